@@ -21,7 +21,8 @@ import pytest
 from tests.rows import each_row
 from tuner.api import machine_of, work_of
 from tuner.costs.residuals import SHIPPED, Residual
-from tuner.goals.train_folder import TRIALS_NAME, read_plan, read_used_profile
+from tuner.goals.train_folder import read_plan, read_used_profile
+from tuner.plans.folder import TRIALS_NAME
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.recalibration import corrected_step_s, factors, recalibrated_step_s
 from tuner.verify.records import TrialRecord, read_trials

@@ -6,7 +6,7 @@ from pathlib import Path
 from tuner.cli.serve_text import group_text
 from tuner.cli.text import columns, labelled
 from tuner.engines.metrics.benchmark_run import Spread
-from tuner.goals.train_folder import TRIALS_NAME
+from tuner.plans.folder import TRIALS_NAME
 from tuner.units import format_ratio, format_s
 from tuner.verify.deployments.records import ServeTrial, ServeVerified
 from tuner.verify.kept_logs import kept_logs_line

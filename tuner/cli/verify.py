@@ -157,7 +157,7 @@ def command(
     The launch files are rewritten for the fastest.
     """
     from tuner.cli.goals import VerifyOptions, screens_of
-    from tuner.goals.train_folder import plan_kind
+    from tuner.plans.folder import plan_kind
 
     kind = plan_kind(plan)
     refuse_unfit(written_options(context), kind=kind, launcher=launcher, parallel=parallel)

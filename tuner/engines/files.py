@@ -6,7 +6,7 @@ through `label` where a scheduler allows only a few characters.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
@@ -56,6 +56,25 @@ class EmittedFile:
     def content(self) -> str | bytes:
         """What is written to disk."""
         return self.text if self.data is None else self.data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFiles:
+    """Files by path relative to the plan's folder, and which of them can be executed."""
+
+    contents: Mapping[str, str | bytes]
+    executable: frozenset[str]
+
+
+def launch_files(emitted: Mapping[str, Iterable[EmittedFile]]) -> LaunchFiles:
+    """Return the files of all targets, each in `launch/<target>`."""
+    files = {
+        f"launch/{target}/{file.path}": file for target, each in emitted.items() for file in each
+    }
+    return LaunchFiles(
+        contents={name: file.content for name, file in files.items()},
+        executable=frozenset(name for name, file in files.items() if file.executable),
+    )
 
 
 def comment(lines: Iterable[str], *, prefix: str = "# ") -> str:

@@ -18,17 +18,18 @@ import numpy as np
 from profilers.files import read_bounded
 from profilers.imports.link_matrix import link_matrix_csv, read_link_matrix
 from solvers.placement.ranks import Floats
+from tuner.engines.files import LaunchFiles, launch_files
 from tuner.engines.place_writers import emit_placement
 from tuner.errors import PlanUnreadableError, SpecError
-from tuner.goals.train_folder import (
-    MAX_PLAN_BYTES,
-    PLAN_NAME,
-    VERIFIED_NAME,
-    read_plan_as,
-    write_folder,
-)
 from tuner.output import write_files
 from tuner.paths import AnyPath
+from tuner.plans.folder import (
+    MAX_PLAN_BYTES,
+    VERIFIED_NAME,
+    model_config,
+    read_plan_as,
+    write_plan_folder,
+)
 from tuner.plans.place import PlacePlan, VerifiedPlacement
 from tuner.search.place.evidence import split_recordings
 from tuner.spec.current_placement import LARGEST_BYTES
@@ -57,19 +58,15 @@ def write_place_plan(
     folder = Path(folder)
     files: dict[str, str | bytes] = {f"used/{name}": data for name, data in _used(spec).items()}
     files |= {f"report/{name}": text for name, text in maps.items()}
-    executable = set()
+    launch = LaunchFiles(contents={}, executable=frozenset())
     if plan.decision is not None:
         verified = VerifiedPlacement(plan=plan, decision=plan.decision, waived=WAIVED)
-        for target in dict.fromkeys(plan.emit):
-            for file in emit_placement(target, verified):
-                name = f"launch/{target}/{file.path}"
-                files[name] = file.content
-                if file.executable:
-                    executable.add(name)
-    plan = plan.model_copy(update={"files": (*sorted(files), PLAN_NAME)})
-    files[PLAN_NAME] = plan.model_dump_json(indent=2) + "\n"
-    write_folder(folder, files, executable=frozenset(executable))
-    return plan
+        launch = launch_files(
+            {target: emit_placement(target, verified) for target in dict.fromkeys(plan.emit)}
+        )
+    return write_plan_folder(
+        folder, plan, {**files, **launch.contents}, executable=launch.executable
+    )
 
 
 def read_place_plan(folder: Path) -> PlacePlan:
@@ -110,10 +107,7 @@ def _used(spec: PlaceSpec) -> dict[str, str | bytes]:
         "spec.yaml": read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES)
     }
     if spec.model_path is not None:
-        config = spec.model_path
-        used["config.json"] = read_bounded(
-            config / "config.json" if config.is_dir() else config, most_bytes=LARGEST_FILE_BYTES
-        )
+        used["config.json"] = model_config(spec.model_path)
     if spec.goal.current is not None:
         used[f"current{spec.goal.current.suffix}"] = read_bounded(
             spec.goal.current, most_bytes=LARGEST_BYTES

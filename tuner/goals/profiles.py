@@ -13,7 +13,8 @@ from profilers.store import read_header
 from tuner.costs.residuals import Residual
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
-from tuner.goals.train_folder import PLAN_NAME, read_verified
+from tuner.goals.train_folder import read_verified
+from tuner.plans.folder import PLAN_NAME
 from tuner.spec.cluster import Pool
 
 USED_PROFILE: Final = Path("used", "profile")

@@ -5,8 +5,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from tuner.errors import PlanUnreadableError
-from tuner.goals.train_folder import plan_kind
 from tuner.paths import AnyPath, plan_folder
+from tuner.plans.folder import plan_kind
 
 if TYPE_CHECKING:
     from tuner.goals.goal import Goal, StoredPlan

@@ -7,63 +7,37 @@ trials/NNNN.json                    one record per launch (tuner/verify/deployme
 verified.json                       what the trials say
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from pydantic import ValidationError
 
-from profilers.files import TooLargeError, read_bounded
+from profilers.files import read_bounded
+from tuner.engines.files import LaunchFiles, launch_files
 from tuner.engines.serve_writers import emit_all_serving
 from tuner.errors import OutputError, PlanUnreadableError
-from tuner.goals.train_folder import (
+from tuner.output import write_files
+from tuner.paths import AnyPath
+from tuner.plans.folder import (
     MAX_PLAN_BYTES,
     PLAN_NAME,
     TRIALS_NAME,
     VERIFIED_NAME,
+    model_config,
     read_plan_as,
-    write_folder,
+    read_trials_as,
+    write_plan_folder,
 )
-from tuner.output import write_files
-from tuner.paths import AnyPath
 from tuner.plans.place import PlacePlan, VerifiedPlacement
 from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.serving.read import ServeSpec
 from tuner.verify.deployments.records import ServeTrialRecord, ServeVerified
-from tuner.verify.records import MAX_RECORD_BYTES
 
 WAIVED = "predicted only; nothing was launched"
 UNJUDGED = "served as it was planned; its own verification is not part of this plan"
 PLACEMENT_NAME: Final = "used/placement.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeFiles:
-    """Files by path relative to the plan's folder, and which of them can be executed."""
-
-    contents: Mapping[str, str | bytes]
-    executable: frozenset[str]
-
-
-def serve_files(verified: VerifiedServing, *, placement: VerifiedPlacement | None) -> ServeFiles:
-    """Emit every target of a deployment.
-
-    Raises:
-        SpecError: a target cannot express the decision.
-        UnsuitedPlacementError: the instances cannot take the placement.
-        ValueError: the engine cannot launch the decision.
-    """
-    contents: dict[str, str | bytes] = {}
-    executable = set()
-    for target, emitted in emit_all_serving(verified, placement=placement).items():
-        for file in emitted:
-            name = f"launch/{target}/{file.path}"
-            contents[name] = file.content
-            if file.executable:
-                executable.add(name)
-    return ServeFiles(contents=contents, executable=frozenset(executable))
 
 
 def write_serve_plan(folder: AnyPath, plan: ServePlan, *, spec: ServeSpec) -> ServePlan:
@@ -75,14 +49,11 @@ def write_serve_plan(folder: AnyPath, plan: ServePlan, *, spec: ServeSpec) -> Se
         PlanUnreadableError: the placement's plan is damaged.
     """
     folder = Path(folder)
-    config = spec.model_path
     files: dict[str, str | bytes] = {
         "used/spec.yaml": read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES),
-        "used/config.json": read_bounded(
-            config / "config.json" if config.is_dir() else config, most_bytes=LARGEST_FILE_BYTES
-        ),
+        "used/config.json": model_config(spec.model_path),
     }
-    executable: frozenset[str] = frozenset()
+    launch = LaunchFiles(contents={}, executable=frozenset())
     if plan.decision is not None and plan.predicted is not None:
         verified = VerifiedServing(
             plan=plan, decision=plan.decision, predicted=plan.predicted, waived=WAIVED
@@ -90,13 +61,10 @@ def write_serve_plan(folder: AnyPath, plan: ServePlan, *, spec: ServeSpec) -> Se
         placement = _placement(spec)
         if placement is not None:
             files[PLACEMENT_NAME] = placement.plan.model_dump_json(indent=2) + "\n"
-        emitted = serve_files(verified, placement=placement)
-        files |= emitted.contents
-        executable = emitted.executable
-    plan = plan.model_copy(update={"files": (*sorted(files), PLAN_NAME)})
-    files[PLAN_NAME] = plan.model_dump_json(indent=2) + "\n"
-    write_folder(folder, files, executable=executable)
-    return plan
+        launch = launch_files(emit_all_serving(verified, placement=placement))
+    return write_plan_folder(
+        folder, plan, {**files, **launch.contents}, executable=launch.executable
+    )
 
 
 def _placement(spec: ServeSpec) -> VerifiedPlacement | None:
@@ -137,42 +105,13 @@ def read_used_placement(folder: Path) -> VerifiedPlacement | None:
     return VerifiedPlacement(plan=plan, decision=plan.decision, waived=UNJUDGED)
 
 
-def write_serve_trial(folder: Path, record: ServeTrialRecord, *, log: str = "") -> None:
-    """Write one finished launch of a deployment, and what it printed where worth keeping.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
-    name = f"{TRIALS_NAME}/{record.number:04d}"
-    write_files(folder, {f"{name}.json": record.model_dump_json(indent=1) + "\n"})
-    if log:
-        write_files(folder, {f"{name}.log": log})
-    else:
-        # Of a launch that had this number before.
-        (folder / f"{name}.log").unlink(missing_ok=True)
-
-
 def read_serve_trials(folder: Path) -> tuple[ServeTrialRecord, ...]:
     """Read every finished launch of a deployment's plan, in order of their numbers.
 
     Raises:
         PlanUnreadableError: a file is damaged; it names the file and what to do.
     """
-    return tuple(_serve_trial(file) for file in sorted((folder / TRIALS_NAME).glob("[0-9]*.json")))
-
-
-def _serve_trial(file: Path) -> ServeTrialRecord:
-    remedy = "delete it to launch that trial again"
-    try:
-        return ServeTrialRecord.model_validate_json(read_bounded(file, most_bytes=MAX_RECORD_BYTES))
-    except TooLargeError as error:
-        raise PlanUnreadableError(f"{file}: larger than any trial record; {remedy}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "file"
-        raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; {remedy}") from error
-    except OSError as error:
-        raise PlanUnreadableError(f"{file}: {error.strerror}") from error
+    return read_trials_as(ServeTrialRecord, folder / TRIALS_NAME)
 
 
 def write_serve_verified(
@@ -180,7 +119,7 @@ def write_serve_verified(
     verified: ServeVerified,
     *,
     plan: ServePlan,
-    launch: ServeFiles | None,
+    launch: LaunchFiles | None,
     stale: Iterable[str] = (),
 ) -> None:
     """Write what the launches say, and launch files that rest on it.

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Final
 
 from tuner.config.serve import ServeDecision
+from tuner.engines.files import launch_files
 from tuner.engines.launchers.benchmark import num_requests, offered_traffic
+from tuner.engines.serve_writers import emit_all_serving
 from tuner.engines.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
 from tuner.engines.serving.islands import of_pools_used
 from tuner.engines.serving.router import ROUTER_PORT, needs_router
 from tuner.engines.serving.shape import group_shapes, url_list
 from tuner.errors import SpecError
-from tuner.goals.serve_folder import serve_files
 from tuner.output import write_files
 from tuner.plans.place import VerifiedPlacement
 from tuner.plans.serve import ServePlan, ServePrediction, VerifiedServing
@@ -124,5 +125,5 @@ def write_launch_files(launch: DeploymentLaunch, placement: VerifiedPlacement | 
     trial = VerifiedServing(
         plan=launch.plan, decision=launch.decision, predicted=launch.predicted, waived=TRIAL
     )
-    files = serve_files(trial, placement=placement)
+    files = launch_files(emit_all_serving(trial, placement=placement))
     write_files(launch.folder, files.contents, executable=files.executable)

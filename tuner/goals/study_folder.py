@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from profilers.files import read_bounded
-from tuner.goals.train_folder import (
+from tuner.plans.folder import (
     JOURNAL_NAME,
     MAX_PLAN_BYTES,
     PLAN_NAME,

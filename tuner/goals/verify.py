@@ -16,19 +16,14 @@ from profilers.records import Machine as MeasuredMachine
 from profilers.records import Profile
 from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.residuals import Residual, residual_for
-from tuner.engines.writers import broken_rules, emitted_targets
+from tuner.engines.files import launch_files
+from tuner.engines.writers import broken_rules, emit_all, emitted_targets
 from tuner.errors import PlanUnreadableError
 from tuner.goals.study_folder import opened_study, plan_sha256, trial_folders
-from tuner.goals.train_folder import (
-    PLAN_NAME,
-    TRIALS_NAME,
-    launch_files,
-    read_plan,
-    read_used_profile,
-    write_verified,
-)
+from tuner.goals.train_folder import read_plan, read_used_profile, write_verified
 from tuner.output import write_files
 from tuner.paths import AnyPath, plan_folder
+from tuner.plans.folder import PLAN_NAME, TRIALS_NAME
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.search.reference.layer_costs import Machine
 from tuner.spec.cluster import Pool
@@ -174,7 +169,9 @@ def verify(
             notes=(*notes, *stopped),
             possible=possible,
         )
-        emitted = launch_files(verified_plan(space, verified)) if verified.winner else None
+        emitted = (
+            launch_files(emit_all(verified_plan(space, verified))) if verified.winner else None
+        )
         write_verified(folder, verified, launch=emitted)
     return verified
 
@@ -297,8 +294,8 @@ def _write_launch_files(launch: Launch) -> None:
         predicted=launch.predicted,
         waived="this is a trial of the plan",
     )
-    files = launch_files(trial)
-    write_files(launch.folder, files.texts, executable=files.executable)
+    files = launch_files(emit_all(trial))
+    write_files(launch.folder, files.contents, executable=files.executable)
 
 
 def _prior(made: Plan, space: DecisionSpace) -> Residual:

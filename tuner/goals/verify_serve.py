@@ -14,20 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.config.serve import ServeDecision
-from tuner.engines.serve_writers import unlaunchable
+from tuner.engines.files import LaunchFiles, launch_files
+from tuner.engines.serve_writers import emit_all_serving, unlaunchable
 from tuner.errors import PlanUnreadableError, UnsuitedPlacementError
 from tuner.goals.serve_folder import (
-    ServeFiles,
     read_serve_plan,
     read_serve_trials,
     read_used_placement,
-    serve_files,
-    write_serve_trial,
     write_serve_verified,
 )
 from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
-from tuner.goals.train_folder import TRIALS_NAME
 from tuner.paths import AnyPath, plan_folder
+from tuner.plans.folder import TRIALS_NAME, write_trial
 from tuner.plans.place import VerifiedPlacement
 from tuner.plans.serve import ServePlan, ServePrediction, VerifiedServing
 from tuner.units import format_s
@@ -187,7 +185,7 @@ class _Study:
         self.by.on_message(f"trial {number}: {_title(decision)}")
         record = _launched(prepared, origin=origin, by=self.by)
         log = "" if record.status == "ok" else kept_log(prepared.folder)
-        write_serve_trial(self.folder, record, log=log)
+        write_trial(self.folder, record, log=log)
         self.records.append(record)
         shutil.rmtree(prepared.folder, ignore_errors=True)
 
@@ -306,11 +304,11 @@ def _write(
     write_serve_verified(folder, verified, plan=plan, launch=emitted[verified.winner], stale=stale)
 
 
-def _files(verified: VerifiedServing, placement: VerifiedPlacement | None) -> ServeFiles | None:
+def _files(verified: VerifiedServing, placement: VerifiedPlacement | None) -> LaunchFiles | None:
     if unlaunchable(verified):
         return None
     with contextlib.suppress(UnsuitedPlacementError):
-        return serve_files(verified, placement=placement)
+        return launch_files(emit_all_serving(verified, placement=placement))
     return None
 
 

@@ -19,7 +19,7 @@ from profilers.records import Record
 from profilers.schema_version import refusal_of
 from tuner.errors import PlanUnreadableError
 from tuner.goals.registry import GOALS, load_goal
-from tuner.goals.train_folder import MAX_PLAN_BYTES
+from tuner.plans.folder import MAX_PLAN_BYTES
 from tuner.regress.measurements import MeasuredBefore
 from tuner.regress.records import Effort
 from tuner.spec.files import read_json_object, shown_path

@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError
 from profilers.records import Record
 from profilers.store import holds_profile
 from tuner.errors import SpecError, TunerError
-from tuner.goals.train_folder import PLAN_NAME
+from tuner.plans.folder import PLAN_NAME
 from tuner.spec.files import read_json_object, read_small_text, shown_path
 from tuner.spec.yaml_text import parse_yaml
 

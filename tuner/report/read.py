@@ -5,14 +5,8 @@ from typing import Any
 
 from tuner.errors import PlanUnreadableError
 from tuner.goals.place_folder import read_place_plan
-from tuner.goals.train_folder import (
-    PLAN_NAME,
-    TRIALS_NAME,
-    read_plan,
-    read_plan_as,
-    read_verified,
-    read_verified_as,
-)
+from tuner.goals.train_folder import read_plan, read_verified
+from tuner.plans.folder import PLAN_NAME, TRIALS_NAME, read_plan_as, read_verified_as
 from tuner.plans.serve import ServePlan
 from tuner.plans.train import Plan
 from tuner.report.content import Report, Section

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from profilers.files import read_bounded
 from tuner.output import write_files
+from tuner.plans.folder import MAX_RECORD_BYTES
 from tuner.verify.launcher import Launch, LaunchResult
 from tuner.verify.proposal import Proposal
-from tuner.verify.records import MAX_RECORD_BYTES
 
 PROPOSAL_NAME: Final = "proposal.json"
 

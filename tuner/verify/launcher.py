@@ -36,10 +36,11 @@ from profilers.steps.config import StepConfig, StepReport
 from tuner.config.train import TrainDecision
 from tuner.engines.reference.step_config import step_config
 from tuner.errors import EnvironmentMissingError
+from tuner.plans.folder import MAX_RECORD_BYTES
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.build_locks import release_builds
 from tuner.verify.progress import PROGRESS_NAME, steps_so_far
-from tuner.verify.records import MAX_RECORD_BYTES, TrialStatus
+from tuner.verify.records import TrialStatus
 from tuner.verify.termination import GRACE_S, ensure_ended, start_marked
 
 UNBUFFERED: Final = {"PYTHONUNBUFFERED": "1"}

@@ -7,22 +7,19 @@ at most the running trial. `verified.json` is derived from the files.
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from profilers.files import TooLargeError, read_bounded
 from profilers.records import Record, Seconds
 from profilers.steps.config import Size
 from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
-from tuner.errors import PlanUnreadableError
+from tuner.plans.folder import read_trials_as
 from tuner.plans.train import Band
 from tuner.verify.budget.scale import Scale
 from tuner.verify.proposal import Origin
 
 SCHEMA_VERSION: Final = 1
 # 1: first release.
-
-MAX_RECORD_BYTES: Final = 16 * 2**20
 
 TrialStatus = Literal["ok", "out_of_memory", "timeout", "crashed"]
 
@@ -141,21 +138,4 @@ def read_trials(folder: Path) -> tuple[TrialRecord, ...]:
     Raises:
         PlanUnreadableError: a file is damaged; it names the file and what to do.
     """
-    if not folder.is_dir():
-        return ()
-    return tuple(_read_trial(file) for file in sorted(folder.glob("[0-9]*.json")))
-
-
-def _read_trial(file: Path) -> TrialRecord:
-    try:
-        return TrialRecord.model_validate_json(read_bounded(file, most_bytes=MAX_RECORD_BYTES))
-    except TooLargeError as error:
-        raise PlanUnreadableError(f"{file}: larger than any trial record; delete it") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "file"
-        raise PlanUnreadableError(
-            f"{file}: {field}: {first['msg']}; delete it to launch that trial again"
-        ) from error
-    except OSError as error:
-        raise PlanUnreadableError(f"{file}: {error.strerror}") from error
+    return read_trials_as(TrialRecord, folder)

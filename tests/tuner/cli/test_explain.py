@@ -12,8 +12,9 @@ from tests.rows import each_row
 from tuner.cli import app as frame
 from tuner.cli.plan_text import SHOWN_ALTERNATIVES, explanation
 from tuner.config.words import short_decision
-from tuner.goals.train_folder import PLAN_NAME, read_plan
+from tuner.goals.train_folder import read_plan
 from tuner.plans.breakdown import cause_words
+from tuner.plans.folder import PLAN_NAME
 from tuner.units import format_bytes
 
 MEMORY_COLUMNS = ["weights", "gradients", "optimizer", "activations", "buffers", "total"]

@@ -16,7 +16,8 @@ from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner import api
 from tuner.cli import app as frame
-from tuner.goals.train_folder import PLAN_NAME, read_plan
+from tuner.goals.train_folder import read_plan
+from tuner.plans.folder import PLAN_NAME
 from tuner.plans.train import Plan
 from tuner.search.progress import PlanningEvent
 from tuner.units import format_ratio

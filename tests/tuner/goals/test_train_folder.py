@@ -15,18 +15,12 @@ from profilers.sole_writer import sole_writer
 from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
+from tuner.engines.files import launch_files
+from tuner.engines.writers import emit_all
 from tuner.errors import OutputError, PlanUnreadableError
-from tuner.goals import train_folder as plan_folder
-from tuner.goals.train_folder import (
-    PLAN_NAME,
-    TRIALS_NAME,
-    VERIFIED_NAME,
-    launch_files,
-    read_plan,
-    read_used_profile,
-    write_folder,
-    write_plan,
-)
+from tuner.goals.train_folder import read_plan, read_used_profile, write_plan
+from tuner.plans import folder as plan_folder
+from tuner.plans.folder import PLAN_NAME, TRIALS_NAME, VERIFIED_NAME, write_folder
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.verify.verification import Effort, Watcher
 
@@ -278,7 +272,8 @@ def test_a_damaged_copy_of_the_profile_is_one_line(planned: Path) -> None:
 def test_launchers_ask_for_as_many_devices_as_the_plan(planned: Path) -> None:
     plan = read_plan(planned)
     assert plan.decision is not None
-    texts = launch_files(VerifiedPlan.waive(plan, reason="a test")).texts
+    emitted = launch_files(emit_all(VerifiedPlan.waive(plan, reason="a test")))
+    texts = {name: str(content) for name, content in emitted.contents.items()}
     step = json.loads(texts["launch/reference/step.json"])["parallelism"]
     assert step["tensor"] * step["pipeline"] * step["data"] == plan.decision.num_devices == 2
     arguments = texts["launch/megatron-lm/megatron_args.txt"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.rows import each_row
-from tuner.goals.train_folder import plan_kind
+from tuner.plans.folder import plan_kind
 
 PICTURES = Path(__file__).parents[3] / "examples" / "pictures"
 MOST_BYTES = 200_000

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from tuner.errors import PlanUnreadableError, SpecError
-from tuner.goals.train_folder import PLAN_NAME, read_plan
+from tuner.goals.train_folder import read_plan
+from tuner.plans.folder import PLAN_NAME
 from tuner.spec.read import read_spec
 from tuner.spec.serving.read import read_serve_spec
 

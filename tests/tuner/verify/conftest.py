@@ -11,15 +11,8 @@ import pytest
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.config.train import TrainDecision
-from tuner.goals.train_folder import (
-    JOURNAL_NAME,
-    TRIALS_NAME,
-    read_plan,
-    read_used_profile,
-    trial_file,
-    write_plan,
-    write_trial,
-)
+from tuner.goals.train_folder import read_plan, read_used_profile, write_plan
+from tuner.plans.folder import JOURNAL_NAME, TRIALS_NAME, trial_file, write_trial
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, Verified

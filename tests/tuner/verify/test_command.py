@@ -18,8 +18,9 @@ from tests.rows import each_row
 from tuner import api
 from tuner.cli import app as frame
 from tuner.errors import EnvironmentMissingError, PlanUnreadableError, SpecError
-from tuner.goals.train_folder import TRIALS_NAME, read_plan, write_plan
+from tuner.goals.train_folder import read_plan, write_plan
 from tuner.goals.verify import command_trials
+from tuner.plans.folder import TRIALS_NAME
 from tuner.verify.command import CommandLauncher, fill_template, parse_template
 from tuner.verify.launcher import Launch
 from tuner.verify.metrics import find_adapter

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.goals.train_folder import JOURNAL_NAME, TRIALS_NAME
+from tuner.plans.folder import JOURNAL_NAME, TRIALS_NAME
 from tuner.verify.durable_trials import adopt_trial, note, read_running_trials, sweep, trial_folder
 from tuner.verify.launcher import Launch, LaunchResult
 from tuner.verify.neighbourhood import Neighbourhood

@@ -7,7 +7,8 @@ import pytest
 
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
-from tuner.goals.train_folder import TRIALS_NAME, read_plan
+from tuner.goals.train_folder import read_plan
+from tuner.plans.folder import TRIALS_NAME
 from tuner.verify.evidence import contenders, median_error_s, pooled, slower_than
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort, Watcher

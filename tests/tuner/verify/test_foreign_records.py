@@ -7,8 +7,8 @@ import pytest
 
 from tuner import api
 from tuner.errors import PlanUnreadableError
-from tuner.goals.train_folder import JOURNAL_NAME, TRIALS_NAME
 from tuner.goals.verify import command_trials
+from tuner.plans.folder import JOURNAL_NAME, TRIALS_NAME
 from tuner.verify.records import Verified
 from tuner.verify.verification import Effort, Watcher
 

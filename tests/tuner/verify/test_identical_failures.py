@@ -13,7 +13,8 @@ from tuner import api
 from tuner.cli import app as frame
 from tuner.cli.trials import live_table
 from tuner.cli.verify_text import verified_text
-from tuner.goals.train_folder import TRIALS_NAME, read_plan
+from tuner.goals.train_folder import read_plan
+from tuner.plans.folder import TRIALS_NAME
 from tuner.verify.identical_failures import FailureWatch, failure_cause, identical_failures
 from tuner.verify.launcher import LaunchResult, timeout_result
 from tuner.verify.records import Verified, read_trials

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tuner import api
-from tuner.goals.train_folder import TRIALS_NAME
 from tuner.goals.verify import command_trials
+from tuner.plans.folder import TRIALS_NAME
 from tuner.verify import leftovers
 from tuner.verify.leftovers import end_leftovers, register_scratch
 from tuner.verify.termination import TRIAL_MARK

@@ -8,8 +8,8 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
-from tuner.goals.train_folder import TRIALS_NAME, write_trial
-from tuner.verify import records
+from tuner.plans import folder
+from tuner.plans.folder import TRIALS_NAME, write_trial
 from tuner.verify.records import TrialRecord, read_trials
 
 Record = Callable[..., TrialRecord]
@@ -64,6 +64,6 @@ def test_a_folder_or_a_giant_in_place_of_a_record_is_one_line(
     with pytest.raises(PlanUnreadableError, match=r"0001\.json: Is a directory"):
         read_trials(planned / TRIALS_NAME)
     (planned / TRIALS_NAME / "0001.json").rmdir()
-    monkeypatch.setattr(records, "MAX_RECORD_BYTES", 10)
+    monkeypatch.setattr(folder, "MAX_RECORD_BYTES", 10)
     with pytest.raises(PlanUnreadableError, match=r"0000\.json: larger than any"):
         read_trials(planned / TRIALS_NAME)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.config.train import TrainDecision
-from tuner.goals.train_folder import JOURNAL_NAME, TRIALS_NAME
+from tuner.plans.folder import JOURNAL_NAME, TRIALS_NAME
 from tuner.spec.search import Search
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal

@@ -16,13 +16,8 @@ from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher
 from tuner.config.train import TrainDecision
 from tuner.errors import PlanUnreadableError
-from tuner.goals.train_folder import (
-    JOURNAL_NAME,
-    TRIALS_NAME,
-    VERIFIED_NAME,
-    read_plan,
-    write_trial,
-)
+from tuner.goals.train_folder import read_plan
+from tuner.plans.folder import JOURNAL_NAME, TRIALS_NAME, VERIFIED_NAME, write_trial
 from tuner.verify.launcher import reference_trials
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.records import TrialRecord, Verified, read_trials

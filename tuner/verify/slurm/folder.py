@@ -15,8 +15,8 @@ from profilers.files import read_bounded
 from profilers.records import Record
 from profilers.steps.config import StepReport
 from tuner.output import write_files
+from tuner.plans.folder import MAX_RECORD_BYTES
 from tuner.verify.launcher import REPORT_NAME
-from tuner.verify.records import MAX_RECORD_BYTES
 from tuner.verify.slurm.script import EXIT_NAME, LEASE_NAME
 
 TICKET_NAME: Final = "ticket.json"

@@ -41,7 +41,8 @@ from pydantic import ValidationError
 
 from profilers.files import open_regular, read_bounded, require_regular
 from tuner.errors import OutputError, PlanUnreadableError, StudyError
-from tuner.verify.study.worker import MOST_WORKERS, WORKER_TOKEN, WORKERS_SUFFIX, Heartbeat, Worker
+from tuner.plans.folder import WORKERS_SUFFIX
+from tuner.verify.study.worker import MOST_WORKERS, WORKER_TOKEN, Heartbeat, Worker
 
 Result = TypeVar("Result")
 

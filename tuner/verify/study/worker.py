@@ -34,8 +34,6 @@ LEASE_S: Final = 60.0
 
 BEATS_PER_LEASE: Final = 6
 
-WORKERS_SUFFIX: Final = ".workers"
-"""Of the folder of workers beside a journal."""
 
 MOST_WORKERS: Final = 10_000
 """Registrations that are read per study."""

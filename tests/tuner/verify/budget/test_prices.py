@@ -10,9 +10,12 @@ import pytest
 
 from tests.rows import each_row
 from tuner import api
+from tuner.engines.files import launch_files
+from tuner.engines.writers import emit_all
 from tuner.errors import OutsideProfileError
-from tuner.goals.train_folder import TRIALS_NAME, launch_files, read_plan, write_plan
+from tuner.goals.train_folder import read_plan, write_plan
 from tuner.goals.verify import command_trials
+from tuner.plans.folder import TRIALS_NAME
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.verify.budget.jobs import EMBEDDING_HEAD, parts_s_K
 from tuner.verify.budget.prices import build_pricer
@@ -94,7 +97,7 @@ def test_every_target_writes_smaller_jobs_that_ask_for_their_devices(
                 predicted=price(smaller, scale.decision),
                 waived="this is a trial of the plan",
             )
-            texts = launch_files(trial).texts
+            texts = launch_files(emit_all(trial)).contents
             (script,) = (text for name, text in texts.items() if name.endswith(".sbatch"))
             assert "--nodes=1" in script
             assert f"--gpus-per-node={scale.num_devices}\n" in script

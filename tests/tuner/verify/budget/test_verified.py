@@ -13,7 +13,8 @@ from tuner import api
 from tuner.cli import app as frame
 from tuner.cli.verify_text import verified_text
 from tuner.errors import SpecError
-from tuner.goals.train_folder import TRIALS_NAME, read_plan, write_plan
+from tuner.goals.train_folder import read_plan, write_plan
+from tuner.plans.folder import TRIALS_NAME
 from tuner.report.markdown import markdown
 from tuner.report.train_page import TrainEvidence, train_report
 from tuner.verify.budget.scheduler import Budget

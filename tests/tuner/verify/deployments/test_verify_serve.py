@@ -14,7 +14,7 @@ import pytest
 from tuner.cli import app as frame
 from tuner.errors import OutputError, PlanUnreadableError
 from tuner.goals.serve_folder import read_serve_plan, read_serve_trials
-from tuner.goals.train_folder import read_verified_as
+from tuner.plans.folder import read_verified_as
 from tuner.verify.deployments.exclusive_use import exclusive_use
 from tuner.verify.deployments.records import ServeVerified
 from tuner.verify.termination import TRIAL_MARK

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tuner.goals.study_folder import RUNNING_NAME
-from tuner.goals.train_folder import TRIALS_NAME, VERIFIED_NAME
+from tuner.plans.folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.slurm.folder import TICKET_NAME
 from tuner.verify.termination import TRIAL_MARK

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from tuner import api
 from tuner.config.train import TrainDecision
-from tuner.goals.train_folder import read_plan, read_used_profile, trial_file, write_trial
+from tuner.goals.train_folder import read_plan, read_used_profile
+from tuner.plans.folder import trial_file, write_trial
 from tuner.verify.launcher import EngineMetrics, Launch, LaunchResult
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.search import join_study

@@ -9,7 +9,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import OutputError, PlanUnreadableError, StudyError
-from tuner.goals.train_folder import JOURNAL_NAME, TRIALS_NAME, trial_file
+from tuner.plans.folder import JOURNAL_NAME, TRIALS_NAME, WORKERS_SUFFIX, trial_file
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, read_trials
@@ -17,7 +17,7 @@ from tuner.verify.search import LaunchRequest, RequestSource, StudySearch, Waiti
 from tuner.verify.study.claims import Progress, StudyCallbacks
 from tuner.verify.study.journal import JournalStore
 from tuner.verify.study.membership import EarlierTrials
-from tuner.verify.study.worker import WORKERS_SUFFIX, Attendance, Heartbeat, Worker, this_worker
+from tuner.verify.study.worker import Attendance, Heartbeat, Worker, this_worker
 
 DecisionSpace = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError, SpecError, StudyError
-from tuner.goals.train_folder import trial_file, write_trial
+from tuner.plans.folder import trial_file, write_trial
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, read_trials

@@ -13,7 +13,8 @@ import pytest
 
 from profilers.records import Profile
 from tuner import api
-from tuner.goals.train_folder import TRIALS_NAME, VERIFIED_NAME, write_plan
+from tuner.goals.train_folder import write_plan
+from tuner.plans.folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.verify.records import Verified, read_trials
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -1,0 +1,299 @@
+"""The folder of a plan, whatever its goal: how it is written, replaced and read.
+
+    plan.json               the plan; written last, so that a folder with one is complete
+    used/                   what it was made from
+    launch/<target>/        files that start the job
+    trials/NNNN.json        one record per launch; study.journal* is Optuna's
+    verified.json           the results of the trials
+
+What `used/` and `launch/` hold is the goal's (tuner/goals/*_folder.py).
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+from pydantic import ValidationError
+
+from profilers.errors import ProfileUnwritableError
+from profilers.files import TooLargeError, read_bounded
+from profilers.records import Record
+from profilers.schema_version import refusal_of_newer
+from profilers.sole_writer import sole_writer
+from tuner.errors import OutputError, PlanUnreadableError
+from tuner.output import write_directory, write_files
+from tuner.spec.files import LARGEST_FILE_BYTES
+
+PLAN_NAME: Final = "plan.json"
+VERIFIED_NAME: Final = "verified.json"
+TRIALS_NAME: Final = "trials"
+JOURNAL_NAME: Final = "study.journal"
+WORKERS_SUFFIX: Final = ".workers"
+"""Of the folder of workers beside a journal."""
+STAGED_PREFIX: Final = ".moetune-"
+"""Of the staging folder of a plan that replaces another."""
+
+MAX_PLAN_BYTES: Final = 64 * 2**20
+MAX_RECORD_BYTES: Final = 16 * 2**20
+"""Of a trial."""
+
+AnyPlan = TypeVar("AnyPlan", bound=Record)
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+def write_plan_folder(
+    folder: Path,
+    plan: AnyPlan,
+    files: Mapping[str, str | bytes],
+    *,
+    executable: frozenset[str] = frozenset(),
+) -> AnyPlan:
+    """Write a plan and the files beside it; return it with its files named.
+
+    An earlier plan in the folder is replaced.
+
+    Args:
+        folder: may hold an earlier plan.
+        plan: of any goal.
+        files: by path relative to the folder.
+        executable: those of them that can be executed.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    plan = plan.model_copy(update={"files": (*sorted(files), PLAN_NAME)})
+    # Last, so that a folder with a plan.json is complete.
+    every = {**files, PLAN_NAME: plan.model_dump_json(indent=2) + "\n"}
+    write_folder(folder, every, executable=executable)
+    return plan
+
+
+def write_folder(
+    folder: Path, files: Mapping[str, str | bytes], *, executable: frozenset[str] = frozenset()
+) -> None:
+    """Write all files of a plan, `plan.json` last; an earlier plan in the folder is replaced.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    if folder.is_dir():
+        try:
+            # Two writers would mix the launch files of one with the plan of the other.
+            with sole_writer(folder, what="`moetune plan`"):
+                _replace_plan(folder, files, executable=executable)
+        except ProfileUnwritableError as error:
+            raise OutputError(str(error)) from error
+    elif folder.exists():
+        raise OutputError(
+            f"cannot write {str(folder)!r}: not a folder; choose another place with -o"
+        )
+    else:
+        write_directory(folder, files, executable=executable)
+
+
+def model_config(path: Path) -> bytes:
+    """Read the config.json that a spec names, itself or by its folder."""
+    file = path / "config.json" if path.is_dir() else path
+    return read_bounded(file, most_bytes=LARGEST_FILE_BYTES)
+
+
+def plan_kind(folder: Path) -> str | None:
+    """Return `goal.kind` of the plan in a folder; None where it cannot be told.
+
+    Raises:
+        PlanUnreadableError: there is no plan, or it is too large or no JSON.
+    """
+    values = _raw_plan(folder)
+    goal = values.get("goal")
+    kind = goal.get("kind") if isinstance(goal, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _raw_plan(folder: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(_plan_bytes(folder))
+    except (ValueError, RecursionError) as error:
+        raise PlanUnreadableError(
+            f"{folder / PLAN_NAME}: not the JSON of a plan; write it anew"
+        ) from error
+    return values if isinstance(values, dict) else {}
+
+
+def read_plan_as(folder: Path, kind: type[AnyPlan]) -> AnyPlan:
+    """Read `plan.json` as one kind of plan.
+
+    Raises:
+        PlanUnreadableError: it is missing or damaged.
+    """
+    content = _plan_bytes(folder)
+    known = kind.model_fields["schema_version"].default
+    if refusal := refusal_of_newer(content, known=known):
+        raise PlanUnreadableError(f"{folder / PLAN_NAME}: {refusal}")
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "file"
+        file = folder / PLAN_NAME
+        raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; write it anew") from error
+
+
+def _plan_bytes(folder: Path) -> bytes:
+    file = folder / PLAN_NAME
+    try:
+        return read_bounded(file, most_bytes=MAX_PLAN_BYTES)
+    except TooLargeError as error:
+        raise PlanUnreadableError(f"{file}: larger than any plan; write it anew") from error
+    except FileNotFoundError as error:
+        raise PlanUnreadableError(
+            f"{folder} holds no {PLAN_NAME}; write one with `moetune plan SPEC.yaml -o {folder}`"
+        ) from error
+    except OSError as error:
+        raise PlanUnreadableError(f"{file}: {error.strerror}") from error
+
+
+def read_verified_as(kind: type[AnyPlan], folder: Path) -> AnyPlan | None:
+    """Read `verified.json` as the given type; None where there is none.
+
+    Raises:
+        PlanUnreadableError: it is damaged, or of another kind.
+    """
+    file = folder / VERIFIED_NAME
+    try:
+        return kind.model_validate_json(read_bounded(file, most_bytes=MAX_PLAN_BYTES))
+    except FileNotFoundError:
+        return None
+    except TooLargeError as error:
+        raise PlanUnreadableError(f"{file}: larger than any verification; verify again") from error
+    except OSError as error:
+        raise PlanUnreadableError(f"{file}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "file"
+        raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; verify again") from error
+
+
+def trial_file(folder: Path, number: int) -> Path:
+    """Return where the record of a trial is kept."""
+    return folder / TRIALS_NAME / f"{number:04d}.json"
+
+
+class FinishedTrial(Protocol):
+    """A record of one launch."""
+
+    @property
+    def number(self) -> int:
+        """Of the study."""
+
+    def model_dump_json(self, *, indent: int) -> str:
+        """Return the record as JSON."""
+
+
+def write_trial(folder: Path, record: FinishedTrial, *, log: str = "") -> None:
+    """Write one finished trial, and its log if given.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    file = trial_file(folder, record.number).relative_to(folder)
+    kept = file.with_suffix(".log")
+    write_files(folder, {str(file): record.model_dump_json(indent=1) + "\n"})
+    if log:
+        write_files(folder, {str(kept): log})
+    else:
+        # Of a trial that had this number before.
+        (folder / kept).unlink(missing_ok=True)
+
+
+def read_trials_as(kind: type[AnyRecord], trials: Path) -> tuple[AnyRecord, ...]:
+    """Read every finished trial of a folder of trials, in order of their numbers.
+
+    Raises:
+        PlanUnreadableError: a file is damaged; it names the file and what to do.
+    """
+    if not trials.is_dir():
+        return ()
+    return tuple(_read_trial(kind, file) for file in sorted(trials.glob("[0-9]*.json")))
+
+
+def _read_trial(kind: type[AnyRecord], file: Path) -> AnyRecord:
+    remedy = "delete it to launch that trial again"
+    try:
+        return kind.model_validate_json(read_bounded(file, most_bytes=MAX_RECORD_BYTES))
+    except TooLargeError as error:
+        raise PlanUnreadableError(f"{file}: larger than any trial record; {remedy}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "file"
+        raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; {remedy}") from error
+    except OSError as error:
+        raise PlanUnreadableError(f"{file}: {error.strerror}") from error
+
+
+def _replace_plan(
+    folder: Path, files: Mapping[str, str | bytes], *, executable: frozenset[str]
+) -> None:
+    """Write a plan where another may exist.
+
+    Everything is staged first, so that a full disk leaves the former plan intact. Then the old
+    `plan.json` is removed first and the new one is moved last: files beside one belong to it.
+    """
+    stale = _former_files(folder) - files.keys()
+    had_plan = (folder / PLAN_NAME).exists()
+    staged = folder
+    try:
+        staged = Path(tempfile.mkdtemp(prefix=STAGED_PREFIX, dir=folder)) / "plan"
+        write_directory(staged, files, executable=executable)
+        (folder / PLAN_NAME).unlink(missing_ok=True)
+        if had_plan:
+            _forget_trials(folder)
+        for name in sorted(stale):
+            _remove(folder, name)
+        for name in files:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (staged / name).replace(folder / name)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {str(folder)!r}: {error.strerror}; choose another place with -o"
+        ) from error
+    finally:
+        if staged != folder:
+            shutil.rmtree(staged.parent, ignore_errors=True)
+
+
+def _former_files(folder: Path) -> frozenset[str]:
+    """Return the files of the existing plan; empty where it is unreadable."""
+    try:
+        names = _raw_plan(folder).get("files")
+    except PlanUnreadableError:
+        return frozenset()
+    texts = (name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+    inside = (name for name in texts if name.startswith(("launch/", "used/", "report/")))
+    return frozenset(name for name in inside if ".." not in Path(name).parts)
+
+
+def _remove(folder: Path, name: str) -> None:
+    """Remove a file, and the folders that become empty."""
+    (folder / name).unlink(missing_ok=True)
+    for parent in Path(name).parents[:-1]:
+        if (folder / parent).is_dir() and not any((folder / parent).iterdir()):
+            (folder / parent).rmdir()
+
+
+def _forget_trials(folder: Path) -> None:
+    """Remove the trials of the former plan; a new plan starts without any.
+
+    Only files that a verification writes are removed.
+    """
+    trials = folder / TRIALS_NAME
+    numbered = "[0-9][0-9][0-9][0-9]"
+    for pattern in (f"{numbered}.json", f"{numbered}.log", f"{JOURNAL_NAME}*"):
+        for file in trials.glob(pattern):
+            if not file.is_dir():
+                file.unlink()
+    # The running workers of the study, one file each.
+    shutil.rmtree(trials / f"{JOURNAL_NAME}{WORKERS_SUFFIX}", ignore_errors=True)
+    (folder / VERIFIED_NAME).unlink(missing_ok=True)
