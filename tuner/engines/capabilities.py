@@ -10,12 +10,8 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Final
 
-from tuner.engines.deepspeed.capabilities import DEEPSPEED_0_19
 from tuner.engines.manifest import Capabilities, intersect, with_gradients
-from tuner.engines.megatron_bridge.capabilities import BRIDGE_26_02, BRIDGE_26_04, BRIDGE_26_06
-from tuner.engines.megatron_lm.capabilities import MEGATRON_0_16, MEGATRON_0_18
-from tuner.engines.reference.capabilities import REFERENCE, TORCHRUN
-from tuner.engines.torchtitan.capabilities import TORCHTITAN_0_3
+from tuner.engines.registry import train_targets
 from tuner.errors import UnknownTargetError
 from tuner.spec.refusals import refusals
 
@@ -37,19 +33,8 @@ WRAPPERS: Final = frozenset({"slurm"})
 """Targets that start another target's program."""
 
 TARGETS: Final[Mapping[str, Capabilities]] = {
-    target.names[0]: target
-    for target in (
-        REFERENCE,
-        TORCHRUN,
-        MEGATRON_0_18,
-        MEGATRON_0_16,
-        BRIDGE_26_06,
-        BRIDGE_26_04,
-        BRIDGE_26_02,
-        TORCHTITAN_0_3,
-        DEEPSPEED_0_19,
-        *(Capabilities(names=(name,)) for name in sorted(WRAPPERS)),
-    )
+    **{target.name: target.capabilities for _, target in train_targets()},
+    **{name: Capabilities(names=(name,)) for name in sorted(WRAPPERS)},
 }
 
 

@@ -1,41 +1,27 @@
-"""Every described release of every serving engine, by the vendor of the devices.
-
-A release with a plugin comes after those without, so that it must be named.
-"""
+"""Every described release of every serving engine, by the vendor of the devices."""
 
 from collections.abc import Mapping
 from typing import Final
 
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Vendor
+from tuner.engines.registry import serve_releases
 from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.engines.serve_rules.vendors import (
-    SGLANG_0_5_23_CANN,
-    SGLANG_0_5_23_ROCM,
-    VLLM_0_33_ROCM,
-    VLLM_ASCEND_0_23,
-)
-from tuner.engines.sglang.capabilities import SGLANG_0_5_23
-from tuner.engines.trtllm.capabilities import TRTLLM_1_3
-from tuner.engines.vllm.capabilities import VLLM_0_33
-from tuner.engines.vllm_afd.capabilities import VLLM_0_30_AFD
 from tuner.errors import UnknownTargetError
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.serving.goal import Engine, ServeGoal
 
-ENGINES: Final[Mapping[str, tuple[ServingCapabilities, ...]]] = {
-    "sglang": (SGLANG_0_5_23,),
-    "vllm": (VLLM_0_33, VLLM_0_30_AFD),
-    "trtllm": (TRTLLM_1_3,),
-}
-"""On NVIDIA devices, by the name users type, newest first. `goal.engine.version` names one."""
-
 RELEASES: Final[Mapping[Vendor, Mapping[str, tuple[ServingCapabilities, ...]]]] = {
-    Vendor.NVIDIA: ENGINES,
-    Vendor.AMD: {"sglang": (SGLANG_0_5_23_ROCM,), "vllm": (VLLM_0_33_ROCM,)},
-    Vendor.HUAWEI: {"sglang": (SGLANG_0_5_23_CANN,), "vllm": (VLLM_ASCEND_0_23,)},
+    vendor: {
+        name: tuple(one for one in serve_releases() if (one.vendor, one.name) == (vendor, name))
+        for name in dict.fromkeys(one.name for one in serve_releases() if one.vendor is vendor)
+    }
+    for vendor in Vendor
 }
-"""The same by vendor; an absent engine does not run there."""
+"""By vendor, then by the name users type, newest first; an absent engine does not run there."""
+
+ENGINES: Final = RELEASES[Vendor.NVIDIA]
+"""On NVIDIA devices. `goal.engine.version` names a release."""
 
 
 def engine_manifest(engine: Engine, *, vendor: Vendor = Vendor.NVIDIA) -> ServingCapabilities:

@@ -20,9 +20,7 @@ from tuner.plans.place import VerifiedPlacement
 from tuner.plans.serve import VerifiedServing
 
 SERVE_EMITTERS: Final[Mapping[str, str]] = {
-    "sglang": "tuner.engines.serving.scripts:emit",
-    "vllm": "tuner.engines.serving.scripts:emit",
-    "trtllm": "tuner.engines.serving.scripts:emit",
+    **dict.fromkeys(ENGINES, "tuner.engines.serving.scripts:emit"),
     "dynamo": "tuner.engines.launchers.dynamo:emit",
     "kubernetes": "tuner.engines.launchers.kubernetes:emit",
     "slurm": "tuner.engines.launchers.serve_slurm:emit",

@@ -14,21 +14,18 @@ from tuner.engines.files import EmittedFile
 from tuner.engines.launchers.hosts import hosts_file
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.manifest import with_gradients
+from tuner.engines.registry import train_targets
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.spec.refusals import refusals
 
-EMITTERS: Final[Mapping[str, str]] = {
-    "reference": "tuner.engines.reference.write:emit",
-    "torchrun": "tuner.engines.reference.write:emit",
-    "megatron-lm": "tuner.engines.megatron_lm.write:emit",
-    "megatron-lm-0.16": "tuner.engines.megatron_lm.write:emit_0_16",
-    "megatron-bridge": "tuner.engines.megatron_bridge.write:emit",
-    "megatron-bridge-26.04": "tuner.engines.megatron_bridge.write:emit_26_04",
-    "megatron-bridge-26.02": "tuner.engines.megatron_bridge.write:emit_26_02",
-    "torchtitan": "tuner.engines.torchtitan.write:emit",
-    "deepspeed": "tuner.engines.deepspeed.write:emit",
-    "slurm": "tuner.engines.launchers.slurm:emit",
+EMITTERS: Final[Mapping[str, tuple[str, str]]] = {
+    **{
+        target.name: (f"tuner.engines.{folder}.write", target.emitter)
+        for folder, target in train_targets()
+    },
+    "slurm": ("tuner.engines.launchers.slurm", "emit"),
 }
+"""Module and function, by the name users type."""
 
 
 class Emitter(Protocol):
@@ -64,7 +61,7 @@ def emit(target: str, verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     plan = verified.plan
     if broken := broken_rules(target, plan, verified.decision):
         raise ValueError("; ".join(broken))
-    module, name = EMITTERS[target].split(":")
+    module, name = EMITTERS[target]
     files = cast(Emitter, getattr(import_module(module), name))(verified)
     return files + hosts_file(launch_shape(plan, verified.decision))
 

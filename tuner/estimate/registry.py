@@ -1,9 +1,7 @@
 """Launch formats by name: their file suffixes and readers."""
 
-import importlib
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,44 +10,15 @@ from pydantic import ValidationError
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.engines.reading.shell_words import shell_text
 from tuner.engines.reading.variables import read_variables
+from tuner.engines.registry import Format, engine_file, launch_formats
 from tuner.engines.torchtitan.command import is_training_command
 from tuner.errors import SpecError
 from tuner.estimate.started import LONGEST_BYTES, ResolvedLaunch, resolve_launch
 from tuner.spec.files import read_small_text, shown_path, shown_value
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
-    """One format of launch files."""
-
-    name: str
-    """As users choose it with --format."""
-    suffixes: tuple[str, ...]
-    """Of files that have this format unless --format says otherwise; empty: all other files."""
-    reader: str
-    """Module and function: (text, source=...) -> LaunchSettings."""
-
-
-FORMATS: Final[tuple[Format, ...]] = (
-    Format(
-        name="torchtitan",
-        suffixes=(".toml",),
-        reader="tuner.engines.torchtitan.read:read",
-    ),
-    Format(
-        name="deepspeed",
-        suffixes=(".json",),
-        reader="tuner.engines.deepspeed.read:read",
-    ),
-    Format(
-        name="megatron",
-        suffixes=(".yaml", ".yml"),
-        reader="tuner.engines.megatron_lm.read:read_yaml",
-    ),
-    Format(name="megatron", suffixes=(), reader="tuner.engines.megatron_lm.read:read"),
-    Format(name="megatron-bridge", suffixes=(), reader="tuner.engines.megatron_bridge.read:read"),
-)
-NAMES: Final = tuple(dict.fromkeys(format_.name for format_ in FORMATS))
+FORMATS: Final[tuple[tuple[str, Format], ...]] = tuple(launch_formats())
+"""With the folder of the engine."""
+NAMES: Final = tuple(dict.fromkeys(one.name for _, one in FORMATS))
 _COMMAND: Final = re.compile(r"\s|^-")
 
 Reader = Callable[..., LaunchSettings]
@@ -75,7 +44,7 @@ def read_launch(launch: str, *, format_name: str | None = None) -> LaunchSetting
             chosen = _chosen("torchtitan", "")
         return _settings(chosen, launch, source="the command")
     text = read_small_text(path, what="launch", most_bytes=LONGEST_BYTES)
-    resolved = resolve_launch(path, text) if format_name in (None, chosen.name) else None
+    resolved = resolve_launch(path, text) if format_name in (None, chosen[1].name) else None
     if resolved is None or format_name not in (None, resolved.format_name):
         return _settings(chosen, text, source=shown_path(path))
     return _started_settings(resolved)
@@ -119,10 +88,12 @@ def read_text(text: str, *, format_name: str, source: str) -> LaunchSettings:
     return _settings(_chosen(format_name, ""), text, source=source)
 
 
-def _settings(chosen: Format, text: str, *, source: str, **more: Any) -> LaunchSettings:
+def _settings(chosen: tuple[str, Format], text: str, *, source: str, **more: Any) -> LaunchSettings:
     """Read a text; combinations of numbers that are impossible are refused here."""
+    folder, form = chosen
+    reader: Reader = getattr(engine_file(folder, "read"), form.reader)
     try:
-        return _reader(chosen)(text, source=source, **more)
+        return reader(text, source=source, **more)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
@@ -145,17 +116,14 @@ def is_command(launch: str, path: Path) -> bool:
         return True
 
 
-def _chosen(name: str | None, suffix: str) -> Format:
+def _chosen(name: str | None, suffix: str) -> tuple[str, Format]:
+    """Return the format of a name or suffix, with the folder of its engine."""
     if name is not None and name not in NAMES:
         raise SpecError(f"--format {shown_value(name)} is none of {', '.join(NAMES)}")
     by_suffix = [
-        one for one in FORMATS if suffix in one.suffixes and (name is None or one.name == name)
+        (folder, one)
+        for folder, one in FORMATS
+        if suffix in one.suffixes and (name is None or one.name == name)
     ]
-    plain: Mapping[str, Format] = {one.name: one for one in FORMATS}
+    plain = {one.name: (folder, one) for folder, one in FORMATS}
     return by_suffix[0] if by_suffix else plain[name or "megatron"]
-
-
-def _reader(chosen: Format) -> Reader:
-    module, _, function = chosen.reader.partition(":")
-    reader: Reader = getattr(importlib.import_module(module), function)
-    return reader

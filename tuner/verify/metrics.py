@@ -12,15 +12,15 @@ from typing import Final, cast
 
 from tuner.engines.metrics.interface import Adapter, Job
 from tuner.engines.metrics.regex import adapter as regex_adapter
+from tuner.engines.registry import metrics_folders
 from tuner.errors import SpecError
 from tuner.verify.launcher import COLOUR, EngineMetrics
 
 ADAPTERS: Final[Mapping[str, str]] = {
-    "megatron": "tuner.engines.megatron_lm.metrics:read",
-    "torchtitan": "tuner.engines.torchtitan.metrics:read",
-    "deepspeed": "tuner.engines.deepspeed.metrics:read",
-    "jsonl": "tuner.engines.metrics.jsonl:read",
+    **{name: f"tuner.engines.{folder}.metrics" for name, folder in metrics_folders()},
+    "jsonl": "tuner.engines.metrics.jsonl",
 }
+"""The module of each name, with its `read`."""
 
 REGEX_PREFIX: Final = "regex:"
 MAX_LINE: Final = 4096
@@ -39,8 +39,7 @@ def find_adapter(name: str) -> Adapter:
     if name not in ADAPTERS:
         known = ", ".join(ADAPTERS)
         raise SpecError(f"--metrics {name!r} is not one of {known}, {REGEX_PREFIX}EXPRESSION")
-    module, attribute = ADAPTERS[name].split(":")
-    return cast(Adapter, getattr(import_module(module), attribute))
+    return cast(Adapter, import_module(ADAPTERS[name]).read)
 
 
 class LogReader:

@@ -44,7 +44,7 @@ def test_a_format_can_be_named_for_any_ending(tmp_path: Path) -> None:
     [
         ("", None, "--launch is empty"),
         ("no-such-file.sh", None, "cannot read the launch"),
-        ("run.sh", "nemo", "--format 'nemo' is none of torchtitan, deepspeed, megatron"),
+        ("run.sh", "nemo", "--format 'nemo' is none of megatron, megatron-bridge, torchtitan, deepspeed"),
         ("--a " + "x" * 300_000, None, "longer than 200000 characters"),
         ("run\0.sh --bf16", None, "null character"),
     ],
@@ -64,7 +64,7 @@ def test_a_large_file_is_not_a_launch(tmp_path: Path) -> None:
 
 
 def test_every_format_has_a_reader_that_refuses_nonsense(tmp_path: Path) -> None:
-    for one in FORMATS:
+    for _, one in FORMATS:
         path = tmp_path / f"launch{one.suffixes[0] if one.suffixes else '.txt'}"
         path.write_text("nothing: of use")
         with pytest.raises(SpecError):

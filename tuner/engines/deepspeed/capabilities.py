@@ -21,6 +21,7 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
+from tuner.engines.registry import Format, Target
 
 DEEPSPEED_0_19: Final = Capabilities(
     names=("deepspeed",),
@@ -57,3 +58,14 @@ DEEPSPEED_0_19: Final = Capabilities(
     mtp=False,
     tied_embeddings_with_pipeline=False,
 )
+
+TARGETS: Final = (
+    Target(
+        capabilities=DEEPSPEED_0_19,
+        family="llm-foundry",
+        software="torch-fsdp",
+        runs_same_layers=False,
+    ),
+)
+FORMATS: Final = (Format(name="deepspeed", suffixes=(".json",)),)
+METRICS: Final = "deepspeed"

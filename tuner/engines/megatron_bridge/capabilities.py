@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_16, MEGATRON_0_18
+from tuner.engines.registry import Format, Target
 from tuner.spec.features import ModelFeature
 
 _UNSUPPORTED: Final = MEGATRON_0_18.unsupported - {ModelFeature.QK_NORM_FULL}
@@ -39,3 +40,14 @@ BRIDGE_26_02: Final = replace(
     source="github.com/NVIDIA-NeMo/Megatron-Bridge v0.3.0",
     unsupported=_UNSUPPORTED,
 )
+
+TARGETS: Final = (
+    Target(capabilities=BRIDGE_26_06, family="nemo", software="megatron-2026"),
+    Target(
+        capabilities=BRIDGE_26_04, family="nemo", software="megatron-2026", emitter="emit_26_04"
+    ),
+    Target(
+        capabilities=BRIDGE_26_02, family="nemo", software="megatron-2025", emitter="emit_26_02"
+    ),
+)
+FORMATS: Final = (Format(name="megatron-bridge"),)

@@ -25,6 +25,7 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import Capabilities
+from tuner.engines.registry import Format, Target
 from tuner.spec.features import ModelFeature
 
 _NOT_FULL: Final = frozenset({Recompute.NONE, Recompute.SELECTIVE})
@@ -79,3 +80,15 @@ MEGATRON_0_16: Final = replace(
     a2a_overlap_mtp_needs_pipeline=True,
     full_graph_dispatchers=frozenset(),
 )
+
+TARGETS: Final = (
+    Target(capabilities=MEGATRON_0_18, family="nemo", software="megatron-2025"),
+    Target(
+        capabilities=MEGATRON_0_16, family="nemo", software="megatron-2025", emitter="emit_0_16"
+    ),
+)
+FORMATS: Final = (
+    Format(name="megatron", suffixes=(".yaml", ".yml"), reader="read_yaml"),
+    Format(name="megatron"),
+)
+METRICS: Final = "megatron"

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
+from tuner.engines.registry import Target
 from tuner.spec.features import ModelFeature
 
 REFERENCE: Final = Capabilities(
@@ -37,3 +38,8 @@ REFERENCE: Final = Capabilities(
 
 TORCHRUN: Final = replace(REFERENCE, names=("torchrun",))
 """The same program, named after its launcher."""
+
+TARGETS: Final = tuple(
+    Target(capabilities=one, family="torchtitan", software="torch-fsdp", runs_same_layers=False)
+    for one in (REFERENCE, TORCHRUN)
+)

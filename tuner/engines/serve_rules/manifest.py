@@ -66,6 +66,8 @@ class ServingCapabilities:
     """Vendor of its devices; facts by vendor: vendors.py."""
     plugin: str = ""
     """Plugin for the vendor's devices, with its release; empty: none."""
+    is_mpi_job: bool = False
+    """An instance over several machines is an MPI job with one task per device."""
     whole_prompts_option: str = "--disable-chunked-prefill"
     """vLLM's option against chunked prefill."""
     portable_backends: Mapping[str, str] = field(default_factory=dict)

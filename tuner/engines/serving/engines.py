@@ -1,16 +1,13 @@
 """The server command of an instance and its files, by engine."""
 
-from collections.abc import Mapping
 from typing import Final, Protocol
 
 from tuner.engines.files import EmittedFile
+from tuner.engines.registry import engine_file
+from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serving.command import ServerCommand, variables
 from tuner.engines.serving.placement import ServedPlacement
 from tuner.engines.serving.shape import GroupShape, group_shapes, needs_draft_model
-from tuner.engines.sglang import write as sglang
-from tuner.engines.sglang.multiplexing import shares_file
-from tuner.engines.trtllm import write as trtllm
-from tuner.engines.vllm import write as vllm
 from tuner.plans.serve import VerifiedServing
 
 
@@ -22,13 +19,7 @@ class Server(Protocol):
     ) -> ServerCommand: ...
 
 
-SERVERS: Final[Mapping[str, Server]] = {
-    "sglang": sglang.server,
-    "vllm": vllm.server,
-    "trtllm": trtllm.server,
-}
-
-MPI_ENGINES: Final = frozenset({"trtllm"})
+MPI_ENGINES: Final = frozenset(name for name, releases in ENGINES.items() if releases[0].is_mpi_job)
 """Engines whose multi-node instances are MPI jobs with one task per device."""
 
 
@@ -36,7 +27,8 @@ def server_command(
     verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
 ) -> ServerCommand:
     """Return the command of the plan's engine."""
-    return SERVERS[verified.plan.goal.engine.name](verified, shape, placement)
+    server: Server = engine_file(verified.plan.goal.engine.name, "write").server
+    return server(verified, shape, placement)
 
 
 def server_bash(
@@ -52,10 +44,6 @@ def engine_files(
     verified: VerifiedServing, placement: ServedPlacement | None
 ) -> tuple[EmittedFile, ...]:
     """Return the files that the commands read, all in the folder FILES."""
-    placed = () if placement is None else placement.files
-    shapes = group_shapes(verified)
-    if verified.plan.goal.engine.name == "trtllm":
-        options = (trtllm.options_file(verified, shape, placement) for shape in shapes)
-        return (*options, *placed)
-    shared = (shape for shape in shapes if shape.group.prefill_share_ratio is not None)
-    return (*(shares_file(verified, shape) for shape in shared), *placed)
+    own = getattr(engine_file(verified.plan.goal.engine.name, "write"), "command_files", None)
+    read = () if own is None else own(verified, group_shapes(verified), placement)
+    return (*read, *(() if placement is None else placement.files))

@@ -38,11 +38,20 @@ pd_disaggregation_hook.py), sglang/srt/environ.py and sglang/srt/layers/moe/toke
 
 Not covered: prefill context parallelism, pipeline micro-batches, draft trees wider than one token,
 drafting or two-batch overlap under `--enable-pdmux`, which the code does not consider.
+
+Other vendors:
+- sglang 0.5.23: arg_groups/choices.py (transfer backends mooncake, nixl, ascend, mori),
+  disaggregation/ascend/transfer_engine.py (ASCEND_MF_STORE_URL), hardware_backend/npu/utils.py
+  (attention backend "ascend", pages of 128 tokens). Container names: its documents for AMD GPUs and
+  for Ascend NPUs.
 """
 
+from dataclasses import replace
 from typing import Final
 
+from tuner.devices.datasheet import Vendor
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
+from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
 
 SGLANG_0_5_23: Final = ServingCapabilities(
     name="sglang",
@@ -130,3 +139,37 @@ SGLANG_0_5_23: Final = ServingCapabilities(
     ),
     chunk_needs_whole_pages=True,
 )
+
+SGLANG_0_5_23_ROCM: Final = replace(
+    SGLANG_0_5_23,
+    vendor=Vendor.AMD,
+    source="sglang 0.5.23 (wheel), docs.sglang.io (AMD GPUs)",
+    image="lmsysorg/sglang:v0.5.23-rocm720-mi30x",
+    image_note="the tag follows those of v0.5.16 and v0.5.18: check that it exists",
+    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "mxfp4": ""},
+    connectors={"mooncake": "mooncake"},
+    a2a_backends=PLAIN_EXCHANGES,
+    overlap_backends=frozenset(),
+    modes=frozenset({"aggregated", "disaggregated"}),
+    shared_device_architectures=frozenset(),
+)
+
+SGLANG_0_5_23_CANN: Final = replace(
+    SGLANG_0_5_23,
+    vendor=Vendor.HUAWEI,
+    source="sglang 0.5.23 (wheel), docs.sglang.io (Ascend NPUs)",
+    image="quay.io/ascend/sglang:cann9.0.0-910b-v0.5.23",
+    image_note="the tag follows that of v0.5.16: check that it exists",
+    environment=frozenset({"ASCEND_MF_STORE_URL", "ASCEND_MF_TRANSFER_PROTOCOL"}),
+    quantization={"bf16": ""},
+    weight_only_fallback=False,
+    kv_cache_dtype={"bf16": ""},
+    connectors={"ascend": "ascend"},
+    a2a_backends=PLAIN_EXCHANGES,
+    redundant_architectures=frozenset(),
+    overlap_backends=frozenset(),
+    modes=frozenset({"aggregated", "disaggregated"}),
+    shared_device_architectures=frozenset(),
+)
+
+RELEASES: Final = (SGLANG_0_5_23, SGLANG_0_5_23_ROCM, SGLANG_0_5_23_CANN)

@@ -5,16 +5,17 @@ multiplied by it. A multiplexed device has one division, so that prefill has its
 decode runs beside it. Facts and their source: tuner/engines/sglang/capabilities.py.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from tuner.config.serve import Instances, PlannedKvTransfer, Role
+from tuner.engines.files import EmittedFile
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.engines.serve_rules.steps import dispatch_tokens
 from tuner.engines.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
 from tuner.engines.serving.placement import PLACEMENT_FILE, ServedPlacement, served_mark
 from tuner.engines.serving.shape import GroupShape, draft_tokens_for, group_release, transfer
-from tuner.engines.sglang.multiplexing import shares_name
+from tuner.engines.sglang.multiplexing import shares_file, shares_name
 from tuner.engines.sglang.placement import sglang_mark
 from tuner.plans.serve import VerifiedServing
 
@@ -159,3 +160,16 @@ def _placement(
         sglang_mark(planned.plan), shape, engine=group_release(verified, shape.group)
     )
     yield f"--ep-dispatch-algorithm {served_placement_for.dispatch}"
+
+
+def command_files(
+    verified: VerifiedServing,
+    shapes: Iterable[GroupShape],
+    _placement: ServedPlacement | None,
+) -> tuple[EmittedFile, ...]:
+    """Return the files of groups that multiplex prefill and decode, which their commands read."""
+    return tuple(
+        shares_file(verified, shape)
+        for shape in shapes
+        if shape.group.prefill_share_ratio is not None
+    )

@@ -30,6 +30,7 @@ from typing import Final
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 
 TRTLLM_1_3: Final = ServingCapabilities(
+    is_mpi_job=True,
     name="trtllm",
     release="1.3.0rc27",
     source="nvidia.github.io/TensorRT-LLM/1.3.0rc27, github.com/NVIDIA/TensorRT-LLM",
@@ -68,3 +69,5 @@ TRTLLM_1_3: Final = ServingCapabilities(
     drafting={"mtp": "MTP"},
     page_is_power_of_two=True,
 )
+
+RELEASES: Final = (TRTLLM_1_3,)

@@ -4,7 +4,7 @@ Multi-node instances are MPI jobs with one task per device, which `trtllm-llmapi
 a server. Facts and their source: tuner/engines/trtllm/capabilities.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -54,6 +54,15 @@ def server(
 def options_name(shape: GroupShape) -> str:
     """Return the name of a group's options file."""
     return f"{shape.name}.yaml"
+
+
+def command_files(
+    verified: VerifiedServing,
+    shapes: Iterable[GroupShape],
+    placement: ServedPlacement | None,
+) -> tuple[EmittedFile, ...]:
+    """Return the options of every group, which its command reads."""
+    return tuple(options_file(verified, shape, placement) for shape in shapes)
 
 
 def options_file(

@@ -30,11 +30,20 @@ docs/features/{nixl,mooncake}_connector_usage.md:
 - `--enable-dbo` works with DeepEP under data parallelism (docs/design/dbo.md, vllm/config/vllm.py).
 
 Not covered: context parallelism, elastic expert parallelism, external load balancing.
+
+Other vendors:
+- vllm 0.33.0: platforms/rocm.py (device_type "cuda", so that the NIXL connector takes "cuda" and
+  "cpu" buffers; supported_quantization; `_get_backend_priorities`, which does not use ROCM_ATTN
+  with KV connectors; is_fp8_fnuz), config/parallel.py (All2AllBackend has `mori_high_throughput`
+  and `mori_low_latency` for AMD). Container names: docs.vllm.ai, installation on ROCm.
 """
 
+from dataclasses import replace
 from typing import Final
 
+from tuner.devices.datasheet import Vendor
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
+from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
 
 VLLM_0_33: Final = ServingCapabilities(
     name="vllm",
@@ -110,3 +119,17 @@ VLLM_0_33: Final = ServingCapabilities(
     overlap_backends=DEEPEP,
     overlap_needs_attention_dp=True,
 )
+
+VLLM_0_33_ROCM: Final = replace(
+    VLLM_0_33,
+    vendor=Vendor.AMD,
+    source="vllm 0.33.0 (wheel): platforms/rocm.py",
+    image="vllm/vllm-openai-rocm:v0.33.0",
+    image_note="its NIXL is ROCm's build (RIXL): check that the container has it",
+    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "mxfp4": ""},
+    connectors={"nixl": "NixlConnector"},
+    a2a_backends=PLAIN_EXCHANGES,
+    overlap_backends=frozenset(),
+)
+
+RELEASES: Final = (VLLM_0_33, VLLM_0_33_ROCM)

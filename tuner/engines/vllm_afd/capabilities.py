@@ -91,3 +91,5 @@ VLLM_0_30_AFD: Final = replace(
     modes=VLLM_0_33.modes | {"attention_expert"},
     afd=AFD_PLUGIN,
 )
+
+RELEASES: Final = (VLLM_0_30_AFD,)

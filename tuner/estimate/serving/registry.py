@@ -16,9 +16,8 @@ from tuner.engines.reading.options_file import (
 )
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.engines.reading.serve_words import Server, server_flags
-from tuner.engines.sglang import read as sglang
-from tuner.engines.trtllm import read as trtllm
-from tuner.engines.vllm import read as vllm
+from tuner.engines.registry import engine_file
+from tuner.engines.serve_capabilities import ENGINES
 from tuner.errors import SpecError
 from tuner.estimate.registry import is_command
 from tuner.estimate.serving.objects import ServerText, object_commands
@@ -55,16 +54,17 @@ class Reader:
         return None if flags is None else with_further(flags, self.further, beside, known=known)
 
 
-READERS: Final[Mapping[str, Reader]] = {
-    "sglang": Reader(server=sglang.SERVER, read=sglang.read),
-    "vllm": Reader(server=vllm.SERVER, read=vllm.read),
-    "trtllm": Reader(
-        server=trtllm.SERVER,
-        read=trtllm.read,
-        options=trtllm.OPTIONS,
-        further=trtllm.BALANCERS,
-    ),
-}
+def _reader(name: str) -> Reader:
+    module = engine_file(name, "read")
+    return Reader(
+        server=module.SERVER,
+        read=module.read,
+        options=getattr(module, "OPTIONS", ()),
+        further=getattr(module, "BALANCERS", ()),
+    )
+
+
+READERS: Final[Mapping[str, Reader]] = {name: _reader(name) for name in ENGINES}
 
 
 def read_serving_launch(

@@ -18,6 +18,7 @@ from tuner.costs.train.columns_of import PRECISION_OF
 from tuner.costs.train.constants import Software, software_of_container
 from tuner.devices.datasheet import Datasheet
 from tuner.engines.capabilities import programs
+from tuner.engines.registry import train_targets
 
 CONTAINER: Final = "nemo"
 """The family whose releases are NeMo's containers."""
@@ -33,15 +34,8 @@ class Relative(NamedTuple):
 
 
 OF_TARGET: Final[Mapping[str, Relative]] = {
-    "megatron-lm": Relative("nemo", Software.MEGATRON_2025),
-    "megatron-lm-0.16": Relative("nemo", Software.MEGATRON_2025),
-    "megatron-bridge": Relative("nemo", Software.MEGATRON_2026),
-    "megatron-bridge-26.02": Relative("nemo", Software.MEGATRON_2025),
-    "megatron-bridge-26.04": Relative("nemo", Software.MEGATRON_2026),
-    "torchtitan": Relative("torchtitan", Software.TORCH_FSDP),
-    "deepspeed": Relative("llm-foundry", Software.TORCH_FSDP, runs_same_layers=False),
-    "reference": Relative("torchtitan", Software.TORCH_FSDP, runs_same_layers=False),
-    "torchrun": Relative("torchtitan", Software.TORCH_FSDP, runs_same_layers=False),
+    target.name: Relative(target.family, Software(target.software), target.runs_same_layers)
+    for _, target in train_targets()
 }
 
 

@@ -1,0 +1,91 @@
+"""The engines that there are: one folder each, and what its files must be called.
+
+    capabilities.py   what its releases can launch; a training engine lists them in `TARGETS`
+    write.py          its launch files: the function that a target names, `emit`
+    read.py           launches of it as settings; `FORMATS` in capabilities.py names the readers
+    metrics.py        `read`: step times in its output; `METRICS` in capabilities.py names it
+
+A serving engine has `RELEASES` in capabilities.py, `server` in write.py (and `command_files`, where
+its command reads files), `SERVER` and `read` in read.py. Its folder has the engine's name; a plugin
+has a folder of its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Final
+
+from tuner.engines.manifest import Capabilities
+from tuner.engines.serve_rules.manifest import ServingCapabilities
+
+TRAIN_ENGINES: Final = ("reference", "megatron_lm", "megatron_bridge", "torchtitan", "deepspeed")
+"""Folders, in the order in which their targets are listed."""
+
+
+SERVE_ENGINES: Final = ("sglang", "vllm", "trtllm", "vllm_afd", "vllm_ascend")
+"""Folders; a release with a plugin comes after those without, so that it must be named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A release of a training engine that users name in `emit`."""
+
+    capabilities: Capabilities
+    family: str
+    """Published runs that it resembles, for its residuals (tuner/search/train/regimes.py)."""
+    software: str
+    """Generation of that software, as `tuner.costs.train.constants.Software` names it."""
+    runs_same_layers: bool = True
+    """Those runs are of its own layers, so that their band holds for it."""
+    emitter: str = "emit"
+    """Function of write.py: (verified) -> tuple of EmittedFile."""
+
+    @property
+    def name(self) -> str:
+        """The name that users type."""
+        return self.capabilities.names[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One format of an engine's launch files."""
+
+    name: str
+    """As users choose it with --format."""
+    suffixes: tuple[str, ...] = ()
+    """Of files that have this format unless --format says otherwise; empty: all other files."""
+    reader: str = "read"
+    """Function of read.py: (text, source=...) -> LaunchSettings."""
+
+
+def engine_file(folder: str, name: str) -> ModuleType:
+    """Import a file of an engine's folder."""
+    return import_module(f"tuner.engines.{folder}.{name}")
+
+
+def train_targets() -> Iterator[tuple[str, Target]]:
+    """Yield every target of training with the folder of its engine."""
+    for folder in TRAIN_ENGINES:
+        for target in engine_file(folder, "capabilities").TARGETS:
+            yield folder, target
+
+
+def serve_releases() -> Iterator[ServingCapabilities]:
+    """Yield every release of every serving engine, on any vendor's devices."""
+    for folder in SERVE_ENGINES:
+        yield from engine_file(folder, "capabilities").RELEASES
+
+
+def launch_formats() -> Iterator[tuple[str, Format]]:
+    """Yield every format of launch files with the folder of its engine."""
+    for folder in TRAIN_ENGINES:
+        for one in getattr(engine_file(folder, "capabilities"), "FORMATS", ()):
+            yield folder, one
+
+
+def metrics_folders() -> Iterator[tuple[str, str]]:
+    """Yield the name of every engine whose output is read, with its folder."""
+    for folder in TRAIN_ENGINES:
+        if name := getattr(engine_file(folder, "capabilities"), "METRICS", ""):
+            yield name, folder

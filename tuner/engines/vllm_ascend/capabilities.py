@@ -1,0 +1,45 @@
+"""vLLM with vllm-ascend 0.23.0, on Huawei's Ascend.
+
+- vllm-ascend, branch releases/v0.23.0: community/versioning_policy.md (plugin 0.23.0 needs vllm
+  0.23.0, so Ascend runs an older release), vllm_ascend/platform.py (device_type "npu",
+  supported_quantization, ASCEND_RT_VISIBLE_DEVICES), utils.py (refresh_block_size: 128 tokens),
+  ascend_forward_context.py (select_moe_comm_method chooses among all-gather, MC2 and all-to-all
+  itself), distributed/kv_transfer/__init__.py and kv_p2p/mooncake_connector.py (MooncakeConnectorV1
+  over the transport "ascend", degrees of both sides in its extra configuration). It implements no
+  `get_nixl_supported_devices`, without which vllm 0.23.0's NIXL connector refuses "npu"
+  (kv_connector/v1/nixl/utils.py).
+
+Not covered: W8A8 checkpoints and redundant experts, whose EPLB is that of the plugin; vllm-ascend
+after 0.23.0.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from tuner.devices.datasheet import Vendor
+from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
+from tuner.engines.vllm.capabilities import VLLM_0_33
+
+VLLM_ASCEND_0_23: Final = replace(
+    VLLM_0_33,
+    vendor=Vendor.HUAWEI,
+    release="0.23.0",
+    plugin="vllm-ascend 0.23.0",
+    source="github.com/vllm-project/vllm-ascend releases/v0.23.0, vllm 0.23.0 (wheel)",
+    image="quay.io/ascend/vllm-ascend:v0.23.0",
+    options=VLLM_0_33.options - {"--disable-chunked-prefill"} | {"--no-enable-chunked-prefill"},
+    whole_prompts_option="--no-enable-chunked-prefill",
+    environment=frozenset(),
+    quantization={"bf16": ""},
+    weight_only_fallback=False,
+    kv_cache_dtype={"bf16": ""},
+    connectors={"ascend": "MooncakeConnectorV1"},
+    host_path=False,
+    a2a_backends=PLAIN_EXCHANGES,
+    has_a2a_option=False,
+    redundant_architectures=frozenset(),
+    overlap_backends=frozenset(),
+    portable_backends={},
+)
+
+RELEASES: Final = (VLLM_ASCEND_0_23,)
