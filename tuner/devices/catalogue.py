@@ -13,23 +13,9 @@ from tuner.errors import UnknownDeviceError
 DEVICES: Final[Mapping[str, Datasheet]] = MappingProxyType(
     {
         sheet.name: sheet
-        for sheet in (
-            ampere.A100_40,
-            ampere.A100_80,
-            hopper.H100,
-            hopper.H100_HBM2E,
-            hopper.H200,
-            hopper.H800,
-            hopper.H20,
-            blackwell.B200,
-            blackwell.B300,
-            blackwell.GB200,
-            blackwell.GB300,
-            others.MI300X,
-            ampere.L40S,
-            ampere.RTX_4090,
-            others.ASCEND_910B,
-        )
+        for module in (ampere, hopper, blackwell, others)
+        for name, sheet in vars(module).items()
+        if isinstance(sheet, Datasheet) and not name.startswith("_")
     }
 )
 """By name, as a spec writes it."""
