@@ -44,7 +44,11 @@ def test_a_format_can_be_named_for_any_ending(tmp_path: Path) -> None:
     [
         ("", None, "--launch is empty"),
         ("no-such-file.sh", None, "cannot read the launch"),
-        ("run.sh", "nemo", "--format 'nemo' is none of megatron, megatron-bridge, torchtitan, deepspeed"),
+        (
+            "run.sh",
+            "nemo",
+            "--format 'nemo' is none of megatron, megatron-bridge, torchtitan, deepspeed",
+        ),
         ("--a " + "x" * 300_000, None, "longer than 200000 characters"),
         ("run\0.sh --bf16", None, "null character"),
     ],

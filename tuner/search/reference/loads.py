@@ -1,7 +1,9 @@
 """Expert loads of every MoE layer from a recording that may cover only some of them.
 
-A layer that was not recorded takes the loads of the nearest recorded one, the earlier on ties:
-neighbouring layers skew alike more than distant ones (OLMoE's recordings: layers 0, 7 and 15).
+A layer that was not recorded takes the loads of the nearest recorded one, the earlier on ties. The
+step needs loads expert by expert, and those of two layers cannot be averaged: their experts have
+nothing in common. Where the imbalance alone is needed, the mean of the recorded layers is nearer
+(tuner/costs/train/routing.py).
 """
 
 from profilers.steps.config import LayerKind
