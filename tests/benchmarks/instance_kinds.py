@@ -26,12 +26,12 @@ from tuner.search.serve.routers import router_choices
 from tuner.search.serve.solve_mode import (
     ModeSolution,
     ServeProblem,
-    Settings,
     build_serve_problem,
     goal_spare,
     solve_instances,
     solve_with_router,
 )
+from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import read_serve_spec
 
@@ -51,7 +51,7 @@ def arguments(rate: int, profiles: Sequence[Path]) -> ServeProblem:
         path.write_text(text.replace("rate: 20/s", f"rate: {rate}/s"), encoding="utf-8")
         spec = read_serve_spec(path)
     serving_pools = tuple(price_serving_pool(pool, profiles) for pool in spec.cluster.pools)
-    return build_serve_problem(spec, serving_pools, Settings())
+    return build_serve_problem(spec, serving_pools, SearchSettings())
 
 
 def cpu_s() -> float:

@@ -15,8 +15,9 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from tuner.search.settings import SearchSettings
 from tuner.search.train.pools.build_problem import build_pools_problem
-from tuner.search.train.pools.search import Settings, search
+from tuner.search.train.pools.search import search
 from tuner.spec.cluster import Cluster, Link, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
@@ -45,7 +46,7 @@ def two_pools(model: str, *, nodes: int, batch: int) -> Spec:
 def searched(spec: Spec, *, time_limit_s: float) -> dict[str, Any]:
     """Search for a time limit in processor seconds."""
     problem = build_pools_problem(spec, residuals=None)
-    settings = Settings(top=1, time_limit_s=time_limit_s, clock=time.process_time)
+    settings = SearchSettings(top=1, time_limit_s=time_limit_s, clock=time.process_time)
     result = search(problem, settings)
     best_s = result.chains[0].price.step_s if result.chains else None
     return {

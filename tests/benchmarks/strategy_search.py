@@ -32,12 +32,13 @@ from tuner.costs.train.constants import Precision, Software, uncalibrated
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
+from tuner.search.settings import SearchSettings
 from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.finalists import rank_by_simulation
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.search import Settings, search
+from tuner.search.train.search import search
 from tuner.search.train.search_result import to_certificate
 from tuner.search.train.space_size import by_facts
 from tuner.spec.cluster import Pool
@@ -80,7 +81,7 @@ def question_of(model: str, device: str, *, nodes: int, batch: int) -> TrainProb
 def searched(problem: TrainProblem) -> tuple[SearchOutcome, dict[str, Any]]:
     """Search a whole space; report the certificate, time and memory."""
     wall_s, used_s = time.perf_counter(), time.process_time()
-    result = search(problem, Settings(clock=time.perf_counter))
+    result = search(problem, SearchSettings(clock=time.perf_counter))
     ranking = rank_by_simulation(result, time_limit_s=2.0, clock=time.perf_counter)
     objective_s = ranking.objective_s[0] if ranking.objective_s else None
     certificate = to_certificate(result, objective_s=objective_s)

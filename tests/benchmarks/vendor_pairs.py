@@ -41,11 +41,11 @@ from tuner.search.serve.options import Option
 from tuner.search.serve.program import build_program, solve_program
 from tuner.search.serve.solve_mode import (
     ServeProblem,
-    Settings,
     at_traffic_share,
     build_serve_problem,
     goal_spare,
 )
+from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples/serving"
@@ -130,7 +130,7 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield a line for each rate."""
     spec = read_serve_spec(path)
     serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-    whole = build_serve_problem(spec, serving_pools, Settings())
+    whole = build_serve_problem(spec, serving_pools, SearchSettings())
     layouts = island_layouts(spec, "disaggregated")
     for share in SHARES:
         problem = at_traffic_share(whole, share)

@@ -60,7 +60,7 @@ from tuner.search.reference.predict import predict
 from tuner.search.serve.launchable import build_choices
 from tuner.search.serve.options import Option, device_memory_bytes, price_options
 from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem, problem_variants
-from tuner.search.serve.solve_mode import Settings as ServingSettings
+from tuner.search.settings import SearchSettings
 from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.candidate_prices import candidate_bound_s, price
@@ -640,7 +640,7 @@ def _serving(path: str, engine: str) -> Tree:
     with tempfile.TemporaryDirectory() as folder:
         spec = _serving_spec(path, engine, Path(folder))
         sites = tuple(site_of_server(pool, ()) for pool in spec.cluster.pools)
-        question = build_serve_problem(spec, sites, ServingSettings(clock=_stopped))
+        question = build_serve_problem(spec, sites, SearchSettings(clock=_stopped))
     kept = {_words(option): "kept" for option in question.options.options}
     found = {"weighed": _serving_table(_weighed(question), question, kept)}
     for mode in ("shared_device", "prefill_offload", "attention_expert"):

@@ -20,8 +20,9 @@ from tuner.paths import AnyPath, plan_folder, to_paths
 from tuner.plans.place import PlacePlan, PlaceProvenance
 from tuner.report.placement_maps import heat_maps
 from tuner.search.place.links import LinkSource
-from tuner.search.place.plan_place import Settings, make_place_plan
+from tuner.search.place.plan_place import make_place_plan
 from tuner.search.place.prices import pricing_of
+from tuner.search.settings import SearchSettings
 from tuner.spec.cluster import Cluster
 from tuner.spec.files import LARGEST_FILE_BYTES, shown_path
 from tuner.spec.huggingface.read import read_model
@@ -102,7 +103,7 @@ def place(
         made = make_place_plan(
             spec,
             pricing=pricing,
-            settings=Settings(time_limit_s=time_limit_s, clock=clock),
+            settings=SearchSettings(time_limit_s=time_limit_s, clock=clock),
             source=source,
             provenance=provenance,
         )

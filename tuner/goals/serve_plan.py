@@ -21,7 +21,7 @@ from tuner.paths import AnyPath, to_paths
 from tuner.plans.serve import ServePlan, ServeProvenance
 from tuner.search.serve.options import ServingPool
 from tuner.search.serve.plan_serve import make_serve_plan
-from tuner.search.serve.solve_mode import Settings
+from tuner.search.settings import SearchSettings
 from tuner.spec.cluster import Pool
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
@@ -69,7 +69,7 @@ def deploy(
     plan = make_serve_plan(
         spec,
         priced_pools,
-        settings=Settings(time_limit_s=time_limit_s, clock=clock),
+        settings=SearchSettings(time_limit_s=time_limit_s, clock=clock),
         provenance=ServeProvenance(
             moetune_version=version(),
             spec_sha256=hashlib.sha256(

@@ -27,8 +27,8 @@ from tuner.paths import AnyPath, to_paths
 from tuner.plans.train import Plan, Provenance
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.search.reference.plan_profiled import make_plan
-from tuner.search.reference.search import Settings
 from tuner.search.reference.shapes import cases_for
+from tuner.search.settings import SearchSettings
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.read import read_spec
@@ -149,7 +149,7 @@ def plan_training(
         or shipped_residual(engine, profile.header.machine)
     )
     machine = machine_of(pool, profile, residual=residual)
-    settings = Settings(top=top, time_limit_s=time_limit_s, method=method, clock=clock)
+    settings = SearchSettings(top=top, time_limit_s=time_limit_s, method=method, clock=clock)
     provenance = Provenance(
         moetune_version=version(),
         spec_sha256=_sha256(spec_path),
@@ -252,8 +252,6 @@ def _plan_on_the_model(
     from tuner.search.train.build_problem import price_pool
     from tuner.search.train.plan_train import make_analytic_plan
     from tuner.search.train.pools.plan_pools import plan_over_pools
-    from tuner.search.train.pools.search import Settings as PoolsSettings
-    from tuner.search.train.search import Settings as AnalyticSettings
 
     refuse_unlaunchable(spec)
     links = read_links(spec.cluster)
@@ -277,27 +275,23 @@ def _plan_on_the_model(
             *profile_notes(spec, measured),
         ),
     )
+    settings = SearchSettings(
+        top=top, time_limit_s=time_limit_s, processes=processes, clock=clock, watch=watch
+    )
     if len(spec.cluster.pools) > 1:
         made = plan_over_pools(
             spec,
             residuals=residuals,
-            settings=PoolsSettings(top=top, time_limit_s=time_limit_s, clock=clock),
+            settings=settings,
             provenance=provenance,
             measured=measured,
-            watch=watch,
         )
     else:
         (pool,) = spec.cluster.pools
         made = make_analytic_plan(
             spec,
             price_pool(pool, residuals=residuals, measured=measured.get(pool.name)),
-            settings=AnalyticSettings(
-                top=top,
-                time_limit_s=time_limit_s,
-                processes=processes,
-                clock=clock,
-                watch=watch,
-            ),
+            settings=settings,
             provenance=provenance,
             with_unlaunchable=with_unlaunchable,
         )

@@ -26,11 +26,11 @@ from tuner.search.serve.options import ServingPool
 from tuner.search.serve.simulation import InstanceGroup, SimulationResult, latency_of
 from tuner.search.serve.solve_mode import (
     ServeProblem,
-    Settings,
     build_serve_problem,
     plainest_router,
     simulate_traffic,
 )
+from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.read import ServeSpec
 
@@ -106,7 +106,7 @@ def replayed(
     planned = traffic.rate if traffic.rate is not None else traffic.concurrency
     if planned is None or decision.mode in ("prefill_offload", "attention_expert"):
         return None
-    problem = build_serve_problem(spec, tuple(priced_pools), Settings(), hits=hits)
+    problem = build_serve_problem(spec, tuple(priced_pools), SearchSettings(), hits=hits)
     groups = [_matching_group(problem, group) for group in decision.instances]
     known = [group for group in groups if group is not None]
     if len(known) < len(groups):

@@ -14,7 +14,8 @@ from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.app import run
 from tuner.plans.place import PlaceProvenance
-from tuner.search.place.plan_place import Settings, make_place_plan
+from tuner.search.place.plan_place import make_place_plan
+from tuner.search.settings import SearchSettings
 from tuner.spec.place_read import read_place_spec
 from tuner.units import format_s
 
@@ -121,7 +122,7 @@ def test_the_planning_s_own_clock_is_what_is_printed(tmp_path: Path) -> None:
     made = make_place_plan(
         read_place_spec(spec_file(tmp_path)),
         pricing=None,
-        settings=Settings(time_limit_s=0.5, clock=clock),
+        settings=SearchSettings(time_limit_s=0.5, clock=clock),
         provenance=PlaceProvenance(moetune_version="0", spec_sha256="0", recording_sha256={}),
     )
     assert made.certificate.solve_s == read_s[-1] - read_s[0] > 0.0

@@ -12,7 +12,8 @@ from tuner.engines.capabilities import intersection
 from tuner.plans.train import Plan, Provenance
 from tuner.search.reference.layer_costs import Machine
 from tuner.search.reference.plan_profiled import ProfiledProblem, make_plan, workload_of
-from tuner.search.reference.search import SearchResult, Settings
+from tuner.search.reference.search import SearchResult
+from tuner.search.settings import SearchSettings
 from tuner.spec.read import read_spec
 
 
@@ -21,7 +22,7 @@ class SearchCase:
     """A problem with the settings of its search."""
 
     problem: ProfiledProblem
-    settings: Settings
+    settings: SearchSettings
 
     def search(self) -> SearchResult:
         return self.problem.search(self.settings)
@@ -73,7 +74,7 @@ def make_case(
                 machine=devices,
                 capabilities=intersection(read.emit),
             ),
-            settings=Settings(**(chosen | (settings or {}))),
+            settings=SearchSettings(**(chosen | (settings or {}))),
         )
 
     return make

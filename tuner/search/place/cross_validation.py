@@ -8,7 +8,6 @@ from tuner.plans.place import LeftOut
 from tuner.search.place.candidates import eplb_baseline, solve_objective
 from tuner.search.place.comparison import placement_ranks, source_loads
 from tuner.search.place.cost import active_load_of
-from tuner.search.place.deadline import Deadline
 from tuner.search.place.evaluation import evaluate
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.known_table import place_on_table, uses_known_table
@@ -16,6 +15,7 @@ from tuner.search.place.links import LinkCosts
 from tuner.search.place.prices import Pricing
 from tuner.search.place.sampled import Tokens
 from tuner.search.place.traffic import traffic_on
+from tuner.search.settings import Deadline
 from tuner.spec.place_read import PlaceSpec
 
 MOST_FOLDS: Final = 12

@@ -1,4 +1,4 @@
-"""The deadline of a plan, and how many passes linear programs can be solved for until then.
+"""How many passes linear programs can be solved for until the deadline of a plan.
 
     P passes   L layers
 
@@ -7,9 +7,8 @@ programs, one per layer, pass and placement that is scored or evaluated. One pas
 and the number of passes is limited to what fits in the time left.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -28,25 +27,6 @@ MIN_LP_S: Final = 0.8
 
 MARGIN_RATIO: Final = 1.25
 """On measured seconds: other placements may take more rounds than the one that was timed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deadline:
-    """When a plan is due."""
-
-    limit_s: float
-    until_s: float
-    """Reading of `clock`."""
-    clock: Callable[[], float] = time.perf_counter
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until then, 0 after it."""
-        return max(self.until_s - self.clock(), 0.0)
-
-    def share_s(self, ratio: float) -> float:
-        """Return a share of the whole limit, at most the time left."""
-        return min(ratio * self.limit_s, self.left_s)
 
 
 def pass_seconds(

@@ -5,8 +5,7 @@ the engine's dispatch rule, next to the current placement and EPLB's on the same
 """
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -36,7 +35,7 @@ from tuner.search.place.comparison import (
     to_outcome,
 )
 from tuner.search.place.cross_validation import leave_one_out, leave_one_out_note
-from tuner.search.place.deadline import MIN_LP_S, Deadline, limit_holdout_passes, limit_note
+from tuner.search.place.deadline import MIN_LP_S, limit_holdout_passes, limit_note
 from tuner.search.place.dispatch_choice import compared_dispatches, made_for
 from tuner.search.place.dispatch_gain import dispatch_gain
 from tuner.search.place.evidence import WorkloadEvidence, split_recordings
@@ -60,6 +59,7 @@ from tuner.search.place.search import PlaceProblem, SearchResult, search
 from tuner.search.place.selection import to_alternatives, to_decision
 from tuner.search.place.traffic import traffic_by_name, traffic_times
 from tuner.search.place.verdict import Loads, to_verdict
+from tuner.search.settings import SearchSettings
 from tuner.spec.place import Objective
 from tuner.spec.place_read import PlaceSpec
 
@@ -75,19 +75,11 @@ MIN_RELAXATION_S: Final = 0.02
 """Shorter searches find nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Time limit of a plan."""
-
-    time_limit_s: float = 60.0
-    clock: Callable[[], float] = time.perf_counter
-
-
 def make_place_plan(
     spec: PlaceSpec,
     *,
     pricing: Pricing | None,
-    settings: Settings,
+    settings: SearchSettings,
     provenance: PlaceProvenance,
     source: LinkSource | None = None,
 ) -> PlacePlan:
@@ -103,7 +95,7 @@ def make_place_plan(
     Raises:
         SpecError: the recordings lack what the objective needs, or a limit cannot be kept.
     """
-    started_s = settings.clock()
+    deadline = settings.begin()
     evidence = split_recordings(spec)
     links = links_between(spec, evidence, source or LinkSource())
     dispatch = planned_dispatch(spec)
@@ -113,19 +105,15 @@ def make_place_plan(
         pricing=_on_links(pricing, links, spec.goal.objective),
         links=links,
         migration=migration_limit(spec, expert_bytes=_expert_bytes(spec)),
-        deadline=Deadline(
-            limit_s=settings.time_limit_s,
-            until_s=started_s + settings.time_limit_s,
-            clock=settings.clock,
-        ),
+        deadline=deadline,
     )
     result = search(problem, dispatch=dispatch)
     if isinstance(result, Outcome):
         return _no_plan(spec, result, provenance)
     holdout = _evaluate_holdout(problem, result)
-    certificate = _certificate(problem, result, holdout, solve_s=settings.clock() - started_s)
+    certificate = _certificate(problem, result, holdout, solve_s=deadline.elapsed_s)
     plan = _plan(problem, result, holdout, certificate, provenance)
-    whole_s = settings.clock() - started_s
+    whole_s = deadline.elapsed_s
     return plan.model_copy(
         update={"certificate": certificate.model_copy(update={"solve_s": whole_s})}
     )

@@ -27,7 +27,6 @@ from tuner.search.place.candidates import (
 from tuner.search.place.cost import active_load_of
 from tuner.search.place.deadline import (
     MIN_LP_S,
-    Deadline,
     limit_fit_passes,
     pass_seconds,
 )
@@ -39,6 +38,7 @@ from tuner.search.place.links import LinkCosts
 from tuner.search.place.methods import is_automatic, merge_candidates, solve_with_automatic
 from tuner.search.place.prices import Pricing
 from tuner.search.place.selection import CandidateScores, score_candidates
+from tuner.search.settings import Deadline
 from tuner.spec.place import Objective
 from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec

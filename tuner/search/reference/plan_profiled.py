@@ -32,7 +32,8 @@ from tuner.search.reference.decisions import options_of
 from tuner.search.reference.layer_costs import Machine
 from tuner.search.reference.loads import load_ratios
 from tuner.search.reference.predict import predict
-from tuner.search.reference.search import SearchResult, Settings, Solved, search
+from tuner.search.reference.search import SearchResult, Solved, search
+from tuner.search.settings import SearchSettings
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes
 
@@ -55,7 +56,7 @@ class ProfiledProblem:
     machine: Machine
     capabilities: Capabilities
 
-    def search(self, settings: Settings) -> SearchResult:
+    def search(self, settings: SearchSettings) -> SearchResult:
         """Run the search."""
         return search(
             self.work,
@@ -81,7 +82,9 @@ def workload_of(spec: Spec) -> Workload:
     )
 
 
-def make_plan(spec: Spec, machine: Machine, *, settings: Settings, provenance: Provenance) -> Plan:
+def make_plan(
+    spec: Spec, machine: Machine, *, settings: SearchSettings, provenance: Provenance
+) -> Plan:
     """Plan a training run."""
     problem = ProfiledProblem(
         spec=spec,
@@ -127,7 +130,7 @@ def _plan(problem: ProfiledProblem, **fields: object) -> Plan:
     )
 
 
-def _runners_up(result: SearchResult, settings: Settings) -> tuple[Alternative, ...]:
+def _runners_up(result: SearchResult, settings: SearchSettings) -> tuple[Alternative, ...]:
     best = result.solved[0]
     chosen = predict(best.costs, best.decision)
     ties = result.certificate.within_band
@@ -149,7 +152,7 @@ def _runners_up(result: SearchResult, settings: Settings) -> tuple[Alternative, 
 
 
 def _objective_with(
-    problem: ProfiledProblem, settings: Settings, *, memory_limit_bytes: int
+    problem: ProfiledProblem, settings: SearchSettings, *, memory_limit_bytes: int
 ) -> float | None:
     machine = replace(problem.machine, memory_limit_bytes=memory_limit_bytes)
     result = replace(problem, machine=machine).search(replace(settings, top=1))
@@ -157,7 +160,7 @@ def _objective_with(
 
 
 def _without_decision(
-    problem: ProfiledProblem, result: SearchResult, settings: Settings, provenance: Provenance
+    problem: ProfiledProblem, result: SearchResult, settings: SearchSettings, provenance: Provenance
 ) -> Plan:
     nearest = _nearest(problem, result, settings)
     limits = ", ".join(one.limit for one in nearest if one.limit != "nodes")
@@ -175,7 +178,7 @@ def _without_decision(
 
 
 def _nearest(
-    problem: ProfiledProblem, result: SearchResult, settings: Settings
+    problem: ProfiledProblem, result: SearchResult, settings: SearchSettings
 ) -> tuple[Relaxation, ...]:
     """The relaxations, each with the best plan under it."""
     if not result.infeasible:
@@ -204,7 +207,7 @@ def _nearest(
     )
 
 
-def _more_nodes(problem: ProfiledProblem, settings: Settings) -> tuple[Relaxation, ...]:
+def _more_nodes(problem: ProfiledProblem, settings: SearchSettings) -> tuple[Relaxation, ...]:
     """Offer the smallest multiple of the nodes on which something fits; none where none does.
 
     All multiples together take no longer than the search itself may.
@@ -240,7 +243,7 @@ def _more_nodes(problem: ProfiledProblem, settings: Settings) -> tuple[Relaxatio
 
 
 def _unlaunchable(
-    problem: ProfiledProblem, best: Solved, settings: Settings
+    problem: ProfiledProblem, best: Solved, settings: SearchSettings
 ) -> tuple[Unlaunchable, ...]:
     """Price what the targets lack, one feature at a time, by searching with it."""
     unlaunchable = []

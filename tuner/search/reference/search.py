@@ -11,7 +11,7 @@ what is open or solved is the bound of the whole search.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +31,7 @@ from tuner.search.reference.layer_costs import CandidateCosts, Machine, layout_p
 from tuner.search.reference.options import Option, options
 from tuner.search.reference.predict import band_around, predict
 from tuner.search.reference.space import Enumeration, enumerate_degrees
+from tuner.search.settings import SearchSettings
 from tuner.spec.search import Search
 
 SHORTEST_SOLVE_S = 0.1
@@ -38,19 +39,6 @@ SHORTEST_SOLVE_S = 0.1
 
 MOST_TIGHTENINGS = 8
 """Problems solved in place of one whose layouts need more memory than it counts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How to search."""
-
-    top: int
-    """Candidates to return at least, when there are as many."""
-    time_limit_s: float
-    """For solving, once every candidate is priced."""
-    method: str
-    """A layout solver of solvers/registry.py."""
-    clock: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,7 +78,7 @@ def search(
     *,
     capabilities: Capabilities,
     limits: Search,
-    settings: Settings,
+    settings: SearchSettings,
 ) -> SearchResult:
     """Find the fastest launchable decisions and prove how far from optimal they can be."""
     start_s = settings.clock()
@@ -160,7 +148,7 @@ class _BranchAndBound:
     def __init__(
         self,
         *,
-        settings: Settings,
+        settings: SearchSettings,
         machine: Machine,
         stage_options: Sequence[Option],
         capabilities: Capabilities,

@@ -20,7 +20,7 @@ from tuner.search.serve.prefix_reuse import (
 )
 from tuner.search.serve.refused import refused_afd_units, refused_kv_transfers, refused_vendors
 from tuner.search.serve.relaxations import explain_infeasible, find_closest, solve_relaxations
-from tuner.search.serve.solve_mode import ServeProblem, Settings, build_serve_problem
+from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
 from tuner.search.serve.to_plan import (
     binding_constraint,
     plan_cautions,
@@ -29,6 +29,7 @@ from tuner.search.serve.to_plan import (
     to_decision,
     to_prediction,
 )
+from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import ServeSpec
 
 
@@ -36,7 +37,7 @@ def make_serve_plan(
     spec: ServeSpec,
     serving_pools: tuple[ServingPool, ...],
     *,
-    settings: Settings,
+    settings: SearchSettings,
     provenance: ServeProvenance,
 ) -> ServePlan:
     """Plan a deployment.
@@ -83,7 +84,7 @@ def make_serve_plan(
 
 
 def _answered(
-    spec: ServeSpec, serving_pools: tuple[ServingPool, ...], settings: Settings
+    spec: ServeSpec, serving_pools: tuple[ServingPool, ...], settings: SearchSettings
 ) -> tuple[ServeProblem, ModeSolutions, PrefixReuse | None]:
     """Solve the modes; for a trace with block ids, until prefix hits and instances agree."""
     problem = build_serve_problem(spec, serving_pools, settings)

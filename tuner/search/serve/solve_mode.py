@@ -15,7 +15,6 @@ least of both that suffices. As an alternative, instances whose own latency is c
 are left out, in case fast ones need less spare capacity.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,6 +57,7 @@ from tuner.search.serve.routers import (
     router_choices,
 )
 from tuner.search.serve.simulation import InstanceGroup, SimulationResult, mix_results
+from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import ServeSpec
 
@@ -84,14 +84,6 @@ HIT_DIGITS: Final = 4
 """Of the share of prompt tokens in prefix caches that a plan states."""
 SPARE_STEPS: Final = 4
 """Halvings of the interval in which the least spare capacity lies."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Limits of the search."""
-
-    time_limit_s: float = 60.0
-    clock: Callable[[], float] = time.perf_counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -158,7 +150,7 @@ class ServeProblem:
     kv_transfers: KvTransfers
     decoder: Decoder
     formats: Formats
-    settings: Settings
+    settings: SearchSettings
     loads: ExpertLoads | None = None
     """Recorded; None: those of the kernel tables."""
     threshold: LengthThreshold | None = None
@@ -185,7 +177,7 @@ def restrict_problem(
 def build_serve_problem(
     spec: ServeSpec,
     serving_pools: tuple[ServingPool, ...],
-    settings: Settings,
+    settings: SearchSettings,
     *,
     hits: PrefixHits | None = None,
     demand: Demand | None = None,

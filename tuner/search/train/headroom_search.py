@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from tuner.search.progress import PlanningEvent, ignore_progress
+from tuner.search.settings import SearchSettings
 from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory_risk import LIKELY, SMALL, largest_peak_bytes
 from tuner.search.train.peak_errors import error_kind
@@ -33,7 +34,7 @@ from tuner.search.train.preference import (
 )
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.relaxations import least_sufficient_memory
-from tuner.search.train.search import Settings, search
+from tuner.search.train.search import search
 
 CHANCES: Final = (0.3, LIKELY)
 """OOM probabilities whose limits are searched besides that of SMALL."""
@@ -81,7 +82,7 @@ def has_enough_headroom(outcome: SearchOutcome, chosen: Preferred, *, fastest_s:
 
 
 def search_headroom(
-    outcome: SearchOutcome, settings: Settings, *, full: Solutions, step_s: float
+    outcome: SearchOutcome, settings: SearchSettings, *, full: Solutions, step_s: float
 ) -> Headroom:
     """Search for decisions with headroom, the near ones first.
 
@@ -100,11 +101,10 @@ def search_headroom(
 class _HeadroomSearch:
     """Searches for headroom that share a time limit; lives for one call."""
 
-    def __init__(self, outcome: SearchOutcome, settings: Settings, full: Solutions) -> None:
+    def __init__(self, outcome: SearchOutcome, settings: SearchSettings, full: Solutions) -> None:
         self._outcome = outcome
         self._full = full
-        self._clock = settings.clock
-        self._end_s = settings.clock() + settings.time_limit_s / 2.0
+        self._deadline = settings.begin(0.5)
         self._settings = replace(settings, top=1, band_ratio=TOLERANCE_RATIO, watch=ignore_progress)
         self._kept: list[SearchOutcome] = []
 
@@ -221,8 +221,7 @@ class _HeadroomSearch:
             memory_limit_bytes=limit_bytes,
             usable_memory_ratio=limit_bytes / problem.capacity_bytes,
         )
-        left_s = max(0.0, self._end_s - self._clock())
-        return search(limited, replace(self._settings, below_s=below_s, time_limit_s=left_s))
+        return search(limited, replace(self._settings.until(self._deadline), below_s=below_s))
 
 
 def _limit_bytes(

@@ -14,6 +14,7 @@ from tuner.config.train import TrainDecision
 from tuner.errors import SpecError
 from tuner.plans.train import Band, Relaxation
 from tuner.search.reasons import MULTIPLES
+from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import PricedPool, build_problem
 from tuner.search.train.degrees import legal_degrees
 from tuner.search.train.incumbents import SearchOutcome
@@ -21,7 +22,7 @@ from tuner.search.train.options import option_space
 from tuner.search.train.plan_fields import PlanFormatter
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.relaxations import least_sufficient_memory
-from tuner.search.train.search import Settings, search
+from tuner.search.train.search import search
 from tuner.search.train.search_result import price_solution, solution_fields
 from tuner.search.train.space_size import space
 from tuner.search.train.ties import pool_ratios
@@ -35,7 +36,7 @@ OFFLOADED: Final = (
 
 
 def more_nodes(
-    spec: Spec, priced_pool: PricedPool, *, settings: Settings, band: Band
+    spec: Spec, priced_pool: PricedPool, *, settings: SearchSettings, band: Band
 ) -> tuple[Relaxation, ...]:
     """Return the smallest multiple of the pool's nodes on which something fits, if any does.
 
@@ -47,11 +48,11 @@ def more_nodes(
         settings: of the search; its time limit holds for all multiples together.
         band: of a step, measured over predicted.
     """
-    begun_s = settings.clock()
+    deadline = settings.begin()
     offers: list[Relaxation] = []
     for larger in _larger(priced_pool):
-        left_s = settings.time_limit_s - (settings.clock() - begun_s)
-        if left_s <= 0.0:
+        left = replace(settings.until(deadline), top=1, band_ratio=0.0)
+        if not left.time_limit_s:
             break
         try:
             problem = build_problem(spec, larger)
@@ -63,7 +64,7 @@ def more_nodes(
             limited = replace(problem, limits=limits)
             if not _may_fit(limited):
                 continue
-            outcome = search(limited, replace(settings, top=1, band_ratio=0.0, time_limit_s=left_s))
+            outcome = search(limited, left)
             if outcome.solutions is not None:
                 is_plain = limits == problem.limits
                 note = "" if is_plain else OFFLOADED

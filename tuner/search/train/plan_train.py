@@ -24,6 +24,7 @@ from tuner.search.forked import numbers
 from tuner.search.layout_groups import by_layout
 from tuner.search.progress import PlanningEvent, ignore_progress
 from tuner.search.reasons import binding_constraint, what_is_not_known
+from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import PricedPool, build_problem
 from tuner.search.train.extrapolation import weigh_extrapolation, with_extrapolation_notes
 from tuner.search.train.finalists import (
@@ -61,7 +62,7 @@ from tuner.search.train.relaxations import (
     unlaunchable,
 )
 from tuner.search.train.releases import priced_release
-from tuner.search.train.search import Settings, search
+from tuner.search.train.search import search
 from tuner.search.train.search_result import (
     Detail,
     price_solution,
@@ -84,7 +85,7 @@ def make_analytic_plan(
     spec: Spec,
     priced_pool: PricedPool,
     *,
-    settings: Settings,
+    settings: SearchSettings,
     provenance: Provenance,
     with_unlaunchable: bool = True,
 ) -> Plan:
@@ -163,13 +164,13 @@ def make_analytic_plan(
     }
     if choice is None or best is None:
         watch(PlanningEvent(stage="relaxations", text="nothing fits; searching for what would"))
-        begun_s = settings.clock()
+        deadline = settings.begin()
         half = replace(settings, time_limit_s=settings.time_limit_s / 2.0)
         predict = partial(_predict_best, formatter)
         limits_to_relax = relaxations(problem, half, predict=predict)
         binding = ", ".join(one.limit for one in limits_to_relax)
         if binding == MEMORY_LIMIT:
-            left = settings.since(begun_s)
+            left = settings.until(deadline)
             limits_to_relax = (
                 *more_nodes(spec, priced_pool, settings=left, band=band),
                 *limits_to_relax,
@@ -185,7 +186,7 @@ def make_analytic_plan(
                 "relaxations": limits_to_relax,
             }
         )
-    begun_s = settings.clock()
+    deadline = settings.begin()
     predicted = formatter.simulated_prediction(best)
     room = formatter.roomier(choice)
     is_full = (predicted.out_of_memory_probability or 0.0) > SMALL
@@ -199,7 +200,7 @@ def make_analytic_plan(
         )
     unlimited_s, lacking, skipped = _search_beyond(
         outcome,
-        replace(settings.since(begun_s), watch=watch),
+        replace(settings.until(deadline), watch=watch),
         below_s=choice.fastest.objective_s,
         with_unlaunchable=with_unlaunchable,
     )
@@ -235,7 +236,7 @@ def _predict_best(formatter: PlanFormatter, outcome: SearchOutcome) -> TrainPred
 
 
 def _search_beyond(
-    outcome: SearchOutcome, settings: Settings, *, below_s: float, with_unlaunchable: bool
+    outcome: SearchOutcome, settings: SearchSettings, *, below_s: float, with_unlaunchable: bool
 ) -> tuple[float | None, tuple[Unlaunchable, ...], tuple[str, ...]]:
     """Search without the memory limit and with features that the targets lack, in parallel.
 
@@ -287,7 +288,7 @@ def _time_notes(skipped: Sequence[str]) -> tuple[str, ...]:
 
 
 def _choose(
-    outcome: SearchOutcome, settings: Settings, *, spec: Spec, priced_pool: PricedPool
+    outcome: SearchOutcome, settings: SearchSettings, *, spec: Spec, priced_pool: PricedPool
 ) -> ChosenDecision:
     """Simulate the best rows, refine the layouts of the first, and choose near the fastest.
 

@@ -20,6 +20,7 @@ from tuner.plans.train import Relaxation, TrainPrediction, Unlaunchable
 from tuner.search.forked import Task, Worded
 from tuner.search.progress import ignore_progress
 from tuner.search.reference.memory_offer import MemoryOffer, memory_words, printed_bytes
+from tuner.search.settings import SearchSettings
 from tuner.search.train.added import SearchedSpace, only_adds
 from tuner.search.train.axes import Facts
 from tuner.search.train.candidate_prices import price
@@ -39,7 +40,7 @@ from tuner.search.train.rules import (
     dense_rules,
     expert_rules,
 )
-from tuner.search.train.search import Settings, search
+from tuner.search.train.search import search
 from tuner.search.train.search_result import solution_fields
 from tuner.search.train.space_size import by_facts, space
 from tuner.search.train.unsupported_dispatch import dispatch_gains
@@ -137,7 +138,7 @@ _HAS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
 
 def relaxations(
     problem: TrainProblem,
-    settings: Settings,
+    settings: SearchSettings,
     *,
     predict: Callable[[SearchOutcome], TrainPrediction] | None = None,
 ) -> tuple[Relaxation, ...]:
@@ -268,7 +269,7 @@ def _listed(values: tuple[int, ...]) -> str:
 
 def more_memory(
     problem: TrainProblem,
-    settings: Settings,
+    settings: SearchSettings,
     *,
     predict: Callable[[SearchOutcome], TrainPrediction] | None,
 ) -> Relaxation:
@@ -348,7 +349,7 @@ def _min_memory_options(options: OptionSpace, facts: Facts) -> Ints:
     return legal[order[np.sort(one_each)]][:MOST_MIN_MEMORY_OPTIONS]
 
 
-def feature_tasks(outcome: SearchOutcome, settings: Settings) -> dict[str, Task]:
+def feature_tasks(outcome: SearchOutcome, settings: SearchSettings) -> dict[str, Task]:
     """Searches for what the targets lack, by feature: seconds of the fastest step with it.
 
     The seconds carry in words what of that decision the targets do not allow (`Worded`).
@@ -379,7 +380,8 @@ def feature_tasks(outcome: SearchOutcome, settings: Settings) -> dict[str, Task]
         left_s -= share_s * later
         more = replace(problem, capabilities=able)
         left_out = known if only_adds(more, problem) else None
-        rerun = search(more, replace(better, known=left_out, time_limit_s=max(share_s, left_s)))
+        limited = replace(better, time_limit_s=max(share_s, left_s))
+        rerun = search(more, limited, known=left_out)
         if rerun.solutions is None:
             return None
         refused = refused_choices(rerun, problem)

@@ -25,14 +25,15 @@ Letters: C candidates, D dispatch settings, A axes. Not covered: options that di
 the integer program decides those for the finalists (finalists.py).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from tuner.search.layout_groups import rows_of_layouts
-from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
+from tuner.search.progress import PlanningEvent
+from tuner.search.settings import SearchSettings
 from tuner.search.train.added import OptionTables, SearchedSpace
 from tuner.search.train.batches import FIRST_ROWS, MOST_ROWS, batches, expand_runs, rank_within
 from tuner.search.train.bounds import Allowed, degrees_bound_s
@@ -81,48 +82,34 @@ PRICED_FIRST = 4
 """Options of each row, those of the lowest bounds, that are priced before all others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How to search."""
+def search(
+    problem: TrainProblem, settings: SearchSettings, *, known: SearchedSpace | None = None
+) -> SearchOutcome:
+    """Find the fastest decisions that fit, and prove how far from optimal they can be.
 
-    top: int = 8
-    """Least number of layouts to find, if there are as many (layout_groups.py)."""
-    band_ratio: float = 0.0
-    """Rows that are slower than the best by at most this share are found and counted."""
-    below_s: float = np.inf
-    """Slower steps are not searched for."""
-    known: SearchedSpace | None = None
-    """A space that was searched before at the same prices. Its decisions are left out, and what is
-    not priced is not counted."""
-    time_limit_s: float = 60.0
-    processes: int = 1
-    """Processes for follow-up searches side by side; one search is one process."""
-    clock: Callable[[], float]
-    watch: ProgressListener = ignore_progress
-
-    def since(self, begun_s: float) -> "Settings":
-        """Return settings with what is left of a time limit that began at `begun_s`."""
-        left_s = self.time_limit_s - (self.clock() - begun_s)
-        return replace(self, time_limit_s=max(0.0, left_s))
-
-
-def search(problem: TrainProblem, settings: Settings) -> SearchOutcome:
-    """Find the fastest decisions that fit, and prove how far from optimal they can be."""
-    return _Run(problem, settings).result()
+    Args:
+        problem: what to search.
+        settings: how.
+        known: a space that was searched before at the same prices. Its decisions are left out, and
+            what is not priced is not counted.
+    """
+    return _Run(problem, settings, known).result()
 
 
 class _Run:
     """The state of one search; lives as long as the call that made it."""
 
-    def __init__(self, problem: TrainProblem, settings: Settings) -> None:
+    def __init__(
+        self, problem: TrainProblem, settings: SearchSettings, known: SearchedSpace | None
+    ) -> None:
         self._problem = problem
         self._settings = settings
-        self._start_s = settings.clock()
+        self._deadline = settings.begin()
         self._options = option_space(problem)
         self._degrees = legal_degrees(problem)
-        is_whole = settings.known is None
+        is_whole = known is None
         self._legal, self._illegal = space(self._options, self._degrees) if is_whole else (0, {})
-        self._tables = OptionTables(options=self._options, known=settings.known)
+        self._tables = OptionTables(options=self._options, known=known)
         self._solutions: Solutions | None = None
         self._bound_s = np.inf
         self._priced = 0
@@ -147,7 +134,7 @@ class _Run:
                 break
             done = int((bound_N < batch_bound_s).sum())
             watch(self._batch_event(batch_bound_s, done, len(bound_N), "partial rows"))
-            if self._is_out_of_time():
+            if self._deadline.is_over:
                 self._leave_open_partials(batch, batch_bound_s)
                 continue
             pending += self._open_partials(batch[bound_N[batch] <= self._threshold_s()])
@@ -220,7 +207,7 @@ class _Run:
 
     def _visit_rows(self, rows: Rows) -> None:
         table = rows.table
-        if self._is_out_of_time():
+        if self._deadline.is_over:
             self._bound_s = min(self._bound_s, float(rows.least_C.min()))
             self._open += len(rows.least_C) * table.num_legal
             return
@@ -256,7 +243,7 @@ class _Run:
         row, dispatch = row[order], dispatch[order]
         start, most = 0, FIRST_DISPATCH
         while start < len(row):
-            if self._is_out_of_time():
+            if self._deadline.is_over:
                 self._leave_open_dispatch(rows, row[start:], dispatch[start:])
                 return
             stop, most = start + most, min(2 * most, MOST_DISPATCH)
@@ -390,10 +377,6 @@ class _Run:
         tie_s = float(steps_s[0]) * (1.0 + self._settings.band_ratio)
         return min(max(float(steps_s[rows - 1]), tie_s), self._settings.below_s)
 
-    def _is_out_of_time(self) -> bool:
-        elapsed_s = self._settings.clock() - self._start_s
-        return elapsed_s > self._settings.time_limit_s
-
     def _leave_open_partials(self, partials: Ints, bound_s: float) -> None:
         """Out of time: only the bound of these partial rows is known."""
         self._bound_s = min(self._bound_s, bound_s)
@@ -425,5 +408,5 @@ class _Run:
             bound_s=min(self._bound_s, self._best_s()),
             complete_s=0.0 if self._open else self._threshold_s(),
             counts=counts,
-            solve_s=self._settings.clock() - self._start_s,
+            solve_s=self._deadline.elapsed_s,
         )

@@ -15,7 +15,8 @@ from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.serve_plan import price_serving_pool
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.options import step_seconds
-from tuner.search.serve.solve_mode import Settings, build_serve_problem
+from tuner.search.serve.solve_mode import build_serve_problem
+from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -67,7 +68,7 @@ def _read(spec: ServeSpec, command: str) -> Any:
 
 def test_an_attention_server_is_priced_as_the_cell_that_was_planned(spec: ServeSpec) -> None:
     serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-    problem = build_serve_problem(spec, serving_pools, Settings())
+    problem = build_serve_problem(spec, serving_pools, SearchSettings())
     for option in problem.afd_units.options:
         attention, expert = to_instances(option, count=1)
         if attention.attention_tp > 1:

@@ -11,13 +11,13 @@ import pytest
 from solvers.placement.ranks import Placement
 from tuner.goals.place_plan import place
 from tuner.search.place.deadline import (
-    Deadline,
     limit_fit_passes,
     limit_holdout_passes,
     limit_note,
 )
 from tuner.search.place.evidence import split_recordings
 from tuner.search.place.selection import CandidateScores, to_alternatives
+from tuner.search.settings import Deadline
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 
 
@@ -93,7 +93,7 @@ def test_as_many_passes_are_used_as_the_time_allows(tmp_path: Path) -> None:
 
 def test_nothing_is_left_after_the_deadline() -> None:
     now = [0.0]
-    due = Deadline(limit_s=10.0, until_s=10.0, clock=lambda: now[0])
+    due = Deadline(begun_s=0.0, limit_s=10.0, clock=lambda: now[0])
     assert (due.left_s, due.share_s(0.5)) == (10.0, 5.0)
     now[0] = 8.0
     assert due.share_s(0.5) == 2.0

@@ -12,7 +12,8 @@ from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.search.serve.options import Option, ServingPool
-from tuner.search.serve.solve_mode import ServeProblem, Settings, build_serve_problem
+from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
+from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 
 MIXTRAL = Path(__file__).parents[4] / "examples" / "models" / "mixtral-8x7b"
@@ -64,7 +65,7 @@ def problem(tmp_path: Path) -> ServeProblem:
         memory_bytes=float(sheet.memory_bytes),
         source="datasheet",
     )
-    return build_serve_problem(spec, (serving_pool,), Settings())
+    return build_serve_problem(spec, (serving_pool,), SearchSettings())
 
 
 def option(problem: ServeProblem, role: Role, *, tensor: int, kind: str | None = None) -> Option:

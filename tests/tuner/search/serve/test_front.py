@@ -17,7 +17,8 @@ from tuner.search.serve.demand import Demand
 from tuner.search.serve.front import MOST_POINTS, Offer, offer_of, pareto_front
 from tuner.search.serve.modes import solve_modes
 from tuner.search.serve.options import Curve, Option, ServingPool, price_options
-from tuner.search.serve.solve_mode import Settings, build_serve_problem
+from tuner.search.serve.solve_mode import build_serve_problem
+from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
@@ -59,7 +60,7 @@ def test_no_priced_option_beats_a_point_and_every_option_is_at_or_below_the_fron
     path.write_text(SPEC)
     spec = read_serve_spec(path)
     serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-    problem = build_serve_problem(spec, serving_pools, Settings(time_limit_s=20.0))
+    problem = build_serve_problem(spec, serving_pools, SearchSettings(time_limit_s=20.0))
     solutions = solve_modes(problem)
     front = pareto_front(problem, solutions, most_points=100_000)
     for mode in ("aggregated", "disaggregated"):

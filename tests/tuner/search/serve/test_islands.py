@@ -14,8 +14,9 @@ from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.islands import capacity_per_s, island_layouts, island_shares, prefixes_kept
 from tuner.search.serve.simulation import InstanceGroup
-from tuner.search.serve.solve_mode import KEPT_TOLERANCE, Settings, build_serve_problem, solve_mode
+from tuner.search.serve.solve_mode import KEPT_TOLERANCE, build_serve_problem, solve_mode
 from tuner.search.serve.to_plan import plan_cautions
+from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "serving"
@@ -84,7 +85,7 @@ def test_one_vendor_is_one_island() -> None:
 def test_islands_together_serve_the_least_of_the_roles_of_each() -> None:
     spec = read_serve_spec(EXAMPLES / "h100-ascend.yaml")
     problem = build_serve_problem(
-        spec, tuple(price_serving_pool(one, ()) for one in spec.cluster.pools), Settings()
+        spec, tuple(price_serving_pool(one, ()) for one in spec.cluster.pools), SearchSettings()
     )
     groups, each = [], {}
     for pool, prefills, decodes in (("h100", 1, 4), ("ascend", 3, 1)):
@@ -114,7 +115,7 @@ def test_a_session_finds_its_prefix_on_its_own_island_alone(tmp_path: Path) -> N
         encoding="utf-8",
     )
     spec = read_serve_spec(path)
-    settings = Settings(time_limit_s=10.0)
+    settings = SearchSettings(time_limit_s=10.0)
     problem = build_serve_problem(
         spec, tuple(price_serving_pool(one, ()) for one in spec.cluster.pools), settings
     )

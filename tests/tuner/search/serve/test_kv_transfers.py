@@ -13,7 +13,8 @@ from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.kv_routes import build_kv_routes
 from tuner.search.serve.options import Option, ServingPool
-from tuner.search.serve.solve_mode import ServeProblem, Settings, build_serve_problem
+from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
+from tuner.search.settings import SearchSettings
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.read import read_serve_spec
 
@@ -52,7 +53,7 @@ def spec_of(
 def asked(path: Path) -> ServeProblem:
     spec = read_serve_spec(path)
     return build_serve_problem(
-        spec, tuple(serving_pool(pool) for pool in spec.cluster.pools), Settings()
+        spec, tuple(serving_pool(pool) for pool in spec.cluster.pools), SearchSettings()
     )
 
 

@@ -15,10 +15,10 @@ from tuner.search.serve.most_rate import RATE_STEP, at_rate, most_rate, most_rat
 from tuner.search.serve.routers import router_choices
 from tuner.search.serve.solve_mode import (
     ServeProblem,
-    Settings,
     build_serve_problem,
     simulate_traffic,
 )
+from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -58,7 +58,7 @@ def spec(tmp_path: Path) -> Spec:
 def question_of_spec(path: Path) -> ServeProblem:
     spec = read_serve_spec(path)
     serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-    return build_serve_problem(spec, serving_pools, Settings())
+    return build_serve_problem(spec, serving_pools, SearchSettings())
 
 
 def planned(path: Path) -> ServePlan:

@@ -8,7 +8,8 @@ import pytest
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import price_serving_pool
 from tuner.search.serve.multiplexing import can_share, multiplexed_options, price_shares, sm_shares
-from tuner.search.serve.solve_mode import ServeProblem, Settings, build_serve_problem
+from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
+from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 
 MODEL = Path(__file__).parents[4] / "examples" / "models" / "qwen3-30b-a3b"
@@ -30,7 +31,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> ServeProblem:
     )
     spec = read_serve_spec(path)
     serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-    return build_serve_problem(spec, serving_pools, Settings())
+    return build_serve_problem(spec, serving_pools, SearchSettings())
 
 
 def test_only_plain_ranks_share(problem: ServeProblem) -> None:

@@ -9,7 +9,8 @@ from tests.printed import unwrapped
 from tuner.cli.serve_text import serve_explanation, serve_text
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
-from tuner.search.serve.solve_mode import Settings, build_serve_problem
+from tuner.search.serve.solve_mode import build_serve_problem
+from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -82,7 +83,7 @@ def test_the_bound_is_the_least_of_all_instances_when_they_are_counted_one_by_on
     plan = planned(tmp_path, modes="aggregated")
     spec = read_serve_spec(tmp_path / "spec.yaml")
     serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-    asked = build_serve_problem(spec, serving_pools, Settings(time_limit_s=20.0))
+    asked = build_serve_problem(spec, serving_pools, SearchSettings(time_limit_s=20.0))
     rate = asked.demand.rate_per_s
     least = min(
         math.ceil(rate / option.rate_per_s) * option.devices for option in asked.options.options

@@ -13,7 +13,8 @@ from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.relaxations import find_closest
 from tuner.search.serve.simulation import InstanceGroup
-from tuner.search.serve.solve_mode import Settings, build_serve_problem, simulate_traffic
+from tuner.search.serve.solve_mode import build_serve_problem, simulate_traffic
+from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -77,7 +78,7 @@ def test_once_time_is_up_the_closest_plan_is_the_first_that_serves(tmp_path: Pat
             looks[name] += 1
             return looks[name] * seconds_a_look
 
-        settings = Settings(time_limit_s=20.0, clock=clock)
+        settings = SearchSettings(time_limit_s=20.0, clock=clock)
         found = find_closest(build_serve_problem(read, serving_pools, settings))
         assert found is not None
         return found.requests_per_s
@@ -111,7 +112,7 @@ def fastest_s(spec: Path) -> float:
     """The least median time to the first token of any one instance."""
     read = read_serve_spec(spec)
     serving_pools = tuple(price_serving_pool(pool, ()) for pool in read.cluster.pools)
-    problem = build_serve_problem(read, serving_pools, Settings())
+    problem = build_serve_problem(read, serving_pools, SearchSettings())
     return min(
         float(
             np.median(

@@ -12,10 +12,10 @@ from tuner.search.serve.program import Spare, build_program
 from tuner.search.serve.remote_prefill import length_thresholds, offload_options
 from tuner.search.serve.solve_mode import (
     ServeProblem,
-    Settings,
     build_serve_problem,
     problem_variants,
 )
+from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
 
 MODEL = Path(__file__).parents[4] / "examples" / "models" / "mixtral-8x7b"
@@ -45,7 +45,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> ServeProblem:
     )
     spec = read_serve_spec(path)
     serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-    return build_serve_problem(spec, serving_pools, Settings())
+    return build_serve_problem(spec, serving_pools, SearchSettings())
 
 
 def test_thresholds_part_the_tokens_to_compute(problem: ServeProblem) -> None:

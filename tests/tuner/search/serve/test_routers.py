@@ -195,12 +195,12 @@ def test_instances_that_were_left_out_stay_so_where_lost_prefixes_are_priced(
     from tuner.search.serve.solve_mode import (
         ModeSolution,
         ServeProblem,
-        Settings,
         build_serve_problem,
         restrict_problem,
         solve_with_remaining_hits,
         solve_with_router,
     )
+    from tuner.search.settings import SearchSettings
     from tuner.spec.serving.read import read_serve_spec
 
     path = tmp_path / "spec.yaml"
@@ -221,7 +221,7 @@ def test_instances_that_were_left_out_stay_so_where_lost_prefixes_are_priced(
         router = router_choices(spec.goal, (), "aggregated")[0]
         return solve_with_router(problem, "aggregated", router, None)
 
-    problem = restrict_problem(build_serve_problem(spec, serving_pools, Settings()), of_four)
+    problem = restrict_problem(build_serve_problem(spec, serving_pools, SearchSettings()), of_four)
     assert solve_with_remaining_hits(problem, "aggregated", answered) is not None
     hits = [hit for hit, _ in asked]
     assert hits[0] == 0.5
@@ -235,7 +235,8 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
 ) -> None:
     # Both simulations of the same two instances agree, so that a second instance starts no jump.
     from tuner.goals.serve_plan import price_serving_pool
-    from tuner.search.serve.solve_mode import Settings, build_serve_problem
+    from tuner.search.serve.solve_mode import build_serve_problem
+    from tuner.search.settings import SearchSettings
     from tuner.spec.serving.read import read_serve_spec
 
     planned(tmp_path)
@@ -243,7 +244,7 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
     path.write_text(path.read_text().replace("[aggregated]", "[disaggregated]"))
     spec = read_serve_spec(path)
     problem = build_serve_problem(
-        spec, tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools), Settings()
+        spec, tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools), SearchSettings()
     )
     (router, _) = router_choices(spec.goal, (), "disaggregated")
     pairs = []
@@ -275,7 +276,8 @@ def test_a_large_deployment_is_simulated_as_a_share_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tuner.goals.serve_plan import price_serving_pool
-    from tuner.search.serve.solve_mode import Settings, build_serve_problem
+    from tuner.search.serve.solve_mode import build_serve_problem
+    from tuner.search.settings import SearchSettings
     from tuner.spec.serving.read import read_serve_spec
 
     path = tmp_path / "spec.yaml"
@@ -285,7 +287,7 @@ def test_a_large_deployment_is_simulated_as_a_share_of_it(
         path.write_text(SPEC.format(rate=rate))
         spec = read_serve_spec(path)
         serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
-        problem = build_serve_problem(spec, serving_pools, Settings())
+        problem = build_serve_problem(spec, serving_pools, SearchSettings())
         (_, router) = router_choices(spec.goal, (), "aggregated")
         options = (one for one in problem.options.options if one.degrees.attention_data == 1)
         option = max(options, key=lambda one: one.rate_per_s / one.devices)

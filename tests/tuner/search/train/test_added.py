@@ -9,16 +9,17 @@ import pytest
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import Capabilities
+from tuner.search.settings import SearchSettings
 from tuner.search.train.added import OptionTables, SearchedSpace, only_adds
 from tuner.search.train.degrees import legal_degrees
 from tuner.search.train.options import option_space
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.relaxations import with_features
-from tuner.search.train.search import Settings, search
+from tuner.search.train.search import search
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]
-SETTINGS = Settings(clock=time.perf_counter, time_limit_s=60.0, top=1)
+SETTINGS = SearchSettings(clock=time.perf_counter, time_limit_s=60.0, top=1)
 
 LITTLE = Capabilities(
     names=("little",),
@@ -61,7 +62,7 @@ def test_what_a_feature_adds_has_its_fastest_decision(make_problem: MakeProblem)
         for feature, able in with_features(LITTLE).items():
             more = replace(problem, capabilities=able)
             assert only_adds(more, problem), feature
-            whole, added = search(more, below), search(more, replace(below, known=known))
+            whole, added = search(more, below), search(more, below, known=known)
             if whole.solutions is None or added.solutions is None:
                 wrong += [(name, feature)] * (whole.solutions is not added.solutions)
                 continue

@@ -6,6 +6,7 @@ import pytest
 
 from solvers.registry import LAYOUT
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
+from tuner.search.settings import SearchSettings
 from tuner.search.train import finalists
 from tuner.search.train.finalists import (
     layout_problem,
@@ -15,13 +16,13 @@ from tuner.search.train.finalists import (
 )
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.search import Settings, search
+from tuner.search.train.search import search
 from tuner.search.train.search_result import price_solution
 from tuner.simulate.pipeline import SimulatedStep
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]
-SETTINGS = Settings(clock=time.perf_counter, time_limit_s=60.0, top=6)
+SETTINGS = SearchSettings(clock=time.perf_counter, time_limit_s=60.0, top=6)
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from tuner.engines.writers import emit
 from tuner.estimate.estimate import estimate
 from tuner.goals.registry import goal_of
 from tuner.plans.train import Plan, Provenance, VerifiedPlan
+from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import price_pool
 from tuner.search.train.gradient_buckets import LEAST_GAIN_RATIO, MENU
 from tuner.search.train.plan_train import make_analytic_plan
-from tuner.search.train.search import Settings
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
@@ -62,7 +62,7 @@ def _spec(
 
 
 def _planned(spec: Spec) -> Plan:
-    settings = Settings(top=3, time_limit_s=60.0, clock=time.perf_counter)
+    settings = SearchSettings(top=3, time_limit_s=60.0, clock=time.perf_counter)
     priced_pool = price_pool(spec.cluster.pools[0], residuals=shipped())
     return make_analytic_plan(spec, priced_pool, settings=settings, provenance=NOTHING)
 

@@ -14,6 +14,7 @@ from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.plans.train import Plan, Provenance
+from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.headroom_search import Headroom, search_headroom
 from tuner.search.train.incumbents import SearchOutcome, Solutions
@@ -29,7 +30,7 @@ from tuner.search.train.preference import (
 )
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.relaxations import least_sufficient_memory
-from tuner.search.train.search import Settings, search
+from tuner.search.train.search import search
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
@@ -62,7 +63,7 @@ def planned(*, usable_ratio: float = 0.95, failed_start_s: float | None = None) 
     return make_analytic_plan(
         spec,
         price_pool(pool, residuals=shipped()),
-        settings=Settings(top=2, clock=time.perf_counter),
+        settings=SearchSettings(top=2, clock=time.perf_counter),
         provenance=NOTHING,
         with_unlaunchable=False,
     )
@@ -123,7 +124,7 @@ def llama_70b(**pool: object) -> Plan:
     return make_analytic_plan(
         spec,
         price_pool(cluster.pools[0], residuals=shipped()),
-        settings=Settings(top=2, clock=time.perf_counter),
+        settings=SearchSettings(top=2, clock=time.perf_counter),
         provenance=NOTHING,
         with_unlaunchable=False,
     )
@@ -201,7 +202,7 @@ def planned_pipeline(model: str, *, memory_per_device: int) -> Plan:
     return make_analytic_plan(
         spec,
         price_pool(spec.cluster.pools[0], residuals=shipped()),
-        settings=Settings(top=2, clock=time.perf_counter),
+        settings=SearchSettings(top=2, clock=time.perf_counter),
         provenance=NOTHING,
         with_unlaunchable=False,
     )
@@ -221,7 +222,7 @@ def shrunk(
         capabilities=MEGATRON_0_18,
         limits=Search.model_validate(limits | {"pipeline_model_parallel_size": (1,)}),
     )
-    settings = Settings(clock=time.perf_counter, top=2, band_ratio=TOLERANCE_RATIO)
+    settings = SearchSettings(clock=time.perf_counter, top=2, band_ratio=TOLERANCE_RATIO)
     usable_ratio = 0.95
 
     def of(capacity_bytes: float) -> TrainProblem:

@@ -10,12 +10,13 @@ from tests.rows import each_row
 from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.plans.train import Plan, Provenance
+from tuner.search.settings import Deadline, SearchSettings
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.memory_risk import LIKELY, SMALL, USUAL_RUN_S
 from tuner.search.train.more_nodes import OFFLOADED, more_nodes
 from tuner.search.train.plan_train import make_analytic_plan
 from tuner.search.train.preference import TOLERANCE_RATIO, less_chance_words
-from tuner.search.train.search import Settings, search
+from tuner.search.train.search import search
 from tuner.spec.goal import Checkpoint, Reliability
 from tuner.spec.read import read_spec
 from tuner.spec.search import Search
@@ -51,7 +52,7 @@ def planned(spec: Spec, *, with_unlaunchable: bool = False) -> Plan:
     return make_analytic_plan(
         spec,
         price_pool(spec.cluster.pools[0], residuals=shipped()),
-        settings=Settings(top=3, time_limit_s=60.0, clock=time.perf_counter),
+        settings=SearchSettings(top=3, time_limit_s=60.0, clock=time.perf_counter),
         provenance=NOTHING,
         with_unlaunchable=with_unlaunchable,
     )
@@ -206,7 +207,7 @@ def test_more_nodes_are_offered_before_more_memory_and_are_enough() -> None:
         )
         problem = build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
         found = search(
-            problem, Settings(top=1, time_limit_s=60.0, clock=time.perf_counter)
+            problem, SearchSettings(top=1, time_limit_s=60.0, clock=time.perf_counter)
         ).solutions
         return None if found is None else float(found.step_s[0])
 
@@ -239,18 +240,22 @@ def test_no_more_nodes_are_searched_for_once_the_shared_time_limit_has_passed() 
     (pool,) = spec.cluster.pools
     small = pool.model_copy(update={"memory_per_device": 8 * 2**30})
     spec = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"pools": (small,)})})
-    settings = Settings(top=1, time_limit_s=100.0, clock=lambda: 40.0)
-    assert settings.since(0.0).time_limit_s == 60.0
-    assert settings.since(-100.0).time_limit_s == 0.0
+    settings = SearchSettings(top=1, time_limit_s=100.0, clock=lambda: 40.0)
+    over = Deadline(begun_s=-100.0, limit_s=100.0, clock=settings.clock)
+    assert (
+        settings.until(Deadline(begun_s=0.0, limit_s=100.0, clock=settings.clock)).time_limit_s
+        == 60.0
+    )
+    assert settings.until(over).time_limit_s == 0.0
     priced_pool = price_pool(spec.cluster.pools[0], residuals=shipped())
-    assert more_nodes(spec, priced_pool, settings=settings.since(-100.0), band=(0.9, 1.1)) == ()
+    assert more_nodes(spec, priced_pool, settings=settings.until(over), band=(0.9, 1.1)) == ()
 
 
 def test_an_offer_of_nodes_says_that_it_needs_offloading() -> None:
     """Mixtral 8x22B on one A100 server fits on two with its optimizer on the hosts."""
     spec = read_spec(WORKED.parent / "checks" / "train-infeasible" / "spec.yaml")
     priced_pool = price_pool(spec.cluster.pools[0], residuals=shipped())
-    settings = Settings(top=1, time_limit_s=60.0, clock=time.perf_counter)
+    settings = SearchSettings(top=1, time_limit_s=60.0, clock=time.perf_counter)
     offered, plain = more_nodes(spec, priced_pool, settings=settings, band=(0.9, 1.1))
     assert offered.decision is not None
     assert offered.decision.optimizer_offload
@@ -317,7 +322,7 @@ def test_a_search_that_ended_early_says_what_is_not_known_and_how_to_know_it() -
     small = pool.model_copy(update={"memory_per_device": 12 * 2**30})
     cluster = spec.cluster.model_copy(update={"pools": (small,)})
     priced_pool = price_pool(small, residuals=shipped())
-    settings = Settings(top=3, time_limit_s=1e-6, clock=time.perf_counter)
+    settings = SearchSettings(top=3, time_limit_s=1e-6, clock=time.perf_counter)
     made = make_analytic_plan(
         spec.model_copy(update={"cluster": cluster}),
         priced_pool,

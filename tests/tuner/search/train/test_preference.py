@@ -11,6 +11,7 @@ from tuner.costs.train.constants import Software
 from tuner.costs.train.routing import ExpertImbalance
 from tuner.costs.train.shapes import number
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
+from tuner.search.settings import SearchSettings
 from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory_risk import (
     LIKELY,
@@ -30,14 +31,14 @@ from tuner.search.train.preference import (
     oom_chances,
 )
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.search import Settings, search
+from tuner.search.train.search import search
 from tuner.search.train.search_result import Detail, price_solution
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]
 EveryDecision = Callable[[SearchOutcome], Solutions]
 USUAL = LossPrices()
-SETTINGS = Settings(clock=time.perf_counter, top=2, band_ratio=TOLERANCE_RATIO)
+SETTINGS = SearchSettings(clock=time.perf_counter, top=2, band_ratio=TOLERANCE_RATIO)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from tests.rows import each_row
 from tuner.costs.train.shapes import number
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.plans.train import Unlaunchable
+from tuner.search.settings import SearchSettings
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.relaxations import (
@@ -18,13 +19,13 @@ from tuner.search.train.relaxations import (
     relaxations,
     unlaunchable,
 )
-from tuner.search.train.search import Settings, search
+from tuner.search.train.search import search
 from tuner.search.train.search_result import price_solution
 from tuner.search.train.unsupported_dispatch import dispatch_gains
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]
-SETTINGS = Settings(clock=time.perf_counter, time_limit_s=60.0, top=3)
+SETTINGS = SearchSettings(clock=time.perf_counter, time_limit_s=60.0, top=3)
 
 
 def lacking(outcome: SearchOutcome) -> tuple[Unlaunchable, ...]:

@@ -13,13 +13,14 @@ from tuner.engines.capabilities import intersection, refusals
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.search.progress import PlanningEvent
 from tuner.search.ratios import uniform_ratios
+from tuner.search.settings import SearchSettings
 from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import legal_degrees
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.options import option_space
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.search import Settings, search
+from tuner.search.train.search import search
 from tuner.search.train.search_result import (
     cost_of_step,
     pareto_front,
@@ -32,7 +33,7 @@ from tuner.search.train.ties import Ties, count_ties
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]
-SETTINGS = Settings(clock=time.perf_counter, time_limit_s=120.0, top=3)
+SETTINGS = SearchSettings(clock=time.perf_counter, time_limit_s=120.0, top=3)
 
 FEW_WAYS = Search(
     recompute=("none", "full"),
@@ -197,7 +198,7 @@ def whole(make_problem: MakeProblem) -> SearchOutcome:
 @each_row("limit_s", [0.0, 3.0, 8.0, 12.0])
 def test_time_that_runs_out_leaves_the_rest_open(whole: SearchOutcome, limit_s: float) -> None:
     ticks = iter(range(10_000))
-    settings = Settings(clock=lambda: float(next(ticks)), time_limit_s=limit_s, top=3)
+    settings = SearchSettings(clock=lambda: float(next(ticks)), time_limit_s=limit_s, top=3)
     cut_off = search(whole.problem, settings)
     certificate = to_certificate(cut_off)
     assert cut_off.counts.open > 0

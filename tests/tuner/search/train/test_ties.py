@@ -12,10 +12,11 @@ from tuner.engines.manifest import Capabilities
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.engines.torchtitan.capabilities import TORCHTITAN_0_3
 from tuner.search.ratios import KERNEL_FIELDS, Ratios, has_same_kernels, is_tie
+from tuner.search.settings import SearchSettings
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.search import Settings, search
+from tuner.search.train.search import search
 from tuner.search.train.search_result import solution_fields
 from tuner.search.train.space_size import by_facts
 from tuner.search.train.ties import DEGREE_OF, UNIFORM_FIELDS, tied_rows
@@ -23,7 +24,7 @@ from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]
 RATIOS = Ratios(same_kernels=(0.96, 1.05), other_kernels=(0.8, 1.25))
-SETTINGS = Settings(clock=time.perf_counter, top=200, band_ratio=1.0)
+SETTINGS = SearchSettings(clock=time.perf_counter, top=200, band_ratio=1.0)
 WAYS_OF_ROW = 4
 NUM_CHOSEN = 20
 

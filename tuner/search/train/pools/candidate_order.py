@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tuner.search.progress import PlanningEvent, ProgressListener
+from tuner.search.progress import PlanningEvent
+from tuner.search.settings import SearchSettings
 from tuner.search.train.memory_risk import SMALL
 from tuner.search.train.pools.certificate import fastest_chain
 from tuner.search.train.pools.chains import Chain
@@ -20,7 +21,7 @@ from tuner.search.train.pools.risk import (
     price_risks,
     sort_decisions,
 )
-from tuner.search.train.pools.search import PoolsSearchOutcome, Settings
+from tuner.search.train.pools.search import PoolsSearchOutcome
 from tuner.search.train.pools.single_pool import SinglePoolDecision, SinglePoolResult
 from tuner.search.train.pools.to_plan import SimulatedChain, simulate_chain
 from tuner.search.train.preference import TOLERANCE_RATIO
@@ -73,10 +74,9 @@ def _is_single_pool_of(one: PoolsDecision, chain: SimulatedChain) -> bool:
 
 def rank_decisions(
     outcome: PoolsSearchOutcome,
-    settings: Settings,
+    settings: SearchSettings,
     *,
     single_pools: Sequence[SinglePoolResult],
-    watch: ProgressListener,
 ) -> Ranking:
     """Simulate the chains, search for headroom where the best chain lacks it, and rank all."""
     problem = outcome.problem
@@ -92,7 +92,7 @@ def rank_decisions(
     full = first if is_near else fastest
     if risks[full].chance <= SMALL:
         return ranking
-    watch(PlanningEvent(stage="memory", text="searching for chains with more headroom"))
+    settings.watch(PlanningEvent(stage="memory", text="searching for chains with more headroom"))
     known = decision_with_headroom(risks)
     known_s = math.inf if known is None else known.objective_s
     rooms = search_chain_headroom(outcome, settings, full=full, known_s=known_s)

@@ -109,20 +109,19 @@ class ChainSolution:
 
 
 def solve_chain(
-    candidate: PoolsCandidate, cluster: Cluster, *, method: str, time_limit_s: float
+    candidate: PoolsCandidate, cluster: Cluster, *, time_limit_s: float
 ) -> ChainSolution:
     """Find the best chain of one candidate over its pools.
 
     Args:
         candidate: what to solve.
         cluster: all pools.
-        method: of solvers/registry.py.
         time_limit_s: for one call of the solver.
     """
     between_s, problem = _problem(candidate, _part(cluster, candidate.chosen))
     bounds_s = []
     for _ in range(TIGHTENINGS + 1):
-        outcome = PARTITION.solve(problem, method=method, time_limit_s=time_limit_s)
+        outcome = PARTITION.solve(problem, method="exact", time_limit_s=time_limit_s)
         bounds_s.append(outcome.bound + candidate.least_fixed_s)
         if outcome.solution is None:
             break

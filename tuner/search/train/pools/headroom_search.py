@@ -12,18 +12,18 @@ from typing import Final
 
 import numpy as np
 
+from tuner.search.settings import SearchSettings
 from tuner.search.train.headroom_search import CHANCES
 from tuner.search.train.memory_risk import SMALL, largest_peak_bytes
 from tuner.search.train.pools.build_problem import PoolsProblem
 from tuner.search.train.pools.chains import Chain
 from tuner.search.train.pools.min_memory import (
     Change,
-    Deadline,
     best_chain,
     fit_anywhere,
     min_memory_candidates,
 )
-from tuner.search.train.pools.search import PoolsSearchOutcome, Settings, search
+from tuner.search.train.pools.search import PoolsSearchOutcome, search
 from tuner.search.train.pools.stage_prices import PoolPricing
 from tuner.search.train.pools.to_plan import (
     SimulatedChain,
@@ -55,7 +55,7 @@ class ChainHeadroom:
 
 def search_chain_headroom(
     outcome: PoolsSearchOutcome,
-    settings: Settings,
+    settings: SearchSettings,
     *,
     full: SimulatedChain,
     known_s: float = math.inf,
@@ -113,13 +113,12 @@ class _HeadroomSearch:
     """Searches for headroom that share a time limit; lives as long as the call that made it."""
 
     def __init__(
-        self, outcome: PoolsSearchOutcome, settings: Settings, full: SimulatedChain
+        self, outcome: PoolsSearchOutcome, settings: SearchSettings, full: SimulatedChain
     ) -> None:
         self._outcome = outcome
         self._settings = settings
         self._full = full
-        self._end_s = settings.clock() + settings.time_limit_s / 2.0
-        self._deadline = Deadline(method=settings.method, clock=settings.clock, end_s=self._end_s)
+        self._deadline = settings.begin(0.5)
         self._chains: list[Chain] = []
 
     def result(self, known_s: float) -> ChainHeadroom:
@@ -154,10 +153,8 @@ class _HeadroomSearch:
             if lower is None:
                 return math.inf
             limited = lower
-            left_s = max(0.0, self._end_s - self._settings.clock())
-            retry = search(
-                limited, replace(self._settings, top=1, below_s=below_s, time_limit_s=left_s)
-            )
+            left = self._settings.until(self._deadline)
+            retry = search(limited, replace(left, top=1, below_s=below_s))
             complete_s = retry.complete_s
             self._chains += retry.chains
             if not retry.chains:

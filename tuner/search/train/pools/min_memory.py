@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.search.settings import Deadline
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.option_table import OptionTable
 from tuner.search.train.pools.bounds import (
@@ -48,22 +49,6 @@ MOST_TRIED: Final = 8
 
 SOLVE_S: Final = 5.0
 """Time limit of one partition."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deadline:
-    """How partitions are solved, and until when."""
-
-    method: str
-    """A partition solver of solvers/registry.py."""
-    clock: Callable[[], float]
-    end_s: float
-    """Reading of `clock`."""
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the end; zero or negative after it."""
-        return self.end_s - self.clock()
 
 
 Change = Callable[[PoolPricing], PoolPricing]
@@ -142,7 +127,7 @@ def best_chain(
             break
         candidate = _candidate(one.table, one.pools, one.index)
         limit_s = min(SOLVE_S, left_s)
-        chain = solve_chain(candidate, cluster, method=deadline.method, time_limit_s=limit_s).chain
+        chain = solve_chain(candidate, cluster, time_limit_s=limit_s).chain
         if chain is not None and (best is None or chain.price.step_s < best.price.step_s):
             best = chain
     return best

@@ -13,9 +13,10 @@ from tuner.costs.train.calibration import Residuals
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.plans.train import Alternative, Plan, Provenance, Relaxation, TrainPrediction
 from tuner.search.layout_groups import by_layout, layout_of, rows_of_layouts
-from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
+from tuner.search.progress import PlanningEvent
 from tuner.search.ratios import is_tie
 from tuner.search.reasons import why_lost
+from tuner.search.settings import SearchSettings
 from tuner.search.train.extrapolation import extrapolated_by_search, with_extrapolation_notes
 from tuner.search.train.memory_risk import LIKELY, SMALL
 from tuner.search.train.pools.build_problem import PoolsProblem, build_pools_problem
@@ -32,7 +33,7 @@ from tuner.search.train.pools.relaxations import (
     relaxations,
 )
 from tuner.search.train.pools.risk import PoolsDecision
-from tuner.search.train.pools.search import PoolsSearchOutcome, Settings, search
+from tuner.search.train.pools.search import PoolsSearchOutcome, search
 from tuner.search.train.pools.single_pool import (
     SinglePoolDecision,
     plan_single_pool,
@@ -55,10 +56,9 @@ def plan_over_pools(
     spec: Spec,
     *,
     residuals: Residuals | None,
-    settings: Settings,
+    settings: SearchSettings,
     provenance: Provenance,
     measured: Mapping[str, MeasuredProfile] | None = None,
-    watch: ProgressListener = ignore_progress,
 ) -> Plan:
     """Plan a training run over heterogeneous pools.
 
@@ -69,7 +69,6 @@ def plan_over_pools(
             pools together, and again to all relaxations together.
         provenance: inputs of the plan.
         measured: profiles of pools, by name; the others are planned on datasheets.
-        watch: receives an event for every stage of the work.
 
     Returns:
         A plan over several pools or a single one, with its placement; `cluster` holds what it uses.
@@ -80,13 +79,13 @@ def plan_over_pools(
     """
     problem = build_pools_problem(spec, residuals=residuals, measured=measured or {})
     names = ", ".join(pool.name for pool in spec.cluster.pools)
-    watch(PlanningEvent(stage="search", text=f"chains of stages over {names}"))
+    settings.watch(PlanningEvent(stage="search", text=f"chains of stages over {names}"))
     outcome = search(problem, settings)
     problem = problem.with_extrapolation()
     outcome = replace(outcome, problem=problem)
-    watch(PlanningEvent(stage="pools", text=f"each of {names} by itself"))
+    settings.watch(PlanningEvent(stage="pools", text=f"each of {names} by itself"))
     single_pools = search_single_pools(problem, settings)
-    ranking = rank_decisions(outcome, settings, single_pools=single_pools, watch=watch)
+    ranking = rank_decisions(outcome, settings, single_pools=single_pools)
     best = ranking.best
     if best is not None and len(used_pools(best)) == 1:
         notes = (*provenance.notes, _single_pool_note(ranking, best, problem))
@@ -95,7 +94,7 @@ def plan_over_pools(
         plan = plan_single_pool(problem, best.index, settings=settings, provenance=provenance)
         plan = with_headroom_on_other_pools(plan, ranking, outcome)
     else:
-        plan = _plan_chains(spec, outcome, ranking, provenance, settings=settings, watch=watch)
+        plan = _plan_chains(spec, outcome, ranking, provenance, settings=settings)
     if plan.placement is None:
         return plan
     placement = plan.placement.model_copy(
@@ -135,8 +134,7 @@ def _plan_chains(
     ranking: Ranking,
     provenance: Provenance,
     *,
-    settings: Settings,
-    watch: ProgressListener,
+    settings: SearchSettings,
 ) -> Plan:
     problem, options, order = outcome.problem, outcome.space.options, ranking.chains
     note = priced_release(spec.emit, spec.goal.engine, problem.priced_pools[0].residuals).note
@@ -152,7 +150,9 @@ def _plan_chains(
         "provenance": _with_profile_notes(provenance, problem),
     }
     if not order:
-        watch(PlanningEvent(stage="relaxations", text="nothing fits; searching for what would"))
+        settings.watch(
+            PlanningEvent(stage="relaxations", text="nothing fits; searching for what would")
+        )
         nothing = {
             "decision": None,
             "predicted": None,
@@ -166,7 +166,7 @@ def _plan_chains(
     decision = to_decision(best.chain, problem, options)
     relaxed: tuple[Relaxation, ...] = ()
     if ranking.risks[best].chance > LIKELY:
-        watch(PlanningEvent(stage="relaxations", text="searching for headroom"))
+        settings.watch(PlanningEvent(stage="relaxations", text="searching for headroom"))
         relaxed = headroom_relaxations(outcome, settings, full=best)
     return Plan.model_validate(
         common

@@ -15,6 +15,7 @@ import numpy as np
 
 from tuner.plans.train import Relaxation
 from tuner.search.reference.memory_offer import MemoryOffer, memory_words
+from tuner.search.settings import Deadline, SearchSettings
 from tuner.search.train.memory_risk import SMALL
 from tuner.search.train.options import option_space
 from tuner.search.train.pools.build_problem import PoolsProblem
@@ -22,14 +23,13 @@ from tuner.search.train.pools.chains import Chain
 from tuner.search.train.pools.headroom_search import MORE_RATIOS, limit_to_chance
 from tuner.search.train.pools.min_memory import (
     Change,
-    Deadline,
     MinMemoryCandidates,
     best_chain,
     fit_anywhere,
     min_memory_candidates,
     most_layers,
 )
-from tuner.search.train.pools.search import PoolsSearchOutcome, Settings
+from tuner.search.train.pools.search import PoolsSearchOutcome
 from tuner.search.train.pools.space import PLAIN, PoolsSpace, pools_space
 from tuner.search.train.pools.stage_prices import PoolPricing
 from tuner.search.train.pools.to_plan import (
@@ -71,9 +71,9 @@ def infeasibility_reason(outcome: PoolsSearchOutcome) -> str:
     return f"memory_per_device: of {problem.any_pool.model.num_layers} layers, {each} at the least"
 
 
-def relaxations(outcome: PoolsSearchOutcome, settings: Settings) -> tuple[Relaxation, ...]:
+def relaxations(outcome: PoolsSearchOutcome, settings: SearchSettings) -> tuple[Relaxation, ...]:
     """Return relaxations of an infeasible problem; more nodes come first."""
-    problem, deadline = outcome.problem, _deadline(settings)
+    problem, deadline = outcome.problem, settings.begin()
     if not outcome.space.num_legal:
         return _until_deadline(_limit_relaxations(problem, deadline=deadline), deadline)
     candidates = min_memory_candidates(problem, outcome.space)
@@ -85,27 +85,21 @@ def relaxations(outcome: PoolsSearchOutcome, settings: Settings) -> tuple[Relaxa
     return _until_deadline(offers, deadline)
 
 
-def _deadline(settings: Settings) -> Deadline:
-    """All relaxations together have the time limit of the search."""
-    end_s = settings.clock() + settings.time_limit_s
-    return Deadline(method=settings.method, clock=settings.clock, end_s=end_s)
-
-
 def _until_deadline(offers: Iterator[Relaxation], deadline: Deadline) -> tuple[Relaxation, ...]:
     """Return the relaxations solved in time, with a note if there may be more."""
     relaxed = []
     for one in offers:
         relaxed.append(one)
-        if deadline.left_s <= 0.0:
+        if not deadline.left_s:
             break
-    if deadline.left_s <= 0.0:
+    if not deadline.left_s:
         change = "the time for relaxations was used up; more of it may find others"
         relaxed.append(Relaxation(limit="--time-limit", change=change))
     return tuple(relaxed)
 
 
 def headroom_relaxations(
-    outcome: PoolsSearchOutcome, settings: Settings, *, full: SimulatedChain
+    outcome: PoolsSearchOutcome, settings: SearchSettings, *, full: SimulatedChain
 ) -> tuple[Relaxation, ...]:
     """Return the nodes, then the memory in every pool, with which something has headroom.
 
@@ -120,7 +114,7 @@ def headroom_relaxations(
     problem = limit_to_chance(outcome.problem, full, chance=SMALL)
     if problem is None:
         return ()
-    space, deadline = outcome.space, _deadline(settings)
+    space, deadline = outcome.space, settings.begin()
     candidates = min_memory_candidates(problem, space)
     memory = _memory_relaxations(problem, space, candidates, deadline=deadline)
     nodes = _node_relaxations(problem, space, candidates, deadline=deadline)
@@ -133,7 +127,7 @@ def _limit_relaxations(problem: PoolsProblem, *, deadline: Deadline) -> Iterator
     stated = [name for name in Limits.model_fields if getattr(limits, name) is not None]
     named = False
     for name in stated:
-        if deadline.left_s <= 0.0:
+        if not deadline.left_s:
             return
         freed = _with_limits(problem, limits.model_copy(update={name: None}))
         space = pools_space(freed)
@@ -165,7 +159,7 @@ def _unsearched_relaxations(problem: PoolsProblem, *, deadline: Deadline) -> Ite
     """Options that are searched only if the user names them."""
     limits = problem.any_pool.limits
     for axis, plain in PLAIN.items():
-        if deadline.left_s <= 0.0:
+        if not deadline.left_s:
             return
         more = tuple(
             choice
@@ -199,7 +193,7 @@ def _memory_relaxations(
     """More memory in every pool, and in each one."""
     every = tuple(range(problem.num_pools))
     for some in dict.fromkeys((every, *((index,) for index in every))):
-        if deadline.left_s <= 0.0:
+        if not deadline.left_s:
             return
         names = {problem.cluster.pools[index].name for index in some}
         limit = max(problem.by_pool[index].memory_limit_bytes for index in some)
@@ -207,7 +201,7 @@ def _memory_relaxations(
         if least is None:
             continue
         for ratio in MORE_RATIOS:
-            if deadline.left_s <= 0.0:
+            if not deadline.left_s:
                 return
             more = least + ratio * limit
             change = _with_memory(names, more)
@@ -283,7 +277,7 @@ def _node_relaxations(
 ) -> Iterator[Relaxation]:
     """More nodes of one pool."""
     for index, pool in enumerate(problem.cluster.pools):
-        if deadline.left_s <= 0.0:
+        if not deadline.left_s:
             return
         fewest = _fewest_nodes(candidates, pool.name, pool.nodes)
         counts = [] if fewest is None else [math.ceil(fewest * (1.0 + r)) for r in MORE_RATIOS]

@@ -14,13 +14,14 @@ Letters: E entries, one per candidate and choice of pools.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from tuner.search.layout_groups import rows_of_layouts
+from tuner.search.settings import SearchSettings
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.incumbents import LAYOUT
 from tuner.search.train.option_table import OptionTable
@@ -57,20 +58,6 @@ BATCH: Final = 256
 
 SHORTEST_SOLVE_S: Final = 1.0
 """Minimum time limit of a solve, even at the end of the search."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How to search."""
-
-    top: int = 4
-    """Number of layouts whose best chain is wanted."""
-    time_limit_s: float = 60.0
-    below_s: float = math.inf
-    """Slower chains are skipped; `bound_s` then covers faster ones only."""
-    method: str = "exact"
-    """A partition solver of solvers/registry.py."""
-    clock: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,7 +100,7 @@ class _Entries:
         return len(self.rows_E)
 
 
-def search(problem: PoolsProblem, settings: Settings) -> PoolsSearchOutcome:
+def search(problem: PoolsProblem, settings: SearchSettings) -> PoolsSearchOutcome:
     """Find the fastest chains and bound their distance from the optimum."""
     run = _Run(problem, settings)
     return run.result()
@@ -122,10 +109,10 @@ def search(problem: PoolsProblem, settings: Settings) -> PoolsSearchOutcome:
 class _Run:
     """The state of one search; lives as long as the call that made it."""
 
-    def __init__(self, problem: PoolsProblem, settings: Settings) -> None:
+    def __init__(self, problem: PoolsProblem, settings: SearchSettings) -> None:
         self._problem = problem
         self._settings = settings
-        self._start_s = settings.clock()
+        self._deadline = settings.begin()
         self._space = pools_space(problem)
         self._tables = list(self._space.tables())
         self._parts: list[_Entries] = []
@@ -147,7 +134,7 @@ class _Run:
             batch = order[start : start + most]
             start, most = start + most, min(2 * most, MOST_ROWS)
             batch = batch[bound_s_N[batch] <= self._threshold_s()]
-            if self._is_out_of_time():
+            if self._deadline.is_over:
                 self._skip_rows(batch, table_of_N[batch], float(bound_s_N[batch[0]]))
             else:
                 self._visit_rows(batch, table_of_N[batch])
@@ -179,10 +166,6 @@ class _Run:
             num_options = table.num_legal * len(self._space.pools)
             self._open += num_options * int((table_of == index).sum())
 
-    def _is_out_of_time(self) -> bool:
-        elapsed_s = self._settings.clock() - self._start_s
-        return elapsed_s > self._settings.time_limit_s
-
     def _visit_batch(self, batch: Ints) -> None:
         """Bound entries again, now with the memory at every position, and solve them."""
         by_pools: dict[int, list[int]] = {}
@@ -199,8 +182,8 @@ class _Run:
                 self._visit(entry, candidate, bound_s)
 
     def _visit(self, entry: int, candidate: PoolsCandidate, least_s: float) -> None:
-        left_s = self._settings.time_limit_s - (self._settings.clock() - self._start_s)
-        if left_s <= 0.0:
+        left_s = self._deadline.left_s
+        if not left_s:
             self._open += 1
             self._least_open_s = min(self._least_open_s, least_s)
             return
@@ -208,7 +191,6 @@ class _Run:
         solution = solve_chain(
             candidate,
             self._problem.cluster,
-            method=self._settings.method,
             time_limit_s=max(SHORTEST_SOLVE_S, left_s),
         )
         self._bound_s = min(self._bound_s, max(solution.bound_s, least_s))
@@ -289,7 +271,7 @@ class _Run:
                 illegal=sum(space.illegal.values()),
                 open=self._open,
             ),
-            solve_s=self._settings.clock() - self._start_s,
+            solve_s=self._deadline.elapsed_s,
         )
 
 

@@ -13,6 +13,8 @@ import numpy as np
 from tuner.config.train import TrainDecision
 from tuner.plans.stage_placement import SinglePoolBaseline, StageDevices, StagePlacement
 from tuner.plans.train import Plan, Provenance
+from tuner.search.progress import ignore_progress
+from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import PricedPool
 from tuner.search.train.finalists import simulated_s
 from tuner.search.train.headroom_search import search_headroom
@@ -21,13 +23,11 @@ from tuner.search.train.memory_risk import MemoryForecast, loss_prices
 from tuner.search.train.plan_fields import PlanFormatter, effective_step_s
 from tuner.search.train.plan_train import make_analytic_plan
 from tuner.search.train.pools.build_problem import PoolsProblem
-from tuner.search.train.pools.search import Settings
 from tuner.search.train.preference import (
     TOLERANCE_RATIO,
     fastest_with_headroom,
     find_least_expected,
 )
-from tuner.search.train.search import Settings as PoolSettings
 from tuner.search.train.search import search
 from tuner.search.train.search_result import Detail, price_solution, solution_fields
 from tuner.spec.spec import Spec
@@ -69,12 +69,18 @@ class SinglePoolResult:
     """Seconds of a step up to which the search for decisions with headroom is complete."""
 
 
-def search_single_pools(problem: PoolsProblem, settings: Settings) -> tuple[SinglePoolResult, ...]:
+def search_single_pools(
+    problem: PoolsProblem, settings: SearchSettings
+) -> tuple[SinglePoolResult, ...]:
     """Search every pool by itself."""
     # All single pools together have the time limit of the search over pools.
     share_s = settings.time_limit_s / problem.num_pools
-    pool_settings = PoolSettings(
-        top=1, band_ratio=TOLERANCE_RATIO, time_limit_s=share_s, clock=settings.clock
+    pool_settings = replace(
+        settings,
+        top=1,
+        band_ratio=TOLERANCE_RATIO,
+        time_limit_s=share_s,
+        watch=ignore_progress,
     )
     return tuple(
         _search_single_pool(problem, index, pool_settings) for index in range(problem.num_pools)
@@ -82,7 +88,7 @@ def search_single_pools(problem: PoolsProblem, settings: Settings) -> tuple[Sing
 
 
 def _search_single_pool(
-    problem: PoolsProblem, index: int, settings: PoolSettings
+    problem: PoolsProblem, index: int, settings: SearchSettings
 ) -> SinglePoolResult:
     own, priced_pool = problem.by_pool[index], problem.priced_pools[index]
     result = search(own, settings)
@@ -135,16 +141,14 @@ def _decision(
 
 
 def plan_single_pool(
-    problem: PoolsProblem, index: int, *, settings: Settings, provenance: Provenance
+    problem: PoolsProblem, index: int, *, settings: SearchSettings, provenance: Provenance
 ) -> Plan:
     """Plan on one of the pools; the plan names the unused devices of the cluster."""
     spec, priced_pool = problem.specs[index], problem.priced_pools[index]
     plan = make_analytic_plan(
         spec,
         priced_pool,
-        settings=PoolSettings(
-            top=settings.top, time_limit_s=settings.time_limit_s, clock=settings.clock
-        ),
+        settings=replace(settings, processes=1, watch=ignore_progress),
         provenance=provenance,
     )
     made = plan.decision

@@ -15,13 +15,13 @@ from tuner.cli.plan_text import explanation, plan_text
 from tuner.config.words import short_decision
 from tuner.plans.train import Plan, Provenance
 from tuner.report.memory_headroom import memory_warning
-from tuner.search.progress import ignore_progress
+from tuner.search.settings import SearchSettings
 from tuner.search.train.memory_risk import LIKELY, SMALL, Chances, loss_prices
 from tuner.search.train.pools.build_problem import PoolsProblem, build_pools_problem
 from tuner.search.train.pools.candidate_order import Ranking, rank_decisions
 from tuner.search.train.pools.plan_pools import plan_over_pools
 from tuner.search.train.pools.risk import PoolsDecision
-from tuner.search.train.pools.search import Settings, search
+from tuner.search.train.pools.search import search
 from tuner.search.train.pools.single_pool import SinglePoolDecision, search_single_pools
 from tuner.search.train.pools.to_plan import chain_memory_risk, to_prediction
 from tuner.search.train.pools.whole_run import effective_step_s
@@ -57,7 +57,7 @@ FEW: dict[str, Any] = {
     "a2a_overlap": (False,),
     "cuda_graph": ("none",),
 }
-SETTINGS = Settings(top=2, clock=time.perf_counter)
+SETTINGS = SearchSettings(top=2, clock=time.perf_counter)
 
 
 def spec_of(seed: int, *, memory_share: float = 1.0) -> Spec:
@@ -106,9 +106,7 @@ def spec_of(seed: int, *, memory_share: float = 1.0) -> Spec:
 
 def rank_for(problem: PoolsProblem) -> Ranking:
     single_pools = search_single_pools(problem, SETTINGS)
-    return rank_decisions(
-        search(problem, SETTINGS), SETTINGS, single_pools=single_pools, watch=ignore_progress
-    )
+    return rank_decisions(search(problem, SETTINGS), SETTINGS, single_pools=single_pools)
 
 
 def expected_s(ranking: Ranking, problem: PoolsProblem) -> dict[PoolsDecision, float]:

@@ -18,6 +18,7 @@ from tuner.errors import SpecError, UnknownDeviceError
 from tuner.plans.train import Plan, Provenance, TrainPrediction
 from tuner.report.memory_headroom import memory_warning
 from tuner.search.nodes.to_plan import with_node_order
+from tuner.search.settings import SearchSettings
 from tuner.search.train.memory_risk import LIKELY, SMALL
 from tuner.search.train.pools.build_problem import PoolsProblem, build_pools_problem
 from tuner.search.train.pools.certificate import to_certificate
@@ -25,7 +26,7 @@ from tuner.search.train.pools.chains import Chain
 from tuner.search.train.pools.headroom_search import search_chain_headroom
 from tuner.search.train.pools.plan_pools import plan_over_pools
 from tuner.search.train.pools.risk import price_risks
-from tuner.search.train.pools.search import Settings, search
+from tuner.search.train.pools.search import search
 from tuner.search.train.pools.to_plan import SimulatedChain, chain_memory_risk, simulate_chain
 from tuner.spec.goal import Reliability
 from tuner.spec.refusals import refusals
@@ -47,7 +48,7 @@ def plan(spec: Spec, provenance: Provenance, **settings: Any) -> Plan:
     return plan_over_pools(
         spec,
         residuals=None,
-        settings=Settings(top=2, clock=time.perf_counter),
+        settings=SearchSettings(top=2, clock=time.perf_counter),
         provenance=provenance,
         **settings,
     )
@@ -272,7 +273,7 @@ def test_ties_that_were_not_searched_for_are_noted(together: Plan, spec: MakeSpe
     # Two rows were asked for, and the band is far wider than the gap between these.
     assert together.certificate.within_band_is_least
     problem = build_pools_problem(spec("olmoe-1b-7b", **TWO), residuals=None)
-    every = search(problem, Settings(top=10**6, clock=time.perf_counter))
+    every = search(problem, SearchSettings(top=10**6, clock=time.perf_counter))
     assert every.complete_s == math.inf
     order = sorted(
         (simulate_chain(chain) for chain in every.chains), key=lambda one: one.objective_s
@@ -328,7 +329,7 @@ def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
         made = plan_over_pools(
             requested,
             residuals=None,
-            settings=Settings(top=12, clock=time.perf_counter),
+            settings=SearchSettings(top=12, clock=time.perf_counter),
             provenance=provenance,
         )
         assert made.predicted is not None
@@ -352,7 +353,7 @@ def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
     replanned = plan_over_pools(
         requested.model_copy(update={"goal": failing}),
         residuals=None,
-        settings=Settings(top=12, clock=time.perf_counter),
+        settings=SearchSettings(top=12, clock=time.perf_counter),
         provenance=provenance,
     )
     assert replanned.decision == made.decision
@@ -378,7 +379,7 @@ def test_chains_with_headroom_are_searched_for_where_the_best_may_run_out(
     small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
     requested = spec("olmoe-1b-7b", new=small, old=small, failed_start=1e6, **TIGHT)
     problem = build_pools_problem(requested, residuals=None)
-    settings = Settings(top=1, clock=time.perf_counter)
+    settings = SearchSettings(top=1, clock=time.perf_counter)
     outcome = search(problem, settings)
     full = simulate_chain(outcome.chains[0])
     assert chain_memory_risk(full.chain, problem).out_of_memory_probability > SMALL
@@ -406,7 +407,7 @@ def test_a_chain_that_surely_runs_out_is_expected_to_take_the_step_of_one_with_h
     problem = build_pools_problem(
         spec("olmoe-1b-7b", new=small, old=small, failed_start=1.0, **TIGHT), residuals=None
     )
-    settings = Settings(top=1, clock=time.perf_counter)
+    settings = SearchSettings(top=1, clock=time.perf_counter)
     outcome = search(problem, settings)
     full = simulate_chain(outcome.chains[0])
     roomy = search_chain_headroom(outcome, settings, full=full)
@@ -534,7 +535,7 @@ def test_searches_for_headroom_keep_all_results(spec: MakeSpec) -> None:
     problem = build_pools_problem(
         spec("olmoe-1b-7b", new=small, old=small, failed_start=1e6, **TIGHT), residuals=None
     )
-    settings = Settings(top=1, clock=time.perf_counter)
+    settings = SearchSettings(top=1, clock=time.perf_counter)
     outcome = search(problem, settings)
     rooms = search_chain_headroom(outcome, settings, full=simulate_chain(outcome.chains[0]))
     assert rooms is not None

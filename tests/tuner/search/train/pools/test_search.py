@@ -11,11 +11,12 @@ from profilers.steps.config import LayerKind
 from solvers.partition.problem import Partition, PartitionProblem
 from tests.solvers.partition.brute_force import partitions
 from tuner.costs.train.step import price_step
+from tuner.search.settings import SearchSettings
 from tuner.search.train.candidates import to_strategies
 from tuner.search.train.layouts import to_stages
 from tuner.search.train.pools.bounds import positions, rooms, step_bound_s
 from tuner.search.train.pools.build_problem import PoolsProblem, build_pools_problem
-from tuner.search.train.pools.search import PoolsSearchOutcome, Settings, search
+from tuner.search.train.pools.search import PoolsSearchOutcome, search
 from tuner.search.train.pools.space import pools_space
 from tuner.search.train.pools.stage_prices import (
     ChainPrice,
@@ -34,7 +35,7 @@ BANDWIDTH, LATENCY = 50e9, 2e-5
 
 def run_search(spec: Spec, *, top: int = 1) -> PoolsSearchOutcome:
     problem = build_pools_problem(spec, residuals=None)
-    return search(problem, Settings(top=top, time_limit_s=300.0, clock=time.perf_counter))
+    return search(problem, SearchSettings(top=top, time_limit_s=300.0, clock=time.perf_counter))
 
 
 def every_partition(problem: PoolsProblem, devices: int) -> list[Partition]:
@@ -261,7 +262,9 @@ def test_a_pool_that_is_dead_slow_is_left_out(spec: MakeSpec) -> None:
         old,
         hardware=replace(old.hardware, matmul_flop_per_s=1e10, attention_flop_per_s=1e10),
     )
-    result = search(replace(problem, by_pool=(new, slow)), Settings(top=1, clock=time.perf_counter))
+    result = search(
+        replace(problem, by_pool=(new, slow)), SearchSettings(top=1, clock=time.perf_counter)
+    )
     assert set(result.chains[0].pool_S) == {0}
 
 
@@ -297,7 +300,9 @@ def test_a_slower_link_never_makes_the_step_shorter(spec: MakeSpec) -> None:
 def test_a_search_out_of_time_says_what_is_open(spec: MakeSpec) -> None:
     ticks = iter(range(10**9))
     problem = build_pools_problem(spec(), residuals=None)
-    result = search(problem, Settings(top=4, time_limit_s=5.0, clock=lambda: float(next(ticks))))
+    result = search(
+        problem, SearchSettings(top=4, time_limit_s=5.0, clock=lambda: float(next(ticks)))
+    )
     assert result.counts.open > 0
     assert result.chains
     assert result.bound_s <= result.chains[0].price.step_s
