@@ -86,14 +86,14 @@ def searched(problem: TrainProblem) -> tuple[SearchOutcome, dict[str, Any]]:
     objective_s = ranking.objective_s[0] if ranking.objective_s else None
     certificate = to_certificate(result, objective_s=objective_s)
     counts = result.counts
-    decisions = counts.priced + counts.bounded + counts.open + counts.num_illegal
+    decisions = counts.priced + counts.bounded + counts.open + counts.illegal
     return result, {
         "model": problem.model.name,
         "devices": problem.num_devices,
         "decisions": decisions,
-        "legal": decisions - counts.num_illegal,
+        "legal": decisions - counts.illegal,
         "priced": counts.priced,
-        "rows": counts.rows,
+        "rows": result.degrees.num_legal,
         "status": certificate.status,
         "step_s": certificate.objective,
         "gap_ratio": certificate.gap_ratio,

@@ -212,16 +212,15 @@ def _more_nodes(problem: ProfiledProblem, settings: SearchSettings) -> tuple[Rel
 
     All multiples together take no longer than the search itself may.
     """
-    begun_s, machine = settings.clock(), problem.machine
+    deadline, machine = settings.begin(), problem.machine
     (pool,) = problem.spec.cluster.pools
     devices = machine.num_devices // pool.nodes
     for multiple in MULTIPLES:
-        left_s = settings.time_limit_s - (settings.clock() - begun_s)
-        if left_s <= 0.0:
+        left = replace(settings.until(deadline), top=1)
+        if not left.time_limit_s:
             return ()
         larger = replace(machine, num_devices=multiple * machine.num_devices)
-        limited = replace(settings, top=1, time_limit_s=left_s)
-        solved = replace(problem, machine=larger).search(limited).solved
+        solved = replace(problem, machine=larger).search(left).solved
         if solved:
             nodes = multiple * pool.nodes
             change = f"{nodes} nodes instead of {pool.nodes}: {nodes * devices} devices"

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from solvers.family import OPTIMALITY_TOLERANCE
 from solvers.layout.patterns import least_objective_s
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.registry import LAYOUT
@@ -25,13 +24,14 @@ from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Degrees, Workload
 from tuner.engines.capabilities import Capabilities
 from tuner.plans.train import Certificate, Space
+from tuner.search.certificate import certify
 from tuner.search.layout_groups import layout_of, rows_of_layouts
 from tuner.search.reference.decisions import decode
 from tuner.search.reference.layer_costs import CandidateCosts, Machine, layout_problem
 from tuner.search.reference.options import Option, options
 from tuner.search.reference.predict import band_around, predict
 from tuner.search.reference.space import Enumeration, enumerate_degrees
-from tuner.search.settings import SearchSettings
+from tuner.search.settings import Deadline, SearchSettings
 from tuner.spec.search import Search
 
 SHORTEST_SOLVE_S = 0.1
@@ -81,7 +81,7 @@ def search(
     settings: SearchSettings,
 ) -> SearchResult:
     """Find the fastest launchable decisions and prove how far from optimal they can be."""
-    start_s = settings.clock()
+    begun = settings.begin()
     enumeration = enumerate_degrees(
         work,
         num_devices=machine.num_devices,
@@ -98,7 +98,7 @@ def search(
         machine=machine,
         stage_options=stage_options,
         capabilities=capabilities,
-        start_s=start_s,
+        begun=begun,
     )
     for candidate in candidates:
         run.visit(candidate)
@@ -152,14 +152,15 @@ class _BranchAndBound:
         machine: Machine,
         stage_options: Sequence[Option],
         capabilities: Capabilities,
-        start_s: float,
+        begun: Deadline,
     ) -> None:
         self._settings = settings
         self._machine = machine
         self._stage_options = stage_options
         self._capabilities = capabilities
-        self._start_s = start_s
-        self._priced_s = settings.clock()
+        self._begun = begun
+        self._deadline = settings.begin()
+        """The limit begins when all candidates are priced."""
         self._visited = False
         self.solved: list[Solved] = []
         self.infeasible: list[Candidate] = []
@@ -173,7 +174,7 @@ class _BranchAndBound:
         if candidate.bound_s > self._threshold_s():
             self._bounded += 1
             return
-        if self._visited and self._left_s() <= 0.0:
+        if self._visited and not self._deadline.left_s:
             self._open += 1
             self._open_bounds_s.append(candidate.bound_s)
             return
@@ -203,12 +204,8 @@ class _BranchAndBound:
         return LAYOUT.solve(
             problem,
             method=self._settings.method,
-            time_limit_s=max(self._left_s(), SHORTEST_SOLVE_S),
+            time_limit_s=max(self._deadline.left_s, SHORTEST_SOLVE_S),
         )
-
-    def _left_s(self) -> float:
-        """Seconds left to solve; the limit begins when all candidates are priced."""
-        return self._settings.time_limit_s - (self._settings.clock() - self._priced_s)
 
     def _excess_bytes(self, candidate: Candidate, outcome: Outcome[Layout]) -> int:
         """Bytes above the limit, of a moment that the problem left out or of differing chunks."""
@@ -236,24 +233,18 @@ class _BranchAndBound:
 
     def certificate(self, solutions: Sequence[Solved], enumeration: Enumeration) -> Certificate:
         """State what is proven."""
-        best_s = solutions[0].objective_s if solutions else None
-        bound_s = min([*self._open_bounds_s, *(one.bound_s for one in solutions)], default=None)
-        gap = 0.0 if best_s is None or bound_s is None else max(0.0, 1.0 - bound_s / best_s)
-        proven = gap <= OPTIMALITY_TOLERANCE if solutions else not self._open_bounds_s
-        unproven_status = "feasible" if solutions else "unknown"
-        return Certificate(
-            status=("optimal" if solutions else "infeasible") if proven else unproven_status,
-            objective=best_s,
-            bound=bound_s,
-            gap_ratio=gap if solutions else (0.0 if proven else 1.0),
-            space=Space(
+        bounds_s = [*self._open_bounds_s, *(one.bound_s for one in solutions)]
+        return certify(
+            Space(
                 priced=len(self.solved) + len(self.infeasible),
                 bounded=self._bounded,
                 illegal=enumeration.num_illegal,
                 open=self._open,
             ),
+            objective_s=solutions[0].objective_s if solutions else None,
+            bound_s=min(bounds_s, default=math.inf),
             within_band=sum(one.objective_s <= self._tie_s() for one in solutions[1:]),
-            solve_s=self._elapsed_s(),
+            solve_s=self._begun.elapsed_s,
             method=self._settings.method,
         )
 
@@ -288,6 +279,3 @@ class _BranchAndBound:
         """The upper edge of the error band around the best."""
         best_s = min(one.objective_s for one in self.solved)
         return band_around(best_s, ratio=self._machine.residual.band_ratio)[1]
-
-    def _elapsed_s(self) -> float:
-        return self._settings.clock() - self._start_s

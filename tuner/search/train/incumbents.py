@@ -1,12 +1,13 @@
 """The result of a search: solutions, counts of the space, a proven bound."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from tuner.plans.train import Space
 from tuner.search.layout_groups import Layout
 from tuner.search.train.candidates import DEGREES, Candidates
 from tuner.search.train.degrees import Degrees
@@ -21,24 +22,6 @@ LAYOUT: Final = ("tensor", "context", "pipeline", "data", "expert", "expert_tens
 
 MOST_KEPT = 65_536
 """Rows that a search keeps."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Counts:
-    """Decisions of the space by outcome, and the number of rows."""
-
-    priced: int
-    bounded: int
-    illegal: Mapping[str, int]
-    """By the first rule that they break."""
-    open: int
-    rows: int
-    """Legal combinations of degrees."""
-
-    @property
-    def num_illegal(self) -> int:
-        """Decisions that break a rule."""
-        return sum(self.illegal.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,7 +82,7 @@ class SearchOutcome:
     """No decision of the space is faster; infinite when nothing fits."""
     complete_s: float
     """Every row whose best option is no slower than this is among the solutions."""
-    counts: Counts
+    counts: Space
     solve_s: float
 
 

@@ -368,14 +368,14 @@ def feature_tasks(outcome: SearchOutcome, settings: SearchSettings) -> dict[str,
         watch=ignore_progress,
     )
     known = SearchedSpace(problem=problem, options=outcome.options)
-    start_s = settings.clock()
+    deadline = settings.begin()
     # All features together take no longer than the search itself may. Half of that is split into
     # equal shares; each feature also gets what those before it left.
     share_s = settings.time_limit_s / 2.0 / max(1, len(able_of))
 
     def step_s(able: Capabilities, *, later: int) -> float | None:
-        left_s = settings.time_limit_s - (settings.clock() - start_s)
-        if left_s <= 0.0:
+        left_s = deadline.left_s
+        if not left_s:
             return NOT_SEARCHED
         left_s -= share_s * later
         more = replace(problem, capabilities=able)

@@ -31,6 +31,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from tuner.plans.train import Space
 from tuner.search.layout_groups import rows_of_layouts
 from tuner.search.progress import PlanningEvent
 from tuner.search.settings import SearchSettings
@@ -40,7 +41,7 @@ from tuner.search.train.bounds import Allowed, degrees_bound_s
 from tuner.search.train.candidate_prices import Prices, candidate_bound_s, price_batch
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Table, legal_degrees
-from tuner.search.train.incumbents import Counts, SearchOutcome, Solutions
+from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory_feasibility import may_fit
 from tuner.search.train.min_memory import (
     fits_without_recompute,
@@ -393,13 +394,6 @@ class _Run:
 
     def _summary(self) -> SearchOutcome:
         solutions = self._solutions
-        counts = Counts(
-            priced=self._priced,
-            bounded=max(0, self._legal - self._priced - self._open),
-            illegal=self._illegal,
-            open=self._open,
-            rows=self._degrees.num_legal,
-        )
         return SearchOutcome(
             problem=self._problem,
             options=self._options,
@@ -407,6 +401,11 @@ class _Run:
             solutions=solutions,
             bound_s=min(self._bound_s, self._best_s()),
             complete_s=0.0 if self._open else self._threshold_s(),
-            counts=counts,
+            counts=Space(
+                priced=self._priced,
+                bounded=max(0, self._legal - self._priced - self._open),
+                illegal=sum(self._illegal.values()),
+                open=self._open,
+            ),
             solve_s=self._deadline.elapsed_s,
         )

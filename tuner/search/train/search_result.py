@@ -13,7 +13,8 @@ import numpy as np
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.prices import MemoryPrice, StepPrice
 from tuner.costs.train.shapes import Stages, Strategies, taken
-from tuner.plans.train import Certificate, Space
+from tuner.plans.train import Certificate
+from tuner.search.certificate import certify
 from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.candidate_prices import (
     TimePiece,
@@ -28,9 +29,6 @@ from tuner.search.train.memory import take_units, unit_memory
 from tuner.search.train.options import OptionSpace
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.ties import NO_TIES, Ties
-
-PROVEN_GAP_RATIO = 1e-6
-"""Largest relative gap that still counts as proven optimal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -128,7 +126,6 @@ def to_certificate(
     ties: Ties = NO_TIES,
     objective_s: float | None = None,
     decision_s: float | None = None,
-    method: str = "bounds",
 ) -> Certificate:
     """State what the search proves.
 
@@ -137,34 +134,18 @@ def to_certificate(
         ties: of the plan's decision.
         objective_s: of the fastest row where it was simulated; None: its closed form.
         decision_s: of the plan's decision where that is not the fastest.
-        method: name of the search method.
     """
-    counts, solutions = search.counts, search.solutions
-    objective = None if solutions is None else objective_s or float(solutions.step_s[0])
-    gap = 0.0 if objective is None else max(0.0, 1.0 - search.bound_s / objective)
-    is_proven = gap <= PROVEN_GAP_RATIO if solutions is not None else not counts.open
-    if solutions is None:
-        status, gap = ("infeasible", 0.0) if is_proven else ("unknown", 1.0)
-    else:
-        status = "optimal" if is_proven else "feasible"
-    return Certificate(
-        status=status,
-        objective=objective,
-        bound=search.bound_s if math.isfinite(search.bound_s) else None,
-        gap_ratio=gap,
-        decision_gap_ratio=(
-            None if decision_s is None else max(0.0, 1.0 - search.bound_s / decision_s)
-        ),
-        space=Space(
-            priced=counts.priced,
-            bounded=counts.bounded,
-            illegal=counts.num_illegal,
-            open=counts.open,
-        ),
+    if search.solutions is not None:
+        objective_s = objective_s or float(search.solutions.step_s[0])
+    return certify(
+        search.counts,
+        objective_s=objective_s,
+        bound_s=search.bound_s,
+        decision_s=decision_s,
         within_band=ties.count,
         within_band_is_least=ties.is_least,
         solve_s=search.solve_s,
-        method=method,
+        method="bounds",
     )
 
 

@@ -114,10 +114,10 @@ def test_every_decision_of_the_space_is_accounted_for(outcome: SearchOutcome) ->
     counts = outcome.counts
 
     assert counts.priced + counts.bounded + counts.open == legal
-    assert counts.num_illegal == sum(illegal.values())
+    assert counts.illegal == sum(illegal.values())
     assert counts.priced > 0
     box = (outcome.degrees.num_legal + outcome.degrees.num_illegal) * outcome.options.num_options
-    assert legal + counts.num_illegal == box
+    assert legal + counts.illegal == box
 
 
 def test_rows_come_best_first_and_once(outcome: SearchOutcome) -> None:

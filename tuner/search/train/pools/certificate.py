@@ -1,8 +1,10 @@
 """What the search over pools proves, in seconds of a step: the certificate and its ties."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from tuner.plans.train import Band, Certificate, Preference, Space
+from tuner.plans.train import Band, Certificate, Preference
+from tuner.search.certificate import certify
 from tuner.search.ratios import is_tie
 from tuner.search.train.pools.risk import (
     PoolsDecision,
@@ -19,7 +21,6 @@ from tuner.search.train.preference import (
     less_chance_words,
     memory_step,
 )
-from tuner.search.train.search_result import PROVEN_GAP_RATIO
 
 
 def to_certificate(outcome: PoolsSearchOutcome, order: Sequence[SimulatedChain]) -> Certificate:
@@ -27,40 +28,26 @@ def to_certificate(outcome: PoolsSearchOutcome, order: Sequence[SimulatedChain])
 
     With failures another chain than the fastest may be first; no bound covers failures.
     """
-    counts = outcome.counts
-    space = Space(
-        priced=counts.priced,
-        bounded=counts.bounded,
-        illegal=counts.illegal,
-        open=counts.open,
-    )
-    common = {"space": space, "solve_s": outcome.solve_s, "method": "partition"}
     if not order:
-        is_proven = not counts.open
-        return Certificate.model_validate(
-            common
-            | {
-                "status": "infeasible" if is_proven else "unknown",
-                "objective": None,
-                "bound": None if is_proven else outcome.bound_s,
-                "gap_ratio": 0.0 if is_proven else 1.0,
-                "within_band": 0,
-            }
+        return certify(
+            outcome.counts,
+            objective_s=None,
+            bound_s=outcome.bound_s if outcome.counts.open else math.inf,
+            solve_s=outcome.solve_s,
+            method="partition",
         )
     chosen, fastest = order[0], fastest_chain(order)
-    gap_ratio = _gap_ratio(outcome, fastest)
-    farthest_s = chosen.objective_s * outcome.problem.ratios.farthest
-    return Certificate.model_validate(
-        common
-        | {
-            "status": "optimal" if gap_ratio <= PROVEN_GAP_RATIO else "feasible",
-            "objective": fastest.objective_s,
-            "bound": min(outcome.bound_s, fastest.objective_s),
-            "gap_ratio": gap_ratio,
-            "decision_gap_ratio": None if chosen is fastest else _gap_ratio(outcome, chosen),
-            "within_band": sum(is_tie(ratio_band(outcome, chosen, one)) for one in order[1:]),
-            "within_band_is_least": farthest_s > outcome.complete_s,
-        }
+    return certify(
+        outcome.counts,
+        objective_s=fastest.objective_s,
+        bound_s=outcome.bound_s,
+        decision_s=None if chosen is fastest else chosen.objective_s,
+        within_band=sum(is_tie(ratio_band(outcome, chosen, one)) for one in order[1:]),
+        within_band_is_least=(
+            chosen.objective_s * outcome.problem.ratios.farthest > outcome.complete_s
+        ),
+        solve_s=outcome.solve_s,
+        method="partition",
     )
 
 
@@ -122,7 +109,3 @@ def ratio_band(outcome: PoolsSearchOutcome, chosen: SimulatedChain, other: Simul
 def fastest_chain(order: Sequence[SimulatedChain]) -> SimulatedChain:
     """The chain with the shortest step; the first of equals."""
     return min(order, key=lambda one: one.objective_s)
-
-
-def _gap_ratio(outcome: PoolsSearchOutcome, one: SimulatedChain) -> float:
-    return max(0.0, 1.0 - outcome.bound_s / one.objective_s)

@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.plans.train import Space
 from tuner.search.layout_groups import rows_of_layouts
 from tuner.search.settings import SearchSettings
 from tuner.search.train.candidates import Candidates
@@ -61,16 +62,6 @@ SHORTEST_SOLVE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Counts:
-    """How many decisions were priced, bounded, illegal and open."""
-
-    priced: int
-    bounded: int
-    illegal: int
-    open: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoolsSearchOutcome:
     """The best chain of each row of degrees, best first, with the proof."""
 
@@ -81,7 +72,7 @@ class PoolsSearchOutcome:
     """No decision is faster; infinite when nothing fits."""
     complete_s: float
     """All rows whose best chain is at most this slow are in `chains`."""
-    counts: Counts
+    counts: Space
     solve_s: float
 
 
@@ -265,7 +256,7 @@ class _Run:
             chains=tuple(chains),
             bound_s=min(bound_s, chains[0].price.step_s) if chains else bound_s,
             complete_s=min(self._threshold_s(), self._least_open_s),
-            counts=Counts(
+            counts=Space(
                 priced=self._visited + self._refused,
                 bounded=space.num_legal - self._visited - self._refused - self._open,
                 illegal=sum(space.illegal.values()),
