@@ -33,9 +33,8 @@ from tuner.costs.train.constants import Software
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import FITTED, MemoryConstants, memory_constants
 from tuner.costs.train.prices import MemoryPrice
-from tuner.search.train.memory_band import peak_band
 from tuner.search.train.memory_risk import GROWTH_RATIO, UNEVEN_RATIO
-from tuner.search.train.peak_errors import RATIOS, Kind, PeakErrors, error_kind
+from tuner.search.train.peak_errors import RATIOS, Kind, PeakErrors, error_kind, peak_band
 
 Floats = npt.NDArray[np.float64]
 

@@ -42,8 +42,14 @@ from tuner.estimate.configuration import Configuration
 from tuner.search.ratios import Ratios, ratios_for
 from tuner.search.train.axes import COLUMN_OF_MODULE
 from tuner.search.train.memory_risk import uneven_bytes
-from tuner.search.train.regimes import OF_TARGET, Relative, band_as, regime_as
-from tuner.search.train.releases import PricedRelease, priced_release
+from tuner.search.train.regimes import (
+    OF_TARGET,
+    PricedRelease,
+    Relative,
+    band_as,
+    priced_release,
+    regime_as,
+)
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import TrainEngine
 from tuner.spec.model import ModelSpec

@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from solvers.layout.relax import nearest_relaxation
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
@@ -136,3 +137,31 @@ def _nearest_batch(batch: int, divisors: Collection[int]) -> str:
     }
     nearest = min(multiples, key=lambda multiple: (abs(multiple - batch), multiple))
     return f"global_batch_size {nearest} instead of {batch}"
+
+
+class MemoryOffer(NamedTuple):
+    """Total memory of the devices of a pool, whatever share a plan may use."""
+
+    needed_bytes: float
+    has_bytes: float
+    pool: str = ""
+    """Empty where there is but one."""
+
+
+def memory_words(offers: Iterable[MemoryOffer]) -> str:
+    """Say what a device must have in total, rounded up, so that the printed size suffices."""
+    return "; ".join(
+        f"{format_bytes(printed_bytes(one.needed_bytes))} per device"
+        f"{f' of pool {one.pool!r}' if one.pool else ''} instead of "
+        f"{format_bytes(int(one.has_bytes))}"
+        for one in offers
+    )
+
+
+def printed_bytes(needed_bytes: float) -> int:
+    """Return the least size of three digits in its unit that is not below a number of bytes."""
+    unit = 1
+    while needed_bytes >= 1024 * unit:
+        unit *= 1024
+    step = 10.0 ** (math.floor(math.log10(max(1.0, needed_bytes / unit))) - 2)
+    return math.ceil(math.ceil(needed_bytes / unit / step - 1e-9) * step * unit)

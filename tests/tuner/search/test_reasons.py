@@ -1,3 +1,4 @@
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -5,12 +6,16 @@ from tests.rows import each_row
 from tuner.costs.reference.workload import Degrees
 from tuner.plans.train import TrainPrediction
 from tuner.search.reasons import (
+    MemoryOffer,
     binding_constraint,
     blocking_rules,
+    memory_words,
     needed_memory_bytes,
+    printed_bytes,
     why_lost,
 )
 from tuner.search.reference.space import BATCH_RULE, Enumeration
+from tuner.units import format_bytes
 
 
 def _prediction(breakdown_s: Mapping[str, float]) -> TrainPrediction:
@@ -103,3 +108,27 @@ def test_the_least_memory_is_that_of_the_leanest_candidate(make_case: Callable[.
     assert least is not None
     assert least > limit
     assert needed_memory_bytes([], time_limit_s=10.0) is None
+
+
+UNITS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
+
+
+def test_the_printed_size_is_enough_and_little_more() -> None:
+    draw, wrong = random.Random(5), []
+    for _ in range(2000):
+        needed = 2.0 ** draw.uniform(20.0, 43.0)
+        size, unit = format_bytes(printed_bytes(needed)).split()
+        printed = float(size) * UNITS[unit]
+        if not needed * (1.0 - 1e-9) <= printed <= 1.02 * needed:
+            wrong.append((needed, size, unit))
+    assert not wrong
+
+
+def test_pools_are_named_where_there_are_several() -> None:
+    one = MemoryOffer(90.1 * 2**30, 80 * 2**30)
+    assert memory_words([one]) == "90.1 GiB per device instead of 80.0 GiB"
+    two = [one._replace(pool="a"), one._replace(pool="b", needed_bytes=100.01 * 2**30)]
+    assert memory_words(two) == (
+        "90.1 GiB per device of pool 'a' instead of 80.0 GiB; "
+        "101 GiB per device of pool 'b' instead of 80.0 GiB"
+    )

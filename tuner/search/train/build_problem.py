@@ -23,8 +23,7 @@ from tuner.engines.capabilities import intersection, launchable
 from tuner.errors import SpecError
 from tuner.search.train.axes import DISPATCHERS
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.regimes import regime_of
-from tuner.search.train.releases import priced_release
+from tuner.search.train.regimes import priced_release, regime_of
 from tuner.spec.cluster import Pool
 from tuner.spec.search import Search as Limits
 from tuner.spec.spec import Spec

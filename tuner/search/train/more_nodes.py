@@ -1,9 +1,12 @@
-"""More nodes of the same kind, where a model does not fit on those there are.
+"""More nodes of the same kind, where a model does not fit on those there are, or hardly.
 
 Nodes can be had where the memory of a device cannot be changed, so they are offered first.
 Multiples of the pool are tried in ascending order: a cheap check of the decision of least memory
 (relaxations.py), then a search. If the smallest multiple needs offloading, the smallest that does
 not is offered as well. Not covered: counts between the multiples, and whether they would be legal.
+
+Where every decision found will probably run out of memory there is a plan, but nobody should rely
+on it: nodes are offered then too, or memory, with which some peak is unlikely to be exceeded.
 """
 
 from collections.abc import Iterator
@@ -12,7 +15,7 @@ from typing import Final
 
 from tuner.config.train import TrainDecision
 from tuner.errors import SpecError
-from tuner.plans.train import Band, Relaxation
+from tuner.plans.train import Band, Relaxation, TrainPrediction
 from tuner.search.reasons import MULTIPLES
 from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import PricedPool, build_problem
@@ -21,7 +24,7 @@ from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.options import option_space
 from tuner.search.train.plan_fields import PlanFormatter
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.relaxations import least_sufficient_memory
+from tuner.search.train.relaxations import least_sufficient_memory, more_memory
 from tuner.search.train.search import search
 from tuner.search.train.search_result import price_solution, solution_fields
 from tuner.search.train.space_size import space
@@ -107,3 +110,36 @@ def _relaxation(
         decision=TrainDecision.model_validate(solution_fields(outcome, 0)),
         predicted=formatter.prediction(price_solution(outcome, 0)),
     )
+
+
+def headroom_relaxations(
+    spec: Spec,
+    priced_pool: PricedPool,
+    *,
+    safe_peak_ratio: float,
+    settings: SearchSettings,
+    band: Band,
+) -> tuple[Relaxation, ...]:
+    """Return nodes, then memory, with which some decision is unlikely to run out.
+
+    Args:
+        spec: with one pool.
+        priced_pool: that pool.
+        safe_peak_ratio: share of a device's memory up to which a predicted peak is safe.
+        settings: of the search.
+        band: of a step, measured over predicted.
+    """
+    pool = priced_pool.pool.model_copy(update={"usable_memory_ratio": safe_peak_ratio})
+    roomy = replace(priced_pool, pool=pool)
+    problem = build_problem(spec, roomy)
+    deadline = settings.begin()
+    nodes = more_nodes(spec, roomy, settings=settings, band=band)
+    if least_sufficient_memory(problem) <= problem.memory_limit_bytes:
+        return nodes
+
+    def predict(outcome: SearchOutcome) -> TrainPrediction:
+        ratios = pool_ratios(spec, roomy, band=band)
+        one = PlanFormatter(spec=spec, priced_pool=roomy, search=outcome, band=band, ratios=ratios)
+        return one.prediction(price_solution(outcome, 0))
+
+    return (*nodes, more_memory(problem, settings.until(deadline), predict=predict))

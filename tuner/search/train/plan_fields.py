@@ -32,7 +32,6 @@ from tuner.search.train.finalists import simulated_s
 from tuner.search.train.gradient_buckets import saved_s, with_best_bucket
 from tuner.search.train.headroom_search import NO_HEADROOM, Headroom
 from tuner.search.train.incumbents import SearchOutcome
-from tuner.search.train.memory_band import peak_band
 from tuner.search.train.memory_risk import (
     SMALL,
     MemoryForecast,
@@ -42,6 +41,7 @@ from tuner.search.train.memory_risk import (
     tried_in_turn_s,
     uneven_bytes,
 )
+from tuner.search.train.peak_errors import peak_band
 from tuner.search.train.preference import fastest_with_headroom, is_excluded
 from tuner.search.train.search_result import (
     Detail,

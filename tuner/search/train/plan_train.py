@@ -35,7 +35,6 @@ from tuner.search.train.finalists import (
     unsettled_notes,
 )
 from tuner.search.train.gradient_buckets import bucket_note, saved_s, with_best_bucket
-from tuner.search.train.headroom_offers import headroom_relaxations
 from tuner.search.train.headroom_search import (
     NO_HEADROOM,
     Headroom,
@@ -44,7 +43,7 @@ from tuner.search.train.headroom_search import (
 )
 from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory_risk import LIKELY, SMALL, loss_prices
-from tuner.search.train.more_nodes import more_nodes
+from tuner.search.train.more_nodes import headroom_relaxations, more_nodes
 from tuner.search.train.plan_fields import (
     ChosenDecision,
     PlanFormatter,
@@ -53,7 +52,7 @@ from tuner.search.train.plan_fields import (
 )
 from tuner.search.train.preference import TOLERANCE_RATIO, Preferred, choose_preferred
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.regimes import band_for
+from tuner.search.train.regimes import band_for, priced_release
 from tuner.search.train.relaxations import (
     MEMORY_LIMIT,
     NOT_SEARCHED,
@@ -61,7 +60,6 @@ from tuner.search.train.relaxations import (
     relaxations,
     unlaunchable,
 )
-from tuner.search.train.releases import priced_release
 from tuner.search.train.search import search
 from tuner.search.train.search_result import (
     Detail,

@@ -7,18 +7,28 @@ relative never ran on, only what holds for the device's generation applies.
 
 The errors of a relative say nothing about a target that runs other layers: DeepSpeed and the
 reference step get the band of their device's generation, for which whole families were held out.
+
+Published runs carry the release of their software (tuner/costs/train/residuals.json lists them),
+and the same recipe has moved by up to 1.8 times between two. `goal.engine` names the release that
+will run. Without it the newest one that the launch target covers is priced, and the note says so.
+The error band follows: with a stated release that of its own runs where there are enough, without
+one that of releases that nothing was fitted to. Megatron-LM's targets are versioned by
+megatron-core, which no published row carries: they are priced over all containers unless the goal
+names the container that they run in.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from tuner.costs.train.calibration import Regime, Residuals, band_of
 from tuner.costs.train.columns_of import PRECISION_OF
-from tuner.costs.train.constants import Software, software_of_container
+from tuner.costs.train.constants import Software, software_of_container, version_of
 from tuner.devices.datasheet import Datasheet
 from tuner.engines.capabilities import programs
 from tuner.engines.registry import train_targets
+from tuner.errors import SpecError
+from tuner.spec.goal import TrainEngine
 
 CONTAINER: Final = "nemo"
 """The family whose releases are NeMo's containers."""
@@ -81,3 +91,98 @@ def regime_as(relative: Relative, sheet: Datasheet, *, precision: str, release: 
         family=relative.family,
         release=release,
     )
+
+
+ANY: Final = ((), (10**6,))
+SPAN: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    "megatron-bridge": ((26, 6), (10**6,)),
+    "megatron-bridge-26.04": ((26, 4), (26, 6)),
+    "megatron-bridge-26.02": ((), (26, 4)),
+    "torchtitan": ANY,
+}
+"""Releases that a target covers: the first, and the first that it does not. Versions of other
+targets are not those that rows carry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedRelease:
+    """The release that prices are for, and what to say of it."""
+
+    release: str = ""
+    """Empty: all that are known, together."""
+    stated: str = ""
+    """The same where the goal names it."""
+    note: str = ""
+    """In a line; may be empty."""
+
+
+def priced_release(
+    targets: Sequence[str], engine: TrainEngine | None, residuals: Residuals | None
+) -> PricedRelease:
+    """Return the release that the first program among the targets is priced for.
+
+    Raises:
+        SpecError: the goal names another engine, or a release that no published run carries.
+    """
+    target = programs(targets)[0]
+    known, family = _known(target, residuals), OF_TARGET[target].family
+    if engine is not None:
+        _refuse(engine, target, known)
+    if not known:
+        notes = [] if OF_TARGET[target].runs_same_layers else [_relative_note(target)]
+        if engine is not None:
+            notes.append(f"goal.engine changes nothing: no release of {target} was compared")
+        return PricedRelease(note="; ".join(notes))
+    others = f"of {', '.join(known)}"
+    if engine is not None:
+        note = f"priced as {family} {engine.version}, {others}"
+        return PricedRelease(release=engine.version, stated=engine.version, note=note)
+    if target in SPAN:
+        newest = known[-1]
+        note = (
+            f"priced as {family} {newest}, the newest published; set goal.engine for one {others}"
+        )
+        return PricedRelease(release=newest, note=note)
+    note = f"calibrated on all published releases of {family}; set goal.engine for one {others}"
+    return PricedRelease(note=note)
+
+
+def _relative_note(target: str) -> str:
+    """Name whose constants price a target without published runs."""
+    family = OF_TARGET[target].family
+    return f"priced with the time and memory constants of {family}: no run of {target} is published"
+
+
+def _refuse(engine: TrainEngine, target: str, known: Sequence[str]) -> None:
+    """Refuse an engine that the target does not launch, and a release that nobody published."""
+    names = _names(target)
+    if engine.name not in names:
+        raise SpecError(
+            f"goal.engine.name: {engine.name!r} is not what {target} launches; known: "
+            f"{', '.join(names)}"
+        )
+    usual = "the newest" if target in SPAN else "all of them together"
+    if known and engine.version not in known:
+        raise SpecError(
+            f"goal.engine.version: {engine.version!r} is no release of {target} that published "
+            f"runs carry; known: {', '.join(known)}; leave goal.engine out for {usual}"
+        )
+
+
+def _names(target: str) -> tuple[str, ...]:
+    """Return what the software of a target may be called."""
+    own = OF_TARGET[target]
+    if not own.runs_same_layers:
+        return (target,)
+    same_layers = [name for name, one in OF_TARGET.items() if one.runs_same_layers]
+    return (*(name for name in same_layers if OF_TARGET[name].family == own.family), own.family)
+
+
+def _known(target: str, residuals: Residuals | None) -> tuple[str, ...]:
+    """Return the releases that rows of the target's software carry, oldest first."""
+    relative = OF_TARGET[target]
+    if residuals is None or not relative.runs_same_layers:
+        return ()
+    first, end = SPAN.get(target, ANY)
+    known = residuals.releases.get(relative.family, ())
+    return tuple(one for one in known if first <= version_of(one) < end)

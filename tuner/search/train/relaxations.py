@@ -19,9 +19,8 @@ from tuner.engines.manifest import Capabilities
 from tuner.plans.train import Relaxation, TrainPrediction, Unlaunchable
 from tuner.search.forked import Task, Worded
 from tuner.search.progress import ignore_progress
-from tuner.search.reference.memory_offer import MemoryOffer, memory_words, printed_bytes
+from tuner.search.reasons import MemoryOffer, memory_words, printed_bytes
 from tuner.search.settings import SearchSettings
-from tuner.search.train.added import SearchedSpace, only_adds
 from tuner.search.train.axes import Facts
 from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates
@@ -42,7 +41,7 @@ from tuner.search.train.rules import (
 )
 from tuner.search.train.search import search
 from tuner.search.train.search_result import solution_fields
-from tuner.search.train.space_size import by_facts, space
+from tuner.search.train.space_size import SearchedSpace, by_facts, only_adds, space
 from tuner.search.train.unsupported_dispatch import dispatch_gains
 
 PARTIALS_AT_ONCE: Final = 256

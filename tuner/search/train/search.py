@@ -4,7 +4,7 @@ Each level fixes more of a decision and has a lower bound on the step time:
 
     level          fixed                                          checks
     partial row    degrees but the expert degrees                 bound        root_bound.py
-    row            all degrees                                    memory       min_memory.py
+    row            all degrees                                    memory       memory_feasibility.py
     dispatch       + dispatcher, a2a_overlap, cuda_graph          bound        bounds.py
     no_recompute   + every knob but recomputation and chunks      bound        candidate_prices.py
     recompute      dispatch, recomputation and chunks only        bound, memory
@@ -25,6 +25,7 @@ Letters: C candidates, D dispatch settings, A axes. Not covered: options that di
 the integer program decides those for the finalists (finalists.py).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -35,35 +36,43 @@ from tuner.plans.train import Space
 from tuner.search.layout_groups import rows_of_layouts
 from tuner.search.progress import PlanningEvent
 from tuner.search.settings import SearchSettings
-from tuner.search.train.added import OptionTables, SearchedSpace
-from tuner.search.train.batches import FIRST_ROWS, MOST_ROWS, batches, expand_runs, rank_within
 from tuner.search.train.bounds import Allowed, degrees_bound_s
-from tuner.search.train.candidate_prices import Prices, candidate_bound_s, price_batch
+from tuner.search.train.candidate_prices import (
+    Prices,
+    candidate_bound_in_memory_s,
+    candidate_bound_s,
+    price_batch,
+    price_to_fit,
+)
 from tuner.search.train.candidates import Candidates
-from tuner.search.train.degrees import Table, legal_degrees
+from tuner.search.train.degrees import Degrees, Table, legal_degrees
 from tuner.search.train.incumbents import SearchOutcome, Solutions
-from tuner.search.train.memory_feasibility import may_fit
-from tuner.search.train.min_memory import (
+from tuner.search.train.memory_feasibility import (
     fits_without_recompute,
+    may_fit,
     no_recompute_level_fits,
     recompute_level_fits,
     row_fits,
 )
-from tuner.search.train.min_memory_layout import candidate_bound_in_memory_s, price_to_fit
 from tuner.search.train.option_table import OptionTable
 from tuner.search.train.options import option_space
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.progress import batch_event, bounds_event, result_event, space_event
 from tuner.search.train.root_bound import allowed_by, partial_bounds_s
 from tuner.search.train.rows import (
+    FIRST_ROWS,
+    MOST_ROWS,
     Rows,
+    batches,
     expand_dispatch_level,
+    expand_runs,
     merge_by_table,
+    rank_within,
     take_rows,
     with_options,
 )
 from tuner.search.train.rules import Ints
-from tuner.search.train.space_size import space
+from tuner.search.train.space_size import OptionTables, SearchedSpace, space
+from tuner.units import format_count, format_ratio, format_s
 
 Floats = npt.NDArray[np.float64]
 
@@ -409,3 +418,45 @@ class _Run:
             ),
             solve_s=self._deadline.elapsed_s,
         )
+
+
+def space_event(legal: int, illegal: int, degrees: Degrees) -> PlanningEvent:
+    """The size of the space, before anything is priced."""
+    return PlanningEvent(
+        stage="space",
+        text=f"{format_count(legal)} legal decisions of {format_count(legal + illegal)}, in "
+        f"{format_count(degrees.num_legal)} combinations of degrees",
+    )
+
+
+def bounds_event(partials: int, bound_s: float) -> PlanningEvent:
+    """Every partial row has its bound."""
+    bound = f", none below {format_s(bound_s)}" if partials else ""
+    return PlanningEvent(
+        stage="bounds", text=f"{format_count(partials)} partial rows of degrees bounded{bound}"
+    )
+
+
+def batch_event(done: str, *, best_s: float, bound_s: float, priced: int) -> PlanningEvent:
+    """The state between two batches."""
+    text = f"{done}, {priced} decisions priced, {_incumbent(best_s, bound_s)}"
+    return PlanningEvent(stage="search", text=text)
+
+
+def result_event(search: SearchOutcome) -> PlanningEvent:
+    """The result of the search."""
+    best_s = math.inf if search.solutions is None else float(search.solutions.step_s[0])
+    counts = search.counts
+    left = f", {format_count(counts.open)} left open" if counts.open else ""
+    return PlanningEvent(
+        stage="search",
+        text=f"{counts.priced} priced, {format_count(counts.bounded)} bounded{left}, "
+        f"{_incumbent(best_s, search.bound_s)}",
+    )
+
+
+def _incumbent(best_s: float, bound_s: float) -> str:
+    if math.isinf(best_s):
+        return "nothing that fits"
+    gap = max(0.0, 1.0 - min(bound_s, best_s) / best_s)
+    return f"best {format_s(best_s)}, gap {format_ratio(gap)}"

@@ -11,9 +11,9 @@ from tuner.costs.train.constants import Precision, Software, uncalibrated
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
 from tuner.engines.manifest import Capabilities
+from tuner.search.train.candidate_prices import price_to_fit
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.incumbents import SearchOutcome, Solutions
-from tuner.search.train.min_memory_layout import price_to_fit
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.space_size import by_facts
 from tuner.spec.cluster import Pool

@@ -11,16 +11,21 @@ from hypothesis import strategies as st
 
 from tuner.search.train.axes import Facts
 from tuner.search.train.bounds import degrees_bound_s
-from tuner.search.train.candidate_prices import candidate_bound_s, price, price_batch
+from tuner.search.train.candidate_prices import (
+    candidate_bound_in_memory_s,
+    candidate_bound_s,
+    price,
+    price_batch,
+    price_to_fit,
+)
 from tuner.search.train.candidates import DEGREES, Candidates
 from tuner.search.train.degrees import Degrees, legal_degrees
-from tuner.search.train.memory_feasibility import may_fit
-from tuner.search.train.min_memory import (
+from tuner.search.train.memory_feasibility import (
+    may_fit,
     no_recompute_level_fits,
     recompute_level_fits,
     row_fits,
 )
-from tuner.search.train.min_memory_layout import candidate_bound_in_memory_s, price_to_fit
 from tuner.search.train.option_table import (
     DISPATCH_AXES,
     NEVER_WORSE,

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.costs.train.constants import Software
 from tuner.search.train.peak_errors import (
     RATIOS,
@@ -10,6 +11,7 @@ from tuner.search.train.peak_errors import (
     Kind,
     PeakErrors,
     error_kind,
+    peak_band,
     published_errors,
 )
 
@@ -82,3 +84,14 @@ def test_every_published_ratio_is_near_one() -> None:
     every = [r for sources in RATIOS.values() for s in sources.values() for one in s for r in one]
     assert len(every) == 50
     assert max(abs(math.log(ratio)) for ratio in every) < 0.27
+
+
+def test_a_peak_is_expected_between_the_largest_errors() -> None:
+    # 88 of 100: between 78.57 and 100.
+    assert peak_band(88.0) == pytest.approx((88.0 / 1.12, 100.0))
+
+
+@each_row("error_ratio", [-0.091, -0.014, -0.004, -0.117, -0.087, -0.060, 0.024])
+def test_published_peaks_lie_inside_the_band(error_ratio: float) -> None:
+    low, high = peak_band(100.0)
+    assert low <= 100.0 / (1.0 + error_ratio) <= high

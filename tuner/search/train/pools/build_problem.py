@@ -1,8 +1,10 @@
-"""The problem of a search over several pools: one training problem per pool."""
+"""The problem of a search over several pools: one training problem per pool, with its spares."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+import numpy as np
 
 from tuner.costs.train.calibration import Residuals
 from tuner.costs.train.measured_profile import MeasuredProfile
@@ -11,10 +13,8 @@ from tuner.plans.train import Band
 from tuner.search.ratios import Ratios, widest
 from tuner.search.train.build_problem import PricedPool, build_problem, price_pool
 from tuner.search.train.extrapolation import EXTRAPOLATED_FACTOR, extrapolated_by_search
-from tuner.search.train.pools.spares import spares_by_pool
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.regimes import band_for
-from tuner.search.train.releases import priced_release
+from tuner.search.train.regimes import band_for, priced_release
 from tuner.search.train.ties import pool_ratios
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.spec import Spec
@@ -160,3 +160,26 @@ def _refuse_unjoined(cluster: Cluster) -> None:
             f"cluster.links: nothing joins pool {unreached[0]!r} to {names[0]!r}; state {{between: "
             f"[{names[0]}, {unreached[0]}], bandwidth: ..., latency: ...}} or keep one pool"
         )
+
+
+def spares_by_pool(pools: Sequence[Pool], spare_nodes: int) -> tuple[int, ...]:
+    """Distribute spare nodes in proportion to the nodes of each pool.
+
+    Each goes to the pool with most nodes per 2 n + 1, n being its spares so far (Sainte-Lague; the
+    first of equals), since failures are proportional to nodes. Every pool keeps one working node.
+
+    Raises:
+        SpecError: more are kept back than the pools can spare.
+    """
+    nodes_P = np.array([pool.nodes for pool in pools])
+    most = int((nodes_P - 1).sum())
+    if spare_nodes > most:
+        raise SpecError(
+            f"goal.reliability.spare_nodes: {spare_nodes} leaves a pool without nodes; of "
+            f"{int(nodes_P.sum())} nodes in {len(pools)} pools keep back {most} at most"
+        )
+    given_P = np.zeros(len(pools), dtype=np.int64)
+    for _ in range(spare_nodes):
+        claim_P = np.where(given_P < nodes_P - 1, nodes_P / (2.0 * given_P + 1.0), 0.0)
+        given_P[claim_P.argmax()] += 1
+    return tuple(given_P.tolist())

@@ -47,7 +47,7 @@ from tuner.search.train.pools.to_plan import (
     to_prediction,
 )
 from tuner.search.train.pools.whole_run import effective_step_s
-from tuner.search.train.releases import priced_release
+from tuner.search.train.regimes import priced_release
 from tuner.spec.spec import Spec
 from tuner.units import format_ratio, format_s
 

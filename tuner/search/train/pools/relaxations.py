@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from tuner.plans.train import Relaxation
-from tuner.search.reference.memory_offer import MemoryOffer, memory_words
+from tuner.search.reasons import MemoryOffer, memory_words
 from tuner.search.settings import Deadline, SearchSettings
 from tuner.search.train.memory_risk import SMALL
 from tuner.search.train.options import option_space

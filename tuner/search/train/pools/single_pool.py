@@ -1,7 +1,7 @@
 """The single-pool baseline of each pool, and the plan on one pool where that is better.
 
 A single pool is searched like any cluster of one pool, interleaved schedules included. It keeps its
-own share of the spare nodes (spares.py).
+own share of the spare nodes (build_problem.py).
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,6 @@ from tuner.config.train import TrainDecision
 from tuner.plans.stage_placement import StageDevices, StagePlacement
 from tuner.plans.train import Band, RankAtRisk, StagePrediction, TrainPrediction
 from tuner.search.train.layouts import to_stages
-from tuner.search.train.memory_band import peak_band
 from tuner.search.train.memory_risk import (
     MemoryForecast,
     chances,
@@ -23,6 +22,7 @@ from tuner.search.train.memory_risk import (
     uneven_bytes,
 )
 from tuner.search.train.options import OptionSpace
+from tuner.search.train.peak_errors import peak_band
 from tuner.search.train.pools.build_problem import PoolsProblem
 from tuner.search.train.pools.chains import Chain, stretches
 from tuner.search.train.pools.whole_run import forecast_run

@@ -10,12 +10,12 @@ import pytest
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import Capabilities
 from tuner.search.settings import SearchSettings
-from tuner.search.train.added import OptionTables, SearchedSpace, only_adds
 from tuner.search.train.degrees import legal_degrees
 from tuner.search.train.options import option_space
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.relaxations import with_features
 from tuner.search.train.search import search
+from tuner.search.train.space_size import OptionTables, SearchedSpace, only_adds
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]

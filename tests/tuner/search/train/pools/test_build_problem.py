@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tuner.errors import SpecError
-from tuner.search.train.pools.spares import spares_by_pool
+from tuner.search.train.pools.build_problem import spares_by_pool
 from tuner.spec.cluster import Pool
 
 
