@@ -61,14 +61,21 @@ def numbers(
         patience_s: how long to wait for others when this process has nothing left to do.
         starting: called with the index of each task that this process begins.
     """
-
-    def own(index: int) -> float | None:
-        starting(index)
-        return tasks[index]()
-
     others = min(processes, len(tasks)) - 1
-    if others < 1 or sys.platform != "linux" or len(tasks) > MOST_TASKS:
-        return [own(index) for index in range(len(tasks))]
+    results: dict[int, float | None] = {}
+    if others > 0 and sys.platform == "linux" and len(tasks) <= MOST_TASKS:
+        results = _shared(tasks, others=others, patience_s=patience_s, starting=starting)
+    for index, task in enumerate(tasks):
+        if index not in results:
+            starting(index)
+            results[index] = task()
+    return [results[index] for index in range(len(tasks))]
+
+
+def _shared(
+    tasks: Sequence[Task], *, others: int, patience_s: float, starting: Callable[[int], None]
+) -> dict[int, float | None]:
+    """Share tasks with other processes; return the numbers of those that were computed."""
     results: dict[int, float | None] = {}
     with _pipe() as (queue, fill), _pipe() as (read_end, write_end), _workers() as workers:
         fill.write(bytes(range(len(tasks))))
@@ -78,9 +85,10 @@ def numbers(
                 workers.append(_forked(tasks, queue=queue, results=write_end))
         write_end.close()
         for index in _taken(queue):
-            results[index] = own(index)
+            starting(index)
+            results[index] = tasks[index]()
         results |= _read_results(read_end, patience_s=patience_s) if workers else {}
-    return [results[index] if index in results else own(index) for index in range(len(tasks))]
+    return results
 
 
 def _forked(tasks: Sequence[Task], *, queue: FileIO, results: FileIO) -> int:

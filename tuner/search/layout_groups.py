@@ -45,6 +45,11 @@ def rows_of_layouts(layouts: Iterable[Layout], *, top: int) -> int | None:
     return None
 
 
+def num_runners_up(layouts: Sequence[Layout], *, top: int) -> int:
+    """Return how many rows after the first show `top` layouts with it, or as many as there are."""
+    return (rows_of_layouts(layouts, top=top) or len(layouts)) - 1
+
+
 def by_layout(
     decision: TrainDecision, runners_up: Sequence[Alternative]
 ) -> dict[str, tuple[Alternative, ...]]:

@@ -15,7 +15,9 @@ import numpy as np
 from profilers.steps.config import LayerKind
 from tuner.costs.train.constants import Precision
 from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Stages
+from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
+from tuner.errors import SpecError
 from tuner.spec.cluster import Pool
 from tuner.spec.model import ModelSpec, QkNorm
 
@@ -139,3 +141,20 @@ def stages_of_layouts(model: ModelSpec, layouts: Sequence[Sequence[StageLayers]]
         grids["head_SC"][rows, column] = [stage.head for stage in layout]
         grids["mtp_SC"][rows, column] = [stage.mtp_layers for stage in layout]
     return Stages(**grids)
+
+
+def nic_bytes_per_s(pool: Pool) -> float:
+    """The network bandwidth of one device of a pool, in bytes per second and direction.
+
+    Raises:
+        SpecError: neither the spec nor a device description states a NIC.
+        UnknownDeviceError: the pool's device has no description.
+    """
+    nic = pool.nic
+    if nic is None and pool.device is not None:
+        nic = find_device(pool.device).scale_out_bytes_per_s
+    if nic is None:
+        raise SpecError(
+            f"cluster: pool {pool.name!r} states no 'nic'; heterogeneous pools need its bandwidth"
+        )
+    return nic * pool.nics / pool.devices_per_node / pool.oversubscription

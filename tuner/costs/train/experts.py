@@ -70,7 +70,16 @@ def _routed(setting: Setting) -> Block:
     copies = sent * s.expert_tensor * s.expert_imbalance
     width = np.maximum(m.moe_ffn / s.expert_tensor, 1.0)
     pieces = s.chunks
-    gemms = _expert_gemms(setting, copies=copies / pieces, width=width, pieces=pieces)
+    local = np.maximum(m.experts / s.expert, 1.0)
+    inner = np.where(np.greater(m.is_gated, 0.0), 2.0, 1.0) * width
+    priced = setting.kernels.experts_s(
+        local, copies / pieces / local, hidden=m.hidden, width=width, inner=inner
+    )
+    gemms = Block(
+        forward_s=pieces * priced.forward_s,
+        backward_s=pieces * priced.backward_s,
+        weight_s=pieces * priced.weight_s,
+    )
     factor = np.where(
         np.greater(s.fused_grouped_mlp, 0.0), own.fused_moe_factor, own.moe_memory_factor
     )
@@ -89,19 +98,6 @@ def _routed(setting: Setting) -> Block:
     recompute_act = np.where(np.greater(recompute_whole, 0.0), 0.0, s.recompute_moe_act)
     recomputed_s = recompute_whole * (whole.forward_s + exposed_s) + recompute_act * act_s
     return replace(whole, recomputed_s=recomputed_s, expert_s=exposed_s)
-
-
-def _expert_gemms(setting: Setting, *, copies: Numbers, width: Numbers, pieces: Numbers) -> Block:
-    m, s = setting.model, setting.strategies
-    local = np.maximum(m.experts / s.expert, 1.0)
-    rows = copies / local
-    inner = np.where(np.greater(m.is_gated, 0.0), 2.0, 1.0) * width
-    priced = setting.kernels.experts_s(local, rows, hidden=m.hidden, width=width, inner=inner)
-    return Block(
-        forward_s=pieces * priced.forward_s,
-        backward_s=pieces * priced.backward_s,
-        weight_s=pieces * priced.weight_s,
-    )
 
 
 def _dispatch_combine_s(setting: Setting, *, sent: Numbers) -> Numbers:

@@ -107,15 +107,20 @@ class DatasheetKernels:
         self, groups: Numbers, rows: Numbers, *, hidden: Numbers, width: Numbers, inner: Numbers
     ) -> ExpertSeconds:
         """Six grouped GEMMs: two forward, two for input and two for weight gradients."""
-
-        def grouped_s(m: Numbers, n: Numbers, k: Numbers) -> Numbers:
-            return self._grouped_s(groups, m, n, k)
-
-        weight_s = grouped_s(inner, hidden, rows) + grouped_s(hidden, width, rows)
-        input_s = grouped_s(rows, hidden, inner) + grouped_s(rows, width, hidden)
+        own = self.constants
+        rate = self.hardware.matmul_flop_per_s * own.matmul_ratio * own.grouped_ratio
+        seconds = [
+            self._tiled_s(groups, *shape, rate, self._speedup)
+            for shape in (
+                *((rows, inner, hidden), (rows, hidden, width)),
+                *((rows, hidden, inner), (rows, width, hidden)),
+                *((inner, hidden, rows), (hidden, width, rows)),
+            )
+        ]
+        weight_s = seconds[4] + seconds[5]
         return ExpertSeconds(
-            forward_s=grouped_s(rows, inner, hidden) + grouped_s(rows, hidden, width),
-            backward_s=input_s + weight_s,
+            forward_s=seconds[0] + seconds[1],
+            backward_s=seconds[2] + seconds[3] + weight_s,
             weight_s=weight_s,
         )
 
@@ -146,11 +151,6 @@ class DatasheetKernels:
     def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
         """Bytes at the datasheet's bandwidth times the factor that kernels need."""
         return moved_bytes * (self.constants.memory_factor / self.hardware.memory_bytes_per_s)
-
-    def _grouped_s(self, groups: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
-        own = self.constants
-        rate = self.hardware.matmul_flop_per_s * own.matmul_ratio * own.grouped_ratio
-        return self._tiled_s(groups, m, n, k, rate, self._speedup)
 
     @property
     def _speedup(self) -> Numbers:

@@ -26,9 +26,9 @@ from profilers.imports.link_matrix import LinkMatrix, read_link_matrix
 from solvers.rank_placement import check
 from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
 from solvers.registry import RANK_PLACEMENT
+from tuner.costs.train.columns_of import nic_bytes_per_s
 from tuner.errors import SpecError
 from tuner.search.nodes.traffic import Traffic
-from tuner.search.reference.heterogeneous import nic_bytes_per_s
 from tuner.spec.cluster import Cluster, Pool
 
 MOST_PROVEN_NODES: Final = 6

@@ -18,7 +18,7 @@ from tuner.costs.reference.update import layer_units, update_cases
 from tuner.costs.reference.workload import Workload
 from tuner.engines.capabilities import Capabilities, launchable
 from tuner.plans.train import Alternative, Plan, Provenance, Relaxation, Unlaunchable
-from tuner.search.layout_groups import by_layout, layout_of, rows_of_layouts
+from tuner.search.layout_groups import by_layout, layout_of, num_runners_up
 from tuner.search.reasons import (
     MULTIPLES,
     binding_constraint,
@@ -34,6 +34,7 @@ from tuner.search.reference.loads import load_ratios
 from tuner.search.reference.predict import predict
 from tuner.search.reference.search import SearchResult, Solved, search
 from tuner.search.settings import SearchSettings
+from tuner.search.to_plan import to_plan, without_decision
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes
 
@@ -98,8 +99,9 @@ def make_plan(
     best = result.solved[0]
     predicted = predict(best.costs, best.decision)
     unlimited_s = _objective_with(problem, settings, memory_limit_bytes=UNLIMITED_BYTES)
-    return _plan(
-        problem,
+    return to_plan(
+        spec,
+        load_ratio=problem.work.load_ratio,
         provenance=_with_extrapolated(provenance, best),
         decision=best.decision,
         predicted=predicted,
@@ -115,27 +117,12 @@ def make_plan(
     )
 
 
-def _plan(problem: ProfiledProblem, **fields: object) -> Plan:
-    spec = problem.spec
-    return Plan.model_validate(
-        {
-            "model": spec.model,
-            "cluster": spec.cluster,
-            "goal": spec.goal,
-            "search": spec.search,
-            "emit": spec.emit,
-            "load_ratio": problem.work.load_ratio,
-            **fields,
-        }
-    )
-
-
 def _runners_up(result: SearchResult, settings: SearchSettings) -> tuple[Alternative, ...]:
     best = result.solved[0]
     chosen = predict(best.costs, best.decision)
     ties = result.certificate.within_band
     layouts = [layout_of(one.decision) for one in result.solved]
-    enough = (rows_of_layouts(layouts, top=settings.top) or len(layouts)) - 1
+    enough = num_runners_up(layouts, top=settings.top)
     wanted = result.solved[1 : 1 + max(enough, min(ties, MOST_TIES))]
     alternatives = []
     for index, other in enumerate(wanted):
@@ -165,14 +152,12 @@ def _without_decision(
     nearest = _nearest(problem, result, settings)
     limits = ", ".join(one.limit for one in nearest if one.limit != "nodes")
     not_known = what_is_not_known(result.certificate, time_limit_s=settings.time_limit_s)
-    return _plan(
-        problem,
+    return without_decision(
+        problem.spec,
+        load_ratio=problem.work.load_ratio,
         provenance=provenance,
-        decision=None,
-        predicted=None,
         certificate=result.certificate,
-        binding_constraint=not_known or limits,
-        alternatives=(),
+        reason=not_known or limits,
         relaxations=nearest,
     )
 

@@ -24,7 +24,6 @@ from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Degrees, Workload
 from tuner.engines.capabilities import Capabilities
 from tuner.plans.train import Certificate, Space
-from tuner.search.certificate import certify
 from tuner.search.layout_groups import layout_of, rows_of_layouts
 from tuner.search.reference.decisions import decode
 from tuner.search.reference.layer_costs import CandidateCosts, Machine, layout_problem
@@ -32,6 +31,7 @@ from tuner.search.reference.options import Option, options
 from tuner.search.reference.predict import band_around, predict
 from tuner.search.reference.space import Enumeration, enumerate_degrees
 from tuner.search.settings import Deadline, SearchSettings
+from tuner.search.to_plan import certify
 from tuner.spec.search import Search
 
 SHORTEST_SOLVE_S = 0.1

@@ -23,7 +23,7 @@ from tuner.plans.train import (
     StagePrediction,
     TrainPrediction,
 )
-from tuner.search.layout_groups import layout_of, rows_of_layouts
+from tuner.search.layout_groups import layout_of, num_runners_up
 from tuner.search.ratios import Ratios, is_tie
 from tuner.search.reasons import why_lost
 from tuner.search.train.build_problem import PricedPool
@@ -227,8 +227,7 @@ class PlanFormatter:
             runners_up.append((choice.fastest.decision, self.simulated_prediction(choice.fastest)))
         layouts = list(solutions.layouts())
         ranked = [layout_of(best.decision), *(layouts[index] for index in others)]
-        enough = (rows_of_layouts(ranked, top=top) or len(ranked)) - 1
-        for index in others[: max(enough, min(ties, MOST_TIES))]:
+        for index in others[: max(num_runners_up(ranked, top=top), min(ties, MOST_TIES))]:
             decision, predicted = self._predict_row(index)
             if decision != best.decision:
                 runners_up.append((decision, predicted))

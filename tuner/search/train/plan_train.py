@@ -9,7 +9,7 @@ After that follow-up searches look for what would help: nodes, memory, features 
 lack. They share one more time limit; relaxations of memory get the first half of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -19,12 +19,13 @@ from tuner.config.train import TrainDecision
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.shapes import number
 from tuner.devices.datasheet import Generation
-from tuner.plans.train import Plan, Provenance, Relaxation, TrainPrediction, Unlaunchable
+from tuner.plans.train import Band, Plan, Provenance, Relaxation, TrainPrediction
 from tuner.search.forked import numbers
 from tuner.search.layout_groups import by_layout
 from tuner.search.progress import PlanningEvent, ignore_progress
 from tuner.search.reasons import binding_constraint, what_is_not_known
 from tuner.search.settings import SearchSettings
+from tuner.search.to_plan import to_plan, with_notes, without_decision
 from tuner.search.train.build_problem import PricedPool, build_problem
 from tuner.search.train.extrapolation import weigh_extrapolation, with_extrapolation_notes
 from tuner.search.train.finalists import (
@@ -52,7 +53,7 @@ from tuner.search.train.plan_fields import (
 )
 from tuner.search.train.preference import TOLERANCE_RATIO, Preferred, choose_preferred
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.regimes import band_for, priced_release
+from tuner.search.train.regimes import priced_release
 from tuner.search.train.relaxations import (
     MEMORY_LIMIT,
     NOT_SEARCHED,
@@ -67,7 +68,7 @@ from tuner.search.train.search_result import (
     solution_fields,
     to_certificate,
 )
-from tuner.search.train.ties import NO_TIES, count_ties, pool_ratios
+from tuner.search.train.ties import count_ties, pool_band, pool_ratios
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes
@@ -95,15 +96,8 @@ def make_analytic_plan(
         SpecError: the spec asks for what no device or target can do.
     """
     problem = build_problem(spec, priced_pool)
-    precision = spec.goal.precision.value
     priced = priced_release(spec.emit, spec.goal.engine, priced_pool.residuals)
-    band = band_for(
-        spec.emit,
-        priced_pool.sheet,
-        priced_pool.residuals,
-        precision=precision,
-        release=priced.stated,
-    )
+    band = pool_band(spec, priced_pool)
     settings = replace(settings, band_ratio=max(settings.band_ratio, TOLERANCE_RATIO))
     watch, settings = settings.watch, replace(settings, watch=ignore_progress)
     outcome = search(problem, replace(settings, watch=watch))
@@ -113,118 +107,119 @@ def make_analytic_plan(
         outcome = search(replace(problem, limits=spec.search), settings)
         if outcome.solutions is not None:
             notes += ("fits only with offloading or dropped tokens, which no published run prices",)
-    if outcome.solutions is not None:
-        watch(PlanningEvent(stage="choice", text="simulating the best pass by pass to rank them"))
-    choice = (
-        None
-        if outcome.solutions is None
-        else _choose(outcome, settings, spec=spec, priced_pool=priced_pool)
-    )
-    best = None if choice is None else choice.chosen
-    if best is not None and (best.decision.optimizer_offload or best.decision.activation_offload):
-        notes += (_host_note(problem, best.detail, priced_pool.pool),)
-    if best is not None:
-        notes += (
-            *_connection_notes(best.decision, priced_pool),
-            *filter(None, (best.note,)),
-            *unsettled_notes(best.detail),
+    if outcome.solutions is None:
+        watch(PlanningEvent(stage="relaxations", text="nothing fits; searching for what would"))
+        provenance = with_extrapolation_notes(with_notes(provenance, notes), problem, None)
+        return _plan_nothing(
+            spec, priced_pool, outcome, settings, problem=problem, band=band, provenance=provenance
         )
-    rests_on = (
-        None if best is None else weigh_extrapolation(outcome, best.candidate, best.detail.stages)
+    watch(PlanningEvent(stage="choice", text="simulating the best pass by pass to rank them"))
+    choice = _choose(outcome, settings, spec=spec, priced_pool=priced_pool)
+    best = choice.chosen
+    if best.decision.optimizer_offload or best.decision.activation_offload:
+        notes += (_host_note(problem, best.detail, priced_pool.pool),)
+    notes += (
+        *_connection_notes(best.decision, priced_pool),
+        *filter(None, (best.note,)),
+        *unsettled_notes(best.detail),
     )
+    rests_on = weigh_extrapolation(outcome, best.candidate, best.detail.stages)
     ratios = pool_ratios(spec, priced_pool, band=band)
     if rests_on is not None:
         band, ratios = rests_on.widened(band), ratios.widened(rests_on.stretch)
     formatter = PlanFormatter(
         spec=spec, priced_pool=priced_pool, search=outcome, band=band, ratios=ratios
     )
-    certificate = to_certificate(
-        outcome,
-        ties=(
-            NO_TIES
-            if best is None
-            else count_ties(outcome, ratios, chosen=best.decision, step_s=best.objective_s)
-        ),
-        objective_s=None if choice is None else choice.fastest.objective_s,
-        decision_s=(None if choice is None or choice.is_fastest else choice.chosen.objective_s),
-    )
-    full_provenance = with_extrapolation_notes(
-        provenance.model_copy(update={"notes": provenance.notes + notes}), problem, rests_on
-    )
-    common = {
-        "model": spec.model,
-        "cluster": spec.cluster,
-        "goal": spec.goal,
-        "search": spec.search,
-        "emit": spec.emit,
-        "certificate": certificate,
-        "provenance": full_provenance,
-    }
-    if choice is None or best is None:
-        watch(PlanningEvent(stage="relaxations", text="nothing fits; searching for what would"))
-        deadline = settings.begin()
-        half = replace(settings, time_limit_s=settings.time_limit_s / 2.0)
-        predict = partial(_predict_best, formatter)
-        limits_to_relax = relaxations(problem, half, predict=predict)
-        binding = ", ".join(one.limit for one in limits_to_relax)
-        if binding == MEMORY_LIMIT:
-            left = settings.until(deadline)
-            limits_to_relax = (
-                *more_nodes(spec, priced_pool, settings=left, band=band),
-                *limits_to_relax,
-            )
-        not_known = what_is_not_known(certificate, time_limit_s=settings.time_limit_s)
-        return Plan.model_validate(
-            common
-            | {
-                "decision": None,
-                "predicted": None,
-                "binding_constraint": not_known or binding,
-                "alternatives": (),
-                "relaxations": limits_to_relax,
-            }
-        )
+    # Before other searches, whose extrapolations are not the plan's.
+    provenance = with_extrapolation_notes(with_notes(provenance, notes), problem, rests_on)
     deadline = settings.begin()
     predicted = formatter.simulated_prediction(best)
     room = formatter.roomier(choice)
-    is_full = (predicted.out_of_memory_probability or 0.0) > SMALL
+    chance = predicted.out_of_memory_probability or 0.0
     room_out: tuple[Relaxation, ...] = ()
-    if (predicted.out_of_memory_probability or 0.0) > LIKELY and choice.headroom.safe_peak_ratio:
+    if chance > LIKELY and choice.headroom.safe_peak_ratio:
         watch(PlanningEvent(stage="relaxations", text="searching for headroom"))
         ratio = choice.headroom.safe_peak_ratio
         half = replace(settings, time_limit_s=settings.time_limit_s / 2.0)
         room_out = headroom_relaxations(
             spec, priced_pool, safe_peak_ratio=ratio, settings=half, band=band
         )
-    unlimited_s, lacking, skipped = _search_beyond(
-        outcome,
-        replace(settings.until(deadline), watch=watch),
-        below_s=choice.fastest.objective_s,
-        with_unlaunchable=with_unlaunchable,
+    left = settings.until(deadline)
+    features = feature_tasks(outcome, left) if with_unlaunchable else {}
+    events = (
+        PlanningEvent(stage="memory", text="searching again without its limit"),
+        *(
+            PlanningEvent(
+                stage="targets", text=f"{index} of {len(features)} missing features: {feature}"
+            )
+            for index, feature in enumerate(features)
+        ),
     )
-    return Plan.model_validate(
-        common
-        | {
-            "provenance": full_provenance.model_copy(
-                update={"notes": full_provenance.notes + _time_notes(skipped)}
-            ),
-            "decision": best.decision,
-            "predicted": predicted,
-            "relaxations": room_out,
-            "preferred": formatter.preference(choice, room),
-            "roomier": room,
-            "roomier_within_ratio": choice.searched_ratio,
-            "no_roomier": is_full and room is None and choice.has_searched_all,
-            "binding_constraint": binding_constraint(
-                predicted,
-                fastest_s=formatter.simulated_prediction(choice.fastest).step_time_s,
-                unlimited_s=unlimited_s,
-                memory_limit_bytes=int(problem.memory_limit_bytes),
-            ),
-            **by_layout(best.decision, formatter.alternatives(choice, top=settings.top)),
-            "pareto": formatter.pareto(),
-            "unlaunchable": lacking,
-        }
+    unlimited_s, *step_s = numbers(
+        (partial(_unlimited_s, outcome, left, choice.fastest.objective_s), *features.values()),
+        processes=settings.processes,
+        patience_s=left.time_limit_s,
+        starting=lambda index: watch(events[index]),
+    )
+    step_s_of = dict(zip(features, step_s, strict=True))
+    return to_plan(
+        spec,
+        certificate=to_certificate(
+            outcome,
+            ties=count_ties(outcome, ratios, chosen=best.decision, step_s=best.objective_s),
+            objective_s=choice.fastest.objective_s,
+            decision_s=None if choice.is_fastest else best.objective_s,
+        ),
+        provenance=with_notes(provenance, _time_notes(step_s_of)),
+        decision=best.decision,
+        predicted=predicted,
+        relaxations=room_out,
+        preferred=formatter.preference(choice, room),
+        roomier=room,
+        roomier_within_ratio=choice.searched_ratio,
+        no_roomier=chance > SMALL and room is None and choice.has_searched_all,
+        binding_constraint=binding_constraint(
+            predicted,
+            fastest_s=formatter.simulated_prediction(choice.fastest).step_time_s,
+            unlimited_s=unlimited_s,
+            memory_limit_bytes=int(problem.memory_limit_bytes),
+        ),
+        **by_layout(best.decision, formatter.alternatives(choice, top=settings.top)),
+        pareto=formatter.pareto(),
+        unlaunchable=unlaunchable(outcome, step_s_of) if with_unlaunchable else (),
+    )
+
+
+def _plan_nothing(
+    spec: Spec,
+    priced_pool: PricedPool,
+    outcome: SearchOutcome,
+    settings: SearchSettings,
+    *,
+    problem: TrainProblem,
+    band: Band,
+    provenance: Provenance,
+) -> Plan:
+    """Search for what would make something fit, nodes first where memory is all that is short."""
+    deadline = settings.begin()
+    ratios = pool_ratios(spec, priced_pool, band=band)
+    formatter = PlanFormatter(
+        spec=spec, priced_pool=priced_pool, search=outcome, band=band, ratios=ratios
+    )
+    half = replace(settings, time_limit_s=settings.time_limit_s / 2.0)
+    limits = relaxations(problem, half, predict=partial(_predict_best, formatter))
+    binding = ", ".join(one.limit for one in limits)
+    if binding == MEMORY_LIMIT:
+        left = settings.until(deadline)
+        limits = (*more_nodes(spec, priced_pool, settings=left, band=band), *limits)
+    certificate = to_certificate(outcome)
+    not_known = what_is_not_known(certificate, time_limit_s=settings.time_limit_s)
+    return without_decision(
+        spec,
+        certificate=certificate,
+        provenance=provenance,
+        reason=not_known or binding,
+        relaxations=limits,
     )
 
 
@@ -233,56 +228,29 @@ def _predict_best(formatter: PlanFormatter, outcome: SearchOutcome) -> TrainPred
     return replace(formatter, search=outcome).prediction(price_solution(outcome, 0))
 
 
-def _search_beyond(
-    outcome: SearchOutcome, settings: SearchSettings, *, below_s: float, with_unlaunchable: bool
-) -> tuple[float | None, tuple[Unlaunchable, ...], tuple[str, ...]]:
-    """Search without the memory limit and with features that the targets lack, in parallel.
+def _unlimited_s(outcome: SearchOutcome, settings: SearchSettings, below_s: float) -> float | None:
+    """Seconds of the fastest step in any memory, with its own gradient buckets.
 
-    Returns:
-        Seconds of the fastest step in any memory with its own gradient buckets, where it is less
-        than `below_s` without them, features that would gain, and those not searched in time.
+    None where it is no less than `below_s` without them.
     """
-    unlimited = replace(outcome.problem, memory_limit_bytes=UNLIMITED_BYTES)
-    quiet = replace(settings, top=1, band_ratio=0.0, below_s=below_s, watch=ignore_progress)
-
-    def unlimited_s() -> float | None:
-        rerun = search(unlimited, quiet)
-        ranking = rank_by_simulation(
-            rerun, time_limit_s=settings.time_limit_s / 8.0, clock=settings.clock
-        )
-        if not ranking.objective_s:
-            return None
-        usual = price_solution(rerun, ranking.order[0])
-        saved = saved_s(usual, with_best_bucket(rerun.problem, usual)[1])
-        return ranking.objective_s[0] - saved
-
-    features = feature_tasks(outcome, settings) if with_unlaunchable else {}
-
-    def report(index: int) -> None:
-        if index == 0:
-            settings.watch(PlanningEvent(stage="memory", text="searching again without its limit"))
-            return
-        text = f"{index - 1} of {len(features)} missing features: {list(features)[index - 1]}"
-        settings.watch(PlanningEvent(stage="targets", text=text))
-
-    memory_s, *step_s = numbers(
-        (unlimited_s, *features.values()),
-        processes=settings.processes,
-        patience_s=settings.time_limit_s,
-        starting=report,
+    rerun = search(
+        replace(outcome.problem, memory_limit_bytes=UNLIMITED_BYTES),
+        replace(settings, top=1, band_ratio=0.0, below_s=below_s),
     )
-    if not with_unlaunchable:
-        return memory_s, (), ()
-    step_s_of = dict(zip(features, step_s, strict=True))
-    skipped = tuple(feature for feature, one in step_s_of.items() if one == NOT_SEARCHED)
-    return memory_s, unlaunchable(outcome, step_s_of), skipped
+    ranking = rank_by_simulation(
+        rerun, time_limit_s=settings.time_limit_s / 8.0, clock=settings.clock
+    )
+    if not ranking.objective_s:
+        return None
+    usual = price_solution(rerun, ranking.order[0])
+    return ranking.objective_s[0] - saved_s(usual, with_best_bucket(rerun.problem, usual)[1])
 
 
-def _time_notes(skipped: Sequence[str]) -> tuple[str, ...]:
+def _time_notes(step_s_of: Mapping[str, float | None]) -> Iterator[str]:
     """Name the features that were not searched."""
-    if not skipped:
-        return ()
-    return (f"--time-limit left no time to search what these would gain: {', '.join(skipped)}",)
+    skipped = [feature for feature, step_s in step_s_of.items() if step_s == NOT_SEARCHED]
+    if skipped:
+        yield f"--time-limit left no time to search what these would gain: {', '.join(skipped)}"
 
 
 def _choose(

@@ -213,19 +213,20 @@ class _Run:
             self._settings.watch(self._batch_event(batch_bound_s, done, len(order), "rows"))
             here = batch[least_C[batch] <= self._threshold_s()]
             for index in np.unique(part_C[here]):
-                self._visit_rows(parts[index].taken(place_C[here[part_C[here] == index]]))
+                rows = parts[index].taken(place_C[here[part_C[here] == index]])
+                if self._deadline.is_over:
+                    self._leave_open_rows(rows)
+                else:
+                    self._visit_dispatch_level(self._bounded(rows))
 
-    def _visit_rows(self, rows: Rows) -> None:
+    def _bounded(self, rows: Rows) -> Rows:
+        """Bound rows at every dispatch setting."""
         table = rows.table
-        if self._deadline.is_over:
-            self._bound_s = min(self._bound_s, float(rows.least_C.min()))
-            self._open += len(rows.least_C) * table.num_legal
-            return
         others = tuple(f for f in range(len(table.dispatch_DA)) if f not in table.leading_D)
         bound_CD = np.empty((len(rows.least_C), len(table.dispatch_DA)))
         bound_CD[:, table.leading_D] = rows.bound_CD
         bound_CD[:, others] = self._dispatch_bounds_s(table, others, rows.rows, rows.allowed)
-        self._visit_dispatch_level(replace(rows, bound_CD=bound_CD))
+        return replace(rows, bound_CD=bound_CD)
 
     def _dispatch_bounds_s(
         self, table: OptionTable, dispatch: Sequence[int], rows: Table, allowed: Allowed
@@ -319,7 +320,10 @@ class _Run:
                 yield now
 
     def _visit_options(self, rows: Rows, row: Ints, option: Ints, best_s: Floats) -> None:
-        """Bound options, then price those that are left in time and memory."""
+        """Bound options, then price those left in time and memory; keep the best of every row.
+
+        Layers are moved where memory requires it.
+        """
         table = rows.table
         candidates = with_options(table, take_rows(rows.rows, row), table.options_TA[option])
         bound_s = candidate_bound_s(self._problem, self._options, candidates)
@@ -329,22 +333,18 @@ class _Run:
         is_first = rank_within(row[kept]) < PRICED_FIRST
         for part in (kept[is_first], kept[~is_first]):
             now = part[bound_s[part] <= np.minimum(self._threshold_s(), best_s[row[part]])]
-            if len(now):
-                self._price_options(candidates.taken(now), row[now], bound_s[now], best_s)
-
-    def _price_options(
-        self, candidates: Candidates, row: Ints, bound_s: Floats, best_s: Floats
-    ) -> None:
-        """Price options, moving layers where memory requires it; keep the best of every row."""
-        prices, full = price_to_fit(self._problem, self._options, candidates)
-        self._priced += len(candidates)
-        if len(full):
-            bound_s[full] = candidate_bound_in_memory_s(
-                self._problem, self._options, candidates.taken(full)
-            )
-        self._record(candidates, row, prices, best_s)
-        # A priced option may be faster in another pipeline layout than in the one it was priced in.
-        self._bound_s = min(self._bound_s, float(bound_s.min()))
+            if not len(now):
+                continue
+            some, least_s = candidates.taken(now), bound_s[now]
+            prices, full = price_to_fit(self._problem, self._options, some)
+            self._priced += len(some)
+            if len(full):
+                least_s[full] = candidate_bound_in_memory_s(
+                    self._problem, self._options, some.taken(full)
+                )
+            self._record(some, row[now], prices, best_s)
+            # It may be faster in another pipeline layout than in the one it was priced in.
+            self._bound_s = min(self._bound_s, float(least_s.min()))
 
     def _best_s(self) -> float:
         return np.inf if self._solutions is None else float(self._solutions.step_s[0])
@@ -392,6 +392,10 @@ class _Run:
         self._bound_s = min(self._bound_s, bound_s)
         for table, chosen in self._tables.by_kind(self._degrees.rows(partials)):
             self._open += len(chosen) * table.num_legal
+
+    def _leave_open_rows(self, rows: Rows) -> None:
+        self._bound_s = min(self._bound_s, float(rows.least_C.min()))
+        self._open += len(rows.least_C) * rows.table.num_legal
 
     def _leave_open_dispatch(self, rows: Rows, row: Ints, dispatch: Ints) -> None:
         self._bound_s = min(self._bound_s, float(rows.bound_CD[row, dispatch].min()))

@@ -14,7 +14,7 @@ from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.prices import MemoryPrice, StepPrice
 from tuner.costs.train.shapes import Stages, Strategies, taken
 from tuner.plans.train import Certificate
-from tuner.search.certificate import certify
+from tuner.search.to_plan import certify
 from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.candidate_prices import (
     TimePiece,

@@ -20,6 +20,7 @@ from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.build_problem import PricedPool
 from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.layouts import layers_of_stages
+from tuner.search.train.regimes import band_for, priced_release
 from tuner.spec.spec import Spec
 
 Mask = npt.NDArray[np.bool_]
@@ -50,6 +51,18 @@ class Ties:
 
 
 NO_TIES = Ties()
+
+
+def pool_band(spec: Spec, priced_pool: PricedPool) -> Band:
+    """Return the band of a step on a pool: measured over predicted seconds, lowest and highest."""
+    release = priced_release(spec.emit, spec.goal.engine, priced_pool.residuals)
+    return band_for(
+        spec.emit,
+        priced_pool.sheet,
+        priced_pool.residuals,
+        precision=spec.goal.precision.value,
+        release=release.stated,
+    )
 
 
 def pool_ratios(spec: Spec, priced_pool: PricedPool, *, band: Band) -> Ratios:

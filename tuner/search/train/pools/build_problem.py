@@ -14,8 +14,7 @@ from tuner.search.ratios import Ratios, widest
 from tuner.search.train.build_problem import PricedPool, build_problem, price_pool
 from tuner.search.train.extrapolation import EXTRAPOLATED_FACTOR, extrapolated_by_search
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.regimes import band_for, priced_release
-from tuner.search.train.ties import pool_ratios
+from tuner.search.train.ties import pool_band, pool_ratios
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.spec import Spec
 
@@ -103,16 +102,7 @@ def build_pools_problem(
         build_problem(own, priced_pool)
         for own, priced_pool in zip(specs, priced_pools, strict=True)
     )
-    bands = tuple(
-        band_for(
-            spec.emit,
-            priced_pool.sheet,
-            priced_pool.residuals,
-            precision=spec.goal.precision.value,
-            release=priced_release(spec.emit, spec.goal.engine, priced_pool.residuals).stated,
-        )
-        for priced_pool in priced_pools
-    )
+    bands = tuple(pool_band(spec, priced_pool) for priced_pool in priced_pools)
     return PoolsProblem(
         cluster=Cluster(
             pools=tuple(

@@ -27,9 +27,9 @@ import numpy as np
 
 from solvers.partition.problem import Partition, PartitionProblem
 from solvers.registry import PARTITION
-from tuner.search.reference.heterogeneous import PoolPrices, partition_problem
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.pools.bounds import OnceParts, most_stages
+from tuner.search.train.pools.partition import PoolPrices, partition_problem
 from tuner.search.train.pools.space import Pools
 from tuner.search.train.pools.stage_prices import (
     ChainPrice,

@@ -2,37 +2,54 @@
 
 Chains over pools and the best decisions of each single pool, which may use interleaved schedules,
 are ranked together by wall clock per step, including failures and the expected cost of running out
-of memory (candidate_order.py): more pools have more devices that fail. If a single pool is as good,
+of memory (ranking.py): more pools have more devices that fail. If a single pool is as good,
 the plan uses that pool alone. The search itself ranks by step time, so no bound covers failures.
+
+Where the plan may run out of memory it names the fastest decision with headroom, on whichever
+pools.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tuner.costs.train.calibration import Residuals
 from tuner.costs.train.measured_profile import MeasuredProfile
-from tuner.plans.train import Alternative, Plan, Provenance, Relaxation, TrainPrediction
-from tuner.search.layout_groups import by_layout, layout_of, rows_of_layouts
+from tuner.plans.train import (
+    Alternative,
+    Band,
+    Certificate,
+    Plan,
+    Preference,
+    Provenance,
+    Relaxation,
+    Roomier,
+    TrainPrediction,
+)
+from tuner.search.layout_groups import by_layout, layout_of, num_runners_up
 from tuner.search.progress import PlanningEvent
 from tuner.search.ratios import is_tie
 from tuner.search.reasons import why_lost
 from tuner.search.settings import SearchSettings
+from tuner.search.to_plan import certify, to_plan, with_notes, without_decision
 from tuner.search.train.extrapolation import extrapolated_by_search, with_extrapolation_notes
-from tuner.search.train.memory_risk import LIKELY, SMALL
+from tuner.search.train.memory_risk import LIKELY, SMALL, loss_prices
 from tuner.search.train.pools.build_problem import PoolsProblem, build_pools_problem
-from tuner.search.train.pools.candidate_order import Ranking, is_over_several, rank_decisions
-from tuner.search.train.pools.certificate import ratio_band, to_certificate, to_preference
-from tuner.search.train.pools.headroom import (
-    headroom_fields,
-    used_pools,
-    with_headroom_on_other_pools,
+from tuner.search.train.pools.ranking import (
+    PoolsDecision,
+    PricedRisk,
+    Ranking,
+    decision_with_headroom,
+    fastest_chain,
+    is_over_several,
+    price_risks,
+    rank_decisions,
 )
 from tuner.search.train.pools.relaxations import (
     headroom_relaxations,
     infeasibility_reason,
     relaxations,
 )
-from tuner.search.train.pools.risk import PoolsDecision
 from tuner.search.train.pools.search import PoolsSearchOutcome, search
 from tuner.search.train.pools.single_pool import (
     SinglePoolDecision,
@@ -42,11 +59,19 @@ from tuner.search.train.pools.single_pool import (
 )
 from tuner.search.train.pools.to_plan import (
     SimulatedChain,
+    chain_memory_risk,
+    effective_step_s,
+    rank_at_risk,
     to_decision,
     to_placement,
     to_prediction,
 )
-from tuner.search.train.pools.whole_run import effective_step_s
+from tuner.search.train.preference import (
+    LESS_EXPECTED,
+    is_excluded,
+    less_chance_words,
+    memory_step,
+)
 from tuner.search.train.regimes import priced_release
 from tuner.spec.spec import Spec
 from tuner.units import format_ratio, format_s
@@ -88,8 +113,7 @@ def plan_over_pools(
     ranking = rank_decisions(outcome, settings, single_pools=single_pools)
     best = ranking.best
     if best is not None and len(used_pools(best)) == 1:
-        notes = (*provenance.notes, _single_pool_note(ranking, best, problem))
-        provenance = provenance.model_copy(update={"notes": notes})
+        provenance = with_notes(provenance, (_single_pool_note(ranking, best, problem),))
     if isinstance(best, SinglePoolDecision):
         plan = plan_single_pool(problem, best.index, settings=settings, provenance=provenance)
         plan = with_headroom_on_other_pools(plan, ranking, outcome)
@@ -139,28 +163,20 @@ def _plan_chains(
     problem, options, order = outcome.problem, outcome.space.options, ranking.chains
     note = priced_release(spec.emit, spec.goal.engine, problem.priced_pools[0].residuals).note
     if note:
-        provenance = provenance.model_copy(update={"notes": (*provenance.notes, note)})
-    common = {
-        "model": spec.model,
-        "cluster": spec.cluster,
-        "goal": spec.goal,
-        "search": spec.search,
-        "emit": spec.emit,
-        "certificate": to_certificate(outcome, order),
-        "provenance": _with_profile_notes(provenance, problem),
-    }
+        provenance = with_notes(provenance, (note,))
+    certificate = to_certificate(outcome, order)
+    provenance = _with_profile_notes(provenance, problem)
     if not order:
         settings.watch(
             PlanningEvent(stage="relaxations", text="nothing fits; searching for what would")
         )
-        nothing = {
-            "decision": None,
-            "predicted": None,
-            "binding_constraint": infeasibility_reason(outcome),
-            "alternatives": (),
-            "relaxations": relaxations(outcome, settings),
-        }
-        return Plan.model_validate(common | nothing)
+        return without_decision(
+            spec,
+            certificate=certificate,
+            provenance=provenance,
+            reason=infeasibility_reason(outcome),
+            relaxations=relaxations(outcome, settings),
+        )
     best, *others = order
     predicted = to_prediction(best, problem)
     decision = to_decision(best.chain, problem, options)
@@ -168,35 +184,26 @@ def _plan_chains(
     if ranking.risks[best].chance > LIKELY:
         settings.watch(PlanningEvent(stage="relaxations", text="searching for headroom"))
         relaxed = headroom_relaxations(outcome, settings, full=best)
-    return Plan.model_validate(
-        common
-        | {
-            "decision": decision,
-            "predicted": predicted,
-            "binding_constraint": _bottleneck(best, problem),
-            "preferred": to_preference(outcome, order, ranking.risks),
-            **headroom_fields(ranking, outcome, best, predicted),
-            "relaxations": relaxed,
-            **by_layout(
-                decision,
-                [
-                    _alternative(one, best, predicted, outcome)
-                    for one in others[: _num_runners_up(order, outcome, top=settings.top)]
-                ],
-            ),
-            "placement": to_placement(best.chain, problem),
-        }
+    layouts = [layout_of(to_decision(one.chain, problem, options)) for one in order]
+    return to_plan(
+        spec,
+        certificate=certificate,
+        provenance=provenance,
+        decision=decision,
+        predicted=predicted,
+        binding_constraint=_bottleneck(best, problem),
+        preferred=to_preference(outcome, order, ranking.risks),
+        **headroom_fields(ranking, outcome, best, predicted),
+        relaxations=relaxed,
+        **by_layout(
+            decision,
+            [
+                _alternative(one, best, predicted, outcome)
+                for one in others[: num_runners_up(layouts, top=settings.top)]
+            ],
+        ),
+        placement=to_placement(best.chain, problem),
     )
-
-
-def _num_runners_up(
-    order: Sequence[SimulatedChain], outcome: PoolsSearchOutcome, *, top: int
-) -> int:
-    """Return the number of runners-up that show `top` layouts."""
-    layouts = [
-        layout_of(to_decision(one.chain, outcome.problem, outcome.space.options)) for one in order
-    ]
-    return (rows_of_layouts(layouts, top=top) or len(layouts)) - 1
 
 
 def _with_profile_notes(provenance: Provenance, problem: PoolsProblem) -> Provenance:
@@ -246,3 +253,162 @@ def _bottleneck(best: SimulatedChain, problem: PoolsProblem) -> str:
         f"the slowest stage, {slowest} in pool {pools[best.chain.pool_S[slowest]].name!r}: "
         f"{format_s(seconds[slowest])} a micro-batch"
     )
+
+
+def to_certificate(outcome: PoolsSearchOutcome, order: Sequence[SimulatedChain]) -> Certificate:
+    """State what the search proves of the fastest chain, and of the chosen one, the first.
+
+    With failures another chain than the fastest may be first; no bound covers failures.
+    """
+    if not order:
+        return certify(
+            outcome.counts,
+            objective_s=None,
+            bound_s=outcome.bound_s if outcome.counts.open else math.inf,
+            solve_s=outcome.solve_s,
+            method="partition",
+        )
+    chosen, fastest = order[0], fastest_chain(order)
+    return certify(
+        outcome.counts,
+        objective_s=fastest.objective_s,
+        bound_s=outcome.bound_s,
+        decision_s=None if chosen is fastest else chosen.objective_s,
+        within_band=sum(is_tie(ratio_band(outcome, chosen, one)) for one in order[1:]),
+        within_band_is_least=(
+            chosen.objective_s * outcome.problem.ratios.farthest > outcome.complete_s
+        ),
+        solve_s=outcome.solve_s,
+        method="partition",
+    )
+
+
+def to_preference(
+    outcome: PoolsSearchOutcome,
+    order: Sequence[SimulatedChain],
+    risks: Mapping[PoolsDecision, PricedRisk],
+) -> Preference | None:
+    """Explain why the fastest chain was not chosen; None where it was."""
+    chosen, fastest = order[0], fastest_chain(order)
+    if chosen is fastest:
+        return None
+    own, other = risks[chosen], risks[fastest]
+    has_fallback = own.has_fallback
+    tried_first_s = None
+    if is_excluded(other.chance, beside=own.chance):
+        tries = dict.fromkeys((fastest, chosen, decision_with_headroom(risks) or chosen))
+        tried_first_s = price_risks(tuple(tries), outcome.problem)[fastest].expected_s
+    return Preference(
+        fastest=to_decision(fastest.chain, outcome.problem, outcome.space.options),
+        fastest_step_s=fastest.objective_s,
+        slower_ratio=max(0.0, chosen.objective_s / fastest.objective_s - 1.0),
+        reasons=tuple(_reasons(outcome, order, risks)) or (LESS_EXPECTED,),
+        expected_step_s=own.expected_s if has_fallback else None,
+        fastest_expected_step_s=other.expected_s if has_fallback else None,
+        fastest_out_of_memory_probability=other.chance,
+        fastest_tried_first_step_s=tried_first_s,
+    )
+
+
+def _reasons(
+    outcome: PoolsSearchOutcome,
+    order: Sequence[SimulatedChain],
+    risks: Mapping[PoolsDecision, PricedRisk],
+) -> Iterator[str]:
+    """Advantages of the chosen chain over the fastest."""
+    tries = order[0], fastest_chain(order)
+    chance, other = (risks[one].chance for one in tries)
+    if memory_step(chance) < memory_step(other):
+        yield less_chance_words(chance, other=other)
+    own_s, other_s = (
+        effective_step_s(one.chain, outcome.problem, step_s=one.objective_s) for one in tries
+    )
+    if own_s < other_s:
+        yield "less wall clock per step with failures"
+
+
+def ratio_band(outcome: PoolsSearchOutcome, chosen: SimulatedChain, other: SimulatedChain) -> Band:
+    """Return the band of the measured ratio of another chain's step to the chosen one's."""
+    problem, options = outcome.problem, outcome.space.options
+    ratio = other.objective_s / chosen.objective_s
+    if chosen.chain.pool_S != other.chain.pool_S:
+        low, high = problem.ratios.other_kernels
+        return ratio * low, ratio * high
+    decisions = [to_decision(one.chain, problem, options) for one in (chosen, other)]
+    return problem.ratios.between(*decisions, ratio=ratio)
+
+
+def headroom_fields(
+    ranking: Ranking, outcome: PoolsSearchOutcome, best: PoolsDecision, predicted: TrainPrediction
+) -> dict[str, Roomier | bool | float | None]:
+    """Return the cost of a decision with headroom, where the plan's may run out of memory.
+
+    Also up to which step the search for it is complete, and whether it is complete.
+    """
+    if (predicted.out_of_memory_probability or 0.0) <= SMALL:
+        return {}
+    one = decision_with_headroom(ranking.risks)
+    complete_s = ranking.complete_s
+    ratio = 0.0 if complete_s is None else complete_s / predicted.step_time_s - 1.0
+    return {
+        "roomier": None if one is None else _roomier(one, best, predicted, outcome),
+        "no_roomier": one is None and complete_s is not None and math.isinf(complete_s),
+        "roomier_within_ratio": ratio if 0.0 < ratio < math.inf else None,
+    }
+
+
+def _roomier(
+    one: PoolsDecision, best: PoolsDecision, predicted: TrainPrediction, outcome: PoolsSearchOutcome
+) -> Roomier:
+    problem, options, pools = outcome.problem, outcome.space.options, used_pools(one)
+    slower_ratio = max(0.0, one.objective_s / predicted.step_time_s - 1.0)
+    run_s = loss_prices(problem.specs[0].goal).run_s(predicted.step_time_s)
+    cost = {
+        "step_time_s": one.objective_s,
+        "slower_ratio": slower_ratio,
+        "slower_s": slower_ratio * run_s,
+        "pools": () if set(pools) == set(used_pools(best)) else _names(pools, problem),
+    }
+    if isinstance(one, SinglePoolDecision):
+        where = {
+            "decision": one.decision,
+            "peak_memory_bytes": one.peak_bytes,
+            "out_of_memory_probability": one.risk.out_of_memory_probability,
+        }
+    else:
+        at_risk = rank_at_risk(one.chain, problem)
+        where = {
+            "decision": to_decision(one.chain, problem, options),
+            "peak_memory_bytes": at_risk.peak_memory_bytes,
+            "out_of_memory_probability": chain_memory_risk(
+                one.chain, problem
+            ).out_of_memory_probability,
+            "rank_at_risk": at_risk,
+        }
+    return Roomier.model_validate(cost | where)
+
+
+def used_pools(one: PoolsDecision) -> tuple[int, ...]:
+    """Positions of the pools that a decision runs on, in the order of its stages."""
+    return (
+        (one.index,)
+        if isinstance(one, SinglePoolDecision)
+        else tuple(dict.fromkeys(one.chain.pool_S))
+    )
+
+
+def _names(pools: Sequence[int], problem: PoolsProblem) -> tuple[str, ...]:
+    return tuple(problem.cluster.pools[index].name for index in pools)
+
+
+def with_headroom_on_other_pools(plan: Plan, ranking: Ranking, outcome: PoolsSearchOutcome) -> Plan:
+    """Add to a single-pool plan the decision with headroom on any pools, if it is faster."""
+    best, predicted = ranking.best, plan.predicted
+    if best is None or predicted is None:
+        return plan
+    room = headroom_fields(ranking, outcome, best, predicted)
+    elsewhere = room.get("roomier")
+    is_slower = not isinstance(elsewhere, Roomier) or (
+        plan.roomier is not None and plan.roomier.step_time_s <= elsewhere.step_time_s
+    )
+    return plan if plan.roomier is not None and is_slower else plan.model_copy(update=room)

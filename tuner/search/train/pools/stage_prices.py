@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
+from tuner.costs.train.columns_of import nic_bytes_per_s
 from tuner.costs.train.links import groups, send_s
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.memory_units import MemoryUnits
@@ -35,12 +36,12 @@ from tuner.costs.train.prices import MemoryPrice
 from tuner.costs.train.shapes import Stages, Strategies, taken
 from tuner.costs.train.step import assemble
 from tuner.costs.train.units import UnitCosts
-from tuner.search.reference.heterogeneous import PoolPrices, nic_bytes_per_s
 from tuner.search.train.candidate_prices import KINDS_OF_STAGES, price_batch
 from tuner.search.train.candidates import Candidates, to_strategies
 from tuner.search.train.layouts import to_stages
 from tuner.search.train.memory import take_units, unit_memory
 from tuner.search.train.options import OptionSpace
+from tuner.search.train.pools.partition import PoolPrices
 from tuner.search.train.pools.space import SEVERAL, stage_devices
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.rules import Ints

@@ -21,11 +21,10 @@ from tuner.search.nodes.to_plan import with_node_order
 from tuner.search.settings import SearchSettings
 from tuner.search.train.memory_risk import LIKELY, SMALL
 from tuner.search.train.pools.build_problem import PoolsProblem, build_pools_problem
-from tuner.search.train.pools.certificate import to_certificate
 from tuner.search.train.pools.chains import Chain
 from tuner.search.train.pools.headroom_search import search_chain_headroom
-from tuner.search.train.pools.plan_pools import plan_over_pools
-from tuner.search.train.pools.risk import price_risks
+from tuner.search.train.pools.plan_pools import plan_over_pools, to_certificate
+from tuner.search.train.pools.ranking import price_risks
 from tuner.search.train.pools.search import search
 from tuner.search.train.pools.to_plan import SimulatedChain, chain_memory_risk, simulate_chain
 from tuner.spec.goal import Reliability

@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.partition.problem import PartitionProblem
-from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
-from tuner.spec.cluster import Cluster, Pool
+from tuner.spec.cluster import Cluster
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,23 +41,6 @@ class PoolPrices:
     """Usable bytes of one device."""
     nic_bytes_per_s: float
     """Network bandwidth of one device."""
-
-
-def nic_bytes_per_s(pool: Pool) -> float:
-    """The network bandwidth of one device of a pool, in bytes per second and direction.
-
-    Raises:
-        SpecError: neither the spec nor a device description states a NIC.
-        UnknownDeviceError: the pool's device has no description.
-    """
-    nic = pool.nic
-    if nic is None and pool.device is not None:
-        nic = find_device(pool.device).scale_out_bytes_per_s
-    if nic is None:
-        raise SpecError(
-            f"cluster: pool {pool.name!r} states no 'nic'; heterogeneous pools need its bandwidth"
-        )
-    return nic * pool.nics / pool.devices_per_node / pool.oversubscription
 
 
 def partition_problem(

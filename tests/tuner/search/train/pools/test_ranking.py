@@ -18,13 +18,11 @@ from tuner.report.memory_headroom import memory_warning
 from tuner.search.settings import SearchSettings
 from tuner.search.train.memory_risk import LIKELY, SMALL, Chances, loss_prices
 from tuner.search.train.pools.build_problem import PoolsProblem, build_pools_problem
-from tuner.search.train.pools.candidate_order import Ranking, rank_decisions
 from tuner.search.train.pools.plan_pools import plan_over_pools
-from tuner.search.train.pools.risk import PoolsDecision
+from tuner.search.train.pools.ranking import PoolsDecision, Ranking, rank_decisions
 from tuner.search.train.pools.search import search
 from tuner.search.train.pools.single_pool import SinglePoolDecision, search_single_pools
-from tuner.search.train.pools.to_plan import chain_memory_risk, to_prediction
-from tuner.search.train.pools.whole_run import effective_step_s
+from tuner.search.train.pools.to_plan import chain_memory_risk, effective_step_s, to_prediction
 from tuner.search.train.preference import TOLERANCE_RATIO
 from tuner.spec.cluster import Cluster, Link, Pool
 from tuner.spec.goal import TrainGoal

@@ -5,10 +5,10 @@ import pytest
 
 from solvers.registry import PARTITION
 from solvers.result import Status
+from tuner.costs.train.columns_of import nic_bytes_per_s
 from tuner.errors import SpecError, UnknownDeviceError
-from tuner.search.reference.heterogeneous import (
+from tuner.search.train.pools.partition import (
     PoolPrices,
-    nic_bytes_per_s,
     partition_problem,
 )
 from tuner.spec.cluster import Cluster, Link, Pool

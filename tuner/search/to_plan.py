@@ -1,9 +1,12 @@
-"""What a training search proves: its counts, bound and gap as a certificate."""
+"""From a training search to a plan: what it proves, what it decides, or why it decides nothing."""
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from solvers.family import OPTIMALITY_TOLERANCE
-from tuner.plans.train import Certificate, Space
+from tuner.plans.train import Certificate, Plan, Provenance, Relaxation, Space
+from tuner.spec.spec import Spec
 
 
 def certify(
@@ -52,6 +55,44 @@ def certify(
             "method": method,
         }
     )
+
+
+def to_plan(spec: Spec, *, certificate: Certificate, provenance: Provenance, **fields: Any) -> Plan:
+    """Make the plan of a spec; `fields` are those of `Plan` beside what the spec states."""
+    stated = ("model", "cluster", "goal", "search", "emit")
+    return Plan.model_validate(
+        {name: getattr(spec, name) for name in stated}
+        | {"certificate": certificate, "provenance": provenance}
+        | fields
+    )
+
+
+def without_decision(
+    spec: Spec,
+    *,
+    certificate: Certificate,
+    provenance: Provenance,
+    reason: str,
+    relaxations: Sequence[Relaxation],
+    **fields: Any,
+) -> Plan:
+    """Make the plan of a spec under which nothing fits, or nothing was found."""
+    return to_plan(
+        spec,
+        certificate=certificate,
+        provenance=provenance,
+        decision=None,
+        predicted=None,
+        binding_constraint=reason,
+        alternatives=(),
+        relaxations=tuple(relaxations),
+        **fields,
+    )
+
+
+def with_notes(provenance: Provenance, notes: Iterable[str]) -> Provenance:
+    """Add notes."""
+    return provenance.model_copy(update={"notes": (*provenance.notes, *notes)})
 
 
 def gap_ratio(objective_s: float, *, bound_s: float) -> float:
