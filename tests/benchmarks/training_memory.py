@@ -34,7 +34,7 @@ from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import FITTED, MemoryConstants, memory_constants
 from tuner.costs.train.prices import MemoryPrice
 from tuner.search.train.memory_risk import GROWTH_RATIO, UNEVEN_RATIO
-from tuner.search.train.peak_errors import RATIOS, Kind, PeakErrors, error_kind, peak_band
+from tuner.search.train.peak_errors import RATIOS, ErrorKind, PeakErrors, error_kind, peak_band
 
 Floats = npt.NDArray[np.float64]
 
@@ -226,7 +226,7 @@ class Left:
     """A published run, with the errors of the other recipes of its kind."""
 
     run: Run
-    kind: Kind
+    kind: ErrorKind
     ratio: float
     """Measured over predicted peak."""
     growth_ratio: float
@@ -303,7 +303,7 @@ def show_room(left: Sequence[Left]) -> bool:
     _say("Stated chance of running out, its recipe left out, at 0.98 and 1.10 of the measured peak")
     warned = {one.run.row.id: one.stated(0.98) >= LIKELY for one in left}
     accepted = {one.run.row.id: one.stated(1.10) < LIKELY for one in left}
-    for kind in Kind:
+    for kind in ErrorKind:
         own = [one for one in left if one.kind is kind]
         _say(
             f"  {kind.value:17} {len(own):3} rows: {sum(warned[one.run.row.id] for one in own):3}"
@@ -331,7 +331,7 @@ def show_calibration(left: Sequence[Left]) -> bool:
     _say("Chance at start against runs that ran out, memory 0.70 to 1.45 of the measured peak")
     share = [1.0 / sum(_recipe(o.run) == _recipe(one.run) for o in left) for one in left]
     worst = 0.0
-    for kinds in (*((kind,) for kind in Kind), tuple(Kind)):
+    for kinds in (*((kind,) for kind in ErrorKind), tuple(ErrorKind)):
         cells = []
         for low, high in pairwise(BINS):
             weights, stated, out = 0.0, 0.0, 0.0
@@ -347,7 +347,7 @@ def show_calibration(left: Sequence[Left]) -> bool:
             cells.append(
                 f"{stated / weights:4.0%} {out / weights:4.0%}" if weights else "        -"
             )
-            if len(kinds) == len(Kind) and weights:
+            if len(kinds) == len(ErrorKind) and weights:
                 worst = max(worst, abs(stated - out) / weights)
         name = "all" if len(kinds) > 1 else kinds[0].value
         _say(f"  {name:17} " + "  ".join(f"{cell:>9}" for cell in cells))

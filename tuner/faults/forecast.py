@@ -22,8 +22,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from profilers.records import Record, Seconds
-from tuner.faults.goodput import LEAST_EFFECTIVE_RATIO
-from tuner.faults.interval import Cycle, cycle
+from tuner.faults.interval import LEAST_EFFECTIVE_RATIO, Cycle, cycle
 from tuner.faults.reliability import Jobs, Reliability, longest_wait_s
 from tuner.units import format_s
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.tuner.faults.testing import Habits, lived
 from tuner.faults.forecast import Run, RunForecast, forecast
-from tuner.faults.goodput import goodput_step_s
+from tuner.faults.interval import goodput_step_s
 from tuner.faults.reliability import Jobs, Reliability, Storage
 
 HOUR = 3600.0

@@ -12,7 +12,7 @@ from tuner.engines.capabilities import intersection
 from tuner.plans.train import Plan, Provenance
 from tuner.search.reference.layer_costs import Machine
 from tuner.search.reference.plan_profiled import ProfiledProblem, make_plan, workload_of
-from tuner.search.reference.search import SearchResult
+from tuner.search.reference.search import ReferenceOutcome
 from tuner.search.settings import SearchSettings
 from tuner.spec.read import read_spec
 
@@ -24,7 +24,7 @@ class SearchCase:
     problem: ProfiledProblem
     settings: SearchSettings
 
-    def search(self) -> SearchResult:
+    def search(self) -> ReferenceOutcome:
         return self.problem.search(self.settings)
 
     def plan(self) -> Plan:

@@ -32,7 +32,7 @@ from tuner.search.reference.decisions import options_of
 from tuner.search.reference.layer_costs import Machine
 from tuner.search.reference.loads import load_ratios
 from tuner.search.reference.predict import predict
-from tuner.search.reference.search import SearchResult, Solved, search
+from tuner.search.reference.search import ReferenceOutcome, SolvedCandidate, search
 from tuner.search.settings import SearchSettings
 from tuner.search.to_plan import to_plan, without_decision
 from tuner.spec.spec import Spec
@@ -57,7 +57,7 @@ class ProfiledProblem:
     machine: Machine
     capabilities: Capabilities
 
-    def search(self, settings: SearchSettings) -> SearchResult:
+    def search(self, settings: SearchSettings) -> ReferenceOutcome:
         """Run the search."""
         return search(
             self.work,
@@ -117,7 +117,7 @@ def make_plan(
     )
 
 
-def _runners_up(result: SearchResult, settings: SearchSettings) -> tuple[Alternative, ...]:
+def _runners_up(result: ReferenceOutcome, settings: SearchSettings) -> tuple[Alternative, ...]:
     best = result.solved[0]
     chosen = predict(best.costs, best.decision)
     ties = result.certificate.within_band
@@ -147,7 +147,10 @@ def _objective_with(
 
 
 def _without_decision(
-    problem: ProfiledProblem, result: SearchResult, settings: SearchSettings, provenance: Provenance
+    problem: ProfiledProblem,
+    result: ReferenceOutcome,
+    settings: SearchSettings,
+    provenance: Provenance,
 ) -> Plan:
     nearest = _nearest(problem, result, settings)
     limits = ", ".join(one.limit for one in nearest if one.limit != "nodes")
@@ -163,7 +166,7 @@ def _without_decision(
 
 
 def _nearest(
-    problem: ProfiledProblem, result: SearchResult, settings: SearchSettings
+    problem: ProfiledProblem, result: ReferenceOutcome, settings: SearchSettings
 ) -> tuple[Relaxation, ...]:
     """The relaxations, each with the best plan under it."""
     if not result.infeasible:
@@ -227,7 +230,7 @@ def _more_nodes(problem: ProfiledProblem, settings: SearchSettings) -> tuple[Rel
 
 
 def _unlaunchable(
-    problem: ProfiledProblem, best: Solved, settings: SearchSettings
+    problem: ProfiledProblem, best: SolvedCandidate, settings: SearchSettings
 ) -> tuple[Unlaunchable, ...]:
     """Price what the targets lack, one feature at a time, by searching with it."""
     unlaunchable = []
@@ -259,7 +262,7 @@ def _missing(capabilities: Capabilities) -> Mapping[str, Capabilities]:
     return missing
 
 
-def _with_extrapolated(provenance: Provenance, best: Solved) -> Provenance:
+def _with_extrapolated(provenance: Provenance, best: SolvedCandidate) -> Provenance:
     work, degrees = best.costs.work, best.costs.degrees
     calls = [*embedding_calls(work, degrees), *head_calls(work, degrees)]
     calls += boundary_calls(work, degrees)

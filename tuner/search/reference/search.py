@@ -51,7 +51,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Solved:
+class SolvedCandidate:
     """A candidate with its best layout."""
 
     costs: CandidateCosts
@@ -62,10 +62,10 @@ class Solved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SearchResult:
-    """Solved candidates, best first, and what is proven about them."""
+class ReferenceOutcome:
+    """SolvedCandidate candidates, best first, and what is proven about them."""
 
-    solved: tuple[Solved, ...]
+    solved: tuple[SolvedCandidate, ...]
     infeasible: tuple[Candidate, ...]
     """Candidates that fit in no layout."""
     enumeration: Enumeration
@@ -79,7 +79,7 @@ def search(
     capabilities: Capabilities,
     limits: Search,
     settings: SearchSettings,
-) -> SearchResult:
+) -> ReferenceOutcome:
     """Find the fastest launchable decisions and prove how far from optimal they can be."""
     begun = settings.begin()
     enumeration = enumerate_degrees(
@@ -103,7 +103,7 @@ def search(
     for candidate in candidates:
         run.visit(candidate)
     solutions = tuple(sorted(run.solved, key=_reproducible_order))
-    return SearchResult(
+    return ReferenceOutcome(
         solved=solutions,
         infeasible=tuple(run.infeasible),
         enumeration=enumeration,
@@ -128,7 +128,7 @@ def _candidates(
     return sorted(candidates, key=lambda one: one.bound_s)
 
 
-def _reproducible_order(solved: Solved) -> tuple[float, tuple[int, ...]]:
+def _reproducible_order(solved: SolvedCandidate) -> tuple[float, tuple[int, ...]]:
     degrees = solved.costs.degrees
     # Equal times: less parallelism first, so that plans do not depend on the order of solving.
     return solved.objective_s, (
@@ -162,7 +162,7 @@ class _BranchAndBound:
         self._deadline = settings.begin()
         """The limit begins when all candidates are priced."""
         self._visited = False
-        self.solved: list[Solved] = []
+        self.solved: list[SolvedCandidate] = []
         self.infeasible: list[Candidate] = []
         self._bounded = 0
         self._open = 0
@@ -231,7 +231,9 @@ class _BranchAndBound:
         status = Status.OPTIMAL if is_proven else Status.FEASIBLE
         return replace(safe, status=status, bound=min(relaxed.bound, safe.objective))
 
-    def certificate(self, solutions: Sequence[Solved], enumeration: Enumeration) -> Certificate:
+    def certificate(
+        self, solutions: Sequence[SolvedCandidate], enumeration: Enumeration
+    ) -> Certificate:
         """State what is proven."""
         bounds_s = [*self._open_bounds_s, *(one.bound_s for one in solutions)]
         return certify(
@@ -258,7 +260,7 @@ class _BranchAndBound:
             return
         decision = decode(candidate.costs.degrees, outcome.solution, self._stage_options)
         self.solved.append(
-            Solved(
+            SolvedCandidate(
                 costs=candidate.costs,
                 decision=decision,
                 objective_s=outcome.objective,

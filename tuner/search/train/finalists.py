@@ -62,7 +62,7 @@ NEGLIGIBLE_RATIO: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ranking:
+class SimulatedOrder:
     """Rows of a search by the seconds of their simulated steps, best first."""
 
     order: tuple[int, ...]
@@ -87,14 +87,14 @@ class Finalist:
 
 def rank_by_simulation(
     search: SearchOutcome, *, time_limit_s: float, clock: Callable[[], float]
-) -> Ranking:
+) -> SimulatedOrder:
     """Simulate rows in the order of their closed forms until those rule out the rest.
 
     The objective of a row is the larger of the two, so that every bound on the closed form bounds
     it; stages that differ make the simulated step of an interleaved schedule the longer one.
     """
     if search.solutions is None:
-        return Ranking(order=(), objective_s=())
+        return SimulatedOrder(order=(), objective_s=())
     start_s, simulated = clock(), dict[int, float]()
     best_s = np.inf
     for index, step_s in enumerate(search.solutions.step_s):
@@ -104,7 +104,9 @@ def rank_by_simulation(
         best_s = min(best_s, simulated[index])
     order = sorted(simulated, key=lambda index: (simulated[index], index))
     rest = range(len(simulated), len(search.solutions))
-    return Ranking(order=(*order, *rest), objective_s=tuple(simulated[index] for index in order))
+    return SimulatedOrder(
+        order=(*order, *rest), objective_s=tuple(simulated[index] for index in order)
+    )
 
 
 def refine_finalist(search: SearchOutcome, index: int, *, time_limit_s: float) -> Finalist:

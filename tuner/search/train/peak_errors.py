@@ -42,7 +42,7 @@ Recipe = tuple[float, ...]
 """Measured over predicted peaks of one recipe's runs."""
 
 
-class Kind(StrEnum):
+class ErrorKind(StrEnum):
     """Runtimes with common peak errors."""
 
     MEGATRON = "megatron"
@@ -53,8 +53,8 @@ class Kind(StrEnum):
     """The same with one."""
 
 
-RATIOS: Final[Mapping[Kind, Mapping[str, tuple[Recipe, ...]]]] = {
-    Kind.MEGATRON: {
+RATIOS: Final[Mapping[ErrorKind, Mapping[str, tuple[Recipe, ...]]]] = {
+    ErrorKind.MEGATRON: {
         "simumax-b200": (
             (1.0001, 1.0001),
             (0.9996, 0.9996, 0.9996),
@@ -76,7 +76,7 @@ RATIOS: Final[Mapping[Kind, Mapping[str, tuple[Recipe, ...]]]] = {
         ),
         "mbridge-skills": ((1.0954, 1.0954, 1.0954),),
     },
-    Kind.PYTORCH: {
+    ErrorKind.PYTORCH: {
         "torchtitan 2024-12, H100": (
             (1.0161, 0.9998),
             (0.9989, 0.9842),
@@ -88,7 +88,7 @@ RATIOS: Final[Mapping[Kind, Mapping[str, tuple[Recipe, ...]]]] = {
         "torchtitan 2025-06, H200": ((1.0099,), (1.0296,)),
         "torchtitan-fork-pr": ((1.0384,), (1.041,), (1.0463,), (1.0495,), (1.0588, 1.0638)),
     },
-    Kind.PYTORCH_PIPELINE: {
+    ErrorKind.PYTORCH_PIPELINE: {
         "torchtitan 2024-12, H100": ((1.1006, 1.014), (1.0045,), (1.1326,)),
     },
 }
@@ -149,15 +149,15 @@ class PeakErrors:
         return probability
 
 
-def error_kind(software: Software, *, has_pipeline: bool) -> Kind:
+def error_kind(software: Software, *, has_pipeline: bool) -> ErrorKind:
     """Return the kind of published runs that a run errs like."""
     if software is not Software.TORCH_FSDP:
-        return Kind.MEGATRON
-    return Kind.PYTORCH_PIPELINE if has_pipeline else Kind.PYTORCH
+        return ErrorKind.MEGATRON
+    return ErrorKind.PYTORCH_PIPELINE if has_pipeline else ErrorKind.PYTORCH
 
 
 @cache
-def published_errors(kind: Kind) -> PeakErrors:
+def published_errors(kind: ErrorKind) -> PeakErrors:
     """Errors of all published runs of a kind."""
     return PeakErrors.of(RATIOS[kind].values())
 

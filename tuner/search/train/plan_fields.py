@@ -4,14 +4,16 @@ A band of (low, high) around a prediction p holds measurements from low p to hig
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from tuner.config.train import TrainDecision
-from tuner.costs.train.shapes import number, single
+from tuner.costs.train.shapes import Strategies, number, single
 from tuner.faults.forecast import Run, RunForecast, forecast
-from tuner.faults.goodput import goodput_step_s
+from tuner.faults.interval import goodput_step_s
 from tuner.faults.reliability import Jobs, Reliability
 from tuner.faults.resolved import jobs_on_pool, resolved
 from tuner.plans.train import (
@@ -43,6 +45,7 @@ from tuner.search.train.memory_risk import (
 )
 from tuner.search.train.peak_errors import peak_band
 from tuner.search.train.preference import fastest_with_headroom, is_excluded
+from tuner.search.train.problem import TrainProblem
 from tuner.search.train.search_result import (
     Detail,
     cost_of_step,
@@ -53,6 +56,7 @@ from tuner.search.train.search_result import (
 from tuner.search.train.ties import tied_rows
 from tuner.spec.accounting import num_parameters, training_flop_per_token
 from tuner.spec.goal import Reliability as StatedReliability
+from tuner.spec.goal import TrainGoal
 from tuner.spec.spec import Spec
 
 MOST_TIES = 16
@@ -142,28 +146,25 @@ class PlanFormatter:
     def prediction(self, detail: Detail, *, simulated_s: float | None = None) -> TrainPrediction:
         """Predict one decision."""
         step_s = max(number(detail.step.step_s), simulated_s or 0.0)
-        tokens = self.spec.goal.tokens_per_step / self.search.problem.num_devices
-        peaks = tuple(round(float(peak)) for peak in detail.memory.total_PC[:, 0])
-        low_s, high_s = step_s * self.band[0], step_s * self.band[1]
+        problem = self.search.problem
         seconds = detail.step.by_cause(simulated_s=step_s)
-        return TrainPrediction(
-            step_time_s=step_s,
-            step_time_s_band=(low_s, high_s),
-            tokens_per_s_per_device=tokens / step_s,
-            tokens_per_s_per_device_band=(tokens / high_s, tokens / low_s),
-            peak_memory_bytes=peaks,
-            peak_memory_bytes_band=tuple(peak_band(peak) for peak in peaks),
-            memory_limit_bytes=int(self.search.problem.memory_limit_bytes),
-            memory_capacity_bytes=int(self.search.problem.capacity_bytes),
-            **asdict(self.risk(detail)),
+        return predict_step(
+            problem,
+            step_s=step_s,
+            simulated_s=simulated_s,
+            band=self.band,
+            devices=problem.num_devices,
+            flop_per_s=problem.num_devices * number(problem.hardware.matmul_flop_per_s),
+            peak_bytes=detail.memory.total_PC[:, 0],
+            memory_limit_bytes=int(problem.memory_limit_bytes),
+            memory_capacity_bytes=int(problem.capacity_bytes),
+            risk=self.risk(detail),
             activation_bytes=tuple(round(float(b)) for b in detail.memory.activations_PC[:, 0]),
             breakdown_s=seconds,
             communication_s=sum(
                 seconds[name] for name in ("tensor", "context", "expert", "bubble")
             ),
             stages=stage_predictions(detail),
-            mfu_ratio=self._mfu(step_s),
-            played_step_time_s=simulated_s,
             run=self._run(detail, step_s=step_s),
         )
 
@@ -319,49 +320,102 @@ class PlanFormatter:
             for index in pareto_front(self.search)[:MOST_PARETO]
         )
 
-    def _mfu(self, step_s: float) -> float:
-        goal, problem = self.spec.goal, self.search.problem
-        flop = goal.tokens_per_step * training_flop_per_token(
-            self.spec.model,
-            sequence_length=goal.sequence_length,
-            mtp_layers=int(problem.shape.mtp_layers),
-        )
-        peak = problem.num_devices * number(problem.hardware.matmul_flop_per_s)
-        return flop / (peak * step_s)
-
     def _run(self, detail: Detail, *, step_s: float) -> RunForecast | None:
-        goal, pool = self.spec.goal, self.priced_pool.pool
-        if goal.reliability is None and goal.tokens is None:
-            return None
-        jobs, reliability = failure_model(self.spec, self.priced_pool, detail)
-        return forecast(
-            Run(
-                step_s=step_s,
-                tokens_per_step=goal.tokens_per_step,
-                tokens=goal.tokens,
-                devices_per_node=pool.devices_per_node,
-                price_per_device_hour=pool.price_per_device_hour,
-            ),
-            jobs=jobs,
-            reliability=reliability,
+        pool = self.priced_pool.pool
+        return forecast_run(
+            self.spec.goal,
+            *failure_model(self.spec, self.priced_pool, detail.strategies),
+            step_s=step_s,
+            devices_per_node=pool.devices_per_node,
+            price_per_device_hour=pool.price_per_device_hour,
         )
+
+
+def predict_step(
+    problem: TrainProblem,
+    *,
+    step_s: float,
+    simulated_s: float | None,
+    band: Band,
+    devices: int,
+    flop_per_s: float,
+    peak_bytes: Iterable[float],
+    risk: MemoryForecast,
+    **fields: Any,
+) -> TrainPrediction:
+    """Predict a step.
+
+    Args:
+        problem: of the search; of any pool where there are several.
+        step_s: its seconds.
+        simulated_s: the same by simulation.
+        band: measured over predicted seconds.
+        devices: that it runs on.
+        flop_per_s: peak of all of them together.
+        peak_bytes: of every pipeline rank.
+        risk: of running out of memory.
+        fields: others of the prediction.
+    """
+    tokens = problem.sequence_length * problem.global_batch_size
+    per_device = tokens / devices
+    low_s, high_s = step_s * band[0], step_s * band[1]
+    peaks = tuple(round(float(peak)) for peak in peak_bytes)
+    flop = tokens * training_flop_per_token(
+        problem.model,
+        sequence_length=problem.sequence_length,
+        mtp_layers=int(problem.shape.mtp_layers),
+    )
+    return TrainPrediction(
+        step_time_s=step_s,
+        step_time_s_band=(low_s, high_s),
+        tokens_per_s_per_device=per_device / step_s,
+        tokens_per_s_per_device_band=(per_device / high_s, per_device / low_s),
+        peak_memory_bytes=peaks,
+        peak_memory_bytes_band=tuple(peak_band(peak) for peak in peaks),
+        **asdict(risk),
+        mfu_ratio=flop / (flop_per_s * step_s),
+        played_step_time_s=simulated_s,
+        **fields,
+    )
+
+
+def forecast_run(
+    goal: TrainGoal,
+    jobs: Jobs,
+    reliability: Reliability | None,
+    *,
+    step_s: float,
+    devices_per_node: float,
+    price_per_device_hour: float | None,
+) -> RunForecast | None:
+    """Forecast the run; None where neither its length nor failures are stated."""
+    if goal.reliability is None and goal.tokens is None:
+        return None
+    run = Run(
+        step_s=step_s,
+        tokens_per_step=goal.tokens_per_step,
+        tokens=goal.tokens,
+        devices_per_node=devices_per_node,
+        price_per_device_hour=price_per_device_hour,
+    )
+    return forecast(run, jobs=jobs, reliability=reliability)
 
 
 def effective_step_s(
     spec: Spec, priced_pool: PricedPool, detail: Detail, *, step_s: float
 ) -> float:
     """Seconds of wall clock per step with failures; the step itself where none are priced."""
-    jobs, reliability = failure_model(spec, priced_pool, detail)
+    jobs, reliability = failure_model(spec, priced_pool, detail.strategies)
     return number(goodput_step_s(step_s, jobs=jobs, reliability=reliability))
 
 
 def failure_model(
-    spec: Spec, priced_pool: PricedPool, detail: Detail
+    spec: Spec, priced_pool: PricedPool, strategies: Strategies
 ) -> tuple[Jobs, Reliability | None]:
     """Jobs of one decision that can fail, and how often they do."""
     stated = spec.goal.reliability
     jobs = jobs_on_pool(
-        single(detail.strategies),
+        single(strategies),
         parameters=float(num_parameters(spec.model)),
         pool=priced_pool.pool,
         stated=stated or NEVER_FAILS,

@@ -13,7 +13,7 @@ from tuner.costs.reference.workload import Degrees
 from tuner.search.reference.layer_costs import CandidateCosts, layout_problem
 from tuner.search.reference.options import options
 from tuner.search.reference.predict import predict
-from tuner.search.reference.search import SearchResult
+from tuner.search.reference.search import ReferenceOutcome
 from tuner.search.reference.space import enumerate_degrees
 
 MakeCase = Callable[..., Any]
@@ -64,7 +64,7 @@ def test_the_search_finds_what_trying_everything_finds(
     case = make_case(
         machine={"memory_limit_bytes": memory}, settings={"method": method}, **THREE_LAYERS
     )
-    result: SearchResult = case.search()
+    result: ReferenceOutcome = case.search()
     oracle = _oracle(case)
     fitting = sorted(value for value in oracle.values() if value < math.inf)
     assert fitting
@@ -219,9 +219,9 @@ def test_experts_that_must_span_nodes_are_served_hop_by_hop(make_case: MakeCase)
     # Of four copies of a token two stay, and one of the other two is a duplicate.
     model = {"num_experts_per_tok": 4}
 
-    def found(**more: Any) -> SearchResult:
+    def found(**more: Any) -> ReferenceOutcome:
         case = make_case(machine=machine, pool=pool, model=model, search=limits | more)
-        result: SearchResult = case.problem.search(case.settings)
+        result: ReferenceOutcome = case.problem.search(case.settings)
         return result
 
     spanning = {"expert_model_parallel_size": [4], "tensor_model_parallel_size": [1]}

@@ -8,7 +8,7 @@ from tuner.costs.train.constants import Software
 from tuner.search.train.peak_errors import (
     RATIOS,
     SCATTER,
-    Kind,
+    ErrorKind,
     PeakErrors,
     error_kind,
     peak_band,
@@ -44,7 +44,7 @@ def test_nothing_to_learn_from_is_refused() -> None:
 
 def test_less_headroom_and_more_growth_are_never_less_likely_to_run_out() -> None:
     room = np.geomspace(0.3, 3.0, 200)
-    for kind in Kind:
+    for kind in ErrorKind:
         errors = published_errors(kind)
         start = errors.at_start(room)
         assert (np.diff(start) <= 1e-12).all(), kind
@@ -59,13 +59,13 @@ def test_less_headroom_and_more_growth_are_never_less_likely_to_run_out() -> Non
 def test_each_kind_keeps_its_own_centre() -> None:
     """Half of the probability lies above: Megatron near 1, torchtitan's pipelines above."""
 
-    def median(kind: Kind) -> float:
+    def median(kind: ErrorKind) -> float:
         room = np.geomspace(0.8, 1.6, 2000)
         return float(room[np.argmin(np.abs(published_errors(kind).at_start(room) - 0.5))])
 
-    assert 0.99 < median(Kind.MEGATRON) < 1.01
-    assert 1.02 < median(Kind.PYTORCH) < 1.07
-    assert 1.03 < median(Kind.PYTORCH_PIPELINE) < 1.1
+    assert 0.99 < median(ErrorKind.MEGATRON) < 1.01
+    assert 1.02 < median(ErrorKind.PYTORCH) < 1.07
+    assert 1.03 < median(ErrorKind.PYTORCH_PIPELINE) < 1.1
 
 
 def test_only_pytorchs_pipelines_are_a_kind_of_their_own() -> None:
@@ -74,10 +74,10 @@ def test_only_pytorchs_pipelines_are_a_kind_of_their_own() -> None:
         for software in Software
         for has in (False, True)
     }
-    assert kinds[Software.TORCH_FSDP, True] is Kind.PYTORCH_PIPELINE
-    assert kinds[Software.TORCH_FSDP, False] is Kind.PYTORCH
+    assert kinds[Software.TORCH_FSDP, True] is ErrorKind.PYTORCH_PIPELINE
+    assert kinds[Software.TORCH_FSDP, False] is ErrorKind.PYTORCH
     others = {kind for (software, _), kind in kinds.items() if software is not Software.TORCH_FSDP}
-    assert others == {Kind.MEGATRON}
+    assert others == {ErrorKind.MEGATRON}
 
 
 def test_every_published_ratio_is_near_one() -> None:

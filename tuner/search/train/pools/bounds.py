@@ -48,9 +48,9 @@ from tuner.search.train.pools.stage_prices import (
     MOE,
     MTP,
     Floats,
-    LayerBytes,
     PoolMemory,
     PoolPricing,
+    StageBytes,
     counts_K,
 )
 from tuner.search.train.rules import Ints, Mask
@@ -87,7 +87,7 @@ def most_stages(pools: Sequence[PoolMemory]) -> Ints:
     return stages
 
 
-def rooms(on: PoolMemory, part: LayerBytes, *, positions: int) -> Floats:
+def rooms(on: PoolMemory, part: StageBytes, *, positions: int) -> Floats:
     """Common layers that the j-th stage from the end of a chain has room for, [J, C]."""
     kind, layers = _common(on)
     position = np.arange(1, positions + 1)[:, None]
@@ -98,7 +98,7 @@ def rooms(on: PoolMemory, part: LayerBytes, *, positions: int) -> Floats:
     return layers_JC
 
 
-def single_pool_room(on: PoolMemory, part: LayerBytes) -> Floats:
+def single_pool_room(on: PoolMemory, part: StageBytes) -> Floats:
     """Common layers that all stages of the pool have room for, with no other pool after them."""
     room_JC = rooms(on, part, positions=positions([on]))
     position = np.arange(1, len(room_JC) + 1)[:, None]

@@ -34,8 +34,8 @@ from tuner.search.train.pools.space import Pools
 from tuner.search.train.pools.stage_prices import (
     ChainPrice,
     Floats,
-    LayerBytes,
     PoolPricing,
+    StageBytes,
     chain_price,
     pool_prices,
 )
@@ -54,7 +54,7 @@ class PoolsCandidate:
     chosen: Pools
     """Positions of the pools in the cluster."""
     pools: tuple[PoolPricing, ...]
-    bytes_of: tuple[LayerBytes, ...]
+    bytes_of: tuple[StageBytes, ...]
     once_of: tuple[OnceParts, ...]
     least_pace_s: float
     """Of every chain (bounds.py)."""

@@ -20,6 +20,7 @@ from tuner.search.train.pools.chains import Chain
 from tuner.search.train.pools.min_memory import (
     Change,
     best_chain,
+    bisect,
     fit_anywhere,
     min_memory_candidates,
 )
@@ -70,7 +71,7 @@ def search_chain_headroom(
     """
     if chain_memory_risk(full.chain, outcome.problem).out_of_memory_probability <= SMALL:
         return None
-    return _HeadroomSearch(outcome, settings, full).result(known_s)
+    return _ChainHeadroomSearch(outcome, settings, full).result(known_s)
 
 
 def limit_to_chance(
@@ -109,7 +110,7 @@ def limit_to_chance(
     )
 
 
-class _HeadroomSearch:
+class _ChainHeadroomSearch:
     """Searches for headroom that share a time limit; lives as long as the call that made it."""
 
     def __init__(
@@ -170,17 +171,13 @@ class _HeadroomSearch:
         """The chain whose peak devices have the largest share of memory to spare."""
         problem = self._outcome.problem
         candidates = min_memory_candidates(problem, self._outcome.space)
-        low, high = 0.0, 1.0
-        for _ in range(HALVINGS):
-            middle = 0.5 * (low + high)
-            if fit_anywhere(candidates, _with_share(middle)):
-                high = middle
-            else:
-                low = middle
+        least = bisect(
+            lambda share: fit_anywhere(candidates, _with_share(share)), 0.0, 1.0, halvings=HALVINGS
+        )
         for ratio in MORE_RATIOS:
             chain = best_chain(
                 candidates,
-                _with_share(high * (1.0 + ratio)),
+                _with_share(least * (1.0 + ratio)),
                 cluster=problem.cluster,
                 deadline=self._deadline,
             )

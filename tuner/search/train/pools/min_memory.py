@@ -33,8 +33,8 @@ from tuner.search.train.pools.stage_prices import (
     DENSE,
     MOE,
     Floats,
-    LayerBytes,
     PoolPricing,
+    StageBytes,
     layer_bytes,
     price_on,
 )
@@ -61,7 +61,7 @@ class MinMemoryCandidates:
 
     candidates: Candidates
     pools: tuple[PoolPricing, ...]
-    bytes_of: tuple[LayerBytes, ...]
+    bytes_of: tuple[StageBytes, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,6 +91,14 @@ def min_memory_candidates(
 def fit_anywhere(tables: Sequence[MinMemoryCandidates], change: Change) -> bool:
     """Whether any candidate may fit under a relaxation."""
     return any(bool(_fits(table, change).any()) for table in tables)
+
+
+def bisect(is_enough: Callable[[float], bool], low: float, high: float, *, halvings: int) -> float:
+    """Return about the least amount that is enough, between one too small and one that is."""
+    for _ in range(halvings):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
 
 
 def best_chain(
@@ -185,7 +193,7 @@ def _fits(part: MinMemoryCandidates, change: Change) -> Mask:
     return can_fit(pools, _rooms(pools, part.bytes_of))
 
 
-def _rooms(pools: Sequence[PoolPricing], bytes_of: Sequence[LayerBytes]) -> list[Floats]:
+def _rooms(pools: Sequence[PoolPricing], bytes_of: Sequence[StageBytes]) -> list[Floats]:
     longest = positions(pools)
     return [rooms(on, own, positions=longest) for on, own in zip(pools, bytes_of, strict=True)]
 

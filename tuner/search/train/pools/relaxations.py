@@ -25,6 +25,7 @@ from tuner.search.train.pools.min_memory import (
     Change,
     MinMemoryCandidates,
     best_chain,
+    bisect,
     fit_anywhere,
     min_memory_candidates,
     most_layers,
@@ -240,22 +241,15 @@ def _least_more(
     candidates: tuple[MinMemoryCandidates, ...], names: set[str], limit: float
 ) -> float | None:
     """Least additional bytes per device of these pools that make the layers fit; None: too many."""
-    low, high = 0.0, MOST_TIMES * limit
-    if not fit_anywhere(candidates, _with_memory(names, high)):
+
+    def is_enough(more: float) -> bool:
+        return fit_anywhere(candidates, _with_memory(names, more))
+
+    if not is_enough(MOST_TIMES * limit):
         return None
     # The missing memory is usually of the order of the limit: search its logarithm first.
-    high = next(
-        times * limit
-        for times in (2.0**power for power in range(-6, 7))
-        if fit_anywhere(candidates, _with_memory(names, times * limit))
-    )
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        if fit_anywhere(candidates, _with_memory(names, middle)):
-            high = middle
-        else:
-            low = middle
-    return high
+    enough = next(filter(is_enough, (2.0**power * limit for power in range(-6, 7))))
+    return bisect(is_enough, 0.0, enough, halvings=HALVINGS)
 
 
 def _with_memory(names: set[str], more: float) -> Change:

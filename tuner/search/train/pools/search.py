@@ -93,11 +93,11 @@ class _Entries:
 
 def search(problem: PoolsProblem, settings: SearchSettings) -> PoolsSearchOutcome:
     """Find the fastest chains and bound their distance from the optimum."""
-    run = _Run(problem, settings)
+    run = _PoolsRun(problem, settings)
     return run.result()
 
 
-class _Run:
+class _PoolsRun:
     """The state of one search; lives as long as the call that made it."""
 
     def __init__(self, problem: PoolsProblem, settings: SearchSettings) -> None:

@@ -106,7 +106,7 @@ class PoolPricing(PoolMemory):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerBytes:
+class StageBytes:
     """Bytes of a stage, split by cause."""
 
     without_C: Floats
@@ -116,13 +116,13 @@ class LayerBytes:
     saved_KC: Floats
     """Per micro-batch in flight; what only the last stage has counts as static."""
 
-    def taken(self, index: int) -> "LayerBytes":
+    def taken(self, index: int) -> "StageBytes":
         """Select one candidate."""
         return self.kept(np.array([index]))
 
-    def kept(self, indices: Ints) -> "LayerBytes":
+    def kept(self, indices: Ints) -> "StageBytes":
         """Select or repeat some candidates."""
-        return LayerBytes(
+        return StageBytes(
             without_C=self.without_C[indices],
             static_KC=self.static_KC[:, indices],
             saved_KC=self.saved_KC[:, indices],
@@ -181,7 +181,7 @@ def price_on(
 
 def price_memory_on(
     problem: TrainProblem, pool: Pool, options: OptionSpace, candidates: Candidates
-) -> tuple[PoolMemory, LayerBytes]:
+) -> tuple[PoolMemory, StageBytes]:
     """Count the bytes of every candidate on one pool, those of each distinct one once."""
     strategies = replace(to_strategies(problem, options, candidates), pipeline=float(SEVERAL))
     units, unit_of = unit_memory(problem, strategies, candidates)
@@ -203,7 +203,7 @@ def price_memory_on(
     return every, layer_bytes(distinct).kept(unit_of)
 
 
-def layer_bytes(on: PoolMemory) -> LayerBytes:
+def layer_bytes(on: PoolMemory) -> StageBytes:
     """Split the bytes of a stage; see the module."""
     # Send buffers are left to the full price, since a single stage has none.
     memory = replace(on.memory, boundary_C=np.zeros(1))
@@ -225,14 +225,14 @@ def layer_bytes(on: PoolMemory) -> LayerBytes:
     shared = np.maximum(on.memory.is_tied_C, min(float(on.problem.shape.mtp_layers), 1.0))
     table = memory.state_BKC[:3, 2].sum(axis=0) * shared
     static_KC[HEAD] = last - table
-    return LayerBytes(
+    return StageBytes(
         without_C=np.maximum(np.min(rests, axis=0), 0.0),
         static_KC=np.maximum(static_KC, 0.0),
         saved_KC=np.maximum(saved_KC, 0.0),
     )
 
 
-def pool_prices(on: PoolPricing, bytes_of: LayerBytes, *, more_s_K: Floats) -> PoolPrices:
+def pool_prices(on: PoolPricing, bytes_of: StageBytes, *, more_s_K: Floats) -> PoolPrices:
     """Format one candidate as the solver's layers, adding `more_s_K` seconds per layer by kind."""
     model, mtp = on.problem.model, float(on.problem.shape.mtp_layers)
     kind_L = np.array([MOE if kind is LayerKind.MOE else DENSE for kind in model.layers])

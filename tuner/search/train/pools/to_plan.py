@@ -9,18 +9,17 @@ are spares too; pools that it does not use are neither waited for nor paid.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from tuner.config.train import TrainDecision
 from tuner.costs.train.shapes import number, single
-from tuner.faults.forecast import Run, RunForecast, forecast
-from tuner.faults.goodput import goodput_step_s
+from tuner.faults.forecast import RunForecast
+from tuner.faults.interval import goodput_step_s
 from tuner.faults.kinds import jobs_together, slowest
 from tuner.faults.reliability import Jobs, Reliability, checkpoint_bytes
-from tuner.faults.resolved import jobs_on_pool, resolved
 from tuner.plans.stage_placement import StageDevices, StagePlacement
 from tuner.plans.train import Band, RankAtRisk, StagePrediction, TrainPrediction
 from tuner.search.train.layouts import to_stages
@@ -32,13 +31,12 @@ from tuner.search.train.memory_risk import (
     uneven_bytes,
 )
 from tuner.search.train.options import OptionSpace
-from tuner.search.train.peak_errors import peak_band
-from tuner.search.train.plan_fields import NEVER_FAILS
+from tuner.search.train.plan_fields import failure_model, forecast_run, predict_step
 from tuner.search.train.pools.build_problem import PoolsProblem
 from tuner.search.train.pools.chains import Chain, stretches
 from tuner.search.train.search_result import decision_fields
 from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
-from tuner.spec.accounting import num_parameters, training_flop_per_token
+from tuner.spec.accounting import num_parameters
 from tuner.spec.cluster import Pool
 
 
@@ -85,13 +83,8 @@ def to_decision(chain: Chain, problem: PoolsProblem, options: OptionSpace) -> Tr
 
 def to_prediction(one: SimulatedChain, problem: PoolsProblem) -> TrainPrediction:
     """Return the prediction of a chain."""
-    chain, price, any_pool = one.chain, one.chain.price, problem.any_pool
-    used = sorted(set(chain.pool_S))
-    step_s, band = one.objective_s, band_over(problem, used)
-    low_s, high_s = step_s * band[0], step_s * band[1]
-    devices = len(chain.pool_S) * int(chain.candidate.pools[0].devices_C[0])
-    tokens = any_pool.sequence_length * any_pool.global_batch_size
-    peaks = tuple(round(peak) for peak in price.bytes_S)
+    chain, price = one.chain, one.chain.price
+    step_s = one.objective_s
     busy_s = chain.candidate.num_microbatches * float(
         np.mean(np.add(price.forward_s_S, price.backward_s_S))
     )
@@ -101,14 +94,15 @@ def to_prediction(one: SimulatedChain, problem: PoolsProblem) -> TrainPrediction
         "once": price.once_s,
         "bubble": step_s - busy_s - price.once_s,
     }
-    return TrainPrediction(
-        step_time_s=step_s,
-        step_time_s_band=(low_s, high_s),
-        tokens_per_s_per_device=tokens / devices / step_s,
-        tokens_per_s_per_device_band=(tokens / devices / high_s, tokens / devices / low_s),
-        peak_memory_bytes=peaks,
-        peak_memory_bytes_band=tuple(peak_band(peak) for peak in peaks),
-        **asdict(chain_memory_risk(chain, problem)),
+    return predict_step(
+        problem.any_pool,
+        step_s=step_s,
+        simulated_s=one.simulated_s,
+        band=band_over(problem, sorted(set(chain.pool_S))),
+        devices=len(chain.pool_S) * int(chain.candidate.pools[0].devices_C[0]),
+        flop_per_s=_peak_flop_per_s(chain, problem),
+        peak_bytes=price.bytes_S,
+        risk=chain_memory_risk(chain, problem),
         rank_at_risk=rank_at_risk(chain, problem),
         activation_bytes=tuple(
             round(float(memory.activations_PC[stage, 0]))
@@ -117,15 +111,7 @@ def to_prediction(one: SimulatedChain, problem: PoolsProblem) -> TrainPrediction
         breakdown_s=seconds,
         communication_s=price.collectives_s + seconds["bubble"],
         stages=tuple(_stage(chain, stage) for stage in range(len(chain.pool_S))),
-        mfu_ratio=tokens
-        * training_flop_per_token(
-            any_pool.model,
-            sequence_length=any_pool.sequence_length,
-            mtp_layers=int(any_pool.shape.mtp_layers),
-        )
-        / (_peak_flop_per_s(chain, problem) * step_s),
-        played_step_time_s=one.simulated_s,
-        run=forecast_run(chain, problem, step_s=step_s),
+        run=_forecast_run(chain, problem, step_s=step_s),
     )
 
 
@@ -275,54 +261,39 @@ def _peak_flop_per_s(chain: Chain, problem: PoolsProblem) -> float:
 
 def effective_step_s(chain: Chain, problem: PoolsProblem, *, step_s: float) -> float:
     """Seconds of wall clock per step with failures; the step itself where none are priced."""
-    jobs, reliability = failure_model(chain, problem)
+    jobs, reliability = _failure_model(chain, problem)
     return number(goodput_step_s(step_s, jobs=jobs, reliability=reliability))
 
 
-def forecast_run(chain: Chain, problem: PoolsProblem, *, step_s: float) -> RunForecast | None:
-    """Forecast the run; None where neither its length nor failures are stated."""
-    goal = problem.specs[0].goal
-    if goal.reliability is None and goal.tokens is None:
-        return None
-    jobs, reliability = failure_model(chain, problem)
+def _forecast_run(chain: Chain, problem: PoolsProblem, *, step_s: float) -> RunForecast | None:
+    jobs, reliability = _failure_model(chain, problem)
     pools = [problem.priced_pools[index].pool for index in _used(chain)]
     spares = [float(kind.spare_nodes) for kind in jobs.kinds]
     standing_by = sum(n * pool.devices_per_node for n, pool in zip(spares, pools, strict=True))
-    return forecast(
-        Run(
-            step_s=step_s,
-            tokens_per_step=goal.tokens_per_step,
-            tokens=goal.tokens,
-            devices_per_node=standing_by / sum(spares) if sum(spares) else 0.0,
-            price_per_device_hour=_price(jobs.kinds, pools),
-        ),
-        jobs=jobs,
-        reliability=reliability,
+    return forecast_run(
+        problem.specs[0].goal,
+        jobs,
+        reliability,
+        step_s=step_s,
+        devices_per_node=standing_by / sum(spares) if sum(spares) else 0.0,
+        price_per_device_hour=_price(jobs.kinds, pools),
     )
 
 
-def failure_model(chain: Chain, problem: PoolsProblem) -> tuple[Jobs, Reliability | None]:
+def _failure_model(chain: Chain, problem: PoolsProblem) -> tuple[Jobs, Reliability | None]:
     """Return the jobs of a chain and their reliability; None where no failures are priced."""
-    parameters = float(num_parameters(problem.any_pool.model))
     kinds, reliabilities = [], []
     for index in _used(chain):
-        priced_pool, stated = problem.priced_pools[index], problem.specs[index].goal.reliability
-        strategies = single(chain.candidate.on(index).strategies)
-        kinds.append(
-            jobs_on_pool(
-                replace(strategies, pipeline=float(chain.pool_S.count(index))),
-                parameters=parameters,
-                pool=priced_pool.pool,
-                stated=stated or NEVER_FAILS,
-            )
+        stages = float(chain.pool_S.count(index))
+        jobs, reliability = failure_model(
+            problem.specs[index],
+            problem.priced_pools[index],
+            replace(single(chain.candidate.on(index).strategies), pipeline=stages),
         )
-        if stated is not None:
-            profile = None if priced_pool.measured is None else priced_pool.measured.profile
-            reliabilities.append(
-                resolved(
-                    stated, host_bytes_per_s=priced_pool.sheet.host_bytes_per_s, profile=profile
-                )
-            )
+        kinds.append(jobs)
+        if reliability is not None:
+            reliabilities.append(reliability)
+    parameters = float(num_parameters(problem.any_pool.model))
     jobs = jobs_together(kinds, checkpoint_bytes=number(checkpoint_bytes(parameters)))
     return jobs, slowest(reliabilities) if reliabilities else None
 
