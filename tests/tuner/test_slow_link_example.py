@@ -11,7 +11,7 @@ from profilers.imports.link_matrix import read_link_matrix
 from tuner.api import Planned, plan
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.goals.train_folder import write_plan
-from tuner.search.nodes.slow_links import SLOW_LINKS
+from tuner.search.nodes.expected_step import SLOW_LINKS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slow-link"
 SEARCHED = "tensor_model_parallel_size: [1, 2]"

@@ -1,20 +1,18 @@
 """Why this plan: what binds it, why the others lost, how far an infeasible one is from feasible."""
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from solvers.layout.relax import nearest_relaxation
-from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
 from tuner.plans.breakdown import cause_words
-from tuner.plans.train import Certificate, Relaxation, TrainPrediction
-from tuner.search.reference.search import Candidate
-from tuner.search.reference.space import BATCH_RULE, Enumeration
+from tuner.plans.train import Certificate, TrainPrediction
 from tuner.units import format_bytes, format_ratio, format_s
 
 MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Multiples of a pool's nodes, offered where nothing fits on them."""
+
+UNLIMITED_BYTES = 2**50
+"""More memory than any device has."""
 
 WORTH_NAMING_RATIO = 1e-3
 """A limit that costs less than this share of the step time does not bind."""
@@ -92,51 +90,15 @@ def why_lost(chosen: TrainPrediction, other: TrainPrediction) -> str:
     return f"{format_s(slower_s)} ({ratio}) slower; {more}"
 
 
-def needed_memory_bytes(infeasible: Sequence[Candidate], *, time_limit_s: float) -> int | None:
-    """Return the least usable bytes per device with which some candidate would fit."""
-    share_s = time_limit_s / max(1, len(infeasible))
-    counted = [
-        int(candidate.problem.memory_limit_bytes_D[0])
-        + nearest_relaxation(candidate.problem, time_limit_s=share_s).extra_bytes
-        for candidate in infeasible
-    ]
-    # The margin of tuner/search/reference/layer_costs.py on top.
-    return math.ceil(min(counted) * (1.0 + UNCOUNTED_RATIO)) if counted else None
-
-
-def blocking_rules(
-    enumeration: Enumeration, *, global_batch_size: int, most: int = 3
-) -> tuple[Relaxation, ...]:
-    """Name the rules that alone exclude combinations, when none is legal.
-
-    Where no combination is one rule away, the rules that most of them break come first instead.
-    """
-    single = Counter(rule for rule, _ in enumeration.nearly)
-    counts = single or Counter(enumeration.illegal)
-    relaxations = []
-    for rule, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
-        only = "this rule alone excludes" if single else "this rule excludes"
-        change = f"{only} {count} of {enumeration.num_illegal} combinations"
-        if rule == BATCH_RULE and single:
-            divisors = {
-                degrees.micro_batch_size * degrees.data
-                for broken, degrees in enumeration.nearly
-                if broken == rule
-            }
-            change += f"; {_nearest_batch(global_batch_size, divisors)} would do"
-        relaxations.append(Relaxation(limit=rule, change=change))
-    return tuple(relaxations)
-
-
-def _nearest_batch(batch: int, divisors: Collection[int]) -> str:
+def nearest_batch(batch: int, divisors: Iterable[int]) -> int:
+    """Return the number of sequences next to `batch` that one of these numbers divides."""
     multiples = {
         multiple
         for divisor in divisors
         for multiple in (batch // divisor * divisor, -(-batch // divisor) * divisor)
         if multiple > 0
     }
-    nearest = min(multiples, key=lambda multiple: (abs(multiple - batch), multiple))
-    return f"global_batch_size {nearest} instead of {batch}"
+    return min(multiples, key=lambda multiple: (abs(multiple - batch), multiple))
 
 
 class MemoryOffer(NamedTuple):

@@ -5,7 +5,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from solvers.family import OPTIMALITY_TOLERANCE
-from tuner.plans.train import Certificate, Plan, Provenance, Relaxation, Space
+from tuner.config.train import TrainDecision
+from tuner.plans.train import (
+    Alternative,
+    Band,
+    Certificate,
+    Plan,
+    Provenance,
+    Relaxation,
+    Space,
+    TrainPrediction,
+)
+from tuner.search.ratios import is_tie
+from tuner.search.reasons import why_lost
 from tuner.spec.spec import Spec
 
 
@@ -87,6 +99,23 @@ def without_decision(
         alternatives=(),
         relaxations=tuple(relaxations),
         **fields,
+    )
+
+
+def to_alternative(
+    decision: TrainDecision,
+    predicted: TrainPrediction,
+    *,
+    chosen: TrainPrediction,
+    band: Band,
+) -> Alternative:
+    """Make a runner-up from its prediction and the band of its step over the chosen one's."""
+    return Alternative(
+        decision=decision,
+        predicted=predicted,
+        within_band=is_tie(band),
+        ratio_band=band,
+        lost_by=why_lost(chosen, predicted),
     )
 
 

@@ -8,12 +8,11 @@ from tuner.plans.train import TrainPrediction
 from tuner.search.reasons import (
     MemoryOffer,
     binding_constraint,
-    blocking_rules,
     memory_words,
-    needed_memory_bytes,
     printed_bytes,
     why_lost,
 )
+from tuner.search.reference.plan_profiled import blocking_rules, needed_memory_bytes
 from tuner.search.reference.space import BATCH_RULE, Enumeration
 from tuner.units import format_bytes
 

@@ -17,6 +17,14 @@ tp, cp, dp, pp for the dense layers and etp, ep, edp, pp for the experts.
 
 Where a profile measured collectives, its ratios correct the formulas (collective_ratios.py).
 
+Hybrid sharding (HSDP) keeps one copy of the state on some ranks, copies side by side: `shard_ranks`
+of the ranks that share the dense parameters hold one copy, neighbours first, so that there are
+data x context / shard_ranks copies. Experts have as many copies on their own ranks, each on
+expert_data / copies of them: both Megatron-Core (`--num-distributed-optimizer-instances`,
+megatron/core/parallel_state.py) and torchtitan (`data_parallel_replicate_degree`) put whole copies
+of the model side by side. Gradients are reduce-scattered inside a copy, and then all-reduced over
+the ranks that hold the same shard.
+
 Letters: n ranks of a group, g of them inside one domain, V bytes.
 Not covered: rings that cross an oversubscribed spine more than once, links that differ.
 """
@@ -205,3 +213,24 @@ def distinct_places(places: Numbers, experts: Numbers, top_k: Numbers) -> Number
         miss = np.clip(1.0 - experts / np.maximum(places, 1.0) / left, 0.0, 1.0)
         missed = np.where(chosen < top_k, missed * miss, missed)
     return places * (1.0 - missed)
+
+
+def num_copies(strategies: Strategies) -> Numbers:
+    """Copies of the sharded state; 1 where it is sharded over all ranks."""
+    s = strategies
+    ranks = s.data * s.context
+    parts = np.where(np.greater(s.shard_ranks, 0.0), np.minimum(s.shard_ranks, ranks), ranks)
+    copies: Numbers = ranks / parts
+    return copies
+
+
+def of_one_copy(group: Group, copies: Numbers) -> Group:
+    """Ranks of the group that share one copy."""
+    ranks = np.maximum(group.ranks / copies, 1.0)
+    return Group(ranks=ranks, inside=np.minimum(group.inside, ranks))
+
+
+def between_copies(group: Group, copies: Numbers) -> Group:
+    """Ranks of the group that hold the same shard, one of each copy."""
+    ranks = np.maximum(group.ranks / copies, 1.0)
+    return Group(ranks=copies, inside=np.maximum(np.minimum(group.inside / ranks, copies), 1.0))

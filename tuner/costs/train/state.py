@@ -16,7 +16,7 @@ over:
     ZeRO 2        w + (G + O) / S
     ZeRO 3        (G + O) / S               the master is the parameter; layers read gathered copies
 
-S is DP CP for dense parameters and EDP for experts, over the number of copies (hybrid_sharding.py).
+S is DP CP for dense parameters and EDP for experts, over the number of copies (links.py).
 
 Letters: h hidden, a query heads, g key-value heads, d width of a query head, v of a value head, r
 low ranks, F widths, E experts, V vocabulary padded as Megatron pads it.
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.costs.train.hybrid_sharding import num_copies
+from tuner.costs.train.links import num_copies
 from tuner.costs.train.shapes import ModelShape, Numbers, Strategies
 
 VOCAB_MULTIPLE = 128.0

@@ -52,7 +52,6 @@ from tuner.costs.train.gradient_buckets import (
     bucketed_reduction_s,
     default_bucket,
 )
-from tuner.costs.train.hybrid_sharding import between_copies, num_copies, of_one_copy
 from tuner.costs.train.kernels import Kernels
 from tuner.costs.train.links import (
     MEGATRON_ORDER,
@@ -60,7 +59,10 @@ from tuner.costs.train.links import (
     Groups,
     all_gather_s,
     all_reduce_s,
+    between_copies,
     groups,
+    num_copies,
+    of_one_copy,
     send_s,
 )
 from tuner.costs.train.parts import is_any

@@ -23,9 +23,14 @@ from tuner.config.train import TrainDecision
 from tuner.config.words import short_decision
 from tuner.plans.train import Alternative, Band, Plan, Preference, TrainPrediction
 from tuner.search.layout_groups import by_layout
-from tuner.search.nodes.expected_step import expected_steps_s, fallback_outside, replacement_index
+from tuner.search.nodes.expected_step import (
+    SLOW_LINKS,
+    expected_steps_s,
+    fallback_outside,
+    replacement_index,
+    slowed,
+)
 from tuner.search.nodes.node_order import order_nodes, slow_links_s
-from tuner.search.nodes.slow_links import SLOW_LINKS, slowed
 from tuner.search.nodes.traffic import Traffic, obstacle, traffic
 from tuner.search.ratios import has_same_kernels, is_tie, turned
 from tuner.search.reasons import binding_constraint, why_lost

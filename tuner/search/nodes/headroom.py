@@ -14,8 +14,7 @@ import numpy as np
 
 from tuner.config.train import TrainDecision
 from tuner.plans.train import Alternative, Plan, Preference, Roomier, TrainPrediction
-from tuner.search.nodes.expected_step import expected_steps_s, fallback_outside
-from tuner.search.nodes.slow_links import SLOW_LINKS
+from tuner.search.nodes.expected_step import SLOW_LINKS, expected_steps_s, fallback_outside
 from tuner.search.train.memory_risk import LIKELY, SMALL, loss_prices
 from tuner.search.train.preference import is_excluded
 

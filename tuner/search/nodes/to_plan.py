@@ -8,9 +8,9 @@ from tuner.config.train import TrainDecision
 from tuner.plans.stage_placement import NodeOrder, StageDevices, StagePlacement
 from tuner.plans.train import Plan
 from tuner.search.nodes.choice import choose_on_links, runners_up_on_links
+from tuner.search.nodes.expected_step import slowed
 from tuner.search.nodes.headroom import with_headroom_on_links
 from tuner.search.nodes.node_order import OrderedNodes, order_nodes
-from tuner.search.nodes.slow_links import slowed
 from tuner.search.nodes.traffic import obstacle, traffic
 from tuner.spec.cluster import Cluster, Pool
 from tuner.units import format_ratio, format_s

@@ -4,9 +4,12 @@ What more memory would gain, what would fit if nothing fits, and what a missing 
 are searches of their own, never estimates.
 """
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from solvers.layout.relax import nearest_relaxation
 from tuner.costs.reference.operations import (
     boundary_calls,
     cases,
@@ -14,6 +17,7 @@ from tuner.costs.reference.operations import (
     head_calls,
     layer_calls,
 )
+from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
 from tuner.costs.reference.update import layer_units, update_cases
 from tuner.costs.reference.workload import Workload
 from tuner.engines.capabilities import Capabilities, launchable
@@ -21,9 +25,9 @@ from tuner.plans.train import Alternative, Plan, Provenance, Relaxation, Unlaunc
 from tuner.search.layout_groups import by_layout, layout_of, num_runners_up
 from tuner.search.reasons import (
     MULTIPLES,
+    UNLIMITED_BYTES,
     binding_constraint,
-    blocking_rules,
-    needed_memory_bytes,
+    nearest_batch,
     unmeasured_links,
     what_is_not_known,
     why_lost,
@@ -32,14 +36,12 @@ from tuner.search.reference.decisions import options_of
 from tuner.search.reference.layer_costs import Machine
 from tuner.search.reference.loads import load_ratios
 from tuner.search.reference.predict import predict
-from tuner.search.reference.search import ReferenceOutcome, SolvedCandidate, search
+from tuner.search.reference.search import Candidate, ReferenceOutcome, SolvedCandidate, search
+from tuner.search.reference.space import BATCH_RULE, Enumeration
 from tuner.search.settings import SearchSettings
 from tuner.search.to_plan import to_plan, without_decision
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes
-
-UNLIMITED_BYTES = 2**50
-"""More memory than any device has."""
 
 MOST_TIES = 64
 """Alternatives inside the error band that are listed; the certificate counts all of them."""
@@ -193,6 +195,43 @@ def _nearest(
             predicted=predict(relaxed[0].costs, relaxed[0].decision) if relaxed else None,
         ),
     )
+
+
+def needed_memory_bytes(infeasible: Sequence[Candidate], *, time_limit_s: float) -> int | None:
+    """Return the least usable bytes per device with which some candidate would fit."""
+    share_s = time_limit_s / max(1, len(infeasible))
+    counted = [
+        int(candidate.problem.memory_limit_bytes_D[0])
+        + nearest_relaxation(candidate.problem, time_limit_s=share_s).extra_bytes
+        for candidate in infeasible
+    ]
+    # The margin of tuner/search/reference/layer_costs.py on top.
+    return math.ceil(min(counted) * (1.0 + UNCOUNTED_RATIO)) if counted else None
+
+
+def blocking_rules(
+    enumeration: Enumeration, *, global_batch_size: int, most: int = 3
+) -> tuple[Relaxation, ...]:
+    """Name the rules that alone exclude combinations, when none is legal.
+
+    Where no combination is one rule away, the rules that most of them break come first instead.
+    """
+    single = Counter(rule for rule, _ in enumeration.nearly)
+    counts = single or Counter(enumeration.illegal)
+    relaxations = []
+    for rule, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
+        only = "this rule alone excludes" if single else "this rule excludes"
+        change = f"{only} {count} of {enumeration.num_illegal} combinations"
+        if rule == BATCH_RULE and single:
+            divisors = {
+                degrees.micro_batch_size * degrees.data
+                for broken, degrees in enumeration.nearly
+                if broken == rule
+            }
+            nearest = nearest_batch(global_batch_size, divisors)
+            change += f"; global_batch_size {nearest} instead of {global_batch_size} would do"
+        relaxations.append(Relaxation(limit=rule, change=change))
+    return tuple(relaxations)
 
 
 def _more_nodes(problem: ProfiledProblem, settings: SearchSettings) -> tuple[Relaxation, ...]:

@@ -9,8 +9,15 @@ Letters: C candidates.
 
 import numpy as np
 
-from tuner.costs.train.hybrid_sharding import between_copies, num_copies, of_one_copy
-from tuner.costs.train.links import Group, all_gather_s, all_reduce_s, groups
+from tuner.costs.train.links import (
+    Group,
+    all_gather_s,
+    all_reduce_s,
+    between_copies,
+    groups,
+    num_copies,
+    of_one_copy,
+)
 from tuner.costs.train.shapes import ModelShape, Numbers, Strategies
 from tuner.costs.train.step import OFFLOAD_BYTES
 from tuner.costs.train.units import UnitCosts

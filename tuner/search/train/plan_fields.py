@@ -26,8 +26,8 @@ from tuner.plans.train import (
     TrainPrediction,
 )
 from tuner.search.layout_groups import layout_of, num_runners_up
-from tuner.search.ratios import Ratios, is_tie
-from tuner.search.reasons import why_lost
+from tuner.search.ratios import Ratios
+from tuner.search.to_plan import to_alternative
 from tuner.search.train.build_problem import PricedPool
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.finalists import simulated_s
@@ -233,26 +233,15 @@ class PlanFormatter:
             if decision != best.decision:
                 runners_up.append((decision, predicted))
         return tuple(
-            self._alternative(best.decision, chosen, decision, predicted)
+            to_alternative(
+                decision,
+                predicted,
+                chosen=chosen,
+                band=self.ratios.between(
+                    best.decision, decision, ratio=predicted.step_time_s / chosen.step_time_s
+                ),
+            )
             for decision, predicted in runners_up
-        )
-
-    def _alternative(
-        self,
-        chosen: TrainDecision,
-        expected: TrainPrediction,
-        decision: TrainDecision,
-        predicted: TrainPrediction,
-    ) -> Alternative:
-        """Compare a runner-up with the chosen decision."""
-        ratio = predicted.step_time_s / expected.step_time_s
-        band = self.ratios.between(chosen, decision, ratio=ratio)
-        return Alternative(
-            decision=decision,
-            predicted=predicted,
-            within_band=is_tie(band),
-            ratio_band=band,
-            lost_by=why_lost(expected, predicted),
         )
 
     def preference(self, choice: ChosenDecision, room: Roomier | None) -> Preference | None:

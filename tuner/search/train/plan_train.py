@@ -23,7 +23,7 @@ from tuner.plans.train import Band, Plan, Provenance, Relaxation, TrainPredictio
 from tuner.search.forked import numbers
 from tuner.search.layout_groups import by_layout
 from tuner.search.progress import PlanningEvent, ignore_progress
-from tuner.search.reasons import binding_constraint, what_is_not_known
+from tuner.search.reasons import UNLIMITED_BYTES, binding_constraint, what_is_not_known
 from tuner.search.settings import SearchSettings
 from tuner.search.to_plan import to_plan, with_notes, without_decision
 from tuner.search.train.build_problem import PricedPool, build_problem
@@ -72,9 +72,6 @@ from tuner.search.train.ties import count_ties, pool_band, pool_ratios
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes
-
-UNLIMITED_BYTES = 2.0**50
-"""More memory than any device has."""
 
 NUM_FINALISTS = 3
 """Rows whose layout the integer program refines."""

@@ -19,7 +19,7 @@ from tuner.engines.manifest import Capabilities
 from tuner.plans.train import Relaxation, TrainPrediction, Unlaunchable
 from tuner.search.forked import Task, Worded
 from tuner.search.progress import ignore_progress
-from tuner.search.reasons import MemoryOffer, memory_words, printed_bytes
+from tuner.search.reasons import MemoryOffer, memory_words, nearest_batch, printed_bytes
 from tuner.search.settings import SearchSettings
 from tuner.search.train.axes import Facts
 from tuner.search.train.candidate_prices import price
@@ -214,7 +214,8 @@ def _broken_rule(problem: TrainProblem, name: str, column: str) -> str:
         return "the other limits leave it out"
     rule = max(related, key=lambda text: (related[text], text))
     if rule in (BATCH_RULE, MICRO_RULE) and column == "data":
-        rule += f" ({_nearest_batch(problem, list(requested))} would be divisible)"
+        nearest = nearest_batch(problem.global_batch_size, requested)
+        rule += f" (global_batch_size {nearest} would be divisible)"
     return rule
 
 
@@ -250,16 +251,9 @@ def _nearest(legal: list[int], requested: tuple[int, ...]) -> int:
 def _single_rule(problem: TrainProblem, rule: str, relaxed: Degrees) -> Relaxation:
     change = f"this rule alone excludes {relaxed.num_legal} combinations of degrees"
     if rule in (BATCH_RULE, MICRO_RULE):
-        nearest = _nearest_batch(problem, _values(relaxed, "data"))
-        change += f"; {nearest} instead of {problem.global_batch_size} would do"
+        nearest = nearest_batch(problem.global_batch_size, _values(relaxed, "data"))
+        change += f"; global_batch_size {nearest} instead of {problem.global_batch_size} would do"
     return Relaxation(limit=rule, change=change)
-
-
-def _nearest_batch(problem: TrainProblem, divisors: list[int]) -> str:
-    batch = problem.global_batch_size
-    near = {n for d in divisors for n in (batch // d * d, -(-batch // d) * d) if n > 0}
-    best = min(near, key=lambda value: (abs(value - batch), value))
-    return f"global_batch_size {best}"
 
 
 def _listed(values: tuple[int, ...]) -> str:

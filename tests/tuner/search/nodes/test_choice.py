@@ -9,8 +9,7 @@ from profilers.imports.link_matrix import LinkMatrix
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner.cli.plan_text import plan_text
 from tuner.plans.train import Alternative, Plan, Preference, Roomier, TrainPrediction
-from tuner.search.nodes.expected_step import expected_steps_s, replacement_index
-from tuner.search.nodes.slow_links import SLOW_LINKS
+from tuner.search.nodes.expected_step import SLOW_LINKS, expected_steps_s, replacement_index
 from tuner.search.nodes.to_plan import with_node_order
 from tuner.search.train.gradient_buckets import bucket_note
 from tuner.search.train.memory_risk import (

@@ -8,7 +8,7 @@ from profilers.imports.link_matrix import LinkMatrix
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner.faults.forecast import RunForecast
 from tuner.plans.train import Plan
-from tuner.search.nodes.slow_links import SLOW_LINKS, slowed
+from tuner.search.nodes.expected_step import SLOW_LINKS, slowed
 from tuner.search.nodes.to_plan import with_node_order
 from tuner.spec.huggingface.read import read_model
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 from tuner.costs.train.calibration import Residuals
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.plans.train import (
-    Alternative,
     Band,
     Certificate,
     Plan,
@@ -29,9 +28,8 @@ from tuner.plans.train import (
 from tuner.search.layout_groups import by_layout, layout_of, num_runners_up
 from tuner.search.progress import PlanningEvent
 from tuner.search.ratios import is_tie
-from tuner.search.reasons import why_lost
 from tuner.search.settings import SearchSettings
-from tuner.search.to_plan import certify, to_plan, with_notes, without_decision
+from tuner.search.to_plan import certify, to_alternative, to_plan, with_notes, without_decision
 from tuner.search.train.extrapolation import extrapolated_by_search, with_extrapolation_notes
 from tuner.search.train.memory_risk import LIKELY, SMALL, loss_prices
 from tuner.search.train.pools.build_problem import PoolsProblem, build_pools_problem
@@ -198,7 +196,12 @@ def _plan_chains(
         **by_layout(
             decision,
             [
-                _alternative(one, best, predicted, outcome)
+                to_alternative(
+                    to_decision(one.chain, problem, options),
+                    to_prediction(one, problem),
+                    chosen=predicted,
+                    band=ratio_band(outcome, best, one),
+                )
                 for one in others[: num_runners_up(layouts, top=settings.top)]
             ],
         ),
@@ -224,20 +227,6 @@ def _with_profile_notes(provenance: Provenance, problem: PoolsProblem) -> Proven
             }
         )
     return provenance
-
-
-def _alternative(
-    one: SimulatedChain, best: SimulatedChain, chosen: TrainPrediction, outcome: PoolsSearchOutcome
-) -> Alternative:
-    predicted = to_prediction(one, outcome.problem)
-    band = ratio_band(outcome, best, one)
-    return Alternative(
-        decision=to_decision(one.chain, outcome.problem, outcome.space.options),
-        predicted=predicted,
-        within_band=is_tie(band),
-        ratio_band=band,
-        lost_by=why_lost(chosen, predicted),
-    )
 
 
 def _bottleneck(best: SimulatedChain, problem: PoolsProblem) -> str:
