@@ -117,18 +117,22 @@ def plan_training(
     profiles = to_paths(profiles)
     LAYOUT.solver(method)
     spec = read_spec(spec_path)
+    settings = SearchSettings(
+        top=top,
+        method=method,
+        processes=processes,
+        time_limit_s=time_limit_s,
+        clock=clock,
+        watch=watch,
+    )
     measured = _accelerators(spec, profiles)
     if measured is not None:
         planned = _plan_on_the_model(
             spec,
             measured,
-            top=top,
-            time_limit_s=time_limit_s,
+            settings=settings,
             calibrated=calibrated,
             with_unlaunchable=with_unlaunchable,
-            processes=processes,
-            clock=clock,
-            watch=watch,
         )
         return replace(planned, plan=with_planning_time(planned.plan, wall_s=clock() - started_s))
     refuse_unpriced(spec)
@@ -149,7 +153,6 @@ def plan_training(
         or shipped_residual(engine, profile.header.machine)
     )
     machine = machine_of(pool, profile, residual=residual)
-    settings = SearchSettings(top=top, time_limit_s=time_limit_s, method=method, clock=clock)
     provenance = Provenance(
         moetune_version=version(),
         spec_sha256=_sha256(spec_path),
@@ -236,13 +239,9 @@ def _plan_on_the_model(
     spec: Spec,
     profiles: Mapping[str, Path],
     *,
-    top: int,
-    time_limit_s: float,
+    settings: SearchSettings,
     calibrated: bool,
     with_unlaunchable: bool,
-    processes: int,
-    clock: Callable[[], float],
-    watch: ProgressListener,
 ) -> Planned:
     """Plan production engines on datasheets, and on profiles where pools have them."""
     from tuner.costs.train.calibration import shipped
@@ -275,9 +274,6 @@ def _plan_on_the_model(
             *profile_notes(spec, measured),
         ),
     )
-    settings = SearchSettings(
-        top=top, time_limit_s=time_limit_s, processes=processes, clock=clock, watch=watch
-    )
     if len(spec.cluster.pools) > 1:
         made = plan_over_pools(
             spec,
@@ -296,9 +292,10 @@ def _plan_on_the_model(
             with_unlaunchable=with_unlaunchable,
         )
     if links:
-        watch(PlanningEvent(stage="nodes", text=f"order of the nodes of {', '.join(links)}"))
+        text = f"order of the nodes of {', '.join(links)}"
+        settings.watch(PlanningEvent(stage="nodes", text=text))
     made = with_node_order(
-        made, links, cluster=spec.cluster, time_limit_s=NODE_ORDER_SHARE * time_limit_s
+        made, links, cluster=spec.cluster, time_limit_s=NODE_ORDER_SHARE * settings.time_limit_s
     )
     return Planned(plan=with_assumptions(made), spec=spec, profiles=profiles)
 

@@ -29,9 +29,13 @@ from tuner.costs.train.links import all_gather_s, groups, send_s
 from tuner.costs.train.shapes import ModelShape, Numbers, Strategies
 from tuner.costs.train.step import OFFLOAD_BYTES
 from tuner.costs.train.units import UnitCosts
-from tuner.search.train.candidate_prices import ROUNDING, deferred_wgrad_s, pass_times
+from tuner.search.train.candidate_prices import (
+    ROUNDING,
+    deferred_wgrad_s,
+    pass_times,
+    sum_over_layers,
+)
 from tuner.search.train.layouts import PassTimes, min_peak_s, total_s
-from tuner.search.train.per_step import sum_over_layers
 from tuner.search.train.problem import TrainProblem
 
 Floats = npt.NDArray[np.float64]

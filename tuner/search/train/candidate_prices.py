@@ -8,12 +8,13 @@ are moved off the devices that are too full.
 
 `candidate_bound_s` prices layers split into equal fractions instead. Then no device is slower than
 another and none holds more parameters, and whole layers can only add to that. Costs once per step
-are counted at their least (per_step.py). What whole layers must add to the slowest device
-(`min_peak_s`) comes on top, so that no layout of the candidate is faster.
+are counted at their least: parameters are those of the mean device, and overlap leaves no more than
+its share exposed, however little there is to overlap with. What whole layers must add to the
+slowest device (`min_peak_s`) comes on top, so that no layout of the candidate is faster.
 
 A device that is too full gives layers to others, which slows down the slowest of them.
 `candidate_bound_in_memory_s` therefore looks for the fastest slowest device (layouts.py) under the
-most layers that each device can hold (memory_feasibility.py).
+most layers that each device can hold (memory.py).
 
 Letters: C candidates, P devices of a pipeline, S stages.
 """
@@ -24,9 +25,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from tuner.costs.train.links import (
+    Group,
+    all_gather_s,
+    all_reduce_s,
+    between_copies,
+    groups,
+    num_copies,
+    of_one_copy,
+)
 from tuner.costs.train.prices import StepPrice
-from tuner.costs.train.shapes import Numbers, Stages, Strategies, taken
-from tuner.costs.train.step import assemble
+from tuner.costs.train.shapes import ModelShape, Numbers, Stages, Strategies, taken
+from tuner.costs.train.step import OFFLOAD_BYTES, assemble
 from tuner.costs.train.units import UnitCosts, unit_costs
 from tuner.search.train.candidates import (
     TIME_AXES,
@@ -49,14 +59,14 @@ from tuner.search.train.layouts import (
 )
 from tuner.search.train.memory import (
     bytes_of_devices,
+    kept_PC,
+    layer_capacity,
     pieces_of_layouts,
     take_units,
     uniform_pieces,
     unit_memory,
 )
-from tuner.search.train.memory_feasibility import kept_PC, layer_capacity
 from tuner.search.train.options import OptionSpace
-from tuner.search.train.per_step import per_step_bound_s, sum_over_layers
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.rules import Ints
 
@@ -414,3 +424,74 @@ def candidate_bound_in_memory_s(
         # Interleaved stages have one layout, and it is known not to fit.
         bound_s[piece.at] += np.where(virtual > 1, np.inf, more_s)
     return bound_s
+
+
+def per_step_bound_s(
+    problem: TrainProblem, strategies: Strategies, units: UnitCosts, order: tuple[str, ...]
+) -> Numbers:
+    """Lower bound on the costs once per step of every candidate, in seconds."""
+    s, own, machine = strategies, problem.constants, problem.hardware
+    laid = groups(s, machine, order=order)
+    dense = sum_over_layers(problem.shape, units, "parameters") / s.pipeline
+    experts = sum_over_layers(problem.shape, units, "expert_parameters") / s.pipeline
+    reduction_s = _gradient_reduction_s(problem, s, dense, laid.shared)
+    reduction_s = reduction_s + _gradient_reduction_s(problem, s, experts, laid.expert_data)
+    all_gather_total_s = _parameter_all_gather_s(problem, s, dense, laid.shared)
+    all_gather_total_s = all_gather_total_s + _parameter_all_gather_s(
+        problem, s, experts, laid.expert_data
+    )
+    visible_s = reduction_s * np.where(
+        np.greater(s.overlap_gradients, 0.0), own.gradient_exposed_ratio, 1.0
+    ) + all_gather_total_s * np.where(
+        np.greater(s.overlap_parameters, 0.0), own.parameter_exposed_ratio, 1.0
+    )
+    is_sharded, copies = np.greater(s.zero_stage, 0.0), num_copies(s)
+    parts = of_one_copy(laid.shared, copies).ranks
+    expert_parts = of_one_copy(laid.expert_data, copies).ranks
+    local = np.where(is_sharded, dense / parts, dense)
+    local = local + np.where(is_sharded, experts / expert_parts, experts)
+    on_device = own.optimizer_bytes * (1.0 - s.optimizer_offload) / machine.memory_bytes_per_s
+    on_host = OFFLOAD_BYTES * s.optimizer_offload / machine.host_bytes_per_s
+    return visible_s + local * (on_device + on_host) + own.step_fixed_s
+
+
+def sum_over_layers(shape: ModelShape, units: UnitCosts, name: str) -> Numbers:
+    """Sum a cost over all layers, the embedding and the LM head."""
+    parts = (
+        (shape.dense_layers, units.dense),
+        (shape.moe_layers, units.moe),
+        (shape.mtp_layers, units.mtp),
+        (1.0, units.embedding),
+        (1.0, units.head),
+    )
+    total: Numbers = 0.0
+    for count, cost in parts:
+        total = total + count * getattr(cost, name)
+    return total
+
+
+def _gradient_reduction_s(
+    problem: TrainProblem, s: Strategies, parameters: Numbers, group: Group
+) -> Numbers:
+    total = parameters * s.gradient_bytes
+    reduced = all_reduce_s(total, group, problem.hardware, problem.constants)
+    copies = num_copies(s)
+    near = of_one_copy(group, copies)
+    scattered = all_gather_s(total, near, problem.hardware, problem.constants)
+    if np.any(np.greater(copies, 1.0)):
+        copies_group = between_copies(group, copies)
+        scattered = scattered + all_reduce_s(
+            total / near.ranks, copies_group, problem.hardware, problem.constants
+        )
+    moved = np.where(np.equal(s.zero_stage, 0.0), reduced, scattered)
+    return np.where(np.less(s.zero_stage, 2.0) & np.greater(parameters, 0.0), moved, 0.0)
+
+
+def _parameter_all_gather_s(
+    problem: TrainProblem, s: Strategies, parameters: Numbers, group: Group
+) -> Numbers:
+    total = parameters * np.minimum(s.weight_bytes, 2.0)
+    near = of_one_copy(group, num_copies(s))
+    gathered = all_gather_s(total, near, problem.hardware, problem.constants)
+    once = np.equal(s.zero_stage, 1.0) | np.equal(s.zero_stage, 2.0)
+    return np.where(once & np.greater(parameters, 0.0), gathered, 0.0)

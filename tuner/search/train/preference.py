@@ -40,8 +40,7 @@ from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.candidate_prices import candidate_bound_s, price_to_fit
 from tuner.search.train.candidates import Candidates, to_strategies
 from tuner.search.train.incumbents import SearchOutcome, Solutions
-from tuner.search.train.memory import bytes_of_devices
-from tuner.search.train.memory_feasibility import may_fit
+from tuner.search.train.memory import bytes_of_devices, may_fit
 from tuner.search.train.memory_risk import LIKELY, SMALL, Chances, LossPrices, chances
 from tuner.search.train.option_table import build_option_table
 from tuner.search.train.options import OptionSpace

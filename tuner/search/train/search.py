@@ -4,7 +4,7 @@ Each level fixes more of a decision and has a lower bound on the step time:
 
     level          fixed                                          checks
     partial row    degrees but the expert degrees                 bound        root_bound.py
-    row            all degrees                                    memory       memory_feasibility.py
+    row            all degrees                                    memory       memory.py
     dispatch       + dispatcher, a2a_overlap, cuda_graph          bound        bounds.py
     no_recompute   + every knob but recomputation and chunks      bound        candidate_prices.py
     recompute      dispatch, recomputation and chunks only        bound, memory
@@ -47,7 +47,7 @@ from tuner.search.train.candidate_prices import (
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Degrees, Table, legal_degrees
 from tuner.search.train.incumbents import SearchOutcome, Solutions
-from tuner.search.train.memory_feasibility import (
+from tuner.search.train.memory import (
     fits_without_recompute,
     may_fit,
     no_recompute_level_fits,

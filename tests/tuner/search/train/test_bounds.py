@@ -20,7 +20,7 @@ from tuner.search.train.candidate_prices import (
 )
 from tuner.search.train.candidates import DEGREES, Candidates
 from tuner.search.train.degrees import Degrees, legal_degrees
-from tuner.search.train.memory_feasibility import (
+from tuner.search.train.memory import (
     may_fit,
     no_recompute_level_fits,
     recompute_level_fits,
