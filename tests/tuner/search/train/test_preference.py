@@ -292,7 +292,7 @@ def test_experts_without_a_recording_grow_and_those_with_one_do_not(outcome: Sea
     full = replace(one, peak_bytes=np.array([0.93 * outcome.problem.capacity_bytes]))
     degrees = tuple(d for d in range(1, 65) if 64 % d == 0)
     flat = ExpertImbalance(
-        degrees=degrees, mean_DM=np.ones((len(degrees), 16)), p99_D=np.ones(len(degrees))
+        degrees=degrees, mean_D=np.ones(len(degrees)), p99_D=np.ones(len(degrees))
     )
     recorded = replace(outcome, problem=replace(outcome.problem, expert_imbalance=flat))
     guessed, known = oom_chances(outcome, full), oom_chances(recorded, full)
