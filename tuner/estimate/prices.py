@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Strategies
 from tuner.costs.train.calibration import Regime, Residuals, constants_of
 from tuner.costs.train.collective_ratios import MeasuredHardware
 from tuner.costs.train.columns_of import (
@@ -34,7 +35,7 @@ from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import memory_constants
 from tuner.costs.train.prices import MemoryPrice, StepPrice
 from tuner.costs.train.routing import ExpertImbalance
-from tuner.costs.train.shapes import Hardware, ModelShape, Strategies, stacked
+from tuner.costs.train.shapes import Hardware, ModelShape, stacked
 from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Datasheet
 from tuner.engines.reading.launch import Dispatcher, Engine, Graphs

@@ -30,7 +30,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.train.shapes import Numbers
+from tuner.config.columns import Numbers
 from tuner.faults.reliability import (
     Jobs,
     Reliability,

@@ -24,8 +24,8 @@ import numpy as np
 from tests.tuner.engines.testing import sample_verified, write_emitted
 from tuner.backtest.columns import build_run
 from tuner.backtest.rows import read_rows
+from tuner.config.columns import Strategies
 from tuner.config.train import TrainDecision
-from tuner.costs.train.shapes import Strategies
 from tuner.engines.capabilities import intersection
 from tuner.engines.writers import emit
 from tuner.estimate import decision as estimated

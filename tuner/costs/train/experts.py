@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tuner.config.columns import Numbers
 from tuner.costs.train.limited_routing import reached_places
 from tuner.costs.train.links import all_gather_s, all_to_all_s
 from tuner.costs.train.parts import (
@@ -28,7 +29,6 @@ from tuner.costs.train.parts import (
     select_block,
     tensor_pass_s,
 )
-from tuner.costs.train.shapes import Numbers
 
 
 def moe_blocks(setting: Setting) -> tuple[Block, Block]:

@@ -12,8 +12,8 @@ Letters: none. Not covered: copies whose optimizer state is also sharded between
 
 import numpy as np
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.links import Group
-from tuner.costs.train.shapes import Numbers, Strategies
 
 
 def num_copies(strategies: Strategies) -> Numbers:

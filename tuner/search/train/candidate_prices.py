@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.prices import StepPrice
-from tuner.costs.train.shapes import Numbers, Stages, Strategies, taken
+from tuner.costs.train.shapes import Stages, taken
 from tuner.costs.train.step import assemble
 from tuner.costs.train.units import UnitCosts, unit_costs
 from tuner.search.train.candidates import (

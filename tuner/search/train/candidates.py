@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.train.shapes import Strategies
+from tuner.config.columns import Strategies
 from tuner.search.train.axes import COLUMN_OF_MODULE, RecomputeChoice
 from tuner.search.train.degrees import Table
 from tuner.search.train.options import OptionSpace

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.config.columns import Numbers
 from tuner.costs.train.kernels import AttentionShape, ExpertSeconds, Kernels
 from tuner.costs.train.measured_kernels import MeasuredKernels
-from tuner.costs.train.shapes import Numbers
 from tuner.search.train.problem import TrainProblem
 
 

@@ -12,9 +12,10 @@ from dataclasses import fields, replace
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Strategies
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.memory_units import MemoryUnits, unit_bytes
-from tuner.costs.train.shapes import Strategies, taken
+from tuner.costs.train.shapes import taken
 from tuner.search.train.candidates import MEMORY_AXES, MEMORY_DEGREES, Candidates
 from tuner.search.train.layouts import layers_of_stages, to_stages
 from tuner.search.train.problem import TrainProblem

@@ -27,9 +27,10 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Strategies
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.memory_units import MemoryUnits
-from tuner.costs.train.shapes import Stages, Strategies, taken
+from tuner.costs.train.shapes import Stages, taken
 from tuner.search.train.candidates import Candidates, to_strategies
 from tuner.search.train.memory import take_units, uniform_pieces, unit_memory
 from tuner.search.train.options import OptionSpace

@@ -9,9 +9,10 @@ Letters: C candidates.
 
 import numpy as np
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.hybrid_sharding import between_copies, num_copies, of_one_copy
 from tuner.costs.train.links import Group, all_gather_s, all_reduce_s, groups
-from tuner.costs.train.shapes import ModelShape, Numbers, Strategies
+from tuner.costs.train.shapes import ModelShape
 from tuner.costs.train.step import OFFLOAD_BYTES
 from tuner.costs.train.units import UnitCosts
 from tuner.search.train.problem import TrainProblem

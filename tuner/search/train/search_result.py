@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from tuner.config.columns import Strategies
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.prices import MemoryPrice, StepPrice
-from tuner.costs.train.shapes import Stages, Strategies, taken
+from tuner.costs.train.shapes import Stages, taken
 from tuner.plans.train import Certificate, Space
 from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.candidate_prices import (

@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.prices.hierarchical_a2a import best_depth, dispatch_s, two_levels
 from tuner.costs.prices.pipelined_a2a import Part, PipelinedLayer, best_degree, overlapped_moe_s
 from tuner.costs.train.experts import moe_blocks
@@ -32,7 +33,6 @@ from tuner.costs.train.kernels import DatasheetKernels
 from tuner.costs.train.limited_routing import reached_places
 from tuner.costs.train.links import all_gather_s, groups, latency_s
 from tuner.costs.train.parts import Block, Setting
-from tuner.costs.train.shapes import Numbers, Strategies
 from tuner.costs.train.units import LayerCost
 from tuner.search.train.candidate_prices import assemble_step, price_batch, time_pieces
 from tuner.search.train.candidates import to_strategies

@@ -16,11 +16,12 @@ from dataclasses import replace
 import numpy as np
 
 from profilers.steps.config import Recompute
+from tuner.config.columns import Strategies
 from tuner.config.train import TrainDecision
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.prices import StepPrice
-from tuner.costs.train.shapes import Stages, Strategies, number
+from tuner.costs.train.shapes import Stages, number
 from tuner.costs.train.step import price_step
 from tuner.engines.rules.decision import selective_modules
 from tuner.plans.train import Plan, TrainPrediction
