@@ -37,6 +37,7 @@ from profilers.work import work
 from tests.frozen.drawn import EXTRAS, Dice, Job, Row, analytic_row, measured_row, rows
 from tests.tuner.formulas import Formulas
 from tuner import api
+from tuner.config.candidates import strategies_of
 from tuner.config.columns import Strategies
 from tuner.config.serve import Role
 from tuner.config.train import TrainDecision
@@ -71,7 +72,6 @@ from tuner.search.train.problem import TrainProblem
 from tuner.spec.read import read_spec
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 from tuner.spec.spec import Spec
-from tuner.verify.budget.production import strategies_of
 
 Floats = npt.NDArray[np.float64]
 Tree = Any

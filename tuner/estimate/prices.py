@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Strategies
+from tuner.config.knobs import COLUMN_OF_MODULE
 from tuner.costs.train.calibration import Regime, Residuals, constants_of
 from tuner.costs.train.collective_ratios import MeasuredHardware
 from tuner.costs.train.columns_of import (
@@ -41,7 +42,6 @@ from tuner.devices.datasheet import Datasheet
 from tuner.engines.reading.launch import Dispatcher, Engine, Graphs
 from tuner.estimate.configuration import Configuration
 from tuner.search.ratios import Ratios, ratios_for
-from tuner.search.train.axes import COLUMN_OF_MODULE
 from tuner.search.train.memory_risk import uneven_bytes
 from tuner.search.train.regimes import OF_TARGET, Relative, band_as, regime_as
 from tuner.search.train.releases import PricedRelease, priced_release

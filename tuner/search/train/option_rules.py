@@ -8,6 +8,7 @@ decisions of the space are the same run.
 from collections.abc import Iterator
 
 from profilers.steps.config import Recompute
+from tuner.config.knobs import searched
 from tuner.search.train.axes import RANK_ORDERS, Choice, OptionRule, RecomputeChoice
 from tuner.search.train.problem import TrainProblem
 
@@ -285,10 +286,8 @@ def _offload_rules(problem: TrainProblem) -> Iterator[OptionRule]:
 def _limits(problem: TrainProblem) -> Iterator[OptionRule]:
     """What the user's limits leave out, one rule per limited decision."""
     limits = problem.limits
-    for name in ("zero_stage", "chunks", "dispatcher", "a2a_overlap", "cuda_graph", "schedule"):
-        yield from _limit(name, getattr(limits, name))
-    for name in ("optimizer_offload", "activation_offload"):
-        yield from _limit(name, getattr(limits, name))
+    for axis in ("chunks", *(knob.field for knob in searched())):
+        yield from _limit(axis, getattr(limits, axis, None))
     levels = limits.recompute
     if levels is not None:
         yield OptionRule(
