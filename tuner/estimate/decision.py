@@ -7,7 +7,6 @@ from typing import Literal
 
 from profilers.steps.config import Recompute
 from tuner.config.train import TrainDecision
-from tuner.engines.reading.launch import Graphs
 from tuner.estimate.configuration import Configuration
 from tuner.spec.model import ModelSpec
 
@@ -27,7 +26,7 @@ def to_decision(config: Configuration, model: ModelSpec) -> TrainDecision:
         sequence_parallel=config.sequence_parallel,
         micro_batch_size=config.micro_batch,
         zero_stage=_stage(config.zero_stage),
-        shard_ranks=config.shard_ranks or None,
+        shard_ranks=config.ranks_per_copy or None,
         # Without experts nothing is dispatched, whatever the engine's default.
         dispatcher=config.dispatcher.value if model.num_moe_layers else "alltoall",
         a2a_overlap=config.a2a_overlap,
@@ -38,13 +37,15 @@ def to_decision(config: Configuration, model: ModelSpec) -> TrainDecision:
         chunks=(config.chunks,) * stages,
         pipeline_layout=tuple(stage.layers for stage in config.stages),
         mtp_num_layers=config.mtp_layers,
-        fp8_recipe=config.precision if config.precision not in ("bf16", "fp32") else "",
+        fp8_recipe=config.priced_precision
+        if config.priced_precision not in ("bf16", "fp32")
+        else "",
         schedule=_schedule(config),
         rank_order=config.rank_order,
-        cuda_graph="full_iteration" if config.graphs is Graphs.FULL else config.graphs.value,
-        overlap_grad_reduce=config.overlap_gradients,
+        cuda_graph=config.cuda_graph.value,
+        overlap_grad_reduce=config.overlap_grad_reduce,
         ddp_bucket_size=config.ddp_bucket_size,
-        overlap_param_gather=config.overlap_parameters,
+        overlap_param_gather=config.overlap_param_gather,
         gradient_bytes=2 if config.gradient_bytes == 2 else 4,
         optimizer_offload=config.optimizer_offload_ratio > 0.0,
         activation_offload=config.activation_offload_ratio > 0.0,

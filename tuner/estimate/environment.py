@@ -63,7 +63,7 @@ def needs(
     if config.engine is not Engine.MEGATRON:
         return
     yield from _queues(config, environment, generation)
-    if config.graphs is Graphs.PARTIAL and "expandable_segments:True" in environment.get(
+    if config.cuda_graph is Graphs.PARTIAL and "expandable_segments:True" in environment.get(
         ALLOCATOR, ""
     ):
         yield Need(

@@ -53,8 +53,8 @@ def _megatron(launch: LaunchSettings, before: Configuration, config: Configurati
     switches = {
         "--sequence-parallel": config.sequence_parallel,
         "--use-distributed-optimizer": config.zero_stage == 1,
-        "--overlap-grad-reduce": config.overlap_gradients,
-        "--overlap-param-gather": config.overlap_parameters,
+        "--overlap-grad-reduce": config.overlap_grad_reduce,
+        "--overlap-param-gather": config.overlap_param_gather,
         "--tp-comm-overlap": config.overlap_tensor,
         "--overlap-moe-expert-parallel-comm": config.a2a_overlap,
         "--moe-shared-expert-overlap": config.shared_expert_overlap,
@@ -71,8 +71,8 @@ def _megatron(launch: LaunchSettings, before: Configuration, config: Configurati
         settings["--moe-flex-dispatcher-backend"] = config.dispatcher.value
     else:
         settings["--moe-token-dispatcher-type"] = config.dispatcher.value
-    if config.graphs is not Graphs.NONE:
-        is_full = config.graphs is Graphs.FULL
+    if config.cuda_graph is not Graphs.NONE:
+        is_full = config.cuda_graph is Graphs.FULL
         settings["--cuda-graph-impl"] = "full_iteration" if is_full else "transformer_engine"
     return settings | _megatron_stages(launch, before, config)
 
@@ -193,8 +193,8 @@ def _deepspeed(launch: LaunchSettings, before: Configuration, config: Configurat
     if config.recompute is not Recompute.NONE:
         settings["activation checkpointing in the training script"] = "on"
     if launch.shard_ranks:
-        settings['"zero_optimization": {"mics_shard_size"}'] = str(config.shard_ranks)
-    if config.overlap_gradients:
+        settings['"zero_optimization": {"mics_shard_size"}'] = str(config.ranks_per_copy)
+    if config.overlap_grad_reduce:
         settings['"zero_optimization": {"overlap_comm"}'] = "true"
     return settings
 

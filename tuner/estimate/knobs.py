@@ -9,7 +9,7 @@ Not covered: knobs of the network and of the allocator.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -79,7 +79,7 @@ def knob_changes(
 
 
 def _set(**changes: Any) -> Callable[[Configuration], Configuration]:
-    return lambda config: replace(config, **changes)
+    return lambda config: config.changed(**changes)
 
 
 def _set_recompute(
@@ -221,8 +221,8 @@ def _with_end_layers(
         for index, stage in enumerate(spread)
     )
     uneven = len({stage.layers for stage in stages}) > 1
-    return replace(
-        config, stages=stages, is_explicit_layout=uneven, embedding_loss_layers=(first, last)
+    return config.changed(
+        stages=stages, is_explicit_layout=uneven, embedding_as_layers=first, loss_as_layers=last
     )
 
 
@@ -233,25 +233,25 @@ def _megatron_switches(config: Configuration) -> Iterator[KnobChange]:
             "shard the optimizer state",
             {"zero_stage": 1},
         ),
-        "overlap_gradients": (
-            config.overlap_gradients,
+        "overlap_grad_reduce": (
+            config.overlap_grad_reduce,
             "overlap gradient reduction with the backward pass",
-            {"overlap_gradients": True},
+            {"overlap_grad_reduce": True},
         ),
-        "overlap_parameters": (
-            config.overlap_parameters,
+        "overlap_param_gather": (
+            config.overlap_param_gather,
             "overlap the parameter all-gather with the forward pass",
-            {"overlap_parameters": True, "overlap_gradients": True},
+            {"overlap_param_gather": True, "overlap_grad_reduce": True},
         ),
         "overlap_tensor": (
             config.overlap_tensor or config.tensor == 1,
             "overlap the collectives of tensor parallelism",
             {"overlap_tensor": True},
         ),
-        "graphs": (
-            config.graphs is not Graphs.NONE,
+        "cuda_graph": (
+            config.cuda_graph is not Graphs.NONE,
             "capture parts of the layers as CUDA graphs",
-            {"graphs": Graphs.PARTIAL},
+            {"cuda_graph": Graphs.PARTIAL},
         ),
     }
     for knob, (is_on, what, changes) in switches.items():
@@ -261,7 +261,7 @@ def _megatron_switches(config: Configuration) -> Iterator[KnobChange]:
 
 def _buckets(config: Configuration) -> Iterator[KnobChange]:
     """Gradient bucket sizes, where gradients are overlapped, reduced over ranks and not sharded."""
-    if not config.overlap_gradients or config.zero_stage > 1 or config.data * config.context <= 1:
+    if not config.overlap_grad_reduce or config.zero_stage > 1 or config.data * config.context <= 1:
         return
     engine = (None,) if config.ddp_bucket_size is not None else ()
     for size in (*engine, *MENU):
