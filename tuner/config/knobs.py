@@ -60,6 +60,12 @@ class Knob:
     """Values that no sentence names."""
     overlap: str = ""
     """Abbreviation of what overlaps, e.g. `a2a`."""
+    turn_on: str = ""
+    """Words of a change of an existing launch; empty: none is proposed."""
+    turn_off: str = ""
+    """Of the opposite change."""
+    needs: tuple[str, ...] = ()
+    """Switches that are turned on with it."""
     columns: Mapping[str, Value] = dataclasses.field(default_factory=dict)
     """Of `Strategies`, by the value for which each is 1; `None`: the column is the value."""
     choices: tuple[int | str | bool, ...] = ()
@@ -112,6 +118,8 @@ KNOBS: Final = (
         field="a2a_overlap",
         words="overlapped all-to-all",
         overlap="a2a",
+        turn_on="overlap the all-to-all",
+        turn_off="do not overlap the all-to-all",
         columns={"a2a_overlap": None},
         choices=SWITCH,
         of_experts=True,
@@ -124,6 +132,7 @@ KNOBS: Final = (
         field="overlap_grad_reduce",
         words="overlapped gradient reduction",
         overlap="grad",
+        turn_on="overlap gradient reduction with the backward pass",
         columns={"overlap_gradients": None},
         choices=SWITCH,
         never_worse=((False, True),),
@@ -138,6 +147,8 @@ KNOBS: Final = (
         field="overlap_param_gather",
         words="overlapped parameter all-gather",
         overlap="param",
+        turn_on="overlap the parameter all-gather with the forward pass",
+        needs=("overlap_grad_reduce",),
         columns={"overlap_parameters": None},
         choices=SWITCH,
         never_worse=((False, True),),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from profilers.steps.config import Recompute
-from tuner.engines.megatron_lm.flags import SHORTHANDS
+from tuner.engines.megatron_lm.flags import ON_OFF, SHORTHANDS, SPELLED
 from tuner.engines.reading.launch import Dispatcher, Engine, Graphs, LaunchSettings
 from tuner.engines.reading.pipeline_layout import layout_text
 from tuner.estimate.configuration import Configuration
@@ -53,12 +53,7 @@ def _megatron(launch: LaunchSettings, before: Configuration, config: Configurati
     switches = {
         "--sequence-parallel": config.sequence_parallel,
         "--use-distributed-optimizer": config.zero_stage == 1,
-        "--overlap-grad-reduce": config.overlap_grad_reduce,
-        "--overlap-param-gather": config.overlap_param_gather,
-        "--tp-comm-overlap": config.overlap_tensor,
-        "--overlap-moe-expert-parallel-comm": config.a2a_overlap,
-        "--moe-shared-expert-overlap": config.shared_expert_overlap,
-    }
+    } | {f"--{SPELLED[field]}": getattr(config, field) for field in ON_OFF}
     settings |= {flag: "" for flag, is_on in switches.items() if is_on}
     if config.ddp_bucket_size is not None:
         settings["--ddp-bucket-size"] = str(config.ddp_bucket_size)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from profilers.steps.config import Recompute
+from tuner.config.knobs import KNOBS
 from tuner.devices.datasheet import Generation
 from tuner.engines.reading.launch import Dispatcher, Engine, Graphs
 from tuner.estimate.configuration import Configuration, with_degrees
@@ -72,6 +73,7 @@ def knob_changes(
     if config.engine is Engine.MEGATRON:
         yield from _layouts(config, model)
         yield from _megatron_switches(config)
+        yield from _overlaps(config)
         yield from _buckets(config)
     if model.moe is not None:
         yield from _experts(config, model.moe.num_experts)
@@ -233,16 +235,6 @@ def _megatron_switches(config: Configuration) -> Iterator[KnobChange]:
             "shard the optimizer state",
             {"zero_stage": 1},
         ),
-        "overlap_grad_reduce": (
-            config.overlap_grad_reduce,
-            "overlap gradient reduction with the backward pass",
-            {"overlap_grad_reduce": True},
-        ),
-        "overlap_param_gather": (
-            config.overlap_param_gather,
-            "overlap the parameter all-gather with the forward pass",
-            {"overlap_param_gather": True, "overlap_grad_reduce": True},
-        ),
         "overlap_tensor": (
             config.overlap_tensor or config.tensor == 1,
             "overlap the collectives of tensor parallelism",
@@ -257,6 +249,20 @@ def _megatron_switches(config: Configuration) -> Iterator[KnobChange]:
     for knob, (is_on, what, changes) in switches.items():
         if not is_on:
             yield KnobChange(knob=knob, what=what, apply=_set(**changes))
+
+
+def _overlaps(config: Configuration) -> Iterator[KnobChange]:
+    for knob in KNOBS:
+        if not knob.turn_on or (knob.of_experts and not config.has_experts):
+            continue
+        is_on = getattr(config, knob.field)
+        if not is_on or knob.turn_off:
+            settings = (knob.field,) if is_on else (knob.field, *knob.needs)
+            yield KnobChange(
+                knob=knob.field,
+                what=knob.turn_off if is_on else knob.turn_on,
+                apply=_set(**dict.fromkeys(settings, not is_on)),
+            )
 
 
 def _buckets(config: Configuration) -> Iterator[KnobChange]:
@@ -286,13 +292,6 @@ def _experts(config: Configuration, num_experts: int) -> Iterator[KnobChange]:
             knob="expert_tensor",
             what=f"expert tensor parallelism {split} instead of {config.expert_tensor}",
             apply=_set(expert_tensor=split),
-        )
-    if config.engine is Engine.MEGATRON:
-        is_on = config.a2a_overlap
-        yield KnobChange(
-            knob="a2a_overlap",
-            what="do not overlap the all-to-all" if is_on else "overlap the all-to-all",
-            apply=_set(a2a_overlap=not is_on),
         )
 
 

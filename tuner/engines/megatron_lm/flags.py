@@ -43,6 +43,12 @@ SPELLED: Final[Mapping[str, str]] = {
 }
 """By field of `LaunchSettings`: the flag."""
 
+ON_OFF: Final = (
+    *("overlap_grad_reduce", "overlap_param_gather", "overlap_tensor"),
+    *("a2a_overlap", "shared_expert_overlap"),
+)
+"""Fields that are switches, off unless the flag is given."""
+
 SIZES: Final[Mapping[str, str]] = {
     "num_layers": "num-layers",
     "hidden_size": "hidden-size",
