@@ -76,8 +76,8 @@ class Knob:
     """Part of the first level of the search, the dispatch settings."""
     never_worse: tuple[tuple[int | str | bool, int | str | bool], ...] = ()
     """A choice, and another that is never worse with all else equal."""
-    is_conditional: bool = False
-    """A manifest states beside which other settings a target has it."""
+    is_feature: bool = False
+    """A target may lack it as a whole: its manifest states the conditions under the same name."""
     changes_kernels: bool = False
     """The layers run other kernels, or on other sizes."""
 
@@ -125,7 +125,7 @@ KNOBS: Final = (
         of_experts=True,
         is_of_dispatch=True,
         never_worse=((False, True),),
-        is_conditional=True,
+        is_feature=True,
         changes_kernels=True,
     ),
     Knob(

@@ -24,10 +24,20 @@ from dataclasses import replace
 from typing import Final
 
 from profilers.steps.config import Recompute
-from tuner.engines.manifest import Capabilities
+from tuner.engines.manifest import Capabilities, Conditions
 from tuner.spec.features import ModelFeature
 
 _NOT_FULL: Final = frozenset({Recompute.NONE, Recompute.SELECTIVE})
+
+_NOT_WHOLE: Final = frozenset({"none", "partial"})
+_OVERLAP: Final = Conditions(
+    needs_experts=True,
+    needs_virtual_pipeline=True,
+    dispatchers=frozenset({"alltoall", "deepep", "hybridep"}),
+    recompute=_NOT_FULL,
+    excludes=frozenset({"moe"}),
+    largest_mtp=1,
+)
 
 MEGATRON_0_18: Final = Capabilities(
     names=("megatron-lm",),
@@ -37,19 +47,14 @@ MEGATRON_0_18: Final = Capabilities(
     optimizer_offload_zero_stages=frozenset({1}),
     param_gather_needs_grad_reduce=True,
     recompute_per_stage=False,
-    activation_offload_recompute=_NOT_FULL,
-    activation_offload_graphs=frozenset({"none", "partial"}),
+    activation_offload=Conditions(recompute=_NOT_FULL, cuda_graphs=_NOT_WHOLE),
     chunks_per_stage=False,
     chunks_need=frozenset({Recompute.SELECTIVE}),
     chunks_need_modules=frozenset({"moe"}),
     schedules=frozenset({"1f1b", "interleaved"}),
     moe_needs_sequence_parallel=True,
     dispatchers=frozenset({"alltoall", "allgather", "deepep", "hybridep"}),
-    a2a_overlap_dispatchers=frozenset({"alltoall", "deepep", "hybridep"}),
-    a2a_overlap_needs_virtual_pipeline=True,
-    a2a_overlap_recompute=_NOT_FULL,
-    a2a_overlap_excludes=frozenset({"moe"}),
-    a2a_overlap_largest_mtp=1,
+    a2a_overlap=_OVERLAP,
     full_graph_dispatchers=frozenset({"hybridep"}),
     partial_graph_recompute=_NOT_FULL,
     partial_graph_excludes=frozenset({"moe"}),
@@ -75,7 +80,6 @@ MEGATRON_0_16: Final = replace(
     release="core 0.16 and 0.17",
     source="github.com/NVIDIA/Megatron-LM core_v0.16.1, core_v0.17.1",
     largest_chunks=1,
-    a2a_overlap_graphs=frozenset({"none", "partial"}),
-    a2a_overlap_mtp_needs_pipeline=True,
+    a2a_overlap=replace(_OVERLAP, cuda_graphs=_NOT_WHOLE, mtp_needs_pipeline=True),
     full_graph_dispatchers=frozenset(),
 )
