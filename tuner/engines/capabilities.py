@@ -11,7 +11,7 @@ from functools import reduce
 from typing import Final
 
 from tuner.engines.deepspeed.capabilities import DEEPSPEED_0_19
-from tuner.engines.manifest import Capabilities, intersect, with_gradients
+from tuner.engines.manifest import Capabilities, anything, intersect, with_gradients
 from tuner.engines.megatron_bridge.capabilities import BRIDGE_26_02, BRIDGE_26_04, BRIDGE_26_06
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_16, MEGATRON_0_18
 from tuner.engines.reference.capabilities import REFERENCE, TORCHRUN
@@ -48,7 +48,7 @@ TARGETS: Final[Mapping[str, Capabilities]] = {
         BRIDGE_26_02,
         TORCHTITAN_0_3,
         DEEPSPEED_0_19,
-        *(Capabilities(names=(name,)) for name in sorted(WRAPPERS)),
+        *(anything(name) for name in sorted(WRAPPERS)),
     )
 }
 

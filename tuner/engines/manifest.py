@@ -1,8 +1,9 @@
 """A manifest: what one release of a launch target can express, and which combinations it refuses.
 
-Fields only restrict the defaults, which allow everything, so that manifests can be intersected:
-allowed sets intersect, forbidden sets unite, the smaller limit applies, a feature needs the support
-of all, a requirement that of one.
+Fields only restrict the defaults, which allow everything but the features of `CONDITIONAL`: these a
+target lacks unless it states their conditions. Manifests can be intersected: allowed sets
+intersect, forbidden sets unite, the smaller limit applies, a feature needs the support of all, a
+requirement that of one.
 
 Not covered: rules that hold for every target (degrees that must divide heads, experts, layers or
 the batch), which belong to the enumeration of candidates; what a device cannot do (MXFP8 below
@@ -105,7 +106,7 @@ class Capabilities:
     recompute_num_layers: bool = True
     """Full recomputation can be limited to the first layers of every stage."""
     recompute_per_stage: bool = True
-    activation_offload: Conditions | None = Conditions()
+    activation_offload: Conditions | None = None
     """Saved activations can be offloaded to host memory; None: never."""
     largest_chunks: int = LARGEST_CHUNKS
     """Largest chunk count."""
@@ -147,7 +148,7 @@ class Capabilities:
     """No optimizer offload for MoE models under tensor parallelism."""
     dispatchers: frozenset[str] = DISPATCHERS
     dispatchers_with_pipeline: frozenset[str] = DISPATCHERS
-    a2a_overlap: Conditions | None = Conditions(needs_experts=True)
+    a2a_overlap: Conditions | None = None
     """Dispatch and combine can overlap with another micro-batch's computation; None: never."""
 
     cuda_graphs: frozenset[str] = GRAPHS
@@ -172,10 +173,19 @@ class Capabilities:
     """The targets of an intersection, so that a refusal can name one."""
 
 
-CONDITIONAL: Final = tuple(
-    field.name for field in fields(Capabilities) if isinstance(field.default, Conditions)
-)
-"""Features that a target has under conditions; a decision has a switch of the same name."""
+CONDITIONAL: Final[dict[str, Any]] = {
+    "activation_offload": Conditions(),
+    "a2a_overlap": Conditions(needs_experts=True),
+}
+"""Features that a target has under conditions, and the least that any target asks.
+
+A decision has a switch of the same name.
+"""
+
+
+def anything(name: str) -> Capabilities:
+    """Return a manifest without limits."""
+    return Capabilities(names=(name,), **CONDITIONAL)
 
 
 def with_gradients(target: Capabilities, *, gradient_bytes: int, precision: str) -> Capabilities:

@@ -25,7 +25,9 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import Capabilities, Conditions
-from tuner.spec.features import ModelFeature
+from tuner.engines.rules.decision import Decision
+from tuner.spec.features import ModelFeature, features
+from tuner.spec.model import ModelSpec
 
 _NOT_FULL: Final = frozenset({Recompute.NONE, Recompute.SELECTIVE})
 
@@ -83,3 +85,19 @@ MEGATRON_0_16: Final = replace(
     a2a_overlap=replace(_OVERLAP, cuda_graphs=_NOT_WHOLE, mtp_needs_pipeline=True),
     full_graph_dispatchers=frozenset(),
 )
+
+
+def delays_weight_gradients(model: ModelSpec, decision: Decision) -> bool:
+    """Whether the weight gradients of an overlapped all-to-all are delayed, as it is priced."""
+    return decision.a2a_overlap and not refuses_delayed_gradients(model, decision)
+
+
+def refuses_delayed_gradients(model: ModelSpec, decision: Decision) -> bool:
+    """Whether the engine cannot delay the weight gradients of an overlapped all-to-all.
+
+    Graphs of attention with biases are refused beside it (`validate_args` of core_v0.17.1 on).
+    """
+    biases = {ModelFeature.QKV_BIAS, ModelFeature.OUTPUT_BIAS}
+    return (
+        decision.a2a_overlap and decision.cuda_graph == "partial" and bool(biases & features(model))
+    )

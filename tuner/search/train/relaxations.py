@@ -16,7 +16,7 @@ from profilers.steps.config import Recompute
 from tuner.config.knobs import KNOBS
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import WRAPPERS
-from tuner.engines.manifest import Capabilities
+from tuner.engines.manifest import Capabilities, anything
 from tuner.plans.train import Relaxation, TrainPrediction, Unlaunchable
 from tuner.search.forked import Task, Worded
 from tuner.search.progress import ignore_progress
@@ -62,7 +62,7 @@ MOST_RULES: Final = 3
 MEMORY_LIMIT: Final = "memory_per_device"
 """Name of the limit where everything legal needs more memory."""
 
-EVERYTHING: Final = Capabilities(names=("nothing in particular",))
+EVERYTHING: Final = anything("nothing in particular")
 """A manifest without limits."""
 
 ONE_OF_SCHEDULES: Final[Mapping[str, str]] = {

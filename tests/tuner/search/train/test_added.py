@@ -29,7 +29,6 @@ LITTLE = Capabilities(
     overlap_param_gather=False,
     recompute=frozenset({Recompute.NONE, Recompute.FULL}),
     recompute_num_layers=False,
-    activation_offload=None,
     optimizer_offload_zero_stages=frozenset(),
     largest_chunks=1,
     schedules=frozenset({"1f1b"}),
@@ -38,7 +37,6 @@ LITTLE = Capabilities(
     expert_tensor_parallel=False,
     expert_folding=False,
     dispatchers=frozenset({"alltoall"}),
-    a2a_overlap=None,
     cuda_graphs=frozenset({"none"}),
 )
 """A target that lacks nearly every feature."""
