@@ -37,6 +37,8 @@ from profilers.work import work
 from tests.frozen.drawn import EXTRAS, Dice, Job, Row, analytic_row, measured_row, rows
 from tests.tuner.formulas import Formulas
 from tuner import api
+from tuner.config.candidates import strategies_of
+from tuner.config.columns import Strategies
 from tuner.config.serve import Role
 from tuner.config.train import TrainDecision
 from tuner.costs.prices.kernel_table import KernelTable
@@ -46,7 +48,7 @@ from tuner.costs.serve.engine import Engine
 from tuner.costs.train.calibration import shipped
 from tuner.costs.train.columns_of import StageLayers, stages_of_layouts
 from tuner.costs.train.memory import price_memory
-from tuner.costs.train.shapes import Stages, Strategies, stacked
+from tuner.costs.train.shapes import Stages, stacked
 from tuner.costs.train.step import price_step
 from tuner.engines.capabilities import launchable
 from tuner.engines.serve_capabilities import release_on
@@ -70,7 +72,6 @@ from tuner.search.train.problem import TrainProblem
 from tuner.spec.read import read_spec
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 from tuner.spec.spec import Spec
-from tuner.verify.budget.production import strategies_of
 
 Floats = npt.NDArray[np.float64]
 Tree = Any

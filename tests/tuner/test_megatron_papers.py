@@ -14,9 +14,10 @@ import pytest
 from profilers.steps.config import LayerKind
 from tests.rows import each_row
 from tuner.backtest.measured import flop_per_token
+from tuner.config.columns import Strategies
 from tuner.costs.train.columns_of import hardware_of_pool
 from tuner.costs.train.constants import Constants, Precision, Software, uncalibrated
-from tuner.costs.train.shapes import Hardware, ModelShape, Stages, Strategies
+from tuner.costs.train.shapes import Hardware, ModelShape, Stages
 from tuner.costs.train.step import assemble, price_step
 from tuner.costs.train.units import LayerCost, UnitCosts
 from tuner.devices.catalogue import find_device

@@ -27,9 +27,10 @@ from tuner.backtest.networks import scale_out_bandwidth
 from tuner.backtest.rows import Row
 from tuner.backtest.stages import stack_stages, stage_columns
 from tuner.backtest.strategy import build_strategy
+from tuner.config.columns import Strategies
 from tuner.costs.train.columns_of import matmul_peak
 from tuner.costs.train.constants import Precision, Software
-from tuner.costs.train.shapes import Hardware, ModelShape, Stages, Strategies, stacked, taken
+from tuner.costs.train.shapes import Hardware, ModelShape, Stages, stacked, taken
 from tuner.devices.catalogue import DEVICES, find_device
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import UnknownDeviceError

@@ -9,17 +9,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from tuner.backtest.rows import Row
+from tuner.config.knobs import COLUMN_OF_MODULE
 
 FIELD_OF_MODULE: Final[Mapping[str, str]] = {
     "full": "recompute_full",
-    "core_attn": "recompute_core_attention",
-    "selective": "recompute_core_attention",
-    "mlp": "recompute_mlp",
-    "moe": "recompute_moe",
-    "moe_act": "recompute_moe_act",
-    "layernorm": "recompute_layernorm",
-    "mla_up_proj": "recompute_mla_up_proj",
-    "shared_experts": "recompute_shared_experts",
+    "selective": COLUMN_OF_MODULE["core_attn"],
+    **COLUMN_OF_MODULE,
 }
 """Module to the field of `Strategies` with its recomputed share."""
 NOTHING: Final = ("none", "off", "false")

@@ -17,8 +17,9 @@ from tuner.backtest.flags import Flags, read_flags
 from tuner.backtest.recompute import read_recompute
 from tuner.backtest.rows import Row
 from tuner.backtest.stages import divide_layers
+from tuner.config.columns import Strategies
 from tuner.costs.train.constants import Software
-from tuner.costs.train.shapes import ModelShape, Strategies
+from tuner.costs.train.shapes import ModelShape
 from tuner.devices.datasheet import Datasheet
 
 INTERLEAVED_CHUNKS = 2.0

@@ -31,8 +31,8 @@ import numpy.typing as npt
 from tuner.backtest.columns import Run
 from tuner.calibrate.bands import FEWEST
 from tuner.calibrate.fit import Floats, Places
+from tuner.config.columns import Strategies
 from tuner.costs.train.ratio_bands import STATED_RATIO, RatioBand, RatioBands
-from tuner.costs.train.shapes import Strategies
 
 PRIOR_SETTINGS: Final = float(FEWEST)
 """Total weight of all other classes, where each own setting weighs 1."""

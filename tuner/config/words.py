@@ -11,11 +11,12 @@ its default.
     train_changes   how one decision differs from another
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Final
 
 from profilers.steps.config import Recompute
+from tuner.config.knobs import KNOBS
 from tuner.config.train import TrainDecision
 from tuner.engines.manifest import DEFAULT_RANK_ORDER
 
@@ -40,9 +41,7 @@ SETTINGS: Final = {
     "recompute_modules": "recomputed modules",
     "chunks": "chunks of MoE layers",
     "cuda_graph": "CUDA graphs",
-    "a2a_overlap": "overlapped all-to-all",
-    "overlap_grad_reduce": "overlapped gradient reduction",
-    "overlap_param_gather": "overlapped parameter all-gather",
+    **{knob.field: knob.words for knob in KNOBS if knob.overlap},
 }
 """Further fields that have a usual name."""
 
@@ -57,36 +56,44 @@ def degrees(decision: TrainDecision) -> dict[str, int]:
 
 def knobs(decision: TrainDecision) -> Iterator[str]:
     """Name the knobs that differ from their default, except stage-by-stage settings."""
-    d = decision
-    named = {
-        "sequence parallelism (SP)": d.sequence_parallel,
-        f"dispatcher {d.dispatcher}": d.dispatcher != "alltoall",
-        f"{d.num_state_copies} copies of the sharded state (HSDP over {d.shard_ranks} ranks)": (
-            d.shard_ranks is not None
-        ),
-        "overlapped all-to-all": d.a2a_overlap,
-        "overlapped gradient reduction": d.overlap_grad_reduce,
-        f"gradient buckets of {d.ddp_bucket_size} parameters": d.ddp_bucket_size is not None,
-        "overlapped parameter all-gather": d.overlap_param_gather,
-        "bf16 gradients": d.gradient_bytes == 2,
-        "optimizer state in host memory": d.optimizer_offload,
-        "activations in host memory": d.activation_offload,
-        "a zero-bubble schedule": d.schedule == "zero_bubble",
-        f"recomputation of {'+'.join(d.recompute_modules)}": (
-            bool(d.recompute_modules) and Recompute.SELECTIVE in d.stage_recompute
-        ),
-        f"recomputation of {d.recompute_num_layers} layers of each stage": (
-            d.recompute_num_layers is not None
-        ),
-        f"CUDA graphs {d.cuda_graph}": d.cuda_graph != "none",
-        f"precision {d.fp8_recipe}": bool(d.fp8_recipe),
-        f"{d.mtp_num_layers} multi-token-prediction layer{'s' * (d.mtp_num_layers > 1)}": (
-            d.mtp_num_layers > 0
-        ),
-        f"rank order {d.rank_order}": d.rank_order != DEFAULT_RANK_ORDER,
-        "embedding and loss counted as layers": d.ends_as_layers,
-    }
-    yield from (name for name, is_set in named.items() if is_set)
+    for knob in KNOBS:
+        if knob.field in _WORDS:
+            words = _WORDS[knob.field](decision)
+        else:
+            words = knob.words_of(getattr(decision, knob.field))
+        if words:
+            yield words
+
+
+def _copies(decision: TrainDecision) -> str:
+    copies, ranks = decision.num_state_copies, decision.shard_ranks
+    said = f"{copies} copies of the sharded state (HSDP over {ranks} ranks)"
+    return "" if ranks is None else said
+
+
+def _modules(decision: TrainDecision) -> str:
+    is_selective = Recompute.SELECTIVE in decision.stage_recompute
+    modules = "+".join(decision.recompute_modules)
+    return f"recomputation of {modules}" if modules and is_selective else ""
+
+
+def _recomputed_layers(decision: TrainDecision) -> str:
+    layers = decision.recompute_num_layers
+    return "" if layers is None else f"recomputation of {layers} layers of each stage"
+
+
+def _mtp(decision: TrainDecision) -> str:
+    layers = decision.mtp_num_layers
+    return f"{layers} multi-token-prediction layer{'s' * (layers > 1)}" if layers else ""
+
+
+_WORDS: Final[Mapping[str, Callable[[TrainDecision], str]]] = {
+    "shard_ranks": _copies,
+    "recompute_modules": _modules,
+    "recompute_num_layers": _recomputed_layers,
+    "mtp_num_layers": _mtp,
+}
+"""Of knobs whose words depend on other fields too."""
 
 
 def short_decision(decision: TrainDecision) -> str:
@@ -168,12 +175,7 @@ def _short_recompute(d: TrainDecision) -> str:
 
 def _short_knobs(d: TrainDecision) -> Iterator[str]:
     uneven = len(set(d.pipeline_layout)) > 1
-    overlaps = {
-        "a2a": d.a2a_overlap,
-        "grad": d.overlap_grad_reduce,
-        "param": d.overlap_param_gather,
-    }
-    overlapped = "+".join(name for name, is_on in overlaps.items() if is_on)
+    overlapped = "+".join(knob.overlap for knob in KNOBS if knob.overlap and getattr(d, knob.field))
     tokens = {
         f"layers:{runs(d.pipeline_layout)}": uneven,
         # Tensor parallelism usually comes with sequence parallelism.

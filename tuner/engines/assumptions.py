@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from tuner.config.train import TrainDecision
-from tuner.engines.priced_settings import refuses_delayed_gradients
+from tuner.engines.megatron_lm.capabilities import refuses_delayed_gradients
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
 

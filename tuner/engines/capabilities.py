@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Final
 
-from tuner.engines.manifest import Capabilities, intersect, with_gradients
+from tuner.engines.manifest import Capabilities, anything, intersect, with_gradients
 from tuner.engines.registry import train_targets
 from tuner.errors import UnknownTargetError
 from tuner.spec.refusals import refusals
@@ -34,7 +34,7 @@ WRAPPERS: Final = frozenset({"slurm"})
 
 TARGETS: Final[Mapping[str, Capabilities]] = {
     **{target.name: target.capabilities for _, target in train_targets()},
-    **{name: Capabilities(names=(name,)) for name in sorted(WRAPPERS)},
+    **{name: anything(name) for name in sorted(WRAPPERS)},
 }
 
 

@@ -1,8 +1,9 @@
 """A manifest: what one release of a launch target can express, and which combinations it refuses.
 
-Fields only restrict the defaults, which allow everything, so that manifests can be intersected:
-allowed sets intersect, forbidden sets unite, the smaller limit applies, a feature needs the support
-of all, a requirement that of one.
+Fields only restrict the defaults, which allow everything but the features of `CONDITIONAL`: these a
+target lacks unless it states their conditions. Manifests can be intersected: allowed sets
+intersect, forbidden sets unite, the smaller limit applies, a feature needs the support of all, a
+requirement that of one.
 
 Not covered: rules that hold for every target (degrees that must divide heads, experts, layers or
 the batch), which belong to the enumeration of candidates; what a device cannot do (MXFP8 below
@@ -44,11 +45,28 @@ _FORBID: Final = frozenset(
         "unsupported",
         "chunks_need_modules",
         "delayed_scaling_excludes",
-        "a2a_overlap_excludes",
+        "excludes",
         "partial_graph_excludes",
     }
 )
 """Sets that grow in an intersection of manifests; every other set shrinks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Settings beside which a target has a feature."""
+
+    needs_experts: bool = False
+    """Expert parallelism above 1."""
+    needs_virtual_pipeline: bool = False
+    """With more than one pipeline rank."""
+    dispatchers: frozenset[str] = DISPATCHERS
+    recompute: frozenset[Recompute] = frozenset(Recompute)
+    excludes: frozenset[str] = frozenset()
+    """Modules that it cannot recompute."""
+    cuda_graphs: frozenset[str] = GRAPHS
+    largest_mtp: int = MOST_MTP_LAYERS
+    mtp_needs_pipeline: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +106,8 @@ class Capabilities:
     recompute_num_layers: bool = True
     """Full recomputation can be limited to the first layers of every stage."""
     recompute_per_stage: bool = True
-    activation_offload: bool = True
-    """Saved activations can be offloaded to host memory."""
-    activation_offload_recompute: frozenset[Recompute] = frozenset(Recompute)
-    """Recompute levels that allow it."""
-    activation_offload_graphs: frozenset[str] = GRAPHS
-    """CUDA graph scopes that allow it."""
+    activation_offload: Conditions | None = None
+    """Saved activations can be offloaded to host memory; None: never."""
     largest_chunks: int = LARGEST_CHUNKS
     """Largest chunk count."""
     chunks_per_stage: bool = True
@@ -134,17 +148,8 @@ class Capabilities:
     """No optimizer offload for MoE models under tensor parallelism."""
     dispatchers: frozenset[str] = DISPATCHERS
     dispatchers_with_pipeline: frozenset[str] = DISPATCHERS
-    a2a_overlap: bool = True
-    """Dispatch and combine can overlap with another micro-batch's computation."""
-    a2a_overlap_dispatchers: frozenset[str] = DISPATCHERS
-    a2a_overlap_needs_virtual_pipeline: bool = False
-    """With more than one pipeline rank."""
-    a2a_overlap_recompute: frozenset[Recompute] = frozenset(Recompute)
-    a2a_overlap_excludes: frozenset[str] = frozenset()
-    """Modules that it cannot recompute."""
-    a2a_overlap_graphs: frozenset[str] = GRAPHS
-    a2a_overlap_largest_mtp: int = MOST_MTP_LAYERS
-    a2a_overlap_mtp_needs_pipeline: bool = False
+    a2a_overlap: Conditions | None = None
+    """Dispatch and combine can overlap with another micro-batch's computation; None: never."""
 
     cuda_graphs: frozenset[str] = GRAPHS
     cuda_graphs_with_pipeline: frozenset[str] = GRAPHS
@@ -166,6 +171,21 @@ class Capabilities:
     unsupported: frozenset[ModelFeature] = frozenset()
     parts: tuple["Capabilities", ...] = ()
     """The targets of an intersection, so that a refusal can name one."""
+
+
+CONDITIONAL: Final[dict[str, Any]] = {
+    "activation_offload": Conditions(),
+    "a2a_overlap": Conditions(needs_experts=True),
+}
+"""Features that a target has under conditions, and the least that any target asks.
+
+A decision has a switch of the same name.
+"""
+
+
+def anything(name: str) -> Capabilities:
+    """Return a manifest without limits."""
+    return Capabilities(names=(name,), **CONDITIONAL)
 
 
 def with_gradients(target: Capabilities, *, gradient_bytes: int, precision: str) -> Capabilities:
@@ -197,6 +217,15 @@ def intersect(one: Capabilities, other: Capabilities) -> Capabilities:
 
 
 def _join(name: str, one: Any, other: Any) -> Any:
+    if one is None or other is None:
+        return None
+    if isinstance(one, Conditions):
+        return Conditions(
+            **{
+                field.name: _join(field.name, getattr(one, field.name), getattr(other, field.name))
+                for field in fields(Conditions)
+            }
+        )
     if isinstance(one, bool):
         return one or other if "need" in name else one and other
     if isinstance(one, int):

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.config.train import TrainDecision
-from tuner.spec.features import ModelFeature, features
+from tuner.engines.megatron_lm.capabilities import delays_weight_gradients
 from tuner.spec.model import ModelSpec
 
 Value = bool | int | float | str | None
@@ -50,21 +50,6 @@ def _cuts_sequences(model: ModelSpec, decision: TrainDecision) -> bool:
 
 def _in_fp8(model: ModelSpec, decision: TrainDecision) -> bool:
     return bool(decision.fp8_recipe)
-
-
-def _delays_weight_gradients(model: ModelSpec, decision: TrainDecision) -> bool:
-    return decision.a2a_overlap and not refuses_delayed_gradients(model, decision)
-
-
-def refuses_delayed_gradients(model: ModelSpec, decision: TrainDecision) -> bool:
-    """Whether the engine cannot delay the weight gradients of an overlapped all-to-all.
-
-    Graphs of attention with biases are refused beside it (`validate_args` of core_v0.17.1 on).
-    """
-    biases = {ModelFeature.QKV_BIAS, ModelFeature.OUTPUT_BIAS}
-    return (
-        decision.a2a_overlap and decision.cuda_graph == "partial" and bool(biases & features(model))
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +103,7 @@ MEGATRON: Final = (
         priced=True,
         default=False,
         read_from=CORE,
-        applies=_delays_weight_gradients,
+        applies=delays_weight_gradients,
     ),
     PricedSetting(
         quantity="all ranks collect Python's garbage in the same step",
@@ -346,4 +331,4 @@ def overridden(model: ModelSpec, decision: TrainDecision) -> Iterator[tuple[str,
         if row.name in FROM_RECIPE and row.applies(model, decision):
             yield f"{_SECTION.get(row.read_from, 'model')}.{row.name}", row.priced
     # Stated also where it is off: a recipe that delays them is refused without the overlap.
-    yield "model.delay_wgrad_compute", _delays_weight_gradients(model, decision)
+    yield "model.delay_wgrad_compute", delays_weight_gradients(model, decision)

@@ -13,7 +13,7 @@ Not covered: three knobs at once; use `moetune plan`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from tuner.config.train import TrainDecision
@@ -89,7 +89,7 @@ class _Search:
         if self.target is None:
             return True
         able = with_gradients(
-            self.target, gradient_bytes=one.gradient_bytes, precision=one.precision
+            self.target, gradient_bytes=one.gradient_bytes, precision=one.priced_precision
         )
         return not set(refusals(able, model=self.setup.model, decision=decision)) - self.accepted
 
@@ -106,7 +106,9 @@ def manifest_refusals(configuration: Configuration, setup: PricingSetup) -> tupl
     if target is None:
         return ()
     able = with_gradients(
-        target, gradient_bytes=configuration.gradient_bytes, precision=configuration.precision
+        target,
+        gradient_bytes=configuration.gradient_bytes,
+        precision=configuration.priced_precision,
     )
     return refusals(able, model=setup.model, decision=to_decision(configuration, setup.model))
 
@@ -185,7 +187,7 @@ def _price_legal(search: _Search, groups: Sequence[tuple[KnobChange, ...]]) -> l
 def _with_dependent_knobs(configuration: Configuration) -> Configuration:
     """Adjust the knobs that depend on a degree."""
     if configuration.tensor == 1 and configuration.overlap_tensor:
-        configuration = replace(configuration, overlap_tensor=False)
+        configuration = configuration.changed(overlap_tensor=False)
     if configuration.data == 0:
         return configuration
     return with_degrees(configuration)

@@ -8,11 +8,11 @@ tuner/estimate/division.py places the layers, tuner/estimate/legality.py checks 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import Any
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER
-from tuner.engines.reading.launch import Dispatcher, Engine, Graphs, LaunchSettings, StageContent
+from tuner.engines.reading.launch import Engine, LaunchSettings, StageContent
 from tuner.engines.reading.nearest import nearest_divisor, nearest_multiple
 from tuner.errors import SpecError
 from tuner.estimate.division import balanced, front_loaded, place_layers
@@ -20,63 +20,32 @@ from tuner.estimate.stated_model import check_stated_model
 from tuner.spec.spec import Spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
-    """One launchable setting of every knob; changes are made with `dataclasses.replace`."""
+class Configuration(LaunchSettings):
+    """A launch with every open setting filled in; see `changed`."""
 
-    engine: Engine
     has_experts: bool
     devices: int
-    tensor: int
-    context: int
-    pipeline: int
     virtual_pipeline: int
     data: int
-    expert: int
     expert_tensor: int
-    replicas: int
-    """Copies of sharded state."""
-    rank_order: str
-    """Groups from neighbouring to distant ranks."""
-    sequence_parallel: bool
     sequence: int
     global_batch: int
-    micro_batch: int
     rounds: int
     """Pipeline flushes in one step."""
-    interleave_group: int
-    """Micro-batches that an interleaved schedule runs through one chunk before the next; 0: PP."""
     stages: tuple[StageContent, ...]
     """In execution order; stage s runs on pipeline rank s % PP."""
     is_explicit_layout: bool
     """Stated stage by stage rather than divided by the engine."""
-    embedding_loss_layers: tuple[int, int]
-    """Layers that the embedding and the loss count as when layers are divided."""
-    zero_bubble: bool
-    precision: str
-    """One of `tuner.costs.train.columns_of.PRECISION_OF`."""
-    gradient_bytes: int
-    zero_stage: int
-    recompute: Recompute
-    recompute_modules: tuple[str, ...]
     recompute_ratio: float
     """Share of a stage's layers that full recomputation covers."""
-    recompute_by_op: bool
-    """torchtitan's per-operation activation checkpointing: every second GEMM of a layer is kept."""
-    chunks: int
-    dispatcher: Dispatcher
-    a2a_overlap: bool
-    shared_expert_overlap: bool
-    overlap_gradients: bool
-    ddp_bucket_size: int | None
-    """Parameters of one bucket of overlapped gradient reduction; None: the engine's own size."""
-    overlap_parameters: bool
-    overlap_tensor: bool
-    graphs: Graphs
-    flash_attention: bool
-    dropout: bool
-    optimizer_offload_ratio: float
     activation_offload_ratio: float
+
+    def __hash__(self) -> int:
+        return hash(tuple(value for value in vars(self).values() if not isinstance(value, dict)))
+
+    def changed(self, **settings: Any) -> "Configuration":
+        """Return it with other settings, which may break rules."""
+        return self.model_copy(update=settings)
 
     @property
     def num_microbatches(self) -> int:
@@ -94,7 +63,22 @@ class Configuration:
         return self.tensor * self.context * self.data
 
     @property
-    def shard_ranks(self) -> int:
+    def priced_precision(self) -> str:
+        """One of `tuner.costs.train.columns_of.PRECISION_OF`."""
+        if not self.fp8_recipe:
+            return "fp32" if self.precision == "fp32" else "bf16"
+        recipe = self.fp8_recipe
+        return (
+            recipe if recipe in ("mxfp8", "nvfp4") else f"fp8-{recipe.replace('custom', 'delayed')}"
+        )
+
+    @property
+    def embedding_loss_layers(self) -> tuple[int, int]:
+        """Layers that the embedding and the loss count as when layers are divided."""
+        return self.embedding_as_layers, self.loss_as_layers
+
+    @property
+    def ranks_per_copy(self) -> int:
         """Ranks that share one copy of sharded state; 0: all, or nothing is sharded."""
         if self.replicas == 1 or not self.zero_stage:
             return 0
@@ -104,11 +88,6 @@ class Configuration:
     def expert_data(self) -> int:
         """Devices of a stage that hold the same part of the same experts."""
         return self.stage_ranks // (self.expert * self.expert_tensor)
-
-    @property
-    def mtp_layers(self) -> int:
-        """Multi-token-prediction layers of all stages."""
-        return sum(stage.mtp_layers for stage in self.stages)
 
 
 def build_configuration(
@@ -135,52 +114,28 @@ def build_configuration(
     if launch.precision == "fp16":
         notes.append("fp16 is priced as bf16, which is as fast and as large")
     per_rank = spec.model.num_layers / launch.pipeline
-    configuration = Configuration(
-        engine=launch.engine,
-        has_experts=spec.model.moe is not None,
-        devices=devices,
-        tensor=launch.tensor,
-        context=launch.context,
-        pipeline=launch.pipeline,
-        virtual_pipeline=virtual,
-        data=data,
-        expert=launch.expert,
-        expert_tensor=(launch.expert_tensor or launch.tensor) if spec.model.moe else 1,
-        replicas=_replicas(launch, data),
-        rank_order=launch.rank_order if launch.pipeline > 1 else DEFAULT_RANK_ORDER,
-        sequence_parallel=launch.sequence_parallel and launch.tensor > 1,
-        sequence=sequence,
-        global_batch=batch,
-        micro_batch=micro_batch,
-        rounds=_rounds(launch, batch, data),
-        interleave_group=launch.interleave_group or 0,
-        stages=stages,
-        is_explicit_layout=bool(launch.layout),
-        embedding_loss_layers=(launch.embedding_as_layers, launch.loss_as_layers),
-        zero_bubble=launch.zero_bubble,
-        precision=_precision(launch),
-        gradient_bytes=launch.gradient_bytes,
-        zero_stage=launch.zero_stage,
-        recompute=launch.recompute,
-        recompute_modules=launch.recompute_modules,
-        recompute_ratio=_recompute_ratio(launch, stages),
-        recompute_by_op=launch.recompute_by_op,
-        chunks=launch.chunks,
-        dispatcher=launch.dispatcher,
-        a2a_overlap=launch.a2a_overlap,
-        shared_expert_overlap=launch.shared_expert_overlap,
-        overlap_gradients=launch.overlap_gradients,
-        ddp_bucket_size=_bucket(launch),
-        overlap_parameters=launch.overlap_parameters,
-        overlap_tensor=launch.overlap_tensor,
-        graphs=launch.graphs,
-        flash_attention=launch.flash_attention,
-        dropout=launch.dropout,
-        optimizer_offload_ratio=launch.optimizer_offload_ratio,
-        activation_offload_ratio=1.0
+    resolved = {
+        "has_experts": spec.model.moe is not None,
+        "devices": devices,
+        "virtual_pipeline": virtual,
+        "data": data,
+        "expert_tensor": (launch.expert_tensor or launch.tensor) if spec.model.moe else 1,
+        "replicas": _replicas(launch, data),
+        "rank_order": launch.rank_order if launch.pipeline > 1 else DEFAULT_RANK_ORDER,
+        "sequence_parallel": launch.sequence_parallel and launch.tensor > 1,
+        "sequence": sequence,
+        "global_batch": batch,
+        "micro_batch": micro_batch,
+        "rounds": _rounds(launch, batch, data),
+        "stages": stages,
+        "is_explicit_layout": bool(launch.layout),
+        "recompute_ratio": _recompute_ratio(launch, stages),
+        "ddp_bucket_size": _bucket(launch),
+        "activation_offload_ratio": 1.0
         if launch.activation_offload
         else min(1.0, launch.activation_offload_layers / per_rank),
-    )
+    }
+    configuration = Configuration.model_validate(dict(launch) | resolved)
     return configuration, tuple(notes)
 
 
@@ -210,8 +165,7 @@ def with_degrees(
         explicit = (
             configuration.engine is Engine.MEGATRON and len({stage.layers for stage in stages}) > 1
         )
-    return replace(
-        configuration,
+    return configuration.changed(
         tensor=tensor,
         context=context,
         pipeline=pipeline,
@@ -311,7 +265,7 @@ def _batch(
 
 def _bucket(launch: LaunchSettings) -> int | None:
     """Return the gradient bucket size; only overlapped, unsharded gradients have buckets."""
-    has_buckets = launch.overlap_gradients and launch.zero_stage < 2
+    has_buckets = launch.overlap_grad_reduce and launch.zero_stage < 2
     return launch.ddp_bucket_size if has_buckets else None
 
 
@@ -351,13 +305,6 @@ def _replicas(launch: LaunchSettings, data: int) -> int:
             f"parallelism {data}; the nearest that does is {nearest_divisor(data, launch.replicas)}"
         )
     return launch.replicas
-
-
-def _precision(launch: LaunchSettings) -> str:
-    if not launch.fp8_recipe:
-        return "fp32" if launch.precision == "fp32" else "bf16"
-    recipe = launch.fp8_recipe
-    return recipe if recipe in ("mxfp8", "nvfp4") else f"fp8-{recipe.replace('custom', 'delayed')}"
 
 
 def _recompute_ratio(launch: LaunchSettings, stages: Sequence[StageContent]) -> float:

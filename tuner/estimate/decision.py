@@ -6,8 +6,8 @@ A share of recomputed layers becomes a whole number of layers of every stage, as
 from typing import Literal
 
 from profilers.steps.config import Recompute
+from tuner.config.knobs import FIELD_OF_DEGREE, KNOBS
 from tuner.config.train import TrainDecision
-from tuner.engines.reading.launch import Graphs
 from tuner.estimate.configuration import Configuration
 from tuner.spec.model import ModelSpec
 
@@ -15,46 +15,33 @@ from tuner.spec.model import ModelSpec
 def to_decision(config: Configuration, model: ModelSpec) -> TrainDecision:
     """Return the configuration as a plan stores it."""
     stages = len(config.stages)
-    return TrainDecision(
-        tensor_model_parallel_size=config.tensor,
-        pipeline_model_parallel_size=config.pipeline,
-        virtual_pipeline_model_parallel_size=config.virtual_pipeline,
-        context_parallel_size=config.context,
-        data_parallel_size=config.data,
-        expert_model_parallel_size=config.expert,
-        expert_tensor_parallel_size=config.expert_tensor,
-        expert_data_parallel_size=config.expert_data,
-        sequence_parallel=config.sequence_parallel,
-        micro_batch_size=config.micro_batch,
-        zero_stage=_stage(config.zero_stage),
-        shard_ranks=config.shard_ranks or None,
-        # Without experts nothing is dispatched, whatever the engine's default.
-        dispatcher=config.dispatcher.value if model.num_moe_layers else "alltoall",
-        a2a_overlap=config.a2a_overlap,
-        recompute=config.recompute,
-        recompute_modules=config.recompute_modules,
-        recompute_num_layers=_layers(config, model),
-        stage_recompute=(config.recompute,) * stages,
-        chunks=(config.chunks,) * stages,
-        pipeline_layout=tuple(stage.layers for stage in config.stages),
-        mtp_num_layers=config.mtp_layers,
-        fp8_recipe=config.precision if config.precision not in ("bf16", "fp32") else "",
-        schedule=_schedule(config),
-        rank_order=config.rank_order,
-        cuda_graph="full_iteration" if config.graphs is Graphs.FULL else config.graphs.value,
-        overlap_grad_reduce=config.overlap_gradients,
-        ddp_bucket_size=config.ddp_bucket_size,
-        overlap_param_gather=config.overlap_parameters,
-        gradient_bytes=2 if config.gradient_bytes == 2 else 4,
-        optimizer_offload=config.optimizer_offload_ratio > 0.0,
-        activation_offload=config.activation_offload_ratio > 0.0,
-        ends_as_layers=any(config.embedding_loss_layers),
+    same = {
+        knob.field: getattr(config, knob.field)
+        for knob in KNOBS
+        if knob.field in Configuration.model_fields
+    }
+    return TrainDecision.model_validate(
+        same
+        | {field: getattr(config, column) for column, field in FIELD_OF_DEGREE.items()}
+        | {
+            "expert_data_parallel_size": config.expert_data,
+            "shard_ranks": config.ranks_per_copy or None,
+            # Without experts nothing is dispatched, whatever the engine's default.
+            "dispatcher": config.dispatcher.value if model.num_moe_layers else "alltoall",
+            "recompute": config.recompute,
+            "recompute_num_layers": _layers(config, model),
+            "stage_recompute": (config.recompute,) * stages,
+            "chunks": (config.chunks,) * stages,
+            "pipeline_layout": tuple(stage.layers for stage in config.stages),
+            "mtp_num_layers": config.mtp_layers,
+            "fp8_recipe": config.priced_precision if config.fp8_recipe else "",
+            "schedule": _schedule(config),
+            "cuda_graph": config.cuda_graph.value,
+            "optimizer_offload": config.optimizer_offload_ratio > 0.0,
+            "activation_offload": config.activation_offload_ratio > 0.0,
+            "ends_as_layers": any(config.embedding_loss_layers),
+        }
     )
-
-
-def _stage(stage: int) -> Literal[0, 1, 2, 3]:
-    stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
-    return stages[stage]
 
 
 def _layers(config: Configuration, model: ModelSpec) -> int | None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.devices.datasheet import Generation
+from tuner.engines.megatron_lm.environment import many_queues_for
 from tuner.engines.reading.launch import Engine, Graphs
 from tuner.engines.reading.variables import (
     ALLOCATOR,
@@ -63,7 +64,7 @@ def needs(
     if config.engine is not Engine.MEGATRON:
         return
     yield from _queues(config, environment, generation)
-    if config.graphs is Graphs.PARTIAL and "expandable_segments:True" in environment.get(
+    if config.cuda_graph is Graphs.PARTIAL and "expandable_segments:True" in environment.get(
         ALLOCATOR, ""
     ):
         yield Need(
@@ -81,10 +82,7 @@ def _queues(
 ) -> Iterator[Need]:
     value = environment.get(QUEUES)
     ordered = (config.tensor > 1 or config.context > 1) and generation is not Generation.BLACKWELL
-    if config.zero_stage >= 2 or config.a2a_overlap:
-        reason = (
-            "Megatron-FSDP" if config.zero_stage >= 2 else "the overlap of the expert all-to-all"
-        )
+    if reason := many_queues_for(config):
         loses = (
             "; tensor and context parallelism, which want 1, then overlap less, and that is not "
             "priced"

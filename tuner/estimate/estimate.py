@@ -106,7 +106,7 @@ def estimate(
         global_batch_size=configuration.global_batch,
         num_microbatches=configuration.num_microbatches,
         rounds=configuration.rounds,
-        precision=configuration.precision,
+        precision=configuration.priced_precision,
         decision=to_decision(configuration, spec.model),
         step_time_s=priced.step_s,
         step_time_s_band=(low, high),
@@ -225,7 +225,7 @@ def _risk(spec: Spec, priced: PricedConfiguration, setup: PricingSetup) -> Memor
 
 def _utilisation(priced: PricedConfiguration, setup: PricingSetup) -> Utilisation:
     configuration = priced.configuration
-    precision = PRECISION_OF[configuration.precision]
+    precision = PRECISION_OF[configuration.priced_precision]
     kind = next(name for name in PEAK_OF[precision] if name in setup.sheet.flop_per_s)
     peak = setup.sheet.flop_per_s[kind]
     device_s = priced.step_s * configuration.devices
@@ -273,7 +273,7 @@ def _data_s(priced: PricedConfiguration, setup: PricingSetup) -> float:
     once_s = priced.seconds("once_s") - fast.seconds("once_s")
     if priced.configuration.zero_stage < 2:
         return once_s
-    (whole,) = price_configurations((replace(priced.configuration, zero_stage=1),), setup)
+    (whole,) = price_configurations((priced.configuration.changed(zero_stage=1),), setup)
     passes_s = priced.step_s - priced.seconds("once_s") - (whole.step_s - whole.seconds("once_s"))
     return once_s + passes_s
 
@@ -286,7 +286,7 @@ def _notes(
         notes.append("dispatcher allgather is priced as all-to-all, which moves fewer bytes")
     if configuration.zero_stage >= 2 and configuration.rounds * configuration.num_microbatches > 1:
         notes.append("gradients are sharded, so every micro-batch reduces them")
-    if configuration.precision == "fp32":
+    if configuration.priced_precision == "fp32":
         notes.append("fp32 GEMMs are priced at the bf16 rate: no constants are known for them")
     if said := setup.release(configuration).note:
         notes.append(said)
@@ -295,8 +295,9 @@ def _notes(
     if setup.pool.link_matrix is not None:
         notes.append("link_matrix has no effect here: every link is priced as the pool's usual one")
     notes.extend(environment.notes(configuration, variables, setup.sheet.generation))
-    if spec.goal.precision.value != configuration.precision:
+    if spec.goal.precision.value != configuration.priced_precision:
         notes.append(
-            f"precision {configuration.precision} replaces the spec's {spec.goal.precision.value}"
+            f"precision {configuration.priced_precision} replaces the spec's "
+            f"{spec.goal.precision.value}"
         )
     return tuple(notes)

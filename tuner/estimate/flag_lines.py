@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from profilers.steps.config import Recompute
-from tuner.engines.megatron_lm.flags import SHORTHANDS
+from tuner.engines.megatron_lm.flags import ON_OFF, SHORTHANDS, SPELLED
 from tuner.engines.reading.launch import Dispatcher, Engine, Graphs, LaunchSettings
 from tuner.engines.reading.pipeline_layout import layout_text
 from tuner.estimate.configuration import Configuration
@@ -53,12 +53,7 @@ def _megatron(launch: LaunchSettings, before: Configuration, config: Configurati
     switches = {
         "--sequence-parallel": config.sequence_parallel,
         "--use-distributed-optimizer": config.zero_stage == 1,
-        "--overlap-grad-reduce": config.overlap_gradients,
-        "--overlap-param-gather": config.overlap_parameters,
-        "--tp-comm-overlap": config.overlap_tensor,
-        "--overlap-moe-expert-parallel-comm": config.a2a_overlap,
-        "--moe-shared-expert-overlap": config.shared_expert_overlap,
-    }
+    } | {f"--{SPELLED[field]}": getattr(config, field) for field in ON_OFF}
     settings |= {flag: "" for flag, is_on in switches.items() if is_on}
     if config.ddp_bucket_size is not None:
         settings["--ddp-bucket-size"] = str(config.ddp_bucket_size)
@@ -71,8 +66,8 @@ def _megatron(launch: LaunchSettings, before: Configuration, config: Configurati
         settings["--moe-flex-dispatcher-backend"] = config.dispatcher.value
     else:
         settings["--moe-token-dispatcher-type"] = config.dispatcher.value
-    if config.graphs is not Graphs.NONE:
-        is_full = config.graphs is Graphs.FULL
+    if config.cuda_graph is not Graphs.NONE:
+        is_full = config.cuda_graph is Graphs.FULL
         settings["--cuda-graph-impl"] = "full_iteration" if is_full else "transformer_engine"
     return settings | _megatron_stages(launch, before, config)
 
@@ -193,8 +188,8 @@ def _deepspeed(launch: LaunchSettings, before: Configuration, config: Configurat
     if config.recompute is not Recompute.NONE:
         settings["activation checkpointing in the training script"] = "on"
     if launch.shard_ranks:
-        settings['"zero_optimization": {"mics_shard_size"}'] = str(config.shard_ranks)
-    if config.overlap_gradients:
+        settings['"zero_optimization": {"mics_shard_size"}'] = str(config.ranks_per_copy)
+    if config.overlap_grad_reduce:
         settings['"zero_optimization": {"overlap_comm"}'] = "true"
     return settings
 

@@ -9,11 +9,12 @@ Not covered: knobs of the network and of the allocator.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from profilers.steps.config import Recompute
+from tuner.config.knobs import KNOBS
 from tuner.devices.datasheet import Generation
 from tuner.engines.reading.launch import Dispatcher, Engine, Graphs
 from tuner.estimate.configuration import Configuration, with_degrees
@@ -72,6 +73,7 @@ def knob_changes(
     if config.engine is Engine.MEGATRON:
         yield from _layouts(config, model)
         yield from _megatron_switches(config)
+        yield from _overlaps(config)
         yield from _buckets(config)
     if model.moe is not None:
         yield from _experts(config, model.moe.num_experts)
@@ -79,7 +81,7 @@ def knob_changes(
 
 
 def _set(**changes: Any) -> Callable[[Configuration], Configuration]:
-    return lambda config: replace(config, **changes)
+    return lambda config: config.changed(**changes)
 
 
 def _set_recompute(
@@ -221,8 +223,8 @@ def _with_end_layers(
         for index, stage in enumerate(spread)
     )
     uneven = len({stage.layers for stage in stages}) > 1
-    return replace(
-        config, stages=stages, is_explicit_layout=uneven, embedding_loss_layers=(first, last)
+    return config.changed(
+        stages=stages, is_explicit_layout=uneven, embedding_as_layers=first, loss_as_layers=last
     )
 
 
@@ -233,25 +235,15 @@ def _megatron_switches(config: Configuration) -> Iterator[KnobChange]:
             "shard the optimizer state",
             {"zero_stage": 1},
         ),
-        "overlap_gradients": (
-            config.overlap_gradients,
-            "overlap gradient reduction with the backward pass",
-            {"overlap_gradients": True},
-        ),
-        "overlap_parameters": (
-            config.overlap_parameters,
-            "overlap the parameter all-gather with the forward pass",
-            {"overlap_parameters": True, "overlap_gradients": True},
-        ),
         "overlap_tensor": (
             config.overlap_tensor or config.tensor == 1,
             "overlap the collectives of tensor parallelism",
             {"overlap_tensor": True},
         ),
-        "graphs": (
-            config.graphs is not Graphs.NONE,
+        "cuda_graph": (
+            config.cuda_graph is not Graphs.NONE,
             "capture parts of the layers as CUDA graphs",
-            {"graphs": Graphs.PARTIAL},
+            {"cuda_graph": Graphs.PARTIAL},
         ),
     }
     for knob, (is_on, what, changes) in switches.items():
@@ -259,9 +251,23 @@ def _megatron_switches(config: Configuration) -> Iterator[KnobChange]:
             yield KnobChange(knob=knob, what=what, apply=_set(**changes))
 
 
+def _overlaps(config: Configuration) -> Iterator[KnobChange]:
+    for knob in KNOBS:
+        if not knob.turn_on or (knob.of_experts and not config.has_experts):
+            continue
+        is_on = getattr(config, knob.field)
+        if not is_on or knob.turn_off:
+            settings = (knob.field,) if is_on else (knob.field, *knob.needs)
+            yield KnobChange(
+                knob=knob.field,
+                what=knob.turn_off if is_on else knob.turn_on,
+                apply=_set(**dict.fromkeys(settings, not is_on)),
+            )
+
+
 def _buckets(config: Configuration) -> Iterator[KnobChange]:
     """Gradient bucket sizes, where gradients are overlapped, reduced over ranks and not sharded."""
-    if not config.overlap_gradients or config.zero_stage > 1 or config.data * config.context <= 1:
+    if not config.overlap_grad_reduce or config.zero_stage > 1 or config.data * config.context <= 1:
         return
     engine = (None,) if config.ddp_bucket_size is not None else ()
     for size in (*engine, *MENU):
@@ -286,13 +292,6 @@ def _experts(config: Configuration, num_experts: int) -> Iterator[KnobChange]:
             knob="expert_tensor",
             what=f"expert tensor parallelism {split} instead of {config.expert_tensor}",
             apply=_set(expert_tensor=split),
-        )
-    if config.engine is Engine.MEGATRON:
-        is_on = config.a2a_overlap
-        yield KnobChange(
-            knob="a2a_overlap",
-            what="do not overlap the all-to-all" if is_on else "overlap the all-to-all",
-            apply=_set(a2a_overlap=not is_on),
         )
 
 

@@ -110,7 +110,7 @@ def _experts(config: Configuration, model: ModelSpec, name: Name) -> Iterator[st
 
 def _copies(config: Configuration) -> Iterator[str]:
     """Copies of sharded state are whole: each holds every rank of data and expert parallelism."""
-    if not config.shard_ranks:
+    if not config.ranks_per_copy:
         return
     shared = {"data": config.data, "expert data": config.expert_data}
     for what, ranks in shared.items():
@@ -152,13 +152,13 @@ def _megatron(config: Configuration, model: ModelSpec, name: Name) -> Iterator[s
             f"{name('overlap_tensor')} needs {name('sequence_parallel')} and {name('tensor')} "
             "above 1"
         )
-    if config.overlap_parameters and config.zero_stage == 0:
+    if config.overlap_param_gather and config.zero_stage == 0:
         yield (
-            f"{name('overlap_parameters')} needs {name('zero_stage')}; add it or leave the overlap "
-            "out"
+            f"{name('overlap_param_gather')} needs {name('zero_stage')}; add it or leave the "
+            "overlap out"
         )
-    if config.overlap_parameters and not config.overlap_gradients and config.zero_stage < 3:
-        yield f"{name('overlap_parameters')} needs {name('overlap_gradients')}; add it"
+    if config.overlap_param_gather and not config.overlap_grad_reduce and config.zero_stage < 3:
+        yield f"{name('overlap_param_gather')} needs {name('overlap_grad_reduce')}; add it"
     if config.virtual_pipeline > 1:
         yield from _interleaving(config, name)
     if config.chunks > 1 and "moe" not in config.recompute_modules:
@@ -212,7 +212,7 @@ def _megatron_overlap(config: Configuration, name: Name) -> Iterator[str]:
         yield f"{said} and {name('shared_expert_overlap')} exclude each other; keep one"
     if config.mtp_layers > 1:
         yield f"{said} allows one MTP layer, not {config.mtp_layers}"
-    if config.precision == "fp32":
+    if config.priced_precision == "fp32":
         yield f"{said} needs --bf16 or --fp16"
 
 
@@ -224,15 +224,15 @@ def _megatron_recompute(config: Configuration, name: Name) -> Iterator[str]:
         )
     if config.recompute is not Recompute.NONE and config.activation_offload_ratio:
         yield f"--cpu-offloading-num-layers excludes {name('recompute')}; keep one"
-    delayed = config.precision == "fp8-delayed"
+    delayed = config.priced_precision == "fp8-delayed"
     for module in ("moe_act", "layernorm"):
         if delayed and module in config.recompute_modules:
             yield (
                 f"{name('recompute_modules')} {module} is not possible with --fp8-recipe delayed; "
                 "use tensorwise, mxfp8 or blockwise"
             )
-    if config.graphs is Graphs.PARTIAL and config.recompute is Recompute.FULL:
-        yield f"{name('recompute')} full needs {name('graphs')} full_iteration or none"
+    if config.cuda_graph is Graphs.PARTIAL and config.recompute is Recompute.FULL:
+        yield f"{name('recompute')} full needs {name('cuda_graph')} full_iteration or none"
 
 
 def _torchtitan(config: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:

@@ -18,6 +18,8 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.candidates import recompute_columns, strategies_of
+from tuner.config.columns import Strategies
 from tuner.costs.train.calibration import Regime, Residuals, constants_of
 from tuner.costs.train.collective_ratios import MeasuredHardware
 from tuner.costs.train.columns_of import (
@@ -34,13 +36,13 @@ from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import memory_constants
 from tuner.costs.train.prices import MemoryPrice, StepPrice
 from tuner.costs.train.routing import ExpertImbalance
-from tuner.costs.train.shapes import Hardware, ModelShape, Strategies, stacked
+from tuner.costs.train.shapes import Hardware, ModelShape, stacked
 from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Datasheet
-from tuner.engines.reading.launch import Dispatcher, Engine, Graphs
+from tuner.engines.reading.launch import Engine
 from tuner.estimate.configuration import Configuration
+from tuner.estimate.decision import to_decision
 from tuner.search.ratios import Ratios, ratios_for
-from tuner.search.train.axes import COLUMN_OF_MODULE
 from tuner.search.train.memory_risk import uneven_bytes
 from tuner.search.train.regimes import (
     OF_TARGET,
@@ -115,7 +117,7 @@ class PricingSetup:
         return regime_as(
             SOFTWARE_OF[configuration.engine],
             self.sheet,
-            precision=configuration.precision,
+            precision=configuration.priced_precision,
             release=release,
         )
 
@@ -185,14 +187,14 @@ def price_configurations(
 
 def _kind(one: Configuration) -> tuple[str, int, str]:
     """Return what all configurations of one call must share."""
-    return one.precision, one.mtp_layers, one.rank_order
+    return one.priced_precision, one.mtp_layers, one.rank_order
 
 
 def _price_uniform(
     uniform: Sequence[Configuration], setup: PricingSetup
 ) -> list[PricedConfiguration]:
     shape = shape_of_model(setup.model, mtp_layers=uniform[0].mtp_layers)
-    precision = PRECISION_OF[uniform[0].precision]
+    precision = PRECISION_OF[uniform[0].priced_precision]
     hardware = setup.hardware(precision)
     strategies = stacked([to_strategies(one, setup) for one in uniform])
     stages = stages_of_layouts(setup.model, [_layout(one) for one in uniform])
@@ -231,7 +233,7 @@ def uneven_load_bytes(one: Configuration, setup: PricingSetup) -> npt.NDArray[np
     return uneven_bytes(
         model_shape(one, setup),
         stacked([to_strategies(one, setup)]),
-        setup.hardware(PRECISION_OF[one.precision]),
+        setup.hardware(PRECISION_OF[one.priced_precision]),
         stages_of_layouts(setup.model, [_layout(one)]),
         constants=memory_constants([relative.software], [relative.family]),
     )[: one.pipeline]
@@ -241,11 +243,11 @@ def kernels_and_hardware(
     one: Configuration, setup: PricingSetup
 ) -> tuple[MeasuredKernels | None, Hardware]:
     """Return kernels and hardware: from the profile if there is one, else from the datasheet."""
-    hardware = setup.hardware(PRECISION_OF[one.precision])
+    hardware = setup.hardware(PRECISION_OF[one.priced_precision])
     if setup.measured is None:
         return None, hardware
     constants = constants_of([setup.regime(one)], setup.residuals)
-    kernels = setup.measured.kernels(hardware, constants, precision=one.precision)
+    kernels = setup.measured.kernels(hardware, constants, precision=one.priced_precision)
     if setup.has_links:
         hardware = setup.measured.linked(hardware, constants)
     if isinstance(hardware, MeasuredHardware):
@@ -265,47 +267,26 @@ def model_shape(configuration: Configuration, setup: PricingSetup) -> ModelShape
 
 def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
     """Return one configuration as a column of numbers."""
-    is_low = PRECISION_OF[config.precision] is not Precision.BF16
-    wide = 4.0 if config.precision == "fp32" else 2.0
+    is_low = PRECISION_OF[config.priced_precision] is not Precision.BF16
+    wide = 4.0 if config.priced_precision == "fp32" else 2.0
     mean, p99 = (1.0, 1.0)
     if setup.expert_imbalance is not None and config.expert in setup.expert_imbalance.degrees:
         mean, p99 = setup.expert_imbalance.of_degree(config.expert)
-    return Strategies(
-        sequence=float(config.sequence),
-        micro_batch=float(config.micro_batch),
-        num_microbatches=float(config.num_microbatches),
-        tensor=float(config.tensor),
-        context=float(config.context),
-        pipeline=float(config.pipeline),
-        virtual_pipeline=float(config.virtual_pipeline),
-        data=float(config.data),
-        expert=float(config.expert),
-        expert_tensor=float(config.expert_tensor) if setup.model.moe else 1.0,
-        sequence_parallel=float(config.sequence_parallel),
-        zero_stage=float(config.zero_stage),
-        shard_ranks=float(config.shard_ranks),
+    return replace(
+        strategies_of(
+            to_decision(config, setup.model),
+            sequence_length=config.sequence,
+            global_batch_size=config.global_batch // config.rounds,
+        ),
         element_bytes=wide,
-        gradient_bytes=float(config.gradient_bytes),
         # Megatron keeps 8-bit weights twice, as they are and transposed.
         weight_bytes=2.0 if is_low else wide,
         linear_bytes=1.0 if is_low else 0.0,
-        recompute_full=config.recompute_ratio,
+        **recompute_columns(config.recompute_modules, full_ratio=config.recompute_ratio),
         recompute_by_op=float(config.recompute_by_op),
-        **{COLUMN_OF_MODULE[module]: 1.0 for module in config.recompute_modules},
-        chunks=float(config.chunks),
         has_flash_attention=float(config.flash_attention),
         dropout=float(config.dropout),
-        a2a_overlap=float(config.a2a_overlap),
-        is_deepep=float(config.dispatcher is Dispatcher.DEEPEP),
-        is_hybridep=float(config.dispatcher is Dispatcher.HYBRIDEP),
-        overlap_gradients=float(config.overlap_gradients),
-        bucket_parameters=float(config.ddp_bucket_size or 0),
-        overlap_parameters=float(config.overlap_parameters),
         overlap_tensor=float(config.overlap_tensor),
-        partial_graph=float(config.graphs is Graphs.PARTIAL),
-        full_graph=float(config.graphs is Graphs.FULL),
-        embedding_loss_as_layers=float(any(config.embedding_loss_layers)),
-        zero_bubble=float(config.zero_bubble),
         optimizer_offload=config.optimizer_offload_ratio,
         activation_offload=config.activation_offload_ratio,
         expert_imbalance=mean,

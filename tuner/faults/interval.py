@@ -31,7 +31,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.train.shapes import Numbers
+from tuner.config.columns import Numbers
 from tuner.faults.reliability import (
     Jobs,
     Reliability,

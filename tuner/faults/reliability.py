@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.costs.train.shapes import Numbers
+from tuner.config.columns import Numbers
 
 NEGLIGIBLE_RATIO = 1e-15
 """Below this a share of time is rounding."""

@@ -6,7 +6,7 @@ from typing import Final, Literal
 import numpy as np
 
 from profilers.records import Profile
-from tuner.costs.train.shapes import Numbers, Strategies
+from tuner.config.columns import Numbers, Strategies
 from tuner.faults.measured import node_bytes_per_s
 from tuner.faults.reliability import Jobs, Reliability, Storage, checkpoint_bytes
 from tuner.spec.cluster import Pool

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import yaml
 
+from tuner.config.knobs import FIELD_OF_DEGREE, KNOBS
 from tuner.regress.observed import PlanFacts, plan_facts
 from tuner.regress.rules import same_decision
 from tuner.regress.workers import Job, PlanResult
@@ -19,18 +20,9 @@ from tuner.spec.files import read_small_text, shown_path
 from tuner.spec.yaml_text import parse_yaml
 
 PINNED: Final = (
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size",
-    "context_parallel_size",
-    "data_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-    "micro_batch_size",
+    *FIELD_OF_DEGREE.values(),
     "zero_stage",
-    "dispatcher",
-    "a2a_overlap",
-    "cuda_graph",
+    *(knob.field for knob in KNOBS if knob.is_of_dispatch),
 )
 """Choices that a spec's `search` can limit to one value."""
 

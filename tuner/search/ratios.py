@@ -14,17 +14,15 @@ Where no band of ratios is known, that of a single time is used, as if no error 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tuner.config.knobs import kernel_fields
 from tuner.config.train import TrainDecision
 from tuner.costs.train.calibration import Residuals
 from tuner.costs.train.ratio_bands import ratio_band_among
 from tuner.plans.train import Band
 
 KERNEL_FIELDS = (
-    *("tensor_model_parallel_size", "context_parallel_size", "sequence_parallel"),
-    *("expert_model_parallel_size", "expert_tensor_parallel_size", "micro_batch_size"),
-    *("recompute", "recompute_modules", "recompute_num_layers", "dispatcher", "a2a_overlap"),
-    *("cuda_graph", "zero_stage", "shard_ranks", "fp8_recipe", "gradient_bytes"),
-    *("optimizer_offload", "activation_offload"),
+    *("tensor_model_parallel_size", "context_parallel_size", "expert_model_parallel_size"),
+    *("expert_tensor_parallel_size", "micro_batch_size", "recompute", *kernel_fields()),
 )
 """Equal in two decisions whose layers run the same kernels; the chunks of any stage as well."""
 

@@ -40,8 +40,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.fold import per_device
-from tuner.costs.train.shapes import Grid, Numbers, Strategies
+from tuner.costs.train.shapes import Grid
 from tuner.simulate.steady_state import Cycle, find_cycle
 
 FEW_PASSES: Final = 30_000

@@ -16,6 +16,7 @@ from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner.config.train import TrainDecision
 from tuner.costs.train.state import VOCAB_MULTIPLE
 from tuner.engines.capabilities import TARGETS
+from tuner.engines.megatron_lm.capabilities import refuses_delayed_gradients
 from tuner.engines.priced_settings import (
     DEEPSPEED,
     FROM_RECIPE,
@@ -24,7 +25,6 @@ from tuner.engines.priced_settings import (
     TORCHTITAN,
     TRAINING,
     PricedSetting,
-    refuses_delayed_gradients,
 )
 from tuner.engines.writers import broken_rules, emit
 from tuner.spec.huggingface.read import read_model

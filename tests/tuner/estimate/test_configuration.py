@@ -77,7 +77,7 @@ def test_torchtitan_gives_the_rest_to_earlier_stages_and_flushes_each_local_batc
     assert [stage.layers for stage in own.stages] == [7, 7, 7, 6]
     # 512 sequences over 8 replicas are 64, eight local batches of eight.
     assert (own.num_microbatches, own.rounds) == (8, 8)
-    assert own.shard_ranks == 4
+    assert own.ranks_per_copy == 4
 
 
 def test_deepspeed_accumulates_what_the_devices_leave(spec_of: MakeSpec) -> None:

@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
@@ -30,8 +29,7 @@ def test_nothing_changed_is_no_line(spec_of: MakeSpec) -> None:
 def test_dropped_flags_are_taken_out_and_new_ones_written(spec_of: MakeSpec) -> None:
     launch = megatron.read((LAUNCHES / "deepseek-v3.sh").read_text(), source="m")
     own, _ = build_configuration(launch, spec_of("deepseek-v3", nodes=128))
-    after = replace(
-        own,
+    after = own.changed(
         recompute=Recompute.NONE,
         recompute_modules=(),
         a2a_overlap=True,
@@ -52,7 +50,7 @@ def test_a_shorthand_is_written_out_when_part_of_it_changes(spec_of: MakeSpec) -
     launch = megatron.read(text, source="args")
     own, _ = build_configuration(launch, spec_of("mixtral-8x7b", nodes=2))
 
-    assert flag_lines(launch, own, replace(own, recompute_modules=("moe_act",))) == (
+    assert flag_lines(launch, own, own.changed(recompute_modules=("moe_act",))) == (
         "--recompute-granularity selective",
         "--recompute-modules moe_act",
         "remove --recompute-activations",
@@ -88,7 +86,9 @@ def test_expert_tensor_parallelism_is_pinned_when_the_engine_would_follow(
 def test_toml_and_json_have_words_of_their_own(spec_of: MakeSpec) -> None:
     titan = torchtitan.read((LAUNCHES / "deepseek-16b.toml").read_text(), source="t")
     own, _ = build_configuration(titan, spec_of("deepseek-v2-lite", nodes=2))
-    plain = replace(own, recompute=Recompute.NONE, recompute_ratio=0.0, micro_batch=2)
+    plain = own.model_copy(
+        update={"recompute": Recompute.NONE, "recompute_ratio": 0.0, "micro_batch": 2}
+    )
     assert flag_lines(titan, own, plain) == (
         'activation_checkpoint.mode = "none"',
         "parallelism.pipeline_parallel_microbatch_size = 2",
@@ -97,7 +97,7 @@ def test_toml_and_json_have_words_of_their_own(spec_of: MakeSpec) -> None:
 
     zero = deepspeed.read((LAUNCHES / "zero3.json").read_text(), source="d")
     own, _ = build_configuration(zero, spec_of("llama-3.1-8b", nodes=8))
-    assert flag_lines(zero, own, replace(own, micro_batch=4, zero_stage=2)) == (
+    assert flag_lines(zero, own, own.changed(micro_batch=4, zero_stage=2)) == (
         '"train_micro_batch_size_per_gpu": 4',
         '"gradient_accumulation_steps": 2',
         '"zero_optimization": {"stage": 2}',

@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -50,15 +49,19 @@ def test_recomputed_operations_are_those_of_the_modules(spec_of: MakeSpec) -> No
     own = configuration(spec)
 
     def again(*modules: str) -> float:
-        chosen = replace(own, recompute=Recompute.SELECTIVE, recompute_modules=modules)
+        chosen = own.model_copy(
+            update={"recompute": Recompute.SELECTIVE, "recompute_modules": modules}
+        )
         return recomputed_flop(chosen, spec.model)
 
-    full = recomputed_flop(replace(own, recompute=Recompute.FULL, recompute_ratio=1.0), spec.model)
+    full = recomputed_flop(own.changed(recompute=Recompute.FULL, recompute_ratio=1.0), spec.model)
     assert recomputed_flop(own, spec.model) == 0.0
     assert again("layernorm", "moe_act") == 0.0
     assert 0.0 < again("core_attn") < again("moe") < full
     assert again("moe", "shared_experts") == again("moe")
-    by_operation = replace(own, recompute=Recompute.SELECTIVE, recompute_by_op=True)
+    by_operation = own.model_copy(
+        update={"recompute": Recompute.SELECTIVE, "recompute_by_op": True}
+    )
     assert 0.0 < recomputed_flop(by_operation, spec.model) < full / 2
-    half = replace(own, recompute=Recompute.FULL, recompute_ratio=0.5)
+    half = own.changed(recompute=Recompute.FULL, recompute_ratio=0.5)
     assert recomputed_flop(half, spec.model) == pytest.approx(full / 2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
-from tuner.costs.train.shapes import Strategies
+from tuner.config.columns import Strategies
 from tuner.faults.reliability import read_s, write_s
 from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S, jobs_on_pool, resolved
 from tuner.spec.cluster import Pool

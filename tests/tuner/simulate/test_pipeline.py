@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.costs.train.shapes import Strategies
+from tuner.config.columns import Strategies
 from tuner.simulate.pipeline import (
     BACKWARD,
     FORWARD,

@@ -1,9 +1,9 @@
 """Every field of a training decision through the translators into columns, and the builders.
 
+    config/candidates         a decision -> columns
     search/train/candidates   degrees and options of a search -> columns
-    estimate/pricing              a launch -> columns
-    verify/budget/production      a decision -> columns
-    backtest/strategy             a published row -> columns
+    estimate/prices           a launch -> columns
+    backtest/strategy         a published row -> columns
 
 Where two of them speak of the same launch they must say the same; a field that moves no column
 stands in `UNPRICED` with the reason.
@@ -24,8 +24,10 @@ import numpy as np
 from tests.tuner.engines.testing import sample_verified, write_emitted
 from tuner.backtest.columns import build_run
 from tuner.backtest.rows import read_rows
+from tuner.config.candidates import strategies_of as strategies_of_decision
+from tuner.config.columns import Strategies
+from tuner.config.knobs import COLUMN_OF_MODULE, FIELD_OF_DEGREE, searched
 from tuner.config.train import TrainDecision
-from tuner.costs.train.shapes import Strategies
 from tuner.engines.capabilities import intersection
 from tuner.engines.writers import emit
 from tuner.estimate import decision as estimated
@@ -34,13 +36,10 @@ from tuner.estimate.estimate import pricing_setup
 from tuner.estimate.prices import to_strategies
 from tuner.estimate.registry import read_launch
 from tuner.search.reference import decisions as of_the_reference_step
-from tuner.search.train import options as option_axes
 from tuner.search.train import search_result
-from tuner.search.train.axes import COLUMN_OF_MODULE
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.refusals import refusals
 from tuner.spec.spec import Spec
-from tuner.verify.budget.production import strategies_of as strategies_of_decision
 
 UNPRICED: Final[Mapping[str, str]] = {
     "pipeline_layout": "stages are no column: their layers go beside the columns",
@@ -186,7 +185,8 @@ def test_every_builder_of_decisions_says_every_field(
         "the reference step": reference.model_fields_set,
         "the search": {
             *_dict_keys(search_result.decision_fields),
-            *_dict_keys(option_axes.option_space),
+            *FIELD_OF_DEGREE.values(),
+            *(knob.field for knob in searched()),
         },
     }
     assert set(said) == set(UNMENTIONED)

@@ -31,9 +31,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Numbers
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.links import Group
-from tuner.costs.train.shapes import Grid, Hardware, Numbers
+from tuner.costs.train.shapes import Grid, Hardware
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -38,7 +38,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.train.shapes import Grid, Numbers
+from tuner.config.columns import Numbers
+from tuner.costs.train.shapes import Grid
 
 MOST_PIECES: Final = 64
 """Above this a piece holds too few tokens for its start-up costs to be known."""

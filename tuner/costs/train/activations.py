@@ -55,7 +55,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.costs.train.shapes import ModelShape, Numbers, Strategies
+from tuner.config.columns import Numbers, Strategies
+from tuner.costs.train.shapes import ModelShape
 from tuner.costs.train.state import padded_vocab
 
 SCORE_BYTES = 4.0

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.kernels import AttentionShape
 from tuner.costs.train.links import all_gather_s
 from tuner.costs.train.parts import (
@@ -28,7 +29,7 @@ from tuner.costs.train.parts import (
     norm_and_residual,
     select_block,
 )
-from tuner.costs.train.shapes import ModelShape, Numbers, Strategies
+from tuner.costs.train.shapes import ModelShape
 
 TILE = 128.0
 """Queries that flash attention computes together."""

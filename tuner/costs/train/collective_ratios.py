@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.train.shapes import Hardware, Numbers
+from tuner.config.columns import Numbers
+from tuner.costs.train.shapes import Hardware
 
 Floats = npt.NDArray[np.float64]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from tuner.costs.train.shapes import Numbers
+from tuner.config.columns import Numbers
 from tuner.devices.datasheet import Generation
 
 

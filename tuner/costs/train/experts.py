@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.limited_routing import reached_places
 from tuner.costs.train.links import all_gather_s, all_to_all_s
 from tuner.costs.train.parts import (
@@ -28,7 +29,6 @@ from tuner.costs.train.parts import (
     select_block,
     tensor_pass_s,
 )
-from tuner.costs.train.shapes import Numbers
 
 
 def moe_blocks(setting: Setting) -> tuple[Block, Block]:
@@ -45,6 +45,11 @@ def moe_blocks(setting: Setting) -> tuple[Block, Block]:
     counted = own.expert_launches * m.experts / s.expert
     fixed = replace(fixed, launches=own.moe_launches, expert_launches=counted)
     return fixed, _routed(setting)
+
+
+def isolated(strategies: Strategies) -> Strategies:
+    """Return strategies whose dispatch and combine overlap nothing."""
+    return replace(strategies, a2a_overlap=0.0)
 
 
 def _shared_experts(setting: Setting) -> Block:

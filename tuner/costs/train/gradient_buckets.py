@@ -32,7 +32,7 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.train.shapes import Numbers
+from tuner.config.columns import Numbers
 
 MIN_DEFAULT_BUCKET: Final = 40e6
 """Parameters of one bucket on few ranks."""

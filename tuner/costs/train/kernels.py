@@ -25,8 +25,9 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
+from tuner.config.columns import Numbers
 from tuner.costs.train.constants import Constants
-from tuner.costs.train.shapes import Hardware, Numbers
+from tuner.costs.train.shapes import Hardware
 
 TILES: Final = ((256.0, 128.0, 1.0), (128.0, 128.0, 0.93), (128.0, 64.0, 0.80), (64.0, 64.0, 0.62))
 """Rows, columns, and what the tile reaches of the largest one's rate."""

@@ -22,8 +22,9 @@ Letters: C columns. Not covered: groups that recorded routing prefers.
 
 import numpy as np
 
+from tuner.config.columns import Numbers
 from tuner.costs.train.links import distinct_places
-from tuner.costs.train.shapes import ModelShape, Numbers
+from tuner.costs.train.shapes import ModelShape
 
 
 def reached_places(model: ModelShape, places: Numbers) -> Numbers:

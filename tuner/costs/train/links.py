@@ -34,9 +34,10 @@ from typing import Final
 
 import numpy as np
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.collective_ratios import MeasuredHardware
 from tuner.costs.train.constants import Constants
-from tuner.costs.train.shapes import Hardware, Numbers, Strategies
+from tuner.costs.train.shapes import Hardware
 
 MEGATRON_ORDER: Final = ("tp", "cp", "ep", "dp", "pp")
 """Innermost first."""

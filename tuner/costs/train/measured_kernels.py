@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from profilers.interpolation import Curve
 from profilers.series import Series
+from tuner.config.columns import Numbers
 from tuner.costs.train.kernels import AttentionShape, ExpertSeconds, Kernels
-from tuner.costs.train.shapes import Numbers
 
 WIDTH = 4096.0
 """Of the rows that memory-bound bytes are cut into."""

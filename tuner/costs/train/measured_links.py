@@ -20,6 +20,7 @@ import numpy as np
 from profilers.interpolation import CollectiveCurve, Curve
 from profilers.records import Measurement, Status
 from profilers.series import Series
+from tuner.config.columns import Numbers
 from tuner.costs.train.collective_ratios import (
     CollectiveRatios,
     GroupRatios,
@@ -35,7 +36,7 @@ from tuner.costs.train.links import (
     distinct_places,
     send_s,
 )
-from tuner.costs.train.shapes import Hardware, Numbers
+from tuner.costs.train.shapes import Hardware
 
 KINDS = ("all_gather", "all_reduce", "all_to_all", "send_recv")
 TWO_BYTES = ("", "bf16", "fp16")

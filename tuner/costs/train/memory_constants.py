@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from tuner.config.columns import Numbers
 from tuner.costs.train.constants import Software
-from tuner.costs.train.shapes import Numbers
 
 GIB: Final = float(2**30)
 

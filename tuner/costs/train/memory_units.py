@@ -21,9 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.activations import ActivationBytes, LayerBytes, activation_bytes
 from tuner.costs.train.memory_constants import MemoryConstants
-from tuner.costs.train.shapes import Hardware, ModelShape, Numbers, Strategies
+from tuner.costs.train.shapes import Hardware, ModelShape
 from tuner.costs.train.state import Parameters, parameters, shard_ranks, state_bytes
 
 Floats = npt.NDArray[np.float64]

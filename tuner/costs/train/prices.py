@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from tuner.costs.train.shapes import Grid, Numbers, number
+from tuner.config.columns import Numbers
+from tuner.costs.train.shapes import Grid, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

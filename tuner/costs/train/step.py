@@ -38,6 +38,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.activations import activation_bytes
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.fold import (
@@ -67,7 +68,7 @@ from tuner.costs.train.links import (
 )
 from tuner.costs.train.parts import is_any
 from tuner.costs.train.prices import StepPrice
-from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Numbers, Stages, Strategies
+from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Stages
 from tuner.costs.train.units import KINDS, LayerCost, UnitCosts, unit_costs
 
 OFFLOAD_BYTES = 34.0

@@ -26,6 +26,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.attention import attention_block
 from tuner.costs.train.blocks import (
     dense_block,
@@ -38,7 +39,7 @@ from tuner.costs.train.experts import moe_blocks
 from tuner.costs.train.kernels import DatasheetKernels, Kernels
 from tuner.costs.train.links import MEGATRON_ORDER, groups
 from tuner.costs.train.parts import Block, Setting, is_any
-from tuner.costs.train.shapes import Hardware, ModelShape, Numbers, Strategies, taken
+from tuner.costs.train.shapes import Hardware, ModelShape, taken
 
 SMOOTHNESS = 4.0
 

@@ -30,7 +30,7 @@ SPELLED: Final[Mapping[str, str]] = {
     "accumulation": "gradient_accumulation_steps",
     "zero_stage": "zero_optimization.stage",
     "recompute": "activation_checkpointing",
-    "overlap_gradients": "zero_optimization.overlap_comm",
+    "overlap_grad_reduce": "zero_optimization.overlap_comm",
     "context": "sequence_parallel_size",
     "pipeline": "pipeline.stages",
     "shard_ranks": "zero_optimization.mics_shard_size",
@@ -82,8 +82,8 @@ def read(text: str, *, source: str) -> LaunchSettings:
         **_precision(given),
         "zero_stage": stage,
         "recompute": Recompute.FULL if has_checkpointing else Recompute.NONE,
-        "overlap_gradients": given.is_on(SPELLED["overlap_gradients"], default=stage == 3),
-        "overlap_parameters": stage == 3,
+        "overlap_grad_reduce": given.is_on(SPELLED["overlap_grad_reduce"], default=stage == 3),
+        "overlap_param_gather": stage == 3,
         "optimizer_offload_ratio": _offload(given, stage),
     }
     given.check_spelling()

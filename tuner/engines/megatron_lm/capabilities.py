@@ -24,11 +24,23 @@ from dataclasses import replace
 from typing import Final
 
 from profilers.steps.config import Recompute
-from tuner.engines.manifest import Capabilities
+from tuner.engines.manifest import Capabilities, Conditions
 from tuner.engines.registry import Format, Target
-from tuner.spec.features import ModelFeature
+from tuner.engines.rules.decision import Decision
+from tuner.spec.features import ModelFeature, features
+from tuner.spec.model import ModelSpec
 
 _NOT_FULL: Final = frozenset({Recompute.NONE, Recompute.SELECTIVE})
+
+_NOT_WHOLE: Final = frozenset({"none", "partial"})
+_OVERLAP: Final = Conditions(
+    needs_experts=True,
+    needs_virtual_pipeline=True,
+    dispatchers=frozenset({"alltoall", "deepep", "hybridep"}),
+    recompute=_NOT_FULL,
+    excludes=frozenset({"moe"}),
+    largest_mtp=1,
+)
 
 MEGATRON_0_18: Final = Capabilities(
     names=("megatron-lm",),
@@ -38,19 +50,14 @@ MEGATRON_0_18: Final = Capabilities(
     optimizer_offload_zero_stages=frozenset({1}),
     param_gather_needs_grad_reduce=True,
     recompute_per_stage=False,
-    activation_offload_recompute=_NOT_FULL,
-    activation_offload_graphs=frozenset({"none", "partial"}),
+    activation_offload=Conditions(recompute=_NOT_FULL, cuda_graphs=_NOT_WHOLE),
     chunks_per_stage=False,
     chunks_need=frozenset({Recompute.SELECTIVE}),
     chunks_need_modules=frozenset({"moe"}),
     schedules=frozenset({"1f1b", "interleaved"}),
     moe_needs_sequence_parallel=True,
     dispatchers=frozenset({"alltoall", "allgather", "deepep", "hybridep"}),
-    a2a_overlap_dispatchers=frozenset({"alltoall", "deepep", "hybridep"}),
-    a2a_overlap_needs_virtual_pipeline=True,
-    a2a_overlap_recompute=_NOT_FULL,
-    a2a_overlap_excludes=frozenset({"moe"}),
-    a2a_overlap_largest_mtp=1,
+    a2a_overlap=_OVERLAP,
     full_graph_dispatchers=frozenset({"hybridep"}),
     partial_graph_recompute=_NOT_FULL,
     partial_graph_excludes=frozenset({"moe"}),
@@ -76,8 +83,7 @@ MEGATRON_0_16: Final = replace(
     release="core 0.16 and 0.17",
     source="github.com/NVIDIA/Megatron-LM core_v0.16.1, core_v0.17.1",
     largest_chunks=1,
-    a2a_overlap_graphs=frozenset({"none", "partial"}),
-    a2a_overlap_mtp_needs_pipeline=True,
+    a2a_overlap=replace(_OVERLAP, cuda_graphs=_NOT_WHOLE, mtp_needs_pipeline=True),
     full_graph_dispatchers=frozenset(),
 )
 
@@ -92,3 +98,19 @@ FORMATS: Final = (
     Format(name="megatron"),
 )
 METRICS: Final = "megatron"
+
+
+def delays_weight_gradients(model: ModelSpec, decision: Decision) -> bool:
+    """Whether the weight gradients of an overlapped all-to-all are delayed, as it is priced."""
+    return decision.a2a_overlap and not refuses_delayed_gradients(model, decision)
+
+
+def refuses_delayed_gradients(model: ModelSpec, decision: Decision) -> bool:
+    """Whether the engine cannot delay the weight gradients of an overlapped all-to-all.
+
+    Graphs of attention with biases are refused beside it (`validate_args` of core_v0.17.1 on).
+    """
+    biases = {ModelFeature.QKV_BIAS, ModelFeature.OUTPUT_BIAS}
+    return (
+        decision.a2a_overlap and decision.cuda_graph == "partial" and bool(biases & features(model))
+    )

@@ -5,7 +5,7 @@ collectives of tensor or context parallelism overlap with GEMMs, many where shar
 overlapped expert all-to-all needs streams of its own (`validate_args` of core_v0.18.0).
 """
 
-from typing import Final
+from typing import Final, Protocol
 
 from tuner.config.train import TrainDecision
 
@@ -27,11 +27,32 @@ export NCCL_GRAPH_REGISTER="${NCCL_GRAPH_REGISTER:-0}"
 """
 
 
+class Overlaps(Protocol):
+    """The fields of a configuration that ask for hardware queues."""
+
+    @property
+    def zero_stage(self) -> int: ...
+    @property
+    def a2a_overlap(self) -> bool: ...
+
+
+def many_queues_for(settings: Overlaps) -> str:
+    """Name what needs more than one hardware queue; empty where nothing does."""
+    if settings.zero_stage > 1:
+        return "Megatron-FSDP"
+    return "the overlap of the expert all-to-all" if settings.a2a_overlap else ""
+
+
+def overlaps_contend(decision: TrainDecision) -> bool:
+    """Whether tensor or context parallelism wants one queue, the expert all-to-all many."""
+    is_cut = decision.tensor_model_parallel_size > 1 or decision.context_parallel_size > 1
+    return decision.a2a_overlap and is_cut
+
+
 def environment(decision: TrainDecision) -> str:
     """Return bash that exports what the decision needs."""
-    many = decision.zero_stage > 1 or decision.a2a_overlap
     return (
-        (_MANY_QUEUES if many else _ONE_QUEUE)
+        (_MANY_QUEUES if many_queues_for(decision) else _ONE_QUEUE)
         + (_OFFLOAD if decision.activation_offload else "")
         + (_GRAPHS if decision.cuda_graph != "none" else "")
     )

@@ -33,15 +33,21 @@ SPELLED: Final[Mapping[str, str]] = {
     "dispatcher": "moe-token-dispatcher-type",
     "a2a_overlap": "overlap-moe-expert-parallel-comm",
     "shared_expert_overlap": "moe-shared-expert-overlap",
-    "overlap_gradients": "overlap-grad-reduce",
+    "overlap_grad_reduce": "overlap-grad-reduce",
     "ddp_bucket_size": "ddp-bucket-size",
-    "overlap_parameters": "overlap-param-gather",
+    "overlap_param_gather": "overlap-param-gather",
     "overlap_tensor": "tp-comm-overlap",
-    "graphs": "cuda-graph-impl",
+    "cuda_graph": "cuda-graph-impl",
     "zero_stage": "use-distributed-optimizer",
     "mtp_layers": "mtp-num-layers",
 }
 """By field of `LaunchSettings`: the flag."""
+
+ON_OFF: Final = (
+    *("overlap_grad_reduce", "overlap_param_gather", "overlap_tensor"),
+    *("a2a_overlap", "shared_expert_overlap"),
+)
+"""Fields that are switches, off unless the flag is given."""
 
 SIZES: Final[Mapping[str, str]] = {
     "num_layers": "num-layers",

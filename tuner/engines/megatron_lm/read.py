@@ -170,14 +170,9 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         **_recompute(flags),
         chunks=flags.number("mlp-chunks-for-training") or 1,
         dispatcher=_dispatcher(flags),
-        a2a_overlap=flags.is_on("overlap-moe-expert-parallel-comm"),
-        shared_expert_overlap=flags.is_on("moe-shared-expert-overlap"),
-        # Megatron-FSDP overlaps what it shards, whatever the flags say.
-        overlap_gradients=flags.is_on("overlap-grad-reduce") or zero_stage >= 2,
+        **_switches(flags, zero_stage),
         ddp_bucket_size=_bucket(flags),
-        overlap_parameters=flags.is_on("overlap-param-gather") or zero_stage == 3,
-        overlap_tensor=flags.is_on("tp-comm-overlap"),
-        graphs=_graphs(flags),
+        cuda_graph=_graphs(flags),
         flash_attention=_flash(flags),
         dropout=max(_dropout(flags, "hidden-dropout"), _dropout(flags, "attention-dropout")) > 0,
         optimizer_offload_ratio=_offload(flags),
@@ -346,6 +341,14 @@ def _dispatcher(flags: Flags) -> Dispatcher:
         "moe-flex-dispatcher-backend", ("deepep", "hybridep", "ncclep"), "deepep"
     )
     return Dispatcher.DEEPEP if backend == "deepep" else Dispatcher.HYBRIDEP
+
+
+def _switches(flags: Flags, zero_stage: int) -> dict[str, Any]:
+    switches = {field: flags.is_on(table.SPELLED[field]) for field in table.ON_OFF}
+    # Megatron-FSDP overlaps what it shards, whatever the flags say.
+    switches["overlap_grad_reduce"] |= zero_stage >= 2
+    switches["overlap_param_gather"] |= zero_stage == 3
+    return switches
 
 
 def _graphs(flags: Flags) -> Graphs:

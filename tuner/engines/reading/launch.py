@@ -50,7 +50,7 @@ class Graphs(StrEnum):
     """Nothing; every kernel is launched by the host."""
     PARTIAL = "partial"
     """Parts of a layer, or layers."""
-    FULL = "full"
+    FULL = "full_iteration"
     """A whole step."""
 
 
@@ -152,12 +152,12 @@ class LaunchSettings(Record):
     dispatcher: Dispatcher = Dispatcher.ALLTOALL
     a2a_overlap: bool = False
     shared_expert_overlap: bool = False
-    overlap_gradients: bool = False
+    overlap_grad_reduce: bool = False
     ddp_bucket_size: Count | None = None
     """Parameters of one bucket of gradients; absent: the engine's own size."""
-    overlap_parameters: bool = False
+    overlap_param_gather: bool = False
     overlap_tensor: bool = False
-    graphs: Graphs = Graphs.NONE
+    cuda_graph: Graphs = Graphs.NONE
     flash_attention: bool = True
     dropout: bool = False
     optimizer_offload_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0

@@ -6,7 +6,7 @@ One line per broken rule, with the way out.
 from collections.abc import Iterator
 
 from profilers.steps.config import LayerKind, Recompute
-from tuner.engines.manifest import Capabilities
+from tuner.engines.manifest import CONDITIONAL, Capabilities, Conditions
 from tuner.engines.rules.decision import (
     Decision,
     global_chunks,
@@ -23,9 +23,8 @@ def broken(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterat
     yield from _state(target, decision)
     yield from _recompute(target, model, decision)
     yield from _delayed_scaling(target, model, decision)
-    yield from _activation_offload(target, decision)
     yield from _chunks(target, model, decision)
-    yield from _overlap(target, model, decision)
+    yield from _conditional(target, model, decision)
     yield from _graphs(target, model, decision)
 
 
@@ -105,18 +104,6 @@ def _delayed_scaling(target: Capabilities, model: ModelSpec, decision: Decision)
         yield f"fp8-delayed cannot recompute {listed(excluded)}; another fp8_recipe can"
 
 
-def _activation_offload(target: Capabilities, decision: Decision) -> Iterator[str]:
-    if not decision.activation_offload:
-        return
-    if not target.activation_offload:
-        yield "activation_offload is not offered"
-        return
-    if set(decision.stage_recompute) - target.activation_offload_recompute:
-        yield f"activation_offload needs recompute {listed(target.activation_offload_recompute)}"
-    if decision.cuda_graph not in target.activation_offload_graphs:
-        yield f"activation_offload needs cuda_graph {listed(target.activation_offload_graphs)}"
-
-
 def _chunks(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
     if global_chunks(model, decision) is None and not target.chunks_per_stage:
         yield "the chunk count is one setting for the whole model; all stages must agree"
@@ -139,40 +126,41 @@ def _chunks(target: Capabilities, model: ModelSpec, decision: Decision) -> Itera
         yield f"more than one chunk needs recompute_modules {listed(missing)}"
 
 
-def _overlap(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
-    if not decision.a2a_overlap:
-        return
-    if not target.a2a_overlap:
-        yield "a2a_overlap is not offered"
-        return
-    if not model.num_moe_layers or decision.expert_model_parallel_size == 1:
-        yield "a2a_overlap needs expert_model_parallel_size above 1"
-    if decision.dispatcher not in target.a2a_overlap_dispatchers:
-        yield f"a2a_overlap needs dispatcher {listed(target.a2a_overlap_dispatchers)}"
-    if set(decision.stage_recompute) - target.a2a_overlap_recompute:
-        yield f"a2a_overlap needs recompute {listed(target.a2a_overlap_recompute)}"
-    if recomputed(model, decision) & target.a2a_overlap_excludes:
-        yield (
-            f"a2a_overlap cannot recompute {listed(target.a2a_overlap_excludes)}; "
-            "take it out of recompute_modules"
-        )
-    if decision.cuda_graph not in target.a2a_overlap_graphs:
-        yield f"a2a_overlap needs cuda_graph {listed(target.a2a_overlap_graphs)}"
-    yield from _overlap_in_a_pipeline(target, decision)
+def _conditional(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+    for feature in CONDITIONAL:
+        if not getattr(decision, feature):
+            continue
+        conditions = getattr(target, feature)
+        if conditions is None:
+            yield f"{feature} is not offered"
+            continue
+        unmet = (*_beside(conditions, model, decision), *_in_a_pipeline(conditions, decision))
+        yield from (f"{feature} {reason}" for reason in unmet)
 
 
-def _overlap_in_a_pipeline(target: Capabilities, decision: Decision) -> Iterator[str]:
+def _beside(conditions: Conditions, model: ModelSpec, decision: Decision) -> Iterator[str]:
+    has_experts = model.num_moe_layers and decision.expert_model_parallel_size > 1
+    if conditions.needs_experts and not has_experts:
+        yield "needs expert_model_parallel_size above 1"
+    if decision.dispatcher not in conditions.dispatchers:
+        yield f"needs dispatcher {listed(conditions.dispatchers)}"
+    if set(decision.stage_recompute) - conditions.recompute:
+        yield f"needs recompute {listed(conditions.recompute)}"
+    if recomputed(model, decision) & conditions.excludes:
+        yield (f"cannot recompute {listed(conditions.excludes)}; take it out of recompute_modules")
+    if decision.cuda_graph not in conditions.cuda_graphs:
+        yield f"needs cuda_graph {listed(conditions.cuda_graphs)}"
+
+
+def _in_a_pipeline(conditions: Conditions, decision: Decision) -> Iterator[str]:
     pipeline = decision.pipeline_model_parallel_size > 1
-    if (
-        target.a2a_overlap_needs_virtual_pipeline
-        and pipeline
-        and decision.virtual_pipeline_model_parallel_size == 1
-    ):
-        yield "a2a_overlap with a pipeline needs virtual_pipeline_model_parallel_size above 1"
-    if decision.mtp_num_layers > target.a2a_overlap_largest_mtp:
-        yield f"a2a_overlap needs mtp_num_layers {target.a2a_overlap_largest_mtp} at most"
-    if decision.mtp_num_layers and not pipeline and target.a2a_overlap_mtp_needs_pipeline:
-        yield "a2a_overlap with mtp_num_layers needs pipeline_model_parallel_size above 1"
+    is_virtual = decision.virtual_pipeline_model_parallel_size > 1
+    if conditions.needs_virtual_pipeline and pipeline and not is_virtual:
+        yield "with a pipeline needs virtual_pipeline_model_parallel_size above 1"
+    if decision.mtp_num_layers > conditions.largest_mtp:
+        yield f"needs mtp_num_layers {conditions.largest_mtp} at most"
+    if decision.mtp_num_layers and not pipeline and conditions.mtp_needs_pipeline:
+        yield "with mtp_num_layers needs pipeline_model_parallel_size above 1"
 
 
 def _graphs(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:

@@ -128,12 +128,12 @@ def _settings(
         **_precision(given),
         "dispatcher": _dispatcher(given),
         # Release 0.3 captures a whole step by default; without the key it is an older release.
-        "graphs": Graphs.NONE
+        "cuda_graph": Graphs.NONE
         if given.is_on("training.disable_cuda_graphs", default=True)
         else Graphs.FULL,
         "a2a_overlap": overlaps and schedule == "DualPipeV" and pipeline > 1 and expert > 1,
-        "overlap_gradients": True,
-        "overlap_parameters": zero_stage > 0,
+        "overlap_grad_reduce": True,
+        "overlap_param_gather": zero_stage > 0,
         "overlap_tensor": given.is_on("parallelism.enable_async_tensor_parallel")
         # Release 0.3 has it with what is compiled.
         or (given.is_on("compile.enable") and given.is_on("compile.enable_async_tensor_parallel")),

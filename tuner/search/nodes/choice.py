@@ -21,6 +21,7 @@ import numpy as np
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.config.train import TrainDecision
 from tuner.config.words import short_decision
+from tuner.engines.megatron_lm.environment import overlaps_contend
 from tuner.plans.train import Alternative, Band, Plan, Preference, TrainPrediction
 from tuner.search.layout_groups import by_layout
 from tuner.search.nodes.expected_step import (
@@ -298,13 +299,10 @@ def _binding(plan: Plan, other: Alternative) -> str:
 def _notes(plan: Plan, other: Alternative) -> list[str]:
     """Return the plan's notes without those that apply to the replaced decision only."""
     decision, kept = other.decision, []
-    is_cut = decision.tensor_model_parallel_size > 1 or decision.context_parallel_size > 1
     for note in plan.provenance.notes:
         if note.startswith("gradient buckets of "):
             continue
-        if note.startswith("overlapped all-to-all wants ") and not (
-            decision.a2a_overlap and is_cut
-        ):
+        if note.startswith("overlapped all-to-all wants ") and not overlaps_contend(decision):
             continue
         if note.startswith("offloading needs "):
             continue

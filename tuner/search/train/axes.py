@@ -5,25 +5,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from profilers.steps.config import Recompute
+from tuner.config.knobs import searched
+from tuner.engines.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
 
 CHUNKS: Final = (1, 2, 4, 8)
 LAYER_SHARES: Final = (0.25, 0.5, 0.75, 1.0)
-DISPATCHERS: Final = ("alltoall", "deepep", "hybridep")
-GRAPHS: Final = ("none", "partial", "full_iteration")
-RANK_ORDERS: Final = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
-SWITCH: Final = (False, True)
+RANK_ORDERS: Final = (DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER)
 SHARDINGS: Final = ("everywhere", "domain")
 """Training state over all ranks that share it, or a copy of it in each scale-up domain."""
 
-COLUMN_OF_MODULE: Final = {
-    "core_attn": "recompute_core_attention",
-    "moe_act": "recompute_moe_act",
-    "layernorm": "recompute_layernorm",
-    "mla_up_proj": "recompute_mla_up_proj",
-    "mlp": "recompute_mlp",
-    "shared_experts": "recompute_shared_experts",
-    "moe": "recompute_moe",
-}
+RECOMPUTE_AXES: Final = ("recompute", "chunks")
+DISPATCH: Final = tuple(knob for knob in searched() if knob.is_of_dispatch)
+DISPATCH_AXES: Final = tuple(knob.field for knob in DISPATCH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

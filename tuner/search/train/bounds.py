@@ -25,8 +25,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.links import all_gather_s, groups, send_s
-from tuner.costs.train.shapes import ModelShape, Numbers, Strategies
+from tuner.costs.train.shapes import ModelShape
 from tuner.costs.train.step import OFFLOAD_BYTES
 from tuner.costs.train.units import UnitCosts
 from tuner.search.train.candidate_prices import (

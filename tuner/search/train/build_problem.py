@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tuner.config.knobs import DISPATCHERS
 from tuner.costs.train.calibration import Residuals, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
 from tuner.costs.train.constants import Precision
@@ -21,7 +22,6 @@ from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.engines.capabilities import intersection, launchable
 from tuner.errors import SpecError
-from tuner.search.train.axes import DISPATCHERS
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.regimes import priced_release, regime_of
 from tuner.spec.cluster import Pool

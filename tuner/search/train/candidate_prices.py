@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.links import (
     Group,
     all_gather_s,
@@ -35,7 +36,7 @@ from tuner.costs.train.links import (
     of_one_copy,
 )
 from tuner.costs.train.prices import StepPrice
-from tuner.costs.train.shapes import ModelShape, Numbers, Stages, Strategies, taken
+from tuner.costs.train.shapes import ModelShape, Stages, taken
 from tuner.costs.train.step import OFFLOAD_BYTES, assemble
 from tuner.costs.train.units import UnitCosts, unit_costs
 from tuner.search.train.candidates import (

@@ -14,8 +14,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.train.shapes import Strategies
-from tuner.search.train.axes import COLUMN_OF_MODULE, RecomputeChoice
+from tuner.config.candidates import recompute_columns
+from tuner.config.columns import Strategies
+from tuner.config.knobs import FIELD_OF_DEGREE, searched
+from tuner.search.train.axes import DISPATCH_AXES, RECOMPUTE_AXES, RecomputeChoice
 from tuner.search.train.degrees import Table
 from tuner.search.train.options import OptionSpace
 from tuner.search.train.problem import TrainProblem
@@ -26,12 +28,8 @@ Floats = npt.NDArray[np.float64]
 MOST_CODES: Final = 2**62
 """Combinations of columns that a 64-bit code can hold."""
 
-DEGREES: Final = (
-    *("tensor", "context", "pipeline", "data"),
-    *("virtual_pipeline", "micro_batch", "expert", "expert_tensor"),
-)
 TIME_DEGREES: Final = ("tensor", "context", "expert", "expert_tensor", "micro_batch")
-TIME_AXES: Final = ("recompute", "chunks", "dispatcher", "a2a_overlap", "cuda_graph")
+TIME_AXES: Final = (*RECOMPUTE_AXES, *DISPATCH_AXES)
 MEMORY_DEGREES: Final = (*TIME_DEGREES, "data")
 MEMORY_AXES: Final = (
     *("zero_stage", "recompute", "chunks", "dispatcher", "cuda_graph"),
@@ -96,7 +94,7 @@ def to_strategies(
     problem: TrainProblem, options: OptionSpace, candidates: Candidates
 ) -> Strategies:
     """Return candidates as inputs of the analytic formulas."""
-    rows = {name: candidates.rows[name].astype(np.float64) for name in DEGREES}
+    rows = {name: candidates.rows[name].astype(np.float64) for name in FIELD_OF_DEGREE}
     mean, p99 = _imbalance(problem, candidates.rows["expert"])
     has_sequence = problem.capabilities.sequence_parallel
     return Strategies(
@@ -132,32 +130,16 @@ def _imbalance(problem: TrainProblem, expert: Ints) -> tuple[Floats | float, Flo
 
 
 def _option_columns(options: OptionSpace, chosen: Mapping[str, Ints]) -> dict[str, Floats]:
-    def column(axis: str, value_A: list[float]) -> Floats:
-        return np.array(value_A, dtype=np.float64)[chosen[axis]]
-
-    def is_choice(axis: str, wanted: str) -> Floats:
-        return column(axis, [float(choice == wanted) for choice in options.choices[axis]])
-
-    def plain(axis: str) -> Floats:
-        return column(axis, [float(choice) for choice in options.choices[axis]])  # type: ignore[arg-type] # numbers by construction
-
     recompute: list[RecomputeChoice] = list(options.choices["recompute"])  # type: ignore[arg-type] # this axis only
+    by_axis: dict[str, list[dict[str, float]]] = {
+        knob.field: [knob.columns_of(choice) for choice in options.choices[knob.field]]  # type: ignore[arg-type] # no recomputation
+        for knob in searched()
+    } | {
+        "recompute": [recompute_columns(one.modules, full_ratio=one.share) for one in recompute],
+        "chunks": [{"chunks": float(count)} for count in options.choices["chunks"]],  # type: ignore[arg-type] # numbers by construction
+    }
     return {
-        "zero_stage": plain("zero_stage"),
-        "chunks": plain("chunks"),
-        "recompute_full": column("recompute", [one.share for one in recompute]),
-        **{
-            name: column("recompute", [float(module in one.modules) for one in recompute])
-            for module, name in COLUMN_OF_MODULE.items()
-        },
-        "is_deepep": is_choice("dispatcher", "deepep"),
-        "is_hybridep": is_choice("dispatcher", "hybridep"),
-        "a2a_overlap": plain("a2a_overlap"),
-        "partial_graph": is_choice("cuda_graph", "partial"),
-        "full_graph": is_choice("cuda_graph", "full_iteration"),
-        "zero_bubble": is_choice("schedule", "zero_bubble"),
-        "overlap_gradients": plain("overlap_grad_reduce"),
-        "overlap_parameters": plain("overlap_param_gather"),
-        "optimizer_offload": plain("optimizer_offload"),
-        "activation_offload": plain("activation_offload"),
+        column: np.array([one[column] for one in columns])[chosen[axis]]
+        for axis, columns in by_axis.items()
+        for column in columns[0]
     }

@@ -29,6 +29,7 @@ from solvers.layout.problem import LayoutProblem
 from solvers.registry import LAYOUT
 from tuner.costs.train.in_flight import warmup_in_flight
 from tuner.costs.train.memory_units import MemoryUnits
+from tuner.search.train.axes import RECOMPUTE_AXES
 from tuner.search.train.candidate_prices import (
     balanced_layers,
     candidate_bound_s,
@@ -40,7 +41,6 @@ from tuner.search.train.candidates import Candidates, to_strategies
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.layouts import PassTimes, layers_of_stages, to_stages
 from tuner.search.train.memory import take_units, unit_memory
-from tuner.search.train.option_table import RECOMPUTE_AXES
 from tuner.search.train.search_result import (
     Detail,
     price_in_layout,

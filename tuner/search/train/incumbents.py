@@ -7,9 +7,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.knobs import FIELD_OF_DEGREE
 from tuner.plans.train import Space
 from tuner.search.layout_groups import Layout
-from tuner.search.train.candidates import DEGREES, Candidates
+from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Degrees
 from tuner.search.train.options import OptionSpace
 from tuner.search.train.problem import TrainProblem
@@ -38,7 +39,7 @@ class Solutions:
         """Concatenate, each row at its better option, best first, up to `MOST_KEPT` rows."""
         both = self.concat(other)
         order = np.argsort(both.step_s, kind="stable")
-        _, row = both.candidates.same(DEGREES)
+        _, row = both.candidates.same(FIELD_OF_DEGREE)
         _, first = np.unique(row[order], return_index=True)
         return both.taken(order[np.sort(first)][:MOST_KEPT])
 

@@ -38,9 +38,10 @@ from dataclasses import fields, replace
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Strategies
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.memory_units import MemoryUnits, unit_bytes
-from tuner.costs.train.shapes import Stages, Strategies, taken
+from tuner.costs.train.shapes import Stages, taken
 from tuner.search.train.candidates import MEMORY_AXES, MEMORY_DEGREES, Candidates, to_strategies
 from tuner.search.train.degrees import Table
 from tuner.search.train.layouts import layers_of_stages, to_stages

@@ -31,10 +31,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Strategies
 from tuner.costs.train.constants import Software
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import MemoryConstants
-from tuner.costs.train.shapes import Hardware, ModelShape, Stages, Strategies
+from tuner.costs.train.shapes import Hardware, ModelShape, Stages
 from tuner.search.train.peak_errors import error_kind, published_errors
 from tuner.spec.goal import TrainGoal
 

@@ -8,6 +8,8 @@ decisions of the space are the same run.
 from collections.abc import Iterator
 
 from profilers.steps.config import Recompute
+from tuner.config.knobs import SWITCH, searched
+from tuner.engines.manifest import CONDITIONAL, Conditions
 from tuner.search.train.axes import RANK_ORDERS, Choice, OptionRule, RecomputeChoice
 from tuner.search.train.problem import TrainProblem
 
@@ -67,11 +69,13 @@ def _nature(problem: TrainProblem) -> Iterator[OptionRule]:
         axes=("dispatcher",),
         is_broken=lambda facts, name: name != "alltoall" and not facts.has_expert_parallel,
     )
-    yield OptionRule(
-        text="a2a_overlap without expert parallelism overlaps nothing",
-        axes=("a2a_overlap",),
-        is_broken=lambda facts, on: on and not facts.has_expert_parallel,
-    )
+    for knob in searched():
+        if knob.of_experts and knob.choices == SWITCH:
+            yield OptionRule(
+                text=f"{knob.field} without expert parallelism overlaps nothing",
+                axes=(knob.field,),
+                is_broken=lambda facts, on: on and not facts.has_expert_parallel,
+            )
     yield OptionRule(
         text="more than one chunk without recomputing the experts saves nothing",
         axes=("recompute", "chunks"),
@@ -155,7 +159,8 @@ def _targets(problem: TrainProblem) -> Iterator[OptionRule]:
             or (facts.has_pipeline and name not in target.dispatchers_with_pipeline)
         ),
     )
-    yield from _a2a_rules(problem)
+    for feature in CONDITIONAL:
+        yield from _conditional_rules(problem, feature)
     yield from _graph_rules(problem)
     yield from _offload_rules(problem)
     yield OptionRule(
@@ -182,45 +187,49 @@ def _targets(problem: TrainProblem) -> Iterator[OptionRule]:
         )
 
 
-def _a2a_rules(problem: TrainProblem) -> Iterator[OptionRule]:
-    target, mtp = problem.capabilities, problem.model.mtp_num_layers
+def _conditional_rules(problem: TrainProblem, feature: str) -> Iterator[OptionRule]:
+    """Beside which settings the target has a feature."""
+    conditions: Conditions | None = getattr(problem.capabilities, feature)
+    mtp = problem.model.mtp_num_layers
     yield OptionRule(
-        text="the target has no a2a_overlap with these degrees",
-        axes=("a2a_overlap",),
+        text=f"the target has no {feature} with these degrees",
+        axes=(feature,),
         is_broken=lambda facts, on: (
             on
             and (
-                not target.a2a_overlap
+                conditions is None
                 or (
-                    target.a2a_overlap_needs_virtual_pipeline
+                    conditions.needs_virtual_pipeline
                     and facts.has_pipeline
                     and not facts.has_virtual
                 )
-                or mtp > target.a2a_overlap_largest_mtp
-                or (mtp > 0 and target.a2a_overlap_mtp_needs_pipeline and not facts.has_pipeline)
+                or mtp > conditions.largest_mtp
+                or (mtp > 0 and conditions.mtp_needs_pipeline and not facts.has_pipeline)
             )
         ),
     )
+    if conditions is None:
+        return
     yield OptionRule(
-        text="the target has no a2a_overlap with this dispatcher",
-        axes=("dispatcher", "a2a_overlap"),
-        is_broken=lambda facts, name, on: on and name not in target.a2a_overlap_dispatchers,
+        text=f"the target has no {feature} with this dispatcher",
+        axes=("dispatcher", feature),
+        is_broken=lambda facts, name, on: on and name not in conditions.dispatchers,
     )
     yield OptionRule(
-        text="the target has no a2a_overlap with this recompute",
-        axes=("recompute", "a2a_overlap"),
+        text=f"the target has no {feature} with this recompute",
+        axes=("recompute", feature),
         is_broken=lambda facts, recompute, on: (
             on
             and (
-                recompute.level not in target.a2a_overlap_recompute
-                or bool(recompute.modules & target.a2a_overlap_excludes)
+                recompute.level not in conditions.recompute
+                or bool(recompute.modules & conditions.excludes)
             )
         ),
     )
     yield OptionRule(
-        text="the target has no a2a_overlap with this cuda_graph",
-        axes=("a2a_overlap", "cuda_graph"),
-        is_broken=lambda facts, on, graph: on and graph not in target.a2a_overlap_graphs,
+        text=f"the target has no {feature} with this cuda_graph",
+        axes=(feature, "cuda_graph"),
+        is_broken=lambda facts, on, graph: on and graph not in conditions.cuda_graphs,
     )
 
 
@@ -268,27 +277,13 @@ def _offload_rules(problem: TrainProblem) -> Iterator[OptionRule]:
             axes=("optimizer_offload",),
             is_broken=lambda facts, on: on and facts.has_tensor,
         )
-    yield OptionRule(
-        text="the target cannot offload activations here",
-        axes=("recompute", "cuda_graph", "activation_offload"),
-        is_broken=lambda facts, recompute, graph, on: (
-            on
-            and (
-                not target.activation_offload
-                or recompute.level not in target.activation_offload_recompute
-                or graph not in target.activation_offload_graphs
-            )
-        ),
-    )
 
 
 def _limits(problem: TrainProblem) -> Iterator[OptionRule]:
     """What the user's limits leave out, one rule per limited decision."""
     limits = problem.limits
-    for name in ("zero_stage", "chunks", "dispatcher", "a2a_overlap", "cuda_graph", "schedule"):
-        yield from _limit(name, getattr(limits, name))
-    for name in ("optimizer_offload", "activation_offload"):
-        yield from _limit(name, getattr(limits, name))
+    for axis in ("chunks", *(knob.field for knob in searched())):
+        yield from _limit(axis, getattr(limits, axis, None))
     levels = limits.recompute
     if levels is not None:
         yield OptionRule(

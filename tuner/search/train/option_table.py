@@ -5,7 +5,7 @@ makes a step slower or larger, nor does running dispatch and combine beside othe
 graph of the whole step in place of kernel launches. An option is dominated, and dropped, if another
 legal one differs from it only in such a setting. The others form three levels:
 
-    dispatch        dispatcher, a2a_overlap, cuda_graph
+    dispatch        dispatcher, overlap of its all-to-all, CUDA graphs
     no_recompute    a dispatch setting and every other knob but recomputation and chunks
     option          all knobs
 
@@ -29,20 +29,15 @@ from typing import Final
 
 import numpy as np
 
-from tuner.search.train.axes import GRAPHS, Choice, Facts
+from tuner.config.knobs import searched
+from tuner.search.train.axes import DISPATCH, DISPATCH_AXES, RECOMPUTE_AXES, Choice, Facts
 from tuner.search.train.options import OptionSpace
 from tuner.search.train.rules import Ints, Mask
-
-DISPATCH_AXES: Final = ("dispatcher", "a2a_overlap", "cuda_graph")
-RECOMPUTE_AXES: Final = ("recompute", "chunks")
 
 OFFLOAD_AXES: Final = ("optimizer_offload", "activation_offload")
 
 NEVER_WORSE: Final[Mapping[str, tuple[tuple[Choice, Choice], ...]]] = {
-    "overlap_grad_reduce": ((False, True),),
-    "overlap_param_gather": ((False, True),),
-    "a2a_overlap": ((False, True),),
-    "cuda_graph": (("none", "full_iteration"), ("partial", "full_iteration")),
+    knob.field: knob.never_worse for knob in searched() if knob.never_worse
 }
 """By axis: a choice, and another that is never worse with all else equal."""
 
@@ -153,17 +148,20 @@ def _keep_axes(options: Ints, at: list[int]) -> Ints:
 def _leading_dispatch(
     options: OptionSpace, axes: tuple[str, ...], dispatch_DA: Ints
 ) -> tuple[int, ...]:
-    """Dispatch settings that no other of the same dispatcher covers in overlap and graphs."""
-    dispatcher, overlap, graph = (dispatch_DA[:, axes.index(axis)] for axis in DISPATCH_AXES)
-    overlaps = np.array(options.choices["a2a_overlap"], dtype=np.int64)[overlap]
-    captured = np.array([GRAPHS.index(str(g)) for g in options.choices["cuda_graph"]])[graph]
+    """Dispatch settings that no other covers: as good or better in what is never worse."""
+    ranks_DA = np.stack(
+        [
+            np.array([knob.choices.index(one) for one in options.choices[knob.field]])[
+                dispatch_DA[:, axes.index(knob.field)]
+            ]
+            for knob in DISPATCH
+        ],
+        axis=1,
+    )
+    is_ordered_A = np.array([bool(knob.never_worse) for knob in DISPATCH])
     leading = []
-    for dispatch in range(len(dispatch_DA)):
-        no_worse = (
-            (dispatcher == dispatcher[dispatch])
-            & (overlaps >= overlaps[dispatch])
-            & (captured >= captured[dispatch])
-        )
+    for dispatch, ranks_A in enumerate(ranks_DA):
+        no_worse = np.where(is_ordered_A, ranks_DA >= ranks_A, ranks_DA == ranks_A).all(axis=1)
         if no_worse.sum() == 1:
             leading.append(dispatch)
     return tuple(leading)

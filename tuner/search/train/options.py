@@ -8,8 +8,7 @@ that it ties together, and counting multiplies the independent ones.
     recompute           none, every set of the model's modules, the first quarter, half and three
                         quarters of each stage's layers, all of them
     chunks              MemFine's pieces of a MoE layer (arXiv:2511.21431, section 6)
-    dispatcher, a2a_overlap, cuda_graph, schedule, overlap_grad_reduce, overlap_param_gather,
-    optimizer_offload, activation_offload, rank_order      as in tuner/plans/train.py
+    the knobs that tuner/config/knobs.py says are searched
     sharding            of the training state: over all ranks, or a copy per scale-up domain
 
 What a model cannot have (the experts' axes in a dense one) is not in its product. Rules read a few
@@ -26,14 +25,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from profilers.steps.config import LayerKind, Recompute
+from tuner.config.knobs import searched
 from tuner.search.train.axes import (
     CHUNKS,
-    DISPATCHERS,
-    GRAPHS,
     LAYER_SHARES,
-    RANK_ORDERS,
     SHARDINGS,
-    SWITCH,
     Choice,
     Facts,
     OptionRule,
@@ -121,19 +117,15 @@ class OptionSpace:
 def option_space(problem: TrainProblem) -> OptionSpace:
     """Build the axes of a problem and the rules between them."""
     has_experts = problem.model.num_moe_layers > 0
+    plain: dict[str, tuple[Choice, ...]] = {
+        knob.field: knob.choices[:1] if knob.of_experts and not has_experts else knob.choices
+        for knob in searched()
+    }
     choices: dict[str, tuple[Choice, ...]] = {
-        "zero_stage": (0, 1, 2, 3),
+        "zero_stage": plain.pop("zero_stage"),
         "recompute": tuple(_recompute_choices(problem)),
         "chunks": CHUNKS if has_experts else (1,),
-        "dispatcher": DISPATCHERS if has_experts else ("alltoall",),
-        "a2a_overlap": SWITCH if has_experts else (False,),
-        "cuda_graph": GRAPHS,
-        "schedule": ("1f1b", "interleaved", "zero_bubble"),
-        "overlap_grad_reduce": SWITCH,
-        "overlap_param_gather": SWITCH,
-        "optimizer_offload": SWITCH,
-        "activation_offload": SWITCH,
-        "rank_order": RANK_ORDERS,
+        **plain,
         "sharding": SHARDINGS,
     }
     return OptionSpace(choices=choices, rules=option_rules(problem))

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tuner.config.columns import Strategies
 from tuner.config.train import TrainDecision
-from tuner.costs.train.shapes import Strategies, number, single
+from tuner.costs.train.shapes import number, single
 from tuner.faults.forecast import Run, RunForecast, forecast
 from tuner.faults.interval import goodput_step_s
 from tuner.faults.reliability import Jobs, Reliability

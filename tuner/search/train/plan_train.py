@@ -19,6 +19,7 @@ from tuner.config.train import TrainDecision
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.shapes import number
 from tuner.devices.datasheet import Generation
+from tuner.engines.megatron_lm.environment import overlaps_contend
 from tuner.plans.train import Band, Plan, Provenance, Relaxation, TrainPrediction
 from tuner.search.forked import numbers
 from tuner.search.layout_groups import by_layout
@@ -351,9 +352,8 @@ def _connection_notes(decision: TrainDecision, priced_pool: PricedPool) -> Itera
 
     Source: megatron/training/arguments.py of core_v0.19.0, for devices before Blackwell.
     """
-    is_cut = decision.tensor_model_parallel_size > 1 or decision.context_parallel_size > 1
     is_old = priced_pool.sheet.generation in (Generation.AMPERE, Generation.ADA, Generation.HOPPER)
-    if decision.a2a_overlap and is_cut and is_old:
+    if overlaps_contend(decision) and is_old:
         yield (
             "overlapped all-to-all wants a large CUDA_DEVICE_MAX_CONNECTIONS, tensor and context"
             " parallelism want 1 before Blackwell: try 1 and 32; the price assumes that neither"

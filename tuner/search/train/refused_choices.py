@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from profilers.steps.config import Recompute
+from tuner.config.knobs import SWITCH, searched
 from tuner.search.train.axes import Choice, Facts, OptionRule, RecomputeChoice
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.options import option_space
@@ -20,13 +21,7 @@ from tuner.search.train.rules import dense_rules, expert_rules, schedule_rules
 from tuner.search.train.space_size import by_facts
 from tuner.units import format_ratio
 
-_ON: Final[Mapping[str, str]] = {
-    "a2a_overlap": "overlapped all-to-all",
-    "overlap_grad_reduce": "overlapped gradient reduction",
-    "overlap_param_gather": "overlapped parameter all-gather",
-    "optimizer_offload": "optimizer state in host memory",
-    "activation_offload": "activations in host memory",
-}
+_ON: Final = {knob.field: knob.words for knob in searched() if knob.choices == SWITCH}
 _GRAPHS: Final[Mapping[str, str]] = {
     "none": "no CUDA graphs",
     "partial": "partial CUDA graphs",

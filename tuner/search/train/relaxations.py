@@ -13,9 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from profilers.steps.config import Recompute
+from tuner.config.knobs import KNOBS
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import WRAPPERS
-from tuner.engines.manifest import Capabilities
+from tuner.engines.manifest import Capabilities, anything
 from tuner.plans.train import Relaxation, TrainPrediction, Unlaunchable
 from tuner.search.forked import Task, Worded
 from tuner.search.progress import ignore_progress
@@ -61,7 +62,7 @@ MOST_RULES: Final = 3
 MEMORY_LIMIT: Final = "memory_per_device"
 """Name of the limit where everything legal needs more memory."""
 
-EVERYTHING: Final = Capabilities(names=("nothing in particular",))
+EVERYTHING: Final = anything("nothing in particular")
 """A manifest without limits."""
 
 ONE_OF_SCHEDULES: Final[Mapping[str, str]] = {
@@ -70,20 +71,18 @@ ONE_OF_SCHEDULES: Final[Mapping[str, str]] = {
 }
 """Features that are one member of the manifest's `schedules`."""
 
+FEATURE_KNOBS: Final = tuple(knob for knob in KNOBS if knob.is_feature)
+
+
+def _has(field: str, able: Capabilities) -> bool:
+    return getattr(able, field) is not None
+
+
 FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "context parallelism": ("context_parallel",),
     "interleaved schedule": ("virtual_pipeline",),
     "zero-bubble schedule": ("zero_bubble_needs_virtual_pipeline",),
-    "overlapped all-to-all": (
-        "a2a_overlap",
-        "a2a_overlap_dispatchers",
-        "a2a_overlap_needs_virtual_pipeline",
-        "a2a_overlap_recompute",
-        "a2a_overlap_excludes",
-        "a2a_overlap_graphs",
-        "a2a_overlap_largest_mtp",
-        "a2a_overlap_mtp_needs_pipeline",
-    ),
+    **{knob.words: (knob.field,) for knob in FEATURE_KNOBS},
     "dispatchers deepep and hybridep": ("dispatchers", "dispatchers_with_pipeline"),
     "expert tensor parallelism": ("expert_tensor_parallel",),
     "parallel folding": ("expert_folding",),
@@ -101,8 +100,6 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "offloading": (
         "optimizer_offload_zero_stages",
         "activation_offload",
-        "activation_offload_recompute",
-        "activation_offload_graphs",
     ),
     "uneven stages": ("uneven_layout", "empty_stages"),
     "overlapped gradient reduction and parameter all-gather": (
@@ -117,7 +114,7 @@ _HAS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
     "context parallelism": lambda able: able.context_parallel,
     "interleaved schedule": lambda able: able.virtual_pipeline and "interleaved" in able.schedules,
     "zero-bubble schedule": lambda able: "zero_bubble" in able.schedules,
-    "overlapped all-to-all": lambda able: able.a2a_overlap,
+    **{knob.words: partial(_has, knob.field) for knob in FEATURE_KNOBS},
     "dispatchers deepep and hybridep": lambda able: bool(able.dispatchers & {"deepep", "hybridep"}),
     "expert tensor parallelism": lambda able: able.expert_tensor_parallel,
     "parallel folding": lambda able: able.expert_folding,
@@ -126,7 +123,7 @@ _HAS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
     "chunked experts": lambda able: able.largest_chunks > 1,
     "recomputation": lambda able: bool(able.recompute - {Recompute.NONE}),
     "CUDA graphs": lambda able: bool(able.cuda_graphs - {"none"}),
-    "offloading": lambda able: able.activation_offload or bool(able.optimizer_offload_zero_stages),
+    "offloading": lambda able: bool(able.activation_offload or able.optimizer_offload_zero_stages),
     "uneven stages": lambda able: able.uneven_layout,
     "overlapped gradient reduction and parameter all-gather": lambda able: (
         able.overlap_grad_reduce or able.overlap_param_gather

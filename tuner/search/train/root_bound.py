@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Numbers
 from tuner.costs.train.kernels import AttentionShape, ExpertSeconds, Kernels
 from tuner.costs.train.measured_kernels import MeasuredKernels
-from tuner.costs.train.shapes import Numbers, taken
+from tuner.costs.train.shapes import taken
 from tuner.costs.train.units import unit_costs
-from tuner.search.train.axes import RANK_ORDERS, Choice
+from tuner.search.train.axes import DISPATCH, RANK_ORDERS, Choice
 from tuner.search.train.bounds import Allowed, degrees_bound_s, single_expert
 from tuner.search.train.candidates import TIME_DEGREES, Candidates, to_strategies
 from tuner.search.train.degrees import Degrees
@@ -78,9 +79,9 @@ def partial_bounds_s(problem: TrainProblem, options: OptionSpace, degrees: Degre
         name: degrees.partials_N[name] for name in ("virtual_pipeline", "micro_batch")
     }
     fastest = {axis: np.zeros_like(one) for axis in options.choices}
-    for axis, choice in (("a2a_overlap", True), ("cuda_graph", "full_iteration")):
-        if choice in options.choices[axis]:
-            fastest[axis] = one * options.choices[axis].index(choice)
+    for knob in DISPATCH:
+        if knob.never_worse and (best := knob.never_worse[-1][1]) in options.choices[knob.field]:
+            fastest[knob.field] = one * options.choices[knob.field].index(best)
     candidates = Candidates(rows=partials | {"expert": one, "expert_tensor": one}, options=fastest)
     strategies = to_strategies(problem, options, candidates)
     first, inverse = candidates.same(TIME_DEGREES)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
+from tuner.config.knobs import FIELD_OF_DEGREE
 from tuner.search.train.problem import TrainProblem
 
 Ints = npt.NDArray[np.int64]
@@ -24,24 +25,18 @@ Mask = npt.NDArray[np.bool_]
 Chosen = Mapping[str, Ints]
 """Columns by name, all of one length."""
 
+
+def _fields(*columns: str) -> dict[str, str]:
+    return {column: FIELD_OF_DEGREE[column] for column in columns}
+
+
 BATCH_RULE: Final = "data_parallel_size does not divide global_batch_size"
 
 MICRO_RULE: Final = "micro_batch_size * data_parallel_size does not divide global_batch_size"
 
-DENSE_NAMES: Final = {
-    "tensor": "tensor_model_parallel_size",
-    "context": "context_parallel_size",
-    "pipeline": "pipeline_model_parallel_size",
-    "data": "data_parallel_size",
-}
-SCHEDULE_NAMES: Final = {
-    "virtual_pipeline": "virtual_pipeline_model_parallel_size",
-    "micro_batch": "micro_batch_size",
-}
-EXPERT_NAMES: Final = {
-    "expert": "expert_model_parallel_size",
-    "expert_tensor": "expert_tensor_parallel_size",
-}
+DENSE_NAMES: Final = _fields("tensor", "context", "pipeline", "data")
+SCHEDULE_NAMES: Final = _fields("virtual_pipeline", "micro_batch")
+EXPERT_NAMES: Final = _fields("expert", "expert_tensor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

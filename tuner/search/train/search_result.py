@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from tuner.config.columns import Strategies
+from tuner.config.knobs import FIELD_OF_DEGREE
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.prices import MemoryPrice, StepPrice
-from tuner.costs.train.shapes import Stages, Strategies, taken
+from tuner.costs.train.shapes import Stages, taken
 from tuner.plans.train import Certificate
 from tuner.search.to_plan import certify
 from tuner.search.train.axes import RecomputeChoice
@@ -63,16 +65,9 @@ def decision_fields(
     ranks = rows["tensor"] * rows["context"] * rows["data"]
     is_part = 0.0 < recompute.share < 1.0
     return {
-        "tensor_model_parallel_size": rows["tensor"],
-        "pipeline_model_parallel_size": rows["pipeline"],
-        "virtual_pipeline_model_parallel_size": rows["virtual_pipeline"],
-        "context_parallel_size": rows["context"],
-        "data_parallel_size": rows["data"],
-        "expert_model_parallel_size": rows["expert"],
-        "expert_tensor_parallel_size": rows["expert_tensor"],
+        **{field: rows[column] for column, field in FIELD_OF_DEGREE.items()},
         "expert_data_parallel_size": ranks // (rows["expert"] * rows["expert_tensor"]),
         "sequence_parallel": rows["tensor"] > 1 and problem.capabilities.sequence_parallel,
-        "micro_batch_size": rows["micro_batch"],
         "recompute": recompute.level,
         "recompute_modules": tuple(sorted(recompute.modules)),
         "recompute_num_layers": math.ceil(recompute.share * max(layers)) if is_part else None,

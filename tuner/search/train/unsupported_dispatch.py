@@ -25,14 +25,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.prices.hierarchical_a2a import best_depth, dispatch_s, two_levels
 from tuner.costs.prices.pipelined_a2a import Part, PipelinedLayer, best_degree, overlapped_moe_s
-from tuner.costs.train.experts import moe_blocks
+from tuner.costs.train.experts import isolated, moe_blocks
 from tuner.costs.train.kernels import DatasheetKernels
 from tuner.costs.train.limited_routing import reached_places
 from tuner.costs.train.links import all_gather_s, groups, latency_s
 from tuner.costs.train.parts import Block, Setting
-from tuner.costs.train.shapes import Numbers, Strategies
 from tuner.costs.train.units import LayerCost
 from tuner.search.train.candidate_prices import assemble_step, price_batch, time_pieces
 from tuner.search.train.candidates import to_strategies
@@ -129,10 +129,10 @@ def _gather_s(setting: Setting) -> Numbers:
 
 def _pipelined(problem: TrainProblem, strategies: Strategies) -> _Saved:
     setting, own = _setting(problem, strategies), problem.constants
-    now, isolated = _routed(problem, strategies), _routed(problem, strategies, a2a_overlap=0.0)
+    now, alone = _routed(problem, strategies), _routed(problem, isolated(strategies))
     gather_s = _gather_s(setting)
     start_s = latency_s(setting.groups.expert, own)
-    all_to_all = _part(isolated.expert_s / 2.0 - gather_s, start_s)
+    all_to_all = _part(alone.expert_s / 2.0 - gather_s, start_s)
     inside = _part(gather_s, latency_s(setting.groups.expert_tensor, own))
     launched_s = own.launch_s * own.expert_launches * problem.shape.experts / strategies.expert
     by_pass = []
@@ -141,7 +141,7 @@ def _pipelined(problem: TrainProblem, strategies: Strategies) -> _Saved:
             all_to_all=all_to_all,
             gather=inside,
             scatter=inside,
-            experts=Part(start_s=launched_s, work_s=getattr(isolated, name)),
+            experts=Part(start_s=launched_s, work_s=getattr(alone, name)),
         )
         pieces_C, _ = best_degree(layer)
         small = _routed(
@@ -168,7 +168,7 @@ def _part(whole_s: Numbers, start_s: Numbers) -> Part:
 
 def _hierarchical(problem: TrainProblem, strategies: Strategies) -> _Saved:
     setting, s, m = _setting(problem, strategies), strategies, problem.shape
-    now, isolated = _routed(problem, s), _routed(problem, s, a2a_overlap=0.0)
+    now, alone = _routed(problem, s), _routed(problem, isolated(s))
     levels = two_levels(
         setting.groups.expert, hardware=problem.hardware, constants=problem.constants
     )
@@ -180,7 +180,7 @@ def _hierarchical(problem: TrainProblem, strategies: Strategies) -> _Saved:
             row_bytes=s.element_bytes * m.hidden * s.expert_imbalance,
         )
     )
-    visible = now.expert_s / np.maximum(isolated.expert_s, 1e-30)
+    visible = now.expert_s / np.maximum(alone.expert_s, 1e-30)
     saved_s = np.maximum(now.expert_s - visible * 2.0 * (once_s + _gather_s(setting)), 0.0)
     saved_C = np.broadcast_to(saved_s, np.shape(depth_C)) * problem.constants.straggler_factor
     return _Saved(

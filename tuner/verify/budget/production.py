@@ -15,16 +15,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from profilers.steps.config import Recompute
+from tuner.config.candidates import strategies_of
+from tuner.config.columns import Strategies
 from tuner.config.train import TrainDecision
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.prices import StepPrice
-from tuner.costs.train.shapes import Stages, Strategies, number
+from tuner.costs.train.shapes import Stages, number
 from tuner.costs.train.step import price_step
-from tuner.engines.rules.decision import selective_modules
 from tuner.plans.train import Plan, TrainPrediction
-from tuner.search.train.axes import COLUMN_OF_MODULE
 from tuner.search.train.finalists import simulated_s
 from tuner.search.train.layouts import to_stages
 from tuner.search.train.plan_fields import stage_predictions
@@ -135,47 +134,4 @@ def _strategies(problem: TrainProblem, decision: TrainDecision) -> Strategies:
         weight_bytes=problem.weight_bytes,
         expert_imbalance=mean,
         expert_imbalance_p99=p99,
-    )
-
-
-def strategies_of(
-    decision: TrainDecision, *, sequence_length: int, global_batch_size: int
-) -> Strategies:
-    """Return a decision as a column of the formulas: bf16 and balanced experts."""
-    is_full = decision.recompute is Recompute.FULL
-    recomputed_layers = decision.recompute_num_layers
-    share = 1.0 if recomputed_layers is None else recomputed_layers / max(decision.pipeline_layout)
-    modules = selective_modules(decision) if decision.recompute is Recompute.SELECTIVE else ()
-    copies = decision.num_state_copies
-    shared = decision.data_parallel_size * decision.context_parallel_size
-    return Strategies(
-        sequence=float(sequence_length),
-        micro_batch=float(decision.micro_batch_size),
-        num_microbatches=float(decision.num_microbatches(global_batch_size)),
-        tensor=float(decision.tensor_model_parallel_size),
-        context=float(decision.context_parallel_size),
-        pipeline=float(decision.pipeline_model_parallel_size),
-        virtual_pipeline=float(decision.virtual_pipeline_model_parallel_size),
-        data=float(decision.data_parallel_size),
-        expert=float(decision.expert_model_parallel_size),
-        expert_tensor=float(decision.expert_tensor_parallel_size),
-        sequence_parallel=float(decision.sequence_parallel),
-        zero_stage=float(decision.zero_stage),
-        shard_ranks=0.0 if copies == 1 else shared / copies,
-        gradient_bytes=float(decision.gradient_bytes),
-        recompute_full=min(1.0, share) if is_full else 0.0,
-        **{COLUMN_OF_MODULE[module]: 1.0 for module in modules},
-        chunks=float(max(decision.chunks)),
-        a2a_overlap=float(decision.a2a_overlap),
-        is_deepep=float(decision.dispatcher == "deepep"),
-        is_hybridep=float(decision.dispatcher == "hybridep"),
-        overlap_gradients=float(decision.overlap_grad_reduce),
-        bucket_parameters=float(decision.ddp_bucket_size or 0),
-        overlap_parameters=float(decision.overlap_param_gather),
-        partial_graph=float(decision.cuda_graph == "partial"),
-        full_graph=float(decision.cuda_graph == "full_iteration"),
-        embedding_loss_as_layers=float(decision.ends_as_layers),
-        zero_bubble=float(decision.schedule == "zero_bubble"),
-        optimizer_offload=float(decision.optimizer_offload),
-        activation_offload=float(decision.activation_offload),
     )

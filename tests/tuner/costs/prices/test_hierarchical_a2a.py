@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rows import each_row
+from tuner.config.columns import Numbers
 from tuner.costs.prices.hierarchical_a2a import (
     Hop,
     Levels,
@@ -19,7 +20,7 @@ from tuner.costs.prices.hierarchical_a2a import (
 )
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.links import Group, all_to_all_s, distinct_places
-from tuner.costs.train.shapes import Hardware, Numbers
+from tuner.costs.train.shapes import Hardware
 
 # Table II: percent of token copies that are duplicates, measured with 128 experts, by
 # (places, top_k).

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.columns_of import StageLayers, shape_of_model, stages_of_layouts
 from tuner.costs.train.constants import Precision, Software, uncalibrated
 from tuner.costs.train.gradient_buckets import (
@@ -17,7 +18,7 @@ from tuner.costs.train.gradient_buckets import (
     default_bucket,
     visible_s,
 )
-from tuner.costs.train.shapes import Hardware, Numbers, Strategies
+from tuner.costs.train.shapes import Hardware
 from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Generation
 from tuner.spec.huggingface.read import read_model

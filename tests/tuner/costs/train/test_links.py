@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tuner.config.columns import Strategies
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.links import (
     Group,
@@ -16,7 +17,7 @@ from tuner.costs.train.links import (
     groups,
     send_s,
 )
-from tuner.costs.train.shapes import Hardware, Strategies
+from tuner.costs.train.shapes import Hardware
 
 MACHINE = Hardware(
     matmul_flop_per_s=100e12,

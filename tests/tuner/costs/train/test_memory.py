@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rows import each_row
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.constants import Software
 from tuner.costs.train.memory import assemble_memory, price_memory
 from tuner.costs.train.memory_constants import (
@@ -21,7 +22,7 @@ from tuner.costs.train.memory_constants import (
 )
 from tuner.costs.train.memory_units import unit_bytes
 from tuner.costs.train.prices import MemoryPrice
-from tuner.costs.train.shapes import Hardware, ModelShape, Numbers, Stages, Strategies, stacked
+from tuner.costs.train.shapes import Hardware, ModelShape, Stages, stacked
 
 GIB = 2.0**30
 MACHINE = Hardware(

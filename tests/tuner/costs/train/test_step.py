@@ -8,20 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rows import each_row
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.activations import activation_bytes
 from tuner.costs.train.columns_of import StageLayers, shape_of_model, stages_of_layouts
 from tuner.costs.train.constants import Constants, Precision, Software, uncalibrated
 from tuner.costs.train.fold import per_device
 from tuner.costs.train.kernels import AttentionShape, ExpertSeconds
-from tuner.costs.train.shapes import (
-    Hardware,
-    ModelShape,
-    Numbers,
-    Stages,
-    Strategies,
-    stacked,
-    taken,
-)
+from tuner.costs.train.shapes import Hardware, ModelShape, Stages, stacked, taken
 from tuner.costs.train.step import HOST_LINK_RATIO, assemble, price_step
 from tuner.costs.train.units import unit_costs
 from tuner.devices.datasheet import Generation

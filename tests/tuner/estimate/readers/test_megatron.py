@@ -66,7 +66,7 @@ def test_a_script_with_arrays_variables_and_a_launcher_is_read() -> None:
     assert (launch.tensor, launch.pipeline, launch.expert, launch.expert_tensor) == (1, 4, 8, 1)
     assert (launch.sequence, launch.micro_batch, launch.global_batch) == (4096, 1, 256)
     assert launch.dispatcher is Dispatcher.ALLTOALL
-    assert (launch.zero_stage, launch.overlap_gradients, launch.overlap_parameters) == (1, 1, 1)
+    assert (launch.zero_stage, launch.overlap_grad_reduce, launch.overlap_param_gather) == (1, 1, 1)
     assert not launch.dropout
     assert "--lr 1e-4" in launch.ignored
     assert "--tokenizer-model my tokenizer" in launch.ignored
@@ -170,8 +170,8 @@ def test_sharding_of_state(flags: str, expected: int) -> None:
 
 
 def test_graphs_by_new_and_old_names() -> None:
-    assert read(LEAST + "--cuda-graph-impl full_iteration").graphs is Graphs.FULL
-    assert read(LEAST + "--external-cuda-graph").graphs is Graphs.PARTIAL
+    assert read(LEAST + "--cuda-graph-impl full_iteration").cuda_graph is Graphs.FULL
+    assert read(LEAST + "--external-cuda-graph").cuda_graph is Graphs.PARTIAL
 
 
 @each_row(

@@ -10,7 +10,7 @@ from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
 from tuner.costs.train.constants import Precision, Software, uncalibrated
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
-from tuner.engines.manifest import Capabilities
+from tuner.engines.manifest import anything
 from tuner.search.train.candidate_prices import price_to_fit
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.incumbents import SearchOutcome, Solutions
@@ -20,7 +20,7 @@ from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
-ANYTHING = Capabilities(names=("anything",))
+ANYTHING = anything("anything")
 
 MakeProblem = Callable[..., TrainProblem]
 EveryDecision = Callable[[SearchOutcome], Solutions]

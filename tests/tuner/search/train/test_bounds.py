@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tuner.search.train.axes import Facts
+from tuner.config.knobs import FIELD_OF_DEGREE
+from tuner.search.train.axes import DISPATCH_AXES, RECOMPUTE_AXES, Facts
 from tuner.search.train.bounds import degrees_bound_s
 from tuner.search.train.candidate_prices import (
     candidate_bound_in_memory_s,
@@ -18,7 +19,7 @@ from tuner.search.train.candidate_prices import (
     price_batch,
     price_to_fit,
 )
-from tuner.search.train.candidates import DEGREES, Candidates
+from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Degrees, legal_degrees
 from tuner.search.train.memory import (
     may_fit,
@@ -27,9 +28,7 @@ from tuner.search.train.memory import (
     row_fits,
 )
 from tuner.search.train.option_table import (
-    DISPATCH_AXES,
     NEVER_WORSE,
-    RECOMPUTE_AXES,
     OptionTable,
     build_option_table,
 )
@@ -86,7 +85,7 @@ def drawn(space: Space, seed: int, *, count: int = 64) -> Drawn:
     legal = space.legal(facts)
     at, way = rng.choice(chosen, size=count), legal[rng.integers(len(legal), size=count)]
     candidates = Candidates(
-        rows={name: rows[name][at] for name in DEGREES},
+        rows={name: rows[name][at] for name in FIELD_OF_DEGREE},
         options={axis: way[:, index] for index, axis in enumerate(options.choices)},
     )
     return candidates, partials[at], facts

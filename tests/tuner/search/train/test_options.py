@@ -7,7 +7,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.engines.deepspeed.capabilities import DEEPSPEED_0_19
-from tuner.engines.manifest import Capabilities
+from tuner.engines.manifest import Capabilities, anything
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.search.train.axes import Facts
 from tuner.search.train.option_table import build_option_table
@@ -22,7 +22,7 @@ FACTS = [
     for p, v, s, e in itertools.product((False, True), repeat=4)
     if p or not v
 ]
-TARGETS = (MEGATRON_0_18, DEEPSPEED_0_19, Capabilities(names=("any",)))
+TARGETS = (MEGATRON_0_18, DEEPSPEED_0_19, anything("any"))
 
 
 def brute(options: OptionSpace, facts: Facts) -> tuple[int, Counter[str]]:

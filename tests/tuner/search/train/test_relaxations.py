@@ -124,7 +124,7 @@ def test_too_little_memory_everywhere_names_memory_that_would_do(make_problem: M
 
 @pytest.mark.slow
 def test_a_missing_feature_is_listed_with_its_gain(make_problem: MakeProblem) -> None:
-    limited = replace(MEGATRON_0_18, dispatchers=frozenset({"alltoall"}), a2a_overlap=False)
+    limited = replace(MEGATRON_0_18, dispatchers=frozenset({"alltoall"}), a2a_overlap=None)
     few = Search(micro_batch_size=(1, 2), tensor_model_parallel_size=(1, 2))
     problem = make_problem("deepseek-v2-lite", devices=16, capabilities=limited, limits=few)
     outcome = search(problem, SETTINGS)
@@ -152,7 +152,7 @@ def test_a_feature_that_a_target_has_is_refused_by_its_condition(make_problem: M
     assert said["CUDA graphs"] == graphs
     overlap = "megatron-lm does not allow overlapped all-to-all with full recomputation"
     assert said["overlapped all-to-all"].startswith(overlap)
-    without = replace(MEGATRON_0_18, cuda_graphs=frozenset({"none"}), a2a_overlap=False)
+    without = replace(MEGATRON_0_18, cuda_graphs=frozenset({"none"}), a2a_overlap=None)
     said = {
         one.feature: one.why
         for one in lacking(search(replace(full, capabilities=without), SETTINGS))

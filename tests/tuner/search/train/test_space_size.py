@@ -30,7 +30,6 @@ LITTLE = Capabilities(
     overlap_param_gather=False,
     recompute=frozenset({Recompute.NONE, Recompute.FULL}),
     recompute_num_layers=False,
-    activation_offload=False,
     optimizer_offload_zero_stages=frozenset(),
     largest_chunks=1,
     schedules=frozenset({"1f1b"}),
@@ -39,7 +38,6 @@ LITTLE = Capabilities(
     expert_tensor_parallel=False,
     expert_folding=False,
     dispatchers=frozenset({"alltoall"}),
-    a2a_overlap=False,
     cuda_graphs=frozenset({"none"}),
 )
 """A target that lacks nearly every feature."""

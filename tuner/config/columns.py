@@ -1,0 +1,120 @@
+"""Training configurations as columns of the analytic formulas.
+
+Every field is a number or an array with one entry per configuration, combined by numpy's
+broadcasting. Yes/no fields are 0.0 and 1.0.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = float | npt.NDArray[np.float64]
+"""A number, or one per column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Strategies:
+    """How a step is run; world = TP * CP * DP * PP = ETP * EP * EDP * PP."""
+
+    sequence: Numbers
+    """Tokens of one sequence."""
+    micro_batch: Numbers
+    """Sequences of one micro-batch on one data-parallel replica."""
+    num_microbatches: Numbers
+    """Per pipeline and step."""
+    tensor: Numbers = 1.0
+    context: Numbers = 1.0
+    pipeline: Numbers = 1.0
+    virtual_pipeline: Numbers = 1.0
+    data: Numbers = 1.0
+    expert: Numbers = 1.0
+    expert_tensor: Numbers = 1.0
+    sequence_parallel: Numbers = 1.0
+    zero_stage: Numbers = 1.0
+    """0 replicates the optimizer state, 1 shards it, 2 gradients too, 3 parameters too (FSDP)."""
+    shard_ranks: Numbers = 0.0
+    """HSDP: ranks that state is sharded over; 0: all of them."""
+    element_bytes: Numbers = 2.0
+    """Of an activation."""
+    linear_bytes: Numbers = 0.0
+    """Of an input that a linear layer keeps for its weight gradient: 1 where GEMMs run in fp8;
+    0: as `element_bytes`."""
+    gradient_bytes: Numbers = 4.0
+    """Of a main gradient."""
+    weight_bytes: Numbers = 2.0
+    """Of a parameter as the layers read it, low-precision copies included."""
+    recompute_full: Numbers = 0.0
+    """Share of every stage's layers that are fully recomputed."""
+    recompute_by_op: Numbers = 0.0
+    """Torchtitan's selective checkpointing by operation: attention and every second GEMM of each
+    layer are kept, the rest is recomputed."""
+    recompute_core_attention: Numbers = 0.0
+    recompute_mlp: Numbers = 0.0
+    """Dense feed-forward networks."""
+    recompute_moe: Numbers = 0.0
+    """Dispatch, experts and combine."""
+    recompute_moe_act: Numbers = 0.0
+    """The activation function inside the experts."""
+    recompute_layernorm: Numbers = 0.0
+    recompute_mla_up_proj: Numbers = 0.0
+    recompute_shared_experts: Numbers = 0.0
+    chunks: Numbers = 1.0
+    """MemFine: pieces of a MoE layer's tokens that are recomputed one by one."""
+    has_flash_attention: Numbers = 1.0
+    dropout: Numbers = 0.0
+    """Masks are kept (GPT-3 style training)."""
+    a2a_overlap: Numbers = 0.0
+    """Dispatch and combine of one micro-batch run beside another's work."""
+    is_deepep: Numbers = 0.0
+    """Dispatcher DeepEP: sends each token once per node rather than once per expert."""
+    is_hybridep: Numbers = 0.0
+    """Dispatcher HybridEP, the same over a rack-wide scale-up domain."""
+    overlap_gradients: Numbers = 1.0
+    """Data-parallel gradient reduction overlaps the backward pass."""
+    bucket_parameters: Numbers = 0.0
+    """Of one gradient bucket where the reduction overlaps the backward pass; 0: the engine's
+    default."""
+    overlap_parameters: Numbers = 1.0
+    """The sharded optimizer's parameter all-gather overlaps the forward pass."""
+    overlap_tensor: Numbers = 0.0
+    """Collectives of tensor parallelism overlap its GEMMs (userbuffers)."""
+    partial_graph: Numbers = 0.0
+    """CUDA graphs of parts of a layer."""
+    full_graph: Numbers = 0.0
+    """One CUDA graph of a whole step."""
+    fused_grouped_mlp: Numbers = 0.0
+    """One kernel for the experts' grouped GEMMs and activation."""
+    embedding_loss_as_layers: Numbers = 0.0
+    """Embedding and loss count as layers when stages are balanced."""
+    zero_bubble: Numbers = 0.0
+    """Weight gradients are computed separately and fill the bubble."""
+    optimizer_offload: Numbers = 0.0
+    """Share of the optimizer state that lives in host memory."""
+    activation_offload: Numbers = 0.0
+    """Share of the saved activations that lives in host memory."""
+    expert_imbalance: Numbers = 1.0
+    """Token copies on the most-loaded expert rank over the mean, averaged over layers and
+    passes."""
+    expert_imbalance_p99: Numbers = 1.0
+    """The P99 over passes on the layer where it is largest; sizes buffers."""
+
+    @property
+    def world(self) -> Numbers:
+        """Devices in all."""
+        return self.tensor * self.context * self.pipeline * self.data
+
+    @property
+    def stage_ranks(self) -> Numbers:
+        """Devices that share the layers of one stage."""
+        return self.tensor * self.context * self.data
+
+    @property
+    def expert_data(self) -> Numbers:
+        """Devices of a stage that hold the same part of the same experts."""
+        return self.stage_ranks / (self.expert * self.expert_tensor)
+
+    @property
+    def tokens(self) -> Numbers:
+        """Tokens of one micro-batch on the ranks of one tensor-parallel group together."""
+        return self.micro_batch * self.sequence / self.context
