@@ -239,8 +239,12 @@ def _replace_plan(
     """Write a plan where another may exist.
 
     Everything is staged first, so that a full disk leaves the former plan intact. Then the old
-    `plan.json` is removed first and the new one is moved last: files beside one belong to it.
+    `plan.json` is removed first and the new one is moved last: files beside one belong to it, and
+    a folder without one was left by a writer that was killed.
     """
+    for unfinished in folder.glob(f"{STAGED_PREFIX}*"):
+        # Of a writer that was killed; nobody else writes here now.
+        shutil.rmtree(unfinished, ignore_errors=True)
     stale = _former_files(folder) - files.keys()
     had_plan = (folder / PLAN_NAME).exists()
     staged = folder

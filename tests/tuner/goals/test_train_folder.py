@@ -302,3 +302,11 @@ def test_the_second_of_two_writers_of_one_plan_is_refused(tmp_path: Path) -> Non
     assert (folder / PLAN_NAME).read_text() == "{}"
     write_folder(folder, {PLAN_NAME: "{} "})
     assert [file.name for file in folder.iterdir()] == [PLAN_NAME]
+
+
+def test_what_a_killed_writer_staged_goes_with_the_next_plan(tmp_path: Path) -> None:
+    folder = tmp_path / "plan"
+    write_folder(folder, {PLAN_NAME: "{}"})
+    (folder / f"{plan_folder.STAGED_PREFIX}x" / "plan").mkdir(parents=True)
+    write_folder(folder, {PLAN_NAME: "{} "})
+    assert [file.name for file in folder.iterdir()] == [PLAN_NAME]
