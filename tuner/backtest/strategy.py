@@ -10,7 +10,7 @@
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from tuner.backtest.engines import Engine
 from tuner.backtest.flags import Flags, read_flags
@@ -26,14 +26,8 @@ INTERLEAVED_CHUNKS = 2.0
 """Of torchtitan's interleaved schedule, where a row names the schedule and not its depth."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Degrees:
-    tensor: float
-    context: float
-    pipeline: float
-    chunks: float
-    data: float
-    assumed: tuple[str, ...]
+Fields = Mapping[str, float]
+"""Of `Strategies`."""
 
 
 def build_strategy(
@@ -44,27 +38,27 @@ def build_strategy(
     Raises:
         ValueError: the degrees, the batch or a flag cannot be.
     """
-    degrees = _degrees_of(row)
+    degrees, assumed = _degrees_of(row)
     sequence, micro_batch, num_microbatches, filled = _batch_of_row(row, degrees, engine, release)
-    assumed = degrees.assumed + filled
+    assumed += filled
     stage, shard_ranks = _sharding(row, engine, degrees)
     expert, expert_tensor, filled = _expert_degrees(row, shape, degrees, device)
     assumed += filled
     counts, embedding_loss_count = divide_layers(
         int(shape.dense_layers + shape.moe_layers),
         mtp_layers=int(shape.mtp_layers),
-        num_stages=int(degrees.pipeline * degrees.chunks),
+        num_stages=int(degrees["pipeline"] * degrees["virtual_pipeline"]),
     )
     flags, filled = read_flags(row, shape, device, release=release)
     assumed += filled
     recompute = read_recompute(
         row,
-        stage_layers=sum(counts) / degrees.pipeline,
+        stage_layers=sum(counts) / degrees["pipeline"],
         by_op=engine.family == "torchtitan",
     )
     if recompute is None and not flags.knows_recompute:
         assumed += ("recompute",)
-    is_parallel_sequence = degrees.tensor > 1.0 and (
+    is_parallel_sequence = degrees["tensor"] > 1.0 and (
         engine.sequence_parallel or "sp" in row.text("recompute").split("+")
     )
     return (
@@ -72,11 +66,7 @@ def build_strategy(
             sequence=sequence,
             micro_batch=micro_batch,
             num_microbatches=num_microbatches,
-            tensor=degrees.tensor,
-            context=degrees.context,
-            pipeline=degrees.pipeline,
-            virtual_pipeline=degrees.chunks,
-            data=degrees.data,
+            **degrees,
             expert=expert,
             expert_tensor=expert_tensor,
             sequence_parallel=float(is_parallel_sequence),
@@ -87,12 +77,12 @@ def build_strategy(
             dropout=engine.dropout,
             overlap_gradients=float(engine.overlaps_gradients),
             overlap_tensor=float(
-                engine.overlaps_tensor and degrees.tensor > 1.0 and not shape.experts
+                engine.overlaps_tensor and degrees["tensor"] > 1.0 and not shape.experts
             )
             or float("async TP" in row.text("notes") or "AsyncTP" in row.text("notes")),
             embedding_loss_as_layers=float(embedding_loss_count),
             activation_offload=min(
-                1.0, row.number_or("cpu_offload_layers", 0.0) * degrees.pipeline / sum(counts)
+                1.0, row.number_or("cpu_offload_layers", 0.0) * degrees["pipeline"] / sum(counts)
             ),
             **flags.fields,
             **_recompute_fields(recompute, flags, engine),
@@ -102,7 +92,8 @@ def build_strategy(
     )
 
 
-def _degrees_of(row: Row) -> _Degrees:
+def _degrees_of(row: Row) -> tuple[Fields, tuple[str, ...]]:
+    """Return parallel degrees, and the columns that a rule filled."""
     if "num_gpus" not in row.numbers:
         raise ValueError("num_gpus is missing")
     devices = row.numbers["num_gpus"]
@@ -124,14 +115,14 @@ def _degrees_of(row: Row) -> _Degrees:
         )
     usual = INTERLEAVED_CHUNKS if "Interleaved" in row.text("notes") else 1.0
     chunks = row.number_or("vpp", usual) if pipeline > 1.0 else 1.0
-    return _Degrees(
-        tensor=tensor,
-        context=context,
-        pipeline=pipeline,
-        chunks=chunks,
-        data=data,
-        assumed=assumed,
-    )
+    degrees = {
+        "tensor": tensor,
+        "context": context,
+        "pipeline": pipeline,
+        "virtual_pipeline": chunks,
+        "data": data,
+    }
+    return degrees, assumed
 
 
 def _recompute_fields(
@@ -143,7 +134,7 @@ def _recompute_fields(
 
 
 def _batch_of_row(
-    row: Row, degrees: _Degrees, engine: Engine, release: str
+    row: Row, degrees: Fields, engine: Engine, release: str
 ) -> tuple[float, float, float, tuple[str, ...]]:
     """Return sequence, micro-batch and number of micro-batches."""
     assumed: tuple[str, ...] = ()
@@ -160,21 +151,21 @@ def _batch_of_row(
     if not total:
         if "mbs" not in row.numbers:
             raise ValueError("gbs and mbs are missing")
-        total = micro_batch * degrees.data
+        total = micro_batch * degrees["data"]
         assumed += ("gbs",)
-    if engine.is_local_batch and degrees.pipeline > 1.0:
+    if engine.is_local_batch and degrees["pipeline"] > 1.0:
         # In 2024 a batch was cut into as many micro-batches as a pipeline has ranks, however many
         # stages each holds (build_pipeline_schedule of commit 9dec370; as many as stages from
         # commit 90567fc of January 2025 on), later into single sequences
         # (torchtitan's pipeline_parallel_microbatches, ..._microbatch_size).
-        per_rank = micro_batch / degrees.pipeline
+        per_rank = micro_batch / degrees["pipeline"]
         is_early = release.startswith("2024") and per_rank >= 1.0 and per_rank % 1.0 == 0.0
         micro_batch = per_rank if is_early else 1.0
         assumed += ("mbs",)
-    num_microbatches = total / (micro_batch * degrees.data)
+    num_microbatches = total / (micro_batch * degrees["data"])
     if num_microbatches < 1.0 or num_microbatches % 1.0:
         raise ValueError(
-            f"gbs {total:g} is no multiple of mbs {micro_batch:g} * dp {degrees.data:g}"
+            f"gbs {total:g} is no multiple of mbs {micro_batch:g} * dp {degrees['data']:g}"
         )
     return sequence, micro_batch, num_microbatches, assumed
 
@@ -182,15 +173,15 @@ def _batch_of_row(
 def _expert_degrees(
     row: Row,
     shape: ModelShape,
-    degrees: _Degrees,
+    degrees: Fields,
     device: Datasheet,
 ) -> tuple[float, float, tuple[str, ...]]:
     if not shape.experts:
         return 1.0, 1.0, ()
     assumed: tuple[str, ...] = ()
-    stage_ranks = degrees.tensor * degrees.context * degrees.data
+    stage_ranks = degrees["tensor"] * degrees["context"] * degrees["data"]
     expert_tensor = row.number_or("etp", 1.0)
-    if "etp" not in row.numbers and degrees.tensor > 1.0:
+    if "etp" not in row.numbers and degrees["tensor"] > 1.0:
         assumed = ("etp",)
     expert = row.number_or("ep", 0.0)
     if not expert:
@@ -207,7 +198,7 @@ def _expert_degrees(
     return expert, expert_tensor, assumed
 
 
-def _sharding(row: Row, engine: Engine, degrees: _Degrees) -> tuple[float, float]:
+def _sharding(row: Row, engine: Engine, degrees: Fields) -> tuple[float, float]:
     """Return the ZeRO stage and the ranks that state is sharded over, 0 for all."""
     text = row.text("zero_or_fsdp").lower().replace("_", "-")
     if not text or text == "ddp":
@@ -226,6 +217,6 @@ def _sharding(row: Row, engine: Engine, degrees: _Degrees) -> tuple[float, float
         raise ValueError(f"zero_or_fsdp {text[:40]!r} is not known")
     if not ranks:
         return 3.0, 0.0
-    if not ranks.isdigit() or not 1 <= int(ranks) <= degrees.data * degrees.context:
+    if not ranks.isdigit() or not 1 <= int(ranks) <= degrees["data"] * degrees["context"]:
         raise ValueError(f"zero_or_fsdp {text[:40]!r} shards over more ranks than there are")
-    return 3.0, float(ranks) if float(ranks) < degrees.data else 0.0
+    return 3.0, float(ranks) if float(ranks) < degrees["data"] else 0.0
