@@ -129,10 +129,10 @@ def _gather_s(setting: Setting) -> Numbers:
 
 def _pipelined(problem: TrainProblem, strategies: Strategies) -> _Saved:
     setting, own = _setting(problem, strategies), problem.constants
-    now, alone = _routed(problem, strategies), _routed(problem, isolated(strategies))
+    now, exposed = _routed(problem, strategies), _routed(problem, isolated(strategies))
     gather_s = _gather_s(setting)
     start_s = latency_s(setting.groups.expert, own)
-    all_to_all = _part(alone.expert_s / 2.0 - gather_s, start_s)
+    all_to_all = _part(exposed.expert_s / 2.0 - gather_s, start_s)
     inside = _part(gather_s, latency_s(setting.groups.expert_tensor, own))
     launched_s = own.launch_s * own.expert_launches * problem.shape.experts / strategies.expert
     by_pass = []
@@ -141,7 +141,7 @@ def _pipelined(problem: TrainProblem, strategies: Strategies) -> _Saved:
             all_to_all=all_to_all,
             gather=inside,
             scatter=inside,
-            experts=Part(start_s=launched_s, work_s=getattr(alone, name)),
+            experts=Part(start_s=launched_s, work_s=getattr(exposed, name)),
         )
         pieces_C, _ = best_degree(layer)
         small = _routed(
@@ -168,7 +168,7 @@ def _part(whole_s: Numbers, start_s: Numbers) -> Part:
 
 def _hierarchical(problem: TrainProblem, strategies: Strategies) -> _Saved:
     setting, s, m = _setting(problem, strategies), strategies, problem.shape
-    now, alone = _routed(problem, s), _routed(problem, isolated(s))
+    now, exposed = _routed(problem, s), _routed(problem, isolated(s))
     levels = two_levels(
         setting.groups.expert, hardware=problem.hardware, constants=problem.constants
     )
@@ -180,7 +180,7 @@ def _hierarchical(problem: TrainProblem, strategies: Strategies) -> _Saved:
             row_bytes=s.element_bytes * m.hidden * s.expert_imbalance,
         )
     )
-    visible = now.expert_s / np.maximum(alone.expert_s, 1e-30)
+    visible = now.expert_s / np.maximum(exposed.expert_s, 1e-30)
     saved_s = np.maximum(now.expert_s - visible * 2.0 * (once_s + _gather_s(setting)), 0.0)
     saved_C = np.broadcast_to(saved_s, np.shape(depth_C)) * problem.constants.straggler_factor
     return _Saved(
