@@ -60,6 +60,8 @@ class Knob:
     """Values that no sentence names."""
     overlap: str = ""
     """Abbreviation of what overlaps, e.g. `a2a`."""
+    host: str = ""
+    """What it moves to host memory."""
     turn_on: str = ""
     """Words of a change of an existing launch; empty: none is proposed."""
     turn_off: str = ""
@@ -163,6 +165,7 @@ KNOBS: Final = (
     Knob(
         field="optimizer_offload",
         words="optimizer state in host memory",
+        host="optimizer",
         columns={"optimizer_offload": None},
         choices=SWITCH,
         changes_kernels=True,
@@ -170,6 +173,7 @@ KNOBS: Final = (
     Knob(
         field="activation_offload",
         words="activations in host memory",
+        host="activations",
         columns={"activation_offload": None},
         choices=SWITCH,
         changes_kernels=True,
@@ -208,6 +212,14 @@ KNOBS: Final = (
     ),
 )
 """In the order of a sentence."""
+
+OFFLOADS: Final = tuple(knob.field for knob in KNOBS if knob.host)
+"""Also the columns."""
+
+
+def offloads(decision: TrainDecision) -> bool:
+    """Whether anything lives in host memory."""
+    return any(getattr(decision, name) for name in OFFLOADS)
 
 
 def knob_columns(decision: TrainDecision) -> dict[str, float]:

@@ -191,8 +191,7 @@ def _short_knobs(d: TrainDecision) -> Iterator[str]:
         d.fp8_recipe: bool(d.fp8_recipe),
         f"mtp{d.mtp_num_layers}": d.mtp_num_layers > 0,
         "bf16-grads": d.gradient_bytes == 2,
-        "host-optimizer": d.optimizer_offload,
-        "host-activations": d.activation_offload,
+        **{f"host-{knob.host}": getattr(d, knob.field) for knob in KNOBS if knob.host},
         d.rank_order: d.rank_order != DEFAULT_RANK_ORDER,
         "ends-as-layers": d.ends_as_layers,
     }

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from profilers.imports.link_matrix import LinkMatrix
+from tuner.config.knobs import offloads
 from tuner.config.train import TrainDecision
 from tuner.config.words import short_decision
 from tuner.engines.megatron_lm.environment import overlaps_contend
@@ -307,7 +308,7 @@ def _notes(plan: Plan, other: Alternative) -> list[str]:
         if note.startswith("offloading needs "):
             continue
         kept.append(note)
-    if decision.optimizer_offload or decision.activation_offload:
+    if offloads(decision):
         kept.append(UNCHECKED_HOST)
     return kept
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.config.knobs import DISPATCHERS
+from tuner.config.knobs import DISPATCHERS, OFFLOADS
 from tuner.costs.train.calibration import Residuals, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
 from tuner.costs.train.constants import Precision
@@ -196,9 +196,7 @@ def _limits(spec: Spec) -> Limits:
     """
     requested = spec.search
     defaults: dict[str, object] = {
-        name: (False,)
-        for name in ("optimizer_offload", "activation_offload")
-        if getattr(requested, name) is None
+        name: (False,) for name in OFFLOADS if getattr(requested, name) is None
     }
     if spec.model.moe is not None and requested.cuda_graph is None:
         defaults["cuda_graph"] = ("none", "partial")

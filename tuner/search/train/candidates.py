@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tuner.config.candidates import recompute_columns
 from tuner.config.columns import Strategies
-from tuner.config.knobs import FIELD_OF_DEGREE, searched
+from tuner.config.knobs import FIELD_OF_DEGREE, OFFLOADS, searched
 from tuner.search.train.axes import DISPATCH_AXES, RECOMPUTE_AXES, RecomputeChoice
 from tuner.search.train.degrees import Table
 from tuner.search.train.options import OptionSpace
@@ -33,7 +33,8 @@ TIME_AXES: Final = (*RECOMPUTE_AXES, *DISPATCH_AXES)
 MEMORY_DEGREES: Final = (*TIME_DEGREES, "data")
 MEMORY_AXES: Final = (
     *("zero_stage", "recompute", "chunks", "dispatcher", "cuda_graph"),
-    *("optimizer_offload", "activation_offload", "sharding"),
+    *OFFLOADS,
+    "sharding",
 )
 
 

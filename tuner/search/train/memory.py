@@ -39,13 +39,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Strategies
+from tuner.config.knobs import OFFLOADS
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.memory_units import MemoryUnits, unit_bytes
 from tuner.costs.train.shapes import Stages, taken
 from tuner.search.train.candidates import MEMORY_AXES, MEMORY_DEGREES, Candidates, to_strategies
 from tuner.search.train.degrees import Table
 from tuner.search.train.layouts import layers_of_stages, to_stages
-from tuner.search.train.option_table import OFFLOAD_AXES, OptionTable
+from tuner.search.train.option_table import OptionTable
 from tuner.search.train.options import OptionSpace
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.rules import Ints, Mask
@@ -267,9 +268,7 @@ def recompute_level_fits(
 
 
 def _offloaded(table: OptionTable) -> Ints:
-    offloaded_A: Ints = table.min_memory_RA.max(axis=0, initial=0) * np.isin(
-        table.axes, OFFLOAD_AXES
-    )
+    offloaded_A: Ints = table.min_memory_RA.max(axis=0, initial=0) * np.isin(table.axes, OFFLOADS)
     return offloaded_A
 
 

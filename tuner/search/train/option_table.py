@@ -29,12 +29,10 @@ from typing import Final
 
 import numpy as np
 
-from tuner.config.knobs import searched
+from tuner.config.knobs import OFFLOADS, searched
 from tuner.search.train.axes import DISPATCH, DISPATCH_AXES, RECOMPUTE_AXES, Choice, Facts
 from tuner.search.train.options import OptionSpace
 from tuner.search.train.rules import Ints, Mask
-
-OFFLOAD_AXES: Final = ("optimizer_offload", "activation_offload")
 
 NEVER_WORSE: Final[Mapping[str, tuple[tuple[Choice, Choice], ...]]] = {
     knob.field: knob.never_worse for knob in searched() if knob.never_worse
@@ -113,7 +111,7 @@ def build_option_table(
     recompute_RA = _keep_axes(kept[first_T], [*dispatch_at, *recompute_at])
     count_of_R = np.bincount(recompute_of, minlength=len(recompute_RA))
     min_memory_RA = recompute_RA.copy()
-    for axis in OFFLOAD_AXES:
+    for axis in OFFLOADS:
         np.maximum.at(min_memory_RA[:, axes.index(axis)], recompute_of, kept[:, axes.index(axis)])
     has_RZ = np.zeros((len(recompute_RA), len(options.choices["zero_stage"])), dtype=np.bool_)
     has_RZ[recompute_of, kept[:, axes.index("zero_stage")]] = True

@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 
+from tuner.config.knobs import OFFLOADS, offloads
 from tuner.config.train import TrainDecision
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.shapes import number
@@ -114,7 +115,7 @@ def make_analytic_plan(
     watch(PlanningEvent(stage="choice", text="simulating the best pass by pass to rank them"))
     choice = _choose(outcome, settings, spec=spec, priced_pool=priced_pool)
     best = choice.chosen
-    if best.decision.optimizer_offload or best.decision.activation_offload:
+    if offloads(best.decision):
         notes += (_host_note(problem, best.detail, priced_pool.pool),)
     notes += (
         *_connection_notes(best.decision, priced_pool),
@@ -363,7 +364,7 @@ def _connection_notes(decision: TrainDecision, priced_pool: PricedPool) -> Itera
 
 def _host_note(problem: TrainProblem, detail: Detail, pool: Pool) -> str:
     """State the host memory that offloading needs, whose size no datasheet has."""
-    kept = replace(detail.strategies, optimizer_offload=0.0, activation_offload=0.0)
+    kept = replace(detail.strategies, **dict.fromkeys(OFFLOADS, 0.0))
     whole = price_memory(
         problem.shape,
         kept,

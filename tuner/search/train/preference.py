@@ -36,6 +36,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.knobs import OFFLOADS
 from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.candidate_prices import candidate_bound_s, price_to_fit
 from tuner.search.train.candidates import Candidates, to_strategies
@@ -433,8 +434,7 @@ def criteria(search: SearchOutcome, solutions: Solutions) -> Ints:
         "stages": rows["pipeline"] * rows["virtual_pipeline"],
         "copies": np.where(is_copied[options["sharding"]], rows["copies"], 1),
         "zero_stage": _choices(search.options, options, "zero_stage"),
-        "offload": _choices(search.options, options, "optimizer_offload")
-        + _choices(search.options, options, "activation_offload"),
+        "offload": sum(_choices(search.options, options, name) for name in OFFLOADS),
         "chunks": _choices(search.options, options, "chunks"),
         "recompute": _recomputed(search.options)[options["recompute"]],
     }

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from profilers.steps.config import Recompute
-from tuner.config.knobs import KNOBS
+from tuner.config.knobs import KNOBS, OFFLOADS
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import WRAPPERS
 from tuner.engines.manifest import Capabilities, anything
@@ -331,7 +331,8 @@ def _min_memory_options(options: OptionSpace, facts: Facts) -> Ints:
     axes = tuple(options.choices)
     by_axis = {axis: legal[:, at] for at, axis in enumerate(axes)}
     first = (
-        *(by_axis["zero_stage"], by_axis["optimizer_offload"], by_axis["activation_offload"]),
+        by_axis["zero_stage"],
+        *(by_axis[name] for name in OFFLOADS),
         -by_axis["sharding"],
     )
     order = np.lexsort((by_axis["chunks"], by_axis["recompute"], *reversed(first)))[::-1]
