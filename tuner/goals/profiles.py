@@ -1,21 +1,26 @@
-"""Selects the stored profile of a pool of the spec, and the residual of earlier trials.
+"""Selects the stored profile of a pool of the spec, and what a plan may use of the pool by it.
 
 A plan's folder may be given as the profile that it was made from (`used/profile`); the residual of
 its trials' engine, in its `verified.json`, is reused by later plans.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from profilers.records import ProfileHeader
+from profilers.records import Machine as MeasuredMachine
+from profilers.records import Profile, ProfileHeader
 from profilers.store import read_header
-from tuner.costs.residuals import Residual
+from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.residuals import Residual, residual_for
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.goals.train_folder import read_verified
 from tuner.plans.folder import PLAN_NAME
+from tuner.search.reference.layer_costs import Machine
 from tuner.spec.cluster import Pool
+from tuner.verify.launches import REFERENCE
 
 USED_PROFILE: Final = Path("used", "profile")
 """In the folder of a plan of one pool."""
@@ -83,3 +88,43 @@ def is_of_device(header: ProfileHeader, device: str) -> bool:
         return find_device(device) is find_device(named)
     except UnknownDeviceError:
         return False
+
+
+def shipped_residual(engine: str, measured: MeasuredMachine) -> Residual:
+    """Return the shipped residual of an engine on a machine; for others, 1 with a wide band."""
+    return residual_for(
+        engine,
+        device=measured.device,
+        device_kind=measured.device_kind,
+        nodes=measured.nodes,
+    )
+
+
+def _cores_per_rank(measured: MeasuredMachine) -> float:
+    """Cores per rank of an oversubscribed host, otherwise 1."""
+    if measured.device_kind != "cpu" or not measured.oversubscribed:
+        return 1.0
+    ranks = max(Counter(measured.hosts).values(), default=measured.world)
+    return min(1.0, measured.cores / ranks)
+
+
+def machine_of(pool: Pool, profile: Profile, *, residual: Residual | None = None) -> Machine:
+    """Return the resources that a plan may use of a profiled pool.
+
+    Args:
+        pool: of the spec.
+        profile: of the reference step's operations.
+        residual: of the launched engine; None: the shipped one of the reference step.
+    """
+    measured = profile.header.machine
+    memory_bytes = pool.memory_per_device or measured.memory_bytes_per_device
+    return Machine(
+        num_devices=pool.num_devices,
+        memory_limit_bytes=int(memory_bytes * pool.usable_memory_ratio),
+        table=KernelTable.from_profile(profile),
+        residual=residual or shipped_residual(REFERENCE, measured),
+        ranks_per_node=pool.devices_per_node,
+        cores_per_rank=_cores_per_rank(measured),
+        measured_ranks=measured.world,
+        measured_nodes=measured.nodes,
+    )

@@ -20,7 +20,7 @@ from tuner.costs.residuals import Residual
 from tuner.engines.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.errors import SpecError
 from tuner.goals.planning_time import with_planning_time
-from tuner.goals.profiles import pool_profile, trial_residual
+from tuner.goals.profiles import machine_of, pool_profile, shipped_residual, trial_residual
 from tuner.goals.train_folder import MAX_PROFILE_FILE_BYTES
 from tuner.goals.train_notes import analytic_notes, profile_notes, reference_notes, with_assumptions
 from tuner.paths import AnyPath, to_paths
@@ -143,8 +143,6 @@ def plan_training(
             f"cluster.pools: {pool.name!r} has no profile; measure one with `moetune profile -o "
             "DIR` and name it in the spec or with --profile DIR"
         )
-    from tuner.goals.verify import machine_of, shipped_residual
-
     profile = read_profile(profile_path)
     engine = priced_program(spec.emit)
     residual = (
@@ -250,7 +248,6 @@ def _plan_on_the_model(
     from tuner.search.nodes.to_plan import with_node_order
     from tuner.search.train.build_problem import price_pool
     from tuner.search.train.plan_train import make_analytic_plan
-    from tuner.search.train.pools.plan_pools import plan_over_pools
 
     refuse_unlaunchable(spec)
     links = read_links(spec.cluster)
@@ -275,6 +272,8 @@ def _plan_on_the_model(
         ),
     )
     if len(spec.cluster.pools) > 1:
+        from tuner.search.train.pools.plan_pools import plan_over_pools
+
         made = plan_over_pools(
             spec,
             residuals=residuals,

@@ -7,26 +7,23 @@ import contextlib
 import importlib.util
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from profilers.machine import fingerprint
 from profilers.records import Machine as MeasuredMachine
 from profilers.records import Profile
-from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.residuals import Residual, residual_for
 from tuner.engines.files import launch_files
 from tuner.engines.writers import broken_rules, emit_all, emitted_targets
 from tuner.errors import PlanUnreadableError
+from tuner.goals.profiles import machine_of
 from tuner.goals.study_folder import opened_study, plan_sha256, trial_folders
 from tuner.goals.train_folder import read_plan, read_used_profile, write_verified
 from tuner.output import write_files
 from tuner.paths import AnyPath, plan_folder
 from tuner.plans.folder import PLAN_NAME, TRIALS_NAME
 from tuner.plans.train import Plan, VerifiedPlan
-from tuner.search.reference.layer_costs import Machine
-from tuner.spec.cluster import Pool
 from tuner.spec.routing import RoutingRecord, read_routing
 from tuner.verify.budget.measured import work_of as work_of
 from tuner.verify.budget.prices import build_pricer
@@ -37,7 +34,7 @@ from tuner.verify.command import CommandLauncher, parse_template
 from tuner.verify.durable_trials import note
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.launcher import Launch, Launcher, TrialLauncher, launch_locally, reference_trials
-from tuner.verify.launches import REFERENCE, engine_of, total_steps
+from tuner.verify.launches import engine_of, total_steps
 from tuner.verify.leftovers import end_leftovers, register_scratch
 from tuner.verify.metrics import find_adapter
 from tuner.verify.neighbourhood import DecisionSpace, Neighbourhood
@@ -332,43 +329,3 @@ def _other_machine(measured: MeasuredMachine) -> tuple[str, ...]:
     if not differences:
         return ()
     return (f"the profile describes another machine than this one: {'; '.join(differences)}",)
-
-
-def shipped_residual(engine: str, measured: MeasuredMachine) -> Residual:
-    """Return the shipped residual of an engine on a machine; for others, 1 with a wide band."""
-    return residual_for(
-        engine,
-        device=measured.device,
-        device_kind=measured.device_kind,
-        nodes=measured.nodes,
-    )
-
-
-def _cores_per_rank(measured: MeasuredMachine) -> float:
-    """Cores per rank of an oversubscribed host, otherwise 1."""
-    if measured.device_kind != "cpu" or not measured.oversubscribed:
-        return 1.0
-    ranks = max(Counter(measured.hosts).values(), default=measured.world)
-    return min(1.0, measured.cores / ranks)
-
-
-def machine_of(pool: Pool, profile: Profile, *, residual: Residual | None = None) -> Machine:
-    """Return the resources that a plan may use of a profiled pool.
-
-    Args:
-        pool: of the spec.
-        profile: of the reference step's operations.
-        residual: of the launched engine; None: the shipped one of the reference step.
-    """
-    measured = profile.header.machine
-    memory_bytes = pool.memory_per_device or measured.memory_bytes_per_device
-    return Machine(
-        num_devices=pool.num_devices,
-        memory_limit_bytes=int(memory_bytes * pool.usable_memory_ratio),
-        table=KernelTable.from_profile(profile),
-        residual=residual or shipped_residual(REFERENCE, measured),
-        ranks_per_node=pool.devices_per_node,
-        cores_per_rank=_cores_per_rank(measured),
-        measured_ranks=measured.world,
-        measured_nodes=measured.nodes,
-    )
