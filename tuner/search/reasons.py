@@ -1,7 +1,7 @@
 """Why this plan: what binds it, why the others lost, how far an infeasible one is from feasible."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from tuner.plans.breakdown import cause_words
@@ -88,6 +88,11 @@ def why_lost(chosen: TrainPrediction, other: TrainPrediction) -> str:
     ratio = format_ratio(slower_s / chosen.step_time_s)
     more = f"{cause_words(cause)} takes {format_s(extra_s)} more"
     return f"{format_s(slower_s)} ({ratio}) slower; {more}"
+
+
+def nearest_value(legal: Iterable[int], requested: Collection[int]) -> int:
+    """Return the legal value next to any of those requested, the smallest of equals."""
+    return min(legal, key=lambda value: (min(abs(value - one) for one in requested), value))
 
 
 def nearest_batch(batch: int, divisors: Iterable[int]) -> int:

@@ -20,7 +20,13 @@ from tuner.engines.manifest import Capabilities, anything
 from tuner.plans.train import Relaxation, TrainPrediction, Unlaunchable
 from tuner.search.forked import Task, Worded
 from tuner.search.progress import ignore_progress
-from tuner.search.reasons import MemoryOffer, memory_words, nearest_batch, printed_bytes
+from tuner.search.reasons import (
+    MemoryOffer,
+    memory_words,
+    nearest_batch,
+    nearest_value,
+    printed_bytes,
+)
 from tuner.search.settings import SearchSettings
 from tuner.search.train.axes import Facts
 from tuner.search.train.candidate_prices import price
@@ -184,7 +190,7 @@ def _blocking_limits(problem: TrainProblem) -> Iterator[Relaxation]:
         if not degrees.num_legal:
             continue
         rule = _broken_rule(problem, name, column)
-        near = _nearest(_values(degrees, column), requested)
+        near = nearest_value(_values(degrees, column), requested)
         yield Relaxation(
             limit=f"search.{name}",
             change=f"{_listed(requested)} leaves nothing: {rule}; "
@@ -239,10 +245,6 @@ def _values(degrees: Degrees, column: str) -> list[int]:
     else:
         values = (degrees.pairs_E if column in EXPERT_NAMES else degrees.partials_N)[column]
     return [int(value) for value in np.unique(values)]
-
-
-def _nearest(legal: list[int], requested: tuple[int, ...]) -> int:
-    return min(legal, key=lambda value: (min(abs(value - one) for one in requested), value))
 
 
 def _single_rule(problem: TrainProblem, rule: str, relaxed: Degrees) -> Relaxation:

@@ -7,14 +7,14 @@ like). The decisions are legal and fit, but need not be optimal.
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from tuner.plans.train import Relaxation
-from tuner.search.reasons import MemoryOffer, memory_words
+from tuner.search.reasons import MemoryOffer, memory_words, nearest_value
 from tuner.search.settings import Deadline, SearchSettings
 from tuner.search.train.memory_risk import SMALL
 from tuner.search.train.options import option_space
@@ -148,12 +148,11 @@ def _limit_relaxations(problem: PoolsProblem, *, deadline: Deadline) -> Iterator
             )
 
 
-def _nearest(space: PoolsSpace, name: str, requested: Iterable[Any]) -> str:
+def _nearest(space: PoolsSpace, name: str, requested: Collection[Any]) -> str:
     if name not in SIZES:
         return ""
     legal = [int(value) for value in np.unique(space.rows_N[SIZES[name]])]
-    near = min(legal, key=lambda value: (min(abs(value - one) for one in requested), value))
-    return f"; the nearest legal value is {near}"
+    return f"; the nearest legal value is {nearest_value(legal, requested)}"
 
 
 def _unsearched_relaxations(problem: PoolsProblem, *, deadline: Deadline) -> Iterator[Relaxation]:
