@@ -23,14 +23,14 @@ from typing import Annotated
 from pydantic import Field
 
 from profilers.errors import MachineMismatchError
-from profilers.records import Case, Machine, Profile, Record, Seconds, Source, Status
+from profilers.records import Case, Machine, MeasurementStatus, Profile, Record, Seconds, Source
 
 MIN_EFFECT_RATIO = 0.05
 SIGNIFICANCE = 0.05
 MAX_FRACTIONS = 500
 
 
-class Verdict(StrEnum):
+class CaseVerdict(StrEnum):
     """What became of a case."""
 
     SAME = "same"
@@ -49,7 +49,7 @@ class Difference(Record):
     """One case in two profiles."""
 
     case: Case
-    verdict: Verdict
+    verdict: CaseVerdict
     first_s: Seconds | None = None
     """Median of the slowest rank; absent when not measured."""
     second_s: Seconds | None = None
@@ -112,9 +112,9 @@ def compare(first: Profile, second: Profile, *, anyway: bool = False) -> tuple[D
     rows = []
     for name in sorted(times_before.keys() | times_after.keys()):
         if name not in times_after:
-            rows.append(_only(*times_before[name], verdict=Verdict.ONLY_FIRST))
+            rows.append(_only(*times_before[name], verdict=CaseVerdict.ONLY_FIRST))
         elif name not in times_before:
-            rows.append(_only(*times_after[name], verdict=Verdict.ONLY_SECOND))
+            rows.append(_only(*times_after[name], verdict=CaseVerdict.ONLY_SECOND))
         else:
             case, before = times_before[name]
             rows.append(_difference(case, before, times_after[name][1], p_value=p_values[name]))
@@ -185,7 +185,7 @@ def slowest_rank(profile: Profile) -> Mapping[str, tuple[Case, tuple[float, ...]
     """Return every measured case by its id, with the repeats of the rank of the largest median."""
     slowest: dict[str, tuple[Case, tuple[float, ...]]] = {}
     for row in profile.measurements:
-        if row.status is not Status.OK or row.source is not Source.MEASURED:
+        if row.status is not MeasurementStatus.OK or row.source is not Source.MEASURED:
             continue
         known = slowest.get(row.case.id)
         if known is None or statistics.median(known[1]) < row.median_s:
@@ -193,9 +193,9 @@ def slowest_rank(profile: Profile) -> Mapping[str, tuple[Case, tuple[float, ...]
     return slowest
 
 
-def _only(case: Case, times_s: tuple[float, ...], *, verdict: Verdict) -> Difference:
+def _only(case: Case, times_s: tuple[float, ...], *, verdict: CaseVerdict) -> Difference:
     median_s = statistics.median(times_s)
-    if verdict is Verdict.ONLY_FIRST:
+    if verdict is CaseVerdict.ONLY_FIRST:
         return Difference(case=case, verdict=verdict, first_s=median_s)
     return Difference(case=case, verdict=verdict, second_s=median_s)
 
@@ -205,11 +205,11 @@ def _difference(
 ) -> Difference:
     first_s, second_s = statistics.median(before), statistics.median(after)
     ratio = second_s / first_s if first_s > 0.0 else math.inf
-    verdict = Verdict.SAME
+    verdict = CaseVerdict.SAME
     if p_value < SIGNIFICANCE and ratio > 1.0 + MIN_EFFECT_RATIO:
-        verdict = Verdict.SLOWER
+        verdict = CaseVerdict.SLOWER
     elif p_value < SIGNIFICANCE and ratio < 1.0 / (1.0 + MIN_EFFECT_RATIO):
-        verdict = Verdict.FASTER
+        verdict = CaseVerdict.FASTER
     return Difference(
         case=case,
         verdict=verdict,

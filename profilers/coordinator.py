@@ -1,6 +1,6 @@
 """The coordinator of a run, on rank 0: it decides the next case, collects the rows and writes them.
 
-A `Table` is one table being measured, a `ProfileOnDisk` what is written so far, and the
+A `MeasuredTable` is one table being measured, a `ProfileOnDisk` what is written so far, and the
 `Coordinator` holds both, for the rank loop and for whatever ends the run early. On other ranks it
 is empty.
 """
@@ -28,8 +28,8 @@ from profilers.records import (
     Checked,
     Machine,
     Measurement,
+    MeasurementStatus,
     ProfileHeader,
-    Status,
     TableInfo,
 )
 from profilers.schedule import MAX_CASE_S, Step, TableSchedule, key
@@ -64,7 +64,7 @@ REPORTED_RATIO = 1.05
 
 
 @dataclass(slots=True, kw_only=True)
-class Table:
+class MeasuredTable:
     """One table being measured."""
 
     benchmark: Benchmark
@@ -97,7 +97,11 @@ class Table:
     def info(self, *, complete: bool, seconds: float, with_holdout: bool = False) -> TableInfo:
         """Describe it; `with_holdout` also predicts the sizes that were left out of its fits."""
         schedule, second_pass = self.schedule, self.second_pass
-        errors = {key(row.case): row.error for row in schedule.rows if row.status is not Status.OK}
+        errors = {
+            key(row.case): row.error
+            for row in schedule.rows
+            if row.status is not MeasurementStatus.OK
+        }
         slower = (
             f"cases took {schedule.slowdown:.2f} times as long as undisturbed, which is taken out"
         )
@@ -169,7 +173,7 @@ class ProfileOnDisk:
             noise=noise,
         )
 
-    def begin_table(self, benchmark: Benchmark, *, later: Sequence[Benchmark]) -> Table:
+    def begin_table(self, benchmark: Benchmark, *, later: Sequence[Benchmark]) -> MeasuredTable:
         """Begin or continue a table; of a complete one only requested cases are measured."""
         before = self.header.tables.get(benchmark.operation)
         is_done = before is not None and before.complete
@@ -191,7 +195,7 @@ class ProfileOnDisk:
             cost_s=schedule.cost_s,
             noise=self.noise,
         )
-        return Table(
+        return MeasuredTable(
             benchmark=benchmark,
             schedule=schedule,
             second_pass=SecondPassTable(weight=benchmark.weight, schedule=schedule, infill=infill)
@@ -205,7 +209,7 @@ class ProfileOnDisk:
             written_s=now_s,
         )
 
-    def with_rows(self, table: Table, info: TableInfo) -> "ProfileOnDisk":
+    def with_rows(self, table: MeasuredTable, info: TableInfo) -> "ProfileOnDisk":
         """Write a table, then the header that counts it."""
         operation = table.benchmark.operation
         before = self.header.tables.get(operation)
@@ -239,21 +243,21 @@ class Coordinator:
     """Rank 0's state of the run; empty on other ranks."""
 
     profile: ProfileOnDisk | None = None
-    table: Table | None = None
+    table: MeasuredTable | None = None
     """In its first pass."""
-    tables: list[Table] = field(default_factory=list)
+    tables: list[MeasuredTable] = field(default_factory=list)
     """Whose first pass is over."""
     undisturbed_s: float = 0.0
     """Seconds of the sentinel's work undisturbed, as known so far; 0 without one."""
     skipped_end_s: float | None = None
     """Until when the second pass measures cases that the first one skipped; None before it."""
 
-    def begin(self, benchmark: Benchmark, *, later: Sequence[Benchmark]) -> Table | None:
+    def begin(self, benchmark: Benchmark, *, later: Sequence[Benchmark]) -> MeasuredTable | None:
         """Begin the first pass of a table; None on other ranks."""
         self.table = self.profile.begin_table(benchmark, later=later) if self.profile else None
         return self.table
 
-    def add(self, table: Table, session: CaseSession) -> None:
+    def add(self, table: MeasuredTable, session: CaseSession) -> None:
         """Add a session, and write the table every `WRITE_EVERY_S` seconds."""
         table.schedule.add(session)
         self.undisturbed_s = session.undisturbed_s or self.undisturbed_s
@@ -284,7 +288,7 @@ class Coordinator:
             [table.second_pass for table in self.tables], left_s=left_s
         )
 
-    def add_infill(self, place: int, session: CaseSession, *, seconds: float) -> Table:
+    def add_infill(self, place: int, session: CaseSession, *, seconds: float) -> MeasuredTable:
         """Add what the second pass measured."""
         table = self.tables[place]
         table.spent_s += seconds
@@ -307,7 +311,7 @@ class Coordinator:
                 if table is not None and table.schedule.rows:
                     self._write(table)
 
-    def _write(self, table: Table, *, with_holdout: bool = False) -> None:
+    def _write(self, table: MeasuredTable, *, with_holdout: bool = False) -> None:
         selection = table.schedule.selection
         if self.undisturbed_s and selection.undisturbed_s:
             selection.rescale(self.undisturbed_s)

@@ -22,7 +22,7 @@ STUCK_S: Final = 150.0
 PREFIX: Final = "moetune-beat-"
 
 
-class Store(Protocol):
+class KeyValueStore(Protocol):
     """A job's key-value store; torch.distributed.TCPStore is one."""
 
     def set(self, key: str, value: str, /) -> None: ...
@@ -90,7 +90,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        store: Store,
+        store: KeyValueStore,
         *,
         rank: int,
         names: Mapping[int, str],

@@ -47,7 +47,7 @@ def run_workers(job: Job, *, ranks: int, progress: Progress, silence_s: float = 
 
 
 @dataclass(slots=True, kw_only=True)
-class _Worker:
+class _RankProcess:
     """One rank: its process, and what it has said."""
 
     rank: int
@@ -76,8 +76,8 @@ class _Worker:
 
 
 @contextmanager
-def _started(scratch: Path, *, ranks: int) -> Iterator[list[_Worker]]:
-    workers: list[_Worker] = []
+def _started(scratch: Path, *, ranks: int) -> Iterator[list[_RankProcess]]:
+    workers: list[_RankProcess] = []
     try:
         # One by one: those that run must be known when starting the next one fails.
         for rank in range(ranks):
@@ -87,7 +87,7 @@ def _started(scratch: Path, *, ranks: int) -> Iterator[list[_Worker]]:
         _end(workers)
 
 
-def _start(scratch: Path, *, rank: int, ranks: int) -> _Worker:
+def _start(scratch: Path, *, rank: int, ranks: int) -> _RankProcess:
     read_end, write_end = os.pipe()
     errors = scratch / f"rank{rank}.err"
     arguments = [str(scratch), f"{rank}", f"{ranks}", f"{write_end}", f"{os.getpid()}"]
@@ -107,12 +107,12 @@ def _start(scratch: Path, *, rank: int, ranks: int) -> _Worker:
         raise
     finally:
         os.close(write_end)
-    return _Worker(
+    return _RankProcess(
         rank=rank, process=process, pipe=read_end, errors=errors, heard_s=time.monotonic()
     )
 
 
-def _follow(workers: list[_Worker], *, progress: Progress, silence_s: float) -> None:
+def _follow(workers: list[_RankProcess], *, progress: Progress, silence_s: float) -> None:
     """Pass on what the ranks say until all have ended well."""
     with selectors.DefaultSelector() as selector:
         for worker in workers:
@@ -141,7 +141,7 @@ def _follow(workers: list[_Worker], *, progress: Progress, silence_s: float) -> 
         raise RankError(f"rank {first['rank']} failed: {first['error']}; complete tables are kept")
 
 
-def _hear(worker: _Worker, *, progress: Progress) -> None:
+def _hear(worker: _RankProcess, *, progress: Progress) -> None:
     for message in worker.lines():
         if "error" in message:
             worker.failure = message
@@ -149,14 +149,14 @@ def _hear(worker: _Worker, *, progress: Progress) -> None:
             progress(ProgressEvent.model_validate(message))
 
 
-def _death(worker: _Worker) -> dict[str, Any]:
+def _death(worker: _RankProcess) -> dict[str, Any]:
     code = worker.process.returncode
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     words = f"died with {how} ({worker.last_words()})"
     return {"error": words, "kind": "", "lost_peers": False}
 
 
-def _require_talk(workers: list[_Worker], *, now_s: float, silence_s: float) -> None:
+def _require_talk(workers: list[_RankProcess], *, now_s: float, silence_s: float) -> None:
     running = [worker for worker in workers if not worker.ended]
     silent = [worker for worker in running if now_s - worker.heard_s > silence_s]
     if silent and len(silent) == len(running):
@@ -167,7 +167,7 @@ def _require_talk(workers: list[_Worker], *, now_s: float, silence_s: float) -> 
         )
 
 
-def _end(workers: list[_Worker]) -> None:
+def _end(workers: list[_RankProcess]) -> None:
     end_sessions([worker.process for worker in workers])
     for worker in workers:
         os.close(worker.pipe)

@@ -62,7 +62,7 @@ class Source(StrEnum):
     """Derived from published peak rates."""
 
 
-class Status(StrEnum):
+class MeasurementStatus(StrEnum):
     """How a measurement ended."""
 
     OK = "ok"
@@ -199,7 +199,7 @@ class Measurement(Record):
     """Repeated timings of one case on one rank."""
 
     case: Case
-    status: Status = Status.OK
+    status: MeasurementStatus = MeasurementStatus.OK
     error: str = ""
     """One line, empty when the status is ok."""
     source: Source = Source.MEASURED
@@ -210,7 +210,7 @@ class Measurement(Record):
 
     @model_validator(mode="after")
     def _payload_agrees(self) -> "Measurement":
-        if (self.status is Status.OK) != bool(self.times_s):
+        if (self.status is MeasurementStatus.OK) != bool(self.times_s):
             raise ValueError(f"status {self.status} with {len(self.times_s)} repeats")
         if self.case.operation in BETWEEN_PEERS and any(each < LEAST_S for each in self.times_s):
             shortest_s = min(self.times_s)
@@ -348,5 +348,5 @@ class Profile(Record):
         return tuple(
             row
             for row in self.measurements
-            if row.case.operation == operation and row.status is Status.OK
+            if row.case.operation == operation and row.status is MeasurementStatus.OK
         )

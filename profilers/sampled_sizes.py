@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from profilers.records import AXES, Case, Measurement, Status
+from profilers.records import AXES, Case, Measurement, MeasurementStatus
 
 SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "gemm": ("m", "n", "k"),
@@ -65,7 +65,7 @@ def lines(rows: Sequence[Measurement]) -> Mapping[Line, tuple[Case, ...]]:
     by_line: dict[Line, dict[str, Case]] = {}
     for row in rows:
         case = row.case
-        if row.status is Status.OK and case.operation in SIZES:
+        if row.status is MeasurementStatus.OK and case.operation in SIZES:
             forward = listed(case)
             by_line.setdefault(line_of(case), {})[forward.id] = forward
     return {line: tuple(cases.values()) for line, cases in sorted(by_line.items())}

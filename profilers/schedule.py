@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 
 from profilers.noise.selection import CaseSession, RowSelection
-from profilers.records import Case, Measurement, Status
+from profilers.records import Case, Measurement, MeasurementStatus
 from profilers.sampled_sizes import listed
 from profilers.work import work
 
@@ -145,7 +145,7 @@ class TableSchedule:
     def _update_run_times(self) -> None:
         """Read the rows added since the last call; of a case's ranks the first one counts."""
         for row in self.rows[self._seen :]:
-            if row.status is Status.OK and row.rank == 0:
+            if row.status is MeasurementStatus.OK and row.rank == 0:
                 series = self._run_s.setdefault((row.case.kind, row.case.dtype), {})
                 cost = estimated_cost(row.case)
                 # Arrival skew is stored without the work before the collective.

@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from profilers.records import AXES, Case, Measurement, Status
+from profilers.records import AXES, Case, Measurement, MeasurementStatus
 from profilers.stalls import seconds_with_stalls
 
 BY_GROUP: Final = frozenset({"collective", "rendezvous"})
@@ -65,7 +65,7 @@ def together_s(
     by_rank: dict[int, dict[Key, float]] = {}
     by_group: dict[Key, Measurement] = {}
     for row in rows:
-        if row.status is not Status.OK or row.case.operation in BY_RANK:
+        if row.status is not MeasurementStatus.OK or row.case.operation in BY_RANK:
             continue
         key = key_of(row.case)
         if row.case.operation in BY_GROUP:

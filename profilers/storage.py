@@ -16,7 +16,7 @@ from pathlib import Path
 
 from profilers.benchmark import Setting
 from profilers.clock import HostClock
-from profilers.records import Case, Measurement, Status
+from profilers.records import Case, Measurement, MeasurementStatus
 from profilers.timing import measure
 
 SIZES = tuple(2**power for power in (20, 23, 25, 27))
@@ -59,7 +59,11 @@ class StorageBenchmark:
             times_s = _times_s(case.kind, directory=directory, size=size, budget_s=budget_s)
         except (OSError, ValueError) as error:
             line = (error.strerror if isinstance(error, OSError) else "") or str(error)
-            return (Measurement(case=case, status=Status.FAILED, error=line[:200], rank=team.rank),)
+            return (
+                Measurement(
+                    case=case, status=MeasurementStatus.FAILED, error=line[:200], rank=team.rank
+                ),
+            )
         finally:
             team.barrier()
         return (Measurement(case=case, rank=team.rank, times_s=times_s),)

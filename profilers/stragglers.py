@@ -23,7 +23,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Final, Literal, TypeVar
 
 from profilers.compare import holm, welch_p
-from profilers.links.matrix import Link, links_of
+from profilers.links.matrix import MeasuredLink, links_of
 from profilers.records import Profile, Record
 
 Member = TypeVar("Member", bound=Hashable)
@@ -122,7 +122,7 @@ def _devices(profile: Profile, names: Mapping[int, str]) -> Iterator[Straggler]:
             )
 
 
-def _links(links: Sequence[Link], names: Mapping[int, str]) -> Iterator[Straggler]:
+def _links(links: Sequence[MeasuredLink], names: Mapping[int, str]) -> Iterator[Straggler]:
     for is_inside in (False, True):
         peers = _peers(links, is_inside=is_inside)
         times_s = _messages(peers)
@@ -140,11 +140,11 @@ def _links(links: Sequence[Link], names: Mapping[int, str]) -> Iterator[Straggle
                 )
 
 
-def _peers(links: Sequence[Link], *, is_inside: bool) -> list[Link]:
+def _peers(links: Sequence[MeasuredLink], *, is_inside: bool) -> list[MeasuredLink]:
     return [link for link in links if link.is_inside is is_inside and link.lanes == 1]
 
 
-def _messages(peers: Sequence[Link]) -> dict[tuple[int, int], Sequence[float]]:
+def _messages(peers: Sequence[MeasuredLink]) -> dict[tuple[int, int], Sequence[float]]:
     """Repeats of the largest message that most of the peers were sent, by pair."""
     sizes = Counter(row.case.axes["bytes"] for link in peers for row in link.rows)
     if not sizes:
@@ -160,7 +160,7 @@ def _messages(peers: Sequence[Link]) -> dict[tuple[int, int], Sequence[float]]:
 
 
 def _slow_nodes(
-    peers: Sequence[Link],
+    peers: Sequence[MeasuredLink],
     slow: Mapping[tuple[int, int], tuple[float, float]],
     names: Mapping[int, str],
 ) -> Iterator[tuple[Straggler, set[tuple[int, int]]]]:

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from profilers.errors import ProfileUnreadableError
 from profilers.files import require_regular
 from profilers.out_of_memory import raise_lack_of_memory
-from profilers.records import AXES, Case, Measurement, Source, Status
+from profilers.records import AXES, Case, Measurement, MeasurementStatus, Source
 
 MAX_FILE_BYTES = 256 * 2**20
 MAX_UNPACKED_BYTES = 1024 * 2**20
@@ -85,7 +85,9 @@ def read_columns(path: Path, *, operation: str, expected_rows: int) -> Columns:
     try:
         table = _table(path, operation=operation, expected_rows=expected_rows)
         forward = pc.is_in(table["direction"], value_set=pa.array(["forward", ""]))
-        table = table.filter(pc.and_(pc.equal(table["status"], Status.OK.value), forward))
+        table = table.filter(
+            pc.and_(pc.equal(table["status"], MeasurementStatus.OK.value), forward)
+        )
         lengths = pc.list_value_length(table["times_s"]).to_numpy().astype(np.int64)
         if table.num_rows and lengths.min() < 1:
             raise ValueError("a row has no repeat")

@@ -46,7 +46,7 @@ class Solver(Protocol[ProblemIn, Solution]):
     ) -> Claim[Solution]: ...
 
 
-class Check(Protocol[ProblemIn, SolutionIn]):
+class Checker(Protocol[ProblemIn, SolutionIn]):
     """What the `check.py` of a family offers; the module itself is passed."""
 
     def violations(self, problem: ProblemIn, solution: SolutionIn, /) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ class Family(Generic[Problem, Solution]):
     """From the name that users type to `module:function`."""
     default: str
     """The method of `solve` where none is named."""
-    check: Check[Problem, Solution]
+    check: Checker[Problem, Solution]
     standard_error: Callable[[Problem, Solution], float] | None = None
     """Of the check's objective where that is a mean over draws; None: it never is."""
 

@@ -52,7 +52,7 @@ MAX_FILES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
+class _TableFile:
     """One file."""
 
     name: str
@@ -62,7 +62,7 @@ class _Table:
 
 
 @dataclass(slots=True)
-class _Rows:
+class _MeasuredRows:
     """What has been read so far; the first entry of a case stays."""
 
     operations: frozenset[str]
@@ -94,7 +94,7 @@ def read(path: Path | None, *, options: Mapping[str, str], created: str) -> Impo
     ]
     contents = {table.path: read_rows(table.path) for table in known}
     device = _device(contents.values())
-    rows = _Rows(operations=operations)
+    rows = _MeasuredRows(operations=operations)
     left_out = [f"{name}: no operation of a profile holds it" for name in _unknown(wanted)]
     for table in sorted(known, key=lambda table: release_order(table.version), reverse=True):
         strangers = _take(rows, table, contents.pop(table.path), device=device)
@@ -118,7 +118,7 @@ def frameworks(path: Path | None, *, system: str | None) -> tuple[str, ...]:
     return tuple(_frameworks(_tables(folder)))
 
 
-def _frameworks(tables: Iterable[_Table]) -> list[str]:
+def _frameworks(tables: Iterable[_TableFile]) -> list[str]:
     return sorted({table.framework for table in tables} - {COLLECTIVE_LIBRARY})
 
 
@@ -199,17 +199,17 @@ def _operations(written: str) -> frozenset[str]:
     return names or frozenset(AXES)
 
 
-def _tables(folder: Path) -> list[_Table]:
+def _tables(folder: Path) -> list[_TableFile]:
     tables = []
     for file in itertools.islice(sorted(folder.rglob("*")), MAX_FILES):
         name, parts = table_name(file), file.relative_to(folder).parts
         if name is not None and len(parts) >= 3:
             *_, framework, version, _ = parts
-            tables.append(_Table(name=name, framework=framework, version=version, path=file))
+            tables.append(_TableFile(name=name, framework=framework, version=version, path=file))
     return tables
 
 
-def _unknown(tables: Sequence[_Table]) -> list[str]:
+def _unknown(tables: Sequence[_TableFile]) -> list[str]:
     return sorted({table.name for table in tables} - set(TABLES))
 
 
@@ -221,7 +221,7 @@ def _device(contents: Iterable[Sequence[Row]]) -> str:
     return named.most_common(1)[0][0] if named else ""
 
 
-def _take(rows: _Rows, table: _Table, file_rows: Sequence[Row], *, device: str) -> int:
+def _take(rows: _MeasuredRows, table: _TableFile, file_rows: Sequence[Row], *, device: str) -> int:
     """Add the rows of one file; the number of those that were taken on another device."""
     strangers = 0
     for number, row in enumerate(file_rows):
@@ -247,7 +247,7 @@ def _is_same_device(named: object, device: str) -> bool:
     return longer.startswith(shorter)
 
 
-def _add(rows: _Rows, entry: Entry, *, origin: str) -> None:
+def _add(rows: _MeasuredRows, entry: Entry, *, origin: str) -> None:
     place = tuple(entry.axes[axis] for axis in AXES[entry.operation])
     key = (entry.operation, entry.kind, entry.dtype, entry.direction, place)
     if entry.operation not in rows.operations or key in rows.measurement_of:
@@ -267,13 +267,13 @@ def _add(rows: _Rows, entry: Entry, *, origin: str) -> None:
     rows.origin.setdefault(entry.operation, Counter())[origin] += 1
 
 
-def _origin(table: _Table, row: Row) -> str:
+def _origin(table: _TableFile, row: Row) -> str:
     kernel = str(row.get("kernel_source") or table.name)[:80]
     return f"{table.framework} {table.version} {kernel}"
 
 
 def _machine(
-    described: Mapping[str, Any], *, system: str, device: str, tables: Sequence[_Table]
+    described: Mapping[str, Any], *, system: str, device: str, tables: Sequence[_TableFile]
 ) -> Machine:
     try:
         node, gpu = described["node"], described["gpu"]
@@ -303,7 +303,7 @@ def _machine(
         raise ProfileUnreadableError(f"{system}.yaml: {first_problem(error)}") from error
 
 
-def _profile(rows: _Rows, machine: Machine, created: str) -> Profile:
+def _profile(rows: _MeasuredRows, machine: Machine, created: str) -> Profile:
     measurements = sorted(
         rows.measurement_of.values(), key=lambda row: list(AXES).index(row.case.operation)
     )

@@ -243,7 +243,7 @@ def _moe_all_to_all(row: Row) -> Iterator[Entry]:
     yield Entry("expert_all_to_all", kind, written, "", axes, _number(row, "latency") * 1e-6)
 
 
-class Table(NamedTuple):
+class TableFormat(NamedTuple):
     """How the rows of one table are read."""
 
     entries: Callable[[Row], Iterator[Entry]]
@@ -263,29 +263,35 @@ _EXPERTS: Final = frozenset({"moe"})
 _COLLECTIVE: Final = frozenset({"collective"})
 _EXPERT_TRAFFIC: Final = frozenset({"expert_all_to_all"})
 
-TABLES: Final[Mapping[str, Table]] = {
-    "gemm_perf": Table(_gemm, frozenset({"gemm"})),
-    "context_attention_perf": Table(_prefill, _PREFILL),
-    "generation_attention_perf": Table(_decode, _DECODE),
-    "context_mla_perf": Table(partial(_latent, part="core", is_decode=False), _LATENT),
-    "generation_mla_perf": Table(partial(_latent, part="core", is_decode=True), _LATENT_DECODE),
-    "mla_context_module_perf": Table(partial(_latent, part="module", is_decode=False), _LATENT),
-    "mla_generation_module_perf": Table(
+TABLES: Final[Mapping[str, TableFormat]] = {
+    "gemm_perf": TableFormat(_gemm, frozenset({"gemm"})),
+    "context_attention_perf": TableFormat(_prefill, _PREFILL),
+    "generation_attention_perf": TableFormat(_decode, _DECODE),
+    "context_mla_perf": TableFormat(partial(_latent, part="core", is_decode=False), _LATENT),
+    "generation_mla_perf": TableFormat(
+        partial(_latent, part="core", is_decode=True), _LATENT_DECODE
+    ),
+    "mla_context_module_perf": TableFormat(
+        partial(_latent, part="module", is_decode=False), _LATENT
+    ),
+    "mla_generation_module_perf": TableFormat(
         partial(_latent, part="module", is_decode=True), _LATENT_DECODE
     ),
-    "mla_bmm_perf": Table(_latent_product, _LATENT_PRODUCT),
-    "dsa_context_module_perf": Table(partial(_sparse_latent, is_decode=False), _SPARSE),
-    "dsa_generation_module_perf": Table(partial(_sparse_latent, is_decode=True), _SPARSE_DECODE),
-    "gdn_perf": Table(_gated_delta, _GATED_DELTA),
-    "moe_perf": Table(_moe, _EXPERTS),
-    "wideep_moe_perf": Table(partial(_moe, prefix="wideep"), _EXPERTS),
-    "wideep_context_moe_perf": Table(partial(_moe, prefix="wideep_context"), _EXPERTS),
-    "wideep_generation_moe_perf": Table(partial(_moe, prefix="wideep_generation"), _EXPERTS),
-    "nccl_perf": Table(_nccl, _COLLECTIVE),
-    "custom_allreduce_perf": Table(_custom_all_reduce, _COLLECTIVE),
-    "wideep_deepep_normal_perf": Table(_deepep_normal, _EXPERT_TRAFFIC),
-    "wideep_deepep_ll_perf": Table(_deepep_low_latency, _EXPERT_TRAFFIC),
-    "moe_a2a_perf": Table(_moe_all_to_all, _EXPERT_TRAFFIC),
+    "mla_bmm_perf": TableFormat(_latent_product, _LATENT_PRODUCT),
+    "dsa_context_module_perf": TableFormat(partial(_sparse_latent, is_decode=False), _SPARSE),
+    "dsa_generation_module_perf": TableFormat(
+        partial(_sparse_latent, is_decode=True), _SPARSE_DECODE
+    ),
+    "gdn_perf": TableFormat(_gated_delta, _GATED_DELTA),
+    "moe_perf": TableFormat(_moe, _EXPERTS),
+    "wideep_moe_perf": TableFormat(partial(_moe, prefix="wideep"), _EXPERTS),
+    "wideep_context_moe_perf": TableFormat(partial(_moe, prefix="wideep_context"), _EXPERTS),
+    "wideep_generation_moe_perf": TableFormat(partial(_moe, prefix="wideep_generation"), _EXPERTS),
+    "nccl_perf": TableFormat(_nccl, _COLLECTIVE),
+    "custom_allreduce_perf": TableFormat(_custom_all_reduce, _COLLECTIVE),
+    "wideep_deepep_normal_perf": TableFormat(_deepep_normal, _EXPERT_TRAFFIC),
+    "wideep_deepep_ll_perf": TableFormat(_deepep_low_latency, _EXPERT_TRAFFIC),
+    "moe_a2a_perf": TableFormat(_moe_all_to_all, _EXPERT_TRAFFIC),
 }
 """By file name."""
 

@@ -59,7 +59,7 @@ _STARTING: Final = re.compile(r"Collective test starting: (\w+?)_perf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
+class NcclTestsRank:
     """One line of the list of devices."""
 
     rank: int
@@ -73,7 +73,7 @@ class Log:
     """One file."""
 
     path: Path
-    ranks: tuple[Rank, ...]
+    ranks: tuple[NcclTestsRank, ...]
     nccl: str
     """`NCCL` and its version; empty where the file does not say it."""
     rows: tuple[Measurement, ...]
@@ -153,12 +153,14 @@ def _log(path: Path, named: str | None) -> Log:
     return Log(path=path, ranks=ranks, nccl=nccl, rows=rows)
 
 
-def _ranks(text: str) -> Iterator[Rank]:
+def _ranks(text: str) -> Iterator[NcclTestsRank]:
     for line in text.splitlines():
         matched = _RANK.match(line[:500])
         if matched:
             rank, group, host, device = matched.groups()
-            yield Rank(rank=int(rank), group=int(group or 0), host=host, device=device.strip())
+            yield NcclTestsRank(
+                rank=int(rank), group=int(group or 0), host=host, device=device.strip()
+            )
 
 
 def _collective(text: str, path: Path, named: str | None) -> str:
@@ -172,7 +174,7 @@ def _collective(text: str, path: Path, named: str | None) -> str:
     return COLLECTIVES[name]
 
 
-def _shape(path: Path, ranks: Sequence[Rank]) -> tuple[int, int, int]:
+def _shape(path: Path, ranks: Sequence[NcclTestsRank]) -> tuple[int, int, int]:
     """Ranks of a group, how far they are apart, and ranks in all."""
     first = sorted(rank.rank for rank in ranks if rank.group == ranks[0].group)
     strides = {right - left for left, right in itertools.pairwise(first)} or {1}

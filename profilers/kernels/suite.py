@@ -21,7 +21,7 @@ from profilers.devices import free_bytes, is_out_of_memory, release_memory
 from profilers.kernels import optimizer
 from profilers.kernels.autograd import MAX_SETS, PLACED_SETS, Prepared
 from profilers.noise.policy import QUIET, NoisePolicy
-from profilers.records import Case, Direction, Measurement, Status
+from profilers.records import Case, Direction, Measurement, MeasurementStatus
 from profilers.sampled_sizes import SIZES
 from profilers.timing import PeerFailedError, measure, measure_fresh
 from profilers.work import work
@@ -141,7 +141,7 @@ def measure_kernel(
     if needed > least_free:
         error = f"needs about {needed:.3g} bytes, {least_free:.3g} are free"
         return tuple(
-            _ended(case, direction, status=Status.OUT_OF_MEMORY, error=error, rank=rank)
+            _ended(case, direction, status=MeasurementStatus.OUT_OF_MEMORY, error=error, rank=rank)
             for direction in directions
         )
     timing = _Timing(
@@ -151,7 +151,7 @@ def measure_kernel(
         noise=noise,
     )
     times: dict[Direction, tuple[float, ...]] = {}
-    status, line = Status.FAILED, ""
+    status, line = MeasurementStatus.FAILED, ""
     try:
         prepared = prepare()
         for direction in directions:
@@ -161,7 +161,9 @@ def measure_kernel(
     except Exception as error:  # a failing kernel becomes a row
         # The peers wait for this rank's message.
         noise.all_reduce_max((math.inf, math.inf))
-        status = Status.OUT_OF_MEMORY if is_out_of_memory(error) else Status.FAILED
+        status = (
+            MeasurementStatus.OUT_OF_MEMORY if is_out_of_memory(error) else MeasurementStatus.FAILED
+        )
         line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     return tuple(
         Measurement(case=_turned(case, direction), rank=rank, times_s=times[direction])
@@ -216,6 +218,6 @@ def _turned(case: Case, direction: Direction) -> Case:
 
 
 def _ended(
-    case: Case, direction: Direction, *, status: Status, error: str, rank: int
+    case: Case, direction: Direction, *, status: MeasurementStatus, error: str, rank: int
 ) -> Measurement:
     return Measurement(case=_turned(case, direction), status=status, error=error, rank=rank)

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 from profilers.kv_transfer.pages import RankCache, gather, scatter
-from profilers.kv_transfer.shards import CacheShape, Degrees, Rank, Transfer, transfers
+from profilers.kv_transfer.shards import CacheDegrees, CacheShape, ShardRank, Transfer, transfers
 
 MOST_PIECE_BYTES: Final = 32 * 2**20
 """Canonical bytes that exist at a time, unless a single granule of tokens is larger."""
 
-Caches = Mapping[Rank, RankCache]
+Caches = Mapping[ShardRank, RankCache]
 """What every rank of an instance holds of the request."""
 
 
@@ -97,8 +97,8 @@ def _granule_tokens(senders: Caches, receivers: Caches) -> int:
     )
 
 
-def _degrees(caches: Caches) -> Degrees:
-    degrees = Degrees(
+def _degrees(caches: Caches) -> CacheDegrees:
+    degrees = CacheDegrees(
         tensor=1 + max(rank.tensor for rank in caches),
         pipeline=1 + max(rank.stage for rank in caches),
     )

@@ -22,7 +22,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from profilers.kv_transfer.shards import CacheShape, Degrees, Rank, heads_of, layers_of
+from profilers.kv_transfer.shards import CacheDegrees, CacheShape, ShardRank, heads_of, layers_of
 
 BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Integer type by bytes of an element."""
@@ -78,8 +78,8 @@ def pages_needed(num_tokens: int, *, page_tokens: int) -> int:
 def empty_cache(
     shape: CacheShape,
     *,
-    rank: Rank,
-    degrees: Degrees,
+    rank: ShardRank,
+    degrees: CacheDegrees,
     page_format: PageFormat,
     page_table_G: Tensor,
     num_pages: int,

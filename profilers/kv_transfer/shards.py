@@ -52,7 +52,7 @@ class CacheShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
+class CacheDegrees:
     """How an instance splits its cache."""
 
     tensor: int = 1
@@ -64,7 +64,7 @@ class Degrees:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Rank:
+class ShardRank:
     """One rank of an instance."""
 
     stage: int
@@ -77,17 +77,17 @@ class Rank:
 class Transfer:
     """One piece that one rank sends to another; ranges are global."""
 
-    sender: Rank
-    receiver: Rank
+    sender: ShardRank
+    receiver: ShardRank
     layers: range
     heads: range
     tokens: range
 
 
-def ranks(degrees: Degrees) -> tuple[Rank, ...]:
+def ranks(degrees: CacheDegrees) -> tuple[ShardRank, ...]:
     """Every rank of an instance, in order."""
     return tuple(
-        Rank(stage=stage, tensor=tensor)
+        ShardRank(stage=stage, tensor=tensor)
         for stage, tensor in product(range(degrees.pipeline), range(degrees.tensor))
     )
 
@@ -109,8 +109,8 @@ def layers_of(shape: CacheShape, *, stage: int, pipeline_degree: int) -> range:
 def transfers(
     shape: CacheShape,
     *,
-    sender: Degrees,
-    receiver: Degrees,
+    sender: CacheDegrees,
+    receiver: CacheDegrees,
     num_tokens: int,
     granule_tokens: int = 1,
 ) -> tuple[Transfer, ...]:
@@ -151,8 +151,8 @@ def _shares(
     *,
     source: int,
     target: int,
-    sender: Degrees,
-    receiver: Degrees,
+    sender: CacheDegrees,
+    receiver: CacheDegrees,
     num_tokens: int,
     granule_tokens: int,
 ) -> Iterator[tuple[range, range]]:

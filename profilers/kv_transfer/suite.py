@@ -30,7 +30,7 @@ from profilers.kv_transfer.pages import (
     empty_cache,
     pages_needed,
 )
-from profilers.kv_transfer.shards import CacheShape, Degrees, ranks
+from profilers.kv_transfer.shards import CacheDegrees, CacheShape, ranks
 from profilers.records import Case, Measurement
 
 DTYPES: Final = {
@@ -137,7 +137,7 @@ def prepare(case: Case, device: torch.device) -> Prepared:
         page_format = PageFormat(
             page_tokens=axes[f"page_{side}"], layout=PageLayout(layout), dtype=DTYPES[dtype]
         )
-        degrees = Degrees(tensor=axes[f"tensor_{side}"])
+        degrees = CacheDegrees(tensor=axes[f"tensor_{side}"])
         return _random_instance(
             shape,
             degrees=degrees,
@@ -169,7 +169,7 @@ def _turns(
 def _random_instance(
     shape: CacheShape,
     *,
-    degrees: Degrees,
+    degrees: CacheDegrees,
     page_format: PageFormat,
     tokens: int,
     device: torch.device,

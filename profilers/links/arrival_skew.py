@@ -44,7 +44,7 @@ import torch.distributed as dist
 from profilers.benchmark import Setting
 from profilers.links.groups import Shape, shapes
 from profilers.links.team import ConnectedTeam
-from profilers.records import Case, Measurement, Status
+from profilers.records import Case, Measurement, MeasurementStatus
 from profilers.steps.functional import rms_norm
 
 WORK_US = (250, 1000, 4000, 16000, 64000)
@@ -97,7 +97,9 @@ class ArrivalSkewBenchmark:
     def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
         team, axes = self.setting.team, case.axes
         if not isinstance(team, ConnectedTeam) or axes["world"] != team.world:
-            row = Measurement(case=case, status=Status.FAILED, error="no such group of ranks here")
+            row = Measurement(
+                case=case, status=MeasurementStatus.FAILED, error="no such group of ranks here"
+            )
             return (row,) if team.rank == 0 else ()
         synchronised = _SynchronisedGroup(
             group=team.group(Shape(ranks=axes["ranks"], stride=axes["stride"])),

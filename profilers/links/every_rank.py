@@ -14,7 +14,7 @@ import torch
 from profilers.benchmark import Setting
 from profilers.devices import is_out_of_memory
 from profilers.noise.policy import QUIET, NoisePolicy
-from profilers.records import Case, Measurement, Status
+from profilers.records import Case, Measurement, MeasurementStatus
 from profilers.timing import measure
 
 CPU_SIZES: Final = {"gemm": 512, "copy": 2**25}
@@ -46,11 +46,15 @@ class EveryRankBenchmark:
 
     def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
         team = self.setting.team
-        status, error, run = Status.OK, "", None
+        status, error, run = MeasurementStatus.OK, "", None
         try:
             run = _RUNS[case.kind](case.axes["size"], torch.device(self.setting.device))
         except (RuntimeError, MemoryError) as problem:
-            status = Status.OUT_OF_MEMORY if is_out_of_memory(problem) else Status.FAILED
+            status = (
+                MeasurementStatus.OUT_OF_MEMORY
+                if is_out_of_memory(problem)
+                else MeasurementStatus.FAILED
+            )
             error = " ".join(str(problem).split())[:200]
         # All start together: how ranks slow each other down is part of the result.
         (anybody_failed,) = team.slowest_s([float(run is None)])

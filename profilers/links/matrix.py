@@ -19,7 +19,7 @@ from profilers.records import Measurement, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class MeasuredLink:
     """One direction of one pair of ranks."""
 
     sender: int
@@ -43,7 +43,7 @@ class Link:
         return self.sender_node == self.receiver_node
 
 
-def links_of(profile: Profile) -> tuple[Link, ...]:
+def links_of(profile: Profile) -> tuple[MeasuredLink, ...]:
     """Every measured direction, by lanes, then sender, then receiver."""
     per_node = max(profile.header.machine.ranks_per_node, 1)
     trips: dict[tuple[int, int], float] = {}
@@ -63,7 +63,7 @@ def _links(
     trips: Mapping[tuple[int, int], float],
     *,
     per_node: int,
-) -> Iterator[Link]:
+) -> Iterator[MeasuredLink]:
     for (lanes, sender, receiver), rows in sorted(messages.items()):
         rows.sort(key=lambda row: row.case.axes["bytes"])
         trip_s = trips.get((sender, receiver)) or trips.get((receiver, sender))
@@ -71,7 +71,7 @@ def _links(
         largest = rows[-1]
         moving_s = max(largest.median_s - (trip_s or 0.0), 0.1 * largest.median_s)
         sizes = [float(row.case.axes["bytes"]) for row in rows]
-        yield Link(
+        yield MeasuredLink(
             sender=sender,
             receiver=receiver,
             sender_node=sender // per_node,
@@ -84,7 +84,7 @@ def _links(
         )
 
 
-def shared_ratio(links: tuple[Link, ...]) -> float | None:
+def shared_ratio(links: tuple[MeasuredLink, ...]) -> float | None:
     """The share of its isolated bandwidth that a pair gets while all lanes send; None: unknown.
 
     1 if every lane has a NIC of its own, 1 / lanes if all share one.

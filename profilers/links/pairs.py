@@ -28,7 +28,7 @@ from profilers.benchmark import Setting
 from profilers.clock import HostClock
 from profilers.links.rounds import Pair, rounds
 from profilers.links.team import ConnectedTeam
-from profilers.records import Case, Measurement, Status
+from profilers.records import Case, Measurement, MeasurementStatus
 
 ELEMENT_BYTES: Final = 4
 ROUND_TRIP_BYTES: Final = 8
@@ -123,7 +123,9 @@ class PairBenchmark:
             None,
         )
         if not isinstance(team, ConnectedTeam) or axes["world"] != team.world or link_round is None:
-            row = Measurement(case=case, status=Status.FAILED, error="no such pair of ranks here")
+            row = Measurement(
+                case=case, status=MeasurementStatus.FAILED, error="no such pair of ranks here"
+            )
             return (row,) if team.rank == 0 else ()
         mine = next((each for each in link_round.pairs if team.rank in each), None)
         back = mine[::-1] if mine is not None else None

@@ -23,7 +23,7 @@ from profilers.links.hierarchical import stages
 from profilers.links.pairs import PairBenchmark
 from profilers.links.team import ConnectedTeam
 from profilers.noise.policy import NoisePolicy
-from profilers.records import Case, Measurement, Status
+from profilers.records import Case, Measurement, MeasurementStatus
 from profilers.team import Team
 from profilers.timing import measure
 
@@ -75,19 +75,23 @@ class CollectiveBenchmark:
     def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
         team = self.setting.team
         if not isinstance(team, ConnectedTeam):
-            return (_ended(case, status=Status.FAILED, error="one rank has no links"),)
+            return (_ended(case, status=MeasurementStatus.FAILED, error="one rank has no links"),)
         if case.axes["world"] != team.world:
             error = f"a job of {team.world} ranks cannot measure one of {case.axes['world']}"
-            return _once(team, _ended(case, status=Status.FAILED, error=error))
+            return _once(team, _ended(case, status=MeasurementStatus.FAILED, error=error))
         try:
-            run, error, status = self._prepared(case, team), "", Status.OK
+            run, error, status = self._prepared(case, team), "", MeasurementStatus.OK
         except (RuntimeError, MemoryError, ValueError) as problem:
-            status = Status.OUT_OF_MEMORY if is_out_of_memory(problem) else Status.FAILED
+            status = (
+                MeasurementStatus.OUT_OF_MEMORY
+                if is_out_of_memory(problem)
+                else MeasurementStatus.FAILED
+            )
             run, error = _nothing, " ".join(str(problem).split())[:200]
         # A collective needs every rank: if one cannot take part, none does.
-        (anybody_failed,) = team.slowest_s([float(status is not Status.OK)])
+        (anybody_failed,) = team.slowest_s([float(status is not MeasurementStatus.OK)])
         if anybody_failed:
-            status = Status.FAILED if status is Status.OK else status
+            status = MeasurementStatus.FAILED if status is MeasurementStatus.OK else status
             return _once(team, _ended(case, status=status, error=error or "a peer failed"))
         clock = TeamClock(team=team, clock=self.setting.clock)
         # The clock synchronises the ranks; of the policy only the length of a repeat is left.
@@ -162,7 +166,7 @@ def _once(team: Team, row: Measurement) -> tuple[Measurement, ...]:
     return (row,) if team.rank == 0 else ()
 
 
-def _ended(case: Case, *, status: Status, error: str) -> Measurement:
+def _ended(case: Case, *, status: MeasurementStatus, error: str) -> Measurement:
     return Measurement(case=case, status=status, error=error)
 
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from profilers.noise.sentinel import slowdown_exponent
-from profilers.records import Measurement, Status
+from profilers.records import Measurement, MeasurementStatus
 from profilers.sampled_sizes import listed
 from profilers.series import BY_GROUP
 
@@ -119,7 +119,7 @@ class RowSelection:
             now = []
             for key, known, row in zip(keys, before, rows, strict=True):
                 sessions = self._known_sessions(key, known)
-                if row.status is Status.OK and not is_new:
+                if row.status is MeasurementStatus.OK and not is_new:
                     sessions.append(row)
                 now.append(_without_slowest(sessions) if sessions else row)
         elif rows[0].case.operation in BY_GROUP and not is_new:
@@ -131,7 +131,7 @@ class RowSelection:
 
     def _known_sessions(self, key: RowKey, known: Measurement) -> list[Measurement]:
         """Rows of the sessions of a case with a sentinel; an earlier run's row counts as one."""
-        successful = [known] if known.status is Status.OK else []
+        successful = [known] if known.status is MeasurementStatus.OK else []
         return self._with_sentinel.setdefault(key, successful)
 
     def _selected_s(self, rows: Sequence[Measurement]) -> float:
@@ -149,7 +149,7 @@ def _without_slowest(sessions: Sequence[Measurement]) -> Measurement:
 
 def _merged(sessions: Sequence[Measurement]) -> Measurement:
     """Repeats of all successful sessions; the first session if all failed."""
-    successful = [row for row in sessions if row.status is Status.OK]
+    successful = [row for row in sessions if row.status is MeasurementStatus.OK]
     if not successful:
         return sessions[0]
     times_s = tuple(time_s for row in successful for time_s in row.times_s)
@@ -162,9 +162,9 @@ def _scaled(row: Measurement, ratio: float) -> Measurement:
 
 def _slowest_s(rows: Sequence[Measurement]) -> float:
     """Seconds of the slowest rank; infinite if one failed."""
-    return max(row.expected_s if row.status is Status.OK else math.inf for row in rows)
+    return max(row.expected_s if row.status is MeasurementStatus.OK else math.inf for row in rows)
 
 
 def _total_s(rows: Sequence[Measurement]) -> float:
     """Seconds of all directions and ranks together; infinite if one failed."""
-    return sum(row.expected_s if row.status is Status.OK else math.inf for row in rows)
+    return sum(row.expected_s if row.status is MeasurementStatus.OK else math.inf for row in rows)

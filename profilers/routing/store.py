@@ -46,7 +46,7 @@ WORKLOAD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
 Size = Annotated[int, Field(ge=1, le=MOST_CELLS)]
 
 
-class _Table(NamedTuple):
+class _StoredArray(NamedTuple):
     """Where an array of the recording lies, and what its axes but the last are."""
 
     file: str
@@ -54,12 +54,12 @@ class _Table(NamedTuple):
     dtype: type[np.generic]
 
 
-TABLES: Final[Mapping[str, _Table]] = {
-    "count_PLE": _Table("counts.parquet", ("pass", "layer"), np.int64),
-    "source_SLE": _Table("sources.parquet", ("source", "layer"), np.int64),
-    "transition_MEE": _Table("transitions.parquet", ("layer", "expert"), np.float64),
-    "coactivation_LEE": _Table("coactivation.parquet", ("layer", "expert"), np.float64),
-    "token_LTK": _Table("tokens.parquet", ("layer", "token"), np.int32),
+TABLES: Final[Mapping[str, _StoredArray]] = {
+    "count_PLE": _StoredArray("counts.parquet", ("pass", "layer"), np.int64),
+    "source_SLE": _StoredArray("sources.parquet", ("source", "layer"), np.int64),
+    "transition_MEE": _StoredArray("transitions.parquet", ("layer", "expert"), np.float64),
+    "coactivation_LEE": _StoredArray("coactivation.parquet", ("layer", "expert"), np.float64),
+    "token_LTK": _StoredArray("tokens.parquet", ("layer", "token"), np.int32),
 }
 """By field of `Recording`."""
 

@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from profilers.steps.collectives import gather_sequence, scatter_sequence
 from profilers.steps.config import StepConfig
 from profilers.steps.functional import rotary, rotary_tables
-from profilers.steps.layout import Layout
+from profilers.steps.layout import ParallelState
 from profilers.steps.weights import normal, parameter, shard
 
 
-class Attention(nn.Module):
+class GroupedQueryAttention(nn.Module):
     """[B, S / T, H] -> [B, S / T, H]; the residual is the caller's."""
 
     cosine: Tensor
     sine: Tensor
 
-    def __init__(self, config: StepConfig, layout: Layout, *, name: str) -> None:
+    def __init__(self, config: StepConfig, layout: ParallelState, *, name: str) -> None:
         super().__init__()
         model, ranks = config.model, layout.degrees.tensor
         self._heads = model.num_heads // ranks

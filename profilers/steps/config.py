@@ -56,7 +56,7 @@ class Dispatcher(StrEnum):
     """One row for every node that a token needs; it is copied inside the node (HierMoE)."""
 
 
-class ModelShape(Record):
+class TransformerShape(Record):
     """The transformer to train: GQA attention, SwiGLU, RMS norms, rotary positions, no biases."""
 
     hidden_size: Count
@@ -77,7 +77,7 @@ class ModelShape(Record):
     rope_theta: Annotated[float, Field(gt=0.0)] = 10_000.0
 
     @model_validator(mode="after")
-    def _consistent(self) -> "ModelShape":
+    def _consistent(self) -> "TransformerShape":
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} % num_kv_heads {self.num_kv_heads} != 0")
         if self.head_dim % 2:
@@ -168,7 +168,7 @@ class Stage(Record):
         return self
 
 
-class Routing(Record):
+class TokenRouting(Record):
     """How tokens find their experts."""
 
     mode: Literal["learned", "forced"] = "learned"
@@ -185,7 +185,7 @@ class StepConfig(Record):
     """Everything a rank needs to run the reference step."""
 
     schema_version: Literal[1] = 1
-    model: ModelShape
+    model: TransformerShape
     parallelism: Parallelism
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
     """`pipeline * virtual_pipeline` entries in execution order; rank p runs stages p, p + P, ..."""
@@ -195,7 +195,7 @@ class StepConfig(Record):
     micro_batch_size: Count
     precision: Literal["fp32", "bf16"] = "bf16"
     """Of compute; parameters, gradients and optimizer state are kept in fp32."""
-    routing: Routing = Routing()
+    routing: TokenRouting = TokenRouting()
     learning_rate: Annotated[float, Field(ge=0.0)] = 1e-3
     steps: Count = 8
     """Timed steps."""

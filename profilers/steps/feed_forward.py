@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from profilers.steps.collectives import gather_sequence, scatter_sequence
 from profilers.steps.config import StepConfig
 from profilers.steps.functional import swiglu
-from profilers.steps.layout import Layout
+from profilers.steps.layout import ParallelState
 from profilers.steps.weights import normal, parameter, shard
 
 
 class FeedForward(nn.Module):
     """[B, S / T, H] -> [B, S / T, H]; the residual is the caller's."""
 
-    def __init__(self, config: StepConfig, layout: Layout, *, width: int, name: str) -> None:
+    def __init__(self, config: StepConfig, layout: ParallelState, *, width: int, name: str) -> None:
         super().__init__()
         hidden, ranks, rank = config.model.hidden_size, layout.degrees.tensor, layout.tensor_rank
         self._group = layout.tensor_group

@@ -30,7 +30,7 @@ Ranks = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ParallelState:
     """This rank's place in the job."""
 
     degrees: Parallelism
@@ -116,7 +116,7 @@ def node_groups_of(degrees: Parallelism, *, ranks_per_node: int) -> dict[str, Ra
     }
 
 
-def join(degrees: Parallelism, *, device: torch.device, timeout: timedelta) -> Layout:
+def join(degrees: Parallelism, *, device: torch.device, timeout: timedelta) -> ParallelState:
     """Create the groups of this rank; every rank of the job must call it, in the same order.
 
     Raises:
@@ -150,7 +150,7 @@ def join(degrees: Parallelism, *, device: torch.device, timeout: timedelta) -> L
             mesh_dim_names=(kind, "solo"),
         )
 
-    return Layout(
+    return ParallelState(
         degrees=degrees,
         rank=dist.get_rank(),
         ranks_per_node=ranks_per_node,

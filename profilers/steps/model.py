@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from profilers.steps.attention import Attention
+from profilers.steps.attention import GroupedQueryAttention
 from profilers.steps.config import LayerKind, Recompute, Stage, StepConfig
 from profilers.steps.feed_forward import FeedForward
 from profilers.steps.functional import rms_norm
 from profilers.steps.instruments import Instruments
-from profilers.steps.layout import Layout
-from profilers.steps.moe import Moe
+from profilers.steps.layout import ParallelState
+from profilers.steps.moe import MoeLayer
 from profilers.steps.recompute import recomputed
 from profilers.steps.weights import normal, parameter
 
@@ -25,7 +25,7 @@ from profilers.steps.weights import normal, parameter
 class Norm(nn.Module):
     """RMS norm over the last axis, replicated over tensor ranks."""
 
-    def __init__(self, config: StepConfig, layout: Layout) -> None:
+    def __init__(self, config: StepConfig, layout: ParallelState) -> None:
         super().__init__()
         self.weight = parameter(torch.ones(config.model.hidden_size), layout.device)
         self._epsilon = config.model.norm_epsilon
@@ -34,13 +34,13 @@ class Norm(nn.Module):
         return rms_norm(x, self.weight, epsilon=self._epsilon)
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """[B, S', H] -> [B, S', H]."""
 
     def __init__(
         self,
         config: StepConfig,
-        layout: Layout,
+        layout: ParallelState,
         instruments: Instruments,
         *,
         stage: Stage,
@@ -50,13 +50,13 @@ class Layer(nn.Module):
         name = f"layers.{layer}"
         kinds = config.model.layers
         self.attention_norm = Norm(config, layout)
-        self.attention = Attention(config, layout, name=f"{name}.attention")
+        self.attention = GroupedQueryAttention(config, layout, name=f"{name}.attention")
         self.ffn_norm = Norm(config, layout)
         self.moe_layer: int | None = None
-        self.ffn: Moe | FeedForward
+        self.ffn: MoeLayer | FeedForward
         if kinds[layer] is LayerKind.MOE:
             self.moe_layer = kinds[:layer].count(LayerKind.MOE)
-            self.ffn = Moe(
+            self.ffn = MoeLayer(
                 config,
                 layout,
                 instruments,
@@ -79,7 +79,7 @@ class Layer(nn.Module):
     def _computed(self, x: Tensor, forced: Tensor | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
         normed = self.ffn_norm(x)
-        if not isinstance(self.ffn, Moe):
+        if not isinstance(self.ffn, MoeLayer):
             return x + self.ffn(normed)  # type: ignore[no-any-return]  # modules return Any
         # The first call of a recomputed layer runs without gradients, the second one with.
         is_first_pass = not (self._is_recomputed and torch.is_grad_enabled())
@@ -93,13 +93,13 @@ class StageModel(nn.Module):
     """
 
     def __init__(
-        self, config: StepConfig, layout: Layout, instruments: Instruments, *, stage: int
+        self, config: StepConfig, layout: ParallelState, instruments: Instruments, *, stage: int
     ) -> None:
         super().__init__()
         model, stages = config.model, config.stages
         first = sum(before.num_layers for before in stages[:stage])
         self.layers = nn.ModuleList(
-            Layer(config, layout, instruments, stage=stages[stage], layer=layer)
+            TransformerLayer(config, layout, instruments, stage=stages[stage], layer=layer)
             for layer in range(first, first + stages[stage].num_layers)
         )
         table = (model.vocab_size, model.hidden_size)
@@ -135,7 +135,7 @@ class StageModel(nn.Module):
         if self.embedding is not None:
             x = nn.functional.embedding(x, self.embedding)
         for layer in self.layers:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, TransformerLayer)
             forced = self._forced.get(-1 if layer.moe_layer is None else layer.moe_layer)
             x = layer(x, None if forced is None else forced[microbatch])
         if self.norm is None:

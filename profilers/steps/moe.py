@@ -27,19 +27,19 @@ from profilers.steps.dispatch import dispatch_flat, dispatch_hierarchical
 from profilers.steps.experts import expert_ffn
 from profilers.steps.feed_forward import FeedForward
 from profilers.steps.instruments import Instruments
-from profilers.steps.layout import Layout
+from profilers.steps.layout import ParallelState
 from profilers.steps.recompute import recomputed
-from profilers.steps.routing import Router
+from profilers.steps.routing import TopKRouter
 from profilers.steps.weights import normal, parameter
 
 
-class Moe(nn.Module):
+class MoeLayer(nn.Module):
     """x[B, S', H] -> [B, S', H]: routed experts plus, where configured, the shared expert."""
 
     def __init__(
         self,
         config: StepConfig,
-        layout: Layout,
+        layout: ParallelState,
         instruments: Instruments,
         *,
         stage: Stage,
@@ -47,7 +47,7 @@ class Moe(nn.Module):
         name: str,
     ) -> None:
         super().__init__()
-        self.router = Router(
+        self.router = TopKRouter(
             config, layout, instruments, moe_layer=moe_layer, name=f"{name}.router"
         )
         self.routed = RoutedExperts(
@@ -72,7 +72,7 @@ class RoutedExperts(nn.Module):
     def __init__(
         self,
         config: StepConfig,
-        layout: Layout,
+        layout: ParallelState,
         instruments: Instruments,
         *,
         stage: Stage,
@@ -180,7 +180,7 @@ def even_parts(total: int, *, parts: int) -> list[int]:
     return [total // parts + (part < total % parts) for part in range(parts)]
 
 
-def _peers(group: dist.ProcessGroup, layout: Layout, instruments: Instruments) -> Peers:
+def _peers(group: dist.ProcessGroup, layout: ParallelState, instruments: Instruments) -> Peers:
     return Peers(
         group=group, is_far_P=layout.is_far(group), note_far_bytes=instruments.note_far_bytes
     )

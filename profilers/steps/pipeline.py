@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import Schedule1F1B
 
 from profilers.steps.config import StepConfig
 from profilers.steps.instruments import Instruments
-from profilers.steps.layout import Layout
+from profilers.steps.layout import ParallelState
 from profilers.steps.model import StageModel, token_loss
 
 Pass = Callable[[Tensor, Tensor], Tensor]
@@ -25,7 +25,10 @@ Pass = Callable[[Tensor, Tensor], Tensor]
 
 
 def build_pass(
-    config: StepConfig, layout: Layout, modules: Sequence[StageModel], instruments: Instruments
+    config: StepConfig,
+    layout: ParallelState,
+    modules: Sequence[StageModel],
+    instruments: Instruments,
 ) -> Pass:
     """Choose how this rank's chunks (in execution order) run the micro-batches."""
     loss = partial(token_loss, global_tokens=config.global_batch_size * config.sequence_length)
@@ -64,7 +67,7 @@ def _accumulated(
 
 def _pipelined(
     config: StepConfig,
-    layout: Layout,
+    layout: ParallelState,
     modules: Sequence[StageModel],
     instruments: Instruments,
     loss: Callable[[Tensor, Tensor], Tensor],
@@ -99,7 +102,9 @@ def _pipelined(
     return run
 
 
-def _stage(config: StepConfig, layout: Layout, module: StageModel, *, index: int) -> PipelineStage:
+def _stage(
+    config: StepConfig, layout: ParallelState, module: StageModel, *, index: int
+) -> PipelineStage:
     """Give the shapes on both sides, so that nothing is run to find them out."""
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
     total = layout.degrees.pipeline * layout.degrees.virtual_pipeline

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from profilers.steps.config import StepConfig
 from profilers.steps.instruments import Instruments
-from profilers.steps.layout import Layout
+from profilers.steps.layout import ParallelState
 from profilers.steps.weights import normal, parameter
 
 
-class Router(nn.Module):
+class TopKRouter(nn.Module):
     """x[B, S', H] -> experts[T, K], weights[T, K] in fp32; replicated over tensor ranks."""
 
     bias: Tensor
@@ -29,7 +29,7 @@ class Router(nn.Module):
     def __init__(
         self,
         config: StepConfig,
-        layout: Layout,
+        layout: ParallelState,
         instruments: Instruments,
         *,
         moe_layer: int,

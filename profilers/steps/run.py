@@ -23,7 +23,7 @@ from profilers.heap import keep_heap
 from profilers.local_ranks import PARENT, RENDEZVOUS, leave_with
 from profilers.machine import processor_name
 from profilers.steps.config import RankMemory, StepConfig, StepReport
-from profilers.steps.layout import Layout, join
+from profilers.steps.layout import ParallelState, join
 from profilers.steps.limit import HostLimit, limit_device
 from profilers.steps.memory import ActivationMeter, allocator_peak
 from profilers.steps.training import Training
@@ -37,7 +37,7 @@ OnStep = Callable[[float], None]
 
 
 def run(
-    config: StepConfig, layout: Layout, *, on_step: OnStep = lambda _seconds: None
+    config: StepConfig, layout: ParallelState, *, on_step: OnStep = lambda _seconds: None
 ) -> StepReport:
     """Train for the configured steps; every rank returns the same report."""
     training, memory, first = _prepared(config, layout)
@@ -74,7 +74,7 @@ def run(
     )
 
 
-def start(config: StepConfig, *, device: torch.device) -> Layout:
+def start(config: StepConfig, *, device: torch.device) -> ParallelState:
     """Join the ranks that profilers/local_ranks.py or torchrun started, or be the only one.
 
     Raises:
@@ -134,7 +134,9 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
-def _prepared(config: StepConfig, layout: Layout) -> tuple[Training, tuple[RankMemory, ...], int]:
+def _prepared(
+    config: StepConfig, layout: ParallelState
+) -> tuple[Training, tuple[RankMemory, ...], int]:
     """Build the model, warm it up, meter a step: with the memory of ranks, and the next step."""
     limit_bytes, device = config.memory_limit_bytes, layout.device
     host = HostLimit(limit_bytes) if limit_bytes and device.type == "cpu" else None
@@ -158,7 +160,7 @@ def _prepared(config: StepConfig, layout: Layout) -> tuple[Training, tuple[RankM
     return training, memory, config.warmup_steps + 1
 
 
-def _limited(training: Training, layout: Layout, host: HostLimit) -> tuple[RankMemory, ...]:
+def _limited(training: Training, layout: ParallelState, host: HostLimit) -> tuple[RankMemory, ...]:
     """Run the first step, and meter it again under the limit."""
     _timed_step(training, layout, 0)
     host.exempt_code()
@@ -168,7 +170,7 @@ def _limited(training: Training, layout: Layout, host: HostLimit) -> tuple[RankM
 
 
 def _timed_step(
-    training: Training, layout: Layout, step: int
+    training: Training, layout: ParallelState, step: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     training.prepare(step)
     dist.barrier()
@@ -187,7 +189,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _memory(
-    training: Training, layout: Layout, meter: ActivationMeter, peak: int | None
+    training: Training, layout: ParallelState, meter: ActivationMeter, peak: int | None
 ) -> tuple[RankMemory, ...]:
     own = (
         training.parameter_bytes(),

@@ -17,12 +17,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from profilers.steps.config import StepConfig
-from profilers.steps.layout import Layout
-from profilers.steps.model import Layer, StageModel
-from profilers.steps.moe import Moe
+from profilers.steps.layout import ParallelState
+from profilers.steps.model import StageModel, TransformerLayer
+from profilers.steps.moe import MoeLayer
 
 
-def shard_stage(module: StageModel, config: StepConfig, layout: Layout) -> None:
+def shard_stage(module: StageModel, config: StepConfig, layout: ParallelState) -> None:
     """Apply FSDP2 to a model chunk, in place."""
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if config.precision == "bf16" else None,
@@ -47,9 +47,9 @@ def shard_stage(module: StageModel, config: StepConfig, layout: Layout) -> None:
         )
 
     for layer in module.layers:
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, TransformerLayer)
         split_parts: list[nn.Module] = [layer.attention]
-        if isinstance(layer.ffn, Moe):
+        if isinstance(layer.ffn, MoeLayer):
             unit(layer.ffn.routed, layout.replica_mesh, evenly)
             if layer.ffn.shared is not None:
                 split_parts.append(layer.ffn.shared)

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from profilers.steps.config import LayerKind, StepConfig
 from profilers.steps.data import read_corpus, sample_sequences
 from profilers.steps.instruments import Instruments
-from profilers.steps.layout import Layout
+from profilers.steps.layout import ParallelState
 from profilers.steps.loads import forced_copies, forced_experts
 from profilers.steps.memory import ActivationMeter, storage_bytes
-from profilers.steps.model import Layer, StageModel
-from profilers.steps.moe import Moe
+from profilers.steps.model import StageModel, TransformerLayer
+from profilers.steps.moe import MoeLayer
 from profilers.steps.pipeline import build_pass
 from profilers.steps.sharding import (
     gradients_now,
@@ -32,7 +32,7 @@ from profilers.steps.sharding import (
 class Training:
     """A run on this rank; a step is `prepare`, `compute_gradients`, `update`, `settle`."""
 
-    def __init__(self, config: StepConfig, layout: Layout) -> None:
+    def __init__(self, config: StepConfig, layout: ParallelState) -> None:
         self._config = config
         self._layout = layout
         self._moe_layers = config.model.layers.count(LayerKind.MOE)
@@ -104,7 +104,7 @@ class Training:
         dist.all_reduce(chunks_L, op=dist.ReduceOp.MAX)
         if self._config.routing.balancing == "loss_free":
             for part in self.modules.modules():
-                if isinstance(part, Moe):
+                if isinstance(part, MoeLayer):
                     part.router.move_bias(load_LE[part.router.moe_layer])
         return load_LE, chunks_L, far_bytes
 
@@ -173,5 +173,5 @@ def _moe_layers_of(module: StageModel) -> list[int]:
     return [
         layer.moe_layer
         for layer in module.layers
-        if isinstance(layer, Layer) and layer.moe_layer is not None
+        if isinstance(layer, TransformerLayer) and layer.moe_layer is not None
     ]

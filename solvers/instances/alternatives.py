@@ -18,7 +18,7 @@ from solvers.instances.cp_sat import AGREEMENT_RATIO, Units, size_per_s
 from solvers.instances.dominance import undominated
 from solvers.instances.flows import at_lower_rate, first_cuts, max_flow_plan
 from solvers.instances.linear import WHOLE, Linear, least_per_s
-from solvers.instances.problem import InstancePlan, InstancesProblem, Objective
+from solvers.instances.problem import InstanceObjective, InstancePlan, InstancesProblem
 from solvers.result import Status
 
 
@@ -46,7 +46,7 @@ def alternatives(
     columns = undominated(problem)
     linear = _alternatives_program(problem, chosen, band_ratio=band_ratio)
     limit = math.inf
-    if problem.objective is not Objective.RATE:
+    if problem.objective is not InstanceObjective.RATE:
         limit = _weight(linear, chosen) * (1.0 + band_ratio) / WHOLE
     size = size_per_s(problem, columns, linear)
     units, cuts = Units(size), list(first_cuts(problem))
@@ -69,7 +69,7 @@ def alternatives(
             continue
         if _weight(linear, served.plan) > limit:
             return Alternatives(plans=tuple(listed), is_complete=True)
-        rate_is_free = problem.objective is Objective.RATE
+        rate_is_free = problem.objective is InstanceObjective.RATE
         listed.append(
             served.plan if rate_is_free else at_lower_rate(served.plan, linear.least_per_s)
         )
@@ -80,11 +80,11 @@ def _alternatives_program(
     problem: InstancesProblem, chosen: InstancePlan, *, band_ratio: float
 ) -> Linear:
     match problem.objective:
-        case Objective.COST | Objective.DEVICES:
+        case InstanceObjective.COST | InstanceObjective.DEVICES:
             rate_per_s = least_per_s(problem)
-        case Objective.RATE:
+        case InstanceObjective.RATE:
             rate_per_s = max(least_per_s(problem), chosen.rate_per_s / (1.0 + band_ratio) * WHOLE)
-        case Objective.DEVICE_TIME | Objective.SPENDING:
+        case InstanceObjective.DEVICE_TIME | InstanceObjective.SPENDING:
             rate_per_s = chosen.rate_per_s * WHOLE
     return Linear(weight_J=problem.weight_J, reward=0.0, least_per_s=rate_per_s)
 

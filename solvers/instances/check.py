@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from solvers.instances.problem import (
     SECONDS_PER_HOUR,
     SHORTFALL_RATIO,
+    InstanceObjective,
     InstancePlan,
+    InstanceRole,
     InstancesProblem,
-    Objective,
-    Role,
 )
 
 
@@ -36,15 +36,15 @@ def objective(problem: InstancesProblem, plan: InstancePlan) -> float:
     """What the plan costs; the formulas are in `problem.py`."""
     provided = plan.rate_per_s / (1.0 + problem.spare_ratio)
     match problem.objective:
-        case Objective.COST:
+        case InstanceObjective.COST:
             return price_per_hour(problem, plan)
-        case Objective.DEVICES:
+        case InstanceObjective.DEVICES:
             return float(sum(devices(problem, plan)))
-        case Objective.RATE:
+        case InstanceObjective.RATE:
             return 1.0 / provided
-        case Objective.DEVICE_TIME:
+        case InstanceObjective.DEVICE_TIME:
             return sum(devices(problem, plan)) / provided
-        case Objective.SPENDING:
+        case InstanceObjective.SPENDING:
             return price_per_hour(problem, plan) / SECONDS_PER_HOUR / provided
 
 
@@ -114,7 +114,7 @@ def _capacity_violations(problem: InstancesProblem, plan: InstancePlan) -> Itera
     capacity_G = capacity_per_s(problem, plan)
     aggregated = 0.0
     for group, load, capacity in zip(problem.groups, load_G, capacity_G, strict=True):
-        if group.role is Role.AGGREGATED:
+        if group.role is InstanceRole.AGGREGATED:
             aggregated += capacity
         elif _exceeds(load, capacity, plan):
             yield f"group {group.name!r} is handed {load} requests/s, it serves {capacity}"

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from solvers.instances.problem import InstancePlan, InstancesProblem, Role
+from solvers.instances.problem import InstancePlan, InstanceRole, InstancesProblem
 
 Floats = npt.NDArray[np.float64]
 
@@ -45,7 +45,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedFlow:
     """The most that given counts serve."""
 
     plan: InstancePlan
@@ -53,7 +53,7 @@ class Served:
     """Met with equality by these counts, up to rounding."""
 
 
-def max_flow_plan(problem: InstancesProblem, count_J: tuple[int, ...]) -> Served:
+def max_flow_plan(problem: InstancesProblem, count_J: tuple[int, ...]) -> ServedFlow:
     """Route as many requests as the instances and links can serve; pools are ignored."""
     capacity_G = np.zeros(len(problem.groups))
     for count, column in zip(count_J, problem.columns, strict=True):
@@ -67,7 +67,7 @@ def max_flow_plan(problem: InstancesProblem, count_J: tuple[int, ...]) -> Served
         aggregated_per_s=float(value_N[-2]) * unit_per_s,
         rate_per_s=float(value_N[-1]) * unit_per_s,
     )
-    return Served(plan=plan, cut=_cut(problem, price_I, unit_per_s))
+    return ServedFlow(plan=plan, cut=_cut(problem, price_I, unit_per_s))
 
 
 def at_lower_rate(plan: InstancePlan, rate_per_s: float) -> InstancePlan:
@@ -88,13 +88,13 @@ def first_cuts(problem: InstancesProblem) -> tuple[Cut, ...]:
         slope_J = [0.0] * len(problem.columns)
         for j, column in enumerate(problem.columns):
             group = problem.groups[column.group]
-            if group.role is Role.AGGREGATED:
+            if group.role is InstanceRole.AGGREGATED:
                 slope_J[j] = column.rate_per_s
-            elif group.role is Role.PREFILL and group.request_class == number:
+            elif group.role is InstanceRole.PREFILL and group.request_class == number:
                 slope_J[j] = column.rate_per_s / share
         cuts.append(Cut(slope_J=tuple(slope_J), constant=0.0))
     decode_J = tuple(
-        0.0 if problem.role_of(j) is Role.PREFILL else column.rate_per_s
+        0.0 if problem.role_of(j) is InstanceRole.PREFILL else column.rate_per_s
         for j, column in enumerate(problem.columns)
     )
     return (*cuts, Cut(slope_J=decode_J, constant=0.0))
@@ -124,7 +124,7 @@ def _rows(
 
 
 def _aggregated(problem: InstancesProblem) -> list[int]:
-    return [g for g, one in enumerate(problem.groups) if one.role is Role.AGGREGATED]
+    return [g for g, one in enumerate(problem.groups) if one.role is InstanceRole.AGGREGATED]
 
 
 def _most_of_last(rows_IN: Floats, limit_I: Floats) -> tuple[Floats, Floats]:

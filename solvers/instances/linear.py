@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from solvers.instances import check
 from solvers.instances.problem import (
     SHORTFALL_RATIO,
+    InstanceObjective,
     InstancePlan,
+    InstanceRole,
     InstancesProblem,
-    Objective,
-    Role,
 )
 from solvers.result import Claim, Status
 
@@ -61,7 +61,7 @@ def solve_by(problem: InstancesProblem, solve_linear: SolveLinear) -> Claim[Inst
         fixed = Linear(weight_J=problem.weight_J, reward=0.0, least_per_s=least_per_s(problem))
         return solve_linear(fixed)
     fastest = _fastest(problem, solve_linear)
-    if problem.objective is Objective.RATE:
+    if problem.objective is InstanceObjective.RATE:
         return _without_idle(problem, fastest, solve_linear)
     return _least_ratio(problem, fastest, solve_linear)
 
@@ -129,7 +129,7 @@ def least_weight(problem: InstancesProblem) -> float:
     weight_J = problem.weight_J
     lightest = {
         role: min((weight_J[j] for j in problem.columns_of(role)), default=math.inf)
-        for role in Role
+        for role in InstanceRole
     }
-    disaggregated = lightest[Role.PREFILL] + lightest[Role.DECODE]
-    return min(disaggregated, lightest[Role.AGGREGATED])
+    disaggregated = lightest[InstanceRole.PREFILL] + lightest[InstanceRole.DECODE]
+    return min(disaggregated, lightest[InstanceRole.AGGREGATED])

@@ -22,7 +22,7 @@ from solvers.cbc import run_cbc
 from solvers.instances.dominance import undominated
 from solvers.instances.flows import at_lower_rate, max_flow_plan
 from solvers.instances.linear import Linear, solve_by
-from solvers.instances.problem import InstancePlan, InstancesProblem, Role
+from solvers.instances.problem import InstancePlan, InstanceRole, InstancesProblem
 from solvers.result import Claim, Status
 
 SCALED_OBJECTIVE = 1e4
@@ -54,7 +54,7 @@ def solve(
         unit_per_s = linear.least_per_s
         if not is_fixed:
             unit_per_s = max(unit_per_s, LEAST_UNIT_RATIO * reach_per_s)
-        model = _Model(problem, columns, linear, unit_per_s)
+        model = _InstanceProgram(problem, columns, linear, unit_per_s)
         left_s = max(SHORTEST_RUN_S, deadline_s - time.perf_counter())
         return model.run(time_limit_s=left_s, threads=threads)
 
@@ -72,7 +72,7 @@ def reachable_per_s(problem: InstancesProblem, columns: Iterable[int]) -> float:
     return sum(best_P)
 
 
-class _Model:
+class _InstanceProgram:
     """One linear program with its columns; a resource of one run."""
 
     def __init__(
@@ -111,14 +111,16 @@ class _Model:
     def _serve(self) -> None:
         problem, routes = self.problem, self.problem.routes
         for number, group in enumerate(problem.groups):
-            if group.role is not Role.AGGREGATED:
+            if group.role is not InstanceRole.AGGREGATED:
                 through = [
                     flow
                     for flow, route in zip(self.flow_E, routes, strict=True)
                     if number in (route.sender, route.receiver)
                 ]
                 self.program += pulp.lpSum(through) <= self._capacity({number})
-        together = {g for g, one in enumerate(problem.groups) if one.role is Role.AGGREGATED}
+        together = {
+            g for g, one in enumerate(problem.groups) if one.role is InstanceRole.AGGREGATED
+        }
         self.program += self.aggregated <= self._capacity(together)
         for number, share in enumerate(problem.share_C):
             of_class = [

@@ -55,7 +55,7 @@ SHORTFALL_RATIO = 1e-6
 SECONDS_PER_HOUR = 3600.0
 
 
-class Role(StrEnum):
+class InstanceRole(StrEnum):
     """What an instance does for its requests."""
 
     PREFILL = "prefill"
@@ -66,7 +66,7 @@ class Role(StrEnum):
     """Both."""
 
 
-class Objective(StrEnum):
+class InstanceObjective(StrEnum):
     """What is minimised; the formulas are in the module's docstring."""
 
     COST = "cost"
@@ -83,16 +83,16 @@ class Objective(StrEnum):
     @property
     def rate_is_fixed(self) -> bool:
         """Whether the demand is served and no more."""
-        return self in (Objective.COST, Objective.DEVICES)
+        return self in (InstanceObjective.COST, InstanceObjective.DEVICES)
 
     @property
     def needs_prices(self) -> bool:
         """Whether columns must have a price."""
-        return self in (Objective.COST, Objective.SPENDING)
+        return self in (InstanceObjective.COST, InstanceObjective.SPENDING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class DevicePool:
     """Devices of one kind."""
 
     name: str
@@ -100,11 +100,11 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class ColumnGroup:
     """Columns of one role with the same KV routes."""
 
     name: str
-    role: Role
+    role: InstanceRole
     request_class: int = 0
     """Which requests a prefill group takes; of no meaning elsewhere."""
     island: int = 0
@@ -125,7 +125,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class TransferLink:
     """A link for KV transfers; each direction is a link of its own."""
 
     name: str
@@ -161,14 +161,14 @@ class InstancePlan:
 class InstancesProblem:
     """One instance of the problem."""
 
-    pools: tuple[Pool, ...]
-    groups: tuple[Group, ...]
+    pools: tuple[DevicePool, ...]
+    groups: tuple[ColumnGroup, ...]
     columns: tuple[Column, ...]
     routes: tuple[Route, ...] = ()
-    links: tuple[Link, ...] = ()
+    links: tuple[TransferLink, ...] = ()
     share_C: tuple[float, ...] = (1.0,)
     """Share of each class among the requests."""
-    objective: Objective
+    objective: InstanceObjective
     demand_per_s: float = 0.0
     """Requests that must be served; 0 where the objective may choose."""
     spare_ratio: float = 0.0
@@ -204,25 +204,25 @@ class InstancesProblem:
     @property
     def weight_J(self) -> tuple[float, ...]:
         """What one instance of each column adds to the sum in the objective."""
-        if self.objective is Objective.COST:
+        if self.objective is InstanceObjective.COST:
             return tuple(column.price_per_hour for column in self.columns)
-        if self.objective is Objective.SPENDING:
+        if self.objective is InstanceObjective.SPENDING:
             hour = SECONDS_PER_HOUR / (1.0 + self.spare_ratio)
             return tuple(column.price_per_hour / hour for column in self.columns)
-        each = 1.0 + self.spare_ratio if self.objective is Objective.DEVICE_TIME else 1.0
+        each = 1.0 + self.spare_ratio if self.objective is InstanceObjective.DEVICE_TIME else 1.0
         return tuple(sum(column.devices_P) * each for column in self.columns)
 
-    def role_of(self, column: int) -> Role:
+    def role_of(self, column: int) -> InstanceRole:
         """The role of a column."""
         return self.groups[self.columns[column].group].role
 
-    def columns_of(self, role: Role) -> tuple[int, ...]:
+    def columns_of(self, role: InstanceRole) -> tuple[int, ...]:
         """The columns of a role."""
         return tuple(j for j in range(len(self.columns)) if self.role_of(j) is role)
 
-    def kinds(self) -> tuple[tuple[Role, tuple[int, ...]], ...]:
+    def kinds(self) -> tuple[tuple[InstanceRole, tuple[int, ...]], ...]:
         """The columns of each role of each island, of which `max_kinds` may be in use."""
-        by_role: dict[tuple[Role, int], list[int]] = {}
+        by_role: dict[tuple[InstanceRole, int], list[int]] = {}
         for number, column in enumerate(self.columns):
             group = self.groups[column.group]
             by_role.setdefault((group.role, group.island), []).append(number)
@@ -276,7 +276,10 @@ class InstancesProblem:
             joined = (route.sender, route.receiver)
             if not all(0 <= end < len(self.groups) for end in joined):
                 raise ValueError(f"{route} joins groups that do not exist")
-            if [self.groups[end].role for end in joined] != [Role.PREFILL, Role.DECODE]:
+            if [self.groups[end].role for end in joined] != [
+                InstanceRole.PREFILL,
+                InstanceRole.DECODE,
+            ]:
                 raise ValueError(f"{route} must join a prefill group to a decode group")
             if len({self.groups[end].island for end in joined}) > 1:
                 raise ValueError(f"{route} joins two islands")

@@ -120,7 +120,7 @@ def _model(
     for device in range(problem.num_devices):
         stages = problem.stages_of_device(device)
         model += pulp.lpSum(_dot(time_SN[s], x_SN[s]) for s in stages) <= peak
-    rows = _Rows(model=model, problem=problem, patterns=patterns, x_SN=x_SN)
+    rows = _RowContext(model=model, problem=problem, patterns=patterns, x_SN=x_SN)
     _keep_runs_in_order(rows)
     if problem.uniform_option:
         _share_one_option(rows)
@@ -131,7 +131,7 @@ def _model(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Rows:
+class _RowContext:
     """What rows are written about."""
 
     model: pulp.LpProblem
@@ -140,7 +140,7 @@ class _Rows:
     x_SN: Columns
 
 
-def _keep_runs_in_order(rows: _Rows) -> None:
+def _keep_runs_in_order(rows: _RowContext) -> None:
     model, problem = rows.model, rows.problem
     for run in range(problem.num_runs - 1):
         done_S = [
@@ -155,7 +155,7 @@ def _keep_runs_in_order(rows: _Rows) -> None:
                 model += done_S[stage - 1] <= done_S[stage]
 
 
-def _share_one_option(rows: _Rows) -> None:
+def _share_one_option(rows: _RowContext) -> None:
     model = rows.model
     global_O = [
         model.add_variable(f"g{option}", cat=pulp.LpBinary)
@@ -167,7 +167,7 @@ def _share_one_option(rows: _Rows) -> None:
             model += pulp.lpSum(_those(of_stage.option_N == option, x_N)) <= is_global
 
 
-def _limit_memory(rows: _Rows) -> None:
+def _limit_memory(rows: _RowContext) -> None:
     model, problem, patterns, x_SN = rows.model, rows.problem, rows.patterns, rows.x_SN
     for device, limit in enumerate(problem.memory_limit_bytes_D.tolist()):
         stages = problem.stages_of_device(device)

@@ -41,7 +41,7 @@ NEVER = 2 * LARGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Relaxation:
+class MemoryRelaxation:
     """The additional memory, checked."""
 
     extra_bytes: int
@@ -54,7 +54,7 @@ class Relaxation:
     """A layout that fits with it."""
 
 
-def nearest_relaxation(problem: LayoutProblem, *, time_limit_s: float) -> Relaxation:
+def nearest_relaxation(problem: LayoutProblem, *, time_limit_s: float) -> MemoryRelaxation:
     """Find the smallest addition to every device's memory under which a layout fits."""
     if problem.stages_per_device == 1:
         return _checked(problem, _min_memory_cuts(problem))
@@ -108,7 +108,7 @@ def _min_memory_options(problem: LayoutProblem) -> Layout:
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _search(problem: LayoutProblem, *, time_limit_s: float) -> Relaxation:
+def _search(problem: LayoutProblem, *, time_limit_s: float) -> MemoryRelaxation:
     """Where devices couple the cuts: start from even stages and let CP-SAT improve on them."""
     from solvers.layout import cp_sat  # OR-Tools is loaded only where it is needed.
 
@@ -125,7 +125,7 @@ def _search(problem: LayoutProblem, *, time_limit_s: float) -> Relaxation:
     return dataclasses.replace(relaxed, bound_bytes=min(bound, relaxed.extra_bytes))
 
 
-def _checked(problem: LayoutProblem, layout: Layout) -> Relaxation:
+def _checked(problem: LayoutProblem, layout: Layout) -> MemoryRelaxation:
     """Build the relaxation of a layout from the checker's numbers; the bound is taken as proven."""
     overflow_D = [
         needed - int(limit)
@@ -137,7 +137,7 @@ def _checked(problem: LayoutProblem, layout: Layout) -> Relaxation:
     broken = check.violations(with_extra_memory(problem, extra_bytes=extra), layout)
     if broken:
         raise RejectedClaimError(f"the relaxed layout is not allowed: {broken[0]}")
-    return Relaxation(
+    return MemoryRelaxation(
         extra_bytes=extra,
         bound_bytes=extra,
         device=overflow_D.index(max(overflow_D)),

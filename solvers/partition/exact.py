@@ -38,7 +38,7 @@ Join = Callable[[Seconds, Seconds], Seconds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Path:
+class _PricedChain:
     """A chain with what it costs."""
 
     objective: float
@@ -83,7 +83,7 @@ class _Tables:
 def solve(problem: PartitionProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Partition]:
     """Return the proven optimum, or what was found and proven in time."""
     tables = _tables(problem, deadline_s=time.perf_counter() + time_limit_s)
-    best: _Path | None = None
+    best: _PricedChain | None = None
     bound = -math.inf
     try:
         smallest_s, _ = _best_chain(tables, ceiling_s=math.inf, is_bottleneck=True)
@@ -132,20 +132,20 @@ def _tables(problem: PartitionProblem, *, deadline_s: float) -> _Tables:
     )
 
 
-def _cheapest_under(tables: _Tables, ceiling_s: float) -> _Path:
+def _cheapest_under(tables: _Tables, ceiling_s: float) -> _PricedChain:
     """The smallest total when nothing may take longer than the ceiling."""
     problem = tables.problem
     total_s, partition = _best_chain(tables, ceiling_s=ceiling_s, is_bottleneck=False)
     if partition is None:
         # Nothing is left below the ceiling: every total still to come is infinite.
-        return _Path(
+        return _PricedChain(
             objective=math.inf,
             total_s=math.inf,
             slowest_s=ceiling_s,
             partition=Partition(stages=()),
         )
     slowest_s = _slowest_s(tables, partition)
-    return _Path(
+    return _PricedChain(
         objective=total_s + (problem.num_microbatches - 1) * slowest_s,
         total_s=total_s,
         slowest_s=slowest_s,

@@ -51,7 +51,7 @@ def solve(problem: PartitionProblem, *, time_limit_s: float, threads: int = 1) -
         return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
     bound = float(problem.time_s_PL.min(axis=0).sum())
     scale = SCALED_OBJECTIVE / bound if bound > 0.0 else 1.0
-    model = _Model(problem, scale)
+    model = _PartitionProgram(problem, scale)
     while True:
         result = run_cbc(
             executable=pulp_cbc_path,
@@ -81,7 +81,7 @@ def _overfull(problem: PartitionProblem, partition: Partition) -> list[int]:
     ]
 
 
-class _Model:
+class _PartitionProgram:
     """The program with its columns; a resource of one solve."""
 
     def __init__(self, problem: PartitionProblem, scale: float) -> None:

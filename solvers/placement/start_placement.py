@@ -31,7 +31,7 @@ TOLERANCE_RATIO: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fit:
+class StartPlacement:
     """The outcome of a search for a placement within limits."""
 
     rank_LE: Ints
@@ -42,11 +42,11 @@ class Fit:
     """Whether, if not, no placement keeps them."""
 
 
-def fit(load_LE: Floats, ranks: Ranks, most_load_L: Floats | None) -> Fit:
+def fit(load_LE: Floats, ranks: Ranks, most_load_L: Floats | None) -> StartPlacement:
     """Return a placement within the limits, or the least uneven one where none was found."""
     rank_LE = longest_first(load_LE, ranks)
     if most_load_L is None:
-        return Fit(rank_LE=rank_LE, fits=True, is_proven=True)
+        return StartPlacement(rank_LE=rank_LE, fits=True, is_proven=True)
     allowed_L = most_load_L * (1.0 + TOLERANCE_RATIO)
     is_over_L = rank_loads(load_LE, rank_LE, ranks.num_ranks).max(axis=1) > allowed_L
     is_small = num_assignments(ranks) <= MAX_ENUMERATED
@@ -62,7 +62,7 @@ def fit(load_LE: Floats, ranks: Ranks, most_load_L: Floats | None) -> Fit:
         else:
             rank_LE[layer] = repaired(load_E, rank_LE[layer], float(allowed_L[layer]), rng)
     fits = rank_loads(load_LE, rank_LE, ranks.num_ranks).max(axis=1) <= allowed_L
-    return Fit(rank_LE=rank_LE, fits=bool(fits.all()), is_proven=is_small)
+    return StartPlacement(rank_LE=rank_LE, fits=bool(fits.all()), is_proven=is_small)
 
 
 def longest_first(load_LE: Floats, ranks: Ranks) -> Ints:

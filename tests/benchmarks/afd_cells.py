@@ -24,7 +24,7 @@ from tuner.costs.serve.afd_step import (
     step_seconds,
 )
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serve.engine import A2aBackend, Degrees, Engine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.two_phase import two_phase_s
@@ -72,8 +72,8 @@ def janus_s(decoder: Decoder, here: ServingPool, attention: int, experts: int) -
     one = Iteration(
         decoder=decoder,
         formats=FORMATS,
-        degrees=Degrees(),
-        engine=Engine.VLLM,
+        degrees=InstanceDegrees(),
+        engine=ServingEngine.VLLM,
         machine=here.machine,
     )
     all_to_all_s = two_phase_s(
@@ -88,7 +88,7 @@ def janus_s(decoder: Decoder, here: ServingPool, attention: int, experts: int) -
         attention * n,
         devices=experts,
         machine=here.machine,
-        engine=Engine.VLLM,
+        engine=ServingEngine.VLLM,
     )
     own = attention_seconds(one, n, past_tokens=PAST)
     return step_seconds(own, expert_s, all_to_all_s, layers=moe_layers(decoder))
@@ -102,12 +102,12 @@ def rows() -> Iterator[tuple[str, int, int, float, list[float]]]:
         ffn = Iteration(
             decoder=decoder,
             formats=FORMATS,
-            degrees=Degrees(attention_data=experts, expert=experts),
-            engine=Engine.VLLM,
+            degrees=InstanceDegrees(attention_data=experts, expert=experts),
+            engine=ServingEngine.VLLM,
             machine=here.machine,
             a2a_backend=A2aBackend.ALLGATHER,
         )
-        degrees = Degrees(attention_data=attention)
+        degrees = InstanceDegrees(attention_data=attention)
         n = np.array(REQUESTS)
         past = np.full_like(n, PAST)
         plugin = [
@@ -116,7 +116,7 @@ def rows() -> Iterator[tuple[str, int, int, float, list[float]]]:
         ]
         every = attention + experts
         ranks = max(size for size in range(1, every + 1) if experts_of(decoder).num % size == 0)
-        together = replace(ffn, degrees=Degrees(attention_data=ranks, expert=ranks))
+        together = replace(ffn, degrees=InstanceDegrees(attention_data=ranks, expert=ranks))
         aggregated_s = step_s(together, n * attention / ranks, past)
         for at, requests in enumerate(REQUESTS):
             result = (janus_s(decoder, here, attention, experts), *plugin, aggregated_s)

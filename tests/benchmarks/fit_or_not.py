@@ -45,19 +45,19 @@ from profilers.steps.config import (
     LayerKind,
     Parallelism,
     Recompute,
-    Routing,
     Stage,
     StepConfig,
+    TokenRouting,
 )
 from profilers.steps.run import refusal
 from tuner.config.train import TrainDecision
 from tuner.costs.prices.kernel_table import KernelTable
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.costs.residuals import residual_for
 from tuner.engines.reference.step_config import model_shape
 from tuner.search.reference.decisions import decision
-from tuner.search.reference.layer_costs import CandidateCosts, Machine
-from tuner.search.reference.options import Option
+from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
+from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.peak import peak_bytes
 from tuner.spec.model import Attention, ModelSpec, Moe
 from tuner.units import format_ratio
@@ -128,7 +128,7 @@ def _tried(rng: np.random.Generator) -> Case | None:
     def one(*choices: Any) -> Any:
         return choices[int(rng.integers(len(choices)))]
 
-    degrees = Degrees(
+    degrees = StepDegrees(
         **{
             "tensor": 1,
             "pipeline": 1,
@@ -172,10 +172,10 @@ def _tried(rng: np.random.Generator) -> Case | None:
         ),
     )
     option = one(
-        Option(recompute=Recompute.NONE, chunks=1),
-        Option(recompute=Recompute.NONE, chunks=1),
-        Option(recompute=Recompute.SELECTIVE, chunks=one(1, 2, 4)),
-        Option(recompute=Recompute.FULL, chunks=one(1, 2, 4)),
+        RecomputeOption(recompute=Recompute.NONE, chunks=1),
+        RecomputeOption(recompute=Recompute.NONE, chunks=1),
+        RecomputeOption(recompute=Recompute.SELECTIVE, chunks=one(1, 2, 4)),
+        RecomputeOption(recompute=Recompute.FULL, chunks=one(1, 2, 4)),
     )
     loads: tuple[tuple[float, ...], ...] = ()
     if one(False, True):
@@ -202,7 +202,7 @@ def _tried(rng: np.random.Generator) -> Case | None:
     return Case(config=config, predicted_bytes=predicted_peak(work, degrees, train_decision))
 
 
-def workload_and_decision(config: StepConfig) -> tuple[Workload, Degrees, TrainDecision]:
+def workload_and_decision(config: StepConfig) -> tuple[Workload, StepDegrees, TrainDecision]:
     """Return a configuration as workload, degrees and decision."""
     shape, cut = config.model, config.parallelism
     model = ModelSpec(
@@ -231,7 +231,7 @@ def workload_and_decision(config: StepConfig) -> tuple[Workload, Degrees, TrainD
             shared_ffn_size=shape.shared_ffn_size,
         ),
     )
-    degrees = Degrees(
+    degrees = StepDegrees(
         tensor=cut.tensor,
         pipeline=cut.pipeline,
         virtual_pipeline=cut.virtual_pipeline,
@@ -247,14 +247,14 @@ def workload_and_decision(config: StepConfig) -> tuple[Workload, Degrees, TrainD
         precision=config.precision,
         load_ratio=config.routing.load_ratio,
     )
-    options = [Option(recompute=one.recompute, chunks=one.chunks) for one in config.stages]
+    options = [RecomputeOption(recompute=one.recompute, chunks=one.chunks) for one in config.stages]
     layers = tuple(one.num_layers for one in config.stages)
     return work, degrees, decision(degrees, layers=layers, options=options)
 
 
-def predicted_peak(work: Workload, degrees: Degrees, train_decision: TrainDecision) -> int:
+def predicted_peak(work: Workload, degrees: StepDegrees, train_decision: TrainDecision) -> int:
     """Return the highest predicted peak of a rank; times are not used."""
-    machine = Machine(
+    machine = PricedMachine(
         num_devices=degrees.world,
         memory_limit_bytes=2**62,
         table=KernelTable(curves={}),
@@ -274,7 +274,7 @@ def _flop(work: Workload) -> float:
 
 
 def _config(
-    work: Workload, degrees: Degrees, option: Option, *, stages: Sequence[int]
+    work: Workload, degrees: StepDegrees, option: RecomputeOption, *, stages: Sequence[int]
 ) -> StepConfig:
     return StepConfig(
         model=model_shape(work.model),
@@ -294,7 +294,7 @@ def _config(
         global_batch_size=work.global_batch_size,
         micro_batch_size=degrees.micro_batch_size,
         precision=work.precision,
-        routing=Routing(mode="forced", load_ratio=work.load_ratio, balancing="none"),
+        routing=TokenRouting(mode="forced", load_ratio=work.load_ratio, balancing="none"),
         steps=1,
         warmup_steps=0,
         device="cpu",

@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from solvers.instances.alternatives import alternatives
 from solvers.instances.dominance import undominated
-from solvers.instances.problem import Objective
+from solvers.instances.problem import InstanceObjective
 from solvers.registry import INSTANCES
 from tests.solvers.instances.testing import mixed_pool
 
@@ -36,7 +36,12 @@ def processor_s() -> float:
 
 
 def solved(
-    method: str, objective: Objective, *, max_kinds: int | None, seed: int, time_limit_s: float
+    method: str,
+    objective: InstanceObjective,
+    *,
+    max_kinds: int | None,
+    seed: int,
+    time_limit_s: float,
 ) -> dict[str, Any]:
     """Choose instances once."""
     problem = mixed_pool(seed, objective=objective, max_kinds=max_kinds)
@@ -57,7 +62,7 @@ def solved(
     }
 
 
-def ties(objective: Objective, *, seed: int) -> dict[str, Any]:
+def ties(objective: InstanceObjective, *, seed: int) -> dict[str, Any]:
     """Count plans within the band of the best."""
     problem = mixed_pool(seed, objective=objective)
     best = INSTANCES.solve(problem, time_limit_s=TIME_LIMIT_S).solution
@@ -87,10 +92,10 @@ def main() -> None:
         solved(method, objective, max_kinds=max_kinds, seed=seed, time_limit_s=given.time_limit)
         for seed in range(given.seeds)
         for method in given.methods
-        for objective in Objective
+        for objective in InstanceObjective
         for max_kinds in (None, 1)
     ]
-    bands = [ties(objective, seed=0) for objective in Objective]
+    bands = [ties(objective, seed=0) for objective in InstanceObjective]
     if given.json:
         sys.stdout.write(json.dumps({"solves": solves, "ties": bands}, indent=2) + "\n")
         return

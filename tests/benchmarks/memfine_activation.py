@@ -12,8 +12,15 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 
-from profilers.steps.config import LayerKind, ModelShape, Parallelism, Recompute, Stage, StepConfig
-from profilers.steps.layout import Layout
+from profilers.steps.config import (
+    LayerKind,
+    Parallelism,
+    Recompute,
+    Stage,
+    StepConfig,
+    TransformerShape,
+)
+from profilers.steps.layout import ParallelState
 from profilers.steps.run import start
 from profilers.steps.training import Training
 from tests.benchmarks.memfine import LayerShape, active_bytes, fit_active, stored_bytes
@@ -21,7 +28,7 @@ from tests.benchmarks.memfine import LayerShape, active_bytes, fit_active, store
 CHUNKS = (1, 2, 4, 8)
 LARGEST_ERROR = 0.03
 # Wide experts and few words, so that experts and not the head are the peak even in 8 chunks.
-MODEL = ModelShape(
+MODEL = TransformerShape(
     hidden_size=128,
     num_heads=8,
     num_kv_heads=4,
@@ -57,7 +64,7 @@ def config(recompute: Recompute, chunks: int) -> StepConfig:
     )
 
 
-def measured_bytes(step: StepConfig, layout: Layout) -> int:
+def measured_bytes(step: StepConfig, layout: ParallelState) -> int:
     """Peak of what one step saves for backward."""
     return Training(step, layout).metered(0).peak_bytes
 

@@ -54,7 +54,7 @@ import numpy as np
 
 from profilers.routing.store import read_recording
 from solvers.placement.balance.bound import layer_bounds
-from solvers.placement.balance.problem import BalanceProblem, Dispatch
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
 from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.sampling import expected_loads
@@ -280,14 +280,17 @@ def oracles(
     """
     load_LE = evidence.holdout_PLE.mean(axis=0)
     result = {}
-    for name, dispatch in (("static oracle", Dispatch.STATIC), ("near oracle", Dispatch.NEAR)):
+    for name, dispatch in (
+        ("static oracle", ReplicaDispatch.STATIC),
+        ("near oracle", ReplicaDispatch.NEAR),
+    ):
         problem = BalanceProblem(
             load_WLE=load_LE[None].copy(), weight_W=np.ones(1), ranks=ranks, dispatch=dispatch
         )
         solved = BALANCE.solve(problem, time_limit_s=size.time_limit_s)
         assert solved.solution is not None
         result[name] = solved.solution
-        if dispatch is Dispatch.STATIC:
+        if dispatch is ReplicaDispatch.STATIC:
             bases = (solved.solution, beside)
             result[name] = place_on_table(problem, bases, time_limit_s=size.time_limit_s)
     return result

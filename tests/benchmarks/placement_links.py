@@ -34,7 +34,7 @@ from profilers.routing.store import read_recording
 from tuner.config.place import PlaceDecision
 from tuner.goals.place_plan import place
 from tuner.plans.place import LinkFacts, PlacePlan
-from tuner.spec.place import Objective, Traffic
+from tuner.spec.place import Objective, TrafficObjective
 
 ROOT: Final = Path(__file__).parents[2]
 MODELS: Final = ROOT / "examples" / "models"
@@ -219,7 +219,7 @@ def by_hand_s(case: Case, plan: PlacePlan, decision: PlaceDecision) -> float:
     ranks = plan.goal.ranks
     cost_GG = costs_of(plan.predicted.links, ranks=ranks, per_node=decision.ranks_per_node)
     copies = PASS_TOKENS * (read_recording(case.recording).top_k or 1)
-    if plan.goal.traffic is Traffic.MOST_LOADED:
+    if plan.goal.traffic is TrafficObjective.MOST_LOADED:
         return copies * sum(
             float(leg_GG.max()) for leg_GG in leg_costs(decision, flow_of(case), cost_GG)
         )

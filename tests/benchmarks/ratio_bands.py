@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.backtest.assumptions import with_assumptions
-from tuner.backtest.columns import Run, build_runs
+from tuner.backtest.columns import PublishedRun, build_runs
 from tuner.backtest.prices import run_regime
 from tuner.backtest.releases import recipes_of
 from tuner.backtest.rows import read_rows
@@ -28,7 +28,7 @@ from tuner.calibrate.calibration import build_problem, held_out_keys
 from tuner.calibrate.cross_validation import MOST_FOLDS, assign_folds, held_out
 from tuner.calibrate.fit import Floats, fit
 from tuner.calibrate.ratio_bands import (
-    Kind,
+    PairClass,
     Pairs,
     band_width,
     build_pairs,
@@ -96,7 +96,7 @@ def _coverage(name: str, pairs: Pairs, inside: npt.NDArray[np.bool_]) -> list[bo
 
 
 def _strict(
-    runs: Sequence[Run], residual_C: Floats, pairs: Pairs, inside: npt.NDArray[np.bool_]
+    runs: Sequence[PublishedRun], residual_C: Floats, pairs: Pairs, inside: npt.NDArray[np.bool_]
 ) -> tuple[Pairs, npt.NDArray[np.bool_]]:
     """Keep the pairs of equal device count and sequence length."""
     places: dict[str, list[int]] = {}
@@ -136,19 +136,19 @@ def _by_kind(pairs: Pairs, inside: npt.NDArray[np.bool_]) -> None:
         )
 
 
-def _name(kind: Kind) -> str:
+def _name(kind: PairClass) -> str:
     experts = "experts" if kind.has_experts else "dense"
     return f"{kind.generation}, {experts}, {'same' if kind.same_kernels else 'other'} kernels"
 
 
-def _widths(runs: Sequence[Run], residual_C: Floats, pairs: Pairs) -> list[bool]:
+def _widths(runs: Sequence[PublishedRun], residual_C: Floats, pairs: Pairs) -> list[bool]:
     """Print the width of both bands on Hopper with experts."""
     sizes: dict[str, list[float]] = {}
     for run, residual in zip(runs, residual_C, strict=True):
         if run.device.generation == "hopper" and bool(run.shape.experts):
             sizes.setdefault(run.row.group, []).append(abs(float(residual)))
     result = {
-        same: band_width(pairs, Kind("hopper", has_experts=True, same_kernels=same))
+        same: band_width(pairs, PairClass("hopper", has_experts=True, same_kernels=same))
         for same in (True, False)
     }
     if not sizes or None in result.values():
@@ -177,7 +177,7 @@ def _quantile(sizes_by_group: Sequence[Sequence[float]], share: float) -> float:
     return weighted[min(int(np.searchsorted(seen, needed - 1e-9)), len(weighted) - 1)][0]
 
 
-def _across_releases(runs: Sequence[Run], residual_C: Floats) -> None:
+def _across_releases(runs: Sequence[PublishedRun], residual_C: Floats) -> None:
     """Print the P90 of rows with experts, by whether their recipe differs between releases."""
     with_experts = np.array([bool(run.shape.experts) for run in runs])
     ape_C = np.abs(np.expm1(residual_C))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.backtest.serving.launches import Harness, Launch, MissingError, parse_launch
+from tuner.backtest.serving.launches import Harness, MissingError, PublishedLaunch, parse_launch
 from tuner.backtest.serving.prediction import Predictor
 from tuner.backtest.serving.recipes import find_recipe
 from tuner.backtest.serving.rows import read_cells
@@ -46,7 +46,7 @@ class Both:
     measured: tuple[float, float]
 
 
-def is_plain(launch: Launch) -> bool:
+def is_plain(launch: PublishedLaunch) -> bool:
     """Whether a launch is determined by its columns and its engine."""
     recipe = find_recipe(launch)
     return (
@@ -59,7 +59,7 @@ def is_plain(launch: Launch) -> bool:
     )
 
 
-def option_of(launch: Launch, machine: ServingMachine) -> Option:
+def option_of(launch: PublishedLaunch, machine: ServingMachine) -> Option:
     """Return a row's launch as a plan would state it."""
     degrees = launch.sides[0].degrees
     traits = TRAITS[launch.engine]
@@ -100,7 +100,7 @@ def option_of(launch: Launch, machine: ServingMachine) -> Option:
     )
 
 
-def planned_s(launch: Launch, machine: ServingMachine) -> tuple[float, float]:
+def planned_s(launch: PublishedLaunch, machine: ServingMachine) -> tuple[float, float]:
     """Mean TTFT and TPOT of a row's launch and load, as a plan predicts them."""
     least = find_recipe(launch).least_ratio
     lengths = {

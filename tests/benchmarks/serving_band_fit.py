@@ -35,18 +35,18 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.serving.launches import Launch
-from tuner.backtest.serving.prediction import Latency
+from tuner.backtest.serving.launches import PublishedLaunch
+from tuner.backtest.serving.prediction import MeanLatency
 from tuner.costs.serve.bands import (
     Coverage,
     Edges,
     Kernels,
+    LatencyRatioBand,
     Load,
     PublishedMode,
-    RatioBand,
     StoredBand,
 )
-from tuner.costs.serve.engine import Engine
+from tuner.costs.serve.engine import ServingEngine
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -71,10 +71,10 @@ Levels = Mapping[str, float]
 class Row:
     """One measurement, predicted twice from the same kernels."""
 
-    launch: Launch
-    seen: Latency
+    launch: PublishedLaunch
+    seen: MeanLatency
     """With all that is known."""
-    unseen: Latency
+    unseen: MeanLatency
     """As if no row of its model and engine had been looked at."""
     kernels: Kernels
 
@@ -214,7 +214,7 @@ class Regime:
 
     def levels(self, metric: str) -> Levels:
         """Return by engine the least level that holds what is stated of pairs left out."""
-        engines = tuple(engine.value for engine in Engine)
+        engines = tuple(engine.value for engine in ServingEngine)
         result = [self.inside(metric, dict.fromkeys(engines, level)) for level in LEVELS]
         held = [self.by_pair(inside_C) >= STATED for inside_C in result]
         first = held.index(True) if any(held) else len(LEVELS) - 1
@@ -263,7 +263,7 @@ def stored_bands(regime: Regime) -> tuple[tuple[StoredBand, ...], Coverage]:
     """Return the bands of a regime: every engine's under every load, and those of its own pairs."""
     levels = {metric: regime.levels(metric) for metric in METRICS}
     result = []
-    for load, engine in itertools.product(Load, Engine):
+    for load, engine in itertools.product(Load, ServingEngine):
         is_own_C = (regime.engine_C == engine.value) & (regime.load_C == load.value)
         for network in ("", *sorted({pair.split("|")[0] for pair in regime.pair_C[is_own_C]})):
             own = f"{network}|{engine.value}" if network else ""
@@ -296,7 +296,7 @@ def stored_bands(regime: Regime) -> tuple[tuple[StoredBand, ...], Coverage]:
 
 
 def _stored(
-    regime: Regime, metric: str, engine: Engine, load: Load, *, level: float, own: str
+    regime: Regime, metric: str, engine: ServingEngine, load: Load, *, level: float, own: str
 ) -> Edges:
     low, high = regime.edges(
         metric,
@@ -368,7 +368,7 @@ def ratios_of(rows: Sequence[Row], *, loads: Sequence[Load] = (Load.DOCUMENTED,)
     )
 
 
-def ratio_band(ratios: Ratios) -> RatioBand:
+def ratio_band(ratios: Ratios) -> LatencyRatioBand:
     """Return the bands of ratios."""
     every_P = np.ones(len(ratios.pair_P), dtype=np.bool_)
     sizes = {metric: ratios.size(metric, used_P=every_P) for metric in METRICS}
@@ -376,7 +376,7 @@ def ratio_band(ratios: Ratios) -> RatioBand:
         metric: (round(math.exp(-size), DIGITS), round(math.exp(size), DIGITS))
         for metric, size in sizes.items()
     }
-    return RatioBand(
+    return LatencyRatioBand(
         ttft=edges["ttft"],
         tpot=edges["tpot"],
         ttft_covered=round(ratios.covered("ttft"), DIGITS),

@@ -15,7 +15,7 @@ import numpy as np
 
 from tuner.backtest.serving.decoders import LLAMA_70B
 from tuner.costs.serve.decoder import Formats
-from tuner.costs.serve.engine import TRAITS, Batching, Degrees, Engine
+from tuner.costs.serve.engine import TRAITS, Batching, InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.queueing import mean_wait_s
@@ -39,18 +39,18 @@ def _say(line: str) -> None:
 
 def main() -> int:
     """Print every figure and return 1 if any misses its aim."""
-    missed = [_rate(engine) for engine in Engine]
+    missed = [_rate(engine) for engine in ServingEngine]
     missed.append(_one_server())
     missed.append(_servers())
     return int(any(missed))
 
 
-def _rate(engine: Engine) -> bool:
+def _rate(engine: ServingEngine) -> bool:
     kind = "fp8"
     iteration = Iteration(
         decoder=LLAMA_70B,
         formats=Formats(attention=kind, output=kind, ffn=kind, experts=kind, kv=kind),
-        degrees=Degrees(attention_tensor=8),
+        degrees=InstanceDegrees(attention_tensor=8),
         engine=engine,
         machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
     )

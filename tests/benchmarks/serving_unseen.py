@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.benchmarks.serving_band_fit import Row
-from tuner.backtest.serving.backtest import Predicted
-from tuner.backtest.serving.launches import SYSTEMS, Launch
+from tuner.backtest.serving.backtest import PredictedLaunches
+from tuner.backtest.serving.launches import SYSTEMS, PublishedLaunch
 from tuner.backtest.serving.prediction import Predictor
 from tuner.backtest.serving.recipes import find_recipe
 from tuner.backtest.serving.tables import build_machines
@@ -18,7 +18,7 @@ GENERATIONS: Final = ("hopper", "blackwell")
 """Of devices with published launches."""
 
 
-def unseen_rows(predicted: Predicted, folders: Sequence[Path]) -> tuple[Row, ...]:
+def unseen_rows(predicted: PredictedLaunches, folders: Sequence[Path]) -> tuple[Row, ...]:
     """Return launches priced from kernels, and again as unseen pairs where that differs.
 
     Args:
@@ -39,7 +39,7 @@ def unseen_rows(predicted: Predicted, folders: Sequence[Path]) -> tuple[Row, ...
     )
 
 
-def datasheet_rows(predicted: Predicted) -> Iterator[Row]:
+def datasheet_rows(predicted: PredictedLaunches) -> Iterator[Row]:
     """Yield the same launches priced from datasheets only."""
     launches = [pair.launch for pair in predicted.pairs if pair.launch.generation in GENERATIONS]
     for system in sorted({launch.system for launch in launches}):
@@ -53,5 +53,5 @@ def datasheet_rows(predicted: Predicted) -> Iterator[Row]:
                 yield Row(launch=launch, seen=latency, unseen=other, kernels="datasheet")
 
 
-def _changes(launch: Launch) -> bool:
+def _changes(launch: PublishedLaunch) -> bool:
     return find_recipe(launch) != find_recipe(launch, is_unseen=True)

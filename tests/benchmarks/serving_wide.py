@@ -20,7 +20,7 @@ import numpy as np
 from tuner.backtest.serving.decoders import DEEPSEEK_V3
 from tuner.backtest.serving.tables import build_machines
 from tuner.costs.serve.decoder import Formats
-from tuner.costs.serve.engine import A2aBackend, Degrees, Engine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.whole_step import step_s, through_s
@@ -48,13 +48,15 @@ def main(arguments: Sequence[str]) -> int:
     prefill = Iteration(
         decoder=DEEPSEEK_V3,
         formats=FORMATS,
-        degrees=Degrees(attention_data=32, expert=32),
-        engine=Engine.SGLANG,
+        degrees=InstanceDegrees(attention_data=32, expert=32),
+        engine=ServingEngine.SGLANG,
         machine=machines["h100_sxm"],
         a2a_backend=A2aBackend.NORMAL,
     )
     decode = replace(
-        prefill, degrees=Degrees(attention_data=72, expert=72), a2a_backend=A2aBackend.LOW_LATENCY
+        prefill,
+        degrees=InstanceDegrees(attention_data=72, expert=72),
+        a2a_backend=A2aBackend.LOW_LATENCY,
     )
     missed = False
     for name, own, loads, published in (

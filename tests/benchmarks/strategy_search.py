@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
-from tuner.costs.train.constants import Precision, Software, uncalibrated
+from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
@@ -60,13 +60,13 @@ def question_of(model: str, device: str, *, nodes: int, batch: int) -> TrainProb
     """A model on nodes of eight devices, by the datasheet, for Megatron-LM."""
     spec, sheet = read_model(MODELS / model), find_device(device)
     pool = Pool(name="pool", device=device, nodes=nodes, devices_per_node=8)
-    hardware = hardware_of_pool(sheet, pool, precision=Precision.BF16)
+    hardware = hardware_of_pool(sheet, pool, precision=GemmPrecision.BF16)
     return TrainProblem(
         model=spec,
         shape=shape_of_model(spec, mtp_layers=spec.mtp_num_layers),
         hardware=hardware,
         constants=uncalibrated(
-            sheet.generation, precision=Precision.BF16, software=Software.MEGATRON_2026
+            sheet.generation, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
         ),
         software=Software.MEGATRON_2026,
         memory_constants=MemoryConstants(),

@@ -7,7 +7,7 @@ import pytest
 
 from tests.benchmarks.serving_accuracy import after_launches
 from tuner.backtest.serving.launches import parse_launch
-from tuner.backtest.serving.prediction import Latency
+from tuner.backtest.serving.prediction import MeanLatency
 from tuner.backtest.serving.scores import Pair
 
 SCRIPT = Path(__file__).with_name("serving_accuracy.py")
@@ -51,7 +51,7 @@ def launches_of_one_model(count: int) -> list[Pair]:
     line = LINE.format(id=1, model="Llama-3.1-8B")
     cells = dict(zip(HEADER.split(","), line.split(","), strict=True))
     launch = parse_launch(cells, number=1)
-    latency = Latency(ttft_s=launch.ttft_s / 2.0, tpot_s=launch.tpot_s / 2.0)
+    latency = MeanLatency(ttft_s=launch.ttft_s / 2.0, tpot_s=launch.tpot_s / 2.0)
     return [Pair(launch=launch, latency=latency)] * count
 
 

@@ -19,10 +19,10 @@ from tests.benchmarks.serving_band_fit import (
     regimes_of,
     stored_bands,
 )
-from tuner.backtest.serving.launches import Harness, Side, parse_launch
-from tuner.backtest.serving.prediction import Latency
+from tuner.backtest.serving.launches import Harness, RoleWorkers, parse_launch
+from tuner.backtest.serving.prediction import MeanLatency
 from tuner.costs.serve.bands import Load
-from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 
 CELLS = {
     "silicon_data_source": "db-dump/1; silicon_concurrency=8",
@@ -38,18 +38,20 @@ CELLS = {
     "silicon_tpot_ms": "10",
 }
 NUM_PAIRS = 40
-LEVELS = {engine.value: STATED for engine in Engine}
+LEVELS = {engine.value: STATED for engine in ServingEngine}
 
 
-def row(pair: int, ratio: float, *, engine: Engine = Engine.VLLM, tensor: int = 4) -> Row:
+def row(
+    pair: int, ratio: float, *, engine: ServingEngine = ServingEngine.VLLM, tensor: int = 4
+) -> Row:
     """A launch of its own model with a given ratio of measured to predicted."""
     one = parse_launch(CELLS, number=1)
-    latency = Latency(ttft_s=one.ttft_s / ratio, tpot_s=one.tpot_s / ratio)
+    latency = MeanLatency(ttft_s=one.ttft_s / ratio, tpot_s=one.tpot_s / ratio)
     made = replace(
         one,
         decoder=replace(one.decoder, hidden=1024 + pair),
         engine=engine,
-        sides=(Side(degrees=Degrees(attention_tensor=tensor)),),
+        sides=(RoleWorkers(degrees=InstanceDegrees(attention_tensor=tensor)),),
     )
     return Row(launch=made, seen=latency, unseen=latency, kernels="tables")
 
@@ -107,7 +109,7 @@ def test_a_pair_with_many_rows_weighs_as_much_as_one_with_few() -> None:
 
 def test_another_engine_counts_less() -> None:
     rows = [row(pair, 1.1) for pair in range(8)]
-    rows += [row(pair, 2.0, engine=Engine.SGLANG) for pair in range(8)]
+    rows += [row(pair, 2.0, engine=ServingEngine.SGLANG) for pair in range(8)]
     own, every_C = regime(rows), np.ones(16, dtype=np.bool_)
     level = 1.0 / (1.0 + OTHER_ENGINE) - 0.01
     for engine, size in (("vllm", 1.1), ("sglang", 2.0)):

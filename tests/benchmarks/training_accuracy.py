@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.columns import Run
+from tuner.backtest.columns import PublishedRun
 from tuner.backtest.errors import ScoredRow, summarise_errors
 from tuner.backtest.prediction import ResidualSet, backtest, case_key, tokens_per_step
 from tuner.backtest.records import Errors
@@ -126,7 +126,7 @@ def _with_experts(made: Calibration) -> npt.NDArray[np.bool_]:
     return np.array([bool(run.shape.experts) for run in made.runs])
 
 
-def _version(run: Run) -> tuple[int, ...]:
+def _version(run: PublishedRun) -> tuple[int, ...]:
     return tuple(int(part) for part in run.release.split(".")[:2] if part.isdigit())
 
 
@@ -135,7 +135,7 @@ def _errors(made: Calibration, chosen: npt.NDArray[np.bool_], residual: Floats) 
 
 
 def _scored(
-    runs: Sequence[Run], chosen: npt.NDArray[np.bool_], residual: Floats
+    runs: Sequence[PublishedRun], chosen: npt.NDArray[np.bool_], residual: Floats
 ) -> list[ScoredRow]:
     return [
         ScoredRow(

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.columns import Run, build_runs, stack_runs
+from tuner.backtest.columns import PublishedRun, build_runs, stack_runs
 from tuner.backtest.rows import Row, read_rows
 from tuner.costs.train.constants import Software
 from tuner.costs.train.memory import price_memory
@@ -94,7 +94,7 @@ def rows_of(path: Path) -> tuple[Row, ...]:
     )
 
 
-def with_recompute(run: Run, *, full: bool) -> Run:
+def with_recompute(run: PublishedRun, *, full: bool) -> PublishedRun:
     """Fill in recomputation where the row does not state it."""
     if run.knows_recompute:
         return run
@@ -102,7 +102,7 @@ def with_recompute(run: Run, *, full: bool) -> Run:
     return replace(run, strategy=replace(run.strategy, **usual))
 
 
-def price(runs: Sequence[Run], constants: MemoryConstants) -> MemoryPrice:
+def price(runs: Sequence[PublishedRun], constants: MemoryConstants) -> MemoryPrice:
     """Price all runs at once."""
     batch = stack_runs(runs)
     return price_memory(
@@ -110,12 +110,12 @@ def price(runs: Sequence[Run], constants: MemoryConstants) -> MemoryPrice:
     )
 
 
-def constants_of(runs: Sequence[Run]) -> MemoryConstants:
+def constants_of(runs: Sequence[PublishedRun]) -> MemoryConstants:
     """Uncalibrated constants of every run's software."""
     return memory_constants([run.software for run in runs], [run.memory_family for run in runs])
 
 
-def printed_bytes(runs: Sequence[Run], constants: MemoryConstants) -> Floats:
+def printed_bytes(runs: Sequence[PublishedRun], constants: MemoryConstants) -> Floats:
     """Predict what each run's software prints as its peak."""
     result = price(runs, constants)
     is_torch = np.array([run.software is Software.TORCH_FSDP for run in runs])
@@ -125,7 +125,7 @@ def printed_bytes(runs: Sequence[Run], constants: MemoryConstants) -> Floats:
     return peak
 
 
-def calibrated_errors(runs: Sequence[Run], constants: MemoryConstants) -> Floats:
+def calibrated_errors(runs: Sequence[PublishedRun], constants: MemoryConstants) -> Floats:
     """Relative errors when the constants are fitted to the other groups."""
     measured = np.array([run.peak_bytes for run in runs], dtype=np.float64)
     base = printed_bytes(runs, constants)
@@ -153,7 +153,7 @@ def _moved(constants: MemoryConstants, name: str, spread: float) -> MemoryConsta
     return MemoryConstants(**{**values, name: values[name] + spread})
 
 
-def show_simumax(runs: Sequence[Run]) -> bool:
+def show_simumax(runs: Sequence[PublishedRun]) -> bool:
     """Print Megatron-LM's rows on one node and return whether they are inside the limits."""
     measured = np.array([run.peak_bytes for run in runs], dtype=np.float64)
     constants = constants_of(runs)
@@ -177,7 +177,7 @@ def show_simumax(runs: Sequence[Run]) -> bool:
     )
 
 
-def show_others(runs: Sequence[Run]) -> bool:
+def show_others(runs: Sequence[PublishedRun]) -> bool:
     """Print the other measured rows and return whether they are inside their limits.
 
     Every row has to lie in the band that plans print, FSDP without a pipeline in `LARGEST_SHARDED`.
@@ -199,7 +199,7 @@ def show_others(runs: Sequence[Run]) -> bool:
     return inside
 
 
-def show_refused(runs: Sequence[Run]) -> bool:
+def show_refused(runs: Sequence[PublishedRun]) -> bool:
     """Print the runs that are predicted not to fit and return whether they are few enough."""
     least = np.minimum(
         *(
@@ -225,7 +225,7 @@ def show_refused(runs: Sequence[Run]) -> bool:
 class Left:
     """A published run, with the errors of the other recipes of its kind."""
 
-    run: Run
+    run: PublishedRun
     kind: ErrorKind
     ratio: float
     """Measured over predicted peak."""
@@ -244,7 +244,7 @@ class Left:
         return float(self.others.ever(np.array([multiple * self.ratio]), growth_C=growth)[0])
 
 
-def left_out(runs: Sequence[Run]) -> tuple[Left, ...]:
+def left_out(runs: Sequence[PublishedRun]) -> tuple[Left, ...]:
     """Every run with the errors of all recipes of its kind but its own."""
     measured = np.array([run.peak_bytes for run in runs], dtype=np.float64)
     predicted = printed_bytes(runs, constants_of(runs))
@@ -275,7 +275,7 @@ def left_out(runs: Sequence[Run]) -> tuple[Left, ...]:
     return tuple(result)
 
 
-def _recipe(run: Run) -> tuple[str, str]:
+def _recipe(run: PublishedRun) -> tuple[str, str]:
     """Its source, by page where there are several, and its recipe there."""
     return run.row.text("url") or run.row.source, run.row.group
 

@@ -25,7 +25,7 @@ from tuner.verify.budget.estimates import estimates
 from tuner.verify.budget.production import production_prices
 from tuner.verify.budget.scheduler import Budget, Spending
 from tuner.verify.budget.trial_options import TrialOptions
-from tuner.verify.candidates import Candidates
+from tuner.verify.candidates import PlanCandidates
 
 TRIALS, START_UP_S, STEPS = 8, 120.0, 12
 TOP = 12
@@ -41,7 +41,7 @@ def _possible(path: Path, devices: int) -> TrialOptions:
     assert plan.predicted is not None
     problem = build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
     price = production_prices(problem, plan.predicted)
-    return TrialOptions(space=Candidates(plan=plan), price=price, max_devices=devices)
+    return TrialOptions(space=PlanCandidates(plan=plan), price=price, max_devices=devices)
 
 
 def main(arguments: Sequence[str]) -> int:

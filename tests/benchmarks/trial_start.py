@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import psutil
 
-from profilers.steps.config import ModelShape, Parallelism, Stage, StepConfig
+from profilers.steps.config import Parallelism, Stage, StepConfig, TransformerShape
 
 RANKS = 2
 LOOK_S = 0.2
@@ -94,7 +94,7 @@ def _cpu_s() -> float:
 
 def _config() -> StepConfig:
     return StepConfig(
-        model=ModelShape.model_validate(
+        model=TransformerShape.model_validate(
             {
                 "hidden_size": 32,
                 "num_heads": 4,

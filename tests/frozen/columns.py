@@ -44,7 +44,7 @@ from tuner.config.train import TrainDecision
 from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.residuals import Residual
 from tuner.costs.serve.capacity import instance_kv_bytes_per_token, instance_weight_bytes
-from tuner.costs.serve.engine import Engine
+from tuner.costs.serve.engine import ServingEngine
 from tuner.costs.train.calibration import shipped
 from tuner.costs.train.columns_of import StageLayers, stages_of_layouts
 from tuner.costs.train.memory import price_memory
@@ -56,7 +56,7 @@ from tuner.errors import OutsideProfileError
 from tuner.goals.serve_plan import price_serving_pool as site_of_server
 from tuner.search.reference.decisions import degrees_of
 from tuner.search.reference.decisions import options_of as stage_options_of
-from tuner.search.reference.layer_costs import CandidateCosts, Machine, layout_problem
+from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine, layout_problem
 from tuner.search.reference.plan_profiled import workload_of
 from tuner.search.reference.predict import predict
 from tuner.search.serve.launchable import build_choices
@@ -523,7 +523,7 @@ class _Reference:
     """The reference step on one machine."""
 
     spec: Spec
-    machine: Machine
+    machine: PricedMachine
 
     def priced_row(self, dice: Dice) -> Row | None:
         """Draw a row that the profile can price."""
@@ -600,9 +600,9 @@ def _reference(name: str) -> _Reference:
     return _Reference(spec=spec, machine=api.machine_of(pool, profile))
 
 
-def _formula_machine(spec: Spec) -> Machine:
+def _formula_machine(spec: Spec) -> PricedMachine:
     (pool,) = spec.cluster.pools
-    return Machine(
+    return PricedMachine(
         num_devices=spec.num_devices,
         memory_limit_bytes=60 * 2**30,
         table=KernelTable(curves=Formulas(_formula_s)),
@@ -692,7 +692,7 @@ def _weighed(question: ServeProblem) -> list[Option]:
             (serving_pool,),
             decoder=question.decoder,
             formats=question.formats,
-            engine=Engine(release_on(spec.goal, serving_pool.pool).name),
+            engine=ServingEngine(release_on(spec.goal, serving_pool.pool).name),
             demand=question.demand,
             roles=(Role.AGGREGATED, Role.PREFILL, Role.DECODE),
             choices=dataclasses.replace(

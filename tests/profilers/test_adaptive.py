@@ -10,7 +10,7 @@ from profilers.interpolation import fit_rows
 from profilers.noise.policy import QUIET, NoisePolicy
 from profilers.noise.revisits import MAX_SESSIONS
 from profilers.noise.selection import CaseSession
-from profilers.records import AXES, Case, Measurement, Status
+from profilers.records import AXES, Case, Measurement, MeasurementStatus
 from profilers.schedule import TableSchedule
 from tests.profilers.testing import gemm_row
 
@@ -247,7 +247,7 @@ def test_new_and_repeated_sizes_alternate() -> None:
 
 def test_nothing_lies_between_equal_sizes() -> None:
     assert Infill(rows=[gemm_row(64, 1.0)], rng=np.random.default_rng(0)).next() is None
-    failed = Measurement(case=sent(64), status=Status.FAILED, error="no")
+    failed = Measurement(case=sent(64), status=MeasurementStatus.FAILED, error="no")
     assert Infill(rows=[failed], rng=np.random.default_rng(0)).next() is None
     assert Infill(rows=[], rng=np.random.default_rng(0)).next() is None
 
@@ -276,7 +276,7 @@ def test_the_slowest_rank_counts_among_left_out_sizes_and_failures_do_not() -> N
     rows = [row(sent(2**power), knee_s) for power in (21, 23)]
     for rank, seconds in enumerate((2e-4, 4e-4)):
         rows.append(Measurement(case=sent(2**22), times_s=(seconds,), rank=rank))
-    rows.append(Measurement(case=sent(3 * 2**20), status=Status.FAILED, error="no"))
+    rows.append(Measurement(case=sent(3 * 2**20), status=MeasurementStatus.FAILED, error="no"))
     found = checked(rows, left_out={sent(2**22).id, sent(3 * 2**20).id})
     assert found is not None
     assert (found.sizes, round(found.p90_ratio, 6)) == (1, 0.0)

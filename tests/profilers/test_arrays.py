@@ -11,16 +11,16 @@ from profilers.records import (
     Case,
     Machine,
     Measurement,
+    MeasurementStatus,
     Profile,
     ProfileHeader,
     Source,
-    Status,
     TableInfo,
 )
 from profilers.store import write_profile
 
 
-def gemm(m: int, *times_s: float, status: Status = Status.OK) -> Measurement:
+def gemm(m: int, *times_s: float, status: MeasurementStatus = MeasurementStatus.OK) -> Measurement:
     case = Case(
         operation="gemm", dtype="bf16", direction="forward", axes={"m": m, "n": 64, "k": 32}
     )
@@ -52,7 +52,11 @@ def stored(folder: Path, rows: tuple[Measurement, ...]) -> Path:
 
 
 def test_medians_and_labels_come_back(tmp_path: Path) -> None:
-    rows = (gemm(4, 3e-6, 1e-6, 2e-6), gemm(8, 4e-6, 6e-6), gemm(16, status=Status.FAILED))
+    rows = (
+        gemm(4, 3e-6, 1e-6, 2e-6),
+        gemm(8, 4e-6, 6e-6),
+        gemm(16, status=MeasurementStatus.FAILED),
+    )
     (table,) = read_profile_arrays(stored(tmp_path / "p", rows), operations=("gemm", "moe"))
     assert table.software == "vllm"
     assert table.version == "0.24.0"

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profilers.compare import Verdict, compare, holm, incomparable, incomplete_beta, welch_p
+from profilers.compare import CaseVerdict, compare, holm, incomparable, incomplete_beta, welch_p
 from profilers.errors import MachineMismatchError
-from profilers.records import Measurement, Status
+from profilers.records import Measurement, MeasurementStatus
 from tests.profilers.testing import fake_machine, fake_profile, gemm_case, gemm_row
 from tests.rows import each_row
 
@@ -23,16 +23,16 @@ def test_a_slow_down_of_a_fifth_is_found_among_hundreds_of_cases() -> None:
     before = [noisy(m, scale=1e-3, seed=m) for m in range(1, 301)]
     after = [noisy(m, scale=1.2e-3 if m == 7 else 1e-3, seed=1000 + m) for m in range(1, 301)]
     found = compare(fake_profile(before), fake_profile(after))
-    slower = [one for one in found if one.verdict is not Verdict.SAME]
+    slower = [one for one in found if one.verdict is not CaseVerdict.SAME]
     assert [one.case.axes["m"] for one in slower] == [7]
-    assert slower[0].verdict is Verdict.SLOWER
+    assert slower[0].verdict is CaseVerdict.SLOWER
     assert slower[0].ratio == pytest.approx(1.2, rel=0.05)
 
 
 def test_a_small_change_is_no_change_however_sure() -> None:
     before, after = gemm_row(8, *[1.0, 1.0001] * 10), gemm_row(8, *[1.03, 1.0301] * 10)
     (one,) = compare(fake_profile([before]), fake_profile([after]))
-    assert one.verdict is Verdict.SAME
+    assert one.verdict is CaseVerdict.SAME
     assert one.p_value is not None
     assert one.p_value < 1e-6
 
@@ -40,31 +40,31 @@ def test_a_small_change_is_no_change_however_sure() -> None:
 def test_a_large_change_within_the_noise_is_no_change() -> None:
     before, after = gemm_row(8, 1.0, 3.0, 2.0), gemm_row(8, 1.3, 3.9, 2.6)
     (one,) = compare(fake_profile([before]), fake_profile([after]))
-    assert one.verdict is Verdict.SAME
+    assert one.verdict is CaseVerdict.SAME
 
 
 def test_swapping_the_profiles_swaps_the_verdict() -> None:
     before = fake_profile([noisy(8, scale=1.0, seed=1)])
     after = fake_profile([noisy(8, scale=2.0, seed=2)])
-    assert [one.verdict for one in compare(before, after)] == [Verdict.SLOWER]
-    assert [one.verdict for one in compare(after, before)] == [Verdict.FASTER]
+    assert [one.verdict for one in compare(before, after)] == [CaseVerdict.SLOWER]
+    assert [one.verdict for one in compare(after, before)] == [CaseVerdict.FASTER]
 
 
 def test_a_profile_equals_itself() -> None:
     profile = fake_profile([noisy(m, scale=1.0, seed=m) for m in (1, 2, 3)])
-    assert {one.verdict for one in compare(profile, profile)} == {Verdict.SAME}
+    assert {one.verdict for one in compare(profile, profile)} == {CaseVerdict.SAME}
 
 
 def test_cases_of_only_one_profile_are_named() -> None:
-    failed = Measurement(case=gemm_case(4), status=Status.FAILED, error="no")
+    failed = Measurement(case=gemm_case(4), status=MeasurementStatus.FAILED, error="no")
     found = compare(
         fake_profile([gemm_row(4, 1.0), gemm_row(8, 1.0)]),
         fake_profile([failed, gemm_row(16, 2.0)]),
     )
     assert {one.case.axes["m"]: one.verdict for one in found} == {
-        4: Verdict.ONLY_FIRST,
-        8: Verdict.ONLY_FIRST,
-        16: Verdict.ONLY_SECOND,
+        4: CaseVerdict.ONLY_FIRST,
+        8: CaseVerdict.ONLY_FIRST,
+        16: CaseVerdict.ONLY_SECOND,
     }
 
 
@@ -110,7 +110,7 @@ def test_the_layout_of_ranks_is_part_of_the_machine_and_its_name_is_not(
 def test_different_machines_are_compared_with_the_option() -> None:
     before = fake_profile([noisy(8, scale=1.0, seed=1)])
     after = fake_profile([noisy(8, scale=0.5, seed=2)], machine=fake_machine(device="Other 1"))
-    assert [one.verdict for one in compare(before, after, anyway=True)] == [Verdict.FASTER]
+    assert [one.verdict for one in compare(before, after, anyway=True)] == [CaseVerdict.FASTER]
 
 
 def test_holm_by_hand() -> None:
@@ -153,4 +153,4 @@ def test_a_ratio_to_no_time_at_all_is_left_out() -> None:
     assert (one.first_s, one.second_s, one.ratio) == (0.0, 1.0, None)
     tiny = gemm_row(8, 5e-324, 5e-324)
     (one,) = compare(fake_profile([tiny]), fake_profile([after]))
-    assert (one.verdict, one.ratio) == (Verdict.SLOWER, None)
+    assert (one.verdict, one.ratio) == (CaseVerdict.SLOWER, None)

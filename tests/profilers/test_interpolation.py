@@ -13,7 +13,7 @@ from profilers.interpolation import (
     fit,
     fit_curves,
 )
-from profilers.records import Case, Measurement, Status
+from profilers.records import Case, Measurement, MeasurementStatus
 from profilers.series import Series
 from tests.profilers.testing import fake_profile, gemm_case, gemm_row
 from tests.rows import each_row
@@ -204,7 +204,7 @@ def test_groups_do_not_mix() -> None:
 
 
 def test_the_slowest_rank_counts_and_failures_do_not() -> None:
-    failed = Measurement(case=gemm_case(8192), status=Status.FAILED, error="no")
+    failed = Measurement(case=gemm_case(8192), status=MeasurementStatus.FAILED, error="no")
     rows = [gemm_row(64, 1.0, 2.0, 3.0), gemm_row(64, 4.0, 4.0, 4.0, rank=1), failed]
     curves = fit_curves(fake_profile(rows))
     assert list(curves) == [GEMM]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from profilers.kernels import attention, gemm, grouped_gemm, memory_bound
 from profilers.kernels.grouped_gemm import row_counts
-from profilers.records import AXES, Case, Measurement, Status
+from profilers.records import AXES, Case, Measurement, MeasurementStatus
 from profilers.sampled_sizes import SIZES, drawn, lines
 from tests.profilers.testing import gemm_case
 from tests.rows import each_row
@@ -50,13 +50,13 @@ def test_octaves_count_equally_and_sizes_need_not_be_round() -> None:
 
 
 def test_messages_are_drawn_within_their_group_and_failures_are_no_sizes() -> None:
-    def row(size: int, ranks: int, status: Status = Status.OK) -> Measurement:
+    def row(size: int, ranks: int, status: MeasurementStatus = MeasurementStatus.OK) -> Measurement:
         axes = {"bytes": size, "ranks": ranks, "stride": 1, "world": 4}
         case = Case(operation="collective", kind="all_to_all", axes=axes)
-        times_s = (1.0,) if status is Status.OK else ()
+        times_s = (1.0,) if status is MeasurementStatus.OK else ()
         return Measurement(case=case, times_s=times_s, status=status)
 
-    rows = [row(64, 2), row(128, 2), row(4096, 4), row(2**30, 4, Status.FAILED)]
+    rows = [row(64, 2), row(128, 2), row(4096, 4), row(2**30, 4, MeasurementStatus.FAILED)]
     pair, four = lines(rows).values()
     assert [len(pair), len(four)] == [2, 1]
     assert drawn(four, rng=np.random.default_rng(0)) == four[0]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from profilers.records import Case, Measurement, Status
+from profilers.records import Case, Measurement, MeasurementStatus
 from profilers.series import together_s
 from tests.profilers.testing import gemm_case, gemm_row
 from tests.rows import each_row
@@ -66,7 +66,9 @@ def test_a_size_that_some_ranks_failed_at_takes_what_the_slowest_would(
     speeds = (1.0, 1.0, 2.0)
     some = [gemm_row(8, 5e-4 * speeds[rank], rank=rank) for rank in measured_by]
     failed = [
-        Measurement(case=gemm_case(8), rank=rank, status=Status.FAILED, error="out of memory")
+        Measurement(
+            case=gemm_case(8), rank=rank, status=MeasurementStatus.FAILED, error="out of memory"
+        )
         for rank in {0, 1, 2} - set(measured_by)
     ]
     found = times_of([*rows(*speeds), *some, *failed])

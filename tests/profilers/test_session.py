@@ -32,7 +32,7 @@ from profilers.links.collectives import BUILDERS
 from profilers.links.matrix import links_of
 from profilers.noise.cores import Cores
 from profilers.progress import ProgressEvent
-from profilers.records import Case, ProfileHeader, Status
+from profilers.records import Case, MeasurementStatus, ProfileHeader
 from profilers.session import measure_profile
 from profilers.store import read_header, read_profile, write_header
 from tests.profilers.testing import gemm_case
@@ -149,9 +149,9 @@ def test_two_ranks_measure_everything_within_the_budget(two_ranks: TwoRanks) -> 
     skews = profile.table("rendezvous")
     assert skews
     for row in skews:
-        assert (row.status, row.rank) == (Status.OK, 0), row.error
+        assert (row.status, row.rank) == (MeasurementStatus.OK, 0), row.error
         assert all(0.0 < time_s < math.inf for time_s in row.times_s)
-    measured = {row.case.id for row in profile.measurements if row.status is Status.OK}
+    measured = {row.case.id for row in profile.measurements if row.status is MeasurementStatus.OK}
     assert {gemm_case(77).id, gemm_case(77, dtype="bf16").id} <= measured
     assert link_case("all_to_all", size=777).id in measured
     assert {event.table for event in events} == header.tables.keys()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from profilers.benchmark import Setting
-from profilers.records import Case, Measurement, Status
+from profilers.records import Case, Measurement, MeasurementStatus
 from profilers.storage import SIZES, StorageBenchmark
 from profilers.team import SingleRank
 from tests.profilers.testing import UnmappedClock
@@ -29,14 +29,14 @@ def measured(directory: Path, *, kind: str, size: int = 100_000) -> Measurement:
 @each_row("kind", ["write", "read"])
 def test_a_directory_is_measured_and_left_clean(tmp_path: Path, kind: str) -> None:
     row = measured(tmp_path, kind=kind)
-    assert row.status is Status.OK
+    assert row.status is MeasurementStatus.OK
     assert min(row.times_s) > 0.0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_without_room_is_recorded_and_not_filled(tmp_path: Path) -> None:
     row = measured(tmp_path, kind="write", size=2**60)
-    assert row.status is Status.FAILED
+    assert row.status is MeasurementStatus.FAILED
     assert "do not fit" in row.error
     assert list(tmp_path.iterdir()) == []
 
@@ -50,13 +50,13 @@ def test_a_disk_that_fills_up_is_recorded_and_left_clean(
     monkeypatch.setattr(os, "write", full)
     row = measured(tmp_path, kind="write")
     monkeypatch.undo()
-    assert (row.status, row.error) == (Status.FAILED, "No space left on device")
+    assert (row.status, row.error) == (MeasurementStatus.FAILED, "No space left on device")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_directory_is_recorded(tmp_path: Path) -> None:
     row = measured(tmp_path / "absent", kind="read")
-    assert (row.status, row.error) == (Status.FAILED, "No such file or directory")
+    assert (row.status, row.error) == (MeasurementStatus.FAILED, "No such file or directory")
 
 
 def test_a_kind_that_does_not_exist_is_recorded(tmp_path: Path) -> None:

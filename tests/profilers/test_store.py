@@ -20,8 +20,8 @@ from profilers.records import (
     Case,
     Direction,
     Measurement,
+    MeasurementStatus,
     Profile,
-    Status,
 )
 from profilers.store import (
     clear_unlisted,
@@ -45,7 +45,7 @@ def store(path: Path, profile: Profile) -> None:
     write_header(path, profile.header)
 
 
-FAILED = Measurement(case=gemm_case(8), status=Status.FAILED, error="no such kernel")
+FAILED = Measurement(case=gemm_case(8), status=MeasurementStatus.FAILED, error="no such kernel")
 GEMMS = fake_profile([gemm_row(4, 1e-5, 1.5e-5), FAILED])
 
 
@@ -105,7 +105,7 @@ def measurements(draw: st.DrawFn) -> Measurement:
         least_s = LEAST_S if is_between_peers else 0.0
         times_s = tuple(max(time_s, least_s) for time_s in draw(times))
         return Measurement(case=case, rank=rank, times_s=times_s)
-    status = draw(st.sampled_from([Status.FAILED, Status.OUT_OF_MEMORY]))
+    status = draw(st.sampled_from([MeasurementStatus.FAILED, MeasurementStatus.OUT_OF_MEMORY]))
     return Measurement(case=case, rank=rank, status=status, error=draw(st.text(max_size=20)))
 
 

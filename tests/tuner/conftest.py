@@ -28,10 +28,10 @@ from tests.tuner.formulas import Formulas
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.costs.prices.kernel_table import KernelTable
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.costs.residuals import Residual
 from tuner.goals.train_folder import read_plan, read_used_profile, write_plan
-from tuner.search.reference.layer_costs import Machine
+from tuner.search.reference.layer_costs import PricedMachine
 from tuner.search.reference.shapes import cases_for
 from tuner.spec.model import Attention, ModelSpec, Moe
 from tuner.spec.read import read_spec
@@ -152,7 +152,7 @@ def tiny_work() -> Callable[..., Workload]:
 
 
 @pytest.fixture(scope="session")
-def cut() -> Callable[..., Degrees]:
+def cut() -> Callable[..., StepDegrees]:
     """Degrees of one device, micro-batches of 2 sequences: cut(data=2, expert=2) -> Degrees."""
     return _cut
 
@@ -164,7 +164,7 @@ def table_of() -> Callable[[Callable[[Case], float]], KernelTable]:
 
 
 @pytest.fixture(scope="session")
-def formula_machine() -> Callable[..., Machine]:
+def formula_machine() -> Callable[..., PricedMachine]:
     """Devices of the formula machine: formula_machine(num_devices=4, band_ratio=0.1) -> Machine."""
     return _formula_machine
 
@@ -200,9 +200,9 @@ def _tiny_work(*, batch: Mapping[str, Any] | None = None, **model: Any) -> Workl
     return Workload(model=_tiny_model(**model), **(fields | dict(batch or {})))
 
 
-def _cut(**changes: Any) -> Degrees:
+def _cut(**changes: Any) -> StepDegrees:
     alone: Fields = dict.fromkeys(("tensor", "pipeline", "virtual_pipeline", "data", "expert"), 1)
-    return Degrees(**(alone | {"micro_batch_size": 2, "zero_stage": 0} | changes))
+    return StepDegrees(**(alone | {"micro_batch_size": 2, "zero_stage": 0} | changes))
 
 
 def _formula_machine(
@@ -217,8 +217,8 @@ def _formula_machine(
     seconds: Callable[[Case], float] | None = None,
     measured_ranks: int | None = None,
     measured_nodes: int | None = None,
-) -> Machine:
-    return Machine(
+) -> PricedMachine:
+    return PricedMachine(
         num_devices=num_devices,
         memory_limit_bytes=memory_limit_bytes,
         ranks_per_node=ranks_per_node,

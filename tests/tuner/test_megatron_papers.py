@@ -16,13 +16,13 @@ from tests.rows import each_row
 from tuner.backtest.measured import flop_per_token
 from tuner.config.columns import Strategies
 from tuner.costs.train.columns_of import hardware_of_pool
-from tuner.costs.train.constants import Constants, Precision, Software, uncalibrated
+from tuner.costs.train.constants import Constants, GemmPrecision, Software, uncalibrated
 from tuner.costs.train.shapes import Hardware, ModelShape, Stages
 from tuner.costs.train.step import assemble, price_step
 from tuner.costs.train.units import LayerCost, UnitCosts
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
-from tuner.faults.forecast import Run, forecast
+from tuner.faults.forecast import TrainingRun, forecast
 from tuner.faults.reliability import Jobs
 from tuner.simulate.pipeline import Pipeline, simulate_step
 from tuner.spec.accounting import num_parameters
@@ -174,7 +174,9 @@ def test_days_of_training_are_those_of_table_2(
 
 def _days(gpt: Gpt, *, gpus: int, batch: int, tera: int, tokens: float) -> float:
     step_s = gpt.flop(batch, recomputed=True) / (gpus * tera * 1e12)
-    run = Run(step_s=step_s, tokens_per_step=batch * SEQUENCE, tokens=tokens, devices_per_node=8)
+    run = TrainingRun(
+        step_s=step_s, tokens_per_step=batch * SEQUENCE, tokens=tokens, devices_per_node=8
+    )
     jobs = Jobs(devices=float(gpus), nodes=gpus / 8.0, checkpoint_bytes=0.0, writers=float(gpus))
     found = forecast(run, jobs=jobs, reliability=None)
     assert found.wall_clock_s is not None
@@ -265,7 +267,7 @@ def test_a_played_pipeline_has_the_published_bubble_and_activations(
 
 def _a100s() -> Hardware:
     pool = Pool(name="a", device="a100-80gb-sxm", nodes=512, devices_per_node=8, nic=25e9)
-    return hardware_of_pool(find_device("a100-80gb-sxm"), pool, precision=Precision.BF16)
+    return hardware_of_pool(find_device("a100-80gb-sxm"), pool, precision=GemmPrecision.BF16)
 
 
 def _stages(count: int, *, layers: int, ends: bool = True) -> Stages:
@@ -300,7 +302,7 @@ def _tera_per_gpu(
         overlap_gradients=0.0,
     )
     constants = uncalibrated(
-        Generation.AMPERE, precision=Precision.BF16, software=Software.MEGATRON_2021
+        Generation.AMPERE, precision=GemmPrecision.BF16, software=Software.MEGATRON_2021
     )
     stages = _stages(pipeline * v, layers=gpt.layers)
     price = price_step(gpt.shape, strategies, _a100s(), constants, stages)

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from profilers.kv_transfer.shards import Degrees
+from profilers.kv_transfer.shards import CacheDegrees
 from profilers.steps.config import LayerKind
 from solvers.instances.problem import (
     Column,
-    Group,
+    ColumnGroup,
+    DevicePool,
+    InstanceObjective,
     InstancePlan,
+    InstanceRole,
     InstancesProblem,
-    Link,
-    Objective,
-    Pool,
-    Role,
     Route,
+    TransferLink,
 )
 from solvers.registry import INSTANCES
 from solvers.result import Status
@@ -50,7 +50,7 @@ def opt_66b() -> ModelSpec:
 
 def test_a_request_of_512_tokens_keeps_1_13_gib_of_opt_66b() -> None:
     # DistServe (arXiv:2401.09670), section 3.3: 1.13 GB, and about 90 Gbit/s at 10 requests/s.
-    one = Degrees()
+    one = CacheDegrees()
     moved = rank_kv_bytes(opt_66b(), prefill=one, decode=one, tokens=512, bytes_per_element=2.0)
     found = moved.whole
     assert found == 2 * 64 * 9216 * 512 * 2
@@ -119,13 +119,16 @@ def deployment(
     )
     decode = len(columns)
     return InstancesProblem(
-        pools=(Pool(name="remote", devices=8 * remote), Pool(name="local", devices=8 * local)),
+        pools=(
+            DevicePool(name="remote", devices=8 * remote),
+            DevicePool(name="local", devices=8 * local),
+        ),
         groups=(
             *(
-                Group(name=one.name, role=Role.PREFILL, request_class=place)
+                ColumnGroup(name=one.name, role=InstanceRole.PREFILL, request_class=place)
                 for place, one in enumerate(columns)
             ),
-            Group(name="decode", role=Role.DECODE),
+            ColumnGroup(name="decode", role=InstanceRole.DECODE),
         ),
         columns=(
             *columns,
@@ -134,7 +137,7 @@ def deployment(
         links=(),
         routes=tuple(Route(sender=place, receiver=decode) for place in range(decode)),
         share_C=(1.0 - long_share, long_share) if is_split else (1.0,),
-        objective=Objective.RATE,
+        objective=InstanceObjective.RATE,
     )
 
 
@@ -183,15 +186,18 @@ def test_512_devices_of_a_dense_cache_send_3_84_tbit_per_s(
     # 64 instances of eight at 59.93 Gbit/s each, one request a second and instance.
     request_bytes = 59.93e9 / 8
     problem = InstancesProblem(
-        pools=(Pool(name="p", devices=512), Pool(name="d", devices=640)),
-        groups=(Group(name="p", role=Role.PREFILL), Group(name="d", role=Role.DECODE)),
+        pools=(DevicePool(name="p", devices=512), DevicePool(name="d", devices=640)),
+        groups=(
+            ColumnGroup(name="p", role=InstanceRole.PREFILL),
+            ColumnGroup(name="d", role=InstanceRole.DECODE),
+        ),
         columns=(
             Column(name="p", group=0, devices_P=(8, 0), rate_per_s=1.0),
             Column(name="d", group=1, devices_P=(0, 8), rate_per_s=1.0),
         ),
-        links=(Link(name="egress", bytes_per_s=carried_bit_per_s / 8),),
+        links=(TransferLink(name="egress", bytes_per_s=carried_bit_per_s / 8),),
         routes=(Route(sender=0, receiver=1, request_bytes=request_bytes, links=(0,)),),
-        objective=Objective.RATE,
+        objective=InstanceObjective.RATE,
     )
     plan = solved(problem)
     assert 8 * plan.flow_per_s_E[0] * request_bytes == pytest.approx(

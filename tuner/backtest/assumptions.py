@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from tuner.backtest.columns import Run
+from tuner.backtest.columns import PublishedRun
 from tuner.backtest.prices import build_pricer, run_memory_constants, run_regime
 from tuner.costs.train.calibration import constants_of
 from tuner.costs.train.constants import Software
@@ -52,7 +52,7 @@ COLUMNS: Final = {"zero_or_fsdp": "zero_stage", "cpu_offload_layers": "activatio
 """Columns that a choice fills, and the field that it sets."""
 
 
-def with_assumptions(runs: Sequence[Run]) -> tuple[Run, ...]:
+def with_assumptions(runs: Sequence[PublishedRun]) -> tuple[PublishedRun, ...]:
     """Return the runs with unknown expert parallelism, then unknown recomputation, chosen."""
     chosen = list(with_expert_degree(runs))
     unknown = [place for place, run in enumerate(runs) if not run.knows_recompute]
@@ -67,7 +67,7 @@ def with_assumptions(runs: Sequence[Run]) -> tuple[Run, ...]:
     return tuple(chosen)
 
 
-def with_expert_degree(runs: Sequence[Run]) -> tuple[Run, ...]:
+def with_expert_degree(runs: Sequence[PublishedRun]) -> tuple[PublishedRun, ...]:
     """Return the runs, unknown expert parallelism set to the fastest degree."""
     tried = [
         (place, replace(run, strategy=replace(run.strategy, expert=degree)))
@@ -81,13 +81,15 @@ def with_expert_degree(runs: Sequence[Run]) -> tuple[Run, ...]:
     return tuple(chosen)
 
 
-def _expert_degrees(run: Run) -> list[float]:
+def _expert_degrees(run: PublishedRun) -> list[float]:
     s = run.strategy
     common = math.gcd(int(s.stage_ranks / s.expert_tensor), int(run.shape.experts))
     return [float(degree) for degree in range(1, common + 1) if common % degree == 0]
 
 
-def _fitting(runs: Sequence[Run], places: Sequence[int], fields: Fields) -> dict[int, Run]:
+def _fitting(
+    runs: Sequence[PublishedRun], places: Sequence[int], fields: Fields
+) -> dict[int, PublishedRun]:
     """Return the fastest variant that fits of every given run that has one."""
     tried = [
         (place, _variant(runs[place], {**fields, **choice}))
@@ -98,24 +100,24 @@ def _fitting(runs: Sequence[Run], places: Sequence[int], fields: Fields) -> dict
     return _fastest([pair for index, pair in enumerate(tried) if index not in too_large])
 
 
-def _can_offload(run: Run) -> bool:
+def _can_offload(run: PublishedRun) -> bool:
     s = run.strategy
     repeats = any(float(getattr(s, name)) for name in RECOMPUTED[-1])
     return run.software in OFFLOADING and float(s.pipeline) == 1.0 and not repeats
 
 
-def _variant(run: Run, fields: Fields) -> Run:
+def _variant(run: PublishedRun, fields: Fields) -> PublishedRun:
     assumed = tuple(name for name in COLUMNS if COLUMNS[name] in fields)
     return replace(run, strategy=replace(run.strategy, **fields), assumed=(*run.assumed, *assumed))
 
 
-def _fastest(tried: Sequence[tuple[int, Run]]) -> dict[int, Run]:
+def _fastest(tried: Sequence[tuple[int, PublishedRun]]) -> dict[int, PublishedRun]:
     """Return the fastest run of each place by the generic constants; of equals the first."""
     if not tried:
         return {}
     runs = [run for _, run in tried]
     seconds_C = build_pricer(runs).step_s(constants_of([run_regime(run) for run in runs], None))
-    fastest: dict[int, Run] = {}
+    fastest: dict[int, PublishedRun] = {}
     fastest_s: dict[int, float] = {}
     for (place, run), step_s in zip(tried, seconds_C, strict=True):
         if step_s < fastest_s.get(place, math.inf):
@@ -123,7 +125,7 @@ def _fastest(tried: Sequence[tuple[int, Run]]) -> dict[int, Run]:
     return fastest
 
 
-def _too_large(runs: Sequence[Run], places: Sequence[int]) -> list[int]:
+def _too_large(runs: Sequence[PublishedRun], places: Sequence[int]) -> list[int]:
     """Return which of the given runs do not fit."""
     if not places:
         return []

@@ -1,7 +1,8 @@
 """Turns published rows into columns of models, strategies and hardware, with their assumptions.
 
 What a row leaves blank is chosen by one rule each (tuner/backtest/strategy.py), and named in
-`Run.assumed`; unknown recomputation is none here, and chosen in tuner/backtest/assumptions.py.
+`PublishedRun.assumed`; unknown recomputation is none here, and chosen in
+tuner/backtest/assumptions.py.
 
 A row without a usable time or setup becomes no column and keeps its reason.
 """
@@ -29,7 +30,7 @@ from tuner.backtest.stages import stack_stages, stage_columns
 from tuner.backtest.strategy import build_strategy
 from tuner.config.columns import Strategies
 from tuner.costs.train.columns_of import matmul_peak
-from tuner.costs.train.constants import Precision, Software
+from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.costs.train.shapes import Hardware, ModelShape, Stages, stacked, taken
 from tuner.devices.catalogue import DEVICES, find_device
 from tuner.devices.datasheet import Datasheet
@@ -40,12 +41,12 @@ SAME_MEMORY = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Run:
+class PublishedRun:
     """One row that can be predicted."""
 
     row: Row
     device: Datasheet
-    precision: Precision
+    precision: GemmPrecision
     software: Software
     family: str
     """Name of the software in the residuals."""
@@ -69,10 +70,10 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batch:
+class RunColumns:
     """Runs as columns; C runs."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[PublishedRun, ...]
     shape: ModelShape
     strategy: Strategies
     hardware: Hardware
@@ -80,13 +81,13 @@ class Batch:
     measured_s_C: npt.NDArray[np.float64]
     """NaN where the run ran out of memory."""
 
-    def taken(self, chosen: npt.NDArray[np.intp]) -> "Batch":
+    def taken(self, chosen: npt.NDArray[np.intp]) -> "RunColumns":
         """Keep or repeat the chosen columns."""
         grids: dict[str, Any] = {}
         for field in fields(Stages):
             grid_SC = getattr(self.stages, field.name)
             grids[field.name] = None if grid_SC is None else grid_SC[:, chosen]
-        return Batch(
+        return RunColumns(
             runs=tuple(self.runs[int(column)] for column in chosen),
             shape=taken(self.shape, chosen),
             strategy=taken(self.strategy, chosen),
@@ -96,7 +97,7 @@ class Batch:
         )
 
 
-def stack_runs(runs: Sequence[Run]) -> Batch:
+def stack_runs(runs: Sequence[PublishedRun]) -> RunColumns:
     """Stack runs into columns.
 
     Raises:
@@ -104,7 +105,7 @@ def stack_runs(runs: Sequence[Run]) -> Batch:
     """
     if not runs:
         raise ValueError("no run to stack")
-    return Batch(
+    return RunColumns(
         runs=tuple(runs),
         shape=stacked([run.shape for run in runs]),
         strategy=stacked([run.strategy for run in runs]),
@@ -114,9 +115,9 @@ def stack_runs(runs: Sequence[Run]) -> Batch:
     )
 
 
-def build_runs(rows: Sequence[Row]) -> tuple[tuple[Run, ...], dict[int, str]]:
+def build_runs(rows: Sequence[Row]) -> tuple[tuple[PublishedRun, ...], dict[int, str]]:
     """Return the runs that can be predicted, and by row number why the others cannot."""
-    runs: list[Run] = []
+    runs: list[PublishedRun] = []
     reasons: dict[int, str] = {}
     for row in rows:
         try:
@@ -126,7 +127,7 @@ def build_runs(rows: Sequence[Row]) -> tuple[tuple[Run, ...], dict[int, str]]:
     return tuple(runs), reasons
 
 
-def build_run(row: Row) -> Run:
+def build_run(row: Row) -> PublishedRun:
     """Build the run of one row.
 
     Raises:
@@ -150,7 +151,7 @@ def build_run(row: Row) -> Run:
     knows_recompute = "recompute" not in assumed
     if not states_memory(engine, release):
         assumed += ("release",)
-    return Run(
+    return PublishedRun(
         row=row,
         device=device,
         precision=precision,
@@ -161,7 +162,7 @@ def build_run(row: Row) -> Run:
         shape=shape,
         strategy=replace(
             strategy,
-            linear_bytes=float(engine.keeps_quantized and precision is not Precision.BF16),
+            linear_bytes=float(engine.keeps_quantized and precision is not GemmPrecision.BF16),
         ),
         hardware=replace(
             device_hardware(device, precision),
@@ -205,7 +206,7 @@ def _by_memory(name: str) -> Datasheet | None:
     return near[0] if len(near) == 1 else None
 
 
-def device_hardware(device: Datasheet, precision: Precision) -> Hardware:
+def device_hardware(device: Datasheet, precision: GemmPrecision) -> Hardware:
     """Return a device as numbers, with the peak that the linear layers run at."""
     return Hardware(
         matmul_flop_per_s=matmul_peak(device, precision),

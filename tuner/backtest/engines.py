@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tuner.backtest.rows import Row
-from tuner.costs.train.constants import Precision, Software, software_of_container, version_of
+from tuner.costs.train.constants import GemmPrecision, Software, software_of_container, version_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class SoftwareFamily:
     """One family of training software and its defaults."""
 
     family: str
@@ -46,7 +46,7 @@ class Engine:
     """Tokens of a sequence where neither row nor architecture says; 0: none is usual."""
 
 
-_MEGATRON_2022: Final = Engine(
+_MEGATRON_2022: Final = SoftwareFamily(
     family="megatron-2022",
     software=Software.MEGATRON_2021,
     has_flash_attention=False,
@@ -56,7 +56,7 @@ _MEGATRON_2022: Final = Engine(
     overlaps_gradients=False,
 )
 """Megatron-LM before flash attention and before the distributed optimizer was usual."""
-_MEGATRON_DEEPSPEED: Final = Engine(
+_MEGATRON_DEEPSPEED: Final = SoftwareFamily(
     family="megatron-deepspeed",
     software=Software.MEGATRON_2021,
     has_flash_attention=False,
@@ -70,15 +70,17 @@ _VTRAIN: Final = replace(_MEGATRON_DEEPSPEED, family="vtrain", gradient_bytes=2.
 boundaries and of all-reduces beyond 1 GiB (VIA-Research/vTrain, src/predictor.py): they were
 assembled from kernels traced on one device; gradients are reduced in fp16 there. The host under a
 profiler is not that of the runs on several nodes."""
-_MEGATRON_LM: Final = Engine(
+_MEGATRON_LM: Final = SoftwareFamily(
     family="megatron-lm", software=Software.MEGATRON_2025, keeps_quantized=True
 )
-_MEGATRON_2023: Final = Engine(
+_MEGATRON_2023: Final = SoftwareFamily(
     family="megatron-2023", software=Software.MEGATRON_2025, sequence=2048.0
 )
 """The baseline of MegaScale (arXiv:2402.15627): GPT, sequences of 2,048 tokens."""
-_MEGASCALE: Final = Engine(family="megascale", software=Software.MEGATRON_2025, sequence=2048.0)
-_BRIDGE: Final = Engine(
+_MEGASCALE: Final = SoftwareFamily(
+    family="megascale", software=Software.MEGATRON_2025, sequence=2048.0
+)
+_BRIDGE: Final = SoftwareFamily(
     family="nemo",
     software=Software.MEGATRON_2025,
     keeps_quantized=True,
@@ -86,7 +88,7 @@ _BRIDGE: Final = Engine(
     overlaps_tensor=True,
 )
 """Megatron-Bridge's performance recipes: gradients in bf16, userbuffers."""
-_AUTOMODEL: Final = Engine(
+_AUTOMODEL: Final = SoftwareFamily(
     family="automodel",
     software=Software.TORCH_FSDP,
     zero_stage=3.0,
@@ -95,7 +97,7 @@ _AUTOMODEL: Final = Engine(
 )
 """Its benchmarks train bf16 weights with activation checkpointing (NeMo AutoModel,
 examples/benchmark/configs)."""
-_TITAN: Final = Engine(
+_TITAN: Final = SoftwareFamily(
     family="torchtitan",
     software=Software.TORCH_FSDP,
     zero_stage=3.0,
@@ -104,10 +106,10 @@ _TITAN: Final = Engine(
     recompute="recompute_by_op",
     sequence=8192.0,
 )
-_FOUNDRY: Final = Engine(family="llm-foundry", software=Software.TORCH_FSDP, zero_stage=3.0)
-_UNSTATED: Final = Engine(family="unstated", software=Software.MEGATRON_2025)
+_FOUNDRY: Final = SoftwareFamily(family="llm-foundry", software=Software.TORCH_FSDP, zero_stage=3.0)
+_UNSTATED: Final = SoftwareFamily(family="unstated", software=Software.MEGATRON_2025)
 
-OF_SOURCE: Final[Mapping[str, Engine]] = {
+OF_SOURCE: Final[Mapping[str, SoftwareFamily]] = {
     "vtrain-single": _VTRAIN,
     "vtrain-multi": _MEGATRON_DEEPSPEED,
     "megatron-seqsel-paper": _MEGATRON_2022,
@@ -121,14 +123,14 @@ OF_SOURCE: Final[Mapping[str, Engine]] = {
     "torchtitan": _TITAN,
     "torchtitan-fork-pr": _TITAN,
     "llm-foundry": _FOUNDRY,
-    "llama3-paper": Engine(
+    "llama3-paper": SoftwareFamily(
         family="llama3", software=Software.MEGATRON_2025, counts_full_square=False
     ),
-    "deepseek-v3-paper": Engine(family="deepseek-v3", software=Software.MEGATRON_2025),
+    "deepseek-v3-paper": SoftwareFamily(family="deepseek-v3", software=Software.MEGATRON_2025),
 }
 """By source, where the release is blank."""
 
-OF_RELEASE: Final[Mapping[str, Engine]] = {
+OF_RELEASE: Final[Mapping[str, SoftwareFamily]] = {
     "nemo": _BRIDGE,
     "megatron-bridge": _BRIDGE,
     "megatron-lm": _MEGATRON_LM,
@@ -151,7 +153,7 @@ sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
 _RELEASE: Final = re.compile(r"([a-z][a-z0-9-]*?)[-=@: ]?v?(\d+(?:\.\d+){0,3})?")
 
 
-def identify_engine(row: Row) -> tuple[Engine, str]:
+def identify_engine(row: Row) -> tuple[SoftwareFamily, str]:
     """Return a row's engine and its release, which is empty where none is known."""
     match = _RELEASE.fullmatch(row.text("release").lower())
     named = OF_RELEASE.get(match.group(1)) if match else None
@@ -174,7 +176,7 @@ _TITAN_MEMORY: Final = (
 0.1.0 is of June, 0.2.0 of 17 October, 0.2.1 of 26 December 2025."""
 
 
-def find_memory_family(engine: Engine, release: str, row: Row) -> str:
+def find_memory_family(engine: SoftwareFamily, release: str, row: Row) -> str:
     """Return the software's family in the memory constants.
 
     torchtitan without a month or version is priced as its newest release; `states_memory` says so.
@@ -187,7 +189,7 @@ def find_memory_family(engine: Engine, release: str, row: Row) -> str:
     return f"{engine.family}{kept or ''}{compiled}{'-segments' if is_plain else ''}"
 
 
-def states_memory(engine: Engine, release: str) -> bool:
+def states_memory(engine: SoftwareFamily, release: str) -> bool:
     """Whether the run's software is known well enough to choose its memory constants."""
     return engine is not _TITAN or _titan_memory(release) is not None
 
@@ -203,18 +205,18 @@ def _titan_memory(release: str) -> str | None:
     )
 
 
-def engine_software(engine: Engine, release: str) -> Software:
+def engine_software(engine: SoftwareFamily, release: str) -> Software:
     """Return the software generation of the generic constants."""
     if engine is _BRIDGE and release:
         return software_of_container(release)
     return engine.software
 
 
-def parse_precision(row: Row) -> Precision:
+def parse_precision(row: Row) -> GemmPrecision:
     """Return the precision of the linear layers; blank: half precision."""
     text = row.text("precision").lower()
     if "fp4" in text:
-        return Precision.NVFP4
+        return GemmPrecision.NVFP4
     if "mx" in text or "rowwise" in text or "blockwise" in text:
-        return Precision.MXFP8
-    return Precision.FP8 if "fp8" in text else Precision.BF16
+        return GemmPrecision.MXFP8
+    return GemmPrecision.FP8 if "fp8" in text else GemmPrecision.BF16

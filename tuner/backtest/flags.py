@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from tuner.backtest.engines import identify_engine, parse_precision
 from tuner.backtest.rows import Row
-from tuner.costs.train.constants import Precision
+from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.shapes import ModelShape
 from tuner.devices.datasheet import Datasheet, Generation
 
@@ -27,7 +27,7 @@ RACK = 72
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
+class RowFlags:
     """Fields of `Strategies`, and the assumed recomputation."""
 
     fields: dict[str, float]
@@ -37,7 +37,7 @@ class Flags:
 
 def read_flags(
     row: Row, shape: ModelShape, device: Datasheet, *, release: str
-) -> tuple[Flags, tuple[str, ...]]:
+) -> tuple[RowFlags, tuple[str, ...]]:
     """Return a row's flags, and the columns that a rule filled.
 
     Raises:
@@ -50,7 +50,7 @@ def read_flags(
     return _majority(row, shape, device, release=release)
 
 
-def _as_printed(row: Row, shape: ModelShape, *, is_known: bool) -> tuple[Flags, tuple[str, ...]]:
+def _as_printed(row: Row, shape: ModelShape, *, is_known: bool) -> tuple[RowFlags, tuple[str, ...]]:
     dispatcher = row.text("dispatcher").lower()
     notes = row.text("notes").lower()
     if dispatcher not in ("", "alltoall", "allgather", "flex", "deepep", "hybridep"):
@@ -76,17 +76,17 @@ def _as_printed(row: Row, shape: ModelShape, *, is_known: bool) -> tuple[Flags, 
     if not is_known and has_experts:
         named = {"dispatcher": dispatcher or "ep" in notes, "a2a_overlap": "overlap" in notes}
         blank = tuple(name for name, is_said in named.items() if not is_said)
-    return Flags(fields=fields, knows_recompute=is_known), blank
+    return RowFlags(fields=fields, knows_recompute=is_known), blank
 
 
 def _majority(
     row: Row, shape: ModelShape, device: Datasheet, *, release: str
-) -> tuple[Flags, tuple[str, ...]]:
+) -> tuple[RowFlags, tuple[str, ...]]:
     version = tuple(int(part) for part in release.split(".") if part.isdigit())
     is_blackwell = device.generation is Generation.BLACKWELL
     has_experts = bool(shape.experts)
     is_whole = (
-        parse_precision(row) is Precision.NVFP4
+        parse_precision(row) is GemmPrecision.NVFP4
         if not has_experts
         else version >= FULL_GRAPH_FROM and device.scale_up_domain >= RACK
     )
@@ -107,6 +107,6 @@ def _majority(
         else {}
     )
     return (
-        Flags(fields=fields, recompute=recompute, knows_recompute=False),
+        RowFlags(fields=fields, recompute=recompute, knows_recompute=False),
         ("dispatcher", "a2a_overlap", "cuda_graph", "fused_grouped_mlp"),
     )

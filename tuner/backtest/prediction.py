@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tuner.backtest.assumptions import with_assumptions
-from tuner.backtest.columns import Run, build_runs
+from tuner.backtest.columns import PublishedRun, build_runs
 from tuner.backtest.errors import ScoredRow, summarise_errors
 from tuner.backtest.prices import (
     Floats,
@@ -27,10 +27,10 @@ from tuner.costs.train.calibration import Regime, Residuals, band_of, constants_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Predicted:
+class PredictedRun:
     """One run with its prediction."""
 
-    run: Run
+    run: PublishedRun
     regime: Regime
     step_s: float
     band: tuple[float, float]
@@ -99,7 +99,7 @@ def backtest(
     )
 
 
-def _release_scatter(predicted: Sequence[Predicted]) -> dict[str, ReleaseScatter]:
+def _release_scatter(predicted: Sequence[PredictedRun]) -> dict[str, ReleaseScatter]:
     by_kind = {
         name: [one for one in predicted if bool(one.run.shape.experts) == has_experts]
         for name, has_experts in (("moe", True), ("dense", False))
@@ -111,7 +111,9 @@ def _release_scatter(predicted: Sequence[Predicted]) -> dict[str, ReleaseScatter
     return {name: one for name, one in scatter.items() if one is not None}
 
 
-def predictions(runs: Sequence[Run], *, residual_set: ResidualSet) -> tuple[Predicted, ...]:
+def predictions(
+    runs: Sequence[PublishedRun], *, residual_set: ResidualSet
+) -> tuple[PredictedRun, ...]:
     """Predict runs; unknown recomputation is chosen first."""
     if not runs:
         return ()
@@ -126,7 +128,7 @@ def predictions(runs: Sequence[Run], *, residual_set: ResidualSet) -> tuple[Pred
     peaks = pricer.peaks(run_memory_constants(chosen))
     reported_C = reported_peaks(chosen, peaks)
     return tuple(
-        Predicted(
+        PredictedRun(
             run=run,
             regime=regime,
             step_s=float(step_s_C[place]),
@@ -138,14 +140,14 @@ def predictions(runs: Sequence[Run], *, residual_set: ResidualSet) -> tuple[Pred
     )
 
 
-def reported_peaks(runs: Sequence[Run], peaks: Peaks) -> Floats:
+def reported_peaks(runs: Sequence[PublishedRun], peaks: Peaks) -> Floats:
     """Return the peak that each run's software prints: allocated, or reserved by the allocator."""
     is_reserved_C = np.array([run.reports_reserved for run in runs])
     chosen: Floats = np.where(is_reserved_C, peaks.reserved_C, peaks.allocated_C)
     return chosen
 
 
-def _to_row(row: Row, predicted: Predicted | None, reason: str | None) -> BacktestRow:
+def _to_row(row: Row, predicted: PredictedRun | None, reason: str | None) -> BacktestRow:
     if predicted is None:
         return BacktestRow(
             id=row.id,
@@ -192,13 +194,13 @@ def case_key(row: Row) -> tuple[str, ...]:
     return (row.source, *texts, *numbers)
 
 
-def tokens_per_step(run: Run) -> float:
+def tokens_per_step(run: PublishedRun) -> float:
     """Return the tokens of one step."""
     s = run.strategy
     return float(s.micro_batch * s.num_microbatches * s.data * s.sequence)
 
 
-def _to_scored_row(row: Row, predicted: Predicted | None) -> ScoredRow:
+def _to_scored_row(row: Row, predicted: PredictedRun | None) -> ScoredRow:
     if predicted is None:
         return ScoredRow(predicted_s=None, measured_s=None, tokens=1.0, case=case_key(row))
     return ScoredRow(

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.columns import Batch, Run, stack_runs
+from tuner.backtest.columns import PublishedRun, RunColumns, stack_runs
 from tuner.costs.train.calibration import Regime
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.memory import price_memory
@@ -67,8 +67,8 @@ class Peaks:
 class Pricer:
     """Runs in batches; the places of a batch's runs in the order given come with it."""
 
-    parts: tuple[tuple[Places, Batch], ...]
-    layers: Batch
+    parts: tuple[tuple[Places, RunColumns], ...]
+    layers: RunColumns
     """Runs with distinct layers."""
     first_U: Places
     """Their places among all runs."""
@@ -130,7 +130,7 @@ def _turns(places: Places, times: int, size: int) -> Places:
     return np.concatenate([places + turn * size for turn in range(times)])
 
 
-def build_pricer(runs: Sequence[Run]) -> Pricer:
+def build_pricer(runs: Sequence[PublishedRun]) -> Pricer:
     """Sort runs into batches."""
     depth_C = np.array([len(run.counts) for run in runs])
     batch_C = np.searchsorted(DEPTHS, depth_C)
@@ -149,7 +149,7 @@ def build_pricer(runs: Sequence[Run]) -> Pricer:
     )
 
 
-def _layer_facts(run: Run) -> tuple[object, ...]:
+def _layer_facts(run: PublishedRun) -> tuple[object, ...]:
     """Return everything that `unit_costs` and its constants depend on."""
     shape, strategy = (
         tuple(
@@ -162,14 +162,14 @@ def _layer_facts(run: Run) -> tuple[object, ...]:
     return shape, strategy, bool(run.shape.moe_layers), run_regime(run)
 
 
-def run_memory_constants(runs: Sequence[Run]) -> MemoryConstants:
+def run_memory_constants(runs: Sequence[PublishedRun]) -> MemoryConstants:
     """Return the constants of memory of each run's software."""
     return memory_constants(
         [run.software for run in runs], families=[run.memory_family for run in runs]
     )
 
 
-def run_regime(run: Run) -> Regime:
+def run_regime(run: PublishedRun) -> Regime:
     """Return what a run's kernels and host depend on."""
     return Regime(
         device=run.device.name,

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.columns import Run
+from tuner.backtest.columns import PublishedRun
 from tuner.backtest.records import ReleaseScatter
 
 Floats = npt.NDArray[np.float64]
@@ -34,7 +34,7 @@ FAR: Final = 1.25
 """A spread larger than the noise of one machine."""
 
 
-def release_scatter(runs: Sequence[Run], predicted_s_C: Floats) -> ReleaseScatter | None:
+def release_scatter(runs: Sequence[PublishedRun], predicted_s_C: Floats) -> ReleaseScatter | None:
     """Return the scatter of recipes that several releases ran; None where there are none."""
     recipes = recipes_of(runs)
     if not recipes:
@@ -60,7 +60,7 @@ def release_scatter(runs: Sequence[Run], predicted_s_C: Floats) -> ReleaseScatte
     )
 
 
-def recipes_of(runs: Sequence[Run]) -> list[list[int]]:
+def recipes_of(runs: Sequence[PublishedRun]) -> list[list[int]]:
     """Group the measured runs that differ only in the release."""
     by_recipe: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, run in enumerate(runs):
@@ -73,7 +73,7 @@ def recipes_of(runs: Sequence[Run]) -> list[list[int]]:
     ]
 
 
-def _recipe(run: Run) -> tuple[object, ...]:
+def _recipe(run: PublishedRun) -> tuple[object, ...]:
     layout = (float(np.asarray(getattr(run.strategy, name))) for name in LAYOUT)
     named = (run.row.source, run.family, run.row.text("model"), run.device.name)
     return (*named, str(run.precision), *layout)

@@ -12,8 +12,8 @@
 import math
 from collections.abc import Mapping
 
-from tuner.backtest.engines import Engine
-from tuner.backtest.flags import Flags, read_flags
+from tuner.backtest.engines import SoftwareFamily
+from tuner.backtest.flags import RowFlags, read_flags
 from tuner.backtest.recompute import read_recompute
 from tuner.backtest.rows import Row
 from tuner.backtest.stages import divide_layers
@@ -31,7 +31,7 @@ Fields = Mapping[str, float]
 
 
 def build_strategy(
-    row: Row, shape: ModelShape, device: Datasheet, engine: Engine, release: str
+    row: Row, shape: ModelShape, device: Datasheet, engine: SoftwareFamily, release: str
 ) -> tuple[Strategies, tuple[int, ...], tuple[str, ...]]:
     """Return the strategy, layers per stage, and the columns that a rule filled.
 
@@ -126,7 +126,7 @@ def _degrees_of(row: Row) -> tuple[Fields, tuple[str, ...]]:
 
 
 def _recompute_fields(
-    printed: dict[str, float] | None, flags: Flags, engine: Engine
+    printed: dict[str, float] | None, flags: RowFlags, engine: SoftwareFamily
 ) -> dict[str, float]:
     if printed is not None:
         return printed
@@ -134,7 +134,7 @@ def _recompute_fields(
 
 
 def _batch_of_row(
-    row: Row, degrees: Fields, engine: Engine, release: str
+    row: Row, degrees: Fields, engine: SoftwareFamily, release: str
 ) -> tuple[float, float, float, tuple[str, ...]]:
     """Return sequence, micro-batch and number of micro-batches."""
     assumed: tuple[str, ...] = ()
@@ -198,7 +198,7 @@ def _expert_degrees(
     return expert, expert_tensor, assumed
 
 
-def _sharding(row: Row, engine: Engine, degrees: Fields) -> tuple[float, float]:
+def _sharding(row: Row, engine: SoftwareFamily, degrees: Fields) -> tuple[float, float]:
     """Return the ZeRO stage and the ranks that state is sharded over, 0 for all."""
     text = row.text("zero_or_fsdp").lower().replace("_", "-")
     if not text or text == "ddp":

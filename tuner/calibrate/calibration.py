@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.backtest.assumptions import with_assumptions
-from tuner.backtest.columns import Run, build_runs
+from tuner.backtest.columns import PublishedRun, build_runs
 from tuner.backtest.prices import Pricer, build_pricer, run_regime
 from tuner.backtest.rows import Row
 from tuner.calibrate.bands import STATED, covered_ratio, error_bands
@@ -55,7 +55,7 @@ SMALLEST_OFFSET: Final = 5e-3
 class Calibration:
     """A fit with its cross-validation."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[PublishedRun, ...]
     regimes: tuple[Regime, ...]
     problem: Problem
     offsets: tuple[Offset, ...]
@@ -137,7 +137,9 @@ def _side_by_side(
 
 
 def build_problem(
-    runs: Sequence[Run], regimes: Sequence[Regime], terms: Mapping[str, Mapping[Level, float]]
+    runs: Sequence[PublishedRun],
+    regimes: Sequence[Regime],
+    terms: Mapping[str, Mapping[Level, float]],
 ) -> tuple[Problem, tuple[Offset, ...]]:
     """Build the fitting problem."""
     groups = [run.row.group for run in runs]
@@ -167,7 +169,7 @@ def build_problem(
     return problem, offsets
 
 
-def run_weights(runs: Sequence[Run]) -> Floats:
+def run_weights(runs: Sequence[PublishedRun]) -> Floats:
     """Return n^-0.5 for n runs whose layers have the same kernels on the same software."""
     kinds = [
         (
@@ -188,7 +190,7 @@ def run_weights(runs: Sequence[Run]) -> Floats:
     return np.array([count[kind] ** -0.5 for kind in kinds])
 
 
-def held_out_keys(runs: Sequence[Run]) -> dict[str, list[str]]:
+def held_out_keys(runs: Sequence[PublishedRun]) -> dict[str, list[str]]:
     """Return the cross-validation keys of the runs: for tables, and for bands."""
     keys = {name: [key(run) for run in runs] for name, key in KEYS.items()}
     keys["release"] = [f"{run.family}|{run.release}" for run in runs]
@@ -198,7 +200,7 @@ def held_out_keys(runs: Sequence[Run]) -> dict[str, list[str]]:
     return keys
 
 
-def releases_by_family(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
+def releases_by_family(runs: Sequence[PublishedRun]) -> dict[str, tuple[str, ...]]:
     """Return the releases of each family, oldest first."""
     return {
         family: tuple(sorted(known, key=version_of))
@@ -221,7 +223,7 @@ def to_corrections(offsets: Sequence[Offset], offset_P: Floats) -> tuple[Correct
 
 
 def nested_coverage(
-    problem: Problem, runs: Sequence[Run], regimes: Sequence[Regime]
+    problem: Problem, runs: Sequence[PublishedRun], regimes: Sequence[Regime]
 ) -> float | None:
     """Return the share of recipes inside bands that were made without them."""
     groups = [run.row.group for run in runs]

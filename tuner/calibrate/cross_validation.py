@@ -13,13 +13,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.columns import Run
+from tuner.backtest.columns import PublishedRun
 from tuner.calibrate.fit import Fit, Floats, Problem, refit
 
 MOST_FOLDS: Final = 20
 SEED: Final = 20_260_101
 
-KEYS: Final[Mapping[str, Callable[[Run], str]]] = {
+KEYS: Final[Mapping[str, Callable[[PublishedRun], str]]] = {
     "group": lambda run: run.row.group,
     "model": lambda run: run.row.text("model"),
     "device": lambda run: run.device.name,

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.columns import Run
+from tuner.backtest.columns import PublishedRun
 from tuner.calibrate.bands import FEWEST
 from tuner.calibrate.fit import Floats, Places
 from tuner.config.columns import Strategies
@@ -46,7 +46,7 @@ ARRANGEMENT: Final = frozenset(
 """Fields of a strategy that leave a layer's kernels as they are."""
 
 
-class Kind(NamedTuple):
+class PairClass(NamedTuple):
     """The class that selects a pair's band."""
 
     generation: str
@@ -58,7 +58,7 @@ class Kind(NamedTuple):
 class Pairs:
     """Pairs of runs of one setting, those of the smallest error first."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[PairClass, ...]
     settings: tuple[str, ...]
     error_P: Floats
     """Size of e."""
@@ -88,25 +88,25 @@ class Pairs:
         )
 
 
-def setting_key(run: Run) -> str:
+def setting_key(run: PublishedRun) -> str:
     """Return the key of a setting: one model on one machine."""
     machine = (run.row.source, run.family, run.release, run.device.name)
     return "|".join((*machine, run.row.text("model"), run.row.text("precision")))
 
 
-def build_pairs(runs: Sequence[Run], residual_C: Floats) -> Pairs:
+def build_pairs(runs: Sequence[PublishedRun], residual_C: Floats) -> Pairs:
     """Pair the runs of every setting; those without a residual are left out."""
     by_setting: dict[str, list[int]] = defaultdict(list)
     for place, run in enumerate(runs):
         if math.isfinite(residual_C[place]):
             by_setting[setting_key(run)].append(place)
     kernels = [_kernels(run) for run in runs]
-    kinds: dict[Kind, int] = {}
+    kinds: dict[PairClass, int] = {}
     recipes: dict[tuple[str, frozenset[str], bool], int] = {}
     entries = []
     for number, (setting, places) in enumerate(by_setting.items()):
         for one, other in combinations(places, 2):
-            kind = Kind(
+            kind = PairClass(
                 generation=str(runs[one].device.generation),
                 has_experts=bool(runs[one].shape.experts),
                 same_kernels=kernels[one] == kernels[other],
@@ -161,7 +161,7 @@ def pair_weights(pairs: Pairs) -> Floats:
     return weight_P
 
 
-def band_width(pairs: Pairs, kind: Kind, *, share: float = STATED_RATIO) -> float | None:
+def band_width(pairs: Pairs, kind: PairClass, *, share: float = STATED_RATIO) -> float | None:
     """Return the quantile of errors of a kind, shrunk to all pairs with the same `same_kernels`."""
     comparable = pairs.with_kernels(same_kernels=kind.same_kernels)
     if len(np.unique(comparable.setting_P)) < FEWEST:
@@ -181,7 +181,7 @@ def band_width(pairs: Pairs, kind: Kind, *, share: float = STATED_RATIO) -> floa
 
 def _bands(pairs: Pairs) -> Iterator[RatioBand]:
     for same in (True, False):
-        size = band_width(pairs, Kind(generation="", has_experts=False, same_kernels=same))
+        size = band_width(pairs, PairClass(generation="", has_experts=False, same_kernels=same))
         if size is not None:
             yield _band(size, pairs.with_kernels(same_kernels=same), same_kernels=same)
     for kind in sorted(pairs.kinds):
@@ -207,7 +207,7 @@ def _covered_ratio(pairs: Pairs) -> float:
     return float(np.average(is_covered(pairs), weights=pair_weights(pairs)))
 
 
-def _kernels(run: Run) -> tuple[float, ...]:
+def _kernels(run: PublishedRun) -> tuple[float, ...]:
     return tuple(
         float(np.asarray(getattr(run.strategy, field.name)))
         for field in fields(Strategies)

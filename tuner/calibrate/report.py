@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tuner.backtest.columns import Run
+from tuner.backtest.columns import PublishedRun
 from tuner.backtest.errors import ScoredRow, summarise_errors
 from tuner.backtest.prediction import case_key, tokens_per_step
 from tuner.backtest.records import Errors
@@ -26,7 +26,9 @@ def build_report(calibration: Calibration, *, num_rows: int) -> CalibrationRepor
     )
 
 
-def cross_validation(name: str, runs: Sequence[Run], residual_C: Floats) -> CrossValidation:
+def cross_validation(
+    name: str, runs: Sequence[PublishedRun], residual_C: Floats
+) -> CrossValidation:
     """Summarise held-out residuals."""
     scored = [_scored(run, float(residual)) for run, residual in zip(runs, residual_C, strict=True)]
     named = [(run.row.source, one) for run, one in zip(runs, scored, strict=True)]
@@ -44,7 +46,7 @@ def cross_validation(name: str, runs: Sequence[Run], residual_C: Floats) -> Cros
     )
 
 
-def _scored(run: Run, residual: float) -> ScoredRow:
+def _scored(run: PublishedRun, residual: float) -> ScoredRow:
     measured_s = run.measured_s or 0.0
     return ScoredRow(
         predicted_s=measured_s * float(np.exp(residual)),

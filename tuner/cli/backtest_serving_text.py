@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from tuner.backtest.records import Errors
 from tuner.backtest.serving.records import Metric, ServingBacktest
 from tuner.calibrate.serving_stored import ServingCalibration
-from tuner.cli.left_out import LeftOut, left_out_text
+from tuner.cli.left_out import UnpredictedRow, left_out_text
 from tuner.cli.text import columns
 
 HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret")
@@ -91,7 +91,7 @@ def _estimated(backtest: ServingBacktest) -> str:
 
 def _left_out(backtest: ServingBacktest) -> str:
     return left_out_text(
-        LeftOut(id=row.id, source=row.source, reason=row.reason)
+        UnpredictedRow(id=row.id, source=row.source, reason=row.reason)
         for row in backtest.rows
         if row.reason and row.copy_of is None
     )

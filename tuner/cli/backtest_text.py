@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from tuner.backtest.records import Backtest, Errors, ReleaseScatter
 from tuner.calibrate.records import CalibrationReport
-from tuner.cli.left_out import LeftOut, left_out_text
+from tuner.cli.left_out import UnpredictedRow, left_out_text
 from tuner.cli.text import columns
 
 HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret", "of best 3")
@@ -124,7 +124,7 @@ def _memory(backtest: Backtest) -> str:
 
 def _left_out(backtest: Backtest) -> str:
     return left_out_text(
-        LeftOut(id=row.id, source=row.source, reason=row.reason)
+        UnpredictedRow(id=row.id, source=row.source, reason=row.reason)
         for row in backtest.rows
         if row.reason
     )

@@ -64,7 +64,7 @@ _OPTIONAL: Final[Mapping[str, tuple[str, str]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Component:
     """One component of the environment."""
 
     name: str
@@ -88,7 +88,7 @@ def examine(
     requirements: tuple[str, ...] | None = None,
     installed: Callable[[str], str] = version,
     which: Callable[[str], str | None] = shutil.which,
-) -> tuple[Finding, ...]:
+) -> tuple[Component, ...]:
     """Check everything that moetune uses.
 
     Args:
@@ -98,7 +98,7 @@ def examine(
     """
     listed = tuple(requires("moetune") or ()) if requirements is None else requirements
     return (
-        Finding(name="python", status="ok", found=platform.python_version(), core=True),
+        Component(name="python", status="ok", found=platform.python_version(), core=True),
         *(_package(line, installed) for line in listed if "extra" not in line),
         *_solvers(installed),
         *_torch(listed, installed),
@@ -110,12 +110,12 @@ def examine(
     )
 
 
-def _package(line: str, installed: Callable[[str], str]) -> Finding:
+def _package(line: str, installed: Callable[[str], str]) -> Component:
     name, lowest = _parsed(line)
     try:
         present = installed(name)
     except PackageNotFoundError:
-        return Finding(
+        return Component(
             name=name,
             status="missing",
             core=True,
@@ -123,7 +123,7 @@ def _package(line: str, installed: Callable[[str], str]) -> Finding:
             remedy=f"pip install '{line}'",
         )
     if lowest and _release(present) < _release(lowest):
-        return Finding(
+        return Component(
             name=name,
             status="broken",
             found=present,
@@ -131,16 +131,16 @@ def _package(line: str, installed: Callable[[str], str]) -> Finding:
             costs=f"older than {lowest}, the oldest that moetune is written for",
             remedy=f"pip install '{line}'",
         )
-    return Finding(name=name, status="ok", found=present, core=True)
+    return Component(name=name, status="ok", found=present, core=True)
 
 
-def _solvers(installed: Callable[[str], str]) -> Iterator[Finding]:
+def _solvers(installed: Callable[[str], str]) -> Iterator[Component]:
     yield _cbc()
     try:
         present = installed("highspy")
     except PackageNotFoundError:
         return
-    yield Finding(
+    yield Component(
         name="highspy",
         status="broken",
         found=present,
@@ -149,8 +149,8 @@ def _solvers(installed: Callable[[str], str]) -> Iterator[Finding]:
     )
 
 
-def _cbc() -> Finding:
-    missing = Finding(
+def _cbc() -> Component:
+    missing = Component(
         name="CBC",
         status="missing",
         core=True,
@@ -163,20 +163,20 @@ def _cbc() -> Finding:
 
     if not os.access(str(pulp_cbc_path), os.X_OK):
         return missing
-    return Finding(name="CBC", status="ok", found=str(pulp_cbc_path), core=True)
+    return Component(name="CBC", status="ok", found=str(pulp_cbc_path), core=True)
 
 
-def _torch(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator[Finding]:
+def _torch(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator[Component]:
     remedy = _command_for("torch", listed)
     try:
         present = installed("torch")
     except PackageNotFoundError:
-        yield Finding(name="torch", status="missing", costs=_EXTRA_COSTS["torch"], remedy=remedy)
+        yield Component(name="torch", status="missing", costs=_EXTRA_COSTS["torch"], remedy=remedy)
         return
     try:
         import torch
     except (ImportError, OSError) as error:
-        yield Finding(
+        yield Component(
             name="torch",
             status="broken",
             found=f"{present}: {error}",
@@ -184,14 +184,14 @@ def _torch(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator
             remedy=remedy,
         )
         return
-    yield Finding(name="torch", status="ok", found=present)
+    yield Component(name="torch", status="ok", found=present)
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
-        yield Finding(
+        yield Component(
             name="accelerators", status="ok", found=f"{count} x {torch.cuda.get_device_name(0)}"
         )
     else:
-        yield Finding(
+        yield Component(
             name="accelerators",
             status="missing",
             costs="profiles and trials run on the CPU and say nothing about a GPU",
@@ -199,12 +199,12 @@ def _torch(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator
         )
 
 
-def _torchrun(which: Callable[[str], str | None]) -> Finding:
+def _torchrun(which: Callable[[str], str | None]) -> Component:
     beside = Path(sys.executable).with_name("torchrun")
     path = which("torchrun") or (str(beside) if beside.exists() else "")
     if path:
-        return Finding(name="torchrun", status="ok", found=path)
-    return Finding(
+        return Component(name="torchrun", status="ok", found=path)
+    return Component(
         name="torchrun",
         status="missing",
         costs="emitted scripts cannot start here",
@@ -212,11 +212,11 @@ def _torchrun(which: Callable[[str], str | None]) -> Finding:
     )
 
 
-def _slurm(which: Callable[[str], str | None]) -> Finding:
+def _slurm(which: Callable[[str], str | None]) -> Component:
     path = which("sbatch")
     if path:
-        return Finding(name="Slurm", status="ok", found=path)
-    return Finding(
+        return Component(name="Slurm", status="ok", found=path)
+    return Component(
         name="Slurm",
         status="missing",
         costs="emitted job.sbatch files cannot be submitted from this machine",
@@ -224,19 +224,19 @@ def _slurm(which: Callable[[str], str | None]) -> Finding:
     )
 
 
-def _program(which: Callable[[str], str | None], name: str, *, costs: str) -> Finding:
+def _program(which: Callable[[str], str | None], name: str, *, costs: str) -> Component:
     """Look for a program whose Debian package has its name."""
     path = which(name)
     if path:
-        return Finding(name=name, status="ok", found=path)
-    return Finding(name=name, status="missing", costs=costs, remedy=f"apt-get install {name}")
+        return Component(name=name, status="ok", found=path)
+    return Component(name=name, status="missing", costs=costs, remedy=f"apt-get install {name}")
 
 
-def _chromium(which: Callable[[str], str | None]) -> Finding:
+def _chromium(which: Callable[[str], str | None]) -> Component:
     path = next(filter(None, map(which, BROWSERS)), None)
     if path:
-        return Finding(name="chromium", status="ok", found=path)
-    return Finding(
+        return Component(name="chromium", status="ok", found=path)
+    return Component(
         name="chromium",
         status="missing",
         costs="moetune report --format png cannot draw the page; html and md need no browser",
@@ -244,13 +244,13 @@ def _chromium(which: Callable[[str], str | None]) -> Finding:
     )
 
 
-def _optional(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator[Finding]:
+def _optional(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator[Component]:
     for name, (costs, remedy) in _OPTIONAL.items():
         try:
-            yield Finding(name=name, status="ok", found=installed(name))
+            yield Component(name=name, status="ok", found=installed(name))
         except PackageNotFoundError:
             line = _command_for(name, listed).removeprefix("pip install ")
-            yield Finding(
+            yield Component(
                 name=name, status="missing", costs=costs, remedy=remedy.format(requirement=line)
             )
 

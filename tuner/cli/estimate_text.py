@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tuner.cli.text import breakdown_text, columns, format_times, labelled
 from tuner.config.words import MICRO_BATCH, degrees, knobs, stages_words
-from tuner.estimate.records import Change, Estimate, RankMemory
+from tuner.estimate.records import Change, Estimate, PipelineRankMemory
 from tuner.report.memory_headroom import lost_starts_words
 from tuner.units import format_bytes, format_flop_per_s, format_number, format_ratio, format_s
 
@@ -111,11 +111,11 @@ def _memory(estimate: Estimate) -> str:
     return f"{table}\n  and {left} more in --json" if left else table
 
 
-def _peak_rank(estimate: Estimate) -> RankMemory:
+def _peak_rank(estimate: Estimate) -> PipelineRankMemory:
     return estimate.memory[estimate.fullest_pipeline_rank]
 
 
-def _memory_row(rank: RankMemory, *, is_peak: bool) -> tuple[object, ...]:
+def _memory_row(rank: PipelineRankMemory, *, is_peak: bool) -> tuple[object, ...]:
     sizes = (
         rank.weight_bytes,
         rank.gradient_bytes,

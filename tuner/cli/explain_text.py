@@ -7,7 +7,7 @@ from tuner.cli.figures import FIGURES, figure_text
 from tuner.cli.text import asides, columns, format_times
 from tuner.explain.other_limits import IDLE
 from tuner.plans.breakdown import cause_words
-from tuner.plans.what_if import Outcome, Rival, WhatIf, Why
+from tuner.plans.what_if import Rival, WhatIf, WhatIfOutcome, Why
 from tuner.units import format_ratio, format_s
 
 SHOWN_TERMS: Final = 3
@@ -79,11 +79,11 @@ def _what_if(what_if: WhatIf) -> Iterator[str]:
     yield from (line for one in what_if.outcomes for line in _details(one))
 
 
-def _row(one: Outcome, name: str) -> tuple[str, str, str]:
+def _row(one: WhatIfOutcome, name: str) -> tuple[str, str, str]:
     return f"  {name}", _verdict(one), _figures(one)
 
 
-def _verdict(one: Outcome) -> str:
+def _verdict(one: WhatIfOutcome) -> str:
     if one.status in ("refused", "out_of_time", "infeasible", "unknown"):
         return {
             "refused": "not possible",
@@ -102,7 +102,7 @@ def _verdict(one: Outcome) -> str:
     return f"{'+' if grows else '-'}{format_ratio(abs(one.gain_ratio))} {name}"
 
 
-def _figures(one: Outcome) -> str:
+def _figures(one: WhatIfOutcome) -> str:
     return ", ".join(
         f"{before}{figure_text(name, one.figures[name])}{after}"
         for name, (before, after) in _FIGURES.items()
@@ -110,7 +110,7 @@ def _figures(one: Outcome) -> str:
     )
 
 
-def _is_repeated(name: str, one: Outcome) -> bool:
+def _is_repeated(name: str, one: WhatIfOutcome) -> bool:
     """Whether no faster decision than the plan's own was found, as far as is printed."""
     if name != "fastest_step_time_s":
         return False
@@ -118,7 +118,7 @@ def _is_repeated(name: str, one: Outcome) -> bool:
     return fastest_s >= step_s or format_s(fastest_s) == format_s(step_s)
 
 
-def _details(one: Outcome) -> Iterator[str]:
+def _details(one: WhatIfOutcome) -> Iterator[str]:
     """What changes in the decision, or why nothing fits; nothing where the decision is the same."""
     if one.figures and one.gain_ratio is None:
         yield f"  {one.change}: {one.says}: {one.decision}"

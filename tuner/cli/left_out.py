@@ -12,7 +12,7 @@ LONGEST_ID: Final = 80
 """Characters of an id that are shown."""
 
 
-class LeftOut(NamedTuple):
+class UnpredictedRow(NamedTuple):
     """One row without a prediction."""
 
     id: str
@@ -20,7 +20,7 @@ class LeftOut(NamedTuple):
     reason: str
 
 
-def left_out_text(rows: Iterable[LeftOut]) -> str:
+def left_out_text(rows: Iterable[UnpredictedRow]) -> str:
     """Return each reason with its rows counted and the first one named; empty without rows."""
     counts: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}

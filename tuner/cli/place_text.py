@@ -17,7 +17,7 @@ from tuner.plans.place import (
     Verdict,
     WorkloadOutcome,
 )
-from tuner.spec.place import Objective, Traffic
+from tuner.spec.place import Objective, TrafficObjective
 from tuner.units import format_bytes, format_ratio, format_s
 from tuner.verify.placement_records import PlaceVerified
 
@@ -102,7 +102,7 @@ def _traffic(plan: PlacePlan, predicted: PlacePrediction, width: int) -> Iterato
     links = predicted.links
     for name, values in predicted.traffic.items():
         before, rule, after = (_cost(value, links) for value in values)
-        what = plan.goal.traffic or Traffic.TOTAL
+        what = plan.goal.traffic or TrafficObjective.TOTAL
         yield (
             f"  {name}, {what.value}, {plan.goal.traffic_unit}: {before} before, {rule} EPLB,"
             f" {after} plan"

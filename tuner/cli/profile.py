@@ -251,7 +251,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Compare two profiles of one machine; exit 1 when the second is significantly slower."""
-    from profilers.compare import Verdict, compare, incomparable
+    from profilers.compare import CaseVerdict, compare, incomparable
     from profilers.store import read_profile
     from tuner.units import format_s
 
@@ -259,7 +259,8 @@ def diff(
     differences = compare(before, after, anyway=anyway)
     differing = incomparable(before.header.machine, after.header.machine)
     counts = {
-        verdict.value: sum(each.verdict is verdict for each in differences) for verdict in Verdict
+        verdict.value: sum(each.verdict is verdict for each in differences)
+        for verdict in CaseVerdict
     }
     if as_json:
         rows = [each.model_dump(mode="json") for each in differences]
@@ -268,7 +269,7 @@ def diff(
     else:
         if differing:
             print_text(f"not the same machine: {'; '.join(differing)}\n")
-        changed = [each for each in differences if each.verdict is not Verdict.SAME]
+        changed = [each for each in differences if each.verdict is not CaseVerdict.SAME]
         rows_text = [
             (
                 each.case.id,
@@ -283,7 +284,7 @@ def diff(
             print_text(columns(rows_text, header=("case", "verdict", "first", "second", "ratio")))
             print_text()
         print_text(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
-    if counts[Verdict.SLOWER]:
+    if counts[CaseVerdict.SLOWER]:
         raise typer.Exit(1)
 
 

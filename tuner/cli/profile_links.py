@@ -8,7 +8,7 @@ from tuner.cli.text import columns
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from profilers.links.matrix import Link
+    from profilers.links.matrix import MeasuredLink
     from profilers.records import Profile
     from profilers.stragglers import Straggler
 
@@ -84,7 +84,7 @@ def stragglers_text(slow: "tuple[Straggler, ...]", *, shares_cores: bool) -> str
     return columns(rows, header=("slower", "where", "at", "time", "p"))
 
 
-def _row(link: "Link", names: "Mapping[int, str]") -> tuple[object, ...]:
+def _row(link: "MeasuredLink", names: "Mapping[int, str]") -> tuple[object, ...]:
     from tuner.units import format_bytes, format_ratio, format_s
 
     fit = link.fit
@@ -105,7 +105,7 @@ def _rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s * 8e-9:.3g} Gbit/s"
 
 
-def _classes(links: "Sequence[Link]") -> str:
+def _classes(links: "Sequence[MeasuredLink]") -> str:
     """Links inside nodes and between them: count, median and slowest of each."""
     from tuner.units import format_s
 
@@ -121,7 +121,7 @@ def _classes(links: "Sequence[Link]") -> str:
     return columns(rows, header=("links", "count", "latency", "bandwidth", "slowest"))
 
 
-def _shared(links: "tuple[Link, ...]") -> str:
+def _shared(links: "tuple[MeasuredLink, ...]") -> str:
     from profilers.links.matrix import shared_ratio
     from tuner.units import format_ratio
 

@@ -30,7 +30,7 @@ def capture_recording(
     if model is None or not texts:
         raise TunerError("--suite routing records a model on text: name both, --model and --text")
 
-    from profilers.routing.capture.run import Reading, capture
+    from profilers.routing.capture.run import CaptureInput, capture
     from profilers.routing.store import FOLDER
     from profilers.session import require_torch
     from tuner.cli.progress import measurement_progress
@@ -38,7 +38,7 @@ def capture_recording(
     require_torch()
     name = workload or texts[0].stem
     try:
-        reading = Reading(
+        reading = CaptureInput(
             model=model,
             texts=tuple(texts),
             workload=name,

@@ -100,12 +100,12 @@ def _time_column(text: Callable[[], str]) -> "ProgressColumn":
     from rich.progress import ProgressColumn
     from rich.text import Text
 
-    class Column(ProgressColumn):
+    class TimeColumn(ProgressColumn):
         def render(self, task: "Task") -> Text:
             del task  # The text is about the whole work.
             return Text(text())
 
-    return Column()
+    return TimeColumn()
 
 
 def _quiet(_event: "PlanningEvent", /) -> None:

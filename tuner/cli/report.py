@@ -10,7 +10,7 @@ from tuner.cli import options
 from tuner.cli.text import print_exact, print_text
 
 
-class Format(StrEnum):
+class ReportFormat(StrEnum):
     """Format of the report."""
 
     HTML = "html"
@@ -28,11 +28,11 @@ def command(
         ),
     ] = None,
     written: Annotated[
-        Format,
+        ReportFormat,
         typer.Option(
             "--format", help="A page, Markdown, the page as a picture, or its tables as CSV."
         ),
-    ] = Format.HTML,
+    ] = ReportFormat.HTML,
     with_what_if: Annotated[
         bool,
         typer.Option(

@@ -111,7 +111,7 @@ def compare(plans: Sequence[AnyPath]) -> Comparison:
 def compare_stored(plans: Sequence[StoredPlan], *, names: Sequence[str]) -> Comparison:
     """Compare plans of one goal that are read already; the first is the reference."""
     sides = [
-        Side(name=name, plan=plan, outcome=goal_of(plan).figures(plan))
+        NamedPlan(name=name, plan=plan, outcome=goal_of(plan).figures(plan))
         for name, plan in zip(names, plans, strict=True)
     ]
     stated = next((side.outcome for side in sides if side.outcome is not None), None)
@@ -142,7 +142,7 @@ def compare_stored(plans: Sequence[StoredPlan], *, names: Sequence[str]) -> Comp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Side:
+class NamedPlan:
     """A plan under its name."""
 
     name: str
@@ -155,7 +155,9 @@ class Side:
         return {} if self.outcome is None else self.outcome.values
 
 
-def _row(side: Side, first: Side, leader: Side | None, *, objective: str) -> ComparedPlan:
+def _row(
+    side: NamedPlan, first: NamedPlan, leader: NamedPlan | None, *, objective: str
+) -> ComparedPlan:
     before, decision = first.plan.decision, side.plan.decision
     against = None
     if leader is not None and side is not leader:
@@ -187,7 +189,7 @@ def _spec_changes(first: StoredPlan, plan: StoredPlan) -> Iterator[str]:
     yield from (change_words(*one) for one in spec_differences(before, after))
 
 
-def _ratios(first: Side, other: Side, *, only: str = "") -> dict[str, FigureRatio]:
+def _ratios(first: NamedPlan, other: NamedPlan, *, only: str = "") -> dict[str, FigureRatio]:
     return {
         name: _figure_ratio(
             other.values[name] / value, goal_of(first.plan).ratio_band(first.plan, other.plan, name)

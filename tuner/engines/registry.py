@@ -48,7 +48,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
+class LaunchFormat:
     """One format of an engine's launch files."""
 
     name: str
@@ -77,7 +77,7 @@ def serve_releases() -> Iterator[ServingCapabilities]:
         yield from engine_file(folder, "capabilities").RELEASES
 
 
-def launch_formats() -> Iterator[tuple[str, Format]]:
+def launch_formats() -> Iterator[tuple[str, LaunchFormat]]:
     """Yield every format of launch files with the folder of its engine."""
     for folder in TRAIN_ENGINES:
         for one in getattr(engine_file(folder, "capabilities"), "FORMATS", ()):

@@ -95,7 +95,7 @@ class _Search:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Candidate:
+class _PricedChange:
     knob_changes: tuple[KnobChange, ...]
     priced: PricedConfiguration
 
@@ -160,7 +160,7 @@ def find_changes(
 
 
 def _changes_to_pair(
-    every: Sequence[KnobChange], single: Sequence[_Candidate]
+    every: Sequence[KnobChange], single: Sequence[_PricedChange]
 ) -> tuple[KnobChange, ...]:
     """Drop every bucket size but the fastest, which depends little on the other knobs."""
     sizes = [one for one in single if one.knob_changes[0].knob == BUCKET]
@@ -168,7 +168,7 @@ def _changes_to_pair(
     return tuple(change for change in every if change.knob != BUCKET or change in best)
 
 
-def _price_legal(search: _Search, groups: Sequence[tuple[KnobChange, ...]]) -> list[_Candidate]:
+def _price_legal(search: _Search, groups: Sequence[tuple[KnobChange, ...]]) -> list[_PricedChange]:
     """Apply every group of changes and price the legal results."""
     group_of: dict[Configuration, tuple[KnobChange, ...]] = {}
     for group in groups:
@@ -179,7 +179,7 @@ def _price_legal(search: _Search, groups: Sequence[tuple[KnobChange, ...]]) -> l
             group_of[configuration] = group
     prices = price_configurations(tuple(group_of), search.setup) if group_of else ()
     return [
-        _Candidate(knob_changes=group, priced=price)
+        _PricedChange(knob_changes=group, priced=price)
         for group, price in zip(group_of.values(), prices, strict=True)
     ]
 
@@ -193,7 +193,7 @@ def _with_dependent_knobs(configuration: Configuration) -> Configuration:
     return with_degrees(configuration)
 
 
-def _improvements(search: _Search, candidates: Iterable[_Candidate]) -> Iterator[_Candidate]:
+def _improvements(search: _Search, candidates: Iterable[_PricedChange]) -> Iterator[_PricedChange]:
     """Yield the candidates that beat the launch and may be launched, fastest first."""
     ranked = sorted(
         (one for one in candidates if search.is_better(one.priced)),
@@ -202,7 +202,7 @@ def _improvements(search: _Search, candidates: Iterable[_Candidate]) -> Iterator
     return (one for one in ranked if search.is_allowed(one.priced.configuration))
 
 
-def _best_per_knob(search: _Search, single: Sequence[_Candidate]) -> Iterator[_Candidate]:
+def _best_per_knob(search: _Search, single: Sequence[_PricedChange]) -> Iterator[_PricedChange]:
     """Yield each knob's best setting where it beats the launch, best first."""
     seen: set[str] = set()
     for one in _improvements(search, single):
@@ -214,7 +214,7 @@ def _best_per_knob(search: _Search, single: Sequence[_Candidate]) -> Iterator[_C
             return
 
 
-def _change(search: _Search, one: _Candidate) -> Change:
+def _change(search: _Search, one: _PricedChange) -> Change:
     after = one.priced.configuration
     chosen, decision = (
         to_decision(each, search.setup.model) for each in (search.baseline.configuration, after)

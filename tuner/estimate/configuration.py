@@ -12,7 +12,7 @@ from typing import Any
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER
-from tuner.engines.reading.launch import Engine, LaunchSettings, StageContent
+from tuner.engines.reading.launch import LaunchSettings, StageContent, TrainingEngine
 from tuner.engines.reading.nearest import nearest_divisor, nearest_multiple
 from tuner.errors import SpecError
 from tuner.estimate.division import balanced, front_loaded, place_layers
@@ -163,7 +163,8 @@ def with_degrees(
         layers = sum(stage.layers for stage in stages)
         stages = _divided(configuration, layers, pipeline * virtual)
         explicit = (
-            configuration.engine is Engine.MEGATRON and len({stage.layers for stage in stages}) > 1
+            configuration.engine is TrainingEngine.MEGATRON
+            and len({stage.layers for stage in stages}) > 1
         )
     return configuration.changed(
         tensor=tensor,
@@ -180,7 +181,7 @@ def with_degrees(
 
 
 def _divided(own: Configuration, layers: int, num_stages: int) -> tuple[StageContent, ...]:
-    if own.engine is Engine.TORCHTITAN:
+    if own.engine is TrainingEngine.TORCHTITAN:
         return front_loaded(
             layers,
             num_stages,

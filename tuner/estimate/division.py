@@ -7,7 +7,7 @@ earlier stages. An explicit layout is used as written.
 
 from collections.abc import Iterator
 
-from tuner.engines.reading.launch import Engine, LaunchSettings, StageContent
+from tuner.engines.reading.launch import LaunchSettings, StageContent, TrainingEngine
 from tuner.engines.reading.nearest import nearest_divisor, nearest_multiple
 from tuner.errors import SpecError
 from tuner.spec.model import ModelSpec
@@ -50,7 +50,7 @@ def _explicit(launch: LaunchSettings, model: ModelSpec) -> tuple[StageContent, .
             f"{model.num_layers}; place {model.num_layers}"
         )
     mtp = sum(stage.mtp_layers for stage in launch.layout)
-    if mtp != launch.mtp_layers and launch.engine is Engine.MEGATRON:
+    if mtp != launch.mtp_layers and launch.engine is TrainingEngine.MEGATRON:
         raise SpecError(
             f"{launch.source}: {name} holds {mtp} MTP layers, {launch.name('mtp_layers')} says "
             f"{launch.mtp_layers}; make them agree"

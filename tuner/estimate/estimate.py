@@ -22,7 +22,7 @@ from tuner.costs.train.columns_of import PEAK_OF, PRECISION_OF
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.routing import expert_imbalances
 from tuner.devices.catalogue import find_device
-from tuner.engines.reading.launch import Dispatcher, LaunchSettings
+from tuner.engines.reading.launch import LaunchSettings, TokenDispatcher
 from tuner.errors import SpecError
 from tuner.estimate import environment
 from tuner.estimate.changes import LEAST_GAIN_RATIO, find_changes, manifest_refusals
@@ -38,7 +38,7 @@ from tuner.estimate.prices import (
     price_configurations,
     uneven_load_bytes,
 )
-from tuner.estimate.records import Estimate, ExposedRatios, RankMemory, Utilisation
+from tuner.estimate.records import Estimate, ExposedRatios, PipelineRankMemory, Utilisation
 from tuner.estimate.simulated import simulated_step_s
 from tuner.estimate.unpriced import unpriced_notes
 from tuner.search.train.memory_risk import MemoryForecast, forecast_memory, loss_prices
@@ -189,14 +189,14 @@ def _pool(spec: Spec, measured: MeasuredProfile | None) -> Pool:
     return pool
 
 
-def _memory(priced: PricedConfiguration) -> tuple[RankMemory, ...]:
+def _memory(priced: PricedConfiguration) -> tuple[PipelineRankMemory, ...]:
     configuration, memory = priced.configuration, priced.memory
 
     def at(name: str, rank: int) -> int:
         return round(float(np.asarray(getattr(memory, name))[rank, 0]))
 
     return tuple(
-        RankMemory(
+        PipelineRankMemory(
             pipeline_rank=rank,
             layers=sum(
                 stage.layers for stage in configuration.stages[rank :: configuration.pipeline]
@@ -282,7 +282,7 @@ def _notes(
     spec: Spec, configuration: Configuration, setup: PricingSetup, variables: Mapping[str, str]
 ) -> tuple[str, ...]:
     notes = []
-    if configuration.dispatcher is Dispatcher.ALLGATHER and configuration.expert > 1:
+    if configuration.dispatcher is TokenDispatcher.ALLGATHER and configuration.expert > 1:
         notes.append("dispatcher allgather is priced as all-to-all, which moves fewer bytes")
     if configuration.zero_stage >= 2 and configuration.rounds * configuration.num_microbatches > 1:
         notes.append("gradients are sharded, so every micro-batch reduces them")

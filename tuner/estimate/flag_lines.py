@@ -9,7 +9,7 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.engines.megatron_lm.flags import ON_OFF, SHORTHANDS, SPELLED
-from tuner.engines.reading.launch import Dispatcher, Engine, Graphs, LaunchSettings
+from tuner.engines.reading.launch import Graphs, LaunchSettings, TokenDispatcher, TrainingEngine
 from tuner.engines.reading.pipeline_layout import layout_text
 from tuner.estimate.configuration import Configuration
 
@@ -61,7 +61,7 @@ def _megatron(launch: LaunchSettings, before: Configuration, config: Configurati
         # Left out, the engine takes that of the dense layers.
         settings["--expert-tensor-parallel-size"] = str(config.expert_tensor)
     settings |= _megatron_recompute(config)
-    if config.dispatcher in (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP):
+    if config.dispatcher in (TokenDispatcher.DEEPEP, TokenDispatcher.HYBRIDEP):
         settings["--moe-token-dispatcher-type"] = "flex"
         settings["--moe-flex-dispatcher-backend"] = config.dispatcher.value
     else:
@@ -127,7 +127,7 @@ def _torchtitan(launch: LaunchSettings, before: Configuration, config: Configura
         f"{parallelism}expert_parallel_degree": str(config.expert),
         f"{parallelism}expert_tensor_parallel_degree": str(config.expert_tensor),
         f"{parallelism}expert_parallel_comm_backend": '"deepep"'
-        if config.dispatcher is Dispatcher.DEEPEP
+        if config.dispatcher is TokenDispatcher.DEEPEP
         else '"standard"',
         f"{parallelism}enable_async_tensor_parallel": str(config.overlap_tensor).lower(),
         "activation_checkpoint.mode": _checkpoint_mode(config),
@@ -201,16 +201,16 @@ def _flag(key: str, value: str) -> str:
 
 
 _ENGINE: Final[
-    Mapping[Engine, Callable[[LaunchSettings, Configuration, Configuration], Settings]]
+    Mapping[TrainingEngine, Callable[[LaunchSettings, Configuration, Configuration], Settings]]
 ] = {
-    Engine.MEGATRON: _megatron,
-    Engine.TORCHTITAN: _torchtitan,
-    Engine.DEEPSPEED: _deepspeed,
+    TrainingEngine.MEGATRON: _megatron,
+    TrainingEngine.TORCHTITAN: _torchtitan,
+    TrainingEngine.DEEPSPEED: _deepspeed,
 }
-_FORM: Final[Mapping[Engine, Callable[[str, str], str]]] = {
-    Engine.MEGATRON: _flag,
-    Engine.TORCHTITAN: lambda key, value: f"{key} = {value}",
-    Engine.DEEPSPEED: lambda key, value: (
+_FORM: Final[Mapping[TrainingEngine, Callable[[str, str], str]]] = {
+    TrainingEngine.MEGATRON: _flag,
+    TrainingEngine.TORCHTITAN: lambda key, value: f"{key} = {value}",
+    TrainingEngine.DEEPSPEED: lambda key, value: (
         f"{key[:-1]}: {value}}}" if key.endswith("}") else f"{key}: {value}"
     ),
 }

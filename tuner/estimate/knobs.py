@@ -16,7 +16,7 @@ from typing import Any, Final
 from profilers.steps.config import Recompute
 from tuner.config.knobs import KNOBS
 from tuner.devices.datasheet import Generation
-from tuner.engines.reading.launch import Dispatcher, Engine, Graphs
+from tuner.engines.reading.launch import Graphs, TokenDispatcher, TrainingEngine
 from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.division import balanced
 from tuner.search.train.gradient_buckets import MENU
@@ -70,7 +70,7 @@ def knob_changes(
             what=f"flush the pipeline once a step instead of {config.rounds} times",
             apply=_set(rounds=1),
         )
-    if config.engine is Engine.MEGATRON:
+    if config.engine is TrainingEngine.MEGATRON:
         yield from _layouts(config, model)
         yield from _megatron_switches(config)
         yield from _overlaps(config)
@@ -112,7 +112,7 @@ def _recompute(config: Configuration, model: ModelSpec) -> Iterator[KnobChange]:
             what="recompute whole layers",
             apply=_set_recompute(Recompute.FULL, ratio=1.0),
         )
-    if config.engine is Engine.TORCHTITAN:
+    if config.engine is TrainingEngine.TORCHTITAN:
         if not config.recompute_by_op:
             yield KnobChange(
                 knob="recompute",
@@ -126,7 +126,7 @@ def _recompute(config: Configuration, model: ModelSpec) -> Iterator[KnobChange]:
                     what=f"recompute every {every}nd layer".replace("4nd", "4th"),
                     apply=_set_recompute(Recompute.FULL, ratio=1.0 / every),
                 )
-    if config.engine is Engine.MEGATRON:
+    if config.engine is TrainingEngine.MEGATRON:
         yield from _modules(config, model)
 
 
@@ -175,7 +175,7 @@ def _degrees(config: Configuration) -> Iterator[KnobChange]:
             what=f"context parallelism {context} instead of {config.context}",
             apply=partial(with_degrees, context=context),
         )
-    if config.engine is Engine.DEEPSPEED:
+    if config.engine is TrainingEngine.DEEPSPEED:
         return
     for pipeline in sorted({config.pipeline * 2, config.pipeline // 2, 1} - {0, config.pipeline}):
         yield KnobChange(
@@ -186,7 +186,7 @@ def _degrees(config: Configuration) -> Iterator[KnobChange]:
 
 
 def _virtual(config: Configuration) -> Iterator[KnobChange]:
-    if config.pipeline == 1 or config.engine is Engine.DEEPSPEED:
+    if config.pipeline == 1 or config.engine is TrainingEngine.DEEPSPEED:
         return
     most = min(MOST_VIRTUAL, sum(stage.layers for stage in config.stages) // config.pipeline)
     for virtual in range(1, most + 1):
@@ -296,11 +296,11 @@ def _experts(config: Configuration, num_experts: int) -> Iterator[KnobChange]:
 
 
 def _dispatchers(config: Configuration, generation: Generation) -> Iterator[KnobChange]:
-    possible = [Dispatcher.ALLTOALL]
-    if generation in HAS_DEEPEP and config.engine is not Engine.DEEPSPEED:
-        possible.append(Dispatcher.DEEPEP)
-        if config.engine is Engine.MEGATRON:
-            possible.append(Dispatcher.HYBRIDEP)
+    possible = [TokenDispatcher.ALLTOALL]
+    if generation in HAS_DEEPEP and config.engine is not TrainingEngine.DEEPSPEED:
+        possible.append(TokenDispatcher.DEEPEP)
+        if config.engine is TrainingEngine.MEGATRON:
+            possible.append(TokenDispatcher.HYBRIDEP)
     for dispatcher in possible:
         if dispatcher is not config.dispatcher:
             yield KnobChange(

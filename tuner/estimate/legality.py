@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from profilers.steps.config import LayerKind, Recompute
-from tuner.engines.reading.launch import Dispatcher, Engine, Graphs
+from tuner.engines.reading.launch import Graphs, TokenDispatcher, TrainingEngine
 from tuner.engines.reading.nearest import nearest_common_divisor, nearest_divisor, nearest_multiple
 from tuner.estimate.configuration import Configuration
 from tuner.spec.model import ModelSpec
@@ -166,7 +166,7 @@ def _megatron(config: Configuration, model: ModelSpec, name: Name) -> Iterator[s
             f"{name('chunks')} {config.chunks} saves memory only with {name('recompute_modules')} "
             "moe; add the module or leave the chunks out"
         )
-    if config.shared_expert_overlap and config.dispatcher is Dispatcher.ALLGATHER:
+    if config.shared_expert_overlap and config.dispatcher is TokenDispatcher.ALLGATHER:
         yield f"{name('shared_expert_overlap')} needs {name('dispatcher')} alltoall or flex"
     if config.a2a_overlap:
         yield from _megatron_overlap(config, name)
@@ -202,7 +202,7 @@ def _megatron_overlap(config: Configuration, name: Name) -> Iterator[str]:
             f"{said} with {name('pipeline')} {config.pipeline} needs more than one model chunk per "
             f"rank; set {name('virtual_pipeline')} 2"
         )
-    if config.dispatcher is Dispatcher.ALLGATHER:
+    if config.dispatcher is TokenDispatcher.ALLGATHER:
         yield f"{said} needs {name('dispatcher')} alltoall or flex, not allgather"
     if config.recompute is Recompute.FULL:
         yield f"{said} excludes {name('recompute')} full; use selective modules without moe"
@@ -260,8 +260,10 @@ def _deepspeed(config: Configuration, model: ModelSpec, name: Name) -> Iterator[
         yield f"{name('expert_tensor')} {config.expert_tensor} must be 1"
 
 
-_ENGINE: Final[Mapping[Engine, Callable[[Configuration, ModelSpec, Name], Iterator[str]]]] = {
-    Engine.MEGATRON: _megatron,
-    Engine.TORCHTITAN: _torchtitan,
-    Engine.DEEPSPEED: _deepspeed,
+_ENGINE: Final[
+    Mapping[TrainingEngine, Callable[[Configuration, ModelSpec, Name], Iterator[str]]]
+] = {
+    TrainingEngine.MEGATRON: _megatron,
+    TrainingEngine.TORCHTITAN: _torchtitan,
+    TrainingEngine.DEEPSPEED: _deepspeed,
 }

@@ -29,7 +29,7 @@ from tuner.costs.train.columns_of import (
     shape_of_model,
     stages_of_layouts,
 )
-from tuner.costs.train.constants import Precision
+from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.measured_kernels import MeasuredKernels
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory import price_memory
@@ -39,7 +39,7 @@ from tuner.costs.train.routing import ExpertImbalance
 from tuner.costs.train.shapes import Hardware, ModelShape, stacked
 from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Datasheet
-from tuner.engines.reading.launch import Engine
+from tuner.engines.reading.launch import TrainingEngine
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.decision import to_decision
 from tuner.search.ratios import Ratios, ratios_for
@@ -56,13 +56,13 @@ from tuner.spec.cluster import Pool
 from tuner.spec.goal import TrainEngine
 from tuner.spec.model import ModelSpec
 
-TARGET_OF: Final[Mapping[Engine, str]] = {
-    Engine.MEGATRON: "megatron-lm",
-    Engine.TORCHTITAN: "torchtitan",
-    Engine.DEEPSPEED: "deepspeed",
+TARGET_OF: Final[Mapping[TrainingEngine, str]] = {
+    TrainingEngine.MEGATRON: "megatron-lm",
+    TrainingEngine.TORCHTITAN: "torchtitan",
+    TrainingEngine.DEEPSPEED: "deepspeed",
 }
 """The launch target whose manifest and releases apply to an engine's launches."""
-SOFTWARE_OF: Final[Mapping[Engine, Relative]] = {
+SOFTWARE_OF: Final[Mapping[TrainingEngine, Relative]] = {
     engine: OF_TARGET[target] for engine, target in TARGET_OF.items()
 }
 """The engine's name in the residuals, and the generation whose constants it starts from."""
@@ -136,7 +136,7 @@ class PricingSetup:
             band=self.band(configuration),
         )
 
-    def hardware(self, precision: Precision) -> Hardware:
+    def hardware(self, precision: GemmPrecision) -> Hardware:
         """Return the machine, with the peak that the linear layers run at."""
         return hardware_of_pool(self.sheet, self.pool, precision=precision)
 
@@ -267,7 +267,7 @@ def model_shape(configuration: Configuration, setup: PricingSetup) -> ModelShape
 
 def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
     """Return one configuration as a column of numbers."""
-    is_low = PRECISION_OF[config.priced_precision] is not Precision.BF16
+    is_low = PRECISION_OF[config.priced_precision] is not GemmPrecision.BF16
     wide = 4.0 if config.priced_precision == "fp32" else 2.0
     mean, p99 = (1.0, 1.0)
     if setup.expert_imbalance is not None and config.expert in setup.expert_imbalance.degrees:

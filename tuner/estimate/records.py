@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
-class RankMemory(Record):
+class PipelineRankMemory(Record):
     """Peak bytes of one device of one pipeline rank, the highest of its devices."""
 
     pipeline_rank: Size
@@ -132,7 +132,7 @@ class Estimate(Record):
     breakdown_s: dict[str, float]
     """Seconds of a step by cause, as in a plan's prediction; their sum is `step_time_s`."""
     exposed: ExposedRatios
-    memory: tuple[RankMemory, ...]
+    memory: tuple[PipelineRankMemory, ...]
     """By pipeline rank."""
     fullest_pipeline_rank: Size
     peak_memory_bytes: Size

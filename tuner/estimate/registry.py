@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.engines.reading.shell_words import shell_text
 from tuner.engines.reading.variables import read_variables
-from tuner.engines.registry import Format, engine_file, launch_formats
+from tuner.engines.registry import LaunchFormat, engine_file, launch_formats
 from tuner.engines.torchtitan.command import is_training_command
 from tuner.errors import SpecError
 from tuner.estimate.started import LONGEST_BYTES, ResolvedLaunch, resolve_launch
 from tuner.spec.files import read_small_text, shown_path, shown_value
 
-FORMATS: Final[tuple[tuple[str, Format], ...]] = tuple(launch_formats())
+FORMATS: Final[tuple[tuple[str, LaunchFormat], ...]] = tuple(launch_formats())
 """With the folder of the engine."""
 NAMES: Final = tuple(dict.fromkeys(one.name for _, one in FORMATS))
 _COMMAND: Final = re.compile(r"\s|^-")
@@ -88,7 +88,9 @@ def read_text(text: str, *, format_name: str, source: str) -> LaunchSettings:
     return _settings(_chosen(format_name, ""), text, source=source)
 
 
-def _settings(chosen: tuple[str, Format], text: str, *, source: str, **more: Any) -> LaunchSettings:
+def _settings(
+    chosen: tuple[str, LaunchFormat], text: str, *, source: str, **more: Any
+) -> LaunchSettings:
     """Read a text; combinations of numbers that are impossible are refused here."""
     folder, form = chosen
     reader: Reader = getattr(engine_file(folder, "read"), form.reader)
@@ -116,7 +118,7 @@ def is_command(launch: str, path: Path) -> bool:
         return True
 
 
-def _chosen(name: str | None, suffix: str) -> tuple[str, Format]:
+def _chosen(name: str | None, suffix: str) -> tuple[str, LaunchFormat]:
     """Return the format of a name or suffix, with the folder of its engine."""
     if name is not None and name not in NAMES:
         raise SpecError(f"--format {shown_value(name)} is none of {', '.join(NAMES)}")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tuner.engines.assumptions import DEADLOCK, may_deadlock
 from tuner.engines.priced_settings import MEGATRON
-from tuner.engines.reading.launch import Engine, LaunchSettings
+from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.decision import to_decision
 from tuner.spec.spec import Spec
@@ -18,7 +18,7 @@ def unpriced_notes(
     """Yield notes on settings that the estimate does not price."""
     if spec.model.moe is not None and spec.routing is None:
         yield f"{NO_RECORDING}; {_balanced_by(launch)}"
-    if launch.engine is not Engine.MEGATRON:
+    if launch.engine is not TrainingEngine.MEGATRON:
         return
     decision = to_decision(configuration, spec.model)
     rows = {row.name: row for row in MEGATRON if row.applies(spec.model, decision)}
@@ -39,9 +39,9 @@ def _value(priced: object) -> str:
 
 
 def _balanced_by(launch: LaunchSettings) -> str:
-    if launch.engine is Engine.TORCHTITAN:
+    if launch.engine is TrainingEngine.TORCHTITAN:
         return "torchtitan's expert bias is to balance it"
-    if launch.engine is Engine.DEEPSPEED:
+    if launch.engine is TrainingEngine.DEEPSPEED:
         return "your program's auxiliary loss is to balance it"
     if launch.balance:
         return f"{launch.balance} is to balance it"

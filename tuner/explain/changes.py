@@ -18,7 +18,7 @@ from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import TunerError
 from tuner.goals.goal import PlannedSpec
-from tuner.plans.what_if import KEYS, Change, moved
+from tuner.plans.what_if import KEYS, LimitChange, moved
 from tuner.spec.cluster import Pool
 from tuner.spec.files import shown_path
 from tuner.spec.serving.trace_summary import summarise_trace
@@ -37,7 +37,9 @@ Notes = list[str]
 """The changes made, in words."""
 
 
-def apply_change(spec: PlannedSpec, change: Change, *, able: Collection[str]) -> tuple[Keys, str]:
+def apply_change(
+    spec: PlannedSpec, change: LimitChange, *, able: Collection[str]
+) -> tuple[Keys, str]:
     """Return the keys of the changed spec, and the change in words.
 
     Args:
@@ -59,7 +61,7 @@ def apply_change(spec: PlannedSpec, change: Change, *, able: Collection[str]) ->
     return keys, "; ".join(notes)
 
 
-def _nodes(spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+def _nodes(spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
     if "ranks" in keys["goal"]:
         _more_ranks(spec, change, keys, notes)
         return
@@ -69,7 +71,7 @@ def _nodes(spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
         notes.append(f"{nodes} nodes of {pool.name} instead of {pool.nodes}")
 
 
-def _more_ranks(spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+def _more_ranks(spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
     """Add or remove expert-parallel ranks with their nodes; keep the slots per rank."""
     goal = keys["goal"]
     each = goal.get("ranks_per_node") or goal["ranks"]
@@ -84,7 +86,7 @@ def _more_ranks(spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> 
     notes.append(f"{after} nodes ({after * each} ranks) instead of {before}")
 
 
-def _memory(spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+def _memory(spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
     for pool, written in _named_pools(spec, change, keys):
         stated = pool.memory_per_device or spec.memory_bytes.get(pool.name)
         before = stated or _sheet(pool, change).memory_bytes
@@ -95,7 +97,7 @@ def _memory(spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None
         )
 
 
-def _bandwidth(spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+def _bandwidth(spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
     if spec.is_reference:
         raise TunerError("the links were measured with the profile; the spec does not state them")
     for pool, written in _named_pools(spec, change, keys):
@@ -122,15 +124,15 @@ def _rate(value_bytes_per_s: float) -> str:
     return f"{value_bytes_per_s!r}B/s"
 
 
-def _batch(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+def _batch(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
     _count(keys["goal"], "global_batch_size", change, notes, "sequences a step")
 
 
-def _sequence(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+def _sequence(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
     _count(keys["goal"], "sequence_length", change, notes, "tokens a sequence")
 
 
-def _request_rate(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+def _request_rate(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
     goal = keys["goal"]
     traffic = goal["traffic"]
     if goal.get("objective") == "rate":
@@ -161,7 +163,7 @@ def _stated_rate(traffic: Mapping[str, Any]) -> float:
     return rate
 
 
-def _loop_concurrency(traffic: Keys, change: Change, notes: Notes) -> None:
+def _loop_concurrency(traffic: Keys, change: LimitChange, notes: Notes) -> None:
     """Change the concurrency of a closed loop, which its rate is proportional to (Little's law)."""
     is_share = change.value[:1] in ("x", "/") or change.value.endswith("%")
     factor = moved(change, 1.0) if is_share else None
@@ -178,22 +180,22 @@ def _loop_concurrency(traffic: Keys, change: Change, notes: Notes) -> None:
     )
 
 
-def _concurrency(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+def _concurrency(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
     traffic = keys["goal"]["traffic"]
     if "concurrency" not in traffic:
         raise TunerError("the traffic is an open load; change its rate")
     _count(traffic, "concurrency", change, notes, "requests under way")
 
 
-def _input(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+def _input(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
     _length(keys["goal"]["traffic"], "input_tokens", change, notes, "tokens a prompt")
 
 
-def _output(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+def _output(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
     _length(keys["goal"]["traffic"], "output_tokens", change, notes, "tokens an answer")
 
 
-def _length(traffic: Keys, name: str, change: Change, notes: Notes, of: str) -> None:
+def _length(traffic: Keys, name: str, change: LimitChange, notes: Notes, of: str) -> None:
     value = traffic.get(name)
     law, key = (value, "mean") if isinstance(value, dict) else (traffic, name)
     if not isinstance(law.get(key), int | float):
@@ -203,15 +205,15 @@ def _length(traffic: Keys, name: str, change: Change, notes: Notes, of: str) -> 
     notes.append(f"{law[key]} {of} instead of {before:g}{' (mean)' if law is value else ''}")
 
 
-def _ttft(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+def _ttft(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
     _targets(keys["goal"], "ttft", change, notes)
 
 
-def _tpot(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+def _tpot(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
     _targets(keys["goal"], "tpot", change, notes)
 
 
-def _targets(goal: Keys, name: str, change: Change, notes: Notes) -> None:
+def _targets(goal: Keys, name: str, change: LimitChange, notes: Notes) -> None:
     targets = goal.get("slo", {}).get(name, {})
     if not targets:
         raise TunerError(f"the spec sets no target of {name}")
@@ -222,7 +224,7 @@ def _targets(goal: Keys, name: str, change: Change, notes: Notes) -> None:
         notes.append(f"{name} {share} of {format_s(after)} instead of {format_s(before)}")
 
 
-def _slots(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+def _slots(_spec: PlannedSpec, change: LimitChange, keys: Keys, notes: Notes) -> None:
     goal = keys["goal"]
     slots = goal.get("slots_per_rank")
     if not isinstance(slots, int):
@@ -230,13 +232,13 @@ def _slots(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None
     _count(goal, "slots_per_rank", change, notes, "slots a rank")
 
 
-def _count(of: Keys, name: str, change: Change, notes: Notes, words: str) -> None:
+def _count(of: Keys, name: str, change: LimitChange, notes: Notes, words: str) -> None:
     before = of[name]
     of[name] = _whole(change, before)
     notes.append(f"{of[name]} {words} instead of {before}")
 
 
-def _whole(change: Change, before: float) -> int:
+def _whole(change: LimitChange, before: float) -> int:
     """Return the changed value as a whole number; at least 1.
 
     Raises:
@@ -250,7 +252,7 @@ def _whole(change: Change, before: float) -> int:
     return int(change.value)
 
 
-def _quantity(change: Change, before: float, parse: Callable[[str], float]) -> float:
+def _quantity(change: LimitChange, before: float, parse: Callable[[str], float]) -> float:
     after = moved(change, before)
     if after is not None:
         return after
@@ -260,7 +262,7 @@ def _quantity(change: Change, before: float, parse: Callable[[str], float]) -> f
         raise TunerError(str(error)) from error
 
 
-def _named_pools(spec: PlannedSpec, change: Change, keys: Keys) -> Iterator[tuple[Pool, Keys]]:
+def _named_pools(spec: PlannedSpec, change: LimitChange, keys: Keys) -> Iterator[tuple[Pool, Keys]]:
     """Yield the pools that a change applies to, each with its keys in the spec.
 
     Raises:
@@ -277,7 +279,7 @@ def _named_pools(spec: PlannedSpec, change: Change, keys: Keys) -> Iterator[tupl
             yield pool, written
 
 
-def _sheet(pool: Pool, change: Change) -> Datasheet:
+def _sheet(pool: Pool, change: LimitChange) -> Datasheet:
     if pool.device is None:
         raise TunerError(
             f"pool {pool.name!r} states neither its {change.key} nor a 'device' that would"
@@ -286,7 +288,7 @@ def _sheet(pool: Pool, change: Change) -> Datasheet:
 
 
 POOL_KEYS: Final = ("nodes", "memory", "bandwidth")
-_CHANGES: Final[Mapping[str, Callable[[PlannedSpec, Change, Keys, Notes], None]]] = {
+_CHANGES: Final[Mapping[str, Callable[[PlannedSpec, LimitChange, Keys, Notes], None]]] = {
     "nodes": _nodes,
     "memory": _memory,
     "bandwidth": _bandwidth,

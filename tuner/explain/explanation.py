@@ -9,7 +9,7 @@ from tuner.explain.other_limits import what_ifs
 from tuner.goals.goal import Goal, StoredPlan
 from tuner.goals.registry import goal_of, read_any_plan
 from tuner.paths import AnyPath, plan_folder, to_paths
-from tuner.plans.what_if import Change, Outcome, Why
+from tuner.plans.what_if import LimitChange, WhatIfOutcome, Why
 from tuner.search.progress import ProgressListener, ignore_progress
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ AGREE_RATIO: Final = 0.001
 def explain(
     folder: AnyPath,
     *,
-    changes: Sequence[Change] | None = None,
+    changes: Sequence[LimitChange] | None = None,
     profiles: AnyPath | Sequence[AnyPath] = (),
     time_limit_s: float = 60.0,
     calibrated: bool = True,
@@ -78,7 +78,7 @@ def _with_why(goal: Goal, plan: StoredPlan, why: Why) -> "Explained":
     return explained
 
 
-def _disagreement(plan: StoredPlan, solved: Outcome) -> tuple[str, ...]:
+def _disagreement(plan: StoredPlan, solved: WhatIfOutcome) -> tuple[str, ...]:
     """Note a difference between the stored plan and the plan solved again."""
     stored = goal_of(plan).figures(plan)
     if (stored is None) != (not solved.figures):

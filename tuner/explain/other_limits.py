@@ -27,7 +27,7 @@ from tuner.goals.goal import Goal, PlannedSpec, StoredPlan
 from tuner.goals.planned_spec import read_planned_spec
 from tuner.goals.registry import goal_of, read_any_plan
 from tuner.paths import AnyPath, plan_folder, to_paths
-from tuner.plans.what_if import Change, Outcome, WhatIf
+from tuner.plans.what_if import LimitChange, WhatIf, WhatIfOutcome
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.spec.files import shown_path
 
@@ -42,12 +42,12 @@ PlanKeys = Callable[[Mapping[str, Any], float], StoredPlan]
 
 def what_if(
     folder: AnyPath,
-    change: Change,
+    change: LimitChange,
     *,
     profiles: AnyPath | Sequence[AnyPath] = (),
     time_limit_s: float = 20.0,
     calibrated: bool = True,
-) -> Outcome:
+) -> WhatIfOutcome:
     """Return the plan of a folder after one change; see `what_ifs`."""
     folder = plan_folder(folder)
     profiles = to_paths(profiles)
@@ -59,7 +59,7 @@ def what_if(
 
 def what_ifs(
     folder: AnyPath,
-    changes: Sequence[Change],
+    changes: Sequence[LimitChange],
     *,
     profiles: AnyPath | Sequence[AnyPath] = (),
     time_limit_s: float = 60.0,
@@ -118,8 +118,8 @@ def what_ifs(
     )
 
 
-def _out_of_time(change: Change, time_limit_s: float) -> Outcome:
-    return Outcome(
+def _out_of_time(change: LimitChange, time_limit_s: float) -> WhatIfOutcome:
+    return WhatIfOutcome(
         change=str(change),
         says="",
         status="out_of_time",
@@ -130,13 +130,13 @@ def _out_of_time(change: Change, time_limit_s: float) -> Outcome:
 def _solve_change(
     goal: Goal,
     spec: PlannedSpec,
-    change: Change,
+    change: LimitChange,
     base: StoredPlan,
     plan_keys: PlanKeys,
     *,
     share_s: float,
     clock: Callable[[], float],
-) -> Outcome:
+) -> WhatIfOutcome:
     started_s = clock()
     says = ""
     try:
@@ -144,7 +144,7 @@ def _solve_change(
         plan = plan_keys(keys, share_s)
     except (TunerError, SolverError, ProfilerError) as error:
         reason = " ".join(str(error).split())
-        return Outcome(change=str(change), says=says, status="refused", reason=reason)
+        return WhatIfOutcome(change=str(change), says=says, status="refused", reason=reason)
     outcome = to_outcome(
         plan, change=str(change), says=says, base=base, solve_s=max(0.0, clock() - started_s)
     )

@@ -11,7 +11,7 @@ objective of its certificate.
 
 from tuner.goals.goal import Figures, StoredPlan
 from tuner.goals.registry import goal_of
-from tuner.plans.what_if import Outcome
+from tuner.plans.what_if import WhatIfOutcome
 
 
 def to_outcome(
@@ -21,11 +21,11 @@ def to_outcome(
     says: str,
     base: StoredPlan | None,
     solve_s: float,
-) -> Outcome:
+) -> WhatIfOutcome:
     """Return the outcome of a plan, compared with the unchanged plan."""
     goal = goal_of(plan)
     plan_figures = goal.figures(plan)
-    return Outcome(
+    return WhatIfOutcome(
         change=change,
         says=says,
         status=plan.certificate.status,

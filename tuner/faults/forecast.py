@@ -22,8 +22,8 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from profilers.records import Record, Seconds
-from tuner.faults.interval import LEAST_EFFECTIVE_RATIO, Cycle, cycle
-from tuner.faults.reliability import Jobs, Reliability, longest_wait_s
+from tuner.faults.interval import LEAST_EFFECTIVE_RATIO, CheckpointCycle, cycle
+from tuner.faults.reliability import FailureModel, Jobs, longest_wait_s
 from tuner.units import format_s
 
 P90_DEVIATIONS: Final = 1.2815515655446004
@@ -79,7 +79,7 @@ class RunForecast(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class TrainingRun:
     """The training run, and the price of its devices."""
 
     step_s: float
@@ -98,7 +98,7 @@ class Run:
         )
 
 
-def forecast(run: Run, *, jobs: Jobs, reliability: Reliability | None) -> RunForecast:
+def forecast(run: TrainingRun, *, jobs: Jobs, reliability: FailureModel | None) -> RunForecast:
     """Forecast the run of one configuration; `jobs` holds numbers here, not arrays."""
     if reliability is None:
         return _with_bill(
@@ -139,7 +139,7 @@ def forecast(run: Run, *, jobs: Jobs, reliability: Reliability | None) -> RunFor
 
 
 def _with_bill(
-    run_forecast: RunForecast, *, run: Run, jobs: Jobs, deviation_s: float
+    run_forecast: RunForecast, *, run: TrainingRun, jobs: Jobs, deviation_s: float
 ) -> RunForecast:
     """Add what depends on the length of the run; `deviation_s`: root of E[t^2] of one failure."""
     if run.steps is None or run_forecast.effective_step_s is None:
@@ -168,7 +168,7 @@ def _with_bill(
     )
 
 
-def _time_ratios(times: Cycle) -> dict[str, float]:
+def _time_ratios(times: CheckpointCycle) -> dict[str, float]:
     training, waiting = float(times.effective_ratio), float(times.waiting_ratio)
     checkpoints = training * float(times.stall_s) / float(times.work_s)
     cut_short = -math.expm1(-float(times.failures_per_s) * float(times.restart_s))
@@ -182,7 +182,7 @@ def _time_ratios(times: Cycle) -> dict[str, float]:
     }
 
 
-def _loss_deviation_s(times: Cycle, *, jobs: Jobs, reliability: Reliability) -> float:
+def _loss_deviation_s(times: CheckpointCycle, *, jobs: Jobs, reliability: FailureModel) -> float:
     """Root mean square of the seconds that one failure costs."""
     cycle_s = float(times.work_s) + float(times.stall_s)
     rate, waiting = float(times.failures_per_s), float(times.waiting_ratio)
@@ -195,7 +195,7 @@ def _loss_deviation_s(times: Cycle, *, jobs: Jobs, reliability: Reliability) -> 
     return math.sqrt(square)
 
 
-def _reason(times: Cycle) -> str:
+def _reason(times: CheckpointCycle) -> str:
     """Explain which interruption dominates, and what would help."""
     between = format_s(1.0 / float(times.failures_per_s))
     parts = {

@@ -33,8 +33,8 @@ import numpy.typing as npt
 
 from tuner.config.columns import Numbers
 from tuner.faults.reliability import (
+    FailureModel,
     Jobs,
-    Reliability,
     copy_s,
     failure_rate_per_s,
     read_s,
@@ -49,7 +49,7 @@ LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cycle:
+class CheckpointCycle:
     """The cycle between two checkpoints, in seconds, per candidate."""
 
     failures_per_s: Numbers
@@ -90,7 +90,7 @@ def best_work_s(*, failures_per_s: Numbers, stall_s: Numbers) -> Numbers:
     return float(best) if np.ndim(best) == 0 else best
 
 
-def cycle(jobs: Jobs, reliability: Reliability, *, step_s: Numbers) -> Cycle:
+def cycle(jobs: Jobs, reliability: FailureModel, *, step_s: Numbers) -> CheckpointCycle:
     """Return the cycle of every candidate, with the best or the stated checkpoint interval."""
     storage = reliability.storage
     chosen = _cycle(jobs, reliability, step_s=step_s)
@@ -103,7 +103,7 @@ def cycle(jobs: Jobs, reliability: Reliability, *, step_s: Numbers) -> Cycle:
     return _better(chosen, _cycle(jobs, waiting, step_s=step_s))
 
 
-def _cycle(jobs: Jobs, reliability: Reliability, *, step_s: Numbers) -> Cycle:
+def _cycle(jobs: Jobs, reliability: FailureModel, *, step_s: Numbers) -> CheckpointCycle:
     storage = reliability.storage
     rate = failure_rate_per_s(jobs, reliability)
     copied_s, written_s = copy_s(jobs, storage), write_s(jobs, storage)
@@ -114,7 +114,7 @@ def _cycle(jobs: Jobs, reliability: Reliability, *, step_s: Numbers) -> Cycle:
         wanted_s = best_work_s(failures_per_s=rate, stall_s=stall_s)
     else:
         wanted_s = reliability.interval_s
-    return Cycle(
+    return CheckpointCycle(
         failures_per_s=rate,
         work_s=np.maximum(np.maximum(wanted_s, background_s), step_s),
         stall_s=stall_s,
@@ -124,16 +124,16 @@ def _cycle(jobs: Jobs, reliability: Reliability, *, step_s: Numbers) -> Cycle:
     )
 
 
-def _better(one: Cycle, other: Cycle) -> Cycle:
+def _better(one: CheckpointCycle, other: CheckpointCycle) -> CheckpointCycle:
     """Take each candidate's more effective cycle, the first of equals."""
     is_other = np.asarray(other.effective_ratio) > np.asarray(one.effective_ratio)
     if not np.any(is_other):
         return one
     columns = {
         field.name: np.where(is_other, getattr(other, field.name), getattr(one, field.name))
-        for field in fields(Cycle)
+        for field in fields(CheckpointCycle)
     }
-    return Cycle(**columns)
+    return CheckpointCycle(**columns)
 
 
 def _above_zero(value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -145,7 +145,7 @@ LEAST_EFFECTIVE_RATIO: Final = 0.01
 
 
 def goodput_step_s(
-    step_s: Numbers, *, jobs: Jobs, reliability: Reliability | None
+    step_s: Numbers, *, jobs: Jobs, reliability: FailureModel | None
 ) -> npt.NDArray[np.float64]:
     """Wall clock per step with failures, seconds, per candidate.
 

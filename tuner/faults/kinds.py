@@ -14,7 +14,7 @@ solves the Markov chain.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tuner.faults.reliability import Jobs, Reliability
+from tuner.faults.reliability import FailureModel, Jobs
 
 
 def jobs_together(kinds: Sequence[Jobs], *, checkpoint_bytes: float) -> Jobs:
@@ -34,7 +34,7 @@ def jobs_together(kinds: Sequence[Jobs], *, checkpoint_bytes: float) -> Jobs:
     )
 
 
-def slowest(kinds: Sequence[Reliability]) -> Reliability:
+def slowest(kinds: Sequence[FailureModel]) -> FailureModel:
     """Take the slowest storage of the kinds, which are identical in all else."""
     storages = [one.storage for one in kinds]
     storage = replace(

@@ -60,7 +60,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reliability:
+class FailureModel:
     """How often machines fail and what is done about it."""
 
     device_mtbf_s: float
@@ -123,7 +123,7 @@ def checkpoint_bytes(
     return parameters * (weight_bytes + optimizer_bytes)
 
 
-def failure_rate_per_s(jobs: Jobs, reliability: Reliability) -> Numbers:
+def failure_rate_per_s(jobs: Jobs, reliability: FailureModel) -> Numbers:
     """Failures per second that stop the job, lambda."""
     return jobs.devices / reliability.device_mtbf_s + jobs.nodes / reliability.node_mtbf_s
 
@@ -149,7 +149,7 @@ def read_s(jobs: Jobs, storage: Storage) -> Numbers:
     return _plain(jobs.checkpoint_bytes / rate + copy_s(jobs, storage))
 
 
-def waiting_ratio(jobs: Jobs, reliability: Reliability) -> Numbers:
+def waiting_ratio(jobs: Jobs, reliability: FailureModel) -> Numbers:
     """Share of the wall clock that the job waits for a repair: B(S + 1, a), see the module.
 
     By the recursion B(0) = 1, B(k) = a B(k-1) / (k + a B(k-1)); for several kinds of nodes as
@@ -169,7 +169,7 @@ def waiting_ratio(jobs: Jobs, reliability: Reliability) -> Numbers:
     return _plain(blocked)
 
 
-def longest_wait_s(jobs: Jobs, reliability: Reliability) -> float:
+def longest_wait_s(jobs: Jobs, reliability: FailureModel) -> float:
     """Mean seconds until the first of S + 1 nodes in repair is back, of the kind with fewest S."""
     fewest = min(float(one.spare_nodes) for one in jobs.kinds or (jobs,))
     return reliability.repair_s / (math.floor(fewest) + 1.0)

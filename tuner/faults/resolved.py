@@ -8,9 +8,9 @@ import numpy as np
 from profilers.records import Profile
 from tuner.config.columns import Numbers, Strategies
 from tuner.faults.measured import node_bytes_per_s
-from tuner.faults.reliability import Jobs, Reliability, Storage, checkpoint_bytes
+from tuner.faults.reliability import FailureModel, Jobs, Storage, checkpoint_bytes
 from tuner.spec.cluster import Pool
-from tuner.spec.goal import Reliability as StatedReliability
+from tuner.spec.goal import Reliability
 
 USUAL_NODE_BYTES_PER_S: Final = 2e9
 """Write rate of one node where nothing is stated or measured: about that of one client of a
@@ -18,8 +18,8 @@ parallel file system; our default, to be replaced by a measurement."""
 
 
 def resolved(
-    stated: StatedReliability, *, host_bytes_per_s: float, profile: Profile | None
-) -> Reliability:
+    stated: Reliability, *, host_bytes_per_s: float, profile: Profile | None
+) -> FailureModel:
     """Fill in what the spec leaves open.
 
     A stated bandwidth is that of all nodes together, for reading too. Without one each node has the
@@ -31,7 +31,7 @@ def resolved(
     if checkpoint.bandwidth is None:
         write = _measured(profile, "write") or USUAL_NODE_BYTES_PER_S
         read = _measured(profile, "read") or write
-    return Reliability(
+    return FailureModel(
         device_mtbf_s=math.inf if stated.device_mtbf is None else stated.device_mtbf,
         node_mtbf_s=math.inf if stated.node_mtbf_s is None else stated.node_mtbf_s,
         restart_s=stated.restart,
@@ -49,7 +49,7 @@ def resolved(
 
 
 def jobs_on_pool(
-    strategies: Strategies, *, parameters: Numbers, pool: Pool, stated: StatedReliability
+    strategies: Strategies, *, parameters: Numbers, pool: Pool, stated: Reliability
 ) -> Jobs:
     """Return the quantities of each strategy that decide its failures, on one pool.
 

@@ -17,7 +17,7 @@ from tuner.paths import AnyPath
 from tuner.plans.place import PlacePlan
 from tuner.plans.serve import ServePlan
 from tuner.plans.train import Plan
-from tuner.plans.what_if import Band, Change, Rival
+from tuner.plans.what_if import Band, LimitChange, Rival
 from tuner.report.content import Report
 from tuner.spec.cluster import Cluster
 
@@ -86,7 +86,7 @@ class Goal:
     """Of a plan: its first runners-up, term by term."""
     changes: tuple[str, ...]
     """Limits that a what-if can change (tuner/plans/what_if.py)."""
-    usual_changes: Callable[[Any], tuple[Change, ...]]
+    usual_changes: Callable[[Any], tuple[LimitChange, ...]]
     """What-ifs of a plan that names none."""
     curves: Callable[[Any], tuple[str, ...]]
     """Changes that a report draws as curves, the most important first, as time may run out."""
@@ -123,12 +123,12 @@ def terms(chosen: Mapping[str, float], other: Mapping[str, float]) -> dict[str, 
     return {name: seconds for name, seconds in ordered if abs(seconds) > SMALLEST_S}
 
 
-def changes_of_pools(plan: Plan | ServePlan) -> list[Change]:
+def changes_of_pools(plan: Plan | ServePlan) -> list[LimitChange]:
     """Return the usual what-ifs of a plan on pools: more nodes of each, less memory."""
     pools = plan.cluster.pools
     names = [pool.name for pool in pools] if len(pools) > 1 else [None]
-    more = [Change(key="nodes", pool=name, value="+1") for name in names]
-    return [*more, Change(key="memory", value="-20%")]
+    more = [LimitChange(key="nodes", pool=name, value="+1") for name in names]
+    return [*more, LimitChange(key="memory", value="-20%")]
 
 
 def pools_of(keys: Mapping[str, Any]) -> list[dict[str, Any]]:

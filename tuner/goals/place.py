@@ -19,7 +19,7 @@ from tuner.goals.place_plan import place
 from tuner.goals.plan_ratios import place_ratio_band
 from tuner.goals.stored_figures import place_figures
 from tuner.plans.place import SCHEMA_VERSION, PlacePlan
-from tuner.plans.what_if import Change, Rival, Why
+from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.plan_csv import place_csv
 from tuner.report.read import place_report_of
 from tuner.report.what_if_curves import PLACE_CURVES
@@ -109,11 +109,11 @@ def _rivals(plan: PlacePlan) -> tuple[Rival, ...]:
     )
 
 
-def _usual_changes(plan: PlacePlan) -> tuple[Change, ...]:
-    requested = [Change(key="nodes", value="+1"), Change(key="slots", value="+1")]
-    requested += [Change(key="slots", value="-1")]
+def _usual_changes(plan: PlacePlan) -> tuple[LimitChange, ...]:
+    requested = [LimitChange(key="nodes", value="+1"), LimitChange(key="slots", value="+1")]
+    requested += [LimitChange(key="slots", value="-1")]
     if plan.cluster is not None:
-        requested.append(Change(key="bandwidth", value="x2"))
+        requested.append(LimitChange(key="bandwidth", value="x2"))
     return tuple(requested)
 
 

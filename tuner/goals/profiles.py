@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from profilers.records import Machine as MeasuredMachine
-from profilers.records import Profile, ProfileHeader
+from profilers.records import Machine, Profile, ProfileHeader
 from profilers.store import read_header
 from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.residuals import Residual, residual_for
@@ -18,7 +17,7 @@ from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.goals.train_folder import read_verified
 from tuner.plans.folder import PLAN_NAME
-from tuner.search.reference.layer_costs import Machine
+from tuner.search.reference.layer_costs import PricedMachine
 from tuner.spec.cluster import Pool
 from tuner.verify.launches import REFERENCE
 
@@ -90,7 +89,7 @@ def is_of_device(header: ProfileHeader, device: str) -> bool:
         return False
 
 
-def shipped_residual(engine: str, measured: MeasuredMachine) -> Residual:
+def shipped_residual(engine: str, measured: Machine) -> Residual:
     """Return the shipped residual of an engine on a machine; for others, 1 with a wide band."""
     return residual_for(
         engine,
@@ -100,7 +99,7 @@ def shipped_residual(engine: str, measured: MeasuredMachine) -> Residual:
     )
 
 
-def _cores_per_rank(measured: MeasuredMachine) -> float:
+def _cores_per_rank(measured: Machine) -> float:
     """Cores per rank of an oversubscribed host, otherwise 1."""
     if measured.device_kind != "cpu" or not measured.oversubscribed:
         return 1.0
@@ -108,7 +107,7 @@ def _cores_per_rank(measured: MeasuredMachine) -> float:
     return min(1.0, measured.cores / ranks)
 
 
-def machine_of(pool: Pool, profile: Profile, *, residual: Residual | None = None) -> Machine:
+def machine_of(pool: Pool, profile: Profile, *, residual: Residual | None = None) -> PricedMachine:
     """Return the resources that a plan may use of a profiled pool.
 
     Args:
@@ -118,7 +117,7 @@ def machine_of(pool: Pool, profile: Profile, *, residual: Residual | None = None
     """
     measured = profile.header.machine
     memory_bytes = pool.memory_per_device or measured.memory_bytes_per_device
-    return Machine(
+    return PricedMachine(
         num_devices=pool.num_devices,
         memory_limit_bytes=int(memory_bytes * pool.usable_memory_ratio),
         table=KernelTable.from_profile(profile),

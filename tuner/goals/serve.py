@@ -32,7 +32,7 @@ from tuner.goals.serve_kernels import kernels_changed
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.goals.stored_figures import serve_figures
 from tuner.plans.serve import SCHEMA_VERSION, ServePlan, ServePrediction
-from tuner.plans.what_if import Change, Rival, Why
+from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.plan_csv import serve_csv
 from tuner.report.read import serve_report_of
 from tuner.report.replay import Replay, at_planned_rate, replayed
@@ -184,12 +184,12 @@ def _served(predicted: ServePrediction, *, num_devices: int) -> dict[str, float]
     return figures
 
 
-def _usual_changes(plan: ServePlan) -> tuple[Change, ...]:
-    requested = [*changes_of_pools(plan), Change(key="bandwidth", value="x2")]
+def _usual_changes(plan: ServePlan) -> tuple[LimitChange, ...]:
+    requested = [*changes_of_pools(plan), LimitChange(key="bandwidth", value="x2")]
     if plan.goal.objective == "rate":
         return tuple(requested)  # It is as much as the devices serve.
     key = "concurrency" if plan.goal.traffic.is_closed_loop else "rate"
-    return (*requested, Change(key=key, value="x2"))
+    return (*requested, LimitChange(key=key, value="x2"))
 
 
 def _seconds(plan: ServePlan) -> Mapping[str, float]:

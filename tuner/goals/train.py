@@ -20,7 +20,7 @@ from tuner.goals.stored_figures import train_figures
 from tuner.goals.train_folder import read_plan, write_plan
 from tuner.goals.train_plan import plan_training
 from tuner.plans.train import SCHEMA_VERSION, Plan
-from tuner.plans.what_if import Change, Rival, Why
+from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.plan_csv import train_csv
 from tuner.report.read import train_report_of
 from tuner.report.what_if_curves import TRAIN_CURVES, train_curve_figure
@@ -119,13 +119,13 @@ def _rivals(plan: Plan) -> tuple[Rival, ...]:
     )
 
 
-def _usual_changes(plan: Plan) -> tuple[Change, ...]:
+def _usual_changes(plan: Plan) -> tuple[LimitChange, ...]:
     requested = changes_of_pools(plan)
     if not plan.provenance.device_kind:
-        requested.append(Change(key="bandwidth", value="x2"))
+        requested.append(LimitChange(key="bandwidth", value="x2"))
     if any(pool.nodes > 1 for pool in plan.cluster.pools):
-        requested.append(Change(key="nodes", value="x2"))
-    return (*requested, Change(key="batch", value="x2"))
+        requested.append(LimitChange(key="nodes", value="x2"))
+    return (*requested, LimitChange(key="batch", value="x2"))
 
 
 def _seconds(plan: Plan) -> Mapping[str, float]:

@@ -11,7 +11,7 @@ from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S
 from tuner.goals.profiles import is_of_device
 from tuner.plans.train import Plan
 from tuner.search.reasons import unmeasured_links
-from tuner.search.reference.layer_costs import Machine
+from tuner.search.reference.layer_costs import PricedMachine
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes_per_s
@@ -93,7 +93,9 @@ def profile_notes(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iter
                 yield f"table {name}: {info.note}"
 
 
-def reference_notes(spec: Spec, pool: Pool, profile: Profile, machine: Machine) -> tuple[str, ...]:
+def reference_notes(
+    spec: Spec, pool: Pool, profile: Profile, machine: PricedMachine
+) -> tuple[str, ...]:
     """Return the assumptions of a plan on the reference engine's profile."""
     measured = profile.header.machine
     notes = []

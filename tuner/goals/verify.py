@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from profilers.machine import fingerprint
-from profilers.records import Machine as MeasuredMachine
-from profilers.records import Profile
+from profilers.records import Machine, Profile
 from tuner.costs.residuals import Residual, residual_for
 from tuner.engines.files import launch_files
 from tuner.engines.writers import broken_rules, emit_all, emitted_targets
@@ -29,7 +28,7 @@ from tuner.verify.budget.measured import work_of as work_of
 from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.scheduler import Budget, Spending
 from tuner.verify.budget.trial_options import TrialOptions
-from tuner.verify.candidates import Candidates
+from tuner.verify.candidates import PlanCandidates
 from tuner.verify.command import CommandLauncher, parse_template
 from tuner.verify.durable_trials import note
 from tuner.verify.identical_failures import FailureWatch
@@ -40,7 +39,7 @@ from tuner.verify.metrics import find_adapter
 from tuner.verify.neighbourhood import DecisionSpace, Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, Verified, read_trials
-from tuner.verify.slurm.launcher import Pace, SlurmLauncher
+from tuner.verify.slurm.launcher import SlurmLauncher, SlurmTimeouts
 from tuner.verify.slurm.options import parse_options
 from tuner.verify.slurm.queue import check_programs
 from tuner.verify.trial_network import Network, TrialNetwork
@@ -196,7 +195,7 @@ def slurm_trials(
     return SlurmLauncher(
         options=parse_options(options),
         requeue=requeue,
-        pace=Pace(queue_s=queue_s),
+        pace=SlurmTimeouts(queue_s=queue_s),
         environment=os.environ,
         on_message=on_message,
     )
@@ -240,7 +239,7 @@ def _used_routing(folder: Path) -> RoutingRecord | None:
 def decision_space(made: Plan, profile: Profile | None) -> DecisionSpace:
     """Return the launchable decisions: a measured plan's neighbourhood, or those that it names."""
     if profile is None:
-        return Candidates(plan=made)
+        return PlanCandidates(plan=made)
     return Neighbourhood(
         plan=made,
         work=work_of(made),
@@ -318,7 +317,7 @@ def _notes(
     return tuple(f"the profile is of {measured.device!r}, trials ran on {one!r}" for one in others)
 
 
-def _other_machine(measured: MeasuredMachine) -> tuple[str, ...]:
+def _other_machine(measured: Machine) -> tuple[str, ...]:
     """Warn when trials run on another machine than the profile describes."""
     if importlib.util.find_spec("torch") is None:
         return ("this machine was not compared with the profile's: PyTorch is not installed here",)

@@ -39,7 +39,7 @@ from tuner.verify.deployments.launcher import (
     DeploymentLaunch,
     DeploymentLauncher,
     DeploymentResult,
-    Pace,
+    DeploymentTimeouts,
 )
 from tuner.verify.deployments.records import (
     ServeOrigin,
@@ -233,7 +233,7 @@ def deployment_trials(
         ),
         client=client,
         runs=runs,
-        pace=Pace(start_s=start_s, watch_s=watch_s),
+        pace=DeploymentTimeouts(start_s=start_s, watch_s=watch_s),
         environment=environment,
         prepare=lambda launch: write_launch_files(launch, placement),
         on_message=on_message,

@@ -41,7 +41,7 @@ _CHANGE: Final = re.compile(r"([a-z-]+)(?:@([^=]{1,200}))?=(\S{1,40})")
 Band = tuple[float, float]
 
 
-class Change(Record):
+class LimitChange(Record):
     """One limit moved."""
 
     key: str
@@ -58,7 +58,7 @@ class Change(Record):
 Status = Literal["optimal", "feasible", "infeasible", "unknown", "refused", "out_of_time"]
 
 
-class Outcome(Record):
+class WhatIfOutcome(Record):
     """The plan after one change."""
 
     change: str
@@ -91,9 +91,9 @@ class Outcome(Record):
 class WhatIf(Record):
     """The unchanged plan and the outcomes of changes, solved in the same way."""
 
-    base: Outcome
+    base: WhatIfOutcome
     """The unchanged plan, solved again."""
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[WhatIfOutcome, ...]
     time_limit_s: Seconds
     """Of all solves together."""
 
@@ -122,7 +122,7 @@ class Why(Record):
     notes: tuple[str, ...] = ()
 
 
-def parse_changes(text: str) -> tuple[Change, ...]:
+def parse_changes(text: str) -> tuple[LimitChange, ...]:
     """Parse changes that are separated by commas.
 
     Raises:
@@ -134,7 +134,7 @@ def parse_changes(text: str) -> tuple[Change, ...]:
     return tuple(_parsed(part) for part in dict.fromkeys(parts))
 
 
-def _parsed(text: str) -> Change:
+def _parsed(text: str) -> LimitChange:
     match = _CHANGE.fullmatch(text)
     if match is None:
         raise TunerError(
@@ -144,10 +144,10 @@ def _parsed(text: str) -> Change:
     key, pool, value = match.groups()
     if key not in KEYS:
         raise TunerError(f"--what-if: {key!r} cannot be changed; what can: {', '.join(KEYS)}")
-    return Change(key=key, pool=pool, value=value)
+    return LimitChange(key=key, pool=pool, value=value)
 
 
-def moved(change: Change, current: float) -> float | None:
+def moved(change: LimitChange, current: float) -> float | None:
     """Return a number after a change; None where the change states the new value itself.
 
     Raises:

@@ -4,15 +4,15 @@ Format: docs.github.com, "Workflow commands for GitHub Actions": `::error file=F
 percent signs, line ends and, in properties, colons and commas are written as percent codes.
 """
 
-from tuner.regress.records import FAILING, Check, ScenarioResult, Verdict
+from tuner.regress.records import FAILING, Check, ScenarioResult, ScenarioVerdict
 
-LEVELS = {Verdict.DRIFT: "warning", Verdict.BETTER: "notice"}
+LEVELS = {ScenarioVerdict.DRIFT: "warning", ScenarioVerdict.BETTER: "notice"}
 """Of verdicts that do not fail; a pass is not annotated."""
 
 
 def annotations(check: Check) -> tuple[str, ...]:
     """Return one line for every scenario that does not pass."""
-    return tuple(_line(one) for one in check.scenarios if one.verdict is not Verdict.PASS)
+    return tuple(_line(one) for one in check.scenarios if one.verdict is not ScenarioVerdict.PASS)
 
 
 def _line(result: ScenarioResult) -> str:

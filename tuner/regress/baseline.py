@@ -21,7 +21,7 @@ from tuner.errors import PlanUnreadableError
 from tuner.goals.registry import GOALS, load_goal
 from tuner.plans.folder import MAX_PLAN_BYTES
 from tuner.regress.measurements import MeasuredBefore
-from tuner.regress.records import Effort
+from tuner.regress.records import PlanningCost
 from tuner.spec.files import read_json_object, shown_path
 
 MOST_TIES: Final = 4
@@ -35,7 +35,7 @@ class Baseline(Record):
 
     schema_version: Literal[1] = 1
     moetune_version: str
-    effort: Effort | None = None
+    effort: PlanningCost | None = None
     profiles: dict[str, MeasuredBefore] = Field(default_factory=dict)
     """By name of the folder."""
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.regress.baseline import Baseline, read_accepted, read_baseline
-from tuner.regress.records import Effort
+from tuner.regress.records import PlanningCost
 from tuner.regress.scenarios import SPEC_NAME, Scenario, read_checks
 from tuner.regress.versions import OtherVersion
-from tuner.regress.workers import Job, PlanResult
+from tuner.regress.workers import PlanningJob, PlanResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,16 +17,16 @@ class Reference:
 
     name: str
     plan: Mapping[str, Any] | None = None
-    effort: Effort | None = None
+    effort: PlanningCost | None = None
     baseline: Baseline | None = None
     error: str = ""
 
 
 def find_reference(
     scenario: Scenario,
-    job: Job,
+    job: PlanningJob,
     *,
-    plan: Callable[[Job], PlanResult] | None,
+    plan: Callable[[PlanningJob], PlanResult] | None,
     other: OtherVersion | None,
 ) -> Reference:
     """Find the reference of a scenario.
@@ -45,7 +45,7 @@ def find_reference(
         return Reference(name=_name(other), error=f"{_name(other)} has no such scenario")
     if plan is None or other is None:
         return _accepted(then)
-    result = plan(Job(kind=job.kind, spec=then.spec, profiles=then.profiles))
+    result = plan(PlanningJob(kind=job.kind, spec=then.spec, profiles=then.profiles))
     if result.plan is None:
         return Reference(name=other.name, error=f"{other.name} cannot plan it: {result.error}")
     return Reference(name=other.name, plan=result.plan, effort=result.effort)

@@ -16,7 +16,7 @@ from tuner.regress.measurements import (
     other_software,
     sum_up,
 )
-from tuner.regress.records import Change, Effort, Verdict
+from tuner.regress.records import AcceptedChange, PlanningCost, ScenarioVerdict
 from tuner.regress.rules import Finding
 from tuner.regress.scenarios import Scenario, measured_profiles
 from tuner.regress.workers import PlanResult
@@ -44,11 +44,11 @@ def measurement_findings(scenario: Scenario, baseline: Baseline | None) -> Itera
 
 
 def _profile(name: str, before: MeasuredBefore, now: MeasuredBefore) -> Iterator[Finding]:
-    anew = Change(what=f"profile {name}", accepted=before.sha256, found=now.sha256)
+    anew = AcceptedChange(what=f"profile {name}", accepted=before.sha256, found=now.sha256)
     hardware = other_hardware(before.machine, now.machine)
     if hardware:
         yield Finding(
-            verdict=Verdict.INCOMPARABLE,
+            verdict=ScenarioVerdict.INCOMPARABLE,
             words=f"profile {name!r} is of another machine: {hardware}; accept it with --update",
             changes=(anew,),
         )
@@ -56,24 +56,24 @@ def _profile(name: str, before: MeasuredBefore, now: MeasuredBefore) -> Iterator
     software = other_software(before.machine, now.machine)
     software_note = f" ({', '.join(software[:MOST_NAMED])})" if software else ""
     yield Finding(
-        verdict=Verdict.DRIFT,
+        verdict=ScenarioVerdict.DRIFT,
         words=f"profile {name!r} was measured anew{software_note}",
         changes=(anew,),
     )
     changed = families(before, now)
-    for verdict in (Verdict.REGRESSION, Verdict.MISSING, Verdict.BETTER):
+    for verdict in (ScenarioVerdict.REGRESSION, ScenarioVerdict.MISSING, ScenarioVerdict.BETTER):
         some = [family for family in changed if family.verdict is verdict]
         if some:
             more = f" and {len(some) - MOST_NAMED} more" if len(some) > MOST_NAMED else ""
             words = "; ".join(family.words for family in some[:MOST_NAMED])
             yield Finding(
-                verdict=verdict if verdict is Verdict.REGRESSION else Verdict.DRIFT,
+                verdict=verdict if verdict is ScenarioVerdict.REGRESSION else ScenarioVerdict.DRIFT,
                 words=f"profile {name!r}{software_note}: {words}{more}",
                 changes=tuple(family.change for family in some),
             )
 
 
-def effort_findings(before: Effort | None, now: Effort | None) -> Iterator[Finding]:
+def effort_findings(before: PlanningCost | None, now: PlanningCost | None) -> Iterator[Finding]:
     """Report where planning takes much more time or memory than before."""
     if before is None or now is None:
         return
@@ -85,15 +85,17 @@ def effort_findings(before: Effort | None, now: Effort | None) -> Iterator[Findi
 
 def _grown(what: str, before: float, now: float) -> Finding:
     return Finding(
-        verdict=Verdict.REGRESSION,
+        verdict=ScenarioVerdict.REGRESSION,
         words=f"{what}: {before:.3g} -> {now:.3g}, x{now / before:.1f}",
         changes=(
-            Change(what=what, accepted=before, found=now, ratio=now / before, weight="worse"),
+            AcceptedChange(
+                what=what, accepted=before, found=now, ratio=now / before, weight="worse"
+            ),
         ),
     )
 
 
-def took_much_longer(before: Effort | None, now: Effort | None) -> bool:
+def took_much_longer(before: PlanningCost | None, now: PlanningCost | None) -> bool:
     """Whether planning seems to take much more than before, so that a second run is worth it."""
     return any(True for _ in effort_findings(before, now))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tuner.paths import AnyPath, to_paths
 from tuner.regress.checks import Manner, check_all, missing_scenarios
 from tuner.regress.profile_check import check_profile
-from tuner.regress.records import Check, ScenarioResult, Verdict
+from tuner.regress.records import Check, ScenarioResult, ScenarioVerdict
 from tuner.regress.scenarios import read_checks
 from tuner.regress.update import accept
 from tuner.regress.versions import find_other_version
@@ -79,4 +79,4 @@ def check(
 
 def _dropped(result: ScenarioResult) -> ScenarioResult:
     reason = "the scenario is gone, and no longer listed"
-    return result.model_copy(update={"verdict": Verdict.PASS, "reason": reason})
+    return result.model_copy(update={"verdict": ScenarioVerdict.PASS, "reason": reason})

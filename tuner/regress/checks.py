@@ -25,12 +25,12 @@ from tuner.regress.beside import (
     took_much_longer,
 )
 from tuner.regress.observed import plan_facts
-from tuner.regress.records import Effort, ScenarioResult, Verdict
+from tuner.regress.records import PlanningCost, ScenarioResult, ScenarioVerdict
 from tuner.regress.reprice import is_worth_repricing, reprice_decision
 from tuner.regress.rules import Tolerance, judge
 from tuner.regress.scenarios import Checks, Scenario
 from tuner.regress.versions import OtherVersion
-from tuner.regress.workers import OWN_TREE, Job, Limits, Planner, PlanResult
+from tuner.regress.workers import OWN_TREE, Limits, Planner, PlanningJob, PlanResult
 from tuner.spec.kind import goal_kind
 
 Json = Mapping[str, Any]
@@ -43,7 +43,7 @@ class CheckedScenario:
     result: ScenarioResult
     scenario: Scenario
     plan: Json | None = None
-    effort: Effort | None = None
+    effort: PlanningCost | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Manner:
     """Folder with the packages of the moetune version that plans; see tuner/regress/workers.py."""
 
 
-Plan = Callable[[Job], PlanResult]
+Plan = Callable[[PlanningJob], PlanResult]
 
 
 def check_all(
@@ -127,7 +127,7 @@ def missing_scenarios(checks: Checks, other: OtherVersion | None) -> tuple[Scena
         ScenarioResult(
             name=name,
             kind="",
-            verdict=Verdict.MISSING,
+            verdict=ScenarioVerdict.MISSING,
             reason=f"the scenario is gone, and {why}; restore it, or drop it with --update",
             file=str(checks.folder / name),
         )
@@ -149,26 +149,26 @@ def _check_scenario(
         kind = goal_kind(scenario.spec) or ""
         if kind not in GOALS:
             raise SpecError(f"goal.kind {kind!r} is not one of {', '.join(GOALS)}")
-        job = Job(kind=kind, spec=scenario.spec, profiles=scenario.profiles)
+        job = PlanningJob(kind=kind, spec=scenario.spec, profiles=scenario.profiles)
         plan_result = plan(job)
     except TunerError as error:
         plan_result = PlanResult(error=" ".join(str(error).split()))
     if plan_result.plan is None:
         return CheckedScenario(
-            result=_failed_result(scenario, kind, Verdict.ERROR, plan_result.error),
+            result=_failed_result(scenario, kind, ScenarioVerdict.ERROR, plan_result.error),
             scenario=scenario,
         )
     try:
         before = find_reference(scenario, job, plan=plan_theirs, other=other)
         if before.plan is None:
-            verdict = Verdict.MISSING if other is None else Verdict.INCOMPARABLE
+            verdict = ScenarioVerdict.MISSING if other is None else ScenarioVerdict.INCOMPARABLE
             result = _failed_result(scenario, kind, verdict, before.error)
         else:
             if took_much_longer(before.effort, plan_result.effort):
                 plan_result = lighter_result(plan_result, plan(job))
             result = _compare(scenario, job, before, plan_result, manner=manner, plan=plan)
     except (TunerError, ProfilerError) as error:
-        result = _failed_result(scenario, kind, Verdict.ERROR, " ".join(str(error).split()))
+        result = _failed_result(scenario, kind, ScenarioVerdict.ERROR, " ".join(str(error).split()))
     return CheckedScenario(
         result=result, scenario=scenario, plan=plan_result.plan, effort=plan_result.effort
     )
@@ -176,7 +176,7 @@ def _check_scenario(
 
 def _compare(
     scenario: Scenario,
-    job: Job,
+    job: PlanningJob,
     before: Reference,
     plan_result: PlanResult,
     *,
@@ -197,7 +197,7 @@ def _compare(
     )
     current = plan_facts(plan_result.plan)
     judgement = judge(accepted, current, tolerance=manner.tolerance, beside=beside)
-    if judgement.verdict is Verdict.REGRESSION and is_worth_repricing(accepted, current):
+    if judgement.verdict is ScenarioVerdict.REGRESSION and is_worth_repricing(accepted, current):
         assert accepted.decision is not None
         price = reprice_decision(job, accepted.decision, plan=plan)
         judgement = judge(
@@ -214,7 +214,9 @@ def _compare(
     )
 
 
-def _failed_result(scenario: Scenario, kind: str, verdict: Verdict, reason: str) -> ScenarioResult:
+def _failed_result(
+    scenario: Scenario, kind: str, verdict: ScenarioVerdict, reason: str
+) -> ScenarioResult:
     return ScenarioResult(
         name=scenario.name, kind=kind, verdict=verdict, reason=reason, file=str(scenario.spec)
     )

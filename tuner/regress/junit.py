@@ -9,7 +9,7 @@ import re
 from typing import Final
 from xml.etree import ElementTree
 
-from tuner.regress.records import FAILING, Check, ScenarioResult, Verdict
+from tuner.regress.records import FAILING, Check, ScenarioResult, ScenarioVerdict
 
 _NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 cannot hold."""
@@ -20,8 +20,10 @@ def junit_xml(check: Check) -> str:
     verdicts = [one.verdict for one in check.scenarios]
     counts = {
         "tests": str(len(verdicts)),
-        "failures": str(sum(one in FAILING and one is not Verdict.ERROR for one in verdicts)),
-        "errors": str(verdicts.count(Verdict.ERROR)),
+        "failures": str(
+            sum(one in FAILING and one is not ScenarioVerdict.ERROR for one in verdicts)
+        ),
+        "errors": str(verdicts.count(ScenarioVerdict.ERROR)),
     }
     suites = ElementTree.Element("testsuites", {"name": "moetune check", **counts})
     suite = ElementTree.SubElement(suites, "testsuite", {"name": "moetune check", **counts})
@@ -44,7 +46,7 @@ def _case(suite: ElementTree.Element, result: ScenarioResult) -> None:
     )
     reason = _text(result.reason)
     if result.verdict in FAILING:
-        tag = "error" if result.verdict is Verdict.ERROR else "failure"
+        tag = "error" if result.verdict is ScenarioVerdict.ERROR else "failure"
         message = {"message": reason, "type": result.verdict.value}
         failed = ElementTree.SubElement(case, tag, message)
         failed.text = _text(

@@ -7,7 +7,7 @@ becomes markup, a link or a mention.
 import re
 from typing import Final
 
-from tuner.regress.records import FAILING, Check, ScenarioResult, Verdict
+from tuner.regress.records import FAILING, Check, ScenarioResult, ScenarioVerdict
 
 _MARKUP: Final = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
 _LINKED: Final = re.compile(r"(@|:(?=//)|www(?=\.))", re.IGNORECASE)
@@ -33,7 +33,7 @@ def markdown(check: Check) -> str:
 
 
 def _severity(result: ScenarioResult) -> tuple[bool, bool]:
-    return result.verdict not in FAILING, result.verdict is Verdict.PASS
+    return result.verdict not in FAILING, result.verdict is ScenarioVerdict.PASS
 
 
 def _row(result: ScenarioResult) -> str:

@@ -38,7 +38,7 @@ from profilers.files import read_bounded
 from profilers.records import Machine, Profile, Record
 from profilers.store import read_profile
 from tuner.goals.train_folder import MAX_PROFILE_FILE_BYTES
-from tuner.regress.records import Change, Verdict
+from tuner.regress.records import AcceptedChange, ScenarioVerdict
 from tuner.units import format_ratio
 
 HARDWARE: Final = ("device", "device_kind", "threads_per_rank", "world")
@@ -74,7 +74,7 @@ class MeasuredBefore(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class OperationComparison:
     """All cases of one kind of operation."""
 
     name: str
@@ -98,13 +98,13 @@ class Family:
         return large and self.p_value < SIGNIFICANCE
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ScenarioVerdict:
         """The verdict of the family."""
         if self.slower or (self.is_shifted and self.ratio > 1.0):
-            return Verdict.REGRESSION
+            return ScenarioVerdict.REGRESSION
         if self.gone:
-            return Verdict.MISSING
-        return Verdict.BETTER if self.faster or self.is_shifted else Verdict.PASS
+            return ScenarioVerdict.MISSING
+        return ScenarioVerdict.BETTER if self.faster or self.is_shifted else ScenarioVerdict.PASS
 
     @property
     def words(self) -> str:
@@ -126,10 +126,10 @@ class Family:
         return f"{self.name}: no significant change in {self.cases} cases"
 
     @property
-    def change(self) -> Change:
+    def change(self) -> AcceptedChange:
         """The same as numbers."""
-        weight = {Verdict.REGRESSION: "worse", Verdict.BETTER: "better"}
-        return Change.model_validate(
+        weight = {ScenarioVerdict.REGRESSION: "worse", ScenarioVerdict.BETTER: "better"}
+        return AcceptedChange.model_validate(
             {
                 "what": f"profile {self.name}",
                 "accepted": f"{self.cases} cases",
@@ -182,7 +182,7 @@ def other_software(before: Machine, now: Machine) -> tuple[str, ...]:
     return tuple(f"{name} {one} -> {other}" for name, (one, other) in facts.items() if one != other)
 
 
-def families(before: MeasuredBefore, now: MeasuredBefore) -> tuple[Family, ...]:
+def families(before: MeasuredBefore, now: MeasuredBefore) -> tuple[OperationComparison, ...]:
     """Compare two profiles of one kind of machine, family by family, in the order of their names.
 
     Cases that only the newer one has say nothing.
@@ -246,12 +246,12 @@ def _family(
     significant: Mapping[str, bool],
     *,
     p_value: float,
-) -> Family:
+) -> OperationComparison:
     shared = [case for case in cases if case in logs]
     changed = [math.exp(logs[case]) for case in shared if significant[case]]
     slower = [ratio for ratio in changed if ratio > 1.0 + MIN_EFFECT_RATIO]
     faster = [ratio for ratio in changed if ratio < 1.0 / (1.0 + MIN_EFFECT_RATIO)]
-    return Family(
+    return OperationComparison(
         name=name,
         cases=len(cases),
         slower=len(slower),

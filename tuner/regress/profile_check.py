@@ -6,8 +6,14 @@ where cases are no longer measured. Profiles of other hardware are one incompara
 
 from pathlib import Path
 
-from tuner.regress.measurements import Family, families, other_hardware, other_software, sum_up
-from tuner.regress.records import Change, ScenarioResult, Verdict
+from tuner.regress.measurements import (
+    OperationComparison,
+    families,
+    other_hardware,
+    other_software,
+    sum_up,
+)
+from tuner.regress.records import AcceptedChange, ScenarioResult, ScenarioVerdict
 
 KIND = "profile"
 
@@ -25,7 +31,7 @@ def check_profile(new: Path, old: Path) -> tuple[ScenarioResult, ...]:
             ScenarioResult(
                 name=KIND,
                 kind=KIND,
-                verdict=Verdict.INCOMPARABLE,
+                verdict=ScenarioVerdict.INCOMPARABLE,
                 reason=f"profiles of different machines: {hardware}; measure both on one machine",
                 file=str(new),
             ),
@@ -38,7 +44,7 @@ def check_profile(new: Path, old: Path) -> tuple[ScenarioResult, ...]:
         ScenarioResult(
             name=KIND,
             kind=KIND,
-            verdict=Verdict.INCOMPARABLE,
+            verdict=ScenarioVerdict.INCOMPARABLE,
             reason="the baseline holds no measured case of two or more repeats, so nothing can be"
             " compared; measure it with `moetune profile`",
             file=str(new),
@@ -46,8 +52,10 @@ def check_profile(new: Path, old: Path) -> tuple[ScenarioResult, ...]:
     )
 
 
-def _result(family: Family, new: Path) -> ScenarioResult:
-    changes: tuple[Change, ...] = () if family.verdict is Verdict.PASS else (family.change,)
+def _result(family: OperationComparison, new: Path) -> ScenarioResult:
+    changes: tuple[AcceptedChange, ...] = (
+        () if family.verdict is ScenarioVerdict.PASS else (family.change,)
+    )
     return ScenarioResult(
         name=f"{KIND} {family.name}",
         kind=KIND,
@@ -60,7 +68,7 @@ def _result(family: Family, new: Path) -> ScenarioResult:
 
 def _with_software(result: ScenarioResult, software: tuple[str, ...]) -> ScenarioResult:
     """Add the software changes to the reason of a slower operation."""
-    if not software or result.verdict is Verdict.PASS:
+    if not software or result.verdict is ScenarioVerdict.PASS:
         return result
     reason = f"{result.reason}; {', '.join(software)}"
     return result.model_copy(update={"reason": reason})

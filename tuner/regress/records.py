@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 # 1: first release.
 
 
-class Verdict(StrEnum):
+class ScenarioVerdict(StrEnum):
     """The result of a scenario."""
 
     PASS = "pass"
@@ -38,12 +38,17 @@ class Verdict(StrEnum):
 
 
 FAILING: Final = frozenset(
-    {Verdict.REGRESSION, Verdict.INCOMPARABLE, Verdict.MISSING, Verdict.ERROR}
+    {
+        ScenarioVerdict.REGRESSION,
+        ScenarioVerdict.INCOMPARABLE,
+        ScenarioVerdict.MISSING,
+        ScenarioVerdict.ERROR,
+    }
 )
 """Verdicts that make the check fail; the other three are only reported."""
 
 
-class Effort(Record):
+class PlanningCost(Record):
     """Time and memory of planning, and the time of a fixed loop, to compare machines."""
 
     cpu_s: Seconds
@@ -66,7 +71,7 @@ class Effort(Record):
         return self.peak_bytes / self.idle_bytes
 
 
-class Change(Record):
+class AcceptedChange(Record):
     """One difference from what was accepted."""
 
     what: str
@@ -84,11 +89,11 @@ class ScenarioResult(Record):
     name: str
     kind: str
     """train, serve, place or profile; empty where it could not be read."""
-    verdict: Verdict
+    verdict: ScenarioVerdict
     reason: str
     """One sentence."""
-    changes: tuple[Change, ...] = ()
-    effort: Effort | None = None
+    changes: tuple[AcceptedChange, ...] = ()
+    effort: PlanningCost | None = None
     file: str = ""
     """The file to look at, relative to how the check was called."""
 
@@ -110,8 +115,10 @@ class Check(Record):
         return any(one.verdict in FAILING for one in self.scenarios)
 
     def counts(self) -> dict[str, int]:
-        """How many scenarios have each verdict that occurs, in the order of `Verdict`."""
+        """How many scenarios have each verdict that occurs, in the order of `ScenarioVerdict`."""
         verdicts = [one.verdict for one in self.scenarios]
         return {
-            verdict.value: verdicts.count(verdict) for verdict in Verdict if verdict in verdicts
+            verdict.value: verdicts.count(verdict)
+            for verdict in ScenarioVerdict
+            if verdict in verdicts
         }

@@ -15,7 +15,7 @@ import yaml
 from tuner.config.knobs import FIELD_OF_DEGREE, KNOBS
 from tuner.regress.observed import PlanFacts, plan_facts
 from tuner.regress.rules import same_decision
-from tuner.regress.workers import Job, PlanResult
+from tuner.regress.workers import PlanningJob, PlanResult
 from tuner.spec.files import read_small_text, shown_path
 from tuner.spec.yaml_text import parse_yaml
 
@@ -39,7 +39,7 @@ def is_worth_repricing(accepted: PlanFacts, current: PlanFacts) -> bool:
 
 
 def reprice_decision(
-    job: Job, decision: Mapping[str, Any], *, plan: Callable[[Job], PlanResult]
+    job: PlanningJob, decision: Mapping[str, Any], *, plan: Callable[[PlanningJob], PlanResult]
 ) -> float | None:
     """Return today's predicted step time of a decision's degrees; None where it has none.
 
@@ -54,7 +54,7 @@ def reprice_decision(
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
         file = Path(scratch) / "pinned.yaml"
         file.write_text(yaml.safe_dump(pinned, sort_keys=False), encoding="utf-8")
-        result = plan(Job(kind=job.kind, spec=file, profiles=job.profiles))
+        result = plan(PlanningJob(kind=job.kind, spec=file, profiles=job.profiles))
     if result.plan is None:
         return None
     figures = plan_facts(result.plan).figures

@@ -22,7 +22,7 @@ from typing import Final
 
 from tuner.goals.stored_figures import StoredFigure
 from tuner.regress.observed import Json, PlanFacts, spec_differences
-from tuner.regress.records import Change, Verdict
+from tuner.regress.records import AcceptedChange, ScenarioVerdict
 from tuner.regress.words import (
     decision_words,
     figure_words,
@@ -61,21 +61,26 @@ class Tolerance:
 class Finding:
     """What one rule says."""
 
-    verdict: Verdict
+    verdict: ScenarioVerdict
     words: str
-    changes: tuple[Change, ...]
+    changes: tuple[AcceptedChange, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """The verdict with its reason."""
 
-    verdict: Verdict
+    verdict: ScenarioVerdict
     reason: str
-    changes: tuple[Change, ...]
+    changes: tuple[AcceptedChange, ...]
 
 
-SEVERITY: Final = (Verdict.INCOMPARABLE, Verdict.REGRESSION, Verdict.BETTER, Verdict.DRIFT)
+SEVERITY: Final = (
+    ScenarioVerdict.INCOMPARABLE,
+    ScenarioVerdict.REGRESSION,
+    ScenarioVerdict.BETTER,
+    ScenarioVerdict.DRIFT,
+)
 """Most severe first; the first that any rule returns is the verdict."""
 MOST_WORDS: Final = 3
 """Findings in a reason; the others are among the changes."""
@@ -101,7 +106,7 @@ def judge(
     """
     price = _price_today(accepted, current) if price_today is None else price_today
     spec_findings = (*_other_launch(accepted, current), *_other_spec(accepted, current))
-    if any(one.verdict is Verdict.INCOMPARABLE for one in spec_findings):
+    if any(one.verdict is ScenarioVerdict.INCOMPARABLE for one in spec_findings):
         return _to_judgement(spec_findings, current)
     return _to_judgement(
         (*spec_findings, *_findings(accepted, current, tolerance, price), *beside), current
@@ -147,7 +152,7 @@ def _other_launch(accepted: PlanFacts, current: PlanFacts) -> Iterator[Finding]:
     for engine in sorted(accepted.made_for.keys() & current.made_for.keys()):
         before, after = accepted.made_for[engine], current.made_for[engine]
         changes = tuple(
-            Change(
+            AcceptedChange(
                 what=f"made_for.{engine}.{name}", accepted=str(before[name]), found=str(after[name])
             )
             for name in ("release", "nodes", "ep_size", "dispatch", "a2a_backend")
@@ -160,7 +165,7 @@ def _other_launch(accepted: PlanFacts, current: PlanFacts) -> Iterator[Finding]:
         )
         shape = any(before.get(name) != after.get(name) for name in ("nodes", "ep_size"))
         yield Finding(
-            verdict=Verdict.INCOMPARABLE if shape else Verdict.DRIFT,
+            verdict=ScenarioVerdict.INCOMPARABLE if shape else ScenarioVerdict.DRIFT,
             words=f"the accepted placement was made for {engine} with {said}: what was emitted must"
             " be planned and emitted again",
             changes=changes,
@@ -175,30 +180,30 @@ def _other_spec(accepted: PlanFacts, current: PlanFacts) -> Iterator[Finding]:
     if differences:
         at, before, after = differences[0]
         yield Finding(
-            verdict=Verdict.INCOMPARABLE,
+            verdict=ScenarioVerdict.INCOMPARABLE,
             words=spec_difference_words(differences),
-            changes=(Change(what=at, accepted=_shown(before), found=_shown(after)),),
+            changes=(AcceptedChange(what=at, accepted=_shown(before), found=_shown(after)),),
         )
 
 
 def _status(accepted: PlanFacts, current: PlanFacts) -> Iterator[Finding]:
-    change = Change(what="status", accepted=accepted.status, found=current.status)
+    change = AcceptedChange(what="status", accepted=accepted.status, found=current.status)
     if accepted.has_decision and not current.has_decision:
         yield Finding(
-            verdict=Verdict.REGRESSION,
+            verdict=ScenarioVerdict.REGRESSION,
             words=f"was {accepted.status}, now {current.status}: {current.binding}",
             changes=(change.model_copy(update={"weight": "worse"}),),
         )
     elif current.has_decision and not accepted.has_decision:
         yield Finding(
-            verdict=Verdict.BETTER,
+            verdict=ScenarioVerdict.BETTER,
             words=f"was {accepted.status} ({accepted.binding}), now there is a plan",
             changes=(change.model_copy(update={"weight": "better"}),),
         )
     elif not current.has_decision and accepted.status != current.status:
         worse = current.status == "unknown"
         yield Finding(
-            verdict=Verdict.REGRESSION if worse else Verdict.DRIFT,
+            verdict=ScenarioVerdict.REGRESSION if worse else ScenarioVerdict.DRIFT,
             words=f"was {accepted.status}, now {current.status}: {current.binding}",
             changes=(change.model_copy(update={"weight": "worse" if worse else "neutral"}),),
         )
@@ -209,10 +214,12 @@ def _status(accepted: PlanFacts, current: PlanFacts) -> Iterator[Finding]:
     ):
         worse = accepted.verdict_word == "worth it"
         yield Finding(
-            verdict=Verdict.REGRESSION if worse else Verdict.DRIFT,
+            verdict=ScenarioVerdict.REGRESSION if worse else ScenarioVerdict.DRIFT,
             words=f"placement was {accepted.verdict_word!r}, now {current.verdict_word!r}",
             changes=(
-                Change(what="verdict", accepted=accepted.verdict_word, found=current.verdict_word),
+                AcceptedChange(
+                    what="verdict", accepted=accepted.verdict_word, found=current.verdict_word
+                ),
             ),
         )
 
@@ -222,10 +229,12 @@ def _binding(accepted: PlanFacts, current: PlanFacts) -> Iterator[Finding]:
     before, after = (_NUMBERS.sub("#", each.binding) for each in (accepted, current))
     if before != after:
         yield Finding(
-            verdict=Verdict.DRIFT,
+            verdict=ScenarioVerdict.DRIFT,
             words=f"what binds was {accepted.binding!r}, now {current.binding!r}",
             changes=(
-                Change(what="binding_constraint", accepted=accepted.binding, found=current.binding),
+                AcceptedChange(
+                    what="binding_constraint", accepted=accepted.binding, found=current.binding
+                ),
             ),
         )
 
@@ -235,7 +244,7 @@ def _certificate(
 ) -> Iterator[Finding]:
     """Check the proof: bounds that contradict the plan, and gaps that widened."""
     bound, objective = current.bound, current.objective
-    change = Change(
+    change = AcceptedChange(
         what="bound",
         accepted=accepted.bound,
         found=bound,
@@ -244,7 +253,7 @@ def _certificate(
     )
     if bound is not None and objective is not None and bound > objective * (1.0 + UNCHANGED_RATIO):
         yield Finding(
-            verdict=Verdict.REGRESSION,
+            verdict=ScenarioVerdict.REGRESSION,
             words=f"bound {bound:.6g} lies above its own objective {objective:.6g}: the solver's"
             " bound is broken",
             changes=(change,),
@@ -252,7 +261,7 @@ def _certificate(
         return
     if bound is not None and price is not None and bound > price * (1.0 + BOUND_RATIO):
         yield Finding(
-            verdict=Verdict.REGRESSION,
+            verdict=ScenarioVerdict.REGRESSION,
             words=f"claims that nothing is below {bound:.6g}, but the accepted decision still costs"
             f" {price:.6g}: the solver's bound is broken",
             changes=(change,),
@@ -263,10 +272,10 @@ def _certificate(
     if widened > tolerance.gap_ratio or lost or abs(widened) > UNCHANGED_RATIO:
         is_worse = widened > tolerance.gap_ratio
         yield Finding(
-            verdict=Verdict.REGRESSION if is_worse else Verdict.DRIFT,
+            verdict=ScenarioVerdict.REGRESSION if is_worse else ScenarioVerdict.DRIFT,
             words=gap_words(accepted, current),
             changes=(
-                Change(
+                AcceptedChange(
                     what="gap_ratio",
                     accepted=accepted.gap_ratio,
                     found=current.gap_ratio,
@@ -313,9 +322,9 @@ def _decision(accepted: PlanFacts, current: PlanFacts) -> Finding:
     )
     words, before, after = decision_words(accepted.decision or {}, current.decision or {})
     return Finding(
-        verdict=Verdict.DRIFT,
+        verdict=ScenarioVerdict.DRIFT,
         words=f"another decision{' of the tie set' if tied else ''}: {words}",
-        changes=(Change(what="decision", accepted=before, found=after),),
+        changes=(AcceptedChange(what="decision", accepted=before, found=after),),
     )
 
 
@@ -343,14 +352,14 @@ def _figure(
         return
     is_better = (change > 0.0) == current.is_better_high
     beyond = abs(change) > allowed * scale and is_decisive
-    verdict = Verdict.DRIFT
+    verdict = ScenarioVerdict.DRIFT
     if beyond:
-        verdict = Verdict.BETTER if is_better else Verdict.REGRESSION
+        verdict = ScenarioVerdict.BETTER if is_better else ScenarioVerdict.REGRESSION
     yield Finding(
         verdict=verdict,
         words=figure_words(accepted, current) + (tail if beyond else ""),
         changes=(
-            Change(
+            AcceptedChange(
                 what=current.name,
                 accepted=accepted.value,
                 found=current.value,
@@ -369,10 +378,10 @@ def _band(accepted: StoredFigure, current: StoredFigure) -> Iterator[Finding]:
     if before > 0.0 and after > 0.0 and not 1.0 / BAND_RATIO <= after / before <= BAND_RATIO:
         words = "wider" if after > before else "narrower"
         yield Finding(
-            verdict=Verdict.DRIFT,
+            verdict=ScenarioVerdict.DRIFT,
             words=f"the band of {current.name} is x{after / before:.2f} as wide",
             changes=(
-                Change(
+                AcceptedChange(
                     what=f"{current.name}_band",
                     accepted=before,
                     found=after,
@@ -419,11 +428,12 @@ def _shown(value: object) -> float | str | None:
 def _to_judgement(findings: Iterable[Finding], current: PlanFacts) -> Judgement:
     listed = tuple(findings)
     verdict = next(
-        (one for one in SEVERITY if any(each.verdict is one for each in listed)), Verdict.PASS
+        (one for one in SEVERITY if any(each.verdict is one for each in listed)),
+        ScenarioVerdict.PASS,
     )
     ordered = sorted(listed, key=lambda each: each.verdict is not verdict)  # stable
     reason = "; ".join(each.words for each in ordered[:MOST_WORDS])
-    if verdict is Verdict.BETTER:
+    if verdict is ScenarioVerdict.BETTER:
         reason += "; accept it with --update"
     return Judgement(
         verdict=verdict,

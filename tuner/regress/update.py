@@ -11,7 +11,7 @@ from tuner.output import write_files
 from tuner.regress.baseline import Baseline, baseline_json, plan_json
 from tuner.regress.checks import CheckedScenario
 from tuner.regress.measurements import sum_up
-from tuner.regress.records import ScenarioResult, Verdict
+from tuner.regress.records import ScenarioResult, ScenarioVerdict
 from tuner.regress.scenarios import INDEX_NAME, Checks, Scenario, index_json, measured_profiles
 
 
@@ -31,7 +31,9 @@ def accept(
     """
     results, written = [], []
     for one in checked:
-        if one.plan is None or (one.result.verdict is Verdict.PASS and _is_complete(one.scenario)):
+        if one.plan is None or (
+            one.result.verdict is ScenarioVerdict.PASS and _is_complete(one.scenario)
+        ):
             results.append(one.result)
             continue
         files = _files(one)
@@ -40,7 +42,7 @@ def accept(
             str((one.scenario.accepted / name).relative_to(checks.folder)) for name in files
         ]
         reason = f"accepted, was {one.result.verdict.value}: {one.result.reason}"
-        accepted = {"verdict": Verdict.PASS, "reason": reason}
+        accepted = {"verdict": ScenarioVerdict.PASS, "reason": reason}
         results.append(one.result.model_copy(update=accepted))
     names = index_json(one.name for one in checks.scenarios)
     if not (checks.is_single or keeps_index) and _index(checks) != names:
@@ -67,6 +69,6 @@ def _files(checked: CheckedScenario) -> dict[str, str]:
         profiles={folder.name: sum_up(folder) for folder in measured_profiles(scenario)},
     )
     files = {scenario.baseline_file.name: baseline_json(baseline)}
-    if checked.result.verdict is not Verdict.PASS or not scenario.plan_file.is_file():
+    if checked.result.verdict is not ScenarioVerdict.PASS or not scenario.plan_file.is_file():
         files[scenario.plan_file.name] = plan_json(checked.plan)
     return files

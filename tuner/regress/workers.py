@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tuner.errors import EnvironmentMissingError
-from tuner.regress.records import Effort
+from tuner.regress.records import PlanningCost
 
 WORKER: Final = Path(__file__).with_name("worker.py")
 OWN_TREE: Final = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PlanningJob:
     """What to plan."""
 
     kind: str
@@ -62,11 +62,11 @@ class PlanResult:
     """A plan as JSON with its effort, or in one line why there is none."""
 
     plan: Mapping[str, Any] | None = None
-    effort: Effort | None = None
+    effort: PlanningCost | None = None
     error: str = ""
 
 
-Plan = Callable[[Job], PlanResult]
+Plan = Callable[[PlanningJob], PlanResult]
 
 
 class Planner:
@@ -86,7 +86,7 @@ class Planner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def plan(self, job: Job) -> PlanResult:
+    def plan(self, job: PlanningJob) -> PlanResult:
         """Plan a job in the worker process."""
         with self._starting:
             if self._stopped:
@@ -196,7 +196,7 @@ def _read_reply(reply: Path, *, peak_bytes: int) -> PlanResult:
     values = json.loads(reply.read_bytes())
     if "error" in values:
         return PlanResult(error=values["error"])
-    effort = Effort(
+    effort = PlanningCost(
         cpu_s=values["cpu_s"],
         loop_s=values["loop_s"],
         idle_bytes=values["idle_bytes"],

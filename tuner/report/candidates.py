@@ -18,7 +18,7 @@ from tuner.search.layout_groups import variants_words
 from tuner.units import format_bytes, format_count, format_s
 
 
-class _Point(NamedTuple):
+class _CandidatePoint(NamedTuple):
     group: str
     decision: TrainDecision
     step_time_s: float
@@ -81,15 +81,15 @@ def _reading(plan: Plan) -> str:
     )
 
 
-def _points(plan: Plan, predicted: TrainPrediction) -> Iterator[_Point]:
+def _points(plan: Plan, predicted: TrainPrediction) -> Iterator[_CandidatePoint]:
     chosen = plan.decision
     assert chosen is not None
     peak = max(predicted.peak_memory_bytes)
-    yield _Point(_CHOSEN, chosen, predicted.step_time_s, peak, "predicted.step_time_s", "")
+    yield _CandidatePoint(_CHOSEN, chosen, predicted.step_time_s, peak, "predicted.step_time_s", "")
     listed = {chosen: predicted}
     for index, one in enumerate(plan.alternatives):
         listed[one.decision] = one.predicted
-        yield _Point(
+        yield _CandidatePoint(
             _TIE if one.within_band else _OTHER,
             one.decision,
             one.predicted.step_time_s,
@@ -102,9 +102,9 @@ def _points(plan: Plan, predicted: TrainPrediction) -> Iterator[_Point]:
         if (known := listed.get(point.decision)) is not None:
             # Its row is above, with every pass of the pipeline simulated; here it is only drawn.
             known_peak = max(known.peak_memory_bytes)
-            yield _Point(_FRONT, point.decision, known.step_time_s, known_peak, "", "")
+            yield _CandidatePoint(_FRONT, point.decision, known.step_time_s, known_peak, "", "")
             continue
-        yield _Point(
+        yield _CandidatePoint(
             _FRONT,
             point.decision,
             point.step_time_s,
@@ -114,7 +114,7 @@ def _points(plan: Plan, predicted: TrainPrediction) -> Iterator[_Point]:
         )
 
 
-def _traces(points: list[_Point], unit_bytes: int) -> Iterator[dict[str, object]]:
+def _traces(points: list[_CandidatePoint], unit_bytes: int) -> Iterator[dict[str, object]]:
     styles = (
         (_FRONT, "lines+markers", GREY, "circle-open", 9),
         (_OTHER, "markers", BLUE, "square", 9),
@@ -140,7 +140,7 @@ def _traces(points: list[_Point], unit_bytes: int) -> Iterator[dict[str, object]
         }
 
 
-def _hover(point: _Point) -> str:
+def _hover(point: _CandidatePoint) -> str:
     decision = train_words(point.decision).replace(", ", "\n")
     return (
         f"{point.group}\n{format_s(point.step_time_s)}, {format_bytes(point.peak_bytes)}"
@@ -148,7 +148,7 @@ def _hover(point: _Point) -> str:
     )
 
 
-def _row(point: _Point) -> tuple[Cell, ...]:
+def _row(point: _CandidatePoint) -> tuple[Cell, ...]:
     return (
         word(train_words(point.decision)),
         word(f"{point.group} ({point.variants})" if point.variants else point.group),

@@ -47,7 +47,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class NamedValues:
     """Names with values."""
 
     facts: tuple[tuple[str, Cell], ...]
@@ -98,7 +98,7 @@ class File:
     is_whole: bool = True
 
 
-Block = Paragraph | Notes | Facts | Table | Figure | File
+Block = Paragraph | Notes | NamedValues | Table | Figure | File
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,7 +121,7 @@ class Report:
     """The headline's one sentence."""
     is_found: bool
     """False where nothing fits."""
-    facts: Facts
+    facts: NamedValues
     proof: str
     """The certificate and the binding constraint, in a sentence or two."""
     sections: tuple[Section, ...]

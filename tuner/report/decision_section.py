@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tuner.config.train import TrainDecision
 from tuner.config.words import DEGREES, stages_words
 from tuner.plans.train import Plan
-from tuner.report.content import Cell, Facts, Section, Table, number, some, word
+from tuner.report.content import Cell, NamedValues, Section, Table, number, some, word
 from tuner.report.decisions import train_extras
 from tuner.spec.accounting import active_parameters, num_parameters
 from tuner.units import format_count
@@ -34,7 +34,7 @@ def decision_section(plan: Plan, decision: TrainDecision) -> Section:
     return Section(
         name="decision",
         heading="What to launch",
-        blocks=some(table, Facts(facts=facts), _where(plan)),
+        blocks=some(table, NamedValues(facts=facts), _where(plan)),
     )
 
 

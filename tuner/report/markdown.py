@@ -11,9 +11,9 @@ from typing import Final
 
 from tuner.report.content import (
     Block,
-    Facts,
     Figure,
     File,
+    NamedValues,
     Notes,
     Paragraph,
     Report,
@@ -69,7 +69,7 @@ def _block(block: Block) -> Iterator[str]:
         case Notes():
             yield from (f"- {_text(note)}" for note in block.notes)
             yield ""
-        case Facts():
+        case NamedValues():
             yield from _facts(block)
         case Table():
             yield from _table(block)
@@ -85,7 +85,7 @@ def _block(block: Block) -> Iterator[str]:
             yield f"- {_text(block.path)}"
 
 
-def _facts(facts: Facts) -> Iterator[str]:
+def _facts(facts: NamedValues) -> Iterator[str]:
     yield from _rows(("", ""), [(name, cell.text) for name, cell in facts.facts])
 
 

@@ -21,9 +21,9 @@ from typing import Final
 from tuner.report.content import (
     Block,
     Cell,
-    Facts,
     Figure,
     File,
+    NamedValues,
     Notes,
     Paragraph,
     Report,
@@ -150,7 +150,7 @@ def _block(block: Block, number: int = 0) -> Fragment:
             return element("p", block.text)
         case Notes():
             return element("ul", *(element("li", note) for note in block.notes), class_="notes")
-        case Facts():
+        case NamedValues():
             return _facts(block)
         case Table():
             return _table(block, is_bare=True)
@@ -160,7 +160,7 @@ def _block(block: Block, number: int = 0) -> Fragment:
             return _file(block, number)
 
 
-def _facts(facts: Facts) -> Fragment:
+def _facts(facts: NamedValues) -> Fragment:
     pairs = (
         element("div", element("dt", name), element("dd", cell.text, **_behind(cell)))
         for name, cell in facts.facts

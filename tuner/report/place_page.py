@@ -15,8 +15,8 @@ from tuner.plans.place import (
 from tuner.plans.proof import gap_words
 from tuner.report.content import (
     Cell,
-    Facts,
     File,
+    NamedValues,
     Notes,
     Paragraph,
     Report,
@@ -62,7 +62,9 @@ def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
             kind="Expert placement",
             verdict="No placement meets the limits of the spec.",
             is_found=False,
-            facts=Facts(facts=(("certificate", word(plan.certificate.status)),), are_large=True),
+            facts=NamedValues(
+                facts=(("certificate", word(plan.certificate.status)),), are_large=True
+            ),
             proof=f"Infeasible because of: {plan.binding_constraint}.",
             sections=(*_relaxations(plan), _provenance(plan)),
         )
@@ -71,7 +73,7 @@ def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
         kind="Expert placement",
         verdict=f"{verdict.word.capitalize()}: {verdict.reason}. {_words(decision)}",
         is_found=True,
-        facts=Facts(facts=tuple(_headline(plan, predicted, verdict)), are_large=True),
+        facts=NamedValues(facts=tuple(_headline(plan, predicted, verdict)), are_large=True),
         proof=f"{_proof(plan.certificate)} Bound by: {plan.binding_constraint}.",
         sections=(
             Section(
@@ -92,7 +94,7 @@ def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
                 name="choice",
                 heading="Why this one",
                 blocks=some(
-                    Facts(facts=tuple(_certificate(plan))),
+                    NamedValues(facts=tuple(_certificate(plan))),
                     bounds_figure(plan.certificate),
                     _alternatives(plan),
                     _dispatches(predicted),
@@ -279,7 +281,7 @@ def _measured(verified: PlaceVerified | None) -> Iterator[Section]:
         name="verified",
         heading="Predicted and measured",
         blocks=some(
-            Facts(facts=(("measured on", word(verified.device)),)),
+            NamedValues(facts=(("measured on", word(verified.device)),)),
             table,
             Notes(notes=verified.notes) if verified.notes else None,
         ),
@@ -357,7 +359,7 @@ def _move(moved: MigrationCost | None) -> Iterator[Section]:
         facts.append(("transfer", seconds(moved.transfer_s, key=f"{path}.transfer_s")))
     if moved.break_even_s is not None:
         facts.append(("break-even after", seconds(moved.break_even_s, key=f"{path}.break_even_s")))
-    yield Section(name="move", heading="Migration", blocks=(Facts(facts=tuple(facts)),))
+    yield Section(name="move", heading="Migration", blocks=(NamedValues(facts=tuple(facts)),))
 
 
 def _provenance(plan: PlacePlan) -> Section:

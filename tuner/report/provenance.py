@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tuner.report.content import Cell, Facts, Notes, Section, some, word
+from tuner.report.content import Cell, NamedValues, Notes, Section, some, word
 
 SHOWN_DIGITS = 16
 """Characters of a SHA-256 that are shown."""
@@ -31,5 +31,5 @@ def provenance_section(
     return Section(
         name="provenance",
         heading="Provenance",
-        blocks=some(Facts(facts=tuple(facts)), Notes(notes=tuple(notes)) if notes else None),
+        blocks=some(NamedValues(facts=tuple(facts)), Notes(notes=tuple(notes)) if notes else None),
     )

@@ -7,8 +7,8 @@ from tuner.plans.serve import ServeModeResult, ServePlan, ServePrediction
 from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import (
     Cell,
-    Facts,
     Figure,
+    NamedValues,
     Notes,
     Section,
     Table,
@@ -45,7 +45,7 @@ def choice_section(plan: ServePlan) -> Section:
         name="choice",
         heading="Why this one",
         blocks=some(
-            Facts(facts=tuple(facts)),
+            NamedValues(facts=tuple(facts)),
             _candidates(plan),
             front_figure(plan),
             _modes(plan),

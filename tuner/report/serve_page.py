@@ -10,8 +10,8 @@ from tuner.plans.proof import gap_words
 from tuner.plans.serve import ServeCertificate, ServePlan, ServePrediction
 from tuner.report.content import (
     Cell,
-    Facts,
     File,
+    NamedValues,
     Paragraph,
     Report,
     Section,
@@ -67,7 +67,9 @@ def serve_report(plan: ServePlan, evidence: ServeEvidence) -> Report:
             kind="Deployment",
             verdict="Nothing meets the SLO on these pools.",
             is_found=False,
-            facts=Facts(facts=(("certificate", word(plan.certificate.status)),), are_large=True),
+            facts=NamedValues(
+                facts=(("certificate", word(plan.certificate.status)),), are_large=True
+            ),
             proof=f"Infeasible because of: {plan.binding_constraint}.",
             sections=(*_relaxations(plan), _provenance(plan)),
         )
@@ -76,14 +78,14 @@ def serve_report(plan: ServePlan, evidence: ServeEvidence) -> Report:
         kind="Deployment",
         verdict=_verdict(plan, decision, predicted, evidence.verified),
         is_found=True,
-        facts=Facts(facts=tuple(_headline(plan, decision, predicted)), are_large=True),
+        facts=NamedValues(facts=tuple(_headline(plan, decision, predicted)), are_large=True),
         proof=f"{_proof(plan.certificate)} Bound by {plan.binding_constraint}.",
         sections=(
             Section(
                 name="decision",
                 heading="What to launch",
                 blocks=some(
-                    Facts(facts=tuple(_traffic(plan))),
+                    NamedValues(facts=tuple(_traffic(plan))),
                     instances_figure(plan, decision),
                     _kv_transfers(decision),
                 ),

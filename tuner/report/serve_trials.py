@@ -4,7 +4,7 @@ from typing import Final
 
 from tuner.report.content import (
     Cell,
-    Facts,
+    NamedValues,
     Notes,
     Section,
     Table,
@@ -27,7 +27,7 @@ def serve_trials_section(verified: ServeVerified) -> Section:
         name=NAME,
         heading="Predicted and measured",
         blocks=some(
-            Facts(facts=tuple(_facts(verified))),
+            NamedValues(facts=tuple(_facts(verified))),
             _times(verified),
             _failures(verified),
             Notes(notes=verified.notes) if verified.notes else None,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tuner.csv_text import csv_text
-from tuner.report.content import Facts, Figure, Report, Table
+from tuner.report.content import Figure, NamedValues, Report, Table
 
 HEADER = ("section", "table", "row", "column", "text", "value", "key")
 """`row` counts from 1; `value` is the exact number behind a text, `key` its path in plan.json."""
@@ -19,7 +19,7 @@ def _rows(report: Report) -> Iterator[tuple[object, ...]]:
     for section in report.sections:
         for block in section.blocks:
             match block:
-                case Facts():
+                case NamedValues():
                     yield from _facts(section.name, block)
                 case Table():
                     yield from _table(section.name, block)
@@ -27,7 +27,7 @@ def _rows(report: Report) -> Iterator[tuple[object, ...]]:
                     yield from _table(section.name, block.table)
 
 
-def _facts(section: str, facts: Facts) -> Iterator[tuple[object, ...]]:
+def _facts(section: str, facts: NamedValues) -> Iterator[tuple[object, ...]]:
     for name, cell in facts.facts:
         yield section, "facts", 1, name, cell.text, cell.value, cell.key
 

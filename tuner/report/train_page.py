@@ -10,8 +10,8 @@ from tuner.report.candidates import candidates_figure
 from tuner.report.content import (
     Block,
     Cell,
-    Facts,
     File,
+    NamedValues,
     Notes,
     Paragraph,
     Report,
@@ -75,7 +75,7 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
                 else "Nothing fits: no legal configuration meets the limits of the spec."
             ),
             is_found=False,
-            facts=Facts(facts=tuple(_requested(plan)), are_large=True),
+            facts=NamedValues(facts=tuple(_requested(plan)), are_large=True),
             proof=(
                 f"{'Not decided' if plan.certificate.status == 'unknown' else 'Limit not met'}: "
                 f"{plan.binding_constraint}."
@@ -103,7 +103,7 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
         warning=memory_warning(plan, name=train_words) or "",
         verdict=_verdict(plan, decision, predicted, evidence.verified),
         is_found=True,
-        facts=Facts(facts=tuple(_headline(plan, decision, predicted)), are_large=True),
+        facts=NamedValues(facts=tuple(_headline(plan, decision, predicted)), are_large=True),
         proof=f"{_certificate_words(plan)} Bound by {plan.binding_constraint}.",
         sections=tuple(sections),
     )
@@ -211,7 +211,7 @@ def _step(plan: Plan, predicted: TrainPrediction) -> Section:
         name="step",
         heading="One step",
         blocks=some(
-            Facts(facts=tuple(facts)),
+            NamedValues(facts=tuple(facts)),
             breakdown_figure(plan, predicted),
             timeline or missing,
             stage_time_figure(predicted),
@@ -220,7 +220,7 @@ def _step(plan: Plan, predicted: TrainPrediction) -> Section:
     )
 
 
-def _run(predicted: TrainPrediction, currency: str | None) -> Facts | None:
+def _run(predicted: TrainPrediction, currency: str | None) -> NamedValues | None:
     run = predicted.run
     if run is None:
         return None
@@ -244,7 +244,7 @@ def _run(predicted: TrainPrediction, currency: str | None) -> Facts | None:
                 number(run.expected_failures, key="predicted.run.expected_failures"),
             )
         )
-    return Facts(facts=tuple(facts)) if facts else None
+    return NamedValues(facts=tuple(facts)) if facts else None
 
 
 def _memory(predicted: TrainPrediction, goal: TrainGoal) -> Section:
@@ -300,7 +300,7 @@ def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
         name="choice",
         heading="Why this one",
         blocks=some(
-            Facts(facts=tuple(facts)),
+            NamedValues(facts=tuple(facts)),
             preferred,
             candidates_figure(plan, predicted),
             Notes(notes=missing) if missing else None,

@@ -7,8 +7,8 @@ from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import (
     Block,
     Cell,
-    Facts,
     Figure,
+    NamedValues,
     Notes,
     Section,
     Table,
@@ -43,7 +43,7 @@ def trials_section(verified: Verified, predicted: TrainPrediction) -> Section:
     )
 
 
-def _accuracy(verified: Verified) -> Facts:
+def _accuracy(verified: Verified) -> NamedValues:
     accuracy = verified.accuracy
     facts: list[tuple[str, Cell]] = [("trials", number(len(verified.trials)))]
     if verified.winner is not None and verified.winner_step_s is not None:
@@ -63,7 +63,7 @@ def _accuracy(verified: Verified) -> Facts:
         facts.append((said, share(accuracy.recalibrated_median_ape)))
     if accuracy.activation_max_ape is not None:
         facts.append(("largest error of activation bytes", share(accuracy.activation_max_ape)))
-    return Facts(facts=tuple(facts))
+    return NamedValues(facts=tuple(facts))
 
 
 def _names(trials: tuple[Trial, ...]) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from tuner.plans.serve import ServePlan
-from tuner.plans.what_if import Change, Outcome, WhatIf
+from tuner.plans.what_if import LimitChange, WhatIf, WhatIfOutcome
 from tuner.report.axes import axis, layout
 from tuner.report.content import Block, Cell, Figure, Paragraph, Section, Table, number, word
 from tuner.report.palette import BLUE, GREY
@@ -62,9 +62,9 @@ _TITLES: Final = {
 }
 
 
-class _Point(NamedTuple):
+class _CurvePoint(NamedTuple):
     factor: float
-    outcome: Outcome
+    outcome: WhatIfOutcome
 
 
 def serve_curves(plan: ServePlan) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ def train_curve_figure(limit: str, _objective: str) -> str:
 
 def what_if_section(
     result: WhatIf,
-    changes: Sequence[Change],
+    changes: Sequence[LimitChange],
     *,
     drawn: Callable[[str, str], str],
     slots: int | None = None,
@@ -104,11 +104,11 @@ def what_if_section(
         drawn: the figure to draw, of a limit and the plan's objective (`Goal.curve_figure`).
         slots: of a rank, where the plan places experts.
     """
-    curves: dict[str, list[_Point]] = defaultdict(list)
+    curves: dict[str, list[_CurvePoint]] = defaultdict(list)
     for change, outcome in zip(changes, result.outcomes, strict=True):
         factor = _factor(change, slots=slots)
         if factor is not None:
-            curves[change.key].append(_Point(factor, outcome))
+            curves[change.key].append(_CurvePoint(factor, outcome))
     figures = (
         _figure(key, points, result.base, drawn=drawn(key, result.base.objective))
         for key, points in curves.items()
@@ -123,7 +123,7 @@ def what_if_section(
     return Section(name="what-if", heading="What if", blocks=tuple(blocks))
 
 
-def _factor(change: Change, *, slots: int | None) -> float | None:
+def _factor(change: LimitChange, *, slots: int | None) -> float | None:
     """Return the factor of a change; None if only its new value is known."""
     sign, rest = change.value[:1], change.value[1:]
     try:
@@ -137,8 +137,10 @@ def _factor(change: Change, *, slots: int | None) -> float | None:
         return None
 
 
-def _figure(key: str, points: Sequence[_Point], base: Outcome, *, drawn: str) -> Figure | None:
-    every = sorted((*points, _Point(1.0, base)), key=lambda point: point.factor)
+def _figure(
+    key: str, points: Sequence[_CurvePoint], base: WhatIfOutcome, *, drawn: str
+) -> Figure | None:
+    every = sorted((*points, _CurvePoint(1.0, base)), key=lambda point: point.factor)
     solved = [point for point in every if drawn in point.outcome.figures]
     if len(solved) < 2:
         return None
@@ -225,11 +227,11 @@ def _figure(key: str, points: Sequence[_Point], base: Outcome, *, drawn: str) ->
     )
 
 
-def _is_proven(point: _Point) -> bool:
+def _is_proven(point: _CurvePoint) -> bool:
     return point.outcome.status == "optimal"
 
 
-def _reading(points: Sequence[_Point], drawn: str) -> str:
+def _reading(points: Sequence[_CurvePoint], drawn: str) -> str:
     lost = [point for point in points if drawn not in point.outcome.figures]
     if not lost:
         return (
@@ -239,19 +241,19 @@ def _reading(points: Sequence[_Point], drawn: str) -> str:
     return f"No solution at factor {at}: {lost[0].outcome.reason or lost[0].outcome.status}."
 
 
-def _hover(point: _Point, drawn: str, said: str) -> str:
+def _hover(point: _CurvePoint, drawn: str, said: str) -> str:
     one = point.outcome
     decision = one.decision.replace(", ", "\n")
     return f"{one.says or 'as planned'}\n{number(one.figures[drawn]).text} {said}\n{decision}"
 
 
-def _value(outcome: Outcome, drawn: str) -> Cell:
+def _value(outcome: WhatIfOutcome, drawn: str) -> Cell:
     value = outcome.figures.get(drawn)
     return word(outcome.reason or "-") if value is None else number(value)
 
 
 def _table(result: WhatIf) -> Table:
-    def row(one: Outcome) -> tuple[Cell, ...]:
+    def row(one: WhatIfOutcome) -> tuple[Cell, ...]:
         value = one.figures.get(one.objective)
         gain = one.gain_ratio
         return (

@@ -32,7 +32,7 @@ class Objective(StrEnum):
     experts, and the all-to-all; needs `model` and `cluster`."""
 
 
-class Traffic(StrEnum):
+class TrafficObjective(StrEnum):
     """Traffic to minimise, for objectives co_activation and layer_chain."""
 
     TOTAL = "total"
@@ -74,7 +74,7 @@ class Dispatch(StrEnum):
     (Janus' scheduler, for decode); not in any supported engine."""
 
 
-class Workload(Record):
+class RecordedWorkload(Record):
     """One recorded workload."""
 
     name: Name
@@ -106,7 +106,7 @@ class PlaceGoal(Record):
     objective: Objective = Objective.BALANCE
     method: Method = Method.AUTO
     """The algorithm; a method that does not serve the objective is refused."""
-    traffic: Traffic | None = None
+    traffic: TrafficObjective | None = None
     """Traffic that objectives co_activation and layer_chain minimise. `total`: every token copy at
     the cost of its path. `busiest`: the bottleneck, for layer_chain the pair of ranks with the
     largest flow times cost (MoETuner), for co_activation the group that receives most at each
@@ -129,7 +129,9 @@ class PlaceGoal(Record):
     robust: Robustness = Robustness.MEAN
     tail_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Of `robust: cvar`: share of the weight whose worst imbalances are averaged."""
-    workloads: Annotated[tuple[Workload, ...], Field(min_length=1), BeforeValidator(_no_list)]
+    workloads: Annotated[
+        tuple[RecordedWorkload, ...], Field(min_length=1), BeforeValidator(_no_list)
+    ]
     dispatch: Dispatch | None = None
     """Dispatch rule for replicas; absent: of the rules of the first target of `emit` with the
     backend, the one with the least expected maximum load (`moetune plan` gives the cost of the

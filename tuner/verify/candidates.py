@@ -16,7 +16,7 @@ from tuner.verify.neighbourhood import PLANNED, Point
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidates:
+class PlanCandidates:
     """The decisions that a plan names, with their predictions."""
 
     plan: Plan

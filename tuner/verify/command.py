@@ -40,7 +40,7 @@ from typing import Final
 
 from tuner.engines.capabilities import programs
 from tuner.engines.launchers.shape import launch_shape
-from tuner.engines.metrics.interface import Adapter, Job
+from tuner.engines.metrics.interface import Adapter, TrialWork
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.spec.routing import RoutingRecord
 from tuner.verify.build_locks import abandoned_locks
@@ -347,9 +347,9 @@ def _environment(environment: Mapping[str, str], emitted: str, *, folder: Path) 
     return logs | kept | {"PYTHONPATH": ":".join(paths)}
 
 
-def _job(launch: Launch) -> Job:
+def _job(launch: Launch) -> TrialWork:
     goal = launch.plan.goal
-    return Job(
+    return TrialWork(
         num_devices=launch.decision.num_devices,
         samples_per_step=goal.global_batch_size,
         tokens_per_step=goal.global_batch_size * goal.sequence_length,

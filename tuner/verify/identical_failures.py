@@ -36,7 +36,7 @@ HUNG: Final = re.compile(rf"{NO_REPORT} \d+ s;|\S+ {NO_RESPONSE} \d+ s:")
 ready."""
 
 
-class Outcome(Protocol):
+class TrialOutcome(Protocol):
     """How a trial ended."""
 
     @property
@@ -46,7 +46,7 @@ class Outcome(Protocol):
     def reason(self) -> str: ...
 
 
-class Ended(Outcome, Protocol):
+class Ended(TrialOutcome, Protocol):
     """A trial that ended."""
 
     @property
@@ -59,7 +59,7 @@ class Ended(Outcome, Protocol):
 Trial = TypeVar("Trial", bound=Ended)
 
 
-def failure_cause(ended: Outcome) -> str:
+def failure_cause(ended: TrialOutcome) -> str:
     """Return the cause of a failure, equal for identical failures; empty if unknown."""
     if ended.status == "timeout":
         return "timeout" if HUNG.match(ended.reason) else ""

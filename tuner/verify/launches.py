@@ -13,7 +13,7 @@ from profilers.steps.config import StepReport
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import programs
 from tuner.plans.train import Plan
-from tuner.verify.budget.trial_options import Option
+from tuner.verify.budget.trial_options import TrialOption
 from tuner.verify.launcher import Launch, LaunchResult, TrialLauncher
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
@@ -38,7 +38,7 @@ def total_steps(timed_steps: int) -> int:
 
 
 def build_launch(
-    option: Option,
+    option: TrialOption,
     *,
     timed_steps: int,
     folder: Path,
@@ -81,7 +81,7 @@ def run_launch(launch: TrialLauncher, request: Launch) -> LaunchResult:
     return replace(result, reason="the budget was over while the job ran; it was ended")
 
 
-def to_record(option: Option, proposal: Proposal, result: LaunchResult) -> TrialRecord:
+def to_record(option: TrialOption, proposal: Proposal, result: LaunchResult) -> TrialRecord:
     """Return the record of a launch."""
     predicted, report, metrics = option.predicted, result.report, result.metrics
     if report is not None:

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, cast
 
-from tuner.engines.metrics.interface import Adapter, Job
+from tuner.engines.metrics.interface import Adapter, TrialWork
 from tuner.engines.metrics.regex import adapter as regex_adapter
 from tuner.engines.registry import metrics_folders
 from tuner.errors import SpecError
@@ -45,7 +45,7 @@ def find_adapter(name: str) -> Adapter:
 class LogReader:
     """Reads a growing log; a resource with a position in the file."""
 
-    def __init__(self, file: Path, *, adapter: Adapter, job: Job) -> None:
+    def __init__(self, file: Path, *, adapter: Adapter, job: TrialWork) -> None:
         """Start at the beginning of a file that need not exist yet."""
         self._file = file
         self._adapter = adapter

@@ -15,8 +15,8 @@ from tuner.costs.reference.workload import Workload
 from tuner.engines.capabilities import intersection, refusals
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.search.reference.decisions import decision, degrees_of, options_of
-from tuner.search.reference.layer_costs import CandidateCosts, Machine
-from tuner.search.reference.options import Option, options
+from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
+from tuner.search.reference.options import RecomputeOption, options
 from tuner.search.reference.predict import predict
 from tuner.spec.search import Search
 
@@ -63,7 +63,7 @@ class Neighbourhood:
 
     plan: Plan
     work: Workload
-    machine: Machine
+    machine: PricedMachine
     limits: Search
     _prices: dict[TrainDecision, TrainPrediction] = field(default_factory=dict, repr=False)
 
@@ -157,7 +157,7 @@ class Neighbourhood:
                     nearest.append((ratio, option.name))
         return [name for _, name in sorted(nearest)][:2]
 
-    def _options(self) -> tuple[Option, ...]:
+    def _options(self) -> tuple[RecomputeOption, ...]:
         return options(
             has_experts=self.plan.model.moe is not None,
             capabilities=intersection(self.plan.emit),

@@ -28,10 +28,10 @@ from tuner.verify.proposal import Origin, Proposal
 from tuner.verify.records import TrialRecord
 from tuner.verify.study.claims import (
     FAILED_S,
-    Progress,
     SamplePoint,
     SharedStudy,
     StudyCallbacks,
+    StudySnapshot,
     sampler_value_s,
 )
 from tuner.verify.study.membership import EarlierTrials, Sampling, join_workers
@@ -66,7 +66,7 @@ class Waiting:
     open: tuple[Proposal, ...]
 
 
-RequestSource = Callable[[Progress], Sequence[LaunchRequest]]
+RequestSource = Callable[[StudySnapshot], Sequence[LaunchRequest]]
 """Returns what to launch next, best first; an empty result ends the trials. Called exclusively."""
 
 
@@ -132,7 +132,7 @@ class StudySearch:
         pause(self._pause_s)
         self._pause_s = min(1.5 * self._pause_s, LONGEST_PAUSE_S)
 
-    def _know(self, progress: Progress) -> None:
+    def _know(self, progress: StudySnapshot) -> None:
         """Remember finished and running trials; scaled-down jobs separately."""
         records = progress.records
         self._known = {one.decision: one for one in records if one.scale is None}

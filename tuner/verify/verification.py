@@ -26,7 +26,7 @@ from tuner.errors import StudyError
 from tuner.plans.train import Plan, TrialSummary, VerifiedPlan
 from tuner.verify.budget.estimates import estimates, pooled_by_scale
 from tuner.verify.budget.scheduler import Spending
-from tuner.verify.budget.trial_options import Option, TrialOptions
+from tuner.verify.budget.trial_options import TrialOption, TrialOptions
 from tuner.verify.durable_trials import trial_folder
 from tuner.verify.evidence import contenders, is_tie, measured_s, slower_than
 from tuner.verify.flights import running_launches
@@ -41,7 +41,7 @@ from tuner.verify.records import Accuracy, Trial, TrialRecord, Verified
 if TYPE_CHECKING:
     # Optuna is imported where a study is opened, not where records are read.
     from tuner.verify.search import LaunchRequest, StudySearch
-    from tuner.verify.study.claims import Progress
+    from tuner.verify.study.claims import StudySnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def run_trials(
     watch = failures or FailureWatch()
     wanted = partial(_requests, space=neighbourhood, effort=effort, spending=spending)
 
-    def requests(progress: "Progress") -> list["LaunchRequest"]:
+    def requests(progress: "StudySnapshot") -> list["LaunchRequest"]:
         if watch.is_over(progress.records):
             return []
         retries = _retries(progress, watch, jobs) if _trials_left(progress, effort) else []
@@ -130,7 +130,7 @@ def run_trials(
 
 
 def _requests(
-    progress: "Progress", *, space: DecisionSpace, effort: Effort, spending: Spending | None
+    progress: "StudySnapshot", *, space: DecisionSpace, effort: Effort, spending: Spending | None
 ) -> list["LaunchRequest"]:
     """Return what to launch next: new decisions, then repeats of the two fastest."""
     from tuner.verify.search import LaunchRequest
@@ -154,13 +154,13 @@ def _requests(
     return [*requests, LaunchRequest(decision=repeat)]
 
 
-def _trials_left(progress: "Progress", effort: Effort) -> int:
+def _trials_left(progress: "StudySnapshot", effort: Effort) -> int:
     begun = len([one for one in progress.records if one.origin != "repeat"]) + len(progress.open)
     return max(0, effort.trials - begun)
 
 
 def _retries(
-    progress: "Progress", watch: FailureWatch, jobs: TrialOptions
+    progress: "StudySnapshot", watch: FailureWatch, jobs: TrialOptions
 ) -> list["LaunchRequest"]:
     """Return the identical failures of an earlier call, to retry each once."""
     from tuner.verify.search import LaunchRequest
@@ -197,7 +197,7 @@ def _repeat_of_closest(records: Sequence[TrialRecord], effort: Effort) -> TrainD
     return min(closest, key=lambda one: repeated_decisions.count(one.decision)).decision
 
 
-def _option(jobs: TrialOptions, proposal: Proposal) -> Option:
+def _option(jobs: TrialOptions, proposal: Proposal) -> TrialOption:
     option = jobs.option(proposal.decision, proposal.scale)
     if option is None:
         raise StudyError(

@@ -39,7 +39,7 @@ from profilers.team import SingleRank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class CaptureInput:
     """What is read, and how much of it at once.
 
     Raises:
@@ -70,7 +70,7 @@ class Reading:
 
 def capture(
     out: Path,
-    reading: Reading,
+    reading: CaptureInput,
     *,
     progress: Progress = silent,
     environment: Mapping[str, str] = os.environ,
@@ -121,7 +121,7 @@ def capture(
 
 def record(
     loaded: Loaded,
-    reading: Reading,
+    reading: CaptureInput,
     *,
     device: torch.device,
     rank: int = 0,
@@ -188,7 +188,7 @@ def joined(recordings: Sequence[Recording]) -> Recording:
 
 
 def _passes(
-    loaded: Loaded, reading: Reading, *, rank: int, world: int
+    loaded: Loaded, reading: CaptureInput, *, rank: int, world: int
 ) -> Iterator[list[list[int]]]:
     """This rank's sequences of each pass; every rank has equally many passes."""
     rows: list[list[int]] = []

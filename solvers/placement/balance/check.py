@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from solvers.placement.balance.dispatch_law import expected_ratios, launched_ratios
-from solvers.placement.balance.problem import BalanceProblem, Dispatch, Robust
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch, Robust
 from solvers.placement.ranks import Floats, Placement, Ranks
 
 LAUNCHES = 32
@@ -45,7 +45,7 @@ def objective(problem: BalanceProblem, placement: Placement, *, seed: int = LAUN
 
 def standard_error(problem: BalanceProblem, placement: Placement) -> float:
     """Of `objective` as a mean over drawn launches, by leaving out each in turn (jackknife)."""
-    if problem.dispatch is not Dispatch.STATIC:
+    if problem.dispatch is not ReplicaDispatch.STATIC:
         return 0.0
     time_DWL = launch_times(problem, placement).max(axis=3)
     total_WL, launches = time_DWL.sum(axis=0), len(time_DWL)
@@ -102,7 +102,7 @@ def launch_times(
     Far ranks are assigned replicas by a seed that no method draws from.
     """
     num_ranks = problem.ranks.num_ranks
-    launches = LAUNCHES if problem.dispatch is Dispatch.STATIC else 1
+    launches = LAUNCHES if problem.dispatch is ReplicaDispatch.STATIC else 1
     work = np.zeros((launches, problem.num_workloads, problem.num_layers, num_ranks))
     single_LE = placement.copies_LE(problem.num_experts) == 1
     cost_WLE = single_LE * _cost(problem, problem.load_WLE)
@@ -125,7 +125,7 @@ def _ratios(
     problem: BalanceProblem, placement: Placement, launches: int, seed: int
 ) -> Iterator[tuple[int, int, Floats]]:
     """Shares of every replicated expert that ranks take, [D][G]."""
-    if problem.dispatch is Dispatch.NEAR:
+    if problem.dispatch is ReplicaDispatch.NEAR:
         for layer, expert, ratios in expected_ratios(placement, problem.ranks):
             yield layer, expert, np.array([ratios])
         return

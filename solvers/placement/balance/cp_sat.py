@@ -15,7 +15,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from solvers.cp_sat import run_cp_sat
-from solvers.placement.balance.layer_choices import Block, Solved, solve_blocks
+from solvers.placement.balance.layer_choices import LayerBlock, SolvedBlock, solve_blocks
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.ranks import Placement
 from solvers.result import Claim
@@ -37,7 +37,7 @@ def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> 
     )
 
 
-def _solve_block(block: Block, time_limit_s: float, threads: int) -> Solved:
+def _solve_block(block: LayerBlock, time_limit_s: float, threads: int) -> SolvedBlock:
     model = cp_model.CpModel()
     n_LERG = _place(model, block)
     _limit_moves(model, block, n_LERG)
@@ -49,15 +49,15 @@ def _solve_block(block: Block, time_limit_s: float, threads: int) -> Solved:
     )
     bound = solver.best_objective_bound * unit
     if not status.has_solution:
-        return Solved(status=status, copies_LEG=None, bound=bound)
+        return SolvedBlock(status=status, copies_LEG=None, bound=bound)
     _, num_layers, num_experts, _ = block.cost_WLER.shape
     copies_LEG = np.zeros((num_layers, num_experts, len(block.slots_G)), dtype=np.int64)
     for (layer, expert, _, rank), n in n_LERG.items():
         copies_LEG[layer, expert, rank] += solver.value(n)
-    return Solved(status=status, copies_LEG=copies_LEG, bound=bound)
+    return SolvedBlock(status=status, copies_LEG=copies_LEG, bound=bound)
 
 
-def _place(model: cp_model.CpModel, block: Block) -> Variables:
+def _place(model: cp_model.CpModel, block: LayerBlock) -> Variables:
     """Every expert has some number of copies, every slot holds one of them."""
     _, num_layers, num_experts, most_copies = block.cost_WLER.shape
     ranks = range(len(block.slots_G))
@@ -82,7 +82,7 @@ def _place(model: cp_model.CpModel, block: Block) -> Variables:
     return n_LERG
 
 
-def _limit_moves(model: cp_model.CpModel, block: Block, n_LERG: Variables) -> None:
+def _limit_moves(model: cp_model.CpModel, block: LayerBlock, n_LERG: Variables) -> None:
     if block.new_LEG is None:
         return
     most_copies = block.cost_WLER.shape[3]
@@ -95,14 +95,14 @@ def _limit_moves(model: cp_model.CpModel, block: Block, n_LERG: Variables) -> No
     model.add(sum(moves) <= block.most_moved)
 
 
-def _longest(block: Block) -> float:
+def _longest(block: LayerBlock) -> float:
     """No imbalance is above this."""
     slots_over_speed = float((block.slots_G / block.speed_G).max())
     return float(block.cost_WLER.max(axis=(2, 3)).sum(axis=1).max()) * slots_over_speed
 
 
 def _minimise(
-    model: cp_model.CpModel, block: Block, n_LERG: Variables, *, unit: float, most: int
+    model: cp_model.CpModel, block: LayerBlock, n_LERG: Variables, *, unit: float, most: int
 ) -> None:
     num_workloads, num_layers, num_experts, most_copies = block.cost_WLER.shape
     cells = list(itertools.product(range(num_experts), range(most_copies)))

@@ -10,8 +10,8 @@ which the replicas get equal numbers, or numbers that differ by one. Nothing els
 expert takes half the slots of one that is on every unit.
 
 Streams diverge permanently where ranks of a group draw for different experts, so no expert may have
-other copies: a `Layout` fills every slot with experts on a group and on all units. Some shapes have
-none.
+other copies: a `ReplicaSpread` fills every slot with experts on a group and on all units. Some
+shapes have none.
 """
 
 import itertools
@@ -37,7 +37,7 @@ Domain = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ReplicaSpread:
     """How many experts are on groups and everywhere."""
 
     sizes: tuple[int, ...]
@@ -48,7 +48,7 @@ class Layout:
     """Experts with one on every unit."""
 
 
-def layout_of(problem: BalanceProblem) -> Layout | None:
+def layout_of(problem: BalanceProblem) -> ReplicaSpread | None:
     """Return the most even layout that fills the slots; None where there is none."""
     units = int(replica_groups(problem).max()) + 1
     spare = problem.ranks.num_slots - problem.num_experts
@@ -63,7 +63,7 @@ def layout_of(problem: BalanceProblem) -> Layout | None:
         ]
         if fitting:
             even = min(fitting, key=lambda one: _unevenness(one, sizes))
-            return Layout(sizes=sizes, on_group=even, everywhere=everywhere)
+            return ReplicaSpread(sizes=sizes, on_group=even, everywhere=everywhere)
     return None
 
 
@@ -105,7 +105,7 @@ def group_start(problem: BalanceProblem) -> tuple[Placement, Domain] | None:
     return Placement(expert_LS=np.stack(rows)), np.stack(domains)
 
 
-def _units(share_E: Floats, layout: Layout) -> tuple[Domain, Domain]:
+def _units(share_E: Floats, layout: ReplicaSpread) -> tuple[Domain, Domain]:
     """Units on which each expert has a replica, or may have its only one, and which have many."""
     group_U = np.repeat(np.arange(len(layout.sizes)), layout.sizes)
     found_EU = np.ones((len(share_E), len(group_U)), dtype=np.bool_)

@@ -40,7 +40,7 @@ SHORTEST_RUN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Block:
+class LayerBlock:
     """Layers that are solved together, with every number of the program."""
 
     layers: tuple[int, ...]
@@ -55,7 +55,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Solved:
+class SolvedBlock:
     """The solution of one block."""
 
     status: Status
@@ -65,7 +65,10 @@ class Solved:
 
 
 def solve_blocks(
-    problem: BalanceProblem, *, time_limit_s: float, solve_block: Callable[[Block, float], Solved]
+    problem: BalanceProblem,
+    *,
+    time_limit_s: float,
+    solve_block: Callable[[LayerBlock, float], SolvedBlock],
 ) -> Claim[Placement]:
     """Solve every block and join the solutions."""
     deadline_s = time.perf_counter() + time_limit_s
@@ -92,7 +95,7 @@ def solve_blocks(
     )
 
 
-def blocks_of(problem: BalanceProblem) -> Sequence[Block]:
+def blocks_of(problem: BalanceProblem) -> Sequence[LayerBlock]:
     """Divide the layers as far as they are independent."""
     slope_KW = np.stack(slopes(problem))
     copies_R = np.arange(1, problem.ranks.num_slots - problem.num_experts + 2)
@@ -108,7 +111,7 @@ def blocks_of(problem: BalanceProblem) -> Sequence[Block]:
         new_LEG[row_L1, problem.migration.current.expert_LS, problem.ranks.rank_S] = 0
         most_moved = problem.migration.most_moved
     return [
-        Block(
+        LayerBlock(
             layers=chosen,
             cost_WLER=cost_WLER[:, chosen],
             slope_KW=slope_KW,

@@ -72,7 +72,7 @@ SEED = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Part:
+class _SearchedLayers:
     """Layers that are searched together, with the best placement of each so far."""
 
     state: State
@@ -153,7 +153,7 @@ def first_placement(problem: BalanceProblem, *, for_each: bool) -> Placement:
 
 def _parts(
     problem: BalanceProblem, start: Placement, bound_WL: Floats, threads: int, caution: float
-) -> list[_Part]:
+) -> list[_SearchedLayers]:
     """Divide the layers: as many parts as threads, more where one step would be too large."""
     ranks = problem.ranks
     cells = problem.num_workloads * int(ranks.slots_G.max()) * ranks.num_slots
@@ -166,7 +166,7 @@ def _parts(
     for layer_L in np.array_split(np.arange(problem.num_layers), num_parts):
         state = State.of(problem, start, layer_L=layer_L, bound_WL=bound_WL, caution=caution)
         parts.append(
-            _Part(
+            _SearchedLayers(
                 state=state,
                 best_LS=state.expert_LS.copy(),
                 best_time_LW=_largest(state, np.arange(len(layer_L))),
@@ -182,7 +182,7 @@ def _tenure_steps(problem: BalanceProblem) -> int:
     return int(np.clip(places // 32, 1, TENURE_STEPS))
 
 
-def _round(part: _Part, weight_WL: Floats, steps: range, deadline_s: float) -> bool:
+def _round(part: _SearchedLayers, weight_WL: Floats, steps: range, deadline_s: float) -> bool:
     """Make the steps of one round; return whether any layer is worth more of them."""
     state = part.state
     weight_LW = weight_WL[:, state.layer_L].T
@@ -217,7 +217,9 @@ def _largest(state: State, chosen_N: Ints) -> Floats:
     return np.asarray(state.peak_NWG(chosen_N).max(axis=2), dtype=np.float64)
 
 
-def _step(part: _Part, chosen_N: Ints, workload: int, weight_W: Singles, step: int) -> None:
+def _step(
+    part: _SearchedLayers, chosen_N: Ints, workload: int, weight_W: Singles, step: int
+) -> None:
     """Relieve the rank that is most loaded for one workload, in every chosen layer."""
     state = part.state
     rank_N = state.peak_NWG(chosen_N)[:, workload].argmax(axis=1)
@@ -243,7 +245,7 @@ def _step(part: _Part, chosen_N: Ints, workload: int, weight_W: Singles, step: i
         state.swap(made_N, slot_N, partner_N, until_N[is_made_N])
 
 
-def _joined(problem: BalanceProblem, parts: Iterable[_Part]) -> Placement:
+def _joined(problem: BalanceProblem, parts: Iterable[_SearchedLayers]) -> Placement:
     expert_LS = np.empty((problem.num_layers, problem.ranks.num_slots), dtype=np.int64)
     for part in parts:
         expert_LS[part.state.layer_L] = part.best_LS

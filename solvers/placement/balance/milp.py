@@ -13,7 +13,7 @@ import pulp
 from pulp.apis.coin_api import pulp_cbc_path
 
 from solvers.cbc import run_cbc
-from solvers.placement.balance.layer_choices import Block, Solved, solve_blocks
+from solvers.placement.balance.layer_choices import LayerBlock, SolvedBlock, solve_blocks
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.ranks import Placement
 from solvers.result import Claim
@@ -34,7 +34,7 @@ def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> 
     )
 
 
-def _solve_block(block: Block, time_limit_s: float, threads: int) -> Solved:
+def _solve_block(block: LayerBlock, time_limit_s: float, threads: int) -> SolvedBlock:
     result = run_cbc(
         executable=pulp_cbc_path,
         write_model=_program(block).writeMPS,
@@ -43,7 +43,7 @@ def _solve_block(block: Block, time_limit_s: float, threads: int) -> Solved:
     )
     bound = result.bound / SCALE * (1.0 - RELATIVE_TOLERANCE)
     if not result.status.has_solution:
-        return Solved(status=result.status, copies_LEG=None, bound=bound)
+        return SolvedBlock(status=result.status, copies_LEG=None, bound=bound)
     _, num_layers, num_experts, most_copies = block.cost_WLER.shape
     copies_LEG = np.zeros((num_layers, num_experts, len(block.slots_G)), dtype=np.int64)
     for layer, expert, rank in np.ndindex(*copies_LEG.shape):
@@ -51,10 +51,10 @@ def _solve_block(block: Block, time_limit_s: float, threads: int) -> Solved:
             round(result.value_of_column.get(f"n{layer}_{expert}_{r}_{rank}", 0.0))
             for r in range(most_copies)
         )
-    return Solved(status=result.status, copies_LEG=copies_LEG, bound=bound)
+    return SolvedBlock(status=result.status, copies_LEG=copies_LEG, bound=bound)
 
 
-def _program(block: Block) -> pulp.LpProblem:
+def _program(block: LayerBlock) -> pulp.LpProblem:
     num_workloads, num_layers, num_experts, most_copies = block.cost_WLER.shape
     num_ranks = len(block.slots_G)
     program = pulp.LpProblem("balance", pulp.LpMinimize)

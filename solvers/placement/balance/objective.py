@@ -9,7 +9,7 @@ import itertools
 
 import numpy as np
 
-from solvers.placement.balance.problem import BalanceProblem, Dispatch, Robust
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch, Robust
 from solvers.placement.dispatch.scatter import Shares, near_shares
 from solvers.placement.ranks import Floats, Ints, Placement
 
@@ -47,7 +47,7 @@ def slot_shares(problem: BalanceProblem, expert_LS: Ints) -> Shares:
     Only static dispatch differs from launch to launch.
     """
     shares = near_shares(expert_LS, ranks=problem.ranks, num_experts=problem.num_experts)
-    if problem.dispatch is Dispatch.STATIC:
+    if problem.dispatch is ReplicaDispatch.STATIC:
         return shares
     return Shares(mean_LS=shares.mean_LS, variance_LS=np.zeros_like(shares.variance_LS))
 

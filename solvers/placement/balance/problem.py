@@ -33,7 +33,7 @@ import numpy as np
 from solvers.placement.ranks import Floats, Placement, Ranks
 
 
-class Dispatch(StrEnum):
+class ReplicaDispatch(StrEnum):
     """What the runtime does with the replicas of an expert."""
 
     EVEN = "even"
@@ -47,7 +47,7 @@ class Dispatch(StrEnum):
     @property
     def is_near(self) -> bool:
         """Whether the split of tokens depends on where replicas are."""
-        return self is not Dispatch.EVEN
+        return self is not ReplicaDispatch.EVEN
 
 
 class Robust(StrEnum):
@@ -91,7 +91,7 @@ class BalanceProblem:
     active_load: float = 0.0
     """What reading one replica's weights costs, in token copies."""
     migration: Migration | None = None
-    dispatch: Dispatch = Dispatch.EVEN
+    dispatch: ReplicaDispatch = ReplicaDispatch.EVEN
     part_BWLE: Floats | None = None
     """Loads of parts of the recording, `load_WLE` being their mean: a search that puts whole hot
     experts on ranks evaluates each part, as other passes will differ from the mean as they do. The

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from solvers.placement.balance.local_search import MOST_STEPS, search
 from solvers.placement.balance.objective import planning_loads, value_of
-from solvers.placement.balance.problem import BalanceProblem, Dispatch
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
 from solvers.placement.balance.starts import LOADS_CAUTION, best_layers, drawn_times, with_draws
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.static import Streams, layer_targets, split
@@ -119,7 +119,7 @@ def of_slots(problem: BalanceProblem, placement: Placement, split_LEG: Floats) -
     scatter, variance = problem.scatter_BWLE, problem.variance_WLE
     return dataclasses.replace(
         problem,
-        dispatch=Dispatch.NEAR,
+        dispatch=ReplicaDispatch.NEAR,
         migration=None,
         part_BWLE=None,
         load_WLE=taken(problem.load_WLE, share_LS),

@@ -16,9 +16,9 @@ and packs them largest first, the copies of an expert on different nodes. The se
 it, on mean + caution * deviation of every rank, and every layer takes the start and caution that
 end with the least expected time of its most-loaded rank (`objective.largest_times`, a guess). Of
 that, EPLB's placement and the even split's, launches are drawn, and every layer takes the best
-again. Where far ranks draw for each token (`Dispatch.NEAR`), nothing is assigned: starts are copies
-of the largest shares up to one a node, EPLB's placement, one of the above, copies that leave few
-shares of which a rank takes one only (`fitting_copies`), and replicas on groups of nodes
+again. Where far ranks draw for each token (`ReplicaDispatch.NEAR`), nothing is assigned: starts are
+copies of the largest shares up to one a node, EPLB's placement, one of the above, copies that leave
+few shares of which a rank takes one only (`fitting_copies`), and replicas on groups of nodes
 (`groups.py`). Under static dispatch one more search keeps replicas on whole groups, which leave
 hardly a draw.
 
@@ -56,7 +56,7 @@ from solvers.placement.balance.objective import (
     robust_slope,
     value_of,
 )
-from solvers.placement.balance.problem import BalanceProblem, Dispatch, Robust
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch, Robust
 from solvers.placement.balance.state import replica_groups
 from solvers.placement.dispatch.launches import expected_shares, targets, users
 from solvers.placement.ranks import Floats, Ints, Placement
@@ -152,7 +152,7 @@ def search_near(
     problem: BalanceProblem, *, time_limit_s: float, threads: int = 1, most_steps: int = MOST_STEPS
 ) -> Placement:
     """Return the best of the starts, layer by layer, or what another rule places, if better."""
-    is_static = problem.dispatch is Dispatch.STATIC
+    is_static = problem.dispatch is ReplicaDispatch.STATIC
     is_drawn = not is_static and problem.scatter_BWLE is not None and _is_of_means(problem)
     searched = SEARCH_RATIO - GROUPS_RATIO * is_static - DRAWS_RATIO * is_drawn
     last_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
@@ -160,12 +160,12 @@ def search_near(
     whole, problem = problem, with_parts(problem)
     candidates: list[Placement] = []
     even = search(
-        dataclasses.replace(problem, dispatch=Dispatch.EVEN, migration=None),
+        dataclasses.replace(problem, dispatch=ReplicaDispatch.EVEN, migration=None),
         time_limit_s=EVEN_RATIO * time_limit_s,
         threads=threads,
         most_steps=most_steps,
     )
-    cautions = CAUTIONS if problem.dispatch is Dispatch.STATIC else (LOADS_CAUTION,)
+    cautions = CAUTIONS if problem.dispatch is ReplicaDispatch.STATIC else (LOADS_CAUTION,)
     if problem.num_workloads > whole.num_workloads:
         # Every step of many parts is long: fewer starts, searched for longer.
         cautions = cautions[:1]
@@ -173,7 +173,7 @@ def search_near(
     starting: list[Callable[[], Placement]] = [
         partial(start_placement, problem, ceiling=ceiling) for ceiling in CEILINGS
     ]
-    if problem.dispatch is Dispatch.NEAR:
+    if problem.dispatch is ReplicaDispatch.NEAR:
         # Nothing is assigned: copies of the hottest experts make nothing worse, and a load that
         # many ranks share scatters least.
         starting = [
@@ -231,12 +231,12 @@ def _grouped(
     problem: BalanceProblem, *, time_limit_s: float, threads: int, most_steps: int
 ) -> list[Placement]:
     """Search among replicas on whole groups of nodes, where static dispatch draws little."""
-    begin = group_start(problem) if problem.dispatch is Dispatch.STATIC else None
+    begin = group_start(problem) if problem.dispatch is ReplicaDispatch.STATIC else None
     if begin is None:
         return []
     start, domain_LGE = begin
     placement = search(
-        dataclasses.replace(problem, dispatch=Dispatch.NEAR),
+        dataclasses.replace(problem, dispatch=ReplicaDispatch.NEAR),
         time_limit_s=time_limit_s,
         threads=threads,
         most_steps=most_steps,
@@ -344,7 +344,7 @@ def _times(
 ) -> Floats:
     """Time of the most-loaded rank, [D][W][L], with a launch for each load, or one for all."""
     ranks = problem.ranks
-    is_dealt = problem.dispatch is Dispatch.STATIC
+    is_dealt = problem.dispatch is ReplicaDispatch.STATIC
     launches = max(len(load_DWLE), launches if is_dealt else 1)
     work_DWLG = np.zeros((launches, problem.num_workloads, problem.num_layers, ranks.num_ranks))
     is_single_LE = placement.copies_LE(problem.num_experts) == 1

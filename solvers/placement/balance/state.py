@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.placement.balance.objective import cost_of, slot_shares, slot_variances
-from solvers.placement.balance.problem import BalanceProblem, Dispatch
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
 from solvers.placement.dispatch.scatter import spread_variance
 from solvers.placement.ranks import Floats, Ints, Placement
 
@@ -183,7 +183,7 @@ class State:
         """Variance of one of so many copies of each expert on distinct groups, [N][W][E]."""
         problem, layer_N = self.problem, self.layer_L[chosen_N]
         variance_WNE = np.zeros((problem.num_workloads, len(chosen_N), problem.num_experts))
-        if problem.dispatch is Dispatch.STATIC:
+        if problem.dispatch is ReplicaDispatch.STATIC:
             share_NE = spread_variance(copies_NE, ranks=problem.ranks)
             variance_WNE += np.square(problem.load_WLE[:, layer_N]) * share_NE
         if problem.variance_WLE is not None:

@@ -34,7 +34,7 @@ ROUNDING_RATIO: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class FlowGroup:
     """One kind of group that flow can stay in."""
 
     gain: float
@@ -73,7 +73,7 @@ def _leaving_T(problem: ChainProblem, total_T: Floats, deadline_s: float) -> Flo
     if not len(between) or (between <= 0.0).any():
         return np.zeros_like(total_T)
     is_uniform = (ranks.slots_G == ranks.slots_G[0]).all()
-    rank = Group(
+    rank = FlowGroup(
         gain=1.0,
         size=int(ranks.slots_G.max()),
         num_groups=ranks.num_ranks if is_uniform else None,
@@ -94,7 +94,7 @@ def _cheapest(problem: ChainProblem) -> ChainProblem:
     return replace(problem, cost_GG=least_GG)
 
 
-def _groups(problem: ChainProblem) -> tuple[float, tuple[Group, ...]]:
+def _groups(problem: ChainProblem) -> tuple[float, tuple[FlowGroup, ...]]:
     """The cost of a copy that stays nowhere, and where it can stay."""
     ranks, shape = problem.ranks, hierarchy_of(problem) or hierarchy_of(_cheapest(problem))
     if shape is None:
@@ -104,9 +104,9 @@ def _groups(problem: ChainProblem) -> tuple[float, tuple[Group, ...]]:
         if between <= on_rank or ranks.num_ranks == 1:
             return min(on_rank, between), ()
         size = int(ranks.slots_G.max())
-        return between, (Group(gain=between - on_rank, size=size, num_groups=None),)
+        return between, (FlowGroup(gain=between - on_rank, size=size, num_groups=None),)
     return shape.other_node, tuple(
-        Group(gain=gain, size=size, num_groups=count)
+        FlowGroup(gain=gain, size=size, num_groups=count)
         for gain, size, count in (
             (shape.node_gain, shape.slots_per_node, shape.num_nodes),
             (shape.rank_gain, shape.slots_per_rank, ranks.num_ranks),
@@ -115,7 +115,7 @@ def _groups(problem: ChainProblem) -> tuple[float, tuple[Group, ...]]:
     )
 
 
-def _most_staying_HT(flow_TEE: Floats, groups: tuple[Group, ...], deadline_s: float) -> Floats:
+def _most_staying_HT(flow_TEE: Floats, groups: tuple[FlowGroup, ...], deadline_s: float) -> Floats:
     """What can stay at most, for each kind of group and pair of layers."""
     most_HT = np.array(
         [

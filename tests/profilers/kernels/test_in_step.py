@@ -9,7 +9,7 @@ import pytest
 from profilers.kernels.autograd import Prepared
 from profilers.kernels.suite import measure_kernel
 from profilers.noise.policy import NoisePolicy
-from profilers.records import Measurement, Status
+from profilers.records import Measurement, MeasurementStatus
 from profilers.team import AllReduceMax
 from tests.profilers.testing import FakeClock, gemm_case
 from tests.rows import each_row
@@ -111,15 +111,15 @@ def test_what_one_rank_cannot_prepare_no_rank_measures(which: int) -> None:
     ranks = [_running(1e-3), _running(1e-3)]
     ranks[which] = _failing
     rows = _measured(*ranks)
-    assert {row.status for row in rows[which]} == {Status.FAILED}
+    assert {row.status for row in rows[which]} == {MeasurementStatus.FAILED}
     assert rows[which][0].error == "RuntimeError: no kernel for this shape"
     assert [row.error for row in rows[1 - which]] == ["a peer failed", "a peer failed"]
 
 
 def test_a_backward_that_fails_on_one_rank_leaves_the_forward_on_both() -> None:
     whole, broken = _measured(_running(1e-3), _failing_backward)
-    assert [row.status for row in whole] == [Status.OK, Status.FAILED]
-    assert [row.status for row in broken] == [Status.OK, Status.OUT_OF_MEMORY]
+    assert [row.status for row in whole] == [MeasurementStatus.OK, MeasurementStatus.FAILED]
+    assert [row.status for row in broken] == [MeasurementStatus.OK, MeasurementStatus.OUT_OF_MEMORY]
 
 
 def test_ranks_that_all_fail_do_not_wait_for_each_other() -> None:
@@ -131,4 +131,4 @@ def test_ranks_that_all_fail_do_not_wait_for_each_other() -> None:
 
 def test_the_rank_with_the_least_memory_decides_what_is_tried() -> None:
     rows = _measured(_running(1e-3), _running(1e-3), free_bytes=(2**30, 16))
-    assert {row.status for of_rank in rows for row in of_rank} == {Status.OUT_OF_MEMORY}
+    assert {row.status for of_rank in rows for row in of_rank} == {MeasurementStatus.OUT_OF_MEMORY}

@@ -31,7 +31,7 @@ from profilers.kernels.suite import (
     live_bytes,
     measure_kernel,
 )
-from profilers.records import AXES, Case, Measurement, Status
+from profilers.records import AXES, Case, Measurement, MeasurementStatus
 from profilers.sampled_sizes import SIZES, lines
 from profilers.schedule import distinct
 from profilers.team import SingleRank
@@ -101,7 +101,7 @@ def test_every_kernel_takes_a_finite_positive_time(case: Case) -> None:
     directions = ["forward", "backward"] if case.direction else [""]
     assert [row.case.direction for row in rows] == directions
     for row in rows:
-        assert row.status is Status.OK, row.error
+        assert row.status is MeasurementStatus.OK, row.error
         assert len(row.times_s) >= LONG_REPEATS
         assert all(math.isfinite(time_s) and time_s > 0.0 for time_s in row.times_s)
 
@@ -111,7 +111,7 @@ def test_every_kernel_takes_a_finite_positive_time(case: Case) -> None:
 @each_row("case", tiny_cases())
 def test_every_kernel_runs_on_an_accelerator(case: Case) -> None:
     for row in measured(case, device=pick_device("cuda", local_rank=0)):
-        assert row.status is Status.OK, row.error
+        assert row.status is MeasurementStatus.OK, row.error
         assert all(math.isfinite(time_s) and time_s > 0.0 for time_s in row.times_s)
 
 
@@ -159,7 +159,7 @@ def test_a_kernel_that_raises_is_recorded_in_one_line() -> None:
         gemm_case(4), prepare=prepare, clock=HostClock(), budget_s=0.0, free_bytes=2**30, rank=3
     )
     assert [row.case.direction for row in rows] == ["forward", "backward"]
-    assert {row.status for row in rows} == {Status.FAILED}
+    assert {row.status for row in rows} == {MeasurementStatus.FAILED}
     assert rows[0].error == "RuntimeError: no kernel for this shape"
     assert rows[0].rank == 3
 
@@ -177,7 +177,7 @@ def test_a_backward_that_runs_out_of_memory_keeps_its_forward() -> None:
         free_bytes=2**30,
         rank=0,
     )
-    assert [row.status for row in rows] == [Status.OK, Status.OUT_OF_MEMORY]
+    assert [row.status for row in rows] == [MeasurementStatus.OK, MeasurementStatus.OUT_OF_MEMORY]
 
 
 def test_a_case_that_cannot_fit_is_not_tried() -> None:
@@ -189,7 +189,7 @@ def test_a_case_that_cannot_fit_is_not_tried() -> None:
     rows = measure_kernel(
         case, prepare=prepare, clock=HostClock(), budget_s=0.0, free_bytes=2**34, rank=0
     )
-    assert {row.status for row in rows} == {Status.OUT_OF_MEMORY}
+    assert {row.status for row in rows} == {MeasurementStatus.OUT_OF_MEMORY}
     assert live_bytes(case) > 2**34
 
 
@@ -197,7 +197,7 @@ def test_a_case_that_cannot_fit_is_not_tried() -> None:
 def test_a_kind_that_does_not_exist_is_recorded(operation: str) -> None:
     case = Case(operation=operation, kind="sort", dtype="fp32", axes=TINY[operation])
     (row,) = measured(case)
-    assert row.status is Status.FAILED
+    assert row.status is MeasurementStatus.FAILED
     assert "'sort'" in row.error
 
 

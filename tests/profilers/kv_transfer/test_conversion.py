@@ -19,7 +19,7 @@ from profilers.kv_transfer.pages import (
     pages_needed,
     scatter,
 )
-from profilers.kv_transfer.shards import CacheShape, Degrees, Rank, ranks
+from profilers.kv_transfer.shards import CacheDegrees, CacheShape, ShardRank, ranks
 from tests.rows import each_row
 
 GROUPED = CacheShape(num_layers=2, num_heads=4, width=3)
@@ -33,13 +33,13 @@ NUM_TOKENS = 150
 
 def instance(
     shape: CacheShape,
-    degrees: Degrees,
+    degrees: CacheDegrees,
     page_format: PageFormat,
     *,
     num_tokens: int = NUM_TOKENS,
     scale: float = 1.0,
     seed: int = 0,
-) -> dict[Rank, RankCache]:
+) -> dict[ShardRank, RankCache]:
     """Empty caches; every rank has its own order of pages, and pages of others between."""
     found = {}
     for number, rank in enumerate(ranks(degrees)):
@@ -66,7 +66,7 @@ def random_bits(shape: CacheShape, dtype: torch.dtype, *, num_tokens: int = NUM_
     return torch.randint(limits.min, limits.max + 1, sizes, dtype=bits, generator=noise).view(dtype)
 
 
-def fill(caches: dict[Rank, RankCache], values_LCTHD: Tensor) -> None:
+def fill(caches: dict[ShardRank, RankCache], values_LCTHD: Tensor) -> None:
     tokens = range(values_LCTHD.shape[2])
     for cache in caches.values():
         for layer in cache.layers:
@@ -74,7 +74,7 @@ def fill(caches: dict[Rank, RankCache], values_LCTHD: Tensor) -> None:
             scatter(piece.contiguous(), cache, layer=layer, heads=cache.heads, tokens=tokens)
 
 
-def assert_holds(caches: dict[Rank, RankCache], values_LCTHD: Tensor) -> None:
+def assert_holds(caches: dict[ShardRank, RankCache], values_LCTHD: Tensor) -> None:
     tokens = range(values_LCTHD.shape[2])
     bits = BITS[values_LCTHD.element_size()]
     for cache in caches.values():
@@ -87,8 +87,8 @@ def assert_holds(caches: dict[Rank, RankCache], values_LCTHD: Tensor) -> None:
 def round_trip(
     shape: CacheShape,
     *,
-    sender: Degrees,
-    receiver: Degrees,
+    sender: CacheDegrees,
+    receiver: CacheDegrees,
     mine: PageFormat,
     theirs: PageFormat,
 ) -> None:
@@ -106,8 +106,8 @@ def round_trip(
 def round_trip_of_pages(shape: CacheShape, mine: int, theirs: int, page: int, other: int) -> None:
     round_trip(
         shape,
-        sender=Degrees(tensor=mine),
-        receiver=Degrees(tensor=theirs),
+        sender=CacheDegrees(tensor=mine),
+        receiver=CacheDegrees(tensor=theirs),
         mine=PageFormat(page_tokens=page, layout=PageLayout.NHD),
         theirs=PageFormat(page_tokens=other, layout=PageLayout.HND),
     )
@@ -141,8 +141,8 @@ def test_round_trip_over_layouts_and_types(
 ) -> None:
     round_trip(
         shape,
-        sender=Degrees(tensor=2),
-        receiver=Degrees(tensor=4),
+        sender=CacheDegrees(tensor=2),
+        receiver=CacheDegrees(tensor=4),
         mine=PageFormat(page_tokens=16, layout=layout, dtype=dtype),
         theirs=PageFormat(page_tokens=48, layout=other, dtype=dtype),
     )
@@ -153,8 +153,8 @@ def test_round_trip_over_layouts_and_types(
 def test_round_trip_over_pipeline_degrees(shape: CacheShape, mine: int, theirs: int) -> None:
     round_trip(
         shape,
-        sender=Degrees(tensor=2, pipeline=mine),
-        receiver=Degrees(tensor=3, pipeline=theirs),
+        sender=CacheDegrees(tensor=2, pipeline=mine),
+        receiver=CacheDegrees(tensor=3, pipeline=theirs),
         mine=PageFormat(page_tokens=16),
         theirs=PageFormat(page_tokens=64, layout=PageLayout.HND),
     )
@@ -164,8 +164,8 @@ def test_small_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversion, "MOST_PIECE_BYTES", 1)
     round_trip(
         GROUPED,
-        sender=Degrees(tensor=2),
-        receiver=Degrees(),
+        sender=CacheDegrees(tensor=2),
+        receiver=CacheDegrees(),
         mine=PageFormat(page_tokens=16),
         theirs=PageFormat(page_tokens=32, layout=PageLayout.HND),
     )
@@ -177,8 +177,8 @@ def test_the_canonical_order_by_hand() -> None:
     (cache,) = (
         empty_cache(
             shape,
-            rank=Rank(stage=0, tensor=0),
-            degrees=Degrees(),
+            rank=ShardRank(stage=0, tensor=0),
+            degrees=CacheDegrees(),
             page_format=PageFormat(page_tokens=2, layout=PageLayout.HND, dtype=torch.float32),
             page_table_G=torch.tensor([1, 0]),
             num_pages=2,
@@ -192,7 +192,7 @@ def test_the_canonical_order_by_hand() -> None:
 
 def test_the_last_page_is_filled_up_with_zeros_and_other_pages_are_left_alone() -> None:
     page_format = PageFormat(page_tokens=16)
-    (cache,) = instance(GROUPED, Degrees(), page_format, num_tokens=20).values()
+    (cache,) = instance(GROUPED, CacheDegrees(), page_format, num_tokens=20).values()
     cache.pages.fill_(7.0)
     values = torch.ones((2, 20, 4, 3), dtype=torch.bfloat16)
     scatter(values, cache, layer=0, heads=range(4), tokens=range(20))
@@ -227,10 +227,10 @@ def test_fp8_through_a_wider_type_and_back_is_unchanged(between: torch.dtype, sc
 
 
 def test_fp8_of_another_scale_is_requantised() -> None:
-    senders = instance(GROUPED, Degrees(), PageFormat(page_tokens=16), num_tokens=16)
+    senders = instance(GROUPED, CacheDegrees(), PageFormat(page_tokens=16), num_tokens=16)
     fp8 = PageFormat(page_tokens=16, dtype=torch.float8_e4m3fn)
-    middle = instance(GROUPED, Degrees(), fp8, num_tokens=16, scale=0.5)
-    last = instance(GROUPED, Degrees(), fp8, num_tokens=16, scale=0.25)
+    middle = instance(GROUPED, CacheDegrees(), fp8, num_tokens=16, scale=0.5)
+    last = instance(GROUPED, CacheDegrees(), fp8, num_tokens=16, scale=0.25)
     fill(senders, torch.full((2, 2, 16, 4, 3), 3.0, dtype=torch.bfloat16))
     convert(GROUPED, senders=senders, receivers=middle, num_tokens=16)
     convert(GROUPED, senders=middle, receivers=last, num_tokens=16)
@@ -240,7 +240,7 @@ def test_fp8_of_another_scale_is_requantised() -> None:
 
 
 def test_pages_are_read_and_written_whole() -> None:
-    (cache,) = instance(GROUPED, Degrees(), PageFormat(page_tokens=16)).values()
+    (cache,) = instance(GROUPED, CacheDegrees(), PageFormat(page_tokens=16)).values()
     with pytest.raises(ValueError, match="token 8 does not begin a page of 16"):
         gather(cache, layer=0, heads=range(1), tokens=range(8, 20))
     with pytest.raises(ValueError, match="not all among"):
@@ -248,7 +248,7 @@ def test_pages_are_read_and_written_whole() -> None:
 
 
 def test_what_is_no_instance_or_no_page_is_refused() -> None:
-    whole = instance(GROUPED, Degrees(tensor=2), PageFormat(page_tokens=16))
+    whole = instance(GROUPED, CacheDegrees(tensor=2), PageFormat(page_tokens=16))
     half = {rank: cache for rank, cache in whole.items() if rank.tensor == 1}
     with pytest.raises(ValueError, match="1 ranks are not a whole instance"):
         convert(GROUPED, senders=half, receivers=whole, num_tokens=NUM_TOKENS)

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.kv_transfer.shards import (
+    CacheDegrees,
     CacheShape,
-    Degrees,
-    Rank,
+    ShardRank,
     heads_of,
     layers_of,
     ranks,
@@ -36,13 +36,13 @@ def test_stages_hold_all_layers_once() -> None:
 
 
 def test_of_copies_only_the_lowest_rank_sends() -> None:
-    plan = transfers(GROUPED, sender=Degrees(tensor=8), receiver=Degrees(), num_tokens=10)
+    plan = transfers(GROUPED, sender=CacheDegrees(tensor=8), receiver=CacheDegrees(), num_tokens=10)
     assert [transfer.sender.tensor for transfer in plan] == [0, 2, 4, 6]
     assert [transfer.heads for transfer in plan] == [range(n, n + 1) for n in range(4)]
 
 
 def test_a_wider_receiver_cuts_what_one_rank_sends() -> None:
-    plan = transfers(GROUPED, sender=Degrees(), receiver=Degrees(tensor=2), num_tokens=10)
+    plan = transfers(GROUPED, sender=CacheDegrees(), receiver=CacheDegrees(tensor=2), num_tokens=10)
     assert [(transfer.receiver.tensor, transfer.heads) for transfer in plan] == [
         (0, range(2)),
         (1, range(2, 4)),
@@ -51,7 +51,11 @@ def test_a_wider_receiver_cuts_what_one_rank_sends() -> None:
 
 def test_ranks_share_the_sending_of_a_latent_by_whole_granules() -> None:
     plan = transfers(
-        LATENT, sender=Degrees(tensor=2), receiver=Degrees(), num_tokens=70, granule_tokens=32
+        LATENT,
+        sender=CacheDegrees(tensor=2),
+        receiver=CacheDegrees(),
+        num_tokens=70,
+        granule_tokens=32,
     )
     # 70 tokens are 3 granules of 32: one for rank 0, two for rank 1, the last cut at 70.
     assert [(transfer.sender.tensor, transfer.tokens) for transfer in plan] == [
@@ -62,7 +66,7 @@ def test_ranks_share_the_sending_of_a_latent_by_whole_granules() -> None:
 
 def test_stages_send_the_layers_that_both_hold() -> None:
     plan = transfers(
-        GROUPED, sender=Degrees(pipeline=2), receiver=Degrees(pipeline=3), num_tokens=1
+        GROUPED, sender=CacheDegrees(pipeline=2), receiver=CacheDegrees(pipeline=3), num_tokens=1
     )
     assert [(one.sender.stage, one.receiver.stage, one.layers) for one in plan] == [
         (0, 0, range(1)),
@@ -73,7 +77,9 @@ def test_stages_send_the_layers_that_both_hold() -> None:
 
 def test_an_empty_request_sends_nothing() -> None:
     for shape in (GROUPED, LATENT):
-        assert not transfers(shape, sender=Degrees(), receiver=Degrees(tensor=2), num_tokens=0)
+        assert not transfers(
+            shape, sender=CacheDegrees(), receiver=CacheDegrees(tensor=2), num_tokens=0
+        )
 
 
 @given(
@@ -99,8 +105,8 @@ def test_every_element_that_a_receiver_holds_arrives_once_from_a_rank_that_has_i
         width=1,
         is_latent=is_latent,
     )
-    sender = Degrees(tensor=degrees[0], pipeline=degrees[2])
-    receiver = Degrees(tensor=degrees[1], pipeline=degrees[3])
+    sender = CacheDegrees(tensor=degrees[0], pipeline=degrees[2])
+    receiver = CacheDegrees(tensor=degrees[1], pipeline=degrees[3])
     plan = transfers(
         shape, sender=sender, receiver=receiver, num_tokens=num_tokens, granule_tokens=granule
     )
@@ -124,9 +130,9 @@ def test_every_element_that_a_receiver_holds_arrives_once_from_a_rank_that_has_i
 
 
 def test_an_instance_has_a_rank_for_every_stage_and_shard() -> None:
-    assert ranks(Degrees(tensor=2, pipeline=2))[2] == Rank(stage=1, tensor=0)
+    assert ranks(CacheDegrees(tensor=2, pipeline=2))[2] == ShardRank(stage=1, tensor=0)
     with pytest.raises(ValueError, match="0 x 1 must be at least 1"):
-        Degrees(tensor=0)
+        CacheDegrees(tensor=0)
 
 
 def test_a_latent_with_several_heads_is_refused() -> None:

@@ -9,7 +9,7 @@ from profilers.benchmark import Setting
 from profilers.devices import clock_of, count_accelerators, pick_device
 from profilers.kernels.suite import LONG_REPEATS, measure_kernel
 from profilers.kv_transfer.suite import DTYPES, KINDS, ConversionBenchmark, benchmarks, prepare
-from profilers.records import Case, Status
+from profilers.records import Case, MeasurementStatus
 from profilers.schedule import distinct
 from profilers.team import SingleRank
 from profilers.work import work
@@ -38,7 +38,7 @@ def test_every_line_of_the_grid_is_measured_with_its_repeats(kind: str, dtype: s
     heads = 1 if kind.startswith("latent") else 4
     requested = case(kind, dtype, heads=heads, tensor_from=2, tensor_to=4)
     (row,) = benchmark().measure(requested, budget_s=0.0)
-    assert row.status is Status.OK, row.error
+    assert row.status is MeasurementStatus.OK, row.error
     assert len(row.times_s) >= LONG_REPEATS
     assert all(time_s > 0.0 for time_s in row.times_s)
 
@@ -57,7 +57,7 @@ def test_every_line_of_the_grid_runs_on_an_accelerator(kind: str, dtype: str) ->
         free_bytes=2**32,
         rank=0,
     )
-    assert [row.status for row in rows] == [Status.OK], rows[0].error
+    assert [row.status for row in rows] == [MeasurementStatus.OK], rows[0].error
 
 
 def test_the_grid_is_distinct_and_can_be_refined_along_tokens() -> None:
@@ -71,13 +71,13 @@ def test_the_grid_is_distinct_and_can_be_refined_along_tokens() -> None:
 
 def test_a_type_that_no_cache_has_is_recorded() -> None:
     (row,) = benchmark().measure(case("nhd_nhd/int3", "bf16"), budget_s=0.0)
-    assert row.status is Status.FAILED
+    assert row.status is MeasurementStatus.FAILED
     assert "int3" in row.error
 
 
 def test_a_request_that_cannot_fit_is_not_tried() -> None:
     (row,) = benchmark().measure(case("nhd_nhd", "bf16", tokens=2**45), budget_s=0.0)
-    assert row.status is Status.OUT_OF_MEMORY
+    assert row.status is MeasurementStatus.OUT_OF_MEMORY
 
 
 @each_row(

@@ -23,7 +23,7 @@ from profilers.links.arrival_skew import (
     positive,
 )
 from profilers.links.groups import shapes
-from profilers.records import Case, Status
+from profilers.records import Case, MeasurementStatus
 from profilers.series import key_of
 from profilers.store import read_profile
 from profilers.team import SingleRank
@@ -137,4 +137,4 @@ def test_a_group_without_peers_is_recorded() -> None:
     axes = {"work_us": 250, "ranks": 2, "stride": 1, "world": 2}
     case = Case(operation="rendezvous", axes=axes)
     (row,) = _benchmark(SingleRank()).measure(case, budget_s=0.0)
-    assert (row.status, row.error) == (Status.FAILED, "no such group of ranks here")
+    assert (row.status, row.error) == (MeasurementStatus.FAILED, "no such group of ranks here")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from profilers.links.matrix import Link, links_of
+from profilers.links.matrix import MeasuredLink, links_of
 from profilers.records import Profile
 from profilers.store import read_profile
 from profilers.stragglers import stragglers
@@ -40,7 +40,7 @@ def _profiled(
     return read_profile(out)
 
 
-def _between(profile: Profile) -> list[Link]:
+def _between(profile: Profile) -> list[MeasuredLink]:
     return [link for link in links_of(profile) if not link.is_inside and link.lanes == 1]
 
 

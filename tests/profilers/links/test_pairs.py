@@ -5,7 +5,7 @@ from pathlib import Path
 from profilers.benchmark import Setting
 from profilers.clock import HostClock
 from profilers.links.pairs import PairBenchmark, link_rounds
-from profilers.records import Status
+from profilers.records import MeasurementStatus
 from profilers.team import SingleRank
 
 
@@ -52,7 +52,7 @@ def test_every_round_is_measured_once_a_size() -> None:
 def test_a_pair_that_is_not_here_is_a_failed_row() -> None:
     case = _benchmark(world=4, local_world=2).cases()[0]
     (row,) = _benchmark(world=1, local_world=1).measure(case, budget_s=1.0)
-    assert row.status is Status.FAILED
+    assert row.status is MeasurementStatus.FAILED
     assert "no such pair" in row.error
 
 

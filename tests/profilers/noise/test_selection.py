@@ -6,11 +6,11 @@ import pytest
 
 from profilers.noise.selection import SAME_RATIO, CaseSession, RowSelection
 from profilers.noise.sentinel import EXPONENTS
-from profilers.records import Case, Measurement, Status
+from profilers.records import Case, Measurement, MeasurementStatus
 from tests.profilers.testing import gemm_case, gemm_row
 from tests.rows import each_row
 
-FAILED = Measurement(case=gemm_case(8), status=Status.FAILED, error="no")
+FAILED = Measurement(case=gemm_case(8), status=MeasurementStatus.FAILED, error="no")
 
 
 def with_sentinel(
@@ -36,7 +36,7 @@ def test_of_several_sessions_the_one_with_the_fastest_slowest_rank_counts() -> N
 def test_of_collectives_the_repeats_of_all_sessions_count() -> None:
     axes = {"bytes": 8, "ranks": 2, "stride": 1, "world": 2}
     case = Case(operation="collective", kind="all_gather", axes=axes)
-    failed = Measurement(case=case, status=Status.FAILED, error="a peer failed")
+    failed = Measurement(case=case, status=MeasurementStatus.FAILED, error="a peer failed")
     slow, fast = (Measurement(case=case, times_s=times_s) for times_s in ((3.0, 4.0), (1.0,)))
     selection = RowSelection(rows=[])
     for row in (failed, slow, fast, failed):

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from profilers.steps.config import StepConfig
 from profilers.steps.instruments import Instruments
-from profilers.steps.layout import Layout
-from profilers.steps.routing import Router
+from profilers.steps.layout import ParallelState
+from profilers.steps.routing import TopKRouter
 from profilers.steps.run import start
 
 Fields = dict[str, Any]
@@ -18,7 +18,7 @@ NUM_EXPERTS, TOP_K, TOKENS = 8, 2, 32
 
 
 @pytest.fixture(scope="module")
-def layout(tiny_config: Callable[..., Fields]) -> Iterator[Layout]:
+def layout(tiny_config: Callable[..., Fields]) -> Iterator[ParallelState]:
     config = StepConfig.model_validate(tiny_config())
     yield start(config, device=torch.device("cpu"))
     dist.destroy_process_group()
@@ -32,17 +32,17 @@ def instruments() -> Instruments:
 
 @pytest.fixture
 def router(
-    tiny_config: Callable[..., Fields], layout: Layout, instruments: Instruments
-) -> Callable[..., Router]:
-    def built(**routing: Any) -> Router:
+    tiny_config: Callable[..., Fields], layout: ParallelState, instruments: Instruments
+) -> Callable[..., TopKRouter]:
+    def built(**routing: Any) -> TopKRouter:
         config = StepConfig.model_validate(tiny_config(routing=routing))
-        return Router(config, layout, instruments, moe_layer=1, name="router")
+        return TopKRouter(config, layout, instruments, moe_layer=1, name="router")
 
     return built
 
 
 def test_weights_sum_to_one_and_loads_are_noted_in_the_first_pass_only(
-    router: Callable[..., Router], instruments: Instruments
+    router: Callable[..., TopKRouter], instruments: Instruments
 ) -> None:
     module, x = router(), torch.randn(2, TOKENS, 32)
     experts_TK, weight_TK = module(x, None, is_first_pass=True)
@@ -53,7 +53,7 @@ def test_weights_sum_to_one_and_loads_are_noted_in_the_first_pass_only(
 
 
 def test_the_auxiliary_loss_has_the_gradient_of_its_formula(
-    router: Callable[..., Router],
+    router: Callable[..., TopKRouter],
 ) -> None:
     coefficient, global_batch = 0.3, 8
     x = torch.randn(2, TOKENS, 32)
@@ -76,7 +76,7 @@ def test_the_auxiliary_loss_has_the_gradient_of_its_formula(
 
 
 def test_forced_experts_are_used_and_the_router_still_learns(
-    router: Callable[..., Router],
+    router: Callable[..., TopKRouter],
 ) -> None:
     module = router(mode="forced", balancing="none")
     forced = torch.tensor([[[6, 1]] * TOKENS] * 2)
@@ -90,7 +90,7 @@ def test_forced_experts_are_used_and_the_router_still_learns(
 
 
 def test_the_bias_rises_for_idle_experts_and_steers_the_choice_not_the_weight(
-    router: Callable[..., Router],
+    router: Callable[..., TopKRouter],
 ) -> None:
     module, x = router(balancing="loss_free", coefficient=0.5), torch.randn(1, TOKENS, 32)
     module.move_bias(torch.tensor([9, 1, 1, 1, 1, 1, 1, 1]))

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from profilers.steps.config import StepConfig
-from profilers.steps.layout import Layout, join
+from profilers.steps.layout import ParallelState, join
 from profilers.steps.model import StageModel
 from profilers.steps.run import start
 from profilers.steps.training import Training
@@ -31,7 +31,7 @@ Piece = tuple[str, int, int, Tensor]
 """(name, axis to join along, place along it, values)."""
 
 
-def observe(config: StepConfig, layout: Layout, *, is_metered: bool) -> dict[str, Any]:
+def observe(config: StepConfig, layout: ParallelState, *, is_metered: bool) -> dict[str, Any]:
     """Train `config.steps` steps: what each of them saw, and the gradients of the first."""
     training = Training(config, layout)
     losses, loads, chunks, crossed = [], [], [], []
@@ -61,7 +61,9 @@ def observe(config: StepConfig, layout: Layout, *, is_metered: bool) -> dict[str
     }
 
 
-def whole_gradients(config: StepConfig, layout: Layout, training: Training) -> dict[str, Tensor]:
+def whole_gradients(
+    config: StepConfig, layout: ParallelState, training: Training
+) -> dict[str, Tensor]:
     """Join the gradients of all ranks; every rank gets them all."""
     own = list(_pieces(config, layout, training))
     everyone: list[list[Piece]] = [[] for _ in range(dist.get_world_size())]
@@ -77,7 +79,7 @@ def whole_gradients(config: StepConfig, layout: Layout, training: Training) -> d
     }
 
 
-def _pieces(config: StepConfig, layout: Layout, training: Training) -> Iterator[Piece]:
+def _pieces(config: StepConfig, layout: ParallelState, training: Training) -> Iterator[Piece]:
     for chunk, module in enumerate(training.modules):
         stage = chunk * layout.degrees.pipeline + layout.pipeline_rank
         first = sum(before.num_layers for before in config.stages[:stage])
@@ -92,7 +94,7 @@ def _pieces(config: StepConfig, layout: Layout, training: Training) -> Iterator[
             yield from _split(config, layout, name, gradient.full_tensor())
 
 
-def _split(config: StepConfig, layout: Layout, name: str, values: Tensor) -> Iterator[Piece]:
+def _split(config: StepConfig, layout: ParallelState, name: str, values: Tensor) -> Iterator[Piece]:
     leaf = name.rpartition(".")[2]
     if ".routed." in name:
         yield name, 0, layout.expert_rank, values
@@ -120,7 +122,7 @@ def main(cases: Path, results: Path, metered: Path | None = None) -> None:
     wanted = configs if metered is None else json.loads(metered.read_text(encoding="utf-8"))
     observed = {}
     device = torch.device("cpu")
-    layouts: dict[str, Layout] = {}
+    layouts: dict[str, ParallelState] = {}
     for name, config in configs.items():
         # Groups take longer to make than a case takes: equal degrees share theirs.
         degrees = config.parallelism.model_dump_json()

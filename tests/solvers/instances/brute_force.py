@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from solvers.instances import check
 from solvers.instances.linear import least_per_s
-from solvers.instances.problem import InstancePlan, InstancesProblem, Role
+from solvers.instances.problem import InstancePlan, InstanceRole, InstancesProblem
 from solvers.result import Claim, Status
 
 Row = list[Fraction]
@@ -69,7 +69,7 @@ def max_flow_plan(problem: InstancesProblem, counts: tuple[int, ...]) -> Instanc
     rows: list[tuple[Row, Fraction]] = []
     aggregated = Fraction(0)
     for number, group in enumerate(problem.groups):
-        if group.role is Role.AGGREGATED:
+        if group.role is InstanceRole.AGGREGATED:
             aggregated += capacity_G[number]
             continue
         row = [Fraction(number in (route.sender, route.receiver)) for route in routes]

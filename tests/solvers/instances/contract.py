@@ -7,7 +7,7 @@ import numpy as np
 
 from solvers import registry
 from solvers.instances.check import devices
-from solvers.instances.problem import InstancePlan, InstancesProblem, Objective
+from solvers.instances.problem import InstanceObjective, InstancePlan, InstancesProblem
 from solvers.result import Outcome, Status
 from tests.solvers.contract import Contract
 from tests.solvers.instances import brute_force
@@ -16,8 +16,8 @@ from tests.solvers.instances.testing import mixed_pool, tiny_problem
 
 def draw(seed: int) -> InstancesProblem:
     """The objectives in turns."""
-    number, index = divmod(seed, len(Objective))
-    return tiny_problem(np.random.default_rng([number, index]), list(Objective)[index])
+    number, index = divmod(seed, len(InstanceObjective))
+    return tiny_problem(np.random.default_rng([number, index]), list(InstanceObjective)[index])
 
 
 def _features(problem: InstancesProblem, best: Outcome[InstancePlan]) -> Iterable[str]:
@@ -65,11 +65,11 @@ INSTANCES = Contract(
         *(7, 8, 13, 16, 24, 26, 29, 35, 36, 38, 40, 49),
         *(52, 54, 65, 66, 77, 83, 85, 92, 93, 94, 95, 96),
     ),
-    count=24 * len(Objective),
+    count=24 * len(InstanceObjective),
     features=_features,
     expected=frozenset(
         {
-            *(f"objective {objective}" for objective in Objective),
+            *(f"objective {objective}" for objective in InstanceObjective),
             *("limited kinds", "islands", "several classes", "handed over", "aggregated", "both"),
             *("several pools", "a column over two pools", "a full link", "optimal", "infeasible"),
         }
@@ -78,7 +78,7 @@ INSTANCES = Contract(
     exact=frozenset({"milp", "cp_sat"}),
     tolerance=2e-6,
     broken=_broken,
-    large=lambda: mixed_pool(objective=Objective.DEVICE_TIME),
+    large=lambda: mixed_pool(objective=InstanceObjective.DEVICE_TIME),
     hurried={
         "milp": (Status.FEASIBLE, Status.UNKNOWN),
         "cp_sat": (Status.FEASIBLE, Status.UNKNOWN),

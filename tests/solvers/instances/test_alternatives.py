@@ -7,7 +7,7 @@ import pytest
 from solvers.instances.alternatives import alternatives
 from solvers.instances.check import violations
 from solvers.instances.dominance import undominated
-from solvers.instances.problem import Column, InstancePlan, InstancesProblem, Objective
+from solvers.instances.problem import Column, InstanceObjective, InstancePlan, InstancesProblem
 from solvers.registry import INSTANCES
 from tests.solvers.instances import brute_force
 from tests.solvers.instances.testing import mixed_pool, one_pool, tiny_problem
@@ -42,7 +42,7 @@ def test_a_tie_is_found_and_idle_instances_are_no_alternative() -> None:
 
 def test_the_least_rate_follows_the_band() -> None:
     # 8P + 4D serve 40 requests/s on twelve devices, 7P + 4D 39.2 on eleven: 2.04 % more time each.
-    problem = one_pool(objective=Objective.RATE, demand_per_s=0.0)
+    problem = one_pool(objective=InstanceObjective.RATE, demand_per_s=0.0)
     best = solved(problem)
     assert best is not None
     for band_ratio, counts in ((0.0, [(8, 4)]), (0.0203, [(8, 4)]), (0.0205, [(7, 4)])):
@@ -54,18 +54,18 @@ def test_the_least_rate_follows_the_band() -> None:
 
 
 def test_finds_what_trying_everything_finds() -> None:
-    objectives = itertools.cycle((Objective.COST, Objective.DEVICES))
+    objectives = itertools.cycle((InstanceObjective.COST, InstanceObjective.DEVICES))
     actual = [line for seed in range(12) for line in differences(seed, next(objectives))]
     assert not actual
 
 
 @pytest.mark.slow
 def test_finds_what_trying_everything_finds_with_either_objective() -> None:
-    every = itertools.product(range(12), (Objective.COST, Objective.DEVICES))
+    every = itertools.product(range(12), (InstanceObjective.COST, InstanceObjective.DEVICES))
     assert not [line for seed, objective in every for line in differences(seed, objective)]
 
 
-def differences(seed: int, objective: Objective) -> list[str]:
+def differences(seed: int, objective: InstanceObjective) -> list[str]:
     """What is found and does not exist, is missed, or is called complete and is not."""
     problem = distinct(tiny_problem(np.random.default_rng([seed, 9]), objective))
     best = solved(problem)
@@ -107,14 +107,14 @@ def uses_dominated(problem: InstancesProblem, count_J: tuple[int, ...]) -> bool:
 @pytest.mark.parametrize(
     "objective",
     [
-        *(Objective.COST, Objective.DEVICES, Objective.DEVICE_TIME),
+        *(InstanceObjective.COST, InstanceObjective.DEVICES, InstanceObjective.DEVICE_TIME),
         *(
             pytest.param(each, marks=pytest.mark.slow)
-            for each in (Objective.RATE, Objective.SPENDING)
+            for each in (InstanceObjective.RATE, InstanceObjective.SPENDING)
         ),
     ],
 )
-def test_alternatives_of_a_mixed_pool_are_allowed_and_near(objective: Objective) -> None:
+def test_alternatives_of_a_mixed_pool_are_allowed_and_near(objective: InstanceObjective) -> None:
     problem = mixed_pool(objective=objective)
     best = solved(problem)
     assert best is not None

@@ -5,14 +5,14 @@ import pytest
 from solvers.instances.check import objective, violations
 from solvers.instances.problem import (
     Column,
-    Group,
+    ColumnGroup,
+    DevicePool,
+    InstanceObjective,
     InstancePlan,
+    InstanceRole,
     InstancesProblem,
-    Link,
-    Objective,
-    Pool,
-    Role,
     Route,
+    TransferLink,
 )
 from tests.solvers.refusals import unrefused
 
@@ -20,12 +20,12 @@ from tests.solvers.refusals import unrefused
 def problem(**changes: Any) -> InstancesProblem:
     """Prompts of two classes on two pools, decode and aggregated on the second."""
     given: dict[str, Any] = {
-        "pools": (Pool(name="new", devices=4), Pool(name="old", devices=8)),
+        "pools": (DevicePool(name="new", devices=4), DevicePool(name="old", devices=8)),
         "groups": (
-            Group(name="short", role=Role.PREFILL, request_class=0),
-            Group(name="long", role=Role.PREFILL, request_class=1),
-            Group(name="decode", role=Role.DECODE),
-            Group(name="both", role=Role.AGGREGATED),
+            ColumnGroup(name="short", role=InstanceRole.PREFILL, request_class=0),
+            ColumnGroup(name="long", role=InstanceRole.PREFILL, request_class=1),
+            ColumnGroup(name="decode", role=InstanceRole.DECODE),
+            ColumnGroup(name="both", role=InstanceRole.AGGREGATED),
         ),
         "columns": (
             Column(name="s", group=0, devices_P=(0, 1), rate_per_s=3.0, price_per_hour=1.0),
@@ -33,13 +33,13 @@ def problem(**changes: Any) -> InstancesProblem:
             Column(name="d", group=2, devices_P=(1, 1), rate_per_s=4.0, price_per_hour=3.0),
             Column(name="a", group=3, devices_P=(0, 2), rate_per_s=1.0, price_per_hour=2.0),
         ),
-        "links": (Link(name="wire", bytes_per_s=10.0),),
+        "links": (TransferLink(name="wire", bytes_per_s=10.0),),
         "routes": (
             Route(sender=0, receiver=2),
             Route(sender=1, receiver=2, request_bytes=5.0, links=(0,)),
         ),
         "share_C": (0.75, 0.25),
-        "objective": Objective.COST,
+        "objective": InstanceObjective.COST,
         "demand_per_s": 4.0,
         "spare_ratio": 0.25,
     }
@@ -59,17 +59,17 @@ def plan(**changes: Any) -> InstancePlan:
 
 def test_objectives_by_hand() -> None:
     for objective_kind, value in (
-        (Objective.COST, 1.0 + 5.0 + 3.0 + 2.0),
-        (Objective.DEVICES, 1 + 2 + 2 + 2),
-        (Objective.RATE, 1.25 / 5.0),
-        (Objective.DEVICE_TIME, 7 * 1.25 / 5.0),
-        (Objective.SPENDING, 11.0 / 3600.0 * 1.25 / 5.0),
+        (InstanceObjective.COST, 1.0 + 5.0 + 3.0 + 2.0),
+        (InstanceObjective.DEVICES, 1 + 2 + 2 + 2),
+        (InstanceObjective.RATE, 1.25 / 5.0),
+        (InstanceObjective.DEVICE_TIME, 7 * 1.25 / 5.0),
+        (InstanceObjective.SPENDING, 11.0 / 3600.0 * 1.25 / 5.0),
     ):
         assert objective(problem(objective=objective_kind), plan()) == pytest.approx(value)
         weighed = sum(problem(objective=objective_kind).weight_J)
-        if objective_kind in (Objective.COST, Objective.DEVICES):
+        if objective_kind in (InstanceObjective.COST, InstanceObjective.DEVICES):
             assert weighed == pytest.approx(value)
-        elif objective_kind is not Objective.RATE:
+        elif objective_kind is not InstanceObjective.RATE:
             assert weighed / 5.0 == pytest.approx(value)
 
 
@@ -88,7 +88,11 @@ def test_every_broken_rule_is_named() -> None:
         ({"flow_per_s_E": (3.1, 1.0)}, {}, "group 'short' is handed 3.1 requests/s, it serves 3.0"),
         ({"count_J": (2, 1, 1, 1), "flow_per_s_E": (3.1, 1.0)}, {}, "group 'decode' is handed 4.1"),
         ({"aggregated_per_s": 1.1}, {}, "aggregated instances are given 1.1 requests/s"),
-        ({}, {"links": (Link(name="wire", bytes_per_s=4.9),)}, "link 'wire' carries 5.0 bytes/s"),
+        (
+            {},
+            {"links": (TransferLink(name="wire", bytes_per_s=4.9),)},
+            "link 'wire' carries 5.0 bytes/s",
+        ),
         ({"flow_per_s_E": (3.0, 0.9)}, {}, "class 1 asks for 1.25 requests/s, 1.15 are served"),
         ({}, {"demand_per_s": 4.1}, "5.0 requests/s are provided for, 5.125 are required"),
         ({}, {"max_kinds": 1}, "2 kinds of prefill instances are in use, at most 1"),
@@ -104,9 +108,12 @@ def test_every_broken_rule_is_named() -> None:
 def test_an_impossible_problem_cannot_be_made() -> None:
     rows: tuple[tuple[dict[str, Any], str], ...] = (
         ({"pools": ()}, "must be distinct names"),
-        ({"pools": (Pool(name="a", devices=1),) * 2}, "must be distinct names"),
-        ({"pools": (Pool(name="a", devices=-1), Pool(name="b", devices=1))}, "devices must be"),
-        ({"links": (Link(name="wire", bytes_per_s=0.0),)}, "bytes_per_s must be positive"),
+        ({"pools": (DevicePool(name="a", devices=1),) * 2}, "must be distinct names"),
+        (
+            {"pools": (DevicePool(name="a", devices=-1), DevicePool(name="b", devices=1))},
+            "devices must be",
+        ),
+        ({"links": (TransferLink(name="wire", bytes_per_s=0.0),)}, "bytes_per_s must be positive"),
         ({"share_C": (0.5, 0.6)}, "must be shares above 0 that sum to 1"),
         ({"share_C": (1.0,)}, "request_class must be one of 1 classes"),
         ({"columns": (Column(name="x", group=9, devices_P=(1, 1), rate_per_s=1.0),)}, "group must"),

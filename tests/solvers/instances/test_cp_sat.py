@@ -1,7 +1,7 @@
 import pytest
 
 from solvers.instances.counts import common_unit
-from solvers.instances.problem import Objective
+from solvers.instances.problem import InstanceObjective
 from solvers.registry import INSTANCES
 from solvers.result import Status
 from tests.solvers.instances.testing import mixed_pool
@@ -26,10 +26,10 @@ def test_other_weights_are_counted_in_fine_steps() -> None:
     "objective",
     [
         pytest.param(each, marks=() if each.rate_is_fixed else pytest.mark.slow)
-        for each in Objective
+        for each in InstanceObjective
     ],
 )
-def test_both_methods_agree_on_a_mixed_pool(objective: Objective) -> None:
+def test_both_methods_agree_on_a_mixed_pool(objective: InstanceObjective) -> None:
     problem = mixed_pool(seed=3, objective=objective)
     one, other = (
         INSTANCES.solve(problem, method=method, time_limit_s=60.0) for method in INSTANCES.methods

@@ -4,11 +4,11 @@ import pytest
 
 from solvers.instances.problem import (
     Column,
-    Group,
+    ColumnGroup,
+    DevicePool,
+    InstanceObjective,
+    InstanceRole,
     InstancesProblem,
-    Objective,
-    Pool,
-    Role,
     Route,
 )
 from solvers.registry import INSTANCES
@@ -23,11 +23,11 @@ def test_next_to_nothing_takes_one_instance_of_each_role() -> None:
         1.0,
     ):
         problem = InstancesProblem(
-            pools=(Pool(name="a100", devices=4096),),
+            pools=(DevicePool(name="a100", devices=4096),),
             groups=(
-                Group(name="p", role=Role.PREFILL),
-                Group(name="d", role=Role.DECODE),
-                Group(name="both", role=Role.AGGREGATED),
+                ColumnGroup(name="p", role=InstanceRole.PREFILL),
+                ColumnGroup(name="d", role=InstanceRole.DECODE),
+                ColumnGroup(name="both", role=InstanceRole.AGGREGATED),
             ),
             columns=(
                 Column(name="p", group=0, devices_P=(1,), rate_per_s=5.6),
@@ -36,7 +36,7 @@ def test_next_to_nothing_takes_one_instance_of_each_role() -> None:
             ),
             routes=(Route(sender=0, receiver=1),),
             demand_per_s=demand_per_s,
-            objective=Objective.DEVICES,
+            objective=InstanceObjective.DEVICES,
         )
         outcome = INSTANCES.solve(problem, time_limit_s=60.0)
         assert outcome.status is Status.OPTIMAL

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from solvers.instances.dominance import undominated
-from solvers.instances.problem import Column, Objective
+from solvers.instances.problem import Column, InstanceObjective
 from tests.solvers.instances import brute_force
 from tests.solvers.instances.testing import mixed_pool, one_pool, tiny_problem
 
@@ -36,7 +36,9 @@ def test_most_columns_of_a_mixed_pool_are_dominated() -> None:
     assert 40 <= len(undominated(problem)) <= 150
 
 
-def lost(seed: int, objective: Objective) -> list[tuple[int, Objective, float, float]]:
+def lost(
+    seed: int, objective: InstanceObjective
+) -> list[tuple[int, InstanceObjective, float, float]]:
     """The instance with its optimum without and with dominated columns, where they differ."""
     problem = tiny_problem(np.random.default_rng([seed, 77]), objective)
     kept = undominated(problem)
@@ -47,11 +49,11 @@ def lost(seed: int, objective: Objective) -> list[tuple[int, Objective, float, f
 
 def test_no_optimum_is_lost() -> None:
     # Each objective on seeds of its own.
-    objectives = itertools.cycle(Objective)
+    objectives = itertools.cycle(InstanceObjective)
     assert not [actual for seed in range(12) for actual in lost(seed, next(objectives))]
 
 
 @pytest.mark.slow
 def test_no_optimum_of_any_objective_is_lost() -> None:
-    every = itertools.product(range(12), Objective)
+    every = itertools.product(range(12), InstanceObjective)
     assert not [actual for seed, objective in every for actual in lost(seed, objective)]

@@ -3,7 +3,7 @@ import pytest
 
 from solvers.instances.check import violations
 from solvers.instances.flows import at_lower_rate, first_cuts, max_flow_plan
-from solvers.instances.problem import InstancesProblem, Objective
+from solvers.instances.problem import InstanceObjective, InstancesProblem
 from tests.solvers.instances import brute_force
 from tests.solvers.instances.testing import tiny_problem
 
@@ -12,7 +12,7 @@ SEEDS = range(40)
 
 def drawn(seed: int) -> tuple[InstancesProblem, list[tuple[int, ...]]]:
     rng = np.random.default_rng([seed, 5])
-    problem = tiny_problem(rng, Objective.RATE)
+    problem = tiny_problem(rng, InstanceObjective.RATE)
     counts = [tuple(rng.integers(0, 4, size=len(problem.columns)).tolist()) for _ in range(5)]
     return problem, counts
 

@@ -7,14 +7,14 @@ import pytest
 
 from solvers.instances.problem import (
     Column,
-    Group,
+    ColumnGroup,
+    DevicePool,
+    InstanceObjective,
     InstancePlan,
+    InstanceRole,
     InstancesProblem,
-    Link,
-    Objective,
-    Pool,
-    Role,
     Route,
+    TransferLink,
 )
 from solvers.registry import INSTANCES
 from solvers.result import Status
@@ -37,24 +37,24 @@ def solved(problem: InstancesProblem) -> InstancePlan:
 def offload(*, egress_bytes_per_s: float = 100e9 / 8) -> InstancesProblem:
     """Four remote instances that prefill long prompts, eight local ones for everything else."""
     return InstancesProblem(
-        pools=(Pool(name="remote", devices=32), Pool(name="local", devices=64)),
+        pools=(DevicePool(name="remote", devices=32), DevicePool(name="local", devices=64)),
         groups=(
-            Group(name="short", role=Role.PREFILL, request_class=0),
-            Group(name="long", role=Role.PREFILL, request_class=1),
-            Group(name="decode", role=Role.DECODE),
+            ColumnGroup(name="short", role=InstanceRole.PREFILL, request_class=0),
+            ColumnGroup(name="long", role=InstanceRole.PREFILL, request_class=1),
+            ColumnGroup(name="decode", role=InstanceRole.DECODE),
         ),
         columns=(
             Column(name="local p", group=0, devices_P=(0, 8), rate_per_s=LOCAL_PER_S),
             Column(name="remote p", group=1, devices_P=(8, 0), rate_per_s=REMOTE_PER_S),
             Column(name="local d", group=2, devices_P=(0, 8), rate_per_s=DECODE_PER_S),
         ),
-        links=(Link(name="egress", bytes_per_s=egress_bytes_per_s),),
+        links=(TransferLink(name="egress", bytes_per_s=egress_bytes_per_s),),
         routes=(
             Route(sender=0, receiver=2),
             Route(sender=1, receiver=2, request_bytes=LONG_BYTES, links=(0,)),
         ),
         share_C=(1.0 - LONG_SHARE, LONG_SHARE),
-        objective=Objective.RATE,
+        objective=InstanceObjective.RATE,
     )
 
 
@@ -84,14 +84,17 @@ def test_a_thin_link_limits_the_offload_by_its_egress() -> None:
 
 def one_pool(prefill_per_s: float, decode_per_s: float, instances: int) -> InstancesProblem:
     return InstancesProblem(
-        pools=(Pool(name="npu", devices=instances),),
-        groups=(Group(name="p", role=Role.PREFILL), Group(name="d", role=Role.DECODE)),
+        pools=(DevicePool(name="npu", devices=instances),),
+        groups=(
+            ColumnGroup(name="p", role=InstanceRole.PREFILL),
+            ColumnGroup(name="d", role=InstanceRole.DECODE),
+        ),
         columns=(
             Column(name="p", group=0, devices_P=(1,), rate_per_s=prefill_per_s),
             Column(name="d", group=1, devices_P=(1,), rate_per_s=decode_per_s),
         ),
         routes=(Route(sender=0, receiver=1),),
-        objective=Objective.RATE,
+        objective=InstanceObjective.RATE,
     )
 
 

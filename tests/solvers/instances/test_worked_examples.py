@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solvers.instances.problem import Link, Objective, Pool, Role, Route
+from solvers.instances.problem import (
+    DevicePool,
+    InstanceObjective,
+    InstanceRole,
+    Route,
+    TransferLink,
+)
 from solvers.registry import INSTANCES
 from solvers.result import Status
 from tests.solvers.instances.contract import draw
@@ -22,20 +28,22 @@ def test_two_prefill_for_one_decode(method: str) -> None:
     assert outcome.status is Status.OPTIMAL
     assert outcome.solution is not None
     assert outcome.solution.count_J == (2, 1)
-    each = one_pool(objective=Objective.DEVICE_TIME, demand_per_s=0.0, pools=(three_devices(),))
+    each = one_pool(
+        objective=InstanceObjective.DEVICE_TIME, demand_per_s=0.0, pools=(three_devices(),)
+    )
     best = INSTANCES.solve(each, method=method, time_limit_s=TIME_LIMIT_S)
     assert best.status is Status.OPTIMAL
     assert 1.0 / best.objective == pytest.approx(10.0 / 3.0, rel=1e-5)  # goodput per device
 
 
-def three_devices() -> Pool:
-    return Pool(name="a100", devices=3)
+def three_devices() -> DevicePool:
+    return DevicePool(name="a100", devices=3)
 
 
 @pytest.mark.parametrize("method", INSTANCES.methods)
 def test_the_fastest_plan_holds_nothing_idle(method: str) -> None:
     # 12 devices: 8P + 4D serve min(44.8, 40) = 40, 7P + 5D serve 39.2.
-    problem = one_pool(objective=Objective.RATE, demand_per_s=0.0, spare_ratio=0.25)
+    problem = one_pool(objective=InstanceObjective.RATE, demand_per_s=0.0, spare_ratio=0.25)
     outcome = INSTANCES.solve(problem, method=method, time_limit_s=TIME_LIMIT_S)
     assert outcome.solution is not None
     assert 1.0 / outcome.objective == pytest.approx(40.0 / 1.25, rel=1e-5)
@@ -43,7 +51,7 @@ def test_the_fastest_plan_holds_nothing_idle(method: str) -> None:
     # A link for 20 requests/s leaves half of the pool without use: 4P + 2D serve 20.
     thin = dataclasses.replace(
         problem,
-        links=(Link(name="thin", bytes_per_s=20e9),),
+        links=(TransferLink(name="thin", bytes_per_s=20e9),),
         routes=(Route(sender=0, receiver=1, request_bytes=1e9, links=(0,)),),
     )
     outcome = INSTANCES.solve(thin, method=method, time_limit_s=TIME_LIMIT_S)
@@ -57,7 +65,9 @@ def test_what_cannot_be_served_is_infeasible() -> None:
     for method in INSTANCES.methods:
         outcome = INSTANCES.solve(problem, method=method, time_limit_s=TIME_LIMIT_S)
         assert outcome.status is Status.INFEASIBLE
-        severed = dataclasses.replace(problem, routes=(), objective=Objective.RATE, demand_per_s=0)
+        severed = dataclasses.replace(
+            problem, routes=(), objective=InstanceObjective.RATE, demand_per_s=0
+        )
         cut = INSTANCES.solve(severed, method=method, time_limit_s=TIME_LIMIT_S)
         assert cut.status is Status.INFEASIBLE
 
@@ -68,7 +78,7 @@ def test_a_mixed_pool_is_solved_to_optimality() -> None:
     assert outcome.status is Status.OPTIMAL
     assert outcome.solution is not None
     used = {problem.role_of(j) for j, count in enumerate(outcome.solution.count_J) if count}
-    assert used >= {Role.PREFILL, Role.DECODE}
+    assert used >= {InstanceRole.PREFILL, InstanceRole.DECODE}
 
 
 @settings(deadline=None, max_examples=20, derandomize=True)
@@ -96,7 +106,9 @@ def test_the_order_of_the_columns_changes_nothing(seed: int) -> None:
 def test_a_large_pool_serves_a_demand_of_any_size(method: str) -> None:
     off = []
     for demand_per_s in (0.01, 5.6, 1000.0):
-        problem = one_pool(pools=(Pool(name="a100", devices=4096),), demand_per_s=demand_per_s)
+        problem = one_pool(
+            pools=(DevicePool(name="a100", devices=4096),), demand_per_s=demand_per_s
+        )
         outcome = INSTANCES.solve(problem, method=method, time_limit_s=TIME_LIMIT_S)
         right = math.ceil(demand_per_s / 5.6) + math.ceil(demand_per_s / 10.0)
         if (outcome.status, outcome.objective) != (Status.OPTIMAL, right):

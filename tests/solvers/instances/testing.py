@@ -11,13 +11,13 @@ import numpy as np
 
 from solvers.instances.problem import (
     Column,
-    Group,
+    ColumnGroup,
+    DevicePool,
+    InstanceObjective,
+    InstanceRole,
     InstancesProblem,
-    Link,
-    Objective,
-    Pool,
-    Role,
     Route,
+    TransferLink,
 )
 
 
@@ -27,40 +27,40 @@ def one_pool(**changes: Any) -> InstancesProblem:
     Round numbers of DistServe's motivating example (arXiv:2401.09670), where two and one serve 10.
     """
     given: dict[str, Any] = {
-        "pools": (Pool(name="a100", devices=12),),
+        "pools": (DevicePool(name="a100", devices=12),),
         "groups": (
-            Group(name="prefill", role=Role.PREFILL),
-            Group(name="decode", role=Role.DECODE),
+            ColumnGroup(name="prefill", role=InstanceRole.PREFILL),
+            ColumnGroup(name="decode", role=InstanceRole.DECODE),
         ),
         "columns": (
             Column(name="p", group=0, devices_P=(1,), rate_per_s=5.6, price_per_hour=2.0),
             Column(name="d", group=1, devices_P=(1,), rate_per_s=10.0, price_per_hour=2.0),
         ),
         "routes": (Route(sender=0, receiver=1),),
-        "objective": Objective.DEVICES,
+        "objective": InstanceObjective.DEVICES,
         "demand_per_s": 10.0,
     }
     return InstancesProblem(**(given | changes))
 
 
-def tiny_problem(rng: np.random.Generator, objective: Objective) -> InstancesProblem:
+def tiny_problem(rng: np.random.Generator, objective: InstanceObjective) -> InstancesProblem:
     """A random instance small enough to try everything, sometimes without a solution.
 
     Small integers on purpose: ties and limits that are met exactly are frequent.
     """
     num_pools, num_classes = int(rng.integers(1, 3)), int(rng.integers(1, 3))
-    roles = [Role.DECODE] + [Role.PREFILL] * num_classes
-    more = [Role.AGGREGATED, *Role]
+    roles = [InstanceRole.DECODE] + [InstanceRole.PREFILL] * num_classes
+    more = [InstanceRole.AGGREGATED, *InstanceRole]
     roles += [more[number] for number in rng.integers(len(more), size=int(rng.integers(0, 3)))]
     groups = tuple(
-        Group(name=f"group {number}", role=role, request_class=number % num_classes)
+        ColumnGroup(name=f"group {number}", role=role, request_class=number % num_classes)
         for number, role in enumerate(roles)
     )
     num_links = int(rng.integers(0, 3))
     fixed = objective.rate_is_fixed or rng.random() < 0.5
     problem = InstancesProblem(
         pools=tuple(
-            Pool(name=f"pool {p}", devices=int(rng.integers(3, 7))) for p in range(num_pools)
+            DevicePool(name=f"pool {p}", devices=int(rng.integers(3, 7))) for p in range(num_pools)
         ),
         groups=groups,
         columns=tuple(
@@ -69,7 +69,8 @@ def tiny_problem(rng: np.random.Generator, objective: Objective) -> InstancesPro
         ),
         routes=_some_routes(rng, groups, num_links),
         links=tuple(
-            Link(name=f"link {k}", bytes_per_s=float(rng.integers(2, 9))) for k in range(num_links)
+            TransferLink(name=f"link {k}", bytes_per_s=float(rng.integers(2, 9)))
+            for k in range(num_links)
         ),
         share_C=(1.0,) if num_classes == 1 else (0.25, 0.75),
         objective=objective,
@@ -92,11 +93,11 @@ def _in_islands(rng: np.random.Generator, problem: InstancesProblem) -> Instance
 
 
 def _tiny_column(
-    rng: np.random.Generator, group: int, groups: tuple[Group, ...], num_pools: int
+    rng: np.random.Generator, group: int, groups: tuple[ColumnGroup, ...], num_pools: int
 ) -> Column:
     devices_P = rng.integers(0, 2, size=num_pools)
     devices_P[int(rng.integers(num_pools))] += 1
-    fastest = 3 if groups[group].role is Role.AGGREGATED else 8
+    fastest = 3 if groups[group].role is InstanceRole.AGGREGATED else 8
     return Column(
         name=f"{groups[group].role} of group {group}",
         group=group,
@@ -107,7 +108,7 @@ def _tiny_column(
 
 
 def _some_routes(
-    rng: np.random.Generator, groups: tuple[Group, ...], num_links: int
+    rng: np.random.Generator, groups: tuple[ColumnGroup, ...], num_links: int
 ) -> tuple[Route, ...]:
     pairs = itertools.product(range(len(groups)), range(len(groups)))
     return tuple(
@@ -118,8 +119,8 @@ def _some_routes(
             links=tuple(k for k in range(num_links) if rng.random() < 0.7),
         )
         for sender, receiver in pairs
-        if groups[sender].role is Role.PREFILL
-        and groups[receiver].role is Role.DECODE
+        if groups[sender].role is InstanceRole.PREFILL
+        and groups[receiver].role is InstanceRole.DECODE
         and rng.random() < 0.9
     )
 
@@ -152,7 +153,8 @@ def mixed_pool(seed: int = 0, **changes: Any) -> InstancesProblem:
     """
     rng = np.random.default_rng(seed)
     groups = [
-        Group(name=f"{kind[0]} {role}", role=role) for kind, role in itertools.product(KINDS, Role)
+        ColumnGroup(name=f"{kind[0]} {role}", role=role)
+        for kind, role in itertools.product(KINDS, InstanceRole)
     ]
     columns = [
         _random_column(rng, number, group.role)
@@ -160,7 +162,7 @@ def mixed_pool(seed: int = 0, **changes: Any) -> InstancesProblem:
         for _ in range(COLUMNS_PER_GROUP)
     ]
     disaggregated = len(groups)
-    groups.append(Group(name="h100 attention, h20 experts", role=Role.DECODE))
+    groups.append(ColumnGroup(name="h100 attention, h20 experts", role=InstanceRole.DECODE))
     columns += [
         Column(
             name=f"attention x{attention}, experts x{experts}",
@@ -173,27 +175,27 @@ def mixed_pool(seed: int = 0, **changes: Any) -> InstancesProblem:
     ]
     links, routes = _links_and_routes(groups, disaggregated_pool=0)
     given: dict[str, Any] = {
-        "pools": tuple(Pool(name=name, devices=devices) for name, devices, *_ in KINDS),
+        "pools": tuple(DevicePool(name=name, devices=devices) for name, devices, *_ in KINDS),
         "groups": tuple(groups),
         "columns": tuple(columns),
         "links": links,
         "routes": routes,
-        "objective": Objective.COST,
+        "objective": InstanceObjective.COST,
         "demand_per_s": 12.0,
         "spare_ratio": 0.1,
     }
     return InstancesProblem(**(given | changes))
 
 
-def _random_column(rng: np.random.Generator, group: int, role: Role) -> Column:
-    pool = group // len(Role)
+def _random_column(rng: np.random.Generator, group: int, role: InstanceRole) -> Column:
+    pool = group // len(InstanceRole)
     name, _, compute, bandwidth, price = KINDS[pool]
     size = int(rng.integers(1, LARGEST_INSTANCE + 1))
     prefill, decode = 1.2 * compute, 1.5 * bandwidth
     each = {
-        Role.PREFILL: prefill,
-        Role.DECODE: decode,
-        Role.AGGREGATED: 0.8 / (1.0 / prefill + 1.0 / decode),
+        InstanceRole.PREFILL: prefill,
+        InstanceRole.DECODE: decode,
+        InstanceRole.AGGREGATED: 0.8 / (1.0 / prefill + 1.0 / decode),
     }[role]
     return Column(
         name=f"{name} {role} x{size}",
@@ -205,14 +207,18 @@ def _random_column(rng: np.random.Generator, group: int, role: Role) -> Column:
 
 
 def _links_and_routes(
-    groups: list[Group], *, disaggregated_pool: int
-) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
+    groups: list[ColumnGroup], *, disaggregated_pool: int
+) -> tuple[tuple[TransferLink, ...], tuple[Route, ...]]:
     """A link between every two pools each way; the last group takes over in its own pool."""
     pairs = list(itertools.permutations(range(len(KINDS)), 2))
     links = tuple(
-        Link(name=f"{KINDS[a][0]} to {KINDS[b][0]}", bytes_per_s=LINK_BYTES_PER_S) for a, b in pairs
+        TransferLink(name=f"{KINDS[a][0]} to {KINDS[b][0]}", bytes_per_s=LINK_BYTES_PER_S)
+        for a, b in pairs
     )
-    pool_of = [*(number // len(Role) for number in range(len(groups) - 1)), disaggregated_pool]
+    pool_of = [
+        *(number // len(InstanceRole) for number in range(len(groups) - 1)),
+        disaggregated_pool,
+    ]
     routes = tuple(
         Route(
             sender=sender,
@@ -221,6 +227,7 @@ def _links_and_routes(
             links=() if a == b else (pairs.index((a, b)),),
         )
         for (sender, a), (receiver, b) in itertools.product(enumerate(pool_of), enumerate(pool_of))
-        if groups[sender].role is Role.PREFILL and groups[receiver].role is Role.DECODE
+        if groups[sender].role is InstanceRole.PREFILL
+        and groups[receiver].role is InstanceRole.DECODE
     )
     return links, routes

@@ -8,7 +8,7 @@ import pytest
 from tuner.backtest.columns import build_run, build_runs, stack_runs
 from tuner.backtest.engines import OF_RELEASE, OF_SOURCE
 from tuner.backtest.rows import Row, read_rows
-from tuner.costs.train.constants import Precision, Software
+from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.costs.train.memory_constants import BY_GENERATION, OF_FAMILY
 from tuner.search.train.regimes import OF_TARGET
 
@@ -90,7 +90,7 @@ def test_release_and_precision_choose_software_and_peak(rows: dict[str, Row]) ->
     run = build_run(rows["moe-a"])
     assert (run.family, run.release) == ("nemo", "26.04")
     assert run.software is Software.MEGATRON_2026
-    assert run.precision is Precision.MXFP8
+    assert run.precision is GemmPrecision.MXFP8
     assert run.hardware.matmul_flop_per_s == run.device.flop_per_s["fp8"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuner.backtest.assumptions import with_assumptions
-from tuner.backtest.columns import Run, build_run
+from tuner.backtest.columns import PublishedRun, build_run
 from tuner.backtest.prediction import ResidualSet, backtest, predictions
 from tuner.backtest.rows import Row, read_rows
 from tuner.costs.train.calibration import Band, Correction, Residuals, Where
@@ -84,7 +84,7 @@ def test_a_profiles_residuals_hold_for_its_device_alone(rows: tuple[Row, ...]) -
     assert (result["dense-a"] or 0.0) > (plain["dense-a"] or math.inf)
 
 
-def _unknown(rows: tuple[Row, ...], *, release: str, **numbers: float) -> Run:
+def _unknown(rows: tuple[Row, ...], *, release: str, **numbers: float) -> PublishedRun:
     """Return the run of a row that does not say what it recomputes."""
     row = next(row for row in rows if row.id == "dense-c")
     texts = {name: text for name, text in row.texts.items() if name != "recompute"}

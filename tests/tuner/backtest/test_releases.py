@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.backtest.columns import Run, build_run
+from tuner.backtest.columns import PublishedRun, build_run
 from tuner.backtest.releases import recipes_of, release_scatter
 from tuner.backtest.rows import read_rows
 
 RUNS = Path(__file__).parent / "runs.csv"
 
 
-def _run(release: str, seconds: float, **numbers: float) -> Run:
+def _run(release: str, seconds: float, **numbers: float) -> PublishedRun:
     (base,) = (row for row in read_rows(RUNS) if row.id == "dense-a")
     texts = {**base.texts, "release": release}
     numbers = {**base.numbers, "step_time_s": seconds, **numbers}

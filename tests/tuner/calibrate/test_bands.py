@@ -7,7 +7,7 @@ import pytest
 
 from tuner.calibrate.bands import covered_ratio, error_bands
 from tuner.costs.train.calibration import GENERIC_BAND, Regime, narrowest_band
-from tuner.costs.train.constants import Precision, Software
+from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.devices.datasheet import Generation
 
 KEYS = ("group", "release", "generation", "family")
@@ -17,7 +17,7 @@ def _regime(family: str, release: str = "", generation: str = "hopper") -> Regim
     return Regime(
         device="h100-sxm",
         generation=Generation(generation),
-        precision=Precision.BF16,
+        precision=GemmPrecision.BF16,
         software=Software.MEGATRON_2025,
         family=family,
         release=release,

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.backtest.columns import Run, build_run
+from tuner.backtest.columns import PublishedRun, build_run
 from tuner.backtest.rows import read_rows
 from tuner.calibrate.ratio_bands import (
-    Kind,
+    PairClass,
     Pairs,
     band_width,
     build_pairs,
@@ -20,11 +20,11 @@ from tuner.calibrate.ratio_bands import (
 )
 
 RUNS = Path(__file__).parents[1] / "backtest" / "runs.csv"
-KIND = Kind(generation="hopper", has_experts=True, same_kernels=False)
-OTHER = Kind(generation="ampere", has_experts=False, same_kernels=False)
+KIND = PairClass(generation="hopper", has_experts=True, same_kernels=False)
+OTHER = PairClass(generation="ampere", has_experts=False, same_kernels=False)
 
 
-def _pairs(errors: list[list[float]], kinds: list[Kind], *, apart: bool = True) -> Pairs:
+def _pairs(errors: list[list[float]], kinds: list[PairClass], *, apart: bool = True) -> Pairs:
     """Pairs of one setting per list, each of two distinct recipes unless stated."""
     rows = sorted(
         (error, number, number if not apart else 100 * number + place)
@@ -90,7 +90,7 @@ def test_coverage_is_of_settings_that_the_band_was_made_without() -> None:
 def test_runs_pair_inside_one_setting_only() -> None:
     (base,) = (row for row in read_rows(RUNS) if row.id == "dense-a")
 
-    def run(group: str, model: str = "Small", **numbers: float) -> Run:
+    def run(group: str, model: str = "Small", **numbers: float) -> PublishedRun:
         texts = {**base.texts, "id": group, "group": group, "model": model}
         return build_run(replace(base, texts=texts, numbers={**base.numbers, **numbers}))
 

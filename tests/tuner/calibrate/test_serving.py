@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B, QWEN3_32B
-from tuner.backtest.serving.launches import Launch, parse_launch
-from tuner.backtest.serving.prediction import Latency
+from tuner.backtest.serving.launches import PublishedLaunch, parse_launch
+from tuner.backtest.serving.prediction import MeanLatency
 from tuner.backtest.serving.residuals import apply_residuals
 from tuner.backtest.serving.scores import Pair
 from tuner.calibrate.serving import fit, held_out
@@ -27,7 +27,7 @@ CELLS = {
 }
 
 
-def launch(decoder: Decoder) -> Launch:
+def launch(decoder: Decoder) -> PublishedLaunch:
     return replace(parse_launch(CELLS, number=1), decoder=decoder)
 
 
@@ -37,7 +37,7 @@ def pairs(ratio_of: dict[str, float], *, each: int = 5) -> list[Pair]:
     return [
         Pair(
             launch=launch(decoders[name]),
-            latency=Latency(ttft_s=0.1 / ratio, tpot_s=0.01 / ratio),
+            latency=MeanLatency(ttft_s=0.1 / ratio, tpot_s=0.01 / ratio),
         )
         for name, ratio in ratio_of.items()
         for _ in range(each)

@@ -5,7 +5,7 @@ from types import MappingProxyType
 import pytest
 
 from tuner.cli import app as frame
-from tuner.cli.environment import Finding, examine
+from tuner.cli.environment import Component, examine
 
 INSTALLED = MappingProxyType({"numpy": "2.4.6", "pulp": "3.3.2"})
 
@@ -20,7 +20,7 @@ def _none(name: str) -> str:
     raise PackageNotFoundError(name)
 
 
-def _installed(**versions: str) -> dict[str, Finding]:
+def _installed(**versions: str) -> dict[str, Component]:
     def version(name: str) -> str:
         if name not in versions:
             raise PackageNotFoundError(name)
@@ -112,7 +112,7 @@ def test_a_missing_core_piece_is_exit_code_3(
 ) -> None:
     import tuner.cli.environment
 
-    lacking = Finding(name="numpy", status="missing", core=True, costs="all", remedy="pip it")
+    lacking = Component(name="numpy", status="missing", core=True, costs="all", remedy="pip it")
     monkeypatch.setattr(tuner.cli.environment, "examine", lambda: (lacking,))
     assert frame.run(["doctor"]) == 3
     assert capsys.readouterr().out.endswith("numpy: all\n    pip it\n")

@@ -3,7 +3,7 @@ from typing import Any
 
 from tests.rows import Failures
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
-from tuner.engines.reading.launch import Engine
+from tuner.engines.reading.launch import TrainingEngine
 from tuner.engines.writers import emit, emit_all
 from tuner.estimate.registry import read_launch
 from tuner.spec.huggingface.read import read_model
@@ -125,7 +125,7 @@ def test_a_job_starts_from_a_folder_with_a_space_submitted_from_another(tmp_path
         assert ran.code == 0, ran.stderr
         assert ran.only("torchrun")[-2:] == ["--train-iters", "10"]
     # Whoever asks what the job starts is led to the script beside it.
-    assert read_launch(str(job)).engine is Engine.MEGATRON
+    assert read_launch(str(job)).engine is TrainingEngine.MEGATRON
 
 
 def test_a_job_submitted_from_elsewhere_says_where_it_belongs(tmp_path: Path) -> None:

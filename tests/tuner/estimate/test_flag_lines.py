@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from profilers.steps.config import Recompute
 from tuner.engines.deepspeed import read as deepspeed
 from tuner.engines.megatron_lm import read as megatron
-from tuner.engines.reading.launch import Dispatcher, StageContent
+from tuner.engines.reading.launch import StageContent, TokenDispatcher
 from tuner.engines.reading.pipeline_layout import layout_text, pipeline_layout
 from tuner.engines.torchtitan import read as torchtitan
 from tuner.estimate.configuration import build_configuration, with_degrees
@@ -33,7 +33,7 @@ def test_dropped_flags_are_taken_out_and_new_ones_written(spec_of: MakeSpec) -> 
         recompute=Recompute.NONE,
         recompute_modules=(),
         a2a_overlap=True,
-        dispatcher=Dispatcher.HYBRIDEP,
+        dispatcher=TokenDispatcher.HYBRIDEP,
     )
 
     assert flag_lines(launch, own, after) == (

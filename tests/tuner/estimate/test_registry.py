@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
-from tuner.engines.reading.launch import Engine
+from tuner.engines.reading.launch import TrainingEngine
 from tuner.errors import SpecError
 from tuner.estimate.registry import FORMATS, read_launch
 
@@ -13,13 +13,13 @@ LAUNCHES = Path(__file__).parent / "launches"
 @each_row(
     ("name", "engine"),
     [
-        ("mixtral.sh", Engine.MEGATRON),
-        ("llama.yaml", Engine.MEGATRON),
-        ("llama3-70b.toml", Engine.TORCHTITAN),
-        ("zero3.json", Engine.DEEPSPEED),
+        ("mixtral.sh", TrainingEngine.MEGATRON),
+        ("llama.yaml", TrainingEngine.MEGATRON),
+        ("llama3-70b.toml", TrainingEngine.TORCHTITAN),
+        ("zero3.json", TrainingEngine.DEEPSPEED),
     ],
 )
-def test_files_are_read_by_their_ending(name: str, engine: Engine) -> None:
+def test_files_are_read_by_their_ending(name: str, engine: TrainingEngine) -> None:
     launch = read_launch(str(LAUNCHES / name))
 
     assert launch.engine is engine
@@ -36,7 +36,7 @@ def test_a_format_can_be_named_for_any_ending(tmp_path: Path) -> None:
     path = tmp_path / "config.txt"
     path.write_text((LAUNCHES / "zero3.json").read_text())
 
-    assert read_launch(str(path), format_name="deepspeed").engine is Engine.DEEPSPEED
+    assert read_launch(str(path), format_name="deepspeed").engine is TrainingEngine.DEEPSPEED
 
 
 @each_row(

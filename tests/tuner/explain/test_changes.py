@@ -13,7 +13,7 @@ from tuner.errors import TunerError
 from tuner.explain.changes import apply_change
 from tuner.goals.goal import PlannedSpec
 from tuner.goals.registry import load_goal
-from tuner.plans.what_if import KEYS, Change, moved, parse_changes
+from tuner.plans.what_if import KEYS, LimitChange, moved, parse_changes
 from tuner.spec.cluster import Cluster
 from tuner.spec.fields import SpecFolder
 
@@ -172,6 +172,6 @@ def test_the_planned_spec_is_not_changed() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.floats(1.0, 1e12), st.floats(0.01, 100.0))
 def test_multiplying_and_dividing_undo_each_other(current: float, factor: float) -> None:
-    more = moved(Change(key="memory", value=f"x{factor!r}"), current)
+    more = moved(LimitChange(key="memory", value=f"x{factor!r}"), current)
     assert more is not None
-    assert moved(Change(key="memory", value=f"/{factor!r}"), more) == pytest.approx(current)
+    assert moved(LimitChange(key="memory", value=f"/{factor!r}"), more) == pytest.approx(current)

@@ -19,7 +19,7 @@ from tuner.goals.serve_folder import write_serve_plan
 from tuner.goals.serve_plan import deploy
 from tuner.goals.train_folder import read_plan, write_plan
 from tuner.plans.train import Preference
-from tuner.plans.what_if import Change, parse_changes
+from tuner.plans.what_if import LimitChange, parse_changes
 
 ROOT = Path(__file__).parents[3]
 SPEC = """\
@@ -109,7 +109,7 @@ def test_less_memory_is_never_faster_and_none_fits_nothing(datasheet_plan: Path)
 
 
 def test_an_illegal_change_is_an_outcome_with_the_reason(datasheet_plan: Path) -> None:
-    outcome = what_if(datasheet_plan, Change(key="nodes", value="200000"))
+    outcome = what_if(datasheet_plan, LimitChange(key="nodes", value="200000"))
     assert outcome.status == "refused"
     assert "nodes" in outcome.reason
     assert "spec.yaml" not in outcome.reason
@@ -190,7 +190,7 @@ def test_a_recorded_load_is_solved_again_at_twice_its_rate(tmp_path: Path) -> No
     )
     made = deploy(path)
     write_serve_plan(tmp_path / "plan", made.plan, spec=made.spec)
-    assert Change(key="rate", value="x2") in goal_of(made.plan).usual_changes(made.plan)
+    assert LimitChange(key="rate", value="x2") in goal_of(made.plan).usual_changes(made.plan)
     found = what_ifs(tmp_path / "plan", parse_changes("rate=x2"))
     (twice,) = found.outcomes
     assert twice.says == "8 requests/s instead of 4, the trace's time compressed"
@@ -249,6 +249,6 @@ def test_default_changes_fit_the_plan(datasheet_plan: Path, planned: Path) -> No
 
 def test_machines_that_cannot_be_used_are_to_be_left_aside(datasheet_plan: Path) -> None:
     # 2 x 13 devices: 32 sequences have no divisor 13, four layers no 13 stages, 13 no tensor cut.
-    outcome = what_if(datasheet_plan, Change(key="nodes", value="13"))
+    outcome = what_if(datasheet_plan, LimitChange(key="nodes", value="13"))
     assert outcome.status == "infeasible"
     assert "without the added nodes the plan stays as it is" in outcome.reason

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tuner.faults.testing import Habits, lived
-from tuner.faults.forecast import Run, RunForecast, forecast
+from tuner.faults.forecast import RunForecast, TrainingRun, forecast
 from tuner.faults.interval import goodput_step_s
-from tuner.faults.reliability import Jobs, Reliability, Storage
+from tuner.faults.reliability import FailureModel, Jobs, Storage
 
 HOUR = 3600.0
 STORAGE = Storage(write_bytes_per_s=40e9, read_bytes_per_s=80e9, host_bytes_per_s=25e9)
-RELIABILITY = Reliability(
+RELIABILITY = FailureModel(
     device_mtbf_s=50_000 * HOUR, restart_s=600.0, repair_s=24 * HOUR, storage=STORAGE
 )
 JOBS = Jobs(devices=2048.0, nodes=256.0, checkpoint_bytes=9.4e12, writers=2048.0, spare_nodes=4.0)
-RUN = Run(
+RUN = TrainingRun(
     step_s=10.0,
     tokens_per_step=4096 * 15360,
     tokens=14.8e12,
@@ -91,7 +91,7 @@ def test_a_run_that_never_finishes_says_why() -> None:
     ]
     for changed, said in cases:
         values = {"device_mtbf_s": 1e9, "restart_s": 60.0} | changed
-        hopeless = Reliability(storage=STORAGE, **values)
+        hopeless = FailureModel(storage=STORAGE, **values)
         run_forecast = forecast(RUN, jobs=JOBS, reliability=hopeless)
         assert not run_forecast.finishes
         assert said in run_forecast.reason
@@ -131,7 +131,7 @@ def test_every_forecast_is_valid_json_without_nan_or_infinity(
     spares: int,
     asynchronous: bool,
 ) -> None:
-    reliability = Reliability(
+    reliability = FailureModel(
         device_mtbf_s=mtbf,
         restart_s=restart,
         repair_s=repair,
@@ -162,7 +162,7 @@ HABITS = Habits(
 def test_shares_failures_and_band_are_those_of_simulated_runs() -> None:
     # 64 devices of 256 h fail every 4 h; 15e12 bytes at 250 GB/s take 60 s, no copy worth naming.
     storage = Storage(write_bytes_per_s=250e9, read_bytes_per_s=1e18, host_bytes_per_s=1e18)
-    reliability = Reliability(
+    reliability = FailureModel(
         device_mtbf_s=256 * HOUR,
         restart_s=600.0,
         repair_s=2 * HOUR,
@@ -170,7 +170,7 @@ def test_shares_failures_and_band_are_those_of_simulated_runs() -> None:
         storage=storage,
     )
     jobs = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=15e12, writers=64.0, spare_nodes=1.0)
-    run = Run(step_s=10.0, tokens_per_step=1, tokens=180 * 400.0, devices_per_node=8)
+    run = TrainingRun(step_s=10.0, tokens_per_step=1, tokens=180 * 400.0, devices_per_node=8)
     run_forecast = forecast(run, jobs=jobs, reliability=reliability)
     rng = np.random.default_rng(7)
     lives = [lived(HABITS, segments=400, rng=rng) for _ in range(600)]
@@ -200,11 +200,11 @@ def test_shares_failures_and_band_are_those_of_simulated_runs() -> None:
 def test_the_band_follows_the_work_that_failures_take_away() -> None:
     # No waiting and hardly a restart: every failure (8 h apart) costs half of two hours on average.
     storage = Storage(write_bytes_per_s=250e9, read_bytes_per_s=1e18, host_bytes_per_s=1e18)
-    reliability = Reliability(
+    reliability = FailureModel(
         device_mtbf_s=512 * HOUR, restart_s=60.0, interval_s=2 * HOUR, storage=storage
     )
     jobs = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=15e12, writers=64.0)
-    run = Run(step_s=10.0, tokens_per_step=1, tokens=720 * 200.0, devices_per_node=8)
+    run = TrainingRun(step_s=10.0, tokens_per_step=1, tokens=720 * 200.0, devices_per_node=8)
     run_forecast = forecast(run, jobs=jobs, reliability=reliability)
     habits = Habits(failures_per_s=1 / (8 * HOUR), work_s=2 * HOUR, stall_s=60.0, restart_s=60.0)
     rng = np.random.default_rng(8)
@@ -225,10 +225,10 @@ def test_the_largest_published_run_keeps_more_than_nine_tenths_of_its_time() -> 
     mtbf_s = 16_384 * fifty_four_days_s / 419
     assert mtbf_s == pytest.approx(50_700 * HOUR, rel=0.001)
     storage = Storage(write_bytes_per_s=2e12, read_bytes_per_s=2e12, host_bytes_per_s=25e9)
-    reliability = Reliability(device_mtbf_s=mtbf_s, restart_s=600.0, storage=storage)
+    reliability = FailureModel(device_mtbf_s=mtbf_s, restart_s=600.0, storage=storage)
     jobs = Jobs(devices=16_384.0, nodes=2048.0, checkpoint_bytes=14 * 405e9, writers=16_384.0)
     step_s = 10.0
-    run = Run(
+    run = TrainingRun(
         step_s=step_s,
         tokens_per_step=16 * 2**20,
         tokens=16 * 2**20 * fifty_four_days_s / step_s,

@@ -12,15 +12,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tuner.faults.interval import goodput_step_s
-from tuner.faults.reliability import Jobs, Reliability, Storage, checkpoint_bytes
+from tuner.faults.reliability import FailureModel, Jobs, Storage, checkpoint_bytes
 
 HOUR = 3600.0
 STORAGE = Storage(write_bytes_per_s=10e9, read_bytes_per_s=10e9, host_bytes_per_s=1e9)
-RELIABILITY = Reliability(device_mtbf_s=1000 * HOUR, restart_s=60.0, storage=STORAGE)
+RELIABILITY = FailureModel(device_mtbf_s=1000 * HOUR, restart_s=60.0, storage=STORAGE)
 JOBS = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=1e12, writers=64.0)
 
 
-def _one(step_s: float, jobs: Jobs, reliability: Reliability) -> float:
+def _one(step_s: float, jobs: Jobs, reliability: FailureModel) -> float:
     return float(goodput_step_s(step_s, jobs=jobs, reliability=reliability))
 
 
@@ -85,7 +85,7 @@ def test_a_checkpoint_holds_14_bytes_a_parameter() -> None:
 
 
 reliabilities = st.builds(
-    Reliability,
+    FailureModel,
     device_mtbf_s=st.floats(100 * HOUR, 1e6 * HOUR),
     node_mtbf_s=st.floats(100 * HOUR, 1e6 * HOUR),
     restart_s=st.floats(0.0, 3600.0),
@@ -120,7 +120,7 @@ ROUNDING = 1 + 1e-9
 )
 @settings(deadline=None, max_examples=60)
 def test_what_is_worse_never_makes_the_run_shorter(
-    reliability: Reliability, jobs: Jobs, step: float, more: float
+    reliability: FailureModel, jobs: Jobs, step: float, more: float
 ) -> None:
     now = _one(step, jobs, reliability)
     assert now >= step
@@ -140,7 +140,7 @@ def test_what_is_worse_never_makes_the_run_shorter(
 @given(reliability=reliabilities, jobs=jobs_on_pool, more=st.floats(1.0, 3.0))
 @settings(deadline=None, max_examples=60)
 def test_slower_storage_never_helps_when_the_interval_is_free(
-    reliability: Reliability, jobs: Jobs, more: float
+    reliability: FailureModel, jobs: Jobs, more: float
 ) -> None:
     free = replace(reliability, interval_s=None)
     now = _one(1.0, jobs, free)
@@ -177,7 +177,7 @@ OVERWHELMED = (
 @example(*OVERWHELMED)
 @settings(deadline=None, max_examples=40)
 def test_writing_beside_the_training_never_costs_more_than_waiting_for_it(
-    reliability: Reliability, jobs: Jobs
+    reliability: FailureModel, jobs: Jobs
 ) -> None:
     free = replace(reliability, interval_s=None)
     waits = replace(free, storage=replace(free.storage, asynchronous=False))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.rows import Failures
 from tests.tuner.faults.testing import Habits, lived
-from tuner.faults.interval import Cycle, best_work_s, cycle
-from tuner.faults.reliability import Jobs, Reliability, Storage, waiting_ratio
+from tuner.faults.interval import CheckpointCycle, best_work_s, cycle
+from tuner.faults.reliability import FailureModel, Jobs, Storage, waiting_ratio
 
 HOUR = 3600.0
 REPLICAS = 8
@@ -65,9 +65,9 @@ GRID = {
 }
 
 
-def _reliability(habits: Habits) -> Reliability:
+def _reliability(habits: Habits) -> FailureModel:
     """A single device on one node that fails as often as the simulated job."""
-    return Reliability(
+    return FailureModel(
         device_mtbf_s=1 / habits.failures_per_s,
         restart_s=habits.restart_s,
         repair_s=habits.repair_s,
@@ -85,8 +85,8 @@ def _jobs(habits: Habits) -> Jobs:
     )
 
 
-def _cycle(habits: Habits) -> Cycle:
-    return Cycle(
+def _cycle(habits: Habits) -> CheckpointCycle:
+    return CheckpointCycle(
         failures_per_s=habits.failures_per_s,
         work_s=habits.work_s,
         stall_s=habits.stall_s,
@@ -153,7 +153,7 @@ def test_no_interval_is_better_than_the_best(rate: float, stall: float, shift: f
     best_s = float(best_work_s(failures_per_s=rate, stall_s=stall))
 
     def ratio(work_s: float) -> float:
-        found = Cycle(
+        found = CheckpointCycle(
             failures_per_s=rate,
             work_s=work_s,
             stall_s=stall,
@@ -186,7 +186,7 @@ def test_columns_are_worked_out_like_numbers() -> None:
     assert together.tolist() == synchronous
 
 
-def _whole(**changes: float | bool | None) -> Reliability:
+def _whole(**changes: float | bool | None) -> FailureModel:
     storage = Storage(
         write_bytes_per_s=40e9,
         read_bytes_per_s=80e9,
@@ -194,7 +194,7 @@ def _whole(**changes: float | bool | None) -> Reliability:
         asynchronous=bool(changes.pop("asynchronous", False)),
     )
     settings: dict[str, float | None] = {"restart_s": 600.0, "device_mtbf_s": 50_000 * HOUR}
-    return Reliability(storage=storage, **(settings | changes))  # type: ignore[arg-type]  # floats
+    return FailureModel(storage=storage, **(settings | changes))  # type: ignore[arg-type]  # floats
 
 
 BIG = Jobs(devices=2048.0, nodes=256.0, checkpoint_bytes=9.4e12, writers=2048.0)

@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from tuner.faults.forecast import Run, forecast
+from tuner.faults.forecast import TrainingRun, forecast
 from tuner.faults.interval import cycle
 from tuner.faults.kinds import jobs_together, slowest
-from tuner.faults.reliability import Jobs, Reliability, Storage, longest_wait_s, waiting_ratio
+from tuner.faults.reliability import FailureModel, Jobs, Storage, longest_wait_s, waiting_ratio
 
 STORAGE = Storage(write_bytes_per_s=40e9, read_bytes_per_s=80e9, host_bytes_per_s=25e9)
-RELIABILITY = Reliability(device_mtbf_s=1e6, restart_s=600.0, repair_s=5_000.0, storage=STORAGE)
+RELIABILITY = FailureModel(device_mtbf_s=1e6, restart_s=600.0, repair_s=5_000.0, storage=STORAGE)
 
 
 def job(devices: int, *, spares: int) -> Jobs:
@@ -88,7 +88,7 @@ def test_spares_of_one_kind_do_not_help_the_other() -> None:
 
 def test_the_bill_counts_spares_and_every_price() -> None:
     together = jobs_together([job(128, spares=1), job(64, spares=0)], checkpoint_bytes=1e12)
-    run = Run(
+    run = TrainingRun(
         step_s=10.0,
         tokens_per_step=10**6,
         tokens=1e9,
@@ -118,7 +118,7 @@ def test_the_slowest_way_to_storage_is_that_of_all() -> None:
         host_bytes_per_s=25e9,
     )
     both = [
-        Reliability(device_mtbf_s=1e6, restart_s=60.0, storage=storage) for storage in (fast, slow)
+        FailureModel(device_mtbf_s=1e6, restart_s=60.0, storage=storage) for storage in (fast, slow)
     ]
     found = slowest(both).storage
     assert (found.node_write_bytes_per_s, found.node_read_bytes_per_s) == (2e9, 1e9)

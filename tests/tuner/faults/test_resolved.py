@@ -10,10 +10,9 @@ from tuner.config.columns import Strategies
 from tuner.faults.reliability import read_s, write_s
 from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S, jobs_on_pool, resolved
 from tuner.spec.cluster import Pool
-from tuner.spec.goal import Checkpoint
-from tuner.spec.goal import Reliability as Stated
+from tuner.spec.goal import Checkpoint, Reliability
 
-STATED = Stated(device_mtbf=1.8e8, restart=600.0)
+STATED = Reliability(device_mtbf=1.8e8, restart=600.0)
 POOL = Pool(name="h", device="h100-sxm", nodes=32, devices_per_node=8)
 
 

@@ -8,7 +8,7 @@ from tuner.explain.explanation import explain
 from tuner.goals.serve_folder import write_serve_plan
 from tuner.goals.serve_kernels import kernel_hashes, kernels_changed
 from tuner.goals.serve_plan import deploy
-from tuner.plans.what_if import Change
+from tuner.plans.what_if import LimitChange
 from tuner.spec.cluster import Cluster, Pool
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
@@ -64,7 +64,7 @@ def test_explain_says_where_other_kernels_are_found(tmp_path: Path) -> None:
         "  modes: [aggregated]\n"
     )
     made = deploy(spec, time_limit_s=20.0)
-    asked = (Change(key="rate", value="x2"),)
+    asked = (LimitChange(key="rate", value="x2"),)
     write_serve_plan(tmp_path / "plan", made.plan, spec=made.spec)
     assert not explain(tmp_path / "plan", changes=asked).why.notes
     own = made.plan.provenance.model_copy(update={"kernels_sha256": {"a": "0" * 64}})

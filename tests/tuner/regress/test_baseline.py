@@ -22,7 +22,7 @@ from tuner.regress.baseline import (
 )
 from tuner.regress.measurements import sum_up
 from tuner.regress.observed import plan_facts
-from tuner.regress.records import Effort
+from tuner.regress.records import PlanningCost
 
 FIXTURES = Path(__file__).parent / "fixtures"
 VERSIONS = {"plan": (1,), "profile": (1,)}
@@ -129,7 +129,7 @@ def test_a_pruned_plan_is_small_and_still_a_plan(kind: str, tmp_path: Path) -> N
 def test_a_baseline_is_read_back(tmp_path: Path) -> None:
     baseline = Baseline(
         moetune_version="0.1.0",
-        effort=Effort(cpu_s=1.0, loop_s=0.002, peak_bytes=200, idle_bytes=100),
+        effort=PlanningCost(cpu_s=1.0, loop_s=0.002, peak_bytes=200, idle_bytes=100),
         profiles={"profile": sum_up(FIXTURES / "profile-1")},
     )
     file = tmp_path / "baseline.json"

@@ -10,7 +10,7 @@ import pytest
 from tuner.errors import TunerError
 from tuner.regress.check import check
 from tuner.regress.checks import Manner
-from tuner.regress.records import Check, ScenarioResult, Verdict
+from tuner.regress.records import Check, ScenarioResult, ScenarioVerdict
 
 Run = Callable[..., Check]
 
@@ -89,7 +89,7 @@ def test_a_removed_scenario_is_missing_until_it_is_dropped(checks: Path, run: Ru
     result = run(checks)
     assert result.failed
     (gone,) = (one for one in result.scenarios if one.name == "other")
-    assert gone.verdict is Verdict.MISSING
+    assert gone.verdict is ScenarioVerdict.MISSING
     assert "the scenario is gone, and scenarios.json lists it" in gone.reason
     assert not run(checks, update=True).failed
     assert verdicts(run(checks)) == {"quick": "pass"}
@@ -112,7 +112,7 @@ def test_a_spec_that_cannot_be_read_is_an_error_of_its_own(checks: Path, run: Ru
 def test_an_unreadable_accepted_plan_can_be_accepted_anew(checks: Path, run: Run) -> None:
     (checks / "quick" / "plan.json").write_text('{"goal": {"kind": "train"}}')
     (result,) = run(checks).scenarios
-    assert result.verdict is Verdict.ERROR
+    assert result.verdict is ScenarioVerdict.ERROR
     assert "accept a new one with --update" in result.reason
     run(checks, update=True)
     assert verdicts(run(checks)) == {"quick": "pass"}
@@ -141,11 +141,11 @@ def test_another_version_plans_the_same_scenarios(
     api.write_text(api.read_text().replace("ratio = arguments", "ratio = 0.5 * arguments"))
     (checks / "quick" / "plan.json").unlink()
     (result,) = run(checks, against=str(former)).scenarios
-    assert result.verdict is Verdict.REGRESSION
+    assert result.verdict is ScenarioVerdict.REGRESSION
     assert "(+100.00 %)" in result.reason
     (former / "tuner" / "api.py").write_text("")
     (result,) = run(checks, against=str(former)).scenarios
-    assert result.verdict is Verdict.INCOMPARABLE
+    assert result.verdict is ScenarioVerdict.INCOMPARABLE
     assert "cannot plan it" in result.reason
 
 

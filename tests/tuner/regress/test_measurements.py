@@ -20,7 +20,7 @@ from tuner.regress.measurements import (
     sum_up,
 )
 from tuner.regress.profile_check import check_profile
-from tuner.regress.records import Verdict
+from tuner.regress.records import ScenarioVerdict
 
 SIZES = 12
 PROFILE = Path(__file__).parents[3] / "examples/profiles/epyc-2-ranks/used/profile"
@@ -44,20 +44,20 @@ def measured(
 
 def test_a_link_that_is_a_tenth_slower_at_every_size_is_found() -> None:
     link, gemm = families(measured(), measured(1.1))
-    assert (link.name, link.verdict) == ("collective all_to_all", Verdict.REGRESSION)
+    assert (link.name, link.verdict) == ("collective all_to_all", ScenarioVerdict.REGRESSION)
     assert link.words == "collective all_to_all: 10 % slower over its 12 cases, significantly"
-    assert gemm.verdict is Verdict.PASS
+    assert gemm.verdict is ScenarioVerdict.PASS
 
 
 def test_too_small_a_change_passes_however_significant() -> None:
-    assert families(measured(), measured(1.04, noise=0.0))[0].verdict is Verdict.PASS
+    assert families(measured(), measured(1.04, noise=0.0))[0].verdict is ScenarioVerdict.PASS
 
 
 def test_a_change_within_the_noise_passes_however_large() -> None:
     before, now = measured(noise=0.5), measured(noise=0.5)
     shifted = {f"m{size}": (5, math.log(size) + (-1) ** size * 0.3, 0.25) for size in range(1, 13)}
     now = now.model_copy(update={"groups": {**now.groups, "collective/all_to_all": shifted}})
-    assert families(before, now)[0].verdict is Verdict.PASS
+    assert families(before, now)[0].verdict is ScenarioVerdict.PASS
 
 
 def test_one_slow_size_is_found_among_many() -> None:
@@ -70,19 +70,19 @@ def test_one_slow_size_is_found_among_many() -> None:
 
 
 def test_faster_is_better_and_what_is_not_measured_is_missing() -> None:
-    assert families(measured(), measured(0.8))[0].verdict is Verdict.BETTER
+    assert families(measured(), measured(0.8))[0].verdict is ScenarioVerdict.BETTER
     now = measured()
     now = now.model_copy(update={"groups": {"gemm/bf16/forward": now.groups["gemm/bf16/forward"]}})
     gone = families(measured(), now)[0]
     assert (gone.verdict, gone.words) == (
-        Verdict.MISSING,
+        ScenarioVerdict.MISSING,
         "collective all_to_all: 12 cases are no longer measured",
     )
 
 
 def test_what_is_only_measured_now_says_nothing() -> None:
     now = measured(groups={"copy/device": 1.0})
-    assert [family.verdict for family in families(measured(), now)] == [Verdict.PASS] * 2
+    assert [family.verdict for family in families(measured(), now)] == [ScenarioVerdict.PASS] * 2
 
 
 def test_hardware_and_software_changes_are_distinguished() -> None:
@@ -119,7 +119,7 @@ def test_swapping_then_and_now_changes_no_p_value(logs: list[float]) -> None:
 def test_the_stored_profile_equals_itself_and_is_hashed_by_content(tmp_path: Path) -> None:
     summed = sum_up(PROFILE)
     assert len(summed.cases) > 1500
-    assert {family.verdict for family in families(summed, summed)} == {Verdict.PASS}
+    assert {family.verdict for family in families(summed, summed)} == {ScenarioVerdict.PASS}
     (tmp_path / "a").write_text("1")
     first = folder_sha256(tmp_path)
     (tmp_path / "a").write_text("2")
@@ -148,17 +148,17 @@ def stored(folder: Path, factor: float, *, device: str = "gpu", repeats: int = 5
 def test_profiles_are_compared_by_kind_of_operation(tmp_path: Path) -> None:
     old, new = stored(tmp_path / "old", 1.0), stored(tmp_path / "new", 1.1)
     (slow,) = check_profile(new, old)
-    assert (slow.name, slow.verdict) == ("profile copy device", Verdict.REGRESSION)
+    assert (slow.name, slow.verdict) == ("profile copy device", ScenarioVerdict.REGRESSION)
     assert "10 % slower" in slow.reason
-    assert check_profile(old, old)[0].verdict is Verdict.PASS
-    assert check_profile(old, new)[0].verdict is Verdict.BETTER
+    assert check_profile(old, old)[0].verdict is ScenarioVerdict.PASS
+    assert check_profile(old, new)[0].verdict is ScenarioVerdict.BETTER
 
 
 def test_profiles_of_other_machines_or_without_repeats_are_incomparable(tmp_path: Path) -> None:
     old, new = stored(tmp_path / "old", 1.0), stored(tmp_path / "new", 1.0, device="other")
     (other,) = check_profile(new, old)
-    assert other.verdict is Verdict.INCOMPARABLE
+    assert other.verdict is ScenarioVerdict.INCOMPARABLE
     assert "device 'gpu' -> 'other'" in other.reason
     single = stored(tmp_path / "single", 1.0, repeats=1)
     (nothing,) = check_profile(old, single)
-    assert nothing.verdict is Verdict.INCOMPARABLE
+    assert nothing.verdict is ScenarioVerdict.INCOMPARABLE

@@ -5,7 +5,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.regress.observed import plan_facts, spec_differences
-from tuner.regress.records import Verdict
+from tuner.regress.records import ScenarioVerdict
 from tuner.regress.rules import Tolerance, judge
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -18,7 +18,7 @@ def test_every_kind_of_plan_has_figures_and_equals_itself(kind: str) -> None:
     assert seen.kind == kind
     assert seen.has_decision
     assert len(seen.figures) >= 2
-    assert judge(seen, seen, tolerance=Tolerance()).verdict is Verdict.PASS
+    assert judge(seen, seen, tolerance=Tolerance()).verdict is ScenarioVerdict.PASS
 
 
 def test_goodput_is_better_high() -> None:
@@ -26,10 +26,11 @@ def test_goodput_is_better_high() -> None:
     lower = json.loads(json.dumps(plan))
     lower["predicted"]["goodput_per_device"] *= 0.9
     result = judge(plan_facts(plan), plan_facts(lower), tolerance=Tolerance())
-    assert result.verdict is Verdict.REGRESSION
+    assert result.verdict is ScenarioVerdict.REGRESSION
     assert "goodput per device" in result.reason
     assert (
-        judge(plan_facts(lower), plan_facts(plan), tolerance=Tolerance()).verdict is Verdict.BETTER
+        judge(plan_facts(lower), plan_facts(plan), tolerance=Tolerance()).verdict
+        is ScenarioVerdict.BETTER
     )
 
 
@@ -39,7 +40,7 @@ def test_slots_that_hold_another_expert_are_counted() -> None:
     row = other["decision"]["physical_to_logical"][0]
     row[0], row[1] = row[1], row[0]
     result = judge(plan_facts(plan), plan_facts(other), tolerance=Tolerance())
-    assert result.verdict is Verdict.DRIFT
+    assert result.verdict is ScenarioVerdict.DRIFT
     assert "2 of " in result.reason
 
 
@@ -48,7 +49,7 @@ def test_a_placement_that_is_no_longer_worth_it_is_a_regression() -> None:
     worth = {**plan, "verdict": {"word": "worth it"}}
     fragile = {**plan, "verdict": {"word": "fragile"}}
     result = judge(plan_facts(worth), plan_facts(fragile), tolerance=Tolerance())
-    assert result.verdict is Verdict.REGRESSION
+    assert result.verdict is ScenarioVerdict.REGRESSION
     assert "'worth it', now 'fragile'" in result.reason
 
 
@@ -72,11 +73,15 @@ def test_the_most_requests_are_better_high_and_bounded_from_above() -> None:
     # A plan stores the rate that it serves as its traffic's, which is no change of the spec.
     fewer["goal"]["traffic"]["rate"] = 80.0
     fewer["certificate"]["objective"] = 80.0
-    assert judge(plan_facts(plan), plan_facts(plan), tolerance=Tolerance()).verdict is Verdict.PASS
-    worse = judge(plan_facts(plan), plan_facts(fewer), tolerance=Tolerance())
-    assert worse.verdict is Verdict.REGRESSION
     assert (
-        judge(plan_facts(fewer), plan_facts(plan), tolerance=Tolerance()).verdict is Verdict.BETTER
+        judge(plan_facts(plan), plan_facts(plan), tolerance=Tolerance()).verdict
+        is ScenarioVerdict.PASS
+    )
+    worse = judge(plan_facts(plan), plan_facts(fewer), tolerance=Tolerance())
+    assert worse.verdict is ScenarioVerdict.REGRESSION
+    assert (
+        judge(plan_facts(fewer), plan_facts(plan), tolerance=Tolerance()).verdict
+        is ScenarioVerdict.BETTER
     )
     beyond = json.loads(json.dumps(plan))
     beyond["certificate"]["bound"] = 90.0

@@ -15,7 +15,7 @@ import pytest
 from profilers.store import read_profile, write_header, write_table
 from tuner.regress.check import check
 from tuner.regress.checks import Manner
-from tuner.regress.records import Check, Verdict
+from tuner.regress.records import Check, ScenarioVerdict
 
 CHECKOUT = Path(__file__).parents[3]
 PACKAGES = ("tuner", "solvers", "profilers")
@@ -95,7 +95,7 @@ def test_a_bug_in_the_cost_model_is_named_as_changed_costs(cheap: Path, faulty: 
         "forward_s=1.2 * pieces * priced.forward_s",
     )
     (result,) = checked_by(tree, cheap).scenarios
-    assert result.verdict is Verdict.REGRESSION
+    assert result.verdict is ScenarioVerdict.REGRESSION
     assert "fastest step" in result.reason
     assert "the same decision is priced differently, on the same inputs" in result.reason
     assert "most of it in computation" in result.reason
@@ -111,7 +111,7 @@ def test_a_broken_bound_is_named_as_one(cheap: Path, faulty: Faulty) -> None:
         " + bubble_s",
     )
     (result,) = checked_by(tree, cheap).scenarios
-    assert result.verdict is Verdict.REGRESSION
+    assert result.verdict is ScenarioVerdict.REGRESSION
     assert "the solver's bound is broken" in result.reason
     assert "the search lost it" in result.reason
 
@@ -124,7 +124,7 @@ def test_a_field_that_plans_no_longer_have_is_named_as_a_changed_schema(
     values["certificate"]["proof"] = "by a field that this version has dropped"
     file.write_text(json.dumps(values), encoding="utf-8")
     (result,) = check(checks, manner=Manner(tree=acting)).scenarios
-    assert result.verdict is Verdict.ERROR
+    assert result.verdict is ScenarioVerdict.ERROR
     assert "certificate.proof: Extra inputs are not permitted" in result.reason
     assert "the schema of plans changed" in result.reason
 
@@ -133,7 +133,7 @@ def test_a_field_that_plans_no_longer_have_is_named_as_a_changed_schema(
 def test_a_planner_that_no_longer_fits_its_schema_is_an_error(cheap: Path, faulty: Faulty) -> None:
     tree = faulty("tuner/plans/train.py", "    decision_gap_ratio:", "    gap_of_decision_ratio:")
     (result,) = checked_by(tree, cheap).scenarios
-    assert result.verdict is Verdict.ERROR
+    assert result.verdict is ScenarioVerdict.ERROR
     assert "planning crashed: ValidationError" in result.reason
     assert "decision_gap_ratio" in result.reason
 
@@ -160,7 +160,7 @@ def test_a_slower_link_in_the_profile_is_named_with_its_operation(
     write_header(profile, stored.header)
 
     (result,) = check(checks, manner=manner).scenarios
-    assert result.verdict is Verdict.REGRESSION
+    assert result.verdict is ScenarioVerdict.REGRESSION
     assert "collective all_reduce: 10 % slower over its 27 cases, significantly" in result.reason
 
 
@@ -172,7 +172,7 @@ def test_the_version_before_the_fault_is_the_reference(cheap: Path, faulty: Faul
         "forward_s=0.8 * pieces * priced.forward_s",
     )
     (result,) = check(cheap, against=str(tree)).scenarios
-    assert result.verdict is Verdict.REGRESSION
+    assert result.verdict is ScenarioVerdict.REGRESSION
     assert "the same decision is priced differently" in result.reason
 
 
@@ -184,4 +184,4 @@ def test_unchanged_inputs_pass(cheap: Path) -> None:
 def test_fifty_runs_on_unchanged_inputs_give_fifty_passes(cheap: Path) -> None:
     for number in range(49):
         shutil.copytree(cheap / "cheap", cheap / f"again-{number}")
-    assert {one.verdict for one in check(cheap).scenarios} == {Verdict.PASS}
+    assert {one.verdict for one in check(cheap).scenarios} == {ScenarioVerdict.PASS}

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from tests.rows import each_row
 from tuner.regress.worker import run_job as answer_here
-from tuner.regress.workers import Job, Limits, Planner, PlanResult
+from tuner.regress.workers import Limits, Planner, PlanningJob, PlanResult
 
 
 def arguments(planner: Planner, folder: Path, text: str, *, kind: str = "train") -> PlanResult:
     spec = folder / "spec.yaml"
     spec.write_text(f"does: {text}\n")
-    return planner.plan(Job(kind=kind, spec=spec, profiles=()))
+    return planner.plan(PlanningJob(kind=kind, spec=spec, profiles=()))
 
 
 def said(run_job: PlanResult) -> str:
@@ -85,7 +85,7 @@ def test_stopping_ends_a_plan_that_another_thread_waits_for(acting: Path, tmp_pa
     with Planner(scratch=tmp_path, limits=Limits(), tree=acting) as planner:
         said(arguments(planner, tmp_path, "hello"))
         (tmp_path / "hang.yaml").write_text("does: hang")
-        job = Job(kind="train", spec=tmp_path / "hang.yaml", profiles=())
+        job = PlanningJob(kind="train", spec=tmp_path / "hang.yaml", profiles=())
         waiting = threading.Thread(target=lambda: answers.append(planner.plan(job)))
         waiting.start()
         planner.stop()

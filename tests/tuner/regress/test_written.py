@@ -9,23 +9,30 @@ from tests.rows import each_row
 from tuner.regress.annotations import annotations
 from tuner.regress.junit import junit_xml
 from tuner.regress.markdown import markdown
-from tuner.regress.records import FAILING, Change, Check, Effort, ScenarioResult, Verdict
+from tuner.regress.records import (
+    FAILING,
+    AcceptedChange,
+    Check,
+    PlanningCost,
+    ScenarioResult,
+    ScenarioVerdict,
+)
 
-REASONS = {verdict: f"because of {verdict.value}" for verdict in Verdict}
+REASONS = {verdict: f"because of {verdict.value}" for verdict in ScenarioVerdict}
 
 
 def checked(**reasons: str) -> Check:
-    said = {verdict.value: REASONS[verdict] for verdict in Verdict} | reasons
+    said = {verdict.value: REASONS[verdict] for verdict in ScenarioVerdict} | reasons
     return Check(
         moetune_version="0.1.0",
         scenarios=tuple(
             ScenarioResult(
                 name=f"a-{name}",
                 kind="train",
-                verdict=Verdict(name),
+                verdict=ScenarioVerdict(name),
                 reason=reason,
-                changes=(Change(what="step_time_s", accepted=1.0, found=2.0, ratio=2.0),),
-                effort=Effort(cpu_s=1.5, loop_s=0.1, peak_bytes=2, idle_bytes=1),
+                changes=(AcceptedChange(what="step_time_s", accepted=1.0, found=2.0, ratio=2.0),),
+                effort=PlanningCost(cpu_s=1.5, loop_s=0.1, peak_bytes=2, idle_bytes=1),
                 file=f"checks/a-{name}/spec.yaml",
             )
             for name, reason in said.items()
@@ -86,7 +93,7 @@ def test_markdown_lets_no_reason_become_markup(reason: str) -> None:
 
 def test_annotations_escape_what_ends_a_line_or_a_property() -> None:
     lines = annotations(checked(regression="100 % slower\nthan before: a, b"))
-    assert len(lines) == len(Verdict) - 1
+    assert len(lines) == len(ScenarioVerdict) - 1
     (line,) = (line for line in lines if "regression" in line)
     assert line == (
         "::error file=checks/a-regression/spec.yaml,title=moetune check%3A a-regression%3A"
@@ -98,7 +105,7 @@ def test_annotations_escape_what_ends_a_line_or_a_property() -> None:
 
 def test_a_property_cannot_be_ended_by_a_name() -> None:
     result = ScenarioResult(
-        name="a,title=b::c", kind="", verdict=Verdict.ERROR, reason="r", file="x,y:z"
+        name="a,title=b::c", kind="", verdict=ScenarioVerdict.ERROR, reason="r", file="x,y:z"
     )
     (line,) = annotations(Check(moetune_version="0", scenarios=(result,)))
     assert line.startswith("::error file=x%2Cy%3Az,title=moetune check%3A a%2Ctitle=b%3A%3Ac%3A")

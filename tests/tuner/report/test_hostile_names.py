@@ -147,6 +147,6 @@ def test_a_file_that_is_named_with_markup_is_copied_as_it_is(page_of: Page, pars
 
 
 def _facts() -> Any:
-    from tuner.report.content import Facts
+    from tuner.report.content import NamedValues
 
-    return Facts(facts=(("x", Cell(text="1", value=1.0)),), are_large=True)
+    return NamedValues(facts=(("x", Cell(text="1", value=1.0)),), are_large=True)

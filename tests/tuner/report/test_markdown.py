@@ -5,9 +5,9 @@ from typing import Any
 from tests.rows import each_row
 from tuner.report.content import (
     Cell,
-    Facts,
     Figure,
     File,
+    NamedValues,
     Paragraph,
     Report,
     Section,
@@ -25,7 +25,7 @@ def report(*blocks: Paragraph | Table | Figure | File) -> Report:
         kind="Training plan",
         verdict="Launch it.",
         is_found=True,
-        facts=Facts(facts=(("step time", seconds(0.0325)),)),
+        facts=NamedValues(facts=(("step time", seconds(0.0325)),)),
         proof="Proven.",
         sections=(Section(name="s", heading="More", blocks=blocks),),
     )

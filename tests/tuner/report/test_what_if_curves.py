@@ -6,12 +6,12 @@ import pytest
 
 from tests.rows import each_row
 from tuner.goals.registry import goal_of_folder
-from tuner.plans.what_if import Outcome, WhatIf, parse_changes
+from tuner.plans.what_if import WhatIf, WhatIfOutcome, parse_changes
 from tuner.report.content import Figure, Section
 from tuner.report.what_if_curves import train_curve_figure, what_if_section
 
 
-def outcome(change: str, tokens_per_s: float | None, **more: Any) -> Outcome:
+def outcome(change: str, tokens_per_s: float | None, **more: Any) -> WhatIfOutcome:
     fields: dict[str, Any] = {
         "change": change,
         "says": change,
@@ -24,7 +24,7 @@ def outcome(change: str, tokens_per_s: float | None, **more: Any) -> Outcome:
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_per_device": tokens_per_s / 8.0,
         }
-    return Outcome(**(fields | more))
+    return WhatIfOutcome(**(fields | more))
 
 
 def requests_of(folder: Path) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ def requests_of(folder: Path) -> tuple[str, ...]:
     return goal.curves(goal.read(folder))
 
 
-def drawn(text: str, *outcomes: Outcome, **options: Any) -> Section:
+def drawn(text: str, *outcomes: WhatIfOutcome, **options: Any) -> Section:
     found = WhatIf(base=outcome("", 100.0), outcomes=outcomes, time_limit_s=60.0)
     return what_if_section(found, parse_changes(text), **({"drawn": train_curve_figure} | options))
 

@@ -10,7 +10,7 @@ import pytest
 
 from tuner.engines.capabilities import intersection
 from tuner.plans.train import Plan, Provenance
-from tuner.search.reference.layer_costs import Machine
+from tuner.search.reference.layer_costs import PricedMachine
 from tuner.search.reference.plan_profiled import ProfiledProblem, make_plan, workload_of
 from tuner.search.reference.search import ReferenceOutcome
 from tuner.search.settings import SearchSettings
@@ -44,7 +44,7 @@ class SearchCase:
 
 @pytest.fixture
 def make_case(
-    tiny_spec: Callable[..., Path], formula_machine: Callable[..., Machine]
+    tiny_spec: Callable[..., Path], formula_machine: Callable[..., PricedMachine]
 ) -> Callable[..., SearchCase]:
     """make_case(machine={...}, settings={...}, **changes of the spec); two devices by default.
 

@@ -3,7 +3,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.rows import each_row
-from tuner.costs.reference.workload import Degrees
+from tuner.costs.reference.workload import StepDegrees
 from tuner.plans.train import TrainPrediction
 from tuner.search.reasons import (
     MemoryOffer,
@@ -66,7 +66,7 @@ def test_a_runner_up_lost_by_what_grew_most() -> None:
     assert why_lost(CHOSEN, CHOSEN) == "nothing: the model predicts the same time"
 
 
-def test_rules_that_alone_block_come_first(cut: Callable[..., Degrees]) -> None:
+def test_rules_that_alone_block_come_first(cut: Callable[..., StepDegrees]) -> None:
     # Seven combinations are illegal; three of them break one rule only.
     named = blocking_rules(
         Enumeration(

@@ -18,7 +18,7 @@ from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Workload
 from tuner.plans.train import TrainPrediction
 from tuner.search.reference.decisions import degrees_of
-from tuner.search.reference.layer_costs import CandidateCosts, Machine
+from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.predict import predict
 
 Steps = Annotated[tuple[Seconds, ...], Field(min_length=1)]
@@ -70,7 +70,9 @@ class Comparison:
     """Measured time of the first choice over the measured best, less one."""
 
 
-def compare_predictions(runs: MeasuredLayouts, *, work: Workload, machine: Machine) -> Comparison:
+def compare_predictions(
+    runs: MeasuredLayouts, *, work: Workload, machine: PricedMachine
+) -> Comparison:
     """Predict every layout as today's model does, and compare."""
     predicted = tuple(_predicted(one.decision, work, machine) for one in runs.layouts)
     predicted_s = [one.step_time_s for one in predicted]
@@ -83,7 +85,7 @@ def compare_predictions(runs: MeasuredLayouts, *, work: Workload, machine: Machi
     )
 
 
-def _predicted(decision: TrainDecision, work: Workload, machine: Machine) -> TrainPrediction:
+def _predicted(decision: TrainDecision, work: Workload, machine: PricedMachine) -> TrainPrediction:
     degrees = degrees_of(decision, ranks_per_node=machine.ranks_per_node)
     return predict(CandidateCosts(work=work, degrees=degrees, machine=machine), decision)
 

@@ -12,7 +12,7 @@ from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
 from tuner.verify.search import LaunchRequest, StudySearch
-from tuner.verify.study.claims import Progress
+from tuner.verify.study.claims import StudySnapshot
 from tuner.verify.study.membership import EarlierTrials
 from tuner.verify.study.worker import this_worker
 
@@ -53,7 +53,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "under-way"
 
 
-def _anything(_progress: Progress) -> list[LaunchRequest]:
+def _anything(_progress: StudySnapshot) -> list[LaunchRequest]:
     return [LaunchRequest()]
 
 

@@ -17,7 +17,7 @@ from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
 from tuner.verify.search import LaunchRequest, StudySearch, Waiting
-from tuner.verify.study.claims import Progress
+from tuner.verify.study.claims import StudySnapshot
 
 DecisionSpace = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]
@@ -31,7 +31,7 @@ NARROW = Search(
 )
 
 
-def _anything(_progress: Progress) -> list[LaunchRequest]:
+def _anything(_progress: StudySnapshot) -> list[LaunchRequest]:
     return [LaunchRequest()]
 
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from profilers.steps.config import Dispatcher, RankMemory, StepConfig, StepReport
 from tuner.config.train import TrainDecision
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.search.reference.decisions import decision, degrees_of
-from tuner.search.reference.layer_costs import CandidateCosts, Machine
-from tuner.search.reference.options import Option
+from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
+from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.predict import predict
 from tuner.verify.launcher import Hopeless, LaunchResult, never_hopeless
 from tuner.verify.records import TrialStatus
@@ -30,7 +30,7 @@ class FakeLauncher:
     def __init__(
         self,
         work: Workload,
-        hidden: Machine,
+        hidden: PricedMachine,
         *,
         noise_ratio: float = 0.0,
         seed: int = 0,
@@ -138,7 +138,7 @@ def decision_of(config: StepConfig) -> TrainDecision:
     """Read the decision back that a step configuration was made from."""
     degrees = config.parallelism
     return decision(
-        Degrees(
+        StepDegrees(
             tensor=degrees.tensor,
             pipeline=degrees.pipeline,
             virtual_pipeline=degrees.virtual_pipeline,
@@ -151,5 +151,8 @@ def decision_of(config: StepConfig) -> TrainDecision:
             ),
         ),
         layers=tuple(stage.num_layers for stage in config.stages),
-        options=[Option(recompute=stage.recompute, chunks=stage.chunks) for stage in config.stages],
+        options=[
+            RecomputeOption(recompute=stage.recompute, chunks=stage.chunks)
+            for stage in config.stages
+        ],
     )

@@ -9,8 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.backtest.serving.launches import Cells, Launch, MissingError, OddError, parse_launch
-from tuner.backtest.serving.prediction import Latency, Predictor
+from tuner.backtest.serving.launches import (
+    Cells,
+    MissingError,
+    OddError,
+    PublishedLaunch,
+    parse_launch,
+)
+from tuner.backtest.serving.prediction import MeanLatency, Predictor
 from tuner.backtest.serving.records import ServingBacktest, ServingBacktestRow
 from tuner.backtest.serving.residuals import apply_residuals, read_serving_residuals
 from tuner.backtest.serving.scores import Pair, summarise_metric, tpot, ttft
@@ -23,7 +29,7 @@ DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class PredictedLaunches:
     """Every distinct measurement that was predicted, and the result of every row."""
 
     pairs: tuple[Pair, ...]
@@ -36,7 +42,7 @@ class Predicted:
     rows: tuple[ServingBacktestRow, ...]
 
 
-def predict_pairs(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> Predicted:
+def predict_pairs(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> PredictedLaunches:
     """Predict every distinct measurement that can be read.
 
     Args:
@@ -48,7 +54,7 @@ def predict_pairs(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> Pr
     read = [_read(cells, number) for number, cells in enumerate(rows, start=1)]
     first = _first_of(rows, read)
     chosen = [number for number in range(len(rows)) if first[number] == number]
-    launches = {n: launch for n in chosen if isinstance(launch := read[n], Launch)}
+    launches = {n: launch for n in chosen if isinstance(launch := read[n], PublishedLaunch)}
     folders = [path for path in profiles if path.suffix != ".json"]
     latencies, origins = _latencies(launches, folders)
     result_rows: list[ServingBacktestRow] = []
@@ -62,7 +68,7 @@ def predict_pairs(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> Pr
             pairs.append(Pair(launch=launches[number], latency=latency))
         result_rows.append(_to_row(cells, launch, number=number, latency=latency, copy_of=copy_of))
     refused = [number for number in chosen if number not in launches]
-    return Predicted(
+    return PredictedLaunches(
         pairs=tuple(pairs),
         refused=tuple(_source(rows[number]) for number in refused),
         eligible=len(pairs) + sum(isinstance(read[number], OddError) for number in refused),
@@ -73,10 +79,10 @@ def predict_pairs(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> Pr
 
 
 def _latencies(
-    launches: Mapping[int, Launch], folders: Sequence[Path]
-) -> tuple[dict[int, Latency], dict[str, str]]:
+    launches: Mapping[int, PublishedLaunch], folders: Sequence[Path]
+) -> tuple[dict[int, MeanLatency], dict[str, str]]:
     """Predict system by system, so that only one system's tables are in memory."""
-    latencies: dict[int, Latency] = {}
+    latencies: dict[int, MeanLatency] = {}
     origins: dict[str, str] = {}
     for system in sorted({launch.system for launch in launches.values()}):
         machines, origin = build_machines([system], folders)
@@ -118,7 +124,7 @@ def _inside(rows: Sequence[tuple[tuple[float, float] | None, float | None]]) -> 
     return sum(inside) / len(inside) if inside else None
 
 
-def _read(cells: Cells, number: int) -> Launch | MissingError:
+def _read(cells: Cells, number: int) -> PublishedLaunch | MissingError:
     try:
         return parse_launch(cells, number=number)
     except MissingError as error:
@@ -137,12 +143,12 @@ def _digits(text: str) -> str:
         return ""
 
 
-def _first_of(rows: Sequence[Cells], read: Sequence[Launch | MissingError]) -> list[int]:
+def _first_of(rows: Sequence[Cells], read: Sequence[PublishedLaunch | MissingError]) -> list[int]:
     """For every row, the first readable row with the same measurement."""
     first: dict[tuple[str, str], int] = {}
     for number, (cells, launch) in enumerate(zip(rows, read, strict=True)):
         known = first.setdefault(_measured(cells), number)
-        if isinstance(read[known], MissingError) and isinstance(launch, Launch):
+        if isinstance(read[known], MissingError) and isinstance(launch, PublishedLaunch):
             first[_measured(cells)] = number
     return [
         first[_measured(cells)] if all(_measured(cells)) else number
@@ -160,16 +166,16 @@ def _source(cells: Cells) -> str:
 
 def _to_row(
     cells: Cells,
-    launch: Launch | MissingError,
+    launch: PublishedLaunch | MissingError,
     *,
     number: int,
-    latency: Latency | None = None,
+    latency: MeanLatency | None = None,
     copy_of: str | None = None,
 ) -> ServingBacktestRow:
-    is_read = isinstance(launch, Launch)
+    is_read = isinstance(launch, PublishedLaunch)
     ttft_band = tpot_band = None
     is_new = False
-    if latency is not None and isinstance(launch, Launch):
+    if latency is not None and isinstance(launch, PublishedLaunch):
         around = bands_of(
             launch.engine,
             mode="disaggregated" if launch.is_disaggregated else "aggregated",
@@ -182,15 +188,15 @@ def _to_row(
         tpot_band = around.tpot.around(latency.tpot_s)
     return ServingBacktestRow(
         id=_id(cells, number),
-        source=launch.source if isinstance(launch, Launch) else _source(cells),
+        source=launch.source if isinstance(launch, PublishedLaunch) else _source(cells),
         reason=None if is_read else str(launch),
         copy_of=copy_of,
         predicted_ttft_s=latency.ttft_s if latency else None,
         ttft_band=ttft_band,
-        measured_ttft_s=launch.ttft_s if isinstance(launch, Launch) else None,
+        measured_ttft_s=launch.ttft_s if isinstance(launch, PublishedLaunch) else None,
         predicted_tpot_s=latency.tpot_s if latency else None,
         tpot_band=tpot_band,
         is_new_pair=is_new,
-        measured_tpot_s=launch.tpot_s if isinstance(launch, Launch) else None,
+        measured_tpot_s=launch.tpot_s if isinstance(launch, PublishedLaunch) else None,
         estimated=latency.estimated if latency else (),
     )

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Final
 
 from tuner.costs.serve.decoder import (
-    Attention,
     AttentionKind,
     Decoder,
+    DecoderAttention,
     Experts,
     Formats,
     Layers,
@@ -22,8 +22,8 @@ from tuner.costs.serve.decoder import (
 
 def _grouped(
     heads: int, kv_heads: int, *, head_dim: int = 128, has_gate: bool = False, window: int = 0
-) -> Attention:
-    return Attention(
+) -> DecoderAttention:
+    return DecoderAttention(
         kind=AttentionKind.GROUPED,
         heads=heads,
         kv_heads=kv_heads,
@@ -34,9 +34,9 @@ def _grouped(
     )
 
 
-def _latent(heads: int) -> Attention:
+def _latent(heads: int) -> DecoderAttention:
     """DeepSeek-V3's MLA, whose widths Kimi-K2 shares."""
-    return Attention(
+    return DecoderAttention(
         kind=AttentionKind.LATENT,
         heads=heads,
         kv_heads=heads,
@@ -49,7 +49,7 @@ def _latent(heads: int) -> Attention:
 
 
 def _dense(
-    name: str, *, hidden: int, vocab: int, layers: int, ffn: int, attention: Attention
+    name: str, *, hidden: int, vocab: int, layers: int, ffn: int, attention: DecoderAttention
 ) -> Decoder:
     return Decoder(
         name=name,
@@ -79,7 +79,7 @@ KIMI_K2: Final = Decoder(
     ),
     experts=Experts(num=384, top_k=8, ffn=2048, shared_ffn=2048),
 )
-_GLM_ATTENTION: Final = Attention(
+_GLM_ATTENTION: Final = DecoderAttention(
     kind=AttentionKind.SPARSE_LATENT,
     heads=64,
     kv_heads=64,
@@ -114,7 +114,7 @@ QWEN35_397B: Final = Decoder(
     layers=(
         Layers(
             count=45,
-            attention=Attention(
+            attention=DecoderAttention(
                 kind=AttentionKind.GATED_DELTA, heads=64, kv_heads=16, head_dim=128, value_dim=128
             ),
             dense_ffn=0,

@@ -29,9 +29,9 @@ from typing import Final
 from tuner.backtest.serving.decoders import checkpoint_formats, find_decoder
 from tuner.costs.serve.bands import Load
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 from tuner.costs.serve.memory import weight_bytes
-from tuner.costs.serve.speculative import Drafting, Method
+from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.units import format_bytes
@@ -78,20 +78,20 @@ LOADS: Final[Mapping[Harness, Load]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class RoleWorkers:
     """Workers of one role."""
 
-    degrees: Degrees
+    degrees: InstanceDegrees
     workers: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class PublishedLaunch:
     """One row."""
 
     id: str
     system: str
-    engine: Engine
+    engine: ServingEngine
     release: str
     decoder: Decoder
     formats: Formats
@@ -99,7 +99,7 @@ class Launch:
     output_tokens: int
     concurrency: int
     harness: Harness
-    sides: tuple[Side, ...]
+    sides: tuple[RoleWorkers, ...]
     """One of an aggregated launch; prefill and decode of a disaggregated one."""
     ttft_s: float
     tpot_s: float
@@ -150,16 +150,16 @@ class OddError(MissingError):
 Cells = Mapping[str, str]
 
 
-def parse_launch(cells: Cells, *, number: int) -> Launch:
+def parse_launch(cells: Cells, *, number: int) -> PublishedLaunch:
     """Read one row.
 
     Raises:
         MissingError: a column that a prediction needs is blank, odd or not known.
     """
     engine_name = _text(cells, "backend")
-    if engine_name not in {engine.value for engine in Engine}:
+    if engine_name not in {engine.value for engine in ServingEngine}:
         raise MissingError(f"backend {engine_name[:40]!r} is none that is modelled")
-    engine = Engine(engine_name)
+    engine = ServingEngine(engine_name)
     system = _text(cells, "system")
     if system not in SYSTEMS:
         raise MissingError(f"system {system[:40]!r} is not known")
@@ -185,7 +185,7 @@ def parse_launch(cells: Cells, *, number: int) -> Launch:
     is_split = _text(cells, "mode") == "disagg"
     sides = _sides(cells, decoder, engine) if is_split else (_side(cells, "", decoder, engine),)
     _check_weights(sides, decoder, formats, system)
-    return Launch(
+    return PublishedLaunch(
         id=cells.get("id", "") or f"row-{number}",
         system=system,
         engine=engine,
@@ -218,23 +218,23 @@ def _drafting(cells: Cells) -> Drafting | None:
     if drafts > MOST_DRAFTS:
         raise MissingError(f"draft_tokens {drafts} is more than {MOST_DRAFTS}")
     _text(cells, "draft_acceptance")
-    method = cells.get("draft_method", "").strip().lower() or Method.MTP.value
-    if method not in {known.value for known in Method}:
+    method = cells.get("draft_method", "").strip().lower() or DraftMethod.MTP.value
+    if method not in {known.value for known in DraftMethod}:
         raise MissingError(f"draft_method {method[:20]!r} is none that is modelled")
     acceptance = _ratio(cells, "draft_acceptance")
-    return Drafting(draft_tokens=drafts, acceptance=acceptance, method=Method(method))
+    return Drafting(draft_tokens=drafts, acceptance=acceptance, method=DraftMethod(method))
 
 
-def _sides(cells: Cells, decoder: Decoder, engine: Engine) -> tuple[Side, ...]:
+def _sides(cells: Cells, decoder: Decoder, engine: ServingEngine) -> tuple[RoleWorkers, ...]:
     sides = []
     for role in ("prefill_", "decode_"):
         workers = _count(cells, f"{role}num_workers")
         side = _side(cells, role, decoder, engine)
-        sides.append(Side(degrees=side.degrees, workers=workers))
+        sides.append(RoleWorkers(degrees=side.degrees, workers=workers))
     return tuple(sides)
 
 
-def _side(cells: Cells, role: str, decoder: Decoder, engine: Engine) -> Side:
+def _side(cells: Cells, role: str, decoder: Decoder, engine: ServingEngine) -> RoleWorkers:
     system = cells.get("system", "")
     tensor = _count(cells, f"{role}tp_size")
     data = _data(cells, role, decoder, tensor=tensor)
@@ -244,7 +244,7 @@ def _side(cells: Cells, role: str, decoder: Decoder, engine: Engine) -> Side:
     if moe_tensor == expert > 1 and max(tensor, data) == moe_tensor * expert:
         tensor, data = min(tensor, moe_tensor), min(data, moe_tensor)
         moe_tensor = 1
-    elif engine is Engine.VLLM and tensor == data > 1 and expert == tensor * data:
+    elif engine is ServingEngine.VLLM and tensor == data > 1 and expert == tensor * data:
         data, expert, moe_tensor = 1, tensor, 1
     heads = max(group.attention.heads for group in decoder.layers)
     if heads % tensor:
@@ -261,8 +261,8 @@ def _side(cells: Cells, role: str, decoder: Decoder, engine: Engine) -> Side:
         # Copies of one measurement disagree; experts are spread over all ranks of the worker.
         expert = min(expert, ranks) if expert > 1 or data > 1 else 1
         moe_tensor = max(ranks // expert, 1)
-    return Side(
-        degrees=Degrees(
+    return RoleWorkers(
+        degrees=InstanceDegrees(
             attention_tensor=tensor,
             attention_data=data,
             moe_tensor=moe_tensor,
@@ -291,7 +291,7 @@ def _data(cells: Cells, role: str, decoder: Decoder, *, tensor: int) -> int:
 
 
 def _check_weights(
-    sides: tuple[Side, ...], decoder: Decoder, formats: Formats, system: str
+    sides: tuple[RoleWorkers, ...], decoder: Decoder, formats: Formats, system: str
 ) -> None:
     """Refuse a row that no device of the system holds.
 
@@ -309,12 +309,12 @@ def _check_weights(
 
 
 def _splits_experts_whole(
-    decoder: Decoder, engine: Engine, system: str, *, is_worker: bool
+    decoder: Decoder, engine: ServingEngine, system: str, *, is_worker: bool
 ) -> bool:
     """Whether the recipe splits experts by EP whatever the columns say."""
-    if engine is Engine.VLLM:
+    if engine is ServingEngine.VLLM:
         return decoder.name == "minimax-m2"
-    is_recipe = engine is Engine.TRTLLM and decoder.name == "deepseek-v3" and not is_worker
+    is_recipe = engine is ServingEngine.TRTLLM and decoder.name == "deepseek-v3" and not is_worker
     return is_recipe and system == "h200_sxm"
 
 

@@ -16,10 +16,10 @@ from typing import Final
 
 import numpy as np
 
-from tuner.backtest.serving.launches import Launch, Side
+from tuner.backtest.serving.launches import PublishedLaunch, RoleWorkers
 from tuner.backtest.serving.recipes import Recipe, find_recipe
 from tuner.costs.serve.capacity import cache_tokens
-from tuner.costs.serve.engine import TRAITS, Batching, Degrees
+from tuner.costs.serve.engine import TRAITS, Batching, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO, KvPath, whole_s
 from tuner.costs.serve.machine import ServingMachine
@@ -27,7 +27,7 @@ from tuner.costs.serve.memory import kv_bytes_per_token
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.client import (
     ROUNDS,
-    Client,
+    ClientOverhead,
     client_observed_ttft_s,
     engine_rules,
     prefill_step_seconds,
@@ -42,7 +42,7 @@ newest memory rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
+class MeanLatency:
     """Means over requests."""
 
     ttft_s: float
@@ -68,13 +68,13 @@ class Predictor:
     is_unseen: bool = False
     """Predict every launch as if no row of its model and engine were known."""
 
-    def latency(self, launch: Launch) -> Latency:
+    def latency(self, launch: PublishedLaunch) -> MeanLatency:
         """Predict one launch."""
         if launch.is_disaggregated:
             return self._disaggregated(launch)
         return self._aggregated(launch)
 
-    def _iteration(self, launch: Launch, side: Side, recipe: Recipe) -> Iteration:
+    def _iteration(self, launch: PublishedLaunch, side: RoleWorkers, recipe: Recipe) -> Iteration:
         return Iteration(
             decoder=launch.decoder,
             formats=launch.formats,
@@ -86,7 +86,7 @@ class Predictor:
             drafting=launch.drafting,
         )
 
-    def _disaggregated(self, launch: Launch) -> Latency:
+    def _disaggregated(self, launch: PublishedLaunch) -> MeanLatency:
         recipe = find_recipe(launch, is_unseen=self.is_unseen)
         prefill, decode = launch.sides
         reading = self._iteration(launch, prefill, recipe)
@@ -100,7 +100,7 @@ class Predictor:
         full = prompts.times
         isolated = self._times(launch, replace(reading, busy_ratio=0.0), 1, shared).times
         most_busy = prefill.degrees.attention_data
-        each = kv_bytes_per_token(launch.decoder, launch.formats, Degrees())
+        each = kv_bytes_per_token(launch.decoder, launch.formats, InstanceDegrees())
         nic_bytes_per_s = reading.machine.sheet.scale_out_bytes_per_s
         path = KvPath(
             network_bytes_per_s=NIC_RATIO * nic_bytes_per_s, latency_s=KV_TRANSFER_LATENCY_S
@@ -132,7 +132,7 @@ class Predictor:
         estimated = prompts.estimated | decoding.estimated
         return mean_latency(served, recipe, estimated=tuple(sorted(estimated)))
 
-    def _aggregated(self, launch: Launch) -> Latency:
+    def _aggregated(self, launch: PublishedLaunch) -> MeanLatency:
         side = launch.sides[0]
         recipe = find_recipe(launch, is_unseen=self.is_unseen)
         iteration = self._iteration(launch, side, recipe)
@@ -155,7 +155,7 @@ class Predictor:
         return mean_latency(served, recipe, estimated=tuple(sorted(priced.estimated)))
 
     def _rules(
-        self, launch: Launch, iteration: Iteration, recipe: Recipe, concurrency: int
+        self, launch: PublishedLaunch, iteration: Iteration, recipe: Recipe, concurrency: int
     ) -> Rules:
         traits = TRAITS[launch.engine]
         longest = launch.input_tokens + launch.output_tokens
@@ -178,7 +178,7 @@ class Predictor:
         )
 
     def _times(
-        self, launch: Launch, iteration: Iteration, concurrency: int, rules: Rules
+        self, launch: PublishedLaunch, iteration: Iteration, concurrency: int, rules: Rules
     ) -> Priced:
         longest = launch.input_tokens + launch.output_tokens
         most = 1 << max(concurrency, 1).bit_length()
@@ -210,9 +210,9 @@ class Predictor:
         return self.steps[key]
 
 
-def mean_latency(served: Served, recipe: Recipe, *, estimated: tuple[str, ...]) -> Latency:
+def mean_latency(served: Served, recipe: Recipe, *, estimated: tuple[str, ...]) -> MeanLatency:
     """Means, as seen by a client."""
     tpot_s = float(np.mean(served.tpot_s_R)) if (served.output_R > 1).any() else 0.0
-    client = Client(overhead_s=recipe.client_s, stream_steps=recipe.stream_steps)
+    client = ClientOverhead(overhead_s=recipe.client_s, stream_steps=recipe.stream_steps)
     ttft_s = float(np.mean(client_observed_ttft_s(served, client=client)))
-    return Latency(ttft_s=ttft_s, tpot_s=tpot_s, estimated=estimated)
+    return MeanLatency(ttft_s=ttft_s, tpot_s=tpot_s, estimated=estimated)

@@ -12,8 +12,8 @@ from pydantic import Field, ValidationError
 from profilers.records import Record
 from profilers.tables import first_problem
 from tuner.backtest.rows import read_bytes
-from tuner.backtest.serving.launches import Launch
-from tuner.backtest.serving.prediction import Latency
+from tuner.backtest.serving.launches import PublishedLaunch
+from tuner.backtest.serving.prediction import MeanLatency
 from tuner.errors import SpecError
 
 SCHEMA_VERSION = 1
@@ -43,21 +43,21 @@ class ServingResiduals(Record):
     """By engine|harness."""
 
 
-def factor_key(launch: Launch) -> str:
+def factor_key(launch: PublishedLaunch) -> str:
     """Key of a launch's factors."""
     return f"{launch.engine.value}|{launch.harness.value}"
 
 
-def scale_latency(latency: Latency, *, tpot: float, ttft: float) -> Latency:
+def scale_latency(latency: MeanLatency, *, tpot: float, ttft: float) -> MeanLatency:
     """The same prediction, each latency times its factor."""
-    return Latency(
+    return MeanLatency(
         ttft_s=latency.ttft_s * ttft, tpot_s=latency.tpot_s * tpot, estimated=latency.estimated
     )
 
 
 def apply_residuals(
-    latency: Latency, launch: Launch, residuals: ServingResiduals | None
-) -> Latency:
+    latency: MeanLatency, launch: PublishedLaunch, residuals: ServingResiduals | None
+) -> MeanLatency:
     """Apply a launch's factors."""
     factors = residuals.factors.get(factor_key(launch)) if residuals is not None else None
     if factors is None:

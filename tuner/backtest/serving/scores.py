@@ -12,8 +12,8 @@ from statistics import median
 
 from tuner.backtest.errors import ScoredRow, summarise_errors
 from tuner.backtest.records import Errors
-from tuner.backtest.serving.launches import Launch
-from tuner.backtest.serving.prediction import Latency
+from tuner.backtest.serving.launches import PublishedLaunch
+from tuner.backtest.serving.prediction import MeanLatency
 from tuner.backtest.serving.records import Metric, Order
 
 CLEAR_RATIO = 0.10
@@ -33,8 +33,8 @@ CHOICES = (
 class Pair:
     """One measurement and its prediction."""
 
-    launch: Launch
-    latency: Latency
+    launch: PublishedLaunch
+    latency: MeanLatency
 
 
 Read = Callable[[Pair], tuple[float, float]]
@@ -93,7 +93,7 @@ def _errors(pairs: Sequence[Pair], *, read: Read, refused: int) -> Errors:
     return plain.model_copy(update={name: getattr(choice, name) for name in CHOICES})
 
 
-def _case(launch: Launch) -> tuple[str, ...]:
+def _case(launch: PublishedLaunch) -> tuple[str, ...]:
     load = (launch.input_tokens, launch.output_tokens, launch.concurrency)
     return (launch.source, launch.decoder.name, repr(launch.formats), *map(str, load))
 

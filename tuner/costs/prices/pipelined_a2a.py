@@ -46,7 +46,7 @@ MOST_PIECES: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Part:
+class PipelinedPart:
     """One of the layer's parts: seconds to start and seconds for the whole layer's work."""
 
     start_s: Numbers
@@ -61,11 +61,11 @@ class Part:
 class PipelinedLayer:
     """The parts of one pass through a MoE layer."""
 
-    all_to_all: Part
+    all_to_all: PipelinedPart
     """One all-to-all between nodes; there are two."""
-    gather: Part
-    scatter: Part
-    experts: Part
+    gather: PipelinedPart
+    scatter: PipelinedPart
+    experts: PipelinedPart
 
 
 def case_times_s(layer: PipelinedLayer, *, pieces: Numbers) -> Grid:

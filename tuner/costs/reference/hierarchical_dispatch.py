@@ -24,7 +24,7 @@ Not covered: learned routing, whose duplicates are at least as many.
 
 from dataclasses import dataclass
 
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 
 ID_BYTES = 8
 """Row indices and counts are 64-bit integers."""
@@ -34,7 +34,7 @@ EXPERT_ID_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class DispatchRows:
     """Rows of one rank and one chunk of a micro-batch."""
 
     sent: int
@@ -46,8 +46,8 @@ class Rows:
 
 
 def rows_by_node(
-    work: Workload, degrees: Degrees, *, moe_layer: int, chunks: int
-) -> tuple[Rows, ...]:
+    work: Workload, degrees: StepDegrees, *, moe_layer: int, chunks: int
+) -> tuple[DispatchRows, ...]:
     """Count the rows of a rank on each node of an expert group.
 
     Raises:
@@ -60,7 +60,7 @@ def rows_by_node(
     nodes = len(copies_N)
     share = degrees.micro_batch_size / degrees.tensor / chunks
     return tuple(
-        Rows(
+        DispatchRows(
             sent=_whole(sum(needed_N) * share),
             received=_whole(nodes * needed * share),
             copies=_whole(nodes * copies * share),
@@ -70,7 +70,7 @@ def rows_by_node(
 
 
 def kept_bytes(
-    work: Workload, degrees: Degrees, *, moe_layer: int, chunks: int, expert_rank: int
+    work: Workload, degrees: StepDegrees, *, moe_layer: int, chunks: int, expert_rank: int
 ) -> int:
     """Count the bytes that dispatch, experts and combine of one chunk save for the backward pass.
 
@@ -99,7 +99,7 @@ def kept_bytes(
 
 
 def far_rows(
-    work: Workload, degrees: Degrees, *, moe_layer: int, stage_rank: int, ranks_per_node: int
+    work: Workload, degrees: StepDegrees, *, moe_layer: int, stage_rank: int, ranks_per_node: int
 ) -> float:
     """Count the rows that one pass of a micro-batch sends to other nodes, all ranks of a stage.
 
@@ -122,7 +122,7 @@ def far_rows(
     return far
 
 
-def row_bytes(work: Workload, degrees: Degrees, *, forwards: int) -> int:
+def row_bytes(work: Workload, degrees: StepDegrees, *, forwards: int) -> int:
     """Count the bytes of a row that crosses, in all forward passes and the backward one.
 
     Source: tests/profilers/steps/crossing.py. Dispatch and combine carry H elements each; the
@@ -138,7 +138,7 @@ def row_bytes(work: Workload, degrees: Degrees, *, forwards: int) -> int:
 
 
 def _copies_by_node(
-    work: Workload, degrees: Degrees, moe_layer: int, ranks_per_node: int
+    work: Workload, degrees: StepDegrees, moe_layer: int, ranks_per_node: int
 ) -> tuple[int, ...]:
     nodes = degrees.expert // ranks_per_node
     copies_E = work.copies_LE[moe_layer]
@@ -146,7 +146,7 @@ def _copies_by_node(
     return tuple(sum(copies_E[node * per_node : (node + 1) * per_node]) for node in range(nodes))
 
 
-def _blocks(work: Workload, degrees: Degrees) -> list[slice]:
+def _blocks(work: Workload, degrees: StepDegrees) -> list[slice]:
     """The experts of every rank of a group."""
     moe = work.model.moe
     assert moe is not None

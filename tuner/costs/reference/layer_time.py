@@ -31,7 +31,7 @@ from tuner.costs.reference.operations import (
     arrival_skew_case,
     layer_calls,
 )
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 
 PartSeconds = Mapping[Part, float]
 
@@ -66,7 +66,7 @@ def call_time(calls: Iterable[Call], table: KernelTable) -> PassTime:
 
 def layer_time(
     work: Workload,
-    degrees: Degrees,
+    degrees: StepDegrees,
     table: KernelTable,
     *,
     layer: int,

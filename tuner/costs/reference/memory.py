@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from profilers.steps.config import LayerKind, Recompute
 from tuner.costs.reference.hierarchical_dispatch import kept_bytes
 from tuner.costs.reference.update import GRADIENT_BYTES, Unit
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 
 ID_BYTES = 8
 """Token ids, expert ids and row indices are 64-bit integers."""
@@ -46,7 +46,7 @@ SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class ModelStates:
     """Bytes of parameters, gradients and optimizer state on one rank."""
 
     parameters: int
@@ -64,12 +64,12 @@ class State:
         return self.parameters + self.gradients + self.optimizer + self.gathered
 
 
-def unit_state(units: Sequence[Unit], work: Workload, degrees: Degrees) -> State:
+def unit_state(units: Sequence[Unit], work: Workload, degrees: StepDegrees) -> ModelStates:
     """Add up the state of some units; zero_stage 3 gathers one unit at a time, not counted here."""
     owned = sum(unit.sharded(degrees) for unit in units)
     whole = sum(unit.parameters for unit in units)
     sharded_throughout = degrees.zero_stage == 3
-    return State(
+    return ModelStates(
         parameters=GRADIENT_BYTES * owned,
         gradients=GRADIENT_BYTES * (owned if sharded_throughout else whole),
         optimizer=2 * GRADIENT_BYTES * owned,
@@ -89,7 +89,7 @@ class LayerActivations:
 
 def layer_activations(
     work: Workload,
-    degrees: Degrees,
+    degrees: StepDegrees,
     *,
     layer: int,
     recompute: Recompute,
@@ -122,7 +122,7 @@ def layer_activations(
 
 
 def chunk_bytes(
-    work: Workload, degrees: Degrees, *, layer: int, chunks: int, expert_rank: int | None = None
+    work: Workload, degrees: StepDegrees, *, layer: int, chunks: int, expert_rank: int | None = None
 ) -> int:
     """Count the bytes that dispatch, experts and combine of one chunk save."""
     moe, index = work.model.moe, work.moe_index[layer]
@@ -140,7 +140,7 @@ def chunk_bytes(
     return received * _received_copy(work, degrees) + sent * _sent_copy(work)
 
 
-def most_chunk_copies(work: Workload, degrees: Degrees, *, free_bytes: int) -> int:
+def most_chunk_copies(work: Workload, degrees: StepDegrees, *, free_bytes: int) -> int:
     """MemFine's s'_max: received copies of one chunk that fit, with as many sent ones.
 
     Eq. 8 of arXiv 2511.21431 with the bytes that this engine saves.
@@ -148,7 +148,7 @@ def most_chunk_copies(work: Workload, degrees: Degrees, *, free_bytes: int) -> i
     return max(0, free_bytes // (_received_copy(work, degrees) + _sent_copy(work)))
 
 
-def _received_copy(work: Workload, degrees: Degrees) -> int:
+def _received_copy(work: Workload, degrees: StepDegrees) -> int:
     moe = work.model.moe
     assert moe is not None
     needs_expert_sort = 1 < degrees.expert < moe.num_experts
@@ -161,27 +161,27 @@ def _sent_copy(work: Workload) -> int:
     return work.model.hidden_size * work.element_bytes + ID_BYTES + cast_weight
 
 
-def token_ids_bytes(work: Workload, degrees: Degrees) -> int:
+def token_ids_bytes(work: Workload, degrees: StepDegrees) -> int:
     """Token ids of the whole step on this rank; the loss keeps as many targets."""
     sequences = work.global_batch_size // degrees.data
     return sequences * work.sequence_length // degrees.tensor * ID_BYTES
 
 
-def head_saved(work: Workload, degrees: Degrees) -> int:
+def head_saved(work: Workload, degrees: StepDegrees) -> int:
     """Norm, its output and fp32 log-probabilities; released before any layer's backward."""
     logits = work.tokens(degrees) * work.model.vocab_size * SCALE_BYTES
     return _norm(work, degrees) + _hidden(work, degrees) + logits
 
 
-def _hidden(work: Workload, degrees: Degrees) -> int:
+def _hidden(work: Workload, degrees: StepDegrees) -> int:
     return work.tokens(degrees) * work.model.hidden_size * work.element_bytes
 
 
-def _norm(work: Workload, degrees: Degrees) -> int:
+def _norm(work: Workload, degrees: StepDegrees) -> int:
     return _hidden(work, degrees) + work.tokens(degrees) * SCALE_BYTES
 
 
-def _attention(work: Workload, degrees: Degrees) -> int:
+def _attention(work: Workload, degrees: StepDegrees) -> int:
     attention = work.model.attention
     tokens = work.tokens(degrees) * degrees.tensor
     heads = attention.num_heads // degrees.tensor
@@ -192,18 +192,18 @@ def _attention(work: Workload, degrees: Degrees) -> int:
     return _norm(work, degrees) + gathered + core
 
 
-def _dense(work: Workload, degrees: Degrees) -> int:
+def _dense(work: Workload, degrees: StepDegrees) -> int:
     return _hidden(work, degrees) * degrees.tensor + _swiglu(
         work, degrees, width=work.model.dense_ffn_size
     )
 
 
-def _swiglu(work: Workload, degrees: Degrees, *, width: int) -> int:
+def _swiglu(work: Workload, degrees: StepDegrees, *, width: int) -> int:
     tokens = work.tokens(degrees) * degrees.tensor
     return tokens * 3 * width // degrees.tensor * work.element_bytes
 
 
-def _router(work: Workload, degrees: Degrees) -> int:
+def _router(work: Workload, degrees: StepDegrees) -> int:
     moe = work.model.moe
     assert moe is not None
     n = work.tokens(degrees)
@@ -211,19 +211,19 @@ def _router(work: Workload, degrees: Degrees) -> int:
     return _hidden(work, degrees) + probabilities + _ids(work, degrees)
 
 
-def _ids(work: Workload, degrees: Degrees) -> int:
+def _ids(work: Workload, degrees: StepDegrees) -> int:
     moe = work.model.moe
     assert moe is not None
     return work.tokens(degrees) * moe.top_k * ID_BYTES
 
 
-def _weights(work: Workload, degrees: Degrees) -> int:
+def _weights(work: Workload, degrees: StepDegrees) -> int:
     moe = work.model.moe
     assert moe is not None
     return work.tokens(degrees) * moe.top_k * SCALE_BYTES
 
 
-def _shared(work: Workload, degrees: Degrees) -> int:
+def _shared(work: Workload, degrees: StepDegrees) -> int:
     moe = work.model.moe
     assert moe is not None
     if not moe.shared_ffn_size:

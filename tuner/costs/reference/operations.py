@@ -16,7 +16,7 @@ from typing import Final
 from profilers.records import Case
 from profilers.steps.config import LayerKind
 from tuner.costs.reference.hierarchical_dispatch import EXPERT_ID_BYTES, ID_BYTES, rows_by_node
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 
 FP32_KINDS = frozenset({"router", "cross_entropy"})
 """Memory-bound operations that compute in fp32 whatever the precision of the rest."""
@@ -74,7 +74,7 @@ class Call:
     times: int = 1
 
 
-def attention_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+def attention_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
     """List the attention block: norm, qkv, rotation, core, output, residual."""
     model, attention = work.model, work.model.attention
     n = work.tokens(degrees)
@@ -105,7 +105,7 @@ def attention_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
     )
 
 
-def dense_ffn_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+def dense_ffn_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
     """List a dense layer's second half: norm, SwiGLU network, residual."""
     n, hidden = work.tokens(degrees), work.model.hidden_size
     return (
@@ -115,7 +115,7 @@ def dense_ffn_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
     )
 
 
-def router_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+def router_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
     """List what a MoE layer does outside of its chunks: norm, router, shared expert, residual."""
     moe = work.model.moe
     if moe is None:
@@ -132,7 +132,7 @@ def router_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
 
 
 def expert_calls(
-    work: Workload, degrees: Degrees, *, moe_layer: int, chunks: int
+    work: Workload, degrees: StepDegrees, *, moe_layer: int, chunks: int
 ) -> tuple[Call, ...]:
     """List dispatch, experts and combine of one MoE layer on its most-loaded rank, by chunk.
 
@@ -184,13 +184,13 @@ def expert_calls(
     )
 
 
-def embedding_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+def embedding_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
     """List the token embedding of the first stage."""
     n = work.tokens(degrees)
     return (_memory_bound(work, Part.EMBEDDING, "embedding", rows=n, width=work.model.hidden_size),)
 
 
-def head_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+def head_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
     """List the last stage's norm, logits and loss."""
     n, model = work.tokens(degrees), work.model
     return (
@@ -200,7 +200,7 @@ def head_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
     )
 
 
-def boundary_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+def boundary_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
     """List what one stage sends to the next, and receives back as a gradient."""
     if degrees.pipeline == 1:
         return ()
@@ -212,7 +212,7 @@ def boundary_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
 
 
 def layer_calls(
-    work: Workload, degrees: Degrees, *, layer: int, chunks: int
+    work: Workload, degrees: StepDegrees, *, layer: int, chunks: int
 ) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
     """List a layer's calls as (outside the chunks, inside the chunks)."""
     attention = attention_calls(work, degrees)
@@ -254,7 +254,7 @@ def elementwise(kind: str, *, elements: int, dtype: str) -> Case:
     return Case(operation="memory_bound", kind=kind, dtype=dtype, direction="forward", axes=axes)
 
 
-def _swiglu_calls(work: Workload, degrees: Degrees, *, ffn: int) -> tuple[Call, ...]:
+def _swiglu_calls(work: Workload, degrees: StepDegrees, *, ffn: int) -> tuple[Call, ...]:
     gathered = work.tokens(degrees) * degrees.tensor
     hidden, local = work.model.hidden_size, ffn // degrees.tensor
     return (
@@ -266,7 +266,7 @@ def _swiglu_calls(work: Workload, degrees: Degrees, *, ffn: int) -> tuple[Call, 
     )
 
 
-def _dispatch_calls(work: Workload, degrees: Degrees, *, copies: int, rows: int) -> list[Call]:
+def _dispatch_calls(work: Workload, degrees: StepDegrees, *, copies: int, rows: int) -> list[Call]:
     hidden, ranks, world = work.model.hidden_size, degrees.expert, degrees.world
     part = Part.EXPERT_COMMUNICATION
     moe = work.model.moe
@@ -291,7 +291,7 @@ def _dispatch_calls(work: Workload, degrees: Degrees, *, copies: int, rows: int)
 
 
 def _hop_calls(
-    work: Workload, degrees: Degrees, *, moe_layer: int, chunks: int, rows: int
+    work: Workload, degrees: StepDegrees, *, moe_layer: int, chunks: int, rows: int
 ) -> list[Call]:
     """List hierarchical dispatch and combine on the most-loaded node.
 
@@ -348,16 +348,16 @@ def _hop_calls(
     ]
 
 
-def _sequence_gather(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+def _sequence_gather(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
     return _sequence_collective(work, degrees, forward="all_gather", backward="reduce_scatter")
 
 
-def _sequence_scatter(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
+def _sequence_scatter(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
     return _sequence_collective(work, degrees, forward="reduce_scatter", backward="all_gather")
 
 
 def _sequence_collective(
-    work: Workload, degrees: Degrees, *, forward: str, backward: str
+    work: Workload, degrees: StepDegrees, *, forward: str, backward: str
 ) -> tuple[Call, ...]:
     if degrees.tensor == 1:
         return ()

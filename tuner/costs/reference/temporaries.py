@@ -38,7 +38,7 @@ from profilers.steps.config import LayerKind, Recompute
 from tuner.costs.reference.hierarchical_dispatch import rows_by_node
 from tuner.costs.reference.memory import chunk_bytes, layer_activations
 from tuner.costs.reference.update import GRADIENT_BYTES, Unit, layer_units
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.spec.accounting import embedding_parameters, head_parameters, one_expert_parameters
 
 WIDE_BYTES = 4
@@ -67,7 +67,7 @@ class Copies:
 
 def layer_workspace(
     work: Workload,
-    degrees: Degrees,
+    degrees: StepDegrees,
     *,
     layer: int,
     recompute: Recompute,
@@ -119,14 +119,14 @@ def layer_workspace(
     return entry + max(inside, outside)
 
 
-def shared_gradients(work: Workload, degrees: Degrees) -> int:
+def shared_gradients(work: Workload, degrees: StepDegrees) -> int:
     """Return the bytes of the shared expert's gradients, which precede those of the experts."""
     moe = work.model.moe
     width = 0 if moe is None else moe.shared_ffn_size
     return 3 * work.model.hidden_size * width // degrees.tensor * work.element_bytes
 
 
-def head_workspace(work: Workload, degrees: Degrees) -> int:
+def head_workspace(work: Workload, degrees: StepDegrees) -> int:
     """Return the peak bytes of the loss and the head beyond their saved bytes."""
     logits = work.tokens(degrees) * work.model.vocab_size
     losses = 2 * WIDE_BYTES * logits
@@ -142,7 +142,7 @@ def head_gradients(work: Workload) -> int:
 
 
 def reduction_workspace(
-    unit: Unit, work: Workload, degrees: Degrees, *, has_gradients: bool
+    unit: Unit, work: Workload, degrees: StepDegrees, *, has_gradients: bool
 ) -> int:
     """Return the bytes of a unit's gradient reduction beyond the unit's state.
 
@@ -158,12 +158,12 @@ def reduction_workspace(
     return workspace - given_up - (whole if has_gradients and degrees.zero_stage != 3 else 0)
 
 
-def optimizer_workspace(units: Sequence[Unit], degrees: Degrees) -> int:
+def optimizer_workspace(units: Sequence[Unit], degrees: StepDegrees) -> int:
     """Return the bytes of AdamW beyond parameters, gradients and moments."""
     return GRADIENT_BYTES * sum(unit.sharded(degrees) for unit in units)
 
 
-def zero3_gathered_bytes(work: Workload, degrees: Degrees, *, layers: Iterable[int]) -> int:
+def zero3_gathered_bytes(work: Workload, degrees: StepDegrees, *, layers: Iterable[int]) -> int:
     """Return the bytes that zero_stage 3 gathers during backward, besides embedding and head.
 
     One layer's experts at a time; of the other units the previous one is prefetched, and the
@@ -180,7 +180,7 @@ def zero3_gathered_bytes(work: Workload, degrees: Degrees, *, layers: Iterable[i
     return work.element_bytes * (max(experts) + sum(sorted(others)[-3:]))
 
 
-def boundary_bytes(work: Workload, degrees: Degrees, *, stage: int, in_flight: int) -> int:
+def boundary_bytes(work: Workload, degrees: StepDegrees, *, stage: int, in_flight: int) -> int:
     """Return the bytes of a stage's send and receive buffers.
 
     A buffer for every micro-batch of a step on either side; received ones in flight are saved
@@ -196,16 +196,16 @@ def boundary_bytes(work: Workload, degrees: Degrees, *, stage: int, in_flight: i
     return (received + returned) * _hidden(work, degrees) + last
 
 
-def _hidden(work: Workload, degrees: Degrees) -> int:
+def _hidden(work: Workload, degrees: StepDegrees) -> int:
     return work.tokens(degrees) * work.model.hidden_size * work.element_bytes
 
 
-def _norm(work: Workload, degrees: Degrees) -> int:
+def _norm(work: Workload, degrees: StepDegrees) -> int:
     buffers = NORM_BUFFERS[work.element_bytes]
     return buffers * WIDE_BYTES * work.tokens(degrees) * work.model.hidden_size
 
 
-def _swiglu(work: Workload, degrees: Degrees, *, width: int) -> int:
+def _swiglu(work: Workload, degrees: StepDegrees, *, width: int) -> int:
     """A network for all tokens, its width split over tensor ranks."""
     hidden = _hidden(work, degrees)
     gemm_bytes = work.tokens(degrees) * width * work.element_bytes
@@ -217,7 +217,7 @@ def _swiglu(work: Workload, degrees: Degrees, *, width: int) -> int:
 
 
 def _copies(
-    work: Workload, degrees: Degrees, *, layer: int, chunks: int, expert_rank: int
+    work: Workload, degrees: StepDegrees, *, layer: int, chunks: int, expert_rank: int
 ) -> Copies:
     moe, index = work.model.moe, work.moe_index[layer]
     assert moe is not None
@@ -238,7 +238,9 @@ def _copies(
     )
 
 
-def _experts(work: Workload, degrees: Degrees, copies: Copies, *, leaves_gradients: bool) -> int:
+def _experts(
+    work: Workload, degrees: StepDegrees, copies: Copies, *, leaves_gradients: bool
+) -> int:
     """Combine, experts and dispatch of one chunk, in reverse."""
     moe = work.model.moe
     assert moe is not None

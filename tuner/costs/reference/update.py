@@ -25,7 +25,7 @@ from profilers.steps.config import LayerKind
 from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.reference.layer_time import PartSeconds, sum_parts
 from tuner.costs.reference.operations import Part, collective, device_copy
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.spec.accounting import (
     attention_weights,
     embedding_parameters,
@@ -52,7 +52,7 @@ class Unit:
     stride: int
     """Distance between them."""
 
-    def sharded(self, degrees: Degrees) -> int:
+    def sharded(self, degrees: StepDegrees) -> int:
         """Parameters that one rank owns at rest."""
         return -(-self.parameters // self.ranks) if degrees.zero_stage else self.parameters
 
@@ -65,7 +65,7 @@ class UpdateTime:
     every_microbatch_s: PartSeconds
 
 
-def layer_units(work: Workload, degrees: Degrees, *, layer: int) -> tuple[Unit, ...]:
+def layer_units(work: Workload, degrees: StepDegrees, *, layer: int) -> tuple[Unit, ...]:
     """Group one layer's parameters by the ranks that reduce their gradients."""
     model = work.model
     replicated = layer_norm_parameters(model)
@@ -83,19 +83,19 @@ def layer_units(work: Workload, degrees: Degrees, *, layer: int) -> tuple[Unit, 
     )
 
 
-def embedding_units(work: Workload, degrees: Degrees) -> tuple[Unit, ...]:
+def embedding_units(work: Workload, degrees: StepDegrees) -> tuple[Unit, ...]:
     """The token embedding, replicated over tensor ranks."""
     return _dense_units(degrees, replicated=embedding_parameters(work.model), split=0)
 
 
-def head_units(work: Workload, degrees: Degrees) -> tuple[Unit, ...]:
+def head_units(work: Workload, degrees: StepDegrees) -> tuple[Unit, ...]:
     """The final norm and the head, replicated over tensor ranks."""
     parameters = final_norm_parameters(work.model) + head_parameters(work.model)
     return _dense_units(degrees, replicated=parameters, split=0)
 
 
 def update_time(
-    units: tuple[Unit, ...], work: Workload, degrees: Degrees, table: KernelTable
+    units: tuple[Unit, ...], work: Workload, degrees: StepDegrees, table: KernelTable
 ) -> UpdateTime:
     """Price what a group of units costs per step and per micro-batch."""
     once: list[PartSeconds] = []
@@ -113,7 +113,7 @@ def update_time(
     return UpdateTime(once_s=sum_parts(once), every_microbatch_s=sum_parts(every))
 
 
-def update_cases(units: tuple[Unit, ...], work: Workload, degrees: Degrees) -> tuple[Case, ...]:
+def update_cases(units: tuple[Unit, ...], work: Workload, degrees: StepDegrees) -> tuple[Case, ...]:
     """List every case that `update_time` looks up."""
     cases: list[Case] = []
     for unit in units:
@@ -128,7 +128,7 @@ def _swiglu_weights(model: ModelSpec, width: int) -> int:
     return 3 * model.hidden_size * width
 
 
-def _dense_units(degrees: Degrees, *, replicated: int, split: int) -> tuple[Unit, ...]:
+def _dense_units(degrees: StepDegrees, *, replicated: int, split: int) -> tuple[Unit, ...]:
     """Without tensor parallelism both scopes are the same ranks, and one unit."""
     if degrees.tensor == 1:
         return (Unit(parameters=replicated + split, ranks=degrees.data, stride=1),)
@@ -137,27 +137,27 @@ def _dense_units(degrees: Degrees, *, replicated: int, split: int) -> tuple[Unit
     return (everyone, data) if split else (everyone,)
 
 
-def _expert_unit(degrees: Degrees, parameters: int) -> tuple[Unit, ...]:
+def _expert_unit(degrees: StepDegrees, parameters: int) -> tuple[Unit, ...]:
     if not parameters:
         return ()
     return (Unit(parameters=parameters, ranks=degrees.expert_data, stride=degrees.expert),)
 
 
-def _gather_s(unit: Unit, work: Workload, degrees: Degrees, table: KernelTable) -> PartSeconds:
+def _gather_s(unit: Unit, work: Workload, degrees: StepDegrees, table: KernelTable) -> PartSeconds:
     seconds = sum(table.seconds(case) for case in _gather_cases(unit, work, degrees))
     return {Part.DATA_COMMUNICATION: seconds}
 
 
-def _reduce_s(unit: Unit, degrees: Degrees, table: KernelTable) -> PartSeconds:
+def _reduce_s(unit: Unit, degrees: StepDegrees, table: KernelTable) -> PartSeconds:
     seconds = sum(table.seconds(case) for case in _reduce_cases(unit, degrees))
     return {Part.DATA_COMMUNICATION: seconds}
 
 
-def _accumulate_s(unit: Unit, work: Workload, degrees: Degrees, table: KernelTable) -> float:
+def _accumulate_s(unit: Unit, work: Workload, degrees: StepDegrees, table: KernelTable) -> float:
     return sum(table.seconds(case) for case in _accumulate_cases(unit, work, degrees))
 
 
-def _gather_cases(unit: Unit, work: Workload, degrees: Degrees) -> list[Case]:
+def _gather_cases(unit: Unit, work: Workload, degrees: StepDegrees) -> list[Case]:
     num_bytes = unit.parameters * work.element_bytes
     converted = (
         [_parameter_case("convert", unit.parameters, dtype=work.precision)]
@@ -170,7 +170,7 @@ def _gather_cases(unit: Unit, work: Workload, degrees: Degrees) -> list[Case]:
     return [*converted, gather, device_copy(num_bytes)]
 
 
-def _reduce_cases(unit: Unit, degrees: Degrees) -> list[Case]:
+def _reduce_cases(unit: Unit, degrees: StepDegrees) -> list[Case]:
     num_bytes = unit.parameters * GRADIENT_BYTES
     if unit.ranks == 1:
         return [device_copy(num_bytes)]
@@ -181,12 +181,12 @@ def _reduce_cases(unit: Unit, degrees: Degrees) -> list[Case]:
     ]
 
 
-def _accumulate_cases(unit: Unit, work: Workload, degrees: Degrees) -> list[Case]:
+def _accumulate_cases(unit: Unit, work: Workload, degrees: StepDegrees) -> list[Case]:
     added_up = unit.sharded(degrees) if degrees.zero_stage == 2 else unit.parameters
     return [_parameter_case("accumulate", added_up, dtype=work.precision)]
 
 
-def _unit_collective(kind: str, unit: Unit, degrees: Degrees, *, num_bytes: int) -> Case:
+def _unit_collective(kind: str, unit: Unit, degrees: StepDegrees, *, num_bytes: int) -> Case:
     return collective(
         kind, num_bytes=num_bytes, ranks=unit.ranks, stride=unit.stride, world=degrees.world
     )

@@ -18,7 +18,7 @@ ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
+class StepDegrees:
     """How a step is cut over devices; the ranks of a stage are data * tensor, tensor fastest."""
 
     tensor: int
@@ -93,15 +93,15 @@ class Workload:
             indices.append(index if kind is LayerKind.MOE else None)
         return tuple(indices)
 
-    def num_microbatches(self, degrees: Degrees) -> int:
+    def num_microbatches(self, degrees: StepDegrees) -> int:
         """Micro-batches per pipeline and step."""
         return self.global_batch_size // (degrees.micro_batch_size * degrees.data)
 
-    def tokens(self, degrees: Degrees) -> int:
+    def tokens(self, degrees: StepDegrees) -> int:
         """Tokens of a micro-batch that one rank holds between blocks (sequence parallelism)."""
         return degrees.micro_batch_size * self.sequence_length // degrees.tensor
 
-    def received(self, degrees: Degrees, moe_layer: int) -> tuple[tuple[int, ...], ...]:
+    def received(self, degrees: StepDegrees, moe_layer: int) -> tuple[tuple[int, ...], ...]:
         """Token copies of one micro-batch by [expert rank][local expert] of one MoE layer.
 
         The loads are exact per sequence; a group smaller than the tensor-parallel one holds parts

@@ -30,7 +30,7 @@ from tuner.costs.serve.all_to_all import ELEMENT_BYTES
 from tuner.costs.serve.capacity import FULL_RATIO
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import BYTES, Decoder, Experts, Formats
-from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration, sustained_factor
 from tuner.costs.serve.machine import LAUNCH_S, STREAM_RATIO, MoeShape, ServingMachine
 from tuner.costs.serve.memory import RESERVE_BYTES, kv_tokens
@@ -79,7 +79,7 @@ def expert_seconds(
     *,
     devices: int,
     machine: ServingMachine,
-    engine: Engine,
+    engine: ServingEngine,
     activated: Activated = uniform_activated,
 ) -> Floats:
     """Price router and routed experts of all layers on the most-loaded expert device."""
@@ -116,7 +116,7 @@ def attention_cache_tokens(iteration: Iteration, *, memory_bytes: float) -> floa
     return kv_tokens(
         replace(iteration.decoder, experts=replace(own, num=0)),
         iteration.formats,
-        Degrees(),
+        InstanceDegrees(),
         memory_bytes=memory_bytes,
     )
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.costs.serve.curves import Floats
-from tuner.costs.serve.decoder import Attention, AttentionKind, Formats
+from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Formats
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.tables import Key
 
@@ -29,7 +29,7 @@ from tuner.costs.serve.tables import Key
 class AttentionLayer:
     """One layer on one rank."""
 
-    attention: Attention
+    attention: DecoderAttention
     hidden: int
     formats: Formats
     tensor: int

@@ -37,7 +37,7 @@ from pydantic import Field
 
 from profilers.records import Record
 from tuner.costs.serve.decoder import Decoder
-from tuner.costs.serve.engine import Engine
+from tuner.costs.serve.engine import ServingEngine
 from tuner.spec.serving.goal import Mode
 
 SCHEMA_VERSION: Final = 1
@@ -73,7 +73,7 @@ class StoredBand(Record):
     mode: PublishedMode
     kernels: Kernels
     load: Load
-    engine: Engine
+    engine: ServingEngine
     network: str = ""
     """Of the model (`Decoder.network`); empty: any without rows of this engine."""
     ttft: Edges
@@ -93,7 +93,7 @@ class Coverage(Record):
     pairs: Annotated[int, Field(ge=1)]
 
 
-class RatioBand(Record):
+class LatencyRatioBand(Record):
     """Measured over predicted ratio of two layouts of one model and machine at equal load."""
 
     ttft: Edges
@@ -116,11 +116,11 @@ class StoredBands(Record):
     """Share of launches that a band is to hold."""
     held: tuple[Coverage, ...]
     bands: tuple[StoredBand, ...]
-    ratios: RatioBand
+    ratios: LatencyRatioBand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
+class LatencyBand:
     """Measured over predicted seconds, or over a predicted ratio."""
 
     low_ratio: float
@@ -132,23 +132,23 @@ class Band:
         return low * predicted, high * predicted
 
     @property
-    def doubled(self) -> "Band":
+    def doubled(self) -> "LatencyBand":
         """Twice as wide in ratio on both sides, for what no comparison covers."""
-        return Band(low_ratio=self.low_ratio**2, high_ratio=self.high_ratio**2)
+        return LatencyBand(low_ratio=self.low_ratio**2, high_ratio=self.high_ratio**2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bands:
     """Of one prediction."""
 
-    ttft: Band
-    tpot: Band
+    ttft: LatencyBand
+    tpot: LatencyBand
     is_new: bool
     """No calibration row shares its model and engine."""
 
 
 def bands_of(
-    engine: Engine,
+    engine: ServingEngine,
     *,
     mode: Mode,
     has_kernels: bool,
@@ -178,9 +178,9 @@ def bands_of(
 def joined(bands: Sequence[Bands]) -> Bands:
     """Return bands as wide as all of some together."""
 
-    def around(edges: Iterable[Band]) -> Band:
+    def around(edges: Iterable[LatencyBand]) -> LatencyBand:
         lows, highs = zip(*((one.low_ratio, one.high_ratio) for one in edges), strict=True)
-        return Band(low_ratio=min(lows), high_ratio=max(highs))
+        return LatencyBand(low_ratio=min(lows), high_ratio=max(highs))
 
     return Bands(
         ttft=around(one.ttft for one in bands),
@@ -189,7 +189,7 @@ def joined(bands: Sequence[Bands]) -> Bands:
     )
 
 
-def ratio_bands() -> tuple[Band, Band]:
+def ratio_bands() -> tuple[LatencyBand, LatencyBand]:
     """Return the bands of ratios of TTFT and TPOT between two layouts at equal load."""
     stored = shipped().ratios
     return _band(stored.ttft), _band(stored.tpot)
@@ -203,13 +203,13 @@ def shipped() -> StoredBands:
 
 
 @cache
-def _by_network() -> Mapping[tuple[str, str, Load, Engine], Mapping[str, StoredBand]]:
-    stored: dict[tuple[str, str, Load, Engine], dict[str, StoredBand]] = {}
+def _by_network() -> Mapping[tuple[str, str, Load, ServingEngine], Mapping[str, StoredBand]]:
+    stored: dict[tuple[str, str, Load, ServingEngine], dict[str, StoredBand]] = {}
     for band in shipped().bands:
         regime = (band.mode, band.kernels, band.load, band.engine)
         stored.setdefault(regime, {})[band.network] = band
     return stored
 
 
-def _band(edges: Edges) -> Band:
-    return Band(low_ratio=edges[0], high_ratio=edges[1])
+def _band(edges: Edges) -> LatencyBand:
+    return LatencyBand(low_ratio=edges[0], high_ratio=edges[1])

@@ -23,8 +23,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.costs.serve.engine import Degrees
-from tuner.costs.serve.memory_rules import MemoryRule, Share
+from tuner.costs.serve.engine import InstanceDegrees
+from tuner.costs.serve.memory_rules import MemoryFractionKind, MemoryRule
 from tuner.costs.serve.reserve import MIB, Reserve
 
 HIDDEN_BYTES: Final = 0.3 * 1024.0 * MIB
@@ -94,13 +94,13 @@ def room_of(
         # As a flag states it, so that the launch has what the plan counts on.
         share = math.floor(1e3 * (1.0 - ROUNDED_RATIO - reserve.steps / free)) / 1e3
     match rule.share:
-        case Share.OF_DEVICE:
+        case MemoryFractionKind.OF_DEVICE:
             taken = reserve.steps - reserve.graphs * (not rule.counts_graphs)
             taken += reserve.communicators * rule.counts_communicators
             cache = share * visible - weights - taken
-        case Share.OF_FREE:
+        case MemoryFractionKind.OF_FREE:
             cache = share * free - weights
-        case Share.OF_LEFT:
+        case MemoryFractionKind.OF_LEFT:
             cache = share * left
     return Room(cache_bytes=cache, left_bytes=left, ratio=share)
 
@@ -111,7 +111,7 @@ def visible_bytes(memory_bytes: float) -> float:
 
 
 def automatic_ratio(
-    degrees: Degrees,
+    degrees: InstanceDegrees,
     *,
     memory_bytes: float,
     active_tokens: int,

@@ -8,7 +8,7 @@ from typing import Final
 
 from tuner.costs.serve.cache_capacity import room_of
 from tuner.costs.serve.decoder import BYTES
-from tuner.costs.serve.engine import Engine
+from tuner.costs.serve.engine import ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import kv_bytes_per_token, weight_bytes
 from tuner.costs.serve.memory_rules import memory_rule
@@ -16,8 +16,8 @@ from tuner.costs.serve.reserve import step_reserve
 
 FULL_RATIO: Final = 0.95
 """The most that recipes give an engine (InferenceX, `--mem-fraction-static 0.95`)."""
-ALIGNED: Final[Mapping[Engine, tuple[int, int]]] = MappingProxyType(
-    {Engine.VLLM: (256, 128), Engine.SGLANG: (256, 64)}
+ALIGNED: Final[Mapping[ServingEngine, tuple[int, int]]] = MappingProxyType(
+    {ServingEngine.VLLM: (256, 128), ServingEngine.SGLANG: (256, 64)}
 )
 """Multiples that hidden and expert width of a rank are padded to, of mxfp4 experts (vLLM 0.33.0
 `fused_moe/oracle/mxfp4.py`, Marlin and TRT-LLM kernels; SGLang 0.5.23 `quantization/mxfp4.py`)."""

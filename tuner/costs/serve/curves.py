@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Curve:
+class SizeCurve:
     """Seconds over one size."""
 
     log_x_N: Floats
@@ -36,13 +36,13 @@ class Curve:
         return float(np.exp(self.log_x_N[-1]))
 
 
-def build_curve(x_N: npt.NDArray[np.generic], time_s_N: Floats) -> Curve:
+def build_curve(x_N: npt.NDArray[np.generic], time_s_N: Floats) -> SizeCurve:
     """Make a curve of points in any order; of several at one size the fastest counts."""
     size_N = np.maximum(np.asarray(x_N, dtype=np.float64), 0.5)
     unique_U, code_N = np.unique(size_N, return_inverse=True)
     best_U = np.full(len(unique_U), np.inf)
     np.minimum.at(best_U, code_N, time_s_N)
-    return Curve(log_x_N=np.log(unique_U), log_s_N=np.log(best_U))
+    return SizeCurve(log_x_N=np.log(unique_U), log_s_N=np.log(best_U))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,7 +118,7 @@ class Grid:
     log_m_M: Floats
     log_s_ABM: Floats
 
-    def curve(self, *, a: float, b: float) -> Curve:
+    def curve(self, *, a: float, b: float) -> SizeCurve:
         """The curve over rows of a GEMM of these widths.
 
         Between measured widths the logarithm of the time is interpolated, beyond them the time
@@ -137,4 +137,4 @@ class Grid:
             + (1.0 - share_a) * share_b * table[a0, b1]
             + share_a * share_b * table[a1, b1]
         )
-        return Curve(log_x_N=self.log_m_M, log_s_N=log_s_M + beyond_a + beyond_b)
+        return SizeCurve(log_x_N=self.log_m_M, log_s_N=log_s_M + beyond_a + beyond_b)

@@ -14,8 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from profilers.steps.config import LayerKind
-from tuner.spec.model import Attention as ModelAttention
-from tuner.spec.model import ModelSpec
+from tuner.spec.model import Attention, ModelSpec
 
 
 class AttentionKind(StrEnum):
@@ -32,7 +31,7 @@ class AttentionKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class DecoderAttention:
     """One attention block."""
 
     kind: AttentionKind
@@ -67,7 +66,7 @@ class Layers:
     """Equal layers."""
 
     count: int
-    attention: Attention
+    attention: DecoderAttention
     dense_ffn: int
     """Width of the network; 0 where experts follow."""
 
@@ -169,9 +168,9 @@ def decoder_of(model: ModelSpec) -> Decoder:
     )
 
 
-def _attention_of(source: ModelAttention) -> Attention:
+def _attention_of(source: Attention) -> DecoderAttention:
     if source.kind == "mla":
-        return Attention(
+        return DecoderAttention(
             kind=AttentionKind.LATENT,
             heads=source.num_heads,
             kv_heads=source.num_heads,
@@ -181,7 +180,7 @@ def _attention_of(source: ModelAttention) -> Attention:
             rope_dim=source.qk_rope_head_dim,
             value_dim=source.v_head_dim,
         )
-    return Attention(
+    return DecoderAttention(
         kind=AttentionKind.GROUPED,
         heads=source.num_heads,
         kv_heads=source.num_kv_heads,

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 
-class Engine(StrEnum):
+class ServingEngine(StrEnum):
     """Serving engines."""
 
     VLLM = "vllm"
@@ -60,18 +60,18 @@ class EngineTraits:
     and recomputed."""
 
 
-TRAITS: Final[Mapping[Engine, EngineTraits]] = MappingProxyType(
+TRAITS: Final[Mapping[ServingEngine, EngineTraits]] = MappingProxyType(
     {
-        Engine.VLLM: EngineTraits(
+        ServingEngine.VLLM: EngineTraits(
             batching=Batching.CHUNKED,
             step_tokens=8192,
             scheduler_s=1.0e-3,
             reserves_output=False,
         ),
-        Engine.SGLANG: EngineTraits(
+        ServingEngine.SGLANG: EngineTraits(
             batching=Batching.PREFILL_FIRST, step_tokens=16384, scheduler_s=0.5e-3
         ),
-        Engine.TRTLLM: EngineTraits(
+        ServingEngine.TRTLLM: EngineTraits(
             batching=Batching.WHOLE,
             step_tokens=8192,
             scheduler_s=0.5e-3,
@@ -86,7 +86,7 @@ is taken as all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
+class InstanceDegrees:
     """How one instance is split over devices."""
 
     attention_tensor: int = 1

@@ -29,7 +29,13 @@ from tuner.costs.serve.all_to_all import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serve.attention import AttentionLayer
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import TRAITS, A2aBackend, Degrees, Engine, EngineTraits
+from tuner.costs.serve.engine import (
+    TRAITS,
+    A2aBackend,
+    EngineTraits,
+    InstanceDegrees,
+    ServingEngine,
+)
 from tuner.costs.serve.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serve.machine import (
     BALANCED,
@@ -64,7 +70,7 @@ def sustained_factor(m_Q: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Split:
+class TokenSeconds:
     """Seconds of everything that depends on the tokens of a step alone, by what may overlap."""
 
     dense_Q: Floats
@@ -81,8 +87,8 @@ class Iteration:
 
     decoder: Decoder
     formats: Formats
-    degrees: Degrees
-    engine: Engine
+    degrees: InstanceDegrees
+    engine: ServingEngine
     machine: ServingMachine
     sequence_s: float = 0.0
     """What the host takes per running sequence and step."""
@@ -185,7 +191,7 @@ class Iteration:
         total_Q = np.sum(list(self.linear_parts(m_Q).values()), axis=0)
         return np.asarray(total_Q * sustained_factor(m_Q))
 
-    def linear_split(self, m_Q: Floats) -> Split:
+    def linear_split(self, m_Q: Floats) -> TokenSeconds:
         """The same seconds by what two halves of a step may hide of each other."""
         dense_Q, compute_Q, all_to_all_Q = (np.zeros_like(m_Q) for _ in range(3))
         for group, (count, layer) in zip(self.decoder.layers, self.attention_layers, strict=True):
@@ -199,7 +205,7 @@ class Iteration:
             else:
                 compute_Q, all_to_all_Q = compute_Q + compute_part_Q, all_to_all_Q + passed_Q
         factor_Q = sustained_factor(m_Q)
-        return Split(
+        return TokenSeconds(
             dense_Q=dense_Q * factor_Q,
             compute_Q=compute_Q * factor_Q,
             all_to_all_Q=all_to_all_Q * factor_Q,

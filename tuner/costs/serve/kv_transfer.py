@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from profilers.kv_transfer.shards import CacheShape, Degrees, Transfer, transfers
+from profilers.kv_transfer.shards import CacheDegrees, CacheShape, Transfer, transfers
 from profilers.records import Case
 from tuner.costs.prices.kernel_table import KernelTable
 from tuner.spec.model import ModelSpec
@@ -87,8 +87,8 @@ def cache_shape(model: ModelSpec) -> CacheShape:
 def rank_kv_bytes(
     model: ModelSpec,
     *,
-    prefill: Degrees,
-    decode: Degrees,
+    prefill: CacheDegrees,
+    decode: CacheDegrees,
     tokens: int,
     bytes_per_element: float,
 ) -> RankBytes:

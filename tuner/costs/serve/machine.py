@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.serve.curves import Curve, Floats
+from tuner.costs.serve.curves import Floats, SizeCurve
 from tuner.costs.serve.decoder import BYTES
 from tuner.costs.serve.tables import A2aCurves, KernelTables, Key
 from tuner.devices.datasheet import Datasheet, Generation
@@ -120,7 +120,7 @@ class ServingMachine:
         memory_s = bytes_Q / (STREAM_RATIO * self.sheet.memory_bytes_per_s)
         return flop_Q / (PEAK_RATIO * peak), memory_s
 
-    def curve(self, operation: str, keys: Sequence[Key]) -> Curve | None:
+    def curve(self, operation: str, keys: Sequence[Key]) -> SizeCurve | None:
         """The first of these shapes that was measured, as a curve."""
         if self.tables is None:
             return None
@@ -181,7 +181,9 @@ class ServingMachine:
         log_s_Q = (1.0 - share) * np.log(below.seconds(tokens_Q))
         return np.asarray(np.exp(log_s_Q + share * np.log(above.seconds(tokens_Q))))
 
-    def _moe_degrees(self, shape: MoeShape, software: str, dtype: str) -> list[tuple[int, Curve]]:
+    def _moe_degrees(
+        self, shape: MoeShape, software: str, dtype: str
+    ) -> list[tuple[int, SizeCurve]]:
         if self.tables is None:
             return []
         wanted = (shape.hidden, shape.ffn, shape.top_k, shape.experts, shape.tensor)
@@ -254,7 +256,7 @@ class ServingMachine:
 
     def _a2a_curves(
         self, *, hidden: int, top_k: int, ranks: int
-    ) -> Mapping[tuple[str, str], tuple[Curve, ...]]:
+    ) -> Mapping[tuple[str, str], tuple[SizeCurve, ...]]:
         """Measured curves of the number of ranks that stands for this one."""
         if self.tables is None:
             return {}
@@ -304,7 +306,7 @@ class ServingMachine:
             if key[:3] == ("", kind, "") and isinstance(key[3], int)
         }
 
-    def _collective_curves(self, kind: str, ranks: int, software: str) -> list[Curve]:
+    def _collective_curves(self, kind: str, ranks: int, software: str) -> list[SizeCurve]:
         if self.tables is None:
             return []
         tail = ("", ranks, 1, ranks)

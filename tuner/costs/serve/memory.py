@@ -13,8 +13,8 @@ How many tokens an engine makes room for is its own rule (cache_capacity.py).
 import math
 from typing import Final
 
-from tuner.costs.serve.decoder import BYTES, Attention, AttentionKind, Decoder, Formats
-from tuner.costs.serve.engine import Degrees
+from tuner.costs.serve.decoder import BYTES, AttentionKind, Decoder, DecoderAttention, Formats
+from tuner.costs.serve.engine import InstanceDegrees
 
 RESERVE_BYTES: Final = 4.0e9
 DEVICE_RATIO: Final = 0.88
@@ -25,7 +25,7 @@ FULL_RATIO: Final = 0.95
 """The most that recipes give an engine (InferenceX, `--mem-fraction-static 0.95`)."""
 
 
-def weight_bytes(decoder: Decoder, formats: Formats, degrees: Degrees) -> float:
+def weight_bytes(decoder: Decoder, formats: Formats, degrees: InstanceDegrees) -> float:
     """Of one device."""
     ranks, hidden = degrees.attention_tensor, decoder.hidden
     embedding_and_head = 2.0 * decoder.vocab * hidden * BYTES[formats.head] / ranks
@@ -46,7 +46,7 @@ def weight_bytes(decoder: Decoder, formats: Formats, degrees: Degrees) -> float:
     return 0.5 * embedding_and_head + total * stage_ratio(decoder, degrees)
 
 
-def attention_weight_bytes(decoder: Decoder, formats: Formats, degrees: Degrees) -> float:
+def attention_weight_bytes(decoder: Decoder, formats: Formats, degrees: InstanceDegrees) -> float:
     """Of the attention of all layers on one device; without a pipeline."""
     ranks = degrees.attention_tensor
     return sum(
@@ -55,12 +55,12 @@ def attention_weight_bytes(decoder: Decoder, formats: Formats, degrees: Degrees)
     )
 
 
-def stage_ratio(decoder: Decoder, degrees: Degrees) -> float:
+def stage_ratio(decoder: Decoder, degrees: InstanceDegrees) -> float:
     """Share of all layers that the longest stage holds."""
     return math.ceil(decoder.num_layers / degrees.pipeline) / decoder.num_layers
 
 
-def _attention_bytes(own: Attention, hidden: int, formats: Formats, ranks: int) -> float:
+def _attention_bytes(own: DecoderAttention, hidden: int, formats: Formats, ranks: int) -> float:
     inner, outer = BYTES[formats.attention], BYTES[formats.output]
     if own.kind in (AttentionKind.LATENT, AttentionKind.SPARSE_LATENT):
         down = hidden * (own.query_rank + own.kv_rank + own.rope_dim)
@@ -78,7 +78,7 @@ def _attention_bytes(own: Attention, hidden: int, formats: Formats, ranks: int) 
 def kv_bytes_per_token(
     decoder: Decoder,
     formats: Formats,
-    degrees: Degrees,
+    degrees: InstanceDegrees,
     *,
     request_tokens: float | None = None,
     window_pool_ratio: float | None = None,
@@ -107,13 +107,13 @@ def kv_bytes_per_token(
     return total * stage_ratio(decoder, degrees)
 
 
-def _state_bytes(own: Attention, degrees: Degrees) -> float:
+def _state_bytes(own: DecoderAttention, degrees: InstanceDegrees) -> float:
     """What a gated delta rule keeps of a request: a matrix per value head, in fp32."""
     return max(own.heads / degrees.attention_tensor, 1.0) * own.head_dim**2 * STATE_BYTES
 
 
 def kv_tokens(
-    decoder: Decoder, formats: Formats, degrees: Degrees, *, memory_bytes: float
+    decoder: Decoder, formats: Formats, degrees: InstanceDegrees, *, memory_bytes: float
 ) -> float:
     """Tokens that one device can hold where no engine's rule is known; not above 0 without room."""
     free = DEVICE_RATIO * memory_bytes - RESERVE_BYTES - weight_bytes(decoder, formats, degrees)

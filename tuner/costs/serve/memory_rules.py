@@ -28,10 +28,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from tuner.costs.serve.engine import Engine
+from tuner.costs.serve.engine import ServingEngine
 
 
-class Share(StrEnum):
+class MemoryFractionKind(StrEnum):
     """What an engine's share of memory is a share of."""
 
     OF_DEVICE = "of the device"
@@ -44,7 +44,7 @@ class MemoryRule:
     """One engine from one release on."""
 
     since: tuple[int, ...]
-    share: Share
+    share: MemoryFractionKind
     ratio: float | None
     """Where a launch states none; None: what the engine's own reserve leaves."""
     sampler_bytes: float
@@ -62,12 +62,12 @@ class MemoryRule:
     """Graphs of each captured batch: for vLLM a whole one and one in pieces."""
 
 
-RULES: Final[Mapping[Engine, tuple[MemoryRule, ...]]] = MappingProxyType(
+RULES: Final[Mapping[ServingEngine, tuple[MemoryRule, ...]]] = MappingProxyType(
     {
-        Engine.VLLM: (
+        ServingEngine.VLLM: (
             MemoryRule(
                 since=(0, 21),
-                share=Share.OF_DEVICE,
+                share=MemoryFractionKind.OF_DEVICE,
                 ratio=0.92,
                 sampler_bytes=14.0,
                 counts_graphs=True,
@@ -76,24 +76,24 @@ RULES: Final[Mapping[Engine, tuple[MemoryRule, ...]]] = MappingProxyType(
             ),
             MemoryRule(
                 since=(0,),
-                share=Share.OF_DEVICE,
+                share=MemoryFractionKind.OF_DEVICE,
                 ratio=0.9,
                 sampler_bytes=38.0,
                 counts_communicators=True,
                 wants_whole_length=True,
             ),
         ),
-        Engine.SGLANG: (
+        ServingEngine.SGLANG: (
             MemoryRule(
                 since=(0,),
-                share=Share.OF_FREE,
+                share=MemoryFractionKind.OF_FREE,
                 ratio=None,
                 sampler_bytes=12.0,
                 window_pool_ratio=0.8,
             ),
         ),
-        Engine.TRTLLM: (
-            MemoryRule(since=(0,), share=Share.OF_LEFT, ratio=0.9, sampler_bytes=22.0),
+        ServingEngine.TRTLLM: (
+            MemoryRule(since=(0,), share=MemoryFractionKind.OF_LEFT, ratio=0.9, sampler_bytes=22.0),
         ),
     }
 )
@@ -109,7 +109,7 @@ RULES: Final[Mapping[Engine, tuple[MemoryRule, ...]]] = MappingProxyType(
 - TensorRT-LLM: logits, as fp32, probabilities, sorted, order (2 + 4 + 4 + 4 + 8)."""
 
 
-def memory_rule(engine: Engine, release: str = "") -> MemoryRule:
+def memory_rule(engine: ServingEngine, release: str = "") -> MemoryRule:
     """Return the rule of a release; of the newest where none or no number is named."""
     rules = RULES[engine]
     number = _numbers(release)

@@ -57,7 +57,7 @@ PORT_BYTES_PER_S: Final = 67e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class DeviceShare:
     """What a phase has of a device."""
 
     compute_ratio: float
@@ -74,7 +74,7 @@ class Share:
 class SharedMachine(ServingMachine):
     """A system of which one phase has a share."""
 
-    share: Share
+    share: DeviceShare
 
     def stretch(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> Floats:
         """Seconds on the share over seconds on the whole device."""
@@ -152,7 +152,7 @@ def _decode_work(layer: AttentionLayer, n_Q: Floats, past_Q: Floats) -> tuple[Fl
             return 0.0 * n_Q, n_Q * float(own.kv_elements) * width
 
 
-def on_share(iteration: Iteration, share: Share) -> SharedIteration:
+def on_share(iteration: Iteration, share: DeviceShare) -> SharedIteration:
     """Return the engine on that share of its devices."""
     own = iteration.machine
     machine = SharedMachine(

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Split:
+class PromptSplit:
     """Prompts on both sides of a threshold."""
 
     long_share: float
@@ -37,7 +37,7 @@ class Split:
         return float(self.short_weight_N @ value_N)
 
 
-def split_at(threshold_tokens: float, *, tokens_N: Floats, weight_N: Floats) -> Split:
+def split_at(threshold_tokens: float, *, tokens_N: Floats, weight_N: Floats) -> PromptSplit:
     """Cut prompts of these lengths and weights above a threshold; both sides must hold some."""
     if (weight_N < 0.0).any() or not weight_N.sum() > 0.0:
         raise ValueError("weights of prompts must be at least 0, and one must be more")
@@ -48,7 +48,7 @@ def split_at(threshold_tokens: float, *, tokens_N: Floats, weight_N: Floats) -> 
             f"threshold {threshold_tokens:g} leaves one side empty; prompts have "
             f"{tokens_N.min():g} to {tokens_N.max():g} tokens"
         )
-    return Split(
+    return PromptSplit(
         long_share=float(long_N.sum() / weight_N.sum()),
         long_weight_N=long_N / long_N.sum(),
         short_weight_N=short_N / short_N.sum(),

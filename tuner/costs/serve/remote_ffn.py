@@ -39,7 +39,7 @@ from tuner.costs.serve.cache_capacity import room_of
 from tuner.costs.serve.capacity import added_weight_bytes
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Experts
-from tuner.costs.serve.iteration import Iteration, Split, sustained_factor
+from tuner.costs.serve.iteration import Iteration, TokenSeconds, sustained_factor
 from tuner.costs.serve.machine import LAUNCH_S, NODE_LATENCY_S, STREAM_RATIO
 from tuner.costs.serve.memory import attention_weight_bytes, weight_bytes
 from tuner.costs.serve.memory_rules import memory_rule
@@ -93,12 +93,12 @@ class RemoteFfnIteration(Iteration):
         split = self.linear_split(m_Q)
         return np.asarray(split.compute_Q + split.all_to_all_Q)
 
-    def linear_split(self, m_Q: Floats) -> Split:
+    def linear_split(self, m_Q: Floats) -> TokenSeconds:
         """What attention devices compute, and what is away meanwhile: the FFN block and the way."""
         own_Q = np.sum(list(self._own_parts(m_Q).values()), axis=0) * sustained_factor(m_Q)
         at_ffn_Q = self._ffn_tokens(m_Q)
         remote_Q = np.sum(list(self._remote_parts(m_Q).values()), axis=0)
-        return Split(
+        return TokenSeconds(
             dense_Q=np.zeros_like(m_Q),
             compute_Q=np.asarray(own_Q),
             all_to_all_Q=np.asarray(remote_Q * sustained_factor(at_ffn_Q)),

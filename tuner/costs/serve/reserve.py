@@ -37,7 +37,7 @@ from typing import Final
 
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES
 from tuner.costs.serve.decoder import AttentionKind
-from tuner.costs.serve.engine import A2aBackend, Degrees
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import stage_ratio
 from tuner.costs.serve.memory_rules import MemoryRule, memory_rule
@@ -213,7 +213,7 @@ def low_latency_bytes(*, hidden: int, experts: int, tokens: int) -> float:
     return 4.0 * experts * tokens * row
 
 
-def _normal_bytes(hidden: int, degrees: Degrees) -> float:
+def _normal_bytes(hidden: int, degrees: InstanceDegrees) -> float:
     ranks = degrees.attention_tensor * degrees.attention_data
     each = ELEMENT_BYTES * hidden + META_BYTES
     inside = CHANNELS * min(ranks, NODE_RANKS) * INSIDE_CHUNK * each

@@ -29,7 +29,7 @@ JOINED_INPUTS = 2
 """Hidden state and embedding, which a product of 2 h to h joins."""
 
 
-class Method(StrEnum):
+class DraftMethod(StrEnum):
     """What drafts."""
 
     MTP = "mtp"
@@ -46,7 +46,7 @@ class Drafting:
     """Before each step and sequence."""
     acceptance: float
     """Share of drafts that are kept where all before them were."""
-    method: Method = Method.MTP
+    method: DraftMethod = DraftMethod.MTP
 
     def __post_init__(self) -> None:
         if self.draft_tokens < 1:
@@ -78,14 +78,14 @@ class Drafting:
         return 0.5 * (square / self.tokens_per_step - 1.0)
 
 
-def draft_decoder(decoder: Decoder, method: Method) -> Decoder:
+def draft_decoder(decoder: Decoder, method: DraftMethod) -> Decoder:
     """Return the drafting layer as a model of its own, the joining product left out.
 
     Eagle's network is as wide as what one token of the model passes: published drafters copy the
     widths of a dense target; for models with experts the sum of those that a token reaches is ours.
     """
     last = decoder.layers[-1]
-    if method is Method.MTP:
+    if method is DraftMethod.MTP:
         group, experts = replace(last, count=1), decoder.experts
     else:
         dense = max((group.dense_ffn for group in decoder.layers), default=0)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from profilers.arrays import Arrays
 from profilers.imports.releases import release_order
-from tuner.costs.serve.curves import Curve, Floats, Grid, Plane, build_curve, build_plane
+from tuner.costs.serve.curves import Floats, Grid, Plane, SizeCurve, build_curve, build_plane
 
 FREE_AXES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ("batch", "sequence"),
@@ -48,7 +48,7 @@ FASTEST: Final = ""
 """Stands for all engines together."""
 
 Key = tuple[str | int, ...]
-A2aCurves = Mapping[int, Mapping[tuple[str, str], tuple[Curve, ...]]]
+A2aCurves = Mapping[int, Mapping[tuple[str, str], tuple[SizeCurve, ...]]]
 """Curves over tokens by ranks, then by mode and half."""
 
 
@@ -72,7 +72,7 @@ class KernelTables:
     first used, as is all that follows."""
     groups: dict[str, Mapping[Key, _Group]] = field(default_factory=dict)
     """By operation: rows by (software, kind, dtype, the axes that must match)."""
-    curves: dict[Key, Curve | None] = field(default_factory=dict)
+    curves: dict[Key, SizeCurve | None] = field(default_factory=dict)
     planes: dict[Key, Plane | None] = field(default_factory=dict)
     named: dict[str, tuple[str, ...]] = field(default_factory=dict)
     known_last_values: dict[str, Mapping[Key, tuple[int, ...]]] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class KernelTables:
             }
         return self.known_last_values[operation].get(beginning, ())
 
-    def gemm(self, *, dtype: str, n: float, k: float, software: str) -> Curve | None:
+    def gemm(self, *, dtype: str, n: float, k: float, software: str) -> SizeCurve | None:
         """Seconds over rows of a GEMM [rows, k] x [k, n]."""
         own = FASTEST if (software, dtype) in SPOILT else software
         key: Key = ("gemm", own, dtype, int(n), int(k))
@@ -106,7 +106,7 @@ class KernelTables:
             self.curves[key] = None if grid is None else grid.curve(a=n, b=k)
         return self.curves[key]
 
-    def curve(self, operation: str, key: Key) -> Curve | None:
+    def curve(self, operation: str, key: Key) -> SizeCurve | None:
         """Seconds over the last free axis, at one sequence where there is a batch."""
         full: Key = (operation, *key)
         if full not in self.curves:
@@ -129,7 +129,7 @@ class KernelTables:
         """Every measured exchange of copies so wide, whatever experts and share of the device."""
         wanted = (hidden, top_k)
         if wanted not in self.known_a2a_curves:
-            by_key: dict[int, dict[tuple[str, str], tuple[Curve, ...]]] = {}
+            by_key: dict[int, dict[tuple[str, str], tuple[SizeCurve, ...]]] = {}
             for key, group in self._rows("expert_all_to_all").items():
                 if (key[3], key[4]) == wanted:
                     mode, _, half = str(key[1]).rpartition("_")
@@ -154,7 +154,7 @@ class KernelTables:
         return self.grids
 
 
-def _one_sequence(group: _Group, operation: str) -> Curve:
+def _one_sequence(group: _Group, operation: str) -> SizeCurve:
     """Keep what was measured of one sequence after nothing."""
     *fixed, last_N = group.free
     keep_N = np.ones(len(last_N), dtype=np.bool_)

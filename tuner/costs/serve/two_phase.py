@@ -35,7 +35,7 @@ from tuner.costs.serve.machine import LAUNCH_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class RoleDevices:
     """Devices of one role."""
 
     devices: int
@@ -66,7 +66,12 @@ class Wire:
 
 
 def two_phase_s(
-    tokens_Q: Floats, *, row_bytes: float, attention: Side, experts: Side, wire: Wire | None = None
+    tokens_Q: Floats,
+    *,
+    row_bytes: float,
+    attention: RoleDevices,
+    experts: RoleDevices,
+    wire: Wire | None = None,
 ) -> Floats:
     """Seconds of one layer's all-to-all, there and back; without a wire both are of one pool."""
     all_Q = tokens_Q * row_bytes
@@ -81,14 +86,14 @@ def two_phase_s(
     return np.asarray(2.0 * (gathered_Q + np.minimum(direct_Q, relayed_Q)))
 
 
-def _inside_s(moved_Q: Floats, side: Side) -> Floats:
+def _inside_s(moved_Q: Floats, side: RoleDevices) -> Floats:
     if side.near == 1:
         return np.zeros_like(moved_Q)
     return np.asarray(LAUNCH_S + moved_Q / (A2A_RATIO * side.inside_bytes_per_s))
 
 
 def _between_s(
-    all_Q: Floats, copies: int, attention: Side, experts: Side, wire: Wire | None
+    all_Q: Floats, copies: int, attention: RoleDevices, experts: RoleDevices, wire: Wire | None
 ) -> Floats:
     """Seconds of so many copies of every token between domains."""
     share = A2A_RATIO

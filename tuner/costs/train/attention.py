@@ -23,7 +23,7 @@ from tuner.costs.train.links import all_gather_s
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
     Block,
-    Setting,
+    BlockInputs,
     gemm,
     is_any,
     norm_and_residual,
@@ -35,7 +35,7 @@ TILE = 128.0
 """Queries that flash attention computes together."""
 
 
-def attention_block(setting: Setting) -> Block:
+def attention_block(setting: BlockInputs) -> Block:
     """Norm, projections, attention over the sequence, output projection, residual addition."""
     projections = _mla_projections(setting) if is_any(setting.model.is_mla) else None
     grouped = _gqa_projections(setting)
@@ -46,7 +46,7 @@ def attention_block(setting: Setting) -> Block:
     return grouped + core + norm_and_residual(setting, overlapped=True)
 
 
-def _gqa_projections(setting: Setting) -> Block:
+def _gqa_projections(setting: BlockInputs) -> Block:
     m, s = setting.model, setting.strategies
     # With fewer key-value heads than tensor ranks, every rank still computes one.
     kv_heads = np.maximum(m.kv_heads / s.tensor, 1.0)
@@ -59,7 +59,7 @@ def _gqa_projections(setting: Setting) -> Block:
     return inputs + outputs + Block(forward_s=rotary_s, backward_s=rotary_s)
 
 
-def _mla_projections(setting: Setting) -> Block:
+def _mla_projections(setting: BlockInputs) -> Block:
     m, s = setting.model, setting.strategies
     heads = m.heads / s.tensor
     rows = s.tokens
@@ -83,7 +83,7 @@ def _mla_projections(setting: Setting) -> Block:
     return replace(block, recomputed_s=recomputed_s)
 
 
-def _attention_core(setting: Setting) -> Block:
+def _attention_core(setting: BlockInputs) -> Block:
     m, s, own = setting.model, setting.strategies, setting.constants
     heads = m.heads / s.tensor
     sequences = s.micro_batch
@@ -133,7 +133,7 @@ def _mean_pairs(m: ModelShape, s: Strategies) -> Numbers:
     return m.windowed_ratio * near + (1.0 - m.windowed_ratio) * every
 
 
-def _plain_attention(setting: Setting) -> Block:
+def _plain_attention(setting: BlockInputs) -> Block:
     """Scores and weighted values as two batched GEMMs over all pairs, softmax between.
 
     Megatron's fused kernel for scale, mask and softmax needs a multiple of four matrices
@@ -157,7 +157,7 @@ def _plain_attention(setting: Setting) -> Block:
     )
 
 
-def _ring_s(setting: Setting) -> Numbers:
+def _ring_s(setting: BlockInputs) -> Numbers:
     """Seconds of the ring that passes the other ranks' keys and values: (CP - 1)/CP of them."""
     m, s = setting.model, setting.strategies
     group = setting.groups.context

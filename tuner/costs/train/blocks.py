@@ -12,7 +12,7 @@ import numpy as np
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
     Block,
-    Setting,
+    BlockInputs,
     feed_forward,
     gemm,
     norm_and_residual,
@@ -20,7 +20,7 @@ from tuner.costs.train.parts import (
 )
 
 
-def dense_block(setting: Setting) -> Block:
+def dense_block(setting: BlockInputs) -> Block:
     """Norm, feed-forward network, residual addition."""
     m, s = setting.model, setting.strategies
     inner = feed_forward(setting, rows=s.tokens, width=m.dense_ffn / s.tensor)
@@ -28,7 +28,7 @@ def dense_block(setting: Setting) -> Block:
     return block + norm_and_residual(setting, overlapped=True)
 
 
-def embedding_block(setting: Setting) -> Block:
+def embedding_block(setting: BlockInputs) -> Block:
     """Look rows up, add positions, reduce over the vocabulary's shards."""
     s = setting.strategies
     kernels_s = setting.kernels.memory_bound_s(setting.hidden_bytes(3.0))
@@ -42,7 +42,7 @@ def embedding_block(setting: Setting) -> Block:
     )
 
 
-def head_block(setting: Setting) -> Block:
+def head_block(setting: BlockInputs) -> Block:
     """Final norm, logits over the vocabulary's shard, cross entropy."""
     m, s = setting.model, setting.strategies
     logits = gemm(setting, s.tokens, m.vocab / s.tensor, m.hidden, in_head=True)
@@ -59,7 +59,7 @@ def head_block(setting: Setting) -> Block:
     )
 
 
-def mtp_projection_block(setting: Setting) -> Block:
+def mtp_projection_block(setting: BlockInputs) -> Block:
     """The input of a multi-token-prediction layer: two norms and the 2 h x h projection."""
     m, s = setting.model, setting.strategies
     joined = gemm(setting, s.tokens, m.hidden / s.tensor, 2.0 * m.hidden)

@@ -31,7 +31,7 @@ from tuner.costs.train.constants import (
     FITTED,
     NAMES,
     Constants,
-    Precision,
+    GemmPrecision,
     Software,
     uncalibrated,
 )
@@ -57,7 +57,7 @@ class Regime:
     device: str
     """Name of a datasheet."""
     generation: Generation
-    precision: Precision
+    precision: GemmPrecision
     software: Software
     family: str
     """Training software, e.g. `nemo`, `megatron-lm`, `torchtitan`."""

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from profilers.steps.config import LayerKind
-from tuner.costs.train.constants import Precision
+from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Stages
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
@@ -21,22 +21,22 @@ from tuner.errors import SpecError
 from tuner.spec.cluster import Pool
 from tuner.spec.model import ModelSpec, QkNorm
 
-PEAK_OF: Final[Mapping[Precision, tuple[str, ...]]] = {
-    Precision.BF16: ("bf16",),
-    Precision.FP8: ("fp8", "bf16"),
-    Precision.MXFP8: ("fp8", "bf16"),
-    Precision.NVFP4: ("fp4", "fp8", "bf16"),
+PEAK_OF: Final[Mapping[GemmPrecision, tuple[str, ...]]] = {
+    GemmPrecision.BF16: ("bf16",),
+    GemmPrecision.FP8: ("fp8", "bf16"),
+    GemmPrecision.MXFP8: ("fp8", "bf16"),
+    GemmPrecision.NVFP4: ("fp4", "fp8", "bf16"),
 }
 """Which peak of a datasheet the linear layers run at; the next one where a device has none."""
 
-PRECISION_OF: Final[Mapping[str, Precision]] = {
-    "bf16": Precision.BF16,
-    "fp32": Precision.BF16,
-    "fp8-delayed": Precision.FP8,
-    "fp8-tensorwise": Precision.FP8,
-    "fp8-blockwise": Precision.MXFP8,
-    "mxfp8": Precision.MXFP8,
-    "nvfp4": Precision.NVFP4,
+PRECISION_OF: Final[Mapping[str, GemmPrecision]] = {
+    "bf16": GemmPrecision.BF16,
+    "fp32": GemmPrecision.BF16,
+    "fp8-delayed": GemmPrecision.FP8,
+    "fp8-tensorwise": GemmPrecision.FP8,
+    "fp8-blockwise": GemmPrecision.MXFP8,
+    "mxfp8": GemmPrecision.MXFP8,
+    "nvfp4": GemmPrecision.NVFP4,
 }
 """How a precision of tuner/spec/goal.py is priced. Block scales are priced as MXFP8, whose kernels
 also scale inside the GEMM; fp32 has no constants of its own and is priced as bf16."""
@@ -90,7 +90,7 @@ def shape_of_model(model: ModelSpec, *, mtp_layers: int) -> ModelShape:
     )
 
 
-def matmul_peak(sheet: Datasheet, precision: Precision) -> float:
+def matmul_peak(sheet: Datasheet, precision: GemmPrecision) -> float:
     """Return the peak of GEMMs in FLOP/s, that of the next wider type where there is none.
 
     In fp4 it is at most twice that of fp8: B300 and GB300 multiply fp4 three times as fast by their
@@ -102,7 +102,7 @@ def matmul_peak(sheet: Datasheet, precision: Precision) -> float:
     return min(sheet.flop_per_s[peak], 2.0 * fp8)
 
 
-def hardware_of_pool(sheet: Datasheet, pool: Pool, *, precision: Precision) -> Hardware:
+def hardware_of_pool(sheet: Datasheet, pool: Pool, *, precision: GemmPrecision) -> Hardware:
     """Return a pool as numbers: the datasheet, and what the spec says instead of it.
 
     NICs of a machine are shared evenly by its devices; divided by the oversubscription.

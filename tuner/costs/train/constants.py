@@ -20,7 +20,7 @@ from tuner.config.columns import Numbers
 from tuner.devices.datasheet import Generation
 
 
-class Precision(StrEnum):
+class GemmPrecision(StrEnum):
     """What the linear layers compute in."""
 
     BF16 = "bf16"
@@ -208,17 +208,17 @@ FITTED: Final = {
 software (`uncalibrated`) takes precedence over the one here; spread and bounds hold for all."""
 
 _MATMUL: Final = {
-    Generation.AMPERE: {Precision.BF16: 0.82},
-    Generation.ADA: {Precision.BF16: 0.80, Precision.FP8: 0.65},
-    Generation.HOPPER: {Precision.BF16: 0.75, Precision.FP8: 0.65},
+    Generation.AMPERE: {GemmPrecision.BF16: 0.82},
+    Generation.ADA: {GemmPrecision.BF16: 0.80, GemmPrecision.FP8: 0.65},
+    Generation.HOPPER: {GemmPrecision.BF16: 0.75, GemmPrecision.FP8: 0.65},
     Generation.BLACKWELL: {
-        Precision.BF16: 0.60,
-        Precision.FP8: 0.60,
-        Precision.MXFP8: 0.60,
-        Precision.NVFP4: 0.45,
+        GemmPrecision.BF16: 0.60,
+        GemmPrecision.FP8: 0.60,
+        GemmPrecision.MXFP8: 0.60,
+        GemmPrecision.NVFP4: 0.45,
     },
-    Generation.CDNA3: {Precision.BF16: 0.55, Precision.FP8: 0.45},
-    Generation.ASCEND: {Precision.BF16: 0.70},
+    Generation.CDNA3: {GemmPrecision.BF16: 0.55, GemmPrecision.FP8: 0.45},
+    Generation.ASCEND: {GemmPrecision.BF16: 0.70},
 }
 """Share of the dense datasheet peak. It falls with every generation and with the width of the
 type, since clocks drop under load and the casts around a GEMM do not shrink. [P] A100 and
@@ -283,10 +283,12 @@ _SOFTWARE: Final[dict[Software, dict[str, float]]] = {
 }
 
 
-def uncalibrated(generation: Generation, *, precision: Precision, software: Software) -> Constants:
+def uncalibrated(
+    generation: Generation, *, precision: GemmPrecision, software: Software
+) -> Constants:
     """Generic values for a device generation, precision and software; see the module's origins."""
     of_type = _MATMUL[generation]
-    bf16 = of_type[Precision.BF16]
+    bf16 = of_type[GemmPrecision.BF16]
     generic = Constants(
         matmul_ratio=of_type.get(precision, min(of_type.values())),
         head_ratio=bf16,

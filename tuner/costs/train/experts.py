@@ -21,7 +21,7 @@ from tuner.costs.train.links import all_gather_s, all_to_all_s
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
     Block,
-    Setting,
+    BlockInputs,
     feed_forward,
     gemm,
     is_any,
@@ -31,7 +31,7 @@ from tuner.costs.train.parts import (
 )
 
 
-def moe_blocks(setting: Setting) -> tuple[Block, Block]:
+def moe_blocks(setting: BlockInputs) -> tuple[Block, Block]:
     """Norm, router and shared experts; and routed experts, on the most-loaded rank."""
     m, s, own = setting.model, setting.strategies, setting.constants
     rows = s.tokens * setting.norm_share
@@ -52,7 +52,7 @@ def isolated(strategies: Strategies) -> Strategies:
     return replace(strategies, a2a_overlap=0.0)
 
 
-def _shared_experts(setting: Setting) -> Block:
+def _shared_experts(setting: BlockInputs) -> Block:
     m, s = setting.model, setting.strategies
     if not is_any(m.shared_ffn):
         return Block()
@@ -68,7 +68,7 @@ def _shared_experts(setting: Setting) -> Block:
     return select_block(np.greater(m.shared_ffn, 0.0), block, Block())
 
 
-def _routed(setting: Setting) -> Block:
+def _routed(setting: BlockInputs) -> Block:
     """Permutation, dispatch, experts, combine, on the most-loaded rank."""
     m, s, own = setting.model, setting.strategies, setting.constants
     sent = s.tokens / s.tensor * m.top_k
@@ -105,7 +105,7 @@ def _routed(setting: Setting) -> Block:
     return replace(whole, recomputed_s=recomputed_s, expert_s=exposed_s)
 
 
-def _dispatch_combine_s(setting: Setting, *, sent: Numbers) -> Numbers:
+def _dispatch_combine_s(setting: BlockInputs, *, sent: Numbers) -> Numbers:
     """Dispatch and combine of one pass, with the all-gather over expert-tensor ranks between.
 
     Plain all-to-all sends every copy; DeepEP and HybridEP send a token once per rank of its own

@@ -18,7 +18,7 @@ from dataclasses import fields
 import numpy as np
 
 from profilers.interpolation import CollectiveCurve, Curve
-from profilers.records import Measurement, Status
+from profilers.records import Measurement, MeasurementStatus
 from profilers.series import Series
 from tuner.config.columns import Numbers
 from tuner.costs.train.collective_ratios import (
@@ -127,7 +127,7 @@ def _merged(
     for row in rows:
         case = row.case
         is_wanted = case.operation == "expert_all_to_all" and case.kind.endswith(MERGED_HALVES)
-        if not is_wanted or row.status is not Status.OK:
+        if not is_wanted or row.status is not MeasurementStatus.OK:
             continue
         place = tuple(size for name, size in case.axes.items() if name != "units")
         halves = fastest.setdefault(place, {})

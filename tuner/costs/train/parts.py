@@ -70,7 +70,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Setting:
+class BlockInputs:
     """Inputs that every block of one pricing shares."""
 
     model: ModelShape
@@ -93,7 +93,7 @@ class Setting:
 
 
 def gemm(
-    setting: Setting, rows: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False
+    setting: BlockInputs, rows: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False
 ) -> Block:
     """[rows, k] x [k, n], and both GEMMs of its backward pass."""
     gemm_s = setting.kernels.gemm_s
@@ -105,7 +105,7 @@ def gemm(
     )
 
 
-def feed_forward(setting: Setting, *, rows: Numbers, width: Numbers) -> Block:
+def feed_forward(setting: BlockInputs, *, rows: Numbers, width: Numbers) -> Block:
     """Feed-forward network of one rank: two or three GEMMs and the activation."""
     m, s = setting.model, setting.strategies
     inner = np.where(np.greater(m.is_gated, 0.0), 2.0, 1.0)
@@ -116,7 +116,7 @@ def feed_forward(setting: Setting, *, rows: Numbers, width: Numbers) -> Block:
     return replace(block, launches=setting.constants.dense_launches * 0.5)
 
 
-def norm_and_residual(setting: Setting, *, overlapped: bool) -> Block:
+def norm_and_residual(setting: BlockInputs, *, overlapped: bool) -> Block:
     """Norm before a block, residual addition after it, and its tensor-parallel collectives."""
     s = setting.strategies
     norm_s = setting.kernels.memory_bound_s(setting.hidden_bytes(2.0))
@@ -132,7 +132,7 @@ def norm_and_residual(setting: Setting, *, overlapped: bool) -> Block:
     )
 
 
-def tensor_pass_s(setting: Setting) -> Numbers:
+def tensor_pass_s(setting: BlockInputs) -> Numbers:
     """Exposed collectives of one block and pass over the tensor-parallel group."""
     m, s, own = setting.model, setting.strategies, setting.constants
     total = s.element_bytes * s.tokens * m.hidden

@@ -38,7 +38,7 @@ from tuner.costs.train.constants import Constants
 from tuner.costs.train.experts import moe_blocks
 from tuner.costs.train.kernels import DatasheetKernels, Kernels
 from tuner.costs.train.links import MEGATRON_ORDER, groups
-from tuner.costs.train.parts import Block, Setting, is_any
+from tuner.costs.train.parts import Block, BlockInputs, is_any
 from tuner.costs.train.shapes import Hardware, ModelShape, taken
 
 SMOOTHNESS = 4.0
@@ -108,7 +108,7 @@ def unit_costs(
 ) -> UnitCosts:
     """Price one layer of each kind; see the module for what the result depends on."""
     chosen = DatasheetKernels(hardware=hardware, constants=constants)
-    setting = Setting(
+    setting = BlockInputs(
         model=model,
         strategies=strategies,
         hardware=hardware,
@@ -147,7 +147,7 @@ def unit_costs(
     )
 
 
-def _layer(setting: Setting, block: Block) -> LayerCost:
+def _layer(setting: BlockInputs, block: Block) -> LayerCost:
     """A layer to which full recomputation applies."""
     return _cost(setting, block, full=_recomputed_share(setting.strategies))
 
@@ -160,12 +160,12 @@ def _recomputed_share(s: Strategies) -> Numbers:
     return np.maximum(s.recompute_full, 0.5 * s.recompute_by_op)
 
 
-def _embedding_or_head(setting: Setting, block: Block) -> LayerCost:
+def _embedding_or_head(setting: BlockInputs, block: Block) -> LayerCost:
     """Embedding and head are never recomputed."""
     return _cost(setting, block, full=0.0)
 
 
-def _cost(setting: Setting, block: Block, *, full: Numbers) -> LayerCost:
+def _cost(setting: BlockInputs, block: Block, *, full: Numbers) -> LayerCost:
     slower = setting.constants.straggler_factor
     once_s = block.tensor_s + block.context_s + block.expert_s
     visible_s = once_s * slower
@@ -192,7 +192,7 @@ def _cost(setting: Setting, block: Block, *, full: Numbers) -> LayerCost:
 
 
 def _moe_layer(
-    setting: Setting, fixed: Block, routed: Block
+    setting: BlockInputs, fixed: Block, routed: Block
 ) -> tuple[LayerCost, tuple[Numbers, Numbers]]:
     """A MoE layer at `expert_imbalance`, and the slopes of its passes in it."""
     s, own = setting.strategies, setting.constants
@@ -205,7 +205,7 @@ def _moe_layer(
     return cost, (device_s * per_unit, device_back_s * per_unit)
 
 
-def _launched_s(setting: Setting, block: Block) -> Numbers:
+def _launched_s(setting: BlockInputs, block: Block) -> Numbers:
     s, own = setting.strategies, setting.constants
     partly = np.where(np.greater(s.partial_graph, 0.0), own.partial_graph_ratio, 1.0)
     whole = np.where(np.greater(s.full_graph, 0.0), own.full_graph_ratio, 1.0)

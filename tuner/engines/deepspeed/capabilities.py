@@ -21,7 +21,7 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
-from tuner.engines.registry import Format, Target
+from tuner.engines.registry import LaunchFormat, Target
 
 DEEPSPEED_0_19: Final = Capabilities(
     names=("deepspeed",),
@@ -65,5 +65,5 @@ TARGETS: Final = (
         runs_same_layers=False,
     ),
 )
-FORMATS: Final = (Format(name="deepspeed", suffixes=(".json",)),)
+FORMATS: Final = (LaunchFormat(name="deepspeed", suffixes=(".json",)),)
 METRICS: Final = "deepspeed"

@@ -21,7 +21,7 @@ deepspeed/runtime/config.py, deepspeed 0.19.4 to 0.19.8.
 import re
 from typing import Final
 
-from tuner.engines.metrics.interface import Job, Reading, believable, number
+from tuner.engines.metrics.interface import LogLine, TrialWork, believable, number
 from tuner.units import parse_bytes
 
 _RATE: Final = re.compile(
@@ -32,17 +32,17 @@ _BATCH: Final = re.compile(r"\btrain_batch_size \.{3,40} (\d{1,12})\s*$")
 _GB_BYTES: Final = parse_bytes("1GiB")
 
 
-def read(line: str, job: Job) -> Reading | None:
+def read(line: str, job: TrialWork) -> LogLine | None:
     """Read a line of the log."""
     if match := _PIPELINE.search(line):
-        return believable(Reading(step=int(match.group(1)), step_s=number(match.group(2))))
+        return believable(LogLine(step=int(match.group(1)), step_s=number(match.group(2))))
     if match := _BATCH.search(line):
-        return believable(Reading(samples_per_step=int(match.group(1))))
+        return believable(LogLine(samples_per_step=int(match.group(1))))
     match = _RATE.search(line)
     if not match or not (rate := number(match.group(2))):
         return None
     return believable(
-        Reading(
+        LogLine(
             step=int(match.group(1)),
             step_s=job.samples_per_step / rate,
             peak_bytes=int(number(match.group(3)) * _GB_BYTES) or None,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
-from tuner.engines.reading.launch import Dispatcher, Engine, LaunchSettings
+from tuner.engines.reading.launch import LaunchSettings, TokenDispatcher, TrainingEngine
 from tuner.engines.reading.sections import Sections
 from tuner.errors import SpecError
 from tuner.spec.files import one_line, shown_value
@@ -70,9 +70,9 @@ def read(text: str, *, source: str) -> LaunchSettings:
         "tensor": tensor,
         "context": given.number(SPELLED["context"], default=1),
         "pipeline": given.number(SPELLED["pipeline"], default=1),
-        "dispatcher": Dispatcher.DEEPEP
+        "dispatcher": TokenDispatcher.DEEPEP
         if given.word("expert_parallel.comm_backend", default="comm") == "deepep"
-        else Dispatcher.ALLTOALL,
+        else TokenDispatcher.ALLTOALL,
         "expert": expert,
         "expert_tensor": given.number(SPELLED["expert_tensor"], default=1)
         if expert > 1
@@ -88,7 +88,7 @@ def read(text: str, *, source: str) -> LaunchSettings:
     }
     given.check_spelling()
     return LaunchSettings(
-        engine=Engine.DEEPSPEED,
+        engine=TrainingEngine.DEEPSPEED,
         source=source,
         **settings,
         spelled=dict(SPELLED),

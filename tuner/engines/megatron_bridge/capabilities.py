@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_16, MEGATRON_0_18
-from tuner.engines.registry import Format, Target
+from tuner.engines.registry import LaunchFormat, Target
 from tuner.spec.features import ModelFeature
 
 _UNSUPPORTED: Final = MEGATRON_0_18.unsupported - {ModelFeature.QK_NORM_FULL}
@@ -50,4 +50,4 @@ TARGETS: Final = (
         capabilities=BRIDGE_26_02, family="nemo", software="megatron-2025", emitter="emit_26_02"
     ),
 )
-FORMATS: Final = (Format(name="megatron-bridge"),)
+FORMATS: Final = (LaunchFormat(name="megatron-bridge"),)

@@ -25,7 +25,7 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import Capabilities, Conditions
-from tuner.engines.registry import Format, Target
+from tuner.engines.registry import LaunchFormat, Target
 from tuner.engines.rules.decision import Decision
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.model import ModelSpec
@@ -94,8 +94,8 @@ TARGETS: Final = (
     ),
 )
 FORMATS: Final = (
-    Format(name="megatron", suffixes=(".yaml", ".yml"), reader="read_yaml"),
-    Format(name="megatron"),
+    LaunchFormat(name="megatron", suffixes=(".yaml", ".yml"), reader="read_yaml"),
+    LaunchFormat(name="megatron"),
 )
 METRICS: Final = "megatron"
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from profilers.files import open_regular
-from tuner.engines.placement.expert_names import Part, parse_name
+from tuner.engines.placement.expert_names import ExpertTensor, parse_name
 from tuner.errors import OutputError, SpecError
 from tuner.paths import AnyPath
 from tuner.spec.files import one_line, read_json_object, read_small_text, shown_path
@@ -114,7 +114,7 @@ class _Tensor:
     first: int
     end: int
     """Bytes within the data."""
-    part: Part | None
+    part: ExpertTensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +220,7 @@ def _check_groups(source: Path, permutation: Permutation) -> None:
                 )
 
 
-def _new_name(name: str, part: Part | None, permutation: Permutation) -> str:
+def _new_name(name: str, part: ExpertTensor | None, permutation: Permutation) -> str:
     if part is None or part.expert is None or part.layer not in permutation:
         return name
     return part.name_for(permutation[part.layer].index(part.expert))
@@ -242,7 +242,7 @@ def _indices(source: Path, permutation: Permutation) -> dict[str, str]:
     return texts
 
 
-def _part(name: str, path: Path) -> Part | None:
+def _part(name: str, path: Path) -> ExpertTensor | None:
     try:
         return parse_name(name)
     except ValueError as error:

@@ -14,7 +14,7 @@ github.com/NVIDIA/Megatron-LM.
 import re
 from typing import Final
 
-from tuner.engines.metrics.interface import Job, Reading, believable, number
+from tuner.engines.metrics.interface import LogLine, TrialWork, believable, number
 from tuner.units import parse_bytes
 
 _STEP: Final = re.compile(
@@ -25,12 +25,12 @@ _MEGABYTE_BYTES: Final = parse_bytes("1MiB")
 _MILLISECONDS_PER_S: Final = 1000.0
 
 
-def read(line: str, job: Job) -> Reading | None:
+def read(line: str, job: TrialWork) -> LogLine | None:
     """Read a line of the log."""
     del job  # Step times need no conversion.
     if match := _STEP.search(line):
         step_s = number(match.group(2)) / _MILLISECONDS_PER_S
-        return believable(Reading(step=int(match.group(1)), step_s=step_s))
+        return believable(LogLine(step=int(match.group(1)), step_s=step_s))
     if match := _MEMORY.search(line):
-        return believable(Reading(peak_bytes=int(number(match.group(1)) * _MEGABYTE_BYTES)))
+        return believable(LogLine(peak_bytes=int(number(match.group(1)) * _MEGABYTE_BYTES)))
     return None

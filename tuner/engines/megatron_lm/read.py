@@ -18,7 +18,13 @@ from tuner.engines.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
 from tuner.engines.megatron_lm import flags as table
 from tuner.engines.megatron_lm.unpriced import balance, differing_settings
 from tuner.engines.reading.arguments import Flags, training_flags
-from tuner.engines.reading.launch import Dispatcher, Engine, Graphs, LaunchSettings, StatedSize
+from tuner.engines.reading.launch import (
+    Graphs,
+    LaunchSettings,
+    StatedSize,
+    TokenDispatcher,
+    TrainingEngine,
+)
 from tuner.engines.reading.layer_pattern import layer_pattern
 from tuner.engines.reading.pipeline_layout import pipeline_layout
 from tuner.engines.reading.sections import SLIP_RATIO
@@ -134,7 +140,7 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
     unread = sorted(set(flags.values) - table.UNDERSTOOD)
     _check_spelling(flags, unread)
     return LaunchSettings(
-        engine=Engine.MEGATRON,
+        engine=TrainingEngine.MEGATRON,
         source=flags.source,
         devices=flags.nodes * flags.devices_per_node
         if flags.nodes and flags.devices_per_node
@@ -326,7 +332,7 @@ def _zero_stage(flags: Flags) -> Literal[0, 1, 2, 3]:
     return 1 if flags.is_on("use-distributed-optimizer") else 0
 
 
-def _dispatcher(flags: Flags) -> Dispatcher:
+def _dispatcher(flags: Flags) -> TokenDispatcher:
     kind = flags.choice(
         "moe-token-dispatcher-type", ("allgather", "alltoall", "flex", "alltoall_seq"), "allgather"
     )
@@ -336,11 +342,11 @@ def _dispatcher(flags: Flags) -> Dispatcher:
             f"not {kind}"
         )
     if kind != "flex":
-        return Dispatcher.ALLGATHER if kind == "allgather" else Dispatcher.ALLTOALL
+        return TokenDispatcher.ALLGATHER if kind == "allgather" else TokenDispatcher.ALLTOALL
     backend = flags.choice(
         "moe-flex-dispatcher-backend", ("deepep", "hybridep", "ncclep"), "deepep"
     )
-    return Dispatcher.DEEPEP if backend == "deepep" else Dispatcher.HYBRIDEP
+    return TokenDispatcher.DEEPEP if backend == "deepep" else TokenDispatcher.HYBRIDEP
 
 
 def _switches(flags: Flags, zero_stage: int) -> dict[str, Any]:

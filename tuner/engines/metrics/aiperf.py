@@ -28,7 +28,7 @@ class _Metric(Fields):
     p99: float | None = None
 
 
-class _Result(Fields):
+class _AiperfResult(Fields):
     request_count: _Metric
     error_request_count: _Metric | None = None
     benchmark_duration: _Metric | None = None
@@ -47,7 +47,7 @@ class _Result(Fields):
 def read(content: bytes) -> BenchmarkRun:
     """Read a summary."""
     try:
-        result = _Result.model_validate(document(content, client=_CLIENT))
+        result = _AiperfResult.model_validate(document(content, client=_CLIENT))
     except ValidationError as error:
         raise ValueError(first_problem(error, client=_CLIENT)) from error
     if result.was_cancelled or result.is_complete is False:

@@ -10,7 +10,7 @@ MOST_BYTES: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TrialWork:
     """Quantities of a trial that turn a throughput into a step time."""
 
     num_devices: int
@@ -19,7 +19,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class LogLine:
     """Content of one log line."""
 
     step: int | None = None
@@ -33,7 +33,7 @@ class Reading:
     """Samples per step by the engine's own count; its later rates refer to it."""
 
 
-def believable(reading: Reading) -> Reading | None:
+def believable(reading: LogLine) -> LogLine | None:
     """Return the reading; None if one of its numbers is impossible."""
     sizes = (reading.peak_bytes, reading.samples_per_step, *reading.activation_bytes)
     if not all(0 <= size <= MOST_BYTES for size in sizes if size is not None):
@@ -45,7 +45,7 @@ def believable(reading: Reading) -> Reading | None:
 class Adapter(Protocol):
     """Reads one line of a log."""
 
-    def __call__(self, line: str, job: Job) -> Reading | None: ...
+    def __call__(self, line: str, job: TrialWork) -> LogLine | None: ...
 
 
 def number(text: str) -> float:

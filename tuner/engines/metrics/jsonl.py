@@ -12,7 +12,7 @@ import json
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tuner.engines.metrics.interface import Job, Reading, believable
+from tuner.engines.metrics.interface import LogLine, TrialWork, believable
 
 
 class _Line(BaseModel):
@@ -24,7 +24,7 @@ class _Line(BaseModel):
     peak_bytes: int | None = Field(default=None, gt=0)
 
 
-def read(line: str, job: Job) -> Reading | None:
+def read(line: str, job: TrialWork) -> LogLine | None:
     """Read a line of the file."""
     del job  # Step times need no conversion.
     if not line.lstrip().startswith("{"):
@@ -35,7 +35,7 @@ def read(line: str, job: Job) -> Reading | None:
         return None
     activations = values.activation_bytes
     return believable(
-        Reading(
+        LogLine(
             step=values.step,
             step_s=values.step_s,
             peak_bytes=values.peak_bytes,

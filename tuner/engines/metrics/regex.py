@@ -16,7 +16,7 @@ import weakref
 from pathlib import Path
 from typing import Any, Final
 
-from tuner.engines.metrics.interface import Adapter, Job, Reading, believable, number
+from tuner.engines.metrics.interface import Adapter, LogLine, TrialWork, believable, number
 from tuner.engines.metrics.regex_worker import LIMIT_S
 from tuner.errors import SpecError
 from tuner.units import format_s
@@ -54,14 +54,14 @@ def adapter(expression: str) -> Adapter:
             f"--metrics regex: {expression!r} has no group (?P<step_s>...) around the seconds"
         )
 
-    def read(line: str, job: Job) -> Reading | None:
+    def read(line: str, job: TrialWork) -> LogLine | None:
         del job  # Step times need no conversion.
         groups = matcher.search(line[:MAX_LINE])
         if not groups or not (step_s := number(groups["step_s"] or "")):
             return None
         step = groups.get("step") or ""
         is_number = step.isdecimal() and len(step) < MAX_DIGITS
-        return believable(Reading(step=int(step) if is_number else None, step_s=step_s))
+        return believable(LogLine(step=int(step) if is_number else None, step_s=step_s))
 
     return read
 

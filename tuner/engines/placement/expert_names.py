@@ -33,7 +33,7 @@ _EXPERTS: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ExpertTensor:
     """What a tensor is."""
 
     layer: int
@@ -50,7 +50,7 @@ class Part:
         return f"{self.head}{expert}{self.tail}"
 
 
-def parse_name(name: str) -> Part | None:
+def parse_name(name: str) -> ExpertTensor | None:
     """Return what the tensor is; None where it is neither of an expert nor of a router.
 
     Raises:
@@ -61,13 +61,13 @@ def parse_name(name: str) -> Part | None:
         return None
     layer, rest = int(match["layer"]), match["rest"]
     if _ROUTER.fullmatch(rest):
-        return Part(layer=layer, kind="router")
+        return ExpertTensor(layer=layer, kind="router")
     if _ALL.fullmatch(rest):
-        return Part(layer=layer, kind="all_experts")
+        return ExpertTensor(layer=layer, kind="all_experts")
     one = _ONE.fullmatch(rest) or _GROUPED.fullmatch(rest)
     if one is not None:
         before = name[: len(name) - len(rest)]
-        return Part(
+        return ExpertTensor(
             layer=layer,
             kind="expert",
             expert=int(one["expert"]),

@@ -19,7 +19,7 @@ from tuner.engines.manifest import DEFAULT_RANK_ORDER
 from tuner.spec.fields import Count
 
 
-class Engine(StrEnum):
+class TrainingEngine(StrEnum):
     """Programs whose launches are read."""
 
     MEGATRON = "megatron"
@@ -30,7 +30,7 @@ class Engine(StrEnum):
     """DeepSpeed's JSON."""
 
 
-class Dispatcher(StrEnum):
+class TokenDispatcher(StrEnum):
     """How tokens reach their experts."""
 
     ALLGATHER = "allgather"
@@ -77,7 +77,7 @@ class StatedSize(Record):
 class LaunchSettings(Record):
     """One launch, as its reader understood it."""
 
-    engine: Engine
+    engine: TrainingEngine
     source: str
     """The file, or `the command`."""
     devices: Count | None = None
@@ -149,7 +149,7 @@ class LaunchSettings(Record):
     """torchtitan's selective activation checkpointing by operation."""
     chunks: Count = 1
     """MemFine's `--mlp-chunks-for-training`."""
-    dispatcher: Dispatcher = Dispatcher.ALLTOALL
+    dispatcher: TokenDispatcher = TokenDispatcher.ALLTOALL
     a2a_overlap: bool = False
     shared_expert_overlap: bool = False
     overlap_grad_reduce: bool = False

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from tuner.config.serve import Role
 from tuner.costs.serve.cache_capacity import GIB
-from tuner.costs.serve.engine import Degrees, Engine
-from tuner.costs.serve.speculative import Method
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.speculative import DraftMethod
 from tuner.engines.reading.serve_words import SortedFlags
 from tuner.spec.cluster import Pool
 from tuner.spec.model import ModelSpec
@@ -22,10 +22,10 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class InstanceKnobs:
     """The knobs of an instance: its parallel degrees, batch and features."""
 
-    degrees: Degrees
+    degrees: InstanceDegrees
     running: int
     """Most sequences of one attention-data rank."""
     step_tokens: int
@@ -51,16 +51,16 @@ class ServingLaunch:
 
     source: str
     """File, or `the command`."""
-    engine: Engine
+    engine: ServingEngine
     role: Role
-    setting: Setting
+    setting: InstanceKnobs
     copies: int = 1
     """Identical independent instances behind the one command."""
     ffn_devices: int = 0
     """Of the FFN server of an attention server (AFD); 0: no disaggregation."""
     replicas: int = 1
     """Identical launches that the file states."""
-    draft_method: Method = Method.MTP
+    draft_method: DraftMethod = DraftMethod.MTP
     """How drafts are made, where there are any."""
     has_prefix_cache: bool = True
     memory_ratio: float | None = None

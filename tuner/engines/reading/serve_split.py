@@ -4,7 +4,7 @@ Only what no release can launch is refused here; each release's manifest refuses
 (tuner/engines/serve_rules/rules.py).
 """
 
-from tuner.costs.serve.engine import Degrees
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.nearest import nearest_divisor
 from tuner.engines.reading.serve_launch import Surroundings
@@ -52,7 +52,7 @@ def check_heads(flags: Flags, name: str, *, ranks: int, model_heads: int, factor
 def check_experts(
     flags: Flags,
     name: str,
-    degrees: Degrees,
+    degrees: InstanceDegrees,
     around: Surroundings,
     *,
     engine: ServingCapabilities,

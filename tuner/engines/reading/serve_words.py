@@ -51,7 +51,7 @@ MOST_BYTES: Final = 2**50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class ServerFlags:
     """How a server's command is recognised, and its flags."""
 
     starts: tuple[tuple[str, ...], ...]
@@ -83,7 +83,7 @@ class SortedFlags:
     """No effect on times: what is served, where, on which machines."""
 
 
-def server_flags(text: str, *, source: str, server: Server) -> Flags | None:
+def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None:
     """Return the flags of the one server that a text starts; None where it starts none.
 
     A text of flags only, on one line or several, is read as a server's if it has one that the
@@ -136,7 +136,7 @@ def _with_inner(commands: Sequence[Command], *, source: str) -> Iterator[Command
             yield from shell_text(text, source=source).commands
 
 
-def _listed_flags(commands: Sequence[Command], *, source: str, server: Server) -> Flags | None:
+def _listed_flags(commands: Sequence[Command], *, source: str, server: ServerFlags) -> Flags | None:
     if not all(command.words and command.words[0].startswith("-") for command in commands):
         return None
     kept, _ = _without_unset([word for command in commands for word in command.words], server)
@@ -182,7 +182,7 @@ def _scaled(flags: Flags, name: str, *, unit: str, example: int, most: int) -> i
     return number
 
 
-def sorted_flags(flags: Flags, server: Server) -> SortedFlags:
+def sorted_flags(flags: Flags, server: ServerFlags) -> SortedFlags:
     """Sort flags as typed by their effect on the prediction."""
     understood, ignored, left, timeless = [], [], [], []
     for name in sorted(flags.values):
@@ -208,7 +208,7 @@ def _said(flags: Flags, name: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _after_start(command: Command, server: Server) -> list[str] | None:
+def _after_start(command: Command, server: ServerFlags) -> list[str] | None:
     """Return the words after the server's start; None where the command does not start it."""
     words = command.words
     if _starts_nothing(words):
@@ -235,7 +235,7 @@ def _starts_nothing(words: Sequence[str]) -> bool:
     )
 
 
-def _without_unset(words: Sequence[str], server: Server) -> tuple[list[str], list[str]]:
+def _without_unset(words: Sequence[str], server: ServerFlags) -> tuple[list[str], list[str]]:
     """Set aside unset variables that are no flag's value, and list them.
 
     The script's own arguments and a model before the flags are not listed.
@@ -251,13 +251,15 @@ def _without_unset(words: Sequence[str], server: Server) -> tuple[list[str], lis
     return kept, list(dict.fromkeys(aside))
 
 
-def _takes_value(word: str, server: Server) -> bool:
+def _takes_value(word: str, server: ServerFlags) -> bool:
     name = word.lstrip("-").replace("_", "-")
     is_switch = server.spellings.get(name, name) in server.switches
     return word.startswith("-") and "=" not in word and not is_switch
 
 
-def _parsed(words: Sequence[str], *, source: str, server: Server) -> dict[str, tuple[str, ...]]:
+def _parsed(
+    words: Sequence[str], *, source: str, server: ServerFlags
+) -> dict[str, tuple[str, ...]]:
     """Group words by the flag before them, under its canonical name."""
     given: list[tuple[str, list[str]]] = []
     takes_more = False
@@ -286,7 +288,7 @@ def _parsed(words: Sequence[str], *, source: str, server: Server) -> dict[str, t
     return values_of
 
 
-def _is_switch(spelled: str, server: Server) -> bool:
+def _is_switch(spelled: str, server: ServerFlags) -> bool:
     return server.spellings.get(spelled, spelled) in server.switches
 
 

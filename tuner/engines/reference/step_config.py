@@ -8,12 +8,12 @@ from typing import Any
 
 from profilers.steps.config import (
     Dispatcher,
-    ModelShape,
     Parallelism,
     Recompute,
-    Routing,
     Stage,
     StepConfig,
+    TokenRouting,
+    TransformerShape,
 )
 from tuner.config.train import TrainDecision
 from tuner.engines.launchers.shape import launch_shape
@@ -57,7 +57,7 @@ def step_config(
         global_batch_size=plan.goal.global_batch_size,
         micro_batch_size=decision.micro_batch_size,
         precision=plan.goal.precision.value,
-        routing=Routing(mode="forced", load_ratio=plan.load_ratio, balancing="none"),
+        routing=TokenRouting(mode="forced", load_ratio=plan.load_ratio, balancing="none"),
         steps=steps,
         warmup_steps=warmup_steps,
         device=launch_shape(plan, decision).device_kind,
@@ -86,13 +86,13 @@ def training_config(verified: VerifiedPlan, *, steps: int, warmup_steps: int) ->
         stage.model_copy(update={"max_chunk_tokens": predicted.max_chunk_tokens or None})
         for stage, predicted in zip(fixed.stages, verified.predicted.stages, strict=True)
     )
-    return fixed.model_copy(update={"stages": stages, "routing": Routing(mode="learned")})
+    return fixed.model_copy(update={"stages": stages, "routing": TokenRouting(mode="learned")})
 
 
-def model_shape(model: ModelSpec) -> ModelShape:
+def model_shape(model: ModelSpec) -> TransformerShape:
     """Return the model as the reference step builds it."""
     moe = model.moe
-    return ModelShape(
+    return TransformerShape(
         hidden_size=model.hidden_size,
         num_heads=model.attention.num_heads,
         num_kv_heads=model.attention.num_kv_heads,

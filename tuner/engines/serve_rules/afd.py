@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.devices.datasheet import Generation
-from tuner.engines.serve_rules.protocols import Group
+from tuner.engines.serve_rules.protocols import InstanceFields
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.kv_pages import NVIDIA
@@ -71,7 +71,7 @@ def target_refusals(targets: Iterable[str]) -> tuple[str, ...]:
 
 def side_refusals(
     afd: AfdCapabilities,
-    group: Group,
+    group: InstanceFields,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -100,14 +100,16 @@ def side_refusals(
         yield f"a2a_backend {group.a2a_backend} of the FFN server: no recipe runs it; use allgather"
 
 
-def afd_pairs(groups: Sequence[Group]) -> tuple[tuple[Group, Group], ...]:
+def afd_pairs(
+    groups: Sequence[InstanceFields],
+) -> tuple[tuple[InstanceFields, InstanceFields], ...]:
     """Return the groups of attention instances with those of their FFN servers, in order."""
     attention, expert = ([one for one in groups if one.role == role] for role in _ROLES)
     return tuple(zip(attention, expert, strict=False))
 
 
 def afd_refusals(
-    afd: AfdCapabilities, groups: Sequence[Group], *, generations: Mapping[str, Generation]
+    afd: AfdCapabilities, groups: Sequence[InstanceFields], *, generations: Mapping[str, Generation]
 ) -> Iterator[str]:
     """Yield why the plugin cannot connect the servers of a decision.
 
@@ -128,8 +130,8 @@ def afd_refusals(
 
 def pair_refusals(
     afd: AfdCapabilities,
-    attention: Group,
-    expert: Group,
+    attention: InstanceFields,
+    expert: InstanceFields,
     *,
     generations: Mapping[str, Generation],
 ) -> Iterator[str]:

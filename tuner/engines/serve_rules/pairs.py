@@ -11,7 +11,12 @@ from typing import Final
 
 from tuner.devices.datasheet import Generation
 from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.engines.serve_rules.protocols import RECEIVERS, Deployment, Group, Transfer
+from tuner.engines.serve_rules.protocols import (
+    RECEIVERS,
+    DeploymentFields,
+    InstanceFields,
+    TransferFields,
+)
 from tuner.engines.serve_rules.steps import cache_kind
 from tuner.engines.serve_rules.vendor_pairs import vendor_refusals
 from tuner.spec.model import ModelSpec
@@ -25,7 +30,7 @@ _CONNECTORS: Final = frozenset(connector.value for connector in Connector)
 
 def pair_refusals(
     engine: ServingCapabilities,
-    decision: Deployment,
+    decision: DeploymentFields,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -58,7 +63,9 @@ def pair_refusals(
             yield f"{sender.pool} to {receiver.pool}: {line}"
 
 
-def _pair_transfer(decision: Deployment, sender: Group, receiver: Group) -> Transfer | None:
+def _pair_transfer(
+    decision: DeploymentFields, sender: InstanceFields, receiver: InstanceFields
+) -> TransferFields | None:
     """Return the KV transfer of a pair, by default the decision's first one."""
     own = (
         one
@@ -69,9 +76,9 @@ def _pair_transfer(decision: Deployment, sender: Group, receiver: Group) -> Tran
 
 
 def _lines(
-    groups: tuple[Group, Group],
+    groups: tuple[InstanceFields, InstanceFields],
     sides: tuple[ServingCapabilities, ServingCapabilities],
-    transfer: Transfer,
+    transfer: TransferFields,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -111,7 +118,7 @@ def _lines(
 
 def _one_shape(
     engine: ServingCapabilities,
-    decision: Deployment,
+    decision: DeploymentFields,
     *,
     releases: Mapping[str, ServingCapabilities],
 ) -> Iterator[str]:
@@ -130,7 +137,7 @@ def _one_shape(
             )
 
 
-def _drafting(receivers: list[Group]) -> Iterator[str]:
+def _drafting(receivers: list[InstanceFields]) -> Iterator[str]:
     drafts = sorted({group.draft_tokens for group in receivers})
     if len(drafts) > 1:
         yield (
@@ -141,7 +148,7 @@ def _drafting(receivers: list[Group]) -> Iterator[str]:
 
 def _side(
     engine: ServingCapabilities,
-    group: Group,
+    group: InstanceFields,
     *,
     cache: CacheKind,
     goal: ServeGoal,

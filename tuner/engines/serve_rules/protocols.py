@@ -7,7 +7,7 @@ RECEIVERS: Final = frozenset({"decode", "attention"})
 """Roles whose instances receive KV caches from prefill."""
 
 
-class Group(Protocol):
+class InstanceFields(Protocol):
     """Equal instances."""
 
     @property
@@ -50,7 +50,7 @@ class Group(Protocol):
     def prefill_share_ratio(self) -> float | None: ...
 
 
-class Transfer(Protocol):
+class TransferFields(Protocol):
     """A KV transfer between two pools."""
 
     @property
@@ -63,12 +63,12 @@ class Transfer(Protocol):
     def path(self) -> str: ...
 
 
-class Deployment(Protocol):
+class DeploymentFields(Protocol):
     """A decision."""
 
     @property
     def mode(self) -> str: ...
     @property
-    def instances(self) -> Sequence[Group]: ...
+    def instances(self) -> Sequence[InstanceFields]: ...
     @property
-    def handovers(self) -> Sequence[Transfer]: ...
+    def handovers(self) -> Sequence[TransferFields]: ...

@@ -20,7 +20,7 @@ from tuner.engines.serve_rules.manifest import (
     ServingCapabilities,
 )
 from tuner.engines.serve_rules.pairs import pair_refusals
-from tuner.engines.serve_rules.protocols import Deployment, Group
+from tuner.engines.serve_rules.protocols import DeploymentFields, InstanceFields
 from tuner.engines.serve_rules.steps import dispatch_tokens, step_refusals
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks
@@ -52,7 +52,7 @@ _SAME: Final[Mapping[str, ServingCapabilities]] = MappingProxyType({})
 
 def refusals(
     engine: ServingCapabilities,
-    decision: Deployment,
+    decision: DeploymentFields,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -104,7 +104,7 @@ def refusals(
 
 def group_refusals(
     engine: ServingCapabilities,
-    group: Group,
+    group: InstanceFields,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -138,7 +138,7 @@ def _absent(engine: ServingCapabilities, mode: str) -> str:
     return f"mode {mode} is not one of {known}" + (f": {why}" if why else "")
 
 
-def _roles(decision: Deployment) -> Iterator[str]:
+def _roles(decision: DeploymentFields) -> Iterator[str]:
     roles = {str(group.role) for group in decision.instances}
     if roles != ROLES[decision.mode]:
         yield (
@@ -149,7 +149,7 @@ def _roles(decision: Deployment) -> Iterator[str]:
 
 def _kv_transfers(
     engine: ServingCapabilities,
-    decision: Deployment,
+    decision: DeploymentFields,
     *,
     releases: Mapping[str, ServingCapabilities],
 ) -> Iterator[str]:
@@ -176,7 +176,7 @@ def _kv_transfers(
 
 
 def _afd_units(
-    decision: Deployment,
+    decision: DeploymentFields,
     *,
     generations: Mapping[str, Generation],
     releases: Mapping[str, ServingCapabilities],
@@ -191,7 +191,7 @@ def _afd_units(
 
 def _afd_server(
     engine: ServingCapabilities,
-    group: Group,
+    group: InstanceFields,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -201,7 +201,9 @@ def _afd_server(
         yield from side_refusals(engine.afd, group, model=model, goal=goal, generation=generation)
 
 
-def _experts(engine: ServingCapabilities, group: Group, *, model: ModelSpec) -> Iterator[str]:
+def _experts(
+    engine: ServingCapabilities, group: InstanceFields, *, model: ModelSpec
+) -> Iterator[str]:
     spread = group.moe_tp * group.ep
     if group.role == "attention":
         if spread > 1:
@@ -225,7 +227,7 @@ def _experts(engine: ServingCapabilities, group: Group, *, model: ModelSpec) -> 
 
 
 def _slots(
-    engine: ServingCapabilities, group: Group, *, model: ModelSpec, experts: int
+    engine: ServingCapabilities, group: InstanceFields, *, model: ModelSpec, experts: int
 ) -> Iterator[str]:
     copies = group.redundant_experts
     has_copies = model.architecture in engine.redundant_architectures
@@ -246,7 +248,7 @@ def _slots(
 
 
 def _attention(
-    engine: ServingCapabilities, group: Group, *, devices_per_node: int
+    engine: ServingCapabilities, group: InstanceFields, *, devices_per_node: int
 ) -> Iterator[str]:
     if group.attention_tp > 1 and group.attention_dp > 1 and not engine.both_attention_degrees:
         yield (
@@ -265,7 +267,7 @@ def _attention(
 
 def _all_to_all(
     engine: ServingCapabilities,
-    group: Group,
+    group: InstanceFields,
     *,
     model: ModelSpec,
     generation: Generation | None,
@@ -297,14 +299,16 @@ def _all_to_all(
         yield from _low_latency(engine, group, hidden_size=model.hidden_size)
 
 
-def _runs_normal(engine: ServingCapabilities, group: Group) -> bool:
+def _runs_normal(engine: ServingCapabilities, group: InstanceFields) -> bool:
     """Say whether some steps use DeepEP's normal kernels."""
     if group.a2a_backend == "deepep_normal":
         return True
     return engine.low_latency_leaves_prefill and group.role == "aggregated"
 
 
-def _low_latency(engine: ServingCapabilities, group: Group, *, hidden_size: int) -> Iterator[str]:
+def _low_latency(
+    engine: ServingCapabilities, group: InstanceFields, *, hidden_size: int
+) -> Iterator[str]:
     if hidden_size not in DEEPEP_HIDDEN_SIZES:
         sizes = ", ".join(map(str, sorted(DEEPEP_HIDDEN_SIZES)))
         yield f"low-latency DeepEP is built for hidden sizes {sizes}, not {hidden_size}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tuner.devices.datasheet import Generation
 from tuner.engines.serve_rules.manifest import DEEPEP, HAVE_UNITS, ServingCapabilities
-from tuner.engines.serve_rules.protocols import RECEIVERS, Group
+from tuner.engines.serve_rules.protocols import RECEIVERS, InstanceFields
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.kv_connectors import CacheKind
@@ -17,7 +17,7 @@ from tuner.spec.serving.kv_pages import NVIDIA, legal_pages
 
 def step_refusals(
     engine: ServingCapabilities,
-    group: Group,
+    group: InstanceFields,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -36,12 +36,12 @@ def step_refusals(
         yield from _sharing(engine, group, model=model)
 
 
-def step_tokens(group: Group) -> int:
+def step_tokens(group: InstanceFields) -> int:
     """Return the tokens of a step in which every running request of a rank is decoded."""
     return group.max_batch * (group.draft_tokens + 1)
 
 
-def dispatch_tokens(engine: ServingCapabilities, group: Group) -> int:
+def dispatch_tokens(engine: ServingCapabilities, group: InstanceFields) -> int:
     """Return the most tokens of a step that one rank dispatches through low-latency DeepEP."""
     decoded = step_tokens(group)
     if group.role == "decode":
@@ -77,7 +77,7 @@ def _weights(
         yield f"quantization {goal.quantization} needs {known}, not {generation}"
 
 
-def _tokens(engine: ServingCapabilities, group: Group, *, longest: int) -> Iterator[str]:
+def _tokens(engine: ServingCapabilities, group: InstanceFields, *, longest: int) -> Iterator[str]:
     if group.role in RECEIVERS:
         return
     tokens = group.max_batched_tokens
@@ -92,7 +92,7 @@ def _tokens(engine: ServingCapabilities, group: Group, *, longest: int) -> Itera
 
 
 def _drafting(
-    engine: ServingCapabilities, group: Group, *, model: ModelSpec, goal: ServeGoal
+    engine: ServingCapabilities, group: InstanceFields, *, model: ModelSpec, goal: ServeGoal
 ) -> Iterator[str]:
     drafts = f"draft_tokens {group.draft_tokens}"
     if goal.speculative is None:
@@ -108,7 +108,9 @@ def _drafting(
         yield f"{drafts} across pp {group.pp}: drafting needs one pipeline stage"
 
 
-def _overlap(engine: ServingCapabilities, group: Group, *, model: ModelSpec) -> Iterator[str]:
+def _overlap(
+    engine: ServingCapabilities, group: InstanceFields, *, model: ModelSpec
+) -> Iterator[str]:
     if engine.afd is not None and group.role in ("attention", "expert"):
         return  # One half's attention overlaps with the other half on the FFN server.
     if not engine.overlap_backends:
@@ -128,7 +130,7 @@ def _overlap(engine: ServingCapabilities, group: Group, *, model: ModelSpec) -> 
 
 def _pages(
     engine: ServingCapabilities,
-    group: Group,
+    group: InstanceFields,
     *,
     model: ModelSpec,
     goal: ServeGoal,
@@ -152,7 +154,9 @@ def _pages(
         yield f"page_size {page} does not divide chunks of {chunk} tokens of all ranks"
 
 
-def _sharing(engine: ServingCapabilities, group: Group, *, model: ModelSpec) -> Iterator[str]:
+def _sharing(
+    engine: ServingCapabilities, group: InstanceFields, *, model: ModelSpec
+) -> Iterator[str]:
     share = f"prefill_share_ratio {group.prefill_share_ratio:g}"
     if not engine.shared_device_architectures:
         return  # The mode is refused already.

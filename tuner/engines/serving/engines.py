@@ -11,7 +11,7 @@ from tuner.engines.serving.shape import GroupShape, group_shapes, needs_draft_mo
 from tuner.plans.serve import VerifiedServing
 
 
-class Server(Protocol):
+class ServerWriter(Protocol):
     """Returns the command of one machine of one instance."""
 
     def __call__(
@@ -27,7 +27,7 @@ def server_command(
     verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
 ) -> ServerCommand:
     """Return the command of the plan's engine."""
-    server: Server = engine_file(verified.plan.goal.engine.name, "write").server
+    server: ServerWriter = engine_file(verified.plan.goal.engine.name, "write").server
     return server(verified, shape, placement)
 
 

@@ -21,7 +21,7 @@ class _Cache(Fields):
     cache_hit_rate_pct: float = Field(ge=0.0, le=100.0)
 
 
-class _Result(CommonResult):
+class _SglangResult(CommonResult):
     request_goodput: float | None = Field(default=None, ge=0.0)
     slo_attainment: float | None = Field(default=None, ge=0.0, le=1.0)
     errors: list[str | None] | None = None
@@ -34,7 +34,7 @@ def read(content: bytes) -> BenchmarkRun:
     if not values.get("completed"):
         raise ValueError(f"{_CLIENT} reports no completed request")
     try:
-        result = _Result.model_validate(values)
+        result = _SglangResult.model_validate(values)
     except ValidationError as error:
         raise ValueError(first_problem(error, client=_CLIENT)) from error
     cache = result.cache_report
@@ -45,7 +45,7 @@ def read(content: bytes) -> BenchmarkRun:
     )
 
 
-def _failed(result: _Result) -> int | None:
+def _failed(result: _SglangResult) -> int | None:
     if result.errors is not None:
         return max(0, len(result.errors) - result.completed)
     if result.request_goodput and result.slo_attainment:

@@ -11,11 +11,11 @@ from typing import Final
 
 from tuner.config.serve import Role
 from tuner.costs.serve.cache_capacity import GIB
-from tuner.costs.serve.engine import Degrees, Engine
-from tuner.costs.serve.speculative import Method
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.speculative import DraftMethod
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.nearest import nearest_divisor
-from tuner.engines.reading.serve_launch import ServingLaunch, Setting, Surroundings
+from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch, Surroundings
 from tuner.engines.reading.serve_split import (
     check_devices,
     check_experts,
@@ -25,7 +25,7 @@ from tuner.engines.reading.serve_split import (
     pipeline_stages,
     weight_format,
 )
-from tuner.engines.reading.serve_words import Server, sorted_flags, tokens
+from tuner.engines.reading.serve_words import ServerFlags, sorted_flags, tokens
 from tuner.engines.sglang.capabilities import SGLANG_0_5_23
 from tuner.errors import SpecError
 from tuner.search.serve.choices import BUDGETS
@@ -40,7 +40,7 @@ _DRAFTING: Final = (
 USUAL_DRAFTS: Final = 3
 """Draft steps that the engine chooses for models with MTP heads
 (sglang/srt/server_args.py, `auto_choose_speculative_params`)."""
-SERVER: Final = Server(
+SERVER: Final = ServerFlags(
     starts=(
         ("sglang.launch_server",),
         ("launch_server.py",),
@@ -205,9 +205,9 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     step_tokens, is_chunked = _prompts(flags, data=data)
     return ServingLaunch(
         source=flags.source,
-        engine=Engine.SGLANG,
+        engine=ServingEngine.SGLANG,
         role=role,
-        setting=Setting(
+        setting=InstanceKnobs(
             degrees=degrees,
             running=running or MOST_RUNNING,
             # A decode instance reads no prompts, so the least that is planned for counts.
@@ -255,7 +255,7 @@ def _data(flags: Flags, *, devices: int) -> tuple[int, int]:
     return data, copies
 
 
-def _experts(flags: Flags, *, devices: int, data: int, around: Surroundings) -> Degrees:
+def _experts(flags: Flags, *, devices: int, data: int, around: Surroundings) -> InstanceDegrees:
     expert_ranks = flags.number("ep-size") or 1
     if around.model.moe is None:
         if expert_ranks > 1:
@@ -263,7 +263,7 @@ def _experts(flags: Flags, *, devices: int, data: int, around: Surroundings) -> 
                 f"{flags.source}: --ep-size {expert_ranks} of {around.model.name}, a model without"
                 " experts; the nearest is 1"
             )
-        return Degrees(attention_tensor=devices // data, attention_data=data)
+        return InstanceDegrees(attention_tensor=devices // data, attention_data=data)
     if _backend(flags) == "deepep":
         expert_ranks = devices
     if devices % expert_ranks:
@@ -272,7 +272,7 @@ def _experts(flags: Flags, *, devices: int, data: int, around: Surroundings) -> 
             "nearest"
             f" that does is {nearest_divisor(devices, expert_ranks)}"
         )
-    return Degrees(
+    return InstanceDegrees(
         attention_tensor=devices // data,
         attention_data=data,
         expert=expert_ranks,
@@ -337,11 +337,11 @@ def _drafts(flags: Flags) -> int:
     return flags.number("speculative-num-steps") or USUAL_DRAFTS
 
 
-def _draft_method(flags: Flags, around: Surroundings) -> Method:
+def _draft_method(flags: Flags, around: Surroundings) -> DraftMethod:
     """Return the draft method: `EAGLE` of a model with MTP heads means those heads."""
     own = flags.word("speculative-algorithm") or ""
     is_own = own == "NEXTN" or (own == "EAGLE" and around.model.mtp_num_layers > 0)
-    return Method.MTP if is_own else Method.EAGLE
+    return DraftMethod.MTP if is_own else DraftMethod.EAGLE
 
 
 def _backend(flags: Flags) -> str:
@@ -350,7 +350,7 @@ def _backend(flags: Flags) -> str:
     return flags.word("moe-a2a-backend") or usual
 
 
-def _all_to_all(flags: Flags, degrees: Degrees) -> str:
+def _all_to_all(flags: Flags, degrees: InstanceDegrees) -> str:
     backend = _backend(flags)
     if backend == "deepep":
         mode = flags.choice("deepep-mode", ("auto", "normal", "low_latency"), "auto")
@@ -358,7 +358,9 @@ def _all_to_all(flags: Flags, degrees: Degrees) -> str:
     return "allgather" if degrees.attention_data > 1 else "none"
 
 
-def _notes(flags: Flags, degrees: Degrees, *, running: int | None, copies: int) -> list[str]:
+def _notes(
+    flags: Flags, degrees: InstanceDegrees, *, running: int | None, copies: int
+) -> list[str]:
     notes = []
     backend = _backend(flags)
     if running is None:

@@ -23,7 +23,7 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
-from tuner.engines.registry import Format, Target
+from tuner.engines.registry import LaunchFormat, Target
 from tuner.spec.features import ModelFeature
 
 TORCHTITAN_0_3: Final = Capabilities(
@@ -66,5 +66,5 @@ TORCHTITAN_0_3: Final = Capabilities(
 )
 
 TARGETS: Final = (Target(capabilities=TORCHTITAN_0_3, family="torchtitan", software="torch-fsdp"),)
-FORMATS: Final = (Format(name="torchtitan", suffixes=(".toml",)),)
+FORMATS: Final = (LaunchFormat(name="torchtitan", suffixes=(".toml",)),)
 METRICS: Final = "torchtitan"

@@ -14,7 +14,7 @@ validation lines are skipped. Source:
 import re
 from typing import Final
 
-from tuner.engines.metrics.interface import Job, Reading, believable, number
+from tuner.engines.metrics.interface import LogLine, TrialWork, believable, number
 from tuner.units import parse_bytes
 
 _STEP: Final = re.compile(
@@ -23,13 +23,13 @@ _STEP: Final = re.compile(
 _GIB_BYTES: Final = parse_bytes("1GiB")
 
 
-def read(line: str, job: Job) -> Reading | None:
+def read(line: str, job: TrialWork) -> LogLine | None:
     """Read a line of the log."""
     match = _STEP.search(line)
     if not match or not (rate := number(match.group(3))):
         return None
     return believable(
-        Reading(
+        LogLine(
             step=int(match.group(1)),
             step_s=job.tokens_per_step / (rate * job.num_devices),
             peak_bytes=int(number(match.group(2)) * _GIB_BYTES) or None,

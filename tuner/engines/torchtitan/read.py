@@ -16,12 +16,12 @@ from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
 from tuner.engines.reading.launch import (
-    Dispatcher,
-    Engine,
     Graphs,
     LaunchSettings,
     StageContent,
     StatedSize,
+    TokenDispatcher,
+    TrainingEngine,
 )
 from tuner.engines.reading.nearest import nearest_divisor
 from tuner.engines.reading.sections import Sections
@@ -148,7 +148,7 @@ def _settings(
     notes = (*_notes(given), *notes)
     given.check_spelling()
     return LaunchSettings(
-        engine=Engine.TORCHTITAN,
+        engine=TrainingEngine.TORCHTITAN,
         source=given.source,
         spelled=dict(SPELLED),
         understood=given.read,
@@ -159,14 +159,14 @@ def _settings(
     )
 
 
-def _dispatcher(given: Sections) -> Dispatcher:
+def _dispatcher(given: Sections) -> TokenDispatcher:
     """Read the dispatcher, which release 0.3 states with the model."""
     own = given.word(
         "model.moe_comm_backend", default="standard", choices=("standard", "deepep", "hybridep")
     )
     word = given.word(SPELLED["dispatcher"], default=own, choices=("standard", "deepep", own))
-    return {"deepep": Dispatcher.DEEPEP, "hybridep": Dispatcher.HYBRIDEP}.get(
-        word, Dispatcher.ALLTOALL
+    return {"deepep": TokenDispatcher.DEEPEP, "hybridep": TokenDispatcher.HYBRIDEP}.get(
+        word, TokenDispatcher.ALLTOALL
     )
 
 

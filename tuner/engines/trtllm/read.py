@@ -14,11 +14,11 @@ as all-gather.
 from typing import Final
 
 from tuner.config.serve import Role
-from tuner.costs.serve.engine import Degrees, Engine
-from tuner.costs.serve.speculative import Method
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.speculative import DraftMethod
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.nearest import nearest_divisor
-from tuner.engines.reading.serve_launch import ServingLaunch, Setting, Surroundings
+from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch, Surroundings
 from tuner.engines.reading.serve_split import (
     check_devices,
     check_experts,
@@ -28,7 +28,7 @@ from tuner.engines.reading.serve_split import (
     pipeline_stages,
     weight_format,
 )
-from tuner.engines.reading.serve_words import Server, sorted_flags, tokens
+from tuner.engines.reading.serve_words import ServerFlags, sorted_flags, tokens
 from tuner.engines.trtllm.capabilities import TRTLLM_1_3
 from tuner.errors import SpecError
 from tuner.search.serve.demand import MOST_RUNNING
@@ -47,7 +47,7 @@ USUAL_BATCH: Final = 2048
 USUAL_TOKENS: Final = 8192
 """`max_batch_size` and `max_num_tokens` where nothing states them (TorchLlmArgs)."""
 
-SERVER: Final = Server(
+SERVER: Final = ServerFlags(
     starts=(("trtllm-serve", "serve"), ("dynamo.trtllm",)),
     spellings={
         "tp-size": _TENSOR,
@@ -109,7 +109,7 @@ SERVER: Final = Server(
 )
 
 _CACHES: Final = {"auto": "bf16", "bfloat16": "bf16", "fp8": "fp8"}
-_METHODS: Final = {"MTP": Method.MTP, "Eagle": Method.EAGLE, "Eagle3": Method.EAGLE}
+_METHODS: Final = {"MTP": DraftMethod.MTP, "Eagle": DraftMethod.EAGLE, "Eagle3": DraftMethod.EAGLE}
 _ALL2ALL: Final = {
     "ALLGATHER": "allgather",
     "DEEPEP": "deepep_normal",
@@ -149,9 +149,9 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     running = flags.number("max-batch-size") or min(USUAL_BATCH, MOST_RUNNING)
     return ServingLaunch(
         source=flags.source,
-        engine=Engine.TRTLLM,
+        engine=ServingEngine.TRTLLM,
         role=_role(flags),
-        setting=Setting(
+        setting=InstanceKnobs(
             degrees=degrees,
             running=running,
             step_tokens=tokens(flags, "max-num-tokens") or USUAL_TOKENS,
@@ -162,7 +162,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             graph_sequences=_captured(flags),
             redundant_experts=redundant,
         ),
-        draft_method=_METHODS.get(flags.word(_METHOD) or "", Method.MTP),
+        draft_method=_METHODS.get(flags.word(_METHOD) or "", DraftMethod.MTP),
         memory_ratio=memory_share(flags, _MEMORY),
         max_model_len=length,
         kv_cache_dtype=weight_format(flags, "kv-cache-config.dtype", _CACHES, "bf16"),
@@ -171,7 +171,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     )
 
 
-def _degrees(flags: Flags, around: Surroundings) -> Degrees:
+def _degrees(flags: Flags, around: Surroundings) -> InstanceDegrees:
     ranks = flags.number(_TENSOR) or 1
     is_data = _is_on(flags, "enable-attention-dp")
     expert = flags.number("moe-expert-parallel-size")
@@ -192,7 +192,7 @@ def _degrees(flags: Flags, around: Surroundings) -> Degrees:
             f"{flags.source}: --moe-tensor-parallel-size {sliced} x --moe-expert-parallel-size"
             f" {expert} is not --{_TENSOR} {ranks}; leave one of them out"
         )
-    return Degrees(
+    return InstanceDegrees(
         attention_tensor=1 if is_data else ranks,
         attention_data=ranks if is_data else 1,
         expert=expert or 1,
@@ -237,7 +237,7 @@ def _captured(flags: Flags) -> int | None:
     return flags.number("cuda-graph-config.max-batch-size", least=0)
 
 
-def _all_to_all(flags: Flags, degrees: Degrees) -> str:
+def _all_to_all(flags: Flags, degrees: InstanceDegrees) -> str:
     if degrees.attention_data == 1:
         return "none"
     return _ALL2ALL.get(flags.environment.get("TRTLLM_FORCE_COMM_METHOD", ""), "allgather")

@@ -17,7 +17,7 @@ from tuner.engines.metrics.benchmark_run import BenchmarkRun
 _CLIENT = "vllm bench serve"
 
 
-class _Result(CommonResult):
+class _VllmResult(CommonResult):
     failed: int | None = Field(default=None, ge=0)
     num_prompts: int | None = None
     request_goodput: float | None = None
@@ -30,7 +30,7 @@ def read(content: bytes) -> BenchmarkRun:
     if values.get("completed") == 0:
         raise ValueError(f"{_CLIENT} reports no completed request")
     try:
-        result = _Result.model_validate(values)
+        result = _VllmResult.model_validate(values)
     except ValidationError as error:
         raise ValueError(first_problem(error, client=_CLIENT)) from error
     failed, goodput = result.failed, result.request_goodput

@@ -11,10 +11,10 @@ from typing import Final
 
 from tuner.config.serve import Role
 from tuner.costs.serve.cache_capacity import GIB
-from tuner.costs.serve.engine import Degrees, Engine
-from tuner.costs.serve.speculative import Method
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.speculative import DraftMethod
 from tuner.engines.reading.arguments import Flags
-from tuner.engines.reading.serve_launch import ServingLaunch, Setting, Surroundings
+from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch, Surroundings
 from tuner.engines.reading.serve_split import (
     check_devices,
     check_experts,
@@ -24,12 +24,12 @@ from tuner.engines.reading.serve_split import (
     pipeline_stages,
     weight_format,
 )
-from tuner.engines.reading.serve_words import Server, size_bytes, sorted_flags, tokens
+from tuner.engines.reading.serve_words import ServerFlags, size_bytes, sorted_flags, tokens
 from tuner.engines.vllm.capabilities import VLLM_0_33
 from tuner.errors import SpecError
 from tuner.search.serve.demand import MOST_RUNNING
 
-SERVER: Final = Server(
+SERVER: Final = ServerFlags(
     starts=(
         ("vllm", "serve"),
         ("vllm.entrypoints.openai.api_server",),
@@ -191,7 +191,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     is_whole = _is_on(flags, "expert-parallel", default=False) and has_experts
     cell = _cell(flags)
     own_experts = has_experts and cell.get("role") != "attention"
-    degrees = Degrees(
+    degrees = InstanceDegrees(
         attention_tensor=tensor,
         attention_data=data if has_experts else 1,
         expert=tensor * data if own_experts and is_whole else 1,
@@ -222,10 +222,10 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     draft_tokens, draft_method = _drafting(flags)
     return ServingLaunch(
         source=flags.source,
-        engine=Engine.VLLM,
+        engine=ServingEngine.VLLM,
         role=_role(flags, cell),
         ffn_devices=ffn_devices,
-        setting=Setting(
+        setting=InstanceKnobs(
             degrees=degrees,
             running=running or usual[1],
             step_tokens=step_tokens or max(usual[0], running or usual[1]),
@@ -367,29 +367,29 @@ def _role(flags: Flags, cell: dict[str, object]) -> Role:
     return _ROLES[role]
 
 
-def _drafting(flags: Flags) -> tuple[int, Method]:
+def _drafting(flags: Flags) -> tuple[int, DraftMethod]:
     """Return drafted tokens and the draft method; 0 with a method that is not modelled.
 
     Raises:
         SpecError: the configuration is none.
     """
     if "speculative-config" not in flags.values:
-        return 0, Method.MTP
+        return 0, DraftMethod.MTP
     config = _json(flags, "speculative-config")
     method, tokens_drafted = config.get("method"), config.get("num_speculative_tokens")
     if not isinstance(method, str) or tokens_drafted is None:
-        return 0, Method.MTP
+        return 0, DraftMethod.MTP
     if not isinstance(tokens_drafted, int) or not 1 <= tokens_drafted <= MOST_DRAFTS:
         raise SpecError(
             f"{flags.source}: --speculative-config: num_speculative_tokens"
             f" {tokens_drafted!r:.40} is not in 1..{MOST_DRAFTS}"
         )
     if method.startswith("eagle"):
-        return tokens_drafted, Method.EAGLE
-    return (tokens_drafted if method.endswith("mtp") else 0), Method.MTP
+        return tokens_drafted, DraftMethod.EAGLE
+    return (tokens_drafted if method.endswith("mtp") else 0), DraftMethod.MTP
 
 
-def _redundant(flags: Flags, degrees: Degrees) -> int:
+def _redundant(flags: Flags, degrees: InstanceDegrees) -> int:
     """Return the number of redundant experts.
 
     Raises:
@@ -426,7 +426,7 @@ def _parsed(flags: Flags, name: str, text: str) -> dict[str, object]:
     return config
 
 
-def _all_to_all(flags: Flags, degrees: Degrees) -> str:
+def _all_to_all(flags: Flags, degrees: InstanceDegrees) -> str:
     if degrees.attention_data == 1:
         return "none"
     return _ALL2ALL.get(flags.word("all2all-backend") or "", "allgather")

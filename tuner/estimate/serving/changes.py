@@ -29,9 +29,9 @@ from typing import Final
 
 from tuner.config.serve import Role
 from tuner.costs.serve.bands import ratio_bands
-from tuner.costs.serve.engine import Degrees, Engine
-from tuner.costs.serve.speculative import Method
-from tuner.engines.reading.serve_launch import Setting
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.speculative import DraftMethod
+from tuner.engines.reading.serve_launch import InstanceKnobs
 from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_rules.afd import afd_refusals
 from tuner.engines.serve_rules.rules import group_refusals
@@ -69,7 +69,9 @@ def price_changes(inputs: EstimateInputs, load: ServingLoad | None) -> tuple[Ser
     return tuple(sorted(changes, key=lambda change: _rank(inputs, change.load)))
 
 
-def manifest_refusals(inputs: EstimateInputs, option: Option, setting: Setting) -> tuple[str, ...]:
+def manifest_refusals(
+    inputs: EstimateInputs, option: Option, setting: InstanceKnobs
+) -> tuple[str, ...]:
     """Return the release's refusals of an instance."""
     engine = release_on(inputs.goal, inputs.serving_pool.pool)
     generation = inputs.serving_pool.machine.sheet.generation
@@ -94,7 +96,7 @@ def manifest_refusals(inputs: EstimateInputs, option: Option, setting: Setting) 
     return tuple(f"{engine.title}: {line}" for line in lines)
 
 
-def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[tuple[str, Setting]]:
+def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[tuple[str, InstanceKnobs]]:
     """Yield a description of each change, and the changed setting."""
     now = inputs.launch.setting
     pairs = [*_pairs(now.degrees)]
@@ -124,7 +126,7 @@ def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[tuple[str
             yield f"batch {used} -> {running} sequences a rank", replace(now, running=running)
 
 
-def _even_copies(inputs: EstimateInputs, degrees: Degrees) -> int:
+def _even_copies(inputs: EstimateInputs, degrees: InstanceDegrees) -> int:
     """Return the launch's number of redundant experts, adjusted to the new expert degree."""
     experts, copies = inputs.decoder.experts, inputs.launch.setting.redundant_experts
     if experts is None or not copies or degrees.expert == 1:
@@ -134,7 +136,7 @@ def _even_copies(inputs: EstimateInputs, degrees: Degrees) -> int:
     return fewest_redundant(experts.num, degrees.expert)
 
 
-def _copies(inputs: EstimateInputs, now: Setting) -> Iterator[tuple[str, Setting]]:
+def _copies(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, InstanceKnobs]]:
     """Yield other numbers of redundant experts; without recorded loads their gain is unknown."""
     experts, ranks = inputs.decoder.experts, now.degrees.expert
     if experts is None or inputs.copies.loads is None or ranks == 1:
@@ -146,7 +148,7 @@ def _copies(inputs: EstimateInputs, now: Setting) -> Iterator[tuple[str, Setting
             yield what, replace(now, redundant_experts=copies)
 
 
-def _steps(inputs: EstimateInputs, now: Setting) -> Iterator[tuple[str, Setting]]:
+def _steps(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, InstanceKnobs]]:
     """Yield other step budgets and all-to-all backends."""
     if inputs.launch.role is not Role.DECODE:
         for tokens in (2 * now.step_tokens, now.step_tokens // 2):
@@ -165,7 +167,7 @@ def _steps(inputs: EstimateInputs, now: Setting) -> Iterator[tuple[str, Setting]
         yield f"{does} two-batch overlap", other
 
 
-def _drafts(inputs: EstimateInputs, now: Setting) -> Iterator[tuple[str, Setting]]:
+def _drafts(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, InstanceKnobs]]:
     """Yield drafting where the launch has none, and none where it drafts."""
     speculative = inputs.goal.speculative
     if speculative is None:
@@ -174,7 +176,7 @@ def _drafts(inputs: EstimateInputs, now: Setting) -> Iterator[tuple[str, Setting
     yield f"drafts {now.draft_tokens} -> {tokens}", replace(now, draft_tokens=tokens)
 
 
-def _pairs(now: Degrees) -> Iterator[tuple[int, int]]:
+def _pairs(now: InstanceDegrees) -> Iterator[tuple[int, int]]:
     """Yield tensor and data ranks of attention one step away."""
     tensor, data = now.attention_tensor, now.attention_data
     yield from ((2 * tensor, data), (tensor, 2 * data))
@@ -185,7 +187,7 @@ def _pairs(now: Degrees) -> Iterator[tuple[int, int]]:
     yield from ((1, tensor * data), (tensor * data, 1))
 
 
-def _larger(now: Degrees, *, most: int) -> Iterator[tuple[int, int]]:
+def _larger(now: InstanceDegrees, *, most: int) -> Iterator[tuple[int, int]]:
     """Yield larger degrees, for a launch whose neighbours do not fit either."""
     factor = 4
     while factor * now.devices <= most:
@@ -194,11 +196,11 @@ def _larger(now: Degrees, *, most: int) -> Iterator[tuple[int, int]]:
         factor *= 2
 
 
-def _attention(now: Degrees, pairs: Sequence[tuple[int, int]]) -> Iterator[Degrees]:
+def _attention(now: InstanceDegrees, pairs: Sequence[tuple[int, int]]) -> Iterator[InstanceDegrees]:
     for ranks, groups in pairs:
         devices = ranks * groups
         is_kept = now.expert > 1 and devices % now.moe_tensor == 0
-        yield Degrees(
+        yield InstanceDegrees(
             attention_tensor=ranks,
             attention_data=groups,
             moe_tensor=now.moe_tensor if is_kept else devices,
@@ -206,17 +208,17 @@ def _attention(now: Degrees, pairs: Sequence[tuple[int, int]]) -> Iterator[Degre
         )
         if now.devices == 1 and devices > 1:
             # One device has no expert split to keep.
-            yield Degrees(attention_tensor=ranks, attention_data=groups, expert=devices)
+            yield InstanceDegrees(attention_tensor=ranks, attention_data=groups, expert=devices)
 
 
-def _experts(now: Degrees) -> Iterator[Degrees]:
+def _experts(now: InstanceDegrees) -> Iterator[InstanceDegrees]:
     ranks = now.devices // now.pipeline
     for expert in (ranks, 1, 2 * now.expert, now.expert // 2):
         if expert and ranks % expert == 0:
             yield replace(now, expert=expert, moe_tensor=ranks // expert)
 
 
-def _is_legal(inputs: EstimateInputs, setting: Setting) -> bool:
+def _is_legal(inputs: EstimateInputs, setting: InstanceKnobs) -> bool:
     """Whether heads, experts and devices allow it; memory and the release are checked later."""
     experts, degrees = inputs.decoder.experts, setting.degrees
     heads = min(group.attention.heads for group in inputs.decoder.layers)
@@ -230,7 +232,7 @@ def _is_legal(inputs: EstimateInputs, setting: Setting) -> bool:
     return is_even and experts.ffn % degrees.moe_tensor == 0
 
 
-def _described(before_setting: Setting, after_setting: Setting) -> str:
+def _described(before_setting: InstanceKnobs, after_setting: InstanceKnobs) -> str:
     now, new = before_setting.degrees, after_setting.degrees
     parts = [
         f"{name} {before} -> {after}"
@@ -252,7 +254,7 @@ def _described(before_setting: Setting, after_setting: Setting) -> str:
 
 
 def _change(
-    inputs: EstimateInputs, setting: Setting, *, what: str, load: ServingLoad | None
+    inputs: EstimateInputs, setting: InstanceKnobs, *, what: str, load: ServingLoad | None
 ) -> ServingChange | None:
     option = price_option(inputs, setting)
     if misfit_reason(inputs, option, setting) or manifest_refusals(inputs, option, setting):
@@ -269,7 +271,7 @@ def _change(
     )
 
 
-def _moved(inputs: EstimateInputs, setting: Setting) -> Setting:
+def _moved(inputs: EstimateInputs, setting: InstanceKnobs) -> InstanceKnobs:
     """Return the launch's setting with the degrees of another."""
     return replace(inputs.launch.setting, degrees=setting.degrees)
 
@@ -319,7 +321,7 @@ def _rank(inputs: EstimateInputs, load: ServingLoad) -> tuple[float, float, floa
     return _misses(load), -load.goodput_per_device, request_s(inputs, load)
 
 
-def _lines(inputs: EstimateInputs, setting: Setting) -> tuple[str, ...]:
+def _lines(inputs: EstimateInputs, setting: InstanceKnobs) -> tuple[str, ...]:
     """Return the flags that differ, as the launch has to set them."""
     flags = _FLAGS[inputs.launch.engine]
     now, new = (dict(flags(inputs, one)) for one in (inputs.launch.setting, setting))
@@ -327,7 +329,7 @@ def _lines(inputs: EstimateInputs, setting: Setting) -> tuple[str, ...]:
     return (*changed, *(f"without {name}" for name in now if name not in new))
 
 
-def _sglang_flags(inputs: EstimateInputs, setting: Setting) -> Iterator[tuple[str, str]]:
+def _sglang_flags(inputs: EstimateInputs, setting: InstanceKnobs) -> Iterator[tuple[str, str]]:
     degrees = setting.degrees
     yield "--tp-size", str(degrees.devices // degrees.pipeline)
     if inputs.launch.role is not Role.DECODE:
@@ -339,7 +341,7 @@ def _sglang_flags(inputs: EstimateInputs, setting: Setting) -> Iterator[tuple[st
     if setting.two_batch_overlap:
         yield "--enable-two-batch-overlap", ""
     if setting.draft_tokens:
-        is_own = inputs.draft_method is Method.MTP
+        is_own = inputs.draft_method is DraftMethod.MTP
         yield "--speculative-algorithm", "NEXTN" if is_own else "EAGLE"
         yield "--speculative-num-steps", str(setting.draft_tokens)
         yield "--speculative-eagle-topk", "1"
@@ -354,7 +356,7 @@ def _sglang_flags(inputs: EstimateInputs, setting: Setting) -> Iterator[tuple[st
     yield "--max-running-requests", str(min(setting.running, MOST_RUNNING) * degrees.attention_data)
 
 
-def _vllm_flags(inputs: EstimateInputs, setting: Setting) -> Iterator[tuple[str, str]]:
+def _vllm_flags(inputs: EstimateInputs, setting: InstanceKnobs) -> Iterator[tuple[str, str]]:
     degrees = setting.degrees
     yield "--max-num-batched-tokens", str(setting.step_tokens)
     if setting.a2a_backend.startswith("deepep"):
@@ -378,7 +380,7 @@ def _vllm_flags(inputs: EstimateInputs, setting: Setting) -> Iterator[tuple[str,
     yield "--max-num-seqs", str(min(setting.running, MOST_RUNNING))
 
 
-def _trtllm_options(inputs: EstimateInputs, setting: Setting) -> Iterator[tuple[str, str]]:
+def _trtllm_options(inputs: EstimateInputs, setting: InstanceKnobs) -> Iterator[tuple[str, str]]:
     degrees = setting.degrees
     yield "tensor_parallel_size:", str(degrees.devices // degrees.pipeline)
     yield "enable_attention_dp:", str(degrees.attention_data > 1).lower()
@@ -401,9 +403,11 @@ _TRTLLM_METHOD: Final = {
     "deepep_normal": "DEEPEP",
     "deepep_low_latency": "DEEPEPLOWLATENCY",
 }
-_FLAGS: Final[Mapping[Engine, Callable[[EstimateInputs, Setting], Iterator[tuple[str, str]]]]] = {
-    Engine.SGLANG: _sglang_flags,
-    Engine.VLLM: _vllm_flags,
-    Engine.TRTLLM: _trtllm_options,
+_FLAGS: Final[
+    Mapping[ServingEngine, Callable[[EstimateInputs, InstanceKnobs], Iterator[tuple[str, str]]]]
+] = {
+    ServingEngine.SGLANG: _sglang_flags,
+    ServingEngine.VLLM: _vllm_flags,
+    ServingEngine.TRTLLM: _trtllm_options,
 }
 """The flags of a setting, by engine."""

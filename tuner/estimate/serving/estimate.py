@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tuner.config.serve import Role
-from tuner.costs.serve.bands import NEW_PAIR, Band, bands_of
+from tuner.costs.serve.bands import NEW_PAIR, LatencyBand, bands_of
 from tuner.devices.catalogue import find_device
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.engines.serve_capabilities import release_on
@@ -147,7 +147,7 @@ def _check_instances(launch: ServingLaunch, pool: Pool, *, instances: int) -> No
         )
 
 
-def _band(value: Latency | None, band: Band) -> tuple[float, float] | None:
+def _band(value: Latency | None, band: LatencyBand) -> tuple[float, float] | None:
     return None if value is None else band.around(value.mean)
 
 

@@ -23,14 +23,14 @@ from tuner.costs.serve.cache_capacity import Room, automatic_ratio, room_of
 from tuner.costs.serve.capacity import instance_kv_bytes_per_token, instance_weight_bytes
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind, Decoder, Formats, decoder_of
-from tuner.costs.serve.engine import A2aBackend, Degrees, Engine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory_rules import memory_rule
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_fits
 from tuner.costs.serve.reserve import Reserve, step_reserve
-from tuner.costs.serve.speculative import Drafting, Method
-from tuner.engines.reading.serve_launch import ServingLaunch, Setting
+from tuner.costs.serve.speculative import Drafting, DraftMethod
+from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch
 from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_rules.rules import nodes_needed
 from tuner.errors import SpecError
@@ -56,8 +56,7 @@ from tuner.search.serve.simulation import (
     simulate_aggregated_mode,
     simulate_disaggregated_mode,
 )
-from tuner.spec.serving.goal import Engine as NamedEngine
-from tuner.spec.serving.goal import Percentiles, ServeGoal
+from tuner.spec.serving.goal import Engine, Percentiles, ServeGoal
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_bytes
 
@@ -89,7 +88,7 @@ class EstimateInputs:
     release: str = ""
     """Engine release whose memory rule applies; empty: the newest."""
 
-    def drafting(self, setting: Setting) -> Drafting | None:
+    def drafting(self, setting: InstanceKnobs) -> Drafting | None:
         """Return how a setting drafts; None without drafts or without a stated acceptance."""
         speculative = self.spec.goal.speculative
         if not setting.draft_tokens or speculative is None:
@@ -101,12 +100,12 @@ class EstimateInputs:
         )
 
     @property
-    def draft_method(self) -> Method:
+    def draft_method(self) -> DraftMethod:
         """The launch's draft method; without drafts, the spec's."""
         speculative = self.spec.goal.speculative
         if self.launch.setting.draft_tokens or speculative is None:
             return self.launch.draft_method
-        return Method(speculative.method)
+        return DraftMethod(speculative.method)
 
     @property
     def goal(self) -> ServeGoal:
@@ -179,9 +178,9 @@ def _quantization(launch: ServingLaunch, goal: ServeGoal) -> str:
     return launch.quantization or goal.quantization
 
 
-def _engine(launch: ServingLaunch, own: NamedEngine) -> NamedEngine:
+def _engine(launch: ServingLaunch, own: Engine) -> Engine:
     is_same = own.name == launch.engine.value
-    return own if is_same else NamedEngine.model_validate({"name": launch.engine.value})
+    return own if is_same else Engine.model_validate({"name": launch.engine.value})
 
 
 def _other_half(role: Role) -> dict[str, Percentiles]:
@@ -190,7 +189,7 @@ def _other_half(role: Role) -> dict[str, Percentiles]:
     return {} if unlimited is None else {unlimited: Percentiles()}
 
 
-def price_option(inputs: EstimateInputs, setting: Setting) -> Option:
+def price_option(inputs: EstimateInputs, setting: InstanceKnobs) -> Option:
     """Price one instance."""
     serving_pool, demand, role = inputs.serving_pool, inputs.demand, inputs.launch.role
     iteration = _iteration(inputs, setting)
@@ -222,7 +221,7 @@ def price_option(inputs: EstimateInputs, setting: Setting) -> Option:
     )
 
 
-def _iteration(inputs: EstimateInputs, setting: Setting) -> Iteration:
+def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
     """Return the step model of an instance; of an attention server, with its FFN server's."""
     own = Iteration(
         decoder=inputs.decoder,
@@ -241,7 +240,7 @@ def _iteration(inputs: EstimateInputs, setting: Setting) -> Iteration:
         return own
     # Tensor ranks of an FFN server get the same tokens, so its tensor degree is attention's.
     tensor = setting.degrees.attention_tensor if ranks == setting.degrees.devices else 1
-    degrees = Degrees(attention_tensor=tensor, attention_data=ranks // tensor, expert=ranks)
+    degrees = InstanceDegrees(attention_tensor=tensor, attention_data=ranks // tensor, expert=ranks)
     loads = _loads(inputs, replace(setting, degrees=degrees))
     ffn = replace(own, degrees=degrees, loads=loads, drafting=None, two_batch_overlap=False)
     return remote_ffn_step(
@@ -249,7 +248,7 @@ def _iteration(inputs: EstimateInputs, setting: Setting) -> Iteration:
     )
 
 
-def _loads(inputs: EstimateInputs, setting: Setting) -> ExpertLoads | None:
+def _loads(inputs: EstimateInputs, setting: InstanceKnobs) -> ExpertLoads | None:
     """Return the expert loads of the ranks with the setting's redundant experts."""
     own, degrees = inputs.decoder.experts, setting.degrees
     if own is None:
@@ -263,7 +262,7 @@ def _loads(inputs: EstimateInputs, setting: Setting) -> ExpertLoads | None:
     )
 
 
-def _all_to_all_backend(inputs: EstimateInputs, setting: Setting) -> A2aBackend:
+def _all_to_all_backend(inputs: EstimateInputs, setting: InstanceKnobs) -> A2aBackend:
     """Return the all-to-all backend: as the launch says, else all-gather."""
     own = setting.a2a_backend
     if setting.degrees.attention_data == 1 or own == "none":
@@ -272,7 +271,7 @@ def _all_to_all_backend(inputs: EstimateInputs, setting: Setting) -> A2aBackend:
 
 
 def _token_seconds(
-    inputs: EstimateInputs, iteration: Iteration, setting: Setting, running_N: Floats
+    inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs, running_N: Floats
 ) -> Floats:
     """Seconds per token; where prompts use up the step budget, limited by them."""
     demand = inputs.demand
@@ -285,7 +284,7 @@ def _token_seconds(
     return np.asarray(tpot_s_N[last] * running_N / count_N[last])
 
 
-def launch_reserve(inputs: EstimateInputs, iteration: Iteration, setting: Setting) -> Reserve:
+def launch_reserve(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> Reserve:
     """Memory reserve of a launch's largest steps; prefill-only steps run without graphs."""
     captured = 0 if inputs.launch.role is Role.PREFILL else setting.graph_sequences
     return step_reserve(
@@ -297,10 +296,10 @@ def launch_reserve(inputs: EstimateInputs, iteration: Iteration, setting: Settin
     )
 
 
-def _room(inputs: EstimateInputs, iteration: Iteration, setting: Setting) -> Room:
+def _room(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> Room:
     """How the engine divides a device's memory under the launch's settings."""
     ratio = inputs.launch.memory_ratio
-    if ratio is None and iteration.engine is Engine.SGLANG:
+    if ratio is None and iteration.engine is ServingEngine.SGLANG:
         ratio = _sglang_ratio(inputs, iteration, setting)
     return room_of(
         memory_rule(iteration.engine, inputs.release),
@@ -312,7 +311,7 @@ def _room(inputs: EstimateInputs, iteration: Iteration, setting: Setting) -> Roo
     )
 
 
-def _sglang_ratio(inputs: EstimateInputs, iteration: Iteration, setting: Setting) -> float:
+def _sglang_ratio(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> float:
     role, degrees = inputs.launch.role, iteration.degrees
     sequences = setting.running * degrees.attention_data
     usual = SGLANG_CAPTURED[degrees.devices >= SGLANG_MANY]
@@ -341,7 +340,7 @@ def _tokens(
     return cached if most is None else min(cached, float(most))
 
 
-def misfit_reason(inputs: EstimateInputs, option: Option, setting: Setting) -> str:
+def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs) -> str:
     """Why a launch does not fit, in one line; empty where it does."""
     room = _room(inputs, option.iteration, setting)
     if room.cache_bytes <= 0.0:
@@ -377,7 +376,7 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: Setting) -> s
     return ""
 
 
-def logged_tokens(inputs: EstimateInputs, option: Option, setting: Setting) -> int:
+def logged_tokens(inputs: EstimateInputs, option: Option, setting: InstanceKnobs) -> int:
     """Tokens of a rank's KV cache as the engine logs them: for the longest request."""
     room = _room(inputs, option.iteration, setting)
     longest = float(inputs.demand.most_tokens)
@@ -433,7 +432,7 @@ def _simulate(inputs: EstimateInputs, group: InstanceGroup) -> SimulationResult:
     return simulate_disaggregated_mode(*pair, kv_transfers=moving, goal=goal, demand=demand)
 
 
-def device_memory(inputs: EstimateInputs, option: Option, setting: Setting) -> ServingMemory:
+def device_memory(inputs: EstimateInputs, option: Option, setting: InstanceKnobs) -> ServingMemory:
     """Return the memory of one device."""
     iteration, demand = option.iteration, inputs.demand
     each = instance_kv_bytes_per_token(iteration, request_tokens=demand.held_tokens)
@@ -446,7 +445,7 @@ def device_memory(inputs: EstimateInputs, option: Option, setting: Setting) -> S
     )
 
 
-def to_plan_instances(inputs: EstimateInputs, option: Option, setting: Setting) -> Instances:
+def to_plan_instances(inputs: EstimateInputs, option: Option, setting: InstanceKnobs) -> Instances:
     """Return the launch's instances as a plan stores them."""
     degrees, backend = option.degrees, setting.a2a_backend
     is_cell = isinstance(option.iteration, RemoteFfnIteration)

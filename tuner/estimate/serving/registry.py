@@ -15,7 +15,7 @@ from tuner.engines.reading.options_file import (
     with_options,
 )
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
-from tuner.engines.reading.serve_words import Server, server_flags
+from tuner.engines.reading.serve_words import ServerFlags, server_flags
 from tuner.engines.registry import engine_file
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.errors import SpecError
@@ -27,10 +27,10 @@ from tuner.spec.files import read_small_text, shown_path, shown_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class EngineReader:
     """One engine."""
 
-    server: Server
+    server: ServerFlags
     read: Callable[[Flags, Surroundings], ServingLaunch]
     options: tuple[str, ...] = ()
     """Flags that name an options file; empty: all options are in the command."""
@@ -54,9 +54,9 @@ class Reader:
         return None if flags is None else with_further(flags, self.further, beside, known=known)
 
 
-def _reader(name: str) -> Reader:
+def _reader(name: str) -> EngineReader:
     module = engine_file(name, "read")
-    return Reader(
+    return EngineReader(
         server=module.SERVER,
         read=module.read,
         options=getattr(module, "OPTIONS", ()),
@@ -64,7 +64,7 @@ def _reader(name: str) -> Reader:
     )
 
 
-READERS: Final[Mapping[str, Reader]] = {name: _reader(name) for name in ENGINES}
+READERS: Final[Mapping[str, EngineReader]] = {name: _reader(name) for name in ENGINES}
 
 
 def read_serving_launch(

@@ -22,7 +22,7 @@ import yaml
 from tuner.config.serve import ServeRouter
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.options_file import Beside
-from tuner.engines.reading.serve_words import Server, server_flags
+from tuner.engines.reading.serve_words import ServerFlags, server_flags
 from tuner.engines.serve_rules.routers import (
     ASCEND_PROXY,
     DYNAMO_FRONTEND,
@@ -40,9 +40,9 @@ from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
 _DISAGGREGATED_FLAGS: Final = frozenset({"pd-disaggregation", "vllm-pd-disaggregation"})
 
 
-def _program(*starts: tuple[str, ...]) -> Server:
+def _program(*starts: tuple[str, ...]) -> ServerFlags:
     nothing = frozenset[str]()
-    return Server(
+    return ServerFlags(
         starts=starts,
         spellings={"c": "config"},
         switches=_DISAGGREGATED_FLAGS,
@@ -121,7 +121,7 @@ def read_router(text: str, *, source: str, beside: Beside = lambda _: None) -> R
     return _read_nginx(upstreams, text) if upstreams else None
 
 
-def _flags(text: str, server: Server, *, source: str, is_nginx: bool) -> Flags | None:
+def _flags(text: str, server: ServerFlags, *, source: str, is_nginx: bool) -> Flags | None:
     try:
         return server_flags(text, source=source, server=server)
     except SpecError:

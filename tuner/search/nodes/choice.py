@@ -33,7 +33,7 @@ from tuner.search.nodes.expected_step import (
     slowed,
 )
 from tuner.search.nodes.node_order import order_nodes, slow_links_s
-from tuner.search.nodes.traffic import Traffic, obstacle, traffic
+from tuner.search.nodes.traffic import NodeTraffic, obstacle, traffic
 from tuner.search.ratios import has_same_kernels, is_tie, turned
 from tuner.search.reasons import binding_constraint, why_lost
 from tuner.search.train.memory_risk import loss_prices
@@ -175,7 +175,7 @@ def _compared(
     return now.model_copy(update={"ratio_band": band, "within_band": is_tie(band)})
 
 
-def _node_layout(sent: Traffic) -> tuple[int, int, int]:
+def _node_layout(sent: NodeTraffic) -> tuple[int, int, int]:
     """Layout of a decision on the nodes."""
     return sent.nodes_of_stage, sent.groups, sent.block
 
@@ -315,7 +315,7 @@ def _notes(plan: Plan, other: Alternative) -> list[str]:
 
 def _traffic(
     plan: Plan, decision: TrainDecision, predicted: TrainPrediction, pool: Pool
-) -> Traffic | None:
+) -> NodeTraffic | None:
     if obstacle(decision, pool):
         return None
     return traffic(

@@ -28,7 +28,7 @@ from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
 from solvers.registry import RANK_PLACEMENT
 from tuner.costs.train.columns_of import nic_bytes_per_s
 from tuner.errors import SpecError
-from tuner.search.nodes.traffic import Traffic
+from tuner.search.nodes.traffic import NodeTraffic
 from tuner.spec.cluster import Cluster, Pool
 
 MOST_PROVEN_NODES: Final = 6
@@ -72,7 +72,7 @@ def read_links(cluster: Cluster) -> dict[str, LinkMatrix]:
 
 
 def order_nodes(
-    sent: Traffic,
+    sent: NodeTraffic,
     links: LinkMatrix,
     *,
     pool: Pool,
@@ -120,7 +120,9 @@ def order_nodes(
     )
 
 
-def slow_links_s(sent: Traffic, links: LinkMatrix, nodes: tuple[str, ...], *, pool: Pool) -> float:
+def slow_links_s(
+    sent: NodeTraffic, links: LinkMatrix, nodes: tuple[str, ...], *, pool: Pool
+) -> float:
     """Seconds per step that slow links cost in a given order."""
     rates_NN, usual = scaled_to_nics(links, pool)
     uniform = sent.problem(np.full_like(rates_NN, usual))
@@ -140,15 +142,15 @@ def scaled_to_nics(links: LinkMatrix, pool: Pool) -> tuple[npt.NDArray[np.float6
     return links.bytes_per_s_NN * (level / usual), level
 
 
-def _as_listed(sent: Traffic) -> RankPlacement:
+def _as_listed(sent: NodeTraffic) -> RankPlacement:
     return _in_order(sent, range(sent.num_nodes))
 
 
-def _placed(sent: Traffic, links: LinkMatrix, nodes: tuple[str, ...]) -> RankPlacement:
+def _placed(sent: NodeTraffic, links: LinkMatrix, nodes: tuple[str, ...]) -> RankPlacement:
     return _in_order(sent, [links.nodes.index(node) for node in nodes])
 
 
-def _in_order(sent: Traffic, order: Sequence[int]) -> RankPlacement:
+def _in_order(sent: NodeTraffic, order: Sequence[int]) -> RankPlacement:
     """The placement whose launch order is the given one."""
     rows, groups = sent.nodes_of_stage, sent.groups
     return RankPlacement(

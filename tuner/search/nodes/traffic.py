@@ -56,7 +56,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Traffic:
+class NodeTraffic:
     """Traffic between nodes of one pool's part of a plan."""
 
     nodes_of_stage: int
@@ -120,7 +120,7 @@ def traffic(
     goal: TrainGoal,
     pool: Pool,
     ranks: range,
-) -> Traffic:
+) -> NodeTraffic:
     """Count the bytes that a pool's pipeline ranks send between its nodes.
 
     Raises:
@@ -143,7 +143,7 @@ def traffic(
     ring_S, block_ring_S = _reduced_bytes_S(decision, model, node, ranks, microbatches)
     is_ring = stage > node
     all_to_all_S = _moe_passes_S(decision, model, ranks) * _share_of_node(decision, model, block)
-    return Traffic(
+    return NodeTraffic(
         nodes_of_stage=max(1, stage // node),
         groups=groups,
         num_microbatches=microbatches,

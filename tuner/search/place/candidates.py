@@ -15,7 +15,7 @@ import numpy as np
 
 from solvers.placement.balance.check import layer_times
 from solvers.placement.balance.eplb import eplb
-from solvers.placement.balance.problem import BalanceProblem, Dispatch, Migration, Robust
+from solvers.placement.balance.problem import BalanceProblem, Migration, ReplicaDispatch, Robust
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
@@ -38,7 +38,7 @@ from tuner.search.place.passes import is_per_pass, scoring_passes
 from tuner.search.place.sampled import Tokens
 from tuner.search.place.token_levels import link_levels
 from tuner.search.place.transitions import flow_MEE
-from tuner.spec.place import Objective, PlaceGoal, Traffic
+from tuner.spec.place import Objective, PlaceGoal, TrafficObjective
 from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
 
@@ -90,16 +90,16 @@ def balance_problem(
     )
 
 
-def solved_dispatch(rule: str) -> Dispatch:
+def solved_dispatch(rule: str) -> ReplicaDispatch:
     """Return the rule that a search places for, given a rule of the solvers' sampling.py.
 
     The expected loads of a draw per token are those of an even split, with near replicas or
     without. The linear program re-splits each pass, which a search does not model: it is searched
     as an even split, which is no bound, and scored by the program itself (cost.py).
     """
-    if rule == Dispatch.STATIC.value:
-        return Dispatch.STATIC
-    return Dispatch.NEAR if rule.startswith("near_") else Dispatch.EVEN
+    if rule == ReplicaDispatch.STATIC.value:
+        return ReplicaDispatch.STATIC
+    return ReplicaDispatch.NEAR if rule.startswith("near_") else ReplicaDispatch.EVEN
 
 
 def eplb_baseline(
@@ -107,7 +107,7 @@ def eplb_baseline(
     *,
     ranks: Ranks,
     groups: int | None,
-    dispatch: str = Dispatch.EVEN.value,
+    dispatch: str = ReplicaDispatch.EVEN.value,
 ) -> EplbBaseline:
     """Place by EPLB's policies on the mean load and keep the better one under a dispatch rule.
 
@@ -320,7 +320,7 @@ def chain_from_flow(
     links: LinkCosts,
 ) -> ChainProblem:
     """Build the layer-chain problem of given transitions of some workloads."""
-    is_peak = goal.traffic is Traffic.MOST_LOADED
+    is_peak = goal.traffic is TrafficObjective.MOST_LOADED
     return ChainProblem(
         flow_TEE=flow_TEE,
         load_LE=mean_load_LE(evidence),
@@ -388,7 +388,7 @@ def coactivation_from_tokens(
         expert_LTK=expert_LTK,
         load_LE=mean_load_LE(evidence),
         ranks=ranks,
-        levels=link_levels(links, is_peak=goal.traffic is Traffic.MOST_LOADED),
+        levels=link_levels(links, is_peak=goal.traffic is TrafficObjective.MOST_LOADED),
         most_load_L=baseline.largest_L * (1.0 + goal.traffic_slack_ratio),
     )
 

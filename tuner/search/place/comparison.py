@@ -19,7 +19,7 @@ from tuner.spec.place_read import PlaceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Comparison:
+class PlacementComparison:
     """One workload under the current placement, EPLB's, and the plan's."""
 
     current: Evaluation
@@ -37,8 +37,8 @@ class PricedComparison:
 
 
 def pairs(
-    evidence: Sequence[WorkloadEvidence], comparisons: Sequence[Comparison]
-) -> list[tuple[WorkloadEvidence, Comparison]]:
+    evidence: Sequence[WorkloadEvidence], comparisons: Sequence[PlacementComparison]
+) -> list[tuple[WorkloadEvidence, PlacementComparison]]:
     """Return each workload with its comparison."""
     return list(zip(evidence, comparisons, strict=True))
 
@@ -75,10 +75,10 @@ def compare_loads(
     chosen: Placement,
     baseline: EplbBaseline,
     dispatch: str,
-) -> tuple[Comparison, ...]:
+) -> tuple[PlacementComparison, ...]:
     """Evaluate the current placement, EPLB's and the plan's on every workload."""
     return tuple(
-        Comparison(
+        PlacementComparison(
             current=evaluate_workload(spec, one, spec.current, dispatch),
             eplb=evaluate_workload(spec, one, baseline.placement, dispatch),
             planned=evaluate_workload(spec, one, chosen, dispatch),
@@ -88,7 +88,7 @@ def compare_loads(
 
 
 def to_outcome(
-    one: WorkloadEvidence, comparison: Comparison, *, passes_planned_from: int
+    one: WorkloadEvidence, comparison: PlacementComparison, *, passes_planned_from: int
 ) -> WorkloadOutcome:
     """Format the comparison of one workload for the plan."""
     return WorkloadOutcome(
@@ -109,7 +109,7 @@ def price_comparisons(
     evidence: Sequence[WorkloadEvidence],
     chosen: Placement,
     baseline: EplbBaseline,
-    comparisons: Sequence[Comparison],
+    comparisons: Sequence[PlacementComparison],
     pricing: Pricing,
 ) -> tuple[PricedComparison, ...]:
     """Price the hold-out passes of every workload."""

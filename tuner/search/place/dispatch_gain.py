@@ -14,7 +14,7 @@ from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.dynamic import drawn
 from solvers.placement.dispatch.least_loaded import LeastLoaded
 from solvers.placement.ranks import Floats, Ints, Placement
-from tuner.search.place.comparison import Comparison, placement_ranks
+from tuner.search.place.comparison import PlacementComparison, placement_ranks
 from tuner.search.place.evaluation import Evaluation, arrivals, evaluate, evaluate_loads
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.prices import Pricing
@@ -42,7 +42,7 @@ RULES: Final[Mapping[Dispatch, str]] = {
 def dispatch_gain(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
-    comparisons: Sequence[Comparison],
+    comparisons: Sequence[PlacementComparison],
     pricing: Pricing | None,
     *,
     chosen: Placement,
@@ -167,7 +167,7 @@ def _cost(
 
 
 def _experts_read(
-    comparisons: Sequence[Comparison], evaluations: Sequence[Evaluation], weights: Floats
+    comparisons: Sequence[PlacementComparison], evaluations: Sequence[Evaluation], weights: Floats
 ) -> str:
     before, eplb, after, without = (
         float(np.dot(weights, [_most_read(one) for one in each]))

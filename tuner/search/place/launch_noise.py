@@ -12,8 +12,7 @@ from typing import Final
 import numpy as np
 
 from solvers.placement.balance.check import launch_times
-from solvers.placement.balance.problem import BalanceProblem
-from solvers.placement.balance.problem import Dispatch as Solved
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
 from solvers.placement.ranks import Floats, Placement
 from tuner.search.place.comparison import placement_ranks
 from tuner.search.place.evaluation import evaluate_loads
@@ -69,7 +68,7 @@ def _cost_D(
     """Seconds of the mean hold-out pass in each launch; its imbalance where nothing is priced."""
     ranks, mean_LE = placement_ranks(spec, placement), one.holdout_PLE.mean(axis=0)
     problem = BalanceProblem(
-        load_WLE=mean_LE[None], weight_W=np.ones(1), ranks=ranks, dispatch=Solved.STATIC
+        load_WLE=mean_LE[None], weight_W=np.ones(1), ranks=ranks, dispatch=ReplicaDispatch.STATIC
     )
     copies_DLG = launch_times(problem, placement, seed=SEED)[:, 0] * ranks.speed_G
     evaluation = evaluate_loads(copies_DLG, ranks=ranks)

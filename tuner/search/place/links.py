@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.imports.link_matrix import LinkMatrix
-from profilers.links.matrix import Link, links_of
+from profilers.links.matrix import MeasuredLink, links_of
 from profilers.store import read_profile
 from solvers.placement.ranks import Floats, Ints, Ranks
 from tuner.costs.train.collective_ratios import MeasuredHardware
@@ -69,7 +69,7 @@ class LinkSource:
     hardware: Hardware | None = None
     constants: Constants | None = None
     matrix: LinkMatrix | None = None
-    pairs: tuple[Link, ...] = ()
+    pairs: tuple[MeasuredLink, ...] = ()
     """Links between ranks, measured by the pool's profile."""
     pairs_per_node: int = 1
     """Ranks per node of that profile."""
@@ -95,7 +95,7 @@ class LinkCosts:
         return 1.0 if self.unit_s is None else self.unit_s
 
 
-def measured_pairs(path: Path | None) -> tuple[tuple[Link, ...], int]:
+def measured_pairs(path: Path | None) -> tuple[tuple[MeasuredLink, ...], int]:
     """Return the measured links of a profile, none where it has none, and its ranks a node.
 
     Raises:
@@ -355,10 +355,10 @@ def _rank_numbers(ranks: Ranks, per_node: int) -> list[int]:
 
 
 def _rates_between(
-    links: Sequence[Link], per_node: int
+    links: Sequence[MeasuredLink], per_node: int
 ) -> Mapping[tuple[int, int], tuple[float, float | None]]:
     """Bandwidth of one of `per_node` ranks between two nodes, all of them sending; and latency."""
-    lanes: dict[tuple[int, int], dict[int, list[Link]]] = {}
+    lanes: dict[tuple[int, int], dict[int, list[MeasuredLink]]] = {}
     for link in links:
         if not link.is_inside:
             nodes = link.sender_node, link.receiver_node

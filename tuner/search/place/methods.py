@@ -13,7 +13,7 @@ from typing import Final
 
 from solvers.family import OPTIMALITY_TOLERANCE
 from solvers.placement.balance.bound import bound as balance_bound
-from solvers.placement.balance.problem import BalanceProblem, Dispatch, Robust
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch, Robust
 from solvers.placement.chain.bound import lower_bound as chain_bound
 from solvers.placement.chain.exact import MOST_STATES, num_states
 from solvers.placement.chain.problem import ChainProblem
@@ -85,7 +85,7 @@ def solve_balance(
     method = goal.method
     if problem.ranks.num_slots == problem.num_experts:
         # Without replicas every dispatch rule is an even split.
-        problem = replace(problem, dispatch=Dispatch.EVEN)
+        problem = replace(problem, dispatch=ReplicaDispatch.EVEN)
     _refuse(goal, balance_refusal(problem, method))
     if method is Method.EPLB and eplb_placement is not None:
         claim = Claim(status=Status.FEASIBLE, solution=eplb_placement, bound=balance_bound(problem))

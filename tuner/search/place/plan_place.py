@@ -27,7 +27,7 @@ from tuner.plans.place import (
 from tuner.search.place.candidates import migration_limit
 from tuner.search.place.certificate import binding_constraint, to_certificate
 from tuner.search.place.comparison import (
-    Comparison,
+    PlacementComparison,
     compare_loads,
     pairs,
     price_comparisons,
@@ -125,7 +125,7 @@ class _HoldoutResult:
 
     evidence: tuple[WorkloadEvidence, ...]
     """With the hold-out passes that were evaluated."""
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[PlacementComparison, ...]
     outcomes: tuple[WorkloadOutcome, ...]
     alternatives: tuple[PlaceAlternative, ...]
     left_out: tuple[LeftOut, ...]

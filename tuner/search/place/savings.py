@@ -15,7 +15,7 @@ import numpy as np
 
 from solvers.placement.ranks import Placement
 from tuner.search.place.candidates import EplbBaseline
-from tuner.search.place.comparison import Comparison, PricedComparison
+from tuner.search.place.comparison import PlacementComparison, PricedComparison
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.prices import Pricing
@@ -45,7 +45,7 @@ class Gain:
 def time_gain(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
-    comparisons: Sequence[Comparison],
+    comparisons: Sequence[PlacementComparison],
     priced: Sequence[PricedComparison],
     pricing: Pricing,
 ) -> Gain:
@@ -81,7 +81,9 @@ def time_gain(
     )
 
 
-def load_gain(evidence: Sequence[WorkloadEvidence], comparisons: Sequence[Comparison]) -> Gain:
+def load_gain(
+    evidence: Sequence[WorkloadEvidence], comparisons: Sequence[PlacementComparison]
+) -> Gain:
     """Return the share of the most-loaded ranks' load that is saved."""
     weights = [one.weight_ratio for one in evidence]
     before = [comparison.current.imbalance for comparison in comparisons]
@@ -107,7 +109,7 @@ def load_gain(evidence: Sequence[WorkloadEvidence], comparisons: Sequence[Compar
 
 
 def load_noises(
-    evidence: Sequence[WorkloadEvidence], comparisons: Sequence[Comparison]
+    evidence: Sequence[WorkloadEvidence], comparisons: Sequence[PlacementComparison]
 ) -> list[float]:
     """Return the uncertainty of each workload's change of load."""
     return [
@@ -166,7 +168,7 @@ def _traffic_noise(
     return _together([one.weight_ratio for one in evidence], costs, noises)
 
 
-def _counted(one: WorkloadEvidence, comparison: Comparison) -> float:
+def _counted(one: WorkloadEvidence, comparison: PlacementComparison) -> float:
     """Recorded token copies on most-loaded ranks, all hold-out passes and layers."""
     return float(comparison.planned.copies_PLG.max(axis=2).sum()) * one.recorded_ratio
 

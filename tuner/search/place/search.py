@@ -55,7 +55,7 @@ chosen one (to choose its dispatch rule, and without near replicas), and a relax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
+class TimeShares:
     """Shares of the time limit; evaluation takes what is left, and relaxations the rest."""
 
     main: float
@@ -72,8 +72,8 @@ class Shares:
     """Linear programs of the halves."""
 
 
-PLAIN: Final = Shares(main=0.5, second_search=0.15, two_fold=0.0, leave_one_out=0.15)
-PROGRAMS: Final = Shares(
+PLAIN: Final = TimeShares(main=0.5, second_search=0.15, two_fold=0.0, leave_one_out=0.15)
+PROGRAMS: Final = TimeShares(
     main=0.3,
     second_search=0.1,
     two_fold=0.05,
@@ -107,7 +107,7 @@ class SearchResult:
     scores: CandidateScores
     scored_evidence: tuple[WorkloadEvidence, ...]
     """The evidence, limited to the fit passes that candidates were scored on."""
-    shares: Shares
+    shares: TimeShares
     pass_s: float
     """Seconds of the linear programs of one pass; 0: none is solved."""
     over_s: float
@@ -193,7 +193,7 @@ def search(problem: PlaceProblem, *, dispatch: str) -> SearchResult | Outcome[Pl
     )
 
 
-def _shares_of(problem: PlaceProblem, dispatch: str) -> tuple[Shares, float]:
+def _shares_of(problem: PlaceProblem, dispatch: str) -> tuple[TimeShares, float]:
     """Return the time shares, and the seconds of a pass where linear programs may be solved."""
     spec = problem.spec
     if spec.goal.is_about_traffic or not PASS_BY_PASS.intersection(
@@ -212,7 +212,7 @@ class _SearchSteps:
 
     problem: PlaceProblem
     scored_evidence: tuple[WorkloadEvidence, ...]
-    shares: Shares
+    shares: TimeShares
     pass_s: float
 
     def eplb_baseline(self, dispatch: str) -> EplbBaseline:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from solvers.placement.balance.problem import Dispatch as Solved
+from solvers.placement.balance.problem import ReplicaDispatch
 from solvers.placement.ranks import Placement
 from tuner.config.place import PlaceDecision
 from tuner.errors import SpecError
@@ -136,7 +136,7 @@ def _order_is_of(spec: PlaceSpec, dispatch: str, *, is_two_fold: bool) -> str:
     if is_two_fold:
         return "on held-out fit passes"
     solved = solved_dispatch(dispatch)
-    if spec.goal.objective is Objective.LAYER_TIME and solved is Solved.STATIC:
+    if spec.goal.objective is Objective.LAYER_TIME and solved is ReplicaDispatch.STATIC:
         return "over other launches"
     is_balance = spec.goal.objective is Objective.BALANCE
     if is_balance and solved.is_near and not is_per_pass(dispatch):

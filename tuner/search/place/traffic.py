@@ -33,7 +33,7 @@ from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.sampled import Tokens, sampled_LTK
 from tuner.search.place.transitions import flow_MEE, has_holdout_transitions, pairs_MEE, shares_MEE
-from tuner.spec.place import Objective, Traffic
+from tuner.spec.place import Objective, TrafficObjective
 from tuner.spec.place_read import PlaceSpec
 
 MAX_BATCHES: Final = 10
@@ -133,7 +133,7 @@ def pass_copies(spec: PlaceSpec, one: WorkloadEvidence) -> float:
     copies = float(one.holdout_PLE.sum(axis=2).mean())
     ranks = float(spec.ranks.num_ranks)
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        is_pair = spec.goal.traffic is Traffic.MOST_LOADED
+        is_pair = spec.goal.traffic is TrafficObjective.MOST_LOADED
         return copies if is_pair else copies / ranks
     top_k = float(sampled_LTK(one, Tokens.ALL).shape[2])
     return 2.0 * copies / top_k / ranks

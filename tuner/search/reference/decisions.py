@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from profilers.steps.config import Recompute
 from solvers.layout.problem import Layout
 from tuner.config.train import TrainDecision
-from tuner.costs.reference.workload import Degrees
-from tuner.search.reference.options import Option
+from tuner.costs.reference.workload import StepDegrees
+from tuner.search.reference.options import RecomputeOption
 
 STRENGTH = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 
 
-def decode(degrees: Degrees, layout: Layout, options: Sequence[Option]) -> TrainDecision:
+def decode(
+    degrees: StepDegrees, layout: Layout, options: Sequence[RecomputeOption]
+) -> TrainDecision:
     """Name what a solved layout decides."""
     chosen = [options[option] for option in layout.option_S]
     return decision(
@@ -22,7 +24,7 @@ def decode(degrees: Degrees, layout: Layout, options: Sequence[Option]) -> Train
 
 
 def decision(
-    degrees: Degrees, *, layers: tuple[int, ...], options: Sequence[Option]
+    degrees: StepDegrees, *, layers: tuple[int, ...], options: Sequence[RecomputeOption]
 ) -> TrainDecision:
     """Name a combination of degrees, layers per stage and option per stage."""
     levels = tuple(option.recompute for option in options)
@@ -48,7 +50,7 @@ def decision(
     )
 
 
-def degrees_of(decision: TrainDecision, *, ranks_per_node: int | None = None) -> Degrees:
+def degrees_of(decision: TrainDecision, *, ranks_per_node: int | None = None) -> StepDegrees:
     """Read the degrees back; hierarchical dispatch is over nodes of `ranks_per_node`.
 
     Raises:
@@ -57,7 +59,7 @@ def degrees_of(decision: TrainDecision, *, ranks_per_node: int | None = None) ->
     is_hierarchical = decision.dispatcher == "hierarchical"
     if is_hierarchical and ranks_per_node is None:
         raise ValueError("dispatcher hierarchical needs the number of ranks on a node")
-    return Degrees(
+    return StepDegrees(
         tensor=decision.tensor_model_parallel_size,
         pipeline=decision.pipeline_model_parallel_size,
         virtual_pipeline=decision.virtual_pipeline_model_parallel_size,
@@ -69,10 +71,10 @@ def degrees_of(decision: TrainDecision, *, ranks_per_node: int | None = None) ->
     )
 
 
-def options_of(decision: TrainDecision) -> tuple[Option, ...]:
+def options_of(decision: TrainDecision) -> tuple[RecomputeOption, ...]:
     """Read the option of each stage back."""
     return tuple(
-        Option(recompute=recompute, chunks=chunks)
+        RecomputeOption(recompute=recompute, chunks=chunks)
         for recompute, chunks in zip(decision.stage_recompute, decision.chunks, strict=True)
     )
 

@@ -29,7 +29,7 @@ from tuner.costs.reference.layer_time import (
 )
 from tuner.costs.reference.memory import (
     LayerActivations,
-    State,
+    ModelStates,
     head_saved,
     layer_activations,
     token_ids_bytes,
@@ -60,15 +60,15 @@ from tuner.costs.reference.update import (
     layer_units,
     update_time,
 )
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.costs.residuals import Residual
 from tuner.engines.capabilities import Capabilities
-from tuner.search.reference.options import Option
+from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.schedule import in_flight, most_in_flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class PricedMachine:
     """What a plan may use: devices, their memory and their measured speed."""
 
     num_devices: int
@@ -91,8 +91,8 @@ class CandidateCosts:
     """The costs of one set of degrees; computed on demand and cached."""
 
     work: Workload
-    degrees: Degrees
-    machine: Machine
+    degrees: StepDegrees
+    machine: PricedMachine
 
     @cached_property
     def runs(self) -> tuple[tuple[int, int], ...]:
@@ -109,7 +109,7 @@ class CandidateCosts:
             previous = signature
         return tuple(groups)
 
-    def time(self, layer: int, option: Option) -> PassTime:
+    def time(self, layer: int, option: RecomputeOption) -> PassTime:
         """Seconds of a layer for one micro-batch, corrected by the residual."""
         known = self._times.get((self._signature(layer), option))
         if known is None:
@@ -129,7 +129,7 @@ class CandidateCosts:
         return self._layer_updates[self.work.model.layers[layer]]
 
     def activations(
-        self, layer: int, option: Option, *, expert_rank: int | None = None
+        self, layer: int, option: RecomputeOption, *, expert_rank: int | None = None
     ) -> LayerActivations:
         """Bytes of a layer on an expert rank; None: on its most-loaded one."""
         return layer_activations(
@@ -141,13 +141,13 @@ class CandidateCosts:
             expert_rank=expert_rank,
         )
 
-    def state(self, layer: int) -> State:
+    def state(self, layer: int) -> ModelStates:
         """Bytes of a layer's parameters, gradients and optimizer state."""
         return unit_state(
             layer_units(self.work, self.degrees, layer=layer), self.work, self.degrees
         )
 
-    def workspace(self, layer: int, option: Option) -> int:
+    def workspace(self, layer: int, option: RecomputeOption) -> int:
         """Bytes that a layer's backward adds to what is saved, on its most-loaded rank."""
         index = self.work.moe_index[layer]
         loads = (
@@ -270,7 +270,7 @@ class CandidateCosts:
         return sum_parts((time.by_part(), update.every_microbatch_s, once))
 
     @cached_property
-    def _times(self) -> dict[tuple[object, Option], PassTime]:
+    def _times(self) -> dict[tuple[object, RecomputeOption], PassTime]:
         return {}
 
     @cached_property
@@ -321,7 +321,7 @@ class CandidateCosts:
 def layout_problem(
     costs: CandidateCosts,
     *,
-    options: Sequence[Option],
+    options: Sequence[RecomputeOption],
     capabilities: Capabilities,
     uniform_chunks: bool = True,
 ) -> LayoutProblem:
@@ -401,5 +401,5 @@ def layout_problem(
     )
 
 
-def _equal_layout(work: Workload, degrees: Degrees) -> tuple[int, ...]:
+def _equal_layout(work: Workload, degrees: StepDegrees) -> tuple[int, ...]:
     return (work.model.num_layers // degrees.num_stages,) * degrees.num_stages

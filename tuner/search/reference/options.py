@@ -16,7 +16,7 @@ MEMFINE_CHUNKS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class RecomputeOption:
     """One recomputation option for every layer of a stage."""
 
     recompute: Recompute
@@ -30,7 +30,9 @@ class Option:
         return f"{self.recompute.value}/c{self.chunks}"
 
 
-def options(*, has_experts: bool, capabilities: Capabilities, search: Search) -> tuple[Option, ...]:
+def options(
+    *, has_experts: bool, capabilities: Capabilities, search: Search
+) -> tuple[RecomputeOption, ...]:
     """List the options that the target can launch and the user allows, in a fixed order.
 
     Raises:
@@ -46,7 +48,7 @@ def options(*, has_experts: bool, capabilities: Capabilities, search: Search) ->
     largest = capabilities.largest_chunks if has_experts else 1
     chunks = sorted({count for count in search.chunks or MEMFINE_CHUNKS if count <= largest})
     allowed = tuple(
-        Option(recompute=level, chunks=count)
+        RecomputeOption(recompute=level, chunks=count)
         for level in levels
         for count in chunks
         if count == 1 or level in capabilities.chunks_need

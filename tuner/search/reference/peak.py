@@ -37,7 +37,7 @@ from tuner.costs.reference.temporaries import (
 from tuner.costs.reference.update import GRADIENT_BYTES, Unit, layer_units
 from tuner.search.reference.decisions import layers_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts
-from tuner.search.reference.options import Option
+from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.schedule import moments
 from tuner.spec.accounting import embedding_parameters
 
@@ -225,7 +225,12 @@ def _released_state(costs: CandidateCosts, units: Sequence[Unit], *, is_first: b
 
 
 def _working(
-    costs: CandidateCosts, layer: int, option: Option, expert_rank: int, *, adds_in_place: bool
+    costs: CandidateCosts,
+    layer: int,
+    option: RecomputeOption,
+    expert_rank: int,
+    *,
+    adds_in_place: bool,
 ) -> int:
     return layer_workspace(
         costs.work,
@@ -239,7 +244,7 @@ def _working(
 
 
 def _released_before_reduction(
-    costs: CandidateCosts, layer: int, option: Option, expert_rank: int, *, saved: int
+    costs: CandidateCosts, layer: int, option: RecomputeOption, expert_rank: int, *, saved: int
 ) -> int:
     """Bytes of a layer that are released before the gradients of its largest unit are reduced.
 

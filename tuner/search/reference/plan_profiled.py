@@ -33,7 +33,7 @@ from tuner.search.reasons import (
     why_lost,
 )
 from tuner.search.reference.decisions import options_of
-from tuner.search.reference.layer_costs import Machine
+from tuner.search.reference.layer_costs import PricedMachine
 from tuner.search.reference.loads import load_ratios
 from tuner.search.reference.predict import predict
 from tuner.search.reference.search import Candidate, ReferenceOutcome, SolvedCandidate, search
@@ -56,7 +56,7 @@ class ProfiledProblem:
 
     spec: Spec
     work: Workload
-    machine: Machine
+    machine: PricedMachine
     capabilities: Capabilities
 
     def search(self, settings: SearchSettings) -> ReferenceOutcome:
@@ -86,7 +86,7 @@ def workload_of(spec: Spec) -> Workload:
 
 
 def make_plan(
-    spec: Spec, machine: Machine, *, settings: SearchSettings, provenance: Provenance
+    spec: Spec, machine: PricedMachine, *, settings: SearchSettings, provenance: Provenance
 ) -> Plan:
     """Plan a training run."""
     problem = ProfiledProblem(

@@ -15,7 +15,7 @@ from tuner.config.train import TrainDecision
 from tuner.costs.reference.hierarchical_dispatch import far_rows, row_bytes
 from tuner.costs.reference.layer_time import PartSeconds, scale_parts, sum_parts
 from tuner.costs.reference.memory import (
-    State,
+    ModelStates,
     chunk_bytes,
     most_chunk_copies,
     unit_state,
@@ -25,7 +25,7 @@ from tuner.costs.reference.update import layer_units
 from tuner.plans.train import Band, StagePrediction, TrainPrediction
 from tuner.search.reference.decisions import layers_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts
-from tuner.search.reference.options import Option
+from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.peak import peak_bytes, saved_bytes
 from tuner.search.reference.schedule import moments
 
@@ -174,7 +174,7 @@ def _stage(costs: CandidateCosts, decision: TrainDecision, stage: int) -> StageP
     )
 
 
-def _state(costs: CandidateCosts, decision: TrainDecision, stage: int) -> State:
+def _state(costs: CandidateCosts, decision: TrainDecision, stage: int) -> ModelStates:
     units = list(costs.non_layer_units(stage))
     for layer in layers_of(decision)[stage]:
         units += layer_units(costs.work, costs.degrees, layer=layer)
@@ -245,7 +245,9 @@ def _held_bytes(
     return kept + sum(costs.non_layer_resident_bytes(stage) for stage in stages)
 
 
-def _beside_chunk(costs: CandidateCosts, layer: int, option: Option, expert_rank: int) -> int:
+def _beside_chunk(
+    costs: CandidateCosts, layer: int, option: RecomputeOption, expert_rank: int
+) -> int:
     """What a layer adds while it is recomputed, without its chunk of the experts."""
     transient = costs.activations(layer, option, expert_rank=expert_rank).transient
     chunk = chunk_bytes(

@@ -14,7 +14,7 @@ chunks in reverse.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tuner.costs.reference.workload import Degrees
+from tuner.costs.reference.workload import StepDegrees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Moment:
     """The chunk whose backward comes."""
 
 
-def moments(degrees: Degrees, *, num_microbatches: int, rank: int) -> Iterator[Moment]:
+def moments(degrees: StepDegrees, *, num_microbatches: int, rank: int) -> Iterator[Moment]:
     """Yield the micro-batches in flight on a pipeline rank before each of its backwards."""
     ranks, chunks = degrees.pipeline, degrees.virtual_pipeline
     total = num_microbatches * chunks
@@ -43,7 +43,7 @@ def moments(degrees: Degrees, *, num_microbatches: int, rank: int) -> Iterator[M
         resident[chunk] -= 1
 
 
-def in_flight(degrees: Degrees, *, num_microbatches: int) -> tuple[int, ...]:
+def in_flight(degrees: StepDegrees, *, num_microbatches: int) -> tuple[int, ...]:
     """Count the micro-batches in flight of each stage at the rank's peak, chunks weighted equally.
 
     Where the chunks of a rank save different bytes the peak can be at another moment;
@@ -56,7 +56,7 @@ def in_flight(degrees: Degrees, *, num_microbatches: int) -> tuple[int, ...]:
     return tuple(resident)
 
 
-def most_in_flight(degrees: Degrees, *, num_microbatches: int) -> tuple[int, ...]:
+def most_in_flight(degrees: StepDegrees, *, num_microbatches: int) -> tuple[int, ...]:
     """Count the most micro-batches of each stage; the stages of a rank need not peak together."""
     resident = [0] * degrees.num_stages
     for rank in range(degrees.pipeline):
@@ -68,7 +68,7 @@ def most_in_flight(degrees: Degrees, *, num_microbatches: int) -> tuple[int, ...
     return tuple(resident)
 
 
-def _ahead(degrees: Degrees, *, num_microbatches: int, rank: int) -> int:
+def _ahead(degrees: StepDegrees, *, num_microbatches: int, rank: int) -> int:
     """Forwards before the first backward."""
     ranks, chunks = degrees.pipeline, degrees.virtual_pipeline
     if chunks > 1:

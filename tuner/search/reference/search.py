@@ -21,13 +21,13 @@ from solvers.layout.problem import Layout, LayoutProblem
 from solvers.registry import LAYOUT
 from solvers.result import Outcome, Status
 from tuner.config.train import TrainDecision
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.engines.capabilities import Capabilities
 from tuner.plans.train import Certificate, Space
 from tuner.search.layout_groups import layout_of, rows_of_layouts
 from tuner.search.reference.decisions import decode
-from tuner.search.reference.layer_costs import CandidateCosts, Machine, layout_problem
-from tuner.search.reference.options import Option, options
+from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine, layout_problem
+from tuner.search.reference.options import RecomputeOption, options
 from tuner.search.reference.predict import band_around, predict
 from tuner.search.reference.space import Enumeration, enumerate_degrees
 from tuner.search.settings import Deadline, SearchSettings
@@ -74,7 +74,7 @@ class ReferenceOutcome:
 
 def search(
     work: Workload,
-    machine: Machine,
+    machine: PricedMachine,
     *,
     capabilities: Capabilities,
     limits: Search,
@@ -113,9 +113,9 @@ def search(
 
 def _candidates(
     work: Workload,
-    machine: Machine,
-    legal: Sequence[Degrees],
-    stage_options: Sequence[Option],
+    machine: PricedMachine,
+    legal: Sequence[StepDegrees],
+    stage_options: Sequence[RecomputeOption],
     capabilities: Capabilities,
 ) -> list[Candidate]:
     candidates = []
@@ -149,8 +149,8 @@ class _BranchAndBound:
         self,
         *,
         settings: SearchSettings,
-        machine: Machine,
-        stage_options: Sequence[Option],
+        machine: PricedMachine,
+        stage_options: Sequence[RecomputeOption],
         capabilities: Capabilities,
         begun: Deadline,
     ) -> None:

@@ -17,7 +17,7 @@ from tuner.costs.reference.operations import (
     layer_calls,
 )
 from tuner.costs.reference.update import embedding_units, head_units, layer_units, update_cases
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.engines.capabilities import launchable
 from tuner.search.reference.options import options
 from tuner.search.reference.plan_profiled import workload_of
@@ -50,7 +50,7 @@ def cases_for(spec: Spec) -> tuple[Case, ...]:
     return tuple(by_id[name] for name in ranked)
 
 
-def _cases(work: Workload, degrees: Degrees, chunk_counts: list[int]) -> Iterator[Case]:
+def _cases(work: Workload, degrees: StepDegrees, chunk_counts: list[int]) -> Iterator[Case]:
     yield from cases(_calls(work, degrees, chunk_counts))
     units = [*embedding_units(work, degrees), *head_units(work, degrees)]
     for layer in _distinct_layers(work):
@@ -58,7 +58,7 @@ def _cases(work: Workload, degrees: Degrees, chunk_counts: list[int]) -> Iterato
     yield from update_cases(tuple(units), work, degrees)
 
 
-def _calls(work: Workload, degrees: Degrees, chunk_counts: list[int]) -> Iterator[Call]:
+def _calls(work: Workload, degrees: StepDegrees, chunk_counts: list[int]) -> Iterator[Call]:
     yield from embedding_calls(work, degrees)
     yield from head_calls(work, degrees)
     yield from boundary_calls(work, degrees)

@@ -17,7 +17,7 @@ from itertools import product
 from typing import Final
 
 from profilers.steps.config import LayerKind
-from tuner.costs.reference.workload import Degrees, Workload, ZeroStage
+from tuner.costs.reference.workload import StepDegrees, Workload, ZeroStage
 from tuner.engines.capabilities import Capabilities
 from tuner.spec.search import Search
 
@@ -28,10 +28,10 @@ BATCH_RULE: Final = "micro_batch_size * data_parallel_size does not divide globa
 class Enumeration:
     """The legal combinations in a fixed order, and the illegal ones counted by rule."""
 
-    legal: tuple[Degrees, ...]
+    legal: tuple[StepDegrees, ...]
     illegal: Mapping[str, int]
     """Combinations by the first rule they break."""
-    nearly: tuple[tuple[str, Degrees], ...]
+    nearly: tuple[tuple[str, StepDegrees], ...]
     """Combinations that break exactly one rule, with that rule."""
 
     @property
@@ -52,9 +52,9 @@ def enumerate_degrees(
 
     Without `ranks_per_node` all devices share a node.
     """
-    legal: list[Degrees] = []
+    legal: list[StepDegrees] = []
     illegal: Counter[str] = Counter()
-    nearly: list[tuple[str, Degrees]] = []
+    nearly: list[tuple[str, StepDegrees]] = []
     for degrees in _all_degrees(work, num_devices, ranks_per_node or num_devices):
         rules = tuple(_broken_rules(work, degrees, capabilities, search))
         if not rules:
@@ -68,7 +68,7 @@ def enumerate_degrees(
     )
 
 
-def _all_degrees(work: Workload, num_devices: int, ranks_per_node: int) -> Iterator[Degrees]:
+def _all_degrees(work: Workload, num_devices: int, ranks_per_node: int) -> Iterator[StepDegrees]:
     sizes = _divisors(num_devices)
     micro_batches = _powers_of_two(work.global_batch_size)
     chunks = range(1, work.model.num_layers + 1)
@@ -83,7 +83,7 @@ def _all_degrees(work: Workload, num_devices: int, ranks_per_node: int) -> Itera
             micro_batches,
             zero_stages,
         ):
-            yield Degrees(
+            yield StepDegrees(
                 tensor=tensor,
                 pipeline=pipeline,
                 virtual_pipeline=virtual,
@@ -104,7 +104,7 @@ def _expert_groups(ranks: int, ranks_per_node: int) -> Iterator[tuple[int, int |
 
 
 def _broken_rules(
-    work: Workload, degrees: Degrees, capabilities: Capabilities, search: Search
+    work: Workload, degrees: StepDegrees, capabilities: Capabilities, search: Search
 ) -> Iterator[str]:
     yield from _broken_by_model(work, degrees)
     yield from _broken_by_batch(work, degrees)
@@ -113,7 +113,7 @@ def _broken_rules(
     yield from _broken_by_search(degrees, search)
 
 
-def _broken_by_model(work: Workload, degrees: Degrees) -> Iterator[str]:
+def _broken_by_model(work: Workload, degrees: StepDegrees) -> Iterator[str]:
     model, tensor = work.model, degrees.tensor
     if model.attention.num_heads % tensor or model.attention.num_kv_heads % tensor:
         yield "tensor_model_parallel_size does not divide the attention heads"
@@ -133,20 +133,20 @@ def _broken_by_model(work: Workload, degrees: Degrees) -> Iterator[str]:
         yield "tied embeddings keep the first and the last layer on one stage"
 
 
-def _broken_by_batch(work: Workload, degrees: Degrees) -> Iterator[str]:
+def _broken_by_batch(work: Workload, degrees: StepDegrees) -> Iterator[str]:
     if work.global_batch_size % (degrees.micro_batch_size * degrees.data):
         yield BATCH_RULE
     elif degrees.virtual_pipeline > 1 and work.num_microbatches(degrees) % degrees.pipeline:
         yield "interleaving needs micro-batches divisible by pipeline_model_parallel_size"
 
 
-def _broken_by_nodes(degrees: Degrees) -> Iterator[str]:
+def _broken_by_nodes(degrees: StepDegrees) -> Iterator[str]:
     if degrees.ranks_per_node is not None and degrees.expert % degrees.ranks_per_node:
         yield "hierarchical dispatch needs expert groups that fill their nodes"
 
 
 def _broken_by_target(
-    work: Workload, degrees: Degrees, capabilities: Capabilities
+    work: Workload, degrees: StepDegrees, capabilities: Capabilities
 ) -> Iterator[str]:
     if _dispatcher(degrees) not in capabilities.dispatchers:
         yield f"the target has no dispatcher {_dispatcher(degrees)}"
@@ -173,7 +173,7 @@ def _broken_by_target(
         yield "the target has no parallel folding"
 
 
-def _broken_by_search(degrees: Degrees, search: Search) -> Iterator[str]:
+def _broken_by_search(degrees: StepDegrees, search: Search) -> Iterator[str]:
     chosen: Mapping[str, object] = {
         "tensor_model_parallel_size": degrees.tensor,
         "pipeline_model_parallel_size": degrees.pipeline,
@@ -192,7 +192,7 @@ def _broken_by_search(degrees: Degrees, search: Search) -> Iterator[str]:
             yield f"search.{name} leaves it out"
 
 
-def _dispatcher(degrees: Degrees) -> str:
+def _dispatcher(degrees: StepDegrees) -> str:
     return "alltoall" if degrees.ranks_per_node is None else "hierarchical"
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import A2aBackend, Degrees, Engine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.remote_ffn import (
@@ -30,7 +30,7 @@ from tuner.costs.serve.remote_ffn import (
     ffn_fits,
     peer_link,
 )
-from tuner.search.serve.choices import Budget
+from tuner.search.serve.choices import TokenBudget
 from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.dominance import drop_dominated
 from tuner.search.serve.expert_copies import ExpertCopies
@@ -43,7 +43,7 @@ PEERS: Final = (1, 2, 3, 4, 6, 8)
 """Attention devices of an FFN device."""
 FEWER: Final = (2, 4)
 """FFN devices of an attention device, beyond one."""
-BUDGET: Final = Budget(tokens=MOST_RUNNING, is_chunked=True)
+BUDGET: Final = TokenBudget(tokens=MOST_RUNNING, is_chunked=True)
 NO_FFN_ROOM: Final = (
     "no memory for the experts of an AFD unit beside the steps of its attention devices"
 )
@@ -68,7 +68,7 @@ def price_afd_options(
     *,
     decoder: Decoder,
     formats: Formats,
-    engine: Engine,
+    engine: ServingEngine,
     demand: Demand,
     loads: ExpertLoads | None,
     page_by_pool: Mapping[str, int],
@@ -128,7 +128,7 @@ def price_afd_options(
     )
 
 
-def sides_of(pool: Pool, decoder: Decoder) -> Iterator[tuple[Degrees, Degrees]]:
+def sides_of(pool: Pool, decoder: Decoder) -> Iterator[tuple[InstanceDegrees, InstanceDegrees]]:
     """Yield the degrees of attention and FFN servers that a pool has devices for."""
     experts = decoder.experts
     if experts is None:
@@ -140,21 +140,26 @@ def sides_of(pool: Pool, decoder: Decoder) -> Iterator[tuple[Degrees, Degrees]]:
         fewer = {ffn // share for share in FEWER if ffn % share == 0}
         for attention in sorted(several | fewer):
             if attention <= LARGEST_SIDE and attention + ffn <= pool.num_devices:
-                yield Degrees(attention_data=attention), Degrees(attention_data=ffn, expert=ffn)
+                yield (
+                    InstanceDegrees(attention_data=attention),
+                    InstanceDegrees(attention_data=ffn, expert=ffn),
+                )
     heads = min(group.attention.heads for group in decoder.layers)
     for tensor in (2, 4, 8):
         for ranks in whole:
             is_split = ranks % tensor == 0 and heads % tensor == 0 and tensor <= pool.domain
             if is_split and 2 * ranks <= pool.num_devices:
-                own = Degrees(attention_tensor=tensor, attention_data=ranks // tensor)
+                own = InstanceDegrees(attention_tensor=tensor, attention_data=ranks // tensor)
                 yield (
                     own,
-                    Degrees(attention_tensor=tensor, attention_data=ranks // tensor, expert=ranks),
+                    InstanceDegrees(
+                        attention_tensor=tensor, attention_data=ranks // tensor, expert=ranks
+                    ),
                 )
 
 
 def remote_ffn_step(
-    ffn: Iteration, own: Degrees, serving_pool: ServingPool, *, halves: bool
+    ffn: Iteration, own: InstanceDegrees, serving_pool: ServingPool, *, halves: bool
 ) -> RemoteFfnIteration:
     """Return the steps of attention servers with such an FFN server, both on one pool.
 

@@ -42,10 +42,10 @@ from tuner.costs.serve.afd_step import (
 )
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.two_phase import Side, Wire, two_phase_s
+from tuner.costs.serve.two_phase import RoleDevices, Wire, two_phase_s
 from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.options import ServingPool, most_running
 from tuner.search.serve.replicas import ReplicaCounts
@@ -129,7 +129,7 @@ def cell_groups(
     *,
     decoder: Decoder,
     formats: Formats,
-    engine: Engine,
+    engine: ServingEngine,
     demand: Demand,
     cluster: Cluster,
     activated: CountsOf = everywhere_uniform,
@@ -196,14 +196,14 @@ def _attention_sides(
     serving_pools: Sequence[ServingPool],
     decoder: Decoder,
     formats: Formats,
-    engine: Engine,
+    engine: ServingEngine,
     demand: Demand,
 ) -> Iterator[_AttentionSide]:
     for serving_pool in serving_pools:
         one = Iteration(
             decoder=decoder,
             formats=formats,
-            degrees=Degrees(),
+            degrees=InstanceDegrees(),
             engine=engine,
             machine=serving_pool.machine,
         )
@@ -265,11 +265,11 @@ def _most_allowed(batch_N: Floats, tpot_s_N: Floats, *, limit_s: float) -> float
     return float(np.interp(limit_s, tpot_s_N[pair], batch_N[pair]))
 
 
-def side_of(serving_pool: ServingPool, devices: int) -> Side:
+def side_of(serving_pool: ServingPool, devices: int) -> RoleDevices:
     """Return so many devices of a pool with their links."""
     pool, sheet = serving_pool.pool, serving_pool.machine.sheet
     card = (pool.nic or sheet.scale_out_bytes_per_s) / pool.oversubscription
-    return Side(
+    return RoleDevices(
         devices=devices,
         domain=pool.domain,
         inside_bytes_per_s=sheet.scale_up_bytes_per_s,

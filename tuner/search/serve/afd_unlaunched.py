@@ -25,7 +25,7 @@ import numpy as np
 
 from tuner.config.serve import Role
 from tuner.costs.serve.afd_step import expert_slots
-from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 from tuner.costs.serve.memory import kv_bytes_per_token
 from tuner.search.serve.afd_units import AfdUnit, cell_groups, counting, side_of, wire_between
 from tuner.search.serve.demand import Demand
@@ -144,7 +144,7 @@ def _reaches(afd: AfdDeployment, demand: Demand, cluster: Cluster) -> bool:
         wire = wire_between(sender.pool, receiver.pool, cluster)
         rates.append(0.0 if wire is None else wire.bytes_per_s)
     own = afd.prefill.iteration
-    each = kv_bytes_per_token(own.decoder, own.formats, Degrees()) * demand.input_tokens
+    each = kv_bytes_per_token(own.decoder, own.formats, InstanceDegrees()) * demand.input_tokens
     return demand.rate_per_s * each <= min(rates)
 
 
@@ -163,7 +163,7 @@ def size_afd(problem: ServeProblem, *, spare_ratio: float) -> AfdDeployment | st
     spec, demand = problem.spec, problem.demand
     if problem.decoder.experts is None:
         return "the model has no experts"
-    engine = Engine(spec.goal.engine.name)
+    engine = ServingEngine(spec.goal.engine.name)
     afd_units = tuple(
         cell_groups(
             problem.serving_pools,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
 
-from tuner.costs.serve.engine import TRAITS, A2aBackend, Batching, Degrees, Engine
+from tuner.costs.serve.engine import TRAITS, A2aBackend, Batching, InstanceDegrees, ServingEngine
 from tuner.costs.serve.speculative import Drafting
 from tuner.search.serve.expert_copies import ExpertCopies
 
@@ -20,7 +20,7 @@ BUDGETS: Final = (2048, 4096, 8192, 16384)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class TokenBudget:
     """Tokens that a step with prompts may hold on one rank."""
 
     tokens: int
@@ -32,7 +32,7 @@ class Budget:
 class Choices:
     """Everything that is tried for each way to split an instance."""
 
-    budgets: tuple[Budget, ...]
+    budgets: tuple[TokenBudget, ...]
     drafting: Drafting | None = None
     """Tried beside none."""
     a2a_backends: tuple[A2aBackend, ...] = (A2aBackend.LEAST,)
@@ -44,7 +44,9 @@ class Choices:
     page_by_pool: Mapping[str, int] = field(default_factory=dict)
     """Tokens of a page, where it is not the engine's own."""
 
-    def variants(self, degrees: Degrees) -> Iterator[tuple[Drafting | None, A2aBackend, bool]]:
+    def variants(
+        self, degrees: InstanceDegrees
+    ) -> Iterator[tuple[Drafting | None, A2aBackend, bool]]:
         """Yield drafting, the all-to-all, and whether two half batches overlap."""
         drafts = (None,) if self.drafting is None else (None, self.drafting)
         a2a_backends = self.a2a_backends if degrees.attention_data > 1 else (self.a2a_backends[0],)
@@ -54,7 +56,7 @@ class Choices:
                 yield drafting, a2a_backend, True
 
 
-def engine_budgets(engine: Engine, *, longest: int) -> tuple[Budget, ...]:
+def engine_budgets(engine: ServingEngine, *, longest: int) -> tuple[TokenBudget, ...]:
     """Return the budgets that an engine can be given.
 
     Args:
@@ -64,15 +66,15 @@ def engine_budgets(engine: Engine, *, longest: int) -> tuple[Budget, ...]:
     return tuple(_budgets(engine, longest))
 
 
-def _budgets(engine: Engine, longest: int) -> Iterator[Budget]:
+def _budgets(engine: ServingEngine, longest: int) -> Iterator[TokenBudget]:
     for tokens in BUDGETS:
-        yield Budget(tokens=tokens, is_chunked=True)
+        yield TokenBudget(tokens=tokens, is_chunked=True)
         if TRAITS[engine].batching is Batching.WHOLE and tokens >= longest:
-            yield Budget(tokens=tokens, is_chunked=False)
+            yield TokenBudget(tokens=tokens, is_chunked=False)
 
 
-def usual_choices(engine: Engine) -> Choices:
+def usual_choices(engine: ServingEngine) -> Choices:
     """Return the budget that recipes give an engine, and nothing else."""
     traits = TRAITS[engine]
     is_chunked = traits.batching is not Batching.WHOLE
-    return Choices(budgets=(Budget(tokens=traits.step_tokens, is_chunked=is_chunked),))
+    return Choices(budgets=(TokenBudget(tokens=traits.step_tokens, is_chunked=is_chunked),))

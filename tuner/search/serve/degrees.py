@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tuner.costs.serve.decoder import Decoder
-from tuner.costs.serve.engine import Degrees
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.devices.datasheet import Datasheet
 from tuner.spec.cluster import Pool
 
@@ -34,7 +34,7 @@ LEAST_SLICE: Final = 128
 
 def instance_degrees(
     pool: Pool, decoder: Decoder, *, has_copies: bool = False
-) -> Iterator[Degrees]:
+) -> Iterator[InstanceDegrees]:
     """Yield every split, small instances first; pipelines after all others.
 
     Args:
@@ -76,14 +76,16 @@ def _powers(most: int) -> list[int]:
 
 def _experts(
     decoder: Decoder, *, tensor: int, data: int, stages: int, has_copies: bool = False
-) -> Iterator[Degrees]:
+) -> Iterator[InstanceDegrees]:
     own, ranks = decoder.experts, tensor * data
     if own is None or ranks == 1:
-        yield Degrees(attention_tensor=tensor, attention_data=data, pipeline=stages)
+        yield InstanceDegrees(attention_tensor=tensor, attention_data=data, pipeline=stages)
         return
     if own.num % ranks == 0 or has_copies:
-        yield Degrees(attention_tensor=tensor, attention_data=data, expert=ranks, pipeline=stages)
+        yield InstanceDegrees(
+            attention_tensor=tensor, attention_data=data, expert=ranks, pipeline=stages
+        )
     if data == 1 and own.ffn % (LEAST_SLICE * ranks) == 0:
-        yield Degrees(
+        yield InstanceDegrees(
             attention_tensor=tensor, attention_data=data, moe_tensor=ranks, pipeline=stages
         )

@@ -36,7 +36,7 @@ from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instance_group
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.modes import ModeSolutions
-from tuner.search.serve.options import UNSUSTAINABLE_S, Curve, Option
+from tuner.search.serve.options import UNSUSTAINABLE_S, BatchCurve, Option
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.spec.serving.goal import Mode
 
@@ -93,7 +93,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Point:
+class _FrontPoint:
     """One batch of one offer."""
 
     mode: Mode
@@ -186,7 +186,7 @@ def _program_offers(solution: ModeSolution, problem: ServeProblem) -> Iterator[O
             )
 
 
-def offer_of(curve: Curve, prefill: Option | None, demand: Demand) -> Offer:
+def offer_of(curve: BatchCurve, prefill: Option | None, demand: Demand) -> Offer:
     """Return a curve's sustainable batches."""
     lasting_N = curve.tpot_s_N < UNSUSTAINABLE_S
     running_N, tpot_s_N = curve.running_N[lasting_N], curve.tpot_s_N[lasting_N]
@@ -201,10 +201,10 @@ def offer_of(curve: Curve, prefill: Option | None, demand: Demand) -> Offer:
     )
 
 
-def _front(mode: Mode, offers: Sequence[Offer]) -> list[_Point]:
+def _front(mode: Mode, offers: Sequence[Offer]) -> list[_FrontPoint]:
     """Return the mode's non-dominated points, the fastest for a device first."""
     points = [
-        _Point(mode=mode, offer=offer, place=place, user=float(user), device=float(device))
+        _FrontPoint(mode=mode, offer=offer, place=place, user=float(user), device=float(device))
         for offer in offers
         for place, (user, device) in enumerate(zip(offer.user_N, offer.device_N, strict=True))
         if device > 0.0
@@ -212,23 +212,23 @@ def _front(mode: Mode, offers: Sequence[Offer]) -> list[_Point]:
     return _undominated(points)
 
 
-def _undominated(points: Sequence[_Point]) -> list[_Point]:
+def _undominated(points: Sequence[_FrontPoint]) -> list[_FrontPoint]:
     """Return those that no other dominates in both speeds; of equal ones the first."""
-    kept: list[_Point] = []
+    kept: list[_FrontPoint] = []
     for point in sorted(points, key=lambda one: (-one.user, -one.device)):
         if not kept or point.device > kept[-1].device:
             kept.append(point)
     return kept[::-1]
 
 
-def _thinned(points: Sequence[_Point], most: int) -> list[_Point]:
+def _thinned(points: Sequence[_FrontPoint], most: int) -> list[_FrontPoint]:
     if len(points) <= most:
         return list(points)
     places = np.unique(np.round(np.linspace(0, len(points) - 1, most)).astype(int))
     return [points[place] for place in places]
 
 
-def _front_point(point: _Point, demand: Demand, *, on_joint_front: bool) -> FrontPoint:
+def _front_point(point: _FrontPoint, demand: Demand, *, on_joint_front: bool) -> FrontPoint:
     offer, running = point.offer, int(point.offer.running_N[point.place])
     reader = offer.option if offer.prefill is None else offer.prefill
     first_s = max(reader.ttft_s, offer.option.ttft_s)

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from solvers.instances.problem import Group, Link, Route
-from solvers.instances.problem import Role as SolverRole
+from solvers.instances.problem import ColumnGroup, InstanceRole, Route, TransferLink
 from tuner.config.serve import Role
 from tuner.search.serve.kv_transfers import KvTransfers, nic_bytes_per_s
 from tuner.search.serve.options import Option, ServingPool
@@ -25,9 +24,9 @@ Others = tuple[tuple[Key, int], ...]
 class KvRoutes:
     """Groups, links and routes of a program."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[ColumnGroup, ...]
     group_of_key: dict[Key, int]
-    links: tuple[Link, ...]
+    links: tuple[TransferLink, ...]
     routes: tuple[Route, ...]
 
     def group(self, option: Option) -> int:
@@ -93,29 +92,29 @@ def _key(option: Option) -> Key:
     return option.role, option.serving_pool.pool.name, degrees.attention_tensor, degrees.pipeline
 
 
-def _group(keys: list[Key], islands: Mapping[str, str]) -> Group:
+def _group(keys: list[Key], islands: Mapping[str, str]) -> ColumnGroup:
     role, pool, *_ = keys[0]
     degrees = "-".join(
         f"{tensor}pp{stages}" if stages > 1 else str(tensor) for _, _, tensor, stages in keys
     )
     names = tuple(dict.fromkeys(islands.values()))
-    return Group(
+    return ColumnGroup(
         name=f"{role.value}@{pool}/tp{degrees}",
-        role=SolverRole(role.value),
+        role=InstanceRole(role.value),
         island=names.index(islands[pool]) if islands else 0,
     )
 
 
 def _links(
     kv_transfers: KvTransfers, serving_pools: tuple[ServingPool, ...]
-) -> tuple[tuple[Link, ...], dict[tuple[str, str], int]]:
+) -> tuple[tuple[TransferLink, ...], dict[tuple[str, str], int]]:
     """Return links in both directions, and the number of each by its ends."""
-    links: list[Link] = []
+    links: list[TransferLink] = []
     number: dict[tuple[str, str], int] = {}
     for serving_pool in serving_pools:
         number[serving_pool.pool.name, serving_pool.pool.name] = len(links)
         links.append(
-            Link(
+            TransferLink(
                 name=f"NICs of {serving_pool.pool.name}",
                 bytes_per_s=_nics_bytes_per_s(serving_pool),
             )
@@ -123,7 +122,7 @@ def _links(
     for link in kv_transfers.spec.cluster.links:
         for sender, receiver in (link.between, link.between[::-1]):
             number[sender, receiver] = len(links)
-            links.append(Link(name=f"{sender} to {receiver}", bytes_per_s=link.bandwidth))
+            links.append(TransferLink(name=f"{sender} to {receiver}", bytes_per_s=link.bandwidth))
     return tuple(links), number
 
 

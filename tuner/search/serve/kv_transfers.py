@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from profilers.kv_transfer.shards import Degrees
+from profilers.kv_transfer.shards import CacheDegrees
 from tuner.costs.serve.kv_transfer import (
     KV_TRANSFER_LATENCY_S,
     NIC_RATIO,
@@ -59,7 +59,7 @@ class KvTransfers:
     """By pool."""
     tokens: int
     """Of the mean request whose bytes are known."""
-    bytes_of: Mapping[tuple[Degrees, Degrees], RankBytes]
+    bytes_of: Mapping[tuple[CacheDegrees, CacheDegrees], RankBytes]
     """By degrees of prefill and decode."""
     between_pools: bool = False
     """Only instances of different pools are connected."""
@@ -239,9 +239,9 @@ def build_kv_transfers(
     )
 
 
-def kept_by(option: Option) -> Degrees:
+def kept_by(option: Option) -> CacheDegrees:
     """Return over which ranks an instance keeps its cache."""
-    return Degrees(tensor=option.degrees.attention_tensor, pipeline=option.degrees.pipeline)
+    return CacheDegrees(tensor=option.degrees.attention_tensor, pipeline=option.degrees.pipeline)
 
 
 def nic_bytes_per_s(serving_pool: ServingPool) -> float:

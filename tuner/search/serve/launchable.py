@@ -5,10 +5,10 @@ from typing import Final
 
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import A2aBackend, Engine
+from tuner.costs.serve.engine import A2aBackend, ServingEngine
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
-from tuner.costs.serve.speculative import Drafting, Method
+from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_rules.afd import afd_refusals, target_refusals
 from tuner.engines.serve_rules.manifest import ServingCapabilities
@@ -70,7 +70,7 @@ def launchable_options(
                 own,
                 decoder=decoder,
                 formats=formats,
-                engine=Engine(release_on(spec.goal, own[0].pool).name),
+                engine=ServingEngine(release_on(spec.goal, own[0].pool).name),
                 demand=demand,
                 roles=roles,
                 choices=replace(choices, copies=copies, page_by_pool=pages),
@@ -101,7 +101,7 @@ def launchable_afd_options(
         having,
         decoder=decoder,
         formats=formats,
-        engine=Engine(release_on(spec.goal, having[0].pool).name),
+        engine=ServingEngine(release_on(spec.goal, having[0].pool).name),
         demand=demand,
         loads=loads,
         page_by_pool=page_by_pool(spec, serving_pools),
@@ -168,10 +168,10 @@ def build_choices(
         drafting = Drafting(
             draft_tokens=own.draft_tokens,
             acceptance=own.acceptance,
-            method=Method(own.method),
+            method=DraftMethod(own.method),
         )
     return Choices(
-        budgets=engine_budgets(Engine(engine.name), longest=demand.most_tokens),
+        budgets=engine_budgets(ServingEngine(engine.name), longest=demand.most_tokens),
         drafting=drafting,
         a2a_backends=tuple(one for one in A2A_BACKENDS if one.value in engine.a2a_backends),
         copies=copies_of(spec.model, engine, None),

@@ -20,7 +20,7 @@ from typing import Final
 
 from tuner.config.serve import Role
 from tuner.search.serve.islands import capacity_per_s
-from tuner.search.serve.program import ROLES, Solved, Spare
+from tuner.search.serve.program import ROLES, SolvedProgram, Spare
 from tuner.search.serve.routers import RouterChoice
 from tuner.search.serve.simulation import InstanceGroup, SimulationResult
 from tuner.search.serve.solve_mode import (
@@ -152,7 +152,7 @@ def _rate(solution: ModeSolution | None) -> float:
 
 def _fastest_rate(
     problem: ServeProblem,
-    solved: Solved,
+    solved: SolvedProgram,
     spare: Spare,
     router: RouterChoice,
     *,
@@ -205,7 +205,9 @@ def _bisected(low: float, high: float, known: Mapping[float, SimulationResult]) 
         low, high = (middle, high) if middle in known else (low, middle)
 
 
-def _capacity(problem: ServeProblem, solved: Solved, groups: tuple[InstanceGroup, ...]) -> float:
+def _capacity(
+    problem: ServeProblem, solved: SolvedProgram, groups: tuple[InstanceGroup, ...]
+) -> float:
     """Requests a second up to which instances are tried: a step less than all they could serve."""
     plan = solved.outcome.solution
     assert plan is not None  # as the program was solved

@@ -21,7 +21,7 @@ import numpy as np
 from tuner.config.serve import Role
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.multiplexing import Share, drawn_ratio, on_share, steady_rate_per_s
+from tuner.costs.serve.multiplexing import DeviceShare, drawn_ratio, on_share, steady_rate_per_s
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.first_token import client_ttft_s
 from tuner.search.serve.mixed_batches import prompt_time
@@ -128,7 +128,9 @@ def split_iteration(
     whole: Iteration, ratio: float, demand: Demand, *, step_tokens: int
 ) -> tuple[Iteration, Iteration]:
     """Return prefill on its share, and decode on what is left beside it."""
-    reading = on_share(whole, Share(compute_ratio=ratio))
+    reading = on_share(whole, DeviceShare(compute_ratio=ratio))
     prompt_s = prompt_time(reading, demand, step_tokens=step_tokens).latency_s
     drawn = drawn_ratio(whole, tokens=demand.computed_tokens, seconds=prompt_s)
-    return reading, on_share(whole, Share(compute_ratio=1.0 - ratio, memory_ratio=1.0 - drawn))
+    return reading, on_share(
+        whole, DeviceShare(compute_ratio=1.0 - ratio, memory_ratio=1.0 - drawn)
+    )

@@ -30,7 +30,7 @@ from tuner.costs.serve.capacity import (
 )
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import TRAITS, A2aBackend, Degrees, Engine
+from tuner.costs.serve.engine import TRAITS, A2aBackend, InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory_rules import memory_rule
@@ -38,7 +38,7 @@ from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.reserve import step_reserve
 from tuner.costs.serve.whole_step import step_s
 from tuner.engines.serve_rules.rules import nodes_needed
-from tuner.search.serve.choices import Budget, Choices, usual_choices
+from tuner.search.serve.choices import Choices, TokenBudget, usual_choices
 from tuner.search.serve.degrees import has_slow_links, instance_degrees
 from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.dominance import drop_dominated
@@ -89,7 +89,7 @@ class Option:
 
     serving_pool: ServingPool
     role: Role
-    degrees: Degrees
+    degrees: InstanceDegrees
     iteration: Iteration
     running: int
     """Sequences of one attention-data rank."""
@@ -119,7 +119,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Curve:
+class BatchCurve:
     """One configuration in one role at every priced batch, those that miss a target included."""
 
     option: Option
@@ -143,7 +143,7 @@ class Options:
     slowest_tpot_s: float
     """The least TPOT that any option reaches without load; infinite where none fits."""
     slowest_ttft_s: float
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[BatchCurve, ...] = ()
     """Launchable options that decode, at all their batches."""
 
     @property
@@ -161,7 +161,7 @@ def price_options(
     *,
     decoder: Decoder,
     formats: Formats,
-    engine: Engine,
+    engine: ServingEngine,
     demand: Demand,
     roles: tuple[Role, ...],
     choices: Choices | None = None,
@@ -180,7 +180,7 @@ def price_options(
         refuse: called with every option.
     """
     launchable: list[Option] = []
-    curves: list[Curve] = []
+    curves: list[BatchCurve] = []
     illegal: Counter[str] = Counter()
     refused: dict[Role, Counter[str]] = {role: Counter() for role in roles}
     least_tpot_s = least_ttft_s = float("inf")
@@ -224,7 +224,7 @@ def decode_options(
     serving_pool: ServingPool,
     iteration: Iteration,
     *,
-    budget: Budget,
+    budget: TokenBudget,
     demand: Demand,
     page_tokens: int | None,
 ) -> tuple[tuple[Option, ...], str]:
@@ -272,7 +272,7 @@ class _Candidate:
 
     serving_pool: ServingPool
     iteration: Iteration
-    budget: Budget
+    budget: TokenBudget
     page_tokens: int | None
     running_N: Floats
     """Sequences of one that are priced, 1 first; none where the longest request has no room."""
@@ -325,7 +325,7 @@ class _Candidate:
 
 def _candidates(
     serving_pools: tuple[ServingPool, ...],
-    plain: tuple[Decoder, Formats, Engine],
+    plain: tuple[Decoder, Formats, ServingEngine],
     choices: Choices,
     demand: Demand,
 ) -> Iterator[_Candidate]:
@@ -403,7 +403,12 @@ def _with_budgets(
 
 
 def _cache_tokens(
-    iteration: Iteration, serving_pool: ServingPool, budget: Budget, demand: Demand, *, running: int
+    iteration: Iteration,
+    serving_pool: ServingPool,
+    budget: TokenBudget,
+    demand: Demand,
+    *,
+    running: int,
 ) -> float:
     """Tokens of a rank's cache beside what steps with so many sequences take of memory."""
     return cache_tokens(
@@ -416,7 +421,12 @@ def _cache_tokens(
 
 
 def _holds_whole(
-    iteration: Iteration, serving_pool: ServingPool, budget: Budget, demand: Demand, *, running: int
+    iteration: Iteration,
+    serving_pool: ServingPool,
+    budget: TokenBudget,
+    demand: Demand,
+    *,
+    running: int,
 ) -> bool:
     """Whether a request of the longest length has room, where the engine wants that."""
     if not memory_rule(iteration.engine).wants_whole_length:
@@ -432,7 +442,7 @@ def _holds_whole(
 
 
 def _most_sequences(
-    iteration: Iteration, serving_pool: ServingPool, budget: Budget, demand: Demand
+    iteration: Iteration, serving_pool: ServingPool, budget: TokenBudget, demand: Demand
 ) -> int:
     """Most sequences that fit into what the steps of so many leave of memory; 1 at least."""
     low, high = 1, min(MOST_RUNNING, demand.most_at_once) + 1
@@ -463,7 +473,7 @@ def step_seconds(iteration: Iteration, running_N: Floats, demand: Demand) -> Flo
 
 def _price_role(
     candidate: _Candidate, role: Role, prompt: PromptTime, demand: Demand
-) -> tuple[tuple[Option, ...], str, Curve | None]:
+) -> tuple[tuple[Option, ...], str, BatchCurve | None]:
     """Return a candidate's options in a role, or the reason why it has none.
 
     The curve holds all priced batches, where the role decodes.
@@ -500,14 +510,14 @@ def _price_role(
 
 def _price_decode(
     candidate: _Candidate, demand: Demand
-) -> tuple[tuple[Option, ...], str, Curve | None]:
+) -> tuple[tuple[Option, ...], str, BatchCurve | None]:
     priced_s = candidate.decode_s_N / candidate.iteration.tokens_per_step
     return _price_batches(candidate, Role.DECODE, priced_s, demand, ttft_s=0.0)
 
 
 def _price_batches(
     candidate: _Candidate, role: Role, priced_s: Floats, demand: Demand, *, ttft_s: float
-) -> tuple[tuple[Option, ...], str, Curve | None]:
+) -> tuple[tuple[Option, ...], str, BatchCurve | None]:
     """Return the options of a decoding candidate, from its TPOT at each batch."""
     data = candidate.iteration.degrees.attention_data
     running_N = np.arange(1.0, candidate.running_N[-1] + 1.0)
@@ -526,7 +536,7 @@ def _price_batches(
 
     allowed = np.flatnonzero(tpot_s_N <= min(demand.tpot_s, LONGEST_S))
     if not len(allowed):
-        slow = Curve(option=at(0), running_N=candidate.running_N, tpot_s_N=priced_s)
+        slow = BatchCurve(option=at(0), running_N=candidate.running_N, tpot_s_N=priced_s)
         return (), SLOW_TOKEN, slow
     best = allowed[rate_N[allowed].argmax()]
     chosen = {
@@ -534,10 +544,10 @@ def _price_batches(
         for share in FRACTIONS
     }
     made = tuple(at(place) for place in sorted(chosen))
-    return made, "", Curve(option=made[0], running_N=candidate.running_N, tpot_s_N=priced_s)
+    return made, "", BatchCurve(option=made[0], running_N=candidate.running_N, tpot_s_N=priced_s)
 
 
-def most_running(cache: float, demand: Demand, *, engine: Engine) -> float:
+def most_running(cache: float, demand: Demand, *, engine: ServingEngine) -> float:
     """Sequences that memory has room for except 1 % of the time; 1 at least.
 
     At most the concurrency of a closed loop. What they take is whole outputs where the engine

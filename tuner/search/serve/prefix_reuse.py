@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.config.serve import Role
-from tuner.costs.serve.engine import Degrees
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.memory import kv_bytes_per_token
 from tuner.plans.serve import PrefixReuse
 from tuner.search.serve.demand import Floats, Ints, PrefixHits
@@ -157,7 +157,7 @@ def recorded_prompts(spec: ServeSpec, *, rate_per_s: float) -> RecordedPrompts |
 
 def most_reuse(problem: ServeProblem) -> PrefixReuse:
     """Return one cache as large as the memory of all pools."""
-    each = kv_bytes_per_token(problem.decoder, problem.formats, Degrees()) * BLOCK_TOKENS
+    each = kv_bytes_per_token(problem.decoder, problem.formats, InstanceDegrees()) * BLOCK_TOKENS
     whole = sum(
         serving_pool.memory_bytes * serving_pool.pool.num_devices
         for serving_pool in problem.serving_pools

@@ -23,13 +23,13 @@ from typing import Final
 
 from solvers.instances.problem import (
     Column,
+    DevicePool,
+    InstanceObjective,
     InstancePlan,
+    InstanceRole,
     InstancesProblem,
-    Objective,
     Route,
 )
-from solvers.instances.problem import Pool as PoolOfDevices
-from solvers.instances.problem import Role as SolverRole
 from solvers.registry import INSTANCES
 from solvers.result import Outcome, Status
 from tuner.config.serve import Role
@@ -49,10 +49,10 @@ ROLES: Final[dict[Mode, tuple[Role, ...]]] = {
 """Of a mode's program. An AFD unit decodes (afd_options.py); where the release launches none, AFD
 has no program (afd_unlaunched.py)."""
 OBJECTIVE: Final = {
-    "cost": Objective.COST,
-    "devices": Objective.DEVICES,
-    "goodput": Objective.DEVICES,
-    "rate": Objective.RATE,
+    "cost": InstanceObjective.COST,
+    "devices": InstanceObjective.DEVICES,
+    "goodput": InstanceObjective.DEVICES,
+    "rate": InstanceObjective.RATE,
 }
 """With a rate to serve, the most good requests per device are those on the fewest devices."""
 
@@ -99,7 +99,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Solved:
+class SolvedProgram:
     """A program with its outcome."""
 
     program: Program
@@ -142,11 +142,11 @@ def build_program(
     )
     if Role.DECODE in roles and not kv_routes.routes:
         return None
-    objective = Objective.RATE if most_rate else OBJECTIVE[kv_transfers.spec.goal.objective]
+    objective = InstanceObjective.RATE if most_rate else OBJECTIVE[kv_transfers.spec.goal.objective]
     least_per_s = LEAST_LOAD_RATIO * min(option.rate_per_s for option in chosen)
     problem = InstancesProblem(
         pools=tuple(
-            PoolOfDevices(name=serving_pool.pool.name, devices=serving_pool.pool.num_devices)
+            DevicePool(name=serving_pool.pool.name, devices=serving_pool.pool.num_devices)
             for serving_pool in serving_pools
         ),
         groups=kv_routes.groups,
@@ -174,14 +174,14 @@ def build_program(
     )
 
 
-def solve_program(program: Program, *, time_limit_s: float) -> Solved:
+def solve_program(program: Program, *, time_limit_s: float) -> SolvedProgram:
     """Choose instances such that every prefill-decode pair of an island has a route.
 
     Routers pair instances freely. Where the chosen ones hold a pair without a route, one of
     the two groups must stay out, so both are tried; the least bound of the branches is the bound.
     """
     outcome = _solve_paired(program.problem, deadline_s=time.perf_counter() + time_limit_s)
-    return Solved(program=program, outcome=outcome)
+    return SolvedProgram(program=program, outcome=outcome)
 
 
 def _solve_paired(problem: InstancesProblem, *, deadline_s: float) -> Outcome[InstancePlan]:
@@ -259,7 +259,7 @@ def unrouted_pair(problem: InstancesProblem, plan: InstancePlan) -> tuple[int, i
     )
 
 
-def serving_instances(solved: Solved) -> Iterator[tuple[Option, int]]:
+def serving_instances(solved: SolvedProgram) -> Iterator[tuple[Option, int]]:
     """Options with the instances that serve requests; others are not launched."""
     plan, problem = solved.outcome.solution, solved.program.problem
     if plan is None:
@@ -273,7 +273,7 @@ def serving_instances(solved: Solved) -> Iterator[tuple[Option, int]]:
     for number, count in enumerate(plan.count_J):
         role = problem.role_of(number)
         if count and (
-            role is SolverRole.AGGREGATED or problem.columns[number].group in used_groups
+            role is InstanceRole.AGGREGATED or problem.columns[number].group in used_groups
         ):
             yield solved.program.options[number], count
 

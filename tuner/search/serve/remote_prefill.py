@@ -24,7 +24,7 @@ import numpy as np
 
 from tuner.config.serve import Role
 from tuner.costs.serve.curves import Floats
-from tuner.costs.serve.offload import Split, split_at
+from tuner.costs.serve.offload import PromptSplit, split_at
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.first_token import client_ttft_s
 from tuner.search.serve.mixed_batches import prompt_time, token_seconds
@@ -48,7 +48,7 @@ class LengthThreshold:
 
     above_tokens: int
     """Prompts with more to compute are long."""
-    split: Split
+    split: PromptSplit
     tokens_N: Floats
     """To compute, of every prompt that was drawn."""
     computed_ratio: float

@@ -42,10 +42,10 @@ from tuner.simulate.serving.client import (
 )
 from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.routed import (
-    Instances,
     PrefillInstances,
+    RequestRouting,
     Routed,
-    Routing,
+    RoutedInstances,
     simulate_routed,
 )
 from tuner.spec.serving.goal import ServeGoal
@@ -97,7 +97,7 @@ def simulate_routed_mode(
             _prefills(group, serving, requests, every, kv_transfers=kv_transfers, demand=demand)
             for group in prefilling
         ],
-        routing=Routing(
+        routing=RequestRouting(
             policy=policy_of(router, groups),
             decode_policy=router.decode_policy or RouterPolicy.LEAST_REQUESTS,
             holds_prefill=router.holds_prefill,
@@ -187,7 +187,7 @@ def _least_share(groups: Sequence[InstanceGroup], every: int) -> float:
 
 def _instances(
     group: InstanceGroup, requests: Requests, every: int, *, is_disaggregated: bool
-) -> Instances:
+) -> RoutedInstances:
     option = group.option
     if is_disaggregated:
         rules = Rules(
@@ -206,7 +206,7 @@ def _instances(
             most_running=option.running,
             is_chunked=option.is_chunked,
         )
-    return Instances(
+    return RoutedInstances(
         count=group.count // every,
         ranks=option.degrees.attention_data,
         times=option_step_times(

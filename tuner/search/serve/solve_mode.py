@@ -41,7 +41,7 @@ from tuner.search.serve.options import Options, ServingPool
 from tuner.search.serve.program import (
     BOUND_TOLERANCE,
     ROLES,
-    Solved,
+    SolvedProgram,
     Spare,
     build_program,
     serving_instances,
@@ -90,7 +90,7 @@ SPARE_STEPS: Final = 4
 class ModeSolution:
     """The chosen instances of one mode, and how they were simulated."""
 
-    solved: Solved
+    solved: SolvedProgram
     groups: tuple[InstanceGroup, ...]
     simulated: SimulationResult
     spare: Spare
@@ -358,7 +358,7 @@ def _with_hits(problem: ServeProblem, hit: float) -> ServeProblem:
 
 def solve_variants(
     problem: ServeProblem, mode: Mode, spare: Spare, *, router: RouterChoice, may_refuse: bool
-) -> list[tuple[ServeProblem, Solved]]:
+) -> list[tuple[ServeProblem, SolvedProgram]]:
     """Solve every variant of a problem that is feasible, least objective first."""
     variants = [
         (variant, solved)
@@ -413,7 +413,7 @@ def solve_with_router(
     return None if best is None else replace(best, bound=bound, covered_kinds=router.most_kinds)
 
 
-def _may_be_better(solved: Solved, solution: ModeSolution | None) -> bool:
+def _may_be_better(solved: SolvedProgram, solution: ModeSolution | None) -> bool:
     return (
         solution is None
         or bool(solution.missed)
@@ -536,7 +536,7 @@ def solve_and_simulate(
 
 def solve_instances(
     problem: ServeProblem, mode: Mode, spare: Spare, *, router: RouterChoice, may_refuse: bool
-) -> Solved | None:
+) -> SolvedProgram | None:
     """Choose instances behind one router, or in islands of one vendor each where that is less."""
     layouts = island_layouts(problem.spec, mode)
     candidates = [
@@ -567,7 +567,7 @@ def _solve_layout(
     router: RouterChoice,
     may_refuse: bool,
     islands: Mapping[str, str],
-) -> Solved | None:
+) -> SolvedProgram | None:
     """Allow as many kinds of instances per role as the router can balance.
 
     Modes whose routing is not planned take two kinds where one does not serve the traffic.
@@ -593,7 +593,7 @@ def _solve_layout(
 
 
 def _simulate_instances(
-    problem: ServeProblem, solved: Solved, spare: Spare, router: RouterChoice
+    problem: ServeProblem, solved: SolvedProgram, spare: Spare, router: RouterChoice
 ) -> ModeSolution:
     groups = instance_groups(solved)
     simulated = simulate_traffic(problem, solved.program.mode, groups, router=router)
@@ -608,7 +608,7 @@ def _simulate_instances(
     )
 
 
-def instance_groups(solved: Solved) -> tuple[InstanceGroup, ...]:
+def instance_groups(solved: SolvedProgram) -> tuple[InstanceGroup, ...]:
     """Return the instances that serve, prefill before others."""
     mode, islands = solved.program.mode, solved.program.islands
     groups = [

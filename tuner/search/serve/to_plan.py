@@ -8,7 +8,7 @@ import numpy as np
 from tuner.config.serve import Island, PlannedKvTransfer, Role, ServeDecision
 from tuner.config.serve_words import target_words
 from tuner.costs.serve.bands import NEW_PAIR, ratio_bands
-from tuner.costs.serve.engine import Degrees
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.devices.datasheet import Vendor
 from tuner.engines.serve_capabilities import main_release
@@ -171,7 +171,7 @@ def _named(group: InstanceGroup) -> str:
     return _label(role, own, own.degrees)
 
 
-def _label(role: Role, option: Option, degrees: Degrees) -> str:
+def _label(role: Role, option: Option, degrees: InstanceDegrees) -> str:
     stages = f"pp{degrees.pipeline}" * (degrees.pipeline > 1)
     shape = f"tp{degrees.attention_tensor}dp{degrees.attention_data}{stages}"
     return f"{role.value}@{option.serving_pool.pool.name}/{shape}"

@@ -12,7 +12,7 @@ from typing import Final
 from tuner.config.knobs import DISPATCHERS, OFFLOADS
 from tuner.costs.train.calibration import Residuals, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
-from tuner.costs.train.constants import Precision
+from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.kernels import Kernels
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory_constants import memory_constants
@@ -90,7 +90,7 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
         spec.emit, priced_pool.sheet, precision=spec.goal.precision.value, release=release
     )
     routing, record = spec.goal.routing, spec.routing
-    is_low = precision is not Precision.BF16
+    is_low = precision is not GemmPrecision.BF16
     mtp = spec.model.mtp_num_layers if capabilities.mtp else 0
     _refuse_precision(spec, priced_pool.sheet)
     _refuse_dispatcher(spec)

@@ -13,9 +13,9 @@ import numpy as np
 from tuner.config.columns import Strategies
 from tuner.config.train import TrainDecision
 from tuner.costs.train.shapes import number, single
-from tuner.faults.forecast import Run, RunForecast, forecast
+from tuner.faults.forecast import RunForecast, TrainingRun, forecast
 from tuner.faults.interval import goodput_step_s
-from tuner.faults.reliability import Jobs, Reliability
+from tuner.faults.reliability import FailureModel, Jobs
 from tuner.faults.resolved import jobs_on_pool, resolved
 from tuner.plans.train import (
     Alternative,
@@ -56,8 +56,7 @@ from tuner.search.train.search_result import (
 )
 from tuner.search.train.ties import tied_rows
 from tuner.spec.accounting import num_parameters, training_flop_per_token
-from tuner.spec.goal import Reliability as StatedReliability
-from tuner.spec.goal import TrainGoal
+from tuner.spec.goal import Reliability, TrainGoal
 from tuner.spec.spec import Spec
 
 MOST_TIES = 16
@@ -65,7 +64,7 @@ MOST_TIES = 16
 
 MOST_PARETO = 16
 
-NEVER_FAILS = StatedReliability(device_mtbf=1e18, restart=0.0)
+NEVER_FAILS = Reliability(device_mtbf=1e18, restart=0.0)
 """Used where the spec prices no failures."""
 
 
@@ -372,7 +371,7 @@ def predict_step(
 def forecast_run(
     goal: TrainGoal,
     jobs: Jobs,
-    reliability: Reliability | None,
+    reliability: FailureModel | None,
     *,
     step_s: float,
     devices_per_node: float,
@@ -381,7 +380,7 @@ def forecast_run(
     """Forecast the run; None where neither its length nor failures are stated."""
     if goal.reliability is None and goal.tokens is None:
         return None
-    run = Run(
+    run = TrainingRun(
         step_s=step_s,
         tokens_per_step=goal.tokens_per_step,
         tokens=goal.tokens,
@@ -401,7 +400,7 @@ def effective_step_s(
 
 def failure_model(
     spec: Spec, priced_pool: PricedPool, strategies: Strategies
-) -> tuple[Jobs, Reliability | None]:
+) -> tuple[Jobs, FailureModel | None]:
     """Jobs of one decision that can fail, and how often they do."""
     stated = spec.goal.reliability
     jobs = jobs_on_pool(

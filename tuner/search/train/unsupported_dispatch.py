@@ -27,12 +27,17 @@ import numpy.typing as npt
 
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.prices.hierarchical_a2a import best_depth, dispatch_s, two_levels
-from tuner.costs.prices.pipelined_a2a import Part, PipelinedLayer, best_degree, overlapped_moe_s
+from tuner.costs.prices.pipelined_a2a import (
+    PipelinedLayer,
+    PipelinedPart,
+    best_degree,
+    overlapped_moe_s,
+)
 from tuner.costs.train.experts import isolated, moe_blocks
 from tuner.costs.train.kernels import DatasheetKernels
 from tuner.costs.train.limited_routing import reached_places
 from tuner.costs.train.links import all_gather_s, groups, latency_s
-from tuner.costs.train.parts import Block, Setting
+from tuner.costs.train.parts import Block, BlockInputs
 from tuner.costs.train.units import LayerCost
 from tuner.search.train.candidate_prices import assemble_step, price_batch, time_pieces
 from tuner.search.train.candidates import to_strategies
@@ -101,8 +106,8 @@ def _step_s(outcome: SearchOutcome, index: int, *, forward_s: float, backward_s:
     return float(np.ravel(assemble_step(problem, piece, stages).step_s)[0])
 
 
-def _setting(problem: TrainProblem, strategies: Strategies) -> Setting:
-    return Setting(
+def _setting(problem: TrainProblem, strategies: Strategies) -> BlockInputs:
+    return BlockInputs(
         model=problem.shape,
         strategies=strategies,
         hardware=problem.hardware,
@@ -117,7 +122,7 @@ def _routed(problem: TrainProblem, strategies: Strategies, **changes: Numbers) -
     return moe_blocks(_setting(problem, replace(strategies, **changes)))[1]
 
 
-def _gather_s(setting: Setting) -> Numbers:
+def _gather_s(setting: BlockInputs) -> Numbers:
     """Seconds of one all-gather between the ranks of one expert."""
     s, m = setting.strategies, setting.model
     row_bytes = s.element_bytes * m.hidden * s.expert_imbalance
@@ -141,13 +146,15 @@ def _pipelined(problem: TrainProblem, strategies: Strategies) -> _Saved:
             all_to_all=all_to_all,
             gather=inside,
             scatter=inside,
-            experts=Part(start_s=launched_s, work_s=getattr(exposed, name)),
+            experts=PipelinedPart(start_s=launched_s, work_s=getattr(exposed, name)),
         )
         pieces_C, _ = best_degree(layer)
         small = _routed(
             problem, strategies, chunks=np.maximum(strategies.chunks, pieces_C.astype(np.float64))
         )
-        layer = replace(layer, experts=Part(start_s=launched_s, work_s=getattr(small, name)))
+        layer = replace(
+            layer, experts=PipelinedPart(start_s=launched_s, work_s=getattr(small, name))
+        )
         taken_s = overlapped_moe_s(layer, pieces=pieces_C.astype(np.float64))
         saved_s = np.maximum(getattr(now, name) + now.expert_s - taken_s, 0.0)
         by_pass.append((pieces_C, saved_s * own.straggler_factor))
@@ -162,8 +169,10 @@ def _pipelined(problem: TrainProblem, strategies: Strategies) -> _Saved:
     )
 
 
-def _part(whole_s: Numbers, start_s: Numbers) -> Part:
-    return Part(start_s=np.minimum(start_s, whole_s), work_s=np.maximum(whole_s - start_s, 0.0))
+def _part(whole_s: Numbers, start_s: Numbers) -> PipelinedPart:
+    return PipelinedPart(
+        start_s=np.minimum(start_s, whole_s), work_s=np.maximum(whole_s - start_s, 0.0)
+    )
 
 
 def _hierarchical(problem: TrainProblem, strategies: Strategies) -> _Saved:

@@ -66,7 +66,7 @@ def ignore_steps(steps: int, taken: float, running: int) -> None:
 
 
 @dataclass(slots=True)
-class Rank:
+class EngineRank:
     """One attention-data rank of an engine at one moment."""
 
     times: StepTimes
@@ -317,7 +317,7 @@ def simulate(
         arrivals = sorted((delays_s[request], request) for request in loop.first())
     else:
         arrivals = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
-    simulation = Rank(
+    simulation = EngineRank(
         times=times,
         rules=rules,
         observe=observe,

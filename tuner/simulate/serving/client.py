@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.serve.engine import TRAITS, Batching, Engine
+from tuner.costs.serve.engine import TRAITS, Batching, ServingEngine
 from tuner.simulate.serving.batching import Rules
 from tuner.simulate.serving.load import Served
 from tuner.simulate.serving.steps import StepTimes
@@ -41,7 +41,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class ClientOverhead:
     """What lies between an engine's steps and the client."""
 
     overhead_s: float
@@ -49,13 +49,13 @@ class Client:
     """Steps that a token waits to be handed out."""
 
 
-def engine_client(engine: Engine) -> Client:
+def engine_client(engine: ServingEngine) -> ClientOverhead:
     """Return the client of an engine."""
-    overhead_s = SGLANG_CLIENT_S if engine is Engine.SGLANG else CLIENT_S
-    return Client(overhead_s=overhead_s)
+    overhead_s = SGLANG_CLIENT_S if engine is ServingEngine.SGLANG else CLIENT_S
+    return ClientOverhead(overhead_s=overhead_s)
 
 
-def client_observed_ttft_s(served: Served, *, client: Client) -> Floats:
+def client_observed_ttft_s(served: Served, *, client: ClientOverhead) -> Floats:
     """Return every request's time to its first token as its client sees it."""
     tpot_s_R = served.tpot_s_R
     each_s = float(np.mean(tpot_s_R)) if len(tpot_s_R) else 0.0
@@ -64,7 +64,7 @@ def client_observed_ttft_s(served: Served, *, client: Client) -> Floats:
 
 
 def engine_rules(
-    engine: Engine,
+    engine: ServingEngine,
     *,
     step_tokens: int,
     kv_tokens: float,

@@ -65,7 +65,7 @@ def prompts_of_step(
 
 
 @dataclass(slots=True)
-class _Simulation:
+class _DisaggregatedSimulation:
     stations: Stations
     inputs: list[int]
     outputs: list[int]
@@ -178,7 +178,7 @@ def simulate_disaggregated(requests: Requests, *, stations: Stations, concurrenc
     loop = None
     if requests.arrival_s_R is None:
         loop = ClosedLoop(requests, concurrency=concurrency)
-    simulation = _Simulation(
+    simulation = _DisaggregatedSimulation(
         stations=stations,
         inputs=requests.input_R.tolist(),
         outputs=requests.output_R.tolist(),

@@ -33,7 +33,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.simulate.serving.batching import Rank, Rules, ignore_steps
+from tuner.simulate.serving.batching import EngineRank, Rules, ignore_steps
 from tuner.simulate.serving.disaggregated import prompts_of_step
 from tuner.simulate.serving.load import ClosedLoop, Requests, Served
 from tuner.simulate.serving.routing import Router
@@ -45,7 +45,7 @@ TURNS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instances:
+class RoutedInstances:
     """Equal instances that decode, or prefill and decode."""
 
     count: int
@@ -79,7 +79,7 @@ class PrefillInstances:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
+class RequestRouting:
     """How requests are spread."""
 
     policy: RouterPolicy
@@ -104,7 +104,7 @@ class Routed:
 
 
 @dataclass(slots=True)
-class _Worker:
+class _PrefillWorker:
     """One prefill instance."""
 
     prefills: PrefillInstances
@@ -130,11 +130,11 @@ class _Worker:
 
 
 @dataclass(slots=True)
-class _Simulation:
+class _RoutedSimulation:
     requests: Requests
-    kinds: Sequence[Instances]
+    kinds: Sequence[RoutedInstances]
     prefills: Sequence[PrefillInstances]
-    routing: Routing
+    routing: RequestRouting
     inputs: list[int]
     outputs: list[int]
     cached: list[int]
@@ -143,12 +143,12 @@ class _Simulation:
     """Before each request of a closed loop is sent."""
     rng: np.random.Generator
     sessions: list[int]
-    ranks: list[Rank] = field(default_factory=list)
+    ranks: list[EngineRank] = field(default_factory=list)
     place_of_rank: list[int] = field(default_factory=list)
     ranks_of: list[list[int]] = field(default_factory=list)
     """Numbers of an instance's ranks."""
     kind_of: list[int] = field(default_factory=list)
-    workers: list[_Worker] = field(default_factory=list)
+    workers: list[_PrefillWorker] = field(default_factory=list)
     due: list[tuple[float, int, int]] = field(default_factory=list)
     """Heap: when a rank, or beyond them a worker, is due; with the version of the entry."""
     version: list[int] = field(default_factory=list)
@@ -181,7 +181,7 @@ class _Simulation:
         reading = []
         for prefills in self.prefills:
             reading += [prefills.weight] * prefills.count
-            self.workers += [_Worker(prefills) for _ in range(prefills.count)]
+            self.workers += [_PrefillWorker(prefills) for _ in range(prefills.count)]
         self.version = [0] * (len(self.ranks) + len(self.workers))
         own = self.routing.decode_policy if self.prefills else self.routing.policy
         return (
@@ -189,8 +189,8 @@ class _Simulation:
             Router(policy=own, weight_N=weights, rng=self.rng),
         )
 
-    def _rank(self, kind: Instances) -> Rank:
-        return Rank(
+    def _rank(self, kind: RoutedInstances) -> EngineRank:
+        return EngineRank(
             times=kind.times,
             rules=kind.rules,
             observe=ignore_steps,
@@ -300,9 +300,9 @@ class _Simulation:
 def simulate_routed(
     requests: Requests,
     *,
-    kinds: Sequence[Instances],
+    kinds: Sequence[RoutedInstances],
     prefills: Sequence[PrefillInstances] = (),
-    routing: Routing,
+    routing: RequestRouting,
     concurrency: int = 1,
 ) -> Routed:
     """Serve all requests on several instances.
@@ -316,7 +316,7 @@ def simulate_routed(
     """
     count = len(requests.input_R)
     rng = np.random.default_rng(routing.seed)
-    simulation = _Simulation(
+    simulation = _RoutedSimulation(
         requests=requests,
         kinds=kinds,
         prefills=prefills,

@@ -44,7 +44,7 @@ class Phases:
 
 
 @dataclass(slots=True)
-class _Simulation:
+class _SharedSimulation:
     phases: Phases
     inputs: list[int]
     outputs: list[int]
@@ -173,7 +173,7 @@ def simulate_shared(requests: Requests, *, phases: Phases, concurrency: int = 1)
     else:
         coming = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
     heapq.heapify(coming)
-    simulation = _Simulation(
+    simulation = _SharedSimulation(
         phases=phases,
         inputs=requests.input_R.tolist(),
         outputs=requests.output_R.tolist(),

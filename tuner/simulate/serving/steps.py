@@ -46,7 +46,7 @@ class Halves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stages:
+class PipelineStages:
     """A pipeline."""
 
     count: int
@@ -94,7 +94,7 @@ class StepTimes:
     overshoot_tokens: float = 0.0
     """That its last step yields too many on average."""
     halves: Halves | None = None
-    stages: Stages | None = None
+    stages: PipelineStages | None = None
 
     @property
     def micro_batches(self) -> int:
@@ -266,12 +266,12 @@ def _prompt_s(iteration: Iteration, s_Q: Floats, *, most_tokens: int) -> Floats:
     return np.asarray(iteration.prompt_s(s_Q) + one.prompt_s(s_Q) + token_s * s_Q)
 
 
-def _stages(iteration: Iteration) -> Stages | None:
+def _stages(iteration: Iteration) -> PipelineStages | None:
     count, layers = iteration.degrees.pipeline, iteration.decoder.num_layers
     if count == 1:
         return None
     none_s, one_s = iteration.passed_s(np.array([0.0, 1.0]))
-    return Stages(
+    return PipelineStages(
         count=count,
         slot_ratio=iteration.slot_ratio,
         last_ratio=layers // count / layers,

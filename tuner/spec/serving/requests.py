@@ -33,7 +33,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Requests:
+class TrafficRequests:
     """A list of requests, in order of arrival."""
 
     arrival_s_N: Floats | None
@@ -44,7 +44,7 @@ class Requests:
     """The request of the previous turn, -1: none; None if no sessions are known."""
 
 
-def sample_requests(traffic: Traffic, *, count: int, rng: np.random.Generator) -> Requests:
+def sample_requests(traffic: Traffic, *, count: int, rng: np.random.Generator) -> TrafficRequests:
     """Return `count` requests; fewer if a trace that is used in its order has fewer.
 
     A closed loop uses a trace with prompt blocks in its order, so that sessions are preserved; of
@@ -66,10 +66,12 @@ def sample_requests(traffic: Traffic, *, count: int, rng: np.random.Generator) -
     if traffic.rate is not None:
         arrival = traffic.arrival or Arrival()
         arrival_s_N = arrivals_s(arrival, rate_per_s=traffic.rate, count=count, rng=rng)
-    return Requests(arrival_s_N=arrival_s_N, input_tokens_N=input_N, output_tokens_N=output_N)
+    return TrafficRequests(
+        arrival_s_N=arrival_s_N, input_tokens_N=input_N, output_tokens_N=output_N
+    )
 
 
-def _sessions(path: Path, *, count: int) -> Requests | None:
+def _sessions(path: Path, *, count: int) -> TrafficRequests | None:
     """Return the first requests of a trace with their turns; None if it has no blocks."""
     sessions = Sessions()
     inputs: list[Ints] = []
@@ -97,7 +99,7 @@ def _sessions(path: Path, *, count: int) -> Requests | None:
             break
     if not named:
         return None
-    return Requests(
+    return TrafficRequests(
         arrival_s_N=None,
         input_tokens_N=np.concatenate(inputs),
         output_tokens_N=np.concatenate(outputs),
@@ -157,7 +159,7 @@ def _sample(law: LengthLaw | None, *, count: int, rng: np.random.Generator) -> I
     return sample_tokens(law, count=count, rng=rng)
 
 
-def _replay(traffic: Traffic, *, count: int, rng: np.random.Generator) -> Requests:
+def _replay(traffic: Traffic, *, count: int, rng: np.random.Generator) -> TrafficRequests:
     if traffic.trace is None:
         raise ValueError("only a trace can be replayed")
     stretch = 1.0
@@ -172,7 +174,7 @@ def _replay(traffic: Traffic, *, count: int, rng: np.random.Generator) -> Reques
         left -= len(arrivals[-1])
         if not left:
             break
-    return Requests(
+    return TrafficRequests(
         arrival_s_N=np.concatenate(arrivals),
         input_tokens_N=np.concatenate(inputs),
         output_tokens_N=np.concatenate(outputs),

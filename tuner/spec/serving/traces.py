@@ -151,7 +151,7 @@ def trace_chunks(path: Path, *, with_blocks: bool = False) -> Iterator[TraceChun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
+class _RawRows:
     """Raw cells of a chunk's rows."""
 
     form: TraceFormat
@@ -159,7 +159,7 @@ class _Rows:
 
 
 def _check_chunks(
-    chunks: Iterator[_Rows], *, where: str, with_blocks: bool
+    chunks: Iterator[_RawRows], *, where: str, with_blocks: bool
 ) -> Iterator[TraceChunk]:
     start: float | np.datetime64 | None = None
     last_s = 0.0
@@ -280,7 +280,7 @@ def _blocks(hashes: Sequence[Any], input_N: Ints, *, complain: _Complain) -> Blo
     return Blocks(id_B=np.array(list(chain.from_iterable(listed)), dtype=np.int64), count_N=count_N)
 
 
-def _number_rows(file: TextIO, *, where: str) -> Iterator[_Rows]:
+def _number_rows(file: TextIO, *, where: str) -> Iterator[_RawRows]:
     lines = _lines(file, where=where)
     first = next(lines, "")
     form = _detect_format(first, where=where)
@@ -292,17 +292,17 @@ def _number_rows(file: TextIO, *, where: str) -> Iterator[_Rows]:
     yield from _in_chunks(_csv_rows(lines, places=places, where=where), form=form)
 
 
-def _in_chunks(cells: Iterator[_Row], *, form: TraceFormat) -> Iterator[_Rows]:
+def _in_chunks(cells: Iterator[_Row], *, form: TraceFormat) -> Iterator[_RawRows]:
     chunk: list[_Row] = []
     blocks = 0
     for cell in cells:
         chunk.append(cell)
         blocks += len(cell[-1]) if isinstance(cell[-1], list) else 0
         if len(chunk) == CHUNK_ROWS or blocks >= CHUNK_BLOCKS:
-            yield _Rows(form=form, cells=chunk)
+            yield _RawRows(form=form, cells=chunk)
             chunk, blocks = [], 0
     if chunk:
-        yield _Rows(form=form, cells=chunk)
+        yield _RawRows(form=form, cells=chunk)
 
 
 def _lines(file: TextIO, *, where: str) -> Iterator[str]:

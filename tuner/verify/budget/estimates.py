@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tuner.config.train import TrainDecision
 from tuner.units import format_ratio
 from tuner.verify.budget.extrapolation import Belief, MeasuredTrial, infer_belief
-from tuner.verify.budget.jobs import STATE, Job, Sync
+from tuner.verify.budget.jobs import STATE, Sync, TrialJob
 from tuner.verify.budget.trial_options import TrialOptions
 from tuner.verify.evidence import measured_s, median_error_s, pooled
 from tuner.verify.records import Extrapolated, TrialRecord
@@ -20,7 +20,7 @@ from tuner.verify.records import Extrapolated, TrialRecord
 class Estimates:
     """Step times of the candidates with a successful trial, and of the plan's own choice."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[TrialJob, ...]
     """Full-scale jobs, in the order of their first trials."""
     belief: Belief
     seen: tuple[MeasuredTrial, ...]
@@ -60,7 +60,7 @@ class Estimates:
     def _ran_whole(self, candidate: TrainDecision) -> bool:
         return any(one.job.candidate == candidate and one.job.scale is None for one in self.seen)
 
-    def _unseen(self, job: Job) -> tuple[str, ...]:
+    def _unseen(self, job: TrialJob) -> tuple[str, ...]:
         """Name the parts of a full-scale job that no trial ran, where only the model applies."""
         unseen = []
         share = job.parts_s_K[STATE] / job.predicted_s

@@ -34,7 +34,7 @@ from typing import Final
 
 import numpy as np
 
-from tuner.verify.budget.jobs import STATE, Floats, Job
+from tuner.verify.budget.jobs import STATE, Floats, TrialJob
 
 COMMON: Final = 1.0
 PART: Final = 0.3
@@ -57,7 +57,7 @@ LEAST_NOISE: Final = 0.002
 class MeasuredTrial:
     """A successful trial."""
 
-    job: Job
+    job: TrialJob
     measured_s: float
     noise_s: float
     """Standard error."""
@@ -87,7 +87,7 @@ class Belief:
 
 
 def infer_belief(
-    seen: Sequence[MeasuredTrial], jobs: Sequence[Job], *, band_ratio: float
+    seen: Sequence[MeasuredTrial], jobs: Sequence[TrialJob], *, band_ratio: float
 ) -> Belief:
     """Infer the belief about jobs from trials.
 
@@ -121,7 +121,11 @@ def infer_belief(
 
 
 def _covariance(
-    ones: Sequence[Job], others: Sequence[Job], common: float, spread: float, band_ratio: float
+    ones: Sequence[TrialJob],
+    others: Sequence[TrialJob],
+    common: float,
+    spread: float,
+    band_ratio: float,
 ) -> Floats:
     """Return the prior covariance of true steps."""
     both = (ones, others)

@@ -55,7 +55,7 @@ Sync = tuple[int, int, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Job:
+class TrialJob:
     """A full-scale or scaled-down job with its predicted step."""
 
     candidate: TrainDecision
@@ -97,12 +97,12 @@ def build_job(
     predicted: TrainPrediction,
     *,
     whole_s: float,
-) -> Job:
+) -> TrialJob:
     """Return the job of a candidate at a scale; `whole_s` is the full-scale predicted step."""
     launched = candidate if scale is None else scale.decision
     shape = launch_shape(plan if scale is None else scaled_plan(plan, scale), launched)
     stage = launched.num_devices // launched.pipeline_model_parallel_size
-    return Job(
+    return TrialJob(
         candidate=candidate,
         scale=scale,
         parts_s_K=parts_s_K(predicted),

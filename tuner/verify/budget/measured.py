@@ -7,11 +7,11 @@ from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Workload
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.search.reference.decisions import degrees_of
-from tuner.search.reference.layer_costs import CandidateCosts, Machine
+from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.predict import predict
 
 
-def measured_prices(machine: Machine) -> Callable[[Plan, TrainDecision], TrainPrediction]:
+def measured_prices(machine: PricedMachine) -> Callable[[Plan, TrainDecision], TrainPrediction]:
     """Return the pricer of decisions of a plan and of scaled-down plans."""
 
     def priced(plan: Plan, decision: TrainDecision) -> TrainPrediction:

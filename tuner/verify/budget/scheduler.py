@@ -30,7 +30,7 @@ from tuner.verify.budget.estimates import trial_evidence
 from tuner.verify.budget.extrapolation import Belief, infer_belief
 from tuner.verify.budget.obstacles import Obstacle, describe_obstacles, describe_with_choice
 from tuner.verify.budget.scale import Scale
-from tuner.verify.budget.trial_options import Option, TrialOptions
+from tuner.verify.budget.trial_options import TrialOption, TrialOptions
 from tuner.verify.evidence import measured_s
 from tuner.verify.records import TrialRecord
 
@@ -135,7 +135,9 @@ class Spending:
         cost_s = self._whole_cost_s(self.possible.whole(candidate), records)
         return cost_s <= self.left_s and candidate.num_devices <= self.possible.most_devices
 
-    def next(self, records: Sequence[TrialRecord], *, running: Jobs, trials: int) -> Option | None:
+    def next(
+        self, records: Sequence[TrialRecord], *, running: Jobs, trials: int
+    ) -> TrialOption | None:
         """Return the job to launch now; None if there is none, and then `stopped` says why.
 
         Args:
@@ -176,13 +178,13 @@ class Spending:
 
     def _own_first(
         self,
-        options: Sequence[Option],
+        options: Sequence[TrialOption],
         items: Sequence[Item],
         affordable: Sequence[int],
         *,
         records: Sequence[TrialRecord],
         busy: Set[TrainDecision],
-    ) -> Option | None:
+    ) -> TrialOption | None:
         """Return the most valuable trial of the plan's own choice if it has none yet."""
         own = self.possible.space.plan.decision
         if own in busy:
@@ -266,7 +268,7 @@ class Spending:
         return f"no further trial is expected to save {format_ratio(WORTH_RATIO)} of a step"
 
     def _items(
-        self, options: Sequence[Option], records: Sequence[TrialRecord]
+        self, options: Sequence[TrialOption], records: Sequence[TrialRecord]
     ) -> tuple[list[Item], float]:
         """Return the options as items, and the step of the best candidate in seconds."""
         candidates = self.possible.candidates()
@@ -293,7 +295,7 @@ class Spending:
         ]
         return items, float(belief.mean_s_T[: len(whole)].min())
 
-    def _open(self, *, records: Sequence[TrialRecord], running: Jobs) -> list[Option]:
+    def _open(self, *, records: Sequence[TrialRecord], running: Jobs) -> list[TrialOption]:
         """Return the options that were not launched yet."""
         done = {(one.decision, one.scale) for one in records}
         done |= set(running)
@@ -308,17 +310,17 @@ class Spending:
         ]
 
     def _cost_s(
-        self, option: Option, belief: Belief, place: int, records: Sequence[TrialRecord]
+        self, option: TrialOption, belief: Belief, place: int, records: Sequence[TrialRecord]
     ) -> float:
         """Predict the wall time of a launch from measurements, at the upper end of the band."""
         step_s = float(belief.mean_s_T[place]) + belief.error_s(place)
         return self._start_up_s(records) + self.num_steps * step_s
 
-    def _first_cost_s(self, option: Option) -> float:
+    def _first_cost_s(self, option: TrialOption) -> float:
         """Predict the wall time of a launch from the model only."""
         return self._start_up_s(()) + self.num_steps * option.predicted.step_time_s_band[1]
 
-    def _whole_cost_s(self, option: Option, records: Sequence[TrialRecord]) -> float:
+    def _whole_cost_s(self, option: TrialOption, records: Sequence[TrialRecord]) -> float:
         seen = trial_evidence(self.possible, records)
         if not seen:
             return self._first_cost_s(option)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tuner.config.train import TrainDecision
 from tuner.errors import OutsideProfileError
 from tuner.plans.train import Plan, TrainPrediction
-from tuner.verify.budget.jobs import Job, build_job
+from tuner.verify.budget.jobs import TrialJob, build_job
 from tuner.verify.budget.obstacles import Obstacle
 from tuner.verify.budget.scale import Scale, launchable_scales, scaled_plan, why_none
 from tuner.verify.neighbourhood import DecisionSpace
@@ -20,10 +20,10 @@ Price = Callable[[Plan, TrainDecision], TrainPrediction]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Option:
+class TrialOption:
     """A job that can be launched."""
 
-    job: Job
+    job: TrialJob
     predicted: TrainPrediction
     plan: Plan
     """The job's plan, scaled down with it."""
@@ -38,7 +38,7 @@ class TrialOptions:
     """None: only full-scale jobs can be priced and launched."""
     max_devices: int | None = None
     """None: as many as a candidate needs."""
-    _known: dict[TrainDecision, tuple[Option, ...]] = field(default_factory=dict, repr=False)
+    _known: dict[TrainDecision, tuple[TrialOption, ...]] = field(default_factory=dict, repr=False)
     _refused: dict[TrainDecision, Obstacle] = field(default_factory=dict, repr=False)
 
     @property
@@ -62,7 +62,7 @@ class TrialOptions:
         known = dict.fromkeys(one for one in points if one is not None)
         return tuple(one for one in known if self.space.excess_bytes(one) <= 0)
 
-    def options_of(self, candidate: TrainDecision) -> tuple[Option, ...]:
+    def options_of(self, candidate: TrainDecision) -> tuple[TrialOption, ...]:
         """Return the possible jobs of a candidate, scaled-down ones first."""
         known = self._known.get(candidate)
         if known is None:
@@ -75,13 +75,13 @@ class TrialOptions:
             known = self._known[candidate] = tuple(options)
         return known
 
-    def whole(self, candidate: TrainDecision) -> Option:
+    def whole(self, candidate: TrainDecision) -> TrialOption:
         """Return the full-scale job of a candidate, whatever number of devices it needs."""
         plan, predicted = self.space.plan, self.space.predicted(candidate)
         job = build_job(plan, candidate, None, predicted, whole_s=predicted.step_time_s)
-        return Option(job=job, predicted=predicted, plan=plan)
+        return TrialOption(job=job, predicted=predicted, plan=plan)
 
-    def option(self, candidate: TrainDecision, scale: Scale | None) -> Option | None:
+    def option(self, candidate: TrainDecision, scale: Scale | None) -> TrialOption | None:
         """Return the option of a trial; None if the model cannot price it."""
         if scale is None:
             return self.whole(candidate)
@@ -108,7 +108,7 @@ class TrialOptions:
                 return count
         return None
 
-    def _scaled(self, candidate: TrainDecision, scale: Scale) -> Option | None:
+    def _scaled(self, candidate: TrainDecision, scale: Scale) -> TrialOption | None:
         assert self.price is not None
         plan = scaled_plan(self.space.plan, scale)
         try:
@@ -124,4 +124,4 @@ class TrialOptions:
             return None
         whole_s = self.space.predicted(candidate).step_time_s
         job = build_job(self.space.plan, candidate, scale, predicted, whole_s=whole_s)
-        return Option(job=job, predicted=predicted, plan=plan)
+        return TrialOption(job=job, predicted=predicted, plan=plan)

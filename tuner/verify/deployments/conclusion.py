@@ -23,7 +23,7 @@ from tuner.plans.serve import ServePlan
 from tuner.spec.serving.lengths import mean_tokens
 from tuner.units import format_ratio
 from tuner.verify.deployments.measured import (
-    Deployment,
+    MeasuredDeployment,
     Metric,
     failed_ratio,
     group_by_decision,
@@ -90,7 +90,9 @@ def contenders(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> tuple[Se
     return (order[0].first.decision,) if len(holds) > 1 else ()
 
 
-def _trial(plan: ServePlan, one: Deployment, deployments: Sequence[Deployment]) -> ServeTrial:
+def _trial(
+    plan: ServePlan, one: MeasuredDeployment, deployments: Sequence[MeasuredDeployment]
+) -> ServeTrial:
     runs, first, predicted = one.runs, one.first, one.first.predicted
     shown = first if first.status == "ok" or not runs else _first_ok(one)
     others = [other for other in deployments if other is not one and other.runs]
@@ -125,13 +127,13 @@ def _trial(plan: ServePlan, one: Deployment, deployments: Sequence[Deployment]) 
     )
 
 
-def _first_ok(one: Deployment) -> ServeTrialRecord:
+def _first_ok(one: MeasuredDeployment) -> ServeTrialRecord:
     return next(record for record in one.records if record.status == "ok")
 
 
 def _ranked(
-    plan: ServePlan, deployments: Sequence[Deployment], trials: Sequence[ServeTrial]
-) -> list[Deployment]:
+    plan: ServePlan, deployments: Sequence[MeasuredDeployment], trials: Sequence[ServeTrial]
+) -> list[MeasuredDeployment]:
     """Return the deployments that meet every SLO, best first."""
     ran = [one for one in deployments if one.runs]
     holding = [one for one, trial in zip(deployments, trials, strict=True) if trial.holds_targets]
@@ -139,7 +141,7 @@ def _ranked(
     return sorted(holding, key=lambda one: (_worth(plan, one, ran), _request_s(plan, one)))
 
 
-def _worth(plan: ServePlan, one: Deployment, ran: Sequence[Deployment]) -> float:
+def _worth(plan: ServePlan, one: MeasuredDeployment, ran: Sequence[MeasuredDeployment]) -> float:
     """Return the value that the goal minimises."""
     devices = one.first.decision.num_devices
     if plan.goal.objective in _GOOD:
@@ -148,18 +150,18 @@ def _worth(plan: ServePlan, one: Deployment, ran: Sequence[Deployment]) -> float
     return float(devices) if plan.goal.objective == "devices" or price is None else price
 
 
-def _goodputs(one: Deployment, ran: Sequence[Deployment]) -> list[float]:
+def _goodputs(one: MeasuredDeployment, ran: Sequence[MeasuredDeployment]) -> list[float]:
     """Return each run's goodput in requests per second, or completed requests if not reported."""
     good = [run.goodput_requests_per_s for run in one.runs]
     reported = [value for value in good if value is not None]
     return reported if _all_report_goodput(ran) else [run.requests_per_s for run in one.runs]
 
 
-def _all_report_goodput(ran: Sequence[Deployment]) -> bool:
+def _all_report_goodput(ran: Sequence[MeasuredDeployment]) -> bool:
     return all(run.goodput_requests_per_s is not None for one in ran for run in one.runs)
 
 
-def _request_s(plan: ServePlan, one: Deployment) -> float:
+def _request_s(plan: ServePlan, one: MeasuredDeployment) -> float:
     """Return the latency of a mean request in seconds."""
     lengths = plan.goal.traffic.output_tokens
     tokens = mean_tokens(lengths) if lengths is not None else _output_tokens(one)
@@ -167,12 +169,12 @@ def _request_s(plan: ServePlan, one: Deployment) -> float:
     return measured_spread(one.runs, "ttft").mean + further * measured_spread(one.runs, "tpot").mean
 
 
-def _output_tokens(one: Deployment) -> float:
+def _output_tokens(one: MeasuredDeployment) -> float:
     return median_over_runs(one.runs, lambda run: run.mean_output_tokens) or 1.0
 
 
 def _regret(
-    plan: ServePlan, order: Sequence[Deployment], ran: Sequence[Deployment]
+    plan: ServePlan, order: Sequence[MeasuredDeployment], ran: Sequence[MeasuredDeployment]
 ) -> float | None:
     first = next((one for one in order if one.first.decision == plan.decision), None)
     if first is None:
@@ -183,24 +185,31 @@ def _regret(
     return chosen / best - 1.0 if best > 0.0 else 0.0
 
 
-def _is_tie(plan: ServePlan, one: Deployment, other: Deployment, ran: Sequence[Deployment]) -> bool:
+def _is_tie(
+    plan: ServePlan,
+    one: MeasuredDeployment,
+    other: MeasuredDeployment,
+    ran: Sequence[MeasuredDeployment],
+) -> bool:
     difference = abs(_worth(plan, one, ran) - _worth(plan, other, ran))
     return difference <= 2.0 * _noise(plan, (one, other), ran)
 
 
-def _noise(plan: ServePlan, deployments: Iterable[Deployment], ran: Sequence[Deployment]) -> float:
+def _noise(
+    plan: ServePlan, deployments: Iterable[MeasuredDeployment], ran: Sequence[MeasuredDeployment]
+) -> float:
     """Return the standard errors of both medians; devices and prices have none."""
     if plan.goal.objective not in _GOOD:
         return 0.0
     return sum(median_error_s(_goodputs(one, ran)) / _per(plan, one) for one in deployments)
 
 
-def _per(plan: ServePlan, one: Deployment) -> int:
+def _per(plan: ServePlan, one: MeasuredDeployment) -> int:
     """Return the divisor of goodput: devices, or 1 for the total."""
     return one.first.decision.num_devices if plan.goal.objective == "goodput" else 1
 
 
-def _ratios(ran: Sequence[Deployment], metric: Metric) -> Iterator[float]:
+def _ratios(ran: Sequence[MeasuredDeployment], metric: Metric) -> Iterator[float]:
     for one in ran:
         predicted = one.first.predicted
         predicted_s = (predicted.ttft_s if metric == "ttft" else predicted.tpot_s).mean
@@ -210,11 +219,11 @@ def _ratios(ran: Sequence[Deployment], metric: Metric) -> Iterator[float]:
             yield measured_s / predicted_s
 
 
-def _factor(ran: Sequence[Deployment], metric: Metric) -> float:
+def _factor(ran: Sequence[MeasuredDeployment], metric: Metric) -> float:
     return statistics.median(list(_ratios(ran, metric)) or [1.0])
 
 
-def _accuracy(trials: Sequence[ServeTrial], ran: Sequence[Deployment]) -> ServeAccuracy:
+def _accuracy(trials: Sequence[ServeTrial], ran: Sequence[MeasuredDeployment]) -> ServeAccuracy:
     measured = [trial for trial in trials if trial.measured_ttft_s is not None]
     return ServeAccuracy(
         ttft_median_ape=_ape((one.predicted_ttft_s, one.measured_ttft_s) for one in measured),
@@ -236,7 +245,7 @@ def _ape(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
     return statistics.median(errors) if errors else None
 
 
-def _within(ran: Sequence[Deployment], metric: Metric) -> int:
+def _within(ran: Sequence[MeasuredDeployment], metric: Metric) -> int:
     count = 0
     for one in ran:
         predicted = one.first.predicted
@@ -246,7 +255,7 @@ def _within(ran: Sequence[Deployment], metric: Metric) -> int:
 
 
 def _notes(
-    plan: ServePlan, deployments: Sequence[Deployment], trials: Sequence[ServeTrial]
+    plan: ServePlan, deployments: Sequence[MeasuredDeployment], trials: Sequence[ServeTrial]
 ) -> Iterator[str]:
     ran = [one for one in deployments if one.runs]
     runs = [run for one in ran for run in one.runs]

@@ -78,7 +78,7 @@ RUN_START_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class DeploymentTimeouts:
     """Timeouts and polling interval, in seconds."""
 
     start_s: float
@@ -134,7 +134,7 @@ class DeploymentLauncher:
     benchmark: Template
     client: Client
     runs: int
-    pace: Pace
+    pace: DeploymentTimeouts
     environment: Mapping[str, str]
     prepare: Callable[[DeploymentLaunch], None]
     """Writes the emitted files of a trial into `launch/` of its folder."""

@@ -20,7 +20,7 @@ STATISTICS: Final = ("mean", "p50", "p90", "p99")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
+class MeasuredDeployment:
     """All launches of one decision."""
 
     first: ServeTrialRecord
@@ -33,12 +33,14 @@ class Deployment:
         return tuple(run for one in self.records if one.status == "ok" for run in one.runs)
 
 
-def group_by_decision(records: Iterable[ServeTrialRecord]) -> tuple[Deployment, ...]:
+def group_by_decision(records: Iterable[ServeTrialRecord]) -> tuple[MeasuredDeployment, ...]:
     """Group the launches by decision, in the order of first launch."""
     by_decision: dict[ServeDecision, list[ServeTrialRecord]] = {}
     for record in sorted(records, key=lambda one: one.number):
         by_decision.setdefault(record.decision, []).append(record)
-    return tuple(Deployment(first=each[0], records=tuple(each)) for each in by_decision.values())
+    return tuple(
+        MeasuredDeployment(first=each[0], records=tuple(each)) for each in by_decision.values()
+    )
 
 
 def _median_spread(spreads: Sequence[Spread]) -> Spread:

@@ -70,7 +70,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class SlurmTimeouts:
     """Timeouts and polling interval, in seconds."""
 
     poll_s: float = 2.0
@@ -93,7 +93,7 @@ class SlurmLauncher:
         *,
         options: Options = (),
         requeue: bool = True,
-        pace: Pace | None = None,
+        pace: SlurmTimeouts | None = None,
         environment: Mapping[str, str],
         on_message: Callable[[str], None],
     ) -> None:
@@ -108,7 +108,7 @@ class SlurmLauncher:
         """
         self._options = options
         self._requeue = requeue
-        self._pace = pace or Pace()
+        self._pace = pace or SlurmTimeouts()
         self._environment = without_overrides(options, environment)
         self._on_message = on_message
         self._stopping = threading.Event()

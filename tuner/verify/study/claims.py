@@ -43,7 +43,7 @@ FAILED_S: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class StudySnapshot:
     """Snapshot of a study."""
 
     records: tuple[TrialRecord, ...]
@@ -117,7 +117,7 @@ class SharedStudy:
         """Run an action exclusively; it may be retried, see `Store`."""
         return self._store.exclusively(action)
 
-    def look(self) -> Progress:
+    def look(self) -> StudySnapshot:
         """Settle trials of dead workers, and return the progress; exclusively."""
         trials = self.study.get_trials(deepcopy=False)
         running = [trial for trial in trials if trial.state is TrialState.RUNNING]
@@ -131,7 +131,7 @@ class SharedStudy:
         for token in self.attendance.gone():
             if token != self.worker.token:
                 self._store.forget(token)
-        return Progress(
+        return StudySnapshot(
             records=tuple(self.records[number] for number in sorted(self.records)),
             open=tuple(one for one in proposals if one is not None),
         )

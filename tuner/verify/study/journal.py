@@ -42,7 +42,7 @@ from pydantic import ValidationError
 from profilers.files import open_regular, read_bounded, require_regular
 from tuner.errors import OutputError, PlanUnreadableError, StudyError
 from tuner.plans.folder import WORKERS_SUFFIX
-from tuner.verify.study.worker import MOST_WORKERS, WORKER_TOKEN, Heartbeat, Worker
+from tuner.verify.study.worker import MOST_WORKERS, WORKER_TOKEN, Worker, WorkerHeartbeat
 
 Result = TypeVar("Result")
 
@@ -147,7 +147,7 @@ class JournalStore:
     def watch(self, tokens: Collection[str]) -> None:
         self._watched |= {token for token in tokens if WORKER_TOKEN.fullmatch(token)}
 
-    def heartbeats(self) -> Mapping[str, Heartbeat]:
+    def heartbeats(self) -> Mapping[str, WorkerHeartbeat]:
         beats_by_token = {}
         listed = {file.name for file in islice(self._workers.iterdir(), MOST_WORKERS)}
         # On NFS a listing may be older than a file; a lookup by name is not.
@@ -158,7 +158,7 @@ class JournalStore:
                 beats_by_token[heartbeat.worker.token] = heartbeat
         return beats_by_token
 
-    def heartbeat(self, heartbeat: Heartbeat) -> Mapping[str, Heartbeat] | None:
+    def heartbeat(self, heartbeat: WorkerHeartbeat) -> Mapping[str, WorkerHeartbeat] | None:
         # In place: NFS clients see new contents of a file sooner than a new file.
         text = f"{heartbeat.count:0{COUNT_DIGITS}d}\n{heartbeat.worker.model_dump_json()}\n"
         with contextlib.suppress(OSError):
@@ -298,10 +298,10 @@ def _is_whole(journal: Path) -> bool:
     return data[-1:] in (b"", b"\n") and all(isinstance(line, dict) for line in lines)
 
 
-def _read_heartbeat(file: Path) -> Heartbeat:
+def _read_heartbeat(file: Path) -> WorkerHeartbeat:
     with open_regular(file) as stream:
         count, _, worker = stream.read(MOST_BEAT_BYTES).partition(b"\n")
-    return Heartbeat(count=int(count), worker=Worker.model_validate_json(worker))
+    return WorkerHeartbeat(count=int(count), worker=Worker.model_validate_json(worker))
 
 
 @contextmanager

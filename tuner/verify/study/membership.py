@@ -34,7 +34,13 @@ from tuner.verify.study.claims import (
     sampler_value_s,
 )
 from tuner.verify.study.store import Store
-from tuner.verify.study.worker import Attendance, Heartbeat, Worker, heartbeat_thread, this_worker
+from tuner.verify.study.worker import (
+    Attendance,
+    Worker,
+    WorkerHeartbeat,
+    heartbeat_thread,
+    this_worker,
+)
 
 WITHDRAWN: Final = "withdrawn"
 """Attribute of a study: trials whose records were deleted."""
@@ -120,7 +126,7 @@ def join_workers(
     counts = itertools.count()
 
     def heartbeat() -> None:
-        seen = store.heartbeat(Heartbeat(worker=me, count=next(counts)))
+        seen = store.heartbeat(WorkerHeartbeat(worker=me, count=next(counts)))
         if seen is not None:
             others.look(seen)
 

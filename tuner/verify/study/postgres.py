@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from tuner.errors import EnvironmentMissingError, PlanUnreadableError, SpecError, StudyError
 from tuner.units import format_s
-from tuner.verify.study.worker import MOST_WORKERS, Heartbeat, Worker
+from tuner.verify.study.worker import MOST_WORKERS, Worker, WorkerHeartbeat
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
@@ -140,8 +140,8 @@ class PostgresStore:
     def watch(self, tokens: Collection[str]) -> None:
         del tokens  # A query returns all heartbeats.
 
-    def heartbeats(self) -> Mapping[str, Heartbeat]:
-        beats_by_token: dict[str, Heartbeat] = {}
+    def heartbeats(self) -> Mapping[str, WorkerHeartbeat]:
+        beats_by_token: dict[str, WorkerHeartbeat] = {}
         for key, value in self._storage.get_study_user_attrs(self._study_id).items():
             if (
                 key.startswith(BEAT_KEY)
@@ -151,12 +151,12 @@ class PostgresStore:
                 # Any user with write access may have added attributes.
                 with contextlib.suppress(ValidationError, LookupError, TypeError, ValueError):
                     worker = Worker.model_validate(value["worker"])
-                    beats_by_token[worker.token] = Heartbeat(
+                    beats_by_token[worker.token] = WorkerHeartbeat(
                         worker=worker, count=int(value["count"])
                     )
         return beats_by_token
 
-    def heartbeat(self, heartbeat: Heartbeat) -> Mapping[str, Heartbeat] | None:
+    def heartbeat(self, heartbeat: WorkerHeartbeat) -> Mapping[str, WorkerHeartbeat] | None:
         value = {"count": heartbeat.count, "worker": heartbeat.worker.model_dump(mode="json")}
         with contextlib.suppress(*_database_errors()):
             self._storage.set_study_user_attr(

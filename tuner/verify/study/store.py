@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from tuner.verify.study.worker import Heartbeat
+from tuner.verify.study.worker import WorkerHeartbeat
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -62,11 +62,11 @@ class Store(Protocol):
         """Read the heartbeats of these workers by name from now on, because they hold claims."""
         ...
 
-    def heartbeats(self) -> Mapping[str, Heartbeat]:
+    def heartbeats(self) -> Mapping[str, WorkerHeartbeat]:
         """Return the last heartbeat of every registered worker, by token."""
         ...
 
-    def heartbeat(self, heartbeat: Heartbeat) -> Mapping[str, Heartbeat] | None:
+    def heartbeat(self, heartbeat: WorkerHeartbeat) -> Mapping[str, WorkerHeartbeat] | None:
         """Send a heartbeat, the first of which registers, and return all; None if that fails."""
         ...
 

@@ -61,7 +61,7 @@ class Worker(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
+class WorkerHeartbeat:
     """The last heartbeat of a worker."""
 
     worker: Worker
@@ -95,11 +95,11 @@ class Attendance:
         self._now_s = now_s
         self._guard = threading.Lock()
         self._looked_s = now_s()
-        self._beats: dict[str, Heartbeat] = {}
+        self._beats: dict[str, WorkerHeartbeat] = {}
         self._still_s: dict[str, float] = {}
         self._changed: set[str] = set()
 
-    def look(self, heartbeats: Mapping[str, Heartbeat]) -> None:
+    def look(self, heartbeats: Mapping[str, WorkerHeartbeat]) -> None:
         """Update registrations and heartbeats since the last call."""
         with self._guard:
             now_s = self._now_s()

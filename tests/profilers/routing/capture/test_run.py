@@ -15,7 +15,7 @@ import torch
 from profilers.errors import ModelUnreadableError, RecordingUnreadableError
 from profilers.routing.capture.gates import GATES, choices, gates_of
 from profilers.routing.capture.model import Loaded, load_model
-from profilers.routing.capture.run import Reading, capture, joined, record
+from profilers.routing.capture.run import CaptureInput, capture, joined, record
 from profilers.routing.store import FOLDER, read_header, read_recording
 from profilers.store import read_header as read_profile_header
 from tests.rows import each_row
@@ -26,9 +26,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 CPU = torch.device("cpu")
 
 
-def reading(model: Path, text: Path, **changes: Any) -> Reading:
+def reading(model: Path, text: Path, **changes: Any) -> CaptureInput:
     facts: dict[str, Any] = {"workload": "lines", "tokens": 32, "sequences": 2, "passes": 5}
-    return Reading(model=model, texts=(text,), **facts | changes)
+    return CaptureInput(model=model, texts=(text,), **facts | changes)
 
 
 def gate_inputs(loaded: Loaded, rows: list[list[int]]) -> dict[int, Array]:
@@ -267,4 +267,4 @@ def test_weights_as_a_pickle_are_not_read(saved_model: Save, tmp_path: Path) -> 
 def test_an_impossible_reading_cannot_be_made(changes: dict[str, Any], reason: str) -> None:
     facts: dict[str, Any] = {"model": Path(), "texts": (Path(),), "workload": "w"}
     with pytest.raises(ValueError, match=reason):
-        Reading(**facts | changes)
+        CaptureInput(**facts | changes)

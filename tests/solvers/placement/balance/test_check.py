@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from solvers.placement.balance import check
-from solvers.placement.balance.problem import BalanceProblem, Dispatch, Migration, Robust
+from solvers.placement.balance.problem import BalanceProblem, Migration, ReplicaDispatch, Robust
 from solvers.placement.ranks import Placement, Ranks
 
 
@@ -48,14 +48,14 @@ def test_a_mean_over_launches_has_the_standard_error_that_other_launches_show() 
         load_WLE=rng.lognormal(size=(2, 2, 10)) * np.where(np.arange(10) < 3, 20.0, 1.0),
         weight_W=np.array([0.75, 0.25]),
         ranks=Ranks(slots_G=np.full(8, 2), node_G=np.arange(8) // 2, speed_G=np.ones(8)),
-        dispatch=Dispatch.STATIC,
+        dispatch=ReplicaDispatch.STATIC,
     )
     expert_S = [*range(10), 0, 1, 2, 0, 1, 2]
     placement = placed(expert_S, expert_S)
     values = [check.objective(dealt, placement, seed=seed) for seed in range(40)]
     assert values[0] == check.objective(dealt, placement)
     assert 0.6 < check.standard_error(dealt, placement) / np.std(values, ddof=1) < 1.6
-    exact = dataclasses.replace(dealt, dispatch=Dispatch.EVEN)
+    exact = dataclasses.replace(dealt, dispatch=ReplicaDispatch.EVEN)
     assert check.standard_error(exact, placement) == 0.0
 
 

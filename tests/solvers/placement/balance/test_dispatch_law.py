@@ -11,7 +11,7 @@ from solvers.errors import RejectedClaimError
 from solvers.placement.balance import check, dispatch_law, starts
 from solvers.placement.balance.dispatch_law import assigned_counts, expected_ratios, launched_ratios
 from solvers.placement.balance.eplb import eplb
-from solvers.placement.balance.problem import BalanceProblem, Dispatch
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
 from solvers.placement.dispatch import launches, nearest, static
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
@@ -32,7 +32,7 @@ def case_on(ranks: Ranks, *, seed: int, layers: int = 3) -> DispatchCase:
     )
 
 
-def problem_of(case: DispatchCase, dispatch: Dispatch) -> BalanceProblem:
+def problem_of(case: DispatchCase, dispatch: ReplicaDispatch) -> BalanceProblem:
     return BalanceProblem(
         load_WLE=case.load_PLE.copy(), weight_W=np.ones(1), ranks=case.ranks, dispatch=dispatch
     )
@@ -108,7 +108,7 @@ def test_the_checker_agrees_with_the_engine_s_own_assignments() -> None:
     off = []
     for ranks, layers in ((NODES, 6), (ONE_NODE, 6), (UNEQUAL, 6)):
         case = case_on(ranks, seed=11, layers=layers)
-        problem = problem_of(case, Dispatch.STATIC)
+        problem = problem_of(case, ReplicaDispatch.STATIC)
         mean = problem.mean_WL.sum()
         engine = [
             static.rank_loads(dataclasses.replace(case, seed=seed)).max(axis=2).sum() / mean
@@ -171,7 +171,7 @@ def claim_of(problem: BalanceProblem, placement: Placement) -> Claim[Placement]:
 
 def test_a_broken_sampler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_on(NODES, seed=2, layers=4)
-    problem = problem_of(case, Dispatch.STATIC)
+    problem = problem_of(case, ReplicaDispatch.STATIC)
     # EPLB's rule leaves its replicas wherever there is a slot, so that most far ranks draw.
     placement = eplb(problem.load_WLE[0], ranks=NODES)
     BALANCE.checked(problem, claim_of(problem, placement), method="sampled", solve_s=0.0)
@@ -192,7 +192,7 @@ def test_a_broken_sampler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_broken_expectation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_on(NODES, seed=2, layers=4)
-    problem = problem_of(case, Dispatch.NEAR)
+    problem = problem_of(case, ReplicaDispatch.NEAR)
     placement = eplb(problem.load_WLE[0], ranks=NODES)
     BALANCE.checked(problem, claim_of(problem, placement), method="expected", solve_s=0.0)
     actual = starts.solve(problem, time_limit_s=0.05)

@@ -9,7 +9,7 @@ from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.groups import group_start, layout_of
 from solvers.placement.balance.local_search import search
 from solvers.placement.balance.objective import planning_loads
-from solvers.placement.balance.problem import BalanceProblem, Dispatch
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
 from solvers.placement.balance.starts import search_near
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.nearest import expected_split
@@ -30,7 +30,7 @@ def problem_of(ranks: int, per_node: int, slots: int, experts: int) -> BalancePr
             node_G=np.arange(ranks) // per_node,
             speed_G=np.ones(ranks),
         ),
-        dispatch=Dispatch.STATIC,
+        dispatch=ReplicaDispatch.STATIC,
     )
 
 
@@ -50,7 +50,7 @@ def test_the_engine_s_deals_give_each_replica_next_to_as_many_ranks_whatever_the
         fitting += 1
         start, domain_LGE = begin
         placed = search(
-            dataclasses.replace(problem, dispatch=Dispatch.NEAR),
+            dataclasses.replace(problem, dispatch=ReplicaDispatch.NEAR),
             time_limit_s=0.3,
             start=start,
             domain_LGE=domain_LGE,

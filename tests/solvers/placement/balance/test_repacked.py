@@ -8,7 +8,7 @@ import pytest
 from solvers.placement.balance.check import violations
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.objective import planning_loads, value_of
-from solvers.placement.balance.problem import BalanceProblem, Dispatch
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
 from solvers.placement.balance.repacked import repacked, search_on_table
 from solvers.placement.balance.starts import start_placement
 from solvers.placement.dispatch.case import DispatchCase
@@ -26,7 +26,7 @@ def problem_of(seed: int, ranks: int, per_node: int, slots: int, experts: int) -
         load_WLE=rng.lognormal(0.0, 1.1, (1, 3, experts)),
         weight_W=np.ones(1),
         ranks=Ranks.uniform(ranks=ranks, slots_per_rank=slots, ranks_per_node=per_node),
-        dispatch=Dispatch.STATIC,
+        dispatch=ReplicaDispatch.STATIC,
     )
 
 

@@ -8,13 +8,15 @@ import pytest
 from solvers.placement.balance import check
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.objective import largest_times, planning_loads
-from solvers.placement.balance.problem import BalanceProblem, Dispatch
+from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
 from solvers.placement.balance.starts import drawn_loads, drawn_times, search_near, with_draws
 from solvers.placement.ranks import Ranks
 from tests.solvers.placement.balance.testing import families
 
 
-def problem_of(*, dispatch: Dispatch = Dispatch.NEAR, dispersion: float = 0.05) -> BalanceProblem:
+def problem_of(
+    *, dispatch: ReplicaDispatch = ReplicaDispatch.NEAR, dispersion: float = 0.05
+) -> BalanceProblem:
     rng = np.random.default_rng(6)
     load_WLE = families(rng, num_families=1, num_layers=3, num_experts=64)
     return BalanceProblem(
@@ -30,7 +32,7 @@ def test_the_guess_and_the_draws_agree_on_what_scatter_costs_and_the_objective_l
     None
 ):
     off = []
-    for dispatch in (Dispatch.NEAR, Dispatch.STATIC):
+    for dispatch in (ReplicaDispatch.NEAR, ReplicaDispatch.STATIC):
         problem = problem_of(dispatch=dispatch)
         known = dataclasses.replace(problem, variance_WLE=None)
         placement = eplb(planning_loads(problem), ranks=problem.ranks)

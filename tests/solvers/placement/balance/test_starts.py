@@ -15,7 +15,7 @@ from solvers.placement.balance.objective import (
     planning_loads,
     value_of,
 )
-from solvers.placement.balance.problem import BalanceProblem, Dispatch, Migration, Robust
+from solvers.placement.balance.problem import BalanceProblem, Migration, ReplicaDispatch, Robust
 from solvers.placement.balance.state import State
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.registry import BALANCE
@@ -24,12 +24,12 @@ from tests.solvers.placement.balance import brute_force
 from tests.solvers.placement.balance.testing import even_weights, families, tiny_problem
 
 LONG_S = 60.0
-NEAR = (Dispatch.NEAR, Dispatch.STATIC)
+NEAR = (ReplicaDispatch.NEAR, ReplicaDispatch.STATIC)
 
 
 def problem_of(
     *,
-    dispatch: Dispatch = Dispatch.STATIC,
+    dispatch: ReplicaDispatch = ReplicaDispatch.STATIC,
     num_families: int = 1,
     ranks: Ranks | None = None,
     layers: int = 2,
@@ -45,7 +45,7 @@ def problem_of(
 
 
 def even_plan(problem: BalanceProblem) -> Placement:
-    even = dataclasses.replace(problem, dispatch=Dispatch.EVEN)
+    even = dataclasses.replace(problem, dispatch=ReplicaDispatch.EVEN)
     return search(even, time_limit_s=LONG_S, most_steps=400)
 
 
@@ -56,19 +56,19 @@ SHAPES = ((16, 5, 4), (8, 9, 8), (18, 4, 6))
 @pytest.mark.parametrize(
     ("dispatch", "shape"),
     [
-        (Dispatch.STATIC, SHAPES[0]),
-        (Dispatch.NEAR, SHAPES[2]),
+        (ReplicaDispatch.STATIC, SHAPES[0]),
+        (ReplicaDispatch.NEAR, SHAPES[2]),
         *(
             pytest.param(*pair, marks=pytest.mark.slow)
             for pair in (
-                *((Dispatch.STATIC, SHAPES[1]), (Dispatch.STATIC, SHAPES[2])),
-                *((Dispatch.NEAR, SHAPES[0]), (Dispatch.NEAR, SHAPES[1])),
+                *((ReplicaDispatch.STATIC, SHAPES[1]), (ReplicaDispatch.STATIC, SHAPES[2])),
+                *((ReplicaDispatch.NEAR, SHAPES[0]), (ReplicaDispatch.NEAR, SHAPES[1])),
             )
         ),
     ],
 )
 def test_a_plan_for_the_rule_has_little_of_the_excess_of_an_even_plan(
-    dispatch: Dispatch, shape: tuple[int, int, int]
+    dispatch: ReplicaDispatch, shape: tuple[int, int, int]
 ) -> None:
     num_ranks, slots, per_node = shape
     ranks = Ranks.uniform(ranks=num_ranks, slots_per_rank=slots, ranks_per_node=per_node)
@@ -108,7 +108,7 @@ def test_the_guess_of_the_search_is_near_what_launches_say() -> None:
 
 
 def test_without_chance_the_guess_is_exact() -> None:
-    problem = problem_of(dispatch=Dispatch.NEAR, num_families=2)
+    problem = problem_of(dispatch=ReplicaDispatch.NEAR, num_families=2)
     placement = eplb(planning_loads(problem), ranks=problem.ranks)
     np.testing.assert_allclose(
         largest_times(problem, placement.expert_LS), check.layer_times(problem, placement)

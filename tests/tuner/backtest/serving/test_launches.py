@@ -7,13 +7,13 @@ import pytest
 from tests.rows import each_row
 from tuner.backtest.serving.launches import (
     Harness,
-    Launch,
     MissingError,
     OddError,
+    PublishedLaunch,
     parse_launch,
 )
-from tuner.costs.serve.engine import Degrees
-from tuner.costs.serve.speculative import Drafting, Method
+from tuner.costs.serve.engine import InstanceDegrees
+from tuner.costs.serve.speculative import Drafting, DraftMethod
 
 Row = Callable[..., dict[str, str]]
 
@@ -25,7 +25,7 @@ def degrees(cells: dict[str, str]) -> tuple[int, ...]:
 
 def test_a_plain_row_by_hand(row: Row) -> None:
     launch = parse_launch(row(), number=1)
-    assert launch.sides[0].degrees == Degrees(attention_tensor=4, moe_tensor=4)
+    assert launch.sides[0].degrees == InstanceDegrees(attention_tensor=4, moe_tensor=4)
     assert (launch.concurrency, launch.devices, launch.source) == (8, 4, "h200_sxm|vllm|agg")
     assert launch.ttft_s == pytest.approx(0.0805)
     assert launch.tpot_s == pytest.approx(0.01125)
@@ -143,7 +143,7 @@ def test_a_disaggregated_row_needs_its_workers(row: Row) -> None:
         for name, cell in (("tp_size", tensor), ("pp_size", "1"), ("num_workers", "2"))
     }
     launch = parse_launch(row(mode="disagg", **sides), number=1)
-    assert isinstance(launch, Launch)
+    assert isinstance(launch, PublishedLaunch)
     assert launch.devices == 24
     with pytest.raises(MissingError, match="decode_num_workers is blank"):
         parse_launch(row(mode="disagg", **{**sides, "decode_num_workers": ""}), number=1)
@@ -171,6 +171,6 @@ def test_a_row_may_state_drafts_and_prefix_hits(row: Row) -> None:
         number=1,
     )
     assert result.prefix_ratio == 0.4
-    assert result.drafting == Drafting(draft_tokens=2, acceptance=0.7, method=Method.EAGLE)
+    assert result.drafting == Drafting(draft_tokens=2, acceptance=0.7, method=DraftMethod.EAGLE)
     with pytest.raises(MissingError, match="draft_method 'guess' is none that is modelled"):
         parse_launch(row(draft_tokens="2", draft_acceptance="1", draft_method="guess"), number=1)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.rows import each_row
 from tuner.costs.prices.pipelined_a2a import (
     MOST_PIECES,
-    Part,
     PipelinedLayer,
+    PipelinedPart,
     best_degree,
     case_times_s,
     overlapped_moe_s,
@@ -22,10 +22,10 @@ def _layer(
     *, all_to_all: float, inside: float, experts: float, start: float = 0.0
 ) -> PipelinedLayer:
     return PipelinedLayer(
-        all_to_all=Part(start_s=start, work_s=all_to_all),
-        gather=Part(start_s=start, work_s=inside),
-        scatter=Part(start_s=start, work_s=inside),
-        experts=Part(start_s=start, work_s=experts),
+        all_to_all=PipelinedPart(start_s=start, work_s=all_to_all),
+        gather=PipelinedPart(start_s=start, work_s=inside),
+        scatter=PipelinedPart(start_s=start, work_s=inside),
+        experts=PipelinedPart(start_s=start, work_s=experts),
     )
 
 
@@ -65,30 +65,30 @@ def test_the_hand_worked_layers_replay_to_the_same_time(case: int) -> None:
         # Experts: 2 A + G + S + r X = ... + r start + (2*8 + 2*4)/r: sqrt(24 / 0.5) = 6.9.
         (
             PipelinedLayer(
-                all_to_all=Part(start_s=0.0, work_s=8.0),
-                gather=Part(start_s=0.0, work_s=4.0),
-                scatter=Part(start_s=0.0, work_s=4.0),
-                experts=Part(start_s=0.5, work_s=100.0),
+                all_to_all=PipelinedPart(start_s=0.0, work_s=8.0),
+                gather=PipelinedPart(start_s=0.0, work_s=4.0),
+                scatter=PipelinedPart(start_s=0.0, work_s=4.0),
+                experts=PipelinedPart(start_s=0.5, work_s=100.0),
             ),
             7,
         ),
         # Node links: 2 A + r (G + S): sqrt(2*9 / (0.25 + 0.25)) = 6.
         (
             PipelinedLayer(
-                all_to_all=Part(start_s=0.0, work_s=9.0),
-                gather=Part(start_s=0.25, work_s=50.0),
-                scatter=Part(start_s=0.25, work_s=50.0),
-                experts=Part(start_s=0.0, work_s=1.0),
+                all_to_all=PipelinedPart(start_s=0.0, work_s=9.0),
+                gather=PipelinedPart(start_s=0.25, work_s=50.0),
+                scatter=PipelinedPart(start_s=0.25, work_s=50.0),
+                experts=PipelinedPart(start_s=0.0, work_s=1.0),
             ),
             6,
         ),
         # Network: 2 r A + G + S: sqrt((16 + 16) / (2 * 1)) = 4.
         (
             PipelinedLayer(
-                all_to_all=Part(start_s=1.0, work_s=90.0),
-                gather=Part(start_s=0.0, work_s=16.0),
-                scatter=Part(start_s=0.0, work_s=16.0),
-                experts=Part(start_s=0.0, work_s=1.0),
+                all_to_all=PipelinedPart(start_s=1.0, work_s=90.0),
+                gather=PipelinedPart(start_s=0.0, work_s=16.0),
+                scatter=PipelinedPart(start_s=0.0, work_s=16.0),
+                experts=PipelinedPart(start_s=0.0, work_s=1.0),
             ),
             4,
         ),
@@ -101,7 +101,7 @@ def test_the_best_degree_is_where_the_case_says(layer: PipelinedLayer, pieces: i
 
 
 nothing_or = st.just(0.0) | st.floats(1e-3, 10.0)
-parts = st.builds(Part, start_s=nothing_or.map(lambda s: s / 20), work_s=nothing_or)
+parts = st.builds(PipelinedPart, start_s=nothing_or.map(lambda s: s / 20), work_s=nothing_or)
 layers = st.builds(
     PipelinedLayer,
     all_to_all=parts,
@@ -123,8 +123,10 @@ def test_no_degree_beats_the_best(layer: PipelinedLayer, most: int) -> None:
 def test_columns_choose_their_own_degrees() -> None:
     rng = np.random.default_rng(5)
 
-    def part() -> Part:
-        return Part(start_s=rng.lognormal(-3.0, 1.0, 50), work_s=rng.lognormal(0.0, 1.0, 50))
+    def part() -> PipelinedPart:
+        return PipelinedPart(
+            start_s=rng.lognormal(-3.0, 1.0, 50), work_s=rng.lognormal(0.0, 1.0, 50)
+        )
 
     layer = PipelinedLayer(all_to_all=part(), gather=part(), scatter=part(), experts=part())
     pieces, time_s = best_degree(layer)
@@ -149,7 +151,7 @@ def test_one_piece_is_the_plain_sequence(layer: PipelinedLayer) -> None:
 def test_a_faster_network_never_makes_the_layer_slower(
     layer: PipelinedLayer, pieces: int, faster: float
 ) -> None:
-    quick = Part(start_s=layer.all_to_all.start_s, work_s=layer.all_to_all.work_s / faster)
+    quick = PipelinedPart(start_s=layer.all_to_all.start_s, work_s=layer.all_to_all.work_s / faster)
     at = float(pieces)
     before = overlapped_moe_s(layer, pieces=at)
     assert np.all(overlapped_moe_s(replace(layer, all_to_all=quick), pieces=at) <= before)

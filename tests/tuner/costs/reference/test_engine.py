@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from profilers.records import Case
-from profilers.steps.config import Parallelism, Recompute, Routing, Stage, StepConfig
-from profilers.steps.layout import Layout
+from profilers.steps.config import Parallelism, Recompute, Stage, StepConfig, TokenRouting
+from profilers.steps.layout import ParallelState
 from profilers.steps.run import start
 from profilers.steps.training import Training
 from profilers.work import work as work_of
@@ -25,20 +25,20 @@ from tests.rows import each_row
 from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.reference.layer_time import call_time, layer_time
 from tuner.costs.reference.operations import embedding_calls, head_calls
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.engines.reference.step_config import model_shape
 from tuner.search.reference.decisions import decision
-from tuner.search.reference.layer_costs import CandidateCosts, Machine
-from tuner.search.reference.options import Option
+from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
+from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.predict import predict
 
 Make = Callable[..., Workload]
-Cut = Callable[..., Degrees]
+Cut = Callable[..., StepDegrees]
 
-NONE = Option(recompute=Recompute.NONE, chunks=1)
-SELECTIVE_2 = Option(recompute=Recompute.SELECTIVE, chunks=2)
-FULL_1 = Option(recompute=Recompute.FULL, chunks=1)
-FULL_4 = Option(recompute=Recompute.FULL, chunks=4)
+NONE = RecomputeOption(recompute=Recompute.NONE, chunks=1)
+SELECTIVE_2 = RecomputeOption(recompute=Recompute.SELECTIVE, chunks=2)
+FULL_1 = RecomputeOption(recompute=Recompute.FULL, chunks=1)
+FULL_4 = RecomputeOption(recompute=Recompute.FULL, chunks=4)
 
 SKEWED = (0.4, 0.2, 0.1, 0.1, 0.1, 0.05, 0.05, 0.0)
 
@@ -55,10 +55,10 @@ class Setting:
 
 
 @pytest.fixture(scope="module")
-def setting(formula_machine: Callable[..., Machine]) -> Callable[..., Setting]:
+def setting(formula_machine: Callable[..., PricedMachine]) -> Callable[..., Setting]:
     """Cut a workload by degrees, every stage under one option."""
 
-    def make(work: Workload, degrees: Degrees, option: Option) -> Setting:
+    def make(work: Workload, degrees: StepDegrees, option: RecomputeOption) -> Setting:
         layers = (work.model.num_layers // degrees.num_stages,) * degrees.num_stages
         chosen = decision(degrees, layers=layers, options=[option] * degrees.num_stages)
         machine = formula_machine(num_devices=degrees.world, ranks_per_node=2)
@@ -83,7 +83,7 @@ def setting(formula_machine: Callable[..., Machine]) -> Callable[..., Setting]:
             global_batch_size=work.global_batch_size,
             micro_batch_size=degrees.micro_batch_size,
             precision="fp32" if work.precision == "fp32" else "bf16",
-            routing=Routing(mode="forced", load_ratio=work.load_ratio, balancing="none"),
+            routing=TokenRouting(mode="forced", load_ratio=work.load_ratio, balancing="none"),
             steps=1,
             warmup_steps=1,
             device="cpu",
@@ -228,7 +228,7 @@ def test_four_ranks_on_two_nodes_keep_and_send_what_is_predicted(
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[Layout]:
+def alone() -> Iterator[ParallelState]:
     """A job of this process only, ended afterwards."""
     config = {"parallelism": Parallelism()}
     layout = start(StepConfig.model_construct(**config), device=torch.device("cpu"))  # type: ignore[arg-type]  # only the degrees are read
@@ -259,12 +259,12 @@ def _flop(case: Case) -> float:
     [(NONE, "bf16"), (SELECTIVE_2, "fp32"), (FULL_1, "bf16"), (FULL_4, "fp32")],
 )
 def test_the_step_computes_the_gemms_that_are_priced(
-    alone: Layout,
+    alone: ParallelState,
     tiny_work: Make,
     cut: Cut,
     setting: Callable[..., Setting],
     table_of: Callable[[Callable[[Case], float]], KernelTable],
-    option: Option,
+    option: RecomputeOption,
     precision: str,
 ) -> None:
     work, degrees = _small(tiny_work, precision=precision), cut()

@@ -10,25 +10,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profilers.steps.config import Dispatcher, Parallelism, Recompute, Routing, Stage, StepConfig
+from profilers.steps.config import (
+    Dispatcher,
+    Parallelism,
+    Recompute,
+    Stage,
+    StepConfig,
+    TokenRouting,
+)
 from tests.profilers.steps.crossing import inter_node_bytes
 from tuner.costs.reference.hierarchical_dispatch import (
-    Rows,
+    DispatchRows,
     far_rows,
     kept_bytes,
     row_bytes,
     rows_by_node,
 )
 from tuner.costs.reference.operations import Part, cases, expert_calls
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.engines.reference.step_config import model_shape
 from tuner.search.reference.decisions import decision
-from tuner.search.reference.layer_costs import CandidateCosts, Machine
-from tuner.search.reference.options import Option
+from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
+from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.predict import predict
 
 Make = Callable[..., Workload]
-Cut = Callable[..., Degrees]
+Cut = Callable[..., StepDegrees]
 
 ON_TWO_NODES = {"data": 4, "expert": 4, "ranks_per_node": 2}
 SLOPE = (0.3, 0.25, 0.15, 0.1, 0.1, 0.05, 0.05, 0.0)
@@ -38,7 +45,7 @@ def test_rows_of_even_loads_by_hand(tiny_work: Make, cut: Cut) -> None:
     actual = rows_by_node(tiny_work(layers="m"), cut(**ON_TWO_NODES), moe_layer=0, chunks=1)
     # 64 tokens choose 2 of 8 experts: 64 copies for each node, so all 64 tokens need both nodes.
     # A rank holds 2 sequences: 2 * (64 + 64) rows go across, 2 * 2 * 64 come, each for one copy.
-    assert actual == (Rows(sent=256, received=256, copies=256),) * 2
+    assert actual == (DispatchRows(sent=256, received=256, copies=256),) * 2
 
 
 def test_a_node_with_most_of_the_load_gets_a_token_once(tiny_work: Make, cut: Cut) -> None:
@@ -46,8 +53,8 @@ def test_a_node_with_most_of_the_load_gets_a_token_once(tiny_work: Make, cut: Cu
     # 128 copies of a sequence: 102 for the first node, 26 for the second; 64 tokens at most.
     assert sum(work.copies_LE[0][:4]) == 102
     near, far = rows_by_node(work, cut(**ON_TWO_NODES), moe_layer=0, chunks=1)
-    assert near == Rows(sent=2 * (64 + 26), received=2 * 2 * 64, copies=2 * 2 * 102)
-    assert far == Rows(sent=2 * (64 + 26), received=2 * 2 * 26, copies=2 * 2 * 26)
+    assert near == DispatchRows(sent=2 * (64 + 26), received=2 * 2 * 64, copies=2 * 2 * 102)
+    assert far == DispatchRows(sent=2 * (64 + 26), received=2 * 2 * 26, copies=2 * 2 * 26)
 
 
 def test_flat_dispatch_has_no_hops(tiny_work: Make, cut: Cut) -> None:
@@ -123,7 +130,7 @@ def test_one_rank_a_node_has_no_second_hop(tiny_work: Make, cut: Cut) -> None:
 def test_the_plan_counts_what_the_step_says_that_it_sends_between_nodes(
     tiny_work: Make,
     cut: Cut,
-    formula_machine: Callable[..., Machine],
+    formula_machine: Callable[..., PricedMachine],
     tensor: int,
     pipeline: int,
     data: int,
@@ -139,7 +146,7 @@ def test_the_plan_counts_what_the_step_says_that_it_sends_between_nodes(
     work = tiny_work(batch={"load_ratio": (load,) * 4, "global_batch_size": 16})
     hops = None if is_flat or expert <= ranks_per_node else ranks_per_node
     degrees = cut(tensor=tensor, pipeline=pipeline, data=data, expert=expert, ranks_per_node=hops)
-    way = Option(recompute=Recompute(option[0]), chunks=option[1])
+    way = RecomputeOption(recompute=Recompute(option[0]), chunks=option[1])
     layers = (work.model.num_layers // pipeline,) * pipeline
     machine = formula_machine(num_devices=degrees.world, ranks_per_node=ranks_per_node)
     costs = CandidateCosts(work=work, degrees=degrees, machine=machine)
@@ -161,7 +168,7 @@ def test_the_plan_counts_what_the_step_says_that_it_sends_between_nodes(
         global_batch_size=work.global_batch_size,
         micro_batch_size=degrees.micro_batch_size,
         precision="bf16",
-        routing=Routing(mode="forced", load_ratio=work.load_ratio),
+        routing=TokenRouting(mode="forced", load_ratio=work.load_ratio),
     )
     counted = inter_node_bytes(config, ranks_per_node=ranks_per_node)
     assert predicted.inter_node_bytes == pytest.approx(counted, rel=1e-9)

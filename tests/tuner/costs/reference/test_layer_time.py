@@ -8,10 +8,10 @@ from tests.rows import each_row
 from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.reference.layer_time import call_time, layer_time, scale_parts, sum_parts
 from tuner.costs.reference.operations import COMMUNICATION, Part, boundary_calls, layer_calls
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 
 Make = Callable[..., Workload]
-Cut = Callable[..., Degrees]
+Cut = Callable[..., StepDegrees]
 TableOf = Callable[[Callable[[Case], float]], KernelTable]
 
 

@@ -32,10 +32,10 @@ from tuner.costs.reference.memory import (
     unit_state,
 )
 from tuner.costs.reference.update import Unit, layer_units
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 
 Make = Callable[..., Workload]
-Cut = Callable[..., Degrees]
+Cut = Callable[..., StepDegrees]
 
 INPUT = 16384
 ATTENTION = 16384 + 512 + 16384 + 32768 + 18432
@@ -47,7 +47,9 @@ SCALED_WEIGHTS = 4 * 128 * 2
 EXPERTS = 34816 + 512 + 229376
 
 
-def _counted(work: Workload, degrees: Degrees, level: Recompute, chunks: int) -> LayerActivations:
+def _counted(
+    work: Workload, degrees: StepDegrees, level: Recompute, chunks: int
+) -> LayerActivations:
     return layer_activations(work, degrees, layer=0, recompute=level, chunks=chunks)
 
 

@@ -21,10 +21,10 @@ from tuner.costs.reference.operations import (
     head_calls,
     layer_calls,
 )
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 
 Make = Callable[..., Workload]
-Cut = Callable[..., Degrees]
+Cut = Callable[..., StepDegrees]
 
 
 def _ids(calls: Iterable[Call], operation: str = "") -> list[str]:

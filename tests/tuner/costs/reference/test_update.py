@@ -13,11 +13,11 @@ from tuner.costs.reference.update import (
     update_cases,
     update_time,
 )
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.spec.accounting import num_parameters
 
 Make = Callable[..., Workload]
-Cut = Callable[..., Degrees]
+Cut = Callable[..., StepDegrees]
 TableOf = Callable[[Callable[[Case], float]], KernelTable]
 
 UNIT = Unit(parameters=1000, ranks=4, stride=2)

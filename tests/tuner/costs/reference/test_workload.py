@@ -2,10 +2,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 
 Make = Callable[..., Workload]
-Cut = Callable[..., Degrees]
+Cut = Callable[..., StepDegrees]
 
 
 def test_degrees_multiply_to_devices(cut: Cut) -> None:

@@ -16,7 +16,7 @@ from tuner.costs.serve.afd_step import (
     uniform_activated,
 )
 from tuner.costs.serve.decoder import Formats, decoder_of
-from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import kv_tokens
@@ -29,7 +29,11 @@ DECODER = decoder_of(read_model(MODELS / "deepseek-v2"))
 SHEET = find_device("h100-sxm")
 MACHINE = ServingMachine(sheet=SHEET, tables=None)
 ONE = Iteration(
-    decoder=DECODER, formats=BF16, degrees=Degrees(), engine=Engine.SGLANG, machine=MACHINE
+    decoder=DECODER,
+    formats=BF16,
+    degrees=InstanceDegrees(),
+    engine=ServingEngine.SGLANG,
+    machine=MACHINE,
 )
 
 
@@ -40,7 +44,7 @@ def experts_s(tokens: float, devices: int) -> float:
         np.array([tokens]),
         devices=devices,
         machine=MACHINE,
-        engine=Engine.SGLANG,
+        engine=ServingEngine.SGLANG,
     )
     return float(found[0])
 
@@ -58,7 +62,7 @@ def test_a_device_that_holds_not_one_expert_of_each_layer_cannot_serve_any() -> 
 def test_an_attention_device_keeps_the_room_of_the_experts_for_caches() -> None:
     room = float(SHEET.memory_bytes)
     apart = attention_cache_tokens(ONE, memory_bytes=room)
-    together = kv_tokens(DECODER, BF16, Degrees(), memory_bytes=room)
+    together = kv_tokens(DECODER, BF16, InstanceDegrees(), memory_bytes=room)
     assert together < 0.0 < apart
 
 

@@ -6,7 +6,7 @@ from tuner.backtest.serving.decoders import GPT_OSS_120B
 from tuner.costs.serve.cache_capacity import GIB, automatic_ratio, room_of, visible_bytes
 from tuner.costs.serve.capacity import padding_factor
 from tuner.costs.serve.decoder import Formats
-from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import weight_bytes
@@ -30,27 +30,27 @@ def test_engines_take_a_share_of_unlike_things() -> None:
     found = {
         (engine, release): room_of(memory_rule(engine, release), **given).cache_bytes / GIB  # type: ignore[arg-type]
         for engine, release in (
-            (Engine.VLLM, ""),
-            (Engine.VLLM, "0.9.2"),
-            (Engine.SGLANG, ""),
-            (Engine.TRTLLM, ""),
+            (ServingEngine.VLLM, ""),
+            (ServingEngine.VLLM, "0.9.2"),
+            (ServingEngine.SGLANG, ""),
+            (ServingEngine.TRTLLM, ""),
         )
     }
     assert found == {
         # Of the device, less activations, buffers and, since 0.21, graphs.
-        (Engine.VLLM, ""): pytest.approx(0.9 * 79.156 - 50.0 - 5.5),
+        (ServingEngine.VLLM, ""): pytest.approx(0.9 * 79.156 - 50.0 - 5.5),
         # Before: communicators, no graphs.
-        (Engine.VLLM, "0.9.2"): pytest.approx(0.9 * 79.156 - 50.0 - 6.0),
+        (ServingEngine.VLLM, "0.9.2"): pytest.approx(0.9 * 79.156 - 50.0 - 6.0),
         # Of what is free before weights are loaded; steps have the rest.
-        (Engine.SGLANG, ""): pytest.approx(0.9 * 77.156 - 50.0),
+        (ServingEngine.SGLANG, ""): pytest.approx(0.9 * 77.156 - 50.0),
         # Of what weights and steps leave.
-        (Engine.TRTLLM, ""): pytest.approx(0.9 * (77.156 - 50.0 - 5.5)),
+        (ServingEngine.TRTLLM, ""): pytest.approx(0.9 * (77.156 - 50.0 - 5.5)),
     }
 
 
 def test_a_share_that_leaves_steps_too_little_says_how_much() -> None:
     given = {"weights": 50.0 * GIB, "reserve": RESERVE, "memory_bytes": 80.0 * GIB}
-    rule = memory_rule(Engine.SGLANG)
+    rule = memory_rule(ServingEngine.SGLANG)
     # 2 % of 77.16 GiB for steps that take 5.5.
     tight = room_of(rule, ratio=0.98, **given)  # type: ignore[arg-type]
     assert tight.lacking_bytes / GIB == pytest.approx(5.5 - 0.02 * 77.156)
@@ -62,7 +62,7 @@ def test_a_share_that_leaves_steps_too_little_says_how_much() -> None:
 
 
 def test_sglangs_own_share_follows_its_formula() -> None:
-    def share(degrees: Degrees, *, tokens: int, captured: int, **flags: bool) -> float:
+    def share(degrees: InstanceDegrees, *, tokens: int, captured: int, **flags: bool) -> float:
         named = {"has_prompts": True, "has_latent_cache": False, "has_deepep": False, **flags}
         return automatic_ratio(
             degrees,
@@ -73,12 +73,12 @@ def test_sglangs_own_share_follows_its_formula() -> None:
         )
 
     # 512 + 1.5 x 8192 + 4 / 8 x 1024 + 2 x 512 + 8 x 58 MiB of 80 GiB.
-    four = share(Degrees(attention_tensor=4), tokens=8192, captured=512)
+    four = share(InstanceDegrees(attention_tensor=4), tokens=8192, captured=512)
     assert four == pytest.approx(1.0 - 14800 / 81920)
     # A floor of 10 GiB for small chunks.
-    assert share(Degrees(), tokens=2048, captured=8) == pytest.approx(0.875)
+    assert share(InstanceDegrees(), tokens=2048, captured=8) == pytest.approx(0.875)
     # Eight data ranks with chunks of 16,384 tokens each leave nothing, as the engine then says.
-    many = Degrees(attention_data=8)
+    many = InstanceDegrees(attention_data=8)
     assert share(many, tokens=8 * 16_384, captured=512) < 0.0
 
 
@@ -87,13 +87,15 @@ def test_padded_experts_weigh_what_logs_of_gpt_oss_say() -> None:
     own = Iteration(
         decoder=GPT_OSS_120B,
         formats=MXFP4,
-        degrees=Degrees(),
-        engine=Engine.VLLM,
+        degrees=InstanceDegrees(),
+        engine=ServingEngine.VLLM,
         machine=ServingMachine(sheet=find_device("h100-sxm"), tables=None),
     )
     assert padding_factor(own) == pytest.approx(3072 * 2944 / 2880**2)
     experts = 36 * 128 * 3 * 2880**2 * 0.53125
-    total = weight_bytes(GPT_OSS_120B, MXFP4, Degrees()) + (padding_factor(own) - 1.0) * experts
+    total = (
+        weight_bytes(GPT_OSS_120B, MXFP4, InstanceDegrees()) + (padding_factor(own) - 1.0) * experts
+    )
     assert total == pytest.approx(65.97 * GIB, rel=0.01)
 
 

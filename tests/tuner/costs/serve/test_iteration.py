@@ -9,7 +9,7 @@ from tests.rows import each_row
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, GLM_5, LLAMA_8B, LLAMA_70B, QWEN35_397B
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration, sustained_factor
 from tuner.costs.serve.machine import MoeShape, ServingMachine
 from tuner.devices.catalogue import find_device
@@ -24,8 +24,8 @@ def iteration(decoder: Decoder, **named: int) -> Iteration:
     return Iteration(
         decoder=decoder,
         formats=FP8,
-        degrees=Degrees(**named),
-        engine=Engine.SGLANG,
+        degrees=InstanceDegrees(**named),
+        engine=ServingEngine.SGLANG,
         machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
     )
 
@@ -62,8 +62,8 @@ def test_host_work_grows_with_the_sequences() -> None:
     paid = Iteration(
         decoder=LLAMA_8B,
         formats=FP8,
-        degrees=Degrees(),
-        engine=Engine.VLLM,
+        degrees=InstanceDegrees(),
+        engine=ServingEngine.VLLM,
         machine=plain.machine,
         sequence_s=25e-6,
     )

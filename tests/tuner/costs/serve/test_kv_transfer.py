@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from profilers.kv_transfer.shards import Degrees
+from profilers.kv_transfer.shards import CacheDegrees
 from profilers.records import Case, Measurement
 from tests.profilers.testing import fake_profile
 from tests.rows import each_row
@@ -22,7 +22,7 @@ from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
-ONE = Degrees()
+ONE = CacheDegrees()
 
 
 def model(name: str) -> ModelSpec:
@@ -68,8 +68,8 @@ def test_the_most_loaded_ranks_of_a_gqa_cache(
     whole = 100 * kv_bytes_per_token(spec, bytes_per_element=2.0)
     actual = rank_kv_bytes(
         spec,
-        prefill=Degrees(tensor=prefill),
-        decode=Degrees(tensor=decode),
+        prefill=CacheDegrees(tensor=prefill),
+        decode=CacheDegrees(tensor=decode),
         tokens=100,
         bytes_per_element=2.0,
     )
@@ -82,8 +82,8 @@ def test_every_decode_rank_receives_a_whole_latent() -> None:
     whole = 128 * kv_bytes_per_token(spec, bytes_per_element=1.0)
     actual = rank_kv_bytes(
         spec,
-        prefill=Degrees(tensor=8),
-        decode=Degrees(tensor=4),
+        prefill=CacheDegrees(tensor=8),
+        decode=CacheDegrees(tensor=4),
         tokens=128,
         bytes_per_element=1.0,
     )
@@ -95,7 +95,7 @@ def test_every_decode_rank_receives_a_whole_latent() -> None:
 def test_a_pipeline_shares_layers() -> None:
     spec = model("mixtral-8x7b")
     actual = rank_kv_bytes(
-        spec, prefill=Degrees(pipeline=2), decode=ONE, tokens=10, bytes_per_element=2.0
+        spec, prefill=CacheDegrees(pipeline=2), decode=ONE, tokens=10, bytes_per_element=2.0
     )
     assert actual.sent == pytest.approx(actual.received / 2)
 

@@ -9,7 +9,7 @@ import pytest
 from profilers.arrays import Arrays
 from tests.tuner.costs.serve.testing import kernel_tables
 from tuner.costs.serve.machine import BALANCED, LAUNCH_S, LOAD, MoeShape, ServingMachine
-from tuner.costs.serve.multiplexing import Share, SharedMachine
+from tuner.costs.serve.multiplexing import DeviceShare, SharedMachine
 from tuner.devices.catalogue import find_device
 
 Build = Callable[..., Arrays]
@@ -209,7 +209,7 @@ def test_a_machine_that_prices_shares_counts_its_share_once(build: Build) -> Non
     row = ({"tokens": 16, **axes}, 1e-6)
     tables = kernel_tables("x", [build("moe", [row], kind=LOAD, dtype="fp8_block")])
     half = SharedMachine(
-        sheet=H200, tables=tables, share=Share(compute_ratio=0.5, memory_ratio=0.5)
+        sheet=H200, tables=tables, share=DeviceShare(compute_ratio=0.5, memory_ratio=0.5)
     )
     one = shape(expert=4)
     plain = float(half.moe_s(AT, one, software="vllm")[0])

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tuner.costs.serve.decoder import Attention, AttentionKind, Decoder, Formats, Layers
-from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.decoder import AttentionKind, Decoder, DecoderAttention, Formats, Layers
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.multiplexing import Share, drawn_ratio, on_share, steady_rate_per_s
+from tuner.costs.serve.multiplexing import DeviceShare, drawn_ratio, on_share, steady_rate_per_s
 from tuner.devices.catalogue import find_device
 
 SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -19,7 +19,9 @@ LLAMA = Decoder(
     layers=(
         Layers(
             count=32,
-            attention=Attention(kind=AttentionKind.GROUPED, heads=32, kv_heads=8, head_dim=128),
+            attention=DecoderAttention(
+                kind=AttentionKind.GROUPED, heads=32, kv_heads=8, head_dim=128
+            ),
             dense_ffn=14_336,
         ),
     ),
@@ -33,8 +35,8 @@ def whole() -> Iteration:
     return Iteration(
         decoder=LLAMA,
         formats=formats,
-        degrees=Degrees(),
-        engine=Engine.SGLANG,
+        degrees=InstanceDegrees(),
+        engine=ServingEngine.SGLANG,
         machine=ServingMachine(sheet=find_device("a100-sxm"), tables=None),
     )
 
@@ -45,7 +47,7 @@ def step_s(iteration: Iteration, running: float) -> float:
     return float(parts[0]) + iteration.scheduler_s
 
 
-def stretch(whole: Iteration, running: float, share: Share) -> float:
+def stretch(whole: Iteration, running: float, share: DeviceShare) -> float:
     return step_s(on_share(whole, share), running) / step_s(whole, running)
 
 
@@ -55,13 +57,13 @@ def test_semi_pds_measured_curve_lies_between_few_and_many_sequences(
 ) -> None:
     # arXiv:2504.19867, Llama3-8B on ShareGPT: TPOT(y) / TPOT(1) = 0.6284 / y + 0.3818.
     measured = 0.6284 / ratio + 0.3818
-    share = Share(compute_ratio=ratio)
+    share = DeviceShare(compute_ratio=ratio)
     assert stretch(whole, 1.0, share) <= measured <= 1.06 * stretch(whole, 512.0, share)
 
 
 def test_prompts_slow_in_proportion_to_their_share(whole: Iteration) -> None:
     # semi-PD: l_x = l_100 / x.
-    half = on_share(whole, Share(compute_ratio=0.5))
+    half = on_share(whole, DeviceShare(compute_ratio=0.5))
     tokens_Q = np.array([8192.0])
     assert float(half.prompt_s(tokens_Q)[0] / whole.prompt_s(tokens_Q)[0]) == pytest.approx(2.0)
     assert float(half.linear_s(tokens_Q)[0] / whole.linear_s(tokens_Q)[0]) == pytest.approx(
@@ -73,12 +75,12 @@ def test_what_memory_binds_is_not_slowed_until_few_multiprocessors_are_left(
     whole: Iteration,
 ) -> None:
     # An A100-80GB saturates its 2.04 TB/s with 0.28 of its multiprocessors.
-    assert stretch(whole, 1.0, Share(compute_ratio=0.3)) == pytest.approx(1.0)
-    assert stretch(whole, 1.0, Share(compute_ratio=0.14)) == pytest.approx(2.0, rel=0.1)
+    assert stretch(whole, 1.0, DeviceShare(compute_ratio=0.3)) == pytest.approx(1.0)
+    assert stretch(whole, 1.0, DeviceShare(compute_ratio=0.14)) == pytest.approx(2.0, rel=0.1)
 
 
 def test_taken_bandwidth_slows_decode_in_proportion(whole: Iteration) -> None:
-    share = Share(compute_ratio=0.9, memory_ratio=0.5)
+    share = DeviceShare(compute_ratio=0.9, memory_ratio=0.5)
     assert stretch(whole, 1.0, share) == pytest.approx(2.0, rel=0.1)
 
 
@@ -122,4 +124,4 @@ def test_prefill_serves_no_more_than_its_share_can() -> None:
 @each_row("ratio", [0.0, 1.5])
 def test_a_share_is_a_share(ratio: float) -> None:
     with pytest.raises(ValueError, match="must be shares above 0, at most 1"):
-        Share(compute_ratio=ratio)
+        DeviceShare(compute_ratio=ratio)

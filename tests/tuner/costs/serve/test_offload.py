@@ -3,7 +3,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.rows import each_row
-from tuner.costs.serve.offload import Split, split_at
+from tuner.costs.serve.offload import PromptSplit, split_at
 
 Floats = npt.NDArray[np.float64]
 
@@ -22,12 +22,12 @@ def prompts() -> tuple[Floats, Floats]:
 
 
 @pytest.fixture(scope="module")
-def split(prompts: tuple[Floats, Floats]) -> Split:
+def split(prompts: tuple[Floats, Floats]) -> PromptSplit:
     return split_at(19_400, tokens_N=prompts[0], weight_N=prompts[1])
 
 
 def test_the_published_threshold_sends_half_of_the_requests(
-    prompts: tuple[Floats, Floats], split: Split
+    prompts: tuple[Floats, Floats], split: PromptSplit
 ) -> None:
     tokens_N, weight_N = prompts
     assert float(tokens_N @ weight_N / weight_N.sum()) == pytest.approx(27_500, rel=2e-3)
@@ -37,7 +37,7 @@ def test_the_published_threshold_sends_half_of_the_requests(
 
 
 def test_four_remote_instances_serve_the_published_rate(
-    prompts: tuple[Floats, Floats], split: Split
+    prompts: tuple[Floats, Floats], split: PromptSplit
 ) -> None:
     # Published 1.61 requests/s and 13 Gbit/s; 1.58 and 12 at the mean length, from the printed
     # profile. Prefill is convex in length, so the mean of the times is a little longer.

@@ -17,7 +17,7 @@ from tuner.costs.serve.capacity import (
     instance_weight_bytes,
 )
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import A2aBackend, Degrees, Engine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import kv_bytes_per_token, weight_bytes
@@ -45,8 +45,8 @@ def iteration(decoder: Decoder, formats: Formats = FP8, **named: int) -> Iterati
     return Iteration(
         decoder=decoder,
         formats=formats,
-        degrees=Degrees(**named),
-        engine=Engine.SGLANG,
+        degrees=InstanceDegrees(**named),
+        engine=ServingEngine.SGLANG,
         machine=ServingMachine(sheet=H200, tables=None),
     )
 
@@ -66,7 +66,7 @@ def test_activations_of_a_dense_model_by_hand() -> None:
 
 def test_a_sampler_that_sorts_is_what_profiles_of_large_vocabularies_show() -> None:
     # vLLM before 0.21 sorts logits of the whole vocabulary on every rank, 38 bytes each.
-    old = memory_rule(Engine.VLLM, "0.10.1")
+    old = memory_rule(ServingEngine.VLLM, "0.10.1")
     for decoder, running, seen in (
         # "PyTorch activation peak memory 1.26GiB" (pull request 10511, 256 sequences).
         (LLAMA_8B, 256, 1.26),
@@ -148,7 +148,7 @@ def test_a_drafter_takes_weights_and_cache() -> None:
 
 
 def test_windowed_layers_keep_their_window_of_a_request() -> None:
-    degrees = Degrees()
+    degrees = InstanceDegrees()
     whole = kv_bytes_per_token(GPT_OSS_120B, BF16, degrees)
     cut = kv_bytes_per_token(GPT_OSS_120B, BF16, degrees, request_tokens=1280.0)
     # Half of the layers keep 128 of 1280 tokens.
@@ -157,7 +157,7 @@ def test_windowed_layers_keep_their_window_of_a_request() -> None:
 
 
 def test_a_state_is_shared_by_the_tokens_of_a_request() -> None:
-    degrees = Degrees()
+    degrees = InstanceDegrees()
     whole = kv_bytes_per_token(QWEN35_397B, BF16, degrees)
     # 45 layers of 64 heads of 128 x 128 in fp32.
     per_request = 45 * 64 * 128 * 128 * 4
@@ -167,10 +167,10 @@ def test_a_state_is_shared_by_the_tokens_of_a_request() -> None:
 
 def test_a_stage_holds_its_layers_and_one_end() -> None:
     # 80 layers over 4 stages; embedding and head stand on different ones.
-    whole = weight_bytes(LLAMA_70B, BF16, Degrees())
+    whole = weight_bytes(LLAMA_70B, BF16, InstanceDegrees())
     ends = 2 * 128256 * 8192 * 2
-    stage = weight_bytes(LLAMA_70B, BF16, Degrees(pipeline=4))
+    stage = weight_bytes(LLAMA_70B, BF16, InstanceDegrees(pipeline=4))
     assert stage == pytest.approx((whole - ends) / 4 + ends / 2)
     # 61 layers over 4: the longest stage has 16.
-    each = kv_bytes_per_token(DEEPSEEK_V3, FP8, Degrees(pipeline=4))
+    each = kv_bytes_per_token(DEEPSEEK_V3, FP8, InstanceDegrees(pipeline=4))
     assert each == pytest.approx(16 * 576)

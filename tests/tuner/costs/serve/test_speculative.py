@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B, MIXTRAL_8X7B
-from tuner.costs.serve.speculative import Drafting, Method, draft_decoder
+from tuner.costs.serve.speculative import Drafting, DraftMethod, draft_decoder
 
 
 def test_tokens_of_a_step_follow_the_published_formula() -> None:
@@ -44,16 +44,16 @@ def test_steps_of_an_output_are_those_that_it_draws_on_average() -> None:
 
 
 def test_mtp_drafts_with_a_layer_like_the_last() -> None:
-    drafter = draft_decoder(DEEPSEEK_V3, Method.MTP)
+    drafter = draft_decoder(DEEPSEEK_V3, DraftMethod.MTP)
     assert drafter.num_layers == 1
     assert drafter.experts == DEEPSEEK_V3.experts
     assert drafter.layers[0].dense_ffn == 0
 
 
 def test_eagle_drafts_with_a_dense_layer() -> None:
-    assert draft_decoder(LLAMA_70B, Method.EAGLE).layers[0].dense_ffn == 28672
+    assert draft_decoder(LLAMA_70B, DraftMethod.EAGLE).layers[0].dense_ffn == 28672
     # A model of experts alone: as wide as the two that a token reaches.
-    drafter = draft_decoder(MIXTRAL_8X7B, Method.EAGLE)
+    drafter = draft_decoder(MIXTRAL_8X7B, DraftMethod.EAGLE)
     assert (drafter.layers[0].dense_ffn, drafter.experts) == (2 * 14336, None)
 
 

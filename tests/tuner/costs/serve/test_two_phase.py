@@ -5,14 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tuner.costs.serve.two_phase import Side, Wire, two_phase_s
+from tuner.costs.serve.two_phase import RoleDevices, Wire, two_phase_s
 
 ROW = 1e4
 """Bytes of a token."""
-SIDE = Side(devices=8, domain=8, inside_bytes_per_s=1e11, nic_bytes_per_s=1e10)
+SIDE = RoleDevices(devices=8, domain=8, inside_bytes_per_s=1e11, nic_bytes_per_s=1e10)
 
 
-def seconds(tokens: float, *, attention: Side, experts: Side, wire: Wire | None = None) -> float:
+def seconds(
+    tokens: float, *, attention: RoleDevices, experts: RoleDevices, wire: Wire | None = None
+) -> float:
     found = two_phase_s(
         np.array([tokens]), row_bytes=ROW, attention=attention, experts=experts, wire=wire
     )

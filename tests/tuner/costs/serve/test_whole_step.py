@@ -8,11 +8,11 @@ import pytest
 from tests.rows import each_row
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, GLM_5, LLAMA_70B, QWEN35_397B
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import A2aBackend, Degrees, Engine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.speculative import Drafting, Method
+from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.costs.serve.whole_step import draft_s, halves_s, prompt_step_s, step_s
 from tuner.devices.catalogue import find_device
 
@@ -28,8 +28,8 @@ def iteration(decoder: Decoder, **named: int) -> Iteration:
     return Iteration(
         decoder=decoder,
         formats=FP8,
-        degrees=Degrees(**named),
-        engine=Engine.SGLANG,
+        degrees=InstanceDegrees(**named),
+        engine=ServingEngine.SGLANG,
         machine=ServingMachine(sheet=SHEET, tables=None),
     )
 
@@ -45,8 +45,8 @@ def test_a_plain_step_is_the_sum_of_its_parts() -> None:
         assert one.tokens_per_step == 1.0
 
 
-@each_row("method", list(Method))
-def test_drafts_pay_for_few_sequences_and_not_where_none_is_kept(method: Method) -> None:
+@each_row("method", list(DraftMethod))
+def test_drafts_pay_for_few_sequences_and_not_where_none_is_kept(method: DraftMethod) -> None:
     good, useless = (
         replace(DATA, drafting=Drafting(draft_tokens=2, acceptance=acceptance, method=method))
         for acceptance in (0.8, 0.0)

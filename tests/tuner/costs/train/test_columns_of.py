@@ -9,7 +9,7 @@ from tuner.costs.train.columns_of import (
     shape_of_model,
     stages_of_layouts,
 )
-from tuner.costs.train.constants import Precision
+from tuner.costs.train.constants import GemmPrecision
 from tuner.devices.catalogue import find_device
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
@@ -43,7 +43,7 @@ def test_nics_of_a_machine_are_shared_and_divided_by_oversubscription() -> None:
         nic=50e9,
         oversubscription=2.0,
     )
-    hardware = hardware_of_pool(find_device("h100-sxm"), pool, precision=Precision.BF16)
+    hardware = hardware_of_pool(find_device("h100-sxm"), pool, precision=GemmPrecision.BF16)
 
     # 4 NICs of 50 GB/s over 8 devices, half of it through the oversubscribed network.
     assert hardware.scale_out_bytes_per_s == pytest.approx(12.5e9)
@@ -52,8 +52,8 @@ def test_nics_of_a_machine_are_shared_and_divided_by_oversubscription() -> None:
 
 def test_a_device_without_fp4_falls_back_to_fp8_and_then_to_bf16() -> None:
     pool = Pool(name="p", device="h100-sxm", devices_per_node=8)
-    h100 = hardware_of_pool(find_device("h100-sxm"), pool, precision=Precision.NVFP4)
-    a100 = hardware_of_pool(find_device("a100-80gb"), pool, precision=Precision.NVFP4)
+    h100 = hardware_of_pool(find_device("h100-sxm"), pool, precision=GemmPrecision.NVFP4)
+    a100 = hardware_of_pool(find_device("a100-80gb"), pool, precision=GemmPrecision.NVFP4)
 
     assert h100.matmul_flop_per_s == pytest.approx(1978.9e12)
     assert a100.matmul_flop_per_s == pytest.approx(312e12)

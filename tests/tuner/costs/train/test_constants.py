@@ -2,16 +2,16 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tuner.costs.train.constants import FITTED, NAMES, Precision, Software, uncalibrated
+from tuner.costs.train.constants import FITTED, NAMES, GemmPrecision, Software, uncalibrated
 from tuner.costs.train.shapes import stacked, taken
 from tuner.devices.datasheet import Generation
 
 
 @each_row("generation", list(Generation))
-@each_row("precision", list(Precision))
+@each_row("precision", list(GemmPrecision))
 @each_row("software", list(Software))
 def test_every_device_type_and_software_has_values_inside_the_bounds(
-    generation: Generation, precision: Precision, software: Software
+    generation: Generation, precision: GemmPrecision, software: Software
 ) -> None:
     constants = uncalibrated(generation, precision=precision, software=software)
     for name, prior in FITTED.items():
@@ -28,14 +28,14 @@ def test_narrower_types_reach_less_of_their_peak() -> None:
         uncalibrated(
             Generation.BLACKWELL, precision=precision, software=Software.MEGATRON_2026
         ).matmul_ratio
-        for precision in (Precision.BF16, Precision.NVFP4)
+        for precision in (GemmPrecision.BF16, GemmPrecision.NVFP4)
     ]
     assert reached[1] < reached[0]
 
 
 def test_constants_stack_to_columns_and_are_taken_like_strategies() -> None:
     parts = [
-        uncalibrated(generation, precision=Precision.BF16, software=Software.MEGATRON_2025)
+        uncalibrated(generation, precision=GemmPrecision.BF16, software=Software.MEGATRON_2025)
         for generation in (Generation.AMPERE, Generation.HOPPER)
     ]
     columns = stacked(parts)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.columns_of import StageLayers, shape_of_model, stages_of_layouts
-from tuner.costs.train.constants import Precision, Software, uncalibrated
+from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.gradient_buckets import (
     ReducedGradients,
     bucketed_reduction_s,
@@ -123,7 +123,7 @@ MACHINE = Hardware(
     scale_out_bytes_per_s=50e9,
 )
 CONSTANTS = uncalibrated(
-    Generation.HOPPER, precision=Precision.BF16, software=Software.MEGATRON_2025
+    Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2025
 )
 
 

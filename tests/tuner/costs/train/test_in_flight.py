@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.costs.reference.workload import Degrees
+from tuner.costs.reference.workload import StepDegrees
 from tuner.costs.train.in_flight import peak_bytes, warmup_in_flight
 from tuner.search.reference.schedule import in_flight, moments
 
 
-def _degrees(ranks: int, chunks: int) -> Degrees:
-    return Degrees(
+def _degrees(ranks: int, chunks: int) -> StepDegrees:
+    return StepDegrees(
         tensor=1,
         pipeline=ranks,
         virtual_pipeline=chunks,

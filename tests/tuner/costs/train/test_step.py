@@ -11,7 +11,7 @@ from tests.rows import each_row
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.activations import activation_bytes
 from tuner.costs.train.columns_of import StageLayers, shape_of_model, stages_of_layouts
-from tuner.costs.train.constants import Constants, Precision, Software, uncalibrated
+from tuner.costs.train.constants import Constants, GemmPrecision, Software, uncalibrated
 from tuner.costs.train.fold import per_device
 from tuner.costs.train.kernels import AttentionShape, ExpertSeconds
 from tuner.costs.train.shapes import Hardware, ModelShape, Stages, stacked, taken
@@ -34,7 +34,9 @@ MACHINE = Hardware(
     devices_per_node=8.0,
     scale_out_bytes_per_s=50e9,
 )
-GENERIC = uncalibrated(Generation.HOPPER, precision=Precision.BF16, software=Software.MEGATRON_2026)
+GENERIC = uncalibrated(
+    Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
+)
 DENSE = ModelShape(
     hidden=4096.0,
     heads=32.0,
@@ -341,7 +343,9 @@ def test_unit_costs_do_not_depend_on_what_the_stages_decide(changed: str) -> Non
 
 
 def test_old_softmax_runs_step_by_step_for_odd_numbers_of_heads() -> None:
-    old = uncalibrated(Generation.AMPERE, precision=Precision.BF16, software=Software.MEGATRON_2021)
+    old = uncalibrated(
+        Generation.AMPERE, precision=GemmPrecision.BF16, software=Software.MEGATRON_2021
+    )
     small = replace(DENSE, heads=16.0, kv_heads=16.0, is_gated=0.0, hidden=2048.0)
     # 16 heads on 8 ranks: 2 matrices, no multiple of 4, against 4 with a micro-batch of 2.
     plain: dict[str, Any] = {"has_flash_attention": 0.0, "tensor": 8.0, "sequence": 1024.0}

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rows import each_row
-from tuner.engines.metrics.interface import Job, Reading
+from tuner.engines.metrics.interface import LogLine, TrialWork
 from tuner.errors import SpecError
 from tuner.verify.launches import WARMUP_STEPS
 from tuner.verify.metrics import ADAPTERS, MAX_LINE, LogReader, find_adapter
 
-JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
+JOB = TrialWork(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
 
 
 @each_row(
@@ -27,39 +27,39 @@ JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
             "megatron",
             " [2026-01-02 03:04:05] iteration       12/      20 | consumed samples:       96 |"
             " elapsed time per iteration (ms): 812.5 | learning rate: 1.0E-04 | lm loss: 7.1 |",
-            Reading(step=12, step_s=0.8125),
+            LogLine(step=12, step_s=0.8125),
         ),
         (
             "megatron",
             "[Rank 0] (after 2 iterations) memory (MB) | allocated: 7.0 | max allocated: 512.5 |"
             " reserved: 600.0 | max reserved: 600.0",
             # 512.5 * 2**20.
-            Reading(peak_bytes=537_395_200),
+            LogLine(peak_bytes=537_395_200),
         ),
         (
             "torchtitan",
             "[titan] 2026 - root - INFO - step: 12  loss:  5.10000  grad_norm:  0.9000"
             "  memory: 41.50GiB(51.90%)  tps: 8,192  tflops: 12.00  mfu: 4.00%",
             # 131072 tokens at 8192 per second on each of 8 devices; 41.5 * 2**30.
-            Reading(step=12, step_s=2.0, peak_bytes=44_560_285_696),
+            LogLine(step=12, step_s=2.0, peak_bytes=44_560_285_696),
         ),
         (
             "torchtitan",
             "step:  2  loss:  5.54421  grad_norm:  0.9000  memory: -0.00GiB(-0.00%)  tps: 1,024"
             "  tflops: 0.01  mfu: 0.00%",
-            Reading(step=2, step_s=16.0),
+            LogLine(step=2, step_s=16.0),
         ),
         (
             "deepspeed",
             "[INFO] epoch=0/micro_step=12/global_step=6, RunningAvgSamplesPerSec=3.1,"
             " CurrSamplesPerSec=3.2, MemAllocated=1.0GB, MaxMemAllocated=2.5GB",
             # 32 samples at 3.2 per second; 2.5 * 2**30.
-            Reading(step=6, step_s=10.0, peak_bytes=2_684_354_560),
+            LogLine(step=6, step_s=10.0, peak_bytes=2_684_354_560),
         ),
         (
             "deepspeed",
             "steps: 12 loss: 5.1000 iter time (s): 1.250 samples/sec: 25.600",
-            Reading(step=12, step_s=1.25),
+            LogLine(step=12, step_s=1.25),
         ),
         (
             # core_v0.19.0 with --log-throughput, --log-energy and the counts of a MoE model.
@@ -71,7 +71,7 @@ JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
             " 1.077813E+01 | load_balancing_loss: 1.001234E+00 | loss scale: 1.0 | grad norm: 2.345"
             " | num zeros: 0 | params norm: 1234.567 | number of skipped iterations:   0 | number"
             " of nan iterations:   0 |",
-            Reading(step=3, step_s=12.5),
+            LogLine(step=3, step_s=12.5),
         ),
         (
             # core_v0.18.2 after samples were skipped, under torchrun --tee.
@@ -79,7 +79,7 @@ JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
             "[default7]: [2026-07-20 03:04:05.123456] iteration        3/     500 | consumed"
             " samples:         3072 | skipped samples:            8 | elapsed time per iteration"
             " (ms): 900.1 | global batch size:  1024 |",
-            Reading(step=3, step_s=0.9001),
+            LogLine(step=3, step_s=0.9001),
         ),
         (
             # core_v0.19.0 with --log-device-memory-used.
@@ -87,7 +87,7 @@ JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
             "[Rank 24] (after 3 iterations) memory (MB) | allocated: 1024.00 | max allocated:"
             " 2048.00 | reserved: 2100.00 | max reserved: 2200.00 | total device memory used:"
             " 3000.00",
-            Reading(peak_bytes=2**31),
+            LogLine(peak_bytes=2**31),
         ),
         (
             # 0.2.2; a quantized model has no MFU.
@@ -95,7 +95,7 @@ JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
             "[rank0]:[titan] 2026-08-21 10:00:00,123 - root - INFO - step:  1  loss: 12.12345"
             "  grad_norm:  3.1234  memory:  9.50GiB(12.01%)  tps: 16  tflops: 1,012.34  mfu: N/A",
             # 131072 / (16 * 8); 9.5 * 2**30.
-            Reading(step=1, step_s=1024.0, peak_bytes=10_200_547_328),
+            LogLine(step=1, step_s=1024.0, peak_bytes=10_200_547_328),
         ),
         (
             # 0.19.5 of a slow step, the rate in scientific form.
@@ -103,29 +103,29 @@ JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
             "[2026-08-09 10:00:00,123] [INFO] [timer.py:264:stop] epoch=0/micro_step=48/"
             "global_step=3, RunningAvgSamplesPerSec=0.0021, CurrSamplesPerSec=3.2e-05,"
             " MemAllocated=3.11GB, MaxMemAllocated=0.0GB",
-            Reading(step=3, step_s=1e6),
+            LogLine(step=3, step_s=1e6),
         ),
         (
             # 0.19.5 with a further loss.
             "deepspeed",
             "steps: 3 loss: 10.1234 aux_loss: 0.0123 iter time (s): 0.250 samples/sec: 128.000",
-            Reading(step=3, step_s=0.25),
+            LogLine(step=3, step_s=0.25),
         ),
-        ("jsonl", '{"step_s": 0.5}', Reading(step_s=0.5)),
+        ("jsonl", '{"step_s": 0.5}', LogLine(step_s=0.5)),
         (
             "jsonl",
             '{"step": 3, "step_s": 0.5, "activation_bytes": [3, 2], "peak_bytes": 9, "x": 1}',
-            Reading(step=3, step_s=0.5, activation_bytes=(3, 2), peak_bytes=9),
+            LogLine(step=3, step_s=0.5, activation_bytes=(3, 2), peak_bytes=9),
         ),
-        ("regex:took (?P<step_s>[0-9.]+) s", "it took 0.25 s", Reading(step_s=0.25)),
+        ("regex:took (?P<step_s>[0-9.]+) s", "it took 0.25 s", LogLine(step_s=0.25)),
         (
             r"regex:(?P<step>\d+): (?P<step_s>\S+)",
             "7: 1e-1",
-            Reading(step=7, step_s=0.1),
+            LogLine(step=7, step_s=0.1),
         ),
     ],
 )
-def test_a_line_is_read(name: str, line: str, expected: Reading) -> None:
+def test_a_line_is_read(name: str, line: str, expected: LogLine) -> None:
     assert find_adapter(name)(line, JOB) == expected
 
 

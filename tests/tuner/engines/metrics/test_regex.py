@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from tuner.engines.metrics.interface import Job
+from tuner.engines.metrics.interface import TrialWork
 from tuner.engines.metrics.regex import adapter
 from tuner.errors import SpecError
 
-JOB = Job(num_devices=1, samples_per_step=1, tokens_per_step=1)
+JOB = TrialWork(num_devices=1, samples_per_step=1, tokens_per_step=1)
 
 
 def test_groups_are_read_line_by_line() -> None:

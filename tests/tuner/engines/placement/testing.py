@@ -14,7 +14,7 @@ from tuner.plans.place import (
     VerifiedPlacement,
     WorkloadOutcome,
 )
-from tuner.spec.place import Dispatch, PlaceGoal, Workload
+from tuner.spec.place import Dispatch, PlaceGoal, RecordedWorkload
 
 
 def sample_decision(**changes: Any) -> PlaceDecision:
@@ -59,7 +59,7 @@ def sample_placement(
             ranks_per_node=decision.ranks_per_node,
             # Built unchecked: emitters must not rest on what readers of specs refuse.
             workloads=(
-                Workload.model_construct(name=workload, path=Path("chat.json"), weight=1.0),
+                RecordedWorkload.model_construct(name=workload, path=Path("chat.json"), weight=1.0),
             ),
             dispatch=dispatch,
         ),

@@ -9,7 +9,7 @@ from profilers.steps.config import Recompute
 from tests.rows import each_row
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.megatron_lm.flags import KNOWN, SWITCHES
-from tuner.engines.reading.launch import Dispatcher, Graphs, LaunchSettings
+from tuner.engines.reading.launch import Graphs, LaunchSettings, TokenDispatcher
 from tuner.errors import SpecError
 
 LAUNCHES = Path(__file__).parents[1] / "launches"
@@ -65,7 +65,7 @@ def test_a_script_with_arrays_variables_and_a_launcher_is_read() -> None:
     assert (launch.devices, launch.devices_per_node) == (64, 8)
     assert (launch.tensor, launch.pipeline, launch.expert, launch.expert_tensor) == (1, 4, 8, 1)
     assert (launch.sequence, launch.micro_batch, launch.global_batch) == (4096, 1, 256)
-    assert launch.dispatcher is Dispatcher.ALLTOALL
+    assert launch.dispatcher is TokenDispatcher.ALLTOALL
     assert (launch.zero_stage, launch.overlap_grad_reduce, launch.overlap_param_gather) == (1, 1, 1)
     assert not launch.dropout
     assert "--lr 1e-4" in launch.ignored
@@ -103,7 +103,7 @@ def test_a_layout_places_every_stage() -> None:
 def test_deprecated_flags_are_named_with_their_successors() -> None:
     launch = read((LAUNCHES / "deepseek-v3.sh").read_text())
 
-    assert launch.dispatcher is Dispatcher.DEEPEP
+    assert launch.dispatcher is TokenDispatcher.DEEPEP
     assert launch.deprecated == ("--moe-enable-deepep: say --moe-flex-dispatcher-backend deepep",)
 
 

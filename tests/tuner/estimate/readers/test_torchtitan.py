@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
 from tests.rows import each_row
-from tuner.engines.reading.launch import Dispatcher, LaunchSettings
+from tuner.engines.reading.launch import LaunchSettings, TokenDispatcher
 from tuner.engines.torchtitan import read as torchtitan
 from tuner.errors import SpecError
 
@@ -43,7 +43,7 @@ def test_a_pipeline_cuts_the_local_batch_and_keeps_parameters_gathered() -> None
     assert (launch.pipeline, launch.virtual_pipeline, launch.micro_batch) == (2, 2, 1)
     assert (launch.data, launch.replicas, launch.zero_stage) == (8, 2, 2)
     assert (launch.expert, launch.expert_tensor) == (4, 1)
-    assert launch.dispatcher is Dispatcher.DEEPEP
+    assert launch.dispatcher is TokenDispatcher.DEEPEP
     assert launch.recompute_ratio == 0.5
 
 

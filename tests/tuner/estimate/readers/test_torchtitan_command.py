@@ -9,7 +9,7 @@ import pytest
 
 from profilers.steps.config import Recompute
 from tests.tuner.real_torchtitan import run_with_torchtitan
-from tuner.engines.reading.launch import Dispatcher, Engine
+from tuner.engines.reading.launch import TokenDispatcher, TrainingEngine
 from tuner.engines.torchtitan.command import CONFIGS, read_training_command
 from tuner.errors import SpecError
 from tuner.estimate.registry import read_launch, read_text
@@ -34,7 +34,7 @@ def test_a_command_is_read_over_its_configuration() -> None:
     assert (launch.tensor, launch.pipeline, launch.expert, launch.virtual_pipeline) == (2, 2, 8, 2)
     assert (launch.sequence, launch.flush, launch.micro_batch) == (4096, None, 1)
     assert (launch.recompute, launch.sequence_parallel) == (Recompute.SELECTIVE, False)
-    assert launch.dispatcher is Dispatcher.HYBRIDEP
+    assert launch.dispatcher is TokenDispatcher.HYBRIDEP
     assert [size.value for size in launch.stated] == [27, 2048, 64]
     full = read_launch(f"{START}llama3_8b activation-checkpoint:full")
     assert (full.recompute, full.sequence) == (Recompute.FULL, 8192)
@@ -128,7 +128,7 @@ def test_the_release_itself_reads_the_same(tmp_path: Path) -> None:
 def test_only_a_command_that_starts_it_is_torchtitans() -> None:
     megatron = "torchrun pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1"
     launch = read_launch(f"python -c 'import torchtitan.train'; {megatron}")
-    assert (launch.engine, launch.tensor) == (Engine.MEGATRON, 2)
+    assert (launch.engine, launch.tensor) == (TrainingEngine.MEGATRON, 2)
     text = 'description = "torchtitan.train"\nmodel = "x"\n[training]\nseq_len = 4096\n'
     read = read_text(text, format_name="torchtitan", source="it")
     assert (read.sequence, read.notes) == (4096, ())

@@ -8,15 +8,15 @@ from profilers.imports.link_matrix import LinkMatrix, link_matrix_csv
 from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.search.nodes.node_order import order_nodes, read_links
-from tuner.search.nodes.traffic import Traffic
+from tuner.search.nodes.traffic import NodeTraffic
 from tuner.spec.cluster import Cluster, Pool
 
 LIMIT_S = 30.0
 
 
-def ring(nodes: int, *, hidden_s: float = 0.0) -> Traffic:
+def ring(nodes: int, *, hidden_s: float = 0.0) -> NodeTraffic:
     """One stage on so many nodes that sum 30 GB of gradients."""
-    return Traffic(
+    return NodeTraffic(
         nodes_of_stage=nodes,
         groups=1,
         num_microbatches=8,

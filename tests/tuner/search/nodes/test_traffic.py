@@ -8,7 +8,7 @@ import pytest
 from tests.rows import each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner.costs.train.constants import Constants
-from tuner.search.nodes.traffic import OVERLAPPED_RATIO, Traffic, obstacle, traffic
+from tuner.search.nodes.traffic import OVERLAPPED_RATIO, NodeTraffic, obstacle, traffic
 from tuner.spec.accounting import (
     embedding_parameters,
     head_parameters,
@@ -27,7 +27,7 @@ def mixtral() -> ModelSpec:
     return read_model(MODELS / "mixtral-8x7b")
 
 
-def sent(model: ModelSpec, *, node: int = 8, **changes: Any) -> Traffic:
+def sent(model: ModelSpec, *, node: int = 8, **changes: Any) -> NodeTraffic:
     """Of a decision of two stages with a batch of 1,536 sequences of 4,096 tokens."""
     decision = sample_decision(**({"recompute_modules": ()} | changes))
     plan = sample_verified(model, decision, devices_per_node=node).plan

@@ -14,7 +14,7 @@ from tuner.engines.place_writers import emit_placement
 from tuner.errors import SpecError
 from tuner.goals.place_plan import place
 from tuner.plans.place import PlacePlan, VerifiedPlacement
-from tuner.search.place.comparison import Comparison, evaluate_workload
+from tuner.search.place.comparison import PlacementComparison, evaluate_workload
 from tuner.search.place.dispatch_gain import dispatch_gain
 from tuner.search.place.evaluation import evaluate
 from tuner.search.place.evidence import split_recordings
@@ -144,7 +144,7 @@ def test_placements_for_runtimes_without_the_rule_are_chosen_on_fit_passes(tmp_p
 
     for_fit, for_holdout = placed(0, 2, 1, 3, 4, 5, 6, 7), placed(0, 1, 2, 3, 4, 5, 6, 7)
     comparisons = [
-        Comparison(current=evaluation, eplb=evaluation, planned=evaluation)
+        PlacementComparison(current=evaluation, eplb=evaluation, planned=evaluation)
         for evaluation in (evaluate_workload(spec, evidence[0], for_fit, "least_loaded"),)
     ]
     lines = dispatch_gain(

@@ -13,7 +13,7 @@ from tuner.search.place.evaluation import evaluate
 from tuner.search.place.prices import Pricing, _reach, pricing_of
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.place import PlaceGoal, Workload
+from tuner.spec.place import PlaceGoal, RecordedWorkload
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 
@@ -25,7 +25,7 @@ def pricing(*, merged: bool = False) -> Pricing:
         ranks=4,
         ranks_per_node=2,
         exchange="merged" if merged else "plain",
-        workloads=(Workload(name="chat", path=Path("chat.json")),),
+        workloads=(RecordedWorkload(name="chat", path=Path("chat.json")),),
     )
     made = pricing_of(
         read_model(MODELS / "olmoe-1b-7b" / "config.json"),

@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 from profilers.steps.config import Recompute
 from solvers.layout.problem import Layout
 from tests.rows import each_row
-from tuner.costs.reference.workload import Degrees
+from tuner.costs.reference.workload import StepDegrees
 from tuner.search.reference.decisions import decision, decode, degrees_of, layers_of, options_of
-from tuner.search.reference.options import Option
+from tuner.search.reference.options import RecomputeOption
 
-Cut = Callable[..., Degrees]
+Cut = Callable[..., StepDegrees]
 
 WAYS = (
-    Option(recompute=Recompute.NONE, chunks=1),
-    Option(recompute=Recompute.SELECTIVE, chunks=4),
-    Option(recompute=Recompute.FULL, chunks=8),
+    RecomputeOption(recompute=Recompute.NONE, chunks=1),
+    RecomputeOption(recompute=Recompute.SELECTIVE, chunks=4),
+    RecomputeOption(recompute=Recompute.FULL, chunks=8),
 )
 
 

@@ -9,10 +9,10 @@ the chunks in reverse.
 import itertools
 from collections.abc import Callable, Iterator
 
-from tuner.costs.reference.workload import Degrees
+from tuner.costs.reference.workload import StepDegrees
 from tuner.search.reference.schedule import in_flight
 
-Cut = Callable[..., Degrees]
+Cut = Callable[..., StepDegrees]
 
 
 def _plain(ranks: int, rank: int, batches: int) -> Iterator[tuple[int, ...]]:

@@ -15,21 +15,21 @@ from solvers.layout.problem import Layout, LayoutProblem
 from tests.solvers.layout import brute_force
 from tuner.costs.reference.operations import Part
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.engines.capabilities import intersection
 from tuner.search.reference.decisions import decode
-from tuner.search.reference.layer_costs import CandidateCosts, Machine, layout_problem
-from tuner.search.reference.options import Option
+from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine, layout_problem
+from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.predict import predict
 
 Make = Callable[..., Workload]
-Cut = Callable[..., Degrees]
-MakeMachine = Callable[..., Machine]
+Cut = Callable[..., StepDegrees]
+MakeMachine = Callable[..., PricedMachine]
 
 OPTIONS = (
-    Option(recompute=Recompute.NONE, chunks=1),
-    Option(recompute=Recompute.SELECTIVE, chunks=4),
-    Option(recompute=Recompute.FULL, chunks=1),
+    RecomputeOption(recompute=Recompute.NONE, chunks=1),
+    RecomputeOption(recompute=Recompute.SELECTIVE, chunks=4),
+    RecomputeOption(recompute=Recompute.FULL, chunks=1),
 )
 REFERENCE = intersection(["reference"])
 SKEWED = (0.4, *(0.6 / 7,) * 7)

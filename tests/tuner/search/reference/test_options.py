@@ -3,7 +3,7 @@ import pytest
 from profilers.steps.config import Recompute
 from tuner.engines.capabilities import Capabilities, intersection
 from tuner.errors import SpecError
-from tuner.search.reference.options import Option, options
+from tuner.search.reference.options import RecomputeOption, options
 from tuner.spec.search import Search
 
 
@@ -57,5 +57,5 @@ def test_nothing_left_is_an_error_that_says_what_would_do() -> None:
 def test_a_level_that_the_target_lacks_is_not_an_option() -> None:
     lacking = Capabilities(names=("imaginary",), recompute=frozenset({Recompute.NONE}))
     assert options(has_experts=True, capabilities=lacking, search=Search()) == (
-        Option(recompute=Recompute.NONE, chunks=1),
+        RecomputeOption(recompute=Recompute.NONE, chunks=1),
     )

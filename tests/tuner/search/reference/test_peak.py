@@ -9,22 +9,22 @@ from profilers.steps.config import Recompute
 from tests.rows import each_row
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO, head_workspace, reduction_workspace
 from tuner.costs.reference.update import Unit
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.search.reference.decisions import decision
-from tuner.search.reference.layer_costs import CandidateCosts, Machine
-from tuner.search.reference.options import Option
+from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
+from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.peak import peak_bytes
 
 Make = Callable[..., Workload]
-Cut = Callable[..., Degrees]
-MakeMachine = Callable[..., Machine]
+Cut = Callable[..., StepDegrees]
+MakeMachine = Callable[..., PricedMachine]
 
 
 @pytest.fixture
 def peak(tiny_work: Make, cut: Cut, formula_machine: MakeMachine) -> Callable[..., int]:
     """The peak of the first rank: peak(option, work={...}, **degrees)."""
 
-    def bytes_of(option: Option, *, work: dict[str, Any], **degrees: int) -> int:
+    def bytes_of(option: RecomputeOption, *, work: dict[str, Any], **degrees: int) -> int:
         cut_up = cut(**degrees)
         costs = CandidateCosts(work=tiny_work(**work), degrees=cut_up, machine=formula_machine())
         layers = (len(work.get("layers", "mmmm")) // cut_up.num_stages,) * cut_up.num_stages
@@ -34,7 +34,7 @@ def peak(tiny_work: Make, cut: Cut, formula_machine: MakeMachine) -> Callable[..
     return bytes_of
 
 
-NONE = Option(recompute=Recompute.NONE, chunks=1)
+NONE = RecomputeOption(recompute=Recompute.NONE, chunks=1)
 
 
 def test_the_loss_holds_two_fp32_gradients_beside_its_log_probabilities(
@@ -67,7 +67,7 @@ def test_a_sum_of_gradients_by_hand(
 
 
 def test_more_tokens_need_more_and_recomputation_needs_less(peak: Callable[..., int]) -> None:
-    full = Option(recompute=Recompute.FULL, chunks=4)
+    full = RecomputeOption(recompute=Recompute.FULL, chunks=4)
     long = {"batch": {"sequence_length": 256}}
     assert peak(NONE, work=long) > peak(NONE, work={})
     assert peak(full, work=long) < peak(NONE, work=long)

@@ -7,29 +7,29 @@ from profilers.records import Case
 from profilers.steps.config import Recompute
 from tests.rows import each_row
 from tuner.costs.reference.memory import layer_activations
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.plans.train import TrainPrediction
 from tuner.search.reference.decisions import decision
-from tuner.search.reference.layer_costs import CandidateCosts, Machine
-from tuner.search.reference.options import Option
+from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
+from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.predict import band_around, predict
 
 Make = Callable[..., Workload]
-Cut = Callable[..., Degrees]
-MakeMachine = Callable[..., Machine]
+Cut = Callable[..., StepDegrees]
+MakeMachine = Callable[..., PricedMachine]
 
-NONE = Option(recompute=Recompute.NONE, chunks=1)
-FULL = Option(recompute=Recompute.FULL, chunks=2)
-SELECTIVE = Option(recompute=Recompute.SELECTIVE, chunks=2)
+NONE = RecomputeOption(recompute=Recompute.NONE, chunks=1)
+FULL = RecomputeOption(recompute=Recompute.FULL, chunks=2)
+SELECTIVE = RecomputeOption(recompute=Recompute.SELECTIVE, chunks=2)
 
 
 def _predict(
     work: Workload,
-    degrees: Degrees,
-    machine: Machine,
+    degrees: StepDegrees,
+    machine: PricedMachine,
     *,
     layers: tuple[int, ...],
-    option: Option = NONE,
+    option: RecomputeOption = NONE,
 ) -> TrainPrediction:
     costs = CandidateCosts(work=work, degrees=degrees, machine=machine)
     return predict(costs, decision(degrees, layers=layers, options=[option] * len(layers)))
@@ -141,7 +141,7 @@ def test_the_expert_rank_of_the_peak_is_one_rank_of_all_layers(
 
 @each_row("option", [SELECTIVE, FULL])
 def test_layers_behind_the_recomputed_one_are_released(
-    tiny_work: Make, cut: Cut, formula_machine: MakeMachine, option: Option
+    tiny_work: Make, cut: Cut, formula_machine: MakeMachine, option: RecomputeOption
 ) -> None:
     # A heavy last layer: while an earlier one is recomputed, its bytes are released.
     changes: dict[str, Any] = {"layers": "mm", "vocab_size": 16}

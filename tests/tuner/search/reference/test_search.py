@@ -9,7 +9,7 @@ from profilers.records import Case
 from solvers.layout.check import objective
 from tests.rows import each_row
 from tests.solvers.layout import brute_force
-from tuner.costs.reference.workload import Degrees
+from tuner.costs.reference.workload import StepDegrees
 from tuner.search.reference.layer_costs import CandidateCosts, layout_problem
 from tuner.search.reference.options import options
 from tuner.search.reference.predict import predict
@@ -35,7 +35,7 @@ NOT_INTERLEAVED: dict[str, Any] = {
 }
 
 
-def _oracle(case: Any) -> dict[Degrees, float]:
+def _oracle(case: Any) -> dict[StepDegrees, float]:
     """The best objective of every legal candidate by trying every layout; inf where none fits."""
     problem = case.problem
     stage_options = options(

@@ -11,11 +11,11 @@ from profilers.steps.config import Recompute
 from profilers.steps.run import refusal
 from tests.rows import Failures
 from tests.tuner.engines.testing import sample_verified
-from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.engines.capabilities import intersection, refusals
 from tuner.engines.reference.step_config import step_config
 from tuner.search.reference.decisions import decision
-from tuner.search.reference.options import Option
+from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.space import enumerate_degrees
 from tuner.spec.goal import TrainGoal
 from tuner.spec.search import Search
@@ -78,7 +78,7 @@ def _assert_launchable(work: Workload, *, devices: int) -> None:
             work.model.num_layers // stages + (stage < work.model.num_layers % stages)
             for stage in range(stages)
         )
-        expected = [Option(recompute=Recompute.SELECTIVE, chunks=2)] * stages
+        expected = [RecomputeOption(recompute=Recompute.SELECTIVE, chunks=2)] * stages
         chosen = decision(degrees, layers=layers, options=expected)
         assert refusals(REFERENCE, model=work.model, decision=chosen) == ()
         plan = sample_verified(work.model, chosen, devices_per_node=devices, device_kind="cpu").plan
@@ -106,7 +106,7 @@ RULES: tuple[tuple[dict[str, Any], dict[str, int], str], ...] = (
 """Model and degrees, and the rule that leaves them out."""
 
 
-def test_each_rule_has_its_count(tiny_work: Make, cut: Callable[..., Degrees]) -> None:
+def test_each_rule_has_its_count(tiny_work: Make, cut: Callable[..., StepDegrees]) -> None:
     wrong = []
     for changes, degrees, rule in RULES:
         wanted = cut(**degrees)
@@ -189,7 +189,7 @@ def test_what_the_reference_step_lacks_leaves_nothing(tiny_work: Make) -> None:
 
 
 def test_expert_groups_that_exceed_a_node_can_be_served_hop_by_hop(tiny_work: Make) -> None:
-    def legal(ranks_per_node: int | None, **limits: object) -> list[Degrees]:
+    def legal(ranks_per_node: int | None, **limits: object) -> list[StepDegrees]:
         actual = enumerate_degrees(
             tiny_work(),
             num_devices=8,

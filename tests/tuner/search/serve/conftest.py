@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuner.costs.serve.decoder import Formats, decoder_of
-from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
@@ -61,8 +61,8 @@ def iteration(serving_pool: Callable[..., ServingPool]) -> Callable[..., Iterati
         plain = Iteration(
             decoder=decoder_of(read_model(MODELS / model)),
             formats=FORMATS,
-            degrees=Degrees(attention_tensor=2, expert=2),
-            engine=Engine(engine),
+            degrees=InstanceDegrees(attention_tensor=2, expert=2),
+            engine=ServingEngine(engine),
             machine=serving_pool().machine,
         )
         return replace(plain, **fields)  # type: ignore[arg-type]  # fields are named by the tests

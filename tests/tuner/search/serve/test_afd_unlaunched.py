@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Formats, decoder_of
-from tuner.costs.serve.engine import Engine
+from tuner.costs.serve.engine import ServingEngine
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.goals.serve_plan import deploy
@@ -66,7 +66,7 @@ class Priced:
                 serving_pools,
                 decoder=DECODER,
                 formats=BF16,
-                engine=Engine.SGLANG,
+                engine=ServingEngine.SGLANG,
                 demand=DEMAND,
                 cluster=self.cluster,
             )
@@ -75,7 +75,7 @@ class Priced:
             serving_pools,
             decoder=DECODER,
             formats=BF16,
-            engine=Engine.SGLANG,
+            engine=ServingEngine.SGLANG,
             demand=DEMAND,
             roles=(Role.PREFILL,),
         ).options

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from tuner.config.serve import Role
-from tuner.costs.serve.engine import Engine
+from tuner.costs.serve.engine import ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.goals.serve_plan import price_serving_pool
 from tuner.plans.serve import FrontPoint
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.front import MOST_POINTS, Offer, offer_of, pareto_front
 from tuner.search.serve.modes import solve_modes
-from tuner.search.serve.options import Curve, Option, ServingPool, price_options
+from tuner.search.serve.options import BatchCurve, Option, ServingPool, price_options
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
@@ -47,7 +47,7 @@ def ways(
         (serving_pool(nodes=1),),
         decoder=iteration().decoder,
         formats=iteration().formats,
-        engine=Engine.VLLM,
+        engine=ServingEngine.VLLM,
         demand=demand(),
         roles=(Role.PREFILL, Role.DECODE),
     ).options
@@ -110,7 +110,7 @@ def test_curves_hold_what_options_were_chosen_from(
         (serving_pool(nodes=1),),
         decoder=iteration().decoder,
         formats=iteration().formats,
-        engine=Engine.VLLM,
+        engine=ServingEngine.VLLM,
         demand=demand(slo={"tpot": {"p90": 0.03}}),
         roles=(Role.AGGREGATED, Role.DECODE),
     )
@@ -149,7 +149,7 @@ def test_prefill_is_counted_in_as_many_instances_as_keep_the_others_busy(
 def test_batches_that_never_last_are_left_out(
     ways: tuple[Option, ...], demand: Callable[..., Demand]
 ) -> None:
-    curve = Curve(
+    curve = BatchCurve(
         option=next(one for one in ways if one.role is Role.DECODE),
         running_N=np.array([1.0, 2.0, 4.0]),
         tpot_s_N=np.array([0.01, 0.02, np.inf]),

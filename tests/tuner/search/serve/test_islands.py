@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from solvers.instances.problem import Group as SolverGroup
-from solvers.instances.problem import InstancesProblem, Objective, Route
-from solvers.instances.problem import Pool as SolverPool
-from solvers.instances.problem import Role as SolverRole
+from solvers.instances.problem import (
+    ColumnGroup,
+    DevicePool,
+    InstanceObjective,
+    InstanceRole,
+    InstancesProblem,
+    Route,
+)
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
@@ -138,13 +142,13 @@ def test_a_session_finds_its_prefix_on_its_own_island_alone(tmp_path: Path) -> N
 def test_a_route_never_leaves_an_island() -> None:
     with pytest.raises(ValueError, match="joins two islands"):
         InstancesProblem(
-            pools=(SolverPool(name="one", devices=8),),
+            pools=(DevicePool(name="one", devices=8),),
             groups=(
-                SolverGroup(name="p", role=SolverRole.PREFILL),
-                SolverGroup(name="d", role=SolverRole.DECODE, island=1),
+                ColumnGroup(name="p", role=InstanceRole.PREFILL),
+                ColumnGroup(name="d", role=InstanceRole.DECODE, island=1),
             ),
             columns=(),
             routes=(Route(sender=0, receiver=1),),
-            objective=Objective.DEVICES,
+            objective=InstanceObjective.DEVICES,
             demand_per_s=1.0,
         )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tuner.costs.serve.engine import Degrees
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.speculative import Drafting
 from tuner.search.serve.demand import Demand
@@ -88,7 +88,7 @@ def test_the_next_prompt_of_a_pipeline_begins_before_the_last_has_ended(
     iteration: Callable[..., Iteration], demand: Callable[..., Demand]
 ) -> None:
     plain = iteration()
-    piped = replace(plain, degrees=Degrees(attention_tensor=2, expert=2, pipeline=4))
+    piped = replace(plain, degrees=InstanceDegrees(attention_tensor=2, expert=2, pipeline=4))
     found = prompt_time(piped, demand(), step_tokens=8192)
     assert found.busy_s == pytest.approx(0.25 * found.latency_s, rel=0.1)
 
@@ -97,7 +97,7 @@ def test_drafts_that_are_kept_shorten_tokens_and_refused_ones_lengthen_them(
     iteration: Callable[..., Iteration], demand: Callable[..., Demand]
 ) -> None:
     plain, asked, few = iteration("deepseek-v3"), demand(), counts(4)
-    plain = replace(plain, degrees=Degrees(attention_data=8, expert=8))
+    plain = replace(plain, degrees=InstanceDegrees(attention_data=8, expert=8))
     without = float(token_seconds(plain, few, asked, step_tokens=8192)[0])
     kept, refused = (
         replace(plain, drafting=Drafting(draft_tokens=2, acceptance=share)) for share in (0.9, 0.0)

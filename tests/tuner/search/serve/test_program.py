@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from solvers.instances.problem import (
     Column,
-    Group,
+    ColumnGroup,
+    DevicePool,
+    InstanceObjective,
+    InstanceRole,
     InstancesProblem,
-    Objective,
-    Pool,
-    Role,
     Route,
 )
 from solvers.result import Status
@@ -44,11 +44,13 @@ def test_every_chosen_prefill_instance_may_meet_every_chosen_decode_instance(
     prices: list[float], legal: list[tuple[int, int]], needed: int
 ) -> None:
     # Groups 0 and 1 prefill on two pools, 2 and 3 decode on them; own pools hold each to two.
-    limits = tuple(Pool(name=f"of {number}", devices=MOST) for number in range(4))
+    limits = tuple(DevicePool(name=f"of {number}", devices=MOST) for number in range(4))
     problem = InstancesProblem(
         pools=limits,
         groups=tuple(
-            Group(name=str(number), role=Role.PREFILL if number < 2 else Role.DECODE)
+            ColumnGroup(
+                name=str(number), role=InstanceRole.PREFILL if number < 2 else InstanceRole.DECODE
+            )
             for number in range(4)
         ),
         columns=tuple(
@@ -62,7 +64,7 @@ def test_every_chosen_prefill_instance_may_meet_every_chosen_decode_instance(
             for number, price in enumerate(prices)
         ),
         routes=tuple(Route(sender=one, receiver=two) for one, two in legal),
-        objective=Objective.COST,
+        objective=InstanceObjective.COST,
         demand_per_s=RATE_PER_S * needed,
         max_kinds=2,
     )

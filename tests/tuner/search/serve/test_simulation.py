@@ -8,7 +8,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.config.serve import Role
-from tuner.costs.serve.engine import A2aBackend, Degrees, Engine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.speculative import Drafting
 from tuner.search.serve.demand import Demand, build_demand
@@ -115,7 +115,9 @@ def test_a_heavy_tail_lowers_the_batch_and_lengthens_the_last_percentile(
     tailed = build_demand(goal, longest=32768)
     level = goal_of(output_tokens=round(tailed.output_tokens), rate=3.0)
     fixed = build_demand(level, longest=32768)
-    batches = [int(most_running(cache, one, engine=Engine.SGLANG)) for one in (tailed, fixed)]
+    batches = [
+        int(most_running(cache, one, engine=ServingEngine.SGLANG)) for one in (tailed, fixed)
+    ]
     assert batches[0] < 0.7 * batches[1]
     # With the batch of the mean, what is simulated says what the tail costs.
     own = iteration(engine="sglang")
@@ -138,7 +140,7 @@ def test_kept_drafts_shorten_the_time_per_token(iteration: Made, serving_pool: S
     plain = iteration(
         "deepseek-v3",
         engine="sglang",
-        degrees=Degrees(attention_data=8, expert=8),
+        degrees=InstanceDegrees(attention_data=8, expert=8),
         a2a_backend=A2aBackend.ALLGATHER,
     )
     drafted = replace(plain, drafting=Drafting(draft_tokens=2, acceptance=0.9))

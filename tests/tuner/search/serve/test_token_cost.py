@@ -9,7 +9,7 @@ import pytest
 
 from tuner.cli.serve_text import token_cost_text
 from tuner.config.serve import Role
-from tuner.costs.serve.engine import Engine
+from tuner.costs.serve.engine import ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.goals.serve_plan import deploy
 from tuner.search.serve.demand import Demand
@@ -49,7 +49,7 @@ def aggregated(
         (serving_pool(per_node=4, nodes=1),),
         decoder=iteration().decoder,
         formats=iteration().formats,
-        engine=Engine.VLLM,
+        engine=ServingEngine.VLLM,
         demand=demand(),
         roles=(Role.AGGREGATED,),
     )

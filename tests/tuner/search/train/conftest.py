@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
-from tuner.costs.train.constants import Precision, Software, uncalibrated
+from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
 from tuner.engines.manifest import anything
@@ -39,13 +39,13 @@ def make_problem() -> MakeProblem:
             devices_per_node=min(8, devices),
         )
         spec = read_model(MODELS / model)
-        hardware = hardware_of_pool(sheet, pool, precision=Precision.BF16)
+        hardware = hardware_of_pool(sheet, pool, precision=GemmPrecision.BF16)
         problem = TrainProblem(
             model=spec,
             shape=shape_of_model(spec, mtp_layers=spec.mtp_num_layers),
             hardware=hardware,
             constants=uncalibrated(
-                sheet.generation, precision=Precision.BF16, software=Software.MEGATRON_2025
+                sheet.generation, precision=GemmPrecision.BF16, software=Software.MEGATRON_2025
             ),
             software=Software.MEGATRON_2025,
             memory_constants=MemoryConstants(),

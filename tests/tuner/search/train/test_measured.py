@@ -25,7 +25,7 @@ from tuner import api
 from tuner.costs.train.calibration import GENERIC_BAND, Residuals
 from tuner.costs.train.collective_ratios import MeasuredHardware
 from tuner.costs.train.columns_of import hardware_of_pool
-from tuner.costs.train.constants import Constants, Precision
+from tuner.costs.train.constants import Constants, GemmPrecision
 from tuner.costs.train.kernels import DatasheetKernels
 from tuner.costs.train.links import Group, all_gather_s, all_reduce_s, all_to_all_s
 from tuner.costs.train.measured_links import with_measured_links
@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[4]
 TABLES = ROOT.parent / "shared" / "data" / "aiconfigurator"
 MODELS = ROOT / "examples" / "models"
 POOL = Pool(name="p", device="h200-sxm", nodes=1, devices_per_node=8)
-SHEET = hardware_of_pool(find_device("h200-sxm"), POOL, precision=Precision.BF16)
+SHEET = hardware_of_pool(find_device("h200-sxm"), POOL, precision=GemmPrecision.BF16)
 SIMPLE: dict[str, Any] = {
     "pipeline_model_parallel_size": 1,
     "tensor_model_parallel_size": 1,

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tuner.costs.serve.engine import Batching, Engine
+from tuner.costs.serve.engine import Batching, ServingEngine
 from tuner.simulate.serving.client import (
     CLIENT_S,
     SGLANG_CLIENT_S,
-    Client,
+    ClientOverhead,
     client_observed_ttft_s,
     engine_client,
     engine_rules,
@@ -39,27 +39,27 @@ def test_a_first_token_waits_for_steps_and_for_its_client() -> None:
         end_s_R=np.array([1.5, 2.7]),
         output_R=np.array([11, 11]),
     )
-    found = client_observed_ttft_s(served, client=Client(overhead_s=0.1, stream_steps=2.0))
+    found = client_observed_ttft_s(served, client=ClientOverhead(overhead_s=0.1, stream_steps=2.0))
     assert found == pytest.approx([0.5 + 3.5 * 0.15 + 0.1, 0.7 + 3.5 * 0.15 + 0.1])
 
 
 def test_outputs_of_one_token_wait_for_their_client_only() -> None:
     one = np.array([1.0])
     served = Served(arrival_s_R=0.0 * one, first_token_s_R=one, end_s_R=one, output_R=np.array([1]))
-    assert client_observed_ttft_s(served, client=engine_client(Engine.VLLM)) == pytest.approx(
-        [1.0 + CLIENT_S]
-    )
-    assert engine_client(Engine.SGLANG).overhead_s == SGLANG_CLIENT_S
+    assert client_observed_ttft_s(
+        served, client=engine_client(ServingEngine.VLLM)
+    ) == pytest.approx([1.0 + CLIENT_S])
+    assert engine_client(ServingEngine.SGLANG).overhead_s == SGLANG_CLIENT_S
 
 
 def test_an_engine_batches_as_it_does_unless_configured() -> None:
     expected = {
-        (Engine.VLLM, None): (Batching.CHUNKED, False),
-        (Engine.VLLM, False): (Batching.WHOLE, False),
-        (Engine.SGLANG, None): (Batching.PREFILL_FIRST, True),
-        (Engine.SGLANG, True): (Batching.PREFILL_FIRST, True),
-        (Engine.TRTLLM, None): (Batching.WHOLE, True),
-        (Engine.TRTLLM, True): (Batching.CHUNKED, True),
+        (ServingEngine.VLLM, None): (Batching.CHUNKED, False),
+        (ServingEngine.VLLM, False): (Batching.WHOLE, False),
+        (ServingEngine.SGLANG, None): (Batching.PREFILL_FIRST, True),
+        (ServingEngine.SGLANG, True): (Batching.PREFILL_FIRST, True),
+        (ServingEngine.TRTLLM, None): (Batching.WHOLE, True),
+        (ServingEngine.TRTLLM, True): (Batching.CHUNKED, True),
     }
     found = {}
     for engine, is_chunked in expected:

@@ -11,10 +11,10 @@ from tuner.costs.serve.queueing import mean_wait_s
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.load import Requests
 from tuner.simulate.serving.routed import (
-    Instances,
     PrefillInstances,
+    RequestRouting,
     Routed,
-    Routing,
+    RoutedInstances,
     simulate_routed,
 )
 from tuner.simulate.serving.routing import Router
@@ -38,14 +38,16 @@ def times(*, step_s: float, token_s: float = 0.0, past_s: float = 0.0) -> StepTi
     )
 
 
-def answering(count: int, *, step_s: float, weight: float = 1.0, **rules: object) -> Instances:
+def answering(
+    count: int, *, step_s: float, weight: float = 1.0, **rules: object
+) -> RoutedInstances:
     fields = {
         "batching": Batching.CHUNKED,
         "step_tokens": 2000,
         "reserves_output": False,
         "kv_tokens": 1e9,
     } | rules
-    return Instances(
+    return RoutedInstances(
         count=count,
         ranks=1,
         times=times(step_s=step_s, token_s=1e-6, past_s=1e-9),
@@ -74,7 +76,7 @@ def queued(policy: RouterPolicy, *, servers: int, load: float, count: int) -> Fl
     found = simulate_routed(
         requests,
         kinds=(
-            Instances(
+            RoutedInstances(
                 count=1,
                 ranks=1,
                 times=times(step_s=1e-12),
@@ -92,7 +94,7 @@ def queued(policy: RouterPolicy, *, servers: int, load: float, count: int) -> Fl
                 weight=1.0,
             ),
         ),
-        routing=Routing(policy=policy),
+        routing=RequestRouting(policy=policy),
     )
     return np.asarray(found.served.ttft_s_R - TOKEN_S * requests.input_R)
 
@@ -157,7 +159,7 @@ def test_instances_in_turn_are_single_engines_with_every_nth_request(kv_tokens: 
     requests = drawn(1500, rate_per_s=12.0)
     kind = answering(3, step_s=0.01, kv_tokens=kv_tokens, most_running=40)
     found = simulate_routed(
-        requests, kinds=(kind,), routing=Routing(policy=RouterPolicy.ROUND_ROBIN)
+        requests, kinds=(kind,), routing=RequestRouting(policy=RouterPolicy.ROUND_ROBIN)
     )
     assert requests.arrival_s_R is not None
     for place in range(3):
@@ -182,7 +184,9 @@ def shares(policy: RouterPolicy, *, rate_per_s: float, weights: tuple[float, flo
         for step_s, weight in zip((0.01, 0.02), weights, strict=True)
     )
     return simulate_routed(
-        drawn(6000, rate_per_s=rate_per_s), kinds=(fast, slow), routing=Routing(policy=policy)
+        drawn(6000, rate_per_s=rate_per_s),
+        kinds=(fast, slow),
+        routing=RequestRouting(policy=policy),
     )
 
 
@@ -226,7 +230,7 @@ def test_sessions_meet_their_prefix_where_the_router_looks_for_it() -> None:
     kind = answering(servers, step_s=0.01, most_running=200)
     found = {
         policy: simulate_routed(
-            requests, kinds=(kind,), routing=Routing(policy=policy, has_sessions=True)
+            requests, kinds=(kind,), routing=RequestRouting(policy=policy, has_sessions=True)
         )
         for policy in (RouterPolicy.RANDOM, RouterPolicy.CACHE_AWARE)
     }
@@ -250,7 +254,7 @@ def test_a_closed_loop_keeps_its_requests_in_flight() -> None:
     found = simulate_routed(
         requests,
         kinds=(answering(2, step_s=0.01),),
-        routing=Routing(policy=RouterPolicy.LEAST_REQUESTS),
+        routing=RequestRouting(policy=RouterPolicy.LEAST_REQUESTS),
         concurrency=20,
     ).served
     events = sorted([(at, 1) for at in found.arrival_s_R] + [(at, -1) for at in found.end_s_R])
@@ -271,7 +275,7 @@ def test_turns_of_a_closed_loop_stay_in_order_on_whichever_instance() -> None:
     served = simulate_routed(
         requests,
         kinds=kinds,
-        routing=Routing(policy=RouterPolicy.LEAST_REQUESTS),
+        routing=RequestRouting(policy=RouterPolicy.LEAST_REQUESTS),
         concurrency=8,
     ).served
     has_before = after_R >= 0

@@ -9,7 +9,7 @@ import pytest
 from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.spec.serving.lengths import LengthKind, LengthLaw
-from tuner.spec.serving.requests import Requests, arrivals_s, sample_requests
+from tuner.spec.serving.requests import TrafficRequests, arrivals_s, sample_requests
 from tuner.spec.serving.traffic import Arrival, ArrivalKind, Traffic
 
 PROMPTS = LengthLaw(kind=LengthKind.UNIFORM, low=10, high=20)
@@ -26,7 +26,7 @@ STEADY = Arrival(kind=ArrivalKind.GAMMA, cv=0.2)
 ON_OFF = Arrival(kind=ArrivalKind.ON_OFF, on=2.0, off=6.0)
 
 
-def drawn(traffic: Traffic, *, count: int = 1000, seed: int = 0) -> Requests:
+def drawn(traffic: Traffic, *, count: int = 1000, seed: int = 0) -> TrafficRequests:
     return sample_requests(traffic, count=count, rng=np.random.default_rng(seed))
 
 

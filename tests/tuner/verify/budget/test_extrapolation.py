@@ -9,7 +9,7 @@ import pytest
 
 from tuner.verify.budget.estimates import Estimates, estimates
 from tuner.verify.budget.extrapolation import NINE_OF_TEN, MeasuredTrial, infer_belief
-from tuner.verify.budget.jobs import PARTS, STATE, Job, parts_s_K
+from tuner.verify.budget.jobs import PARTS, STATE, TrialJob, parts_s_K
 from tuner.verify.budget.scheduler import Budget, Spending
 
 Hidden = Callable[..., Any]
@@ -17,7 +17,7 @@ Hidden = Callable[..., Any]
 
 def _job(
     wide: Any, parts: Sequence[float], *, candidate: int = 0, layers: int | None = None
-) -> Job:
+) -> TrialJob:
     """A job with these seconds of its parts; a smaller one keeps so many layers."""
     plan = wide.plan
     possible = wide.possible()
@@ -26,7 +26,7 @@ def _job(
     scale = None if layers is None else next(one for one in scales if len(one.layers) == layers)
     # A model of eight layers.
     whole_s = sum(parts) * 8.0 / (layers or 8)
-    return Job(
+    return TrialJob(
         candidate=decision,
         scale=scale,
         parts_s_K=np.array(parts),
@@ -35,7 +35,7 @@ def _job(
     )
 
 
-def _seen(job: Job, measured_s: float) -> MeasuredTrial:
+def _seen(job: TrialJob, measured_s: float) -> MeasuredTrial:
     return MeasuredTrial(job=job, measured_s=measured_s, noise_s=0.0)
 
 

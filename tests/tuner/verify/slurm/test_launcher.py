@@ -16,7 +16,7 @@ from tuner.goals.train_folder import read_plan
 from tuner.verify.launcher import LOG_NAME, REPORT_NAME, Launch
 from tuner.verify.progress import PROGRESS_NAME
 from tuner.verify.slurm.folder import TICKET_NAME, WITHDRAWN_NAME
-from tuner.verify.slurm.launcher import Pace, SlurmLauncher
+from tuner.verify.slurm.launcher import SlurmLauncher, SlurmTimeouts
 from tuner.verify.slurm.script import (
     ABANDONED_EXIT,
     EXIT_NAME,
@@ -80,7 +80,7 @@ else:
     sys.exit(1)
 """
 
-QUICK = Pace(poll_s=0.01, lease_s=60.0, patience_s=0.5, queue_s=5.0, settle_s=0.1)
+QUICK = SlurmTimeouts(poll_s=0.01, lease_s=60.0, patience_s=0.5, queue_s=5.0, settle_s=0.1)
 
 
 class Lab:
@@ -113,7 +113,7 @@ class Lab:
         lines = (self.folder / "asked").read_text().splitlines()
         return [line for line in lines if line.split()[0] == program]
 
-    def launcher(self, pace: Pace = QUICK) -> SlurmLauncher:
+    def launcher(self, pace: SlurmTimeouts = QUICK) -> SlurmLauncher:
         return SlurmLauncher(pace=pace, environment=os.environ, on_message=self.messages.append)
 
 
@@ -251,7 +251,7 @@ def test_a_report_that_comes_while_the_controller_is_away_is_read_at_once(lab: L
         elif "does not respond" in line:
             lab.leaves(0, REPORT.model_dump_json())
 
-    patient = Pace(poll_s=0.01, lease_s=60.0, patience_s=60.0, queue_s=5.0, settle_s=0.1)
+    patient = SlurmTimeouts(poll_s=0.01, lease_s=60.0, patience_s=60.0, queue_s=5.0, settle_s=0.1)
     launcher = SlurmLauncher(pace=patient, environment=os.environ, on_message=away)
     assert launcher(lab.launch).report == REPORT
 
@@ -278,7 +278,7 @@ def test_a_hopeless_trial_is_cancelled_and_its_steps_are_kept(lab: Lab) -> None:
 
 def test_a_queue_that_is_too_long_ends_the_verification_and_the_job(lab: Lab) -> None:
     lab.says("PENDING")
-    short = Pace(poll_s=0.01, lease_s=60.0, patience_s=1.0, queue_s=0.05, settle_s=1.0)
+    short = SlurmTimeouts(poll_s=0.01, lease_s=60.0, patience_s=1.0, queue_s=0.05, settle_s=1.0)
     with pytest.raises(
         SchedulerError, match=r"job 41 has waited .* \(Resources\); allow more with"
     ):

@@ -14,10 +14,10 @@ from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, read_trials
 from tuner.verify.search import LaunchRequest, RequestSource, StudySearch, Waiting, join_study
-from tuner.verify.study.claims import Progress, StudyCallbacks
+from tuner.verify.study.claims import StudyCallbacks, StudySnapshot
 from tuner.verify.study.journal import JournalStore
 from tuner.verify.study.membership import EarlierTrials
-from tuner.verify.study.worker import Attendance, Heartbeat, Worker, this_worker
+from tuner.verify.study.worker import Attendance, Worker, WorkerHeartbeat, this_worker
 
 DecisionSpace = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]
@@ -25,13 +25,13 @@ Join = Callable[..., StudySearch]
 
 
 def _up_to(trials: int) -> RequestSource:
-    def requests(progress: Progress) -> list[LaunchRequest]:
+    def requests(progress: StudySnapshot) -> list[LaunchRequest]:
         return [LaunchRequest()] if len(progress.records) + len(progress.open) < trials else []
 
     return requests
 
 
-def _anything(_progress: Progress) -> list[LaunchRequest]:
+def _anything(_progress: StudySnapshot) -> list[LaunchRequest]:
     return [LaunchRequest()]
 
 
@@ -80,7 +80,7 @@ def test_living_workers_share_the_trials_and_see_each_others_results(
 class Mute(JournalStore):
     """A store whose beats never come back with those of others, as when a write fails."""
 
-    def heartbeat(self, heartbeat: Heartbeat) -> None:
+    def heartbeat(self, heartbeat: WorkerHeartbeat) -> None:
         super().heartbeat(heartbeat)
 
 
@@ -265,7 +265,7 @@ def test_repeats_are_claimed_like_everything_else(
     first = _proposed(one)
     assert _answer(one, first, record)
 
-    def repeated(_progress: Progress) -> list[LaunchRequest]:
+    def repeated(_progress: StudySnapshot) -> list[LaunchRequest]:
         return [LaunchRequest(decision=first.decision)]
 
     repeat = _proposed(one, repeated)

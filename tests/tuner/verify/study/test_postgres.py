@@ -15,7 +15,7 @@ from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, read_trials
 from tuner.verify.search import LaunchRequest, StudySearch, join_study
-from tuner.verify.study.claims import Progress, StudyCallbacks
+from tuner.verify.study.claims import StudyCallbacks, StudySnapshot
 from tuner.verify.study.membership import EarlierTrials
 from tuner.verify.study.postgres import PostgresStore
 from tuner.verify.study.worker import this_worker
@@ -90,7 +90,7 @@ def _study(
         yield study, store
 
 
-def _anything(_progress: Progress) -> list[LaunchRequest]:
+def _anything(_progress: StudySnapshot) -> list[LaunchRequest]:
     return [LaunchRequest()]
 
 
@@ -160,7 +160,7 @@ def test_a_turn_that_the_server_ended_is_taken_again_and_leaves_nothing(
     near = space(planned)
     cuts = iter([True])
 
-    def requests(progress: Progress) -> list[LaunchRequest]:
+    def requests(progress: StudySnapshot) -> list[LaunchRequest]:
         if next(cuts, False):
             _cut_off(served)
         return _anything(progress)

@@ -10,8 +10,8 @@ import pytest
 
 from tuner.verify.study.worker import (
     Attendance,
-    Heartbeat,
     Worker,
+    WorkerHeartbeat,
     heartbeat_thread,
     process_has_gone,
     this_worker,
@@ -36,7 +36,7 @@ def _look(attendance: Attendance, clock: Clock, worker: Worker, counts: list[int
     """Look every 10 s at a worker whose beats are these."""
     for count in counts:
         clock.now_s += 10.0
-        attendance.look({worker.token: Heartbeat(worker=worker, count=count)})
+        attendance.look({worker.token: WorkerHeartbeat(worker=worker, count=count)})
 
 
 def test_a_beat_that_stands_still_for_the_lease_is_the_end_of_a_worker() -> None:
@@ -67,7 +67,7 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
 def test_a_worker_that_signed_off_has_gone_at_once() -> None:
     attendance = Attendance(now_s=Clock())
     worker = _elsewhere()
-    attendance.look({worker.token: Heartbeat(worker=worker, count=3)})
+    attendance.look({worker.token: WorkerHeartbeat(worker=worker, count=3)})
     assert attendance.present(but=this_worker()) == (worker,)
     attendance.look({})
     assert attendance.has_gone(worker.token)

@@ -19,7 +19,7 @@ from tuner.costs.train.shapes import number, single
 from tuner.faults.forecast import RunForecast
 from tuner.faults.interval import goodput_step_s
 from tuner.faults.kinds import jobs_together, slowest
-from tuner.faults.reliability import Jobs, Reliability, checkpoint_bytes
+from tuner.faults.reliability import FailureModel, Jobs, checkpoint_bytes
 from tuner.plans.stage_placement import StageDevices, StagePlacement
 from tuner.plans.train import Band, RankAtRisk, StagePrediction, TrainPrediction
 from tuner.search.train.layouts import to_stages
@@ -280,7 +280,7 @@ def _forecast_run(chain: Chain, problem: PoolsProblem, *, step_s: float) -> RunF
     )
 
 
-def _failure_model(chain: Chain, problem: PoolsProblem) -> tuple[Jobs, Reliability | None]:
+def _failure_model(chain: Chain, problem: PoolsProblem) -> tuple[Jobs, FailureModel | None]:
     """Return the jobs of a chain and their reliability; None where no failures are priced."""
     kinds, reliabilities = [], []
     for index in _used(chain):

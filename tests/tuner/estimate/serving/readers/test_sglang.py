@@ -7,7 +7,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.config.serve import Role
-from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 from tuner.errors import SpecError
 
 Made = Callable[..., Any]
@@ -17,26 +17,26 @@ START = "python3 -m sglang.launch_server --model-path m"
 @each_row(
     ("flags", "degrees"),
     [
-        ("", Degrees()),
-        ("--tp 8", Degrees(attention_tensor=8, moe_tensor=8)),
-        ("--tp-size 8 --ep 8", Degrees(attention_tensor=8, expert=8)),
-        ("--tp 8 --ep-size 2", Degrees(attention_tensor=8, expert=2, moe_tensor=4)),
+        ("", InstanceDegrees()),
+        ("--tp 8", InstanceDegrees(attention_tensor=8, moe_tensor=8)),
+        ("--tp-size 8 --ep 8", InstanceDegrees(attention_tensor=8, expert=8)),
+        ("--tp 8 --ep-size 2", InstanceDegrees(attention_tensor=8, expert=2, moe_tensor=4)),
         (
             "--tp 8 --dp 4 --enable-dp-attention --ep 8",
-            Degrees(attention_tensor=2, attention_data=4, expert=8),
+            InstanceDegrees(attention_tensor=2, attention_data=4, expert=8),
         ),
-        ("--tp 8 --attn-dp-size 8", Degrees(attention_data=8, moe_tensor=8)),
+        ("--tp 8 --attn-dp-size 8", InstanceDegrees(attention_data=8, moe_tensor=8)),
         (
             "--tp 8 --attn-dp-size 8 --moe-a2a-backend deepep",
-            Degrees(attention_data=8, expert=8),
+            InstanceDegrees(attention_data=8, expert=8),
         ),
     ],
 )
 def test_degrees_are_read_however_they_are_spelled(
-    deployment: Made, flags: str, degrees: Degrees
+    deployment: Made, flags: str, degrees: InstanceDegrees
 ) -> None:
     launch = deployment(engine="sglang").read(f"{START} {flags}")
-    assert launch.engine is Engine.SGLANG
+    assert launch.engine is ServingEngine.SGLANG
     assert launch.setting.degrees == degrees
 
 
@@ -61,7 +61,7 @@ def test_sizes_of_an_instance_are_divided_by_its_ranks(deployment: Made) -> None
 def test_data_parallelism_without_attention_is_separate_instances(deployment: Made) -> None:
     launch = deployment(engine="sglang").read(f"{START} --tp 2 --dp 4")
     assert launch.copies == 4
-    assert launch.setting.degrees == Degrees(attention_tensor=2, moe_tensor=2)
+    assert launch.setting.degrees == InstanceDegrees(attention_tensor=2, moe_tensor=2)
     assert any("4 separate instances" in note for note in launch.notes)
 
 
@@ -126,7 +126,7 @@ def test_what_memory_depends_on_is_read(deployment: Made) -> None:
         f"{START} --tp-size 72 --dp-size 72 --enable-dp-attention --enable-deepep-moe"
         " --ep-num-redundant-experts 32 --cuda-graph-bs 128 256 --max-total-tokens 131072"
     )
-    assert launch.setting.degrees == Degrees(attention_data=72, expert=72)
+    assert launch.setting.degrees == InstanceDegrees(attention_data=72, expert=72)
     assert launch.setting.redundant_experts == 32
     assert launch.setting.graph_sequences == 256
     assert launch.setting.a2a_backend == "deepep_low_latency"

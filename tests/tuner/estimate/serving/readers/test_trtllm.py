@@ -9,8 +9,8 @@ import yaml
 
 from tests.rows import each_row
 from tuner.config.serve import Role
-from tuner.costs.serve.engine import Degrees, Engine
-from tuner.costs.serve.speculative import Method
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.speculative import DraftMethod
 from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import pool_named, surroundings
 from tuner.estimate.serving.registry import read_serving_launch
@@ -45,20 +45,23 @@ def read(deployment: Made, tmp_path: Path) -> Read:
 
 def test_degrees_are_those_of_the_options(read: Read) -> None:
     for options, degrees in (
-        ({}, Degrees(attention_tensor=8, moe_tensor=8)),
-        ({"moe_expert_parallel_size": 8}, Degrees(attention_tensor=8, expert=8)),
-        ({"moe_expert_parallel_size": 4}, Degrees(attention_tensor=8, expert=4, moe_tensor=2)),
+        ({}, InstanceDegrees(attention_tensor=8, moe_tensor=8)),
+        ({"moe_expert_parallel_size": 8}, InstanceDegrees(attention_tensor=8, expert=8)),
+        (
+            {"moe_expert_parallel_size": 4},
+            InstanceDegrees(attention_tensor=8, expert=4, moe_tensor=2),
+        ),
         (
             {"moe_expert_parallel_size": 8, "enable_attention_dp": True},
-            Degrees(attention_data=8, expert=8),
+            InstanceDegrees(attention_data=8, expert=8),
         ),
         (
             {"moe_tensor_parallel_size": 2, "pipeline_parallel_size": 2},
-            Degrees(attention_tensor=8, expert=4, moe_tensor=2, pipeline=2),
+            InstanceDegrees(attention_tensor=8, expert=4, moe_tensor=2, pipeline=2),
         ),
     ):
         launch = read(PLAIN | options)
-        assert launch.engine is Engine.TRTLLM
+        assert launch.engine is ServingEngine.TRTLLM
         assert launch.setting.degrees == degrees, options
 
 
@@ -82,7 +85,7 @@ def test_everything_else_that_counts_is_read(read: Read) -> None:
     assert (setting.running, setting.step_tokens, setting.is_chunked) == (64, 4096, True)
     assert (setting.page_tokens, setting.graph_sequences, setting.draft_tokens) == (64, 32, 3)
     assert (launch.kv_cache_dtype, launch.memory_ratio) == ("fp8", 0.85)
-    assert (launch.max_model_len, launch.draft_method) == (8192, Method.MTP)
+    assert (launch.max_model_len, launch.draft_method) == (8192, DraftMethod.MTP)
     assert launch.role is Role.AGGREGATED
     assert launch.flags.ignored == ("--print-iter-log true",)
 
@@ -120,7 +123,7 @@ def test_a_file_of_options_is_read_by_itself(deployment: Made, tmp_path: Path) -
     path.write_text("# Don't quote me.\n" + yaml.safe_dump(PLAIN))
     spec = deployment(engine="trtllm").spec
     around = surroundings(spec, pool_named(spec, None))
-    assert read_serving_launch(str(path), around, engine="vllm").engine is Engine.TRTLLM
+    assert read_serving_launch(str(path), around, engine="vllm").engine is ServingEngine.TRTLLM
 
 
 def test_an_instance_of_several_machines_is_an_mpi_job(read: Read) -> None:

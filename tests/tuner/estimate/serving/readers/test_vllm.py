@@ -7,7 +7,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.config.serve import Role
-from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 from tuner.errors import SpecError
 from tuner.search.serve.demand import MOST_RUNNING
 
@@ -17,31 +17,37 @@ Made = Callable[..., Any]
 @each_row(
     ("command", "degrees"),
     [
-        ("vllm serve m", Degrees()),
-        ("vllm serve m -tp 8", Degrees(attention_tensor=8, moe_tensor=8)),
-        ("vllm serve m --tensor-parallel-size=4 -ep", Degrees(attention_tensor=4, expert=4)),
+        ("vllm serve m", InstanceDegrees()),
+        ("vllm serve m -tp 8", InstanceDegrees(attention_tensor=8, moe_tensor=8)),
+        (
+            "vllm serve m --tensor-parallel-size=4 -ep",
+            InstanceDegrees(attention_tensor=4, expert=4),
+        ),
         (
             "vllm serve m -tp 2 -dp 4 --enable-expert-parallel",
-            Degrees(attention_tensor=2, attention_data=4, expert=8),
+            InstanceDegrees(attention_tensor=2, attention_data=4, expert=8),
         ),
-        ("vllm serve --enable-expert-parallel m -dp 8", Degrees(attention_data=8, expert=8)),
+        (
+            "vllm serve --enable-expert-parallel m -dp 8",
+            InstanceDegrees(attention_data=8, expert=8),
+        ),
         (
             "CUDA_VISIBLE_DEVICES=0,1 python -m vllm.entrypoints.openai.api_server --model m"
             " --tensor_parallel_size 2",
-            Degrees(attention_tensor=2, moe_tensor=2),
+            InstanceDegrees(attention_tensor=2, moe_tensor=2),
         ),
         (
             "TP=4\ndocker run --gpus all vllm/vllm-openai vllm serve m -tp $TP",
-            Degrees(attention_tensor=4, moe_tensor=4),
+            InstanceDegrees(attention_tensor=4, moe_tensor=4),
         ),
-        ("-tp 2 --max-num-seqs 8", Degrees(attention_tensor=2, moe_tensor=2)),
+        ("-tp 2 --max-num-seqs 8", InstanceDegrees(attention_tensor=2, moe_tensor=2)),
     ],
 )
 def test_degrees_are_read_however_they_are_spelled(
-    deployment: Made, command: str, degrees: Degrees
+    deployment: Made, command: str, degrees: InstanceDegrees
 ) -> None:
     launch = deployment().read(command)
-    assert launch.engine is Engine.VLLM
+    assert launch.engine is ServingEngine.VLLM
     assert launch.setting.degrees == degrees
 
 
@@ -98,7 +104,7 @@ def test_what_takes_no_effect_is_said(deployment: Made) -> None:
 def test_without_experts_data_parallel_ranks_are_instances(deployment: Made) -> None:
     launch = deployment(model="llama-3.1-8b").read("vllm serve m -tp 2 -dp 4")
     assert launch.copies == 4
-    assert launch.setting.degrees == Degrees(attention_tensor=2)
+    assert launch.setting.degrees == InstanceDegrees(attention_tensor=2)
 
 
 @each_row(
