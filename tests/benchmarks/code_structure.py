@@ -20,6 +20,7 @@ All but the two that plan something are read from the source without importing i
 
 import argparse
 import ast
+import inspect
 import json
 import re
 import sys
@@ -244,7 +245,9 @@ class CallWatch:
 
 def _product_file(frame: FrameType) -> str | None:
     name = frame.f_code.co_filename
-    if not name.startswith(str(CHECKOUT)) or frame.f_code.co_name.startswith("<"):
+    # The bodies of classes and modules run where they are imported; only functions are optimised.
+    is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if not is_function or not name.startswith(str(CHECKOUT)) or frame.f_code.co_name[0] == "<":
         return None
     file = name[len(str(CHECKOUT)) + 1 :]
     return file if file.partition("/")[0] in PACKAGES else None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tuner.cli.text import breakdown_text, columns, format_times, labelled
-from tuner.config.words import MICRO_BATCH, degrees, knobs, stages_words
+from tuner.config.train_words import MICRO_BATCH, degrees, knobs, stages_words
 from tuner.estimate.records import Change, Estimate, PipelineRankMemory
 from tuner.report.memory_headroom import lost_starts_words
 from tuner.units import format_bytes, format_flop_per_s, format_number, format_ratio, format_s

@@ -9,7 +9,7 @@ from typing import Final
 from tuner.cli.text import asides, breakdown_text, columns, format_times, labelled
 from tuner.config.equal_stages import equal_stages
 from tuner.config.train import TrainDecision
-from tuner.config.words import degrees, knobs, short_decision, short_layout, train_changes
+from tuner.config.train_words import degrees, knobs, short_decision, short_layout, train_changes
 from tuner.faults.forecast import RunForecast
 from tuner.plans.proof import certificate_line, gap_words
 from tuner.plans.stage_placement import StagePlacement

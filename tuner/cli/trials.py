@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tuner.cli.text import print_stderr, printable
-from tuner.config.words import short_decision
+from tuner.config.train_words import short_decision
 from tuner.units import format_s
 from tuner.verify.identical_failures import failure_cause
 from tuner.verify.verification import Watcher

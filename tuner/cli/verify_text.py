@@ -6,7 +6,7 @@ from pathlib import Path
 from tuner.cli.plan_text import decision_lines
 from tuner.cli.text import columns, printable
 from tuner.config.train import TrainDecision
-from tuner.config.words import short_decision
+from tuner.config.train_words import short_decision
 from tuner.plans.folder import TRIALS_NAME
 from tuner.units import format_ratio, format_s
 from tuner.verify.identical_failures import failure_cause

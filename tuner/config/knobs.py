@@ -1,9 +1,9 @@
 """The knobs of a training configuration, one row each.
 
 A row says what a knob is to every part that treats knobs alike: the columns of the analytic
-formulas (tuner/config/candidates.py), its words (tuner/config/words.py), the axis of the search
-with its limits, and which configurations run the same kernels. A plain knob is named nowhere else
-but in the value (tuner/config/train.py), the columns, the spec's `search`, the engines and its
+formulas (tuner/config/candidates.py), its words (tuner/config/train_words.py), the axis of the
+search with its limits, and which configurations run the same kernels. A plain knob is named nowhere
+else but in the value (tuner/config/train.py), the columns, the spec's `search`, the engines and its
 formula.
 
 Degrees and what differs from stage to stage (layout, recomputation level, chunks) are no knobs.

@@ -6,7 +6,7 @@ header; files beside it say only what wrote them and whether it was verified.
 
 from tuner.config.equal_stages import equal_stages
 from tuner.config.train import TrainDecision
-from tuner.config.words import degrees, knobs
+from tuner.config.train_words import degrees, knobs
 from tuner.plans.train import VerifiedPlan
 from tuner.units import format_bytes, format_number, format_s
 

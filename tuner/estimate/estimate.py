@@ -19,8 +19,8 @@ import numpy as np
 
 from tuner.costs.train.calibration import Residuals, shipped
 from tuner.costs.train.columns_of import PEAK_OF, PRECISION_OF
+from tuner.costs.train.expert_imbalance import expert_imbalances
 from tuner.costs.train.measured_profile import MeasuredProfile
-from tuner.costs.train.routing import expert_imbalances
 from tuner.devices.catalogue import find_device
 from tuner.engines.reading.launch import LaunchSettings, TokenDispatcher
 from tuner.errors import SpecError

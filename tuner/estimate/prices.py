@@ -30,12 +30,12 @@ from tuner.costs.train.columns_of import (
     stages_of_layouts,
 )
 from tuner.costs.train.constants import GemmPrecision
+from tuner.costs.train.expert_imbalance import ExpertImbalance
 from tuner.costs.train.measured_kernels import MeasuredKernels
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import memory_constants
 from tuner.costs.train.prices import MemoryPrice, StepPrice
-from tuner.costs.train.routing import ExpertImbalance
 from tuner.costs.train.shapes import Hardware, ModelShape, stacked
 from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Datasheet

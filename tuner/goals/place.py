@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tuner.config.place import PlaceDecision
-from tuner.config.words import runs
+from tuner.config.train_words import runs
 from tuner.engines.placement.statement import spans
 from tuner.goals.goal import (
     MOST_RIVALS,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tuner.config.train import TrainDecision
-from tuner.config.words import short_decision, train_changes
+from tuner.config.train_words import short_decision, train_changes
 from tuner.goals.goal import (
     MOST_RIVALS,
     Figures,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tuner.config.train import TrainDecision
-from tuner.config.words import DEGREES, stages_words
+from tuner.config.train_words import DEGREES, stages_words
 from tuner.plans.train import Plan
 from tuner.report.content import Cell, NamedValues, Section, Table, number, some, word
 from tuner.report.decisions import train_extras

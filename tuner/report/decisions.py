@@ -5,7 +5,7 @@ from typing import Final
 from tuner.config.serve import Instances, ServeDecision
 from tuner.config.serve_words import group_degrees, short_serve
 from tuner.config.train import TrainDecision
-from tuner.config.words import MICRO_BATCH, degrees, knobs, runs, stages_words
+from tuner.config.train_words import MICRO_BATCH, degrees, knobs, runs, stages_words
 
 _ALWAYS_NAMED: Final = ("TP", "PP", "DP", "EP", "ZeRO", MICRO_BATCH)
 

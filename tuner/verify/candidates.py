@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tuner.config.train import TrainDecision
-from tuner.config.words import short_decision
+from tuner.config.train_words import short_decision
 from tuner.errors import PlanUnreadableError
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.neighbourhood import PLANNED, Point

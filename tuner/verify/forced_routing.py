@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.train import TrainDecision
-from tuner.costs.train.routing import expert_imbalances
+from tuner.costs.train.expert_imbalance import expert_imbalances
 from tuner.engines.capabilities import programs
 from tuner.plans.train import Plan
 from tuner.spec.routing import RoutingRecord

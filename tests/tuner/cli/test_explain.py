@@ -11,7 +11,7 @@ from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli import app as frame
 from tuner.cli.plan_text import SHOWN_ALTERNATIVES, explanation
-from tuner.config.words import short_decision
+from tuner.config.train_words import short_decision
 from tuner.goals.train_folder import read_plan
 from tuner.plans.breakdown import cause_words
 from tuner.plans.folder import PLAN_NAME

@@ -15,7 +15,7 @@ from tuner import api
 from tuner.cli import app as frame
 from tuner.cli.trials import live_table, time_left
 from tuner.cli.verify_text import verified_text
-from tuner.config.words import short_decision
+from tuner.config.train_words import short_decision
 from tuner.plans.folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.verify.records import Verified
 from tuner.verify.verification import Effort

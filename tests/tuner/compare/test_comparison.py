@@ -6,7 +6,7 @@ import pytest
 
 from tuner.compare.comparison import compare, compare_stored
 from tuner.compare.table import comparison_csv
-from tuner.config.words import train_changes
+from tuner.config.train_words import train_changes
 from tuner.errors import TunerError
 from tuner.goals.registry import goal_of, read_any_plan
 from tuner.plans.train import Plan, TrainPrediction

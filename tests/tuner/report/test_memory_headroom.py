@@ -10,7 +10,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.cli.plan_text import explanation, plan_text
-from tuner.config.words import short_decision
+from tuner.config.train_words import short_decision
 from tuner.goals.registry import goal_of_folder
 from tuner.plans.train import Plan, Preference, Roomier
 from tuner.report.memory_headroom import chance_sentence, memory_warning, trade_words

@@ -7,7 +7,7 @@ from typing import Any
 from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.plan_text import explanation, plan_text
-from tuner.config.words import short_decision
+from tuner.config.train_words import short_decision
 from tuner.goals.train_folder import read_plan
 from tuner.plans.train import Plan, Preference, Relaxation
 from tuner.report.train_page import TrainEvidence, train_report

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from profilers.steps.config import LayerKind
+from tuner.costs.train.collectives import Group, all_to_all_s
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.kernels import AttentionShape, Kernels
-from tuner.costs.train.links import Group, all_to_all_s
 from tuner.costs.train.shapes import Hardware, number
 from tuner.spec.model import ModelSpec, Moe
 

@@ -13,7 +13,7 @@ Source: HierMoE, arXiv 2508.09591, equations 1-7; its n_inter(i) = U[i]/U[i-1] m
 the p tokens that rest on a rank after the earlier hops comes to the above, since a token rests on
 one rank of every group it needs. Combine mirrors dispatch and takes the same time (ours).
 
-With balanced routing reached(g) is `distinct_places` of tuner/costs/train/links.py.
+With balanced routing reached(g) is `distinct_places` of tuner/costs/train/collectives.py.
 
 Which engines launch it: depth 2 with de-duplication is what the DeepEP and HybridEP dispatchers of
 Megatron-Core do (they also overlap the two hops, which the analytic model prices); depths above 2,
@@ -32,8 +32,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers
+from tuner.costs.train.collectives import Group
 from tuner.costs.train.constants import Constants
-from tuner.costs.train.links import Group
 from tuner.costs.train.shapes import Grid, Hardware
 
 

@@ -18,8 +18,8 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
+from tuner.costs.train.collectives import all_gather_s
 from tuner.costs.train.kernels import AttentionShape
-from tuner.costs.train.links import all_gather_s
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
     Block,

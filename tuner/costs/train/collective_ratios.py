@@ -1,7 +1,7 @@
 """Measured over predicted seconds of collectives, by size and group.
 
-A profile corrects the formulas of tuner/costs/train/links.py. For every measured group the ratio
-of measured to predicted time is stored by size, and a price is
+A profile corrects the formulas of tuner/costs/train/collectives.py. For every measured group the
+ratio of measured to predicted time is stored by size, and a price is
 
     t(V, group) = formula(V, group) * ratio(V)
 

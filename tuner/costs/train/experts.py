@@ -16,8 +16,8 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
+from tuner.costs.train.collectives import all_gather_s, all_to_all_s
 from tuner.costs.train.limited_routing import reached_places
-from tuner.costs.train.links import all_gather_s, all_to_all_s
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
     Block,

@@ -23,7 +23,7 @@ Letters: C columns. Not covered: groups that recorded routing prefers.
 import numpy as np
 
 from tuner.config.columns import Numbers
-from tuner.costs.train.links import distinct_places
+from tuner.costs.train.collectives import distinct_places
 from tuner.costs.train.shapes import ModelShape
 
 

@@ -1,4 +1,4 @@
-"""Ratios of a profile's collectives over the formulas of tuner/costs/train/links.py.
+"""Ratios of a profile's collectives over the formulas of tuner/costs/train/collectives.py.
 
 Message sizes are those of nccl-tests: the larger buffer of a rank. Times are first made monotonic
 in the size, which a search relies on. Of groups with as many ranks and the same placement, that of
@@ -26,8 +26,7 @@ from tuner.costs.train.collective_ratios import (
     GroupRatios,
     MeasuredHardware,
 )
-from tuner.costs.train.constants import Constants
-from tuner.costs.train.links import (
+from tuner.costs.train.collectives import (
     MERGED,
     Group,
     all_gather_s,
@@ -36,6 +35,7 @@ from tuner.costs.train.links import (
     distinct_places,
     send_s,
 )
+from tuner.costs.train.constants import Constants
 from tuner.costs.train.shapes import Hardware
 
 KINDS = ("all_gather", "all_reduce", "all_to_all", "send_recv")

@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers, Strategies
+from tuner.costs.train.collectives import Groups, all_gather_s, all_reduce_s
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.kernels import Kernels
-from tuner.costs.train.links import Groups, all_gather_s, all_reduce_s
 from tuner.costs.train.shapes import Hardware, ModelShape
 
 BACKWARD_BYTES = 1.6

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.train.links import num_copies
+from tuner.costs.train.collectives import num_copies
 from tuner.costs.train.shapes import ModelShape
 
 VOCAB_MULTIPLE = 128.0

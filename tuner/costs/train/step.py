@@ -40,6 +40,18 @@ import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.activations import activation_bytes
+from tuner.costs.train.collectives import (
+    MEGATRON_ORDER,
+    Group,
+    Groups,
+    all_gather_s,
+    all_reduce_s,
+    between_copies,
+    groups,
+    num_copies,
+    of_one_copy,
+    send_s,
+)
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.fold import (
     LayerCounts,
@@ -54,18 +66,6 @@ from tuner.costs.train.gradient_buckets import (
     default_bucket,
 )
 from tuner.costs.train.kernels import Kernels
-from tuner.costs.train.links import (
-    MEGATRON_ORDER,
-    Group,
-    Groups,
-    all_gather_s,
-    all_reduce_s,
-    between_copies,
-    groups,
-    num_copies,
-    of_one_copy,
-    send_s,
-)
 from tuner.costs.train.parts import is_any
 from tuner.costs.train.prices import StepPrice
 from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Stages

@@ -34,10 +34,10 @@ from tuner.costs.train.blocks import (
     head_block,
     mtp_projection_block,
 )
+from tuner.costs.train.collectives import MEGATRON_ORDER, groups
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.experts import moe_blocks
 from tuner.costs.train.kernels import DatasheetKernels, Kernels
-from tuner.costs.train.links import MEGATRON_ORDER, groups
 from tuner.costs.train.parts import Block, BlockInputs, is_any
 from tuner.costs.train.shapes import Hardware, ModelShape, taken
 

@@ -21,7 +21,7 @@ import numpy as np
 from profilers.imports.link_matrix import LinkMatrix
 from tuner.config.knobs import offloads
 from tuner.config.train import TrainDecision
-from tuner.config.words import short_decision
+from tuner.config.train_words import short_decision
 from tuner.engines.megatron_lm.environment import overlaps_contend
 from tuner.plans.train import Alternative, Band, Plan, Preference, TrainPrediction
 from tuner.search.layout_groups import by_layout

@@ -9,7 +9,7 @@ Three sources; the first that covers a pair of ranks counts:
     link matrix   the level below, its bandwidth term times the ratio of the usual link's bandwidth
                   to that between the two nodes
     level         an all-to-all of n rows inside a scale-up domain or between domains, over n
-                  (tuner/costs/train/links.py): collectives of the profile where it has them,
+                  (tuner/costs/train/collectives.py): collectives of the profile where it has them,
                   else the datasheet, with `nic`, `nics_per_node` and `oversubscription` of the spec
 
 Latency is shared by the copies that a rank sends at once. Without a model a row has no size: costs
@@ -35,8 +35,8 @@ from profilers.links.matrix import MeasuredLink, links_of
 from profilers.store import read_profile
 from solvers.placement.ranks import Floats, Ints, Ranks
 from tuner.costs.train.collective_ratios import MeasuredHardware
+from tuner.costs.train.collectives import MERGED, Group, all_to_all_s
 from tuner.costs.train.constants import Constants
-from tuner.costs.train.links import MERGED, Group, all_to_all_s
 from tuner.costs.train.shapes import Hardware, number
 from tuner.plans.place import LinkFacts
 from tuner.search.nodes.node_order import scaled_to_nics

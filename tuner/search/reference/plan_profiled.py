@@ -34,10 +34,10 @@ from tuner.search.reasons import (
 )
 from tuner.search.reference.decisions import options_of
 from tuner.search.reference.layer_costs import PricedMachine
-from tuner.search.reference.loads import load_ratios
 from tuner.search.reference.predict import predict
 from tuner.search.reference.search import Candidate, ReferenceOutcome, SolvedCandidate, search
 from tuner.search.reference.space import BATCH_RULE, Enumeration
+from tuner.search.reference.unrecorded_layers import load_ratios
 from tuner.search.settings import SearchSettings
 from tuner.search.to_plan import to_plan, without_decision
 from tuner.spec.spec import Spec

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.train.links import all_gather_s, groups, send_s
+from tuner.costs.train.collectives import all_gather_s, groups, send_s
 from tuner.costs.train.shapes import ModelShape
 from tuner.costs.train.step import OFFLOAD_BYTES
 from tuner.costs.train.units import UnitCosts

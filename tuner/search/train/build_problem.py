@@ -13,10 +13,10 @@ from tuner.config.knobs import DISPATCHERS, OFFLOADS
 from tuner.costs.train.calibration import Residuals, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
 from tuner.costs.train.constants import GemmPrecision
+from tuner.costs.train.expert_imbalance import expert_imbalances
 from tuner.costs.train.kernels import Kernels
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory_constants import memory_constants
-from tuner.costs.train.routing import expert_imbalances
 from tuner.costs.train.shapes import single
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation

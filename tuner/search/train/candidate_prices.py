@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.train.links import (
+from tuner.costs.train.collectives import (
     Group,
     all_gather_s,
     all_reduce_s,

@@ -15,7 +15,7 @@ state there are where each stays in one scale-up domain. It follows from the deg
 
     gcd(data, data * context / ranks of one domain, expert data)
 
-so that every copy is whole, experts included (tuner/costs/train/links.py).
+so that every copy is whole, experts included (tuner/costs/train/collectives.py).
 
 Letters: D dense degrees, N partial rows, E expert pairs, ordered by their dense degrees.
 """

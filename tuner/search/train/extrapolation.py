@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from tuner.costs.train.collective_ratios import CollectiveRatios, MeasuredHardware
-from tuner.costs.train.links import MERGED
+from tuner.costs.train.collectives import MERGED
 from tuner.costs.train.measured_kernels import MeasuredKernels
 from tuner.costs.train.shapes import Hardware, Stages
 from tuner.plans.train import Band, Provenance

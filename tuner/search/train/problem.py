@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from tuner.costs.train.constants import Constants, Software
+from tuner.costs.train.expert_imbalance import ExpertImbalance
 from tuner.costs.train.kernels import Kernels
 from tuner.costs.train.memory_constants import MemoryConstants
-from tuner.costs.train.routing import ExpertImbalance
 from tuner.costs.train.shapes import Hardware, ModelShape
 from tuner.engines.manifest import Capabilities
 from tuner.spec.model import ModelSpec

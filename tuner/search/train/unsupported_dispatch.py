@@ -33,10 +33,10 @@ from tuner.costs.prices.pipelined_a2a import (
     best_degree,
     overlapped_moe_s,
 )
+from tuner.costs.train.collectives import all_gather_s, groups, latency_s
 from tuner.costs.train.experts import isolated, moe_blocks
 from tuner.costs.train.kernels import DatasheetKernels
 from tuner.costs.train.limited_routing import reached_places
-from tuner.costs.train.links import all_gather_s, groups, latency_s
 from tuner.costs.train.parts import Block, BlockInputs
 from tuner.costs.train.units import LayerCost
 from tuner.search.train.candidate_prices import assemble_step, price_batch, time_pieces

@@ -18,8 +18,8 @@ from tuner.costs.prices.hierarchical_a2a import (
     dispatch_s,
     two_levels,
 )
+from tuner.costs.train.collectives import Group, all_to_all_s, distinct_places
 from tuner.costs.train.constants import Constants
-from tuner.costs.train.links import Group, all_to_all_s, distinct_places
 from tuner.costs.train.shapes import Hardware
 
 # Table II: percent of token copies that are duplicates, measured with 128 experts, by

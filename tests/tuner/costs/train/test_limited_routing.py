@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tuner.config.columns import Numbers
+from tuner.costs.train.collectives import distinct_places
 from tuner.costs.train.limited_routing import reached_places
-from tuner.costs.train.links import distinct_places
 from tuner.costs.train.shapes import ModelShape
 
 DRAWS = 20_000

@@ -24,10 +24,10 @@ from profilers.store import write_profile
 from tuner import api
 from tuner.costs.train.calibration import GENERIC_BAND, Residuals
 from tuner.costs.train.collective_ratios import MeasuredHardware
+from tuner.costs.train.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s
 from tuner.costs.train.columns_of import hardware_of_pool
 from tuner.costs.train.constants import Constants, GemmPrecision
 from tuner.costs.train.kernels import DatasheetKernels
-from tuner.costs.train.links import Group, all_gather_s, all_reduce_s, all_to_all_s
 from tuner.costs.train.measured_links import with_measured_links
 from tuner.devices.catalogue import find_device
 from tuner.engines.megatron_lm import read as megatron

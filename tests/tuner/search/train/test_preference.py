@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tuner.costs.train.constants import Software
-from tuner.costs.train.routing import ExpertImbalance
+from tuner.costs.train.expert_imbalance import ExpertImbalance
 from tuner.costs.train.shapes import number
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.search.settings import SearchSettings

@@ -29,8 +29,8 @@ import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
 from tuner.config.columns import Strategies
+from tuner.costs.train.collectives import groups, send_s
 from tuner.costs.train.columns_of import nic_bytes_per_s
-from tuner.costs.train.links import groups, send_s
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.memory_units import MemoryUnits
 from tuner.costs.train.prices import MemoryPrice

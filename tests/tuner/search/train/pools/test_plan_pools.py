@@ -12,7 +12,7 @@ from profilers.imports.link_matrix import LinkMatrix
 from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.plan_text import plan_text
-from tuner.config.words import short_decision
+from tuner.config.train_words import short_decision
 from tuner.engines.capabilities import intersection
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.plans.train import Plan, Provenance, TrainPrediction

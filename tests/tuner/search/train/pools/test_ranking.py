@@ -12,7 +12,7 @@ import pytest
 
 from tests.printed import unwrapped
 from tuner.cli.plan_text import explanation, plan_text
-from tuner.config.words import short_decision
+from tuner.config.train_words import short_decision
 from tuner.plans.train import Plan, Provenance
 from tuner.report.memory_headroom import memory_warning
 from tuner.search.settings import SearchSettings

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.config.columns import Strategies
-from tuner.costs.train.constants import Constants
-from tuner.costs.train.links import (
+from tuner.costs.train.collectives import (
     Group,
     all_gather_s,
     all_reduce_s,
@@ -17,6 +16,7 @@ from tuner.costs.train.links import (
     groups,
     send_s,
 )
+from tuner.costs.train.constants import Constants
 from tuner.costs.train.shapes import Hardware
 
 MACHINE = Hardware(

@@ -3,7 +3,7 @@
 A layer that was not recorded takes the loads of the nearest recorded one, the earlier on ties. The
 step needs loads expert by expert, and those of two layers cannot be averaged: their experts have
 nothing in common. Where the imbalance alone is needed, the mean of the recorded layers is nearer
-(tuner/costs/train/routing.py).
+(tuner/costs/train/expert_imbalance.py).
 """
 
 from profilers.steps.config import LayerKind

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.costs.train.routing import expert_imbalances
+from tuner.costs.train.expert_imbalance import expert_imbalances
 from tuner.errors import SpecError
 from tuner.spec.goal import Phase
 from tuner.spec.huggingface.read import read_model
