@@ -175,22 +175,30 @@ class _PoolsRun:
     def _visit(self, entry: int, candidate: PoolsCandidate, least_s: float) -> None:
         left_s = self._deadline.left_s
         if not left_s:
-            self._open += 1
-            self._least_open_s = min(self._least_open_s, least_s)
+            self._leave_open(least_s)
             return
-        self._visited += 1
         solution = solve_chain(
             candidate,
             self._problem.cluster,
             time_limit_s=max(SHORTEST_SOLVE_S, left_s),
         )
-        self._bound_s = min(self._bound_s, max(solution.bound_s, least_s))
+        bound_s = max(solution.bound_s, least_s)
+        if solution.chain is None and bound_s < math.inf:
+            self._leave_open(bound_s)
+            return
+        self._visited += 1
+        self._bound_s = min(self._bound_s, bound_s)
         if solution.chain is None:
             return
         part, at = self._at(entry)
         row = int(part.rows_E[at])
         if row not in self._best or solution.chain.price.step_s < self._best[row].price.step_s:
             self._best[row] = solution.chain
+
+    def _leave_open(self, least_s: float) -> None:
+        """Count one entry as undecided: neither a chain nor a proof that there is none."""
+        self._open += 1
+        self._least_open_s = min(self._least_open_s, least_s)
 
     def _threshold_s(self) -> float:
         """Slower chains are skipped: the step of the K-th best layout."""

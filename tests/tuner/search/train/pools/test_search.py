@@ -12,10 +12,13 @@ from solvers.partition.problem import Partition, PartitionProblem
 from tests.solvers.partition.brute_force import partitions
 from tuner.costs.train.step import price_step
 from tuner.search.settings import SearchSettings
+from tuner.search.to_plan import certify
 from tuner.search.train.candidates import to_strategies
 from tuner.search.train.layouts import to_stages
+from tuner.search.train.pools import search as pools_search
 from tuner.search.train.pools.bounds import positions, rooms, step_bound_s
 from tuner.search.train.pools.build_problem import PoolsProblem, build_pools_problem
+from tuner.search.train.pools.chains import ChainSolution
 from tuner.search.train.pools.search import PoolsSearchOutcome, search
 from tuner.search.train.pools.space import pools_space
 from tuner.search.train.pools.stage_prices import (
@@ -306,6 +309,20 @@ def test_a_search_out_of_time_says_what_is_open(spec: MakeSpec) -> None:
     assert result.counts.open > 0
     assert result.chains
     assert result.bound_s <= result.chains[0].price.step_s
+
+
+def test_what_is_neither_solved_nor_proven_to_fit_nowhere_stays_open(
+    spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undecided = ChainSolution(chain=None, bound_s=1.0)
+    monkeypatch.setattr(pools_search, "solve_chain", lambda *_, **__: undecided)
+    result = run_search(spec("olmoe-1b-7b", limits={"data_parallel_size": (2,)}))
+    assert not result.chains
+    assert result.counts.open > 0
+    certificate = certify(
+        result.counts, objective_s=None, bound_s=result.bound_s, solve_s=0.0, method="branch"
+    )
+    assert certificate.status == "unknown"
 
 
 def test_a_batch_of_a_thousand_divisors_is_counted_in_bounded_memory(spec: MakeSpec) -> None:
