@@ -35,6 +35,9 @@ Job = Mapping[str, Any]
 LOADED: Final = (
     "numpy",
     "tuner.api",
+    "tuner.goals.place",
+    "tuner.goals.serve",
+    "tuner.goals.train",
     "tuner.search.train.plan_train",
     "tuner.search.train.pools.plan_pools",
     "tuner.costs.train.calibration",
