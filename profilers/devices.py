@@ -23,7 +23,7 @@ LAST_CACHE: Final = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 USUAL_CORE_CACHE_BYTES: Final = 2**20
 USUAL_LAST_CACHE_BYTES: Final = 32 * 2**20
 
-CYCLES_PER_S: Final = 2e9
+CYCLES_PER_S: Final = 3e9
 """No slower than the clock of any accelerator, so that it is held long enough."""
 QUEUED_RUNS: Final = 32
 """CUDA queues 1,024 launches before the host waits; a run makes up to 30 of them."""

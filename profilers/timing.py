@@ -46,8 +46,8 @@ SHORT_S = 50e-6
 messages between repeats all below `LOOPED_S` are: on an AMD EPYC kernels of 20 us took 50 to 60
 right after a reading, and 40 to 50 right after a message."""
 LOOPED_S = 1e-3
-"""How long a looped repeat lasts at least, as far as that many runs fit in memory at once: long
-compared with an interrupt."""
+"""How long a looped repeat lasts at least, as far as that many runs fit in memory at once and can
+be queued (`Clock.most_queued`): long compared with an interrupt."""
 PAGE_S = 1e-5
 """What mapping a page costs in a virtual machine (5 to 20 us on an AMD EPYC)..."""
 PAGES_RATIO = 0.02

@@ -1,6 +1,6 @@
 """Counts how often one idea is written, and how long the way from a plan to a price is.
 
-    python tests/benchmarks/code_structure.py [--json FILE] [--list MEASURE]
+    python tests/benchmarks/code_structure.py [--json FILE] [--list MEASURE] [--static]
 
     configuration types   classes with fields for at least four of: tensor, pipeline, context, data
                           and expert parallelism, micro-batch
@@ -12,8 +12,8 @@
     files of a plan       product files of which a function runs during those plans
     repeated class names  names that two or more classes have
     statements            of the three packages, docstrings not counted
-    arrows                pairs of folders of `tuner/` of which one imports the other; the folders
-                          of single engines count as one
+    arrows                pairs of folders of `tuner/` of which one imports the other by `from`; the
+                          folders of single engines count as one
 
 All but the two that plan something are read from the source without importing it.
 """
@@ -139,6 +139,8 @@ def _branches_on_goal(tree: ast.Module) -> bool:
         ):
             return True
         if isinstance(node, ast.Dict) and sum(_is_goal_name(key) for key in node.keys) > 1:
+            return True
+        if isinstance(node, ast.MatchValue) and _is_goal_name(node.value):
             return True
         if isinstance(node, ast.MatchClass) and OF_ONE_GOAL.fullmatch(ast.unparse(node.cls)):
             return True

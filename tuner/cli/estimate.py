@@ -60,7 +60,7 @@ def command(
 
     Step time or latency, memory, and the smallest changes that make it better.
     """
-    from tuner.cli.goals import EstimateOptions, screens_of
+    from tuner.cli.goals import EstimateOptions, commands_of
     from tuner.spec.kind import goal_kind
 
     chosen = EstimateOptions(
@@ -73,4 +73,4 @@ def command(
         role=role,
         as_json=as_json,
     )
-    screens_of(goal_kind(spec)).estimate(spec, chosen)
+    commands_of(goal_kind(spec)).estimate(spec, chosen)

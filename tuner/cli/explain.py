@@ -37,7 +37,7 @@ def command(
     Each what-if is solved again from the copies that the plan keeps of its inputs.
     """
     from tuner.api import explain, parse_changes
-    from tuner.cli.goals import screens_of
+    from tuner.cli.goals import commands_of
     from tuner.cli.options import seconds
     from tuner.cli.progress import planning_progress
     from tuner.goals.registry import goal_of
@@ -57,7 +57,9 @@ def command(
         print_exact(explained.model_dump_json(indent=2))
     else:
         print_text(
-            screens_of(goal_of(explained).kind).explanation(explained, folder=plan, verbose=verbose)
+            commands_of(goal_of(explained).kind).explanation(
+                explained, folder=plan, verbose=verbose
+            )
         )
     if explained.decision is None:
         raise typer.Exit(1)

@@ -65,13 +65,16 @@ class VerifyOptions:
     as_json: bool
 
 
-class Screens(Protocol):
-    """The module of a goal."""
+class GoalCommands(Protocol):
+    """What the commands do for one goal: a module of it beside this file."""
 
     VERIFY_OPTIONS: tuple[str, ...]
     """Options of `moetune verify` that plans of other goals do not have..."""
     PURPOSE: str
     """...and what they are for, in a refusal."""
+
+    OTHER_LAUNCHER: str
+    """Why trials are started here only, in a refusal; empty: by any launcher."""
 
     draft: "Callable[[], Draft]"
     """The simple spec."""
@@ -85,11 +88,11 @@ class Screens(Protocol):
     """Launch the candidates of a plan's folder and print the conclusion."""
 
 
-def screens_of(kind: str | None) -> Screens:
+def commands_of(kind: str | None) -> GoalCommands:
     """Return the module of a goal; what is of no goal is refused where training is read."""
-    from tuner.goals.registry import known_kind
+    from tuner.goals.registry import kind_or_first
 
-    return cast(Screens, import_module(f"tuner.cli.{known_kind(kind)}"))
+    return cast(GoalCommands, import_module(f"tuner.cli.{kind_or_first(kind)}"))
 
 
 def checked_goal(text: str | None) -> str:
@@ -99,9 +102,9 @@ def checked_goal(text: str | None) -> str:
         SpecError: none of them.
     """
     from tuner.errors import SpecError
-    from tuner.goals.registry import GOALS, known_kind
+    from tuner.goals.registry import GOALS, kind_or_first
     from tuner.spec.files import shown_value
 
     if text and text not in GOALS:
         raise SpecError(f"--goal: {shown_value(text)} is not one of {', '.join(GOALS)}")
-    return known_kind(text)
+    return kind_or_first(text)

@@ -92,7 +92,7 @@ QuantizationFlag = Annotated[
 ]
 ObjectiveFlag = Annotated[
     str | None,
-    _flag("serve: goodput, cost, devices; place: balance, co_activation, layer_chain."),
+    _flag("serve: goodput, cost, devices, rate; place: balance, co_activation, layer_chain."),
 ]
 WorkloadFlag = Annotated[
     str | None, _flag("place: routing recordings, NAME=PATH, comma-separated.")

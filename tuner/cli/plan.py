@@ -75,7 +75,7 @@ def command(
 
     The plan has a certificate: proven optimal under the model, or a bound and a gap.
     """
-    from tuner.cli.goals import PlanOptions, screens_of
+    from tuner.cli.goals import PlanOptions, commands_of
     from tuner.spec.kind import goal_kind
 
     chosen = PlanOptions(
@@ -89,7 +89,7 @@ def command(
         as_json=as_json,
     )
     with _spec(spec, goal, context.params) as path:
-        written = screens_of(goal_kind(path)).plan(path, chosen)
+        written = commands_of(goal_kind(path)).plan(path, chosen)
         if csv is not None:
             _write_csv(csv, written)
         if written.decision is None:
@@ -124,10 +124,10 @@ def _spec(spec: Path | None, goal: str | None, params: dict[str, Any]) -> Iterat
             "nothing to plan: name a SPEC (write one with `moetune init`), or give --model,"
             " --device and --devices"
         )
-    from tuner.cli.goals import checked_goal, screens_of
+    from tuner.cli.goals import checked_goal, commands_of
     from tuner.draft.spec_file import fill_values, temporary_spec
 
-    draft = screens_of(checked_goal(goal)).draft()
+    draft = commands_of(checked_goal(goal)).draft()
     values = fill_values(draft, given)
     taken = [f"--{key} {text}" for key, text in values.items() if text and key not in given]
     with temporary_spec(draft, values) as path:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 VERIFY_OPTIONS: Final = ("--bench", "--url", "--health", "--runs", "--start-limit")
 PURPOSE: Final = "for plans that serve"
+OTHER_LAUNCHER: Final = ""
 
 
 def draft() -> "Draft":
@@ -83,7 +84,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
     """Launch the deployments that a plan names and print the conclusion.
 
     Raises:
-        SpecError: an option is not for deployments, or cannot be read.
+        TunerError: an option is not for deployments, or cannot be read.
     """
     from tuner import api
     from tuner.cli.deploy_text import serving_verified_text

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 VERIFY_OPTIONS: Final = ("--steps", "--budget", "--max-devices", "--storage", "--network")
 PURPOSE: Final = "for plans that train"
+OTHER_LAUNCHER: Final = ""
 
 
 def draft() -> "Draft":
@@ -96,7 +97,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
     """Launch the candidates of a plan and print the conclusion.
 
     Raises:
-        SpecError: an option cannot be read.
+        TunerError: an option cannot be read.
     """
     from tuner import api
     from tuner.cli.trials import live_table
@@ -160,12 +161,7 @@ def _budget(options: VerifyOptions) -> "Budget | None":
     if not options.budget:
         return Budget(max_devices=options.max_devices)
     wall_s = seconds(options.budget, option="--budget")
-    try:
-        return Budget(wall_s=wall_s, max_devices=options.max_devices)
-    except ValueError as error:
-        from tuner.errors import SpecError
-
-        raise SpecError(f"--budget: {error}") from error
+    return Budget(wall_s=wall_s, max_devices=options.max_devices)
 
 
 def _print_indented(line: str) -> None:

@@ -156,10 +156,10 @@ def command(
 
     The launch files are rewritten for the fastest.
     """
-    from tuner.cli.goals import VerifyOptions, screens_of
-    from tuner.plans.folder import plan_kind
+    from tuner.cli.goals import VerifyOptions, commands_of
+    from tuner.goals.registry import goal_of_folder
 
-    kind = plan_kind(plan)
+    kind = goal_of_folder(plan).kind
     refuse_unfit(written_options(context), kind=kind, launcher=launcher, parallel=parallel)
     chosen = VerifyOptions(
         trials=trials,
@@ -184,4 +184,4 @@ def command(
         storage=storage,
         as_json=as_json,
     )
-    screens_of(kind).verify(plan, chosen)
+    commands_of(kind).verify(plan, chosen)

@@ -41,14 +41,16 @@ def refuse_unfit(
     Raises:
         SpecError: it names them and what they apply to.
     """
-    from tuner.cli.goals import screens_of
+    from tuner.cli.goals import commands_of
     from tuner.errors import SpecError
     from tuner.goals.registry import GOALS
 
     given = tuple(written)
-    for other in map(screens_of, GOALS):
-        if other is not screens_of(kind):
+    for other in map(commands_of, GOALS):
+        if other is not commands_of(kind):
             _refuse(_common(other.VERIFY_OPTIONS, given), other.PURPOSE)
+    if launcher != "local" and (why := commands_of(kind).OTHER_LAUNCHER):
+        raise SpecError(f"--launcher {launcher}: {why}")
     if parallel > 1 and launcher != "slurm":
         raise SpecError(f"--parallel {parallel}: only jobs of Slurm run side by side; leave it out")
     for options, own in ((FOR_SLURM, "slurm"), (FOR_COMMAND, "command")):

@@ -3,8 +3,8 @@
 A row says what a knob is to every part that treats knobs alike: the columns of the analytic
 formulas (tuner/config/candidates.py), its words (tuner/config/train_words.py), the axis of the
 search with its limits, and which configurations run the same kernels. A plain knob is named nowhere
-else but in the value (tuner/config/train.py), the columns, the spec's `search`, the engines and its
-formula.
+else but in the value (tuner/config/train.py), the columns, the short words, the spec's `search`,
+the engines and its formula.
 
 Degrees and what differs from stage to stage (layout, recomputation level, chunks) are no knobs.
 """
@@ -79,7 +79,8 @@ class Knob:
     never_worse: tuple[tuple[int | str | bool, int | str | bool], ...] = ()
     """A choice, and another that is never worse with all else equal."""
     is_feature: bool = False
-    """A target may lack it as a whole: its manifest states the conditions under the same name."""
+    """A target may lack it as a whole, which relaxations name: its manifest states the conditions
+    under the same name."""
     changes_kernels: bool = False
     """The layers run other kernels, or on other sizes."""
 

@@ -54,7 +54,8 @@ class LaunchFormat:
     name: str
     """As users choose it with --format."""
     suffixes: tuple[str, ...] = ()
-    """Of files that have this format unless --format says otherwise; empty: all other files."""
+    """Of files that have this format unless --format says otherwise; empty: by --format alone, and
+    Megatron-LM's arguments for all other files (tuner/estimate/registry.py)."""
     reader: str = "read"
     """Function of read.py: (text, source=...) -> LaunchSettings."""
 

@@ -56,8 +56,7 @@ def report(
         replay = goal.replay(folder, profiles=profiles, watch=watch)
     except (TunerError, ProfilerError) as error:
         raise type(error)(f"{error}; --no-what-if reports on what is stored") from error
-    slots = getattr(plan.decision, "slots_per_rank", None)
     curves = what_if_section(
-        result, changes, drawn=goal.curve_figure, slots=max(slots) if slots else None
+        result, changes, drawn=goal.curve_figure, slots=goal.slots(plan.decision)
     )
     return goal.report(folder, what_if=curves, replay=replay)

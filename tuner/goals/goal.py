@@ -106,6 +106,8 @@ class Goal:
     """Notes where a plan solved again would rest on other kernels."""
     replay: Callable[..., Any] = lambda *_options, **_more: None
     """Of a folder and profiles: what its report simulates again."""
+    slots: Callable[[Any], int | None] = lambda _decision: None
+    """Of a decision that places experts: the most slots of a rank."""
     has_price: bool = False
     """The first stored figure, in seconds, is what the search minimises, and a spec's `search` can
     be limited to a decision, so that any decision can be priced again."""

@@ -148,6 +148,7 @@ GOAL: Final = Goal(
     rivals=_rivals,
     changes=("nodes", "bandwidth", "slots"),
     usual_changes=_usual_changes,
+    slots=lambda decision: max(decision.slots_per_rank),
     curves=lambda _plan: PLACE_CURVES,
     curve_figure=lambda _limit, objective: objective,
     report=place_report_of,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from tuner.goals.place_plan import Placed
-from tuner.goals.registry import goal_of, known_kind, load_goal
+from tuner.goals.registry import goal_of, kind_or_first, load_goal
 from tuner.goals.serve_plan import Deployed
 from tuner.goals.train_plan import Planned, plan_training
 from tuner.paths import AnyPath
@@ -56,7 +56,7 @@ def plan(spec_path: AnyPath, **options: Any) -> AnyPlanned:
     """
     # An argument that does not exist is an error whatever the goal.
     signature(plan_training).bind(spec_path, **options)
-    planner = load_goal(known_kind(goal_kind(Path(spec_path)))).plan
+    planner = load_goal(kind_or_first(goal_kind(Path(spec_path)))).plan
     known = signature(planner).parameters
     made: AnyPlanned = planner(
         spec_path, **{name: one for name, one in options.items() if name in known}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tuner.errors import PlanUnreadableError
 from tuner.paths import AnyPath, plan_folder
-from tuner.plans.folder import plan_kind
+from tuner.plans.folder import PLAN_NAME, plan_kind
 
 if TYPE_CHECKING:
     from tuner.goals.goal import Goal, StoredPlan
@@ -19,8 +19,8 @@ GOALS: Final[Mapping[str, str]] = {
 """The module of each goal, with its `GOAL`; imported where it is needed, as each takes a second."""
 
 
-def known_kind(kind: str | None) -> str:
-    """Return the kind, or the first there is: what is of no goal is refused where that is read."""
+def kind_or_first(kind: str | None) -> str:
+    """Return the kind of a spec; the first there is for an unknown one, whose reader refuses it."""
     return kind if kind is not None and kind in GOALS else next(iter(GOALS))
 
 
@@ -56,7 +56,7 @@ def goal_of_folder(folder: AnyPath) -> "Goal":
     kind = plan_kind(folder)
     if kind is None or kind not in GOALS:
         raise PlanUnreadableError(
-            f"{folder}: a plan of kind {kind!r} is not of one of the goals: {', '.join(GOALS)}"
+            f"{folder / PLAN_NAME}: goal.kind {kind!r} is not one of {', '.join(GOALS)}; plan anew"
         )
     return load_goal(kind)
 
@@ -67,8 +67,7 @@ def read_any_plan(folder: AnyPath) -> "StoredPlan":
     Raises:
         PlanUnreadableError: it is missing or damaged.
     """
-    folder = plan_folder(folder)
-    plan: StoredPlan = load_goal(known_kind(plan_kind(folder))).read(folder)
+    plan: StoredPlan = goal_of_folder(folder).read(plan_folder(folder))
     return plan
 
 

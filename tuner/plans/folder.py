@@ -12,6 +12,7 @@ What `used/` and `launch/` hold is the goal's (tuner/goals/*_folder.py).
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -35,6 +36,8 @@ WORKERS_SUFFIX: Final = ".workers"
 """Of the folder of workers beside a journal."""
 STAGED_PREFIX: Final = ".moetune-"
 """Of the staging folder of a plan that replaces another."""
+STAGED_S: Final = 600.0
+"""Longer than any plan takes to write."""
 
 MAX_PLAN_BYTES: Final = 64 * 2**20
 MAX_RECORD_BYTES: Final = 16 * 2**20
@@ -243,8 +246,9 @@ def _replace_plan(
     a folder without one was left by a writer that was killed.
     """
     for unfinished in folder.glob(f"{STAGED_PREFIX}*"):
-        # Of a writer that was killed; nobody else writes here now.
-        shutil.rmtree(unfinished, ignore_errors=True)
+        # Of a writer that was killed. Where a file system has no locks, another may be at work.
+        if time.time() - unfinished.stat().st_mtime > STAGED_S:
+            shutil.rmtree(unfinished, ignore_errors=True)
     stale = _former_files(folder) - files.keys()
     had_plan = (folder / PLAN_NAME).exists()
     staged = folder

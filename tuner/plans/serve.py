@@ -145,7 +145,7 @@ class ServeUnlaunchable(Record):
     feature: str
     gain_ratio: float
     rule: str = ""
-    """Name of the rule between vendors that forbids it (manifests/vendor_pairs.py)."""
+    """Name of the rule between vendors that forbids it (engines/serve_rules/vendor_pairs.py)."""
 
 
 class ServeModeResult(Record):

@@ -19,7 +19,7 @@ class Deadline:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the begin."""
+        """Seconds since the start."""
         return self.clock() - self.begun_s
 
     @property

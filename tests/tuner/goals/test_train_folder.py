@@ -1,6 +1,7 @@
 """What lies in a plan's folder, what replaces it, and what is said of a damaged one."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -307,6 +308,10 @@ def test_the_second_of_two_writers_of_one_plan_is_refused(tmp_path: Path) -> Non
 def test_what_a_killed_writer_staged_goes_with_the_next_plan(tmp_path: Path) -> None:
     folder = tmp_path / "plan"
     write_folder(folder, {PLAN_NAME: "{}"})
-    (folder / f"{plan_folder.STAGED_PREFIX}x" / "plan").mkdir(parents=True)
+    staged = folder / f"{plan_folder.STAGED_PREFIX}x"
+    staged.mkdir()
+    write_folder(folder, {PLAN_NAME: "{}"})
+    assert staged.is_dir()
+    os.utime(staged, (0.0, 0.0))
     write_folder(folder, {PLAN_NAME: "{} "})
     assert [file.name for file in folder.iterdir()] == [PLAN_NAME]

@@ -171,7 +171,7 @@ def test_an_infeasible_plan_names_the_binding_constraint(
 
 def test_a_plan_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"goal": {"kind": "dance"}}', encoding="utf-8")
-    with pytest.raises(PlanUnreadableError, match="'dance' is not of one of the goals"):
+    with pytest.raises(PlanUnreadableError, match="'dance' is not one of train, serve"):
         goal_of_folder(tmp_path).report(tmp_path)
 
 

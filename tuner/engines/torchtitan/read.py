@@ -1,4 +1,4 @@
-"""torchtitan's TOML, or the command of release 0.3 (torchtitan_command.py), as `LaunchSettings`.
+"""torchtitan's TOML, or the command of release 0.3 (command.py), as `LaunchSettings`.
 
 Names and defaults of the job config of github.com/pytorch/torchtitan before its configs became
 Python (pull request 2386), and the names that release 0.3 gave to some of them, which are in the

@@ -25,7 +25,7 @@ was not available, the nearest stored version was read, all of which state vLLM 
 
 Options of vLLM 0.30.0 were read in its wheel (vllm/engine/arg_utils.py,
 vllm/entrypoints/launchers/cli_args.py), `use_sequence_parallel_moe` in vllm/config/parallel.py.
-Other facts about instances without the plugin are those of 0.33.0 (vllm.py).
+Other facts about instances without the plugin are those of 0.33.0 (vllm/capabilities.py).
 
 Not covered: the connectors of Ascend 910C (README: operators for `SOC_VERSION=ascend910_9391`), a
 device that is not described; Qwen3.5 and 3.6, whose halves end in an illegal access by the README;

@@ -5,7 +5,7 @@
 
     capacity    prefill d / P    decode d n / (O T(n))    both d n / (O U(n))
 
-as in tuner/search/serve/options.py and mixing.py;
+as in tuner/search/serve/options.py and mixed_batches.py;
 n is what the launch allows, limited by memory. tuner/search/serve/simulation.py simulates the
 traffic. A prefill instance is simulated with decode instances of the same degrees that are never
 the bottleneck, and the other way round. The rate of a closed loop depends on the other half, so the

@@ -106,7 +106,7 @@ def test_pools_without_a_link_hand_nothing_over(tmp_path: Path) -> None:
 
 
 def test_a_model_that_fits_nowhere_names_the_memory(tmp_path: Path) -> None:
-    """What else may bind: test_ways_out.py."""
+    """What else may bind: test_relaxations.py."""
     small = "{name: small, device: l40s, nodes: 1, devices_per_node: 4}"
     plan = planned(tmp_path, model="deepseek-v3", pools=small)
     assert plan.decision is None

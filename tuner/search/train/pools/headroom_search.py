@@ -1,7 +1,7 @@
 """Search for chains over pools with memory headroom, where the best one may run out of memory.
 
 The search over pools keeps the fastest chain for each set of degrees, up to the memory limits. As
-on one pool (analytic/headroom_search.py) it is repeated under limits at which running out of memory
+on one pool (../headroom_search.py) it is repeated under limits at which running out of memory
 is unlikely on each pool; if its result is slower, also under those of CHANCES for faster chains;
 and if no chain has headroom, the minimum-memory chain is solved. All results are kept.
 """
