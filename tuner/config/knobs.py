@@ -21,8 +21,8 @@ Value = int | str | bool | tuple[str, ...] | None
 
 SWITCH: Final = (False, True)
 
-DISPATCHERS: Final = ("alltoall", "deepep", "hybridep")
-"""That have a price."""
+PRICED_DISPATCHERS: Final = ("alltoall", "deepep", "hybridep")
+"""Those that have a price."""
 
 FIELD_OF_DEGREE: Final = {
     "tensor": "tensor_model_parallel_size",
@@ -111,7 +111,7 @@ KNOBS: Final = (
         words="dispatcher {}",
         usual=("alltoall",),
         columns={"is_deepep": "deepep", "is_hybridep": "hybridep"},
-        choices=DISPATCHERS,
+        choices=PRICED_DISPATCHERS,
         of_experts=True,
         is_of_dispatch=True,
         changes_kernels=True,

@@ -61,8 +61,6 @@ class Goal:
 
     kind: Kind
     plan_type: type[Any]
-    schema_version: int
-    """Of a stored plan, the newest that is read."""
     decision_type: type[Any]
     explained: type[Any]
     """The plan's type with `why`."""
@@ -123,6 +121,11 @@ def terms(chosen: Mapping[str, float], other: Mapping[str, float]) -> dict[str, 
     }
     ordered = sorted(by_term.items(), key=lambda item: (-abs(item[1]), item[0]))
     return {name: seconds for name, seconds in ordered if abs(seconds) > SMALLEST_S}
+
+
+def seconds_by_cause(plan: Plan | ServePlan) -> Mapping[str, float]:
+    """Return what a plan's prediction takes, by cause; empty where it has none."""
+    return {} if plan.predicted is None else plan.predicted.breakdown_s
 
 
 def changes_of_pools(plan: Plan | ServePlan) -> list[LimitChange]:

@@ -18,7 +18,7 @@ from tuner.goals.place_folder import read_place_plan, write_place_plan
 from tuner.goals.place_plan import place
 from tuner.goals.plan_ratios import place_ratio_band
 from tuner.goals.stored_figures import place_figures
-from tuner.plans.place import SCHEMA_VERSION, PlacePlan
+from tuner.plans.place import PlacePlan
 from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.plan_csv import place_csv
 from tuner.report.read import place_report_of
@@ -136,7 +136,6 @@ GOAL: Final = Goal(
     plan_type=PlacePlan,
     decision_type=PlaceDecision,
     explained=ExplainedPlacePlan,
-    schema_version=SCHEMA_VERSION,
     plan=place,
     write=lambda folder, made: write_place_plan(folder, made.plan, spec=made.spec, maps=made.maps),
     read=read_place_plan,

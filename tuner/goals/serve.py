@@ -1,7 +1,7 @@
 """Deployments, from the spec to the report."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from tuner.goals.goal import (
     Goal,
     PlannedSpec,
     changes_of_pools,
+    seconds_by_cause,
     terms,
     use_planned_profiles,
 )
@@ -31,7 +32,7 @@ from tuner.goals.serve_folder import read_serve_plan, write_serve_plan
 from tuner.goals.serve_kernels import kernels_changed
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.goals.stored_figures import serve_figures
-from tuner.plans.serve import SCHEMA_VERSION, ServePlan, ServePrediction
+from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.plan_csv import serve_csv
 from tuner.report.read import serve_report_of
@@ -192,10 +193,6 @@ def _usual_changes(plan: ServePlan) -> tuple[LimitChange, ...]:
     return (*requested, LimitChange(key=key, value="x2"))
 
 
-def _seconds(plan: ServePlan) -> Mapping[str, float]:
-    return {} if plan.predicted is None else plan.predicted.breakdown_s
-
-
 def _other_kernels(plan: ServePlan, profiles: Sequence[Path]) -> tuple[str, ...]:
     return kernels_changed(plan.provenance.kernels_sha256, plan.cluster, profiles)
 
@@ -233,7 +230,6 @@ GOAL: Final = Goal(
     plan_type=ServePlan,
     decision_type=ServeDecision,
     explained=ExplainedServePlan,
-    schema_version=SCHEMA_VERSION,
     plan=deploy,
     write=lambda folder, made: write_serve_plan(folder, made.plan, spec=made.spec),
     read=read_serve_plan,
@@ -255,6 +251,6 @@ GOAL: Final = Goal(
     csv=serve_csv,
     ratio_band=serve_ratio_band,
     stored_figures=serve_figures,
-    seconds=_seconds,
+    seconds=seconds_by_cause,
     other_kernels=_other_kernels,
 )

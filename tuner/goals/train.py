@@ -13,13 +13,14 @@ from tuner.goals.goal import (
     PlannedSpec,
     changes_of_pools,
     pools_of,
+    seconds_by_cause,
     terms,
 )
 from tuner.goals.plan_ratios import train_ratio_band
 from tuner.goals.stored_figures import train_figures
 from tuner.goals.train_folder import read_plan, write_plan
 from tuner.goals.train_plan import plan_training
-from tuner.plans.train import SCHEMA_VERSION, Plan
+from tuner.plans.train import Plan
 from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.plan_csv import train_csv
 from tuner.report.read import train_report_of
@@ -128,10 +129,6 @@ def _usual_changes(plan: Plan) -> tuple[LimitChange, ...]:
     return (*requested, LimitChange(key="batch", value="x2"))
 
 
-def _seconds(plan: Plan) -> Mapping[str, float]:
-    return {} if plan.predicted is None else plan.predicted.breakdown_s
-
-
 def _is_no_use(plan: Plan, base: Plan, gain_ratio: float) -> bool:
     more = plan.cluster.num_devices > base.cluster.num_devices
     return more and base.decision is not None and gain_ratio <= 0.0
@@ -142,7 +139,6 @@ GOAL: Final = Goal(
     plan_type=Plan,
     decision_type=TrainDecision,
     explained=ExplainedPlan,
-    schema_version=SCHEMA_VERSION,
     plan=plan_training,
     write=lambda folder, made: write_plan(
         folder, made.plan, spec=made.spec, profiles=made.profiles
@@ -163,6 +159,6 @@ GOAL: Final = Goal(
     ratio_band=train_ratio_band,
     stored_figures=train_figures,
     has_price=True,
-    seconds=_seconds,
+    seconds=seconds_by_cause,
     is_no_use=_is_no_use,
 )

@@ -55,7 +55,8 @@ def read_accepted(file: Path) -> Mapping[str, Any] | None:
         raise PlanUnreadableError(
             f"{shown_path(file)}: goal.kind {kind!r} is not one of {', '.join(GOALS)}"
         )
-    stored_type, known = load_goal(kind).plan_type, load_goal(kind).schema_version
+    stored_type = load_goal(kind).plan_type
+    known = stored_type.model_fields["schema_version"].default
     refuse_newer(values, known=known, file=file)
     try:
         text = json.dumps(values, allow_nan=False)

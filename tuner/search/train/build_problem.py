@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.config.knobs import DISPATCHERS, OFFLOADS
+from tuner.config.knobs import OFFLOADS, PRICED_DISPATCHERS
 from tuner.costs.train.calibration import Residuals, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
 from tuner.costs.train.constants import GemmPrecision
@@ -157,7 +157,7 @@ def _refuse_dispatcher(spec: Spec) -> None:
     """
     requested = spec.search.dispatcher
     able = intersection(spec.emit).dispatchers
-    usable = [one for one in DISPATCHERS if one in able] if spec.model.moe else ["alltoall"]
+    usable = [one for one in PRICED_DISPATCHERS if one in able] if spec.model.moe else ["alltoall"]
     if requested is None or set(requested) & set(usable):
         return
     if spec.model.moe is None:
