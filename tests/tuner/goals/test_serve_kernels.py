@@ -11,7 +11,7 @@ from tuner.goals.serve_plan import deploy
 from tuner.plans.what_if import LimitChange
 from tuner.spec.cluster import Cluster, Pool
 
-MODELS = Path(__file__).parents[2] / "examples" / "models"
+MODELS = Path(__file__).parents[3] / "examples" / "models"
 CLUSTER = Cluster(
     pools=tuple(
         Pool(name=name, device=device, nodes=1, devices_per_node=8)
