@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.text import print_exact, print_text
+from tuner.cli.text import print_result
 
 
 def command(
@@ -43,10 +43,7 @@ def command(
     with planning_progress() as watch:
         watch(PlanningEvent(stage="backtest", text=f"predicting the rows of {runs.name}"))
         result = backtest(runs, profiles=tuple(profile or ()), uncalibrated=uncalibrated)
-    if as_json:
-        print_exact(result.model_dump_json(indent=2))
-    else:
-        print_text(backtest_text(result))
+    print_result(result, backtest_text, as_json=as_json)
     if not result.total.predicted:
         raise typer.Exit(1)
 
@@ -60,10 +57,7 @@ def _serving(runs: Path, profiles: list[Path], *, as_json: bool) -> None:
     with planning_progress() as watch:
         watch(PlanningEvent(stage="backtest", text=f"predicting the rows of {runs.name}"))
         result = backtest_serving(runs, profiles=profiles)
-    if as_json:
-        print_exact(result.model_dump_json(indent=2))
-    else:
-        print_text(serving_text(result))
+    print_result(result, serving_text, as_json=as_json)
     if not result.tpot.predicted:
         raise typer.Exit(1)
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.text import print_exact, print_text
+from tuner.cli.text import print_result
 
 
 def command(
@@ -51,10 +51,7 @@ def command(
         watch(PlanningEvent(stage="fitting", text=f"and cross-validating on {runs.name}"))
         made = calibration_files(profile, select_rows(read_rows(runs), profile=profile), runs=runs)
     write_calibration(out, made)
-    if as_json:
-        print_exact(made.report.model_dump_json(indent=2))
-    else:
-        print_text(report_text(made.report))
+    print_result(made.report, report_text, as_json=as_json)
 
 
 def _serving(profile: str, runs: Path, out: Path, *, as_json: bool) -> None:
@@ -66,7 +63,4 @@ def _serving(profile: str, runs: Path, out: Path, *, as_json: bool) -> None:
     with planning_progress() as watch:
         watch(PlanningEvent(stage="fitting", text=f"and cross-validating on {runs.name}"))
         report = calibrate_serving(profile, runs, out)
-    if as_json:
-        print_exact(report.model_dump_json(indent=2))
-    else:
-        print_text(calibration_text(report))
+    print_result(report, calibration_text, as_json=as_json)

@@ -75,9 +75,6 @@ class GoalCommands(Protocol):
 
     OTHER_LAUNCHER: str
     """Why trials are started here only, in a refusal; empty: by any launcher."""
-
-    draft: "Callable[[], Draft]"
-    """The simple spec."""
     plan: Callable[[Path, PlanOptions], Any]
     """Plan a spec, write, print and return the plan."""
     estimate: Callable[[Path, EstimateOptions], None]
@@ -93,6 +90,16 @@ def commands_of(kind: str | None) -> GoalCommands:
     from tuner.goals.registry import kind_or_first
 
     return cast(GoalCommands, import_module(f"tuner.cli.{kind_or_first(kind)}"))
+
+
+def draft_of(kind: str | None) -> "Draft":
+    """Return the simple spec of a goal.
+
+    Raises:
+        SpecError: there is no such goal.
+    """
+    draft: Draft = import_module(f"tuner.draft.{checked_goal(kind)}").DRAFT
+    return draft
 
 
 def checked_goal(text: str | None) -> str:

@@ -49,7 +49,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the spec as JSON too.")] = False,
 ) -> None:
     """Write a spec from a few prompts; every prompt is also a flag."""
-    from tuner.cli.goals import checked_goal, commands_of
+    from tuner.cli.goals import draft_of
     from tuner.draft.spec_file import draft_spec, fill_values
     from tuner.output import write_files
     from tuner.spec.spec_file import read_spec_keys
@@ -58,7 +58,7 @@ def command(
         raise TunerError(f"{out} exists already; add --force to replace it, or choose another -o")
     given = options.given_flags(context.params)
     if yes:
-        draft = commands_of(checked_goal(goal)).draft()
+        draft = draft_of(goal)
     else:
         draft, given = _prompt_for_values(goal, given)
     text = draft_spec(draft, fill_values(draft, given), folder=out.absolute().parent)
@@ -77,7 +77,7 @@ def _prompt_for_values(
     Raises:
         SpecError: this is no terminal, or the input ends.
     """
-    from tuner.cli.goals import checked_goal, commands_of
+    from tuner.cli.goals import checked_goal, draft_of
     from tuner.draft.spec_file import checked_value, default_value
     from tuner.goals.registry import GOALS
 
@@ -92,7 +92,7 @@ def _prompt_for_values(
         except SpecError as error:
             print_stderr(f"  {error}")
     values: dict[str, str] = {}
-    draft = commands_of(kind).draft()
+    draft = draft_of(kind)
     for field in draft.fields:
         text = given.get(field.key)
         while field.key not in values:

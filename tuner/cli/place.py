@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
-from tuner.cli.text import print_exact, print_text
+from tuner.cli.text import print_result
 
 if TYPE_CHECKING:
-    from tuner.draft.draft import Draft
     from tuner.goals.place import ExplainedPlacePlan
     from tuner.plans.place import PlacePlan
 
@@ -16,13 +15,6 @@ PURPOSE: Final = "for plans that place experts"
 OTHER_LAUNCHER: Final = "a placement is measured here; leave it out"
 BUDGET_S: Final = 30.0
 """For measuring a placement and its alternatives."""
-
-
-def draft() -> "Draft":
-    """Return the simple spec."""
-    from tuner.draft.place import DRAFT
-
-    return DRAFT
 
 
 def plan(spec: Path, options: PlanOptions) -> "PlacePlan":
@@ -44,10 +36,11 @@ def plan(spec: Path, options: PlanOptions) -> "PlacePlan":
             calibrated=options.calibrated,
         )
     written = write_place_plan(options.out, made.plan, spec=made.spec, maps=made.maps)
-    if options.as_json:
-        print_exact(written.model_dump_json(indent=2))
-    else:
-        print_text(place_text(written, folder=options.out, verbose=options.verbose))
+    print_result(
+        written,
+        lambda one: place_text(one, folder=options.out, verbose=options.verbose),
+        as_json=options.as_json,
+    )
     return written
 
 
@@ -74,7 +67,4 @@ def verify(folder: Path, options: VerifyOptions) -> None:
     from tuner.cli.place_text import place_verified_text
 
     verified = verify_place(folder, budget_s=BUDGET_S)
-    if options.as_json:
-        print_exact(verified.model_dump_json(indent=2))
-    else:
-        print_text(place_verified_text(verified))
+    print_result(verified, place_verified_text, as_json=options.as_json)

@@ -124,10 +124,10 @@ def _spec(spec: Path | None, goal: str | None, params: dict[str, Any]) -> Iterat
             "nothing to plan: name a SPEC (write one with `moetune init`), or give --model,"
             " --device and --devices"
         )
-    from tuner.cli.goals import checked_goal, commands_of
+    from tuner.cli.goals import draft_of
     from tuner.draft.spec_file import fill_values, temporary_spec
 
-    draft = commands_of(checked_goal(goal)).draft()
+    draft = draft_of(goal)
     values = fill_values(draft, given)
     taken = [f"--{key} {text}" for key, text in values.items() if text and key not in given]
     with temporary_spec(draft, values) as path:

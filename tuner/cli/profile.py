@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from tuner.cli import profile_import, profile_links, profile_routing
-from tuner.cli.text import columns, print_exact, print_text, printable
+from tuner.cli.text import columns, print_exact, print_result, print_text, printable
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
@@ -155,10 +155,7 @@ def _measure(
         )
     # In a job of several ranks only the first one prints.
     if header is not None:
-        if as_json:
-            print_exact(header.model_dump_json(indent=2))
-        else:
-            print_text(summary(header))
+        print_result(header, summary, as_json=as_json)
 
 
 @app.command("show")

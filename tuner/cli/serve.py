@@ -6,23 +6,15 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
-from tuner.cli.text import print_exact, print_stderr, print_text
+from tuner.cli.text import print_result, print_stderr
 
 if TYPE_CHECKING:
-    from tuner.draft.draft import Draft
     from tuner.goals.serve import ExplainedServePlan
     from tuner.plans.serve import ServePlan
 
 VERIFY_OPTIONS: Final = ("--bench", "--url", "--health", "--runs", "--start-limit")
 PURPOSE: Final = "for plans that serve"
 OTHER_LAUNCHER: Final = ""
-
-
-def draft() -> "Draft":
-    """Return the simple spec."""
-    from tuner.draft.serve import DRAFT
-
-    return DRAFT
 
 
 def plan(spec: Path, options: PlanOptions) -> "ServePlan":
@@ -37,10 +29,11 @@ def plan(spec: Path, options: PlanOptions) -> "ServePlan":
         watch(PlanningEvent(stage="planning", text=text))
         made = deploy(spec, profiles=options.profiles, time_limit_s=options.time_limit_s)
     written = write_serve_plan(options.out, made.plan, spec=made.spec)
-    if options.as_json:
-        print_exact(written.model_dump_json(indent=2))
-    else:
-        print_text(serve_text(written, folder=options.out, verbose=options.verbose))
+    print_result(
+        written,
+        lambda one: serve_text(one, folder=options.out, verbose=options.verbose),
+        as_json=options.as_json,
+    )
     return written
 
 
@@ -62,10 +55,7 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
             instances=options.instances,
             role=options.role,
         )
-    if options.as_json:
-        print_exact(result.model_dump_json(indent=2))
-    else:
-        print_text(serving_estimate_text(result))
+    print_result(result, serving_estimate_text, as_json=options.as_json)
     if result.load is None or not result.load.keeps_up:
         raise typer.Exit(1)
 
@@ -113,9 +103,8 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         ),
         reached=Reached(url=options.url, health=options.health),
     )
-    if options.as_json:
-        print_exact(verified.model_dump_json(indent=2))
-    else:
-        print_text(serving_verified_text(verified, folder=folder))
+    print_result(
+        verified, lambda one: serving_verified_text(one, folder=folder), as_json=options.as_json
+    )
     if verified.winner is None:
         raise typer.Exit(1)

@@ -5,11 +5,16 @@ tabs, direction marks) are escaped here for all text.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from textwrap import wrap
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tuner.plans.breakdown import breakdown_rows
+
+if TYPE_CHECKING:
+    from profilers.records import Record
+
+AnyResult = TypeVar("AnyResult", bound="Record")
 
 LABEL_WIDTH: Final = 15
 LINE_WIDTH: Final = 100
@@ -30,6 +35,14 @@ def print_text(text: str = "") -> None:
 def print_exact(text: str) -> None:
     """Print machine-readable output, such as JSON, unchanged."""
     print(text)
+
+
+def print_result(result: AnyResult, text: Callable[[AnyResult], str], *, as_json: bool) -> None:
+    """Print a result as JSON, or as the text that people read."""
+    if as_json:
+        print_exact(result.model_dump_json(indent=2))
+    else:
+        print_text(text(result))
 
 
 def print_stderr(text: str = "", *, end: str = "\n") -> None:

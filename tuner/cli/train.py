@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
-from tuner.cli.text import print_exact, print_stderr, print_text
+from tuner.cli.text import print_result, print_stderr
 
 if TYPE_CHECKING:
-    from tuner.draft.draft import Draft
     from tuner.goals.train import ExplainedPlan
     from tuner.plans.train import Plan
     from tuner.verify.budget.scheduler import Budget
@@ -19,13 +18,6 @@ if TYPE_CHECKING:
 VERIFY_OPTIONS: Final = ("--steps", "--budget", "--max-devices", "--storage", "--network")
 PURPOSE: Final = "for plans that train"
 OTHER_LAUNCHER: Final = ""
-
-
-def draft() -> "Draft":
-    """Return the simple spec."""
-    from tuner.draft.train import DRAFT
-
-    return DRAFT
 
 
 def plan(spec: Path, options: PlanOptions) -> "Plan":
@@ -49,10 +41,11 @@ def plan(spec: Path, options: PlanOptions) -> "Plan":
             watch=watch,
         )
     written = write_plan(options.out, made.plan, spec=made.spec, profiles=made.profiles)
-    if options.as_json:
-        print_exact(written.model_dump_json(indent=2))
-    else:
-        print_text(plan_text(written, folder=options.out, verbose=options.verbose))
+    print_result(
+        written,
+        lambda one: plan_text(one, folder=options.out, verbose=options.verbose),
+        as_json=options.as_json,
+    )
     return written
 
 
@@ -72,10 +65,7 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
             profiles=options.profiles,
             calibrated=options.calibrated,
         )
-    if options.as_json:
-        print_exact(result.model_dump_json(indent=2))
-    else:
-        print_text(estimate_text(result))
+    print_result(result, estimate_text, as_json=options.as_json)
     if not result.fits:
         raise typer.Exit(1)
 
@@ -122,10 +112,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
             on_message=_print_indented,
             budget=budget,
         )
-    if options.as_json:
-        print_exact(verified.model_dump_json(indent=2))
-    else:
-        print_text(verified_text(verified, folder=folder))
+    print_result(verified, lambda one: verified_text(one, folder=folder), as_json=options.as_json)
     if verified.winner is None:
         raise typer.Exit(1)
 

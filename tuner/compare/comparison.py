@@ -17,7 +17,7 @@ from profilers.records import Record
 from tuner.errors import TunerError
 from tuner.goals.goal import Figures, Kind, StoredPlan, terms
 from tuner.goals.plan_ratios import PlanRatio
-from tuner.goals.registry import differences, goal_of, read_any_plan, words
+from tuner.goals.registry import goal_of, read_any_plan
 from tuner.paths import AnyPath, plan_folder
 from tuner.plans.train import Band
 from tuner.regress.observed import plan_facts, spec_differences
@@ -158,6 +158,7 @@ class NamedPlan:
 def _row(
     side: NamedPlan, first: NamedPlan, leader: NamedPlan | None, *, objective: str
 ) -> ComparedPlan:
+    goal = goal_of(side.plan)
     before, decision = first.plan.decision, side.plan.decision
     against = None
     if leader is not None and side is not leader:
@@ -165,17 +166,17 @@ def _row(
     return ComparedPlan(
         plan=side.name,
         status=side.plan.certificate.status,
-        decision="" if decision is None else words(decision),
+        decision="" if decision is None else goal.words(decision),
         figures=dict(side.values),
         bands={} if side.outcome is None else side.outcome.bands,
         question_changes=tuple(_spec_changes(first.plan, side.plan)),
         decision_changes=(
-            () if decision is None or before is None else differences(before, decision)
+            () if decision is None or before is None else goal.differences(before, decision)
         ),
         terms_s=(
             {}
             if decision is None or before is None
-            else terms(*(goal_of(one).seconds(one) for one in (first.plan, side.plan)))
+            else terms(*(goal.seconds(one) for one in (first.plan, side.plan)))
         ),
         ratios={} if side is first else _ratios(first, side),
         against_best=against,

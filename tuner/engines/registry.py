@@ -21,8 +21,6 @@ from tuner.engines.serve_rules.manifest import ServingCapabilities
 
 TRAIN_ENGINES: Final = ("reference", "megatron_lm", "megatron_bridge", "torchtitan", "deepspeed")
 """Folders, in the order in which their targets are listed."""
-
-
 SERVE_ENGINES: Final = ("sglang", "vllm", "trtllm", "vllm_afd", "vllm_ascend")
 """Folders; a release with a plugin comes after those without, so that it must be named."""
 

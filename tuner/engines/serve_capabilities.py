@@ -11,10 +11,12 @@ from tuner.errors import UnknownTargetError
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.serving.goal import Engine, ServeGoal
 
+_EVERY: Final = tuple(serve_releases())
+
 RELEASES: Final[Mapping[Vendor, Mapping[str, tuple[ServingCapabilities, ...]]]] = {
     vendor: {
-        name: tuple(one for one in serve_releases() if (one.vendor, one.name) == (vendor, name))
-        for name in dict.fromkeys(one.name for one in serve_releases() if one.vendor is vendor)
+        name: tuple(one for one in _EVERY if (one.vendor, one.name) == (vendor, name))
+        for name in dict.fromkeys(one.name for one in _EVERY if one.vendor is vendor)
     }
     for vendor in Vendor
 }

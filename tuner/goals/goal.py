@@ -61,7 +61,6 @@ class Goal:
 
     kind: Kind
     plan_type: type[Any]
-    decision_type: type[Any]
     explained: type[Any]
     """The plan's type with `why`."""
     plan: Callable[..., Any]

@@ -134,7 +134,6 @@ def _seconds(plan: PlacePlan) -> Mapping[str, float]:
 GOAL: Final = Goal(
     kind="place",
     plan_type=PlacePlan,
-    decision_type=PlaceDecision,
     explained=ExplainedPlacePlan,
     plan=place,
     write=lambda folder, made: write_place_plan(folder, made.plan, spec=made.spec, maps=made.maps),

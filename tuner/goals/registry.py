@@ -1,8 +1,8 @@
-"""The goals that there are: which table of functions a spec, a plan or a decision belongs to."""
+"""The goals that there are: which table of functions a spec or a plan belongs to."""
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tuner.errors import PlanUnreadableError
 from tuner.paths import AnyPath, plan_folder
@@ -34,16 +34,9 @@ def load_goal(kind: str) -> "Goal":
     return goal
 
 
-def goal_of(value: Any) -> "Goal":
-    """Return the goal of a plan or of a decision, by its type.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    for goal in map(load_goal, GOALS):
-        if isinstance(value, (goal.plan_type, goal.decision_type)):
-            return goal
-    raise ValueError(f"{type(value).__name__} is of no goal")
+def goal_of(plan: "StoredPlan") -> "Goal":
+    """Return the goal of a plan."""
+    return load_goal(plan.goal.kind)
 
 
 def goal_of_folder(folder: AnyPath) -> "Goal":
@@ -69,20 +62,3 @@ def read_any_plan(folder: AnyPath) -> "StoredPlan":
     """
     plan: StoredPlan = goal_of_folder(folder).read(plan_folder(folder))
     return plan
-
-
-def words(decision: Any) -> str:
-    """Name a decision in one cell."""
-    return goal_of(decision).words(decision)
-
-
-def differences(before: Any, after: Any) -> tuple[str, ...]:
-    """Return the differences between two decisions of the same goal, e.g. `PP 2 -> 4`.
-
-    Raises:
-        ValueError: they are of two goals.
-    """
-    goal = goal_of(before)
-    if goal is not goal_of(after):
-        raise ValueError("decisions of two kinds have nothing in common")
-    return goal.differences(before, after)

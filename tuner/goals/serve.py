@@ -228,7 +228,6 @@ def _replay(
 GOAL: Final = Goal(
     kind="serve",
     plan_type=ServePlan,
-    decision_type=ServeDecision,
     explained=ExplainedServePlan,
     plan=deploy,
     write=lambda folder, made: write_serve_plan(folder, made.plan, spec=made.spec),

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tuner.config.train import TrainDecision
 from tuner.config.train_words import short_decision, train_changes
 from tuner.goals.goal import (
     MOST_RIVALS,
@@ -137,7 +136,6 @@ def _is_no_use(plan: Plan, base: Plan, gain_ratio: float) -> bool:
 GOAL: Final = Goal(
     kind="train",
     plan_type=Plan,
-    decision_type=TrainDecision,
     explained=ExplainedPlan,
     plan=plan_training,
     write=lambda folder, made: write_plan(

@@ -16,8 +16,10 @@ from tests.tuner.engines.testing import write_emitted
 from tuner.config.place import PlaceDecision
 from tuner.engines.place_writers import PLACE_EMITTERS, emit_placement, refusals
 from tuner.errors import SpecError
-from tuner.goals.registry import differences, words
+from tuner.goals.registry import load_goal
 from tuner.spec.current_placement import read_placement
+
+GOAL = load_goal("place")
 
 _OTHER_ROWS: Final = ((0, 1, 2, 3, 4, 5, 0, 3), (5, 4, 3, 2, 1, 0, 4, 1))
 FIELDS: Final[Mapping[str, tuple[PlaceDecision, PlaceDecision]]] = {
@@ -63,9 +65,9 @@ def test_every_field_has_a_pair_of_placements() -> None:
 def test_placements_that_differ_in_a_field_read_differently(none_of: Any) -> None:
     failures = []
     for field, (before, after) in FIELDS.items():
-        if not differences(before, after):
+        if not GOAL.differences(before, after):
             failures.append(f"explain's changes: none where {field} differs")
-        if field != "physical_to_logical" and words(before) == words(after):
+        if field != "physical_to_logical" and GOAL.words(before) == GOAL.words(after):
             failures.append(f"a cell of explain: {field} reads alike")
     none_of(failures)
 

@@ -27,11 +27,13 @@ from tuner.errors import SpecError, UnknownTargetError
 from tuner.estimate.serving.objects import object_commands
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.estimate.serving.router_launch import read_router
-from tuner.goals.registry import differences, words
+from tuner.goals.registry import load_goal
 from tuner.plans.serve import ServeAlternative, ServePlan, VerifiedServing
 from tuner.report.decisions import serve_words
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.routers import RouterPolicy
+
+GOAL = load_goal("serve")
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 Fields = dict[str, Any]
@@ -173,7 +175,7 @@ def test_every_field_has_a_pair_of_deployments() -> None:
 
 
 WORDINGS: Final[Mapping[str, Callable[[ServePlan, ServeDecision], str]]] = {
-    "a cell of explain": lambda plan, decision: words(decision),
+    "a cell of explain": lambda plan, decision: GOAL.words(decision),
     "a cell of the report": lambda plan, decision: serve_words(decision),
     "the text of a plan": lambda plan, decision: serve_text(plan, folder=Path("plan")),
     "explain": lambda plan, decision: serve_explanation(plan),
@@ -189,7 +191,7 @@ def test_deployments_that_differ_in_a_field_read_differently(none_of: Any) -> No
             for name, say in WORDINGS.items()
             if say(plans[0], before) == say(plans[1], after)
         ]
-        if not differences(before, after):
+        if not GOAL.differences(before, after):
             failures.append(f"explain's changes: none where {field} differs")
     none_of(failures)
 

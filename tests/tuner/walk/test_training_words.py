@@ -8,12 +8,14 @@ from tests.tuner.engines.testing import sample_verified
 from tuner.cli.plan_text import decision_lines, explanation, plan_text
 from tuner.config.train import TrainDecision
 from tuner.engines.statement import statement
-from tuner.goals.registry import differences, words
+from tuner.goals.registry import load_goal
 from tuner.plans.train import Alternative, Plan, VerifiedPlan
 from tuner.report.candidates import candidates_figure
 from tuner.report.content import Block
 from tuner.report.decision_section import decision_section
 from tuner.report.decisions import train_words
+
+GOAL = load_goal("train")
 
 
 def _plan(pair: Any, decision: TrainDecision, other: TrainDecision) -> Plan:
@@ -46,7 +48,7 @@ def _stated(plan: Plan, decision: TrainDecision) -> str:
 
 
 OF_DECISION: Mapping[str, Callable[[Plan, TrainDecision], str]] = {
-    "a cell of explain": lambda plan, decision: words(decision),
+    "a cell of explain": lambda plan, decision: GOAL.words(decision),
     "the lines of a plan": lambda plan, decision: "\n".join(decision_lines(decision)),
     "a cell of the report": lambda plan, decision: train_words(decision),
     "the report's section": _section,
@@ -97,6 +99,6 @@ def test_decisions_that_differ_in_a_field_read_differently(pairs: Any, none_of: 
             for name, tell in OF_PLAN.items()
             if tell(before) == tell(after)
         ]
-        if not differences(pair.before, pair.after):
+        if not GOAL.differences(pair.before, pair.after):
             failures.append(f"explain's changes: none where {pair.field} differs")
     none_of(failures)
