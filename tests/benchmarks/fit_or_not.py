@@ -51,7 +51,7 @@ from profilers.steps.config import (
 )
 from profilers.steps.run import refusal
 from tuner.config.train import TrainDecision
-from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.costs.residuals import residual_for
 from tuner.engines.reference.step_config import model_shape
@@ -257,7 +257,7 @@ def predicted_peak(work: Workload, degrees: StepDegrees, train_decision: TrainDe
     machine = PricedMachine(
         num_devices=degrees.world,
         memory_limit_bytes=2**62,
-        table=KernelTable(curves={}),
+        prices=ProfilePrices(curves={}),
         residual=residual_for("reference", device="", device_kind="cpu"),
     )
     costs = CandidateCosts(work=work, degrees=degrees, machine=machine)

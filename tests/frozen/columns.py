@@ -41,7 +41,7 @@ from tuner.config.candidates import strategies_of
 from tuner.config.columns import Strategies
 from tuner.config.serve import Role
 from tuner.config.train import TrainDecision
-from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.residuals import Residual
 from tuner.costs.serve.capacity import instance_kv_bytes_per_token, instance_weight_bytes
 from tuner.costs.serve.engine import ServingEngine
@@ -529,7 +529,7 @@ class _Reference:
         """Draw a row that the profile can price."""
         (pool,) = self.spec.cluster.pools
         row = measured_row(dice, _reference_job(self.spec), nodes=pool.nodes)
-        if row is None or isinstance(self.machine.table.curves, Formulas):
+        if row is None or isinstance(self.machine.prices.curves, Formulas):
             return row
         try:
             self._figures(row)
@@ -605,7 +605,7 @@ def _formula_machine(spec: Spec) -> PricedMachine:
     return PricedMachine(
         num_devices=spec.num_devices,
         memory_limit_bytes=60 * 2**30,
-        table=KernelTable(curves=Formulas(_formula_s)),
+        prices=ProfilePrices(curves=Formulas(_formula_s)),
         residual=Residual(
             engine="reference",
             release="",

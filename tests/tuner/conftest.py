@@ -27,7 +27,7 @@ from tests.profilers.testing import fake_machine, fake_profile
 from tests.tuner.formulas import Formulas
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
-from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.costs.residuals import Residual
 from tuner.goals.train_folder import read_plan, read_used_profile, write_plan
@@ -158,9 +158,9 @@ def cut() -> Callable[..., StepDegrees]:
 
 
 @pytest.fixture(scope="session")
-def table_of() -> Callable[[Callable[[Case], float]], KernelTable]:
-    """A table that prices every case by a function: table_of(seconds of a case) -> KernelTable."""
-    return lambda seconds: KernelTable(curves=Formulas(seconds))
+def table_of() -> Callable[[Callable[[Case], float]], ProfilePrices]:
+    """Prices of every operation by a function: table_of(seconds of a case)."""
+    return lambda seconds: ProfilePrices(curves=Formulas(seconds))
 
 
 @pytest.fixture(scope="session")
@@ -225,7 +225,7 @@ def _formula_machine(
         cores_per_rank=cores_per_rank,
         measured_ranks=measured_ranks,
         measured_nodes=measured_nodes,
-        table=KernelTable(curves=Formulas(seconds or _formula_s)),
+        prices=ProfilePrices(curves=Formulas(seconds or _formula_s)),
         residual=Residual(
             engine="reference",
             release="",

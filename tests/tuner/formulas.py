@@ -10,6 +10,7 @@ import numpy.typing as npt
 from profilers.interpolation import Bools, Curve
 from profilers.records import AXES, Case
 from profilers.series import Series
+from tuner.costs.ops import Op
 from tuner.costs.serve.queueing import mean_wait_s
 
 Floats = npt.NDArray[np.float64]
@@ -55,6 +56,17 @@ class Formulas(Mapping[Series, Curve]):
 
     def __len__(self) -> int:
         return 0
+
+
+def op_of(case: Case) -> Op:
+    """An operation of the size that was measured."""
+    return Op(
+        operation=case.operation,
+        kind=case.kind,
+        dtype=case.dtype,
+        direction=case.direction,
+        axes=case.axes,
+    )
 
 
 def prefill_ttft_s(

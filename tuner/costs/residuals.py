@@ -16,7 +16,7 @@ from pydantic import Field
 
 from profilers.records import Record
 from tuner.costs.reference.layer_time import PartSeconds
-from tuner.costs.reference.operations import COMMUNICATION, Part
+from tuner.costs.reference.operations import COMMUNICATION
 
 Factor = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
@@ -35,7 +35,7 @@ class Residual(Record):
     """Where the numbers come from."""
     num_runs: Annotated[int, Field(ge=0)]
 
-    def factor(self, part: Part) -> float:
+    def factor(self, part: str) -> float:
         """What the prediction of a part is multiplied by."""
         return self.communication if part in COMMUNICATION else self.computation
 

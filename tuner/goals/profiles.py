@@ -11,7 +11,7 @@ from typing import Final
 
 from profilers.records import Machine, Profile, ProfileHeader
 from profilers.store import read_header
-from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.residuals import Residual, residual_for
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
@@ -120,7 +120,7 @@ def machine_of(pool: Pool, profile: Profile, *, residual: Residual | None = None
     return PricedMachine(
         num_devices=pool.num_devices,
         memory_limit_bytes=int(memory_bytes * pool.usable_memory_ratio),
-        table=KernelTable.from_profile(profile),
+        prices=ProfilePrices.from_profile(profile),
         residual=residual or shipped_residual(REFERENCE, measured),
         ranks_per_node=pool.devices_per_node,
         cores_per_rank=_cores_per_rank(measured),

@@ -10,7 +10,7 @@ from typing import Final
 from profilers.files import read_bounded
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import DATASHEET, build_machines
-from tuner.costs.serve.kv_profile import kv_table
+from tuner.costs.serve.kv_profile import conversion_prices
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
@@ -129,5 +129,5 @@ def price_serving_pool(pool: Pool, profiles: Sequence[Path]) -> ServingPool:
         machine=machine,
         memory_bytes=float(pool.memory_per_device or sheet.memory_bytes),
         source=origin,
-        conversions=kv_table((*own, *profiles), device=sheet.name),
+        conversions=conversion_prices((*own, *profiles), device=sheet.name),
     )

@@ -22,7 +22,7 @@ def _residual(**changes: float) -> Residual:
 
 def test_computation_and_communication_have_a_factor_each() -> None:
     residual = _residual(computation=2.0, communication=3.0)
-    seconds = dict.fromkeys(Part, 1.0)
+    seconds: dict[str, float] = dict.fromkeys(Part, 1.0)
     corrected = residual.applied(seconds)
     assert {part for part, value in corrected.items() if value == 3.0} == COMMUNICATION
     assert {part for part, value in corrected.items() if value == 2.0} == set(Part) - COMMUNICATION

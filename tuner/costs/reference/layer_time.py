@@ -21,19 +21,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from profilers.records import Case
 from profilers.steps.config import Recompute
-from tuner.costs.prices.kernel_table import KernelTable
-from tuner.costs.reference.operations import (
-    COMMUNICATION,
-    Call,
-    Part,
-    arrival_skew_case,
-    layer_calls,
-)
+from tuner.costs.ops import Op
+from tuner.costs.prices.profile import ProfilePrices
+from tuner.costs.reference.operations import COMMUNICATION, arrival_skew, layer_ops
 from tuner.costs.reference.workload import StepDegrees, Workload
 
-PartSeconds = Mapping[Part, float]
+PartSeconds = Mapping[str, float]
+"""By `operations.Part`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +49,11 @@ class PassTime:
         return sum_parts((self.forward_s, self.backward_s, self.recompute_s))
 
 
-def call_time(calls: Iterable[Call], table: KernelTable) -> PassTime:
-    """Price a list of calls without recomputation."""
-    calls = tuple(calls)
+def pass_time(ops: Sequence[Op], prices: ProfilePrices) -> PassTime:
+    """Price a list of operations without recomputation."""
     return PassTime(
-        forward_s=_by_part([(call, call.forward) for call in calls], table),
-        backward_s=_by_part([(call, call.backward) for call in calls], table),
+        forward_s=_by_part([op for op in ops if not op.in_backward], prices),
+        backward_s=_by_part([op for op in ops if op.in_backward], prices),
         recompute_s={},
     )
 
@@ -67,7 +61,7 @@ def call_time(calls: Iterable[Call], table: KernelTable) -> PassTime:
 def layer_time(
     work: Workload,
     degrees: StepDegrees,
-    table: KernelTable,
+    prices: ProfilePrices,
     *,
     layer: int,
     recompute: Recompute,
@@ -75,7 +69,7 @@ def layer_time(
 ) -> PassTime:
     """Price one layer of one micro-batch on its most-loaded rank."""
     outside, inside = (
-        call_time(calls, table) for calls in layer_calls(work, degrees, layer=layer, chunks=chunks)
+        pass_time(ops, prices) for ops in layer_ops(work, degrees, layer=layer, chunks=chunks)
     )
     recomputed: tuple[PartSeconds, ...] = ()
     if recompute is Recompute.SELECTIVE:
@@ -91,7 +85,7 @@ def layer_time(
 
 def sum_parts(parts: Iterable[PartSeconds]) -> PartSeconds:
     """Add up seconds part by part."""
-    total: Counter[Part] = Counter()
+    total: Counter[str] = Counter()
     for one in parts:
         for part, seconds in one.items():
             total[part] += seconds  # type: ignore[assignment]  # Counter's stub knows ints only
@@ -103,34 +97,22 @@ def scale_parts(seconds: PartSeconds, factor: float) -> PartSeconds:
     return {part: value * factor for part, value in seconds.items()}
 
 
-def _by_part(pairs: Sequence[tuple[Call, tuple[Case, ...]]], table: KernelTable) -> PartSeconds:
-    total: dict[Part, float] = {}
-    for call, cases in pairs:
-        for case in cases:
-            total[call.part] = total.get(call.part, 0.0) + call.times * table.seconds(case)
-    waiting = _arrival_skew_s(pairs, table, compute_s=_compute_s(total))
-    return sum_parts((total, waiting))
+def _by_part(ops: Sequence[Op], prices: ProfilePrices) -> PartSeconds:
+    total: dict[str, float] = {}
+    for op in ops:
+        total[op.part] = total.get(op.part, 0.0) + op.count * prices.seconds(op)
+    compute_s = sum(value for part, value in total.items() if part not in COMMUNICATION)
+    return sum_parts((total, _arrival_skew_s(ops, prices, compute_s=compute_s)))
 
 
-def _compute_s(seconds: PartSeconds) -> float:
-    return sum(value for part, value in seconds.items() if part not in COMMUNICATION)
-
-
-def _arrival_skew_s(
-    pairs: Sequence[tuple[Call, tuple[Case, ...]]], table: KernelTable, *, compute_s: float
-) -> PartSeconds:
+def _arrival_skew_s(ops: Sequence[Op], prices: ProfilePrices, *, compute_s: float) -> PartSeconds:
     """Arrival skew of a pass's collectives, by the part that calls them."""
-    collectives = [
-        (call.part, call.times, case)
-        for call, cases in pairs
-        for case in cases
-        if case.operation == "collective" and case.kind != "send_recv"
-    ]
-    count = sum(times for _, times, _ in collectives)
+    collectives = [op for op in ops if op.operation == "collective" and op.kind != "send_recv"]
+    count = sum(op.count for op in collectives)
     if not count or compute_s <= 0.0:
         return {}
-    lost: dict[Part, float] = {}
-    for part, times, case in collectives:
-        each_s = table.seconds(arrival_skew_case(case, work_s=compute_s / count))
-        lost[part] = lost.get(part, 0.0) + times * each_s
+    lost: dict[str, float] = {}
+    for op in collectives:
+        each_s = prices.seconds(arrival_skew(op, work_s=compute_s / count))
+        lost[op.part] = lost.get(op.part, 0.0) + op.count * each_s
     return lost

@@ -8,13 +8,13 @@ Letters as in tuner/costs/reference/workload.py; n tokens of a rank, N = n * ten
 group.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
-from profilers.records import Case
 from profilers.steps.config import LayerKind
+from tuner.costs.ops import Op
 from tuner.costs.reference.hierarchical_dispatch import EXPERT_ID_BYTES, ID_BYTES, rows_by_node
 from tuner.costs.reference.workload import StepDegrees, Workload
 
@@ -64,17 +64,7 @@ COMMUNICATION: Final = frozenset(
 """Parts that are communication."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One operation of a micro-batch: its forward and its backward kernels."""
-
-    part: Part
-    forward: tuple[Case, ...] = ()
-    backward: tuple[Case, ...] = ()
-    times: int = 1
-
-
-def attention_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
+def attention_ops(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
     """List the attention block: norm, qkv, rotation, core, output, residual."""
     model, attention = work.model, work.model.attention
     n = work.tokens(degrees)
@@ -85,11 +75,11 @@ def attention_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
     hidden = model.hidden_size
     part = Part.ATTENTION
     return (
-        _memory_bound(work, part, "rms_norm", rows=n, width=hidden),
+        *_memory_bound(work, part, "rms_norm", rows=n, width=hidden),
         *_sequence_gather(work, degrees),
-        _gemm(work, part, m=gathered, n=(heads + 2 * kv_heads) * width, k=hidden),
-        _memory_bound(work, part, "rotary", rows=gathered, width=(heads + kv_heads) * width),
-        _both(
+        *_gemm(work, part, m=gathered, n=(heads + 2 * kv_heads) * width, k=hidden),
+        *_memory_bound(work, part, "rotary", rows=gathered, width=(heads + kv_heads) * width),
+        *_both(
             work,
             part,
             "attention",
@@ -99,41 +89,41 @@ def attention_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
             kv_heads=kv_heads,
             head_dim=width,
         ),
-        _gemm(work, part, m=gathered, n=hidden, k=heads * attention.value_head_dim),
+        *_gemm(work, part, m=gathered, n=hidden, k=heads * attention.value_head_dim),
         *_sequence_scatter(work, degrees),
-        _memory_bound(work, part, "residual_add", rows=n, width=hidden),
+        *_memory_bound(work, part, "residual_add", rows=n, width=hidden),
     )
 
 
-def dense_ffn_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
+def dense_ffn_ops(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
     """List a dense layer's second half: norm, SwiGLU network, residual."""
     n, hidden = work.tokens(degrees), work.model.hidden_size
     return (
-        _memory_bound(work, Part.FFN, "rms_norm", rows=n, width=hidden),
-        *_swiglu_calls(work, degrees, ffn=work.model.dense_ffn_size),
-        _memory_bound(work, Part.FFN, "residual_add", rows=n, width=hidden),
+        *_memory_bound(work, Part.FFN, "rms_norm", rows=n, width=hidden),
+        *_swiglu_ops(work, degrees, ffn=work.model.dense_ffn_size),
+        *_memory_bound(work, Part.FFN, "residual_add", rows=n, width=hidden),
     )
 
 
-def router_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
+def router_ops(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
     """List what a MoE layer does outside of its chunks: norm, router, shared expert, residual."""
     moe = work.model.moe
     if moe is None:
         return ()
     n, hidden = work.tokens(degrees), work.model.hidden_size
-    shared = _swiglu_calls(work, degrees, ffn=moe.shared_ffn_size) if moe.shared_ffn_size else ()
+    shared = _swiglu_ops(work, degrees, ffn=moe.shared_ffn_size) if moe.shared_ffn_size else ()
     return (
-        _memory_bound(work, Part.ROUTER, "rms_norm", rows=n, width=hidden),
-        _gemm(work, Part.ROUTER, m=n, n=moe.num_experts, k=hidden),
-        _memory_bound(work, Part.ROUTER, "router", rows=n, width=moe.num_experts),
+        *_memory_bound(work, Part.ROUTER, "rms_norm", rows=n, width=hidden),
+        *_gemm(work, Part.ROUTER, m=n, n=moe.num_experts, k=hidden),
+        *_memory_bound(work, Part.ROUTER, "router", rows=n, width=moe.num_experts),
         *shared,
-        _memory_bound(work, Part.ROUTER, "residual_add", rows=n, width=hidden),
+        *_memory_bound(work, Part.ROUTER, "residual_add", rows=n, width=hidden),
     )
 
 
-def expert_calls(
+def expert_ops(
     work: Workload, degrees: StepDegrees, *, moe_layer: int, chunks: int
-) -> tuple[Call, ...]:
+) -> tuple[Op, ...]:
     """List dispatch, experts and combine of one MoE layer on its most-loaded rank, by chunk.
 
     Chunks split a rank's own tokens, so each is a `chunks`-th of every count; the weight gradients
@@ -149,58 +139,48 @@ def expert_calls(
     most_loaded = max(received, key=lambda counts: (sum(counts), max(counts)))
     rows = -(-sum(most_loaded) // chunks)
     part = Part.EXPERTS
-    calls = [
-        _memory_bound(work, part, "permute", rows=copies, width=hidden),
-        _both(
-            work,
-            part,
-            "grouped_gemm",
-            experts=len(most_loaded),
-            tokens=rows,
-            largest=max(-(-rows // len(most_loaded)), min(rows, -(-max(most_loaded) // chunks))),
-            hidden=hidden,
-            ffn=moe.expert_ffn_size,
-        ),
-        _memory_bound(work, part, "unpermute", rows=copies, width=hidden),
+    network = _both(
+        work,
+        part,
+        "grouped_gemm",
+        experts=len(most_loaded),
+        tokens=rows,
+        largest=max(-(-rows // len(most_loaded)), min(rows, -(-max(most_loaded) // chunks))),
+        hidden=hidden,
+        ffn=moe.expert_ffn_size,
+    )
+    ops = [
+        *_memory_bound(work, part, "permute", rows=copies, width=hidden),
+        *network,
+        *_memory_bound(work, part, "unpermute", rows=copies, width=hidden),
     ]
     if degrees.ranks_per_node is not None:
-        calls = [
-            calls[1],
-            *_hop_calls(work, degrees, moe_layer=moe_layer, chunks=chunks, rows=rows),
-        ]
+        ops = [*network, *_hop_ops(work, degrees, moe_layer=moe_layer, chunks=chunks, rows=rows)]
     elif degrees.expert > 1:
-        calls += _dispatch_calls(work, degrees, copies=copies, rows=rows)
+        ops += _dispatch_ops(work, degrees, copies=copies, rows=rows)
     if chunks > 1:
         weights = 3 * len(most_loaded) * moe.expert_ffn_size * hidden
-        calls.append(
-            Call(
-                part=part,
-                backward=(elementwise("residual_add", elements=weights, dtype=work.precision),),
-            )
-        )
-    return tuple(
-        Call(part=call.part, forward=call.forward, backward=call.backward, times=chunks)
-        for call in calls
-    )
+        ops.append(_weight_gradient_sum(weights, dtype=work.precision))
+    return tuple(replace(op, count=chunks) for op in ops)
 
 
-def embedding_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
+def embedding_ops(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
     """List the token embedding of the first stage."""
     n = work.tokens(degrees)
-    return (_memory_bound(work, Part.EMBEDDING, "embedding", rows=n, width=work.model.hidden_size),)
+    return _memory_bound(work, Part.EMBEDDING, "embedding", rows=n, width=work.model.hidden_size)
 
 
-def head_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
+def head_ops(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
     """List the last stage's norm, logits and loss."""
     n, model = work.tokens(degrees), work.model
     return (
-        _memory_bound(work, Part.HEAD, "rms_norm", rows=n, width=model.hidden_size),
-        _gemm(work, Part.HEAD, m=n, n=model.vocab_size, k=model.hidden_size),
-        _memory_bound(work, Part.HEAD, "cross_entropy", rows=n, width=model.vocab_size),
+        *_memory_bound(work, Part.HEAD, "rms_norm", rows=n, width=model.hidden_size),
+        *_gemm(work, Part.HEAD, m=n, n=model.vocab_size, k=model.hidden_size),
+        *_memory_bound(work, Part.HEAD, "cross_entropy", rows=n, width=model.vocab_size),
     )
 
 
-def boundary_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
+def boundary_ops(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
     """List what one stage sends to the next, and receives back as a gradient."""
     if degrees.pipeline == 1:
         return ()
@@ -208,65 +188,65 @@ def boundary_calls(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
     send = collective(
         "send_recv", num_bytes=size, ranks=2, stride=degrees.ranks_per_stage, world=degrees.world
     )
-    return (Call(part=Part.PIPELINE_COMMUNICATION, forward=(send,), backward=(send,)),)
+    return _of_part(Part.PIPELINE_COMMUNICATION, forward=(send,), backward=(send,))
 
 
-def layer_calls(
+def layer_ops(
     work: Workload, degrees: StepDegrees, *, layer: int, chunks: int
-) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
-    """List a layer's calls as (outside the chunks, inside the chunks)."""
-    attention = attention_calls(work, degrees)
+) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+    """List a layer's operations as (outside the chunks, inside the chunks)."""
+    attention = attention_ops(work, degrees)
     if work.model.layers[layer] is LayerKind.DENSE:
-        return attention + dense_ffn_calls(work, degrees), ()
+        return attention + dense_ffn_ops(work, degrees), ()
     index = work.moe_index[layer]
     assert index is not None
-    inside = expert_calls(work, degrees, moe_layer=index, chunks=chunks)
-    return attention + router_calls(work, degrees), inside
+    inside = expert_ops(work, degrees, moe_layer=index, chunks=chunks)
+    return attention + router_ops(work, degrees), inside
 
 
-def cases(calls: Iterable[Call]) -> Iterator[Case]:
-    """Yield every case that the calls are priced by."""
-    for call in calls:
-        yield from call.forward
-        yield from call.backward
-
-
-def collective(kind: str, *, num_bytes: int, ranks: int, stride: int, world: int) -> Case:
-    """Name one collective, bytes as in profilers/links (NCCL's tests)."""
+def collective(kind: str, *, num_bytes: int, ranks: int, stride: int, world: int) -> Op:
+    """One collective, bytes as in profilers/links (NCCL's tests)."""
     axes = {"bytes": num_bytes, "ranks": ranks, "stride": stride, "world": world}
-    return Case(operation="collective", kind=kind, axes=axes)
+    return Op(operation="collective", kind=kind, axes=axes)
 
 
-def arrival_skew_case(collective: Case, *, work_s: float) -> Case:
-    """Name the arrival skew of a collective's group after `work_s` seconds of compute."""
+def arrival_skew(collective: Op, *, work_s: float) -> Op:
+    """The arrival skew of a collective's group after `work_s` seconds of compute."""
     group = {axis: collective.axes[axis] for axis in ("ranks", "stride", "world")}
-    return Case(operation="rendezvous", axes={"work_us": round(work_s * 1e6), **group})
+    return Op(operation="rendezvous", axes={"work_us": round(work_s * 1e6), **group})
 
 
-def device_copy(num_bytes: int) -> Case:
-    """Name one copy within a device's memory."""
-    return Case(operation="copy", kind="device", axes={"bytes": num_bytes})
+def device_copy(num_bytes: int, *, part: str = "") -> Op:
+    """One copy within a device's memory."""
+    return Op(part=part, operation="copy", kind="device", axes={"bytes": num_bytes})
 
 
-def elementwise(kind: str, *, elements: int, dtype: str) -> Case:
-    """Name one forward pass over a flat run of elements, looked up as rows of `FLAT_WIDTH`."""
-    axes = {"rows": max(1, -(-elements // FLAT_WIDTH)), "width": FLAT_WIDTH}
-    return Case(operation="memory_bound", kind=kind, dtype=dtype, direction="forward", axes=axes)
+def _weight_gradient_sum(elements: int, *, dtype: str) -> Op:
+    """Add a chunk's weight gradients to those of the others: a flat run of elements."""
+    return Op(
+        part=Part.EXPERTS,
+        operation="memory_bound",
+        kind="residual_add",
+        dtype=dtype,
+        direction="forward",
+        in_backward=True,
+        axes={"rows": max(1, -(-elements // FLAT_WIDTH)), "width": FLAT_WIDTH},
+    )
 
 
-def _swiglu_calls(work: Workload, degrees: StepDegrees, *, ffn: int) -> tuple[Call, ...]:
+def _swiglu_ops(work: Workload, degrees: StepDegrees, *, ffn: int) -> tuple[Op, ...]:
     gathered = work.tokens(degrees) * degrees.tensor
     hidden, local = work.model.hidden_size, ffn // degrees.tensor
     return (
         *_sequence_gather(work, degrees),
-        _gemm(work, Part.FFN, m=gathered, n=2 * local, k=hidden),
-        _memory_bound(work, Part.FFN, "swiglu", rows=gathered, width=local),
-        _gemm(work, Part.FFN, m=gathered, n=hidden, k=local),
+        *_gemm(work, Part.FFN, m=gathered, n=2 * local, k=hidden),
+        *_memory_bound(work, Part.FFN, "swiglu", rows=gathered, width=local),
+        *_gemm(work, Part.FFN, m=gathered, n=hidden, k=local),
         *_sequence_scatter(work, degrees),
     )
 
 
-def _dispatch_calls(work: Workload, degrees: StepDegrees, *, copies: int, rows: int) -> list[Call]:
+def _dispatch_ops(work: Workload, degrees: StepDegrees, *, copies: int, rows: int) -> list[Op]:
     hidden, ranks, world = work.model.hidden_size, degrees.expert, degrees.world
     part = Part.EXPERT_COMMUNICATION
     moe = work.model.moe
@@ -284,15 +264,15 @@ def _dispatch_calls(work: Workload, degrees: StepDegrees, *, copies: int, rows: 
     # Rows arrive by source rank and must lie by expert: one more permutation each way.
     reorder = _memory_bound(work, Part.EXPERTS, "permute", rows=rows, width=hidden)
     return [
-        Call(part=part, forward=(counts, payload, payload), backward=(payload, payload)),
-        reorder,
-        reorder,
+        *_of_part(part, forward=(counts, payload, payload), backward=(payload, payload)),
+        *reorder,
+        *reorder,
     ]
 
 
-def _hop_calls(
+def _hop_ops(
     work: Workload, degrees: StepDegrees, *, moe_layer: int, chunks: int, rows: int
-) -> list[Call]:
+) -> list[Op]:
     """List hierarchical dispatch and combine on the most-loaded node.
 
     The operations are those of profilers/steps/dispatch.py.
@@ -306,12 +286,12 @@ def _hop_calls(
         key=lambda node: node.copies,
     )
 
-    def across(num_bytes: int) -> Case:
+    def across(num_bytes: int) -> Op:
         return collective(
             "all_to_all", num_bytes=num_bytes, ranks=nodes, stride=inside, world=world
         )
 
-    def within(num_bytes: int) -> tuple[Case, ...]:
+    def within(num_bytes: int) -> tuple[Op, ...]:
         if inside == 1:
             return ()
         one = collective("all_to_all", num_bytes=num_bytes, ranks=inside, stride=1, world=world)
@@ -329,36 +309,33 @@ def _hop_calls(
     reorder = _memory_bound(work, part, "permute", rows=rows, width=hidden)
     needs_expert_sort = min(inside, moe.num_experts // degrees.expert) > 1
     return [
-        Call(
-            part=Part.EXPERT_COMMUNICATION,
+        *_of_part(
+            Part.EXPERT_COMMUNICATION,
             forward=(announced, wanted, gated, *counts, *spread, *spread, summed),
             backward=(summed, *spread, *spread, gated),
         ),
         # Gates are concatenated to the tokens, rows gathered by node, copies by expert; combine
         # weights and sums copies, then sums the rows of nodes.
-        Call(
-            part=part,
-            forward=(device_copy(tokens * (hidden + moe.top_k) * work.element_bytes),),
-        ),
-        _memory_bound(work, part, "permute", rows=peak_node.sent, width=hidden),
-        _memory_bound(work, part, "permute", rows=peak_node.copies, width=hidden),
-        *((reorder, reorder) if needs_expert_sort else ()),
-        _memory_bound(work, part, "unpermute", rows=peak_node.copies, width=hidden),
-        _memory_bound(work, part, "permute", rows=peak_node.sent, width=hidden),
+        device_copy(tokens * (hidden + moe.top_k) * work.element_bytes, part=part),
+        *_memory_bound(work, part, "permute", rows=peak_node.sent, width=hidden),
+        *_memory_bound(work, part, "permute", rows=peak_node.copies, width=hidden),
+        *((*reorder, *reorder) if needs_expert_sort else ()),
+        *_memory_bound(work, part, "unpermute", rows=peak_node.copies, width=hidden),
+        *_memory_bound(work, part, "permute", rows=peak_node.sent, width=hidden),
     ]
 
 
-def _sequence_gather(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
+def _sequence_gather(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
     return _sequence_collective(work, degrees, forward="all_gather", backward="reduce_scatter")
 
 
-def _sequence_scatter(work: Workload, degrees: StepDegrees) -> tuple[Call, ...]:
+def _sequence_scatter(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
     return _sequence_collective(work, degrees, forward="reduce_scatter", backward="all_gather")
 
 
 def _sequence_collective(
     work: Workload, degrees: StepDegrees, *, forward: str, backward: str
-) -> tuple[Call, ...]:
+) -> tuple[Op, ...]:
     if degrees.tensor == 1:
         return ()
     tokens = work.tokens(degrees) * degrees.tensor
@@ -369,28 +346,36 @@ def _sequence_collective(
         collective(kind, num_bytes=size, ranks=degrees.tensor, stride=1, world=degrees.world)
         for kind in (forward, backward)
     )
+    return _of_part(Part.TENSOR_COMMUNICATION, forward=(there, laid_out), backward=(back, laid_out))
+
+
+def _of_part(part: Part, *, forward: Iterable[Op], backward: Iterable[Op]) -> tuple[Op, ...]:
     return (
-        Call(part=Part.TENSOR_COMMUNICATION, forward=(there, laid_out), backward=(back, laid_out)),
+        *(replace(op, part=part) for op in forward),
+        *(replace(op, part=part, in_backward=True) for op in backward),
     )
 
 
-def _gemm(work: Workload, part: Part, *, m: int, n: int, k: int) -> Call:
+def _gemm(work: Workload, part: Part, *, m: int, n: int, k: int) -> tuple[Op, ...]:
     return _both(work, part, "gemm", m=m, n=n, k=k)
 
 
-def _memory_bound(work: Workload, part: Part, kind: str, *, rows: int, width: int) -> Call:
+def _memory_bound(
+    work: Workload, part: Part, kind: str, *, rows: int, width: int
+) -> tuple[Op, ...]:
     return _both(work, part, "memory_bound", kind=kind, rows=rows, width=width)
 
 
-def _both(work: Workload, part: Part, operation: str, *, kind: str = "", **axes: int) -> Call:
-    forward, backward = (
-        Case(
-            operation=operation,
-            kind=kind,
-            dtype="fp32" if kind in FP32_KINDS else work.precision,
-            direction=direction,
-            axes=axes,
-        )
-        for direction in ("forward", "backward")
+def _both(
+    work: Workload, part: Part, operation: str, *, kind: str = "", **axes: int
+) -> tuple[Op, ...]:
+    """A kernel's forward and backward pass."""
+    forward = Op(
+        part=part,
+        operation=operation,
+        kind=kind,
+        dtype="fp32" if kind in FP32_KINDS else work.precision,
+        direction="forward",
+        axes=axes,
     )
-    return Call(part=part, forward=(forward,), backward=(backward,))
+    return forward, replace(forward, direction="backward", in_backward=True)

@@ -18,11 +18,12 @@ Sources: torch.distributed.fsdp.fully_shard as profilers/steps uses it; for zero
 those of stage 1.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from profilers.records import Case
 from profilers.steps.config import LayerKind
-from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.ops import Op
+from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.layer_time import PartSeconds, sum_parts
 from tuner.costs.reference.operations import Part, collective, device_copy
 from tuner.costs.reference.workload import StepDegrees, Workload
@@ -95,33 +96,32 @@ def head_units(work: Workload, degrees: StepDegrees) -> tuple[Unit, ...]:
 
 
 def update_time(
-    units: tuple[Unit, ...], work: Workload, degrees: StepDegrees, table: KernelTable
+    units: tuple[Unit, ...], work: Workload, degrees: StepDegrees, prices: ProfilePrices
 ) -> UpdateTime:
     """Price what a group of units costs per step and per micro-batch."""
-    once: list[PartSeconds] = []
-    every: list[PartSeconds] = []
+    once, every = update_ops(units, work, degrees)
+    return UpdateTime(once_s=_seconds(once, prices), every_microbatch_s=_seconds(every, prices))
+
+
+def update_ops(
+    units: tuple[Unit, ...], work: Workload, degrees: StepDegrees
+) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+    """List the operations of a group of units as (once a step, every micro-batch)."""
+    once: list[Op] = []
+    every: list[Op] = []
     for unit in units:
-        gather = _gather_s(unit, work, degrees, table)
-        reduce = _reduce_s(unit, degrees, table)
+        gather = _gather_ops(unit, work, degrees)
+        reduction = _reduction_ops(unit, degrees)
         if degrees.zero_stage == 3:
-            every += [gather, gather, reduce]
+            every += [*(replace(op, count=2) for op in gather), *reduction]
         else:
-            once.append(gather)
-            (every if degrees.zero_stage == 2 else once).append(reduce)
-            every.append({Part.DATA_COMMUNICATION: _accumulate_s(unit, work, degrees, table)})
-        once.append({Part.OPTIMIZER: _optimizer_s(unit.sharded(degrees), table)})
-    return UpdateTime(once_s=sum_parts(once), every_microbatch_s=sum_parts(every))
-
-
-def update_cases(units: tuple[Unit, ...], work: Workload, degrees: StepDegrees) -> tuple[Case, ...]:
-    """List every case that `update_time` looks up."""
-    cases: list[Case] = []
-    for unit in units:
-        cases += [_optimizer_case(unit.sharded(degrees)), *_gather_cases(unit, work, degrees)]
-        cases += _reduce_cases(unit, degrees)
-        if degrees.zero_stage != 3:
-            cases += _accumulate_cases(unit, work, degrees)
-    return tuple(cases)
+            once += gather
+            (every if degrees.zero_stage == 2 else once).extend(reduction)
+            added_up = unit.sharded(degrees) if degrees.zero_stage == 2 else unit.parameters
+            every.append(_parameter_op("accumulate", added_up, dtype=work.precision))
+        adamw = _parameter_op("adamw", unit.sharded(degrees), dtype="fp32")
+        once.append(replace(adamw, part=Part.OPTIMIZER))
+    return tuple(once), tuple(every)
 
 
 def _swiglu_weights(model: ModelSpec, width: int) -> int:
@@ -143,63 +143,41 @@ def _expert_unit(degrees: StepDegrees, parameters: int) -> tuple[Unit, ...]:
     return (Unit(parameters=parameters, ranks=degrees.expert_data, stride=degrees.expert),)
 
 
-def _gather_s(unit: Unit, work: Workload, degrees: StepDegrees, table: KernelTable) -> PartSeconds:
-    seconds = sum(table.seconds(case) for case in _gather_cases(unit, work, degrees))
-    return {Part.DATA_COMMUNICATION: seconds}
-
-
-def _reduce_s(unit: Unit, degrees: StepDegrees, table: KernelTable) -> PartSeconds:
-    seconds = sum(table.seconds(case) for case in _reduce_cases(unit, degrees))
-    return {Part.DATA_COMMUNICATION: seconds}
-
-
-def _accumulate_s(unit: Unit, work: Workload, degrees: StepDegrees, table: KernelTable) -> float:
-    return sum(table.seconds(case) for case in _accumulate_cases(unit, work, degrees))
-
-
-def _gather_cases(unit: Unit, work: Workload, degrees: StepDegrees) -> list[Case]:
+def _gather_ops(unit: Unit, work: Workload, degrees: StepDegrees) -> list[Op]:
     num_bytes = unit.parameters * work.element_bytes
-    converted = (
-        [_parameter_case("convert", unit.parameters, dtype=work.precision)]
-        if work.element_bytes != GRADIENT_BYTES
-        else []
-    )
-    if unit.ranks == 1 or not degrees.zero_stage:
-        return [*converted, device_copy(num_bytes)]
-    gather = _unit_collective("all_gather", unit, degrees, num_bytes=num_bytes)
-    return [*converted, gather, device_copy(num_bytes)]
+    ops = [device_copy(num_bytes, part=Part.DATA_COMMUNICATION)]
+    if unit.ranks > 1 and degrees.zero_stage:
+        ops.insert(0, _unit_collective("all_gather", unit, degrees, num_bytes=num_bytes))
+    if work.element_bytes != GRADIENT_BYTES:
+        ops.insert(0, _parameter_op("convert", unit.parameters, dtype=work.precision))
+    return ops
 
 
-def _reduce_cases(unit: Unit, degrees: StepDegrees) -> list[Case]:
+def _reduction_ops(unit: Unit, degrees: StepDegrees) -> list[Op]:
     num_bytes = unit.parameters * GRADIENT_BYTES
-    if unit.ranks == 1:
-        return [device_copy(num_bytes)]
-    kind = "reduce_scatter" if degrees.zero_stage else "all_reduce"
-    return [
-        _unit_collective(kind, unit, degrees, num_bytes=num_bytes),
-        device_copy(num_bytes),
-    ]
+    ops = [device_copy(num_bytes, part=Part.DATA_COMMUNICATION)]
+    if unit.ranks > 1:
+        kind = "reduce_scatter" if degrees.zero_stage else "all_reduce"
+        ops.insert(0, _unit_collective(kind, unit, degrees, num_bytes=num_bytes))
+    return ops
 
 
-def _accumulate_cases(unit: Unit, work: Workload, degrees: StepDegrees) -> list[Case]:
-    added_up = unit.sharded(degrees) if degrees.zero_stage == 2 else unit.parameters
-    return [_parameter_case("accumulate", added_up, dtype=work.precision)]
-
-
-def _unit_collective(kind: str, unit: Unit, degrees: StepDegrees, *, num_bytes: int) -> Case:
-    return collective(
+def _unit_collective(kind: str, unit: Unit, degrees: StepDegrees, *, num_bytes: int) -> Op:
+    op = collective(
         kind, num_bytes=num_bytes, ranks=unit.ranks, stride=unit.stride, world=degrees.world
     )
+    return replace(op, part=Part.DATA_COMMUNICATION)
 
 
-def _optimizer_s(parameters: int, table: KernelTable) -> float:
-    return table.seconds(_optimizer_case(parameters))
+def _parameter_op(kind: str, parameters: int, *, dtype: str) -> Op:
+    return Op(
+        part=Part.DATA_COMMUNICATION,
+        operation="optimizer",
+        kind=kind,
+        dtype=dtype,
+        axes={"parameters": max(1, parameters)},
+    )
 
 
-def _optimizer_case(parameters: int) -> Case:
-    return _parameter_case("adamw", parameters, dtype="fp32")
-
-
-def _parameter_case(kind: str, parameters: int, *, dtype: str) -> Case:
-    axes = {"parameters": max(1, parameters)}
-    return Case(operation="optimizer", kind=kind, dtype=dtype, axes=axes)
+def _seconds(ops: Iterable[Op], prices: ProfilePrices) -> PartSeconds:
+    return sum_parts({op.part: op.count * prices.seconds(op)} for op in ops)

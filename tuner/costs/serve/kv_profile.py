@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from profilers.store import holds_profile, read_header, read_profile
-from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.prices.profile import ProfilePrices
 from tuner.devices.catalogue import find_device
 
 OPERATION: Final = "kv_conversion"
 
 
-def kv_table(profiles: Iterable[Path], *, device: str) -> KernelTable | None:
-    """Return the first table that was measured on the device; None where there is none.
+def conversion_prices(profiles: Iterable[Path], *, device: str) -> ProfilePrices | None:
+    """Return those of the first profile of the device that has them; None where there is none.
 
     Args:
         profiles: stored profiles; folders of other kinds are passed over.
@@ -32,5 +32,5 @@ def kv_table(profiles: Iterable[Path], *, device: str) -> KernelTable | None:
         header = read_header(path)
         is_measured = OPERATION in header.tables and header.tables[OPERATION].rows > 0
         if is_measured and find_device(header.machine.device).name == device:
-            return KernelTable.from_profile(read_profile(path, operations=(OPERATION,)))
+            return ProfilePrices.from_profile(read_profile(path, operations=(OPERATION,)))
     return None

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from profilers.kv_transfer.shards import CacheDegrees, CacheShape, Transfer, transfers
-from profilers.records import Case
-from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.ops import Op
+from tuner.costs.prices.profile import ProfilePrices
 from tuner.spec.model import ModelSpec
 
 KV_TRANSFER_LATENCY_S: Final = 0.02
@@ -115,7 +115,7 @@ def whole_s(rank_bytes: float, *, path: KvPath) -> float:
 
 
 def conversion_bytes_per_s(
-    table: KernelTable,
+    prices: ProfilePrices,
     model: ModelSpec,
     *,
     tokens: int,
@@ -128,7 +128,7 @@ def conversion_bytes_per_s(
     """Return the measured rate at which one device converts prefill's pages to decode's.
 
     Args:
-        table: prices of a profile that holds the table `kv_conversion`.
+        prices: of a profile that holds the table `kv_conversion`.
         model: whose cache it is.
         tokens: length of the request.
         kind: as profilers/kv_transfer/suite.py names it, e.g. `nhd_hnd` or `latent/fp8`.
@@ -141,7 +141,7 @@ def conversion_bytes_per_s(
         OutsideProfileError: no such conversion was measured.
     """
     shape = cache_shape(model)
-    case = Case(
+    op = Op(
         operation="kv_conversion",
         kind=kind,
         dtype=dtype,
@@ -157,7 +157,7 @@ def conversion_bytes_per_s(
     )
     layer_bytes = shape.elements_per_token / shape.num_layers * tokens * bytes_per_element
     holders = max(1.0, tensors[1] / shape.num_heads)
-    return holders * layer_bytes / table.seconds(case)
+    return holders * layer_bytes / prices.seconds(op)
 
 
 def _kept_tokens(model: ModelSpec, layer: int, *, tokens: int) -> int:

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.layout.problem import LARGEST_BYTES, LayoutProblem
-from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.layer_time import (
     PartSeconds,
     PassTime,
-    call_time,
     layer_time,
+    pass_time,
     scale_parts,
     sum_parts,
 )
@@ -37,9 +37,9 @@ from tuner.costs.reference.memory import (
 )
 from tuner.costs.reference.operations import (
     COMMUNICATION,
-    boundary_calls,
-    embedding_calls,
-    head_calls,
+    boundary_ops,
+    embedding_ops,
+    head_ops,
 )
 from tuner.costs.reference.temporaries import (
     UNCOUNTED_RATIO,
@@ -74,14 +74,14 @@ class PricedMachine:
     num_devices: int
     memory_limit_bytes: int
     """Usable bytes of one device."""
-    table: KernelTable
+    prices: ProfilePrices
     residual: Residual
     ranks_per_node: int | None = None
     """Consecutive devices that share a node; None: all of them."""
     cores_per_rank: float = 1.0
     """Below 1 where processes that emulate devices share too few cores."""
     measured_ranks: int | None = None
-    """Ranks that the table's collectives were measured over; None: as many as there are."""
+    """Ranks that the profile's collectives were measured over; None: as many as there are."""
     measured_nodes: int | None = None
     """Nodes that they were measured on; None: as many as there are."""
 
@@ -116,7 +116,7 @@ class CandidateCosts:
             raw = layer_time(
                 self.work,
                 self.degrees,
-                self.machine.table,
+                self.machine.prices,
                 layer=layer,
                 recompute=option.recompute,
                 chunks=option.chunks,
@@ -200,12 +200,12 @@ class CandidateCosts:
 
     def non_layer_time(self, stage: int) -> PassTime:
         """Seconds per micro-batch of a stage besides its layers."""
-        calls = list(boundary_calls(self.work, self.degrees))
+        ops = list(boundary_ops(self.work, self.degrees))
         if stage == 0:
-            calls += embedding_calls(self.work, self.degrees)
+            ops += embedding_ops(self.work, self.degrees)
         if stage == self.degrees.num_stages - 1:
-            calls += head_calls(self.work, self.degrees)
-        return self._corrected(call_time(calls, self.machine.table))
+            ops += head_ops(self.work, self.degrees)
+        return self._corrected(pass_time(ops, self.machine.prices))
 
     def non_layer_update(self, stage: int) -> UpdateTime:
         """Seconds of the state of a stage's embedding and head."""
@@ -311,7 +311,7 @@ class CandidateCosts:
 
     def _corrected_update(self, units: tuple[Unit, ...]) -> UpdateTime:
         residual = self.machine.residual
-        raw = update_time(units, self.work, self.degrees, self.machine.table)
+        raw = update_time(units, self.work, self.degrees, self.machine.prices)
         return UpdateTime(
             once_s=residual.applied(raw.once_s),
             every_microbatch_s=residual.applied(raw.every_microbatch_s),

@@ -8,17 +8,17 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from solvers.layout.relax import nearest_relaxation
 from tuner.costs.reference.operations import (
-    boundary_calls,
-    cases,
-    embedding_calls,
-    head_calls,
-    layer_calls,
+    boundary_ops,
+    embedding_ops,
+    head_ops,
+    layer_ops,
 )
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
-from tuner.costs.reference.update import layer_units, update_cases
+from tuner.costs.reference.update import layer_units, update_ops
 from tuner.costs.reference.workload import Workload
 from tuner.engines.capabilities import Capabilities, launchable
 from tuner.plans.train import Alternative, Plan, Provenance, Relaxation, Unlaunchable
@@ -303,17 +303,14 @@ def _missing(capabilities: Capabilities) -> Mapping[str, Capabilities]:
 
 def _with_extrapolated(provenance: Provenance, best: SolvedCandidate) -> Provenance:
     work, degrees = best.costs.work, best.costs.degrees
-    calls = [*embedding_calls(work, degrees), *head_calls(work, degrees)]
-    calls += boundary_calls(work, degrees)
-    for first, _ in best.costs.runs:
-        for option in set(options_of(best.decision)):
-            outside, inside = layer_calls(work, degrees, layer=first, chunks=option.chunks)
-            calls += outside + inside
+    ops = [*embedding_ops(work, degrees), *head_ops(work, degrees), *boundary_ops(work, degrees)]
     units = [
         unit for stage in range(degrees.num_stages) for unit in best.costs.non_layer_units(stage)
     ]
     for first, _ in best.costs.runs:
         units += layer_units(work, degrees, layer=first)
-    priced = (*cases(calls), *update_cases(tuple(units), work, degrees))
-    outside_profile = best.costs.machine.table.extrapolated(priced)
+        for option in set(options_of(best.decision)):
+            ops += chain(*layer_ops(work, degrees, layer=first, chunks=option.chunks))
+    ops += chain(*update_ops(tuple(units), work, degrees))
+    outside_profile = best.costs.machine.prices.extrapolated(ops)
     return provenance.model_copy(update={"extrapolated": outside_profile})

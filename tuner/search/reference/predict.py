@@ -105,7 +105,7 @@ def _recompute_seconds(costs: CandidateCosts, decision: TrainDecision, rank: int
 def _breakdown(busy: PartSeconds, *, waiting: float, recompute_s: PartSeconds) -> dict[str, float]:
     """Split the slowest rank's step by cause; recomputation is a cause of its own."""
     named = {
-        part.value: seconds - recompute_s.get(part, 0.0) for part, seconds in sorted(busy.items())
+        str(part): seconds - recompute_s.get(part, 0.0) for part, seconds in sorted(busy.items())
     }
     named["recompute"] = _total(recompute_s)
     named["bubble"] = waiting

@@ -6,17 +6,17 @@ Sizes that many candidates share come first.
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
 from profilers.records import Case
+from tuner.costs.ops import Op
 from tuner.costs.reference.operations import (
-    Call,
-    boundary_calls,
-    cases,
-    embedding_calls,
-    head_calls,
-    layer_calls,
+    boundary_ops,
+    embedding_ops,
+    head_ops,
+    layer_ops,
 )
-from tuner.costs.reference.update import embedding_units, head_units, layer_units, update_cases
+from tuner.costs.reference.update import embedding_units, head_units, layer_units, update_ops
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.engines.capabilities import launchable
 from tuner.search.reference.options import options
@@ -43,30 +43,23 @@ def cases_for(spec: Spec) -> tuple[Case, ...]:
     num_uses: Counter[str] = Counter()
     by_id: dict[str, Case] = {}
     for degrees in legal:
-        for case in _cases(work, degrees, chunk_counts):
+        for case in map(Op.case, _ops(work, degrees, chunk_counts)):
             by_id.setdefault(case.id, case)
             num_uses[case.id] += 1
     ranked = sorted(by_id, key=lambda name: (-num_uses[name], name))
     return tuple(by_id[name] for name in ranked)
 
 
-def _cases(work: Workload, degrees: StepDegrees, chunk_counts: list[int]) -> Iterator[Case]:
-    yield from cases(_calls(work, degrees, chunk_counts))
+def _ops(work: Workload, degrees: StepDegrees, chunk_counts: list[int]) -> Iterator[Op]:
+    yield from embedding_ops(work, degrees)
+    yield from head_ops(work, degrees)
+    yield from boundary_ops(work, degrees)
     units = [*embedding_units(work, degrees), *head_units(work, degrees)]
     for layer in _distinct_layers(work):
-        units += layer_units(work, degrees, layer=layer)
-    yield from update_cases(tuple(units), work, degrees)
-
-
-def _calls(work: Workload, degrees: StepDegrees, chunk_counts: list[int]) -> Iterator[Call]:
-    yield from embedding_calls(work, degrees)
-    yield from head_calls(work, degrees)
-    yield from boundary_calls(work, degrees)
-    for layer in _distinct_layers(work):
         for chunks in chunk_counts:
-            outside, inside = layer_calls(work, degrees, layer=layer, chunks=chunks)
-            yield from outside
-            yield from inside
+            yield from chain(*layer_ops(work, degrees, layer=layer, chunks=chunks))
+        units += layer_units(work, degrees, layer=layer)
+    yield from chain(*update_ops(tuple(units), work, degrees))
 
 
 def _distinct_layers(work: Workload) -> list[int]:

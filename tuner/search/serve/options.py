@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from tuner.config.serve import Role
-from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.serve.capacity import (
     cache_tokens,
     instance_kv_bytes_per_token,
@@ -79,7 +79,7 @@ class ServingPool:
     """Of one device."""
     source: str
     """`measured`, `imported` or `datasheet`."""
-    conversions: KernelTable | None = None
+    conversions: ProfilePrices | None = None
     """How fast a device turns KV caches into other pages, where that was measured."""
 
 

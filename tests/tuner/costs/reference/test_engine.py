@@ -22,9 +22,9 @@ from profilers.steps.run import start
 from profilers.steps.training import Training
 from profilers.work import work as work_of
 from tests.rows import each_row
-from tuner.costs.prices.kernel_table import KernelTable
-from tuner.costs.reference.layer_time import call_time, layer_time
-from tuner.costs.reference.operations import embedding_calls, head_calls
+from tuner.costs.prices.profile import ProfilePrices
+from tuner.costs.reference.layer_time import layer_time, pass_time
+from tuner.costs.reference.operations import embedding_ops, head_ops
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.engines.reference.step_config import model_shape
 from tuner.search.reference.decisions import decision
@@ -263,7 +263,7 @@ def test_the_step_computes_the_gemms_that_are_priced(
     tiny_work: Make,
     cut: Cut,
     setting: Callable[..., Setting],
-    table_of: Callable[[Callable[[Case], float]], KernelTable],
+    table_of: Callable[[Callable[[Case], float]], ProfilePrices],
     option: RecomputeOption,
     precision: str,
 ) -> None:
@@ -287,6 +287,6 @@ def test_the_step_computes_the_gemms_that_are_priced(
         ).total_s
         for layer in range(work.model.num_layers)
     )
-    ends = call_time([*embedding_calls(work, degrees), *head_calls(work, degrees)], table).total_s
+    ends = pass_time([*embedding_ops(work, degrees), *head_ops(work, degrees)], table).total_s
     priced = work.num_microbatches(degrees) * (layers + ends)
     assert priced == pytest.approx(counter.get_total_flops(), rel=1e-2)

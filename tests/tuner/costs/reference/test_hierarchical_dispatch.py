@@ -26,7 +26,7 @@ from tuner.costs.reference.hierarchical_dispatch import (
     row_bytes,
     rows_by_node,
 )
-from tuner.costs.reference.operations import Part, cases, expert_calls
+from tuner.costs.reference.operations import Part, expert_ops
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.engines.reference.step_config import model_shape
 from tuner.search.reference.decisions import decision
@@ -75,8 +75,8 @@ def test_what_is_kept_by_hand(tiny_work: Make, cut: Cut) -> None:
 
 def test_hops_are_priced_by_the_groups_that_meet(tiny_work: Make, cut: Cut) -> None:
     work = tiny_work(layers="m")
-    calls = expert_calls(work, cut(**ON_TWO_NODES), moe_layer=0, chunks=1)
-    (a2a,) = [call for call in calls if call.part is Part.EXPERT_COMMUNICATION]
+    ops = expert_ops(work, cut(**ON_TWO_NODES), moe_layer=0, chunks=1)
+    a2a = [op for op in ops if op.part is Part.EXPERT_COMMUNICATION]
 
     def across(size: int) -> str:
         return f"collective/all_to_all/bytes{size}-ranks2-stride2-world4"
@@ -86,7 +86,7 @@ def test_hops_are_priced_by_the_groups_that_meet(tiny_work: Make, cut: Cut) -> N
 
     # Two counts; 256 rows with two expert numbers, and with 64 columns and two gates; inside the
     # node counts of four experts and 256 copies there and back; 256 sums back across.
-    assert [case.id for case in a2a.forward] == [
+    assert [op.case().id for op in a2a if not op.in_backward] == [
         across(16),
         across(256 * 2 * 4),
         across(256 * 66 * 2),
@@ -95,25 +95,25 @@ def test_hops_are_priced_by_the_groups_that_meet(tiny_work: Make, cut: Cut) -> N
         within(256 * 128),
         across(256 * 128),
     ]
-    assert [case.id for case in a2a.backward] == [
+    assert [op.case().id for op in a2a if op.in_backward] == [
         across(256 * 128),
         within(256 * 128),
         within(256 * 128),
         across(256 * 66 * 2),
     ]
-    flat = expert_calls(work, cut(data=4, expert=4), moe_layer=0, chunks=1)
+    flat = expert_ops(work, cut(data=4, expert=4), moe_layer=0, chunks=1)
     (gemms,), (same,) = (
-        [case.id for case in cases(one) if case.id.startswith("grouped_gemm/bf16/forward")]
-        for one in (calls, flat)
+        [op for op in one if op.operation == "grouped_gemm" and not op.in_backward]
+        for one in (ops, flat)
     )
     assert gemms == same
 
 
 def test_one_rank_a_node_has_no_second_hop(tiny_work: Make, cut: Cut) -> None:
     degrees = cut(data=4, expert=4, ranks_per_node=1)
-    calls = expert_calls(tiny_work(layers="m"), degrees, moe_layer=0, chunks=1)
-    collectives = [case for case in cases(calls) if case.operation == "collective"]
-    assert {(case.axes["ranks"], case.axes["stride"]) for case in collectives} == {(4, 1)}
+    ops = expert_ops(tiny_work(layers="m"), degrees, moe_layer=0, chunks=1)
+    collectives = [op for op in ops if op.operation == "collective"]
+    assert {(op.axes["ranks"], op.axes["stride"]) for op in collectives} == {(4, 1)}
 
 
 @given(

@@ -5,29 +5,35 @@ import pytest
 from profilers.records import Case
 from profilers.steps.config import Recompute
 from tests.rows import each_row
-from tuner.costs.prices.kernel_table import KernelTable
-from tuner.costs.reference.layer_time import call_time, layer_time, scale_parts, sum_parts
-from tuner.costs.reference.operations import COMMUNICATION, Part, boundary_calls, layer_calls
+from tuner.costs.prices.profile import ProfilePrices
+from tuner.costs.reference.layer_time import (
+    PartSeconds,
+    layer_time,
+    pass_time,
+    scale_parts,
+    sum_parts,
+)
+from tuner.costs.reference.operations import COMMUNICATION, Part, boundary_ops, layer_ops
 from tuner.costs.reference.workload import StepDegrees, Workload
 
 Make = Callable[..., Workload]
 Cut = Callable[..., StepDegrees]
-TableOf = Callable[[Callable[[Case], float]], KernelTable]
+TableOf = Callable[[Callable[[Case], float]], ProfilePrices]
 
 
 @pytest.fixture
-def table(table_of: TableOf, formula_s: Callable[[Case], float]) -> KernelTable:
+def table(table_of: TableOf, formula_s: Callable[[Case], float]) -> ProfilePrices:
     return table_of(formula_s)
 
 
 @each_row("chunks", [1, 2, 8])
 @each_row("degrees", [{}, {"tensor": 2}, {"data": 2, "expert": 2}])
 def test_recomputation_adds_the_forward_passes_it_repeats(
-    tiny_work: Make, cut: Cut, table: KernelTable, degrees: dict[str, int], chunks: int
+    tiny_work: Make, cut: Cut, table: ProfilePrices, degrees: dict[str, int], chunks: int
 ) -> None:
     work, cuts = tiny_work(layers="m"), cut(**degrees)
     outside, inside = (
-        call_time(calls, table) for calls in layer_calls(work, cuts, layer=0, chunks=chunks)
+        pass_time(ops, table) for ops in layer_ops(work, cuts, layer=0, chunks=chunks)
     )
     out_f, in_f = sum(outside.forward_s.values()), sum(inside.forward_s.values())
     time = {
@@ -44,7 +50,7 @@ def test_recomputation_adds_the_forward_passes_it_repeats(
 
 
 def test_a_dense_layer_repeats_all_or_nothing(
-    tiny_work: Make, cut: Cut, table: KernelTable
+    tiny_work: Make, cut: Cut, table: ProfilePrices
 ) -> None:
     none, selective, full = (
         layer_time(tiny_work(layers="dm"), cut(), table, layer=0, recompute=level, chunks=4)
@@ -74,7 +80,7 @@ def test_a_call_of_many_times_costs_as_many(tiny_work: Make, cut: Cut, table_of:
         assert time.total_s == 2.0 * chunks
 
 
-def test_more_chunks_never_take_less_time(tiny_work: Make, cut: Cut, table: KernelTable) -> None:
+def test_more_chunks_never_take_less_time(tiny_work: Make, cut: Cut, table: ProfilePrices) -> None:
     for degrees in (cut(), cut(data=2, expert=2), cut(tensor=2)):
         seconds = [
             layer_time(
@@ -104,7 +110,7 @@ def test_every_collective_pays_the_arrival_skew_of_the_compute_before_it(
         return 30.0 if case.operation == "grouped_gemm" else 0.0
 
     work, degrees = tiny_work(layers="m"), cut(data=2, expert=2)
-    time = call_time(layer_calls(work, degrees, layer=0, chunks=1)[1], table_of(seconds))
+    time = pass_time(layer_ops(work, degrees, layer=0, chunks=1)[1], table_of(seconds))
     assert time.forward_s[Part.EXPERT_COMMUNICATION] == pytest.approx(3 * 1.0)
     assert time.backward_s[Part.EXPERT_COMMUNICATION] == pytest.approx(2 * 1.5)
     assert {case.axes["work_us"] for case in waited} == {10_000_000, 15_000_000}
@@ -135,23 +141,24 @@ def test_a_share_lost_of_the_work_is_lost_however_often_ranks_meet(
 def test_no_arrival_skew_without_collectives_or_compute(
     tiny_work: Make, cut: Cut, table_of: TableOf
 ) -> None:
-    def only(operation: str) -> KernelTable:
+    def only(operation: str) -> ProfilePrices:
         known = {"rendezvous": 1e9, operation: 1.0}
         return table_of(lambda case: known.get(case.operation, 0.0))
 
-    isolated = layer_calls(tiny_work(layers="m"), cut(), layer=0, chunks=1)
-    for calls in isolated:
-        assert not set(call_time(calls, only("gemm")).by_part()) & COMMUNICATION
+    isolated = layer_ops(tiny_work(layers="m"), cut(), layer=0, chunks=1)
+    for ops in isolated:
+        assert not set(pass_time(ops, only("gemm")).by_part()) & COMMUNICATION
     # Sends between stages are no meetings: a pipeline's slack absorbs them.
-    sends = boundary_calls(tiny_work(), cut(pipeline=2))
-    assert call_time(sends, only("collective")).total_s == 2.0
+    sends = boundary_ops(tiny_work(), cut(pipeline=2))
+    assert pass_time(sends, only("collective")).total_s == 2.0
     # Where only the all-to-all takes time, there is no skew: three there, two back.
-    _, inside = layer_calls(tiny_work(layers="m"), cut(data=2, expert=2), layer=0, chunks=1)
-    assert call_time(inside, only("collective")).total_s == 5.0
+    _, inside = layer_ops(tiny_work(layers="m"), cut(data=2, expert=2), layer=0, chunks=1)
+    assert pass_time(inside, only("collective")).total_s == 5.0
 
 
 def test_parts_add_up_and_scale() -> None:
-    one, other = {Part.HEAD: 1.0}, {Part.HEAD: 2.0, Part.FFN: 4.0}
+    one: PartSeconds = {Part.HEAD: 1.0}
+    other: PartSeconds = {Part.HEAD: 2.0, Part.FFN: 4.0}
     assert sum_parts((one, other)) == {Part.HEAD: 3.0, Part.FFN: 4.0}
     assert scale_parts(other, 0.5) == {Part.HEAD: 1.0, Part.FFN: 2.0}
     assert sum_parts(()) == {}

@@ -3,14 +3,13 @@ from itertools import chain
 
 from profilers.records import Case
 from tests.rows import each_row
-from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.operations import Part
 from tuner.costs.reference.update import (
     Unit,
     embedding_units,
     head_units,
     layer_units,
-    update_cases,
     update_time,
 )
 from tuner.costs.reference.workload import StepDegrees, Workload
@@ -18,7 +17,7 @@ from tuner.spec.accounting import num_parameters
 
 Make = Callable[..., Workload]
 Cut = Callable[..., StepDegrees]
-TableOf = Callable[[Callable[[Case], float]], KernelTable]
+TableOf = Callable[[Callable[[Case], float]], ProfilePrices]
 
 UNIT = Unit(parameters=1000, ranks=4, stride=2)
 # Attention 64 * (8 + 4) * 16, norms 2 * 64, router 64 * 8; 8 experts of 3 * 64 * 128.
@@ -107,20 +106,3 @@ def test_gradients_are_added_up_every_micro_batch_unless_they_are_reduced_then(
         degrees = cut(data=8, expert=2, zero_stage=zero_stage)
         time = update_time((UNIT,), tiny_work(), degrees, table_of(additions))
         assert sum(time.every_microbatch_s.values()) == every
-
-
-@each_row("precision", ["bf16", "fp32"])
-@each_row("zero_stage", [0, 1, 2, 3])
-def test_exactly_the_cases_that_are_priced_are_listed(
-    tiny_work: Make, cut: Cut, table_of: TableOf, zero_stage: int, precision: str
-) -> None:
-    priced: set[str] = set()
-
-    def note(case: Case) -> float:
-        priced.add(case.id)
-        return 1.0
-
-    work = tiny_work(batch={"precision": precision})
-    degrees = cut(data=8, expert=2, zero_stage=zero_stage)
-    update_time((UNIT,), work, degrees, table_of(note))
-    assert priced == {case.id for case in update_cases((UNIT,), work, degrees)}

@@ -7,7 +7,7 @@ import pytest
 from profilers.records import Case, Measurement
 from profilers.store import write_profile
 from tests.profilers.testing import fake_machine, fake_profile
-from tuner.costs.serve.kv_profile import kv_table
+from tuner.costs.serve.kv_profile import conversion_prices
 
 
 def stored(folder: Path, *, device: str, operation: str = "kv_conversion") -> Path:
@@ -34,10 +34,10 @@ def test_the_device_s_own_table_is_found_among_others(tmp_path: Path) -> None:
         stored(tmp_path / "other", device="NVIDIA L40S"),
         stored(tmp_path / "own", device="NVIDIA H200"),
     ]
-    actual = kv_table(paths, device="h200-sxm")
+    actual = conversion_prices(paths, device="h200-sxm")
     assert actual is not None
     assert [series.kind for series in actual.curves] == ["nhd_hnd"]
-    assert kv_table(paths[:3], device="h200-sxm") is None
+    assert conversion_prices(paths[:3], device="h200-sxm") is None
 
 
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
@@ -46,4 +46,4 @@ def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
     folder = stored(tmp_path / "own", device="NVIDIA H200")
     (folder / "kv_conversion.parquet").write_bytes(b"PAR1")
     with pytest.raises(ProfileUnreadableError, match="kv_conversion"):
-        kv_table([folder], device="h200-sxm")
+        conversion_prices([folder], device="h200-sxm")

@@ -8,7 +8,7 @@ from profilers.kv_transfer.shards import CacheDegrees
 from profilers.records import Case, Measurement
 from tests.profilers.testing import fake_profile
 from tests.rows import each_row
-from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.serve.kv_transfer import (
     KvPath,
     cache_shape,
@@ -140,7 +140,7 @@ def measured(tokens: int, seconds: float) -> Measurement:
 def test_a_measured_conversion_prices_the_transfer() -> None:
     # Mixtral: 8 heads of 128, keys and values in bf16 are 4096 bytes a token and layer.
     rows = [measured(tokens, tokens * 4096 / 2e9) for tokens in (256, 1024, 4096)]
-    table = KernelTable.from_profile(fake_profile(rows))
+    table = ProfilePrices.from_profile(fake_profile(rows))
 
     def rate(kind: str) -> float:
         return conversion_bytes_per_s(

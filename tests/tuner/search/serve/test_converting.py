@@ -8,7 +8,7 @@ import pytest
 from profilers.records import Case, Measurement
 from tests.profilers.testing import fake_profile
 from tuner.config.serve import Role
-from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.search.serve.options import Option, ServingPool
@@ -21,7 +21,7 @@ RATE = 2e9
 """Bytes per second that the table says."""
 
 
-def table(kind: str) -> KernelTable:
+def table(kind: str) -> ProfilePrices:
     """Mixtral's layer, 2 x 8 heads x 128 x 2 bytes a token, from one rank into one or two."""
     rows = [
         Measurement(
@@ -44,7 +44,7 @@ def table(kind: str) -> KernelTable:
         for tokens in (256, 2048, 16384)
         for tensor in (1, 2)
     ]
-    return KernelTable.from_profile(fake_profile(rows))
+    return ProfilePrices.from_profile(fake_profile(rows))
 
 
 @pytest.fixture

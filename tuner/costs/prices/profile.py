@@ -10,52 +10,46 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from profilers.interpolation import Curve, fit_curves
-from profilers.records import Case, Profile
-from profilers.series import Series, key_of
+from profilers.records import AXES, Profile
+from profilers.series import Key, Series
+from tuner.costs.ops import Op
 from tuner.errors import OutsideProfileError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KernelTable:
-    """Prices of operations on one kind of device."""
+class ProfilePrices:
+    """Prices of operations on one kind of device; sizes are whole numbers."""
 
     curves: Mapping[Series, Curve]
-    _memo: dict[str, tuple[float, bool]] = field(default_factory=dict, repr=False)
+    _known: dict[Key, tuple[float, bool]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def from_profile(cls, profile: Profile) -> "KernelTable":
+    def from_profile(cls, profile: Profile) -> "ProfilePrices":
         """Fit one curve to every operation of the profile."""
         return cls(curves=fit_curves(profile))
 
-    def seconds(self, case: Case) -> float:
+    def seconds(self, op: Op) -> float:
         """Predict the wall time of one call, in seconds.
 
         Raises:
             OutsideProfileError: no call of this kind was ever measured.
         """
-        return self._price(case)[0]
+        return self._price(op)[0]
 
-    def is_extrapolated(self, case: Case) -> bool:
-        """Whether the size lies outside the measured range."""
-        return self._price(case)[1]
+    def extrapolated(self, ops: Iterable[Op]) -> tuple[str, ...]:
+        """Name the kinds that are priced outside the measured range."""
+        return tuple(sorted({op.name for op in ops if self._price(op)[1]}))
 
-    def extrapolated(self, cases: Iterable[Case]) -> tuple[str, ...]:
-        """Name the kinds among `cases` that are priced outside the measured range."""
-        outside = {
-            "/".join(part for part in (case.operation, case.kind) if part)
-            for case in cases
-            if self.is_extrapolated(case)
-        }
-        return tuple(sorted(outside))
-
-    def _price(self, case: Case) -> tuple[float, bool]:
-        known = self._memo.get(case.id)
+    def _price(self, op: Op) -> tuple[float, bool]:
+        series = Series(op.operation, op.kind, op.dtype, op.direction)
+        place = tuple(int(op.axes[axis]) for axis in AXES[op.operation])
+        known = self._known.get((series, place))
         if known is None:
-            known = self._memo[case.id] = self._lookup(case)
+            known = self._known[series, place] = self._lookup((series, place))
         return known
 
-    def _lookup(self, case: Case) -> tuple[float, bool]:
-        series, place = key_of(case)
+    def _lookup(self, key: Key) -> tuple[float, bool]:
+        series, place = key
         curve = self.curves.get(series)
         if curve is None:
             name = "/".join(part for part in series if part)
