@@ -416,7 +416,7 @@ def _priced(
         hardware,
         question.constants,
         stages,
-        kernels=question.kernels,
+        prices=question.prices,
         order=order,
     )
     memory = price_memory(

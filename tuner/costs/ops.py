@@ -1,12 +1,12 @@
 """An operation of a step, and what gives it a price.
 
-A stack turns a model and a configuration into a list of operations (`Op`); a price book turns an
+A stack turns a model and a configuration into a list of operations (`Op`); prices turn an
 operation into seconds. Stacks differ in their lists and in what overlaps, never in a price.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, Protocol
 
 from profilers.records import Case, Direction
 from tuner.config.columns import Numbers
@@ -47,13 +47,100 @@ class Op:
         )
 
 
-class PriceBook(Protocol):
+class Prices(Protocol):
     """Prices of operations on one kind of device and its links."""
 
     def seconds(self, op: Op, /) -> Numbers:
         """Wall time of running it once."""
 
 
-def total_s(ops: Iterable[Op], prices: PriceBook) -> Numbers:
-    """Add up what operations take that run one after the other."""
-    return sum((op.count * prices.seconds(op) for op in ops), start=0.0)
+BF16: Final = "bf16"
+
+
+def gemm(m: Numbers, n: Numbers, k: Numbers, *, dtype: str = "") -> Op:
+    """[m, k] x [k, n]."""
+    return Op(operation="gemm", dtype=dtype, direction="forward", axes={"m": m, "n": n, "k": k})
+
+
+def batched_gemm(batches: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Op:
+    """Independent GEMMs of attention, in one kernel."""
+    axes = {"batches": batches, "m": m, "n": n, "k": k}
+    return Op(operation="batched_gemm", dtype=BF16, direction="forward", axes=axes)
+
+
+def memory_bound(moved_bytes: Numbers) -> Op:
+    """Element-wise kernels that read and write so many bytes."""
+    axes = {"bytes": moved_bytes}
+    return Op(operation="memory_bound", dtype=BF16, direction="forward", axes=axes)
+
+
+class TrainedOp(NamedTuple):
+    """An operation and its gradients."""
+
+    forward: Op
+    inputs: Op
+    """Gradient of the inputs."""
+    weights: Op
+    """Gradient of the weights."""
+
+
+def trained_gemm(m: Numbers, n: Numbers, k: Numbers, *, dtype: str = "") -> TrainedOp:
+    """[m, k] x [k, n]; its gradients are GEMMs of their own shapes."""
+    return TrainedOp(
+        forward=gemm(m, n, k, dtype=dtype),
+        inputs=gemm(m, k, n, dtype=dtype),
+        weights=gemm(n, k, m, dtype=dtype),
+    )
+
+
+def trained_experts(
+    experts: Numbers, rows: Numbers, *, hidden: Numbers, ffn: Numbers, inner: Numbers
+) -> TrainedOp:
+    """[rows, hidden] x [hidden, inner] and [rows, ffn] x [ffn, hidden] of each expert."""
+    forward = Op(
+        operation="grouped_gemm",
+        direction="forward",
+        axes={"experts": experts, "largest": rows, "hidden": hidden, "ffn": ffn, "inner": inner},
+    )
+    return TrainedOp(
+        forward=forward,
+        inputs=replace(forward, direction="backward", kind="inputs"),
+        weights=replace(forward, direction="backward", kind="weights"),
+    )
+
+
+def attention(
+    *,
+    pairs: Numbers,
+    batch: Numbers,
+    sequence: Numbers,
+    heads: Numbers,
+    kv_heads: Numbers,
+    head_dim: Numbers,
+    value_dim: Numbers,
+) -> Op:
+    """Flash attention's forward pass on one rank over a micro-batch.
+
+    Args:
+        pairs: of query and key that are computed, per head, all sequences together.
+        batch: sequences.
+        sequence: tokens of one.
+        heads: of queries.
+        kv_heads: of keys and values.
+        head_dim: of queries and keys.
+        value_dim: of values.
+    """
+    return Op(
+        operation="attention",
+        dtype=BF16,
+        direction="forward",
+        axes={
+            "pairs": pairs,
+            "batch": batch,
+            "sequence": sequence,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "value_dim": value_dim,
+        },
+    )

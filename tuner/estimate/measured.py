@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tuner.estimate.configuration import Configuration
-from tuner.estimate.prices import PricingSetup, kernels_and_hardware, price_configurations
+from tuner.estimate.prices import PricingSetup, price_configurations, prices_and_hardware
 from tuner.search.train.extrapolation import (
     EXTRAPOLATED_FACTOR,
     ExtrapolationWeight,
@@ -32,17 +32,17 @@ def band_and_notes(
     stretched = replace(
         setup, stretch=EXTRAPOLATED_FACTOR, extrapolation_counts={}, extrapolated_collectives={}
     )
-    kernels, hardware = kernels_and_hardware(configuration, baseline)
-    if kernels is None:
+    prices, hardware = prices_and_hardware(configuration, baseline)
+    if prices is None:
         return band, 1.0, ()
     weight = ExtrapolationWeight(
-        outside=list_extrapolated(kernels, baseline.extrapolated_collectives),
+        outside=list_extrapolated(prices, baseline.extrapolated_collectives),
         stretch=step_s(stretched) / measured_s,
         datasheet_s=step_s(replace(setup, measured=None)),
         measured_s=measured_s,
     )
     lacking = from_datasheet(
-        kernels,
+        prices,
         hardware,
         is_moe=setup.model.moe is not None,
         num_devices=configuration.devices,

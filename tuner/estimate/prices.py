@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from tuner.config.candidates import recompute_columns, strategies_of
 from tuner.config.columns import Strategies
+from tuner.costs.prices.measured import MeasuredPrices
 from tuner.costs.train.calibration import Regime, Residuals, constants_of
 from tuner.costs.train.collective_ratios import MeasuredHardware
 from tuner.costs.train.columns_of import (
@@ -31,7 +32,6 @@ from tuner.costs.train.columns_of import (
 )
 from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.expert_imbalance import ExpertImbalance
-from tuner.costs.train.measured_kernels import MeasuredKernels
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import memory_constants
@@ -199,14 +199,14 @@ def _price_uniform(
     strategies = stacked([to_strategies(one, setup) for one in uniform])
     stages = stages_of_layouts(setup.model, [_layout(one) for one in uniform])
     constants = constants_of([setup.regime(uniform[0])] * len(uniform), setup.residuals)
-    kernels, machine = kernels_and_hardware(uniform[0], setup)
+    prices, machine = prices_and_hardware(uniform[0], setup)
     step = price_step(
         shape,
         strategies,
         machine,
         constants,
         stages,
-        kernels=kernels,
+        prices=prices,
         order=tuple(uniform[0].rank_order.split("-")),
     )
     relative = SOFTWARE_OF[uniform[0].engine]
@@ -239,15 +239,15 @@ def uneven_load_bytes(one: Configuration, setup: PricingSetup) -> npt.NDArray[np
     )[: one.pipeline]
 
 
-def kernels_and_hardware(
+def prices_and_hardware(
     one: Configuration, setup: PricingSetup
-) -> tuple[MeasuredKernels | None, Hardware]:
-    """Return kernels and hardware: from the profile if there is one, else from the datasheet."""
+) -> tuple[MeasuredPrices | None, Hardware]:
+    """Return prices and hardware: from the profile if there is one, else from the datasheet."""
     hardware = setup.hardware(PRECISION_OF[one.priced_precision])
     if setup.measured is None:
         return None, hardware
     constants = constants_of([setup.regime(one)], setup.residuals)
-    kernels = setup.measured.kernels(hardware, constants, precision=one.priced_precision)
+    prices = setup.measured.prices(hardware, constants, precision=one.priced_precision)
     if setup.has_links:
         hardware = setup.measured.linked(hardware, constants)
     if isinstance(hardware, MeasuredHardware):
@@ -256,7 +256,7 @@ def kernels_and_hardware(
         )
         hardware = replace(hardware, collectives=ratios)
     return replace(
-        kernels, stretch=setup.stretch, extrapolation_counts=setup.extrapolation_counts
+        prices, stretch=setup.stretch, extrapolation_counts=setup.extrapolation_counts
     ), hardware
 
 

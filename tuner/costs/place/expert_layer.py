@@ -26,9 +26,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from profilers.steps.config import LayerKind
+from tuner.costs.ops import (
+    BF16,
+    Op,
+    Prices,
+    attention,
+    gemm,
+    memory_bound,
+    trained_experts,
+)
 from tuner.costs.train.collectives import Group, all_to_all_s
 from tuner.costs.train.constants import Constants
-from tuner.costs.train.kernels import AttentionShape, Kernels
 from tuner.costs.train.shapes import Hardware, number
 from tuner.spec.model import ModelSpec, Moe
 
@@ -51,7 +59,7 @@ class ExpertMachine:
     """Devices, links and sizes that determine the time."""
 
     model: ModelSpec
-    kernels: Kernels
+    prices: Prices
     hardware: Hardware
     constants: Constants
     ranks: int
@@ -167,10 +175,10 @@ def grouped_gemms_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -
 def _whole_experts_s(machine: ExpertMachine, *, copies: Floats, experts: Floats) -> Floats:
     model, width = machine.model, float(machine.moe.expert_ffn_size)
     inner = (2.0 if model.ffn_is_gated else 1.0) * width
-    network = machine.kernels.experts_s(
-        experts, copies / experts, hidden=float(model.hidden_size), width=width, inner=inner
+    network = trained_experts(
+        experts, copies / experts, hidden=float(model.hidden_size), ffn=width, inner=inner
     )
-    return np.asarray(network.forward_s, dtype=np.float64)
+    return np.asarray(machine.prices.seconds(network.forward), dtype=np.float64)
 
 
 def experts_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Floats:
@@ -179,7 +187,7 @@ def experts_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Floa
     width = float(machine.moe.expert_ffn_size)
     per_copy = machine.element_bytes * (6.0 * model.hidden_size + 3.0 * width)
     factor = own.moe_memory_factor / own.memory_factor
-    moved_s = machine.kernels.memory_bound_s(copies * per_copy * factor)
+    moved_s = machine.prices.seconds(memory_bound(copies * per_copy * factor))
     return np.asarray(grouped_gemms_s(machine, copies=copies, active=active) + moved_s)
 
 
@@ -240,20 +248,24 @@ def rest_s(machine: ExpertMachine, *, tokens: float, context_tokens: float, deco
         context_tokens: of each request.
         decodes: one query a request, so its KV cache is read for that query only.
     """
-    model, kernels = machine.model, machine.kernels
+    model = machine.model
     rows = max(tokens / machine.ranks, 1.0)
     each = (
         _projections_s(machine, rows=rows)
         + _attention_s(machine, rows=rows, context=context_tokens, decodes=decodes)
-        + number(kernels.memory_bound_s(10.0 * machine.element_bytes * rows * model.hidden_size))
+        + _seconds(machine, memory_bound(10.0 * machine.element_bytes * rows * model.hidden_size))
     )
     dense = model.layers.count(LayerKind.DENSE)
     shared = 0.0 if model.moe is None else float(model.moe.shared_ffn_size)
     networks = dense * _network_s(machine, rows=rows, width=float(model.dense_ffn_size))
     networks += model.num_moe_layers * _network_s(machine, rows=rows, width=shared)
     sampled = rows if decodes else max(rows / context_tokens, 1.0)
-    head = kernels.gemm_s(sampled, float(model.vocab_size), float(model.hidden_size), in_head=True)
-    return model.num_layers * each + networks + number(head)
+    head = gemm(sampled, float(model.vocab_size), float(model.hidden_size), dtype=BF16)
+    return model.num_layers * each + networks + _seconds(machine, head)
+
+
+def _seconds(machine: ExpertMachine, *ops: Op) -> float:
+    return sum(number(machine.prices.seconds(op)) for op in ops)
 
 
 def _projections_s(machine: ExpertMachine, *, rows: float) -> float:
@@ -277,29 +289,29 @@ def _projections_s(machine: ExpertMachine, *, rows: float) -> float:
     else:
         kv = 2.0 * attention.num_kv_heads * attention.head_dim
         shapes.append((heads * attention.head_dim + kv, hidden))
-    return sum(number(machine.kernels.gemm_s(rows, n, k)) for n, k in shapes)
+    return _seconds(machine, *(gemm(rows, n, k) for n, k in shapes))
 
 
 def _attention_s(machine: ExpertMachine, *, rows: float, context: float, decodes: bool) -> float:
-    attention, kernels = machine.model.attention, machine.kernels
+    own = machine.model.attention
     if decodes:
-        if attention.kind == "mla":
-            cached = float(attention.kv_lora_rank + attention.qk_rope_head_dim)
+        if own.kind == "mla":
+            cached = float(own.kv_lora_rank + own.qk_rope_head_dim)
         else:
-            cached = 2.0 * attention.num_kv_heads * attention.head_dim
+            cached = 2.0 * own.num_kv_heads * own.head_dim
         read_bytes = rows * context * cached * machine.dispatched_element_bytes
-        return number(kernels.memory_bound_s(read_bytes))
+        return _seconds(machine, memory_bound(read_bytes))
     sequence = min(context, rows)
-    shape = AttentionShape(
+    prompt = attention(
         pairs=rows * sequence / 2.0,
-        sequences=rows / sequence,
+        batch=rows / sequence,
         sequence=sequence,
-        heads=float(attention.num_heads),
-        kv_heads=float(attention.num_kv_heads),
-        key_dim=float(attention.head_dim),
-        value_dim=float(attention.value_head_dim),
+        heads=float(own.num_heads),
+        kv_heads=float(own.num_kv_heads),
+        head_dim=float(own.head_dim),
+        value_dim=float(own.value_head_dim),
     )
-    return number(kernels.attention_s(shape))
+    return _seconds(machine, prompt)
 
 
 def _network_s(machine: ExpertMachine, *, rows: float, width: float) -> float:
@@ -307,7 +319,5 @@ def _network_s(machine: ExpertMachine, *, rows: float, width: float) -> float:
         return 0.0
     hidden = float(machine.model.hidden_size)
     inner = (2.0 if machine.model.ffn_is_gated else 1.0) * width
-    up = machine.kernels.gemm_s(rows, inner, hidden)
-    down = machine.kernels.gemm_s(rows, hidden, width)
-    moved = machine.kernels.memory_bound_s(3.0 * machine.element_bytes * rows * width)
-    return number(up) + number(down) + number(moved)
+    activation = memory_bound(3.0 * machine.element_bytes * rows * width)
+    return _seconds(machine, gemm(rows, inner, hidden), gemm(rows, hidden, width), activation)

@@ -18,8 +18,8 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
+from tuner.costs.ops import attention, batched_gemm
 from tuner.costs.train.collectives import all_gather_s
-from tuner.costs.train.kernels import AttentionShape
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
     Block,
@@ -55,7 +55,7 @@ def _gqa_projections(setting: BlockInputs) -> Block:
     outputs = gemm(setting, s.tokens, m.hidden, m.heads / s.tensor * m.value_dim)
     # Rotation, or with learned positions the split of queries, keys and values.
     rotary = 2.0 * s.element_bytes * s.tokens * (m.heads / s.tensor + kv_heads) * m.head_dim
-    rotary_s = setting.kernels.memory_bound_s(rotary)
+    rotary_s = setting.memory_bound_s(rotary)
     return inputs + outputs + Block(forward_s=rotary_s, backward_s=rotary_s)
 
 
@@ -76,7 +76,7 @@ def _mla_projections(setting: BlockInputs) -> Block:
     # Norms of the latents, rotation and concatenation of queries, keys and values.
     moved = 2.0 * s.element_bytes * rows * (heads * (2.0 * m.head_dim + m.value_dim))
     moved = moved + 2.0 * s.element_bytes * down_rows * (m.q_lora_rank + m.kv_lora_rank)
-    rotary_s = setting.kernels.memory_bound_s(moved)
+    rotary_s = setting.memory_bound_s(moved)
     rotary = Block(forward_s=rotary_s, backward_s=BACKWARD_BYTES * rotary_s)
     recomputed_s = s.recompute_mla_up_proj * (up_q.forward_s + up_kv.forward_s + rotary_s)
     block = down_q + down_kv + up_q + up_kv + outputs + rotary
@@ -88,21 +88,21 @@ def _attention_core(setting: BlockInputs) -> Block:
     heads = m.heads / s.tensor
     sequences = s.micro_batch
     pairs = sequences * _mean_pairs(m, s) / s.context
-    shape = AttentionShape(
+    forward = attention(
         pairs=pairs,
-        sequences=sequences,
+        batch=sequences,
         sequence=s.sequence,
         heads=heads,
         kv_heads=np.maximum(m.kv_heads / s.tensor, 1.0),
-        key_dim=m.head_dim,
+        head_dim=m.head_dim,
         value_dim=m.value_dim,
     )
     # Windows of a few tiles and attention sinks leave the kernels' fast path.
     slower = np.where(
         np.greater(m.has_sinks, 0.0) | np.greater(m.window, 0.0), 1.0 / own.sink_ratio, 1.0
     )
-    forward_s = slower * setting.kernels.attention_s(shape)
-    backward_s = slower * setting.kernels.attention_backward_s(shape)
+    forward_s = slower * setting.prices.seconds(forward)
+    backward_s = slower * setting.prices.seconds(replace(forward, direction="backward"))
     more: Numbers = 0.0
     if not np.all(np.greater(s.has_flash_attention, 0.0)):
         plain = _plain_attention(setting)
@@ -143,13 +143,12 @@ def _plain_attention(setting: BlockInputs) -> Block:
     m, s, own = setting.model, setting.strategies, setting.constants
     batches = s.micro_batch * m.heads / s.tensor
     rows = s.sequence
-    batched_s = setting.kernels.batched_gemm_s
-    scores_s = batched_s(batches, rows, rows, m.head_dim)
-    values_s = batched_s(batches, rows, m.value_dim, rows)
+    scores_s = setting.prices.seconds(batched_gemm(batches, rows, rows, m.head_dim))
+    values_s = setting.prices.seconds(batched_gemm(batches, rows, m.value_dim, rows))
     per_byte = own.score_factor / own.memory_factor * batches * rows * rows
     is_single = np.mod(batches, 4.0) > 0.0
-    softmax_s = setting.kernels.memory_bound_s(np.where(is_single, 34.0, 9.0) * per_byte)
-    back_s = setting.kernels.memory_bound_s(np.where(is_single, 34.0, 13.0) * per_byte)
+    softmax_s = setting.memory_bound_s(np.where(is_single, 34.0, 9.0) * per_byte)
+    back_s = setting.memory_bound_s(np.where(is_single, 34.0, 13.0) * per_byte)
     return Block(
         forward_s=scores_s + values_s + softmax_s,
         backward_s=2.0 * (scores_s + values_s) + back_s,

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tuner.costs.ops import BF16
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
     Block,
@@ -31,7 +32,7 @@ def dense_block(setting: BlockInputs) -> Block:
 def embedding_block(setting: BlockInputs) -> Block:
     """Look rows up, add positions, reduce over the vocabulary's shards."""
     s = setting.strategies
-    kernels_s = setting.kernels.memory_bound_s(setting.hidden_bytes(3.0))
+    kernels_s = setting.memory_bound_s(setting.hidden_bytes(3.0))
     reduce_s = 0.5 * tensor_pass_s(setting)
     return Block(
         forward_s=kernels_s,
@@ -45,10 +46,10 @@ def embedding_block(setting: BlockInputs) -> Block:
 def head_block(setting: BlockInputs) -> Block:
     """Final norm, logits over the vocabulary's shard, cross entropy."""
     m, s = setting.model, setting.strategies
-    logits = gemm(setting, s.tokens, m.vocab / s.tensor, m.hidden, in_head=True)
+    logits = gemm(setting, s.tokens, m.vocab / s.tensor, m.hidden, dtype=BF16)
     loss_bytes = setting.constants.loss_bytes * s.tokens * m.vocab / s.tensor
-    loss_s = setting.kernels.memory_bound_s(loss_bytes)
-    norm_s = setting.kernels.memory_bound_s(setting.hidden_bytes(2.0))
+    loss_s = setting.memory_bound_s(loss_bytes)
+    norm_s = setting.memory_bound_s(setting.hidden_bytes(2.0))
     gather_s = 0.5 * tensor_pass_s(setting)
     return logits + Block(
         forward_s=loss_s + norm_s + setting.constants.batch_s,
@@ -63,7 +64,7 @@ def mtp_projection_block(setting: BlockInputs) -> Block:
     """The input of a multi-token-prediction layer: two norms and the 2 h x h projection."""
     m, s = setting.model, setting.strategies
     joined = gemm(setting, s.tokens, m.hidden / s.tensor, 2.0 * m.hidden)
-    norms_s = setting.kernels.memory_bound_s(setting.hidden_bytes(6.0))
+    norms_s = setting.memory_bound_s(setting.hidden_bytes(6.0))
     pass_s = 0.5 * tensor_pass_s(setting)
     return joined + Block(
         forward_s=norms_s,

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
+from tuner.costs.ops import BF16, trained_experts
 from tuner.costs.train.collectives import all_gather_s, all_to_all_s
 from tuner.costs.train.limited_routing import reached_places
 from tuner.costs.train.parts import (
@@ -28,6 +29,7 @@ from tuner.costs.train.parts import (
     norm_and_residual,
     select_block,
     tensor_pass_s,
+    trained,
 )
 
 
@@ -35,10 +37,10 @@ def moe_blocks(setting: BlockInputs) -> tuple[Block, Block]:
     """Norm, router and shared experts; and routed experts, on the most-loaded rank."""
     m, s, own = setting.model, setting.strategies, setting.constants
     rows = s.tokens * setting.norm_share
-    router = gemm(setting, rows, m.experts, m.hidden, in_head=True)
+    router = gemm(setting, rows, m.experts, m.hidden, dtype=BF16)
     # Scores, top-k, probabilities and maps are some ten passes over fp32 scores. [Megatron-Core]
     router_bytes = 40.0 * rows * m.experts
-    routing_s = setting.kernels.memory_bound_s(router_bytes)
+    routing_s = setting.memory_bound_s(router_bytes)
     routing = Block(forward_s=routing_s, backward_s=routing_s)
     shared = _shared_experts(setting)
     fixed = router + routing + shared + norm_and_residual(setting, overlapped=False)
@@ -77,20 +79,16 @@ def _routed(setting: BlockInputs) -> Block:
     pieces = s.chunks
     local = np.maximum(m.experts / s.expert, 1.0)
     inner = np.where(np.greater(m.is_gated, 0.0), 2.0, 1.0) * width
-    priced = setting.kernels.experts_s(
-        local, copies / pieces / local, hidden=m.hidden, width=width, inner=inner
+    network = trained_experts(
+        local, copies / pieces / local, hidden=m.hidden, ffn=width, inner=inner
     )
-    gemms = Block(
-        forward_s=pieces * priced.forward_s,
-        backward_s=pieces * priced.backward_s,
-        weight_s=pieces * priced.weight_s,
-    )
+    gemms = trained(setting, network, pieces=pieces)
     factor = np.where(
         np.greater(s.fused_grouped_mlp, 0.0), own.fused_moe_factor, own.moe_memory_factor
     )
     per_byte = factor / own.memory_factor * copies
-    act_s = setting.kernels.memory_bound_s(per_byte * 3.0 * s.element_bytes * width)
-    permute_s = setting.kernels.memory_bound_s(per_byte * 6.0 * s.element_bytes * m.hidden)
+    act_s = setting.memory_bound_s(per_byte * 3.0 * s.element_bytes * width)
+    permute_s = setting.memory_bound_s(per_byte * 6.0 * s.element_bytes * m.hidden)
     moved = Block(
         forward_s=permute_s + act_s,
         backward_s=BACKWARD_BYTES * (permute_s + act_s),

@@ -1,9 +1,9 @@
 """A stored profile of accelerators, for the analytic model.
 
-Measurements replace the formulas: kernels (measured_kernels.py), collectives (measured_links.py),
-memory. The datasheet is that of the pool's device, else of the device that the profile names.
-Profiles of `moetune profile` and imported ones are read the same way; tables that only inference
-uses are skipped.
+Measurements replace the formulas: kernels (tuner/costs/prices/measured.py), collectives
+(measured_links.py), memory. The datasheet is that of the pool's device, else of the device that the
+profile names. Profiles of `moetune profile` and imported ones are read the same way; tables that
+only inference uses are skipped.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from profilers.interpolation import Curve, fit_rows
 from profilers.records import Profile, Source
 from profilers.series import Series
 from profilers.store import read_profile
+from tuner.costs.prices.datasheet import DatasheetPrices
+from tuner.costs.prices.measured import MeasuredPrices
 from tuner.costs.train.calibration import Residuals, read_residuals
 from tuner.costs.train.constants import Constants
-from tuner.costs.train.kernels import DatasheetKernels
-from tuner.costs.train.measured_kernels import MeasuredKernels
 from tuner.costs.train.measured_links import with_measured_links
 from tuner.costs.train.shapes import Hardware
 from tuner.devices.catalogue import find_device
@@ -82,13 +82,11 @@ class MeasuredProfile:
         """
         return find_device(pool.device or self.profile.header.machine.device)
 
-    def kernels(
-        self, hardware: Hardware, constants: Constants, *, precision: str
-    ) -> MeasuredKernels:
-        """Return measured kernels with the datasheet as fallback; all arguments of one column."""
-        return MeasuredKernels(
+    def prices(self, hardware: Hardware, constants: Constants, *, precision: str) -> MeasuredPrices:
+        """Return measured prices with the datasheet as fallback; all arguments of one column."""
+        return MeasuredPrices(
             curves=self.curves,
-            fallback=DatasheetKernels(hardware=hardware, constants=constants),
+            fallback=DatasheetPrices(hardware=hardware, constants=constants),
             dtype=DTYPE_OF[precision],
         )
 

@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers, Strategies
+from tuner.costs.ops import Prices, TrainedOp, memory_bound, trained_gemm
 from tuner.costs.train.collectives import Groups, all_gather_s, all_reduce_s
 from tuner.costs.train.constants import Constants
-from tuner.costs.train.kernels import Kernels
 from tuner.costs.train.shapes import Hardware, ModelShape
 
 BACKWARD_BYTES = 1.6
@@ -77,7 +77,7 @@ class BlockInputs:
     strategies: Strategies
     hardware: Hardware
     constants: Constants
-    kernels: Kernels
+    prices: Prices
     groups: Groups
 
     @property
@@ -86,23 +86,29 @@ class BlockInputs:
         s = self.strategies
         return np.where(np.greater(s.sequence_parallel, 0.0), 1.0 / s.tensor, 1.0)
 
+    def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
+        """Seconds of element-wise kernels that read and write so many bytes."""
+        return self.prices.seconds(memory_bound(moved_bytes))
+
     def hidden_bytes(self, vectors: Numbers) -> Numbers:
         """Bytes of so many passes over the hidden state outside the tensor-parallel region."""
         s = self.strategies
         return vectors * s.element_bytes * s.tokens * self.model.hidden * self.norm_share
 
 
-def gemm(
-    setting: BlockInputs, rows: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False
-) -> Block:
-    """[rows, k] x [k, n], and both GEMMs of its backward pass."""
-    gemm_s = setting.kernels.gemm_s
-    weight_s = gemm_s(n, k, rows, in_head=in_head)
+def trained(setting: BlockInputs, op: TrainedOp, *, pieces: Numbers = 1.0) -> Block:
+    """An operation with its gradients, in so many pieces."""
+    forward_s, inputs_s, weights_s = map(setting.prices.seconds, op)
     return Block(
-        forward_s=gemm_s(rows, n, k, in_head=in_head),
-        backward_s=gemm_s(rows, k, n, in_head=in_head) + weight_s,
-        weight_s=weight_s,
+        forward_s=pieces * forward_s,
+        backward_s=pieces * (inputs_s + weights_s),
+        weight_s=pieces * weights_s,
     )
+
+
+def gemm(setting: BlockInputs, rows: Numbers, n: Numbers, k: Numbers, *, dtype: str = "") -> Block:
+    """[rows, k] x [k, n], and both GEMMs of its backward pass."""
+    return trained(setting, trained_gemm(rows, n, k, dtype=dtype))
 
 
 def feed_forward(setting: BlockInputs, *, rows: Numbers, width: Numbers) -> Block:
@@ -111,7 +117,7 @@ def feed_forward(setting: BlockInputs, *, rows: Numbers, width: Numbers) -> Bloc
     inner = np.where(np.greater(m.is_gated, 0.0), 2.0, 1.0)
     up = gemm(setting, rows, inner * width, m.hidden)
     down = gemm(setting, rows, m.hidden, width)
-    act_s = setting.kernels.memory_bound_s((inner + 1.0) * s.element_bytes * rows * width)
+    act_s = setting.memory_bound_s((inner + 1.0) * s.element_bytes * rows * width)
     block = up + down + Block(forward_s=act_s, backward_s=BACKWARD_BYTES * act_s)
     return replace(block, launches=setting.constants.dense_launches * 0.5)
 
@@ -119,9 +125,9 @@ def feed_forward(setting: BlockInputs, *, rows: Numbers, width: Numbers) -> Bloc
 def norm_and_residual(setting: BlockInputs, *, overlapped: bool) -> Block:
     """Norm before a block, residual addition after it, and its tensor-parallel collectives."""
     s = setting.strategies
-    norm_s = setting.kernels.memory_bound_s(setting.hidden_bytes(2.0))
+    norm_s = setting.memory_bound_s(setting.hidden_bytes(2.0))
     add_bytes = setting.hidden_bytes(3.0 + np.greater(s.dropout, 0.0) / s.element_bytes)
-    add_s = setting.kernels.memory_bound_s(add_bytes)
+    add_s = setting.memory_bound_s(add_bytes)
     pass_s: Numbers = tensor_pass_s(setting) if overlapped else 0.0
     return Block(
         forward_s=norm_s + add_s,

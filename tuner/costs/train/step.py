@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
+from tuner.costs.ops import Prices
 from tuner.costs.train.activations import activation_bytes
 from tuner.costs.train.collectives import (
     MEGATRON_ORDER,
@@ -65,7 +66,6 @@ from tuner.costs.train.gradient_buckets import (
     bucketed_reduction_s,
     default_bucket,
 )
-from tuner.costs.train.kernels import Kernels
 from tuner.costs.train.parts import is_any
 from tuner.costs.train.prices import StepPrice
 from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Stages
@@ -86,11 +86,11 @@ def price_step(
     constants: Constants,
     stages: Stages,
     *,
-    kernels: Kernels | None = None,
+    prices: Prices | None = None,
     order: tuple[str, ...] = MEGATRON_ORDER,
 ) -> StepPrice:
     """Price every column from scratch."""
-    units = unit_costs(model, strategies, hardware, constants, kernels=kernels, order=order)
+    units = unit_costs(model, strategies, hardware, constants, prices=prices, order=order)
     return assemble(model, units, strategies, hardware, constants, stages, order=order)
 
 

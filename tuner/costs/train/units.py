@@ -27,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers, Strategies
+from tuner.costs.ops import Prices
+from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.attention import attention_block
 from tuner.costs.train.blocks import (
     dense_block,
@@ -37,7 +39,6 @@ from tuner.costs.train.blocks import (
 from tuner.costs.train.collectives import MEGATRON_ORDER, groups
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.experts import moe_blocks
-from tuner.costs.train.kernels import DatasheetKernels, Kernels
 from tuner.costs.train.parts import Block, BlockInputs, is_any
 from tuner.costs.train.shapes import Hardware, ModelShape, taken
 
@@ -103,17 +104,16 @@ def unit_costs(
     hardware: Hardware,
     constants: Constants,
     *,
-    kernels: Kernels | None = None,
+    prices: Prices | None = None,
     order: tuple[str, ...] = MEGATRON_ORDER,
 ) -> UnitCosts:
     """Price one layer of each kind; see the module for what the result depends on."""
-    chosen = DatasheetKernels(hardware=hardware, constants=constants)
     setting = BlockInputs(
         model=model,
         strategies=strategies,
         hardware=hardware,
         constants=constants,
-        kernels=kernels or chosen,
+        prices=prices or DatasheetPrices(hardware=hardware, constants=constants),
         groups=groups(strategies, hardware, order=order),
     )
     attention = attention_block(setting)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
+from tuner.costs.ops import Prices, memory_bound, trained_experts
 from tuner.costs.place.expert_layer import (
     ExpertMachine,
     LayerSeconds,
@@ -19,10 +20,10 @@ from tuner.costs.place.expert_layer import (
     rest_s,
     weights_s,
 )
+from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.calibration import Regime, Residuals, band_of, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool
 from tuner.costs.train.constants import Constants
-from tuner.costs.train.kernels import DatasheetKernels
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.shapes import Hardware
 from tuner.devices.catalogue import find_device
@@ -130,18 +131,18 @@ class Pricing:
     def active_load(self) -> float:
         """Token copies whose GEMMs take as long as reading one expert's weights."""
         machine = self.machine
-        weights_s = float(np.max(machine.kernels.memory_bound_s(machine.expert_bytes)))
+        weights_s = float(np.max(machine.prices.seconds(memory_bound(machine.expert_bytes))))
         many = 65_536.0
         moe = machine.moe
         inner = (2.0 if machine.model.ffn_is_gated else 1.0) * moe.expert_ffn_size
-        gemms = machine.kernels.experts_s(
+        network = trained_experts(
             1.0,
             many,
             hidden=float(machine.model.hidden_size),
-            width=float(moe.expert_ffn_size),
+            ffn=float(moe.expert_ffn_size),
             inner=inner,
         )
-        return weights_s / (float(np.max(gemms.forward_s)) / many)
+        return weights_s / (float(np.max(machine.prices.seconds(network.forward))) / many)
 
     def bound_L(self, *, load_LE: Floats, ranks: Ranks) -> Floats:
         """Lower bound on the seconds of each layer of a pass, replicas shared evenly.
@@ -233,14 +234,14 @@ def pricing_of(
     own = pool_hardware(cluster.pools[0], goal, residuals=residuals, measured=measured)
     regime, hardware, constants = own.regime, own.hardware, own.constants
     precision = own.precision
-    kernels = DatasheetKernels(hardware=hardware, constants=constants)
+    prices: Prices = DatasheetPrices(hardware=hardware, constants=constants)
     if measured is not None:
         hardware = measured.linked(hardware, constants)
     machine = ExpertMachine(
         model=model,
-        kernels=kernels
+        prices=prices
         if measured is None
-        else measured.kernels(hardware, constants, precision=precision),
+        else measured.prices(hardware, constants, precision=precision),
         hardware=hardware,
         constants=constants,
         ranks=goal.ranks,

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.config.knobs import OFFLOADS, PRICED_DISPATCHERS
+from tuner.costs.ops import Prices
 from tuner.costs.train.calibration import Residuals, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
 from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.expert_imbalance import expert_imbalances
-from tuner.costs.train.kernels import Kernels
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory_constants import memory_constants
 from tuner.costs.train.shapes import single
@@ -96,9 +96,9 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
     _refuse_dispatcher(spec)
     hardware = hardware_of_pool(priced_pool.sheet, priced_pool.pool, precision=precision)
     constants = single(constants_of([regime], priced_pool.residuals))
-    kernels: Kernels | None = None
+    prices: Prices | None = None
     if priced_pool.measured is not None:
-        kernels = priced_pool.measured.kernels(
+        prices = priced_pool.measured.prices(
             hardware, constants, precision=spec.goal.precision.value
         )
         hardware = priced_pool.measured.linked(hardware, constants)
@@ -109,7 +109,7 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
         constants=constants,
         software=regime.software,
         memory_constants=single(memory_constants([regime.software], [regime.family])),
-        kernels=kernels,
+        prices=prices,
         num_devices=_num_devices(spec, priced_pool.pool),
         memory_limit_bytes=priced_pool.memory_limit_bytes,
         usable_memory_ratio=priced_pool.pool.usable_memory_ratio,

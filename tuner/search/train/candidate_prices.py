@@ -129,7 +129,7 @@ def price_batch(problem: TrainProblem, options: OptionSpace, candidates: Candida
         taken(strategies, first),
         problem.hardware,
         problem.constants,
-        kernels=problem.kernels,
+        prices=problem.prices,
     )
     return Batch(
         problem=problem,

@@ -17,9 +17,9 @@ from typing import Final
 
 import numpy as np
 
+from tuner.costs.prices.measured import MeasuredPrices
 from tuner.costs.train.collective_ratios import CollectiveRatios, MeasuredHardware
 from tuner.costs.train.collectives import MERGED
-from tuner.costs.train.measured_kernels import MeasuredKernels
 from tuner.costs.train.shapes import Hardware, Stages
 from tuner.plans.train import Band, Provenance
 from tuner.search.train.candidates import Candidates
@@ -56,27 +56,27 @@ def weigh_extrapolation(
 ) -> ExtrapolationWeight | None:
     """Measure how much of a decision's price was extrapolated; None without a profile."""
     problem = search.problem
-    kernels, hardware = problem.kernels, problem.hardware
-    if not isinstance(kernels, MeasuredKernels):
+    prices, hardware = problem.prices, problem.hardware
+    if not isinstance(prices, MeasuredPrices):
         return None
 
     def step_s(variant: TrainProblem) -> float:
         detail = price_in_layout(replace(search, problem=variant), candidate, stages)
         return float(np.asarray(detail.step.step_s).ravel()[0])
 
-    def stretched(factor: float) -> tuple[TrainProblem, MeasuredKernels, dict[str, str]]:
-        own = replace(kernels, stretch=factor, extrapolation_counts={})
+    def stretched(factor: float) -> tuple[TrainProblem, MeasuredPrices, dict[str, str]]:
+        own = replace(prices, stretch=factor, extrapolation_counts={})
         links: dict[str, str] = {}
         machine = hardware
         if isinstance(hardware, MeasuredHardware):
             ratios = replace(hardware.collectives, stretch=factor, outside=links)
             machine = replace(hardware, collectives=ratios)
-        return replace(problem, kernels=own, hardware=machine), own, links
+        return replace(problem, prices=own, hardware=machine), own, links
 
     as_found, own, links = stretched(1.0)
     measured_s = step_s(as_found)
     longer_s = step_s(stretched(EXTRAPOLATED_FACTOR)[0])
-    sheet_s = step_s(replace(problem, kernels=None, hardware=plain(hardware)))
+    sheet_s = step_s(replace(problem, prices=None, hardware=plain(hardware)))
     return ExtrapolationWeight(
         outside=list_extrapolated(own, links),
         stretch=longer_s / measured_s,
@@ -85,21 +85,21 @@ def weigh_extrapolation(
     )
 
 
-def list_extrapolated(kernels: MeasuredKernels, links: Mapping[str, str]) -> tuple[str, ...]:
+def list_extrapolated(prices: MeasuredPrices, links: Mapping[str, str]) -> tuple[str, ...]:
     """Name the operations outside the measured range."""
     return (
-        *(f"{name} ({format_ratio(share)} of shapes)" for name, share in kernels.outside.items()),
+        *(f"{name} ({format_ratio(share)} of shapes)" for name, share in prices.outside.items()),
         *(f"{kind} ({reason})" for kind, reason in links.items()),
     )
 
 
 def extrapolated_by_search(problem: TrainProblem) -> tuple[str, ...]:
     """Name the operations outside the measured range in a whole search."""
-    if not isinstance(problem.kernels, MeasuredKernels):
+    if not isinstance(problem.prices, MeasuredPrices):
         return ()
     hardware = problem.hardware
     links = hardware.collectives.outside if isinstance(hardware, MeasuredHardware) else {}
-    return list_extrapolated(problem.kernels, links)
+    return list_extrapolated(problem.prices, links)
 
 
 def plain(hardware: Hardware) -> Hardware:
@@ -110,10 +110,10 @@ def plain(hardware: Hardware) -> Hardware:
 
 
 def from_datasheet(
-    kernels: MeasuredKernels, hardware: Hardware, *, is_moe: bool, num_devices: int
+    prices: MeasuredPrices, hardware: Hardware, *, is_moe: bool, num_devices: int
 ) -> tuple[str, ...]:
     """Operations that the profile lacks; collectives are named by where they run."""
-    lacking = [name for name in kernels.missing if is_moe or not name.startswith("grouped_gemm")]
+    lacking = [name for name in prices.missing if is_moe or not name.startswith("grouped_gemm")]
     ratios = CollectiveRatios(groups={})
     if isinstance(hardware, MeasuredHardware):
         ratios = hardware.collectives
@@ -154,10 +154,10 @@ def with_extrapolation_notes(
     provenance: Provenance, problem: TrainProblem, weight: ExtrapolationWeight | None
 ) -> Provenance:
     """Add what the profile lacks and what was extrapolated."""
-    if not isinstance(problem.kernels, MeasuredKernels):
+    if not isinstance(problem.prices, MeasuredPrices):
         return provenance
     lacking = from_datasheet(
-        problem.kernels,
+        problem.prices,
         problem.hardware,
         is_moe=problem.model.moe is not None,
         num_devices=problem.num_devices,

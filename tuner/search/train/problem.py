@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from tuner.costs.ops import Prices
 from tuner.costs.train.constants import Constants, Software
 from tuner.costs.train.expert_imbalance import ExpertImbalance
-from tuner.costs.train.kernels import Kernels
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.costs.train.shapes import Hardware, ModelShape
 from tuner.engines.manifest import Capabilities
@@ -24,7 +24,7 @@ class TrainProblem:
     software: Software
     """Training framework; decides the error band of a peak."""
     memory_constants: MemoryConstants
-    kernels: Kernels | None = None
+    prices: Prices | None = None
     """Measured ones; None: those of the datasheet."""
     num_devices: int
     memory_limit_bytes: float

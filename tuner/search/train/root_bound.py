@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers
-from tuner.costs.train.kernels import AttentionShape, ExpertSeconds, Kernels
-from tuner.costs.train.measured_kernels import MeasuredKernels
+from tuner.costs.ops import Op, Prices
+from tuner.costs.prices.measured import MeasuredPrices
 from tuner.costs.train.shapes import taken
 from tuner.costs.train.units import unit_costs
 from tuner.search.train.axes import DISPATCH, RANK_ORDERS, Choice
@@ -28,48 +28,32 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LowerBoundKernels:
-    """Measured kernels, except for the experts and the router."""
+class LowerBoundPrices:
+    """Measured prices, except for the experts and the router."""
 
-    own: Kernels
+    own: Prices
     peak_flop_per_s: Numbers
 
-    def gemm_s(self, m: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False) -> Numbers:
-        """One GEMM; free where a side is one element."""
-        if np.all(np.minimum(np.minimum(m, n), k) <= 1.0):
+    def seconds(self, op: Op) -> Numbers:
+        """Wall time: experts at the peak, GEMMs with a side of one element free."""
+        axes = op.axes
+        if op.operation == "grouped_gemm":
+            # Either gradient has as many operations as the forward pass.
+            multiplied = axes["experts"] * axes["largest"] * axes["hidden"]
+            return 2.0 * multiplied * (axes["inner"] + axes["ffn"]) / self.peak_flop_per_s
+        if op.operation == "gemm" and np.all(
+            np.minimum(np.minimum(axes["m"], axes["n"]), axes["k"]) <= 1.0
+        ):
             return 0.0
-        return self.own.gemm_s(m, n, k, in_head=in_head)
-
-    def experts_s(
-        self, groups: Numbers, rows: Numbers, *, hidden: Numbers, width: Numbers, inner: Numbers
-    ) -> ExpertSeconds:
-        """Every operation at the peak: 2 rows hidden (inner + width) forward, twice that back."""
-        forward_s = 2.0 * groups * rows * hidden * (inner + width) / self.peak_flop_per_s
-        return ExpertSeconds(forward_s=forward_s, backward_s=2.0 * forward_s, weight_s=forward_s)
-
-    def batched_gemm_s(self, batches: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
-        """As measured."""
-        return self.own.batched_gemm_s(batches, m, n, k)
-
-    def attention_s(self, shape: AttentionShape) -> Numbers:
-        """As measured."""
-        return self.own.attention_s(shape)
-
-    def attention_backward_s(self, shape: AttentionShape) -> Numbers:
-        """As measured."""
-        return self.own.attention_backward_s(shape)
-
-    def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
-        """As measured."""
-        return self.own.memory_bound_s(moved_bytes)
+        return self.own.seconds(op)
 
 
-def lower_bound_kernels(problem: TrainProblem) -> Kernels | None:
-    """Return the kernels that bound partial rows; None: the datasheet's formulas."""
-    own = problem.kernels
-    if not isinstance(own, MeasuredKernels):
+def lower_bound_prices(problem: TrainProblem) -> Prices | None:
+    """Return the prices that bound partial rows; None: the datasheet's formulas."""
+    own = problem.prices
+    if not isinstance(own, MeasuredPrices):
         return own
-    return LowerBoundKernels(own=own, peak_flop_per_s=problem.hardware.matmul_flop_per_s)
+    return LowerBoundPrices(own=own, peak_flop_per_s=problem.hardware.matmul_flop_per_s)
 
 
 def partial_bounds_s(problem: TrainProblem, options: OptionSpace, degrees: Degrees) -> Floats:
@@ -90,7 +74,7 @@ def partial_bounds_s(problem: TrainProblem, options: OptionSpace, degrees: Degre
         taken(strategies, first),
         problem.hardware,
         problem.constants,
-        kernels=lower_bound_kernels(problem),
+        prices=lower_bound_prices(problem),
     )
     anything = Allowed(
         zero_stages=frozenset({0, 1, 2, 3}),

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers, Strategies
+from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.prices.hierarchical_a2a import best_depth, dispatch_s, two_levels
 from tuner.costs.prices.pipelined_a2a import (
     PipelinedLayer,
@@ -35,7 +36,6 @@ from tuner.costs.prices.pipelined_a2a import (
 )
 from tuner.costs.train.collectives import all_gather_s, groups, latency_s
 from tuner.costs.train.experts import isolated, moe_blocks
-from tuner.costs.train.kernels import DatasheetKernels
 from tuner.costs.train.limited_routing import reached_places
 from tuner.costs.train.parts import Block, BlockInputs
 from tuner.costs.train.units import LayerCost
@@ -112,8 +112,8 @@ def _setting(problem: TrainProblem, strategies: Strategies) -> BlockInputs:
         strategies=strategies,
         hardware=problem.hardware,
         constants=problem.constants,
-        kernels=problem.kernels
-        or DatasheetKernels(hardware=problem.hardware, constants=problem.constants),
+        prices=problem.prices
+        or DatasheetPrices(hardware=problem.hardware, constants=problem.constants),
         groups=groups(strategies, problem.hardware),
     )
 

@@ -98,7 +98,7 @@ def _step(
         problem.hardware,
         problem.constants,
         stages,
-        kernels=problem.kernels,
+        prices=problem.prices,
         order=tuple(decision.rank_order.split("-")),
     )
 

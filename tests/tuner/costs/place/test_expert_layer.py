@@ -14,9 +14,9 @@ from tuner.costs.place.expert_layer import (
     layer_seconds,
     rest_s,
 )
+from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool
 from tuner.costs.train.constants import Software, uncalibrated
-from tuner.costs.train.kernels import DatasheetKernels
 from tuner.devices.catalogue import find_device
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
@@ -32,7 +32,7 @@ def machine(*, name: str = "mixtral-8x7b", ranks: int = 8, nodes: int = 1) -> Ex
     hardware = hardware_of_pool(sheet, pool, precision=precision)
     return ExpertMachine(
         model=read_model(MODELS / name / "config.json"),
-        kernels=DatasheetKernels(hardware=hardware, constants=constants),
+        prices=DatasheetPrices(hardware=hardware, constants=constants),
         hardware=hardware,
         constants=constants,
         ranks=ranks,

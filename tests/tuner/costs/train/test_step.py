@@ -1,4 +1,4 @@
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tuner.config.columns import Numbers, Strategies
+from tuner.costs.ops import Op
 from tuner.costs.train.activations import activation_bytes
 from tuner.costs.train.columns_of import StageLayers, shape_of_model, stages_of_layouts
 from tuner.costs.train.constants import Constants, GemmPrecision, Software, uncalibrated
 from tuner.costs.train.fold import per_device
-from tuner.costs.train.kernels import AttentionShape, ExpertSeconds
 from tuner.costs.train.shapes import Hardware, ModelShape, Stages, stacked, taken
 from tuner.costs.train.step import HOST_LINK_RATIO, assemble, price_step
 from tuner.costs.train.units import unit_costs
@@ -89,30 +89,23 @@ def switched(name: str) -> dict[str, Any]:
     return {name: 1.0}
 
 
-@dataclass(frozen=True)
-class CountingKernels:
+class CountingPrices:
     """One second per operation of a matrix product, none for anything else."""
 
-    def gemm_s(self, m: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False) -> Numbers:
-        return 2.0 * m * n * k
-
-    def experts_s(
-        self, groups: Numbers, rows: Numbers, *, hidden: Numbers, width: Numbers, inner: Numbers
-    ) -> ExpertSeconds:
-        forward = 2.0 * groups * rows * hidden * (inner + width)
-        return ExpertSeconds(forward_s=forward, backward_s=2.0 * forward, weight_s=forward)
-
-    def batched_gemm_s(self, batches: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
-        return 2.0 * batches * m * n * k
-
-    def attention_s(self, shape: AttentionShape) -> Numbers:
-        return 2.0 * shape.pairs * shape.heads * (shape.key_dim + shape.value_dim)
-
-    def attention_backward_s(self, shape: AttentionShape) -> Numbers:
-        return 2.0 * np.asarray(self.attention_s(shape))
-
-    def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
-        return 0.0 * moved_bytes
+    def seconds(self, op: Op) -> Numbers:
+        axes = op.axes
+        match op.operation:
+            case "gemm":
+                return 2.0 * axes["m"] * axes["n"] * axes["k"]
+            case "grouped_gemm":
+                multiplied = axes["experts"] * axes["largest"] * axes["hidden"]
+                return 2.0 * multiplied * (axes["inner"] + axes["ffn"])
+            case "attention":
+                passes = 1.0 if op.direction == "forward" else 2.0
+                widths = axes["head_dim"] + axes["value_dim"]
+                return passes * 2.0 * axes["pairs"] * axes["heads"] * widths
+            case _:
+                return 0.0 * axes["bytes"]
 
 
 SILENT = replace(GENERIC, launch_s=0.0, collective_s=0.0, hop_s=0.0, far_hop_s=0.0)
@@ -129,7 +122,7 @@ def test_blocks_do_the_operations_that_the_model_has(name: str, tensor: float) -
         strategies(tensor=tensor),
         endless,
         SILENT,
-        kernels=CountingKernels(),
+        prices=CountingPrices(),
     )
     counted = (
         np.asarray(units.dense.forward_s) * shape.dense_layers

@@ -22,12 +22,13 @@ from profilers.records import (
 )
 from profilers.store import write_profile
 from tuner import api
+from tuner.costs.ops import gemm
+from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.calibration import GENERIC_BAND, Residuals
 from tuner.costs.train.collective_ratios import MeasuredHardware
 from tuner.costs.train.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s
 from tuner.costs.train.columns_of import hardware_of_pool
 from tuner.costs.train.constants import Constants, GemmPrecision
-from tuner.costs.train.kernels import DatasheetKernels
 from tuner.costs.train.measured_links import with_measured_links
 from tuner.devices.catalogue import find_device
 from tuner.engines.megatron_lm import read as megatron
@@ -62,7 +63,7 @@ WriteSpec = Callable[..., Path]
 
 def rows_of(*, slower: float, largest: int) -> Iterator[Measurement]:
     """Products as the datasheet has them, times `slower`; an all-gather on one node; storage."""
-    sheet = DatasheetKernels(hardware=SHEET, constants=Constants())
+    sheet = DatasheetPrices(hardware=SHEET, constants=Constants())
     sizes = [32, 512, 2048, 4096, largest]
     for m in sizes:
         for n in sizes:
@@ -73,7 +74,7 @@ def rows_of(*, slower: float, largest: int) -> Iterator[Measurement]:
                     direction="forward",
                     axes={"m": m, "n": n, "k": k},
                 )
-                time_s = slower * float(sheet.gemm_s(float(m), float(n), float(k)))
+                time_s = slower * float(sheet.seconds(gemm(float(m), float(n), float(k))))
                 yield Measurement(case=case, times_s=(time_s,))
     for ranks in (2, 8):
         for power in (0, 20, 28, 40):

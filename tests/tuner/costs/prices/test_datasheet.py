@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tuner.costs.ops import BF16, Op, attention, gemm, memory_bound, trained_experts
+from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.constants import Constants
-from tuner.costs.train.kernels import AttentionShape, DatasheetKernels
 from tuner.costs.train.shapes import Hardware
 
 MACHINE = Hardware(
@@ -18,7 +21,7 @@ MACHINE = Hardware(
     devices_per_node=8.0,
     scale_out_bytes_per_s=25e9,
 )
-KERNELS = DatasheetKernels(
+PRICES = DatasheetPrices(
     hardware=MACHINE, constants=Constants(matmul_ratio=0.5, extra_depth=0.0, head_ratio=0.25)
 )
 sizes = st.integers(1, 20_000).map(float)
@@ -27,26 +30,26 @@ sizes = st.integers(1, 20_000).map(float)
 def test_whole_waves_of_large_tiles_run_at_the_share_of_the_peak() -> None:
     # 10 x 20 tiles of 256 x 128 on 100 units are two full waves: 2 m n k / (0.5 x 100 TFLOP/s).
     m, n, k = 2560.0, 2560.0, 4096.0
-    assert KERNELS.gemm_s(m, n, k) == pytest.approx(2 * m * n * k / 50e12)
+    assert PRICES.seconds(gemm(m, n, k)) == pytest.approx(2 * m * n * k / 50e12)
 
 
 def test_the_head_runs_at_its_own_share() -> None:
     m, n, k = 2560.0, 2560.0, 4096.0
-    assert KERNELS.gemm_s(m, n, k, in_head=True) == pytest.approx(2 * m * n * k / 25e12)
+    assert PRICES.seconds(gemm(m, n, k, dtype=BF16)) == pytest.approx(2 * m * n * k / 25e12)
 
 
 def test_a_shallow_product_takes_as_long_as_writing_its_result() -> None:
     # bytes 2 (8192 x 16 twice + 8192 x 8192) at 0.85 of 2 TB/s
     expected = 2 * (2 * 8192.0 * 16.0 + 8192.0**2) / (0.85 * 2e12)
-    assert KERNELS.gemm_s(8192.0, 8192.0, 16.0) == pytest.approx(expected)
+    assert PRICES.seconds(gemm(8192.0, 8192.0, 16.0)) == pytest.approx(expected)
 
 
 def test_a_tile_costs_its_extra_depth() -> None:
-    deeper = DatasheetKernels(
+    deeper = DatasheetPrices(
         hardware=MACHINE, constants=Constants(matmul_ratio=0.5, extra_depth=4096.0)
     )
-    assert deeper.gemm_s(2560.0, 2560.0, 4096.0) == pytest.approx(
-        2.0 * np.asarray(KERNELS.gemm_s(2560.0, 2560.0, 4096.0))
+    assert deeper.seconds(gemm(2560.0, 2560.0, 4096.0)) == pytest.approx(
+        2.0 * np.asarray(PRICES.seconds(gemm(2560.0, 2560.0, 4096.0)))
     )
 
 
@@ -55,27 +58,27 @@ def test_a_tile_costs_its_extra_depth() -> None:
 def test_no_product_beats_the_peak_and_none_shrinks_by_growing(
     m: float, n: float, k: float
 ) -> None:
-    seconds = float(KERNELS.gemm_s(m, n, k))
+    seconds = float(PRICES.seconds(gemm(m, n, k)))
     assert seconds >= 2 * m * n * k / 50e12 * (1 - 1e-12)
-    assert float(KERNELS.gemm_s(m, n, 2 * k)) >= seconds
-    assert float(KERNELS.gemm_s(2 * m, n, k)) >= seconds
+    assert float(PRICES.seconds(gemm(m, n, 2 * k))) >= seconds
+    assert float(PRICES.seconds(gemm(2 * m, n, k))) >= seconds
 
 
 def test_many_small_experts_take_longer_than_one_large_one() -> None:
-    one = KERNELS.experts_s(1.0, 8192.0, hidden=4096.0, width=2048.0, inner=4096.0)
-    many = KERNELS.experts_s(64.0, 128.0, hidden=4096.0, width=2048.0, inner=4096.0)
-    assert float(many.forward_s) > float(one.forward_s)
-    assert one.weight_s == pytest.approx(0.5 * np.asarray(one.backward_s), rel=0.1)
+    one = trained_experts(1.0, 8192.0, hidden=4096.0, ffn=2048.0, inner=4096.0)
+    many = trained_experts(64.0, 128.0, hidden=4096.0, ffn=2048.0, inner=4096.0)
+    assert float(PRICES.seconds(many.forward)) > float(PRICES.seconds(one.forward))
+    assert PRICES.seconds(one.weights) == pytest.approx(PRICES.seconds(one.inputs), rel=0.2)
 
 
-def attention(width: float) -> AttentionShape:
-    return AttentionShape(
+def of_width(width: float) -> Op:
+    return attention(
         pairs=1e6,
-        sequences=1.0,
+        batch=1.0,
         sequence=1414.0,
         heads=8.0,
         kv_heads=8.0,
-        key_dim=width,
+        head_dim=width,
         value_dim=width,
     )
 
@@ -83,22 +86,23 @@ def attention(width: float) -> AttentionShape:
 def test_attention_reaches_its_share_at_a_width_of_128() -> None:
     # 2 GEMMs of 2 x 10^6 pairs x 8 heads x 128 operations; backward 5 of them at 0.8 of it
     forward = 4 * 1e6 * 8 * 128 / (0.40 * 100e12)
-    assert KERNELS.attention_s(attention(128.0)) == pytest.approx(forward)
-    assert KERNELS.attention_backward_s(attention(128.0)) == pytest.approx(2.5 * forward / 0.8)
+    assert PRICES.seconds(of_width(128.0)) == pytest.approx(forward)
+    backward = replace(of_width(128.0), direction="backward")
+    assert PRICES.seconds(backward) == pytest.approx(2.5 * forward / 0.8)
 
 
 def test_narrow_heads_spend_more_time_per_operation() -> None:
-    narrow = float(KERNELS.attention_s(attention(64.0)))
-    wide = float(KERNELS.attention_s(attention(128.0)))
+    narrow = float(PRICES.seconds(of_width(64.0)))
+    wide = float(PRICES.seconds(of_width(128.0)))
     assert 0.5 * wide < narrow < wide
 
 
 def test_memory_bound_work_takes_its_bytes_times_the_factor() -> None:
-    assert KERNELS.memory_bound_s(2e9) == pytest.approx(1.2e-3)
+    assert PRICES.seconds(memory_bound(2e9)) == pytest.approx(1.2e-3)
 
 
 def test_faster_types_pay_the_same_time_per_tile_and_read_fewer_bytes() -> None:
-    double = DatasheetKernels(
+    double = DatasheetPrices(
         hardware=Hardware(
             **{
                 **{name: getattr(MACHINE, name) for name in MACHINE.__dataclass_fields__},
@@ -107,10 +111,10 @@ def test_faster_types_pay_the_same_time_per_tile_and_read_fewer_bytes() -> None:
         ),
         constants=Constants(matmul_ratio=0.5, extra_depth=100.0),
     )
-    single = DatasheetKernels(
+    single = DatasheetPrices(
         hardware=MACHINE, constants=Constants(matmul_ratio=0.5, extra_depth=100.0)
     )
     big = (2560.0, 2560.0, 4000.0)
     # (4000 + 200) elements at twice the rate against (4000 + 100)
-    ratio = np.asarray(double.gemm_s(*big)) / np.asarray(single.gemm_s(*big))
+    ratio = np.asarray(double.seconds(gemm(*big))) / np.asarray(single.seconds(gemm(*big)))
     assert ratio == pytest.approx(4200 / 4100 / 2)

@@ -5,9 +5,10 @@ import pytest
 
 from profilers.interpolation import Bools, Curve, Floats
 from profilers.series import Series
+from tuner.costs.ops import attention, gemm, memory_bound, trained_experts
+from tuner.costs.prices.datasheet import DatasheetPrices
+from tuner.costs.prices.measured import MeasuredPrices
 from tuner.costs.train.constants import Constants
-from tuner.costs.train.kernels import AttentionShape, DatasheetKernels
-from tuner.costs.train.measured_kernels import MeasuredKernels
 from tuner.costs.train.shapes import Hardware
 
 MACHINE = Hardware(
@@ -21,7 +22,7 @@ MACHINE = Hardware(
     devices_per_node=8.0,
     scale_out_bytes_per_s=50e9,
 )
-SHEET = DatasheetKernels(hardware=MACHINE, constants=Constants())
+SHEET = DatasheetPrices(hardware=MACHINE, constants=Constants())
 
 
 class Product:
@@ -39,32 +40,32 @@ def series(operation: str, direction: str = "forward", kind: str = "") -> Series
     return Series(operation=operation, kind=kind, dtype="bf16", direction=direction)
 
 
-def measured(curves: Mapping[Series, Curve]) -> MeasuredKernels:
-    return MeasuredKernels(curves=curves, fallback=SHEET)
+def measured(curves: Mapping[Series, Curve]) -> MeasuredPrices:
+    return MeasuredPrices(curves=curves, fallback=SHEET)
 
 
 def test_gemms_come_from_the_curve_once_per_shape() -> None:
     curve = Product()
-    kernels = measured({series("gemm"): curve})
-    actual = kernels.gemm_s(np.array([2.0, 2.0, 3.0]), 5.0, 7.0)
+    prices = measured({series("gemm"): curve})
+    actual = prices.seconds(gemm(np.array([2.0, 2.0, 3.0]), 5.0, 7.0))
     assert actual == pytest.approx([70.0, 70.0, 105.0])
     assert curve.requested == [2]
 
 
 def test_what_the_profile_lacks_comes_from_the_datasheet_and_is_named() -> None:
-    kernels = measured({series("gemm"): Product()})
-    assert kernels.memory_bound_s(1e9) == SHEET.memory_bound_s(1e9)
-    shape = AttentionShape(
+    prices = measured({series("gemm"): Product()})
+    assert prices.seconds(memory_bound(1e9)) == SHEET.seconds(memory_bound(1e9))
+    shape = attention(
         pairs=1e6,
-        sequences=1.0,
+        batch=1.0,
         sequence=1414.0,
         heads=8.0,
         kv_heads=8.0,
-        key_dim=128.0,
+        head_dim=128.0,
         value_dim=128.0,
     )
-    assert kernels.attention_s(shape) == SHEET.attention_s(shape)
-    assert kernels.missing == (
+    assert prices.seconds(shape) == SHEET.seconds(shape)
+    assert prices.missing == (
         "grouped_gemm bf16",
         "attention",
         "attention backward",
@@ -73,37 +74,38 @@ def test_what_the_profile_lacks_comes_from_the_datasheet_and_is_named() -> None:
 
 
 def test_extrapolated_shapes_are_counted() -> None:
-    kernels = measured({series("gemm"): Product()})
-    kernels.gemm_s(np.array([1.0, 2000.0]), 2.0, 3.0)
-    assert kernels.outside == {"gemm bf16 forward": 0.5}
+    prices = measured({series("gemm"): Product()})
+    prices.seconds(gemm(np.array([1.0, 2000.0]), 2.0, 3.0))
+    assert prices.outside == {"gemm bf16 forward": 0.5}
 
 
 def test_attention_is_scaled_to_the_pairs_that_are_computed() -> None:
-    kernels = measured({series("attention"): Product()})
-    half = AttentionShape(
+    prices = measured({series("attention"): Product()})
+    half = attention(
         pairs=0.5 * 2 * 10 * 11 / 2,
-        sequences=2.0,
+        batch=2.0,
         sequence=10.0,
         heads=4.0,
         kv_heads=1.0,
-        key_dim=64.0,
+        head_dim=64.0,
         value_dim=64.0,
     )
-    assert kernels.attention_s(half) == pytest.approx(0.5 * 2 * 10 * 4 * 1 * 64)
+    assert prices.seconds(half) == pytest.approx(0.5 * 2 * 10 * 4 * 1 * 64)
 
 
 def test_a_gated_network_of_experts_is_measured_as_a_whole() -> None:
     curves = {series("grouped_gemm"): Product(), series("grouped_gemm", "backward"): Product()}
-    kernels = measured(curves)
-    actual = kernels.experts_s(2.0, 3.0, hidden=5.0, width=7.0, inner=14.0)
-    assert actual.forward_s == pytest.approx(2 * 6 * 3 * 5 * 7)
-    assert actual.weight_s == pytest.approx(0.5 * np.asarray(actual.backward_s))
-    ungated = kernels.experts_s(2.0, 3.0, hidden=5.0, width=7.0, inner=7.0)
-    assert ungated == SHEET.experts_s(2.0, 3.0, hidden=5.0, width=7.0, inner=7.0)
+    prices = measured(curves)
+    network = trained_experts(2.0, 3.0, hidden=5.0, ffn=7.0, inner=14.0)
+    whole_s = 2 * 6 * 3 * 5 * 7
+    for op, share in zip(network, (1.0, 0.5, 0.5), strict=True):
+        assert prices.seconds(op) == pytest.approx(share * whole_s)
+    for op in trained_experts(2.0, 3.0, hidden=5.0, ffn=7.0, inner=7.0):
+        assert prices.seconds(op) == SHEET.seconds(op)
 
 
 def test_no_bytes_take_no_time() -> None:
-    kernels = measured({series("memory_bound", kind="residual_add"): Product()})
-    assert np.asarray(kernels.memory_bound_s(np.array([0.0, 24576.0]))) == pytest.approx(
+    prices = measured({series("memory_bound", kind="residual_add"): Product()})
+    assert np.asarray(prices.seconds(memory_bound(np.array([0.0, 24576.0])))) == pytest.approx(
         [0.0, 4096.0]
     )

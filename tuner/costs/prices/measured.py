@@ -22,20 +22,24 @@ of attention without FlashAttention.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
 
 from profilers.interpolation import Curve
+from profilers.records import AXES
 from profilers.series import Series
 from tuner.config.columns import Numbers
-from tuner.costs.train.kernels import AttentionShape, ExpertSeconds, Kernels
+from tuner.costs.ops import BF16, Op, Prices
 
 WIDTH = 4096.0
 """Of the rows that memory-bound bytes are cut into."""
 PASSES = 3.0
 """Of a residual addition: two reads and a write."""
 BF16_BYTES = 2.0
+FLAT_KIND = "residual_add"
+"""Memory-bound operation that stands for all of them."""
 LOG_ROWS_T = np.arange(-10.0, 34.0, 0.25)
 """Binary logarithms of the rows at which the memory-bound curve is tabulated."""
 
@@ -44,11 +48,11 @@ Key = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MeasuredKernels:
+class MeasuredPrices:
     """Curves of one profile, and the datasheet's formulas for other operations."""
 
     curves: Mapping[Series, Curve]
-    fallback: Kernels
+    fallback: Prices
     dtype: str = "bf16"
     """Of the linear layers, as the profile names it."""
     stretch: float = 1.0
@@ -66,12 +70,12 @@ class MeasuredKernels:
     def missing(self) -> tuple[str, ...]:
         """Operations that come from the datasheet."""
         wanted = {
-            f"gemm {self.dtype}": _series("gemm", dtype=self.dtype),
-            "gemm bf16 (head)": _series("gemm"),
-            f"grouped_gemm {self.dtype}": _series("grouped_gemm", dtype=self.dtype),
-            "attention": _series("attention"),
-            "attention backward": _series("attention", direction="backward"),
-            "memory_bound": _series("memory_bound", kind="residual_add"),
+            f"gemm {self.dtype}": Series("gemm", "", self.dtype, "forward"),
+            "gemm bf16 (head)": Series("gemm", "", BF16, "forward"),
+            f"grouped_gemm {self.dtype}": Series("grouped_gemm", "", self.dtype, "forward"),
+            "attention": Series("attention", "", BF16, "forward"),
+            "attention backward": Series("attention", "", BF16, "backward"),
+            "memory_bound": Series("memory_bound", FLAT_KIND, BF16, "forward"),
         }
         return tuple(name for name, series in wanted.items() if series not in self.curves)
 
@@ -81,54 +85,46 @@ class MeasuredKernels:
         counts = self.extrapolation_counts.items()
         return {name: beyond / total for name, (beyond, total) in counts if beyond}
 
-    def gemm_s(self, m: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False) -> Numbers:
-        """One GEMM; the head's stay in bf16."""
-        series = _series("gemm", dtype="bf16" if in_head else self.dtype)
-        if series not in self.curves:
-            return self.fallback.gemm_s(m, n, k, in_head=in_head)
-        if not np.any(np.minimum(np.minimum(m, n), k) > 0.0):
-            # A model whose layers all have experts has dense networks of width 0.
-            return 0.0
-        return self._read(series, m, n, k)
+    def seconds(self, op: Op) -> Numbers:
+        """Wall time of running it once."""
+        series = self._series(op)
+        axes = op.axes
+        if series not in self.curves or not self._has_network(op):
+            return self.fallback.seconds(op)
+        match op.operation:
+            case "memory_bound":
+                return self._memory_bound_s(series, axes["bytes"])
+            case "attention":
+                causal = axes["batch"] * axes["sequence"] * (axes["sequence"] + 1.0) / 2.0
+                width = (axes["head_dim"] + axes["value_dim"]) / (2.0 * axes["head_dim"])
+                whole_s = self._read(series, *(axes[axis] for axis in AXES["attention"]))
+                return whole_s * (axes["pairs"] / causal) * width
+            case "grouped_gemm":
+                tokens = axes["experts"] * axes["largest"]
+                rest = (axes[axis] for axis in ("largest", "hidden", "ffn"))
+                network_s = self._read(series, axes["experts"], tokens, *rest)
+                # Measured backward passes are of both gradients.
+                return network_s if op.direction == "forward" else 0.5 * network_s
+            case _:
+                sizes = [axes[axis] for axis in AXES[op.operation]]
+                # A model whose layers all have experts has dense networks of width 0.
+                if not np.any(reduce(np.minimum, sizes) > 0.0):
+                    return 0.0
+                return self._read(series, *sizes)
 
-    def experts_s(
-        self, groups: Numbers, rows: Numbers, *, hidden: Numbers, width: Numbers, inner: Numbers
-    ) -> ExpertSeconds:
-        """The whole network of every expert."""
-        forward = _series("grouped_gemm", dtype=self.dtype)
-        backward = _series("grouped_gemm", dtype=self.dtype, direction="backward")
-        is_gated = np.all(np.equal(inner, 2.0 * np.asarray(width)))
-        if not is_gated or forward not in self.curves or backward not in self.curves:
-            return self.fallback.experts_s(groups, rows, hidden=hidden, width=width, inner=inner)
-        axes = (groups, groups * rows, rows, hidden, width)
-        backward_s = self._read(backward, *axes)
-        return ExpertSeconds(
-            forward_s=self._read(forward, *axes), backward_s=backward_s, weight_s=0.5 * backward_s
-        )
+    def _has_network(self, op: Op) -> bool:
+        """Whether an operation, if of experts, is of those that were measured: gated, both ways."""
+        if op.operation != "grouped_gemm":
+            return True
+        both = {self._series(op)._replace(direction=each) for each in ("forward", "backward")}
+        is_gated = np.equal(op.axes["inner"], 2.0 * np.asarray(op.axes["ffn"]))
+        return both <= self.curves.keys() and bool(np.all(is_gated))
 
-    def batched_gemm_s(self, batches: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
-        """Independent GEMMs: from the datasheet."""
-        return self.fallback.batched_gemm_s(batches, m, n, k)
+    def _series(self, op: Op) -> Series:
+        kind = FLAT_KIND if op.operation == "memory_bound" else ""
+        return Series(op.operation, kind, op.dtype or self.dtype, op.direction)
 
-    def attention_s(self, shape: AttentionShape) -> Numbers:
-        """Flash attention's forward pass."""
-        series = _series("attention")
-        if series not in self.curves:
-            return self.fallback.attention_s(shape)
-        return self._attention_s(series, shape)
-
-    def attention_backward_s(self, shape: AttentionShape) -> Numbers:
-        """Its backward pass."""
-        series = _series("attention", direction="backward")
-        if series not in self.curves:
-            return self.fallback.attention_backward_s(shape)
-        return self._attention_s(series, shape)
-
-    def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
-        """Element-wise kernels that read and write so many bytes."""
-        series = _series("memory_bound", kind="residual_add")
-        if series not in self.curves:
-            return self.fallback.memory_bound_s(moved_bytes)
+    def _memory_bound_s(self, series: Series, moved_bytes: Numbers) -> Numbers:
         log_s_T, beyond_T = self._table(series)
         rows = np.asarray(moved_bytes, dtype=np.float64) / (PASSES * BF16_BYTES * WIDTH)
         log_rows = np.log2(np.maximum(rows, 2.0 ** LOG_ROWS_T[0]))
@@ -146,14 +142,6 @@ class MeasuredKernels:
             seconds_T, beyond_T = self.curves[series].predict(axes_TA)
             self.tables[series] = np.log(np.maximum.accumulate(seconds_T)), beyond_T
         return self.tables[series]
-
-    def _attention_s(self, series: Series, shape: AttentionShape) -> Numbers:
-        whole_s = self._read(
-            series, shape.sequences, shape.sequence, shape.heads, shape.kv_heads, shape.key_dim
-        )
-        causal = shape.sequences * shape.sequence * (shape.sequence + 1.0) / 2.0
-        width = (shape.key_dim + shape.value_dim) / (2.0 * shape.key_dim)
-        return whole_s * (shape.pairs / causal) * width
 
     def _read(self, series: Series, *axes: Numbers) -> npt.NDArray[np.float64]:
         columns = [np.asarray(axis, dtype=np.float64) for axis in axes]
@@ -196,9 +184,3 @@ def _distinct(
     _, first, place_N = np.unique(code.ravel(), return_index=True, return_inverse=True)
     each = [np.broadcast_to(column, shape).ravel()[first].tolist() for column in columns]
     return list(zip(*each, strict=True)), place_N.ravel()
-
-
-def _series(
-    operation: str, *, kind: str = "", dtype: str = "bf16", direction: str = "forward"
-) -> Series:
-    return Series(operation=operation, kind=kind, dtype=dtype, direction=direction)

@@ -1,0 +1,146 @@
+"""Seconds of one kernel from its shape and the device's datasheet.
+
+Letters in formulas: m, n, k of a GEMM [m, k] x [k, n]; b sequences of s tokens. In arrays: T tiles,
+C columns.
+
+A GEMM is cut into tiles, and tiles run in waves over the device's compute units:
+
+    waves = mean of max(tiles / units, 1) and its ceiling
+    seconds = waves * units * 2 * tile * (k + k0) / (peak * ratio * derate(tile))
+
+over the best of four tiles, and never less than the bytes at 85 % of the memory bandwidth. The mean
+lies between a persistent kernel that splits the last wave and one that does not; k0 is the time of
+a tile's prologue and epilogue in elements of k at bf16, so it is more elements of a faster type.
+The form is that of NVIDIA's "Matrix Multiplication Background User's Guide" (tile and wave
+quantisation); derates and the mean are ours.
+
+GEMMs of dtype bf16 stay there under every recipe: those of head and router. Attention counts the
+unmasked pairs. Exponentials add time to the GEMMs, as if every head were wider
+by a constant; the share of the peak is stated at a width of 128.
+
+Not covered: split-k, 2-SM tiles, alignment.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tuner.config.columns import Numbers
+from tuner.costs.ops import BF16, Op
+from tuner.costs.train.constants import Constants
+from tuner.costs.train.shapes import Hardware
+
+TILES: Final = ((256.0, 128.0, 1.0), (128.0, 128.0, 0.93), (128.0, 64.0, 0.80), (64.0, 64.0, 0.62))
+"""Rows, columns, and what the tile reaches of the largest one's rate."""
+
+_SIZES_TX = np.array(TILES)
+TILE_ROWS, TILE_COLUMNS = _SIZES_TX[:, :1], _SIZES_TX[:, 1:2]
+TILE_WORK = TILE_ROWS * TILE_COLUMNS / _SIZES_TX[:, 2:]
+
+STREAM_RATIO: Final = 0.85
+"""Of the memory bandwidth that a GEMM reaches. STREAM on A100 and H100 reaches 0.85 to 0.92."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DatasheetPrices:
+    """Kernels from a device's datasheet and the share of it that is reached."""
+
+    hardware: Hardware
+    constants: Constants
+
+    def seconds(self, op: Op) -> Numbers:
+        """Wall time of running it once."""
+        return _FORMULAS[op.operation](self, op)
+
+    def _gemm_s(self, op: Op) -> Numbers:
+        own, machine = self.constants, self.hardware
+        shape = op.axes["m"], op.axes["n"], op.axes["k"]
+        if op.dtype == BF16:
+            return self._tiled_s(1.0, *shape, machine.attention_flop_per_s * own.head_ratio, 1.0)
+        rate = machine.matmul_flop_per_s * own.matmul_ratio
+        return self._tiled_s(1.0, *shape, rate, self._speedup)
+
+    def _experts_s(self, op: Op) -> Numbers:
+        """Two grouped GEMMs, in the forward pass and for either gradient."""
+        own, axes = self.constants, op.axes
+        rows, inner, hidden, ffn = (axes[name] for name in ("largest", "inner", "hidden", "ffn"))
+        shapes = {
+            "": ((rows, inner, hidden), (rows, hidden, ffn)),
+            "inputs": ((rows, hidden, inner), (rows, ffn, hidden)),
+            "weights": ((inner, hidden, rows), (hidden, ffn, rows)),
+        }
+        rate = self.hardware.matmul_flop_per_s * own.matmul_ratio * own.grouped_ratio
+        up_s, down_s = (
+            self._tiled_s(axes["experts"], *shape, rate, self._speedup) for shape in shapes[op.kind]
+        )
+        return up_s + down_s
+
+    def _batched_gemm_s(self, op: Op) -> Numbers:
+        rate = self.hardware.attention_flop_per_s * self.constants.matmul_ratio
+        batches, m, n, k = (op.axes[name] for name in ("batches", "m", "n", "k"))
+        return self._tiled_s(batches, m, n, k, rate, 1.0)
+
+    def _attention_s(self, op: Op) -> Numbers:
+        """Two GEMMs over the unmasked pairs: 2 pairs heads (d_qk + d_v) operations.
+
+        Five in the backward pass: recomputed scores, gradients of queries, keys, scores and values.
+        """
+        own, axes = self.constants, op.axes
+        rate = self.hardware.attention_flop_per_s * own.attention_ratio
+        if op.direction == "forward":
+            flop_per_pair = self._widened(axes["head_dim"] + axes["value_dim"], 2.0)
+        else:
+            flop_per_pair = self._widened(3.0 * axes["head_dim"] + 2.0 * axes["value_dim"], 5.0)
+            rate = rate * own.attention_backward_ratio
+        return 2.0 * axes["pairs"] * axes["heads"] * flop_per_pair / rate
+
+    def _memory_bound_s(self, op: Op) -> Numbers:
+        """Bytes at the datasheet's bandwidth times the factor that kernels need."""
+        factor = self.constants.memory_factor / self.hardware.memory_bytes_per_s
+        return op.axes["bytes"] * factor
+
+    def _widened(self, widths: Numbers, gemms: float) -> Numbers:
+        # Exponentials cost as much as additional width; ratios are stated at width 128.
+        more = gemms * self.constants.softmax_width
+        return (widths + more) * (gemms * 128.0) / (gemms * 128.0 + more)
+
+    def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
+        """Bytes at the datasheet's bandwidth times the factor that kernels need."""
+        return moved_bytes * (self.constants.memory_factor / self.hardware.memory_bytes_per_s)
+
+    @property
+    def _speedup(self) -> Numbers:
+        """Rate of the linear layers over bf16's; bytes per element shrink by the same factor."""
+        return self.hardware.matmul_flop_per_s / self.hardware.attention_flop_per_s
+
+    def _tiled_s(
+        self,
+        groups: Numbers,
+        m: Numbers,
+        n: Numbers,
+        k: Numbers,
+        rate: Numbers,
+        speedup: Numbers,
+    ) -> Numbers:
+        units = self.hardware.compute_units
+        depth = (2.0 * units) * (k + self.constants.extra_depth * speedup) / rate
+        tiles_TC = groups * np.ceil(m / TILE_ROWS) * np.ceil(n / TILE_COLUMNS)
+        full_TC = np.maximum(tiles_TC / units, 1.0)
+        waves_TC = 0.5 * (full_TC + np.ceil(full_TC))
+        best = np.min(waves_TC * TILE_WORK, axis=0)
+        moved_bytes = 2.0 * groups * ((m * k + k * n) / speedup + m * n)
+        floor = moved_bytes / (STREAM_RATIO * self.hardware.memory_bytes_per_s)
+        seconds = np.maximum(best * depth, floor)
+        all_numbers = np.ndim(depth) == np.ndim(floor) == 0
+        return float(seconds[0]) if all_numbers else seconds
+
+
+_FORMULAS: Final[Mapping[str, Callable[[DatasheetPrices, Op], Numbers]]] = {
+    "gemm": DatasheetPrices._gemm_s,
+    "grouped_gemm": DatasheetPrices._experts_s,
+    "batched_gemm": DatasheetPrices._batched_gemm_s,
+    "attention": DatasheetPrices._attention_s,
+    "memory_bound": DatasheetPrices._memory_bound_s,
+}
