@@ -80,7 +80,7 @@ KINDS_OF_STAGES = ("dense_SC", "moe_SC", "embedding_SC", "head_SC", "mtp_SC")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Prices:
+class CandidatePrices:
     """Predictions for every candidate, each in a layout of its own."""
 
     step_s: Floats
@@ -146,7 +146,7 @@ def price(
     candidates: Candidates,
     *,
     is_moved_to_fit: bool = False,
-) -> Prices:
+) -> CandidatePrices:
     """Price candidates in time and memory.
 
     Args:
@@ -171,7 +171,7 @@ def price(
         stages = _on_devices(problem, layers_PC[at], dense_PC[at])
         step_s[piece.at] = assemble_step(problem, piece, stages).step_s
     bytes_PC = bytes_of_devices(problem, batch.strategies, candidates, layers_PC)
-    return Prices(step_s=step_s, peak_bytes=bytes_PC.max(axis=0), layers_PC=layers_PC)
+    return CandidatePrices(step_s=step_s, peak_bytes=bytes_PC.max(axis=0), layers_PC=layers_PC)
 
 
 def candidate_bound_s(
@@ -388,7 +388,7 @@ def times_of_kinds(problem: TrainProblem, piece: TimePiece) -> PassTimes:
 
 def price_to_fit(
     problem: TrainProblem, options: OptionSpace, candidates: Candidates
-) -> tuple[Prices, Ints]:
+) -> tuple[CandidatePrices, Ints]:
     """Price candidates in balanced layouts; where those exceed memory, in one that fits."""
     prices = price(problem, options, candidates)
     full = np.flatnonzero(prices.peak_bytes > problem.memory_limit_bytes)

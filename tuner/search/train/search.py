@@ -38,7 +38,7 @@ from tuner.search.progress import PlanningEvent
 from tuner.search.settings import SearchSettings
 from tuner.search.train.bounds import Allowed, degrees_bound_s
 from tuner.search.train.candidate_prices import (
-    Prices,
+    CandidatePrices,
     candidate_bound_in_memory_s,
     candidate_bound_s,
     price_batch,
@@ -353,7 +353,7 @@ class _Run:
         self,
         candidates: Candidates,
         row: Ints,
-        prices: Prices,
+        prices: CandidatePrices,
         best_s: Floats,
     ) -> None:
         """Keep the best option of every row that fits with one."""
