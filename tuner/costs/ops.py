@@ -30,6 +30,8 @@ class Op:
     in_backward: bool = False
     count: int = 1
     """How often it runs."""
+    software: str = ""
+    """Whose kernels, where engines bring their own; empty: any."""
 
     @property
     def name(self) -> str:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tuner.costs.ops import BF16, gemm
 from tuner.costs.serve.afd import most_loaded_activated
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES
 from tuner.costs.serve.capacity import FULL_RATIO
@@ -32,8 +33,9 @@ from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import BYTES, Decoder, Experts, Formats
 from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration, sustained_factor
-from tuner.costs.serve.machine import LAUNCH_S, STREAM_RATIO, MoeShape, ServingMachine
+from tuner.costs.serve.machine import LAUNCH_S, LOAD, STREAM_RATIO, ServingMachine
 from tuner.costs.serve.memory import RESERVE_BYTES, kv_tokens
+from tuner.costs.serve.ops import routed_experts
 
 Activated = Callable[[Experts, Floats, int], Floats]
 """Distinct experts that the most-loaded of so many devices reads, for tokens of one layer."""
@@ -83,22 +85,15 @@ def expert_seconds(
     activated: Activated = uniform_activated,
 ) -> Floats:
     """Price router and routed experts of all layers on the most-loaded expert device."""
-    own = experts_of(decoder)
-    shape = MoeShape(
-        hidden=decoder.hidden,
-        ffn=own.ffn,
-        top_k=own.top_k,
-        experts=own.num,
-        tensor=1,
-        expert=devices,
-        dtype=formats.experts,
+    own, software = experts_of(decoder), engine.value
+    routed = routed_experts(
+        decoder, formats, tokens_Q, tensor=1, expert=devices, software=software, load=LOAD
     )
-    kernel_Q = machine.moe_s(tokens_Q, shape, software=engine.value)
+    kernel_Q = machine.seconds(routed)
     rate = STREAM_RATIO * machine.sheet.memory_bytes_per_s
     read_Q = activated(own, tokens_Q, devices) * expert_bytes(decoder, formats) / rate + LAUNCH_S
-    router_Q = machine.gemm_s(
-        tokens_Q, n=own.num, k=decoder.hidden, dtype="bf16", software=engine.value
-    )
+    router = gemm(tokens_Q, own.num, decoder.hidden, dtype=BF16)
+    router_Q = machine.seconds(replace(router, software=software))
     each_Q = (router_Q + np.maximum(kernel_Q, read_Q)) * sustained_factor(tokens_Q / devices)
     return np.asarray(moe_layers(decoder) * each_Q)
 

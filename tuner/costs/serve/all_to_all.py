@@ -18,6 +18,7 @@ import numpy as np
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.ops import collective
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 
 ELEMENT_BYTES: Final = 2.0
@@ -100,6 +101,6 @@ class ExpertTraffic:
 
     def _collective_s(self, kind: str, m_Q: Floats) -> Floats:
         moved_Q = ELEMENT_BYTES * m_Q * self.hidden
-        return self.machine.collective_s(
-            moved_Q, kind=kind, ranks=self.ranks, software=self.software
+        return self.machine.seconds(
+            collective(kind, moved_Q, ranks=self.ranks, software=self.software)
         )

@@ -30,14 +30,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.costs.ops import Op
 from tuner.costs.serve.curves import Floats
-from tuner.costs.serve.machine import (
-    BALANCED,
-    LOAD,
-    MoeShape,
-    ServingMachine,
-    even_activated,
-)
+from tuner.costs.serve.machine import BALANCED, LOAD, ServingMachine
+from tuner.costs.serve.work import even_activated
 
 Ints = npt.NDArray[np.int64]
 
@@ -142,24 +138,21 @@ class ExpertLoads:
         return np.asarray(value_LS.reshape(layers, ranks, -1).sum(axis=2))
 
 
-def loaded_experts_s(
-    machine: ServingMachine,
-    tokens_Q: Floats,
-    shape: MoeShape,
-    *,
-    loads: ExpertLoads,
-    software: str,
-) -> Floats:
-    """Routed experts on the most-loaded rank, for `tokens` over all ranks that share them."""
-    most_loaded_Q = np.asarray(tokens_Q * loads.expert_imbalance(shape.expert))
-    even = replace(shape, load=BALANCED)
-    kernel_Q = np.minimum(
-        machine.moe_s(most_loaded_Q, even, software=software),
-        machine.moe_s(most_loaded_Q, replace(shape, load=LOAD), software=software),
+def loaded_experts_s(machine: ServingMachine, routed: Op, *, loads: ExpertLoads) -> Floats:
+    """Routed experts on the most-loaded rank, for tokens over all ranks that share them."""
+    expert, tokens_Q = int(routed.axes["expert"]), np.asarray(routed.axes["tokens"])
+    dispatched, slash, _ = routed.kind.rpartition("/")
+    most_loaded_Q = np.asarray(tokens_Q * loads.expert_imbalance(expert))
+    even, uneven = (
+        replace(
+            routed,
+            kind=f"{dispatched}{slash}{load}",
+            axes={**routed.axes, "tokens": most_loaded_Q},
+        )
+        for load in (BALANCED, LOAD)
     )
-    read_Q = loads.activated(tokens_Q, shape.expert)
-    uniform_Q = even_activated(most_loaded_Q, shape)
-    rated_Q = machine.moe_rated_s(most_loaded_Q, even, reached_Q=read_Q)
-    return np.asarray(
-        kernel_Q * rated_Q / machine.moe_rated_s(most_loaded_Q, even, reached_Q=uniform_Q)
-    )
+    kernel_Q = np.minimum(machine.seconds(even), machine.seconds(uneven))
+    read_Q = loads.activated(tokens_Q, expert)
+    rated_Q = machine.rated_experts_s(even, reached_Q=read_Q)
+    uniform_Q = machine.rated_experts_s(even, reached_Q=even_activated(even))
+    return np.asarray(kernel_Q * rated_Q / uniform_Q)

@@ -9,8 +9,7 @@ tensor parallelism; under data parallelism an all-gather and a reduce-scatter of
 experts or an all-to-all of the copies, as configured, or the faster where nothing is stated.
 
 Small kernels: 3 per dense layer (two norms with residuals, an activation), 5 per layer with experts
-(routing and the weighted sum besides), each 1.5 us plus its bytes at 0.7 of the memory bandwidth,
-as CUDA graphs of such kernels run on Hopper.
+(routing and the weighted sum besides), as CUDA graphs of such kernels run on Hopper.
 
 With drafts a running sequence brings k + 1 tokens to a step; callers count them in m. Loads of
 experts that were recorded replace those of the tables. How the parts become a whole step, beside
@@ -25,6 +24,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.costs.ops import Op, gemm, memory_bound
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serve.attention import AttentionLayer
 from tuner.costs.serve.curves import Floats
@@ -43,15 +43,13 @@ from tuner.costs.serve.machine import (
     LOAD,
     NODE_LATENCY_S,
     STREAM_RATIO,
-    MoeShape,
     ServingMachine,
 )
 from tuner.costs.serve.memory import stage_ratio
+from tuner.costs.serve.ops import collective, routed_experts
 from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 
-SMALL_S: Final = 1.5e-6
-SMALL_RATIO: Final = 0.7
 SMALL_DENSE: Final = 3
 SMALL_MOE: Final = 5
 SUSTAINED_FACTOR: Final = 1.1
@@ -223,19 +221,18 @@ class Iteration:
             }
         experts = self.decoder.experts
         assert experts is not None  # Decoder refuses layers without either
-        shape = MoeShape(
-            hidden=self.decoder.hidden,
-            ffn=experts.ffn,
-            top_k=experts.top_k,
-            experts=experts.num,
+        routed = routed_experts(
+            self.decoder,
+            self.formats,
+            m_Q * self.busy_ranks,
             tensor=self.degrees.moe_tensor,
             expert=self.degrees.expert,
-            dtype=self.formats.experts,
+            software=self.experts_table or self.engine.value,
             # Second copies are placed where loads are uneven, to level them.
             load=BALANCED if self.redundant_experts else LOAD,
         )
         seconds_by_part = {
-            "experts": self._experts_s(m_Q, shape),
+            "experts": self._experts_s(m_Q, routed),
             "router": self._gemm_s(m_Q, n=experts.num, k=self.decoder.hidden, dtype="bf16"),
             "exchange": self._moe_all_to_all_s(m_Q),
             "small": self._small_s(m_Q, SMALL_MOE),
@@ -244,27 +241,23 @@ class Iteration:
             seconds_by_part["shared"] = self._gated_s(m_Q, width=experts.shared_ffn / ranks)
         return seconds_by_part
 
-    def _experts_s(self, m_Q: Floats, shape: MoeShape) -> Floats:
+    def _experts_s(self, m_Q: Floats, routed: Op) -> Floats:
         """Routed experts by the kernels that fit how tokens reach them."""
         if self.degrees.attention_data == 1 or self.a2a_backend in (
             A2aBackend.LEAST,
             A2aBackend.ALLGATHER,
         ):
-            return self._kernel_s(m_Q, shape)
-        many_Q = self._kernel_s(m_Q, replace(shape, dispatched="context"))
+            return self._kernel_s(routed)
+        many_Q = self._kernel_s(replace(routed, kind=f"context/{routed.kind}"))
         if self.a2a_backend is A2aBackend.NORMAL:
             return many_Q
-        few_Q = self._kernel_s(m_Q, replace(shape, dispatched="generation"))
+        few_Q = self._kernel_s(replace(routed, kind=f"generation/{routed.kind}"))
         return np.where(m_Q <= LARGEST_DISPATCH_TOKENS, few_Q, many_Q)
 
-    def _kernel_s(self, m_Q: Floats, shape: MoeShape) -> Floats:
-        software = self.experts_table or self.engine.value
-        together_Q = m_Q * self.busy_ranks
+    def _kernel_s(self, routed: Op) -> Floats:
         if self.loads is None:
-            return self.machine.moe_s(together_Q, shape, software=software)
-        return loaded_experts_s(
-            self.machine, together_Q, shape, loads=self.loads, software=software
-        )
+            return self.machine.seconds(routed)
+        return loaded_experts_s(self.machine, routed, loads=self.loads)
 
     def _gated_s(self, m_Q: Floats, *, width: float) -> Floats:
         hidden, dtype = self.decoder.hidden, self.formats.ffn
@@ -272,11 +265,13 @@ class Iteration:
         return up_Q + self._gemm_s(m_Q, n=hidden, k=width, dtype=dtype)
 
     def _gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
-        return self.machine.gemm_s(m_Q, n=n, k=k, dtype=dtype, software=self.engine.value)
+        return self.machine.seconds(
+            replace(gemm(m_Q, n, k, dtype=dtype), software=self.engine.value)
+        )
 
     def _small_s(self, m_Q: Floats, count: int) -> Floats:
         moved_Q = 2.0 * ELEMENT_BYTES * m_Q * self.decoder.hidden
-        return count * self.machine.stream_s(moved_Q, launch_s=SMALL_S, ratio=SMALL_RATIO)
+        return count * self.machine.seconds(memory_bound(moved_Q))
 
     def _reduced_s(self, m_Q: Floats) -> Floats:
         """One all-reduce of the step's hidden states."""
@@ -297,8 +292,8 @@ class Iteration:
 
     def _collective_s(self, kind: str, m_Q: Floats, ranks: int) -> Floats:
         moved_Q = ELEMENT_BYTES * m_Q * self.decoder.hidden
-        return self.machine.collective_s(
-            moved_Q, kind=kind, ranks=ranks, software=self.engine.value
+        return self.machine.seconds(
+            collective(kind, moved_Q, ranks=ranks, software=self.engine.value)
         )
 
     def head_s(self, n_Q: Floats) -> Floats:
@@ -313,8 +308,8 @@ class Iteration:
         return (
             host_Q
             + gemm_Q
-            + self.machine.collective_s(
-                logits_Q, kind="all_gather", ranks=ranks, software=self.engine.value
+            + self.machine.seconds(
+                collective("all_gather", logits_Q, ranks=ranks, software=self.engine.value)
             )
         )
 

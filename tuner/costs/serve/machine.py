@@ -11,15 +11,17 @@ prediction can be marked.
 Letters: Q query points.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
+from tuner.costs.ops import Op
+from tuner.costs.serve.attention_tables import measured_attention_s
 from tuner.costs.serve.curves import Floats, SizeCurve
-from tuner.costs.serve.decoder import BYTES
 from tuner.costs.serve.tables import A2aCurves, KernelTables, Key
+from tuner.costs.serve.work import even_activated, experts_work, work
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 
@@ -71,24 +73,14 @@ STAND_IN: Final = {("trtllm", "fp8_block", Generation.BLACKWELL): "sglang"}
 """Whose table holds other expert kernels that an engine chooses from: TensorRT-LLM's block-scaled
 experts were timed with DeepGEMM there, which its recipes take for many tokens; for few they take
 generated kernels (`moe_config.backend: TRTLLM`), which SGLang's table measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoeShape:
-    """Routed experts as one rank runs them."""
-
-    hidden: int
-    ffn: int
-    top_k: int
-    experts: int
-    tensor: int
-    expert: int
-    dtype: str
-    load: str = LOAD
-    """Distribution of tokens over experts."""
-    dispatched: str = ""
-    """`context` or `generation` where a rank holds the copies for its experts alone, as DeepEP's
-    normal and low-latency kernels leave them; empty: it holds every token."""
+BF16_CORES: Final = frozenset(
+    {"attention", "decode_attention", "latent_attention", "latent_decode", "latent_product"}
+    | {"gated_delta"}
+)
+"""Operations whose GEMMs stay in bf16, whatever their caches hold."""
+SMALL_S: Final = 1.5e-6
+SMALL_RATIO: Final = 0.7
+"""Of a memory-bound kernel inside a CUDA graph: its start, and what it reaches of the bandwidth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,14 +92,43 @@ class ServingMachine:
     estimated: set[str] = field(default_factory=set)
     """Filled on use: operations that came from the datasheet."""
 
-    def gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str) -> Floats:
-        """One GEMM [m, k] x [k, n]."""
-        if self.tables is not None:
-            curve = self.tables.gemm(dtype=dtype, n=n, k=k, software=software)
-            if curve is not None:
-                return curve.seconds(m_Q)
-        self.estimated.add(f"gemm {dtype}")
-        return self.roofline_s(*gemm_work(m_Q, n=n, k=k, dtype=dtype), dtype=dtype)
+    def seconds(self, op: Op) -> Floats:
+        """Wall time: as measured, else from the datasheet, which `estimated` then names."""
+        if op.operation == "memory_bound":
+            rate = SMALL_RATIO * self.sheet.memory_bytes_per_s
+            return SMALL_S + np.asarray(op.axes["bytes"]) / rate
+        if op.operation == "collective":
+            return self._collective_s(op)
+        measured_Q = self.measured_s(op)
+        if measured_Q is not None:
+            return measured_Q
+        has_dtype = op.operation in ("gemm", "moe")
+        self.estimated.add(f"{op.operation} {op.dtype}" if has_dtype else op.operation)
+        return self.rated_s(op)
+
+    def measured_s(self, op: Op) -> Floats | None:
+        """Wall time as measured; None where no table holds the shape."""
+        if self.tables is None:
+            return None
+        if op.operation == "gemm":
+            n, k = float(op.axes["n"]), float(op.axes["k"])
+            curve = self.tables.gemm(dtype=op.dtype, n=n, k=k, software=op.software)
+            return None if curve is None else curve.seconds(np.asarray(op.axes["m"]))
+        if op.operation == "moe":
+            return self._experts_s(self.tables, op)
+        return measured_attention_s(self.tables, op)
+
+    def rated_s(self, op: Op) -> Floats:
+        """Wall time from the datasheet."""
+        if op.operation == "moe":
+            return self.rated_experts_s(op, reached_Q=even_activated(op))
+        dtype = "bf16" if op.operation in BF16_CORES else op.dtype
+        return self.roofline_s(*work(op), dtype=dtype)
+
+    def rated_experts_s(self, op: Op, *, reached_Q: Floats) -> Floats:
+        """Roofline time of routed experts where a rank reads so many distinct ones."""
+        flop_Q, bytes_Q = experts_work(op, reached_Q=reached_Q)
+        return self.roofline_s(flop_Q, bytes_Q, dtype=op.dtype) + LAUNCH_S
 
     def roofline_s(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> Floats:
         """Roofline time from the datasheet."""
@@ -120,102 +141,41 @@ class ServingMachine:
         memory_s = bytes_Q / (STREAM_RATIO * self.sheet.memory_bytes_per_s)
         return flop_Q / (PEAK_RATIO * peak), memory_s
 
-    def curve(self, operation: str, keys: Sequence[Key]) -> SizeCurve | None:
-        """The first of these shapes that was measured, as a curve."""
-        if self.tables is None:
-            return None
-        return next((c for key in keys if (c := self.tables.curve(operation, key))), None)
-
-    def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
-        """Routed experts on the most-loaded rank, for `tokens` over all ranks that share them."""
-        for dtype in (shape.dtype, *self._similar(shape.dtype)):
-            for names in self._moe_choices(shape, dtype, software):
+    def _experts_s(self, tables: KernelTables, op: Op) -> Floats | None:
+        """Routed experts on the most-loaded rank, for tokens over all ranks that share them."""
+        for dtype in (op.dtype, *self._similar(op.dtype)):
+            for names in self._expert_choices(tables, op, dtype):
                 known_seconds = [
-                    self._moe_measured_s(tokens_Q, shape, name, dtype) for name in names
+                    _measured_experts_s(tables, replace(op, software=name, dtype=dtype))
+                    for name in names
                 ]
                 known = [seconds_Q for seconds_Q in known_seconds if seconds_Q is not None]
                 if known:
                     return np.asarray(np.min(known, axis=0))
-        if shape.dispatched:
-            whole = replace(shape, dispatched="")
-            # Not through `self`, whose own method may price only its share on top.
-            return ServingMachine.moe_s(self, tokens_Q, whole, software=ANY)
-        self.estimated.add(f"moe {shape.dtype}")
-        return self._moe_estimate_s(tokens_Q, shape)
+        dispatched, _, load = op.kind.rpartition("/")
+        whole = replace(op, kind=load, software=ANY)
+        return self._experts_s(tables, whole) if dispatched else None
 
     def _similar(self, dtype: str) -> tuple[str, ...]:
         if "fp4" not in self.sheet.flop_per_s and dtype in UNPACKED:
             return UNPACKED[dtype]
         return SIMILAR.get(dtype, ())
 
-    def _moe_choices(
-        self, shape: MoeShape, dtype: str, software: str
+    def _expert_choices(
+        self, tables: KernelTables, op: Op, dtype: str
     ) -> tuple[tuple[str, ...], ...]:
         """Whose tables count together, the first that measured anything.
 
         Dispatched copies are what TensorRT-LLM's kernels see in any case; those of the others were
         timed over every token, so that the fastest of all stands in for dispatched copies.
         """
-        if shape.dispatched or software == ANY:
-            return (self._moe_softwares(),)
-        own = software.partition("@")[0]
-        rival = STAND_IN.get((own, dtype, self.sheet.generation), software)
-        others = tuple((name,) for name in self._moe_softwares() if name != own)
-        return ((software, rival), (own,), *others)
-
-    def _moe_softwares(self) -> tuple[str, ...]:
-        names = () if self.tables is None else self.tables.softwares("moe")
-        return tuple(name for name in names if "@" not in name)
-
-    def _moe_measured_s(
-        self, tokens_Q: Floats, shape: MoeShape, software: str, dtype: str
-    ) -> Floats | None:
-        """From the measured degree of expert parallelism, or between the two around it."""
-        curves = self._moe_degrees(shape, software, dtype)
-        if not curves:
-            return None
-        if len(curves) == 1:
-            return curves[0][1].seconds(tokens_Q)
-        (low, below), (high, above) = curves
-        share = np.log(shape.expert / low) / np.log(high / low)
-        log_s_Q = (1.0 - share) * np.log(below.seconds(tokens_Q))
-        return np.asarray(np.exp(log_s_Q + share * np.log(above.seconds(tokens_Q))))
-
-    def _moe_degrees(
-        self, shape: MoeShape, software: str, dtype: str
-    ) -> list[tuple[int, SizeCurve]]:
-        if self.tables is None:
-            return []
-        wanted = (shape.hidden, shape.ffn, shape.top_k, shape.experts, shape.tensor)
-        kind = shape.load
-        if shape.dispatched:
-            kind = f"wideep_{shape.dispatched}/{DISPATCHED_LOAD.get(kind, kind)}"
-        for written in WRITTEN.get(dtype, (dtype,)):
-            beginning: Key = (software, kind, written, *wanted)
-            degrees = self.tables.last_values("moe", beginning)
-            low = [degree for degree in degrees if degree <= shape.expert]
-            high = [degree for degree in degrees if degree >= shape.expert]
-            curves = [
-                (degree, curve)
-                for degree in sorted({*low[-1:], *high[:1]})
-                if (curve := self.tables.curve("moe", (*beginning, degree))) is not None
-            ]
-            if curves:
-                return curves
-        return []
-
-    def _moe_estimate_s(self, tokens_Q: Floats, shape: MoeShape) -> Floats:
-        """Weights of the experts that are reached, and the GEMMs of the rank's share."""
-        return self.moe_rated_s(tokens_Q, shape, reached_Q=even_activated(tokens_Q, shape))
-
-    def moe_rated_s(self, tokens_Q: Floats, shape: MoeShape, *, reached_Q: Floats) -> Floats:
-        """Roofline time from the datasheet where a rank reads so many distinct experts."""
-        flop_Q, bytes_Q = moe_work(tokens_Q, shape, reached_Q=reached_Q)
-        return self.roofline_s(flop_Q, bytes_Q, dtype=shape.dtype) + LAUNCH_S
-
-    def stream_s(self, bytes_Q: Floats, *, launch_s: float, ratio: float) -> Floats:
-        """A small kernel that reads and writes so many bytes."""
-        return launch_s + bytes_Q / (ratio * self.sheet.memory_bytes_per_s)
+        every = tuple(name for name in tables.softwares("moe") if "@" not in name)
+        if "/" in op.kind or op.software == ANY:
+            return (every,)
+        own = op.software.partition("@")[0]
+        rival = STAND_IN.get((own, dtype, self.sheet.generation), op.software)
+        others = tuple((name,) for name in every if name != own)
+        return ((op.software, rival), (own,), *others)
 
     def all_to_all_s(
         self, tokens_Q: Floats, *, hidden: int, top_k: int, ranks: int
@@ -265,14 +225,15 @@ class ServingMachine:
             return {}
         return measured[min((each for each in measured if each >= ranks), default=max(measured))]
 
-    def collective_s(self, bytes_Q: Floats, *, kind: str, ranks: int, software: str) -> Floats:
-        """One collective; `bytes` is the larger buffer of a rank."""
+    def _collective_s(self, op: Op) -> Floats:
+        """One collective; its bytes are the larger buffer of a rank."""
+        bytes_Q, ranks = np.asarray(op.axes["bytes"]), int(op.axes["ranks"])
         if ranks <= 1:
             return np.zeros_like(bytes_Q)
         domain = min(ranks, self.sheet.scale_up_domain)
-        seconds_Q = self._inside_s(bytes_Q, kind=kind, ranks=domain, software=software)
+        seconds_Q = self._inside_s(bytes_Q, kind=op.kind, ranks=domain, software=op.software)
         if ranks > domain:
-            factor = 2.0 if kind == "all_reduce" else 1.0
+            factor = 2.0 if op.kind == "all_reduce" else 1.0
             share = factor * (1.0 - domain / ranks) / domain
             seconds_Q = (
                 seconds_Q + NODE_LATENCY_S + share * bytes_Q / self.sheet.scale_out_bytes_per_s
@@ -321,26 +282,36 @@ class ServingMachine:
         return [curve for curve in curves if curve is not None]
 
 
-def gemm_work(m_Q: Floats, *, n: float, k: float, dtype: str) -> tuple[Floats, Floats]:
-    """Operations and bytes of a GEMM; rows are bf16."""
-    return 2.0 * m_Q * n * k, BYTES[dtype] * n * k + 2.0 * m_Q * (n + k)
+def _measured_experts_s(tables: KernelTables, op: Op) -> Floats | None:
+    """From the measured degree of expert parallelism, or between the two around it."""
+    expert, tokens_Q = int(op.axes["expert"]), np.asarray(op.axes["tokens"])
+    curves = _expert_degrees(tables, op)
+    if not curves:
+        return None
+    if len(curves) == 1:
+        return curves[0][1].seconds(tokens_Q)
+    (low, below), (high, above) = curves
+    share = np.log(expert / low) / np.log(high / low)
+    log_s_Q = (1.0 - share) * np.log(below.seconds(tokens_Q))
+    return np.asarray(np.exp(log_s_Q + share * np.log(above.seconds(tokens_Q))))
 
 
-def moe_work(tokens_Q: Floats, shape: MoeShape, *, reached_Q: Floats) -> tuple[Floats, Floats]:
-    """Operations and bytes of the routed experts of one rank that reads so many of them."""
-    copies_Q = tokens_Q * shape.top_k / shape.expert
-    weights = 3.0 * shape.hidden * shape.ffn / shape.tensor
-    activations_Q = 4.0 * copies_Q * (shape.hidden + shape.ffn / shape.tensor)
-    return 2.0 * weights * copies_Q, activations_Q + BYTES[shape.dtype] * weights * reached_Q
-
-
-def even_activated(tokens_Q: Floats, shape: MoeShape) -> Floats:
-    """Distinct experts that a rank reads on average under uniform routing.
-
-    Model:   E / R (1 - (1 - k / E)^m)
-    Source:  Janus (arXiv:2512.13525)
-    """
-    unread_share = 1.0 - shape.top_k / shape.experts
-    return np.asarray(
-        shape.experts / shape.expert * (1.0 - unread_share ** np.maximum(tokens_Q, 1.0))
-    )
+def _expert_degrees(tables: KernelTables, op: Op) -> list[tuple[int, SizeCurve]]:
+    expert = int(op.axes["expert"])
+    sizes = [int(op.axes[axis]) for axis in ("hidden", "ffn", "top_k", "experts", "tensor")]
+    dispatched, _, kind = op.kind.rpartition("/")
+    if dispatched:
+        kind = f"wideep_{dispatched}/{DISPATCHED_LOAD.get(kind, kind)}"
+    for written in WRITTEN.get(op.dtype, (op.dtype,)):
+        beginning: Key = (op.software, kind, written, *sizes)
+        degrees = tables.last_values("moe", beginning)
+        low = [degree for degree in degrees if degree <= expert]
+        high = [degree for degree in degrees if degree >= expert]
+        curves = [
+            (degree, curve)
+            for degree in sorted({*low[-1:], *high[:1]})
+            if (curve := tables.curve("moe", (*beginning, degree))) is not None
+        ]
+        if curves:
+            return curves
+    return []

@@ -40,17 +40,13 @@ from typing import Final
 
 import numpy as np
 
+from tuner.costs.ops import Op
 from tuner.costs.serve.attention import AttentionLayer
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import (
-    MoeShape,
-    ServingMachine,
-    even_activated,
-    gemm_work,
-    moe_work,
-)
+from tuner.costs.serve.machine import SMALL_S, ServingMachine
+from tuner.costs.serve.work import Work, work
 
 PORT_BYTES_PER_S: Final = 67e9
 """Of one multiprocessor; see above."""
@@ -90,20 +86,14 @@ class SharedMachine(ServingMachine):
         ports = self.sheet.compute_units * PORT_BYTES_PER_S
         return min(1.0, self.sheet.memory_bytes_per_s / ports)
 
-    def gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str) -> Floats:
-        """One GEMM [m, k] x [k, n]."""
-        whole_Q = super().gemm_s(m_Q, n=n, k=k, dtype=dtype, software=software)
-        return whole_Q * self.stretch(*gemm_work(m_Q, n=n, k=k, dtype=dtype), dtype=dtype)
-
-    def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
-        """Routed experts on the most-loaded rank."""
-        whole_Q = super().moe_s(tokens_Q, shape, software=software)
-        return whole_Q * self.stretch(*_even_work(tokens_Q, shape), dtype=shape.dtype)
-
-    def stream_s(self, bytes_Q: Floats, *, launch_s: float, ratio: float) -> Floats:
-        """A small kernel that reads and writes so many bytes."""
-        whole_Q = super().stream_s(bytes_Q, launch_s=0.0, ratio=ratio)
-        return launch_s + whole_Q * self.stretch(0.0 * bytes_Q, bytes_Q, dtype="bf16")
+    def seconds(self, op: Op) -> Floats:
+        """Wall time; attention is stretched by its iteration, collectives are not."""
+        whole_Q = super().seconds(op)
+        if op.operation in ("gemm", "moe"):
+            return whole_Q * self.stretch(*work(op), dtype=op.dtype)
+        if op.operation == "memory_bound":
+            return SMALL_S + (whole_Q - SMALL_S) * self.stretch(*work(op), dtype="bf16")
+        return whole_Q
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -129,27 +119,13 @@ class SharedIteration(Iteration):
         return super().prompt_s(s_Q) / self.machine.share.compute_ratio
 
 
-def _even_work(tokens_Q: Floats, shape: MoeShape) -> tuple[Floats, Floats]:
-    return moe_work(tokens_Q, shape, reached_Q=even_activated(tokens_Q, shape))
-
-
-def _decode_work(layer: AttentionLayer, n_Q: Floats, past_Q: Floats) -> tuple[Floats, Floats]:
+def _decode_work(layer: AttentionLayer, n_Q: Floats, past_Q: Floats) -> Work:
     own = layer.attention
+    if own.kind in (AttentionKind.GROUPED, AttentionKind.LATENT):
+        return work(layer.decode_core(n_Q, past_Q))
+    # Few tokens or a state of fixed size are read.
     width = 1.0 if layer.formats.kv == "fp8" else 2.0
-    match own.kind:
-        case AttentionKind.GROUPED:
-            seen_Q = np.minimum(past_Q, own.window) if own.window else past_Q
-            return (
-                4.0 * n_Q * seen_Q * layer.heads * own.head_dim,
-                2.0 * n_Q * seen_Q * layer.kv_heads * own.head_dim * width,
-            )
-        case AttentionKind.LATENT:
-            return (
-                4.0 * n_Q * past_Q * layer.heads * own.kv_elements,
-                n_Q * past_Q * own.kv_elements * width,
-            )
-        case _:  # few tokens or a state of fixed size are read
-            return 0.0 * n_Q, n_Q * float(own.kv_elements) * width
+    return 0.0 * n_Q, n_Q * float(own.kv_elements) * width
 
 
 def on_share(iteration: Iteration, share: DeviceShare) -> SharedIteration:
@@ -177,19 +153,11 @@ def drawn_ratio(iteration: Iteration, *, tokens: float, seconds: float) -> float
 class _Traffic(ServingMachine):
     """Prices the bytes of every operation alone, so that steps become seconds of memory."""
 
-    def gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str) -> Floats:
-        _, bytes_Q = gemm_work(m_Q, n=n, k=k, dtype=dtype)
+    def seconds(self, op: Op) -> Floats:
+        if op.operation == "collective":
+            return np.zeros_like(op.axes["bytes"])
+        _, bytes_Q = work(op)
         return bytes_Q / self.sheet.memory_bytes_per_s
-
-    def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
-        _, bytes_Q = _even_work(tokens_Q, shape)
-        return bytes_Q / self.sheet.memory_bytes_per_s
-
-    def stream_s(self, bytes_Q: Floats, *, launch_s: float, ratio: float) -> Floats:
-        return bytes_Q / self.sheet.memory_bytes_per_s
-
-    def collective_s(self, bytes_Q: Floats, *, kind: str, ranks: int, software: str) -> Floats:
-        return np.zeros_like(bytes_Q)
 
 
 def steady_rate_per_s(

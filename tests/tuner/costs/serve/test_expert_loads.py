@@ -11,13 +11,21 @@ from hypothesis import strategies as st
 from profilers.arrays import Arrays
 from tests.rows import each_row
 from tests.tuner.costs.serve.testing import kernel_tables
+from tuner.costs.ops import Op
 from tuner.costs.serve.expert_loads import ExpertLoads, loaded_experts_s
-from tuner.costs.serve.machine import BALANCED, LOAD, MoeShape, ServingMachine
+from tuner.costs.serve.machine import BALANCED, LOAD, ServingMachine
 from tuner.devices.catalogue import find_device
 
 SHEET = find_device("h200-sxm")
-SHAPE = MoeShape(hidden=4096, ffn=1536, top_k=8, experts=128, tensor=1, expert=8, dtype="fp8_block")
 TOKENS = np.array([1.0, 8.0, 64.0, 512.0, 8192.0, 65536.0])
+AXES = {"hidden": 4096, "ffn": 1536, "top_k": 8, "experts": 128, "tensor": 1, "expert": 8}
+ROUTED = Op(
+    operation="moe",
+    kind=LOAD,
+    dtype="fp8_block",
+    software="sglang",
+    axes={"tokens": TOKENS, **AXES},
+)
 EVEN = ExpertLoads(share_LE=np.full((2, 128), 1.0 / 128), top_k=8)
 
 
@@ -39,16 +47,15 @@ def balanced(loads: ExpertLoads, *, ranks: int) -> ExpertLoads:
 
 
 def seconds(loads: ExpertLoads, machine: ServingMachine) -> np.ndarray:
-    return loaded_experts_s(machine, TOKENS, SHAPE, loads=loads, software="sglang")
+    return loaded_experts_s(machine, ROUTED, loads=loads)
 
 
 def test_even_loads_give_the_balanced_kernel_back(build: Callable[..., Arrays]) -> None:
-    axes = {"hidden": 4096, "ffn": 1536, "top_k": 8, "experts": 128, "tensor": 1, "expert": 8}
     times = {1: 20e-6, 100: 60e-6, 10_000: 900e-6}
     tables = [
         build(
             "moe",
-            [({**axes, "tokens": tokens}, factor * time_s) for tokens, time_s in times.items()],
+            [({**AXES, "tokens": tokens}, factor * time_s) for tokens, time_s in times.items()],
             software="sglang",
             kind=kind,
             dtype="fp8_block",
@@ -56,7 +63,7 @@ def test_even_loads_give_the_balanced_kernel_back(build: Callable[..., Arrays]) 
         for kind, factor in ((BALANCED, 1.0), (LOAD, 1.4))
     ]
     machine = ServingMachine(sheet=SHEET, tables=kernel_tables("h200_sxm", tables))
-    kernel = machine.moe_s(TOKENS, replace(SHAPE, load=BALANCED), software="sglang")
+    kernel = machine.seconds(replace(ROUTED, kind=BALANCED))
     assert seconds(EVEN, machine) == pytest.approx(kernel, rel=2e-3)
 
 

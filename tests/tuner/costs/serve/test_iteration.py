@@ -7,11 +7,12 @@ import pytest
 
 from tests.rows import each_row
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, GLM_5, LLAMA_8B, LLAMA_70B, QWEN35_397B
+from tuner.costs.ops import Op
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration, sustained_factor
-from tuner.costs.serve.machine import MoeShape, ServingMachine
+from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 
 FP8 = Formats(
@@ -79,12 +80,13 @@ def test_clocks_fall_only_where_the_device_is_busy() -> None:
 def test_second_copies_of_experts_level_their_load(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    def moe_s(_: object, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
-        assert software
-        seen.append(shape.load)
-        return tokens_Q
+    def measured_s(_: object, op: Op) -> Floats:
+        assert op.software
+        if op.operation == "moe":
+            seen.append(op.kind)
+        return np.array([1.0])
 
-    monkeypatch.setattr(ServingMachine, "moe_s", moe_s)
+    monkeypatch.setattr(ServingMachine, "measured_s", measured_s)
     own = iteration(DEEPSEEK_V3, attention_data=8, expert=8)
     own.linear_parts(np.array([64.0]))
     replace(own, redundant_experts=32).linear_parts(np.array([64.0]))

@@ -8,8 +8,10 @@ import pytest
 
 from profilers.arrays import Arrays
 from tests.tuner.costs.serve.testing import kernel_tables
-from tuner.costs.serve.machine import BALANCED, LAUNCH_S, LOAD, MoeShape, ServingMachine
+from tuner.costs.ops import Op, gemm
+from tuner.costs.serve.machine import BALANCED, LAUNCH_S, LOAD, ServingMachine
 from tuner.costs.serve.multiplexing import DeviceShare, SharedMachine
+from tuner.costs.serve.ops import collective
 from tuner.devices.catalogue import find_device
 
 Build = Callable[..., Arrays]
@@ -17,16 +19,29 @@ H200 = find_device("h200-sxm")
 AT = np.array([16.0])
 
 
-def shape(*, expert: int) -> MoeShape:
-    return MoeShape(
-        hidden=64, ffn=32, top_k=2, experts=64, tensor=1, expert=expert, dtype="fp8_block"
+def experts(*, expert: int, dtype: str = "fp8_block", software: str = "vllm") -> Op:
+    sizes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": expert}
+    return Op(
+        operation="moe",
+        kind=LOAD,
+        dtype=dtype,
+        axes={"tokens": AT, **sizes},
+        software=software,
     )
+
+
+def product(rows: np.ndarray, *, dtype: str) -> Op:
+    return replace(gemm(rows, 8192, 8192, dtype=dtype), software="vllm")
+
+
+def reduction(num_bytes: np.ndarray, *, ranks: int, software: str = "vllm") -> Op:
+    return collective("all_reduce", num_bytes, ranks=ranks, software=software)
 
 
 def test_a_product_without_a_table_comes_from_the_datasheet_and_is_named() -> None:
     machine = ServingMachine(sheet=H200, tables=None)
     # 16 rows of a 8192 x 8192 product at fp8 are bound by its 67 MB of weights.
-    seconds = machine.gemm_s(AT, n=8192, k=8192, dtype="fp8", software="vllm")
+    seconds = machine.seconds(product(AT, dtype="fp8"))
     moved = 8192 * 8192 + 2 * 16 * (8192 + 8192)
     assert float(seconds[0]) == pytest.approx(moved / (0.8 * 4.8e12) + LAUNCH_S, rel=1e-6)
     assert machine.estimated == {"gemm fp8"}
@@ -39,17 +54,14 @@ def test_a_degree_between_two_measured_ones_is_interpolated(build: Build) -> Non
         return build("moe", [(row, time_s)], kind=LOAD, dtype="fp8_block", version=str(expert))
 
     machine = ServingMachine(sheet=H200, tables=kernel_tables("x", [moe(4, 4e-6), moe(16, 1e-6)]))
-    found = {
-        degree: float(machine.moe_s(AT, shape(expert=degree), software="vllm")[0])
-        for degree in (4, 8, 16)
-    }
+    found = {degree: float(machine.seconds(experts(expert=degree))[0]) for degree in (4, 8, 16)}
     assert found == pytest.approx({4: 4e-6, 8: 2e-6, 16: 1e-6})
     assert not machine.estimated
 
 
 def test_one_rank_needs_no_collective() -> None:
     machine = ServingMachine(sheet=H200, tables=None)
-    found = machine.collective_s(AT, kind="all_reduce", ranks=1, software="vllm")
+    found = machine.seconds(reduction(AT, ranks=1))
     assert float(found[0]) == 0.0
 
 
@@ -68,8 +80,8 @@ def test_the_faster_of_nccl_and_the_engines_own_kernel_counts(build: Build) -> N
     )
     machine = ServingMachine(sheet=H200, tables=tables)
     at = np.array([1024.0])
-    ours = machine.collective_s(at, kind="all_reduce", ranks=8, software="vllm")
-    others = machine.collective_s(at, kind="all_reduce", ranks=8, software="trtllm")
+    ours = machine.seconds(reduction(at, ranks=8))
+    others = machine.seconds(reduction(at, ranks=8, software="trtllm"))
     assert float(ours[0]) == pytest.approx(5e-6)
     assert float(others[0]) == pytest.approx(9e-6)
 
@@ -77,8 +89,8 @@ def test_the_faster_of_nccl_and_the_engines_own_kernel_counts(build: Build) -> N
 def test_a_group_beyond_the_domain_pays_for_the_network() -> None:
     machine = ServingMachine(sheet=H200, tables=None)
     at = np.array([1e6])
-    inside = machine.collective_s(at, kind="all_reduce", ranks=8, software="vllm")
-    beyond = machine.collective_s(at, kind="all_reduce", ranks=16, software="vllm")
+    inside = machine.seconds(reduction(at, ranks=8))
+    beyond = machine.seconds(reduction(at, ranks=16))
     assert float(beyond[0]) > float(inside[0]) + 20e-6
 
 
@@ -127,19 +139,16 @@ def test_dispatched_copies_have_kernels_of_their_own(build: Build) -> None:
         for (kind, own), time_s in kinds.items()
     ]
     machine = ServingMachine(sheet=H200, tables=kernel_tables("h200_sxm", tables))
-    one = MoeShape(
-        hidden=4096, ffn=1536, top_k=8, experts=128, tensor=1, expert=8, dtype="fp8_block"
-    )
+    one = replace(experts(expert=8, software="sglang"), axes={**axes, "tokens": np.array([64.0])})
 
-    def seconds(*, load: str = LOAD, dispatched: str = "") -> float:
-        requested = replace(one, load=load, dispatched=dispatched)
-        return float(machine.moe_s(np.array([64.0]), requested, software="sglang")[0])
+    def seconds(kind: str) -> float:
+        return float(machine.seconds(replace(one, kind=kind))[0])
 
-    assert seconds() == pytest.approx(900e-6)
-    assert seconds(dispatched="context") == pytest.approx(300e-6)
-    assert seconds(dispatched="context", load=BALANCED) == pytest.approx(200e-6)
+    assert seconds(LOAD) == pytest.approx(900e-6)
+    assert seconds(f"context/{LOAD}") == pytest.approx(300e-6)
+    assert seconds(f"context/{BALANCED}") == pytest.approx(200e-6)
     # Nobody measured the other half: the fastest of those that hold more than copies.
-    assert seconds(dispatched="generation") == pytest.approx(500e-6)
+    assert seconds(f"generation/{LOAD}") == pytest.approx(500e-6)
 
 
 def mxfp4(build: Build, software: str, written: str, time_s: float) -> Arrays:
@@ -158,9 +167,9 @@ def test_mxfp4_is_what_the_engines_own_table_calls_it(build: Build) -> None:
         ],
     )
     machine = ServingMachine(sheet=find_device("b200-sxm"), tables=tables)
-    requested = replace(shape(expert=4), dtype="mxfp4")
     found = {
-        name: float(machine.moe_s(AT, requested, software=name)[0]) for name in ("sglang", "vllm")
+        name: float(machine.seconds(experts(expert=4, dtype="mxfp4", software=name))[0])
+        for name in ("sglang", "vllm")
     }
     assert found == pytest.approx({"sglang": 1e-6, "vllm": 3e-6})
     assert not machine.estimated
@@ -171,8 +180,8 @@ def test_fp4_weights_are_multiplied_in_bf16_where_a_device_has_no_units_for_them
     at = np.array([65_536.0])
     found = {
         name: float(
-            ServingMachine(sheet=find_device(name), tables=None).gemm_s(
-                at, n=8192, k=8192, dtype="nvfp4", software="vllm"
+            ServingMachine(sheet=find_device(name), tables=None).seconds(
+                product(at, dtype="nvfp4")
             )[0]
         )
         for name in ("h200-sxm", "b200-sxm")
@@ -192,13 +201,9 @@ def test_fp8_kernels_do_not_stand_in_for_fp4_without_units_for_it(build: Build) 
             for dtype, time_s in rows.items()
         ],
     )
-    requested = replace(shape(expert=4), dtype="nvfp4")
+    requested = experts(expert=4, dtype="nvfp4")
     found = {
-        name: float(
-            ServingMachine(sheet=find_device(name), tables=tables).moe_s(
-                AT, requested, software="vllm"
-            )[0]
-        )
+        name: float(ServingMachine(sheet=find_device(name), tables=tables).seconds(requested)[0])
         for name in ("h200-sxm", "b200-sxm")
     }
     assert found == pytest.approx({"h200-sxm": 4e-6, "b200-sxm": 1e-6})
@@ -211,9 +216,9 @@ def test_a_machine_that_prices_shares_counts_its_share_once(build: Build) -> Non
     half = SharedMachine(
         sheet=H200, tables=tables, share=DeviceShare(compute_ratio=0.5, memory_ratio=0.5)
     )
-    one = shape(expert=4)
-    plain = float(half.moe_s(AT, one, software="vllm")[0])
-    dispatched = float(half.moe_s(AT, replace(one, dispatched="context"), software="vllm")[0])
+    one = experts(expert=4)
+    plain = float(half.seconds(one)[0])
+    dispatched = float(half.seconds(replace(one, kind=f"context/{LOAD}"))[0])
     # Nobody measured copies alone, so that both are the one kernel of the table.
     assert dispatched == pytest.approx(plain)
     assert plain > 1.5e-6

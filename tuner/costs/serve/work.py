@@ -1,0 +1,113 @@
+"""Operations and bytes of what a serving step runs, for its price by the datasheet.
+
+Letters: Q query points.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.ops import Op
+from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.decoder import BYTES
+
+Work = tuple[Floats, Floats]
+"""Floating-point operations, and bytes from and to memory."""
+
+DELTA_CHUNK: Final = 64.0
+"""Tokens of a prompt between which a gated-delta state is written back."""
+
+
+def work(op: Op) -> Work:
+    """Count an operation's work on one device."""
+    axes = {name: np.asarray(size, dtype=np.float64) for name, size in op.axes.items()}
+    return _WORK[op.operation](op, axes)
+
+
+def experts_work(op: Op, *, reached_Q: Floats) -> Work:
+    """Count the routed experts of one rank that reads so many distinct ones."""
+    axes = op.axes
+    copies_Q = np.asarray(axes["tokens"]) * axes["top_k"] / axes["expert"]
+    ffn = axes["ffn"] / axes["tensor"]
+    weights = 3.0 * axes["hidden"] * axes["ffn"] / axes["tensor"]
+    activations_Q = 4.0 * copies_Q * (axes["hidden"] + ffn)
+    return 2.0 * weights * copies_Q, activations_Q + BYTES[op.dtype] * weights * reached_Q
+
+
+def even_activated(op: Op) -> Floats:
+    """Distinct experts that a rank reads on average under uniform routing.
+
+    Model:   E / R (1 - (1 - k / E)^m)
+    Source:  Janus (arXiv:2512.13525)
+    """
+    axes = op.axes
+    unread_share = 1.0 - axes["top_k"] / axes["experts"]
+    unread_Q = unread_share ** np.maximum(axes["tokens"], 1.0)
+    return np.asarray(axes["experts"] / axes["expert"] * (1.0 - unread_Q))
+
+
+Axes = Mapping[str, Floats]
+
+
+def _gemm(op: Op, axes: Axes) -> Work:
+    """Rows are bf16."""
+    m_Q, n, k = axes["m"], axes["n"], axes["k"]
+    return 2.0 * m_Q * n * k, BYTES[op.dtype] * n * k + 2.0 * m_Q * (n + k)
+
+
+def _decode_attention(op: Op, axes: Axes) -> Work:
+    n_Q, past_Q, head_dim = axes["batch"], axes["past"], axes["head_dim"]
+    seen_Q = np.minimum(past_Q, axes["window"]) if axes["window"] > 0.0 else past_Q
+    flop_Q = 4.0 * n_Q * seen_Q * axes["heads"] * head_dim
+    return flop_Q, n_Q * seen_Q * 2.0 * axes["kv_heads"] * head_dim * _kv_bytes(op)
+
+
+def _attention(_: Op, axes: Axes) -> Work:
+    s_Q, width = axes["sequence"], axes["heads"] * axes["head_dim"]
+    return 2.0 * s_Q * s_Q * width, 2.0 * s_Q * width
+
+
+def _latent_decode(op: Op, axes: Axes) -> Work:
+    read_Q = axes["batch"] * axes["past"] * axes["kv_elements"]
+    return 4.0 * read_Q * axes["heads"], read_Q * _kv_bytes(op)
+
+
+def _latent_product(_: Op, axes: Axes) -> Work:
+    return 2.0 * axes["tokens"] * axes["elements"], 2.0 * axes["elements"] + 0.0 * axes["tokens"]
+
+
+def _latent_attention(_: Op, axes: Axes) -> Work:
+    s_Q, widths = axes["sequence"], axes["head_dim"] + axes["value_dim"]
+    return s_Q * s_Q * axes["heads"] * widths, 0.0 * s_Q
+
+
+def _sparse(_: Op, axes: Axes) -> Work:
+    """The module's projections; the tokens that the indexer picks are few."""
+    m_Q = axes["batch"] * axes["sequence"] if "sequence" in axes else axes["batch"]
+    return 2.0 * m_Q * axes["weights"], 1.0 * axes["weights"] + 0.0 * m_Q
+
+
+def _gated_delta(op: Op, axes: Axes) -> Work:
+    state_Q = 4.0 * axes["value_heads"] * axes["head_dim"] ** 2 * axes["tokens"]
+    per_write = 1.0 if op.kind == "generation" else DELTA_CHUNK
+    return 4.0 * state_Q, 2.0 * state_Q / per_write
+
+
+def _kv_bytes(op: Op) -> float:
+    return 1.0 if "kv_fp8" in op.kind else 2.0
+
+
+_WORK: Final[Mapping[str, Callable[[Op, Axes], Work]]] = {
+    "gemm": _gemm,
+    "moe": lambda op, _: experts_work(op, reached_Q=even_activated(op)),
+    "memory_bound": lambda _, axes: (0.0 * axes["bytes"], axes["bytes"]),
+    "decode_attention": _decode_attention,
+    "attention": _attention,
+    "latent_decode": _latent_decode,
+    "latent_product": _latent_product,
+    "latent_attention": _latent_attention,
+    "sparse_latent_decode": _sparse,
+    "sparse_latent_attention": _sparse,
+    "gated_delta": _gated_delta,
+}
