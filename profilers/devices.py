@@ -14,9 +14,9 @@ import torch
 from profilers.clock import Clock, HostClock
 from profilers.errors import RankError
 from profilers.heap import keep_heap
+from profilers.records import MEASURED_DTYPES
 
-DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
-"""fp16 is left out: processors compute it a hundred times slower than either."""
+DTYPES: Final = dict(zip(MEASURED_DTYPES, (torch.bfloat16, torch.float32), strict=True))
 
 CORE_CACHE: Final = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 LAST_CACHE: Final = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")

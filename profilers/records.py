@@ -76,6 +76,9 @@ class MeasurementStatus(StrEnum):
 Direction = Literal["forward", "backward", ""]
 """Which half of training an operation belongs to; empty where there is no such half."""
 
+MEASURED_DTYPES: Final = ("bf16", "fp32")
+"""Of operands. fp16 is left out: processors compute it a hundred times slower than either."""
+
 AXES: Mapping[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "grouped_gemm": ("experts", "tokens", "largest", "hidden", "ffn"),

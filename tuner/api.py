@@ -37,6 +37,7 @@ from tuner.goals.place_plan import place as place
 from tuner.goals.place_plan import verify_place as verify_place
 from tuner.goals.plan import AnyPlanned as AnyPlanned
 from tuner.goals.plan import plan as plan
+from tuner.goals.plan import wanted_sizes as wanted_sizes
 from tuner.goals.plan import write as write
 from tuner.goals.profiles import machine_of as machine_of
 from tuner.goals.registry import read_any_plan as read_any_plan
@@ -49,7 +50,6 @@ from tuner.goals.train_plan import measured_profile as measured_profile
 from tuner.goals.train_plan import plan_training as plan_training
 from tuner.goals.train_plan import refuse_unpriced as refuse_unpriced
 from tuner.goals.train_plan import version as version
-from tuner.goals.train_plan import wanted_cases as wanted_cases
 from tuner.goals.verify import command_trials as command_trials
 from tuner.goals.verify import slurm_trials as slurm_trials
 from tuner.goals.verify import verify as verify

@@ -222,7 +222,7 @@ def test_several_pools_are_refused_in_one_line(tiny_spec: Spec) -> None:
     pool = spec["cluster"]["pools"][0]
     spec["cluster"]["pools"].append(pool | {"name": "there"})
     path.write_text(yaml.safe_dump(spec))
-    for question in (api.plan, api.wanted_cases):
+    for question in (api.plan, api.wanted_sizes):
         with pytest.raises(
             SpecError,
             match="'here', 'there': a profile of the reference step plans one pool; keep one",
@@ -235,7 +235,7 @@ def test_latent_attention_is_refused_in_one_line(tiny_spec: Spec, tmp_path: Path
     example = Path(__file__).parents[2] / "examples" / "models" / "deepseek-v3" / "config.json"
     (tmp_path / "config.json").write_bytes(example.read_bytes())
     assert read_model(tmp_path / "config.json").attention.kind == "mla"
-    for question in (api.plan, api.wanted_cases):
+    for question in (api.plan, api.wanted_sizes):
         with pytest.raises(SpecError, match="latent attention, which a profile of the reference"):
             question(path)
 
@@ -279,7 +279,7 @@ def test_every_size_that_planning_asks_for_is_listed_beforehand(
     tiny_spec: Spec, profile_for: Callable[[Path], Profile], store_profile: Store, tmp_path: Path
 ) -> None:
     spec = tiny_spec(search=SMALL)
-    asked = {case.id for case in api.wanted_cases(spec)}
+    asked = {case.id for case in api.wanted_sizes(spec).cases}
     measured = profile_for(spec).measurements
     # How long ranks work before they meet follows from prices; those sizes are never listed.
     rows = [row for row in measured if row.case.id in asked or row.case.operation == "rendezvous"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
-from tuner.api import refuse_unpriced, wanted_cases
+from tuner.api import refuse_unpriced, wanted_sizes
 from tuner.engines.capabilities import TARGETS
 from tuner.errors import SpecError
 from tuner.spec.read import read_spec
@@ -129,4 +129,4 @@ def test_being_terminated_is_an_exception_so_that_everything_is_cleaned_up() -> 
 
 def test_cases_of_a_refused_spec_are_not_listed(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="megatron-lm"):
-        wanted_cases(_spec(tmp_path, precision="fp32", target="megatron-lm"))
+        wanted_sizes(_spec(tmp_path, precision="fp32", target="megatron-lm"))

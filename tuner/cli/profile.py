@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from tuner.cli import profile_import, profile_links, profile_routing
-from tuner.cli.text import columns, print_exact, print_result, print_text, printable
+from tuner.cli.text import columns, print_exact, print_result, print_stderr, print_text, printable
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
@@ -137,12 +137,12 @@ def _measure(
     as_json: bool,
 ) -> None:
     from profilers.session import measure_profile
-    from tuner.api import wanted_cases
+    from tuner.api import wanted_sizes
     from tuner.cli.options import seconds
     from tuner.cli.progress import measurement_progress
 
     budget_s = seconds(budget, option="--budget")
-    cases = wanted_cases(spec) if spec is not None else ()
+    wanted = None if spec is None else wanted_sizes(spec)
     with measurement_progress() as progress:
         header = measure_profile(
             out,
@@ -150,12 +150,16 @@ def _measure(
             budget_s=budget_s,
             ranks=ranks,
             resume=resume,
-            extra_cases=cases,
+            extra_cases=() if wanted is None else wanted.cases,
             progress=progress,
         )
     # In a job of several ranks only the first one prints.
-    if header is not None:
-        print_result(header, summary, as_json=as_json)
+    if header is None:
+        return
+    print_result(header, summary, as_json=as_json)
+    if wanted is not None and wanted.unmeasured:
+        names = ", ".join(wanted.unmeasured)
+        print_stderr(f"the datasheet or an imported profile prices what nothing measures: {names}")
 
 
 @app.command("show")

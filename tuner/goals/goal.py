@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from tuner.costs.lookups import WantedSizes
 from tuner.costs.residuals import Residual
 from tuner.goals.plan_ratios import PlanRatio
 from tuner.goals.stored_figures import StoredFigure
@@ -99,6 +100,8 @@ class Goal:
     """Of a prediction's JSON, whichever version wrote it: what is compared, the first first."""
     seconds: Callable[[Any], Mapping[str, float]]
     """Of a plan's prediction: what it takes, by cause."""
+    wanted_sizes: Callable[[Path], WantedSizes]
+    """Of a spec: the kernels whose prices planning looks up."""
     other_kernels: Callable[[Any, Sequence[Path]], tuple[str, ...]] = lambda _plan, _profiles: ()
     """Notes where a plan solved again would rest on other kernels."""
     replay: Callable[..., Any] = lambda *_options, **_more: None

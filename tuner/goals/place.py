@@ -18,6 +18,7 @@ from tuner.goals.place_folder import read_place_plan, write_place_plan
 from tuner.goals.place_plan import place
 from tuner.goals.plan_ratios import place_ratio_band
 from tuner.goals.stored_figures import place_figures
+from tuner.goals.wanted_sizes import place_sizes
 from tuner.plans.place import PlacePlan
 from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.plan_csv import place_csv
@@ -150,6 +151,7 @@ GOAL: Final = Goal(
     curves=lambda _plan: PLACE_CURVES,
     curve_figure=lambda _limit, objective: objective,
     report=place_report_of,
+    wanted_sizes=place_sizes,
     csv=place_csv,
     ratio_band=place_ratio_band,
     stored_figures=place_figures,

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from profilers.files import read_bounded
 from profilers.routing.recording import Recording
+from tuner.costs.lookups import Lookups, NotedPrices
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.goals.place_folder import read_holdout_pass, read_place_plan, write_place_verified
 from tuner.goals.planning_time import with_planning_time
@@ -52,6 +53,7 @@ def place(
     profiles: AnyPath | Sequence[AnyPath] = (),
     time_limit_s: float = 60.0,
     calibrated: bool = True,
+    lookups: Lookups | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Placed:
     """Plan the placement that a spec describes.
@@ -62,6 +64,7 @@ def place(
             device's datasheet prices the layers.
         time_limit_s: of all searches together.
         calibrated: whether datasheets are corrected by the residuals that ship.
+        lookups: filled with the kernels whose prices are looked up.
         clock: for the time limit and the reported solve time.
 
     Raises:
@@ -84,6 +87,10 @@ def place(
     residuals = shipped() if calibrated else None
     measured = _measured(cluster, profiles, calibrated=calibrated)
     pricing = pricing_of(spec.model, cluster, spec.goal, residuals=residuals, measured=measured)
+    if pricing is not None and lookups is not None:
+        machine = pricing.machine
+        noting = NotedPrices(own=machine.prices, lookups=lookups)
+        pricing = replace(pricing, machine=replace(machine, prices=noting))
     provenance = PlaceProvenance(
         moetune_version=version(),
         spec_sha256=hashlib.sha256(

@@ -13,6 +13,7 @@ from tuner.paths import AnyPath
 from tuner.spec.kind import goal_kind
 
 if TYPE_CHECKING:
+    from tuner.costs.lookups import WantedSizes
     from tuner.plans.train import Plan
 
 AnyPlanned = Planned | Deployed | Placed
@@ -62,6 +63,16 @@ def plan(spec_path: AnyPath, **options: Any) -> AnyPlanned:
         spec_path, **{name: one for name, one in options.items() if name in known}
     )
     return made
+
+
+def wanted_sizes(spec_path: AnyPath) -> "WantedSizes":
+    """List the kernels whose prices planning a spec looks up, for `moetune profile --for`.
+
+    Raises:
+        SpecError: the spec is unusable, or asks for what this version cannot price.
+    """
+    spec_path = Path(spec_path)
+    return load_goal(kind_or_first(goal_kind(spec_path))).wanted_sizes(spec_path)
 
 
 def write(folder: AnyPath, made: AnyPlanned) -> "Plan | Any":

@@ -32,6 +32,7 @@ from tuner.goals.serve_folder import read_serve_plan, write_serve_plan
 from tuner.goals.serve_kernels import kernels_changed
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.goals.stored_figures import serve_figures
+from tuner.goals.wanted_sizes import serve_sizes
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.plan_csv import serve_csv
@@ -247,6 +248,7 @@ GOAL: Final = Goal(
     curve_figure=lambda _limit, objective: objective,
     report=serve_report_of,
     replay=_replay,
+    wanted_sizes=serve_sizes,
     csv=serve_csv,
     ratio_band=serve_ratio_band,
     stored_figures=serve_figures,

@@ -3,14 +3,16 @@
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from profilers.files import read_bounded
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import DATASHEET, build_machines
+from tuner.costs.lookups import Lookups
 from tuner.costs.serve.kv_profile import conversion_prices
+from tuner.costs.serve.lookups import noting
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
@@ -44,6 +46,7 @@ def deploy(
     *,
     profiles: AnyPath | Sequence[AnyPath] = (),
     time_limit_s: float = 60.0,
+    lookups: Lookups | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Deployed:
     """Plan the deployment that a spec describes.
@@ -54,6 +57,7 @@ def deploy(
             device; without any an installed aiconfigurator-core, and where that has nothing the
             device's datasheet, which the plan says.
         time_limit_s: for all searches together.
+        lookups: filled with the kernels whose prices are looked up.
         clock: for the time limit and the reported solve time.
 
     Raises:
@@ -66,6 +70,10 @@ def deploy(
     profiles = to_paths(profiles)
     spec = read_serve_spec(spec_path)
     priced_pools = tuple(price_serving_pool(pool, profiles) for pool in spec.cluster.pools)
+    if lookups is not None:
+        priced_pools = tuple(
+            replace(pool, machine=noting(pool.machine, lookups)) for pool in priced_pools
+        )
     plan = make_serve_plan(
         spec,
         priced_pools,

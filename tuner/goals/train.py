@@ -19,6 +19,7 @@ from tuner.goals.plan_ratios import train_ratio_band
 from tuner.goals.stored_figures import train_figures
 from tuner.goals.train_folder import read_plan, write_plan
 from tuner.goals.train_plan import plan_training
+from tuner.goals.wanted_sizes import train_sizes
 from tuner.plans.train import Plan
 from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.plan_csv import train_csv
@@ -153,6 +154,7 @@ GOAL: Final = Goal(
     curves=lambda _plan: TRAIN_CURVES,
     curve_figure=train_curve_figure,
     report=train_report_of,
+    wanted_sizes=train_sizes,
     csv=train_csv,
     ratio_band=train_ratio_band,
     stored_figures=train_figures,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from profilers.files import read_bounded
 from profilers.imports.link_matrix import link_matrix_csv
-from profilers.records import Case, Profile, ProfileHeader
+from profilers.records import Profile, ProfileHeader
 from profilers.store import holds_profile, read_header, read_profile
 from solvers.registry import LAYOUT
 from tuner.costs.residuals import Residual
@@ -27,7 +27,6 @@ from tuner.paths import AnyPath, to_paths
 from tuner.plans.train import Plan, Provenance
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.search.reference.plan_profiled import make_plan
-from tuner.search.reference.shapes import cases_for
 from tuner.search.settings import SearchSettings
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.files import LARGEST_FILE_BYTES
@@ -45,18 +44,6 @@ NODE_ORDER_SHARE = 0.25
 def version() -> str:
     """Version of the installed distribution."""
     return importlib.metadata.version("moetune")
-
-
-def wanted_cases(spec_path: AnyPath) -> tuple[Case, ...]:
-    """List the sizes that planning a spec needs prices for.
-
-    Raises:
-        SpecError: the spec is unusable.
-    """
-    spec_path = Path(spec_path)
-    spec = read_spec(spec_path)
-    refuse_unpriced(spec)
-    return cases_for(spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,8 +117,7 @@ class MeasuredPrices:
         if op.operation != "grouped_gemm":
             return True
         both = {self._series(op)._replace(direction=each) for each in ("forward", "backward")}
-        is_gated = np.equal(op.axes["inner"], 2.0 * np.asarray(op.axes["ffn"]))
-        return both <= self.curves.keys() and bool(np.all(is_gated))
+        return both <= self.curves.keys() and has_gate(op)
 
     def _series(self, op: Op) -> Series:
         kind = FLAT_KIND if op.operation == "memory_bound" else ""
@@ -126,7 +125,7 @@ class MeasuredPrices:
 
     def _memory_bound_s(self, series: Series, moved_bytes: Numbers) -> Numbers:
         log_s_T, beyond_T = self._table(series)
-        rows = np.asarray(moved_bytes, dtype=np.float64) / (PASSES * BF16_BYTES * WIDTH)
+        rows, _ = bytes_to_rows(moved_bytes)
         log_rows = np.log2(np.maximum(rows, 2.0 ** LOG_ROWS_T[0]))
         seconds = np.exp(np.interp(log_rows, LOG_ROWS_T, log_s_T))
         # A quarter octave to either side of a size that is inside counts as inside.
@@ -165,6 +164,16 @@ class MeasuredPrices:
         name = f"{series.operation} {series.dtype} {series.direction}".strip()
         beyond, total = self.extrapolation_counts.get(name, (0, 0))
         self.extrapolation_counts[name] = beyond + int(beyond_D.sum()), total + beyond_D.size
+
+
+def has_gate(op: Op) -> bool:
+    """Whether the experts of a `grouped_gemm` have a gate, as those that are measured."""
+    return bool(np.all(np.equal(op.axes["inner"], 2.0 * np.asarray(op.axes["ffn"]))))
+
+
+def bytes_to_rows(moved_bytes: Numbers) -> tuple[npt.NDArray[np.float64], float]:
+    """Return rows and width of the residual addition that moves so many bytes."""
+    return np.asarray(moved_bytes, dtype=np.float64) / (PASSES * BF16_BYTES * WIDTH), WIDTH
 
 
 def _distinct(

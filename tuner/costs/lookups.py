@@ -1,0 +1,127 @@
+"""What prices are looked up: the sizes that a profile should hold, and what no profiler measures.
+
+A plan that is made with `NotedPrices` notes every operation whose price it looks up, whatever the
+stack; sizes that many candidates share come first.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import compress, islice
+from typing import Final
+
+import numpy as np
+
+from profilers.records import AXES, MEASURED_DTYPES, Case
+from tuner.config.columns import Numbers
+from tuner.costs.ops import BF16, Op, Prices
+from tuner.costs.prices.measured import FLAT_KIND, bytes_to_rows, has_gate
+
+MOST_SIZES: Final = 256
+"""Of one operation and dtype."""
+MOST_LENGTHS: Final = 16
+"""Of operands of the same widths, spread over those looked up; a profile interpolates between."""
+LENGTHS: Final[Mapping[str, tuple[str, ...]]] = {
+    "gemm": ("m",),
+    "grouped_gemm": ("tokens", "largest"),
+    "attention": ("batch", "sequence"),
+    "memory_bound": ("rows",),
+}
+"""Axes that follow the tokens of a step; the others are widths of the model."""
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedSizes:
+    """What planning a spec looks up."""
+
+    cases: tuple[Case, ...]
+    """Sizes that a profiler can measure, the most used first."""
+    unmeasured: tuple[str, ...] = ()
+    """Operations that none measures, e.g. `gemm fp8`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookups:
+    """Operations that were looked up; filled while pricing."""
+
+    dtype: str = BF16
+    """Of the linear layers, as a profile names it."""
+    num_uses: dict[tuple[str, str, str], Counter[Sizes]] = field(default_factory=dict)
+    """Of the sizes, by operation, kind and dtype."""
+    unmeasured: set[str] = field(default_factory=set)
+
+    def note(self, op: Op) -> None:
+        """Count the sizes of an operation, one per configuration."""
+        dtype = op.dtype or self.dtype
+        axes = _measured_axes(op)
+        if axes is None or dtype not in MEASURED_DTYPES:
+            self.unmeasured.add(f"{op.operation} {dtype}")
+            return
+        columns = np.broadcast_arrays(*(np.asarray(axes[axis]) for axis in AXES[op.operation]))
+        sizes_NA = np.stack([np.ceil(column).ravel() for column in columns], axis=1)
+        used_NA = sizes_NA[(sizes_NA > 0).all(axis=1)].astype(np.int64)
+        unique_UA, uses_U = np.unique(used_NA, axis=0, return_counts=True)
+        kind = FLAT_KIND if op.operation == "memory_bound" else ""
+        counted = self.num_uses.setdefault((op.operation, kind, dtype), Counter())
+        for sizes, uses in zip(unique_UA.tolist(), uses_U.tolist(), strict=True):
+            counted[tuple(sizes)] += uses
+
+    def wanted(self) -> WantedSizes:
+        """Return the sizes that were looked up, those of the most used widths first."""
+        return WantedSizes(cases=tuple(self._cases()), unmeasured=tuple(sorted(self.unmeasured)))
+
+    def _cases(self) -> Iterator[Case]:
+        for (operation, kind, dtype), counted in self.num_uses.items():
+            for sizes in islice(_spread(operation, counted), MOST_SIZES):
+                yield Case(
+                    operation=operation,
+                    kind=kind,
+                    dtype=dtype,
+                    direction="forward",
+                    axes=dict(zip(AXES[operation], sizes, strict=True)),
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotedPrices:
+    """Prices of somebody else, and a note of what was looked up."""
+
+    own: Prices
+    lookups: Lookups
+
+    def seconds(self, op: Op) -> Numbers:
+        """Wall time of running it once."""
+        self.lookups.note(op)
+        return self.own.seconds(op)
+
+
+def _spread(operation: str, counted: Counter[Sizes]) -> Iterator[Sizes]:
+    """Yield some sizes of all widths, the most used widths first."""
+    is_width = [axis not in LENGTHS[operation] for axis in AXES[operation]]
+    num_uses: Counter[Sizes] = Counter()
+    sizes_by_widths: dict[Sizes, list[Sizes]] = {}
+    for sizes, uses in counted.items():
+        widths = tuple(compress(sizes, is_width))
+        num_uses[widths] += uses
+        sizes_by_widths.setdefault(widths, []).append(sizes)
+    for widths, _ in num_uses.most_common():
+        ordered = sorted(sizes_by_widths[widths])
+        places = np.unique(np.geomspace(1, len(ordered), MOST_LENGTHS).astype(int))
+        yield from (ordered[place - 1] for place in places)
+
+
+def _measured_axes(op: Op) -> dict[str, Numbers] | None:
+    """Sizes of an operation as profilers measure it; None where none does."""
+    axes = op.axes
+    match op.operation:
+        case "gemm" | "attention":
+            return dict(axes)
+        case "memory_bound":
+            rows, width = bytes_to_rows(axes["bytes"])
+            return {"rows": rows, "width": width}
+        case "grouped_gemm" if has_gate(op):
+            return {**axes, "tokens": axes["experts"] * axes["largest"]}
+        case _:
+            return None

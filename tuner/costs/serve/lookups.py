@@ -1,0 +1,33 @@
+"""A serving machine that notes which measured tables its prices are looked up in."""
+
+from dataclasses import dataclass, fields
+
+from tuner.costs.lookups import Lookups
+from tuner.costs.ops import Op
+from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.machine import ServingMachine
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NotedMachine(ServingMachine):
+    """One system, and a note of what was looked up."""
+
+    lookups: Lookups
+
+    def measured_s(self, op: Op) -> Floats | None:
+        """Wall time as measured; None where no table holds the shape."""
+        self.lookups.note(op)
+        return super().measured_s(op)
+
+    def deepep_s(
+        self, tokens_Q: Floats, *, hidden: int, top_k: int, ranks: int
+    ) -> tuple[Floats | None, Floats | None]:
+        """Dispatch and combine by DeepEP's kernels, which are imported only."""
+        self.lookups.unmeasured.add("expert_all_to_all")
+        return super().deepep_s(tokens_Q, hidden=hidden, top_k=top_k, ranks=ranks)
+
+
+def noting(machine: ServingMachine, lookups: Lookups) -> NotedMachine:
+    """Return a machine that notes what is looked up."""
+    known = {one.name: getattr(machine, one.name) for one in fields(ServingMachine)}
+    return NotedMachine(lookups=lookups, **known)

@@ -1,0 +1,87 @@
+"""Sizes that planning a spec looks up, so that a profile can measure them, goal by goal.
+
+Those of the reference step are listed from its operations. Everything else is planned, on the
+datasheets of the spec's pools, and notes what it looks up; the plan itself is thrown away.
+"""
+
+from dataclasses import replace
+from itertools import compress
+from pathlib import Path
+from typing import Final
+
+from tuner.costs.lookups import Lookups, NotedPrices, WantedSizes
+from tuner.devices.catalogue import find_device
+from tuner.engines.capabilities import programs
+from tuner.errors import UnknownDeviceError
+from tuner.search.settings import SearchSettings
+from tuner.spec.cluster import Pool
+from tuner.verify.launches import REFERENCE
+
+TIME_LIMIT_S: Final = 20.0
+"""Of each search."""
+
+
+def train_sizes(spec_path: Path) -> WantedSizes:
+    """List what planning a training run looks up.
+
+    Raises:
+        SpecError: the spec is unusable.
+    """
+    from tuner.costs.prices.datasheet import DatasheetPrices
+    from tuner.costs.train.calibration import shipped
+    from tuner.costs.train.measured_profile import DTYPE_OF
+    from tuner.goals.train_plan import refuse_unlaunchable, refuse_unpriced
+    from tuner.search.reference.shapes import cases_for
+    from tuner.search.train.build_problem import build_problem, price_pool
+    from tuner.search.train.search import search
+    from tuner.spec.read import read_spec
+
+    spec = read_spec(spec_path)
+    is_reference = set(programs(spec.emit)) <= {REFERENCE, "torchrun"}
+    if is_reference or not all(_is_described(pool) for pool in spec.cluster.pools):
+        refuse_unpriced(spec)
+        return WantedSizes(cases=cases_for(spec))
+    refuse_unlaunchable(spec)
+    lookups = Lookups(dtype=DTYPE_OF[spec.goal.precision.value])
+    for pool in spec.cluster.pools:
+        problem = build_problem(spec, price_pool(pool, residuals=shipped()))
+        own = DatasheetPrices(hardware=problem.hardware, constants=problem.constants)
+        noting = replace(problem, prices=NotedPrices(own=own, lookups=lookups))
+        search(noting, SearchSettings(time_limit_s=TIME_LIMIT_S))
+    wanted = lookups.wanted()
+    # Bounds replace all experts by one (search/train/root_bound.py), whose router nothing runs.
+    is_run = [case.operation != "gemm" or min(case.axes.values()) > 1 for case in wanted.cases]
+    return replace(wanted, cases=tuple(compress(wanted.cases, is_run)))
+
+
+def serve_sizes(spec_path: Path) -> WantedSizes:
+    """List what planning a deployment looks up.
+
+    Raises:
+        SpecError: the spec is unusable.
+    """
+    from tuner.goals.serve_plan import deploy
+
+    lookups = Lookups()
+    deploy(spec_path, time_limit_s=TIME_LIMIT_S, lookups=lookups)
+    return lookups.wanted()
+
+
+def place_sizes(spec_path: Path) -> WantedSizes:
+    """List what planning a placement looks up; nothing where it prices no layers.
+
+    Raises:
+        SpecError: the spec is unusable.
+    """
+    from tuner.goals.place_plan import place
+
+    lookups = Lookups()
+    place(spec_path, time_limit_s=TIME_LIMIT_S, lookups=lookups)
+    return lookups.wanted()
+
+
+def _is_described(pool: Pool) -> bool:
+    try:
+        return pool.device is not None and bool(find_device(pool.device))
+    except UnknownDeviceError:
+        return False
