@@ -24,9 +24,10 @@ from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.tables import build_machines
 from tuner.config.serve import Role
 from tuner.costs.serve.capacity import cache_tokens
-from tuner.costs.serve.engine import TRAITS, Batching
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
+from tuner.engines.registry import serve_traits
+from tuner.engines.serve_rules.traits import Batching
 from tuner.search.serve.demand import build_demand
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.simulation import InstanceGroup, simulate_aggregated_mode
@@ -62,7 +63,7 @@ def is_plain(launch: PublishedLaunch) -> bool:
 def option_of(launch: PublishedLaunch, machine: ServingMachine) -> Option:
     """Return a row's launch as a plan would state it."""
     degrees = launch.sides[0].degrees
-    traits = TRAITS[launch.engine]
+    traits = serve_traits()[launch.engine]
     concurrency = -(-launch.concurrency // degrees.attention_data)
     step_tokens = find_recipe(launch).step_tokens or traits.step_tokens
     is_chunked = traits.batching is not Batching.WHOLE

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
@@ -26,30 +25,37 @@ from tuner.backtest.serving.launches import Cells
 from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.scores import Pair, tpot, ttft
 from tuner.costs.serve import iteration
-from tuner.costs.serve.engine import TRAITS
+from tuner.engines.registry import serve_traits
+from tuner.engines.serve_rules.traits import EngineTraits
 from tuner.simulate.serving import client
 
 Patches = Sequence[tuple[Any, str, object]]
 
 
+def _with(traits: Mapping[str, EngineTraits], *modules: Any) -> Patches:
+    made = {**serve_traits(), **traits}
+    return [(module, "serve_traits", lambda: made) for module in modules]
+
+
 def _scheduler(factor: float) -> Patches:
     made = {
-        name: replace(own, scheduler_s=factor * own.scheduler_s) for name, own in TRAITS.items()
+        name: replace(own, scheduler_s=factor * own.scheduler_s)
+        for name, own in serve_traits().items()
     }
-    return [
-        (module, "TRAITS", MappingProxyType(made)) for module in (iteration, prediction, client)
-    ]
+    return _with(made, iteration, prediction, client)
 
 
-def _client(seconds: float) -> Patches:
-    return [(client, "CLIENT_S", seconds), (recipes, "CLIENT_S", seconds)]
+def _client(seconds: float, *engines: str) -> Patches:
+    made = {name: replace(serve_traits()[name], client_s=seconds) for name in engines}
+    return _with(made, client)
 
 
 VARIANTS: Mapping[str, Mapping[str, Patches]] = {
-    "client": {"0 ms": _client(0.0), "30 ms": _client(0.03)},
+    "client": {
+        f"{1e3 * seconds:g} ms": _client(seconds, "vllm", "trtllm") for seconds in (0.0, 0.03)
+    },
     "SGLang's client": {
-        f"{1e3 * seconds:g} ms": [(client, "SGLANG_CLIENT_S", seconds)]
-        for seconds in (0.015, 0.05, 0.15)
+        f"{1e3 * seconds:g} ms": _client(seconds, "sglang") for seconds in (0.015, 0.05, 0.15)
     },
     "steps before a token": {
         f"{steps:g}": [(client, "STEPS_BEFORE_TOKEN", steps)] for steps in (0.5, 1.0, 3.0)

@@ -15,11 +15,13 @@ import numpy as np
 
 from tuner.backtest.serving.decoders import LLAMA_70B
 from tuner.costs.serve.decoder import Formats
-from tuner.costs.serve.engine import TRAITS, Batching, InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.queueing import mean_wait_s
 from tuner.devices.catalogue import find_device
+from tuner.engines.registry import serve_traits
+from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Requests, uniform_requests
@@ -54,7 +56,7 @@ def _rate(engine: ServingEngine) -> bool:
         engine=engine,
         machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
     )
-    tokens = TRAITS[engine].step_tokens
+    tokens = serve_traits()[engine].step_tokens
     requests = uniform_requests(
         REQUESTS, input_tokens=1024, output_tokens=1024, least_ratio=0.8, seed=0
     )
@@ -62,7 +64,7 @@ def _rate(engine: ServingEngine) -> bool:
     times = step_times(
         iteration, most_tokens=tokens + CONCURRENCY, most_sequences=CONCURRENCY, longest=2048
     )
-    rules = Rules(batching=TRAITS[engine].batching, step_tokens=tokens)
+    rules = Rules(batching=serve_traits()[engine].batching, step_tokens=tokens)
     served = simulate(requests, times=times, rules=rules, concurrency=CONCURRENCY)
     per_minute = 60.0 * REQUESTS / (time.process_time() - started_s)
     word = "reached" if per_minute >= LEAST_PER_MINUTE else "MISSED"

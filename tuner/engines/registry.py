@@ -5,23 +5,26 @@
     read.py           launches of it as settings; `FORMATS` in capabilities.py names the readers
     metrics.py        `read`: step times in its output; `METRICS` in capabilities.py names it
 
-A serving engine has `RELEASES` in capabilities.py, `server` in write.py (and `command_files`, where
-its command reads files), `SERVER` and `read` in read.py. Its folder has the engine's name; a plugin
-has a folder of its own.
+A serving engine has `TRAITS` and `RELEASES` in capabilities.py, `server` in write.py (and
+`command_files`, where its command reads files), `SERVER` and `read` in read.py. Its folder has the
+engine's name; a plugin has a folder of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Final
+from typing import Final, get_args
 
 from tuner.engines.manifest import Capabilities
 from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.engines.serve_rules.traits import EngineTraits
+from tuner.spec.serving.goal import EngineName
 
 TRAIN_ENGINES: Final = ("reference", "megatron_lm", "megatron_bridge", "torchtitan", "deepspeed")
 """Folders, in the order in which their targets are listed."""
-SERVE_ENGINES: Final = ("sglang", "vllm", "trtllm", "vllm_afd", "vllm_ascend")
+SERVE_ENGINES: Final = (*get_args(EngineName), "vllm_afd", "vllm_ascend")
 """Folders; a release with a plugin comes after those without, so that it must be named."""
 
 
@@ -74,6 +77,12 @@ def serve_releases() -> Iterator[ServingCapabilities]:
     """Yield every release of every serving engine, on any vendor's devices."""
     for folder in SERVE_ENGINES:
         yield from engine_file(folder, "capabilities").RELEASES
+
+
+@cache
+def serve_traits() -> Mapping[str, EngineTraits]:
+    """Return every serving engine whatever its release, by the name users type."""
+    return {name: engine_file(name, "capabilities").TRAITS for name in get_args(EngineName)}
 
 
 def launch_formats() -> Iterator[tuple[str, LaunchFormat]]:

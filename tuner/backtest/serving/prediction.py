@@ -19,11 +19,13 @@ import numpy as np
 from tuner.backtest.serving.launches import PublishedLaunch, RoleWorkers
 from tuner.backtest.serving.recipes import Recipe, find_recipe
 from tuner.costs.serve.capacity import cache_tokens
-from tuner.costs.serve.engine import TRAITS, Batching, InstanceDegrees
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO, KvPath, whole_s
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import kv_bytes_per_token
+from tuner.engines.registry import serve_traits
+from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.client import (
     ROUNDS,
@@ -157,7 +159,7 @@ class Predictor:
     def _rules(
         self, launch: PublishedLaunch, iteration: Iteration, recipe: Recipe, concurrency: int
     ) -> Rules:
-        traits = TRAITS[launch.engine]
+        traits = serve_traits()[launch.engine]
         longest = launch.input_tokens + launch.output_tokens
         step_tokens = recipe.step_tokens or traits.step_tokens
         if traits.batching is Batching.WHOLE:

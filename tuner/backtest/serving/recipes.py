@@ -32,7 +32,7 @@ from typing import Final
 
 from tuner.backtest.serving.launches import Harness, PublishedLaunch
 from tuner.costs.serve.engine import ServingEngine
-from tuner.simulate.serving.client import CLIENT_S, DELAY_S, engine_client
+from tuner.simulate.serving.client import DELAY_S, engine_client
 
 STREAM_STEPS: Final = 10.0
 BALANCE_STEPS: Final = 45.0
@@ -65,7 +65,7 @@ class Recipe:
     poll_steps: int = 1
     stream_steps: float = 0.0
     """Steps that a token waits to be streamed."""
-    client_s: float = CLIENT_S
+    client_s: float
     sequence_s: float = 0.0
     step_tokens: int | None = None
     """Token budget of a step; None: the engine's usual one."""

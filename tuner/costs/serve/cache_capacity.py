@@ -1,7 +1,7 @@
 """Bytes of KV cache that an engine allocates on one device, and whether steps fit beside them.
 
-The rule of each engine is in memory_rules.py. SGLang states no share of its own: where a launch
-has none it sets
+The kinds of rules are in tuner/engines/serve_rules/traits.py, every engine's in its folder. SGLang
+states no share of its own: where a launch has none it sets
 
     reserve = max(10 GiB, 512 MiB + 1.5 MiB T + 1 GiB N / 8 + graphs) + 2 GiB with DeepEP
     share   = 1 - reserve / V
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.costs.serve.engine import InstanceDegrees
-from tuner.costs.serve.memory_rules import MemoryFractionKind, MemoryRule
 from tuner.costs.serve.reserve import MIB, Reserve
+from tuner.engines.serve_rules.traits import MemoryFractionKind, MemoryRule
 
 HIDDEN_BYTES: Final = 0.3 * 1024.0 * MIB
 HIDDEN_RATIO: Final = 0.0068

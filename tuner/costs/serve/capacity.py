@@ -1,14 +1,11 @@
 """What one device of an instance holds: weights, the drafter, redundant experts, KV cache."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final
 
 from tuner.costs.serve.cache_capacity import room_of
 from tuner.costs.serve.decoder import BYTES
-from tuner.costs.serve.engine import ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import kv_bytes_per_token, weight_bytes
 from tuner.costs.serve.memory_rules import memory_rule
@@ -16,11 +13,6 @@ from tuner.costs.serve.reserve import step_reserve
 
 FULL_RATIO: Final = 0.95
 """The most that recipes give an engine (InferenceX, `--mem-fraction-static 0.95`)."""
-ALIGNED: Final[Mapping[ServingEngine, tuple[int, int]]] = MappingProxyType(
-    {ServingEngine.VLLM: (256, 128), ServingEngine.SGLANG: (256, 64)}
-)
-"""Multiples that hidden and expert width of a rank are padded to, of mxfp4 experts (vLLM 0.33.0
-`fused_moe/oracle/mxfp4.py`, Marlin and TRT-LLM kernels; SGLang 0.5.23 `quantization/mxfp4.py`)."""
 
 
 def instance_weight_bytes(iteration: Iteration) -> float:
@@ -50,7 +42,7 @@ def added_weight_bytes(iteration: Iteration) -> float:
 
 def padding_factor(iteration: Iteration) -> float:
     """Bytes of an expert as its kernels store it, over those of the checkpoint."""
-    own, align = iteration.decoder.experts, ALIGNED.get(iteration.engine)
+    own, align = iteration.decoder.experts, iteration.traits.mxfp4_multiples
     if own is None or align is None or iteration.formats.experts != "mxfp4":
         return 1.0
     hidden, ffn = float(iteration.decoder.hidden), own.ffn / iteration.degrees.moe_tensor

@@ -29,13 +29,7 @@ from tuner.costs.serve.all_to_all import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serve.attention import AttentionLayer
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import (
-    TRAITS,
-    A2aBackend,
-    EngineTraits,
-    InstanceDegrees,
-    ServingEngine,
-)
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
 from tuner.costs.serve.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serve.machine import (
     BALANCED,
@@ -48,7 +42,9 @@ from tuner.costs.serve.machine import (
 from tuner.costs.serve.memory import stage_ratio
 from tuner.costs.serve.ops import collective, routed_experts
 from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
+from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
+from tuner.engines.serve_rules.traits import EngineTraits
 
 SMALL_DENSE: Final = 3
 SMALL_MOE: Final = 5
@@ -358,7 +354,7 @@ class Iteration:
     @property
     def traits(self) -> EngineTraits:
         """How the engine batches."""
-        return TRAITS[self.engine]
+        return serve_traits()[self.engine]
 
     @property
     def scheduler_s(self) -> float:

@@ -22,7 +22,8 @@ from tuner.costs.serve.attention_tables import measured_attention_s
 from tuner.costs.serve.curves import Floats, SizeCurve
 from tuner.costs.serve.tables import A2aCurves, KernelTables, Key
 from tuner.costs.serve.work import even_activated, experts_work, work
-from tuner.devices.datasheet import Datasheet, Generation
+from tuner.devices.datasheet import Datasheet
+from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 
 PEAK_RATIO: Final = 0.7
@@ -69,10 +70,6 @@ WRITTEN: Final = {"mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4")}
 """What tables call a format together with its activations. An engine's table holds those that it
 runs; where it holds both, fp8 activations are what it runs by default (TensorRT-LLM's deployment
 guide for gpt-oss, MoE backends; SGLang, `--flashinfer-mxfp4-moe-precision`)."""
-STAND_IN: Final = {("trtllm", "fp8_block", Generation.BLACKWELL): "sglang"}
-"""Whose table holds other expert kernels that an engine chooses from: TensorRT-LLM's block-scaled
-experts were timed with DeepGEMM there, which its recipes take for many tokens; for few they take
-generated kernels (`moe_config.backend: TRTLLM`), which SGLang's table measured."""
 BF16_CORES: Final = frozenset(
     {"attention", "decode_attention", "latent_attention", "latent_decode", "latent_product"}
     | {"gated_delta"}
@@ -173,7 +170,9 @@ class ServingMachine:
         if "/" in op.kind or op.software == ANY:
             return (every,)
         own = op.software.partition("@")[0]
-        rival = STAND_IN.get((own, dtype, self.sheet.generation), op.software)
+        traits = serve_traits().get(own)
+        like = {} if traits is None else traits.experts_like
+        rival = like.get((dtype, self.sheet.generation), op.software)
         others = tuple((name,) for name in every if name != own)
         return ((op.software, rival), (own,), *others)
 

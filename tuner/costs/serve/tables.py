@@ -1,12 +1,9 @@
 """Measured kernels of one system, every engine's, by operation, shape and software.
 
 Of several versions of one software the newest that measured a shape counts; experts of a stated
-version stay under `software@version`. An engine's GEMMs come
-from its own table, but for those whose timing holds more than the kernel: vLLM's block-scaled
-GEMMs carry the host's launch (58 to 280 us at few rows, where the others read 8 to 27) and its
-fp8 GEMMs at single sizes twice what their neighbours read, TensorRT-LLM's fp8 and nvfp4 GEMMs
-a quantisation that static checkpoints do not run (6 to 9 us). There the fastest of all tables
-counts.
+version stay under `software@version`. An engine's GEMMs come from its own table, but for those
+whose timing holds more than the kernel (`spoilt_gemms` of its traits): there the fastest of all
+tables counts.
 
 Tables of an operation are read on first use: those of a system hold a million rows,
 of which one model needs a few operations.
@@ -24,6 +21,7 @@ import numpy.typing as npt
 from profilers.arrays import Arrays
 from profilers.imports.releases import release_order
 from tuner.costs.serve.curves import Floats, Grid, Plane, SizeCurve, build_curve, build_plane
+from tuner.engines.registry import serve_traits
 
 FREE_AXES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ("batch", "sequence"),
@@ -40,10 +38,6 @@ FREE_AXES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Axes that are interpolated over; all others must match exactly."""
 
-SPOILT: Final = frozenset(
-    {("vllm", "fp8_block"), ("vllm", "fp8"), ("trtllm", "fp8"), ("trtllm", "nvfp4")}
-)
-"""GEMMs whose timing holds more than the kernel; see above."""
 FASTEST: Final = ""
 """Stands for all engines together."""
 
@@ -98,7 +92,9 @@ class KernelTables:
 
     def gemm(self, *, dtype: str, n: float, k: float, software: str) -> SizeCurve | None:
         """Seconds over rows of a GEMM [rows, k] x [k, n]."""
-        own = FASTEST if (software, dtype) in SPOILT else software
+        traits = serve_traits().get(software)
+        is_spoilt = traits is not None and dtype in traits.spoilt_gemms
+        own = FASTEST if is_spoilt else software
         key: Key = ("gemm", own, dtype, int(n), int(k))
         if key not in self.curves:
             grids = self._gemm_grids()

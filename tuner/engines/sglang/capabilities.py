@@ -51,7 +51,30 @@ from typing import Final
 
 from tuner.devices.datasheet import Vendor
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
+from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
+
+TRAITS: Final = EngineTraits(
+    batching=Batching.PREFILL_FIRST,
+    step_tokens=16384,
+    scheduler_s=0.5e-3,
+    client_s=100e-3,
+    memory=(
+        MemoryRule(
+            share=MemoryFractionKind.OF_FREE,
+            ratio=None,
+            sampler_bytes=12.0,
+            window_pool_ratio=0.8,
+        ),
+    ),
+    mxfp4_multiples=(256, 64),
+)
+"""0.5.23: `managers/schedule_policy.py` sets `new_token_ratio` of what outputs may still grow by
+aside, which is taken as all of it. Memory: `mem_cache/kv_cache_configurator.py`,
+`_profile_available_bytes`; the sampler holds gathered logits in bf16 twice (2 + 2), in fp32, and
+probabilities (4 + 4; `layers/logits_processor.py`, `layers/sampler.py`). Padding:
+`quantization/mxfp4.py`. The first step of a prompt runs without a graph on the host's time, which
+counts as the client's."""
 
 SGLANG_0_5_23: Final = ServingCapabilities(
     name="sglang",

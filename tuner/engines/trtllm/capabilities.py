@@ -27,7 +27,24 @@ cannot be installed without GPU libraries, so these names were checked against d
 
 from typing import Final
 
+from tuner.devices.datasheet import Generation
 from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
+
+TRAITS: Final = EngineTraits(
+    batching=Batching.WHOLE,
+    step_tokens=8192,
+    scheduler_s=0.5e-3,
+    memory=(MemoryRule(share=MemoryFractionKind.OF_LEFT, ratio=0.9, sampler_bytes=22.0),),
+    spoilt_gemms=frozenset({"fp8", "nvfp4"}),
+    experts_like={("fp8_block", Generation.BLACKWELL): "sglang"},
+)
+"""Admission: the default policy GUARANTEED_NO_EVICT. Memory: `llmapi/llm_args.py`,
+`free_gpu_memory_fraction`; the sampler holds logits, as fp32, probabilities, sorted, order
+(2 + 4 + 4 + 4 + 8). Measured GEMMs of fp8 and nvfp4 hold a quantisation that static checkpoints do
+not run (6 to 9 us). Block-scaled experts were timed with DeepGEMM, which its recipes take for many
+tokens; for few they take generated kernels (`moe_config.backend: TRTLLM`), which SGLang's table
+measured."""
 
 TRTLLM_1_3: Final = ServingCapabilities(
     is_mpi_job=True,

@@ -43,7 +43,55 @@ from typing import Final
 
 from tuner.devices.datasheet import Vendor
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
+from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
+
+TRAITS: Final = EngineTraits(
+    batching=Batching.CHUNKED,
+    step_tokens=8192,
+    scheduler_s=1.0e-3,
+    reserves_output=False,
+    memory=(
+        MemoryRule(
+            since=(0, 21),
+            share=MemoryFractionKind.OF_DEVICE,
+            ratio=0.92,
+            sampler_bytes=14.0,
+            counts_graphs=True,
+            wants_whole_length=True,
+            graphs_per_size=2,
+        ),
+        MemoryRule(
+            share=MemoryFractionKind.OF_DEVICE,
+            ratio=0.9,
+            sampler_bytes=38.0,
+            counts_communicators=True,
+            wants_whole_length=True,
+        ),
+    ),
+    mxfp4_multiples=(256, 128),
+    spoilt_gemms=frozenset({"fp8_block", "fp8"}),
+)
+"""Read from 0.33.0. Admission: `v1/core/sched/scheduler.py` (allocate_slots for the tokens of a
+step, `_preempt_request`). Padding: `fused_moe/oracle/mxfp4.py`, Marlin and TRT-LLM kernels.
+Measured GEMMs: block-scaled ones carry the host's launch (58 to 280 us at few rows, where other
+engines' read 8 to 27), fp8 ones read twice their neighbours at single sizes.
+
+Memory: `v1/worker/gpu_worker.py`, `determine_available_memory`, and `config/cache.py` (0.92; 0.9 in
+releases up to 0.11). `kv_cache_memory_bytes` stands instead of a share where a launch states it,
+whatever its steps then lack. The server also ends where the cache does not hold one request of
+`max_model_len` (`v1/core/kv_cache_utils.py`, `_check_enough_kv_cache_memory`).
+
+Releases differ in what they measure. The first profiled steps before 0.21 left CUDA graphs out
+(`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`), sorted whole logits in the sampler, and took the first
+look at free memory before communicators were made, so that those counted. Where a release between
+was not read, the older rule is taken up to 0.20. Bytes of a logit in the sampler:
+
+- Up to 0.20: bf16 and fp32 logits (2 + 4), and in `torch.sort` its values and indices (4 + 8), the
+  indices that it starts from (8) and the scratch of a segmented radix sort of pairs (4 + 8;
+  PyTorch, aten/src/ATen/native/cuda/SortStable.cu, `segmented_sort_pairs`).
+- From 0.21: bf16 and fp32 logits, probabilities and the exponential draws they are divided by
+  (2 + 4 + 4 + 4; `v1/sample/ops/topk_topp_sampler.py`)."""
 
 VLLM_0_33: Final = ServingCapabilities(
     name="vllm",

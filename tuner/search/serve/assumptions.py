@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.costs.serve.engine import TRAITS, ServingEngine
+from tuner.costs.serve.engine import ServingEngine
 from tuner.costs.serve.machine import LOAD
+from tuner.engines.registry import serve_traits
 from tuner.search.serve.choices import Choices
 from tuner.search.serve.demand import Demand
 from tuner.simulate.serving.client import DELAY_S, ROUNDS
@@ -81,7 +82,7 @@ def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:
 
 def _room(spec: ServeSpec) -> str:
     """Say what memory has room for, as the engine lets requests in."""
-    if TRAITS[ServingEngine(spec.goal.engine.name)].reserves_output:
+    if serve_traits()[ServingEngine(spec.goal.engine.name)].reserves_output:
         return "batches leave room for the whole outputs of all that run, except 1 % of the time"
     return (
         "batches leave room for what all that run hold, except 1 % of the time, when the newest is"

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
 
-from tuner.costs.serve.engine import TRAITS, A2aBackend, Batching, InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
 from tuner.costs.serve.speculative import Drafting
+from tuner.engines.registry import serve_traits
+from tuner.engines.serve_rules.traits import Batching
 from tuner.search.serve.expert_copies import ExpertCopies
 
 BUDGETS: Final = (2048, 4096, 8192, 16384)
@@ -69,12 +71,12 @@ def engine_budgets(engine: ServingEngine, *, longest: int) -> tuple[TokenBudget,
 def _budgets(engine: ServingEngine, longest: int) -> Iterator[TokenBudget]:
     for tokens in BUDGETS:
         yield TokenBudget(tokens=tokens, is_chunked=True)
-        if TRAITS[engine].batching is Batching.WHOLE and tokens >= longest:
+        if serve_traits()[engine].batching is Batching.WHOLE and tokens >= longest:
             yield TokenBudget(tokens=tokens, is_chunked=False)
 
 
 def usual_choices(engine: ServingEngine) -> Choices:
     """Return the budget that recipes give an engine, and nothing else."""
-    traits = TRAITS[engine]
+    traits = serve_traits()[engine]
     is_chunked = traits.batching is not Batching.WHOLE
     return Choices(budgets=(TokenBudget(tokens=traits.step_tokens, is_chunked=is_chunked),))

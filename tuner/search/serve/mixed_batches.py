@@ -22,9 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.costs.serve.curves import Floats
-from tuner.costs.serve.engine import TRAITS, Batching
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.whole_step import attention_s, prompt_step_s, step_s, through_s
+from tuner.engines.registry import serve_traits
+from tuner.engines.serve_rules.traits import Batching
 from tuner.search.serve.demand import Demand
 
 
@@ -56,7 +57,7 @@ def token_seconds(
     """
     if decode_s_N is None:
         decode_s_N = step_s(iteration, running_N, np.full_like(running_N, demand.past_tokens))
-    traits = TRAITS[iteration.engine]
+    traits = serve_traits()[iteration.engine]
     stages = iteration.degrees.pipeline
     prompts_N = running_N * iteration.tokens_per_step / demand.output_tokens
     read_N = prompts_N * demand.computed_tokens

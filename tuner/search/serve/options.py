@@ -30,13 +30,14 @@ from tuner.costs.serve.capacity import (
 )
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import TRAITS, A2aBackend, InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory_rules import memory_rule
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.reserve import step_reserve
 from tuner.costs.serve.whole_step import step_s
+from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.rules import nodes_needed
 from tuner.search.serve.choices import Choices, TokenBudget, usual_choices
 from tuner.search.serve.degrees import has_slow_links, instance_degrees
@@ -560,7 +561,7 @@ def most_running(cache: float, demand: Demand, *, engine: ServingEngine) -> floa
     """
     fitting = (
         _fitting(demand.reserved_N, cache)
-        if TRAITS[engine].reserves_output
+        if serve_traits()[engine].reserves_output
         else _fitting(demand.grown_N, (1.0 - WATERMARK_RATIO) * cache)
     )
     return min(fitting, float(demand.most_at_once))

@@ -5,8 +5,7 @@
 
 A request that comes waits on average half of the step under way; the engine hands out its first
 token one step after it was computed; k further steps where a launch streams tokens at intervals; c
-seconds pass in the HTTP server, the tokeniser and the client. Published launches show c (15 ms;
-100 ms of SGLang, whose first step of a prompt runs without a graph on the host's time).
+seconds pass in the HTTP server, the tokeniser and the client (`client_s` of the engine's traits).
 
 A closed loop of C requests sends C at once, ten times as many in all, and each a moment after a
 request has ended, as benchmark clients do (github.com/SemiAnalysisAI/InferenceX, benchmarks/). That
@@ -24,7 +23,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.serve.engine import TRAITS, Batching, ServingEngine
+from tuner.costs.serve.engine import ServingEngine
+from tuner.engines.registry import serve_traits
+from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules
 from tuner.simulate.serving.load import Served
 from tuner.simulate.serving.steps import StepTimes
@@ -34,8 +35,6 @@ ROUNDS: Final = 10
 DELAY_S: Final = 10e-3
 """From the end of a request until the client of a closed loop has sent the next one, mean."""
 STEPS_BEFORE_TOKEN: Final = 1.5
-CLIENT_S: Final = 15e-3
-SGLANG_CLIENT_S: Final = 100e-3
 
 Floats = npt.NDArray[np.float64]
 
@@ -51,8 +50,7 @@ class ClientOverhead:
 
 def engine_client(engine: ServingEngine) -> ClientOverhead:
     """Return the client of an engine."""
-    overhead_s = SGLANG_CLIENT_S if engine is ServingEngine.SGLANG else CLIENT_S
-    return ClientOverhead(overhead_s=overhead_s)
+    return ClientOverhead(overhead_s=serve_traits()[engine].client_s)
 
 
 def client_observed_ttft_s(served: Served, *, client: ClientOverhead) -> Floats:
@@ -82,7 +80,7 @@ def engine_rules(
         poll_steps: between two polls for requests.
         is_chunked: whether chunked prefill is on, where the engine can do both; None: its default.
     """
-    usual = TRAITS[engine].batching
+    usual = serve_traits()[engine].batching
     batching = usual
     if is_chunked is not None and usual is not Batching.PREFILL_FIRST:
         batching = Batching.CHUNKED if is_chunked else Batching.WHOLE
@@ -91,7 +89,7 @@ def engine_rules(
         step_tokens=step_tokens,
         kv_tokens=kv_tokens,
         most_running=most_running,
-        reserves_output=TRAITS[engine].reserves_output,
+        reserves_output=serve_traits()[engine].reserves_output,
         poll_steps=poll_steps,
     )
 

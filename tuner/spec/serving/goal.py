@@ -42,10 +42,14 @@ class Slo(Record):
     """Time per output token after it."""
 
 
+EngineName = Literal["sglang", "vllm", "trtllm"]
+"""Serving engines, each a folder of `tuner/engines/`."""
+
+
 class Engine(Record):
     """The serving engine."""
 
-    name: Literal["sglang", "vllm", "trtllm"]
+    name: EngineName
     """The engine."""
     version: str = ""
     """Release; empty: the newest that is described, without plugins. `0.30.0+afd`: vLLM with

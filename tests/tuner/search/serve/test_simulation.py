@@ -21,7 +21,7 @@ from tuner.search.serve.simulation import (
     sample_rank_requests,
     simulate_aggregated_mode,
 )
-from tuner.simulate.serving.client import CLIENT_S, ROUNDS, SGLANG_CLIENT_S
+from tuner.simulate.serving.client import ROUNDS
 from tuner.spec.serving.goal import ServeGoal
 
 TAIL = {"kind": "pareto_tailed", "mean": 250, "cv": 1.0, "tail_ratio": 0.05, "tail_index": 1.3}
@@ -64,7 +64,7 @@ def simulated(option: Option, goal: ServeGoal, *, longest: int = 32768) -> Simul
     )
 
 
-@each_row(("engine", "client_s"), [("vllm", CLIENT_S), ("sglang", SGLANG_CLIENT_S)])
+@each_row(("engine", "client_s"), [("vllm", 15e-3), ("sglang", 100e-3)])
 def test_a_lone_request_waits_for_its_prompt_its_steps_and_its_client(
     iteration: Made, serving_pool: Site, engine: str, client_s: float
 ) -> None:

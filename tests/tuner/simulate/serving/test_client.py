@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from tuner.costs.serve.engine import Batching, ServingEngine
+from tuner.costs.serve.engine import ServingEngine
+from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.client import (
-    CLIENT_S,
-    SGLANG_CLIENT_S,
     ClientOverhead,
     client_observed_ttft_s,
     engine_client,
@@ -48,8 +47,8 @@ def test_outputs_of_one_token_wait_for_their_client_only() -> None:
     served = Served(arrival_s_R=0.0 * one, first_token_s_R=one, end_s_R=one, output_R=np.array([1]))
     assert client_observed_ttft_s(
         served, client=engine_client(ServingEngine.VLLM)
-    ) == pytest.approx([1.0 + CLIENT_S])
-    assert engine_client(ServingEngine.SGLANG).overhead_s == SGLANG_CLIENT_S
+    ) == pytest.approx([1.015])
+    assert engine_client(ServingEngine.SGLANG).overhead_s == 0.1
 
 
 def test_an_engine_batches_as_it_does_unless_configured() -> None:

@@ -8,12 +8,13 @@ import pytest
 from tests.rows import Failures
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B
 from tuner.costs.serve.decoder import Formats
-from tuner.costs.serve.engine import TRAITS, A2aBackend, InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.speculative import Drafting
 from tuner.costs.serve.whole_step import prompt_step_s, step_s
 from tuner.devices.catalogue import find_device
+from tuner.engines.registry import serve_traits
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.load import uniform_requests
 from tuner.simulate.serving.steps import StepTimes, step_times
@@ -80,7 +81,7 @@ def test_an_output_takes_the_steps_that_its_drafts_leave() -> None:
 
 def test_drafts_shorten_the_time_per_token_as_the_tokens_of_a_step_say() -> None:
     requests = uniform_requests(40, input_tokens=500, output_tokens=600, least_ratio=1.0, seed=0)
-    rules = Rules(batching=TRAITS[ServingEngine.SGLANG].batching, step_tokens=16384)
+    rules = Rules(batching=serve_traits()[ServingEngine.SGLANG].batching, step_tokens=16384)
     means = {}
     for kind in ("plain", "drafting"):
         served = simulate(requests, times=tables(KINDS[kind]), rules=rules, concurrency=4)
@@ -98,7 +99,7 @@ def test_a_pipeline_serves_more_of_many_requests_than_one_device_of_its_speed() 
     ends = {}
     for stages in (1, 4):
         times = tables(replace(DENSE, degrees=InstanceDegrees(pipeline=stages)))
-        rules = Rules(batching=TRAITS[ServingEngine.VLLM].batching, step_tokens=4096)
+        rules = Rules(batching=serve_traits()[ServingEngine.VLLM].batching, step_tokens=4096)
         served = simulate(requests, times=times, rules=rules, concurrency=256)
         ends[stages] = float(served.end_s_R.max())
     # Four devices, and micro-batches of a quarter each.
