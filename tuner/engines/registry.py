@@ -4,6 +4,7 @@
     write.py          its launch files: the function that a target names, `emit`
     read.py           launches of it as settings; `FORMATS` in capabilities.py names the readers
     metrics.py        `read`: step times in its output; `METRICS` in capabilities.py names it
+    kv.py             pages and transfers of the KV caches of a serving engine
 
 A serving engine has `TRAITS` and `RELEASES` in capabilities.py, `server` in write.py (and
 `command_files`, where its command reads files), `SERVER` and `read` in read.py. Its folder has the

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.devices.datasheet import Generation
+from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.serve_rules.protocols import InstanceFields
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
-from tuner.spec.serving.kv_pages import NVIDIA
 
 AFD_TARGETS: Final = frozenset({"vllm", "slurm", "local"})
 """Targets of `emit` that support AFD."""
@@ -55,7 +54,8 @@ class AfdCapabilities:
 
         A device of unknown generation counts as NVIDIA's.
         """
-        platform = "cuda" if generation is None or generation in NVIDIA else ""
+        is_nvidia = generation is None or generation.vendor is Vendor.NVIDIA
+        platform = "cuda" if is_nvidia else ""
         return next((one for one in self.connectors if one.platform == platform), None)
 
 

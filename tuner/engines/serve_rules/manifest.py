@@ -14,6 +14,9 @@ from typing import Final
 
 from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.serve_rules.afd import AfdCapabilities
+from tuner.engines.serve_rules.kv_connectors import CacheKind, Connector, ConnectorRules
+from tuner.engines.serve_rules.kv_pages import KvPages
+from tuner.errors import SpecError
 
 LARGEST_DISPATCH_TOKENS: Final = 1024
 """Most tokens that one rank may dispatch in one step of DeepEP's low-latency kernels, which end
@@ -82,6 +85,10 @@ class ServingCapabilities:
     """Value of the option by `goal.kv_cache_dtype`; empty: its default."""
     connectors: Mapping[str, str] = field(default_factory=dict)
     """The engine's name of each KV connector."""
+    pages: KvPages = field(default=KvPages())
+    """Pages of its KV cache."""
+    transfers: tuple[ConnectorRules, ...] = ()
+    """What its connectors support, in order of preference."""
     host_path: bool = False
     """KV caches can pass through host memory."""
 
@@ -134,3 +141,16 @@ class ServingCapabilities:
     def title(self) -> str:
         """Engine and release, with the plugin where there is one."""
         return f"{self.name} {self.release}" + (f" with {self.plugin}" if self.plugin else "")
+
+    def connector_rules(self, connector: Connector, *, cache: CacheKind) -> ConnectorRules:
+        """Return what a connector supports.
+
+        Raises:
+            SpecError: nothing is known of the connector.
+        """
+        rows = [row for row in self.transfers if row.cache is cache]
+        for row in rows:
+            if row.connector is connector:
+                return row
+        known = sorted({row.connector.value for row in rows})
+        raise SpecError(f"{self.name} {self.release}: no connector {connector}; it has {known}")

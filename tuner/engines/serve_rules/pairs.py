@@ -10,6 +10,8 @@ from itertools import product
 from typing import Final
 
 from tuner.devices.datasheet import Generation
+from tuner.engines.serve_rules.kv_connectors import CacheKind, Connector
+from tuner.engines.serve_rules.kv_refusals import KvSide, KvTransfer, refusals
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.protocols import (
     RECEIVERS,
@@ -21,9 +23,6 @@ from tuner.engines.serve_rules.steps import cache_kind
 from tuner.engines.serve_rules.vendor_pairs import vendor_refusals
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
-from tuner.spec.serving.kv_connectors import CacheKind, Connector
-from tuner.spec.serving.kv_pages import LAYOUT, page_layout, page_tokens
-from tuner.spec.serving.kv_refusals import KvSide, KvTransfer, refusals
 
 _CONNECTORS: Final = frozenset(connector.value for connector in Connector)
 
@@ -110,9 +109,7 @@ def _lines(
         prefill=one,
         decode=other,
     )
-    for line in refusals(
-        kv_transfer, engine=sides[0].name, release=sides[0].release, connector=connector
-    ):
+    for line in refusals(kv_transfer, engine=sides[0], connector=connector):
         yield line.partition(": ")[2]
 
 
@@ -122,17 +119,18 @@ def _one_shape(
     *,
     releases: Mapping[str, ServingCapabilities],
 ) -> Iterator[str]:
-    """Yield a line if vllm-ascend's connector, which has one set of degrees per side, gets more."""
-    shapes: dict[tuple[str, str], set[tuple[int, int, int]]] = {}
+    """Yield a line if a connector with one set of degrees per side gets more."""
+    shapes: dict[tuple[str, str, str], set[tuple[int, int, int]]] = {}
     for group in decision.instances:
         own = releases.get(group.pool, engine)
-        if own.name == "vllm" and "ascend" in own.connectors:
+        if any(row.one_shape for row in own.transfers):
+            stack = own.plugin.partition(" ")[0] or own.name
             degrees = group.attention_tp, group.attention_dp, group.pp
-            shapes.setdefault((group.role, group.island), set()).add(degrees)
-    for (role, _), kinds in shapes.items():
+            shapes.setdefault((group.role, group.island, stack), set()).add(degrees)
+    for (role, _, stack), kinds in shapes.items():
         if role in ("prefill", "decode") and len(kinds) > 1:
             yield (
-                f"{len(kinds)} kinds of {role} instances: the connector of vllm-ascend has one"
+                f"{len(kinds)} kinds of {role} instances: the connector of {stack} has one"
                 " set of degrees per side; give them one"
             )
 
@@ -155,24 +153,16 @@ def _side(
     generations: Mapping[str, Generation],
     path: str,
 ) -> KvSide | None:
-    if engine.name not in LAYOUT:
-        return None
     page, generation = group.page_size, generations.get(group.pool)
     if page is None and generation is not None:
-        page = page_tokens(
-            engine=engine.name, cache=cache, generation=generation, dtype=goal.kv_cache_dtype
-        )
-    if page is None:
+        page = engine.pages.default(cache=cache, generation=generation, dtype=goal.kv_cache_dtype)
+    if page is None or not engine.pages.layout:
         return None
     return KvSide(
         tensor=group.attention_tp,
         pipeline=group.pp,
         page_tokens=page,
         dtype=goal.kv_cache_dtype,
-        layout=(
-            LAYOUT[engine.name]
-            if generation is None
-            else page_layout(engine=engine.name, generation=generation)
-        ),
+        layout=engine.pages.layout,
         uses_host_buffer=path == "host",
     )

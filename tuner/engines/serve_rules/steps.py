@@ -6,13 +6,12 @@ arXiv:2211.17192), which buffers and graphs must fit.
 
 from collections.abc import Iterator
 
-from tuner.devices.datasheet import Generation
+from tuner.devices.datasheet import Generation, Vendor
+from tuner.engines.serve_rules.kv_connectors import CacheKind
 from tuner.engines.serve_rules.manifest import DEEPEP, HAVE_UNITS, ServingCapabilities
 from tuner.engines.serve_rules.protocols import RECEIVERS, InstanceFields
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
-from tuner.spec.serving.kv_connectors import CacheKind
-from tuner.spec.serving.kv_pages import NVIDIA, legal_pages
 
 
 def step_refusals(
@@ -58,7 +57,8 @@ def cache_kind(model: ModelSpec) -> CacheKind:
 
 def lacks_units(quantization: str, *, generation: Generation | None) -> bool:
     """Say whether an NVIDIA device is known to have no tensor cores for such weights."""
-    if generation not in NVIDIA or quantization not in HAVE_UNITS:
+    is_nvidia = generation is not None and generation.vendor is Vendor.NVIDIA
+    if not is_nvidia or quantization not in HAVE_UNITS:
         return False
     return generation not in HAVE_UNITS[quantization]
 
@@ -140,11 +140,8 @@ def _pages(
     assert page is not None
     if engine.page_is_power_of_two and page & (page - 1):
         yield f"page_size {page} must be a power of two"
-    legal = legal_pages(
-        engine=engine.name,
-        cache=cache_kind(model),
-        generation=generation,
-        dtype=goal.kv_cache_dtype,
+    legal = engine.pages.legal(
+        cache=cache_kind(model), generation=generation, dtype=goal.kv_cache_dtype
     )
     if legal is not None and not legal.holds(page):
         yield f"page_size {page}: {legal}"

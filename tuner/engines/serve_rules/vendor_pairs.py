@@ -20,23 +20,15 @@ found.
 """
 
 from collections.abc import Iterator
-from typing import Final
 
 from tuner.devices.datasheet import Generation
+from tuner.engines.serve_rules.kv_connectors import CacheKind, Connector
 from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.spec.serving.kv_connectors import CacheKind, Connector
-
-_PREFERRED: Final = {
-    "sglang": (Connector.MOONCAKE, Connector.NIXL, Connector.ASCEND),
-    "vllm": (Connector.NIXL, Connector.MOONCAKE, Connector.ASCEND),
-    "trtllm": (Connector.NIXL, Connector.MOONCAKE),
-}
-"""Connectors in order of preference."""
 
 
 def connector_between(sender: ServingCapabilities, receiver: ServingCapabilities) -> Connector:
     """Return the connector of a pair: one that both have, else the sender's."""
-    order = _PREFERRED[sender.name]
+    order = tuple(dict.fromkeys(row.connector for row in sender.transfers)) or tuple(Connector)
     own = [one for one in order if one.value in sender.connectors]
     shared = [one for one in own if one.value in receiver.connectors]
     return next(iter((*shared, *own)), order[0])

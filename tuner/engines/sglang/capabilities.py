@@ -53,6 +53,7 @@ from tuner.devices.datasheet import Vendor
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
+from tuner.engines.sglang.kv import ASCEND_PAGES, PAGES, TRANSFERS
 
 TRAITS: Final = EngineTraits(
     batching=Batching.PREFILL_FIRST,
@@ -127,6 +128,8 @@ SGLANG_0_5_23: Final = ServingCapabilities(
     weight_only_fallback=True,
     kv_cache_dtype={"bf16": "", "fp8": "fp8_e4m3"},
     connectors={"nixl": "nixl", "mooncake": "mooncake"},
+    pages=PAGES,
+    transfers=TRANSFERS,
     modes=frozenset({"aggregated", "disaggregated", "shared_device"}),
     low_latency_leaves_prefill=True,
     redundant_architectures=frozenset(
@@ -188,6 +191,7 @@ SGLANG_0_5_23_CANN: Final = replace(
     weight_only_fallback=False,
     kv_cache_dtype={"bf16": ""},
     connectors={"ascend": "ascend"},
+    pages=ASCEND_PAGES,
     a2a_backends=PLAIN_EXCHANGES,
     redundant_architectures=frozenset(),
     overlap_backends=frozenset(),

@@ -30,6 +30,7 @@ from typing import Final
 from tuner.devices.datasheet import Generation
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
+from tuner.engines.trtllm.kv import PAGES, TRANSFERS
 
 TRAITS: Final = EngineTraits(
     batching=Batching.WHOLE,
@@ -78,6 +79,8 @@ TRTLLM_1_3: Final = ServingCapabilities(
     quantization={"bf16": "", "fp8": "", "fp8_block": "", "nvfp4": "", "mxfp4": ""},
     kv_cache_dtype={"bf16": "auto", "fp8": "fp8"},
     connectors={"nixl": "NIXL", "mooncake": "MOONCAKE"},
+    pages=PAGES,
+    transfers=TRANSFERS,
     deepep_needs_attention_dp=True,
     both_attention_degrees=False,
     whole_prompt_in_one_batch=True,

@@ -45,6 +45,7 @@ from tuner.devices.datasheet import Vendor
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
+from tuner.engines.vllm.kv import PAGES, TRANSFERS
 
 TRAITS: Final = EngineTraits(
     batching=Batching.CHUNKED,
@@ -145,6 +146,8 @@ VLLM_0_33: Final = ServingCapabilities(
     weight_only_fallback=True,
     kv_cache_dtype={"bf16": "", "fp8": "fp8"},
     connectors={"nixl": "NixlConnector", "mooncake": "MooncakeConnector"},
+    pages=PAGES,
+    transfers=TRANSFERS,
     host_path=True,
     portable_backends={"grouped": "TRITON_ATTN", "latent": "TRITON_MLA"},
     deepep_needs_attention_dp=True,

@@ -38,6 +38,7 @@ from typing import Final
 
 from tuner.engines.serve_rules.afd import AfdCapabilities, AfdConnector
 from tuner.engines.vllm.capabilities import VLLM_0_33
+from tuner.engines.vllm.kv import nixl_rules
 
 AFD_PLUGIN: Final = AfdCapabilities(
     plugin="vllm-project/afd-plugin",
@@ -78,6 +79,11 @@ AFD_PLUGIN: Final = AfdCapabilities(
     plain_experts=frozenset({"Qwen3MoeForCausalLM"}),
 )
 
+_NIXL: Final = (
+    "vllm 0.30.0+afd: kv_connector/v1/nixl/base_worker.py (_validate_remote_agent_handshake); the"
+    " rest is from the documents of 0.33.0"
+)
+
 VLLM_0_30_AFD: Final = replace(
     VLLM_0_33,
     release="0.30.0+afd",
@@ -88,6 +94,7 @@ VLLM_0_30_AFD: Final = replace(
     environment=VLLM_0_33.environment | {"VLLM_USE_V2_MODEL_RUNNER"},
     whole_prompts_option="--no-enable-chunked-prefill",
     connectors={"nixl": "NixlConnector"},
+    transfers=nixl_rules(_NIXL),
     modes=VLLM_0_33.modes | {"attention_expert"},
     afd=AFD_PLUGIN,
 )

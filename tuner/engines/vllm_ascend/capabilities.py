@@ -9,14 +9,21 @@
   `get_nixl_supported_devices`, without which vllm 0.23.0's NIXL connector refuses "npu"
   (kv_connector/v1/nixl/utils.py).
 
-Not covered: W8A8 checkpoints and redundant experts, whose EPLB is that of the plugin; vllm-ascend
-after 0.23.0.
+Not covered: W8A8 checkpoints and redundant experts, whose EPLB is that of the plugin; other pages
+without prefix cache and chunked prefill; vllm-ascend after 0.23.0.
 """
 
 from dataclasses import replace
 from typing import Final
 
 from tuner.devices.datasheet import Vendor
+from tuner.engines.serve_rules.kv_connectors import (
+    CacheKind,
+    Connector,
+    ConnectorRules,
+    PipelineRule,
+)
+from tuner.engines.serve_rules.kv_pages import DefaultPage, KvPages, LegalPages
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
 from tuner.engines.vllm.capabilities import VLLM_0_33
 
@@ -34,6 +41,21 @@ VLLM_ASCEND_0_23: Final = replace(
     weight_only_fallback=False,
     kv_cache_dtype={"bf16": ""},
     connectors={"ascend": "MooncakeConnectorV1"},
+    pages=KvPages(
+        layout="nhd", defaults=(DefaultPage(tokens=128, legal=LegalPages(among=(128,))),)
+    ),
+    transfers=tuple(
+        ConnectorRules(
+            connector=Connector.ASCEND,
+            cache=cache,
+            one_shape=True,
+            wider_decode=False,
+            pipeline=PipelineRule.DECODE_ONE,
+            source="vllm 0.23.0: vllm-ascend 0.23.0, distributed/kv_transfer/kv_p2p/"
+            "mooncake_connector.py (MooncakeConnectorWorker.__init__, _get_prefill_decode_size)",
+        )
+        for cache in CacheKind
+    ),
     host_path=False,
     a2a_backends=PLAIN_EXCHANGES,
     has_a2a_option=False,

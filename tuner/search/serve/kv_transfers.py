@@ -1,9 +1,9 @@
 """Which prefill instances may send KV caches to which decode instances, with bytes and seconds.
 
 Two instances are connected where they share a pool or their pools have a link, and the engine's
-release and connector accept both sides' layouts (tuner/spec/serving/kv_refusals.py). Bytes are
-those of the most-loaded ranks and of all together (tuner/costs/serve/kv_transfer.py). A rank sends
-and receives over its own NIC; a link between pools is shared by all ranks of the request.
+release and connector accept both sides' layouts (tuner/engines/serve_rules/kv_refusals.py). Bytes
+are those of the most-loaded ranks and of all together (tuner/costs/serve/kv_transfer.py). A rank
+sends and receives over its own NIC; a link between pools is shared by all ranks of the request.
 
     seconds = latency + bytes of the most-loaded rank / rate of each stage, one after the other
 
@@ -37,14 +37,13 @@ from tuner.costs.serve.kv_transfer import (
     whole_s,
 )
 from tuner.engines.serve_capabilities import releases_by_pool
+from tuner.engines.serve_rules.kv_connectors import CacheKind, Connector
+from tuner.engines.serve_rules.kv_refusals import KvSide, KvTransfer, refusals
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.vendor_pairs import connector_between, vendor_refusals
 from tuner.errors import OutsideProfileError
 from tuner.search.serve.options import Option, ServingPool
 from tuner.spec.cluster import Link
-from tuner.spec.serving.kv_connectors import CacheKind, Connector
-from tuner.spec.serving.kv_pages import page_layout, page_tokens
-from tuner.spec.serving.kv_refusals import KvSide, KvTransfer, refusals
 from tuner.spec.serving.read import ServeSpec
 
 Path = Literal["device", "host"]
@@ -183,12 +182,7 @@ class KvTransfers:
             prefill=one,
             decode=other,
         )
-        return refusals(
-            hand_over,
-            engine=releases[0].name,
-            release=releases[0].release,
-            connector=connector,
-        )
+        return refusals(hand_over, engine=releases[0], connector=connector)
 
     @property
     def cache(self) -> CacheKind:
@@ -199,10 +193,10 @@ class KvTransfers:
     def side(self, option: Option, *, through_host: bool = False) -> KvSide | None:
         """Return how an instance keeps its cache; None where its pages are not described."""
         dtype = self.spec.goal.kv_cache_dtype
-        engine = self.releases[option.serving_pool.pool.name].name
+        pages = self.releases[option.serving_pool.pool.name].pages
         generation = option.serving_pool.machine.sheet.generation
-        page = option.page_tokens or page_tokens(
-            engine=engine, cache=self.cache, generation=generation, dtype=dtype
+        page = option.page_tokens or pages.default(
+            cache=self.cache, generation=generation, dtype=dtype
         )
         if page is None:
             return None
@@ -211,7 +205,7 @@ class KvTransfers:
             pipeline=option.degrees.pipeline,
             page_tokens=page,
             dtype=dtype,
-            layout=page_layout(engine=engine, generation=generation),
+            layout=pages.layout,
             uses_host_buffer=through_host,
         )
 

@@ -5,18 +5,17 @@ those pools is given the smallest size that the kernels of all of them take, sin
 for equal pages, or for prefill's to divide decode's. Pools without a link keep their own, and
 so do those of vendors between which no connector exists.
 
-Source: sizes by engine, cache and device are those of tuner/spec/serving/kv_pages.py.
+Source: sizes by cache and device are in kv.py of every engine's folder.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tuner.engines.serve_capabilities import release_on
+from tuner.engines.serve_rules.kv_connectors import CacheKind
 from tuner.engines.serve_rules.vendor_pairs import connector_between, vendor_refusals
 from tuner.search.serve.options import ServingPool
 from tuner.spec.cluster import Link
-from tuner.spec.serving.kv_connectors import CacheKind
-from tuner.spec.serving.kv_pages import legal_pages, page_tokens
 from tuner.spec.serving.read import ServeSpec
 
 PAGES: Final = tuple(1 << power for power in range(8))
@@ -63,8 +62,7 @@ def _is_connected(spec: ServeSpec, link: Link) -> bool:
 
 
 def _usual_page(spec: ServeSpec, serving_pool: ServingPool) -> int | None:
-    return page_tokens(
-        engine=release_on(spec.goal, serving_pool.pool).name,
+    return release_on(spec.goal, serving_pool.pool).pages.default(
         cache=_cache_kind(spec),
         generation=serving_pool.machine.sheet.generation,
         dtype=spec.goal.kv_cache_dtype,
@@ -72,8 +70,7 @@ def _usual_page(spec: ServeSpec, serving_pool: ServingPool) -> int | None:
 
 
 def _allows(spec: ServeSpec, serving_pool: ServingPool, page: int) -> bool:
-    legal = legal_pages(
-        engine=release_on(spec.goal, serving_pool.pool).name,
+    legal = release_on(spec.goal, serving_pool.pool).pages.legal(
         cache=_cache_kind(spec),
         generation=serving_pool.machine.sheet.generation,
         dtype=spec.goal.kv_cache_dtype,

@@ -14,6 +14,7 @@ from tuner.engines.serve_capabilities import (
     engine_manifest,
     release_on,
 )
+from tuner.engines.serve_rules.kv_connectors import CacheKind, Connector
 from tuner.engines.serve_rules.vendor_pairs import (
     connector_between,
     portable_backend,
@@ -23,7 +24,6 @@ from tuner.engines.serve_rules.vendors import TRAITS
 from tuner.errors import SpecError, UnknownTargetError
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Engine, ServeGoal
-from tuner.spec.serving.kv_connectors import CacheKind, Connector, connector_rules
 from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -73,12 +73,7 @@ def test_every_vendor_has_traits_and_releases_that_name_their_source() -> None:
                 images.add(release.image)
                 for connector in release.connectors:
                     for cache in CacheKind:
-                        connector_rules(
-                            engine=name,
-                            release=release.release,
-                            connector=Connector(connector),
-                            cache=cache,
-                        )
+                        release.connector_rules(Connector(connector), cache=cache)
     assert len(images) == sum(len(result) for one in RELEASES.values() for result in one.values())
 
 

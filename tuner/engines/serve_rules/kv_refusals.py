@@ -11,14 +11,14 @@ engine launches it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tuner.spec.serving.kv_connectors import (
+from tuner.engines.serve_rules.kv_connectors import (
     CacheKind,
     Connector,
     ConnectorRules,
     PageRule,
     PipelineRule,
-    connector_rules,
 )
+from tuner.engines.serve_rules.manifest import ServingCapabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +64,15 @@ class KvTransfer:
 
 
 def refusals(
-    transfer: KvTransfer, *, engine: str, connector: Connector, release: str = ""
+    transfer: KvTransfer, *, engine: ServingCapabilities, connector: Connector
 ) -> tuple[str, ...]:
     """Say why the connector refuses, one line per broken rule; empty if it can.
 
     Raises:
-        SpecError: nothing is known of that engine, release or connector.
+        SpecError: nothing is known of that connector of the release.
     """
-    rules = connector_rules(
-        engine=engine, release=release, connector=connector, cache=transfer.cache
-    )
-    who = f"{engine} {rules.release} {connector}"
+    rules = engine.connector_rules(connector, cache=transfer.cache)
+    who = f"{engine.name} {engine.release} {connector}"
     return tuple(
         f"{who}: {line}"
         for check in (_types, _pages, _tensors, _layouts, _pipelines)

@@ -6,13 +6,21 @@ from dataclasses import replace
 import pytest
 
 from tests.rows import each_row
+from tuner.engines.registry import serve_releases
+from tuner.engines.serve_rules import kv_refusals
+from tuner.engines.serve_rules.kv_connectors import CacheKind, Connector
+from tuner.engines.serve_rules.kv_refusals import KvSide, KvTransfer
+from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.errors import SpecError
-from tuner.spec.serving.kv_connectors import TABLE, CacheKind, Connector, connector_rules
-from tuner.spec.serving.kv_refusals import KvSide, KvTransfer, refusals
 
 SIDE = KvSide(tensor=4, page_tokens=16, dtype="fp8", layout="hnd")
-EVERY = [(row.engine, row.connector, row.cache) for row in TABLE]
-VLLM = [(row.engine, row.connector) for row in TABLE if row.engine == "vllm"]
+RELEASES = tuple(serve_releases())
+EVERY = [(release, row.connector, row.cache) for release in RELEASES for row in release.transfers]
+
+
+def refusals(pair: KvTransfer, *, engine: str, connector: Connector) -> tuple[str, ...]:
+    newest = next(release for release in RELEASES if release.name == engine)
+    return kv_refusals.refusals(pair, engine=newest, connector=connector)
 
 
 def between(
@@ -40,39 +48,36 @@ def nhd(tensor: int, **changes: object) -> KvSide:
     return wide(tensor, layout="nhd", **changes)
 
 
-@each_row(("engine", "connector", "cache"), EVERY)
+@each_row(("release", "connector", "cache"), EVERY)
 def test_identical_instances_can_always_transfer(
-    engine: str, connector: Connector, cache: CacheKind
+    release: ServingCapabilities, connector: Connector, cache: CacheKind
 ) -> None:
     for is_hybrid in (False, True):
         pair = between(cache=cache, is_hybrid=is_hybrid)
-        assert refusals(pair, engine=engine, connector=connector) == ()
+        assert kv_refusals.refusals(pair, engine=release, connector=connector) == ()
 
 
-@each_row(("engine", "connector", "cache"), EVERY)
+@each_row(("release", "connector", "cache"), EVERY)
 def test_no_connector_converts_types_or_pairs_ranks_that_do_not_divide(
-    engine: str, connector: Connector, cache: CacheKind
+    release: ServingCapabilities, connector: Connector, cache: CacheKind
 ) -> None:
-    (line,) = refusals(
-        between(decode=replace(SIDE, dtype="bf16"), cache=cache), engine=engine, connector=connector
-    )
+    types = between(decode=replace(SIDE, dtype="bf16"), cache=cache)
+    (line,) = kv_refusals.refusals(types, engine=release, connector=connector)
     assert "KV types fp8 and bf16 differ" in line
-    lines = refusals(between(wide(2), wide(3), cache=cache), engine=engine, connector=connector)
+    ranks = between(wide(2), wide(3), cache=cache)
+    lines = kv_refusals.refusals(ranks, engine=release, connector=connector)
     assert any("2 (prefill) and 3 (decode): one must be a multiple" in line for line in lines)
 
 
-@each_row(("engine", "connector", "cache"), EVERY)
+@each_row(("release", "connector", "cache"), EVERY)
 def test_every_row_names_its_source_and_is_unique(
-    engine: str, connector: Connector, cache: CacheKind
+    release: ServingCapabilities, connector: Connector, cache: CacheKind
 ) -> None:
-    rows = [
-        row for row in TABLE if (row.engine, row.connector, row.cache) == (engine, connector, cache)
-    ]
-    assert len({row.release for row in rows}) == len(rows)
-    for row in rows:
-        assert row.source.startswith(f"{engine} {row.release}: ")
-        assert re.search(r"\.(py|cpp)\b", row.source)
-    assert connector_rules(engine=engine, release="", connector=connector, cache=cache) is rows[0]
+    rows = [row for row in release.transfers if (row.connector, row.cache) == (connector, cache)]
+    assert len(rows) == 1
+    assert rows[0].source.startswith(f"{release.name} {release.release}: ")
+    assert re.search(r"\.(py|cpp)\b", rows[0].source)
+    assert release.connector_rules(connector, cache=cache) is rows[0]
 
 
 @each_row(
@@ -194,34 +199,10 @@ def test_layouts_must_be_equal() -> None:
     assert refusals(mixed, engine="vllm", connector=Connector.NIXL) == ()
 
 
-@each_row(
-    ("engine", "release", "connector", "said"),
-    [
-        (
-            "lmdeploy",
-            "",
-            Connector.NIXL,
-            r"'lmdeploy': no KV connector .*'sglang', 'trtllm', 'vllm'",
-        ),
-        (
-            "vllm",
-            "0.1",
-            Connector.NIXL,
-            r"vllm 0.1: .* not described; .*'0.23.0', '0.30.0\+afd', '0.33.0'",
-        ),
-        (
-            "sglang",
-            "",
-            Connector.NIXL_PUSH,
-            r"no connector nixl_push; it has \['ascend', 'mooncake', 'nixl'\]",
-        ),
-    ],
-)
-def test_what_is_not_described_is_an_error_and_not_a_yes(
-    engine: str, release: str, connector: Connector, said: str
-) -> None:
+def test_what_is_not_described_is_an_error_and_not_a_yes() -> None:
+    said = r"no connector nixl_push; it has \['ascend', 'mooncake', 'nixl'\]"
     with pytest.raises(SpecError, match=said):
-        refusals(between(), engine=engine, connector=connector, release=release)
+        refusals(between(), engine="sglang", connector=Connector.NIXL_PUSH)
 
 
 @each_row("cache", CacheKind)
@@ -235,4 +216,5 @@ def test_tensorrt_llm_wants_one_page_size_and_re_slices_the_rest(cache: CacheKin
 
 
 def test_the_vllm_rows_cover_three_connectors() -> None:
-    assert {connector for _, connector in VLLM} == set(Connector)
+    vllm = [release for release in RELEASES if release.name == "vllm"]
+    assert {row.connector for release in vllm for row in release.transfers} == set(Connector)

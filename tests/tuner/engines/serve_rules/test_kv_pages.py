@@ -2,10 +2,17 @@
 
 from tests.rows import each_row
 from tuner.devices.datasheet import Generation
-from tuner.spec.serving.kv_connectors import CacheKind
-from tuner.spec.serving.kv_pages import legal_pages, page_tokens
+from tuner.engines.serve_capabilities import engine_manifest
+from tuner.engines.serve_rules.kv_connectors import CacheKind
+from tuner.engines.serve_rules.kv_pages import KvPages
+from tuner.spec.serving.goal import Engine
 
 USUAL = (1, 16, 32, 64, 128)
+
+
+def pages_of(engine: str, generation: Generation) -> KvPages:
+    named = Engine.model_validate({"name": engine})
+    return engine_manifest(named, vendor=generation.vendor).pages
 
 
 @each_row(
@@ -23,17 +30,16 @@ USUAL = (1, 16, 32, 64, 128)
         ("vllm", CacheKind.GROUPED, Generation.CDNA3, "bf16", 16),
         ("vllm", CacheKind.LATENT, Generation.ASCEND, "bf16", 128),
         ("sglang", CacheKind.GROUPED, Generation.ASCEND, "bf16", 128),
-        ("trtllm", CacheKind.GROUPED, Generation.CDNA3, "bf16", None),
         ("trtllm", CacheKind.GROUPED, Generation.HOPPER, "bf16", 32),
         ("trtllm", CacheKind.LATENT, Generation.HOPPER, "bf16", 64),
         ("trtllm", CacheKind.LATENT, Generation.BLACKWELL, "fp8", 32),
     ],
 )
 def test_pages_are_those_of_the_default_kernels(
-    engine: str, cache: CacheKind, generation: Generation, dtype: str, tokens: int | None
+    engine: str, cache: CacheKind, generation: Generation, dtype: str, tokens: int
 ) -> None:
-    pages = page_tokens(engine=engine, cache=cache, generation=generation, dtype=dtype)
-    assert pages == tokens
+    pages = pages_of(engine, generation)
+    assert pages.default(cache=cache, generation=generation, dtype=dtype) == tokens
 
 
 @each_row(
@@ -47,7 +53,6 @@ def test_pages_are_those_of_the_default_kernels(
         ("sglang", CacheKind.LATENT, Generation.BLACKWELL, "bf16", (32, 64)),
         ("vllm", CacheKind.GROUPED, Generation.CDNA3, "bf16", (16, 32, 64, 128)),
         ("vllm", CacheKind.GROUPED, Generation.ASCEND, "bf16", (128,)),
-        ("trtllm", CacheKind.GROUPED, Generation.ASCEND, "bf16", ()),
         ("trtllm", CacheKind.GROUPED, Generation.HOPPER, "bf16", (32, 64)),
         ("trtllm", CacheKind.LATENT, Generation.HOPPER, "bf16", (64,)),
     ],
@@ -55,19 +60,21 @@ def test_pages_are_those_of_the_default_kernels(
 def test_pages_that_may_be_stated_are_those_of_the_preferred_kernels(
     engine: str, cache: CacheKind, generation: Generation, dtype: str, tokens: tuple[int, ...]
 ) -> None:
-    rule = {"engine": engine, "cache": cache, "generation": generation, "dtype": dtype}
-    legal = legal_pages(**rule)  # type: ignore[arg-type]  # as the function has them
-    supported = () if legal is None else tuple(page for page in USUAL if legal.holds(page))
-    assert supported == tokens
-    default = page_tokens(**rule)  # type: ignore[arg-type]  # likewise
-    assert default is None or default in tokens
+    pages = pages_of(engine, generation)
+    legal = pages.legal(cache=cache, generation=generation, dtype=dtype)
+    assert legal is not None
+    assert tuple(page for page in USUAL if legal.holds(page)) == tokens
+    assert pages.default(cache=cache, generation=generation, dtype=dtype) in tokens
 
 
 def test_pages_of_an_unknown_device_suit_all_devices() -> None:
-    pages = legal_pages(engine="vllm", cache=CacheKind.LATENT, generation=None, dtype="fp8")
-    assert pages is not None
-    assert pages.holds(16)
-    assert not pages.holds(24)
-    assert (
-        legal_pages(engine="sglang", cache=CacheKind.LATENT, generation=None, dtype="fp8") is None
+    vllm, sglang = (
+        pages_of(engine, Generation.HOPPER).legal(
+            cache=CacheKind.LATENT, generation=None, dtype="fp8"
+        )
+        for engine in ("vllm", "sglang")
     )
+    assert vllm is not None
+    assert vllm.holds(16)
+    assert not vllm.holds(24)
+    assert sglang is None

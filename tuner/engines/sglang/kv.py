@@ -1,0 +1,70 @@
+"""SGLang's KV cache: its pages, and the transfers that its connectors support.
+
+Pages have 1 token, or 64 where TensorRT-LLM's kernels are the default, on Blackwell; tokens are
+outermost. Before Blackwell its kernels take any size, on Blackwell 16 to 128 tokens for grouped, 32
+or 64 for latent caches (the release silently replaces others). AMD's devices have the same defaults
+(arg_groups/overrides.py). On Ascend pages have 128 tokens (hardware_backend/npu/utils.py).
+
+Source: 0.5.23, srt/arg_groups/overrides.py (_page_size_default, _mla_backend_page_constraints),
+model_override_base.py (get_default_attn_backend), model_overrides.
+"""
+
+from typing import Final
+
+from tuner.devices.datasheet import Generation
+from tuner.engines.serve_rules.kv_connectors import (
+    CacheKind,
+    Connector,
+    ConnectorRules,
+    PipelineRule,
+)
+from tuner.engines.serve_rules.kv_pages import DefaultPage, KvPages, LegalPages
+
+PAGES: Final = KvPages(
+    layout="nhd",
+    defaults=(
+        DefaultPage(
+            tokens=64,
+            legal=LegalPages(among=(32, 64)),
+            cache=CacheKind.LATENT,
+            generation=Generation.BLACKWELL,
+        ),
+        DefaultPage(
+            tokens=64,
+            legal=LegalPages(among=(16, 32, 64, 128)),
+            generation=Generation.BLACKWELL,
+        ),
+        DefaultPage(tokens=1, legal=LegalPages()),
+    ),
+)
+ASCEND_PAGES: Final = KvPages(
+    layout="nhd", defaults=(DefaultPage(tokens=128, legal=LegalPages(among=(128,))),)
+)
+
+_SOURCE: Final = (
+    "sglang 0.5.23: srt/disaggregation/common/conn.py (try_ensure_parallel_info,"
+    " _resolve_rank_mapping)"
+)
+
+TRANSFERS: Final = tuple(
+    row
+    for connector in (Connector.MOONCAKE, Connector.NIXL, Connector.ASCEND)
+    for row in (
+        ConnectorRules(
+            connector=connector,
+            cache=CacheKind.GROUPED,
+            sliceable_layouts=frozenset({"nhd"}),
+            unsliceable_dtypes=frozenset({"mxfp8"}),
+            pipeline=PipelineRule.EQUAL_OR_DECODE_ONE,
+            slicing_hybrid_with_pipeline=False,
+            source=f"{_SOURCE}; srt/disaggregation/{connector}/conn.py (send_kvcache_slice)",
+            note="sglang warns that unequal tensor degrees are slow unless the model has MLA",
+        ),
+        ConnectorRules(
+            connector=connector,
+            cache=CacheKind.LATENT,
+            pipeline=PipelineRule.EQUAL_OR_DECODE_ONE,
+            source=_SOURCE,
+        ),
+    )
+)

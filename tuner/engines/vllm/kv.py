@@ -1,0 +1,117 @@
+"""vLLM's KV cache: its pages, and the transfers that its connectors support.
+
+Pages have 16 tokens, or the least page of the preferred MLA kernel where that is not a multiple:
+FlashInfer's 32 on Blackwell, FlashMLA's 64 for fp8 on Hopper. Heads are outermost in a page, which
+its connectors require. Legal are multiples of the default, because a page may have several kernel
+blocks (select_common_block_size). AMD's devices have the same defaults (v1/attention/backends/
+triton_attn.py: multiples of 16).
+
+Source: 0.33.0, config/cache.py (DEFAULT_BLOCK_SIZE), platforms/cuda.py (_get_backend_priorities),
+v1/attention/backends (get_supported_kernel_block_sizes), kv_connector/v1
+(get_required_kvcache_layout). Not covered: fp8 caches of FlashAttention 4 and heads of 256, whose
+kernels have other page sizes; AITER's kernels, which prefer 64 tokens and support 16.
+"""
+
+from typing import Final
+
+from tuner.devices.datasheet import Generation
+from tuner.engines.serve_rules.kv_connectors import (
+    CacheKind,
+    Connector,
+    ConnectorRules,
+    PageRule,
+    PipelineRule,
+)
+from tuner.engines.serve_rules.kv_pages import DefaultPage, KvPages, LegalPages
+
+_LEAST: Final = LegalPages(multiple_of=16)
+PAGES: Final = KvPages(
+    layout="hnd",
+    defaults=(
+        DefaultPage(
+            tokens=32,
+            legal=LegalPages(multiple_of=32),
+            cache=CacheKind.LATENT,
+            generation=Generation.BLACKWELL,
+        ),
+        DefaultPage(
+            tokens=64,
+            legal=LegalPages(multiple_of=64),
+            cache=CacheKind.LATENT,
+            generation=Generation.HOPPER,
+            dtype="fp8",
+        ),
+        DefaultPage(tokens=16, legal=_LEAST),
+    ),
+    legal_anywhere=_LEAST,
+)
+
+_NIXL: Final = (
+    "vllm 0.33.0: docs/features/nixl_connector_compatibility.md;"
+    " kv_connector/v1/nixl/base_worker.py (_validate_remote_agent_handshake)"
+)
+_MOONCAKE: Final = (
+    "vllm 0.33.0: kv_connector/v1/mooncake/mooncake_connector.py (_get_tp_ratio,"
+    " _validate_asymmetric_region_lengths, _validate_head_resharding_layout)"
+)
+_PUSH_NOTE: Final = "unequal page sizes are documented for reads only, so they are refused here"
+
+
+def nixl_rules(source: str) -> tuple[ConnectorRules, ...]:
+    """Return what the NIXL connector supports, which releases share."""
+    return (
+        ConnectorRules(
+            connector=Connector.NIXL,
+            cache=CacheKind.GROUPED,
+            pages=PageRule.PREFILL_DIVIDES,
+            pages_equal_if_hybrid=True,
+            pages_equal_if_host_buffer=True,
+            pages_equal_if_prefill_wider=True,
+            sliceable_layouts=frozenset({"hnd"}),
+            unsliceable_dtypes=frozenset({"nvfp4"}),
+            wider_prefill_beyond_heads=False,
+            pipeline=PipelineRule.NONE,
+            source=source,
+        ),
+        ConnectorRules(
+            connector=Connector.NIXL,
+            cache=CacheKind.LATENT,
+            pages=PageRule.PREFILL_DIVIDES,
+            pages_equal_if_hybrid=True,
+            pages_equal_if_host_buffer=True,
+            pipeline=PipelineRule.NONE,
+            source=source,
+        ),
+    )
+
+
+TRANSFERS: Final = (
+    *nixl_rules(_NIXL),
+    ConnectorRules(
+        connector=Connector.NIXL_PUSH,
+        cache=CacheKind.GROUPED,
+        sliceable_layouts=frozenset({"hnd"}),
+        unsliceable_dtypes=frozenset({"nvfp4"}),
+        wider_decode_beyond_heads=False,
+        wider_decode_if_hybrid=False,
+        pipeline=PipelineRule.DECODE_ONE,
+        source=_NIXL,
+        note=_PUSH_NOTE,
+    ),
+    ConnectorRules(
+        connector=Connector.NIXL_PUSH,
+        cache=CacheKind.LATENT,
+        pipeline=PipelineRule.DECODE_ONE,
+        source=_NIXL,
+        note=_PUSH_NOTE,
+    ),
+    ConnectorRules(
+        connector=Connector.MOONCAKE,
+        cache=CacheKind.GROUPED,
+        sliceable_layouts=frozenset({"hnd"}),
+        unsliceable_dtypes=frozenset({"nvfp4"}),
+        source=_MOONCAKE,
+        note="the connector sets the head-major layout itself",
+    ),
+    ConnectorRules(connector=Connector.MOONCAKE, cache=CacheKind.LATENT, source=_MOONCAKE),
+)
