@@ -10,13 +10,14 @@ of github.com/ai-dynamo/dynamo for the fields, examples/backends/*/deploy/v1beta
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 from tuner.config.serve import Role
 from tuner.devices.datasheet import Vendor
 from tuner.engines.files import EmittedFile
+from tuner.engines.launchers.dynamo_worker import DynamoWorker
 from tuner.engines.launchers.kubernetes import benchmark_job, benchmark_notes
 from tuner.engines.launchers.pods import (
     MOUNT,
@@ -30,10 +31,11 @@ from tuner.engines.launchers.pods import (
     weights,
     yaml_text,
 )
+from tuner.engines.registry import engine_file
 from tuner.engines.serve_rules.routers import DYNAMO_FRONTEND
 from tuner.engines.serving.command import BOOTSTRAP, BOOTSTRAP_OFFSET, FIRST_PORT, ServerCommand
 from tuner.engines.serving.engines import engine_files, server_command
-from tuner.engines.serving.placement import PLACEMENT_FILE, ServedPlacement, placement_notes
+from tuner.engines.serving.placement import ServedPlacement, placement_notes
 from tuner.engines.serving.router import ROUTER_PORT
 from tuner.engines.serving.shape import (
     GroupShape,
@@ -44,7 +46,6 @@ from tuner.engines.serving.shape import (
     vendor_traits,
     vendors,
 )
-from tuner.engines.trtllm.write import options_name
 from tuner.errors import UnknownTargetError
 from tuner.plans.serve import VerifiedServing
 from tuner.spec.serving.routers import RouterPolicy
@@ -52,30 +53,8 @@ from tuner.spec.serving.routers import RouterPolicy
 RELEASE: Final = "1.6.1"
 """Of Dynamo's runtime images."""
 
-_IMAGE: Final = {"sglang": "sglang", "vllm": "vllm", "trtllm": "tensorrtllm"}
-_MODULE: Final = {"sglang": "dynamo.sglang", "vllm": "dynamo.vllm", "trtllm": "dynamo.trtllm"}
 _TYPE: Final = {Role.AGGREGATED: "worker", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 
-_ENTRY_POINT: Final = (
-    EmittedFile(
-        path=PurePosixPath("METADATA"),
-        text="Metadata-Version: 2.1\nName: moetune-placement\nVersion: 1\n",
-    ),
-    EmittedFile(
-        path=PurePosixPath("entry_points.txt"),
-        text="[vllm.general_plugins]\nmoetune_placement = moetune_placement:register\n",
-    ),
-)
-_CACHE_EVENTS: Final[Mapping[str, str]] = {
-    "publisher": "zmq",
-    "topic": "kv-events",
-    "endpoint": "tcp://*:20080",
-}
-"""Where vLLM and SGLang workers publish KV events; data-parallel ranks use the ports after it."""
-_OWN_EVENTS: Final[Mapping[str, dict[str, Any]]] = {
-    "vllm": {"enable_kv_cache_events": True},
-    "sglang": {"format": "dynamo"},
-}
 _OURS: Final = ("--host", "--port", "--model-path", "--config", "--backend")
 """Options that Dynamo sets itself or that have another name there."""
 
@@ -84,7 +63,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     """Return the graph and its benchmark.
 
     Raises:
-        UnknownTargetError: devices are not NVIDIA's.
+        UnknownTargetError: devices are not NVIDIA's, or Dynamo does not have the engine.
     """
     others = [vendor for vendor in vendors(verified) if vendor is not Vendor.NVIDIA]
     if others:
@@ -92,16 +71,15 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             f"emit: Dynamo's runtime images are for NVIDIA devices, the plan has those of"
             f" {others[0]}; emit kubernetes or slurm"
         )
-    app, engine = app_name(verified), verified.plan.goal.engine.name
-    files = engine_files(verified, placement)
-    if placement is not None and engine == "vllm":
-        files += _ENTRY_POINT
+    app, worker = app_name(verified), _worker(verified)
+    package = () if placement is None else worker.placement_package
+    files = (*engine_files(verified, placement), *package)
     graph = {
         "apiVersion": "nvidia.com/v1beta1",
         "kind": "DynamoGraphDeployment",
         "metadata": {"name": app},
         "spec": {
-            "backendFramework": engine,
+            "backendFramework": verified.plan.goal.engine.name,
             "env": variables(weights(verified)),
             "components": [
                 _frontend(verified),
@@ -168,24 +146,24 @@ def _component(
     app: str,
     files: Iterable[EmittedFile],
 ) -> Object:
-    engine = verified.plan.goal.engine.name
+    worker = _worker(verified)
     command = server_command(verified, shape, placement)
     is_placed = placement is not None and placement.suits(shape.group)
     container: dict[str, Any] = {
         "name": "main",
         "image": _image(verified),
-        "command": ["python3", "-m", _MODULE[engine]],
+        "command": ["python3", "-m", f"dynamo.{verified.plan.goal.engine.name}"],
         "args": [
-            *_model(engine),
+            *(worker.model_option, "$(MODEL)", "--served-model-name", "$(MODEL)"),
             *_arguments(command),
-            *_role(verified, shape),
+            *_role(worker, shape),
             *_cache_events(verified, shape),
         ],
     }
     environment: dict[str, str | Object] = {
         name: value for name, value in command.environment.items() if "$" not in value
     }
-    if is_placed and engine == "vllm":
+    if is_placed and worker.placement_package:
         environment["PYTHONPATH"] = MOUNT
     if environment:
         container["env"] = variables(environment)
@@ -195,7 +173,7 @@ def _component(
         devices=shape.devices_per_node,
         resource=vendor_traits(verified, shape.group).resource,
         files=f"{app}-files" if listed else None,
-        items=_items(listed),
+        items=_items(listed, () if placement is None else worker.placement_package),
     ) | placed_on(verified, shape.group.pool)
     component: Object = {
         "name": shape.name,
@@ -210,21 +188,22 @@ def _component(
 
 
 def _image(verified: VerifiedServing) -> str:
+    return f"nvcr.io/nvidia/ai-dynamo/{_worker(verified).image}-runtime:{RELEASE}"
+
+
+def _worker(verified: VerifiedServing) -> DynamoWorker:
     engine = verified.plan.goal.engine.name
-    return f"nvcr.io/nvidia/ai-dynamo/{_IMAGE[engine]}-runtime:{RELEASE}"
+    worker: DynamoWorker | None = getattr(engine_file(engine, "write"), "DYNAMO", None)
+    if worker is None:
+        raise UnknownTargetError(f"emit: dynamo has no {engine}; emit kubernetes or slurm")
+    return worker
 
 
-def _model(engine: str) -> tuple[str, ...]:
-    option = "--model-path" if engine == "sglang" else "--model"
-    return (option, "$(MODEL)", "--served-model-name", "$(MODEL)")
-
-
-def _role(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]:
-    engine = verified.plan.goal.engine.name
+def _role(worker: DynamoWorker, shape: GroupShape) -> tuple[str, ...]:
     options: tuple[str, ...] = ()
-    if engine == "trtllm":
-        options = ("--extra-engine-args", f"{MOUNT}/{options_name(shape)}")
-    if engine != "sglang" and shape.group.role is not Role.AGGREGATED:
+    if worker.options_name is not None:
+        options = ("--extra-engine-args", f"{MOUNT}/{worker.options_name(shape)}")
+    if worker.names_role and shape.group.role is not Role.AGGREGATED:
         options += ("--disaggregation-mode", shape.group.role.value)
     return options
 
@@ -233,10 +212,7 @@ def _cache_events(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ..
     """Return the options with which prefill publishes its cache contents to the frontend."""
     if not _routes_by_cache(verified) or shape.group.role is Role.DECODE:
         return ()
-    if verified.plan.goal.engine.name == "trtllm":
-        return ("--publish-kv-events",)
-    own = _OWN_EVENTS[verified.plan.goal.engine.name]
-    return ("--kv-events-config", json.dumps({**_CACHE_EVENTS, **own}))
+    return _worker(verified).event_options
 
 
 def _router_mode(verified: VerifiedServing) -> str:
@@ -308,12 +284,12 @@ def _symmetric(word: str) -> str:
     return json.dumps(json.loads(word) | {"kv_role": "kv_both"})
 
 
-def _items(files: list[EmittedFile]) -> list[Object]:
-    """Return the path of each file under the mount; a distribution's files are in its folder."""
-    if not any(file.path.name == PLACEMENT_FILE["vllm"] for file in files):
+def _items(files: list[EmittedFile], package: tuple[EmittedFile, ...]) -> list[Object]:
+    """Return the path of each file under the mount; a package's files are in its folder."""
+    if not package:
         return []
     folder = "moetune_placement-1.dist-info/"
-    entry = {file.path.name for file in _ENTRY_POINT}
+    entry = {file.path.name for file in package}
     return [
         {
             "key": str(file.path),

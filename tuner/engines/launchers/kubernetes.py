@@ -38,9 +38,10 @@ from tuner.engines.serving.engines import MPI_ENGINES, engine_files, server_bash
 from tuner.engines.serving.placement import ServedPlacement, placement_notes
 from tuner.engines.serving.router import (
     ROUTER_PORT,
-    by_ascend_proxy,
     by_nginx,
+    chosen_gateway,
     discovering_words,
+    engine_gateway,
     needs_router,
     router_bash,
 )
@@ -53,17 +54,8 @@ _STRICT: Final = "set -euo pipefail\n"
 _BY_GROUP: Final = """\
 export NODE_RANK="$LWS_WORKER_INDEX" MASTER_ADDR="$LWS_LEADER_ADDRESS" NNODES="$LWS_GROUP_SIZE"
 """
-_ROUTER_INSTALL: Final = {
-    # vLLM's image has no router.
-    "vllm": "command -v vllm-router > /dev/null || pip install --quiet vllm-router==0.1.17\n"
-}
 _AIPERF: Final = "command -v aiperf > /dev/null || pip install --quiet aiperf==0.13.0\n"
 _TRACE: Final = "/traces/requests.jsonl"
-_ANNOTATION: Final = {
-    "sglang": "sglang.ai/bootstrap-port",
-    "vllm": "vllm.ai/bootstrap-port",
-}
-"""Annotation in which a gateway finds the bootstrap port of a prefill pod's KV transfers."""
 
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
@@ -225,10 +217,11 @@ def _with_readiness_probe(spec: Object) -> Object:
 
 
 def _annotations(verified: VerifiedServing, shape: GroupShape) -> Object:
-    engine = verified.plan.goal.engine.name
-    if shape.group.role is not Role.PREFILL or engine not in _ANNOTATION:
+    """Return the annotation in which a gateway finds the bootstrap port of KV transfers."""
+    gateway = engine_gateway(verified)
+    if shape.group.role is not Role.PREFILL or gateway is None:
         return {}
-    return {"annotations": {_ANNOTATION[engine]: str(FIRST_PORT + BOOTSTRAP_OFFSET)}}
+    return {"annotations": {gateway.annotation: str(FIRST_PORT + BOOTSTRAP_OFFSET)}}
 
 
 def _service(verified: VerifiedServing, shape: GroupShape, *, app: str) -> Object:
@@ -258,7 +251,7 @@ def _entrance(verified: VerifiedServing) -> str:
 
 
 def _router(verified: VerifiedServing, *, app: str) -> Iterator[Object]:
-    name, engine = f"{app}-router", verified.plan.goal.engine.name
+    name = f"{app}-router"
     labels = {"app": app, "role": "router"}
     yield {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
     yield {
@@ -277,7 +270,7 @@ def _router(verified: VerifiedServing, *, app: str) -> Iterator[Object]:
     container = {
         "name": "router",
         "image": _router_image(verified),
-        "command": ["bash", "-c", _STRICT + _router_script(verified, app=app, engine=engine)],
+        "command": ["bash", "-c", _STRICT + _router_script(verified, app=app)],
         "env": variables(
             {"NAMESPACE": field("metadata.namespace")} | _addresses(verified, app=app)
         ),
@@ -304,18 +297,14 @@ def _router_image(verified: VerifiedServing) -> str:
     return "nginx:1.29" if by_nginx(verified) else group_release(verified, group).image
 
 
-def _router_script(verified: VerifiedServing, *, app: str, engine: str) -> str:
-    if not _discovers(verified):
+def _router_script(verified: VerifiedServing, *, app: str) -> str:
+    gateway = chosen_gateway(verified)
+    if gateway is None:
         # A Service's name resolves to all instances of a group.
         return router_bash(verified, counts=_services(verified))
-    words = discovering_words(verified, app=app, port=FIRST_PORT)
-    return _ROUTER_INSTALL.get(engine, "") + "exec " + " \\\n  ".join(words) + "\n"
-
-
-def _discovers(verified: VerifiedServing) -> bool:
-    """Say whether the router finds the pods by their labels."""
-    is_theirs = verified.plan.goal.engine.name in _ANNOTATION
-    return is_theirs and not by_nginx(verified) and not by_ascend_proxy(verified)
+    # A gateway finds the pods by their labels.
+    words = discovering_words(verified, gateway, app=app, port=FIRST_PORT)
+    return gateway.install + "exec " + " \\\n  ".join(words) + "\n"
 
 
 def _services(verified: VerifiedServing) -> dict[str, int]:
@@ -327,7 +316,7 @@ def _services(verified: VerifiedServing) -> dict[str, int]:
 
 
 def _addresses(verified: VerifiedServing, *, app: str) -> dict[str, str | Object]:
-    if _discovers(verified):
+    if chosen_gateway(verified) is not None:
         return {}
     urls_by_role: dict[str, list[str]] = {}
     for shape in group_shapes(verified):

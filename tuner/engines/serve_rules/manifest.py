@@ -16,6 +16,7 @@ from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.serve_rules.afd import AfdCapabilities
 from tuner.engines.serve_rules.kv_connectors import CacheKind, Connector, ConnectorRules
 from tuner.engines.serve_rules.kv_pages import KvPages
+from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
 from tuner.errors import SpecError
 
 LARGEST_DISPATCH_TOKENS: Final = 1024
@@ -89,6 +90,8 @@ class ServingCapabilities:
     """Pages of its KV cache."""
     transfers: tuple[ConnectorRules, ...] = ()
     """What its connectors support, in order of preference."""
+    routers: tuple[RouterCapabilities, ...] = (NGINX,)
+    """In order of preference: the first one that has a policy is used."""
     host_path: bool = False
     """KV caches can pass through host memory."""
 

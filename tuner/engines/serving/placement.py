@@ -4,29 +4,20 @@ The engine's placement file is that of the placement's emitter (tuner/engines/pl
 and options are the deployment's.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Final
 
 from tuner.config.serve import Instances
 from tuner.engines.files import EmittedFile
 from tuner.engines.place_writers import emit_placement
-from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
+from tuner.engines.registry import engine_file
+from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.rules import nodes_needed
 from tuner.engines.serving.shape import GroupShape, group_release, group_shapes
-from tuner.engines.sglang.placement import sglang_mark
 from tuner.errors import UnsuitedPlacementError
 from tuner.plans.place import MadeFor, VerifiedPlacement
 from tuner.plans.serve import VerifiedServing
-from tuner.spec.place_targets import NO_BACKEND
-
-PLACEMENT_FILE: Final[Mapping[str, str]] = {
-    "sglang": "init_expert_location.json",
-    "vllm": "moetune_placement.py",
-    "trtllm": "moe_load_balancer.yaml",
-}
-"""The placement file of each engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +50,9 @@ def served_placement_for(
     """
     if placement is None:
         return None
-    read = PurePosixPath(PLACEMENT_FILE[engine])
-    files = tuple(file for file in emit_placement(engine, placement) if file.path == read)
+    emitted = emit_placement(engine, placement)
+    read = PurePosixPath(engine_file(engine, "placement").SERVED_FILE)
+    files = tuple(file for file in emitted if file.path == read)
     all_marks = placement.plan.made_for
     marks = tuple(mark for mark in all_marks if mark.engine == engine) or all_marks
     served_placement = ServedPlacement(verified=placement, files=files, marks=marks)
@@ -77,9 +69,8 @@ def served_placement_for(
 def served_mark(mark: MadeFor, shape: GroupShape, *, engine: ServingCapabilities) -> MadeFor:
     """Return the settings for which a placement of this group's instances would be planned.
 
-    Nodes are those of one stage's expert ranks. SGLang's dispatch rule is the planned one where the
-    instance has an all-to-all backend exactly if the plan does, otherwise `dynamic`: the only rule
-    without a backend, and with one the nearest to an even split.
+    Nodes are those of one stage's expert ranks. The dispatch rule is that of the engine's
+    `served_rule`; engines without one have a single rule.
     """
     group = shape.group
     served_here = mark.model_copy(
@@ -92,16 +83,9 @@ def served_mark(mark: MadeFor, shape: GroupShape, *, engine: ServingCapabilities
             "ep_size": group.ep,
         }
     )
-    if engine.name != "sglang":
-        return served_here.model_copy(update={"dispatch": "", "a2a_backend": ""})
-    has_backend = group.a2a_backend in DEEPEP
-    as_planned = has_backend == (mark.a2a_backend != NO_BACKEND)
-    return served_here.model_copy(
-        update={
-            "dispatch": mark.dispatch if as_planned else "dynamic",
-            "a2a_backend": "deepep" if has_backend else NO_BACKEND,
-        }
-    )
+    rule = getattr(engine_file(engine.name, "placement"), "served_rule", None)
+    chosen = {"dispatch": "", "a2a_backend": ""} if rule is None else rule(mark, group)
+    return served_here.model_copy(update=chosen)
 
 
 def placement_lines(
@@ -112,9 +96,11 @@ def placement_lines(
         return ()
     lines, engine = [], group_release(verified, shape.group)
     for mark in placement.marks:
-        # SGLang's script uses SGLang's settings, also where the plan was for another engine.
-        is_foreign = engine.name == "sglang" and mark.engine != engine.name
-        followed = sglang_mark(placement.verified.plan) if is_foreign else mark
+        # A script uses its engine's settings, also where the plan was for another engine.
+        own_mark = getattr(engine_file(engine.name, "placement"), "planned_mark", None)
+        followed = mark
+        if own_mark is not None and mark.engine != engine.name:
+            followed = own_mark(placement.verified.plan)
         here = served_mark(followed, shape, engine=engine)
         if here == mark:
             lines.append(

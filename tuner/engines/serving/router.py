@@ -1,21 +1,16 @@
 """The router in front of the instances.
 
-    sglang   sglang_router (SGLang Model Gateway)       both modes
-    vllm     vllm-router, a fork of it                  both modes
-    trtllm   trtllm-serve disaggregated                 prefill and decode
-             nginx                                      aggregated
-    any      nginx, weighted least connections          aggregated, instances of several kinds
-    vllm     vllm-ascend's example proxy                prefill and decode on Ascend
+    a gateway      both modes: SGLang's Model Gateway, or vllm-router, a fork of it
+    its own script prefill and decode: TensorRT-LLM, vLLM on Ascend
+    nginx          aggregated, with weights for instances of several kinds
 
-The policy is the decision's; tuner/engines/serve_rules/routers.py has each router's name for it.
-nginx's `least_conn` divides active requests by a server's weight: the requests that the instance
-may run at once. Older plans without a router follow prefixes where the traffic has any, and load
-where instances are of several kinds.
+The routers are those of the release (`routers` in capabilities.py), with their names of policies;
+the policy is the decision's. nginx's `least_conn` divides active requests by a server's weight: the
+requests that the instance may run at once. Older plans without a router follow prefixes where the
+traffic has any, and load where instances are of several kinds.
 
 Sources: docs.sglang.io (SGLang Model Gateway), the option parsers of sglang-router 0.3.2 and
-vllm-router 0.1.17, TensorRT-LLM's examples/disaggregated, vllm-ascend releases/v0.23.0
-examples/disaggregated_prefill_v1 (in its container under /vllm-workspace). One aggregated instance
-needs no router.
+vllm-router 0.1.17. One aggregated instance needs no router.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,13 +20,14 @@ from tuner.config.serve import ServeRouter
 from tuner.engines.serve_rules.routers import (
     LEAST_THRESHOLD,
     NGINX,
-    ROUTERS,
+    Gateway,
     RouterCapabilities,
     router_with,
 )
 from tuner.engines.serving.command import BOOTSTRAP_OFFSET
 from tuner.engines.serving.shape import (
     are_heterogeneous,
+    group_release,
     group_shapes,
     is_disaggregated,
     transfer,
@@ -42,16 +38,6 @@ from tuner.plans.serve import VerifiedServing
 from tuner.spec.serving.routers import RouterPolicy
 
 ROUTER_PORT: Final = 8000
-
-_PROGRAM: Final = {"sglang": "python -m sglang_router.launch_router", "vllm": "vllm-router"}
-_DISAGGREGATED: Final = {"sglang": "--pd-disaggregation", "vllm": "--vllm-pd-disaggregation"}
-
-
-def by_ascend_proxy(verified: VerifiedServing) -> bool:
-    """Say whether vllm-ascend's example proxy pairs prefill and decode."""
-    kv_transfer = transfer(verified)
-    is_ascend = kv_transfer is not None and kv_transfer.connector == "ascend"
-    return is_ascend and verified.plan.goal.engine.name == "vllm"
 
 
 def needs_router(verified: VerifiedServing) -> bool:
@@ -66,7 +52,7 @@ def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None =
         verified: the deployment.
         counts: addresses in each list, where one may resolve to several instances.
     """
-    engine = verified.plan.goal.engine.name
+    router = _router(verified)
     lists = _lists(verified) if counts is None else counts
     read = "".join(
         f'read -r -d "" -a {name} <<< "${{{name}_URLS:?set it to the addresses, such as'
@@ -74,14 +60,12 @@ def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None =
         f"check {count} {name}\n"
         for name, count in lists.items()
     )
-    if engine == "trtllm" and is_disaggregated(verified):
-        body = _disaggregated_server(verified)
-    elif by_ascend_proxy(verified):
-        body = _ASCEND_PROXY
-    elif by_nginx(verified):
-        body = _nginx(verified, by_service=counts is not None)
+    if router.script:
+        body = _own_script(verified, router)
+    elif router.gateway is not None:
+        body = _gateway(verified, router.gateway, disaggregated="PREFILL" in lists)
     else:
-        body = _gateway(verified, engine=engine, disaggregated="PREFILL" in lists)
+        body = _nginx(verified, by_service=counts is not None)
     return f"{_PORT}{_CHECK}{read}{body}"
 
 
@@ -89,7 +73,7 @@ def planned_router(verified: VerifiedServing) -> ServeRouter:
     """Return the plan's router; older plans get the one that their files had."""
     if verified.decision.router is not None:
         return verified.decision.router
-    is_theirs = verified.plan.goal.engine.name in _PROGRAM
+    is_theirs = engine_gateway(verified) is not None
     policy = RouterPolicy.ROUND_ROBIN
     if not is_disaggregated(verified) and (are_heterogeneous(verified) or not is_theirs):
         policy = RouterPolicy.WEIGHTED_LEAST_REQUESTS
@@ -106,18 +90,41 @@ def by_nginx(verified: VerifiedServing) -> bool:
 
 
 def _router(verified: VerifiedServing) -> RouterCapabilities:
-    """Return the engine's router that has the policy, or else its first router for the mode."""
-    routers = ROUTERS[verified.plan.goal.engine.name]
-    policy, by_role = planned_router(verified).policy, is_disaggregated(verified)
-    there = next(one for one in routers if one.policies(is_disaggregated=by_role))
-    return router_with(routers, policy, is_disaggregated=by_role) or there
+    """Return the engine's router that has the policy, or else its first router for the mode.
+
+    Raises:
+        UnknownTargetError: it has none for the mode.
+    """
+    by_role, routers = is_disaggregated(verified), _stack(verified)
+    for_mode = [one for one in routers if one.policies(is_disaggregated=by_role)]
+    if not for_mode:
+        raise UnknownTargetError(
+            f"router: {verified.plan.goal.engine.name} has none for prefill and decode instances"
+        )
+    policy = planned_router(verified).policy
+    return router_with(routers, policy, is_disaggregated=by_role) or for_mode[0]
 
 
-def discovering_words(verified: VerifiedServing, *, app: str, port: int) -> tuple[str, ...]:
+def _stack(verified: VerifiedServing) -> tuple[RouterCapabilities, ...]:
+    return group_release(verified, verified.decision.instances[0]).routers
+
+
+def engine_gateway(verified: VerifiedServing) -> Gateway | None:
+    """Return the gateway of the engine, whatever the router of this deployment."""
+    return next((one.gateway for one in _stack(verified) if one.gateway is not None), None)
+
+
+def chosen_gateway(verified: VerifiedServing) -> Gateway | None:
+    """Return the gateway that routes the deployment; None: another router does."""
+    return _router(verified).gateway
+
+
+def discovering_words(
+    verified: VerifiedServing, gateway: Gateway, *, app: str, port: int
+) -> tuple[str, ...]:
     """Return the command of a router that discovers the instances' pods by label."""
-    engine = verified.plan.goal.engine.name
     common = (
-        _PROGRAM[engine],
+        gateway.program,
         f"--host 0.0.0.0 --port {ROUTER_PORT}",
         *_policy(verified),
         f"--service-discovery --service-discovery-port {port}",
@@ -127,7 +134,7 @@ def discovering_words(verified: VerifiedServing, *, app: str, port: int) -> tupl
         return (*common, f"--selector app={app} role=aggregated")
     return (
         *common,
-        *_disaggregated(verified, engine=engine),
+        *_disaggregated(verified, gateway),
         f"--prefill-selector app={app} role=prefill",
         f"--decode-selector app={app} role=decode",
     )
@@ -195,36 +202,33 @@ def _policy_names(verified: VerifiedServing) -> tuple[str, str]:
     return names[policies[0]], names[policies[1]]
 
 
-def _disaggregated(verified: VerifiedServing, *, engine: str) -> tuple[str, ...]:
+def _disaggregated(verified: VerifiedServing, gateway: Gateway) -> tuple[str, ...]:
     kv_transfer = transfer(verified)
-    names_connector = engine == "vllm" and kv_transfer is not None
-    return (
-        _DISAGGREGATED[engine],
-        *((f"--kv-connector {kv_transfer.connector}",) if kv_transfer and names_connector else ()),
-    )
+    named = (f"--kv-connector {kv_transfer.connector}",) if kv_transfer is not None else ()
+    return (gateway.disaggregated, *(named if gateway.names_connector else ()))
 
 
-def _gateway(verified: VerifiedServing, *, engine: str, disaggregated: bool) -> str:
-    words = [_PROGRAM[engine]]
+def _gateway(verified: VerifiedServing, gateway: Gateway, *, disaggregated: bool) -> str:
+    words = [gateway.program]
     before = ""
     if disaggregated:
         listens = f' "$(( ${{url##*:}} + {BOOTSTRAP_OFFSET} ))"'
-        bootstrap = listens if _asks_bootstrap(verified, engine) else ""
+        bootstrap = listens if _asks_bootstrap(verified, gateway) else ""
         before = (
             "SPREAD=()\n"
             f'for url in "${{PREFILL[@]}}"; do SPREAD+=(--prefill "$url"{bootstrap}); done\n'
             'for url in "${DECODE[@]}"; do SPREAD+=(--decode "$url"); done\n'
         )
-        words += [*_disaggregated(verified, engine=engine), '"${SPREAD[@]}"']
+        words += [*_disaggregated(verified, gateway), '"${SPREAD[@]}"']
     else:
         words.append('--worker-urls "${WORKER[@]}"')
     words += [*_policy(verified), '--host 0.0.0.0 --port "$ROUTER_PORT"', '"$@"']
     return before + "exec " + " \\\n  ".join(words) + "\n"
 
 
-def _asks_bootstrap(verified: VerifiedServing, engine: str) -> bool:
-    kv_transfer = transfer(verified)
-    return engine == "sglang" or (kv_transfer is not None and kv_transfer.connector == "mooncake")
+def _asks_bootstrap(verified: VerifiedServing, gateway: Gateway) -> bool:
+    kv_transfer, asked = transfer(verified), gateway.bootstrap_connectors
+    return asked is None or (kv_transfer is not None and kv_transfer.connector in asked)
 
 
 def _nginx(verified: VerifiedServing, *, by_service: bool) -> str:
@@ -240,25 +244,12 @@ def _nginx(verified: VerifiedServing, *, by_service: bool) -> str:
     return f"WEIGHTS=({' '.join(map(str, weights))})\n{_DNS if by_service else ''}{text}"
 
 
-def _disaggregated_server(verified: VerifiedServing) -> str:
+def _own_script(verified: VerifiedServing, router: RouterCapabilities) -> str:
+    if "@PREFILL@" not in router.script:
+        return router.script  # It has one policy.
     first, last = _policy_names(verified)
-    return _TRTLLM_DISAGGREGATED.replace("@CONTEXT@", first).replace("@GENERATION@", last)
+    return router.script.replace("@PREFILL@", first).replace("@DECODE@", last)
 
-
-_TRTLLM_DISAGGREGATED: Final = """\
-CONFIG="$(mktemp --suffix=.yaml)"
-{
-  printf 'hostname: 0.0.0.0\\nport: %s\\nbackend: pytorch\\n' "$ROUTER_PORT"
-  printf 'context_servers:\\n  router: {type: @CONTEXT@}\\n'
-  printf '  num_instances: %s\\n  urls:\\n' "${#PREFILL[@]}"
-  printf '    - "%s"\\n' "${PREFILL[@]#http://}"
-  printf 'generation_servers:\\n  router: {type: @GENERATION@}\\n'
-  printf '  num_instances: %s\\n  urls:\\n' "${#DECODE[@]}"
-  printf '    - "%s"\\n' "${DECODE[@]#http://}"
-} > "$CONFIG"
-# Both limits are seconds: until the instances are ready, and of one request.
-exec trtllm-serve disaggregated -c "$CONFIG" -t 3600 -r 3600 "$@"
-"""
 
 _DNS: Final = """\
 DNS="$(awk '/^nameserver/ {print $2; exit}' /etc/resolv.conf)"
@@ -276,17 +267,6 @@ _BY_NAME: Final = {
     "@RESOLVE@": " resolve",
 }
 """Directives with which nginx re-resolves a name (open source since 1.27.3)."""
-
-_ASCEND_PROXY: Final = """\
-PROXY="${PROXY:-/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/\
-load_balance_proxy_server_example.py}"
-hosts() { local url; for url in "$@"; do url="${url#http://}"; printf '%s ' "${url%%:*}"; done; }
-ports() { local url; for url in "$@"; do printf '%s ' "${url##*:}"; done; }
-# Unquoted: one word per host or port.
-exec python "$PROXY" --host 0.0.0.0 --port "$ROUTER_PORT" \\
-  --prefiller-hosts $(hosts "${PREFILL[@]}") --prefiller-ports $(ports "${PREFILL[@]}") \\
-  --decoder-hosts $(hosts "${DECODE[@]}") --decoder-ports $(ports "${DECODE[@]}") "$@"
-"""
 
 _NGINX: Final = """\
 CONFIG="$(mktemp)"

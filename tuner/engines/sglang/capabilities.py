@@ -51,6 +51,12 @@ from typing import Final
 
 from tuner.devices.datasheet import Vendor
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
+from tuner.engines.serve_rules.routers import (
+    GATEWAY_POLICIES,
+    NGINX,
+    Gateway,
+    RouterCapabilities,
+)
 from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
 from tuner.engines.sglang.kv import ASCEND_PAGES, PAGES, TRANSFERS
@@ -76,6 +82,26 @@ aside, which is taken as all of it. Memory: `mem_cache/kv_cache_configurator.py`
 probabilities (4 + 4; `layers/logits_processor.py`, `layers/sampler.py`). Padding:
 `quantization/mxfp4.py`. The first step of a prompt runs without a graph on the host's time, which
 counts as the client's."""
+
+SGLANG_ROUTER: Final = RouterCapabilities(
+    name="sglang-router",
+    release="0.3.2",
+    source="sglang-router 0.3.2 (wheel), sgl-model-gateway of github.com/sgl-project/sglang",
+    aggregated=GATEWAY_POLICIES,
+    disaggregated=GATEWAY_POLICIES,
+    threshold=True,
+    holds_prefill=True,
+    gateway=Gateway(
+        program="python -m sglang_router.launch_router",
+        starts=(("sglang_router.launch_router",), ("smg", "launch")),
+        disaggregated="--pd-disaggregation",
+        annotation="sglang.ai/bootstrap-port",
+    ),
+)
+"""router_args.py and src/policies. `power_of_two` is left out: it compares loads from `/get_load`,
+which sglang 0.5.23 no longer has (it has `/v1/loads`), counts each failure as -1 and so picks at
+random. A request counts on its prefill instance until its output ends
+(src/routers/http/pd_router.rs has a guard for both)."""
 
 SGLANG_0_5_23: Final = ServingCapabilities(
     name="sglang",
@@ -130,6 +156,7 @@ SGLANG_0_5_23: Final = ServingCapabilities(
     connectors={"nixl": "nixl", "mooncake": "mooncake"},
     pages=PAGES,
     transfers=TRANSFERS,
+    routers=(SGLANG_ROUTER, NGINX),
     modes=frozenset({"aggregated", "disaggregated", "shared_device"}),
     low_latency_leaves_prefill=True,
     redundant_architectures=frozenset(

@@ -14,16 +14,18 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from tuner.config.place import PlaceDecision
+from tuner.config.serve import Instances
 from tuner.engines.files import EmittedFile
 from tuner.engines.placement.launch_script import num_nodes, run_script
+from tuner.engines.serve_rules.manifest import DEEPEP
 from tuner.errors import UnsuitedPlacementError
 from tuner.plans.place import MadeFor, PlacePlan, VerifiedPlacement
 from tuner.spec.lp_memory import program_shape
 from tuner.spec.place import Dispatch
-from tuner.spec.place_targets import PLACE_TARGETS, dispatch_offers, rows_misfit
+from tuner.spec.place_targets import NO_BACKEND, PLACE_TARGETS, dispatch_offers, rows_misfit
 
 _TARGET: Final = PLACE_TARGETS["sglang"]
-_LOCATION: Final = "init_expert_location.json"
+SERVED_FILE: Final = "init_expert_location.json"
 
 _FORMER: Final[Mapping[Dispatch | None, tuple[str, str]]] = {
     None: ("static", "deepep"),
@@ -43,7 +45,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         ValueError: the number of decoder layers is not known.
     """
     decision = verified.decision
-    mark = sglang_mark(verified.plan)
+    mark = planned_mark(verified.plan)
     rows = _rows(decision, solves_program=mark.dispatch == Dispatch.LP.value)
     for offer in dispatch_offers(_TARGET, mark.dispatch, mark.a2a_backend):
         misfit = rows_misfit(_TARGET, offer, rows, ranks=decision.num_devices)
@@ -53,7 +55,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
     several = (f"--nnodes {nodes}", '--node-rank "$node"', '--dist-init-addr "$MASTER_ADDR:20000"')
     command = (
         "python -m sglang.launch_server",
-        f'--init-expert-location "$here/{_LOCATION}"',
+        f'--init-expert-location "$here/{SERVED_FILE}"',
         f"--ep-num-redundant-experts {decision.redundant_experts}",
         f"--tp-size {decision.num_devices}",
         f"--ep-size {decision.num_devices}",
@@ -63,7 +65,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         '"$@"',
     )
     return (
-        EmittedFile(path=PurePosixPath(_LOCATION), text=_location(rows)),
+        EmittedFile(path=PurePosixPath(SERVED_FILE), text=_location(rows)),
         run_script(
             verified,
             usage=("Usage: ./run.sh --model-path MODEL [more flags of the engine]",),
@@ -72,7 +74,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
     )
 
 
-def sglang_mark(plan: PlacePlan) -> MadeFor:
+def planned_mark(plan: PlacePlan) -> MadeFor:
     """Return what the plan's placement for SGLang was made for, also if it is not stored."""
     for mark in plan.made_for:
         if mark.engine == "sglang":
@@ -88,6 +90,21 @@ def sglang_mark(plan: PlacePlan) -> MadeFor:
         dispatch=dispatch,
         a2a_backend=backend,
     )
+
+
+def served_rule(mark: MadeFor, group: Instances) -> dict[str, str]:
+    """Return the dispatch rule and backend of an instance that serves a placement.
+
+    The rule is the planned one where the instance has an all-to-all backend exactly if the plan
+    does, otherwise `dynamic`: the only rule without a backend, and with one the nearest to an even
+    split.
+    """
+    has_backend = group.a2a_backend in DEEPEP
+    as_planned = has_backend == (mark.a2a_backend != NO_BACKEND)
+    return {
+        "dispatch": mark.dispatch if as_planned else "dynamic",
+        "a2a_backend": "deepep" if has_backend else NO_BACKEND,
+    }
 
 
 def _rows(decision: PlaceDecision, *, solves_program: bool) -> tuple[tuple[int, ...], ...]:

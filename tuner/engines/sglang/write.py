@@ -10,13 +10,14 @@ from typing import Final
 
 from tuner.config.serve import Instances, PlannedKvTransfer, Role
 from tuner.engines.files import EmittedFile
+from tuner.engines.launchers.dynamo_worker import DynamoWorker, cache_events
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.engines.serve_rules.steps import dispatch_tokens
 from tuner.engines.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
-from tuner.engines.serving.placement import PLACEMENT_FILE, ServedPlacement, served_mark
+from tuner.engines.serving.placement import ServedPlacement, served_mark
 from tuner.engines.serving.shape import GroupShape, draft_tokens_for, group_release, transfer
 from tuner.engines.sglang.multiplexing import shares_file, shares_name
-from tuner.engines.sglang.placement import sglang_mark
+from tuner.engines.sglang.placement import SERVED_FILE, planned_mark
 from tuner.plans.serve import VerifiedServing
 
 _MEMFABRIC: Final[Mapping[str, str]] = {
@@ -26,7 +27,13 @@ _MEMFABRIC: Final[Mapping[str, str]] = {
 }
 """For KV transfers on Atlas A2 servers (docs.sglang.io, Ascend NPUs, installation)."""
 
-_LOCATION: Final = PLACEMENT_FILE["sglang"]
+
+DYNAMO: Final = DynamoWorker(
+    image="sglang",
+    model_option="--model-path",
+    names_role=False,
+    event_options=cache_events(format="dynamo"),
+)
 
 
 def server(
@@ -154,10 +161,10 @@ def _placement(
             yield f"--ep-num-redundant-experts {shape.group.redundant_experts} --enable-eplb"
         return
     planned = placement.verified
-    yield f'--init-expert-location "$FILES/{_LOCATION}"'
+    yield f'--init-expert-location "$FILES/{SERVED_FILE}"'
     yield f"--ep-num-redundant-experts {planned.decision.redundant_experts}"
     served_placement_for = served_mark(
-        sglang_mark(planned.plan), shape, engine=group_release(verified, shape.group)
+        planned_mark(planned.plan), shape, engine=group_release(verified, shape.group)
     )
     yield f"--ep-dispatch-algorithm {served_placement_for.dispatch}"
 

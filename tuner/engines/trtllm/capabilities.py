@@ -29,8 +29,10 @@ from typing import Final
 
 from tuner.devices.datasheet import Generation
 from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
 from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.trtllm.kv import PAGES, TRANSFERS
+from tuner.spec.serving.routers import RouterPolicy
 
 TRAITS: Final = EngineTraits(
     batching=Batching.WHOLE,
@@ -46,6 +48,32 @@ TRAITS: Final = EngineTraits(
 not run (6 to 9 us). Block-scaled experts were timed with DeepGEMM, which its recipes take for many
 tokens; for few they take generated kernels (`moe_config.backend: TRTLLM`), which SGLang's table
 measured."""
+
+TRTLLM_DISAGGREGATED: Final = RouterCapabilities(
+    name="trtllm-serve disaggregated",
+    release="1.3.0rc27",
+    source="github.com/NVIDIA/TensorRT-LLM, tensorrt_llm/serve/router.py",
+    disaggregated={
+        RouterPolicy.ROUND_ROBIN: "round_robin",
+        RouterPolicy.LEAST_REQUESTS: "load_balancing",
+    },
+    script="""\
+CONFIG="$(mktemp --suffix=.yaml)"
+{
+  printf 'hostname: 0.0.0.0\\nport: %s\\nbackend: pytorch\\n' "$ROUTER_PORT"
+  printf 'context_servers:\\n  router: {type: @PREFILL@}\\n'
+  printf '  num_instances: %s\\n  urls:\\n' "${#PREFILL[@]}"
+  printf '    - "%s"\\n' "${PREFILL[@]#http://}"
+  printf 'generation_servers:\\n  router: {type: @DECODE@}\\n'
+  printf '  num_instances: %s\\n  urls:\\n' "${#DECODE[@]}"
+  printf '    - "%s"\\n' "${DECODE[@]#http://}"
+} > "$CONFIG"
+# Both limits are seconds: until the instances are ready, and of one request.
+exec trtllm-serve disaggregated -c "$CONFIG" -t 3600 -r 3600 "$@"
+""",
+)
+"""`router: {type: ...}` of the disaggregated server, by role. Its `kv_cache_aware` needs KV events
+from every server, which emitted files do not enable, so it is left out."""
 
 TRTLLM_1_3: Final = ServingCapabilities(
     is_mpi_job=True,
@@ -81,6 +109,7 @@ TRTLLM_1_3: Final = ServingCapabilities(
     connectors={"nixl": "NIXL", "mooncake": "MOONCAKE"},
     pages=PAGES,
     transfers=TRANSFERS,
+    routers=(TRTLLM_DISAGGREGATED, NGINX),
     deepep_needs_attention_dp=True,
     both_attention_degrees=False,
     whole_prompt_in_one_batch=True,

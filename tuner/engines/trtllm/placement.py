@@ -13,7 +13,7 @@ from tuner.engines.placement.launch_script import num_nodes, run_script
 from tuner.engines.placement.statement import brief_statement, statement
 from tuner.plans.place import VerifiedPlacement
 
-_BALANCER: Final = "moe_load_balancer.yaml"
+SERVED_FILE: Final = "moe_load_balancer.yaml"
 _OPTIONS: Final = "llm_api_options.yaml"
 
 
@@ -39,7 +39,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         + f"gpus_per_node: {min(decision.ranks_per_node, decision.num_devices)}\n"
         + "enable_attention_dp: true\n"
         + "moe_config:\n"
-        + f"  load_balancer: ./{_BALANCER}\n"
+        + f"  load_balancer: ./{SERVED_FILE}\n"
     )
     usage = [
         "Usage: ./run.sh MODEL [more flags of the engine]; MODEL as a name or an absolute path",
@@ -64,7 +64,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         ),
     )
     return (
-        EmittedFile(path=PurePosixPath(_BALANCER), text=balancer),
+        EmittedFile(path=PurePosixPath(SERVED_FILE), text=balancer),
         EmittedFile(path=PurePosixPath(_OPTIONS), text=options),
         script,
     )

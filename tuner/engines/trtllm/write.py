@@ -12,15 +12,15 @@ import yaml
 
 from tuner.config.serve import Instances, Role
 from tuner.engines.files import EmittedFile, comment
+from tuner.engines.launchers.dynamo_worker import DynamoWorker
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.steps import dispatch_tokens, step_tokens
 from tuner.engines.serving.command import ServerCommand
-from tuner.engines.serving.placement import PLACEMENT_FILE, ServedPlacement
+from tuner.engines.serving.placement import ServedPlacement
 from tuner.engines.serving.shape import GroupShape, draft_tokens_for, group_release, transfer
 from tuner.engines.serving.statement import group_notes, statement
+from tuner.engines.trtllm.placement import SERVED_FILE
 from tuner.plans.serve import VerifiedServing
-
-_BALANCER: Final = PLACEMENT_FILE["trtllm"]
 
 _BY_MPI: Final = '$([[ "$NNODES" == 1 ]] || echo trtllm-llmapi-launch)'
 
@@ -54,6 +54,11 @@ def server(
 def options_name(shape: GroupShape) -> str:
     """Return the name of a group's options file."""
     return f"{shape.name}.yaml"
+
+
+DYNAMO: Final = DynamoWorker(
+    image="tensorrtllm", options_name=options_name, event_options=("--publish-kv-events",)
+)
 
 
 def command_files(
@@ -113,7 +118,7 @@ def options(
     if kv_transfer is not None:
         config["cache_transceiver_config"] = {"backend": manifest.connectors[kv_transfer.connector]}
     if placement is not None and placement.suits(group):
-        config["moe_config"] = {"load_balancer": f"./{_BALANCER}"}
+        config["moe_config"] = {"load_balancer": f"./{SERVED_FILE}"}
     elif group.redundant_experts and verified.plan.model.moe is not None:
         slots = verified.plan.model.moe.num_experts + group.redundant_experts
         # Rebalanced by recorded loads, one layer per step.

@@ -43,9 +43,16 @@ from typing import Final
 
 from tuner.devices.datasheet import Vendor
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
+from tuner.engines.serve_rules.routers import (
+    GATEWAY_POLICIES,
+    NGINX,
+    Gateway,
+    RouterCapabilities,
+)
 from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
 from tuner.engines.vllm.kv import PAGES, TRANSFERS
+from tuner.spec.serving.routers import RouterPolicy
 
 TRAITS: Final = EngineTraits(
     batching=Batching.CHUNKED,
@@ -93,6 +100,29 @@ was not read, the older rule is taken up to 0.20. Bytes of a logit in the sample
   PyTorch, aten/src/ATen/native/cuda/SortStable.cu, `segmented_sort_pairs`).
 - From 0.21: bf16 and fp32 logits, probabilities and the exponential draws they are divided by
   (2 + 4 + 4 + 4; `v1/sample/ops/topk_topp_sampler.py`)."""
+
+_POLICIES: Final = {**GATEWAY_POLICIES, RouterPolicy.POWER_OF_TWO: "power_of_two"}
+VLLM_ROUTER: Final = RouterCapabilities(
+    name="vllm-router",
+    release="0.1.17",
+    source="vllm-router 0.1.17 (source distribution)",
+    aggregated=_POLICIES,
+    disaggregated=_POLICIES,
+    threshold=True,
+    gateway=Gateway(
+        program="vllm-router",
+        starts=(("vllm-router",), ("vllm_router.launch_router",)),
+        disaggregated="--vllm-pd-disaggregation",
+        names_connector=True,
+        bootstrap_connectors=frozenset({"mooncake"}),
+        annotation="vllm.ai/bootstrap-port",
+        # vLLM's image has no router.
+        install="command -v vllm-router > /dev/null || pip install --quiet vllm-router==0.1.17\n",
+    ),
+)
+"""src/policies and src/routers/http/pd_types.rs: the names of SGLang's gateway; `power_of_two`
+finds no `/get_load` in vLLM and falls back to the router's count of outstanding requests; a request
+leaves its prefill instance after prefill."""
 
 VLLM_0_33: Final = ServingCapabilities(
     name="vllm",
@@ -148,6 +178,7 @@ VLLM_0_33: Final = ServingCapabilities(
     connectors={"nixl": "NixlConnector", "mooncake": "MooncakeConnector"},
     pages=PAGES,
     transfers=TRANSFERS,
+    routers=(VLLM_ROUTER, NGINX),
     host_path=True,
     portable_backends={"grouped": "TRITON_ATTN", "latent": "TRITON_MLA"},
     deepep_needs_attention_dp=True,

@@ -27,6 +27,7 @@ STEP_INTERVAL: Final = 1000
 """
 
 _MODULE: Final = "moetune_placement"
+SERVED_FILE: Final = f"{_MODULE}.py"
 
 
 def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
@@ -40,7 +41,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
     }
     return (
         EmittedFile(path=PurePosixPath("pyproject.toml"), text=_PROJECT),
-        EmittedFile(path=PurePosixPath(f"{_MODULE}.py"), text=_module(verified, decision)),
+        EmittedFile(path=PurePosixPath(SERVED_FILE), text=_module(verified, decision)),
         run_script(
             verified,
             usage=(

@@ -11,9 +11,12 @@ tuner/engines/vllm/capabilities.py.
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Final
 
 from tuner.config.serve import Instances, PlannedKvTransfer, Role
+from tuner.engines.files import EmittedFile
+from tuner.engines.launchers.dynamo_worker import DynamoWorker, cache_events
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.steps import dispatch_tokens, step_tokens
 from tuner.engines.serving.command import (
@@ -23,7 +26,7 @@ from tuner.engines.serving.command import (
     SIDE_CHANNEL_OFFSET,
     ServerCommand,
 )
-from tuner.engines.serving.placement import PLACEMENT_FILE, ServedPlacement
+from tuner.engines.serving.placement import ServedPlacement
 from tuner.engines.serving.shape import (
     GroupShape,
     draft_tokens_for,
@@ -31,12 +34,10 @@ from tuner.engines.serving.shape import (
     portable,
     transfer,
 )
-from tuner.engines.vllm.placement import STEP_INTERVAL
+from tuner.engines.vllm.placement import SERVED_FILE, STEP_INTERVAL
 from tuner.engines.vllm_afd.write import SERVERS as AFD_ROLES
 from tuner.engines.vllm_afd.write import afd_address, afd_flags, has_afd_units
 from tuner.plans.serve import VerifiedServing
-
-_PLUGIN: Final = PLACEMENT_FILE["vllm"]
 
 _KV_PORT: Final = "KV_PORT"
 """Variable of the first port of the side channel."""
@@ -50,6 +51,21 @@ _ALL2ALL: Final[Mapping[str, str]] = {
     "deepep_normal": "deepep_high_throughput",
     "deepep_low_latency": "deepep_low_latency",
 }
+
+DYNAMO: Final = DynamoWorker(
+    image="vllm",
+    event_options=cache_events(enable_kv_cache_events=True),
+    placement_package=(
+        EmittedFile(
+            path=PurePosixPath("METADATA"),
+            text="Metadata-Version: 2.1\nName: moetune-placement\nVersion: 1\n",
+        ),
+        EmittedFile(
+            path=PurePosixPath("entry_points.txt"),
+            text="[vllm.general_plugins]\nmoetune_placement = moetune_placement:register\n",
+        ),
+    ),
+)
 
 
 def server(
@@ -123,7 +139,7 @@ _PLUGIN_ON_PATH: Final = f"""\
 # vLLM finds the plugin by its entry point, as if installed.
 PLUGIN="$(mktemp -d)"
 mkdir -- "$PLUGIN/moetune_placement-1.dist-info"
-cp -- "$FILES/{_PLUGIN}" "$PLUGIN"
+cp -- "$FILES/{SERVED_FILE}" "$PLUGIN"
 printf '%s\\n' 'Metadata-Version: 2.1' 'Name: moetune-placement' 'Version: 1' \\
   > "$PLUGIN/moetune_placement-1.dist-info/METADATA"
 printf '%s\\n' '[vllm.general_plugins]' 'moetune_placement = moetune_placement:register' \\

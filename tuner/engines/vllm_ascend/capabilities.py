@@ -24,8 +24,31 @@ from tuner.engines.serve_rules.kv_connectors import (
     PipelineRule,
 )
 from tuner.engines.serve_rules.kv_pages import DefaultPage, KvPages, LegalPages
+from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
-from tuner.engines.vllm.capabilities import VLLM_0_33
+from tuner.engines.vllm.capabilities import VLLM_0_33, VLLM_ROUTER
+from tuner.spec.serving.routers import RouterPolicy
+
+ASCEND_PROXY: Final = RouterCapabilities(
+    name="vllm-ascend's load balance proxy",
+    release="0.23.0",
+    source="vllm-ascend releases/v0.23.0, examples/disaggregated_prefill_v1",
+    disaggregated={RouterPolicy.LEAST_REQUESTS: ""},
+    script="""\
+PROXY="${PROXY:-/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/\
+load_balance_proxy_server_example.py}"
+hosts() { local url; for url in "$@"; do url="${url#http://}"; printf '%s ' "${url%%:*}"; done; }
+ports() { local url; for url in "$@"; do printf '%s ' "${url##*:}"; done; }
+# Unquoted: one word per host or port.
+exec python "$PROXY" --host 0.0.0.0 --port "$ROUTER_PORT" \\
+  --prefiller-hosts $(hosts "${PREFILL[@]}") --prefiller-ports $(ports "${PREFILL[@]}") \\
+  --decoder-hosts $(hosts "${DECODE[@]}") --decoder-ports $(ports "${DECODE[@]}") "$@"
+""",
+)
+"""load_balance_proxy_server_example.py, in its container under /vllm-workspace: each request goes
+to the instance with the least outstanding prompt length, simulated as the fewest requests. A
+prefill instance is released after prefill, except for its cache, which counts 0.3 until the first
+token. It has one policy, without prefixes."""
 
 VLLM_ASCEND_0_23: Final = replace(
     VLLM_0_33,
@@ -56,6 +79,7 @@ VLLM_ASCEND_0_23: Final = replace(
         )
         for cache in CacheKind
     ),
+    routers=(ASCEND_PROXY, replace(VLLM_ROUTER, disaggregated={}), NGINX),
     host_path=False,
     a2a_backends=PLAIN_EXCHANGES,
     has_a2a_option=False,

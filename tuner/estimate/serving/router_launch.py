@@ -7,7 +7,7 @@
     vllm-ascend's example proxy                 it has one policy
 
 A router serves no requests itself: its policy is noted beside an instance's prediction, which
-assumes an even share for each. Names are those of tuner/engines/serve_rules/routers.py.
+assumes an even share for each. Names are those of the releases' routers.
 
 Not covered: gateways of Kubernetes (endpoint pickers), whose policies lie in other objects.
 """
@@ -23,16 +23,15 @@ from tuner.config.serve import ServeRouter
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.options_file import Beside
 from tuner.engines.reading.serve_words import ServerFlags, server_flags
+from tuner.engines.registry import serve_releases
 from tuner.engines.serve_rules.routers import (
-    ASCEND_PROXY,
     DYNAMO_FRONTEND,
     LEAST_THRESHOLD,
     NGINX,
-    SGLANG_ROUTER,
-    TRTLLM_DISAGGREGATED,
-    VLLM_ROUTER,
     RouterCapabilities,
 )
+from tuner.engines.trtllm.capabilities import TRTLLM_DISAGGREGATED
+from tuner.engines.vllm_ascend.capabilities import ASCEND_PROXY
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
@@ -52,10 +51,12 @@ def _program(*starts: tuple[str, ...]) -> ServerFlags:
     )
 
 
-_GATEWAYS: Final = (
-    (SGLANG_ROUTER, _program(("sglang_router.launch_router",), ("smg", "launch"))),
-    (VLLM_ROUTER, _program(("vllm-router",), ("vllm_router.launch_router",))),
-)
+_GATEWAYS: Final = {
+    router.name: (router, _program(*router.gateway.starts))
+    for release in serve_releases()
+    for router in release.routers
+    if router.gateway is not None and router.disaggregated
+}
 _FRONTEND: Final = _program(("dynamo.frontend",))
 _PROXY: Final = _program(("load_balance_proxy_server_example.py",))
 _TRTLLM: Final = _program(("trtllm-serve", "disaggregated"))
@@ -103,7 +104,7 @@ def read_router(text: str, *, source: str, beside: Beside = lambda _: None) -> R
     """
     text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     upstreams = _UPSTREAM.findall(text)
-    for capabilities, server in _GATEWAYS:
+    for capabilities, server in _GATEWAYS.values():
         flags = _flags(text, server, source=source, is_nginx=bool(upstreams))
         if flags is not None:
             return _read_gateway(flags, capabilities)

@@ -120,7 +120,7 @@ def stack_routers(
 ) -> tuple[tuple[RouterCapabilities, ...], ...]:
     """Return the routers of every stack that the pools may be served by, as `router_choices`."""
     choices = releases_by_pool(goal, pools).values() if pools else (engine_manifest(goal.engine),)
-    return router_stacks(choices, targets)
+    return router_stacks(tuple(one.routers for one in choices), targets)
 
 
 def loses_prefixes(

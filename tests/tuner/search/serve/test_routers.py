@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from tuner.config.serve import Role
 from tuner.engines.serve_capabilities import engine_manifest
-from tuner.engines.serve_rules.routers import ROUTERS, router_stacks
+from tuner.engines.serve_rules.routers import router_stacks
 from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.search.serve import routed_simulation as playing_routed
@@ -17,7 +18,7 @@ from tuner.search.serve.routed_simulation import simulate_routed_mode
 from tuner.search.serve.routers import loses_prefixes, router_choices, to_serve_router
 from tuner.search.serve.simulation import InstanceGroup, simulate_disaggregated_mode
 from tuner.spec.cluster import Pool
-from tuner.spec.serving.goal import Engine, Mode, ServeGoal
+from tuner.spec.serving.goal import Engine, EngineName, Mode, ServeGoal
 from tuner.spec.serving.routers import RouterPolicy
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -113,9 +114,9 @@ def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
 
 
 def test_every_stack_serves_in_turn_and_by_load() -> None:
-    for engine in ROUTERS:
+    for engine in get_args(EngineName):
         for targets in ((engine,), ("dynamo",), ("kubernetes", "dynamo")):
-            for stack in router_stacks((engine_manifest(Engine(name=engine)),), targets):
+            for stack in router_stacks((engine_manifest(Engine(name=engine)).routers,), targets):
                 for is_disaggregated in (False, True):
                     known = {
                         p for one in stack for p in one.policies(is_disaggregated=is_disaggregated)
