@@ -51,8 +51,8 @@ def _device_names(incomplete: str) -> Iterator[str]:
 def _target_names(incomplete: str) -> Iterator[str]:
     """Complete the last name of a list with commas."""
     from tuner.engines.capabilities import TARGETS
+    from tuner.engines.place_capabilities import PLACE_TARGETS
     from tuner.engines.serve_writers import SERVE_EMITTERS
-    from tuner.spec.place_targets import PLACE_TARGETS
 
     before, comma, last = incomplete.rpartition(",")
     names = dict.fromkeys((*TARGETS, *SERVE_EMITTERS, *PLACE_TARGETS))

@@ -17,11 +17,11 @@ from tuner.draft.draft import (
     path_text,
     quoted,
 )
+from tuner.engines.place_capabilities import PLACE_TARGETS
 from tuner.errors import SpecError
 from tuner.spec.files import home_expanded, shown_value
 from tuner.spec.place import MOST_RANKS, Objective
 from tuner.spec.place_read import read_place_spec
-from tuner.spec.place_targets import PLACE_TARGETS
 
 
 def parse_workloads(text: str) -> dict[str, Path]:

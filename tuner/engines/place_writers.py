@@ -1,30 +1,21 @@
-"""Every engine that takes a placement, and the function that runs its emitter.
+"""Writes a placement for an engine.
 
 An emitter is a pure function `emit(verified) -> tuple[EmittedFile, ...]`.
 """
 
-from collections.abc import Mapping
-from importlib import import_module
-from typing import Final, Protocol, cast
+from typing import Protocol
 
 from tuner.config.place import PlaceDecision
 from tuner.engines.files import EmittedFile
+from tuner.engines.place_capabilities import PLACE_FOLDERS, PLACE_TARGETS
+from tuner.engines.place_rules import shape_refusals, table_refusals
+from tuner.engines.registry import engine_file
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
 from tuner.plans.place import VerifiedPlacement
-from tuner.spec.place_targets import PLACE_TARGETS, shape_refusals, table_refusals
-
-PLACE_EMITTERS: Final[Mapping[str, str]] = {
-    "sglang": "tuner.engines.sglang.placement:emit",
-    "trtllm": "tuner.engines.trtllm.placement:emit",
-    "vllm": "tuner.engines.vllm.placement:emit",
-    "vllm-ascend": "tuner.engines.vllm_ascend.placement:emit",
-    "eplb": "tuner.engines.eplb.placement:emit",
-    "megatron": "tuner.engines.megatron_lm.placement:emit",
-}
 
 
 class PlaceEmitter(Protocol):
-    """What a line of the table names."""
+    """`emit` of an engine's placement.py."""
 
     def __call__(self, verified: VerifiedPlacement) -> tuple[EmittedFile, ...]: ...
 
@@ -65,8 +56,8 @@ def emit_placement(target: str, verified: VerifiedPlacement) -> tuple[EmittedFil
     broken = refusals(target, verified.decision)
     if broken:
         raise UnsuitedPlacementError("; ".join(broken))
-    module, _, name = PLACE_EMITTERS[target].partition(":")
-    return cast(PlaceEmitter, getattr(import_module(module), name))(_marked_for(target, verified))
+    emit: PlaceEmitter = engine_file(PLACE_FOLDERS[target], "placement").emit
+    return emit(_marked_for(target, verified))
 
 
 def _marked_for(target: str, verified: VerifiedPlacement) -> VerifiedPlacement:

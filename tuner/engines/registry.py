@@ -7,8 +7,9 @@
     kv.py             pages and transfers of the KV caches of a serving engine
 
 A serving engine has `TRAITS` and `RELEASES` in capabilities.py, `server` in write.py (and
-`command_files`, where its command reads files), `SERVER` and `read` in read.py. Its folder has the
-engine's name; a plugin has a folder of its own.
+`command_files`, where its command reads files; `DYNAMO`, where Dynamo has it), `SERVER` and `read`
+in read.py. Its folder has the engine's name; a plugin has a folder of its own. An engine that takes
+a placement has `PLACE_TARGET` in capabilities.py, and `emit` in placement.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from types import ModuleType
 from typing import Final, get_args
 
 from tuner.engines.manifest import Capabilities
+from tuner.engines.place_rules import PlaceTarget
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.traits import EngineTraits
 from tuner.spec.serving.goal import EngineName
@@ -27,6 +29,10 @@ TRAIN_ENGINES: Final = ("reference", "megatron_lm", "megatron_bridge", "torchtit
 """Folders, in the order in which their targets are listed."""
 SERVE_ENGINES: Final = (*get_args(EngineName), "vllm_afd", "vllm_ascend")
 """Folders; a release with a plugin comes after those without, so that it must be named."""
+
+
+PLACE_ENGINES: Final = ("eplb", "megatron_lm")
+"""Folders of others that take a placement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +90,14 @@ def serve_releases() -> Iterator[ServingCapabilities]:
 def serve_traits() -> Mapping[str, EngineTraits]:
     """Return every serving engine whatever its release, by the name users type."""
     return {name: engine_file(name, "capabilities").TRAITS for name in get_args(EngineName)}
+
+
+def place_targets() -> Iterator[tuple[str, PlaceTarget]]:
+    """Yield what every engine that takes a placement accepts, with its folder."""
+    for folder in (*sorted(SERVE_ENGINES), *PLACE_ENGINES):
+        target = getattr(engine_file(folder, "capabilities"), "PLACE_TARGET", None)
+        if target is not None:
+            yield folder, target
 
 
 def launch_formats() -> Iterator[tuple[str, LaunchFormat]]:

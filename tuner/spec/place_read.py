@@ -12,6 +12,8 @@ from profilers.records import Record
 from profilers.routing.recording import Recording
 from profilers.routing.store import read_recording
 from solvers.placement.ranks import Placement, Ranks, contiguous
+from tuner.engines.place_capabilities import PLACE_TARGETS
+from tuner.engines.place_rules import dispatch_refusal, program_refusal, shape_refusals
 from tuner.errors import SpecError, UnknownTargetError
 from tuner.spec.cluster import Cluster
 from tuner.spec.current_placement import read_placement
@@ -27,12 +29,6 @@ from tuner.spec.place_recordings import (
     check_top_k,
     common_shape,
     decoder_layers,
-)
-from tuner.spec.place_targets import (
-    PLACE_TARGETS,
-    dispatch_refusal,
-    program_refusal,
-    shape_refusals,
 )
 from tuner.spec.spec_file import read_spec_keys, validate_spec
 

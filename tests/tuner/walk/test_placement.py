@@ -14,7 +14,8 @@ from tests.tuner.engines.placement.testing import (
 )
 from tests.tuner.engines.testing import write_emitted
 from tuner.config.place import PlaceDecision
-from tuner.engines.place_writers import PLACE_EMITTERS, emit_placement, refusals
+from tuner.engines.place_capabilities import PLACE_TARGETS
+from tuner.engines.place_writers import emit_placement, refusals
 from tuner.errors import SpecError
 from tuner.goals.registry import load_goal
 from tuner.spec.current_placement import read_placement
@@ -57,7 +58,7 @@ UNREAD: Final[Mapping[str, str]] = {
 
 def test_every_field_has_a_pair_of_placements() -> None:
     assert set(FIELDS) == set(PlaceDecision.model_fields)
-    assert set(READ) | set(UNREAD) == set(PLACE_EMITTERS)
+    assert set(READ) | set(UNREAD) == set(PLACE_TARGETS)
     for field, (before, after) in FIELDS.items():
         assert getattr(before, field) != getattr(after, field), field
 

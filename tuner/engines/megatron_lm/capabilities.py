@@ -25,6 +25,7 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import Capabilities, Conditions
+from tuner.engines.place_rules import PlaceTarget
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.engines.rules.decision import Decision
 from tuner.spec.features import ModelFeature, features
@@ -114,3 +115,6 @@ def refuses_delayed_gradients(model: ModelSpec, decision: Decision) -> bool:
     return (
         decision.a2a_overlap and decision.cuda_graph == "partial" and bool(biases & features(model))
     )
+
+
+PLACE_TARGET: Final = PlaceTarget(name="megatron", release="d98e8a6", replicas=False)

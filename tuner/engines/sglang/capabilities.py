@@ -49,7 +49,8 @@ Other vendors:
 from dataclasses import replace
 from typing import Final
 
-from tuner.devices.datasheet import Vendor
+from tuner.devices.datasheet import Generation, Vendor
+from tuner.engines.place_rules import DispatchOffer, PlaceTarget
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.engines.serve_rules.routers import (
     GATEWAY_POLICIES,
@@ -227,3 +228,63 @@ SGLANG_0_5_23_CANN: Final = replace(
 )
 
 RELEASES: Final = (SGLANG_0_5_23, SGLANG_0_5_23_ROCM, SGLANG_0_5_23_CANN)
+
+_LP_ARCHITECTURES: Final = frozenset(
+    {
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "DeepseekV32ForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "GlmMoeDsaForCausalLM",
+        "MistralLarge3ForCausalLM",
+        "MistralLarge3ForCausalLMEagle",
+    }
+)
+"""Models whose idle ranks join the all-reduce of counts (sglang/srt/eplb/lplb_solver.py)."""
+
+_LP_GENERATIONS: Final = frozenset({Generation.HOPPER, Generation.BLACKWELL})
+"""Compute capability 9.0 and newer (sglang/kernels/ops/lplb/torch_solver.py)."""
+
+_OFFERS: Final = (
+    DispatchOffer(name="static", rule="static", has_backend=True, is_default=True),
+    DispatchOffer(name="dynamic", rule="near_dynamic", has_backend=True),
+    DispatchOffer(
+        name="lp",
+        rule="near_lp",
+        has_backend=True,
+        architectures=_LP_ARCHITECTURES,
+        generations=_LP_GENERATIONS,
+        solves_program=True,
+        cost="an all-reduce and a linear program in every layer; nvidia-mathdx must be installed",
+    ),
+    DispatchOffer(name="dynamic", rule="dynamic", has_backend=False, is_default=True),
+)
+"""Without a backend the engine refuses `static` and `lp` (arg_groups/parallel_hook.py). With one,
+each rank's table has only its near replicas if there are any, with any rule
+(eplb/expert_location.py), so that `lp` affects far sources only."""
+
+_BACKENDS: Final = (
+    "deepep",
+    "none",
+    "mooncake",
+    "nixl",
+    "mori",
+    "ascend_fuseep",
+    "flashinfer",
+    "megamoe",
+    "deepep_v2",
+    "ascend_tp",
+    "pplx",
+    "flashinfer_megamoe",
+)
+"""`--moe-a2a-backend` (arg_groups/fields/exec_.py); most wide deployments run DeepEP."""
+
+PLACE_TARGET: Final = PlaceTarget(
+    name="sglang",
+    release="0.5.23",
+    all_layers=True,
+    dispatches=frozenset({"even", "static", "dynamic", "lp"}),
+    default_dispatch="static",
+    offers=_OFFERS,
+    a2a_backends=_BACKENDS,
+)

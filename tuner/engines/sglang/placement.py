@@ -16,15 +16,15 @@ from typing import Final
 from tuner.config.place import PlaceDecision
 from tuner.config.serve import Instances
 from tuner.engines.files import EmittedFile
+from tuner.engines.place_rules import NO_BACKEND, dispatch_offers, rows_misfit
 from tuner.engines.placement.launch_script import num_nodes, run_script
 from tuner.engines.serve_rules.manifest import DEEPEP
+from tuner.engines.sglang.capabilities import PLACE_TARGET
 from tuner.errors import UnsuitedPlacementError
 from tuner.plans.place import MadeFor, PlacePlan, VerifiedPlacement
 from tuner.spec.lp_memory import program_shape
 from tuner.spec.place import Dispatch
-from tuner.spec.place_targets import NO_BACKEND, PLACE_TARGETS, dispatch_offers, rows_misfit
 
-_TARGET: Final = PLACE_TARGETS["sglang"]
 SERVED_FILE: Final = "init_expert_location.json"
 
 _FORMER: Final[Mapping[Dispatch | None, tuple[str, str]]] = {
@@ -47,8 +47,8 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
     decision = verified.decision
     mark = planned_mark(verified.plan)
     rows = _rows(decision, solves_program=mark.dispatch == Dispatch.LP.value)
-    for offer in dispatch_offers(_TARGET, mark.dispatch, mark.a2a_backend):
-        misfit = rows_misfit(_TARGET, offer, rows, ranks=decision.num_devices)
+    for offer in dispatch_offers(PLACE_TARGET, mark.dispatch, mark.a2a_backend):
+        misfit = rows_misfit(PLACE_TARGET, offer, rows, ranks=decision.num_devices)
         if misfit is not None:
             raise UnsuitedPlacementError(f"{misfit}; plan again without dispatch lp")
     nodes = num_nodes(verified)

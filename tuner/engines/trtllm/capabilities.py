@@ -28,6 +28,7 @@ cannot be installed without GPU libraries, so these names were checked against d
 from typing import Final
 
 from tuner.devices.datasheet import Generation
+from tuner.engines.place_rules import IN_TURN, PlaceTarget
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
 from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
@@ -120,3 +121,6 @@ TRTLLM_1_3: Final = ServingCapabilities(
 )
 
 RELEASES: Final = (TRTLLM_1_3,)
+
+PLACE_TARGET: Final = PlaceTarget(name="trtllm", release="1.3.0rc27", dispatches=IN_TURN)
+"""By its ep_load_balancer examples."""

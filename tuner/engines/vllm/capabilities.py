@@ -42,6 +42,7 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.devices.datasheet import Vendor
+from tuner.engines.place_rules import IN_TURN, PlaceTarget
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.engines.serve_rules.routers import (
     GATEWAY_POLICIES,
@@ -215,3 +216,7 @@ VLLM_0_33_ROCM: Final = replace(
 )
 
 RELEASES: Final = (VLLM_0_33, VLLM_0_33_ROCM)
+
+PLACE_TARGET: Final = PlaceTarget(
+    name="vllm", release="0.33.0", every_moe_layer=True, dispatches=IN_TURN
+)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.devices.datasheet import Vendor
+from tuner.engines.place_rules import IN_TURN, PlaceTarget
 from tuner.engines.serve_rules.kv_connectors import (
     CacheKind,
     Connector,
@@ -89,3 +90,7 @@ VLLM_ASCEND_0_23: Final = replace(
 )
 
 RELEASES: Final = (VLLM_ASCEND_0_23,)
+
+PLACE_TARGET: Final = PlaceTarget(
+    name="vllm-ascend", release="182b75e", every_moe_layer=True, twins=False, dispatches=IN_TURN
+)

@@ -21,15 +21,8 @@ from solvers.placement.dispatch.sampling import (
 )
 from solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
 from solvers.placement.ranks import Floats, Placement
-from tuner.plans.place import DispatchOutcome, MadeFor
-from tuner.search.place.comparison import source_loads
-from tuner.search.place.cost import robust, robust_weights
-from tuner.search.place.evaluation import whole_tokens
-from tuner.search.place.evidence import WorkloadEvidence
-from tuner.search.place.launch_noise import is_table_known
-from tuner.spec.place_read import PlaceSpec
-from tuner.spec.place_targets import (
-    PLACE_TARGETS,
+from tuner.engines.place_capabilities import PLACE_TARGETS
+from tuner.engines.place_rules import (
     DispatchOffer,
     PlaceTarget,
     dispatch_offers,
@@ -39,6 +32,13 @@ from tuner.spec.place_targets import (
     rule_run,
     same_loads,
 )
+from tuner.plans.place import DispatchOutcome, MadeFor
+from tuner.search.place.comparison import source_loads
+from tuner.search.place.cost import robust, robust_weights
+from tuner.search.place.evaluation import whole_tokens
+from tuner.search.place.evidence import WorkloadEvidence
+from tuner.search.place.launch_noise import is_table_known
+from tuner.spec.place_read import PlaceSpec
 from tuner.units import format_ratio
 
 DRAWS: Final = 16

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from tuner.engines.place_capabilities import PLACE_TARGETS
+from tuner.engines.place_rules import dispatch_offers, launch_backend
 from tuner.search.place.candidates import EplbBaseline
 from tuner.search.place.comparison import source_loads
 from tuner.search.place.cross_validation import MOST_FOLDS
@@ -12,19 +14,6 @@ from tuner.search.place.transitions import has_holdout_transitions
 from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_dispatch import UNLAUNCHED
 from tuner.spec.place_read import PlaceSpec
-from tuner.spec.place_targets import PLACE_TARGETS, dispatch_offers, launch_backend
-
-DISPATCH_OF: Final[Mapping[str, Dispatch]] = {
-    "sglang": Dispatch.STATIC,
-    "trtllm": Dispatch.EVEN,
-    "vllm": Dispatch.EVEN,
-    "vllm-ascend": Dispatch.EVEN,
-    "eplb": Dispatch.EVEN,
-    "megatron": Dispatch.EVEN,
-}
-"""Default dispatch over replicas: SGLang's with an all-to-all backend; vLLM and TensorRT-LLM are
-round-robin."""
-
 
 NEAR_FIRST: Final = frozenset({"static", "near_dynamic", "near_lp"})
 """Rules that send tokens to a replica on their own rank or node where there is one."""
@@ -51,7 +40,7 @@ def planned_dispatch(spec: PlaceSpec) -> str:
         backend = launch_backend(target, dispatch=said, a2a_backend=goal.a2a_backend)
         offers = dispatch_offers(target, said, backend)
         return next((one for one in offers if one.name == "dynamic"), offers[0]).rule
-    return said or DISPATCH_OF[name].value
+    return said or target.default_dispatch
 
 
 def assumption_notes(

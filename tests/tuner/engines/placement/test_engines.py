@@ -25,11 +25,11 @@ from tests.tuner.engines.placement.testing import (
 from tests.tuner.engines.testing import write_emitted
 from tuner.config.place import PlaceDecision
 from tuner.engines.files import EmittedFile
-from tuner.engines.place_writers import PLACE_EMITTERS, emit_placement
+from tuner.engines.place_capabilities import PLACE_TARGETS
+from tuner.engines.place_writers import emit_placement
 from tuner.engines.placement.statement import spans
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
 from tuner.spec.place import Dispatch
-from tuner.spec.place_targets import PLACE_TARGETS
 
 Start = Callable[..., tuple[list[str], Path]]
 Rows = dict[int, list[list[int]]]
@@ -159,7 +159,7 @@ READERS: dict[str, Callable[[Path, PlaceDecision], Rows]] = {
 
 def test_an_independent_reader_finds_the_planned_experts_on_every_rank(tmp_path: Path) -> None:
     failures = Failures()
-    for target in PLACE_EMITTERS:
+    for target in PLACE_TARGETS:
         decision, folder = _decision(target), tmp_path / target
         write_emitted(folder, emit_placement(target, sample_placement(decision)))
         with failures.of(target):
@@ -168,7 +168,7 @@ def test_an_independent_reader_finds_the_planned_experts_on_every_rank(tmp_path:
 
 
 def test_every_target_has_an_emitter_and_a_reader() -> None:
-    assert set(PLACE_EMITTERS) == set(PLACE_TARGETS) == set(READERS)
+    assert set(PLACE_TARGETS) == set(READERS)
 
 
 def _flag(words: list[str], name: str) -> int:
@@ -334,7 +334,7 @@ def test_unequal_ranks_are_refused_with_the_nearest_that_are_equal() -> None:
         ranks_per_node=3,
         slots_per_rank=(3, 2, 2),
     )
-    for target in (name for name in PLACE_EMITTERS if name != "megatron"):
+    for target in (name for name in PLACE_TARGETS if name != "megatron"):
         with pytest.raises(
             UnsuitedPlacementError,
             match=r"ranks hold 2 to 3 slots.*nearest: slots_per_rank 2 \(redundant_experts 0\)"
@@ -377,7 +377,7 @@ def _text(files: tuple[EmittedFile, ...]) -> str:
 
 def test_what_was_not_measured_is_said_in_or_beside_the_files() -> None:
     wrong = []
-    for target in PLACE_EMITTERS:
+    for target in PLACE_TARGETS:
         verified = sample_placement(_decision(target), waived="no cluster at hand")
         text = _text(emit_placement(target, verified))
         if "NOT VERIFIED: no cluster at hand" not in text or "worth it" not in text:
@@ -385,7 +385,7 @@ def test_what_was_not_measured_is_said_in_or_beside_the_files() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("target", PLACE_EMITTERS)
+@pytest.mark.parametrize("target", PLACE_TARGETS)
 def test_nothing_in_a_name_becomes_code(target: str, tmp_path: Path, start: Start) -> None:
     decision, failures = _decision(target), Failures()
     for number, name in enumerate(HOSTILE):

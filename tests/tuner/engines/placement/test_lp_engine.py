@@ -13,8 +13,9 @@ import torch
 
 from tests.benchmarks.sglang_expert_location import expert_location_file
 from tuner.devices.datasheet import Generation
+from tuner.engines.place_capabilities import PLACE_TARGETS
+from tuner.engines.place_rules import dispatch_offers
 from tuner.spec.lp_memory import BUDGET_BYTES, checked_bytes, launched_bytes, program_shape
-from tuner.spec.place_targets import PLACE_TARGETS, dispatch_offers
 
 SHAPES = ((6, 11), (64, 98), (111, 177), (196, 326))
 

@@ -1,12 +1,10 @@
-"""What each engine accepts as a placement, and the nearest legal alternative.
+"""What an engine accepts as a placement (its `PLACE_TARGET`), and the nearest legal alternative.
 
 Engines with one flat row per layer read slot p as one of rank p // (slots / ranks), so ranks must
-have equally many. Read from SGLang 0.5.23, vLLM 0.33.0, vllm-ascend 182b75e,
-TensorRT-LLM 1.3.0rc27's ep_load_balancer examples, deepseek-ai/EPLB d52c72d and Megatron Core
-d98e8a6.
+have equally many.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -48,6 +46,8 @@ class PlaceTarget:
     """Release from which rules and files were read; empty if not of one release."""
     dispatches: frozenset[str] | None = None
     """Supported values of `goal.dispatch`; None: depends on the runtime above it."""
+    default_dispatch: str = "even"
+    """Its rule over replicas where the goal names none."""
     offers: tuple[DispatchOffer, ...] = ()
     """Rules that a launch can choose from; empty: it has one."""
     a2a_backends: tuple[str, ...] = ()
@@ -62,84 +62,8 @@ class PlaceTarget:
     """An expert may be twice on one rank."""
 
 
-_LP_ARCHITECTURES: Final = frozenset(
-    {
-        "DeepseekV2ForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "DeepseekV32ForCausalLM",
-        "Glm4MoeLiteForCausalLM",
-        "GlmMoeDsaForCausalLM",
-        "MistralLarge3ForCausalLM",
-        "MistralLarge3ForCausalLMEagle",
-    }
-)
-"""Models whose idle ranks join the all-reduce of counts (sglang/srt/eplb/lplb_solver.py)."""
-
-_LP_GENERATIONS: Final = frozenset({Generation.HOPPER, Generation.BLACKWELL})
-"""Compute capability 9.0 and newer (sglang/kernels/ops/lplb/torch_solver.py)."""
-
-_SGLANG_OFFERS: Final = (
-    DispatchOffer(name="static", rule="static", has_backend=True, is_default=True),
-    DispatchOffer(name="dynamic", rule="near_dynamic", has_backend=True),
-    DispatchOffer(
-        name="lp",
-        rule="near_lp",
-        has_backend=True,
-        architectures=_LP_ARCHITECTURES,
-        generations=_LP_GENERATIONS,
-        solves_program=True,
-        cost="an all-reduce and a linear program in every layer; nvidia-mathdx must be installed",
-    ),
-    DispatchOffer(name="dynamic", rule="dynamic", has_backend=False, is_default=True),
-)
-"""Without a backend the engine refuses `static` and `lp` (arg_groups/parallel_hook.py). With one,
-each rank's table has only its near replicas if there are any, with any rule
-(eplb/expert_location.py), so that `lp` affects far sources only."""
-
-_SGLANG_BACKENDS: Final = (
-    "deepep",
-    "none",
-    "mooncake",
-    "nixl",
-    "mori",
-    "ascend_fuseep",
-    "flashinfer",
-    "megamoe",
-    "deepep_v2",
-    "ascend_tp",
-    "pplx",
-    "flashinfer_megamoe",
-)
-"""`--moe-a2a-backend` (arg_groups/fields/exec_.py); most wide deployments run DeepEP."""
-
-_IN_TURN: Final = frozenset({"even", "dynamic"})
-"""Engines that choose replicas by a token's position: even on average."""
-
-PLACE_TARGETS: Final[Mapping[str, PlaceTarget]] = {
-    target.name: target
-    for target in (
-        PlaceTarget(
-            name="sglang",
-            release="0.5.23",
-            all_layers=True,
-            dispatches=frozenset({"even", "static", "dynamic", "lp"}),
-            offers=_SGLANG_OFFERS,
-            a2a_backends=_SGLANG_BACKENDS,
-        ),
-        PlaceTarget(name="trtllm", release="1.3.0rc27", dispatches=_IN_TURN),
-        PlaceTarget(name="vllm", release="0.33.0", every_moe_layer=True, dispatches=_IN_TURN),
-        PlaceTarget(
-            name="vllm-ascend",
-            release="182b75e",
-            every_moe_layer=True,
-            twins=False,
-            dispatches=_IN_TURN,
-        ),
-        PlaceTarget(name="eplb", release="d52c72d"),
-        PlaceTarget(name="megatron", release="d98e8a6", replicas=False),
-    )
-}
-"""By the name users type."""
+IN_TURN: Final = frozenset({"even", "dynamic"})
+"""Of engines that choose replicas by a token's position: even on average."""
 
 
 def dispatch_refusal(
@@ -153,7 +77,7 @@ def dispatch_refusal(
     """Return why the engine cannot run a rule with a backend; None if it can.
 
     Args:
-        target: of `PLACE_TARGETS`.
+        target: of the engine.
         dispatch: of the goal; None: the best.
         a2a_backend: of the goal; None: one that suits the rule.
         architecture: of the model; None where none is named.
@@ -256,7 +180,7 @@ def rule_run(target: PlaceTarget, *, dispatch: str, a2a_backend: str) -> str:
 
 def same_loads(rule: str, other: str) -> bool:
     """Whether two rules, by the solvers' names, give ranks the same expected loads."""
-    return rule == other or {rule, other} <= _IN_TURN
+    return rule == other or {rule, other} <= IN_TURN
 
 
 def dispatch_offers(
@@ -288,7 +212,7 @@ def shape_refusals(
     """Return why the engine takes no placement of this shape, a line each.
 
     Args:
-        target: of `PLACE_TARGETS`.
+        target: of the engine.
         slots_per_rank: of every rank.
         num_experts: logical experts of a layer.
         num_layers: decoder layers of the model, None if not known.

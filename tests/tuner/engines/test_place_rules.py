@@ -1,5 +1,6 @@
 from tests.rows import each_row
-from tuner.spec.place_targets import PLACE_TARGETS, shape_refusals, table_refusals
+from tuner.engines.place_capabilities import PLACE_TARGETS
+from tuner.engines.place_rules import shape_refusals, table_refusals
 
 
 def _refused(
