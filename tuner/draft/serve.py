@@ -121,7 +121,7 @@ _FIELDS: Final = (
     SpecField(
         key="engine",
         prompt="engine, e.g. vllm or vllm@0.33.0",
-        default="sglang",
+        default=next(iter(ENGINES)),
         check=_engine,
         derived=_named_engine,
     ),

@@ -6,10 +6,11 @@
     metrics.py        `read`: step times in its output; `METRICS` in capabilities.py names it
     kv.py             pages and transfers of the KV caches of a serving engine
 
-A serving engine has `TRAITS` and `RELEASES` in capabilities.py, `server` in write.py (and
-`command_files`, where its command reads files; `DYNAMO`, where Dynamo has it), `SERVER` and `read`
-in read.py. Its folder has the engine's name; a plugin has a folder of its own. An engine that takes
-a placement has `PLACE_TARGET` in capabilities.py, and `emit` in placement.py.
+A serving engine has `TRAITS` and `RELEASES` in capabilities.py; `server` in write.py, and there
+`command_files` where its command reads files, `DYNAMO` where Dynamo has it, and `knob_flags` for
+changes of its launches; `SERVER` and `read` in read.py. Its folder has the engine's name; a plugin
+has a folder of its own. An engine that takes a placement has `PLACE_TARGET` in capabilities.py, and
+`emit` in placement.py.
 """
 
 from collections.abc import Iterator, Mapping

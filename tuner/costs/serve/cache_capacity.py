@@ -1,18 +1,7 @@
 """Bytes of KV cache that an engine allocates on one device, and whether steps fit beside them.
 
-The kinds of rules are in tuner/engines/serve_rules/traits.py, every engine's in its folder. SGLang
-states no share of its own: where a launch has none it sets
-
-    reserve = max(10 GiB, 512 MiB + 1.5 MiB T + 1 GiB N / 8 + graphs) + 2 GiB with DeepEP
-    share   = 1 - reserve / V
-
-    T tokens of a chunk over all data ranks; of a decode instance its sequences, 2,048 at least
-    N devices; the floor holds for devices of more than 60 GiB
-    graphs  2 MiB of each captured sequence, 3 MiB of it and each data rank (4.5 beyond 300), and
-            8 MiB of each captured prompt length or 1.5 GiB with compressed keys
-
-(0.5.23, `arg_groups/memory_hook.py`). The sum is a share, not what steps take: data ranks with long
-chunks leave none, and such launches state one.
+The kinds of rules are in tuner/engines/serve_rules/traits.py, every engine's in its folder. Where
+a launch states no share, SGLang's is that of tuner/engines/sglang/memory.py.
 
 CUDA shows less than a device's memory, by 0.3 GiB and 0.7 %: 23.55 of 24 GiB on RTX 4090 (vLLM
 issue 13061), 79.2 of 80 on H100 (pull request 10511), 95.0 of 96 on H20, 139.8 of 141 on H200 and
@@ -23,7 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.reserve import MIB, Reserve
 from tuner.engines.serve_rules.traits import MemoryFractionKind, MemoryRule
 
@@ -33,12 +21,6 @@ HIDDEN_RATIO: Final = 0.0068
 ROUNDED_RATIO: Final = 0.05
 """Of what is free, what a plan leaves to allocators, who round up what is counted."""
 GIB: Final = 1024.0 * MIB
-LEAST_ACTIVE: Final = 2048
-LARGE_BYTES: Final = 60.0 * GIB
-LARGE_RESERVE: Final = 10.0 * GIB
-MANY_CAPTURED: Final = 300
-PROMPT_GRAPHS: Final = 58
-"""Prompt lengths that are captured up to 8,192 tokens (`cuda_graph_hook.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,37 +90,3 @@ def room_of(
 def visible_bytes(memory_bytes: float) -> float:
     """What CUDA shows of a device's memory."""
     return (1.0 - HIDDEN_RATIO) * memory_bytes - HIDDEN_BYTES
-
-
-def automatic_ratio(
-    degrees: InstanceDegrees,
-    *,
-    memory_bytes: float,
-    active_tokens: int,
-    captured: int,
-    has_prompts: bool,
-    has_latent_cache: bool,
-    has_deepep: bool,
-) -> float:
-    """SGLang's share of what is free, where a launch states none; not above 0 where it fails.
-
-    Args:
-        degrees: of the instance.
-        memory_bytes: of one device.
-        active_tokens: of a chunk over all data ranks, or of a decode instance's sequences.
-        captured: sequences of the largest decode graph, 0 without any.
-        has_prompts: prompts are read, so that their lengths are captured too.
-        has_latent_cache: keys are compressed.
-        has_deepep: experts are reached by DeepEP.
-    """
-    reserve = 512.0 + 1.5 * max(active_tokens, LEAST_ACTIVE) + 1024.0 * degrees.devices / 8.0
-    reserve += 2.0 * captured
-    if degrees.attention_data > 1:
-        reserve += (4.5 if captured > MANY_CAPTURED else 3.0) * captured * degrees.attention_data
-    if has_prompts:
-        reserve += 1536.0 if has_latent_cache else 8.0 * PROMPT_GRAPHS
-    if memory_bytes > LARGE_BYTES:
-        reserve = max(reserve, LARGE_RESERVE / MIB)
-    if has_deepep and captured:
-        reserve += 2048.0
-    return 1.0 - reserve * MIB / memory_bytes

@@ -44,7 +44,7 @@ class MemoryRule:
     since: tuple[int, ...] = (0,)
     share: MemoryFractionKind
     ratio: float | None
-    """Where a launch states none; None: what the engine's own reserve leaves."""
+    """Where a launch states none; None: `own_ratio` of the engine's memory.py."""
     sampler_bytes: float
     """Of one logit of one sequence, at the sampler's peak."""
     counts_graphs: bool = False

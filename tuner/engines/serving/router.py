@@ -227,8 +227,10 @@ def _gateway(verified: VerifiedServing, gateway: Gateway, *, disaggregated: bool
 
 
 def _asks_bootstrap(verified: VerifiedServing, gateway: Gateway) -> bool:
-    kv_transfer, asked = transfer(verified), gateway.bootstrap_connectors
-    return asked is None or (kv_transfer is not None and kv_transfer.connector in asked)
+    kv_transfer, connectors = transfer(verified), gateway.bootstrap_connectors
+    if connectors is None:
+        return True
+    return kv_transfer is not None and kv_transfer.connector in connectors
 
 
 def _nginx(verified: VerifiedServing, *, by_service: bool) -> str:

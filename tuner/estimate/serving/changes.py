@@ -21,17 +21,16 @@ missed targets, then the most goodput per device, then the shortest requests. Ra
 latencies have bands where only the degrees differ, as in published comparisons.
 """
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from functools import partial
 
 from tuner.config.serve import Role
 from tuner.costs.serve.bands import ratio_bands
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
-from tuner.costs.serve.speculative import DraftMethod
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.engines.reading.serve_launch import InstanceKnobs
+from tuner.engines.registry import engine_file
 from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_rules.afd import afd_refusals
 from tuner.engines.serve_rules.rules import group_refusals
@@ -44,7 +43,6 @@ from tuner.estimate.serving.instance import (
 )
 from tuner.estimate.serving.records import ServingChange, ServingLoad
 from tuner.search.serve.choices import BUDGETS
-from tuner.search.serve.demand import MOST_RUNNING
 from tuner.search.serve.expert_copies import MOST_RATIO
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.options import Option, most_running
@@ -323,91 +321,13 @@ def _rank(inputs: EstimateInputs, load: ServingLoad) -> tuple[float, float, floa
 
 def _lines(inputs: EstimateInputs, setting: InstanceKnobs) -> tuple[str, ...]:
     """Return the flags that differ, as the launch has to set them."""
-    flags = _FLAGS[inputs.launch.engine]
-    now, new = (dict(flags(inputs, one)) for one in (inputs.launch.setting, setting))
+    experts = inputs.decoder.experts
+    state = partial(
+        engine_file(inputs.launch.engine, "write").knob_flags,
+        role=inputs.launch.role,
+        draft_method=inputs.draft_method,
+        num_experts=0 if experts is None else experts.num,
+    )
+    now, new = (dict(state(one)) for one in (inputs.launch.setting, setting))
     changed = [f"{name} {new[name]}".strip() for name in new if now.get(name) != new[name]]
     return (*changed, *(f"without {name}" for name in now if name not in new))
-
-
-def _sglang_flags(inputs: EstimateInputs, setting: InstanceKnobs) -> Iterator[tuple[str, str]]:
-    degrees = setting.degrees
-    yield "--tp-size", str(degrees.devices // degrees.pipeline)
-    if inputs.launch.role is not Role.DECODE:
-        yield "--chunked-prefill-size", str(setting.step_tokens * degrees.attention_data)
-    if setting.a2a_backend.startswith("deepep"):
-        mode = "normal" if setting.a2a_backend == "deepep_normal" else "auto"
-        yield "--moe-a2a-backend", "deepep"
-        yield "--deepep-mode", mode
-    if setting.two_batch_overlap:
-        yield "--enable-two-batch-overlap", ""
-    if setting.draft_tokens:
-        is_own = inputs.draft_method is DraftMethod.MTP
-        yield "--speculative-algorithm", "NEXTN" if is_own else "EAGLE"
-        yield "--speculative-num-steps", str(setting.draft_tokens)
-        yield "--speculative-eagle-topk", "1"
-        yield "--speculative-num-draft-tokens", str(setting.draft_tokens + 1)
-    if degrees.attention_data > 1:
-        yield "--attn-dp-size", str(degrees.attention_data)
-    if degrees.expert > 1:
-        yield "--ep-size", str(degrees.expert)
-    if setting.redundant_experts:
-        yield "--ep-num-redundant-experts", str(setting.redundant_experts)
-        yield "--enable-eplb", ""
-    yield "--max-running-requests", str(min(setting.running, MOST_RUNNING) * degrees.attention_data)
-
-
-def _vllm_flags(inputs: EstimateInputs, setting: InstanceKnobs) -> Iterator[tuple[str, str]]:
-    degrees = setting.degrees
-    yield "--max-num-batched-tokens", str(setting.step_tokens)
-    if setting.a2a_backend.startswith("deepep"):
-        is_normal = setting.a2a_backend == "deepep_normal"
-        yield "--all2all-backend", f"deepep_{'high_throughput' if is_normal else 'low_latency'}"
-    if setting.two_batch_overlap:
-        yield "--enable-dbo", ""
-    if setting.draft_tokens:
-        method = inputs.draft_method.value
-        config = {"method": method, "num_speculative_tokens": setting.draft_tokens}
-        yield "--speculative-config", f"'{json.dumps(config)}'"
-    yield "--tensor-parallel-size", str(degrees.attention_tensor)
-    if degrees.attention_data > 1:
-        yield "--data-parallel-size", str(degrees.attention_data)
-    if degrees.expert > 1:
-        yield "--enable-expert-parallel", ""
-    if setting.redundant_experts:
-        yield "--enable-eplb", ""
-        config = {"num_redundant_experts": setting.redundant_experts}
-        yield "--eplb-config", f"'{json.dumps(config)}'"
-    yield "--max-num-seqs", str(min(setting.running, MOST_RUNNING))
-
-
-def _trtllm_options(inputs: EstimateInputs, setting: InstanceKnobs) -> Iterator[tuple[str, str]]:
-    degrees = setting.degrees
-    yield "tensor_parallel_size:", str(degrees.devices // degrees.pipeline)
-    yield "enable_attention_dp:", str(degrees.attention_data > 1).lower()
-    if inputs.decoder.experts is not None:
-        yield "moe_tensor_parallel_size:", str(degrees.moe_tensor)
-        yield "moe_expert_parallel_size:", str(degrees.expert)
-        if setting.redundant_experts:
-            slots = inputs.decoder.experts.num + setting.redundant_experts
-            yield "moe_config.load_balancer.num_slots:", str(slots)
-    yield "max_num_tokens:", str(setting.step_tokens)
-    if setting.a2a_backend in _TRTLLM_METHOD:
-        yield "TRTLLM_FORCE_COMM_METHOD", _TRTLLM_METHOD[setting.a2a_backend]
-    if setting.draft_tokens:
-        yield "speculative_config.max_draft_len:", str(setting.draft_tokens)
-    yield "max_batch_size:", str(min(setting.running, MOST_RUNNING))
-
-
-_TRTLLM_METHOD: Final = {
-    "allgather": "ALLGATHER",
-    "deepep_normal": "DEEPEP",
-    "deepep_low_latency": "DEEPEPLOWLATENCY",
-}
-_FLAGS: Final[
-    Mapping[ServingEngine, Callable[[EstimateInputs, InstanceKnobs], Iterator[tuple[str, str]]]]
-] = {
-    ServingEngine.SGLANG: _sglang_flags,
-    ServingEngine.VLLM: _vllm_flags,
-    ServingEngine.TRTLLM: _trtllm_options,
-}
-"""The flags of a setting, by engine."""

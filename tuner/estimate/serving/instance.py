@@ -19,11 +19,11 @@ from typing import Final
 import numpy as np
 
 from tuner.config.serve import Instances, Role
-from tuner.costs.serve.cache_capacity import Room, automatic_ratio, room_of
+from tuner.costs.serve.cache_capacity import Room, room_of
 from tuner.costs.serve.capacity import instance_kv_bytes_per_token, instance_weight_bytes
 from tuner.costs.serve.curves import Floats
-from tuner.costs.serve.decoder import AttentionKind, Decoder, Formats, decoder_of
-from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
+from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory_rules import memory_rule
@@ -31,6 +31,7 @@ from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_fits
 from tuner.costs.serve.reserve import Reserve, step_reserve
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch
+from tuner.engines.registry import engine_file
 from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_rules.rules import nodes_needed
 from tuner.errors import SpecError
@@ -60,10 +61,6 @@ from tuner.spec.serving.goal import Engine, Percentiles, ServeGoal
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_bytes
 
-SGLANG_CAPTURED: Final = (256, 512)
-"""Sequences of the largest graph of fewer than four devices, and of more (SGLang 0.5.23,
-`arg_groups/memory_hook.py`, devices of 60 GiB and more)."""
-SGLANG_MANY: Final = 4
 COUNTS: Final = 16
 """Batch sizes that are priced, where prompts may limit the running batch."""
 IDLE_FACTOR = 4.0
@@ -298,35 +295,21 @@ def launch_reserve(inputs: EstimateInputs, iteration: Iteration, setting: Instan
 
 def _room(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> Room:
     """How the engine divides a device's memory under the launch's settings."""
-    ratio = inputs.launch.memory_ratio
-    if ratio is None and iteration.engine is ServingEngine.SGLANG:
-        ratio = _sglang_ratio(inputs, iteration, setting)
+    ratio, rule = inputs.launch.memory_ratio, memory_rule(iteration.engine, inputs.release)
+    if ratio is None and rule.ratio is None:
+        ratio = engine_file(iteration.engine, "memory").own_ratio(
+            iteration,
+            setting,
+            role=inputs.launch.role,
+            memory_bytes=inputs.serving_pool.memory_bytes,
+        )
     return room_of(
-        memory_rule(iteration.engine, inputs.release),
+        rule,
         weights=instance_weight_bytes(iteration),
         reserve=launch_reserve(inputs, iteration, setting),
         memory_bytes=inputs.serving_pool.memory_bytes,
         ratio=ratio,
         cache_bytes=inputs.launch.cache_bytes,
-    )
-
-
-def _sglang_ratio(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> float:
-    role, degrees = inputs.launch.role, iteration.degrees
-    sequences = setting.running * degrees.attention_data
-    usual = SGLANG_CAPTURED[degrees.devices >= SGLANG_MANY]
-    captured = usual if setting.graph_sequences is None else setting.graph_sequences
-    kinds = {group.attention.kind for group in inputs.decoder.layers}
-    return automatic_ratio(
-        degrees,
-        memory_bytes=inputs.serving_pool.memory_bytes,
-        active_tokens=sequences * iteration.checked_tokens
-        if role is Role.DECODE
-        else setting.step_tokens * degrees.attention_data,
-        captured=0 if role is Role.PREFILL else min(captured, sequences),
-        has_prompts=role is not Role.DECODE,
-        has_latent_cache=bool(kinds & {AttentionKind.LATENT, AttentionKind.SPARSE_LATENT}),
-        has_deepep=setting.a2a_backend.startswith("deepep"),
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tuner.backtest.serving.decoders import GPT_OSS_120B
-from tuner.costs.serve.cache_capacity import GIB, automatic_ratio, room_of, visible_bytes
+from tuner.costs.serve.cache_capacity import GIB, room_of, visible_bytes
 from tuner.costs.serve.capacity import padding_factor
 from tuner.costs.serve.decoder import Formats
 from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
@@ -13,6 +13,7 @@ from tuner.costs.serve.memory import weight_bytes
 from tuner.costs.serve.memory_rules import memory_rule
 from tuner.costs.serve.reserve import Reserve
 from tuner.devices.catalogue import find_device
+from tuner.engines.sglang.memory import automatic_ratio
 
 RESERVE = Reserve(
     context=0.5 * GIB,
