@@ -24,7 +24,7 @@ from tuner.costs.serve.afd_step import (
     step_seconds,
 )
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.two_phase import two_phase_s
@@ -73,7 +73,7 @@ def janus_s(decoder: Decoder, here: ServingPool, attention: int, experts: int) -
         decoder=decoder,
         formats=FORMATS,
         degrees=InstanceDegrees(),
-        engine=ServingEngine.VLLM,
+        engine="vllm",
         machine=here.machine,
     )
     all_to_all_s = two_phase_s(
@@ -88,7 +88,7 @@ def janus_s(decoder: Decoder, here: ServingPool, attention: int, experts: int) -
         attention * n,
         devices=experts,
         machine=here.machine,
-        engine=ServingEngine.VLLM,
+        engine="vllm",
     )
     own = attention_seconds(one, n, past_tokens=PAST)
     return step_seconds(own, expert_s, all_to_all_s, layers=moe_layers(decoder))
@@ -103,7 +103,7 @@ def rows() -> Iterator[tuple[str, int, int, float, list[float]]]:
             decoder=decoder,
             formats=FORMATS,
             degrees=InstanceDegrees(attention_data=experts, expert=experts),
-            engine=ServingEngine.VLLM,
+            engine="vllm",
             machine=here.machine,
             a2a_backend=A2aBackend.ALLGATHER,
         )

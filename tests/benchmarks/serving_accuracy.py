@@ -107,7 +107,7 @@ def after_launches(pairs: Sequence[Pair], *, launches: int, draws: int, seed: in
     groups: dict[tuple[str, ...], list[Pair]] = {}
     for pair in pairs:
         launch = pair.launch
-        name = (launch.decoder.name, launch.system, launch.engine.value)
+        name = (launch.decoder.name, launch.system, launch.engine)
         groups.setdefault(name, []).append(pair)
     corrected = []
     weight = launches / (launches + PRIOR_LAUNCHES)

@@ -114,7 +114,7 @@ def planned_s(launch: PublishedLaunch, machine: ServingMachine) -> tuple[float, 
     goal = ServeGoal.model_validate(
         {
             "kind": "serve",
-            "engine": {"name": launch.engine.value},
+            "engine": {"name": launch.engine},
             "traffic": {"concurrency": launch.concurrency, **lengths},
         }
     )

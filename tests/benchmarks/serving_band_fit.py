@@ -30,7 +30,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ from tuner.costs.serve.bands import (
     PublishedMode,
     StoredBand,
 )
-from tuner.costs.serve.engine import ServingEngine
+from tuner.spec.serving.goal import EngineName
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -86,7 +86,7 @@ class Row:
     @property
     def pair(self) -> str:
         """Network and engine."""
-        return f"{self.launch.decoder.network}|{self.launch.engine.value}"
+        return f"{self.launch.decoder.network}|{self.launch.engine}"
 
     @property
     def setting(self) -> str:
@@ -214,7 +214,7 @@ class Regime:
 
     def levels(self, metric: str) -> Levels:
         """Return by engine the least level that holds what is stated of pairs left out."""
-        engines = tuple(engine.value for engine in ServingEngine)
+        engines = get_args(EngineName)
         result = [self.inside(metric, dict.fromkeys(engines, level)) for level in LEVELS]
         held = [self.by_pair(inside_C) >= STATED for inside_C in result]
         first = held.index(True) if any(held) else len(LEVELS) - 1
@@ -251,7 +251,7 @@ def _regime(rows: Sequence[Row]) -> Regime:
         kernels=rows[0].kernels,
         rows=tuple(rows),
         pair_C=np.array([row.pair for row in rows]),
-        engine_C=np.array([row.launch.engine.value for row in rows]),
+        engine_C=np.array([row.launch.engine for row in rows]),
         load_C=np.array([row.launch.load.value for row in rows]),
         setting_C=np.array([row.setting for row in rows]),
         new_C={metric: logs(metric, is_new=True) for metric in METRICS},
@@ -263,13 +263,13 @@ def stored_bands(regime: Regime) -> tuple[tuple[StoredBand, ...], Coverage]:
     """Return the bands of a regime: every engine's under every load, and those of its own pairs."""
     levels = {metric: regime.levels(metric) for metric in METRICS}
     result = []
-    for load, engine in itertools.product(Load, ServingEngine):
-        is_own_C = (regime.engine_C == engine.value) & (regime.load_C == load.value)
+    for load, engine in itertools.product(Load, get_args(EngineName)):
+        is_own_C = (regime.engine_C == engine) & (regime.load_C == load.value)
         for network in ("", *sorted({pair.split("|")[0] for pair in regime.pair_C[is_own_C]})):
-            own = f"{network}|{engine.value}" if network else ""
+            own = f"{network}|{engine}" if network else ""
             counted_C = is_own_C & (regime.pair_C == own) if own else is_own_C
             ttft, tpot = (
-                _stored(regime, metric, engine, load, level=levels[metric][engine.value], own=own)
+                _stored(regime, metric, engine, load, level=levels[metric][engine], own=own)
                 for metric in METRICS
             )
             band = StoredBand(
@@ -296,11 +296,11 @@ def stored_bands(regime: Regime) -> tuple[tuple[StoredBand, ...], Coverage]:
 
 
 def _stored(
-    regime: Regime, metric: str, engine: ServingEngine, load: Load, *, level: float, own: str
+    regime: Regime, metric: str, engine: str, load: Load, *, level: float, own: str
 ) -> Edges:
     low, high = regime.edges(
         metric,
-        engine=engine.value,
+        engine=engine,
         load=load.value,
         level=level,
         used_C=np.ones(len(regime.rows), dtype=np.bool_),

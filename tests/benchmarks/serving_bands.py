@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     for band in result.bands:
         _say(
-            f"{band.kernels} {band.mode} {band.load.value} {band.engine.value}"
+            f"{band.kernels} {band.mode} {band.load.value} {band.engine}"
             f" {band.network or 'new'}: ttft {band.ttft}, tpot {band.tpot}, {band.rows} rows"
         )
     for held in result.held:

@@ -20,7 +20,7 @@ import numpy as np
 from tuner.backtest.serving.decoders import DEEPSEEK_V3
 from tuner.backtest.serving.tables import build_machines
 from tuner.costs.serve.decoder import Formats
-from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.whole_step import step_s, through_s
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         decoder=DEEPSEEK_V3,
         formats=FORMATS,
         degrees=InstanceDegrees(attention_data=32, expert=32),
-        engine=ServingEngine.SGLANG,
+        engine="sglang",
         machine=machines["h100_sxm"],
         a2a_backend=A2aBackend.NORMAL,
     )

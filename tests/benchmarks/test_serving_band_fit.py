@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ from tests.benchmarks.serving_band_fit import (
 from tuner.backtest.serving.launches import Harness, RoleWorkers, parse_launch
 from tuner.backtest.serving.prediction import MeanLatency
 from tuner.costs.serve.bands import Load
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
+from tuner.spec.serving.goal import EngineName
 
 CELLS = {
     "silicon_data_source": "db-dump/1; silicon_concurrency=8",
@@ -38,12 +40,10 @@ CELLS = {
     "silicon_tpot_ms": "10",
 }
 NUM_PAIRS = 40
-LEVELS = {engine.value: STATED for engine in ServingEngine}
+LEVELS = dict.fromkeys(get_args(EngineName), STATED)
 
 
-def row(
-    pair: int, ratio: float, *, engine: ServingEngine = ServingEngine.VLLM, tensor: int = 4
-) -> Row:
+def row(pair: int, ratio: float, *, engine: str = "vllm", tensor: int = 4) -> Row:
     """A launch of its own model with a given ratio of measured to predicted."""
     one = parse_launch(CELLS, number=1)
     latency = MeanLatency(ttft_s=one.ttft_s / ratio, tpot_s=one.tpot_s / ratio)
@@ -109,7 +109,7 @@ def test_a_pair_with_many_rows_weighs_as_much_as_one_with_few() -> None:
 
 def test_another_engine_counts_less() -> None:
     rows = [row(pair, 1.1) for pair in range(8)]
-    rows += [row(pair, 2.0, engine=ServingEngine.SGLANG) for pair in range(8)]
+    rows += [row(pair, 2.0, engine="sglang") for pair in range(8)]
     own, every_C = regime(rows), np.ones(16, dtype=np.bool_)
     level = 1.0 / (1.0 + OTHER_ENGINE) - 0.01
     for engine, size in (("vllm", 1.1), ("sglang", 2.0)):

@@ -44,7 +44,6 @@ from tuner.config.train import TrainDecision
 from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.residuals import Residual
 from tuner.costs.serve.capacity import instance_kv_bytes_per_token, instance_weight_bytes
-from tuner.costs.serve.engine import ServingEngine
 from tuner.costs.train.calibration import shipped
 from tuner.costs.train.columns_of import StageLayers, stages_of_layouts
 from tuner.costs.train.memory import price_memory
@@ -692,7 +691,7 @@ def _weighed(question: ServeProblem) -> list[Option]:
             (serving_pool,),
             decoder=question.decoder,
             formats=question.formats,
-            engine=ServingEngine(release_on(spec.goal, serving_pool.pool).name),
+            engine=release_on(spec.goal, serving_pool.pool).name,
             demand=question.demand,
             roles=(Role.AGGREGATED, Role.PREFILL, Role.DECODE),
             choices=dataclasses.replace(

@@ -98,7 +98,7 @@ def estimate(
     peak = max(rank.total_bytes for rank in memory)
     return Estimate(
         source=launch.source,
-        engine=launch.engine.value,
+        engine=launch.engine,
         model=spec.model.name,
         device=setup.sheet.name,
         devices=configuration.devices,

@@ -29,11 +29,12 @@ from typing import Final
 from tuner.backtest.serving.decoders import checkpoint_formats, find_decoder
 from tuner.costs.serve.bands import Load
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.memory import weight_bytes
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
+from tuner.engines.registry import serve_traits
 from tuner.units import format_bytes
 
 SYSTEMS: Final[Mapping[str, str]] = {
@@ -91,7 +92,7 @@ class PublishedLaunch:
 
     id: str
     system: str
-    engine: ServingEngine
+    engine: str
     release: str
     decoder: Decoder
     formats: Formats
@@ -136,7 +137,7 @@ class PublishedLaunch:
     def source(self) -> str:
         """What its errors are reported under."""
         mode = "disagg" if self.is_disaggregated else "agg"
-        return f"{self.system}|{self.engine.value}|{mode}"
+        return f"{self.system}|{self.engine}|{mode}"
 
 
 class MissingError(ValueError):
@@ -156,10 +157,9 @@ def parse_launch(cells: Cells, *, number: int) -> PublishedLaunch:
     Raises:
         MissingError: a column that a prediction needs is blank, odd or not known.
     """
-    engine_name = _text(cells, "backend")
-    if engine_name not in {engine.value for engine in ServingEngine}:
-        raise MissingError(f"backend {engine_name[:40]!r} is none that is modelled")
-    engine = ServingEngine(engine_name)
+    engine = _text(cells, "backend")
+    if engine not in serve_traits():
+        raise MissingError(f"backend {engine[:40]!r} is none that is modelled")
     system = _text(cells, "system")
     if system not in SYSTEMS:
         raise MissingError(f"system {system[:40]!r} is not known")
@@ -171,7 +171,7 @@ def parse_launch(cells: Cells, *, number: int) -> PublishedLaunch:
     formats = checkpoint_formats(
         decoder,
         precision=precision,
-        engine=engine.value,
+        engine=engine,
         is_blackwell=find_device(SYSTEMS[system]).generation is Generation.BLACKWELL,
     )
     if formats is None:
@@ -225,7 +225,7 @@ def _drafting(cells: Cells) -> Drafting | None:
     return Drafting(draft_tokens=drafts, acceptance=acceptance, method=DraftMethod(method))
 
 
-def _sides(cells: Cells, decoder: Decoder, engine: ServingEngine) -> tuple[RoleWorkers, ...]:
+def _sides(cells: Cells, decoder: Decoder, engine: str) -> tuple[RoleWorkers, ...]:
     sides = []
     for role in ("prefill_", "decode_"):
         workers = _count(cells, f"{role}num_workers")
@@ -234,7 +234,7 @@ def _sides(cells: Cells, decoder: Decoder, engine: ServingEngine) -> tuple[RoleW
     return tuple(sides)
 
 
-def _side(cells: Cells, role: str, decoder: Decoder, engine: ServingEngine) -> RoleWorkers:
+def _side(cells: Cells, role: str, decoder: Decoder, engine: str) -> RoleWorkers:
     system = cells.get("system", "")
     tensor = _count(cells, f"{role}tp_size")
     data = _data(cells, role, decoder, tensor=tensor)
@@ -244,7 +244,7 @@ def _side(cells: Cells, role: str, decoder: Decoder, engine: ServingEngine) -> R
     if moe_tensor == expert > 1 and max(tensor, data) == moe_tensor * expert:
         tensor, data = min(tensor, moe_tensor), min(data, moe_tensor)
         moe_tensor = 1
-    elif engine is ServingEngine.VLLM and tensor == data > 1 and expert == tensor * data:
+    elif engine == "vllm" and tensor == data > 1 and expert == tensor * data:
         data, expert, moe_tensor = 1, tensor, 1
     heads = max(group.attention.heads for group in decoder.layers)
     if heads % tensor:
@@ -308,13 +308,11 @@ def _check_weights(
             )
 
 
-def _splits_experts_whole(
-    decoder: Decoder, engine: ServingEngine, system: str, *, is_worker: bool
-) -> bool:
+def _splits_experts_whole(decoder: Decoder, engine: str, system: str, *, is_worker: bool) -> bool:
     """Whether the recipe splits experts by EP whatever the columns say."""
-    if engine is ServingEngine.VLLM:
+    if engine == "vllm":
         return decoder.name == "minimax-m2"
-    is_recipe = engine is ServingEngine.TRTLLM and decoder.name == "deepseek-v3" and not is_worker
+    is_recipe = engine == "trtllm" and decoder.name == "deepseek-v3" and not is_worker
     return is_recipe and system == "h200_sxm"
 
 

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.backtest.serving.launches import Harness, PublishedLaunch
-from tuner.costs.serve.engine import ServingEngine
 from tuner.simulate.serving.client import DELAY_S, engine_client
 
 STREAM_STEPS: Final = 10.0
@@ -81,7 +80,7 @@ def find_recipe(launch: PublishedLaunch, *, is_unseen: bool = False) -> Recipe:
         is_unseen: ignore what only rows of its model and engine have shown.
     """
     is_known = launch.harness is Harness.INFERENCEX
-    has_waves = launch.engine is ServingEngine.SGLANG and launch.harness is Harness.OTHER
+    has_waves = launch.engine == "sglang" and launch.harness is Harness.OTHER
     return Recipe(
         least_ratio=0.8
         if is_known
@@ -97,7 +96,7 @@ def find_recipe(launch: PublishedLaunch, *, is_unseen: bool = False) -> Recipe:
 
 
 def _poll_steps(launch: PublishedLaunch) -> int:
-    is_polled = launch.engine is ServingEngine.SGLANG and launch.decoder.name in (
+    is_polled = launch.engine == "sglang" and launch.decoder.name in (
         "deepseek-v3",
         "qwen3.5-397b-a17b",
     )
@@ -107,7 +106,7 @@ def _poll_steps(launch: PublishedLaunch) -> int:
 
 
 def _stream_steps(launch: PublishedLaunch) -> float:
-    if launch.engine is not ServingEngine.TRTLLM or launch.is_disaggregated:
+    if launch.engine != "trtllm" or launch.is_disaggregated:
         # The first token comes from the prefill side, which streams it at once.
         return 0.0
     if launch.decoder.experts is None:
@@ -121,33 +120,23 @@ def _stream_steps(launch: PublishedLaunch) -> float:
 def _experts_table(launch: PublishedLaunch) -> str:
     is_old = () < _version(launch.release) < GENERATED_EXPERTS
     is_block_scaled = launch.formats.experts == "fp8_block"
-    return (
-        TRITON_EXPERTS if launch.engine is ServingEngine.VLLM and is_old and is_block_scaled else ""
-    )
+    return TRITON_EXPERTS if launch.engine == "vllm" and is_old and is_block_scaled else ""
 
 
 def _step_tokens(launch: PublishedLaunch) -> int | None:
-    if launch.engine is ServingEngine.SGLANG and launch.decoder.name == "deepseek-v3":
+    if launch.engine == "sglang" and launch.decoder.name == "deepseek-v3":
         return 16384 if launch.formats.experts == "nvfp4" else 32768
-    if (
-        launch.engine is ServingEngine.SGLANG
-        and launch.decoder.name == "glm-5"
-        and launch.is_blackwell
-    ):
+    if launch.engine == "sglang" and launch.decoder.name == "glm-5" and launch.is_blackwell:
         return 32768
-    if launch.engine is ServingEngine.TRTLLM and launch.decoder.name == "llama-3.1-70b":
+    if launch.engine == "trtllm" and launch.decoder.name == "llama-3.1-70b":
         return 16384
-    if (
-        launch.engine is ServingEngine.VLLM
-        and launch.decoder.name == "minimax-m2"
-        and launch.is_blackwell
-    ):
+    if launch.engine == "vllm" and launch.decoder.name == "minimax-m2" and launch.is_blackwell:
         return 2 * launch.input_tokens
     return None
 
 
 def _waits(launch: PublishedLaunch) -> bool:
-    if launch.engine is ServingEngine.VLLM:
+    if launch.engine == "vllm":
         return _version(launch.release) < ASYNCHRONOUS
     return launch.harness is not Harness.INFERENCEX
 

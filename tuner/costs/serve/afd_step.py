@@ -31,7 +31,7 @@ from tuner.costs.serve.all_to_all import ELEMENT_BYTES
 from tuner.costs.serve.capacity import FULL_RATIO
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import BYTES, Decoder, Experts, Formats
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration, sustained_factor
 from tuner.costs.serve.machine import LAUNCH_S, LOAD, STREAM_RATIO, ServingMachine
 from tuner.costs.serve.memory import RESERVE_BYTES, kv_tokens
@@ -81,11 +81,11 @@ def expert_seconds(
     *,
     devices: int,
     machine: ServingMachine,
-    engine: ServingEngine,
+    engine: str,
     activated: Activated = uniform_activated,
 ) -> Floats:
     """Price router and routed experts of all layers on the most-loaded expert device."""
-    own, software = experts_of(decoder), engine.value
+    own, software = experts_of(decoder), engine
     routed = routed_experts(
         decoder, formats, tokens_Q, tensor=1, expert=devices, software=software, load=LOAD
     )

@@ -37,8 +37,7 @@ from pydantic import Field
 
 from profilers.records import Record
 from tuner.costs.serve.decoder import Decoder
-from tuner.costs.serve.engine import ServingEngine
-from tuner.spec.serving.goal import Mode
+from tuner.spec.serving.goal import EngineName, Mode
 
 SCHEMA_VERSION: Final = 1
 # 1: first release.
@@ -73,7 +72,7 @@ class StoredBand(Record):
     mode: PublishedMode
     kernels: Kernels
     load: Load
-    engine: ServingEngine
+    engine: EngineName
     network: str = ""
     """Of the model (`Decoder.network`); empty: any without rows of this engine."""
     ttft: Edges
@@ -148,7 +147,7 @@ class Bands:
 
 
 def bands_of(
-    engine: ServingEngine,
+    engine: str,
     *,
     mode: Mode,
     has_kernels: bool,
@@ -203,8 +202,8 @@ def shipped() -> StoredBands:
 
 
 @cache
-def _by_network() -> Mapping[tuple[str, str, Load, ServingEngine], Mapping[str, StoredBand]]:
-    stored: dict[tuple[str, str, Load, ServingEngine], dict[str, StoredBand]] = {}
+def _by_network() -> Mapping[tuple[str, str, Load, str], Mapping[str, StoredBand]]:
+    stored: dict[tuple[str, str, Load, str], dict[str, StoredBand]] = {}
     for band in shipped().bands:
         regime = (band.mode, band.kernels, band.load, band.engine)
         stored.setdefault(regime, {})[band.network] = band

@@ -1,15 +1,7 @@
-"""The names of engines and all-to-all backends, and the parallel degrees of an instance."""
+"""The names of all-to-all backends, and the parallel degrees of an instance."""
 
 from dataclasses import dataclass
 from enum import StrEnum
-
-
-class ServingEngine(StrEnum):
-    """Serving engines."""
-
-    VLLM = "vllm"
-    SGLANG = "sglang"
-    TRTLLM = "trtllm"
 
 
 class A2aBackend(StrEnum):

@@ -29,7 +29,7 @@ from tuner.costs.serve.all_to_all import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serve.attention import AttentionLayer
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serve.machine import (
     BALANCED,
@@ -82,7 +82,7 @@ class Iteration:
     decoder: Decoder
     formats: Formats
     degrees: InstanceDegrees
-    engine: ServingEngine
+    engine: str
     machine: ServingMachine
     sequence_s: float = 0.0
     """What the host takes per running sequence and step."""
@@ -157,7 +157,7 @@ class Iteration:
                     formats=self.formats,
                     tensor=self.degrees.attention_tensor,
                     machine=self.machine,
-                    software=self.engine.value,
+                    software=self.engine,
                 ),
             )
             for group in self.decoder.layers
@@ -223,7 +223,7 @@ class Iteration:
             m_Q * self.busy_ranks,
             tensor=self.degrees.moe_tensor,
             expert=self.degrees.expert,
-            software=self.experts_table or self.engine.value,
+            software=self.experts_table or self.engine,
             # Second copies are placed where loads are uneven, to level them.
             load=BALANCED if self.redundant_experts else LOAD,
         )
@@ -261,9 +261,7 @@ class Iteration:
         return up_Q + self._gemm_s(m_Q, n=hidden, k=width, dtype=dtype)
 
     def _gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
-        return self.machine.seconds(
-            replace(gemm(m_Q, n, k, dtype=dtype), software=self.engine.value)
-        )
+        return self.machine.seconds(replace(gemm(m_Q, n, k, dtype=dtype), software=self.engine))
 
     def _small_s(self, m_Q: Floats, count: int) -> Floats:
         moved_Q = 2.0 * ELEMENT_BYTES * m_Q * self.decoder.hidden
@@ -282,15 +280,13 @@ class Iteration:
             top_k=self.decoder.experts.top_k if self.decoder.experts else 0,
             ranks=self.degrees.attention_tensor * self.degrees.attention_data,
             a2a_backend=self.a2a_backend,
-            software=self.engine.value,
+            software=self.engine,
         )
         return self._reduced_s(m_Q) + traffic.seconds(m_Q, together_Q=m_Q * self.busy_ranks)
 
     def _collective_s(self, kind: str, m_Q: Floats, ranks: int) -> Floats:
         moved_Q = ELEMENT_BYTES * m_Q * self.decoder.hidden
-        return self.machine.seconds(
-            collective(kind, moved_Q, ranks=ranks, software=self.engine.value)
-        )
+        return self.machine.seconds(collective(kind, moved_Q, ranks=ranks, software=self.engine))
 
     def head_s(self, n_Q: Floats) -> Floats:
         """The head for n sequences, the gathering of its logits, and the host's work on them."""
@@ -305,7 +301,7 @@ class Iteration:
             host_Q
             + gemm_Q
             + self.machine.seconds(
-                collective("all_gather", logits_Q, ranks=ranks, software=self.engine.value)
+                collective("all_gather", logits_Q, ranks=ranks, software=self.engine)
             )
         )
 

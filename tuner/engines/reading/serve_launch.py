@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from tuner.config.serve import Role
 from tuner.costs.serve.cache_capacity import GIB
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.speculative import DraftMethod
 from tuner.engines.reading.serve_words import SortedFlags
 from tuner.spec.cluster import Pool
@@ -51,7 +51,7 @@ class ServingLaunch:
 
     source: str
     """File, or `the command`."""
-    engine: ServingEngine
+    engine: str
     role: Role
     setting: InstanceKnobs
     copies: int = 1

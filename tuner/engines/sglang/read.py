@@ -11,7 +11,7 @@ from typing import Final
 
 from tuner.config.serve import Role
 from tuner.costs.serve.cache_capacity import GIB
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.speculative import DraftMethod
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.nearest import nearest_divisor
@@ -205,7 +205,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     step_tokens, is_chunked = _prompts(flags, data=data)
     return ServingLaunch(
         source=flags.source,
-        engine=ServingEngine.SGLANG,
+        engine="sglang",
         role=role,
         setting=InstanceKnobs(
             degrees=degrees,

@@ -14,7 +14,7 @@ as all-gather.
 from typing import Final
 
 from tuner.config.serve import Role
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.speculative import DraftMethod
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.nearest import nearest_divisor
@@ -149,7 +149,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     running = flags.number("max-batch-size") or min(USUAL_BATCH, MOST_RUNNING)
     return ServingLaunch(
         source=flags.source,
-        engine=ServingEngine.TRTLLM,
+        engine="trtllm",
         role=_role(flags),
         setting=InstanceKnobs(
             degrees=degrees,

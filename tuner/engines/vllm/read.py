@@ -11,7 +11,7 @@ from typing import Final
 
 from tuner.config.serve import Role
 from tuner.costs.serve.cache_capacity import GIB
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.speculative import DraftMethod
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch, Surroundings
@@ -222,7 +222,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     draft_tokens, draft_method = _drafting(flags)
     return ServingLaunch(
         source=flags.source,
-        engine=ServingEngine.VLLM,
+        engine="vllm",
         role=_role(flags, cell),
         ffn_devices=ffn_devices,
         setting=InstanceKnobs(

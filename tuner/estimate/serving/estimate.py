@@ -92,7 +92,7 @@ def estimate_serving(
     )
     return ServingEstimate(
         source=launch.source,
-        engine=launch.engine.value,
+        engine=launch.engine,
         release=release_on(inputs.goal, serving_pool.pool).release,
         model=spec.model.name,
         device=serving_pool.machine.sheet.name,
@@ -155,8 +155,8 @@ def _notes(
     inputs: EstimateInputs, option: Option, load: ServingLoad | None, *, spec: ServeSpec
 ) -> Iterator[str]:
     launch, goal = inputs.launch, spec.goal
-    if goal.engine.name != launch.engine.value:
-        yield f"the spec serves with {goal.engine.name}; the launch's {launch.engine.value} counts"
+    if goal.engine.name != launch.engine:
+        yield f"the spec serves with {goal.engine.name}; the launch's {launch.engine} counts"
     if inputs.goal.quantization != goal.quantization:
         yield f"the spec has {goal.quantization} weights; the launch's {launch.quantization} count"
     if launch.kv_cache_dtype != goal.kv_cache_dtype:

@@ -176,8 +176,8 @@ def _quantization(launch: ServingLaunch, goal: ServeGoal) -> str:
 
 
 def _engine(launch: ServingLaunch, own: Engine) -> Engine:
-    is_same = own.name == launch.engine.value
-    return own if is_same else Engine.model_validate({"name": launch.engine.value})
+    is_same = own.name == launch.engine
+    return own if is_same else Engine.model_validate({"name": launch.engine})
 
 
 def _other_half(role: Role) -> dict[str, Percentiles]:

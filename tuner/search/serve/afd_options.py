@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.remote_ffn import (
@@ -68,7 +68,7 @@ def price_afd_options(
     *,
     decoder: Decoder,
     formats: Formats,
-    engine: ServingEngine,
+    engine: str,
     demand: Demand,
     loads: ExpertLoads | None,
     page_by_pool: Mapping[str, int],

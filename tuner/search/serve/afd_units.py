@@ -42,7 +42,7 @@ from tuner.costs.serve.afd_step import (
 )
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.two_phase import RoleDevices, Wire, two_phase_s
@@ -129,7 +129,7 @@ def cell_groups(
     *,
     decoder: Decoder,
     formats: Formats,
-    engine: ServingEngine,
+    engine: str,
     demand: Demand,
     cluster: Cluster,
     activated: CountsOf = everywhere_uniform,
@@ -196,7 +196,7 @@ def _attention_sides(
     serving_pools: Sequence[ServingPool],
     decoder: Decoder,
     formats: Formats,
-    engine: ServingEngine,
+    engine: str,
     demand: Demand,
 ) -> Iterator[_AttentionSide]:
     for serving_pool in serving_pools:

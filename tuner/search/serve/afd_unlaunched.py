@@ -25,7 +25,7 @@ import numpy as np
 
 from tuner.config.serve import Role
 from tuner.costs.serve.afd_step import expert_slots
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.memory import kv_bytes_per_token
 from tuner.search.serve.afd_units import AfdUnit, cell_groups, counting, side_of, wire_between
 from tuner.search.serve.demand import Demand
@@ -163,7 +163,7 @@ def size_afd(problem: ServeProblem, *, spare_ratio: float) -> AfdDeployment | st
     spec, demand = problem.spec, problem.demand
     if problem.decoder.experts is None:
         return "the model has no experts"
-    engine = ServingEngine(spec.goal.engine.name)
+    engine = spec.goal.engine.name
     afd_units = tuple(
         cell_groups(
             problem.serving_pools,

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.costs.serve.engine import ServingEngine
 from tuner.costs.serve.machine import LOAD
 from tuner.engines.registry import serve_traits
 from tuner.search.serve.choices import Choices
@@ -82,7 +81,7 @@ def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:
 
 def _room(spec: ServeSpec) -> str:
     """Say what memory has room for, as the engine lets requests in."""
-    if serve_traits()[ServingEngine(spec.goal.engine.name)].reserves_output:
+    if serve_traits()[spec.goal.engine.name].reserves_output:
         return "batches leave room for the whole outputs of all that run, except 1 % of the time"
     return (
         "batches leave room for what all that run hold, except 1 % of the time, when the newest is"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
 
-from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.speculative import Drafting
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.traits import Batching
@@ -58,7 +58,7 @@ class Choices:
                 yield drafting, a2a_backend, True
 
 
-def engine_budgets(engine: ServingEngine, *, longest: int) -> tuple[TokenBudget, ...]:
+def engine_budgets(engine: str, *, longest: int) -> tuple[TokenBudget, ...]:
     """Return the budgets that an engine can be given.
 
     Args:
@@ -68,14 +68,14 @@ def engine_budgets(engine: ServingEngine, *, longest: int) -> tuple[TokenBudget,
     return tuple(_budgets(engine, longest))
 
 
-def _budgets(engine: ServingEngine, longest: int) -> Iterator[TokenBudget]:
+def _budgets(engine: str, longest: int) -> Iterator[TokenBudget]:
     for tokens in BUDGETS:
         yield TokenBudget(tokens=tokens, is_chunked=True)
         if serve_traits()[engine].batching is Batching.WHOLE and tokens >= longest:
             yield TokenBudget(tokens=tokens, is_chunked=False)
 
 
-def usual_choices(engine: ServingEngine) -> Choices:
+def usual_choices(engine: str) -> Choices:
     """Return the budget that recipes give an engine, and nothing else."""
     traits = serve_traits()[engine]
     is_chunked = traits.batching is not Batching.WHOLE

@@ -5,7 +5,7 @@ from typing import Final
 
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import A2aBackend, ServingEngine
+from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.speculative import Drafting, DraftMethod
@@ -70,7 +70,7 @@ def launchable_options(
                 own,
                 decoder=decoder,
                 formats=formats,
-                engine=ServingEngine(release_on(spec.goal, own[0].pool).name),
+                engine=release_on(spec.goal, own[0].pool).name,
                 demand=demand,
                 roles=roles,
                 choices=replace(choices, copies=copies, page_by_pool=pages),
@@ -101,7 +101,7 @@ def launchable_afd_options(
         having,
         decoder=decoder,
         formats=formats,
-        engine=ServingEngine(release_on(spec.goal, having[0].pool).name),
+        engine=release_on(spec.goal, having[0].pool).name,
         demand=demand,
         loads=loads,
         page_by_pool=page_by_pool(spec, serving_pools),
@@ -171,7 +171,7 @@ def build_choices(
             method=DraftMethod(own.method),
         )
     return Choices(
-        budgets=engine_budgets(ServingEngine(engine.name), longest=demand.most_tokens),
+        budgets=engine_budgets(engine.name, longest=demand.most_tokens),
         drafting=drafting,
         a2a_backends=tuple(one for one in A2A_BACKENDS if one.value in engine.a2a_backends),
         copies=copies_of(spec.model, engine, None),

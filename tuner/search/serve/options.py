@@ -30,7 +30,7 @@ from tuner.costs.serve.capacity import (
 )
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory_rules import memory_rule
@@ -162,7 +162,7 @@ def price_options(
     *,
     decoder: Decoder,
     formats: Formats,
-    engine: ServingEngine,
+    engine: str,
     demand: Demand,
     roles: tuple[Role, ...],
     choices: Choices | None = None,
@@ -326,7 +326,7 @@ class _Candidate:
 
 def _candidates(
     serving_pools: tuple[ServingPool, ...],
-    plain: tuple[Decoder, Formats, ServingEngine],
+    plain: tuple[Decoder, Formats, str],
     choices: Choices,
     demand: Demand,
 ) -> Iterator[_Candidate]:
@@ -548,7 +548,7 @@ def _price_batches(
     return made, "", BatchCurve(option=made[0], running_N=candidate.running_N, tpot_s_N=priced_s)
 
 
-def most_running(cache: float, demand: Demand, *, engine: ServingEngine) -> float:
+def most_running(cache: float, demand: Demand, *, engine: str) -> float:
     """Sequences that memory has room for except 1 % of the time; 1 at least.
 
     At most the concurrency of a closed loop. What they take is whole outputs where the engine

@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 
 from tuner.costs.serve.bands import Bands, bands_of, joined
-from tuner.costs.serve.engine import ServingEngine
 from tuner.plans.serve import PUBLISHED_MODES
 from tuner.search.serve.program import BOUND_TOLERANCE, Spare
 from tuner.search.serve.solve_mode import (
@@ -71,8 +70,7 @@ def bands_around(solution: ModeSolution, problem: ServeProblem) -> Bands:
     """Return the bands of TTFT and TPOT; of several engines, bands that hold for each."""
     goal = problem.spec.goal
     engines = {
-        ServingEngine(goal.engine_on(group.option.serving_pool.pool.name).name)
-        for group in solution.groups
+        goal.engine_on(group.option.serving_pool.pool.name).name for group in solution.groups
     }
     return joined(
         [

@@ -23,7 +23,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.serve.engine import ServingEngine
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules
@@ -48,7 +47,7 @@ class ClientOverhead:
     """Steps that a token waits to be handed out."""
 
 
-def engine_client(engine: ServingEngine) -> ClientOverhead:
+def engine_client(engine: str) -> ClientOverhead:
     """Return the client of an engine."""
     return ClientOverhead(overhead_s=serve_traits()[engine].client_s)
 
@@ -62,7 +61,7 @@ def client_observed_ttft_s(served: Served, *, client: ClientOverhead) -> Floats:
 
 
 def engine_rules(
-    engine: ServingEngine,
+    engine: str,
     *,
     step_tokens: int,
     kv_tokens: float,

@@ -11,7 +11,6 @@ from tuner.backtest.serving.backtest import backtest_serving, predict_pairs
 from tuner.backtest.serving.decoders import LLAMA_70B
 from tuner.backtest.serving.tables import DATASHEET, build_machines
 from tuner.costs.serve.bands import bands_of
-from tuner.costs.serve.engine import ServingEngine
 from tuner.errors import SpecError
 from tuner.spec.serving.goal import Mode
 
@@ -137,7 +136,7 @@ def test_a_row_lies_in_the_band_of_its_mode_and_of_where_its_kernels_come_from(
     assert only.estimated
     assert only.predicted_ttft_s is not None
     assert only.predicted_tpot_s is not None
-    around = bands_of(ServingEngine.VLLM, mode=kind, has_kernels=False, decoder=LLAMA_70B)
+    around = bands_of("vllm", mode=kind, has_kernels=False, decoder=LLAMA_70B)
     assert only.is_new_pair is around.is_new is (kind == "disaggregated")
     assert only.ttft_band == around.ttft.around(only.predicted_ttft_s)
     assert only.tpot_band == around.tpot.around(only.predicted_tpot_s)

@@ -16,7 +16,7 @@ from tuner.costs.serve.afd_step import (
     uniform_activated,
 )
 from tuner.costs.serve.decoder import Formats, decoder_of
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import kv_tokens
@@ -32,7 +32,7 @@ ONE = Iteration(
     decoder=DECODER,
     formats=BF16,
     degrees=InstanceDegrees(),
-    engine=ServingEngine.SGLANG,
+    engine="sglang",
     machine=MACHINE,
 )
 
@@ -44,7 +44,7 @@ def experts_s(tokens: float, devices: int) -> float:
         np.array([tokens]),
         devices=devices,
         machine=MACHINE,
-        engine=ServingEngine.SGLANG,
+        engine="sglang",
     )
     return float(found[0])
 

@@ -6,7 +6,7 @@ from tuner.backtest.serving.decoders import GPT_OSS_120B
 from tuner.costs.serve.cache_capacity import GIB, room_of, visible_bytes
 from tuner.costs.serve.capacity import padding_factor
 from tuner.costs.serve.decoder import Formats
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import weight_bytes
@@ -31,27 +31,27 @@ def test_engines_take_a_share_of_unlike_things() -> None:
     found = {
         (engine, release): room_of(memory_rule(engine, release), **given).cache_bytes / GIB  # type: ignore[arg-type]
         for engine, release in (
-            (ServingEngine.VLLM, ""),
-            (ServingEngine.VLLM, "0.9.2"),
-            (ServingEngine.SGLANG, ""),
-            (ServingEngine.TRTLLM, ""),
+            ("vllm", ""),
+            ("vllm", "0.9.2"),
+            ("sglang", ""),
+            ("trtllm", ""),
         )
     }
     assert found == {
         # Of the device, less activations, buffers and, since 0.21, graphs.
-        (ServingEngine.VLLM, ""): pytest.approx(0.9 * 79.156 - 50.0 - 5.5),
+        ("vllm", ""): pytest.approx(0.9 * 79.156 - 50.0 - 5.5),
         # Before: communicators, no graphs.
-        (ServingEngine.VLLM, "0.9.2"): pytest.approx(0.9 * 79.156 - 50.0 - 6.0),
+        ("vllm", "0.9.2"): pytest.approx(0.9 * 79.156 - 50.0 - 6.0),
         # Of what is free before weights are loaded; steps have the rest.
-        (ServingEngine.SGLANG, ""): pytest.approx(0.9 * 77.156 - 50.0),
+        ("sglang", ""): pytest.approx(0.9 * 77.156 - 50.0),
         # Of what weights and steps leave.
-        (ServingEngine.TRTLLM, ""): pytest.approx(0.9 * (77.156 - 50.0 - 5.5)),
+        ("trtllm", ""): pytest.approx(0.9 * (77.156 - 50.0 - 5.5)),
     }
 
 
 def test_a_share_that_leaves_steps_too_little_says_how_much() -> None:
     given = {"weights": 50.0 * GIB, "reserve": RESERVE, "memory_bytes": 80.0 * GIB}
-    rule = memory_rule(ServingEngine.SGLANG)
+    rule = memory_rule("sglang")
     # 2 % of 77.16 GiB for steps that take 5.5.
     tight = room_of(rule, ratio=0.98, **given)  # type: ignore[arg-type]
     assert tight.lacking_bytes / GIB == pytest.approx(5.5 - 0.02 * 77.156)
@@ -89,7 +89,7 @@ def test_padded_experts_weigh_what_logs_of_gpt_oss_say() -> None:
         decoder=GPT_OSS_120B,
         formats=MXFP4,
         degrees=InstanceDegrees(),
-        engine=ServingEngine.VLLM,
+        engine="vllm",
         machine=ServingMachine(sheet=find_device("h100-sxm"), tables=None),
     )
     assert padding_factor(own) == pytest.approx(3072 * 2944 / 2880**2)

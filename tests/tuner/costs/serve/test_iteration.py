@@ -10,7 +10,7 @@ from tuner.backtest.serving.decoders import DEEPSEEK_V3, GLM_5, LLAMA_8B, LLAMA_
 from tuner.costs.ops import Op
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration, sustained_factor
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
@@ -26,7 +26,7 @@ def iteration(decoder: Decoder, **named: int) -> Iteration:
         decoder=decoder,
         formats=FP8,
         degrees=InstanceDegrees(**named),
-        engine=ServingEngine.SGLANG,
+        engine="sglang",
         machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
     )
 
@@ -64,7 +64,7 @@ def test_host_work_grows_with_the_sequences() -> None:
         decoder=LLAMA_8B,
         formats=FP8,
         degrees=InstanceDegrees(),
-        engine=ServingEngine.VLLM,
+        engine="vllm",
         machine=plain.machine,
         sequence_s=25e-6,
     )

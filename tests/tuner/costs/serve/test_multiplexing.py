@@ -5,7 +5,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.costs.serve.decoder import AttentionKind, Decoder, DecoderAttention, Formats, Layers
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.multiplexing import DeviceShare, drawn_ratio, on_share, steady_rate_per_s
@@ -36,7 +36,7 @@ def whole() -> Iteration:
         decoder=LLAMA,
         formats=formats,
         degrees=InstanceDegrees(),
-        engine=ServingEngine.SGLANG,
+        engine="sglang",
         machine=ServingMachine(sheet=find_device("a100-sxm"), tables=None),
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from tuner.costs.serve.capacity import instance_weight_bytes
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration, sustained_factor
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.remote_ffn import (
@@ -45,7 +45,7 @@ def _whole(decoder: Decoder, ranks: int, **changes: Any) -> Iteration:
         decoder=decoder,
         formats=BF16,
         degrees=InstanceDegrees(attention_data=ranks, expert=ranks),
-        engine=ServingEngine.VLLM,
+        engine="vllm",
         machine=MACHINE,
         a2a_backend=A2aBackend.ALLGATHER,
         **changes,
@@ -59,7 +59,7 @@ def _cell(
         decoder=attention_only(decoder),
         formats=BF16,
         degrees=InstanceDegrees(attention_data=attention),
-        engine=ServingEngine.VLLM,
+        engine="vllm",
         machine=MACHINE,
         two_batch_overlap=halves,
         ffn=_whole(decoder, ffn),

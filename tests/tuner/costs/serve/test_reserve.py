@@ -17,7 +17,7 @@ from tuner.costs.serve.capacity import (
     instance_weight_bytes,
 )
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import kv_bytes_per_token, weight_bytes
@@ -46,7 +46,7 @@ def iteration(decoder: Decoder, formats: Formats = FP8, **named: int) -> Iterati
         decoder=decoder,
         formats=formats,
         degrees=InstanceDegrees(**named),
-        engine=ServingEngine.SGLANG,
+        engine="sglang",
         machine=ServingMachine(sheet=H200, tables=None),
     )
 
@@ -66,7 +66,7 @@ def test_activations_of_a_dense_model_by_hand() -> None:
 
 def test_a_sampler_that_sorts_is_what_profiles_of_large_vocabularies_show() -> None:
     # vLLM before 0.21 sorts logits of the whole vocabulary on every rank, 38 bytes each.
-    old = memory_rule(ServingEngine.VLLM, "0.10.1")
+    old = memory_rule("vllm", "0.10.1")
     for decoder, running, seen in (
         # "PyTorch activation peak memory 1.26GiB" (pull request 10511, 256 sequences).
         (LLAMA_8B, 256, 1.26),

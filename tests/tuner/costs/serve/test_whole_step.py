@@ -8,7 +8,7 @@ import pytest
 from tests.rows import each_row
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, GLM_5, LLAMA_70B, QWEN35_397B
 from tuner.costs.serve.decoder import Decoder, Formats
-from tuner.costs.serve.engine import A2aBackend, InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
@@ -29,7 +29,7 @@ def iteration(decoder: Decoder, **named: int) -> Iteration:
         decoder=decoder,
         formats=FP8,
         degrees=InstanceDegrees(**named),
-        engine=ServingEngine.SGLANG,
+        engine="sglang",
         machine=ServingMachine(sheet=SHEET, tables=None),
     )
 

@@ -24,8 +24,8 @@ AROUND = Surroundings(
 
 def test_flags_alone_are_read_as_the_engine_that_has_them(deployment: Made) -> None:
     both = deployment(engine="vllm")
-    assert both.read("--tensor-parallel-size 4").engine.value == "vllm"
-    assert both.read("--tp-size 4\n--mem-fraction-static 0.8").engine.value == "sglang"
+    assert both.read("--tensor-parallel-size 4").engine == "vllm"
+    assert both.read("--tp-size 4\n--mem-fraction-static 0.8").engine == "sglang"
 
 
 def test_variables_and_arrays_are_put_in(deployment: Made) -> None:

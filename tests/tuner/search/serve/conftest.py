@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuner.costs.serve.decoder import Formats, decoder_of
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
@@ -62,7 +62,7 @@ def iteration(serving_pool: Callable[..., ServingPool]) -> Callable[..., Iterati
             decoder=decoder_of(read_model(MODELS / model)),
             formats=FORMATS,
             degrees=InstanceDegrees(attention_tensor=2, expert=2),
-            engine=ServingEngine(engine),
+            engine=engine,
             machine=serving_pool().machine,
         )
         return replace(plain, **fields)  # type: ignore[arg-type]  # fields are named by the tests

@@ -8,7 +8,6 @@ import pytest
 
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serve.engine import ServingEngine
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.engines.serve_writers import emit_all_serving, unlaunchable
 from tuner.goals.serve_plan import deploy
@@ -36,7 +35,7 @@ def _priced(
         (serving_pool,),
         decoder=decoder,
         formats=FP8,
-        engine=ServingEngine.VLLM,
+        engine="vllm",
         demand=demand,
         loads=None,
         page_by_pool={},

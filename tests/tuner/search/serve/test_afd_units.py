@@ -10,7 +10,6 @@ from tests.tuner.formulas import most_activated
 from tuner.costs.serve.afd_step import Activated, uniform_activated
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Experts, Formats, decoder_of
-from tuner.costs.serve.engine import ServingEngine
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.search.serve.afd_units import AfdUnit, cell_groups
@@ -69,7 +68,7 @@ def priced(
             [price_serving_pool(pool, memory_bytes=memory_bytes) for pool in pools],
             decoder=DECODER,
             formats=BF16,
-            engine=ServingEngine.SGLANG,
+            engine="sglang",
             demand=wanted or demand(),
             cluster=Cluster(pools=pools, links=links),
             activated=lambda serving_pool: activated,

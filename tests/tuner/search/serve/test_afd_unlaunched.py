@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Formats, decoder_of
-from tuner.costs.serve.engine import ServingEngine
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.goals.serve_plan import deploy
@@ -66,7 +65,7 @@ class Priced:
                 serving_pools,
                 decoder=DECODER,
                 formats=BF16,
-                engine=ServingEngine.SGLANG,
+                engine="sglang",
                 demand=DEMAND,
                 cluster=self.cluster,
             )
@@ -75,7 +74,7 @@ class Priced:
             serving_pools,
             decoder=DECODER,
             formats=BF16,
-            engine=ServingEngine.SGLANG,
+            engine="sglang",
             demand=DEMAND,
             roles=(Role.PREFILL,),
         ).options

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.costs.serve.engine import ServingEngine
 from tuner.errors import SpecError
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.occupancy import grown, joint_quantiles
@@ -48,7 +47,7 @@ def test_a_heavy_tail_leaves_room_for_fewer_sequences_than_its_mean(demand: Made
     tailed = demand(output_tokens=TAIL)
     fixed = demand(output_tokens=round(tailed.output_tokens))
     cache = 1e6
-    engine = ServingEngine.SGLANG
+    engine: str = "sglang"
     assert fixed.output_tokens == pytest.approx(tailed.output_tokens, rel=0.01)
     assert tailed.held_tokens > 1.5 * fixed.held_tokens
     ratio = most_running(cache, tailed, engine=engine) / most_running(cache, fixed, engine=engine)
@@ -56,16 +55,15 @@ def test_a_heavy_tail_leaves_room_for_fewer_sequences_than_its_mean(demand: Made
 
 
 def test_fixed_lengths_fill_the_cache(demand: Made) -> None:
-    assert most_running(2400.0 * 37, demand(), engine=ServingEngine.TRTLLM) == 37.0
-    assert most_running(0.0, demand(), engine=ServingEngine.TRTLLM) == 1.0
+    assert most_running(2400.0 * 37, demand(), engine="trtllm") == 37.0
+    assert most_running(0.0, demand(), engine="trtllm") == 1.0
 
 
 def test_where_pages_are_taken_as_outputs_grow_more_sequences_run(demand: Made) -> None:
     for found in (demand(), demand(output_tokens=TAIL)):
         for cache in (1e5, 1e6):
             grows, reserves = (
-                most_running(cache, found, engine=engine)
-                for engine in (ServingEngine.VLLM, ServingEngine.SGLANG)
+                most_running(cache, found, engine=engine) for engine in ("vllm", "sglang")
             )
             assert grows > reserves
 

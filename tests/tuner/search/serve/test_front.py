@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tuner.config.serve import Role
-from tuner.costs.serve.engine import ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.goals.serve_plan import price_serving_pool
 from tuner.plans.serve import FrontPoint
@@ -47,7 +46,7 @@ def ways(
         (serving_pool(nodes=1),),
         decoder=iteration().decoder,
         formats=iteration().formats,
-        engine=ServingEngine.VLLM,
+        engine="vllm",
         demand=demand(),
         roles=(Role.PREFILL, Role.DECODE),
     ).options
@@ -110,7 +109,7 @@ def test_curves_hold_what_options_were_chosen_from(
         (serving_pool(nodes=1),),
         decoder=iteration().decoder,
         formats=iteration().formats,
-        engine=ServingEngine.VLLM,
+        engine="vllm",
         demand=demand(slo={"tpot": {"p90": 0.03}}),
         roles=(Role.AGGREGATED, Role.DECODE),
     )

@@ -8,7 +8,7 @@ import pytest
 
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serve.engine import A2aBackend, ServingEngine
+from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.speculative import Drafting
 from tuner.search.serve.choices import BUDGETS, Choices, TokenBudget, engine_budgets, usual_choices
 from tuner.search.serve.demand import Demand
@@ -44,7 +44,7 @@ def found_of(
     demand: Demand,
     *,
     model: str = "deepseek-v3",
-    engine: ServingEngine = ServingEngine.SGLANG,
+    engine: str = "sglang",
     **choices: object,
 ) -> Options:
     stated: dict[str, object] = {"budgets": engine_budgets(engine, longest=demand.most_tokens)}
@@ -101,7 +101,7 @@ def test_a_release_that_refuses_every_option_of_a_role_is_named(
         (serving_pool("h200-sxm"),),
         decoder=decoder("deepseek-v3"),
         formats=FP8,
-        engine=ServingEngine.SGLANG,
+        engine="sglang",
         demand=demand(),
         roles=ROLES,
         refuse=lambda option: "no prefill" if option.role is Role.PREFILL else "",
@@ -155,18 +155,12 @@ def best(found: Options, role: Role) -> float:
 
 
 def test_budgets_are_chunked_unless_an_engine_takes_whole_prompts(demand: Asked) -> None:
-    assert engine_budgets(ServingEngine.VLLM, longest=4000) == tuple(
+    assert engine_budgets("vllm", longest=4000) == tuple(
         TokenBudget(tokens=tokens, is_chunked=True) for tokens in BUDGETS
     )
-    whole = [
-        one.tokens
-        for one in engine_budgets(ServingEngine.TRTLLM, longest=4000)
-        if not one.is_chunked
-    ]
+    whole = [one.tokens for one in engine_budgets("trtllm", longest=4000) if not one.is_chunked]
     assert whole == [4096, 8192, 16384]
-    assert usual_choices(ServingEngine.TRTLLM).budgets == (
-        TokenBudget(tokens=8192, is_chunked=False),
-    )
+    assert usual_choices("trtllm").budgets == (TokenBudget(tokens=8192, is_chunked=False),)
 
 
 def test_an_instance_is_stated_with_its_budget_and_pages(serving_pool: Site, demand: Asked) -> None:
@@ -184,12 +178,8 @@ def test_an_instance_is_stated_with_its_budget_and_pages(serving_pool: Site, dem
 
 
 def test_cards_on_a_bus_are_offered_pipelines(serving_pool: Site, demand: Asked) -> None:
-    slow = found_of(
-        serving_pool("l40s"), demand(), model="llama-3.1-70b", engine=ServingEngine.VLLM
-    )
-    fast = found_of(
-        serving_pool("h100-sxm"), demand(), model="llama-3.1-70b", engine=ServingEngine.VLLM
-    )
+    slow = found_of(serving_pool("l40s"), demand(), model="llama-3.1-70b", engine="vllm")
+    fast = found_of(serving_pool("h100-sxm"), demand(), model="llama-3.1-70b", engine="vllm")
     assert any(option.degrees.pipeline > 1 for option in slow.options)
     assert not any(option.degrees.pipeline > 1 for option in fast.options)
 
@@ -201,13 +191,13 @@ def test_a_model_that_no_domain_holds_is_offered_pipelines(
         serving_pool("h100-sxm", nodes=4),
         demand(),
         model="llama-3.1-405b",
-        engine=ServingEngine.VLLM,
+        engine="vllm",
     )
     bf16 = price_options(
         (serving_pool("h100-sxm", nodes=4),),
         decoder=decoder("llama-3.1-405b"),
         formats=replace(FP8, attention="bf16", output="bf16", ffn="bf16"),
-        engine=ServingEngine.VLLM,
+        engine="vllm",
         demand=demand(),
         roles=ROLES,
     )

@@ -9,7 +9,6 @@ import pytest
 
 from tuner.cli.serve_text import token_cost_text
 from tuner.config.serve import Role
-from tuner.costs.serve.engine import ServingEngine
 from tuner.costs.serve.iteration import Iteration
 from tuner.goals.serve_plan import deploy
 from tuner.search.serve.demand import Demand
@@ -49,7 +48,7 @@ def aggregated(
         (serving_pool(per_node=4, nodes=1),),
         decoder=iteration().decoder,
         formats=iteration().formats,
-        engine=ServingEngine.VLLM,
+        engine="vllm",
         demand=demand(),
         roles=(Role.AGGREGATED,),
     )

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from tuner.costs.serve.engine import ServingEngine
 from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.client import (
     ClientOverhead,
@@ -45,20 +44,18 @@ def test_a_first_token_waits_for_steps_and_for_its_client() -> None:
 def test_outputs_of_one_token_wait_for_their_client_only() -> None:
     one = np.array([1.0])
     served = Served(arrival_s_R=0.0 * one, first_token_s_R=one, end_s_R=one, output_R=np.array([1]))
-    assert client_observed_ttft_s(
-        served, client=engine_client(ServingEngine.VLLM)
-    ) == pytest.approx([1.015])
-    assert engine_client(ServingEngine.SGLANG).overhead_s == 0.1
+    assert client_observed_ttft_s(served, client=engine_client("vllm")) == pytest.approx([1.015])
+    assert engine_client("sglang").overhead_s == 0.1
 
 
 def test_an_engine_batches_as_it_does_unless_configured() -> None:
-    expected = {
-        (ServingEngine.VLLM, None): (Batching.CHUNKED, False),
-        (ServingEngine.VLLM, False): (Batching.WHOLE, False),
-        (ServingEngine.SGLANG, None): (Batching.PREFILL_FIRST, True),
-        (ServingEngine.SGLANG, True): (Batching.PREFILL_FIRST, True),
-        (ServingEngine.TRTLLM, None): (Batching.WHOLE, True),
-        (ServingEngine.TRTLLM, True): (Batching.CHUNKED, True),
+    expected: dict[tuple[str, bool | None], tuple[Batching, bool]] = {
+        ("vllm", None): (Batching.CHUNKED, False),
+        ("vllm", False): (Batching.WHOLE, False),
+        ("sglang", None): (Batching.PREFILL_FIRST, True),
+        ("sglang", True): (Batching.PREFILL_FIRST, True),
+        ("trtllm", None): (Batching.WHOLE, True),
+        ("trtllm", True): (Batching.CHUNKED, True),
     }
     found = {}
     for engine, is_chunked in expected:

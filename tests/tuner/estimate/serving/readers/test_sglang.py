@@ -7,7 +7,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.config.serve import Role
-from tuner.costs.serve.engine import InstanceDegrees, ServingEngine
+from tuner.costs.serve.engine import InstanceDegrees
 from tuner.errors import SpecError
 
 Made = Callable[..., Any]
@@ -36,7 +36,7 @@ def test_degrees_are_read_however_they_are_spelled(
     deployment: Made, flags: str, degrees: InstanceDegrees
 ) -> None:
     launch = deployment(engine="sglang").read(f"{START} {flags}")
-    assert launch.engine is ServingEngine.SGLANG
+    assert launch.engine == "sglang"
     assert launch.setting.degrees == degrees
 
 
