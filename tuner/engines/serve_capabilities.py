@@ -1,6 +1,6 @@
 """Every described release of every serving engine, by the vendor of the devices."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tuner.devices.catalogue import find_device
@@ -24,6 +24,9 @@ RELEASES: Final[Mapping[Vendor, Mapping[str, tuple[ServingCapabilities, ...]]]] 
 
 ENGINES: Final = RELEASES[Vendor.NVIDIA]
 """On NVIDIA devices. `goal.engine.version` names a release."""
+
+AFD_TARGETS: Final = frozenset({"slurm", "local", *(one.name for one in _EVERY if one.afd)})
+"""Targets of `emit` that support attention-FFN disaggregation."""
 
 
 def engine_manifest(engine: Engine, *, vendor: Vendor = Vendor.NVIDIA) -> ServingCapabilities:
@@ -112,6 +115,16 @@ def modes_on(goal: ServeGoal, cluster: Cluster) -> frozenset[str]:
     """
     releases = releases_by_pool(goal, cluster.pools).values()
     return frozenset[str]().union(*(release.modes for release in releases))
+
+
+def target_refusals(targets: Iterable[str]) -> tuple[str, ...]:
+    """Return a line for every target without AFD, for any release."""
+    return tuple(
+        f"emit: {target} has no attention-FFN disaggregation; emit"
+        f" {', '.join(sorted(AFD_TARGETS))}, or plan with other goal.modes"
+        for target in dict.fromkeys(targets)
+        if target not in AFD_TARGETS
+    )
 
 
 def _on_other(engine: Engine, vendor: Vendor) -> ServingCapabilities:

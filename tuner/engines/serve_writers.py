@@ -10,8 +10,12 @@ from typing import Final, Protocol, cast
 
 from tuner.devices.catalogue import find_device
 from tuner.engines.files import EmittedFile
-from tuner.engines.serve_capabilities import ENGINES, main_release, releases_by_pool
-from tuner.engines.serve_rules.afd import target_refusals
+from tuner.engines.serve_capabilities import (
+    ENGINES,
+    main_release,
+    releases_by_pool,
+    target_refusals,
+)
 from tuner.engines.serve_rules.rules import refusals
 from tuner.engines.serving.islands import FRONT, front_files, island_parts, of_pools_used
 from tuner.engines.serving.placement import ServedPlacement, served_placement_for

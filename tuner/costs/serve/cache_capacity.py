@@ -1,7 +1,7 @@
 """Bytes of KV cache that an engine allocates on one device, and whether steps fit beside them.
 
-The kinds of rules are in tuner/engines/serve_rules/traits.py, every engine's in its folder. Where
-a launch states no share, SGLang's is that of tuner/engines/sglang/memory.py.
+The kinds of rules are in tuner/engines/registry.py, every engine's in its folder. Where
+a launch states no share, SGLang's is that of tuner/engines/sglang/read.py.
 
 CUDA shows less than a device's memory, by 0.3 GiB and 0.7 %: 23.55 of 24 GiB on RTX 4090 (vLLM
 issue 13061), 79.2 of 80 on H100 (pull request 10511), 95.0 of 96 on H20, 139.8 of 141 on H200 and
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.costs.serve.reserve import MIB, Reserve
-from tuner.engines.serve_rules.traits import MemoryFractionKind, MemoryRule
+from tuner.engines.registry import MemoryFractionKind, MemoryRule
 
 HIDDEN_BYTES: Final = 0.3 * 1024.0 * MIB
 HIDDEN_RATIO: Final = 0.0068

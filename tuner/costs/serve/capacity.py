@@ -8,7 +8,6 @@ from tuner.costs.serve.cache_capacity import room_of
 from tuner.costs.serve.decoder import BYTES
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import kv_bytes_per_token, weight_bytes
-from tuner.costs.serve.memory_rules import memory_rule
 from tuner.costs.serve.reserve import step_reserve
 
 FULL_RATIO: Final = 0.95
@@ -55,7 +54,7 @@ def instance_kv_bytes_per_token(
 ) -> float:
     """Of one device, the drafter's cache included; windows count for requests of that length."""
     decoder, formats, degrees = iteration.decoder, iteration.formats, iteration.degrees
-    pool = None if request_tokens is None else memory_rule(iteration.engine).window_pool_ratio
+    pool = None if request_tokens is None else iteration.traits.memory_rule().window_pool_ratio
     total = kv_bytes_per_token(
         decoder, formats, degrees, request_tokens=request_tokens, window_pool_ratio=pool
     )
@@ -90,7 +89,7 @@ def cache_tokens(
             no room for them it was given more: 0.95 of the memory and half the reserve.
         release: of the engine; empty: the newest.
     """
-    rule = memory_rule(iteration.engine, release)
+    rule = iteration.traits.memory_rule(release)
     reserve = step_reserve(iteration, step_tokens=step_tokens, running=running, rule=rule)
     weights = instance_weight_bytes(iteration)
     room = room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)
@@ -105,7 +104,7 @@ def stated_ratio(
     iteration: Iteration, *, memory_bytes: float, step_tokens: int, running: int
 ) -> float | None:
     """The share of memory that a plan's launch must state for its cache; None: the engine's own."""
-    rule = memory_rule(iteration.engine)
+    rule = iteration.traits.memory_rule()
     if rule.ratio is not None:
         return None
     reserve = step_reserve(iteration, step_tokens=step_tokens, running=running, rule=rule)

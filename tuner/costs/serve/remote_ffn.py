@@ -42,7 +42,6 @@ from tuner.costs.serve.decoder import Decoder, Experts
 from tuner.costs.serve.iteration import Iteration, TokenSeconds, sustained_factor
 from tuner.costs.serve.machine import LAUNCH_S, NODE_LATENCY_S, STREAM_RATIO
 from tuner.costs.serve.memory import attention_weight_bytes, weight_bytes
-from tuner.costs.serve.memory_rules import memory_rule
 from tuner.costs.serve.reserve import step_reserve
 
 NORMS: Final = 2
@@ -160,7 +159,7 @@ def ffn_bytes(ffn: Iteration, *, step_tokens: int, running: int) -> float:
 
 def ffn_fits(ffn: Iteration, *, memory_bytes: float, step_tokens: int, running: int) -> bool:
     """Whether a device of the FFN server holds its weights beside its steps; it has no cache."""
-    rule = memory_rule(ffn.engine)
+    rule = ffn.traits.memory_rule()
     reserve = step_reserve(ffn, step_tokens=step_tokens, running=running, rule=rule)
     weights = ffn_weight_bytes(ffn)
     room = room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)

@@ -9,7 +9,7 @@
     experts      = c (max(2 f, h) + f)                c copies of tokens on the rank; the GEMMs
                                                       before and behind, one of them reused
     sampler      = n (k + 1) V b                      every rank gathers the logits of the whole
-                                                      vocabulary; b by engine (memory_rules.py)
+                                                      vocabulary; b by engine (registry.py)
     graphs       = 0.4 MiB of every captured batch and layer
 
 Sources: what is alive at once is read off the engines' layers; engines run experts in chunks of
@@ -40,8 +40,7 @@ from tuner.costs.serve.decoder import AttentionKind
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import stage_ratio
-from tuner.costs.serve.memory_rules import memory_rule
-from tuner.engines.serve_rules.traits import MemoryRule
+from tuner.engines.registry import MemoryRule
 
 MIB: Final = 2.0**20
 CONTEXT_BYTES: Final = 512.0 * MIB
@@ -109,7 +108,7 @@ def step_reserve(
         captured: sequences of the largest CUDA graph, 0 without any; None: as the engine does.
         rule: of the engine's release; None: of the newest.
     """
-    rule = rule or memory_rule(iteration.engine)
+    rule = rule or iteration.traits.memory_rule()
     most = min(running, MOST_CAPTURED) if captured is None else min(captured, running)
     checked = iteration.checked_tokens
     activations = activation_bytes(

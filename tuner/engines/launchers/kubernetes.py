@@ -39,7 +39,7 @@ from tuner.engines.serving.placement import ServedPlacement, placement_notes
 from tuner.engines.serving.router import (
     ROUTER_PORT,
     by_nginx,
-    chosen_gateway,
+    chosen_router,
     discovering_words,
     engine_gateway,
     needs_router,
@@ -298,7 +298,7 @@ def _router_image(verified: VerifiedServing) -> str:
 
 
 def _router_script(verified: VerifiedServing, *, app: str) -> str:
-    gateway = chosen_gateway(verified)
+    gateway = chosen_router(verified).gateway
     if gateway is None:
         # A Service's name resolves to all instances of a group.
         return router_bash(verified, counts=_services(verified))
@@ -316,7 +316,7 @@ def _services(verified: VerifiedServing) -> dict[str, int]:
 
 
 def _addresses(verified: VerifiedServing, *, app: str) -> dict[str, str | Object]:
-    if chosen_gateway(verified) is not None:
+    if chosen_router(verified).gateway is not None:
         return {}
     urls_by_role: dict[str, list[str]] = {}
     for shape in group_shapes(verified):

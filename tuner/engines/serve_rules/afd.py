@@ -5,7 +5,7 @@ serves it: groups of the two roles pair up in the order of the decision, instanc
 are devices: A of the attention instance, F of the FFN server, which has the experts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,8 +14,6 @@ from tuner.engines.serve_rules.protocols import InstanceFields
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 
-AFD_TARGETS: Final = frozenset({"vllm", "slurm", "local"})
-"""Targets of `emit` that support AFD."""
 _ROLES: Final = ("attention", "expert")
 
 
@@ -57,16 +55,6 @@ class AfdCapabilities:
         is_nvidia = generation is None or generation.vendor is Vendor.NVIDIA
         platform = "cuda" if is_nvidia else ""
         return next((one for one in self.connectors if one.platform == platform), None)
-
-
-def target_refusals(targets: Iterable[str]) -> tuple[str, ...]:
-    """Return a line for every target without AFD, for any release."""
-    return tuple(
-        f"emit: {target} has no attention-FFN disaggregation; emit"
-        f" {', '.join(sorted(AFD_TARGETS))}, or plan with other goal.modes"
-        for target in dict.fromkeys(targets)
-        if target not in AFD_TARGETS
-    )
 
 
 def side_refusals(

@@ -1,6 +1,6 @@
 """Why a KV cache cannot be transferred: one line per broken rule, with the way out.
 
-In addition to a connector's rules (kv_connectors.py), three rules apply to all: both sides have the
+In addition to a connector's rules (kv_cache.py), three rules apply to all: both sides have the
 same type, because none converts; one tensor degree is a multiple of the other, because ranks are
 paired by integer division; and each side has its engine's page layout, so that both are equal.
 
@@ -11,11 +11,10 @@ engine launches it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tuner.engines.serve_rules.kv_connectors import (
+from tuner.engines.serve_rules.kv_cache import (
     CacheKind,
     Connector,
     ConnectorRules,
-    PageRule,
     PipelineRule,
 )
 from tuner.engines.serve_rules.manifest import ServingCapabilities
@@ -69,7 +68,7 @@ def refusals(
     """Say why the connector refuses, one line per broken rule; empty if it can.
 
     Raises:
-        SpecError: nothing is known of that connector of the release.
+        ValueError: the release lacks the connector.
     """
     rules = engine.connector_rules(connector, cache=transfer.cache)
     who = f"{engine.name} {engine.release} {connector}"
@@ -94,7 +93,7 @@ def _pages(rules: ConnectorRules, transfer: KvTransfer) -> Iterator[str]:
         return
     pages = f"page sizes {one} (prefill) and {other} (decode)"
     through_host = transfer.prefill.uses_host_buffer or transfer.decode.uses_host_buffer
-    if rules.pages is PageRule.EQUAL:
+    if not rules.prefill_pages_divide:
         yield f"{pages} differ; give both sides one"
     elif other % one:
         yield f"{pages}: prefill's must divide decode's"

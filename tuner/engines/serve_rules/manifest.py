@@ -14,10 +14,8 @@ from typing import Final
 
 from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.serve_rules.afd import AfdCapabilities
-from tuner.engines.serve_rules.kv_connectors import CacheKind, Connector, ConnectorRules
-from tuner.engines.serve_rules.kv_pages import KvPages
+from tuner.engines.serve_rules.kv_cache import CacheKind, Connector, ConnectorRules, KvPages
 from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
-from tuner.errors import SpecError
 
 LARGEST_DISPATCH_TOKENS: Final = 1024
 """Most tokens that one rank may dispatch in one step of DeepEP's low-latency kernels, which end
@@ -149,11 +147,12 @@ class ServingCapabilities:
         """Return what a connector supports.
 
         Raises:
-            SpecError: nothing is known of the connector.
+            ValueError: the release lacks the connector.
         """
-        rows = [row for row in self.transfers if row.cache is cache]
-        for row in rows:
-            if row.connector is connector:
-                return row
-        known = sorted({row.connector.value for row in rows})
-        raise SpecError(f"{self.name} {self.release}: no connector {connector}; it has {known}")
+        rows = {row.connector: row for row in self.transfers if row.cache is cache}
+        if connector not in rows:
+            known = sorted(one.value for one in rows)
+            raise ValueError(
+                f"{self.name} {self.release}: no connector {connector}; it has {known}"
+            )
+        return rows[connector]

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Final
 
 from tuner.devices.datasheet import Generation
-from tuner.engines.serve_rules.kv_connectors import CacheKind, Connector
+from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
 from tuner.engines.serve_rules.kv_refusals import KvSide, KvTransfer, refusals
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.protocols import (

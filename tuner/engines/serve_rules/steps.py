@@ -7,7 +7,7 @@ arXiv:2211.17192), which buffers and graphs must fit.
 from collections.abc import Iterator
 
 from tuner.devices.datasheet import Generation, Vendor
-from tuner.engines.serve_rules.kv_connectors import CacheKind
+from tuner.engines.serve_rules.kv_cache import CacheKind
 from tuner.engines.serve_rules.manifest import DEEPEP, HAVE_UNITS, ServingCapabilities
 from tuner.engines.serve_rules.protocols import RECEIVERS, InstanceFields
 from tuner.spec.model import ModelSpec

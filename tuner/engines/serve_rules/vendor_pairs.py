@@ -22,7 +22,7 @@ found.
 from collections.abc import Iterator
 
 from tuner.devices.datasheet import Generation
-from tuner.engines.serve_rules.kv_connectors import CacheKind, Connector
+from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 
 

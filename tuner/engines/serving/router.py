@@ -52,7 +52,7 @@ def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None =
         verified: the deployment.
         counts: addresses in each list, where one may resolve to several instances.
     """
-    router = _router(verified)
+    router = chosen_router(verified)
     lists = _lists(verified) if counts is None else counts
     read = "".join(
         f'read -r -d "" -a {name} <<< "${{{name}_URLS:?set it to the addresses, such as'
@@ -86,10 +86,10 @@ def planned_router(verified: VerifiedServing) -> ServeRouter:
 
 def by_nginx(verified: VerifiedServing) -> bool:
     """Say whether the router is nginx."""
-    return not is_disaggregated(verified) and _router(verified) is NGINX
+    return not is_disaggregated(verified) and chosen_router(verified) is NGINX
 
 
-def _router(verified: VerifiedServing) -> RouterCapabilities:
+def chosen_router(verified: VerifiedServing) -> RouterCapabilities:
     """Return the engine's router that has the policy, or else its first router for the mode.
 
     Raises:
@@ -112,11 +112,6 @@ def _stack(verified: VerifiedServing) -> tuple[RouterCapabilities, ...]:
 def engine_gateway(verified: VerifiedServing) -> Gateway | None:
     """Return the gateway of the engine, whatever the router of this deployment."""
     return next((one.gateway for one in _stack(verified) if one.gateway is not None), None)
-
-
-def chosen_gateway(verified: VerifiedServing) -> Gateway | None:
-    """Return the gateway that routes the deployment; None: another router does."""
-    return _router(verified).gateway
 
 
 def discovering_words(
@@ -190,7 +185,7 @@ def _policy_names(verified: VerifiedServing) -> tuple[str, str]:
     Raises:
         UnknownTargetError: it lacks one.
     """
-    own, router = planned_router(verified), _router(verified)
+    own, router = planned_router(verified), chosen_router(verified)
     names = router.policies(is_disaggregated=is_disaggregated(verified))
     policies = (own.policy, own.decode_policy or own.policy)
     missing = next((one for one in policies if one not in names), None)

@@ -12,13 +12,15 @@ model_override_base.py (get_default_attn_backend), model_overrides.
 from typing import Final
 
 from tuner.devices.datasheet import Generation
-from tuner.engines.serve_rules.kv_connectors import (
+from tuner.engines.serve_rules.kv_cache import (
     CacheKind,
     Connector,
     ConnectorRules,
+    DefaultPage,
+    KvPages,
+    LegalPages,
     PipelineRule,
 )
-from tuner.engines.serve_rules.kv_pages import DefaultPage, KvPages, LegalPages
 
 PAGES: Final = KvPages(
     layout="nhd",

@@ -9,10 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from tuner.config.serve import Instances, PlannedKvTransfer, Role
-from tuner.costs.serve.speculative import DraftMethod
 from tuner.engines.files import EmittedFile
-from tuner.engines.launchers.dynamo_worker import DynamoWorker, cache_events
-from tuner.engines.reading.serve_launch import InstanceKnobs
+from tuner.engines.launchers.dynamo import DynamoWorker, cache_events
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.engines.serve_rules.steps import dispatch_tokens
 from tuner.engines.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
@@ -21,7 +19,6 @@ from tuner.engines.serving.shape import GroupShape, draft_tokens_for, group_rele
 from tuner.engines.sglang.multiplexing import shares_file, shares_name
 from tuner.engines.sglang.placement import SERVED_FILE, planned_mark
 from tuner.plans.serve import VerifiedServing
-from tuner.search.serve.demand import MOST_RUNNING
 
 _MEMFABRIC: Final[Mapping[str, str]] = {
     "ASCEND_MF_STORE_URL": '"${ASCEND_MF_STORE_URL:?set it to tcp://HOST:PORT, a free port of the'
@@ -183,33 +180,3 @@ def command_files(
         for shape in shapes
         if shape.group.prefill_share_ratio is not None
     )
-
-
-def knob_flags(
-    setting: InstanceKnobs, *, role: Role, draft_method: DraftMethod, num_experts: int
-) -> Iterator[tuple[str, str]]:
-    """Yield the flags that a setting has, as a launch states them."""
-    degrees = setting.degrees
-    yield "--tp-size", str(degrees.devices // degrees.pipeline)
-    if role is not Role.DECODE:
-        yield "--chunked-prefill-size", str(setting.step_tokens * degrees.attention_data)
-    if setting.a2a_backend.startswith("deepep"):
-        mode = "normal" if setting.a2a_backend == "deepep_normal" else "auto"
-        yield "--moe-a2a-backend", "deepep"
-        yield "--deepep-mode", mode
-    if setting.two_batch_overlap:
-        yield "--enable-two-batch-overlap", ""
-    if setting.draft_tokens:
-        is_own = draft_method is DraftMethod.MTP
-        yield "--speculative-algorithm", "NEXTN" if is_own else "EAGLE"
-        yield "--speculative-num-steps", str(setting.draft_tokens)
-        yield "--speculative-eagle-topk", "1"
-        yield "--speculative-num-draft-tokens", str(setting.draft_tokens + 1)
-    if degrees.attention_data > 1:
-        yield "--attn-dp-size", str(degrees.attention_data)
-    if degrees.expert > 1:
-        yield "--ep-size", str(degrees.expert)
-    if setting.redundant_experts:
-        yield "--ep-num-redundant-experts", str(setting.redundant_experts)
-        yield "--enable-eplb", ""
-    yield "--max-running-requests", str(min(setting.running, MOST_RUNNING) * degrees.attention_data)

@@ -11,8 +11,14 @@ were read on its main branch, because its release was not available.
 from typing import Final
 
 from tuner.devices.datasheet import Generation
-from tuner.engines.serve_rules.kv_connectors import CacheKind, Connector, ConnectorRules
-from tuner.engines.serve_rules.kv_pages import DefaultPage, KvPages, LegalPages
+from tuner.engines.serve_rules.kv_cache import (
+    CacheKind,
+    Connector,
+    ConnectorRules,
+    DefaultPage,
+    KvPages,
+    LegalPages,
+)
 
 PAGES: Final = KvPages(
     layout="hnd",

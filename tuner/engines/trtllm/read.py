@@ -11,6 +11,7 @@ Not covered: the TensorRT backend; all-to-alls that the engine chooses by itself
 as all-gather.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 from tuner.config.serve import Role
@@ -251,3 +252,25 @@ def _notes(flags: Flags) -> list[str]:
     if flags.word(_METHOD) not in (None, *_METHODS):
         notes.append(f"speculative_config of type {str(flags.word(_METHOD))[:40]} is priced as MTP")
     return notes
+
+
+def knob_flags(
+    setting: InstanceKnobs, *, role: Role, draft_method: DraftMethod, num_experts: int
+) -> Iterator[tuple[str, str]]:
+    """Yield the flags that a setting has, as a launch states them."""
+    degrees = setting.degrees
+    yield "tensor_parallel_size:", str(degrees.devices // degrees.pipeline)
+    yield "enable_attention_dp:", str(degrees.attention_data > 1).lower()
+    if num_experts:
+        yield "moe_tensor_parallel_size:", str(degrees.moe_tensor)
+        yield "moe_expert_parallel_size:", str(degrees.expert)
+        if setting.redundant_experts:
+            slots = num_experts + setting.redundant_experts
+            yield "moe_config.load_balancer.num_slots:", str(slots)
+    yield "max_num_tokens:", str(setting.step_tokens)
+    for method, backend in _ALL2ALL.items():
+        if backend == setting.a2a_backend:
+            yield "TRTLLM_FORCE_COMM_METHOD", method
+    if setting.draft_tokens:
+        yield "speculative_config.max_draft_len:", str(setting.draft_tokens)
+    yield "max_batch_size:", str(min(setting.running, MOST_RUNNING))

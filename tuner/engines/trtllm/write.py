@@ -4,17 +4,15 @@ Multi-node instances are MPI jobs with one task per device, which `trtllm-llmapi
 a server. Facts and their source: tuner/engines/trtllm/capabilities.py.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 import yaml
 
 from tuner.config.serve import Instances, Role
-from tuner.costs.serve.speculative import DraftMethod
 from tuner.engines.files import EmittedFile, comment
-from tuner.engines.launchers.dynamo_worker import DynamoWorker
-from tuner.engines.reading.serve_launch import InstanceKnobs
+from tuner.engines.launchers.dynamo import DynamoWorker
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.steps import dispatch_tokens, step_tokens
 from tuner.engines.serving.command import ServerCommand
@@ -23,7 +21,6 @@ from tuner.engines.serving.shape import GroupShape, draft_tokens_for, group_rele
 from tuner.engines.serving.statement import group_notes, statement
 from tuner.engines.trtllm.placement import SERVED_FILE
 from tuner.plans.serve import VerifiedServing
-from tuner.search.serve.demand import MOST_RUNNING
 
 _BY_MPI: Final = '$([[ "$NNODES" == 1 ]] || echo trtllm-llmapi-launch)'
 
@@ -139,24 +136,3 @@ def _environment(group: Instances, *, manifest: ServingCapabilities) -> Mapping[
     if group.a2a_backend == "deepep_low_latency":
         variables["TRTLLM_DEEP_EP_TOKEN_LIMIT"] = str(dispatch_tokens(manifest, group))
     return variables
-
-
-def knob_flags(
-    setting: InstanceKnobs, *, role: Role, draft_method: DraftMethod, num_experts: int
-) -> Iterator[tuple[str, str]]:
-    """Yield the flags that a setting has, as a launch states them."""
-    degrees = setting.degrees
-    yield "tensor_parallel_size:", str(degrees.devices // degrees.pipeline)
-    yield "enable_attention_dp:", str(degrees.attention_data > 1).lower()
-    if num_experts:
-        yield "moe_tensor_parallel_size:", str(degrees.moe_tensor)
-        yield "moe_expert_parallel_size:", str(degrees.expert)
-        if setting.redundant_experts:
-            slots = num_experts + setting.redundant_experts
-            yield "moe_config.load_balancer.num_slots:", str(slots)
-    yield "max_num_tokens:", str(setting.step_tokens)
-    if setting.a2a_backend in _METHOD:
-        yield "TRTLLM_FORCE_COMM_METHOD", _METHOD[setting.a2a_backend]
-    if setting.draft_tokens:
-        yield "speculative_config.max_draft_len:", str(setting.draft_tokens)
-    yield "max_batch_size:", str(min(setting.running, MOST_RUNNING))

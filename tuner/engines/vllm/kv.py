@@ -15,14 +15,15 @@ kernels have other page sizes; AITER's kernels, which prefer 64 tokens and suppo
 from typing import Final
 
 from tuner.devices.datasheet import Generation
-from tuner.engines.serve_rules.kv_connectors import (
+from tuner.engines.serve_rules.kv_cache import (
     CacheKind,
     Connector,
     ConnectorRules,
-    PageRule,
+    DefaultPage,
+    KvPages,
+    LegalPages,
     PipelineRule,
 )
-from tuner.engines.serve_rules.kv_pages import DefaultPage, KvPages, LegalPages
 
 _LEAST: Final = LegalPages(multiple_of=16)
 PAGES: Final = KvPages(
@@ -63,7 +64,7 @@ def nixl_rules(source: str) -> tuple[ConnectorRules, ...]:
         ConnectorRules(
             connector=Connector.NIXL,
             cache=CacheKind.GROUPED,
-            pages=PageRule.PREFILL_DIVIDES,
+            prefill_pages_divide=True,
             pages_equal_if_hybrid=True,
             pages_equal_if_host_buffer=True,
             pages_equal_if_prefill_wider=True,
@@ -76,7 +77,7 @@ def nixl_rules(source: str) -> tuple[ConnectorRules, ...]:
         ConnectorRules(
             connector=Connector.NIXL,
             cache=CacheKind.LATENT,
-            pages=PageRule.PREFILL_DIVIDES,
+            prefill_pages_divide=True,
             pages_equal_if_hybrid=True,
             pages_equal_if_host_buffer=True,
             pipeline=PipelineRule.NONE,

@@ -7,6 +7,7 @@ own (vllm/config/parallel.py: only models with experts synchronise their ranks).
 """
 
 import json
+from collections.abc import Iterator
 from typing import Final
 
 from tuner.config.serve import Role
@@ -460,3 +461,30 @@ def _notes(flags: Flags, *, running: int, has_experts: bool, data: int) -> list[
     if not has_experts and flags.is_on("enable-expert-parallel"):
         notes.append("--enable-expert-parallel changes nothing of a model without experts")
     return notes
+
+
+def knob_flags(
+    setting: InstanceKnobs, *, role: Role, draft_method: DraftMethod, num_experts: int
+) -> Iterator[tuple[str, str]]:
+    """Yield the flags that a setting has, as a launch states them."""
+    degrees = setting.degrees
+    yield "--max-num-batched-tokens", str(setting.step_tokens)
+    if setting.a2a_backend.startswith("deepep"):
+        is_normal = setting.a2a_backend == "deepep_normal"
+        yield "--all2all-backend", f"deepep_{'high_throughput' if is_normal else 'low_latency'}"
+    if setting.two_batch_overlap:
+        yield "--enable-dbo", ""
+    if setting.draft_tokens:
+        method = draft_method.value
+        config = {"method": method, "num_speculative_tokens": setting.draft_tokens}
+        yield "--speculative-config", f"'{json.dumps(config)}'"
+    yield "--tensor-parallel-size", str(degrees.attention_tensor)
+    if degrees.attention_data > 1:
+        yield "--data-parallel-size", str(degrees.attention_data)
+    if degrees.expert > 1:
+        yield "--enable-expert-parallel", ""
+    if setting.redundant_experts:
+        yield "--enable-eplb", ""
+        config = {"num_redundant_experts": setting.redundant_experts}
+        yield "--eplb-config", f"'{json.dumps(config)}'"
+    yield "--max-num-seqs", str(min(setting.running, MOST_RUNNING))

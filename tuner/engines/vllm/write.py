@@ -15,10 +15,8 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from tuner.config.serve import Instances, PlannedKvTransfer, Role
-from tuner.costs.serve.speculative import DraftMethod
 from tuner.engines.files import EmittedFile
-from tuner.engines.launchers.dynamo_worker import DynamoWorker, cache_events
-from tuner.engines.reading.serve_launch import InstanceKnobs
+from tuner.engines.launchers.dynamo import DynamoWorker, cache_events
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.steps import dispatch_tokens, step_tokens
 from tuner.engines.serving.command import (
@@ -40,7 +38,6 @@ from tuner.engines.vllm.placement import SERVED_FILE, STEP_INTERVAL
 from tuner.engines.vllm_afd.write import SERVERS as AFD_ROLES
 from tuner.engines.vllm_afd.write import afd_address, afd_flags, has_afd_units
 from tuner.plans.serve import VerifiedServing
-from tuner.search.serve.demand import MOST_RUNNING
 
 _KV_PORT: Final = "KV_PORT"
 """Variable of the first port of the side channel."""
@@ -286,30 +283,3 @@ def _copies(group: Instances, placement: ServedPlacement | None) -> Iterator[str
         return
     yield "--enable-eplb"
     yield f"--eplb-config {shlex.quote(json.dumps(config))}"
-
-
-def knob_flags(
-    setting: InstanceKnobs, *, role: Role, draft_method: DraftMethod, num_experts: int
-) -> Iterator[tuple[str, str]]:
-    """Yield the flags that a setting has, as a launch states them."""
-    degrees = setting.degrees
-    yield "--max-num-batched-tokens", str(setting.step_tokens)
-    if setting.a2a_backend.startswith("deepep"):
-        is_normal = setting.a2a_backend == "deepep_normal"
-        yield "--all2all-backend", f"deepep_{'high_throughput' if is_normal else 'low_latency'}"
-    if setting.two_batch_overlap:
-        yield "--enable-dbo", ""
-    if setting.draft_tokens:
-        method = draft_method.value
-        config = {"method": method, "num_speculative_tokens": setting.draft_tokens}
-        yield "--speculative-config", f"'{json.dumps(config)}'"
-    yield "--tensor-parallel-size", str(degrees.attention_tensor)
-    if degrees.attention_data > 1:
-        yield "--data-parallel-size", str(degrees.attention_data)
-    if degrees.expert > 1:
-        yield "--enable-expert-parallel", ""
-    if setting.redundant_experts:
-        yield "--enable-eplb", ""
-        config = {"num_redundant_experts": setting.redundant_experts}
-        yield "--eplb-config", f"'{json.dumps(config)}'"
-    yield "--max-num-seqs", str(min(setting.running, MOST_RUNNING))

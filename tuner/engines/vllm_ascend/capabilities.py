@@ -18,13 +18,15 @@ from typing import Final
 
 from tuner.devices.datasheet import Vendor
 from tuner.engines.place_rules import IN_TURN, PlaceTarget
-from tuner.engines.serve_rules.kv_connectors import (
+from tuner.engines.serve_rules.kv_cache import (
     CacheKind,
     Connector,
     ConnectorRules,
+    DefaultPage,
+    KvPages,
+    LegalPages,
     PipelineRule,
 )
-from tuner.engines.serve_rules.kv_pages import DefaultPage, KvPages, LegalPages
 from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
 from tuner.engines.vllm.capabilities import VLLM_0_33, VLLM_ROUTER

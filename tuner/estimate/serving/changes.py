@@ -323,7 +323,7 @@ def _lines(inputs: EstimateInputs, setting: InstanceKnobs) -> tuple[str, ...]:
     """Return the flags that differ, as the launch has to set them."""
     experts = inputs.decoder.experts
     state = partial(
-        engine_file(inputs.launch.engine, "write").knob_flags,
+        engine_file(inputs.launch.engine, "read").knob_flags,
         role=inputs.launch.role,
         draft_method=inputs.draft_method,
         num_experts=0 if experts is None else experts.num,

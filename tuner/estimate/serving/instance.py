@@ -26,7 +26,6 @@ from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.memory_rules import memory_rule
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_fits
 from tuner.costs.serve.reserve import Reserve, step_reserve
 from tuner.costs.serve.speculative import Drafting, DraftMethod
@@ -289,15 +288,15 @@ def launch_reserve(inputs: EstimateInputs, iteration: Iteration, setting: Instan
         step_tokens=setting.step_tokens,
         running=min(setting.running, MOST_RUNNING),
         captured=captured,
-        rule=memory_rule(iteration.engine, inputs.release),
+        rule=iteration.traits.memory_rule(inputs.release),
     )
 
 
 def _room(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> Room:
     """How the engine divides a device's memory under the launch's settings."""
-    ratio, rule = inputs.launch.memory_ratio, memory_rule(iteration.engine, inputs.release)
+    ratio, rule = inputs.launch.memory_ratio, iteration.traits.memory_rule(inputs.release)
     if ratio is None and rule.ratio is None:
-        ratio = engine_file(iteration.engine, "memory").own_ratio(
+        ratio = engine_file(iteration.engine, "read").own_memory_ratio(
             iteration,
             setting,
             role=inputs.launch.role,
@@ -350,7 +349,7 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
         return f"a rank's cache has no room for a request of {longest} tokens"
     whole = inputs.demand.most_tokens
     cached = _tokens(inputs, option.iteration, room, request_tokens=float(whole))
-    rule = memory_rule(option.iteration.engine, inputs.release)
+    rule = option.iteration.traits.memory_rule(inputs.release)
     if rule.wants_whole_length and cached < whole:
         return (
             f"the engine wants room for one request of {whole} tokens, a rank's cache holds"

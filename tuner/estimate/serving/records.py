@@ -26,7 +26,7 @@ class ServingMemory(Record):
     device_bytes: Size
     """Total memory."""
     limit_ratio: Ratio
-    """The engine's share, by its memory rule (tuner/costs/serve/memory_rules.py)."""
+    """The engine's share, by its memory rule (tuner/engines/registry.py)."""
 
 
 class ServingLoad(Record):

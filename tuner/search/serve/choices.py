@@ -12,8 +12,7 @@ from typing import Final
 
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.speculative import Drafting
-from tuner.engines.registry import serve_traits
-from tuner.engines.serve_rules.traits import Batching
+from tuner.engines.registry import Batching, serve_traits
 from tuner.search.serve.expert_copies import ExpertCopies
 
 BUDGETS: Final = (2048, 4096, 8192, 16384)

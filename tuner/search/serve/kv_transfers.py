@@ -37,9 +37,10 @@ from tuner.costs.serve.kv_transfer import (
     whole_s,
 )
 from tuner.engines.serve_capabilities import releases_by_pool
-from tuner.engines.serve_rules.kv_connectors import CacheKind, Connector
+from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
 from tuner.engines.serve_rules.kv_refusals import KvSide, KvTransfer, refusals
 from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.engines.serve_rules.steps import cache_kind
 from tuner.engines.serve_rules.vendor_pairs import connector_between, vendor_refusals
 from tuner.errors import OutsideProfileError
 from tuner.search.serve.options import Option, ServingPool
@@ -187,8 +188,7 @@ class KvTransfers:
     @property
     def cache(self) -> CacheKind:
         """Kind of KV cache."""
-        is_latent = self.spec.model.attention.kind == "mla"
-        return CacheKind.LATENT if is_latent else CacheKind.GROUPED
+        return cache_kind(self.spec.model)
 
     def side(self, option: Option, *, through_host: bool = False) -> KvSide | None:
         """Return how an instance keeps its cache; None where its pages are not described."""

@@ -9,8 +9,8 @@ from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.speculative import Drafting, DraftMethod
-from tuner.engines.serve_capabilities import release_on
-from tuner.engines.serve_rules.afd import afd_refusals, target_refusals
+from tuner.engines.serve_capabilities import release_on, target_refusals
+from tuner.engines.serve_rules.afd import afd_refusals
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.rules import group_refusals
 from tuner.errors import SpecError

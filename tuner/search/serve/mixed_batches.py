@@ -24,8 +24,7 @@ import numpy as np
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.whole_step import attention_s, prompt_step_s, step_s, through_s
-from tuner.engines.registry import serve_traits
-from tuner.engines.serve_rules.traits import Batching
+from tuner.engines.registry import Batching
 from tuner.search.serve.demand import Demand
 
 
@@ -57,7 +56,7 @@ def token_seconds(
     """
     if decode_s_N is None:
         decode_s_N = step_s(iteration, running_N, np.full_like(running_N, demand.past_tokens))
-    traits = serve_traits()[iteration.engine]
+    traits = iteration.traits
     stages = iteration.degrees.pipeline
     prompts_N = running_N * iteration.tokens_per_step / demand.output_tokens
     read_N = prompts_N * demand.computed_tokens

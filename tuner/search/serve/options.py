@@ -33,7 +33,6 @@ from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.memory_rules import memory_rule
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.reserve import step_reserve
 from tuner.costs.serve.whole_step import step_s
@@ -430,7 +429,7 @@ def _holds_whole(
     running: int,
 ) -> bool:
     """Whether a request of the longest length has room, where the engine wants that."""
-    if not memory_rule(iteration.engine).wants_whole_length:
+    if not iteration.traits.memory_rule().wants_whole_length:
         return True
     cached_tokens = cache_tokens(
         iteration,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tuner.engines.serve_capabilities import release_on
-from tuner.engines.serve_rules.kv_connectors import CacheKind
+from tuner.engines.serve_rules.steps import cache_kind
 from tuner.engines.serve_rules.vendor_pairs import connector_between, vendor_refusals
 from tuner.search.serve.options import ServingPool
 from tuner.spec.cluster import Link
@@ -52,7 +52,7 @@ def _is_connected(spec: ServeSpec, link: Link) -> bool:
                 one,
                 other,
                 connector=connector_between(one, other),
-                cache=_cache_kind(spec),
+                cache=cache_kind(spec.model),
                 kv_cache_dtype=spec.goal.kv_cache_dtype,
                 generations=None,
             )
@@ -63,7 +63,7 @@ def _is_connected(spec: ServeSpec, link: Link) -> bool:
 
 def _usual_page(spec: ServeSpec, serving_pool: ServingPool) -> int | None:
     return release_on(spec.goal, serving_pool.pool).pages.default(
-        cache=_cache_kind(spec),
+        cache=cache_kind(spec.model),
         generation=serving_pool.machine.sheet.generation,
         dtype=spec.goal.kv_cache_dtype,
     )
@@ -71,12 +71,8 @@ def _usual_page(spec: ServeSpec, serving_pool: ServingPool) -> int | None:
 
 def _allows(spec: ServeSpec, serving_pool: ServingPool, page: int) -> bool:
     legal = release_on(spec.goal, serving_pool.pool).pages.legal(
-        cache=_cache_kind(spec),
+        cache=cache_kind(spec.model),
         generation=serving_pool.machine.sheet.generation,
         dtype=spec.goal.kv_cache_dtype,
     )
     return legal is not None and legal.holds(page)
-
-
-def _cache_kind(spec: ServeSpec) -> CacheKind:
-    return CacheKind.LATENT if spec.model.attention.kind == "mla" else CacheKind.GROUPED

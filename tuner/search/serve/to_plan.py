@@ -11,8 +11,7 @@ from tuner.costs.serve.bands import NEW_PAIR, ratio_bands
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.devices.datasheet import Vendor
-from tuner.engines.serve_capabilities import main_release
-from tuner.engines.serve_rules.afd import target_refusals
+from tuner.engines.serve_capabilities import main_release, target_refusals
 from tuner.engines.serve_rules.rules import refusals
 from tuner.engines.serve_rules.steps import lacks_units
 from tuner.engines.serve_rules.vendor_pairs import portable_backend

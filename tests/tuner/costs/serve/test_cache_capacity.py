@@ -10,10 +10,10 @@ from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import weight_bytes
-from tuner.costs.serve.memory_rules import memory_rule
 from tuner.costs.serve.reserve import Reserve
 from tuner.devices.catalogue import find_device
-from tuner.engines.sglang.memory import automatic_ratio
+from tuner.engines.registry import MemoryRule, serve_traits
+from tuner.engines.sglang.read import automatic_ratio
 
 RESERVE = Reserve(
     context=0.5 * GIB,
@@ -25,11 +25,15 @@ RESERVE = Reserve(
 MXFP4 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="mxfp4", kv="bf16")
 
 
+def rule_of(engine: str, release: str = "") -> MemoryRule:
+    return serve_traits()[engine].memory_rule(release)
+
+
 def test_engines_take_a_share_of_unlike_things() -> None:
     # 79.16 GiB are visible of 80, 77.16 free, 50 are weights.
     given = {"weights": 50.0 * GIB, "reserve": RESERVE, "memory_bytes": 80.0 * GIB, "ratio": 0.9}
     found = {
-        (engine, release): room_of(memory_rule(engine, release), **given).cache_bytes / GIB  # type: ignore[arg-type]
+        (engine, release): room_of(rule_of(engine, release), **given).cache_bytes / GIB  # type: ignore[arg-type]
         for engine, release in (
             ("vllm", ""),
             ("vllm", "0.9.2"),
@@ -51,7 +55,7 @@ def test_engines_take_a_share_of_unlike_things() -> None:
 
 def test_a_share_that_leaves_steps_too_little_says_how_much() -> None:
     given = {"weights": 50.0 * GIB, "reserve": RESERVE, "memory_bytes": 80.0 * GIB}
-    rule = memory_rule("sglang")
+    rule = rule_of("sglang")
     # 2 % of 77.16 GiB for steps that take 5.5.
     tight = room_of(rule, ratio=0.98, **given)  # type: ignore[arg-type]
     assert tight.lacking_bytes / GIB == pytest.approx(5.5 - 0.02 * 77.156)

@@ -21,7 +21,6 @@ from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import kv_bytes_per_token, weight_bytes
-from tuner.costs.serve.memory_rules import memory_rule
 from tuner.costs.serve.reserve import (
     activation_bytes,
     all_to_all_buffer_bytes,
@@ -32,6 +31,7 @@ from tuner.costs.serve.reserve import (
 )
 from tuner.costs.serve.speculative import Drafting
 from tuner.devices.catalogue import find_device
+from tuner.engines.registry import serve_traits
 
 FP8 = Formats(
     attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"
@@ -66,7 +66,7 @@ def test_activations_of_a_dense_model_by_hand() -> None:
 
 def test_a_sampler_that_sorts_is_what_profiles_of_large_vocabularies_show() -> None:
     # vLLM before 0.21 sorts logits of the whole vocabulary on every rank, 38 bytes each.
-    old = memory_rule("vllm", "0.10.1")
+    old = serve_traits()["vllm"].memory_rule("0.10.1")
     for decoder, running, seen in (
         # "PyTorch activation peak memory 1.26GiB" (pull request 10511, 256 sequences).
         (LLAMA_8B, 256, 1.26),

@@ -3,8 +3,7 @@
 from tests.rows import each_row
 from tuner.devices.datasheet import Generation
 from tuner.engines.serve_capabilities import engine_manifest
-from tuner.engines.serve_rules.kv_connectors import CacheKind
-from tuner.engines.serve_rules.kv_pages import KvPages
+from tuner.engines.serve_rules.kv_cache import CacheKind, KvPages
 from tuner.spec.serving.goal import Engine
 
 USUAL = (1, 16, 32, 64, 128)

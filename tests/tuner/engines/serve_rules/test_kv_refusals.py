@@ -8,10 +8,9 @@ import pytest
 from tests.rows import each_row
 from tuner.engines.registry import serve_releases
 from tuner.engines.serve_rules import kv_refusals
-from tuner.engines.serve_rules.kv_connectors import CacheKind, Connector
+from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
 from tuner.engines.serve_rules.kv_refusals import KvSide, KvTransfer
 from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.errors import SpecError
 
 SIDE = KvSide(tensor=4, page_tokens=16, dtype="fp8", layout="hnd")
 RELEASES = tuple(serve_releases())
@@ -201,7 +200,7 @@ def test_layouts_must_be_equal() -> None:
 
 def test_what_is_not_described_is_an_error_and_not_a_yes() -> None:
     said = r"no connector nixl_push; it has \['ascend', 'mooncake', 'nixl'\]"
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(ValueError, match=said):
         refusals(between(), engine="sglang", connector=Connector.NIXL_PUSH)
 
 

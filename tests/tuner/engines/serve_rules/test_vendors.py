@@ -14,7 +14,7 @@ from tuner.engines.serve_capabilities import (
     engine_manifest,
     release_on,
 )
-from tuner.engines.serve_rules.kv_connectors import CacheKind, Connector
+from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
 from tuner.engines.serve_rules.vendor_pairs import (
     connector_between,
     portable_backend,

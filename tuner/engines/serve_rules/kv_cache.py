@@ -1,0 +1,163 @@
+"""What is described of a release's KV cache: its pages, and the transfers of its connectors.
+
+Connectors: one row per connector and kind of cache, for transfers between different instances; what
+a row does not restrict is allowed. Pages: explicit sizes are legal if the preferred attention
+kernel supports them; valid for models whose layers all have one kind of cache. The facts are in
+kv.py of every engine's folder, with the place in the sources; the rules are in kv_refusals.py.
+
+Not covered: state-space layers (Mamba, gated delta), decode context parallelism, encoder transfers;
+connectors through a store (LMCache, Mooncake Store).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tuner.devices.datasheet import Generation
+
+
+class Connector(StrEnum):
+    """KV connector."""
+
+    NIXL = "nixl"
+    """NVIDIA's transfer library; decode reads (vLLM), or prefill writes (SGLang)."""
+    NIXL_PUSH = "nixl_push"
+    """vLLM's variant in which prefill writes."""
+    MOONCAKE = "mooncake"
+    """Mooncake's transfer engine, point to point."""
+    ASCEND = "ascend"
+    """Between Huawei's devices: Mooncake's transport `ascend` (vllm-ascend), MemFabric (SGLang)."""
+
+
+class CacheKind(StrEnum):
+    """Kind of KV cache."""
+
+    GROUPED = "grouped"
+    """Keys and values, split over tensor ranks by heads (MHA, GQA, MQA)."""
+    LATENT = "latent"
+    """One latent per token, replicated on every tensor rank (MLA)."""
+
+
+class PipelineRule(StrEnum):
+    """Compatible pipeline degrees."""
+
+    NONE = "none"
+    """1 on both sides."""
+    DECODE_ONE = "decode_one"
+    """Any for prefill, 1 for decode."""
+    EQUAL_OR_DECODE_ONE = "equal_or_decode_one"
+    """The same, or 1 for decode."""
+    ANY = "any"
+    """Layers are matched by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorRules:
+    """The rules of one connector."""
+
+    connector: Connector
+    cache: CacheKind
+    prefill_pages_divide: bool = False
+    """Prefill's page size may be a divisor of decode's; otherwise both are equal."""
+    pages_equal_if_hybrid: bool = False
+    """Models with different caches per layer, such as sliding windows and full attention."""
+    pages_equal_if_host_buffer: bool = False
+    """Transfers through host memory."""
+    pages_equal_if_prefill_wider: bool = False
+    """Unequal pages with prefill's tensor degree above decode's."""
+    sliceable_layouts: frozenset[str] = frozenset({"nhd", "hnd"})
+    """Page layouts whose heads can be split or merged."""
+    unsliceable_dtypes: frozenset[str] = frozenset()
+    """Types whose scales are not stored with the heads."""
+    wider_prefill_beyond_heads: bool = True
+    """Prefill's tensor degree may exceed both decode's and the key-value heads."""
+    wider_decode_beyond_heads: bool = True
+    """Likewise decode's above prefill's."""
+    wider_decode: bool = True
+    """Decode's tensor degree may exceed prefill's."""
+    wider_decode_if_hybrid: bool = True
+    """Of hybrid models decode's tensor degree may exceed prefill's."""
+    pipeline: PipelineRule = PipelineRule.ANY
+    slicing_hybrid_with_pipeline: bool = True
+    """Unequal tensor degrees of a hybrid model with a prefill pipeline."""
+    one_shape: bool = False
+    """It has one set of degrees per side, for all instances of an island."""
+    source: str
+    """Source of the facts."""
+    note: str = ""
+    """Note for the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegalPages:
+    """Page sizes that a release's preferred kernels support."""
+
+    multiple_of: int = 1
+    among: tuple[int, ...] = ()
+    """Empty: any that are multiples."""
+
+    def __str__(self) -> str:
+        """The rule, for people."""
+        if self.among:
+            return f"attention kernels take pages of {', '.join(map(str, self.among))} tokens"
+        return f"attention kernels take pages of whole multiples of {self.multiple_of} tokens"
+
+    def holds(self, page: int) -> bool:
+        """Say whether pages of so many tokens are legal."""
+        return page % self.multiple_of == 0 and (not self.among or page in self.among)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultPage:
+    """The page of some caches on some devices."""
+
+    tokens: int
+    legal: LegalPages
+    """Sizes that may be stated instead."""
+    cache: CacheKind | None = None
+    """None: every kind."""
+    generation: Generation | None = None
+    """None: every device that the release serves on."""
+    dtype: str = ""
+    """Of the cache, bf16 or fp8; empty: both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPages:
+    """The pages of a release."""
+
+    layout: str = ""
+    """nhd or hnd; not applicable to latent caches; empty: not known."""
+    defaults: tuple[DefaultPage, ...] = ()
+    """The first that fits counts."""
+    legal_anywhere: LegalPages | None = None
+    """Sizes that all its devices support; None: not known."""
+
+    def default(self, *, cache: CacheKind, generation: Generation, dtype: str) -> int | None:
+        """Return the tokens of a page; None if not known."""
+        page = self._page(cache, generation, dtype)
+        return None if page is None else page.tokens
+
+    def legal(
+        self, *, cache: CacheKind, generation: Generation | None, dtype: str
+    ) -> LegalPages | None:
+        """Return the legal page sizes; None if not known.
+
+        Args:
+            cache: kind of KV cache.
+            generation: of the device; None if not known.
+            dtype: of the cache, bf16 or fp8.
+        """
+        if generation is None:
+            return self.legal_anywhere
+        page = self._page(cache, generation, dtype)
+        return None if page is None else page.legal
+
+    def _page(self, cache: CacheKind, generation: Generation, dtype: str) -> DefaultPage | None:
+        fits = (
+            page
+            for page in self.defaults
+            if page.cache in (None, cache)
+            and page.generation in (None, generation)
+            and page.dtype in ("", dtype)
+        )
+        return next(fits, None)
