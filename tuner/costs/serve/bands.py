@@ -9,6 +9,7 @@ What is known decides which one counts:
 
     the pair (model, engine) has rows    its own rows weigh most
     it has none                          from every other pair, predicted by what their rows show
+    the engine has none                  as wide as those bands of all engines together
     operations without kernels           the same, predicted from datasheets alone
     mode                                 aggregated or disaggregated launches
     load                                 documented, or one of two drivers that are not: the tool's
@@ -165,6 +166,11 @@ def bands_of(
     """
     kept: PublishedMode = "disaggregated" if mode in SPLIT_MODES else "aggregated"
     kernels: Kernels = "tables" if has_kernels else "datasheet"
+    published = {one for *_, one in _by_network()}
+    if engine not in published:
+        return joined(
+            [bands_of(one, mode=mode, has_kernels=has_kernels, load=load) for one in published]
+        )
     by_network = _by_network()[kept, kernels, load, engine]
     network = "" if decoder is None else decoder.network
     stored = by_network.get(network, by_network[""])

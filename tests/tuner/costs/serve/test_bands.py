@@ -54,6 +54,15 @@ def test_shared_devices_are_less_certain_than_whole_ones() -> None:
             assert other.high_ratio > one.high_ratio
 
 
+def test_an_engine_without_rows_is_as_uncertain_as_new_pairs_of_all_others() -> None:
+    new = bands_of("unpublished", mode="aggregated", has_kernels=True, decoder=DEEPSEEK_V3)
+    assert new.is_new
+    for engine in get_args(EngineName):
+        one = bands_of(engine, mode="aggregated", has_kernels=True)
+        assert new.tpot.low_ratio <= one.tpot.low_ratio
+        assert new.ttft.high_ratio >= one.ttft.high_ratio
+
+
 def test_a_pair_is_known_by_its_network_and_its_engine_whatever_the_model_is_called() -> None:
     def is_new(decoder: object, engine: str) -> bool:
         assert decoder is None or isinstance(decoder, type(DEEPSEEK_V3))
