@@ -267,13 +267,15 @@ def _router(verified: VerifiedServing, *, app: str) -> Iterator[Object]:
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
         "subjects": [{"kind": "ServiceAccount", "name": name}],
     }
+    environment: dict[str, str | Object] = {"NAMESPACE": field("metadata.namespace")}
+    if chosen_router(verified).gateway is None:
+        for role, urls in _addresses(verified, app=app).items():
+            environment[f"{role}_URLS"] = " ".join(urls)
     container = {
         "name": "router",
         "image": _router_image(verified),
         "command": ["bash", "-c", _STRICT + _router_script(verified, app=app)],
-        "env": variables(
-            {"NAMESPACE": field("metadata.namespace")} | _addresses(verified, app=app)
-        ),
+        "env": variables(environment),
         "ports": [{"containerPort": ROUTER_PORT}],
     }
     yield {
@@ -301,27 +303,17 @@ def _router_script(verified: VerifiedServing, *, app: str) -> str:
     gateway = chosen_router(verified).gateway
     if gateway is None:
         # A Service's name resolves to all instances of a group.
-        return router_bash(verified, counts=_services(verified))
+        counts = {name: len(urls) for name, urls in _addresses(verified, app=app).items()}
+        return router_bash(verified, counts=counts)
     # A gateway finds the pods by their labels.
     words = discovering_words(verified, gateway, app=app, port=FIRST_PORT)
     return gateway.install + "exec " + " \\\n  ".join(words) + "\n"
 
 
-def _services(verified: VerifiedServing) -> dict[str, int]:
-    counts: dict[str, int] = {}
+def _addresses(verified: VerifiedServing, *, app: str) -> dict[str, list[str]]:
+    """Return the addresses of the groups' Services, by the router's lists."""
+    addresses: dict[str, list[str]] = {}
     for shape in group_shapes(verified):
         name = "WORKER" if shape.group.role is Role.AGGREGATED else shape.group.role.name
-        counts[name] = counts.get(name, 0) + 1
-    return counts
-
-
-def _addresses(verified: VerifiedServing, *, app: str) -> dict[str, str | Object]:
-    if chosen_router(verified).gateway is not None:
-        return {}
-    urls_by_role: dict[str, list[str]] = {}
-    for shape in group_shapes(verified):
-        name = "WORKER" if shape.group.role is Role.AGGREGATED else shape.group.role.name
-        urls_by_role.setdefault(f"{name}_URLS", []).append(
-            f"http://{app}-{shape.name}:{FIRST_PORT}"
-        )
-    return {name: " ".join(urls) for name, urls in urls_by_role.items()}
+        addresses.setdefault(name, []).append(f"http://{app}-{shape.name}:{FIRST_PORT}")
+    return addresses

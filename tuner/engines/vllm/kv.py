@@ -25,7 +25,6 @@ from tuner.engines.serve_rules.kv_cache import (
     PipelineRule,
 )
 
-_LEAST: Final = LegalPages(multiple_of=16)
 PAGES: Final = KvPages(
     layout="hnd",
     defaults=(
@@ -42,9 +41,9 @@ PAGES: Final = KvPages(
             generation=Generation.HOPPER,
             dtype="fp8",
         ),
-        DefaultPage(tokens=16, legal=_LEAST),
+        DefaultPage(tokens=16, legal=LegalPages(multiple_of=16)),
     ),
-    legal_anywhere=_LEAST,
+    legal_anywhere=LegalPages(multiple_of=16),
 )
 
 _NIXL: Final = (
