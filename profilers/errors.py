@@ -13,6 +13,10 @@ ProfilerError
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class ProfilerError(Exception):
@@ -75,3 +79,11 @@ NOBODYS_FAULT: Mapping[str, type[ProfilerError]] = {
     )
 }
 """By name: what would have gone wrong without ranks as well, so that no rank is to blame."""
+
+
+def first_problem(error: "ValidationError") -> str:
+    """Describe the first error of a stored file in one line: the field's path, the rule."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    rule = " ".join(first["msg"].removeprefix("Value error, ").split())[:200]
+    return f"{field}: {rule}" if field else rule

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from profilers.errors import ProfileUnreadableError, ProfileUnwritableError
+from profilers.errors import ProfileUnreadableError, ProfileUnwritableError, first_problem
 from profilers.files import NotRegularError, TooLargeError, read_bounded
 from profilers.records import (
     AXES,
@@ -64,8 +64,6 @@ def read_header(path: Path) -> ProfileHeader:
     Raises:
         ProfileUnreadableError: it is missing, damaged or of another schema version.
     """
-    from profilers.tables import first_problem
-
     file = path / HEADER_NAME
     content = _bounded_bytes(path)
     if refusal := refusal_of_newer(content, known=SCHEMA_VERSION):

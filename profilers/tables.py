@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from profilers.errors import ProfileUnreadableError
+from profilers.errors import ProfileUnreadableError, first_problem
 from profilers.files import require_regular
 from profilers.out_of_memory import raise_lack_of_memory
 from profilers.records import AXES, Case, Measurement, MeasurementStatus, Source
@@ -108,14 +108,6 @@ def read_columns(path: Path, *, operation: str, expected_rows: int) -> Columns:
         time_s_N=middle_s_N,
         source=Source(most["values"]),
     )
-
-
-def first_problem(error: ValidationError) -> str:
-    """Say in one line what the first of pydantic's complaints is."""
-    problem = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in problem["loc"])
-    reason = _one_line(problem["msg"].removeprefix("Value error, "))
-    return f"{place}: {reason}" if place else reason
 
 
 def _table(path: Path, *, operation: str, expected_rows: int | None) -> pa.Table:

@@ -26,7 +26,12 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from profilers.errors import MissingLibraryError, ProfileUnreadableError, UnknownNameError
+from profilers.errors import (
+    MissingLibraryError,
+    ProfileUnreadableError,
+    UnknownNameError,
+    first_problem,
+)
 from profilers.files import TooLargeError, read_bounded
 from profilers.imports.aiconfigurator_arrays import installed_systems
 from profilers.imports.aiconfigurator_tables import TABLES, Entry
@@ -43,7 +48,7 @@ from profilers.records import (
     Source,
     TableInfo,
 )
-from profilers.tables import MAX_ROWS, first_problem
+from profilers.tables import MAX_ROWS
 
 COLLECTIVE_LIBRARY: Final = "nccl"
 """Framework of the collectives; they belong to every other framework's profile."""

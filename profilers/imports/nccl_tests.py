@@ -21,7 +21,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from profilers.errors import ProfileUnreadableError, UnknownNameError
+from profilers.errors import ProfileUnreadableError, UnknownNameError, first_problem
 from profilers.files import NotRegularError, TooLargeError, read_bounded
 from profilers.imports.result import Imported
 from profilers.records import (
@@ -33,7 +33,6 @@ from profilers.records import (
     Source,
     TableInfo,
 )
-from profilers.tables import first_problem
 
 COLLECTIVES: Final[Mapping[str, str]] = {
     "all_reduce": "all_reduce",

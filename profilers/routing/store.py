@@ -25,7 +25,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, ValidationError, field_validator
 
-from profilers.errors import ProfileUnwritableError, RecordingUnreadableError
+from profilers.errors import ProfileUnwritableError, RecordingUnreadableError, first_problem
 from profilers.files import NotRegularError, TooLargeError, read_bounded
 from profilers.records import Record
 from profilers.routing.overrides import Naming
@@ -201,11 +201,8 @@ def read_header(path: Path) -> RecordingHeader:
     except OSError as error:
         raise RecordingUnreadableError(f"{file}: {error.strerror}") from error
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in problem["loc"])
-        reason = " ".join(f"{place}: {problem['msg']}".split())[:200]
         raise RecordingUnreadableError(
-            f"{file}: {reason}; it was edited, damaged or written by another release"
+            f"{file}: {first_problem(error)}; it was edited, damaged or written by another release"
         ) from error
 
 

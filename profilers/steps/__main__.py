@@ -26,7 +26,7 @@ import torch.distributed as dist
 from pydantic import ValidationError
 
 from profilers.devices import is_out_of_memory, pick_device
-from profilers.errors import RankError
+from profilers.errors import RankError, first_problem
 from profilers.heap import map_blocks
 from profilers.local_ranks import LOOPBACK_ONLY
 from profilers.steps.config import StepConfig
@@ -56,9 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         return _refuse(f"{options.config}: {error.strerror}")
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "configuration"
-        return _refuse(f"{options.config}: {field}: {first['msg']}")
+        return _refuse(f"{options.config}: {first_problem(error)}")
     reason = refusal(config)
     if reason is not None:
         return _refuse(f"{options.config}: {reason}")

@@ -17,7 +17,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from profilers.errors import ProfilerError
+from profilers.errors import ProfilerError, first_problem
 from profilers.out_of_memory import is_lack_of_memory
 from solvers.errors import SolverError
 from tuner.cli import (
@@ -209,6 +209,4 @@ def _first_problem(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         is_undecodable = "surrogates not allowed" in str(error)
         return NOT_UTF8 if is_undecodable else str(error)
-    first = error.errors()[0]
-    field = ".".join(map(str, first["loc"]))
-    return f"{error.title}: {field + ': ' if field else ''}{first['msg']}"
+    return f"{error.title}: {first_problem(error)}"

@@ -14,6 +14,7 @@ from tuner.engines.registry import LaunchFormat, engine_file, launch_formats
 from tuner.engines.torchtitan.command import is_training_command
 from tuner.errors import SpecError
 from tuner.estimate.started import LONGEST_BYTES, ResolvedLaunch, resolve_launch
+from tuner.spec.complaint import complaint
 from tuner.spec.files import read_small_text, shown_path, shown_value
 
 FORMATS: Final[tuple[tuple[str, LaunchFormat], ...]] = tuple(launch_formats())
@@ -97,9 +98,7 @@ def _settings(
     try:
         return reader(text, source=source, **more)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise SpecError(f"{source}: {field} {first['input']}: {first['msg']}") from error
+        raise SpecError(f"{source}: {complaint(error, model=LaunchSettings)}") from error
 
 
 def is_command(launch: str, path: Path) -> bool:

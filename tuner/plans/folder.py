@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from pydantic import ValidationError
 
-from profilers.errors import ProfileUnwritableError
+from profilers.errors import ProfileUnwritableError, first_problem
 from profilers.files import TooLargeError, read_bounded
 from profilers.records import Record
 from profilers.schema_version import refusal_of_newer
@@ -138,10 +138,9 @@ def read_plan_as(folder: Path, kind: type[AnyPlan]) -> AnyPlan:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "file"
-        file = folder / PLAN_NAME
-        raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; write it anew") from error
+        raise PlanUnreadableError(
+            f"{folder / PLAN_NAME}: {first_problem(error)}; write it anew"
+        ) from error
 
 
 def _plan_bytes(folder: Path) -> bytes:
@@ -174,9 +173,7 @@ def read_verified_as(kind: type[AnyPlan], folder: Path) -> AnyPlan | None:
     except OSError as error:
         raise PlanUnreadableError(f"{file}: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "file"
-        raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; verify again") from error
+        raise PlanUnreadableError(f"{file}: {first_problem(error)}; verify again") from error
 
 
 def trial_file(folder: Path, number: int) -> Path:
@@ -229,9 +226,7 @@ def _read_trial(kind: type[AnyRecord], file: Path) -> AnyRecord:
     except TooLargeError as error:
         raise PlanUnreadableError(f"{file}: larger than any trial record; {remedy}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "file"
-        raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; {remedy}") from error
+        raise PlanUnreadableError(f"{file}: {first_problem(error)}; {remedy}") from error
     except OSError as error:
         raise PlanUnreadableError(f"{file}: {error.strerror}") from error
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
+from profilers.errors import first_problem
 from profilers.records import Record
 from profilers.schema_version import refusal_of
 from tuner.errors import PlanUnreadableError
@@ -68,10 +69,8 @@ def read_accepted(file: Path) -> Mapping[str, Any] | None:
     try:
         stored_type.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "file"
         raise PlanUnreadableError(
-            f"{shown_path(file)}: {field}: {first['msg']}: the schema of plans changed, or the file"
+            f"{shown_path(file)}: {first_problem(error)}: the schema of plans changed, or the file"
             " was edited; plans of schema version"
             f" {known} must stay readable, or accept a new one with --update"
         ) from error
@@ -91,10 +90,8 @@ def read_baseline(file: Path) -> Baseline | None:
     try:
         return Baseline.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "file"
         raise PlanUnreadableError(
-            f"{shown_path(file)}: {field}: {first['msg']}; write it anew with --update"
+            f"{shown_path(file)}: {first_problem(error)}; write it anew with --update"
         ) from error
 
 

@@ -21,6 +21,7 @@ from typing import Final, Literal
 
 from pydantic import Field, ValidationError
 
+from profilers.errors import first_problem
 from profilers.records import Record
 from profilers.store import holds_profile
 from tuner.errors import SpecError, TunerError
@@ -162,10 +163,8 @@ def _indexed(folder: Path) -> tuple[str, ...]:
     try:
         return Index.model_validate_json(json.dumps(raw)).names
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
         raise SpecError(
-            f"{shown_path(file)}: {field}: {first['msg']}; write it anew with --update"
+            f"{shown_path(file)}: {first_problem(error)}; write it anew with --update"
         ) from error
 
 

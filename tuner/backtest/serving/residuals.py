@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from profilers.errors import first_problem
 from profilers.records import Record
-from profilers.tables import first_problem
 from tuner.backtest.rows import read_bytes
 from tuner.backtest.serving.launches import PublishedLaunch
 from tuner.backtest.serving.prediction import MeanLatency

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, ValidationError, field_validator
 
+from profilers.errors import first_problem
 from profilers.files import TooLargeError, read_bounded
 from profilers.records import Record
 from tuner.costs.train.constants import (
@@ -227,5 +228,4 @@ def read_residuals(path: Path) -> Residuals:
 def _problem(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return "not JSON"
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return first_problem(error)

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from profilers import errors
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 
 MAX_RESULT_BYTES: Final = 64 * 2**20
@@ -103,6 +104,4 @@ def document(content: bytes, *, client: str) -> dict[str, Any]:
 
 def first_problem(error: ValidationError, *, client: str) -> str:
     """Return in one line which field of a result cannot be read."""
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"]) or "result"
-    return f"not the JSON of {client}: {field}: {first['msg']}"
+    return f"not the JSON of {client}: {errors.first_problem(error)}"

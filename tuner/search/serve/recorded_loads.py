@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from profilers.tables import first_problem
+from profilers.errors import first_problem
 from tuner.config.place import PlaceDecision
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.errors import SpecError

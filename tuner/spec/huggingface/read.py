@@ -6,8 +6,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from profilers.errors import first_problem
 from tuner.errors import SpecError
-from tuner.spec.files import one_line, read_json_object, shown_path, shown_value
+from tuner.spec.files import read_json_object, shown_path, shown_value
 from tuner.spec.huggingface.architectures import ARCHITECTURES
 from tuner.spec.huggingface.fields import ConfigFields
 from tuner.spec.model import ModelSpec
@@ -28,9 +29,7 @@ def read_model(path: Path) -> ModelSpec:
     try:
         return ARCHITECTURES[architecture](fields, architecture, name)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise SpecError(one_line(f"{source}: {where}: {first['msg']}")) from error
+        raise SpecError(f"{source}: {first_problem(error)}") from error
 
 
 def _architecture(fields: ConfigFields) -> str:
