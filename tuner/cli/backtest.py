@@ -38,10 +38,8 @@ def command(
     from tuner.api import backtest
     from tuner.cli.backtest_text import backtest_text
     from tuner.cli.progress import planning_progress
-    from tuner.search.progress import PlanningEvent
 
-    with planning_progress() as watch:
-        watch(PlanningEvent(stage="backtest", text=f"predicting the rows of {runs.name}"))
+    with planning_progress("backtest", text=f"predicting the rows of {runs.name}"):
         result = backtest(runs, profiles=tuple(profile or ()), uncalibrated=uncalibrated)
     print_result(result, backtest_text, as_json=as_json)
     if not result.total.predicted:
@@ -52,10 +50,8 @@ def _serving(runs: Path, profiles: list[Path], *, as_json: bool) -> None:
     from tuner.api import backtest_serving
     from tuner.cli.backtest_serving_text import serving_text
     from tuner.cli.progress import planning_progress
-    from tuner.search.progress import PlanningEvent
 
-    with planning_progress() as watch:
-        watch(PlanningEvent(stage="backtest", text=f"predicting the rows of {runs.name}"))
+    with planning_progress("backtest", text=f"predicting the rows of {runs.name}"):
         result = backtest_serving(runs, profiles=profiles)
     print_result(result, serving_text, as_json=as_json)
     if not result.tpot.predicted:

@@ -45,10 +45,8 @@ def command(
     from tuner.calibrate.stored import calibration_files, select_rows, write_calibration
     from tuner.cli.backtest_text import report_text
     from tuner.cli.progress import planning_progress
-    from tuner.search.progress import PlanningEvent
 
-    with planning_progress() as watch:
-        watch(PlanningEvent(stage="fitting", text=f"and cross-validating on {runs.name}"))
+    with planning_progress("fitting", text=f"and cross-validating on {runs.name}"):
         made = calibration_files(profile, select_rows(read_rows(runs), profile=profile), runs=runs)
     write_calibration(out, made)
     print_result(made.report, report_text, as_json=as_json)
@@ -58,9 +56,7 @@ def _serving(profile: str, runs: Path, out: Path, *, as_json: bool) -> None:
     from tuner.calibrate.serving_stored import calibrate_serving
     from tuner.cli.backtest_serving_text import calibration_text
     from tuner.cli.progress import planning_progress
-    from tuner.search.progress import PlanningEvent
 
-    with planning_progress() as watch:
-        watch(PlanningEvent(stage="fitting", text=f"and cross-validating on {runs.name}"))
+    with planning_progress("fitting", text=f"and cross-validating on {runs.name}"):
         report = calibrate_serving(profile, runs, out)
     print_result(report, calibration_text, as_json=as_json)

@@ -1,6 +1,5 @@
 """`moetune explain`: why this plan was chosen, and what would change it."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,14 +18,9 @@ def command(
             "'none'. Default: a standard set.",
         ),
     ] = "",
-    profile: Annotated[
-        list[Path] | None,
-        typer.Option(help="Same as for plan; a training plan keeps its own copies."),
-    ] = None,
-    time_limit: Annotated[
-        str, typer.Option(help="For all what-if searches together, with its unit.")
-    ] = "60s",
-    uncalibrated: Annotated[bool, typer.Option("--uncalibrated", help="Same as for plan.")] = False,
+    profile: options.ProfilesOption = None,
+    time_limit: options.WhatIfTimeOption = "60s",
+    uncalibrated: options.UncalibratedFlag = False,
     verbose: options.VerboseFlag = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the plan and `why` as JSON.")

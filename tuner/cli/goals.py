@@ -4,65 +4,247 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, cast
+
+import typer
+
+from tuner.cli.options import VerboseFlag, seconds
 
 if TYPE_CHECKING:
     from tuner.draft.draft import Draft
+
+
+UncalibratedFlag = Annotated[
+    bool, typer.Option("--uncalibrated", help="Drop the residuals that ship with moetune.")
+]
+DEPLOYMENTS = "Serving plans"
+BUDGET = "Budget"
+LAUNCHERS = "Launchers"
+SHARING = "Resume and parallel workers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """Options of `moetune plan`."""
 
-    out: Path
-    profiles: tuple[Path, ...]
-    top: int
-    time_limit_s: float
-    method: str
-    calibrated: bool
-    verbose: bool
-    as_json: bool
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the plan.")]
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option(help="Stored profile; repeatable, matched by device. Default: the spec's."),
+    ] = None
+    top: Annotated[int, typer.Option(min=1, help="Minimum number of decisions to return.")] = 5
+    time_limit: Annotated[
+        str,
+        typer.Option(
+            help="For the search, with its unit. Choosing among its results, relaxations and "
+            "missing features add up to twice as much; several pools take up to six times in all; "
+            "pricing adds some seconds."
+        ),
+    ] = "60s"
+    solver: Annotated[str, typer.Option(help="milp (CBC), cp_sat or exact.")] = "milp"
+    uncalibrated: UncalibratedFlag = False
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv",
+            help="Also write the candidates to this file; for a deployment the Pareto front of "
+            "tokens/s per device and per user.",
+        ),
+    ] = None
+    verbose: VerboseFlag = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False
+
+    @property
+    def time_limit_s(self) -> float:
+        """Limit of the search."""
+        return seconds(self.time_limit, option="--time-limit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateOptions:
     """Options of `moetune estimate`."""
 
-    launch: str
-    format_name: str | None
-    profiles: tuple[Path, ...]
-    calibrated: bool
-    pool: str | None
-    instances: int | None
-    role: str | None
-    as_json: bool
+    launch: Annotated[
+        str,
+        typer.Option(
+            "--launch",
+            help="Launch file (shell script, arguments, YAML, TOML, JSON), or the command itself.",
+        ),
+    ]
+    format_name: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="megatron, torchtitan or deepspeed (default: by file suffix); for a deployment "
+            "sglang, vllm or trtllm (default: by the command).",
+        ),
+    ] = None
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Stored profile of accelerators; repeatable, matched by device. Default: the "
+            "spec's."
+        ),
+    ] = None
+    uncalibrated: UncalibratedFlag = False
+    pool: Annotated[
+        str | None, typer.Option(help="Deployment: the pool that the launch runs on.")
+    ] = None
+    instances: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Deployment: identical instances that share the traffic. Default: the replicas "
+            "in Kubernetes manifests, else 1.",
+        ),
+    ] = None
+    role: Annotated[
+        str | None,
+        typer.Option(
+            help="Deployment whose file starts several servers: prefill, decode or aggregated, or "
+            "the name of a group."
+        ),
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print the estimate as JSON.")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
     """Options of `moetune verify`."""
 
-    trials: int
-    steps: int
-    budget: str
-    max_devices: int | None
-    launcher: str
-    slurm: tuple[str, ...]
-    slurm_wait: str
-    requeue: bool
-    parallel: int
-    command: str
-    network: Literal["own", "host"]
-    metrics: str
-    benchmark: str
-    url: str
-    health: tuple[str, ...]
-    runs: int
-    start_limit: str
-    repeats: int
-    resume: bool
-    storage: str
-    as_json: bool
+    trials: Annotated[int, typer.Option(min=1, help="Total launches.")] = 8
+    steps: Annotated[int, typer.Option(min=3, help="Timed steps per launch.")] = 8
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="Wall time of all trials, e.g. 2h; smaller jobs may replace full-scale ones.",
+            metavar="TIME",
+            rich_help_panel=BUDGET,
+        ),
+    ] = ""
+    max_devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Most devices that trials may use at once.", rich_help_panel=BUDGET
+        ),
+    ] = None
+    launcher: Annotated[
+        Literal["local", "slurm", "command"],
+        typer.Option(
+            help="local: ranks on this machine; slurm: a job per trial; command: your launcher.",
+            rich_help_panel=LAUNCHERS,
+        ),
+    ] = "local"
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Option of sbatch, e.g. partition=gpu; repeatable.",
+            metavar="NAME=VALUE",
+            rich_help_panel=LAUNCHERS,
+        ),
+    ] = None
+    slurm_wait: Annotated[
+        str,
+        typer.Option(
+            help="How long a job may wait for its nodes.", metavar="TIME", rich_help_panel=LAUNCHERS
+        ),
+    ] = "24h"
+    requeue: Annotated[
+        bool,
+        typer.Option(
+            help="Requeue a job after a node failure or preemption.", rich_help_panel=LAUNCHERS
+        ),
+    ] = True
+    parallel: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="Slurm jobs in parallel.", rich_help_panel=LAUNCHERS),
+    ] = 1
+    command: Annotated[
+        str,
+        typer.Option(
+            help="Your launcher, e.g. 'bash {launch}/run.sh --training.steps {steps}'.",
+            rich_help_panel=LAUNCHERS,
+        ),
+    ] = ""
+    network: Annotated[
+        Literal["own", "host"],
+        typer.Option(
+            help="Network of trials that stay on this machine: own (a namespace with loopback only,"
+            " where possible) or host, for programs that download.",
+            rich_help_panel=LAUNCHERS,
+        ),
+    ] = "own"
+    metrics: Annotated[
+        str,
+        typer.Option(
+            help="Parser of its output: megatron, torchtitan, deepspeed, jsonl (default) or"
+            " regex:EXPRESSION with a group step_s; for a deployment, of the client: vllm-bench"
+            " (default), sglang-bench or aiperf.",
+            show_default=False,
+            rich_help_panel=LAUNCHERS,
+        ),
+    ] = ""
+    benchmark: Annotated[
+        str,
+        typer.Option(
+            "--bench",
+            help="Your benchmark client, e.g. 'python bench.py --url {url} --output {result}';"
+            " default: the emitted benchmark.",
+            rich_help_panel=DEPLOYMENTS,
+        ),
+    ] = ""
+    url: Annotated[
+        str,
+        typer.Option(
+            help="Address of the deployment; default: that of launch/local/local.sh.",
+            rich_help_panel=DEPLOYMENTS,
+        ),
+    ] = ""
+    health: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Health endpoint; repeatable; default: URL/health.",
+            metavar="URL",
+            rich_help_panel=DEPLOYMENTS,
+        ),
+    ] = None
+    runs: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Benchmark runs per launch.",
+            rich_help_panel=DEPLOYMENTS,
+        ),
+    ] = 3
+    start_limit: Annotated[
+        str,
+        typer.Option(
+            help="Longest start-up of a deployment.",
+            metavar="TIME",
+            rich_help_panel=DEPLOYMENTS,
+        ),
+    ] = "30min"
+    repeats: Annotated[
+        int, typer.Option(min=0, max=16, help="Repeats of the two fastest while they tie.")
+    ] = 0
+    resume: Annotated[
+        bool,
+        typer.Option(
+            help="Keep finished trials and join running workers.",
+            rich_help_panel=SHARING,
+        ),
+    ] = False
+    storage: Annotated[
+        str,
+        typer.Option(
+            help="Share trials through a database, postgresql://user@host/name (password in"
+            " PGPASSWORD or ~/.pgpass); default: the plan's folder.",
+            metavar="URL",
+            rich_help_panel=SHARING,
+        ),
+    ] = ""
+    as_json: Annotated[bool, typer.Option("--json", help="Print verified.json.")] = False
 
 
 class GoalCommands(Protocol):
@@ -75,8 +257,8 @@ class GoalCommands(Protocol):
 
     OTHER_LAUNCHER: str
     """Why trials are started here only, in a refusal; empty: by any launcher."""
-    plan: Callable[[Path, PlanOptions], Any]
-    """Plan a spec, write, print and return the plan."""
+    plan: Callable[[Path, PlanOptions], tuple[Any, Callable[..., str]]]
+    """Plan a spec, write and return the plan, and what formats it: plan, folder, verbose."""
     estimate: Callable[[Path, EstimateOptions], None]
     """Price a launch and print it. Exits with 1 where it cannot run."""
     explanation: Callable[..., str]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli import options
+from tuner.cli.goals import checked_goal, draft_of
+from tuner.cli.options import SpecFlags, expanded
 from tuner.cli.text import print_exact, print_stderr, print_text
 from tuner.errors import SpecError, TunerError
 
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from tuner.draft.draft import Draft
 
 
+@expanded
 def command(
-    context: typer.Context,
+    *,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the spec.")] = Path(
         "spec.yaml"
     ),
@@ -25,42 +27,21 @@ def command(
         bool, typer.Option("--yes", "-y", help="No prompts; use defaults for what is not given.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
-    goal: options.GoalFlag = None,
-    model: options.ModelFlag = None,
-    device: options.DeviceFlag = None,
-    devices: options.DevicesFlag = None,
-    sequence_length: options.SequenceFlag = None,
-    batch: options.BatchFlag = None,
-    precision: options.PrecisionFlag = None,
-    engine: options.EngineFlag = None,
-    concurrency: options.ConcurrencyFlag = None,
-    rate: options.RateFlag = None,
-    input_tokens: options.InputFlag = None,
-    output_tokens: options.OutputFlag = None,
-    ttft: options.TtftFlag = None,
-    tpot: options.TpotFlag = None,
-    quantization: options.QuantizationFlag = None,
-    objective: options.ObjectiveFlag = None,
-    workload: options.WorkloadFlag = None,
-    ranks: options.RanksFlag = None,
-    ranks_per_node: options.RanksPerNodeFlag = None,
-    redundant_experts: options.RedundantFlag = None,
-    emit: options.EmitFlag = None,
+    flags: SpecFlags,
     as_json: Annotated[bool, typer.Option("--json", help="Print the spec as JSON too.")] = False,
 ) -> None:
     """Write a spec from a few prompts; every prompt is also a flag."""
-    from tuner.cli.goals import draft_of
     from tuner.draft.spec_file import draft_spec, fill_values
     from tuner.output import write_files
     from tuner.spec.spec_file import read_spec_keys
 
     if out.exists() and not force:
         raise TunerError(f"{out} exists already; add --force to replace it, or choose another -o")
-    given = options.given_flags(context.params)
+    given = flags.given()
     if yes:
-        draft = draft_of(goal)
+        draft = draft_of(flags.goal)
     else:
-        draft, given = _prompt_for_values(goal, given)
+        draft, given = _prompt_for_values(flags.goal, given)
     text = draft_spec(draft, fill_values(draft, given), folder=out.absolute().parent)
     write_files(out.absolute().parent, {out.name: text}, option="-o")
     if as_json:
@@ -77,7 +58,6 @@ def _prompt_for_values(
     Raises:
         SpecError: this is no terminal, or the input ends.
     """
-    from tuner.cli.goals import checked_goal, draft_of
     from tuner.draft.spec_file import checked_value, default_value
     from tuner.goals.registry import GOALS
 

@@ -3,9 +3,13 @@
 Every flag sets the field of the same name (tuner/draft/draft.py).
 """
 
-from collections.abc import Iterator, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, is_dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -64,82 +68,107 @@ def _flag(help_text: str, **extra: Any) -> Any:
 
 
 VerboseFlag = Annotated[bool, typer.Option("--verbose", "-v", help="Print all notes.")]
-GoalFlag = Annotated[str | None, _flag("Without SPEC: train, serve or place. Default: train.")]
-ModelFlag = Annotated[str | None, _flag("Without SPEC: config.json of the model, or its folder.")]
-DeviceFlag = Annotated[
-    str | None, _flag("Without SPEC: the device, e.g. h100-sxm.", autocompletion=_device_names)
+ProfilesOption = Annotated[
+    list[Path] | None,
+    typer.Option("--profile", help="Same as for plan; a training plan keeps its own copies."),
 ]
-DevicesFlag = Annotated[str | None, _flag("Without SPEC: how many devices.")]
-SequenceFlag = Annotated[str | None, _flag("train: sequence length in tokens. Default: 4096.")]
-BatchFlag = Annotated[str | None, _flag("train: global batch size in sequences. Default: 256.")]
-PrecisionFlag = Annotated[str | None, _flag("train: bf16, fp8-blockwise, ... Default: bf16.")]
-EngineFlag = Annotated[
-    str | None,
-    _flag(
-        "serve: sglang, vllm or trtllm, optionally with its release, e.g. vllm@0.33.0. Default: "
-        "the one that --emit names, else sglang."
-    ),
+WhatIfTimeOption = Annotated[
+    str, typer.Option("--time-limit", help="For all what-if searches together, with its unit.")
 ]
-ConcurrencyFlag = Annotated[str | None, _flag("serve: concurrent requests (closed loop).")]
-RateFlag = Annotated[str | None, _flag("serve: request rate, e.g. 10/s (open loop).")]
-InputFlag = Annotated[str | None, _flag("serve: input tokens per request. Default: 4000.")]
-OutputFlag = Annotated[str | None, _flag("serve: output tokens per request. Default: 1000.")]
-TtftFlag = Annotated[str | None, _flag("serve: SLO on P90 TTFT. Default: 2s.")]
-TpotFlag = Annotated[str | None, _flag("serve: SLO on P90 TPOT. Default: 50ms.")]
-QuantizationFlag = Annotated[
-    str | None,
-    _flag("serve: bf16, fp8, fp8_block, nvfp4, mxfp4. Default: as the model was released."),
-]
-ObjectiveFlag = Annotated[
-    str | None,
-    _flag("serve: goodput, cost, devices, rate; place: balance, co_activation, layer_chain."),
-]
-WorkloadFlag = Annotated[
-    str | None, _flag("place: routing recordings, NAME=PATH, comma-separated.")
-]
-RanksFlag = Annotated[str | None, _flag("place: expert-parallel ranks.")]
-RanksPerNodeFlag = Annotated[
-    str | None, _flag("place: expert-parallel ranks per node. Default: all.")
-]
-RedundantFlag = Annotated[str | None, _flag("place: redundant experts per layer.")]
-EmitFlag = Annotated[
-    str | None,
-    _flag(
-        "Without SPEC: launch targets, comma-separated. Default: megatron-lm, local, eplb.",
-        autocompletion=_target_names,
-    ),
-]
+UncalibratedFlag = Annotated[bool, typer.Option("--uncalibrated", help="Same as for plan.")]
 
 
-def given_flags(params: Mapping[str, Any]) -> dict[str, str]:
-    """Return the spec flags that were given, by the keys of their fields.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecFlags:
+    """Flags that describe a simple spec, by the keys of its fields."""
+
+    goal: Annotated[str | None, _flag("Without SPEC: train, serve or place. Default: train.")] = (
+        None
+    )
+    model: Annotated[
+        str | None, _flag("Without SPEC: config.json of the model, or its folder.")
+    ] = None
+    device: Annotated[
+        str | None, _flag("Without SPEC: the device, e.g. h100-sxm.", autocompletion=_device_names)
+    ] = None
+    devices: Annotated[str | None, _flag("Without SPEC: how many devices.")] = None
+    sequence_length: Annotated[
+        str | None, _flag("train: sequence length in tokens. Default: 4096.")
+    ] = None
+    batch: Annotated[str | None, _flag("train: global batch size in sequences. Default: 256.")] = (
+        None
+    )
+    precision: Annotated[str | None, _flag("train: bf16, fp8-blockwise, ... Default: bf16.")] = None
+    engine: Annotated[
+        str | None,
+        _flag(
+            "serve: sglang, vllm or trtllm, optionally with its release, e.g. vllm@0.33.0. "
+            "Default: the one that --emit names, else sglang."
+        ),
+    ] = None
+    concurrency: Annotated[str | None, _flag("serve: concurrent requests (closed loop).")] = None
+    rate: Annotated[str | None, _flag("serve: request rate, e.g. 10/s (open loop).")] = None
+    input_tokens: Annotated[
+        str | None, _flag("serve: input tokens per request. Default: 4000.")
+    ] = None
+    output_tokens: Annotated[
+        str | None, _flag("serve: output tokens per request. Default: 1000.")
+    ] = None
+    ttft: Annotated[str | None, _flag("serve: SLO on P90 TTFT. Default: 2s.")] = None
+    tpot: Annotated[str | None, _flag("serve: SLO on P90 TPOT. Default: 50ms.")] = None
+    quantization: Annotated[
+        str | None,
+        _flag("serve: bf16, fp8, fp8_block, nvfp4, mxfp4. Default: as the model was released."),
+    ] = None
+    objective: Annotated[
+        str | None,
+        _flag("serve: goodput, cost, devices, rate; place: balance, co_activation, layer_chain."),
+    ] = None
+    workload: Annotated[
+        str | None, _flag("place: routing recordings, NAME=PATH, comma-separated.")
+    ] = None
+    ranks: Annotated[str | None, _flag("place: expert-parallel ranks.")] = None
+    ranks_per_node: Annotated[
+        str | None, _flag("place: expert-parallel ranks per node. Default: all.")
+    ] = None
+    redundant_experts: Annotated[str | None, _flag("place: redundant experts per layer.")] = None
+    emit: Annotated[
+        str | None,
+        _flag(
+            "Without SPEC: launch targets, comma-separated. Default: megatron-lm, local, eplb.",
+            autocompletion=_target_names,
+        ),
+    ] = None
+
+    def given(self) -> dict[str, str]:
+        """Return those of the goal's fields that were given, by their keys."""
+        values = asdict(self)
+        del values["goal"]
+        return {name.replace("_", "-"): text for name, text in values.items() if text is not None}
+
+
+def expanded(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with an option for every field of the dataclasses that it takes.
 
     Args:
-        params: of the command, by the names of its parameters.
+        command: all of its parameters are keywords.
     """
-    return {name.replace("_", "-"): params[name] for name in SPEC_FLAGS if params[name] is not None}
+    parameters = inspect.signature(command, eval_str=True).parameters
+    groups: dict[str, Callable[..., Any]] = {
+        name: one.annotation
+        for name, one in parameters.items()
+        if isinstance(one.annotation, type) and is_dataclass(one.annotation)
+    }
+    fields_of = {name: inspect.signature(group).parameters for name, group in groups.items()}
 
+    @functools.wraps(command)
+    def collect(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field: values.pop(field) for field in fields_of[name]})
+        command(**values)
 
-SPEC_FLAGS: Final = (
-    "model",
-    "device",
-    "devices",
-    "sequence_length",
-    "batch",
-    "precision",
-    "engine",
-    "concurrency",
-    "rate",
-    "input_tokens",
-    "output_tokens",
-    "ttft",
-    "tpot",
-    "quantization",
-    "objective",
-    "workload",
-    "ranks",
-    "ranks_per_node",
-    "redundant_experts",
-    "emit",
-)
-"""Names of the parameters; `goal` says which of them apply."""
+    options = chain(
+        *(fields_of.get(name, {name: one}).values() for name, one in parameters.items())
+    )
+    collect.__signature__ = inspect.Signature([*options])  # type: ignore[attr-defined]  # typer's
+    return collect

@@ -1,5 +1,6 @@
 """What the commands ask and print where the goal is to place experts."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,31 +18,26 @@ BUDGET_S: Final = 30.0
 """For measuring a placement and its alternatives."""
 
 
-def plan(spec: Path, options: PlanOptions) -> "PlacePlan":
-    """Plan a placement, write it, print it and return it."""
+def plan(spec: Path, options: PlanOptions) -> "tuple[PlacePlan, Callable[..., str]]":
+    """Plan a placement, write it, and return it and what formats it."""
     # Not from tuner.api, which imports all of the product: a second and more.
     from tuner.cli.place_text import place_text
     from tuner.cli.progress import planning_progress
     from tuner.goals.place_folder import write_place_plan
     from tuner.goals.place_plan import place
-    from tuner.search.progress import PlanningEvent
 
-    text = "reading recordings, solving, evaluating hold-out passes"
-    with planning_progress(limit_s=options.time_limit_s) as watch:
-        watch(PlanningEvent(stage="placing", text=text))
+    with planning_progress(
+        "placing",
+        text="reading recordings, solving, evaluating hold-out passes",
+        limit_s=options.time_limit_s,
+    ):
         made = place(
             spec,
-            profiles=options.profiles,
+            profiles=tuple(options.profile or ()),
             time_limit_s=options.time_limit_s,
-            calibrated=options.calibrated,
+            calibrated=not options.uncalibrated,
         )
-    written = write_place_plan(options.out, made.plan, spec=made.spec, maps=made.maps)
-    print_result(
-        written,
-        lambda one: place_text(one, folder=options.out, verbose=options.verbose),
-        as_json=options.as_json,
-    )
-    return written
+    return write_place_plan(options.out, made.plan, spec=made.spec, maps=made.maps), place_text
 
 
 def estimate(spec: Path, options: EstimateOptions) -> None:

@@ -7,14 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from tuner.cli import options
-from tuner.cli.text import print_stderr
+from tuner.cli.goals import PlanOptions, commands_of, draft_of
+from tuner.cli.options import SpecFlags, expanded
+from tuner.cli.text import print_result, print_stderr
 from tuner.errors import SpecError
 
 
+@expanded
 def command(
-    context: typer.Context,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the plan.")],
+    *,
+    options: PlanOptions,
+    flags: SpecFlags,
     spec: Annotated[
         Path | None,
         typer.Argument(
@@ -22,76 +25,22 @@ def command(
             show_default=False,
         ),
     ] = None,
-    profile: Annotated[
-        list[Path] | None,
-        typer.Option(help="Stored profile; repeatable, matched by device. Default: the spec's."),
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Minimum number of decisions to return.")] = 5,
-    time_limit: Annotated[
-        str,
-        typer.Option(
-            help="For the search, with its unit. Choosing among its results, relaxations and "
-            "missing features add up to twice as much; several pools take up to six times in all; "
-            "pricing adds some seconds."
-        ),
-    ] = "60s",
-    solver: Annotated[str, typer.Option(help="milp (CBC), cp_sat or exact.")] = "milp",
-    uncalibrated: Annotated[
-        bool, typer.Option("--uncalibrated", help="Drop the residuals that ship with moetune.")
-    ] = False,
-    csv: Annotated[
-        Path | None,
-        typer.Option(
-            "--csv",
-            help="Also write the candidates to this file; for a deployment the Pareto front of "
-            "tokens/s per device and per user.",
-        ),
-    ] = None,
-    verbose: options.VerboseFlag = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
-    goal: options.GoalFlag = None,
-    model: options.ModelFlag = None,
-    device: options.DeviceFlag = None,
-    devices: options.DevicesFlag = None,
-    sequence_length: options.SequenceFlag = None,
-    batch: options.BatchFlag = None,
-    precision: options.PrecisionFlag = None,
-    engine: options.EngineFlag = None,
-    concurrency: options.ConcurrencyFlag = None,
-    rate: options.RateFlag = None,
-    input_tokens: options.InputFlag = None,
-    output_tokens: options.OutputFlag = None,
-    ttft: options.TtftFlag = None,
-    tpot: options.TpotFlag = None,
-    quantization: options.QuantizationFlag = None,
-    objective: options.ObjectiveFlag = None,
-    workload: options.WorkloadFlag = None,
-    ranks: options.RanksFlag = None,
-    ranks_per_node: options.RanksPerNodeFlag = None,
-    redundant_experts: options.RedundantFlag = None,
-    emit: options.EmitFlag = None,
 ) -> None:
     """Plan a training run, deployment or expert placement.
 
     The plan has a certificate: proven optimal under the model, or a bound and a gap.
     """
-    from tuner.cli.goals import PlanOptions, commands_of
     from tuner.spec.kind import goal_kind
 
-    chosen = PlanOptions(
-        out=out,
-        profiles=tuple(profile or ()),
-        top=top,
-        time_limit_s=options.seconds(time_limit, option="--time-limit"),
-        method=solver,
-        calibrated=not uncalibrated,
-        verbose=verbose,
-        as_json=as_json,
-    )
-    with _spec(spec, goal, context.params) as path:
-        written = commands_of(goal_kind(path)).plan(path, chosen)
-        if csv is not None:
-            _write_csv(csv, written)
+    with _spec(spec, flags) as path:
+        written, text = commands_of(goal_kind(path)).plan(path, options)
+        print_result(
+            written,
+            lambda one: text(one, folder=options.out, verbose=options.verbose),
+            as_json=options.as_json,
+        )
+        if options.csv is not None:
+            _write_csv(options.csv, written)
         if written.decision is None:
             raise typer.Exit(1)
 
@@ -104,30 +53,29 @@ def _write_csv(file: Path, written: Any) -> None:
 
 
 @contextmanager
-def _spec(spec: Path | None, goal: str | None, params: dict[str, Any]) -> Iterator[Path]:
+def _spec(spec: Path | None, flags: SpecFlags) -> Iterator[Path]:
     """Give the spec's file: the one named, or one made from the flags.
 
     Raises:
         SpecError: there is neither, there are both, or the flags make no spec.
     """
-    given = options.given_flags(params)
+    given = flags.given()
     if spec is not None:
-        if given or goal:
+        if given or flags.goal:
             first = next(iter(given), "goal")
             raise SpecError(
                 f"--{first}: the spec {spec.name} sets it already; give one or the other"
             )
         yield spec
         return
-    if not given and goal is None:
+    if not given and flags.goal is None:
         raise SpecError(
             "nothing to plan: name a SPEC (write one with `moetune init`), or give --model,"
             " --device and --devices"
         )
-    from tuner.cli.goals import draft_of
     from tuner.draft.spec_file import fill_values, temporary_spec
 
-    draft = draft_of(goal)
+    draft = draft_of(flags.goal)
     values = fill_values(draft, given)
     taken = [f"--{key} {text}" for key, text in values.items() if text and key not in given]
     with temporary_spec(draft, values) as path:

@@ -56,10 +56,14 @@ def measurement_progress() -> "Iterator[Progress]":
 
 
 @contextmanager
-def planning_progress(*, limit_s: float | None = None) -> "Iterator[ProgressListener]":
+def planning_progress(
+    stage: str = "reading", *, text: str = "", limit_s: float | None = None
+) -> "Iterator[ProgressListener]":
     """Yield the listener of the stages of long work.
 
     Args:
+        stage: the first one.
+        text: of the first stage.
         limit_s: time limit of the work, for the time left; None: only what has passed is shown.
     """
     if not sys.stderr.isatty():
@@ -78,7 +82,7 @@ def planning_progress(*, limit_s: float | None = None) -> "Iterator[ProgressList
         transient=True,
     )
     with bar:
-        task = bar.add_task("reading", total=None, text="")
+        task = bar.add_task(stage, total=None, text=printable(text))
 
         def show(event: "PlanningEvent", /) -> None:
             bar.update(task, description=event.stage, text=printable(event.text))

@@ -40,14 +40,9 @@ def command(
             help="Also solve what-ifs, and simulate a deployment's traffic again.",
         ),
     ] = True,
-    profile: Annotated[
-        list[Path] | None,
-        typer.Option(help="Same as for plan; a training plan keeps its own copies."),
-    ] = None,
-    time_limit: Annotated[
-        str, typer.Option(help="For all what-if searches together, with its unit.")
-    ] = "60s",
-    uncalibrated: Annotated[bool, typer.Option("--uncalibrated", help="Same as for plan.")] = False,
+    profile: options.ProfilesOption = None,
+    time_limit: options.WhatIfTimeOption = "60s",
+    uncalibrated: options.UncalibratedFlag = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was written as JSON.")
     ] = False,

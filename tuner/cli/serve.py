@@ -1,5 +1,6 @@
 """What the commands ask and print where the goal is to serve."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,24 +18,21 @@ PURPOSE: Final = "for plans that serve"
 OTHER_LAUNCHER: Final = ""
 
 
-def plan(spec: Path, options: PlanOptions) -> "ServePlan":
-    """Plan a deployment, write it, print it and return it."""
+def plan(spec: Path, options: PlanOptions) -> "tuple[ServePlan, Callable[..., str]]":
+    """Plan a deployment, write it, and return it and what formats it."""
     from tuner.api import deploy, write_serve_plan
     from tuner.cli.progress import planning_progress
     from tuner.cli.serve_text import serve_text
-    from tuner.search.progress import PlanningEvent
 
-    text = "pricing instances, solving, simulating the traffic"
-    with planning_progress(limit_s=options.time_limit_s) as watch:
-        watch(PlanningEvent(stage="planning", text=text))
-        made = deploy(spec, profiles=options.profiles, time_limit_s=options.time_limit_s)
-    written = write_serve_plan(options.out, made.plan, spec=made.spec)
-    print_result(
-        written,
-        lambda one: serve_text(one, folder=options.out, verbose=options.verbose),
-        as_json=options.as_json,
-    )
-    return written
+    with planning_progress(
+        "planning",
+        text="pricing instances, solving, simulating the traffic",
+        limit_s=options.time_limit_s,
+    ):
+        made = deploy(
+            spec, profiles=tuple(options.profile or ()), time_limit_s=options.time_limit_s
+        )
+    return write_serve_plan(options.out, made.plan, spec=made.spec), serve_text
 
 
 def estimate(spec: Path, options: EstimateOptions) -> None:
@@ -42,15 +40,13 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
     from tuner import api
     from tuner.cli.progress import planning_progress
     from tuner.cli.serving_estimate_text import serving_estimate_text
-    from tuner.search.progress import PlanningEvent
 
-    with planning_progress() as watch:
-        watch(PlanningEvent(stage="pricing", text="the launch, and changes of one thing"))
+    with planning_progress("pricing", text="the launch, and changes of one thing"):
         result = api.estimate_serving(
             spec,
             launch=options.launch,
             format_name=options.format_name,
-            profiles=options.profiles,
+            profiles=tuple(options.profile or ()),
             pool=options.pool,
             instances=options.instances,
             role=options.role,
@@ -101,7 +97,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
             start_s=seconds(options.start_limit, option="--start-limit"),
             on_message=lambda line: print_stderr(f"  {line}"),
         ),
-        reached=Reached(url=options.url, health=options.health),
+        reached=Reached(url=options.url, health=tuple(options.health or ())),
     )
     print_result(
         verified, lambda one: serving_verified_text(one, folder=folder), as_json=options.as_json

@@ -1,5 +1,6 @@
 """What the commands ask and print where the goal is to train."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,8 +21,8 @@ PURPOSE: Final = "for plans that train"
 OTHER_LAUNCHER: Final = ""
 
 
-def plan(spec: Path, options: PlanOptions) -> "Plan":
-    """Plan a training run, write it, print it and return it."""
+def plan(spec: Path, options: PlanOptions) -> "tuple[Plan, Callable[..., str]]":
+    """Plan a training run, write it, and return it and what formats it."""
     # Not from tuner.api, which brings every other command along.
     from profilers.affinity import usable_cores
     from tuner.cli.plan_text import plan_text
@@ -32,21 +33,15 @@ def plan(spec: Path, options: PlanOptions) -> "Plan":
     with planning_progress(limit_s=options.time_limit_s) as watch:
         made = plan_training(
             spec,
-            profiles=options.profiles,
+            profiles=tuple(options.profile or ()),
             top=options.top,
             time_limit_s=options.time_limit_s,
-            method=options.method,
-            calibrated=options.calibrated,
+            method=options.solver,
+            calibrated=not options.uncalibrated,
             processes=len(usable_cores()),
             watch=watch,
         )
-    written = write_plan(options.out, made.plan, spec=made.spec, profiles=made.profiles)
-    print_result(
-        written,
-        lambda one: plan_text(one, folder=options.out, verbose=options.verbose),
-        as_json=options.as_json,
-    )
-    return written
+    return write_plan(options.out, made.plan, spec=made.spec, profiles=made.profiles), plan_text
 
 
 def estimate(spec: Path, options: EstimateOptions) -> None:
@@ -54,16 +49,14 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
     from tuner import api
     from tuner.cli.estimate_text import estimate_text
     from tuner.cli.progress import planning_progress
-    from tuner.search.progress import PlanningEvent
 
-    with planning_progress() as watch:
-        watch(PlanningEvent(stage="pricing", text="the launch, and changes of one thing"))
+    with planning_progress("pricing", text="the launch, and changes of one thing"):
         result = api.estimate(
             spec,
             launch=options.launch,
             format_name=options.format_name,
-            profiles=options.profiles,
-            calibrated=options.calibrated,
+            profiles=tuple(options.profile or ()),
+            calibrated=not options.uncalibrated,
         )
     print_result(result, estimate_text, as_json=options.as_json)
     if not result.fits:
@@ -123,7 +116,7 @@ def _launcher(folder: Path, options: VerifyOptions) -> "SlurmLauncher | CommandL
 
     if options.launcher == "slurm":
         return slurm_trials(
-            options=options.slurm,
+            options=tuple(options.slurm or ()),
             requeue=options.requeue,
             queue_s=seconds(options.slurm_wait, option="--slurm-wait"),
             on_message=_print_indented,
