@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from tuner.draft.draft import (
     HEAD,
@@ -25,7 +25,7 @@ from tuner.errors import SpecError, TunerError
 from tuner.spec.files import home_expanded
 from tuner.spec.huggingface.quantization import released_quantization
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.serving.goal import Engine
+from tuner.spec.serving.goal import Engine, ServeGoal
 from tuner.spec.serving.read import read_serve_spec
 from tuner.units import parse_per_s, parse_seconds
 
@@ -166,7 +166,9 @@ _FIELDS: Final = (
         key="quantization",
         prompt="quantization of the weights",
         default="bf16",
-        check=check_one_of("quantization", ("bf16", "fp8", "fp8_block", "nvfp4", "mxfp4")),
+        check=check_one_of(
+            "quantization", get_args(ServeGoal.model_fields["quantization"].annotation)
+        ),
         derived=_released,
     ),
     SpecField(

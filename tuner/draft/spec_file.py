@@ -71,7 +71,7 @@ def checked_value(field: SpecField, text: str, values: FieldValues) -> str:
     try:
         field.check(value, values)
     except (TunerError, ProfilerError) as error:
-        message = str(error)
+        message = str(error).removeprefix(f"{field.key}: ")
         known = message.startswith("--")
         raise SpecError(message if known else f"--{field.key}: {message}") from error
     return value

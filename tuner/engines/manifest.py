@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from profilers.steps.config import Recompute
 from tuner.spec.features import ModelFeature
+from tuner.spec.goal import Precision
 
 LARGEST_CHUNKS: Final = 64
 """Larger chunk counts leave too few rows for an expert's GEMMs; no target needs more."""
@@ -36,9 +37,7 @@ MODULES: Final = frozenset(
 )
 """Modules of selective recomputation, by Megatron's names; without any it means `moe`."""
 
-PRECISIONS: Final = frozenset(
-    {"bf16", "fp32", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "mxfp8", "nvfp4"}
-)
+PRECISIONS: Final = frozenset(one.value for one in Precision)
 
 _FORBID: Final = frozenset(
     {
