@@ -19,11 +19,11 @@ def backtest_text(backtest: Backtest) -> str:
             if backtest.is_in_sample
             else ""
         ),
-        _table("all models", {**backtest.sources, "total": backtest.total}),
+        errors_table("all models", {**backtest.sources, "total": backtest.total}),
     ]
     if backtest.moe_only:
         parts.append(
-            _table("models with experts", {**backtest.moe_only, "total": backtest.moe_total})
+            errors_table("models with experts", {**backtest.moe_only, "total": backtest.moe_total})
         )
     parts += [
         scatter_text(name, one)
@@ -34,10 +34,10 @@ def backtest_text(backtest: Backtest) -> str:
         if one is not None
     ]
     if backtest.generations:
-        parts.append(_table("by generation", backtest.generations))
+        parts.append(errors_table("by generation", backtest.generations))
     parts.append(_memory(backtest))
     if backtest.coverage_ratio is not None:
-        parts.append(f"inside the printed band: {_percent(backtest.coverage_ratio)} of runs")
+        parts.append(f"inside the printed band: {percent(backtest.coverage_ratio)} of runs")
     parts.append(_left_out(backtest))
     return "\n\n".join(part for part in parts if part)
 
@@ -47,10 +47,10 @@ def scatter_text(name: str, scatter: ReleaseScatter) -> str:
     return (
         f"between releases, {name}: {scatter.recipes} recipes ran under several,"
         f" {scatter.rows} runs; slowest over fastest {scatter.spread_median:.2f} median,"
-        f" {scatter.spread_p90:.2f} P90, more than 1.25 in {_percent(scatter.far_ratio)} of them\n"
-        f"  P90 on these runs {_percent(scatter.p90_ape)}; of one number per recipe (scatter alone)"
-        f" {_percent(scatter.one_number_p90_ape)}; of the recipes' means (without scatter) "
-        f"{_percent(scatter.means_p90_ape)}"
+        f" {scatter.spread_p90:.2f} P90, more than 1.25 in {percent(scatter.far_ratio)} of them\n"
+        f"  P90 on these runs {percent(scatter.p90_ape)}; of one number per recipe (scatter alone)"
+        f" {percent(scatter.one_number_p90_ape)}; of the recipes' means (without scatter) "
+        f"{percent(scatter.means_p90_ape)}"
     )
 
 
@@ -63,37 +63,43 @@ def report_text(report: CalibrationReport) -> str:
     ]
     for name, errors in report.cross_validation.items():
         parts.append(
-            _table(f"without runs of the same {name}", {**errors.sources, "total": errors.total})
+            errors_table(
+                f"without runs of the same {name}", {**errors.sources, "total": errors.total}
+            )
         )
         if errors.moe_only:
             parts.append(
-                _table("  models with experts", {**errors.moe_only, "total": errors.moe_total})
+                errors_table(
+                    "  models with experts", {**errors.moe_only, "total": errors.moe_total}
+                )
             )
     if fitted.covered_ratio is not None:
         parts.append(
-            f"bands: stated {_percent(fitted.stated_ratio)}, covered"
-            f" {_percent(fitted.covered_ratio)} of held-out recipes"
+            f"bands: stated {percent(fitted.stated_ratio)}, covered"
+            f" {percent(fitted.covered_ratio)} of held-out recipes"
         )
     return "\n\n".join(parts)
 
 
-def _table(title: str, errors: Mapping[str, Errors]) -> str:
+def errors_table(title: str, errors: Mapping[str, Errors], *, has_best: bool = True) -> str:
+    """Return errors as a table, a row each; with the regret of the best three where it is known."""
+    header = (title, *HEADER[1 : len(HEADER) if has_best else -1])
     rows = [
         (
             name,
             one.rows,
             one.predicted,
-            _percent(one.median_ape),
-            _percent(one.mean_ape),
-            _percent(one.p90_ape),
-            _percent(one.bias, signed=True),
+            percent(one.median_ape),
+            percent(one.mean_ape),
+            percent(one.p90_ape),
+            percent(one.bias, signed=True),
             "-" if one.rank_correlation is None else f"{one.rank_correlation:.2f}",
-            _percent(one.choice_regret),
-            _percent(one.choice_regret_top3),
-        )
+            percent(one.choice_regret),
+            percent(one.choice_regret_top3),
+        )[: len(header)]
         for name, one in errors.items()
     ]
-    return columns(rows, header=(title, *HEADER[1:]))
+    return columns(rows, header=header)
 
 
 def _memory(backtest: Backtest) -> str:
@@ -101,9 +107,9 @@ def _memory(backtest: Backtest) -> str:
         (
             name,
             one.memory_rows,
-            _percent(one.memory_median_ape),
-            _percent(one.memory_p90_ape),
-            _percent(one.memory_max_ape),
+            percent(one.memory_median_ape),
+            percent(one.memory_p90_ape),
+            percent(one.memory_max_ape),
             "-" if one.false_fits is None else one.false_fits,
             "-" if one.false_misfits is None else one.false_misfits,
         )
@@ -130,7 +136,8 @@ def _left_out(backtest: Backtest) -> str:
     )
 
 
-def _percent(ratio: float | None, *, signed: bool = False) -> str:
+def percent(ratio: float | None, *, signed: bool = False) -> str:
+    """Format an error, `-` where there is none."""
     if ratio is None:
         return "-"
     return f"{100.0 * ratio:+.1f} %" if signed else f"{100.0 * ratio:.1f} %"

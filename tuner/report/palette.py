@@ -4,7 +4,10 @@ Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), which also differs i
 black-and-white prints. Stacked plots also use hatching.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Final
+
+from tuner.units import format_s
 
 ORANGE: Final = "#e69f00"
 SKY: Final = "#56b4e9"
@@ -47,3 +50,26 @@ def hatched(colour: str, shape: str) -> dict[str, object]:
         },
         "line": {"width": 0},
     }
+
+
+def second_bars(
+    names: Sequence[str], series: Iterable[tuple[str, Sequence[float], str, str]]
+) -> tuple[dict[str, object], ...]:
+    """Return Plotly's traces of vertical bars of seconds.
+
+    Args:
+        names: of the bars.
+        series: name, seconds of every bar, colour and hatching.
+    """
+    return tuple(
+        {
+            "type": "bar",
+            "name": name,
+            "x": names,
+            "y": values,
+            "marker": hatched(colour, shape),
+            "hovertext": [f"{name}: {format_s(value)}" for value in values],
+            "hoverinfo": "text+x",
+        }
+        for name, values, colour, shape in series
+    )

@@ -6,8 +6,7 @@ Loads are ratios to the mean of their layer: 1 is perfect.
 from tuner.plans.place import LayerTimes, PlaceCertificate, PlacePrediction
 from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import Cell, Figure, Table, number, seconds, word
-from tuner.report.palette import BLUE, GREEN, GREY, ORANGE, VERMILLION, hatched
-from tuner.units import format_s
+from tuner.report.palette import BLUE, GREEN, GREY, ORANGE, VERMILLION, hatched, second_bars
 
 
 def imbalance_figure(predicted: PlacePrediction) -> Figure:
@@ -200,18 +199,7 @@ def times_figure(predicted: PlacePrediction) -> Figure | None:
         name="layer-times",
         title="Expert layers of one pass",
         reading="Predicted seconds of all expert layers of one pass, mean over hold-out passes.",
-        traces=tuple(
-            {
-                "type": "bar",
-                "name": name,
-                "x": names,
-                "y": values,
-                "marker": hatched(colour, shape),
-                "hovertext": [f"{name}: {format_s(value)}" for value in values],
-                "hoverinfo": "text+x",
-            }
-            for name, values, colour, shape in series
-        ),
+        traces=second_bars(names, series),
         layout=layout(
             x=axis("", type="category"), y=time_axis("time", rangemode="tozero"), barmode="group"
         ),

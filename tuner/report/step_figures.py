@@ -12,7 +12,7 @@ from tuner.plans.train import Plan, StagePrediction, TrainPrediction
 from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
 from tuner.report.content import Cell, Figure, Table, between, number, seconds, share, size, word
 from tuner.report.decisions import train_words
-from tuner.report.palette import BLUE, GREEN, ORANGE, filled, hatched
+from tuner.report.palette import BLUE, GREEN, ORANGE, filled, second_bars
 from tuner.units import format_bytes, format_s, parse_bytes
 
 MOST_COMPARED: Final = 4
@@ -103,18 +103,7 @@ def stage_time_figure(predicted: TrainPrediction) -> Figure:
         title="Time of a micro-batch by stage",
         reading="Predicted seconds of one micro-batch, stage by stage in execution order; "
         "recomputation counts as backward. The slowest stage sets the pace.",
-        traces=tuple(
-            {
-                "type": "bar",
-                "name": name,
-                "x": names,
-                "y": values,
-                "marker": hatched(colour, shape),
-                "hovertext": [f"{name}: {format_s(value)}" for value in values],
-                "hoverinfo": "text+x",
-            }
-            for name, values, colour, shape in parts
-        ),
+        traces=second_bars(names, parts),
         layout=layout(
             x=axis("stage", type="category"),
             y=time_axis("micro-batch time", rangemode="tozero"),

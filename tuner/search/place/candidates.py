@@ -205,14 +205,16 @@ def solve_objective(
     """
     if goal.objective is Objective.LAYER_CHAIN:
         return solve_chain(
-            chain_problem(evidence, goal=goal, ranks=ranks, baseline=baseline, links=links),
+            chain_problem(tuple(evidence), goal=goal, ranks=ranks, baseline=baseline, links=links),
             goal=goal,
             eplb_placement=baseline.placement,
             time_limit_s=time_limit_s,
         )
     if goal.objective is Objective.CO_ACTIVATION:
         return solve_coactivation(
-            coactivation_problem(evidence, goal=goal, ranks=ranks, baseline=baseline, links=links),
+            coactivation_problem(
+                tuple(evidence), goal=goal, ranks=ranks, baseline=baseline, links=links
+            ),
             goal=goal,
             eplb_placement=baseline.placement,
             time_limit_s=time_limit_s,
@@ -274,7 +276,7 @@ def layer_time_candidates(
         candidates["balance of copies"] = balanced.solution
     if together:
         traffic_problem = coactivation_problem(
-            evidence, goal=goal, ranks=ranks, baseline=baseline, links=links
+            tuple(evidence), goal=goal, ranks=ranks, baseline=baseline, links=links
         )
         solved = COACTIVATION.solve(traffic_problem, time_limit_s=limit_s)
         if solved.solution is not None:
@@ -282,8 +284,9 @@ def layer_time_candidates(
     return candidates
 
 
+@lru_cache(maxsize=MOST_STATED)
 def chain_problem(
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     *,
     goal: PlaceGoal,
     ranks: Ranks,
@@ -291,17 +294,6 @@ def chain_problem(
     links: LinkCosts,
 ) -> ChainProblem:
     """Build the layer-chain problem of the weighted workloads, each as shares of its tokens."""
-    return _cached_chain(tuple(evidence), goal, ranks, baseline, links)
-
-
-@lru_cache(maxsize=MOST_STATED)
-def _cached_chain(
-    evidence: tuple[WorkloadEvidence, ...],
-    goal: PlaceGoal,
-    ranks: Ranks,
-    baseline: EplbBaseline,
-    links: LinkCosts,
-) -> ChainProblem:
     _refuse_replicas(goal, ranks, evidence)
     flows = [flow_MEE(one, Tokens.FIT) for one in evidence]
     flow_TEE = np.einsum("w,wmef->mef", weight_W(evidence), np.stack(flows))
@@ -331,8 +323,9 @@ def chain_from_flow(
     )
 
 
+@lru_cache(maxsize=MOST_STATED)
 def coactivation_problem(
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     *,
     goal: PlaceGoal,
     ranks: Ranks,
@@ -340,17 +333,6 @@ def coactivation_problem(
     links: LinkCosts,
 ) -> CoactivationProblem:
     """Build the co-activation problem of sampled tokens, as many per workload as its weight."""
-    return _cached_coactivation(tuple(evidence), goal, ranks, baseline, links)
-
-
-@lru_cache(maxsize=MOST_STATED)
-def _cached_coactivation(
-    evidence: tuple[WorkloadEvidence, ...],
-    goal: PlaceGoal,
-    ranks: Ranks,
-    baseline: EplbBaseline,
-    links: LinkCosts,
-) -> CoactivationProblem:
     _refuse_replicas(goal, ranks, evidence)
     samples = []
     for one in evidence:

@@ -51,7 +51,7 @@ excess load."""
 
 def to_certificate(
     spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     chosen: Placement,
     outcome: Outcome[Placement],
     baseline: EplbBaseline,
@@ -100,7 +100,7 @@ def to_certificate(
 
 def _of_time(
     spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     chosen: Placement,
     pricing: Pricing,
     *,
@@ -152,7 +152,7 @@ def _layers(
 
 def binding_constraint(
     spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     chosen: Placement,
     baseline: EplbBaseline,
     migration: Migration | None,
@@ -200,7 +200,7 @@ def binding_constraint(
 
 
 def _binding_program(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, dispatch: str
+    spec: PlaceSpec, evidence: tuple[WorkloadEvidence, ...], chosen: Placement, dispatch: str
 ) -> str:
     """Compare the linear program with near replicas first and without them."""
     value, free = (
@@ -219,7 +219,10 @@ def _binding_program(
 
 
 def _binding_traffic(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, baseline: EplbBaseline
+    spec: PlaceSpec,
+    evidence: tuple[WorkloadEvidence, ...],
+    chosen: Placement,
+    baseline: EplbBaseline,
 ) -> str:
     load_LS = np.take_along_axis(mean_load_LE(evidence), chosen.expert_LS, axis=1)
     largest_L = np.add.reduceat(load_LS, spec.ranks.first_slot_G, axis=1).max(axis=1)

@@ -94,7 +94,7 @@ def leave_one_out(
                 imbalance_before=before.imbalance,
                 worst_rank_ratio=after.worst_ratio,
                 traffic=traffic_on(
-                    spec, [one], outcome.solution, baseline, links, tokens=Tokens.ALL
+                    spec, (one,), outcome.solution, baseline, links, tokens=Tokens.ALL
                 ),
             )
         )

@@ -7,7 +7,7 @@ Each is a second solve in the time that the plan leaves; none starts after it. R
 save next to nothing are left out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from solvers.placement.balance.problem import Migration
@@ -28,7 +28,7 @@ MORE_LOAD_RATIO = 0.05
 
 def relaxations(
     spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     *,
     objective: float,
     baseline: EplbBaseline,
@@ -69,7 +69,7 @@ def relaxations(
 
 def _more_load(
     spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     baseline: EplbBaseline,
     links: LinkCosts,
     limit_s: float,
@@ -93,7 +93,7 @@ def _more_load(
 
 def _more_room(
     spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     dispatch: str,
     pricing: Pricing | None,
     migration: Migration | None,

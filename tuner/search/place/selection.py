@@ -1,6 +1,6 @@
 """Candidate placements in order of preference, and the alternatives of a plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,7 +56,7 @@ class CandidateScores:
 
 def score_candidates(
     spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     candidates: Mapping[str, Placement],
     baseline: EplbBaseline,
     pricing: Pricing | None,
@@ -145,7 +145,7 @@ def _order_is_of(spec: PlaceSpec, dispatch: str, *, is_two_fold: bool) -> str:
 
 
 def to_alternatives(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], scores: CandidateScores, dispatch: str
+    spec: PlaceSpec, evidence: tuple[WorkloadEvidence, ...], scores: CandidateScores, dispatch: str
 ) -> tuple[PlaceAlternative, ...]:
     """Format the other candidates, evaluated under the plan's dispatch rule."""
     return tuple(

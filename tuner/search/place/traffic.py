@@ -42,7 +42,7 @@ MAX_BATCHES: Final = 10
 
 def placement_traffic(
     spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     placement: Placement,
     baseline: EplbBaseline,
     links: LinkCosts,
@@ -63,7 +63,7 @@ def placement_traffic(
 
 def traffic_by_name(
     spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     chosen: Placement,
     baseline: EplbBaseline,
     links: LinkCosts,
@@ -75,7 +75,7 @@ def traffic_by_name(
 
 def traffic_on(
     spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     chosen: Placement,
     baseline: EplbBaseline,
     links: LinkCosts,
@@ -94,7 +94,7 @@ def traffic_on(
 
 def traffic_times(
     spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     chosen: Placement,
     baseline: EplbBaseline,
     links: LinkCosts,
@@ -171,7 +171,10 @@ def batch_traffic(
 
 
 def problem_scale(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], baseline: EplbBaseline, links: LinkCosts
+    spec: PlaceSpec,
+    evidence: tuple[WorkloadEvidence, ...],
+    baseline: EplbBaseline,
+    links: LinkCosts,
 ) -> float:
     """Return the divisor from the solver's objective to traffic per token, in seconds if known."""
     if spec.goal.objective is not Objective.CO_ACTIVATION:
@@ -184,7 +187,7 @@ def problem_scale(
 
 def broken_limits(
     spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     placement: Placement,
     baseline: EplbBaseline,
     links: LinkCosts,
@@ -203,7 +206,7 @@ def broken_limits(
 
 def _planned(
     spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
+    evidence: tuple[WorkloadEvidence, ...],
     placement: Placement,
     baseline: EplbBaseline,
     links: LinkCosts,

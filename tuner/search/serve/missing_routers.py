@@ -10,7 +10,7 @@ from typing import Final
 
 from tuner.engines.serve_rules.routers import router_with
 from tuner.plans.serve import ServeUnlaunchable
-from tuner.search.serve.most_rate import most_rate_with
+from tuner.search.serve.most_rate import solve_behind
 from tuner.search.serve.preference import gain_ratio, objective_value
 from tuner.search.serve.refused import LEAST_GAIN_RATIO, SAVED
 from tuner.search.serve.routers import (
@@ -20,7 +20,7 @@ from tuner.search.serve.routers import (
     has_sessions,
     stack_routers,
 )
-from tuner.search.serve.solve_mode import ModeSolution, ServeProblem, solve_with_router
+from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.search.serve.to_plan import describe_solution, solution_refusals
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.routers import RouterPolicy
@@ -46,8 +46,7 @@ def missing_routers(problem: ServeProblem, best: ModeSolution) -> Iterator[Serve
             decode_policy=WEIGHTED if is_disaggregated else None,
             most_kinds=MOST_KINDS,
         )
-        solve = most_rate_with if goal.objective == "rate" else solve_with_router
-        solution = solve(problem, mode, router, best)
+        solution = solve_behind(problem, mode, router, best)
         if solution is None or solution.router is not router or solution.missed:
             continue
         gained = gain_ratio(objective_value(solution, goal), best, goal)

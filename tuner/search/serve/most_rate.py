@@ -32,9 +32,9 @@ from tuner.search.serve.solve_mode import (
     planned_routers,
     simulate_traffic,
     solve_instances,
-    solve_mode,
     solve_variants,
     solve_with_remaining_hits,
+    solve_with_router,
     tighter_problems,
 )
 from tuner.spec.serving.goal import Mode
@@ -57,24 +57,17 @@ def solve_goal(
         mode: to solve.
         may_refuse: leave out KV transfers that the engine's release refuses.
     """
-    if problem.spec.goal.objective == "rate":
-        return most_rate(problem, mode, may_refuse=may_refuse)
-    return solve_mode(problem, mode, may_refuse=may_refuse)
-
-
-def most_rate(problem: ServeProblem, mode: Mode, *, may_refuse: bool = True) -> ModeSolution | None:
-    """Find the instances with the highest rate, behind every router that is planned with."""
 
     def behind_routers(variant: ServeProblem) -> ModeSolution | None:
         solution: ModeSolution | None = None
         for router in planned_routers(variant.spec, mode):
-            solution = most_rate_with(variant, mode, router, solution, may_refuse=may_refuse)
+            solution = solve_behind(variant, mode, router, solution, may_refuse=may_refuse)
         return solution
 
     return solve_with_remaining_hits(problem, mode, behind_routers)
 
 
-def most_rate_with(
+def solve_behind(
     problem: ServeProblem,
     mode: Mode,
     router: RouterChoice,
@@ -82,15 +75,29 @@ def most_rate_with(
     *,
     may_refuse: bool = True,
 ) -> ModeSolution | None:
-    """Find the instances with the highest rate behind one router.
+    """Solve a mode by the goal's objective behind one router, where that may beat the best so far.
 
     Args:
         problem: of the mode.
         mode: to solve.
         router: how requests are spread.
-        before: the best so far; returned where nothing serves more.
+        before: the best so far; returned where nothing is better.
         may_refuse: leave out KV transfers that the engine's release refuses.
     """
+    if problem.spec.goal.objective == "rate":
+        return _most_rate_with(problem, mode, router, before, may_refuse=may_refuse)
+    return solve_with_router(problem, mode, router, before, may_refuse=may_refuse)
+
+
+def _most_rate_with(
+    problem: ServeProblem,
+    mode: Mode,
+    router: RouterChoice,
+    before: ModeSolution | None,
+    *,
+    may_refuse: bool,
+) -> ModeSolution | None:
+    """Find the instances with the highest rate behind one router."""
     least = goal_spare(problem)
     first = solve_variants(problem, mode, least, router=router, may_refuse=may_refuse)
     if not first:

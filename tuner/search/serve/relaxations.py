@@ -25,7 +25,6 @@ from tuner.search.serve.islands import island_layouts
 from tuner.search.serve.modes import ModeSolutions, requested_modes
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.preference import rank_solutions
-from tuner.search.serve.program import build_program, solve_program
 from tuner.search.serve.solve_mode import (
     PRICED_ROLES,
     ModeSolution,
@@ -37,6 +36,7 @@ from tuner.search.serve.solve_mode import (
     plainest_router,
     problem_variants,
     simulate_traffic,
+    solve_program_of,
 )
 from tuner.search.serve.to_plan import describe_missed, solution_refusals, to_decision
 from tuner.spec.cluster import Link, Pool
@@ -185,21 +185,9 @@ def _closest_in(
     problem: ServeProblem, mode: Mode, islands: Mapping[str, str], *, end_s: float
 ) -> Closest | None:
     spare_ratio, spare = problem.spec.goal.spare_ratio, goal_spare(problem)
-    program = build_program(
-        mode,
-        problem.options.options,
-        serving_pools=problem.serving_pools,
-        kv_transfers=problem.kv_transfers,
-        demand=problem.demand,
-        spare=spare,
-        most_rate=True,
-        islands=islands,
-    )
-    if program is None:
-        return None
-    solved = solve_program(program, time_limit_s=problem.settings.time_limit_s / 4.0)
-    plan = solved.outcome.solution
-    if plan is None:
+    solved = solve_program_of(problem, mode, spare, islands=islands, most_rate=True)
+    plan = None if solved is None else solved.outcome.solution
+    if solved is None or plan is None:
         return None
     groups = instance_groups(solved)
     most = min(plan.rate_per_s / (1.0 + spare_ratio) / problem.demand.rate_per_s, 1.0)

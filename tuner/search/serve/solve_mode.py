@@ -289,26 +289,6 @@ def _offload_variants(problem: ServeProblem) -> Iterator[ServeProblem]:
         )
 
 
-def solve_mode(
-    problem: ServeProblem, mode: Mode, *, may_refuse: bool = True
-) -> ModeSolution | None:
-    """Find the cheapest instances with which every target holds when the traffic is simulated.
-
-    Args:
-        problem: of the mode.
-        mode: to solve.
-        may_refuse: leave out KV transfers that the engine's release refuses.
-    """
-
-    def behind_routers(variant: ServeProblem) -> ModeSolution | None:
-        solution: ModeSolution | None = None
-        for router in planned_routers(variant.spec, mode):
-            solution = solve_with_router(variant, mode, router, solution, may_refuse=may_refuse)
-        return solution
-
-    return solve_with_remaining_hits(problem, mode, behind_routers)
-
-
 def solve_with_remaining_hits(
     problem: ServeProblem, mode: Mode, solve_once: Callable[[ServeProblem], ModeSolution | None]
 ) -> ModeSolution | None:
@@ -573,23 +553,51 @@ def _solve_layout(
     Modes whose routing is not planned take two kinds where one does not serve the traffic.
     """
     for kinds in (router.most_kinds,) if mode in ROUTED else (1, 2):
-        program = build_program(
-            mode,
-            problem.options.options,
-            serving_pools=problem.serving_pools,
-            kv_transfers=problem.kv_transfers,
-            demand=problem.demand,
-            spare=spare,
-            may_refuse=may_refuse,
-            most_kinds=kinds,
-            islands=islands,
+        solved = solve_program_of(
+            problem, mode, spare, islands=islands, may_refuse=may_refuse, most_kinds=kinds
         )
-        if program is None:
-            return None
-        solved = solve_program(program, time_limit_s=problem.settings.time_limit_s / 4.0)
-        if solved.outcome.solution is not None:
+        if solved is not None:
             return solved
     return None
+
+
+def solve_program_of(
+    problem: ServeProblem,
+    mode: Mode,
+    spare: Spare,
+    *,
+    islands: Mapping[str, str],
+    may_refuse: bool = True,
+    most_kinds: int = 1,
+    most_rate: bool = False,
+) -> SolvedProgram | None:
+    """Build and solve the program of a mode; None where it has no solution.
+
+    Args:
+        problem: of the mode.
+        mode: to solve.
+        spare: capacity beyond the traffic.
+        islands: of pools, by name, where each has a router of its own.
+        may_refuse: leave out KV transfers that the engine's release refuses.
+        most_kinds: of instances in one role, of one island where there are several.
+        most_rate: maximise the request rate of all pools instead of meeting the demand.
+    """
+    program = build_program(
+        mode,
+        problem.options.options,
+        serving_pools=problem.serving_pools,
+        kv_transfers=problem.kv_transfers,
+        demand=problem.demand,
+        spare=spare,
+        may_refuse=may_refuse,
+        most_rate=most_rate,
+        most_kinds=most_kinds,
+        islands=islands,
+    )
+    if program is None:
+        return None
+    solved = solve_program(program, time_limit_s=problem.settings.time_limit_s / 4.0)
+    return None if solved.outcome.solution is None else solved
 
 
 def _simulate_instances(

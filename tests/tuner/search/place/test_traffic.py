@@ -117,8 +117,8 @@ def test_the_problem_of_a_plan_is_stated_once(spec: PlaceSpec) -> None:
     text = spec.path.read_text()
     over = []
     for objective, stated in (
-        ("co_activation", candidates._cached_coactivation),
-        ("layer_chain", candidates._cached_chain),
+        ("co_activation", candidates.coactivation_problem),
+        ("layer_chain", candidates.chain_problem),
     ):
         spec.path.write_text(text.replace("co_activation", objective))
         before = stated.cache_info().misses

@@ -17,8 +17,9 @@ from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.islands import capacity_per_s, island_layouts, island_shares, prefixes_kept
+from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.simulation import InstanceGroup
-from tuner.search.serve.solve_mode import KEPT_TOLERANCE, build_serve_problem, solve_mode
+from tuner.search.serve.solve_mode import KEPT_TOLERANCE, build_serve_problem
 from tuner.search.serve.to_plan import plan_cautions
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
@@ -123,7 +124,7 @@ def test_a_session_finds_its_prefix_on_its_own_island_alone(tmp_path: Path) -> N
     problem = build_serve_problem(
         spec, tuple(price_serving_pool(one, ()) for one in spec.cluster.pools), settings
     )
-    found = solve_mode(problem, "aggregated")
+    found = solve_goal(problem, "aggregated")
     assert found is not None
     shares = island_shares(found.groups).values()
     assert len(shares) == 2

@@ -11,7 +11,7 @@ from tuner.goals.registry import goal_of
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.modes import solve_modes
-from tuner.search.serve.most_rate import RATE_STEP, at_rate, most_rate, most_rate_with
+from tuner.search.serve.most_rate import RATE_STEP, at_rate, solve_behind, solve_goal
 from tuner.search.serve.routers import router_choices
 from tuner.search.serve.solve_mode import (
     ServeProblem,
@@ -72,7 +72,7 @@ def test_even_arrivals_are_served_up_to_what_the_instances_can(spec: Spec) -> No
         option.devices: option.rate_per_s / option.devices
         for option in sorted(problem.options.options, key=lambda one: one.rate_per_s)
     }
-    found = most_rate(problem, "aggregated")
+    found = solve_goal(problem, "aggregated")
     assert found is not None
     assert found.rate_per_s is not None
     assert not found.missed_without_spare
@@ -87,7 +87,7 @@ def test_a_rate_above_what_is_found_misses_a_target(spec: Spec) -> None:
                 nodes=1, engine="sglang", traffic="{input_tokens: 8192, output_tokens: 20}", slo=slo
             )
         )
-        found = most_rate(problem, "aggregated")
+        found = solve_goal(problem, "aggregated")
         assert found is not None
         assert found.rate_per_s is not None
         assert found.missed_without_spare
@@ -114,7 +114,7 @@ def test_more_devices_and_longer_targets_never_serve_less(spec: Spec) -> None:
             (1, "{tpot: {p90: 40ms}}"),
             (2, "{tpot: {p90: 40ms}}"),
         )
-        if (served := most_rate(question_of_spec(spec(nodes=nodes, slo=slo)), "aggregated"))
+        if (served := solve_goal(question_of_spec(spec(nodes=nodes, slo=slo)), "aggregated"))
     ]
     assert rates[0] <= rates[1] * (1.0 + RATE_STEP)
     assert rates[2] == pytest.approx(2.0 * rates[1], rel=0.05)
@@ -126,8 +126,8 @@ def test_several_kinds_behind_a_router_that_follows_load_serve_more_than_one(spe
     pools = ", {name: h20, device: h20, nodes: 2, devices_per_node: 1}"
     problem = question_of_spec(spec(nodes=2, more_pools=pools))
     one_kind, by_load = router_choices(problem.spec.goal, problem.spec.emit, "aggregated")
-    one = most_rate_with(problem, "aggregated", one_kind, None)
-    found = most_rate(problem, "aggregated")
+    one = solve_behind(problem, "aggregated", one_kind, None)
+    found = solve_goal(problem, "aggregated")
     assert one is not None
     assert found is not None
     assert {group.option.serving_pool.pool.name for group in one.groups} == {"h100"}
