@@ -88,6 +88,8 @@ class CandidatePrices:
     """Of the device with the highest peak."""
     layers_PC: Ints
     """Layers of every device; rows beyond a candidate's pipeline are 0."""
+    full: Ints
+    """Candidates whose balanced layout exceeds memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,6 +116,15 @@ class TimePiece:
 
     def __len__(self) -> int:
         return len(self.at)
+
+    def taken(self, at: Ints) -> "TimePiece":
+        """Return some of its candidates."""
+        return replace(
+            self,
+            at=self.at[at],
+            strategies=taken(self.strategies, at),
+            units=self.units.taken(at),
+        )
 
 
 def price_batch(problem: TrainProblem, options: OptionSpace, candidates: Candidates) -> Batch:
@@ -153,25 +164,33 @@ def price(
         problem: model, devices and limits.
         options: axes that the candidates' choices refer to.
         candidates: to price.
-        is_moved_to_fit: move layers off devices that are too full in the balanced layout.
+        is_moved_to_fit: move layers off devices that are too full in the balanced layout, where
+            that fits.
     """
     batch = price_batch(problem, options, candidates)
     pieces = tuple(time_pieces(options, batch))
     layers_PC = np.zeros((int(candidates.rows["pipeline"].max()), len(candidates)), dtype=np.int64)
     for piece in pieces:
         layers_PC[: piece.pipeline, piece.at] = balanced_layers(batch, piece)
-    if is_moved_to_fit:
-        bytes_PC = bytes_of_devices(problem, batch.strategies, candidates, layers_PC)
+    bytes_PC = bytes_of_devices(problem, batch.strategies, candidates, layers_PC)
+    full = np.flatnonzero(bytes_PC.max(axis=0) > problem.memory_limit_bytes)
+    if len(full) and is_moved_to_fit:
         for piece in pieces:
-            _move_layers(batch, piece, layers_PC, bytes_PC)
+            _move_layers(
+                batch, piece.taken(np.flatnonzero(np.isin(piece.at, full))), layers_PC, bytes_PC
+            )
+        bytes_PC[:, full] = bytes_of_devices(
+            problem, taken(batch.strategies, full), candidates.taken(full), layers_PC[:, full]
+        )
     dense_PC = _dense_on_devices(problem, candidates, layers_PC)
     step_s = np.empty(len(candidates))
     for piece in pieces:
         at = np.s_[: piece.pipeline, piece.at]
         stages = _on_devices(problem, layers_PC[at], dense_PC[at])
         step_s[piece.at] = assemble_step(problem, piece, stages).step_s
-    bytes_PC = bytes_of_devices(problem, batch.strategies, candidates, layers_PC)
-    return CandidatePrices(step_s=step_s, peak_bytes=bytes_PC.max(axis=0), layers_PC=layers_PC)
+    return CandidatePrices(
+        step_s=step_s, peak_bytes=bytes_PC.max(axis=0), layers_PC=layers_PC, full=full
+    )
 
 
 def candidate_bound_s(
@@ -310,7 +329,7 @@ def _fewest(batch: Batch, piece: TimePiece) -> Ints:
 def _move_layers(batch: Batch, piece: TimePiece, layers_PC: Ints, bytes_PC: Floats) -> None:
     """Replace layouts that do not fit by ones that do, where there are any."""
     problem = batch.problem
-    if piece.pipeline == 1 or not problem.capabilities.uneven_layout:
+    if not len(piece) or piece.pipeline == 1 or not problem.capabilities.uneven_layout:
         return
     at = np.s_[: piece.pipeline, piece.at]
     room_PC = (problem.memory_limit_bytes - bytes_PC[at]) / _layer_bytes(batch, piece)
@@ -384,19 +403,6 @@ def times_of_kinds(problem: TrainProblem, piece: TimePiece) -> PassTimes:
         embedding_s=of_kind["embedding_SC"],
         end_s=of_kind["head_SC"] + problem.shape.mtp_layers * of_kind["mtp_SC"],
     )
-
-
-def price_to_fit(
-    problem: TrainProblem, options: OptionSpace, candidates: Candidates
-) -> tuple[CandidatePrices, Ints]:
-    """Price candidates in balanced layouts; where those exceed memory, in one that fits."""
-    prices = price(problem, options, candidates)
-    full = np.flatnonzero(prices.peak_bytes > problem.memory_limit_bytes)
-    if len(full):
-        moved = price(problem, options, candidates.taken(full), is_moved_to_fit=True)
-        prices.step_s[full], prices.peak_bytes[full] = moved.step_s, moved.peak_bytes
-        prices.layers_PC[: len(moved.layers_PC), full] = moved.layers_PC
-    return prices, full
 
 
 def candidate_bound_in_memory_s(

@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from tuner.config.knobs import OFFLOADS
 from tuner.search.train.axes import RecomputeChoice
-from tuner.search.train.candidate_prices import candidate_bound_s, price_to_fit
+from tuner.search.train.candidate_prices import candidate_bound_s, price
 from tuner.search.train.candidates import Candidates, to_strategies
 from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory import bytes_of_devices, may_fit
@@ -461,7 +461,7 @@ def _nearby_options(search: SearchOutcome, *, limit_s: float) -> Solutions | Non
         if not len(kept):
             continue
         some = candidates.taken(kept)
-        prices, _ = price_to_fit(search.problem, search.options, some)
+        prices = price(search.problem, search.options, some, is_moved_to_fit=True)
         fits = prices.peak_bytes <= search.problem.memory_limit_bytes
         good = np.flatnonzero(fits & (prices.step_s <= limit_s))
         if not len(good):

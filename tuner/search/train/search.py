@@ -41,8 +41,8 @@ from tuner.search.train.candidate_prices import (
     CandidatePrices,
     candidate_bound_in_memory_s,
     candidate_bound_s,
+    price,
     price_batch,
-    price_to_fit,
 )
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Degrees, Table, legal_degrees
@@ -103,7 +103,32 @@ def search(
         known: a space that was searched before at the same prices. Its decisions are left out, and
             what is not priced is not counted.
     """
-    return _Run(problem, settings, known).result()
+    run = _Run(problem, settings, known)
+    watch = run.settings.watch
+    watch(space_event(run.legal, sum(run.illegal.values()), run.degrees))
+    bound_N = partial_bounds_s(run.problem, run.options, run.degrees)
+    watch(bounds_event(len(bound_N), float(bound_N.min(initial=np.inf))))
+    order = np.argsort(bound_N, kind="stable")
+    order = order[bound_N[order] <= run.threshold_s()]
+    if not np.isfinite(run.settings.below_s):
+        seeds = run.seeds(order)
+        run.visit(run.open_partials(seeds))
+        order = order[~np.isin(order, seeds)]
+    pending: list[Rows] = []
+    for batch in batches(order, run.degrees.num_pairs_N, first=run.first_rows()):
+        batch_bound_s = float(bound_N[batch[0]])
+        if batch_bound_s > run.threshold_s():
+            break
+        done = int((bound_N < batch_bound_s).sum())
+        watch(run.batch_event(batch_bound_s, done, len(bound_N), "partial rows"))
+        if run.deadline.is_over:
+            run.leave_open_partials(batch, batch_bound_s)
+            continue
+        pending += run.open_partials(batch[bound_N[batch] <= run.threshold_s()])
+    run.visit(pending)
+    outcome = run.summary()
+    watch(result_event(outcome))
+    return outcome
 
 
 class _Run:
@@ -112,91 +137,63 @@ class _Run:
     def __init__(
         self, problem: TrainProblem, settings: SearchSettings, known: SearchedSpace | None
     ) -> None:
-        self._problem = problem
-        self._settings = settings
-        self._deadline = settings.begin()
-        self._options = option_space(problem)
-        self._degrees = legal_degrees(problem)
+        self.problem = problem
+        self.settings = settings
+        self.deadline = settings.begin()
+        self.options = option_space(problem)
+        self.degrees = legal_degrees(problem)
         is_whole = known is None
-        self._legal, self._illegal = space(self._options, self._degrees) if is_whole else (0, {})
-        self._tables = OptionTables(options=self._options, known=known)
-        self._solutions: Solutions | None = None
-        self._bound_s = np.inf
-        self._priced = 0
-        self._open = 0
+        self.legal, self.illegal = space(self.options, self.degrees) if is_whole else (0, {})
+        self.tables = OptionTables(options=self.options, known=known)
+        self.solutions: Solutions | None = None
+        self.bound_s = np.inf
+        self.priced = 0
+        self.open = 0
 
-    def result(self) -> SearchOutcome:
-        """Run the search."""
-        watch = self._settings.watch
-        watch(space_event(self._legal, sum(self._illegal.values()), self._degrees))
-        bound_N = partial_bounds_s(self._problem, self._options, self._degrees)
-        watch(bounds_event(len(bound_N), float(bound_N.min(initial=np.inf))))
-        order = np.argsort(bound_N, kind="stable")
-        order = order[bound_N[order] <= self._threshold_s()]
-        if not np.isfinite(self._settings.below_s):
-            seeds = self._seeds(order)
-            self._visit(self._open_partials(seeds))
-            order = order[~np.isin(order, seeds)]
-        pending: list[Rows] = []
-        for batch in batches(order, self._degrees.num_pairs_N, first=self._first_rows()):
-            batch_bound_s = float(bound_N[batch[0]])
-            if batch_bound_s > self._threshold_s():
-                break
-            done = int((bound_N < batch_bound_s).sum())
-            watch(self._batch_event(batch_bound_s, done, len(bound_N), "partial rows"))
-            if self._deadline.is_over:
-                self._leave_open_partials(batch, batch_bound_s)
-                continue
-            pending += self._open_partials(batch[bound_N[batch] <= self._threshold_s()])
-        self._visit(pending)
-        outcome = self._summary()
-        watch(result_event(outcome))
-        return outcome
-
-    def _first_rows(self) -> int:
+    def first_rows(self) -> int:
         """Rows of the first batch: few while there is no threshold yet."""
-        return MOST_ROWS if np.isfinite(self._settings.below_s) else FIRST_ROWS
+        return MOST_ROWS if np.isfinite(self.settings.below_s) else FIRST_ROWS
 
-    def _batch_event(self, batch_bound_s: float, done: int, total: int, what: str) -> PlanningEvent:
-        bound_s = min(batch_bound_s, self._bound_s)
+    def batch_event(self, batch_bound_s: float, done: int, total: int, what: str) -> PlanningEvent:
+        bound_s = min(batch_bound_s, self.bound_s)
         return batch_event(
-            f"{done} of {total} {what}", best_s=self._best_s(), bound_s=bound_s, priced=self._priced
+            f"{done} of {total} {what}", best_s=self.best_s(), bound_s=bound_s, priced=self.priced
         )
 
-    def _seeds(self, order: Ints) -> Ints:
+    def seeds(self, order: Ints) -> Ints:
         """The best partial rows of every pipeline size, to get a threshold early."""
-        pipeline = self._degrees.dense_D["pipeline"][self._degrees.partials_N["dense"][order]]
+        pipeline = self.degrees.dense_D["pipeline"][self.degrees.partials_N["dense"][order]]
         return order[rank_within(pipeline) < SEEDS]
 
-    def _open_partials(self, partials: Ints) -> list[Rows]:
+    def open_partials(self, partials: Ints) -> list[Rows]:
         """Bound the rows of some partial rows; drop what cannot fit."""
-        rows = self._degrees.rows(partials)
+        rows = self.degrees.rows(partials)
         return [
             part
-            for table, chosen in self._tables.by_kind(rows)
-            for part in self._open_kind(table, take_rows(rows, chosen))
+            for table, chosen in self.tables.by_kind(rows)
+            for part in self.open_kind(table, take_rows(rows, chosen))
         ]
 
-    def _open_kind(self, table: OptionTable, rows: Table) -> Iterator[Rows]:
-        has_threshold = bool(np.isfinite(self._threshold_s()))
+    def open_kind(self, table: OptionTable, rows: Table) -> Iterator[Rows]:
+        has_threshold = bool(np.isfinite(self.threshold_s()))
         if not has_threshold:
             # There is no threshold yet, so first drop what cannot fit.
-            rows = take_rows(rows, self._rows_that_may_fit(table, rows))
+            rows = take_rows(rows, self.rows_that_may_fit(table, rows))
         if not len(rows["tensor"]):
             return
-        allowed = allowed_by(self._options, table)
-        bound_CD = self._dispatch_bounds_s(table, table.leading_D, rows, allowed)
-        kept = np.flatnonzero(bound_CD.min(axis=1) <= self._threshold_s())
+        allowed = allowed_by(self.options, table)
+        bound_CD = self.dispatch_bounds_s(table, table.leading_D, rows, allowed)
+        kept = np.flatnonzero(bound_CD.min(axis=1) <= self.threshold_s())
         if has_threshold:
-            kept = kept[self._rows_that_may_fit(table, take_rows(rows, kept))]
+            kept = kept[self.rows_that_may_fit(table, take_rows(rows, kept))]
         if len(kept):
             rows = take_rows(rows, kept)
             yield Rows(table=table, rows=rows, bound_CD=bound_CD[kept], allowed=allowed)
 
-    def _rows_that_may_fit(self, table: OptionTable, rows: Table) -> Ints:
-        return np.flatnonzero(row_fits(self._problem, self._options, table, rows))
+    def rows_that_may_fit(self, table: OptionTable, rows: Table) -> Ints:
+        return np.flatnonzero(row_fits(self.problem, self.options, table, rows))
 
-    def _visit(self, opened_rows: list[Rows]) -> None:
+    def visit(self, opened_rows: list[Rows]) -> None:
         """Visit rows in the order of their bounds, a batch at a time."""
         parts = merge_by_table(opened_rows)
         least_C = np.concatenate([np.zeros(0), *(part.least_C for part in parts)])
@@ -205,30 +202,30 @@ class _Run:
             [np.zeros(0, np.int64), *(np.arange(len(p.least_C)) for p in parts)]
         )
         order = np.argsort(least_C, kind="stable")
-        for batch in batches(order, np.ones_like(order), first=self._first_rows()):
+        for batch in batches(order, np.ones_like(order), first=self.first_rows()):
             batch_bound_s = float(least_C[batch[0]])
-            if batch_bound_s > self._threshold_s():
+            if batch_bound_s > self.threshold_s():
                 return
             done = int((least_C < batch_bound_s).sum())
-            self._settings.watch(self._batch_event(batch_bound_s, done, len(order), "rows"))
-            here = batch[least_C[batch] <= self._threshold_s()]
+            self.settings.watch(self.batch_event(batch_bound_s, done, len(order), "rows"))
+            here = batch[least_C[batch] <= self.threshold_s()]
             for index in np.unique(part_C[here]):
                 rows = parts[index].taken(place_C[here[part_C[here] == index]])
-                if self._deadline.is_over:
-                    self._leave_open_rows(rows)
+                if self.deadline.is_over:
+                    self.leave_open_rows(rows)
                 else:
-                    self._visit_dispatch_level(self._bounded(rows))
+                    self.visit_dispatch_level(self.bounded(rows))
 
-    def _bounded(self, rows: Rows) -> Rows:
+    def bounded(self, rows: Rows) -> Rows:
         """Bound rows at every dispatch setting."""
         table = rows.table
         others = tuple(f for f in range(len(table.dispatch_DA)) if f not in table.leading_D)
         bound_CD = np.empty((len(rows.least_C), len(table.dispatch_DA)))
         bound_CD[:, table.leading_D] = rows.bound_CD
-        bound_CD[:, others] = self._dispatch_bounds_s(table, others, rows.rows, rows.allowed)
+        bound_CD[:, others] = self.dispatch_bounds_s(table, others, rows.rows, rows.allowed)
         return replace(rows, bound_CD=bound_CD)
 
-    def _dispatch_bounds_s(
+    def dispatch_bounds_s(
         self, table: OptionTable, dispatch: Sequence[int], rows: Table, allowed: Allowed
     ) -> Floats:
         """Bound every row at every given dispatch setting, [C, D], as one batch of candidates."""
@@ -237,37 +234,37 @@ class _Run:
             return np.empty((count, 0))
         every = {name: np.repeat(column, len(dispatch)) for name, column in rows.items()}
         options_CA = np.tile(table.dispatch_DA[list(dispatch)], (count, 1))
-        return self._bounds(with_options(table, every, options_CA), allowed).reshape(
+        return self.bounds(with_options(table, every, options_CA), allowed).reshape(
             count, len(dispatch)
         )
 
-    def _bounds(self, candidates: Candidates, allowed: Allowed) -> Floats:
-        batch = price_batch(self._problem, self._options, candidates)
+    def bounds(self, candidates: Candidates, allowed: Allowed) -> Floats:
+        batch = price_batch(self.problem, self.options, candidates)
         units = batch.times.taken(batch.time_of_C)
-        return degrees_bound_s(self._problem, batch.strategies, units, allowed)
+        return degrees_bound_s(self.problem, batch.strategies, units, allowed)
 
-    def _visit_dispatch_level(self, rows: Rows) -> None:
+    def visit_dispatch_level(self, rows: Rows) -> None:
         """Visit the dispatch settings of rows in the order of their bounds, a few at a time."""
         table, best_s = rows.table, np.full(len(rows.bound_CD), np.inf)
-        row, dispatch = np.nonzero(rows.bound_CD <= self._threshold_s())
+        row, dispatch = np.nonzero(rows.bound_CD <= self.threshold_s())
         order = np.argsort(rows.bound_CD[row, dispatch], kind="stable")
         row, dispatch = row[order], dispatch[order]
         start, most = 0, FIRST_DISPATCH
         while start < len(row):
-            if self._deadline.is_over:
-                self._leave_open_dispatch(rows, row[start:], dispatch[start:])
+            if self.deadline.is_over:
+                self.leave_open_dispatch(rows, row[start:], dispatch[start:])
                 return
             stop, most = start + most, min(2 * most, MOST_DISPATCH)
             here, of = row[start:stop], dispatch[start:stop]
-            wanted = rows.bound_CD[here, of] <= np.minimum(self._threshold_s(), best_s[here])
+            wanted = rows.bound_CD[here, of] <= np.minimum(self.threshold_s(), best_s[here])
             here, of = here[wanted], of[wanted]
             some = take_rows(rows.rows, here)
-            fits_without = fits_without_recompute(self._problem, self._options, table, some, of)
-            self._visit_no_recompute_level(rows, here[fits_without], of[fits_without], best_s)
-            self._visit_recompute_level(rows, here[~fits_without], of[~fits_without], best_s)
+            fits_without = fits_without_recompute(self.problem, self.options, table, some, of)
+            self.visit_no_recompute_level(rows, here[fits_without], of[fits_without], best_s)
+            self.visit_recompute_level(rows, here[~fits_without], of[~fits_without], best_s)
             start = stop
 
-    def _visit_no_recompute_level(
+    def visit_no_recompute_level(
         self, rows: Rows, row: Ints, dispatch: Ints, best_s: Floats
     ) -> None:
         """Bound everything but recomputation, then expand what is below the threshold."""
@@ -278,16 +275,16 @@ class _Run:
         if not len(row):
             return
         every = with_options(table, take_rows(rows.rows, row), table.no_recompute_NA[no_recompute])
-        bound_s = candidate_bound_s(self._problem, self._options, every)
-        kept = np.flatnonzero(bound_s <= np.minimum(self._threshold_s(), best_s[row]))
-        kept = kept[no_recompute_level_fits(self._problem, self._options, every.taken(kept))]
-        for now in self._in_order(kept, bound_s, row, best_s):
+        bound_s = candidate_bound_s(self.problem, self.options, every)
+        kept = np.flatnonzero(bound_s <= np.minimum(self.threshold_s(), best_s[row]))
+        kept = kept[no_recompute_level_fits(self.problem, self.options, every.taken(kept))]
+        for now in self.in_order(kept, bound_s, row, best_s):
             of, place = expand_runs(
                 table.count_of_N[no_recompute[now]], table.start_of_N[no_recompute[now]]
             )
-            self._visit_options(rows, row[now][of], place, best_s)
+            self.visit_options(rows, row[now][of], place, best_s)
 
-    def _visit_recompute_level(self, rows: Rows, row: Ints, dispatch: Ints, best_s: Floats) -> None:
+    def visit_recompute_level(self, rows: Rows, row: Ints, dispatch: Ints, best_s: Floats) -> None:
         """Bound recomputation settings, drop those that cannot fit, expand the rest."""
         table = rows.table
         row, recompute = expand_dispatch_level(
@@ -296,60 +293,58 @@ class _Run:
         if not len(row):
             return
         every = with_options(table, take_rows(rows.rows, row), table.recompute_RA[recompute])
-        bound_s = self._bounds(every, rows.allowed)
-        kept = np.flatnonzero(bound_s <= np.minimum(self._threshold_s(), best_s[row]))
+        bound_s = self.bounds(every, rows.allowed)
+        kept = np.flatnonzero(bound_s <= np.minimum(self.threshold_s(), best_s[row]))
         some = take_rows(rows.rows, row[kept])
-        kept = kept[
-            recompute_level_fits(self._problem, self._options, table, some, recompute[kept])
-        ]
-        for now in self._in_order(kept, bound_s, row, best_s):
+        kept = kept[recompute_level_fits(self.problem, self.options, table, some, recompute[kept])]
+        for now in self.in_order(kept, bound_s, row, best_s):
             of, place = expand_runs(
                 table.count_of_R[recompute[now]], table.start_of_R[recompute[now]]
             )
-            self._visit_options(rows, row[now][of], table.by_recompute_T[place], best_s)
+            self.visit_options(rows, row[now][of], table.by_recompute_T[place], best_s)
 
-    def _in_order(self, kept: Ints, bound_s: Floats, row: Ints, best_s: Floats) -> Iterator[Ints]:
+    def in_order(self, kept: Ints, bound_s: Floats, row: Ints, best_s: Floats) -> Iterator[Ints]:
         """Yield groups below the threshold, those of the lowest bounds first."""
         kept = kept[np.argsort(bound_s[kept], kind="stable")]
         start, most = 0, FIRST_GROUPS
         while start < len(kept):
             now = kept[start : start + most]
             start, most = start + most, min(2 * most, MOST_GROUPS)
-            now = now[bound_s[now] <= np.minimum(self._threshold_s(), best_s[row[now]])]
+            now = now[bound_s[now] <= np.minimum(self.threshold_s(), best_s[row[now]])]
             if len(now):
                 yield now
 
-    def _visit_options(self, rows: Rows, row: Ints, option: Ints, best_s: Floats) -> None:
+    def visit_options(self, rows: Rows, row: Ints, option: Ints, best_s: Floats) -> None:
         """Bound options, then price those left in time and memory; keep the best of every row.
 
         Layers are moved where memory requires it.
         """
         table = rows.table
         candidates = with_options(table, take_rows(rows.rows, row), table.options_TA[option])
-        bound_s = candidate_bound_s(self._problem, self._options, candidates)
-        kept = np.flatnonzero(bound_s <= np.minimum(self._threshold_s(), best_s[row]))
-        kept = kept[may_fit(self._problem, self._options, candidates.taken(kept))]
+        bound_s = candidate_bound_s(self.problem, self.options, candidates)
+        kept = np.flatnonzero(bound_s <= np.minimum(self.threshold_s(), best_s[row]))
+        kept = kept[may_fit(self.problem, self.options, candidates.taken(kept))]
         kept = kept[np.argsort(bound_s[kept], kind="stable")]
         is_first = rank_within(row[kept]) < PRICED_FIRST
         for part in (kept[is_first], kept[~is_first]):
-            now = part[bound_s[part] <= np.minimum(self._threshold_s(), best_s[row[part]])]
+            now = part[bound_s[part] <= np.minimum(self.threshold_s(), best_s[row[part]])]
             if not len(now):
                 continue
             some, least_s = candidates.taken(now), bound_s[now]
-            prices, full = price_to_fit(self._problem, self._options, some)
-            self._priced += len(some)
-            if len(full):
-                least_s[full] = candidate_bound_in_memory_s(
-                    self._problem, self._options, some.taken(full)
+            prices = price(self.problem, self.options, some, is_moved_to_fit=True)
+            self.priced += len(some)
+            if len(prices.full):
+                least_s[prices.full] = candidate_bound_in_memory_s(
+                    self.problem, self.options, some.taken(prices.full)
                 )
-            self._record(some, row[now], prices, best_s)
+            self.record(some, row[now], prices, best_s)
             # It may be faster in another pipeline layout than in the one it was priced in.
-            self._bound_s = min(self._bound_s, float(least_s.min()))
+            self.bound_s = min(self.bound_s, float(least_s.min()))
 
-    def _best_s(self) -> float:
-        return np.inf if self._solutions is None else float(self._solutions.step_s[0])
+    def best_s(self) -> float:
+        return np.inf if self.solutions is None else float(self.solutions.step_s[0])
 
-    def _record(
+    def record(
         self,
         candidates: Candidates,
         row: Ints,
@@ -357,7 +352,7 @@ class _Run:
         best_s: Floats,
     ) -> None:
         """Keep the best option of every row that fits with one."""
-        fitting = np.flatnonzero(prices.peak_bytes <= self._problem.memory_limit_bytes)
+        fitting = np.flatnonzero(prices.peak_bytes <= self.problem.memory_limit_bytes)
         if not len(fitting):
             return
         order = fitting[np.argsort(prices.step_s[fitting], kind="stable")]
@@ -371,56 +366,56 @@ class _Run:
             peak_bytes=prices.peak_bytes[better],
             layers_PC=prices.layers_PC[:, better],
         )
-        self._solutions = new if self._solutions is None else self._solutions.concat_best(new)
+        self.solutions = new if self.solutions is None else self.solutions.concat_best(new)
 
-    def _threshold_s(self) -> float:
+    def threshold_s(self) -> float:
         """Step time above which nothing is of interest.
 
         The slower one of the K-th best layout and of the ties with the best.
         """
-        if self._solutions is None:
-            return self._settings.below_s
-        rows = rows_of_layouts(self._solutions.layouts(), top=self._settings.top)
+        if self.solutions is None:
+            return self.settings.below_s
+        rows = rows_of_layouts(self.solutions.layouts(), top=self.settings.top)
         if rows is None:
-            return self._settings.below_s
-        steps_s = self._solutions.step_s
-        tie_s = float(steps_s[0]) * (1.0 + self._settings.band_ratio)
-        return min(max(float(steps_s[rows - 1]), tie_s), self._settings.below_s)
+            return self.settings.below_s
+        steps_s = self.solutions.step_s
+        tie_s = float(steps_s[0]) * (1.0 + self.settings.band_ratio)
+        return min(max(float(steps_s[rows - 1]), tie_s), self.settings.below_s)
 
-    def _leave_open_partials(self, partials: Ints, bound_s: float) -> None:
+    def leave_open_partials(self, partials: Ints, bound_s: float) -> None:
         """Out of time: only the bound of these partial rows is known."""
-        self._bound_s = min(self._bound_s, bound_s)
-        for table, chosen in self._tables.by_kind(self._degrees.rows(partials)):
-            self._open += len(chosen) * table.num_legal
+        self.bound_s = min(self.bound_s, bound_s)
+        for table, chosen in self.tables.by_kind(self.degrees.rows(partials)):
+            self.open += len(chosen) * table.num_legal
 
-    def _leave_open_rows(self, rows: Rows) -> None:
-        self._bound_s = min(self._bound_s, float(rows.least_C.min()))
-        self._open += len(rows.least_C) * rows.table.num_legal
+    def leave_open_rows(self, rows: Rows) -> None:
+        self.bound_s = min(self.bound_s, float(rows.least_C.min()))
+        self.open += len(rows.least_C) * rows.table.num_legal
 
-    def _leave_open_dispatch(self, rows: Rows, row: Ints, dispatch: Ints) -> None:
-        self._bound_s = min(self._bound_s, float(rows.bound_CD[row, dispatch].min()))
+    def leave_open_dispatch(self, rows: Rows, row: Ints, dispatch: Ints) -> None:
+        self.bound_s = min(self.bound_s, float(rows.bound_CD[row, dispatch].min()))
         table = rows.table
         options_D = np.bincount(
             table.dispatch_of_N, weights=table.count_of_N, minlength=len(table.dispatch_DA)
         )
-        self._open += int(options_D[dispatch].sum())
+        self.open += int(options_D[dispatch].sum())
 
-    def _summary(self) -> SearchOutcome:
-        solutions = self._solutions
+    def summary(self) -> SearchOutcome:
+        solutions = self.solutions
         return SearchOutcome(
-            problem=self._problem,
-            options=self._options,
-            degrees=self._degrees,
+            problem=self.problem,
+            options=self.options,
+            degrees=self.degrees,
             solutions=solutions,
-            bound_s=min(self._bound_s, self._best_s()),
-            complete_s=0.0 if self._open else self._threshold_s(),
+            bound_s=min(self.bound_s, self.best_s()),
+            complete_s=0.0 if self.open else self.threshold_s(),
             counts=Space(
-                priced=self._priced,
-                bounded=max(0, self._legal - self._priced - self._open),
-                illegal=sum(self._illegal.values()),
-                open=self._open,
+                priced=self.priced,
+                bounded=max(0, self.legal - self.priced - self.open),
+                illegal=sum(self.illegal.values()),
+                open=self.open,
             ),
-            solve_s=self._deadline.elapsed_s,
+            solve_s=self.deadline.elapsed_s,
         )
 
 

@@ -11,7 +11,7 @@ from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
 from tuner.engines.manifest import anything
-from tuner.search.train.candidate_prices import price_to_fit
+from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.problem import TrainProblem
@@ -81,7 +81,7 @@ def priced_one_by_one(outcome: SearchOutcome) -> Solutions:
                 for at, axis in enumerate(outcome.options.choices)
             },
         )
-        prices, _ = price_to_fit(outcome.problem, outcome.options, candidates)
+        prices = price(outcome.problem, outcome.options, candidates, is_moved_to_fit=True)
         some = Solutions(
             candidates=candidates,
             step_s=prices.step_s,

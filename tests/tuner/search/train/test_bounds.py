@@ -17,7 +17,6 @@ from tuner.search.train.candidate_prices import (
     candidate_bound_s,
     price,
     price_batch,
-    price_to_fit,
 )
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Degrees, legal_degrees
@@ -173,7 +172,7 @@ def test_what_fits_is_left_standing_at_every_level(
     again_of_T[table.by_recompute_T] = np.repeat(
         np.arange(len(table.recompute_RA)), table.count_of_R
     )
-    prices, _ = price_to_fit(problem, options, some)
+    prices = price(problem, options, some, is_moved_to_fit=True)
     fits = prices.peak_bytes <= problem.memory_limit_bytes
 
     assert row_fits(problem, options, table, some.rows)[fits].all()
