@@ -97,7 +97,7 @@ def _divided(launch: LaunchSettings, model: ModelSpec) -> Iterator[int]:
     if launch.pipeline == 1 and launch.uneven_division:
         yield model.num_layers
         return
-    stages = _num_stages(launch, model, total)
+    stages = _num_stages(launch, total)
     if total % stages and not launch.uneven_division:
         raise SpecError(
             f"{launch.source}: {total} layers ({model.num_layers} of {model.name}"
@@ -117,7 +117,7 @@ def _divided(launch: LaunchSettings, model: ModelSpec) -> Iterator[int]:
     yield from counts
 
 
-def _num_stages(launch: LaunchSettings, model: ModelSpec, total: int) -> int:
+def _num_stages(launch: LaunchSettings, total: int) -> int:
     each = launch.layers_per_virtual_stage
     if each is None:
         virtual = launch.virtual_pipeline or 1

@@ -14,11 +14,11 @@ from profilers.routing.recording import Recording
 from tuner.costs.lookups import Lookups, NotedPrices
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.goals.place_folder import read_holdout_pass, read_place_plan, write_place_verified
-from tuner.goals.planning_time import with_planning_time
 from tuner.goals.profiles import pool_profile
 from tuner.goals.train_plan import version
 from tuner.paths import AnyPath, plan_folder, to_paths
 from tuner.plans.place import PlacePlan, PlaceProvenance
+from tuner.plans.proof import with_planning_time
 from tuner.report.placement_maps import heat_maps
 from tuner.search.place.links import LinkSource
 from tuner.search.place.plan_place import make_place_plan

@@ -194,10 +194,6 @@ def _usual_changes(plan: ServePlan) -> tuple[LimitChange, ...]:
     return (*requested, LimitChange(key=key, value="x2"))
 
 
-def _other_kernels(plan: ServePlan, profiles: Sequence[Path]) -> tuple[str, ...]:
-    return kernels_changed(plan.provenance.kernels_sha256, plan.cluster, profiles)
-
-
 def _replay(
     folder: Path, *, profiles: Sequence[Path] = (), watch: ProgressListener = ignore_progress
 ) -> Replay | None:
@@ -253,5 +249,7 @@ GOAL: Final = Goal(
     ratio_band=serve_ratio_band,
     stored_figures=serve_figures,
     seconds=seconds_by_cause,
-    other_kernels=_other_kernels,
+    other_kernels=lambda plan, profiles: kernels_changed(
+        plan.provenance.kernels_sha256, plan.cluster, profiles
+    ),
 )

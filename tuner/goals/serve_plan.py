@@ -16,10 +16,10 @@ from tuner.costs.serve.lookups import noting
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
-from tuner.goals.planning_time import with_planning_time
 from tuner.goals.serve_kernels import kernel_hashes
 from tuner.goals.train_plan import version
 from tuner.paths import AnyPath, to_paths
+from tuner.plans.proof import with_planning_time
 from tuner.plans.serve import ServePlan, ServeProvenance
 from tuner.search.serve.options import ServingPool
 from tuner.search.serve.plan_serve import make_serve_plan

@@ -1,9 +1,21 @@
-"""What a certificate proves, in words."""
+"""What a certificate proves, in words, and the wall time of planning that it states.
+
+That time includes reading, every search (also for unlaunchable features and relaxations),
+simulation and comparison; not the start of the program, nor writing files.
+"""
 
 import math
+from typing import TYPE_CHECKING, TypeVar
 
 from tuner.plans.train import Certificate
 from tuner.units import format_ratio
+
+if TYPE_CHECKING:
+    from tuner.plans.place import PlacePlan
+    from tuner.plans.serve import ServePlan
+    from tuner.plans.train import Plan
+
+AnyPlan = TypeVar("AnyPlan", "Plan", "ServePlan", "PlacePlan")
 
 
 def certificate_line(certificate: Certificate) -> str:
@@ -45,3 +57,9 @@ def proof_words(certificate: Certificate) -> str:
     if certificate.status == "unknown":
         return "unknown: nothing was found, and not everything was ruled out"
     return certificate.status
+
+
+def with_planning_time(plan: AnyPlan, *, wall_s: float) -> AnyPlan:
+    """Return the plan with the planning time, from the call to the finished plan, stated."""
+    certificate = plan.certificate.model_copy(update={"solve_s": max(0.0, wall_s)})
+    return plan.model_copy(update={"certificate": certificate})

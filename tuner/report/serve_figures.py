@@ -76,7 +76,7 @@ def instances_figure(plan: ServePlan, decision: ServeDecision) -> Figure:
             x=axis("device", range=[0.3, widest + 0.7], dtick=max(1, widest // 8), showgrid=False),
             y=axis("", type="category", autorange="reversed", showgrid=False),
         ),
-        table=_groups(plan, decision, free),
+        table=_groups(decision, free),
         height=130 + 34 * min(rows, 60),
     )
 
@@ -96,7 +96,7 @@ def _squares(group: Instances) -> tuple[list[int], list[str], list[str]]:
     return xs, ys, texts
 
 
-def _groups(plan: ServePlan, decision: ServeDecision, free: dict[str, int]) -> Table:
+def _groups(decision: ServeDecision, free: dict[str, int]) -> Table:
     rows = [
         (
             word(f"{group.role.value} on {group.pool}"),

@@ -23,14 +23,27 @@ sum D + (m - 1) (max F + max B), which no 1F1B exceeds. Both are found by trial 
 (the tests repeat it), not proven.
 
 A step of up to `FEW_PASSES` passes is simulated whole. Of a longer one as many micro-batches are
-simulated as it takes to reach a cycle (steady_state.py), and the middle is extrapolated, which is
+simulated as it takes to reach a cycle, and the middle is extrapolated, which is
 exact up to rounding. One that reaches none is simulated whole up to `MOST_PASSES`; beyond it is
 extrapolated all the same, and `max_error_s` says by how much at most that is off. A turn of the
 cycle is one forward and one backward pass on every device, interleaved those of p micro-batches on
 all its stages; the passes of weight gradients follow backward passes and wait for nothing else.
 
-Letters: C columns, S stages in execution order, P devices; p devices, v stages on each, m
-micro-batches. Not covered: sends that block the sender, devices that differ in speed over time.
+A schedule whose passes wait for one another and for their devices is linear over (max, +): each
+pass ends at the largest of some earlier ends plus constants. Let row k hold the ends of one turn of
+it, and let no pass wait for what is further back than the turn before its own. Then all later turns
+follow from row k alone, by a function that is monotone and moves with time
+(Baccelli et al., Synchronization and Linearity, 1992, chapter 3), and so with
+
+    least = min (row k - row (k - c)),  most = max (row k - row (k - c))
+
+every later end lies within n least and n most of the end n c turns before it. Where least = most,
+the schedule has reached its cycle of c turns, which then lasts for good: nothing is assumed. Else
+the width is the most that an extrapolation is off.
+
+Letters: C columns, S stages in execution order, P devices, K turns, E ends of one turn; p devices,
+v stages on each, m micro-batches. Not covered: sends that block the sender, devices that differ in
+speed over time.
 """
 
 from collections.abc import Sequence
@@ -43,7 +56,6 @@ import numpy.typing as npt
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.fold import per_device
 from tuner.costs.train.shapes import Grid
-from tuner.simulate.steady_state import Cycle, find_cycle
 
 FEW_PASSES: Final = 30_000
 """Forward and backward passes that are simulated whole, in some 40 ms."""
@@ -51,6 +63,27 @@ MOST_PASSES: Final = 300_000
 """Those that are simulated whole, in some 0.4 s, where the schedule reaches no cycle."""
 MOST_SHORTENED: Final = 1_000_000
 """Passes after which a pipeline of hundreds of devices may reach a cycle; more is not simulated."""
+SETTLED_RATIO: Final = 1e-10
+"""Of a cycle's seconds: ends whose differences agree to this differ by rounding alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cycle:
+    """A number of turns, and how far they move every end."""
+
+    turns: int
+    least_s: float
+    most_s: float
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds from a cycle to the next."""
+        return 0.5 * (self.least_s + self.most_s)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every end moves by the same time, up to rounding."""
+        return self.most_s - self.least_s <= SETTLED_RATIO * self.most_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,3 +408,18 @@ def _before(stage_SC: Grid, num_devices: int) -> Grid:
     """Sum of the stages 0 to d - 1, for every device d."""
     first = stage_SC[:num_devices]
     return np.cumsum(first, axis=0) - first
+
+
+def find_cycle(end_s_KE: npt.NDArray[np.float64]) -> Cycle:
+    """Return the shortest settled cycle that ends with the last turn, else the narrowest.
+
+    Args:
+        end_s_KE: ends of consecutive turns, at least two.
+    """
+    moved_KE = end_s_KE[-1] - end_s_KE[-2::-1]
+    turns_K = np.arange(1, len(end_s_KE))
+    least_K, most_K = moved_KE.min(axis=1), moved_KE.max(axis=1)
+    width_K = np.divide(most_K - least_K, most_K, out=np.zeros_like(most_K), where=most_K > 0.0)
+    settled = np.flatnonzero(width_K <= SETTLED_RATIO)
+    best = int(settled[0]) if len(settled) else int(width_K.argmin())
+    return Cycle(turns=int(turns_K[best]), least_s=float(least_K[best]), most_s=float(most_K[best]))

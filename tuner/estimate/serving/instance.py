@@ -228,7 +228,7 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
         drafting=inputs.drafting(setting),
         two_batch_overlap=setting.two_batch_overlap,
         loads=_loads(inputs, setting),
-        a2a_backend=_all_to_all_backend(inputs, setting),
+        a2a_backend=_all_to_all_backend(setting),
         redundant_experts=setting.redundant_experts,
     )
     ranks = inputs.launch.ffn_devices
@@ -258,7 +258,7 @@ def _loads(inputs: EstimateInputs, setting: InstanceKnobs) -> ExpertLoads | None
     )
 
 
-def _all_to_all_backend(inputs: EstimateInputs, setting: InstanceKnobs) -> A2aBackend:
+def _all_to_all_backend(setting: InstanceKnobs) -> A2aBackend:
     """Return the all-to-all backend: as the launch says, else all-gather."""
     own = setting.a2a_backend
     if setting.degrees.attention_data == 1 or own == "none":

@@ -123,9 +123,7 @@ def _equal(
     if name in DEGREE_OF:
         equal_C: Mask = solutions.candidates.rows[DEGREE_OF[name]] == own
         return equal_C
-    return _is_chosen(
-        search, solutions, name, [choice == own for choice in search.options.choices[name]]
-    )
+    return _is_chosen(solutions, name, [choice == own for choice in search.options.choices[name]])
 
 
 def _special(search: SearchOutcome, solutions: Solutions, chosen: TrainDecision) -> dict[str, Mask]:
@@ -136,9 +134,7 @@ def _special(search: SearchOutcome, solutions: Solutions, chosen: TrainDecision)
     is_part_C = (share_C > 0.0) & (share_C < 1.0)
     layers_C = np.where(is_part_C, np.ceil(share_C * _layer_capacity(solutions)), 0.0)
     is_domain = [choice == "domain" for choice in search.options.choices["sharding"]]
-    copies_C = np.where(
-        _is_chosen(search, solutions, "sharding", is_domain), rows.get("copies", 1), 1
-    )
+    copies_C = np.where(_is_chosen(solutions, "sharding", is_domain), rows.get("copies", 1), 1)
     ranks_C = np.where(copies_C > 1, rows["data"] * rows["context"] // copies_C, 0)
     has_sequence = search.problem.capabilities.sequence_parallel
     chunks = [{choice} == set(chosen.chunks) for choice in search.options.choices["chunks"]]
@@ -146,20 +142,18 @@ def _special(search: SearchOutcome, solutions: Solutions, chosen: TrainDecision)
     return {
         "sequence_parallel": ((rows["tensor"] > 1) & has_sequence) == chosen.sequence_parallel,
         "recompute": _is_chosen(
-            search, solutions, "recompute", [one.level == chosen.recompute for one in recompute]
+            solutions, "recompute", [one.level == chosen.recompute for one in recompute]
         ),
         "recompute_modules": _is_chosen(
-            search, solutions, "recompute", [one.modules == modules for one in recompute]
+            solutions, "recompute", [one.modules == modules for one in recompute]
         ),
         "recompute_num_layers": layers_C == (chosen.recompute_num_layers or 0),
         "shard_ranks": ranks_C == (chosen.shard_ranks or 0),
-        "chunks": _is_chosen(search, solutions, "chunks", chunks),
+        "chunks": _is_chosen(solutions, "chunks", chunks),
     }
 
 
-def _is_chosen(
-    search: SearchOutcome, solutions: Solutions, axis: str, is_wanted: list[bool]
-) -> Mask:
+def _is_chosen(solutions: Solutions, axis: str, is_wanted: list[bool]) -> Mask:
     """Whether every row's choice on an axis is among the wanted ones."""
     wanted_C: Mask = np.array(is_wanted, dtype=np.bool_)[solutions.candidates.options[axis]]
     return wanted_C
