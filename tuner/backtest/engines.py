@@ -56,15 +56,7 @@ _MEGATRON_2022: Final = SoftwareFamily(
     overlaps_gradients=False,
 )
 """Megatron-LM before flash attention and before the distributed optimizer was usual."""
-_MEGATRON_DEEPSPEED: Final = SoftwareFamily(
-    family="megatron-deepspeed",
-    software=Software.MEGATRON_2021,
-    has_flash_attention=False,
-    sequence_parallel=False,
-    dropout=0.1,
-    zero_stage=0.0,
-    overlaps_gradients=False,
-)
+_MEGATRON_DEEPSPEED: Final = replace(_MEGATRON_2022, family="megatron-deepspeed")
 _VTRAIN: Final = replace(_MEGATRON_DEEPSPEED, family="vtrain", gradient_bytes=2.0)
 """vTrain's table of one node. Its times repeat what vTrain's own predictor makes of stage
 boundaries and of all-reduces beyond 1 GiB (VIA-Research/vTrain, src/predictor.py): they were

@@ -24,6 +24,7 @@ from tuner.errors import TunerError
 from tuner.explain.changes import apply_change
 from tuner.explain.outcomes import to_outcome
 from tuner.goals.goal import Goal, PlannedSpec, StoredPlan
+from tuner.goals.plan import plan as plan_spec
 from tuner.goals.planned_spec import read_planned_spec
 from tuner.goals.registry import goal_of, read_any_plan
 from tuner.paths import AnyPath, plan_folder, to_paths
@@ -93,7 +94,7 @@ def what_ifs(
 
     def plan_keys(keys: Mapping[str, Any], limit_s: float) -> StoredPlan:
         return _plan_keys(
-            goal, spec, keys, profiles=profiles, time_limit_s=limit_s, calibrated=calibrated
+            spec, keys, profiles=profiles, time_limit_s=limit_s, calibrated=calibrated
         )
 
     watch(PlanningEvent(stage="solving", text=f"{AS_PLANNED}, then {len(changes)} changes"))
@@ -154,7 +155,6 @@ def _solve_change(
 
 
 def _plan_keys(
-    goal: Goal,
     spec: PlannedSpec,
     keys: Mapping[str, Any],
     *,
@@ -171,14 +171,16 @@ def _plan_keys(
         path = Path(scratch) / "spec.yaml"
         path.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
         try:
-            plan: StoredPlan = goal.solve(
+            made = plan_spec(
                 path,
                 profiles=profiles,
                 time_limit_s=time_limit_s,
                 calibrated=calibrated,
                 residual=spec.residual,
+                # What the target lacks is of no use in a plan that nobody launches.
+                with_unlaunchable=False,
             )
         except TunerError as error:
             shown = str(error).replace(f"{shown_path(path)}: ", "").replace(f"{path}: ", "")
             raise type(error)(shown) from error
-    return plan
+    return made.plan

@@ -72,8 +72,6 @@ class Goal:
     """Plan of a folder."""
     spec: Callable[[Any, dict[str, Any], Path], PlannedSpec]
     """Of a plan, the keys of its spec and the folder of the copies: the spec to be changed."""
-    solve: Callable[..., Any]
-    """Plan a changed spec: path, profiles, time_limit_s, calibrated, residual."""
     words: Callable[[Any], str]
     """Of a decision, in one cell."""
     differences: Callable[[Any, Any], tuple[str, ...]]

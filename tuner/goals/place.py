@@ -1,6 +1,6 @@
 """Expert placements, from the spec to the report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,12 +42,6 @@ def _spec(plan: PlacePlan, keys: dict[str, Any], used: Path) -> PlannedSpec:
     if plan.cluster is not None:
         use_planned_profiles(keys, plan.cluster)
     return PlannedSpec(keys=keys, cluster=plan.cluster, memory_bytes={})
-
-
-def _solve(
-    path: Path, *, profiles: Sequence[Path], time_limit_s: float, calibrated: bool, **_other: Any
-) -> PlacePlan:
-    return place(path, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated).plan
 
 
 def placement_words(decision: PlaceDecision) -> str:
@@ -140,7 +134,6 @@ GOAL: Final = Goal(
     write=lambda folder, made: write_place_plan(folder, made.plan, spec=made.spec, maps=made.maps),
     read=read_place_plan,
     spec=_spec,
-    solve=_solve,
     words=placement_words,
     differences=_differences,
     figures=_figures,

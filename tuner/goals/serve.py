@@ -62,12 +62,6 @@ def _spec(plan: ServePlan, keys: dict[str, Any], _used: Path) -> PlannedSpec:
     return PlannedSpec(keys=keys, cluster=plan.cluster, memory_bytes={})
 
 
-def _solve(
-    path: Path, *, profiles: Sequence[Path], time_limit_s: float, **_other: Any
-) -> ServePlan:
-    return deploy(path, profiles=profiles, time_limit_s=time_limit_s).plan
-
-
 def _changes(before: ServeDecision, after: ServeDecision) -> Iterator[str]:
     """Yield changes of mode, of instances, and of what lies between them.
 
@@ -119,10 +113,6 @@ def _between(decision: ServeDecision) -> list[str]:
         *island_words(decision),
         *([] if above is None else [f"prompts above {above:,} tokens on the remote pool"]),
     ]
-
-
-def _differences(before: ServeDecision, after: ServeDecision) -> tuple[str, ...]:
-    return tuple(_changes(before, after))
 
 
 def _figures(plan: ServePlan) -> Figures | None:
@@ -230,9 +220,8 @@ GOAL: Final = Goal(
     write=lambda folder, made: write_serve_plan(folder, made.plan, spec=made.spec),
     read=read_serve_plan,
     spec=_spec,
-    solve=_solve,
     words=short_serve,
-    differences=_differences,
+    differences=lambda before, after: tuple(_changes(before, after)),
     figures=_figures,
     rivals=_rivals,
     changes=(

@@ -64,11 +64,6 @@ def _measured_memory(keys: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _solve(path: Path, **options: Any) -> Plan:
-    # Features that the target lacks are of no use in a plan that nobody launches.
-    return plan_training(path, **options, with_unlaunchable=False).plan
-
-
 def _figures(plan: Plan) -> Figures | None:
     predicted = plan.predicted
     if predicted is None:
@@ -144,7 +139,6 @@ GOAL: Final = Goal(
     ),
     read=read_plan,
     spec=_spec,
-    solve=_solve,
     words=short_decision,
     differences=train_changes,
     figures=_figures,

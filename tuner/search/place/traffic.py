@@ -193,15 +193,10 @@ def broken_limits(
     links: LinkCosts,
 ) -> tuple[str, ...]:
     """Name the limits of the objective that a placement breaks."""
+    stated = {"goal": spec.goal, "ranks": spec.ranks, "baseline": baseline, "links": links}
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        chain = chain_problem(
-            evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
-        )
-        return chain_check.violations(chain, placement)
-    together = coactivation_problem(
-        evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
-    )
-    return coactivation_check.violations(together, placement)
+        return chain_check.violations(chain_problem(evidence, **stated), placement)
+    return coactivation_check.violations(coactivation_problem(evidence, **stated), placement)
 
 
 def _planned(
@@ -211,15 +206,10 @@ def _planned(
     baseline: EplbBaseline,
     links: LinkCosts,
 ) -> float:
+    stated = {"goal": spec.goal, "ranks": spec.ranks, "baseline": baseline, "links": links}
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        chain = chain_problem(
-            evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
-        )
-        return chain_check.objective(chain, placement)
-    together = coactivation_problem(
-        evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
-    )
-    return coactivation_check.objective(together, placement)
+        return chain_check.objective(chain_problem(evidence, **stated), placement)
+    return coactivation_check.objective(coactivation_problem(evidence, **stated), placement)
 
 
 def _chain_costs(

@@ -16,15 +16,10 @@ from tuner.spec.huggingface import parts
 from tuner.spec.huggingface.fields import ConfigFields
 from tuner.spec.model import LONGEST_POSITION, Attention, ModelSpec, Moe, QkNorm
 
-Reader = Callable[[ConfigFields, str, str], ModelSpec]
-"""(fields, architecture, name) -> ModelSpec."""
-
 
 def _model(
     fields: ConfigFields,
     *,
-    architecture: str,
-    name: str,
     attention: Attention,
     layers: tuple[LayerKind, ...],
     moe: Moe | None,
@@ -35,8 +30,8 @@ def _model(
 ) -> ModelSpec:
     """Add the fields that all architectures share."""
     return ModelSpec(
-        name=name,
-        architecture=architecture,
+        name=fields.name,
+        architecture=fields.architecture,
         hidden_size=fields.size("hidden_size"),
         num_layers=len(layers),
         vocab_size=fields.size("vocab_size"),
@@ -53,13 +48,11 @@ def _model(
     )
 
 
-def _mixtral(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+def _mixtral(fields: ConfigFields) -> ModelSpec:
     num_layers = parts.num_layers(fields)
     window = fields.optional_size("sliding_window", most=LONGEST_POSITION)
     return _model(
         fields,
-        architecture=architecture,
-        name=name,
         attention=parts.gqa(fields, sliding_window=window),
         layers=(LayerKind.MOE,) * num_layers,
         windowed=(window is not None,) * num_layers,
@@ -70,14 +63,12 @@ def _mixtral(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
     )
 
 
-def _qwen3_moe(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+def _qwen3_moe(fields: ConfigFields) -> ModelSpec:
     layers = parts.sparse_steps(fields)
     window = parts.used_window(fields)
     bias = fields.flag("attention_bias", default=False)
     return _model(
         fields,
-        architecture=architecture,
-        name=name,
         attention=parts.gqa(
             fields,
             qkv_bias=bias,
@@ -97,15 +88,13 @@ def _qwen3_moe(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
     )
 
 
-def _qwen2_moe(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+def _qwen2_moe(fields: ConfigFields) -> ModelSpec:
     layers = parts.sparse_steps(fields)
     window = parts.used_window(fields)
     last = fields.size("max_window_layers", default=28, least=0)
     alternating = [window is not None and i % 2 == 0 and i < last for i in range(len(layers))]
     return _model(
         fields,
-        architecture=architecture,
-        name=name,
         attention=parts.gqa(
             fields,
             qkv_bias=fields.flag("qkv_bias", default=True),
@@ -125,7 +114,7 @@ def _qwen2_moe(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
     )
 
 
-def _olmoe(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+def _olmoe(fields: ConfigFields) -> ModelSpec:
     bias = fields.flag("attention_bias", default=False)
     attention = parts.gqa(
         fields,
@@ -140,8 +129,6 @@ def _olmoe(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
         )
     return _model(
         fields,
-        architecture=architecture,
-        name=name,
         attention=attention,
         layers=(LayerKind.MOE,) * parts.num_layers(fields),
         moe=parts.moe(
@@ -153,13 +140,11 @@ def _olmoe(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
     )
 
 
-def _deepseek_v2(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+def _deepseek_v2(fields: ConfigFields) -> ModelSpec:
     layers = parts.leading_dense(fields)
     grouped = fields.text("topk_method", default="greedy") == "group_limited_greedy"
     return _model(
         fields,
-        architecture=architecture,
-        name=name,
         attention=parts.mla(fields),
         layers=layers,
         dense_ffn_size=parts.dense_ffn_size(fields, layers),
@@ -176,35 +161,36 @@ def _deepseek_v2(fields: ConfigFields, architecture: str, name: str) -> ModelSpe
     )
 
 
-def _deepseek_v3(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+def _sigmoid_moe(fields: ConfigFields) -> Moe:
+    """Read the experts of DeepSeek-V3's router: sigmoid scores, corrected by a bias."""
+    return parts.moe(
+        fields,
+        experts="n_routed_experts",
+        width="moe_intermediate_size",
+        normalise=fields.flag("norm_topk_prob", default=True),
+        shared_ffn_size=parts.shared_ffn_size(fields),
+        scoring="sigmoid",
+        score_correction_bias=True,
+        **parts.groups(fields),
+    )
+
+
+def _deepseek_v3(fields: ConfigFields) -> ModelSpec:
     layers = parts.leading_dense(fields)
     return _model(
         fields,
-        architecture=architecture,
-        name=name,
         attention=parts.mla(fields),
         layers=layers,
         dense_ffn_size=parts.dense_ffn_size(fields, layers),
-        moe=parts.moe(
-            fields,
-            experts="n_routed_experts",
-            width="moe_intermediate_size",
-            normalise=fields.flag("norm_topk_prob", default=True),
-            shared_ffn_size=parts.shared_ffn_size(fields),
-            scoring="sigmoid",
-            score_correction_bias=True,
-            **parts.groups(fields),
-        ),
+        moe=_sigmoid_moe(fields),
         mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, most=64),
     )
 
 
-def _glm4_moe(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+def _glm4_moe(fields: ConfigFields) -> ModelSpec:
     layers = parts.leading_dense(fields)
     return _model(
         fields,
-        architecture=architecture,
-        name=name,
         attention=parts.gqa(
             fields,
             qkv_bias=fields.flag("attention_bias", default=False),
@@ -212,28 +198,17 @@ def _glm4_moe(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
         ),
         layers=layers,
         dense_ffn_size=parts.dense_ffn_size(fields, layers),
-        moe=parts.moe(
-            fields,
-            experts="n_routed_experts",
-            width="moe_intermediate_size",
-            normalise=fields.flag("norm_topk_prob", default=True),
-            shared_ffn_size=parts.shared_ffn_size(fields),
-            scoring="sigmoid",
-            score_correction_bias=True,
-            **parts.groups(fields),
-        ),
+        moe=_sigmoid_moe(fields),
         mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, most=64),
     )
 
 
-def _gpt_oss(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+def _gpt_oss(fields: ConfigFields) -> ModelSpec:
     num_layers = parts.num_layers(fields)
     window = fields.optional_size("sliding_window", most=LONGEST_POSITION)
     bias = fields.flag("attention_bias", default=True)
     return _model(
         fields,
-        architecture=architecture,
-        name=name,
         attention=parts.gqa(
             fields,
             head_dim_is_required=True,
@@ -258,12 +233,10 @@ def _gpt_oss(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
     )
 
 
-def _llama(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+def _llama(fields: ConfigFields) -> ModelSpec:
     bias = fields.flag("attention_bias", default=False)
     return _dense(
         fields,
-        architecture=architecture,
-        name=name,
         attention=parts.gqa(
             fields, kv_heads_default_to_heads=True, qkv_bias=bias, output_bias=bias
         ),
@@ -271,37 +244,31 @@ def _llama(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
     )
 
 
-def _mistral(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+def _mistral(fields: ConfigFields) -> ModelSpec:
     window = fields.optional_size("sliding_window", most=LONGEST_POSITION)
     if "sliding_window" not in fields.values:
         window = 4096
     return _dense(
         fields,
-        architecture=architecture,
-        name=name,
         attention=parts.gqa(fields, sliding_window=window),
         windowed=(window is not None,) * parts.num_layers(fields),
     )
 
 
-def _qwen2(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+def _qwen2(fields: ConfigFields) -> ModelSpec:
     window = parts.used_window(fields)
     return _dense(
         fields,
-        architecture=architecture,
-        name=name,
         attention=parts.gqa(fields, qkv_bias=True, sliding_window=window),
         windowed=parts.upper_windowed(fields, window=window),
     )
 
 
-def _qwen3(fields: ConfigFields, architecture: str, name: str) -> ModelSpec:
+def _qwen3(fields: ConfigFields) -> ModelSpec:
     window = parts.used_window(fields)
     bias = fields.flag("attention_bias", default=False)
     return _dense(
         fields,
-        architecture=architecture,
-        name=name,
         attention=parts.gqa(
             fields,
             head_dim_is_required=True,
@@ -324,7 +291,7 @@ def _dense(fields: ConfigFields, **more: Any) -> ModelSpec:
     )
 
 
-ARCHITECTURES: Final[Mapping[str, Reader]] = {
+ARCHITECTURES: Final[Mapping[str, Callable[[ConfigFields], ModelSpec]]] = {
     "DeepseekV2ForCausalLM": _deepseek_v2,
     "DeepseekV3ForCausalLM": _deepseek_v3,
     "Glm4MoeForCausalLM": _glm4_moe,

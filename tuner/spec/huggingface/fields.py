@@ -17,6 +17,10 @@ class ConfigFields:
     values: Mapping[str, Any]
     source: str
     """The file, for messages."""
+    architecture: str = ""
+    """The class of the model."""
+    name: str = ""
+    """Of the model."""
 
     def refusal(self, name: str, rule: str) -> SpecError:
         """Build the error that says what is wrong with a field."""

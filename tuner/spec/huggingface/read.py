@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -24,10 +25,9 @@ def read_model(path: Path) -> ModelSpec:
     file = path / "config.json" if path.is_dir() else path
     source = shown_path(file)
     fields = ConfigFields(values=read_json_object(file, what="model config"), source=source)
-    architecture = _architecture(fields)
-    name = _name(file, fields)
+    fields = replace(fields, architecture=_architecture(fields), name=_name(file, fields))
     try:
-        return ARCHITECTURES[architecture](fields, architecture, name)
+        return ARCHITECTURES[fields.architecture](fields)
     except ValidationError as error:
         raise SpecError(f"{source}: {first_problem(error)}") from error
 
