@@ -53,8 +53,14 @@ def _read(folder: Path, name: str, *, most_bytes: int) -> File | None:
     return File(path=name, text=text, shown_bytes=size_bytes, is_whole=is_whole)
 
 
-def launch_section(files: Sequence[File], *, named: int) -> Section:
-    """Return the section of launch files."""
+def launch_section(files: Sequence[File], *, names: Sequence[str]) -> Section:
+    """Return the section of launch files.
+
+    Args:
+        files: to show.
+        names: of all files of the plan.
+    """
+    named = sum(name.startswith("launch/") for name in names)
     blocks: list[Block] = [Paragraph(text="Click a file to open it; its button copies all of it.")]
     if named > len(files):
         rest = named - len(files)

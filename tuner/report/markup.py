@@ -10,7 +10,6 @@ bidirectional controls, the "Trojan source" of CVE-2021-42574) become U+FFFD.
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -32,7 +31,6 @@ class Fragment:
 
 
 Child = Fragment | str
-Attributes = Mapping[str, str | bool]
 
 
 def readable(text: str) -> str:

@@ -104,9 +104,7 @@ def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
             *([evidence.what_if] if evidence.what_if else []),
             *_relaxations(plan),
             *_move(predicted.migration),
-            launch_section(
-                evidence.files, named=sum(name.startswith("launch/") for name in plan.files)
-            ),
+            launch_section(evidence.files, names=plan.files),
             _provenance(plan),
         ),
     )

@@ -100,9 +100,7 @@ def serve_report(plan: ServePlan, evidence: ServeEvidence) -> Report:
             choice_section(plan),
             *([evidence.what_if] if evidence.what_if else []),
             *_relaxations(plan),
-            launch_section(
-                evidence.files, named=sum(name.startswith("launch/") for name in plan.files)
-            ),
+            launch_section(evidence.files, names=plan.files),
             _provenance(plan),
         ),
     )

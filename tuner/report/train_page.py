@@ -1,6 +1,6 @@
 """The report on a training plan: decision, step time, memory, evidence."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tuner.config.train import TrainDecision
@@ -94,7 +94,7 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
         _choice(plan, predicted),
         *([evidence.what_if] if evidence.what_if else []),
         *_relaxations(plan),
-        launch_section(evidence.files, named=_num_launch_files(plan.files)),
+        launch_section(evidence.files, names=plan.files),
         _provenance(plan),
     ]
     return Report(
@@ -340,10 +340,6 @@ def _relaxations(plan: Plan) -> Iterator[Section]:
             caption=caption, header=("limit", "change", "configuration", "step"), rows=rows
         )
         yield Section(name="ways-out", heading=heading, blocks=(table,))
-
-
-def _num_launch_files(files: Sequence[str]) -> int:
-    return sum(name.startswith("launch/") for name in files)
 
 
 def _provenance(plan: Plan) -> Section:

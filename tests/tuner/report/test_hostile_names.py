@@ -131,7 +131,8 @@ def test_markdown_holds_no_markup_and_notifies_nobody(
 
 def test_a_file_that_is_named_with_markup_is_copied_as_it_is(page_of: Page, parsed: Parsed) -> None:
     section = launch_section(
-        (File(path="launch/a/b", text=HOSTILE.replace("\u202e", ""), shown_bytes=9),), named=1
+        (File(path="launch/a/b", text=HOSTILE.replace("\u202e", ""), shown_bytes=9),),
+        names=("launch/a/b",),
     )
     report = Report(
         title="t",

@@ -25,7 +25,7 @@ def test_a_file_that_is_no_text_is_only_counted(tmp_path: Path) -> None:
     (tmp_path / "launch" / "map.npy").write_bytes(b"\x93NUMPY\x00\x01")
     files = read_launch_files(tmp_path, ("launch/map.npy",))
     assert files == ()
-    assert "in the plan's folder: 1" in str(launch_section(files, named=1).blocks)
+    assert "in the plan's folder: 1" in str(launch_section(files, names=("launch/map.npy",)).blocks)
 
 
 def test_a_long_file_is_shown_in_part_and_says_so(tmp_path: Path) -> None:
