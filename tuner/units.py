@@ -10,7 +10,7 @@ Not covered: bare numbers. A size, duration or rate without unit is refused, nev
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 _PREFIXES: Final[Mapping[str, float]] = {
@@ -240,3 +240,14 @@ def _scaled(value: float, factors: Mapping[str, float]) -> str:
     scaled = value / factors[largest]
     digits = max(0, 2 - math.floor(math.log10(abs(scaled)) + 1e-12))
     return f"{scaled:.{min(digits, 2)}f} {largest}"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Return ascending numbers as ranges: `0, 3-60`."""
+    joined: list[list[int]] = []
+    for number in numbers:
+        if joined and number == joined[-1][-1] + 1:
+            joined[-1] = [joined[-1][0], number]
+        else:
+            joined.append([number])
+    return ", ".join("-".join(map(str, span)) for span in joined)

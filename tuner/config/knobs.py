@@ -250,3 +250,9 @@ def _number(value: Value, unit: Value) -> float:
         return float(value == unit)
     assert isinstance(value, int) or value is None
     return float(value or 0)
+
+
+def overlaps_contend(decision: TrainDecision) -> bool:
+    """Whether tensor or context parallelism wants one launch queue, the expert all-to-all many."""
+    is_cut = decision.tensor_model_parallel_size > 1 or decision.context_parallel_size > 1
+    return decision.a2a_overlap and is_cut

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from tuner.config.place import PlaceDecision
 from tuner.config.train_words import runs
-from tuner.engines.placement.statement import spans
 from tuner.goals.goal import (
     MOST_RIVALS,
     Figures,
@@ -25,6 +24,7 @@ from tuner.report.plan_csv import place_csv
 from tuner.report.read import place_report_of
 from tuner.report.what_if_curves import PLACE_CURVES
 from tuner.spec.place import Objective
+from tuner.units import spans
 
 
 class ExplainedPlacePlan(PlacePlan):

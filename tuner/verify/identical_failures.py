@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
-from tuner.verify.deployments.server import NO_RESPONSE
 from tuner.verify.launcher import NO_REPORT
 
 ENOUGH: Final = 2
@@ -31,6 +30,8 @@ PASSING: Final = (
 )
 """Dates, times, addresses, ports, and the first rank that failed."""
 
+NO_RESPONSE: Final = "did not answer within"
+"""In the reason of a deployment that was never ready."""
 HUNG: Final = re.compile(rf"{NO_REPORT} \d+ s;|\S+ {NO_RESPONSE} \d+ s:")
 """The reason of a trial without a step before its deadline, or of a deployment that was never
 ready."""

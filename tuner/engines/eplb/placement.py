@@ -14,8 +14,9 @@ import numpy as np
 
 from solvers.placement.ranks import Ints, Placement
 from tuner.engines.files import EmittedFile, comment
-from tuner.engines.placement.statement import spans, statement
+from tuner.engines.placement.statement import statement
 from tuner.plans.place import VerifiedPlacement
+from tuner.units import spans
 
 
 def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:

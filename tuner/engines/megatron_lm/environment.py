@@ -43,12 +43,6 @@ def many_queues_for(settings: Overlaps) -> str:
     return "the overlap of the expert all-to-all" if settings.a2a_overlap else ""
 
 
-def overlaps_contend(decision: TrainDecision) -> bool:
-    """Whether tensor or context parallelism wants one queue, the expert all-to-all many."""
-    is_cut = decision.tensor_model_parallel_size > 1 or decision.context_parallel_size > 1
-    return decision.a2a_overlap and is_cut
-
-
 def environment(decision: TrainDecision) -> str:
     """Return bash that exports what the decision needs."""
     return (

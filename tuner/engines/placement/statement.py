@@ -1,8 +1,7 @@
 """The header of every emitted placement, or its README: what it is and the evidence for it."""
 
-from collections.abc import Iterable
-
 from tuner.plans.place import VerifiedPlacement
+from tuner.units import spans
 
 
 def brief_statement(verified: VerifiedPlacement) -> tuple[str, ...]:
@@ -42,14 +41,3 @@ def statement(verified: VerifiedPlacement) -> tuple[str, ...]:
             for name, ratio in plan.predicted.imbalance.items()
         ]
     return tuple(lines)
-
-
-def spans(layer_ids: Iterable[int]) -> str:
-    """Return ascending numbers as ranges: `0, 3-60`."""
-    joined: list[list[int]] = []
-    for layer in layer_ids:
-        if joined and layer == joined[-1][-1] + 1:
-            joined[-1] = [joined[-1][0], layer]
-        else:
-            joined.append([layer])
-    return ", ".join("-".join(map(str, span)) for span in joined)

@@ -19,8 +19,9 @@ from typing import Final
 from tuner.config.place import PlaceDecision
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.placement.launch_script import num_nodes, run_script
-from tuner.engines.placement.statement import spans, statement
+from tuner.engines.placement.statement import statement
 from tuner.plans.place import VerifiedPlacement
+from tuner.units import spans
 
 STEP_INTERVAL: Final = 1000
 """Passes between rearrangements; the first comes after a quarter of them, later ones move nothing.

@@ -19,10 +19,9 @@ from typing import Final
 import numpy as np
 
 from profilers.imports.link_matrix import LinkMatrix
-from tuner.config.knobs import offloads
+from tuner.config.knobs import offloads, overlaps_contend
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import short_decision
-from tuner.engines.megatron_lm.environment import overlaps_contend
 from tuner.plans.train import Alternative, Band, Plan, Preference, TrainPrediction
 from tuner.search.layout_groups import by_layout
 from tuner.search.nodes.expected_step import (

@@ -15,12 +15,11 @@ from functools import partial
 
 import numpy as np
 
-from tuner.config.knobs import OFFLOADS, offloads
+from tuner.config.knobs import OFFLOADS, offloads, overlaps_contend
 from tuner.config.train import TrainDecision
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.shapes import number
 from tuner.devices.datasheet import Generation
-from tuner.engines.megatron_lm.environment import overlaps_contend
 from tuner.plans.train import Band, Plan, Provenance, Relaxation, TrainPrediction
 from tuner.search.forked import numbers
 from tuner.search.layout_groups import by_layout

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.verify.build_locks import release_builds
+from tuner.verify.identical_failures import NO_RESPONSE
 from tuner.verify.launcher import LOG_NAME, UNBUFFERED, log_tail
 from tuner.verify.termination import end_marked, start_marked
 
@@ -48,8 +49,6 @@ REFUSED: Final = ("status 401", "status 403")
 STOP_S: Final = 30.0
 """Grace period for the command to end its processes, remote ones too, before all are killed."""
 
-NO_RESPONSE: Final = "did not answer within"
-"""In the reason of a deployment that was never ready."""
 
 OK: Final = 200
 PORTS: Final = {"http": 80, "https": 443}

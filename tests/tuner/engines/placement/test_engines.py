@@ -27,9 +27,9 @@ from tuner.config.place import PlaceDecision
 from tuner.engines.files import EmittedFile
 from tuner.engines.place_capabilities import PLACE_TARGETS
 from tuner.engines.place_writers import emit_placement
-from tuner.engines.placement.statement import spans
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
 from tuner.spec.place import Dispatch
+from tuner.units import spans
 
 Start = Callable[..., tuple[list[str], Path]]
 Rows = dict[int, list[list[int]]]

@@ -16,8 +16,7 @@ from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.goals.serve_folder import read_serve_plan, read_serve_trials
 from tuner.verify.deployments.conclusion import contenders
 from tuner.verify.deployments.records import ServeVerified
-from tuner.verify.deployments.server import NO_RESPONSE
-from tuner.verify.identical_failures import failure_cause
+from tuner.verify.identical_failures import NO_RESPONSE, failure_cause
 
 Command = Callable[..., str]
 WritePlan = Callable[..., Path]
