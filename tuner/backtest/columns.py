@@ -5,12 +5,15 @@ What a row leaves blank is chosen by one rule each (tuner/backtest/strategy.py),
 tuner/backtest/assumptions.py.
 
 A row without a usable time or setup becomes no column and keeps its reason.
+
+The network bandwidth between servers is the datasheet's usual NIC of one device, unless the source
+states another, in its notes ("1600 Gbps node-node interconnect") or in its documentation.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +27,6 @@ from tuner.backtest.engines import (
     states_memory,
 )
 from tuner.backtest.measured import measured_step_s
-from tuner.backtest.networks import scale_out_bandwidth
 from tuner.backtest.rows import Row
 from tuner.backtest.stages import stack_stages, stage_columns
 from tuner.backtest.strategy import build_strategy
@@ -38,6 +40,15 @@ from tuner.errors import UnknownDeviceError
 
 SAME_MEMORY = 0.02
 """Share by which a driver's figure may differ from the datasheet's."""
+
+STATED_GBIT_PER_S: Final[Mapping[str, float]] = {
+    # `inter_node_bandwidth` in the vTrain repository's configurations (config/*/*.json).
+    "vtrain-single": 800.0,
+    "vtrain-multi": 800.0,
+}
+"""Of one server of 8 devices, by source."""
+_IN_NOTES: Final = re.compile(r"(\d{2,5}) ?Gbps node-node")
+_GBIT_BYTES: Final = 1e9 / 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -166,7 +177,7 @@ def build_run(row: Row) -> PublishedRun:
         ),
         hardware=replace(
             device_hardware(device, precision),
-            scale_out_bytes_per_s=scale_out_bandwidth(row, device),
+            scale_out_bytes_per_s=_scale_out_bandwidth(row, device),
         ),
         counts=counts,
         measured_s=measured_step_s(
@@ -220,3 +231,12 @@ def device_hardware(device: Datasheet, precision: GemmPrecision) -> Hardware:
         scale_out_bytes_per_s=device.scale_out_bytes_per_s,
         host_bytes_per_s=device.host_bytes_per_s,
     )
+
+
+def _scale_out_bandwidth(row: Row, device: Datasheet) -> float:
+    """Return the network bandwidth of one device, in bytes per second and direction."""
+    match = _IN_NOTES.search(row.text("notes"))
+    gbit_per_s = float(match.group(1)) if match else STATED_GBIT_PER_S.get(row.source)
+    if gbit_per_s is None:
+        return device.scale_out_bytes_per_s
+    return gbit_per_s * _GBIT_BYTES / device.devices_per_node

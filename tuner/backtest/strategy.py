@@ -7,17 +7,22 @@
 - micro-batch: 1. Global batch: one micro-batch per replica. Sequence: the architecture's, else the
   software's usual one.
 - flags of Megatron-Bridge rows whose recipe is not known: tuner/backtest/flags.py.
+
+Recomputed are Megatron's modules by name, joined by +; `full` is every layer as a whole;
+`selective` is the core of attention in Megatron-LM (arXiv:2205.05198) and, in torchtitan, all but
+attention and every second GEMM.
 """
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 from tuner.backtest.engines import SoftwareFamily
 from tuner.backtest.flags import RowFlags, read_flags
-from tuner.backtest.recompute import read_recompute
 from tuner.backtest.rows import Row
 from tuner.backtest.stages import divide_layers
 from tuner.config.columns import Strategies
+from tuner.config.knobs import COLUMN_OF_MODULE
 from tuner.costs.train.constants import Software
 from tuner.costs.train.shapes import ModelShape
 from tuner.devices.datasheet import Datasheet
@@ -28,6 +33,16 @@ INTERLEAVED_CHUNKS = 2.0
 
 Fields = Mapping[str, float]
 """Of `Strategies`."""
+
+FIELD_OF_MODULE: Final[Mapping[str, str]] = {
+    "full": "recompute_full",
+    "selective": COLUMN_OF_MODULE["core_attn"],
+    **COLUMN_OF_MODULE,
+}
+"""Module to the field of `Strategies` with its recomputed share."""
+NOTHING: Final = ("none", "off", "false")
+ALSO: Final = ("sp",)
+"""Other words in the column: sequence parallelism."""
 
 
 def build_strategy(
@@ -51,7 +66,7 @@ def build_strategy(
     )
     flags, filled = read_flags(row, shape, device, release=release)
     assumed += filled
-    recompute = read_recompute(
+    recompute = _read_recompute(
         row,
         stage_layers=sum(counts) / degrees["pipeline"],
         by_op=engine.family == "torchtitan",
@@ -220,3 +235,29 @@ def _sharding(row: Row, engine: SoftwareFamily, degrees: Fields) -> tuple[float,
     if not ranks.isdigit() or not 1 <= int(ranks) <= degrees["data"] * degrees["context"]:
         raise ValueError(f"zero_or_fsdp {text[:40]!r} shards over more ranks than there are")
     return 3.0, float(ranks) if float(ranks) < degrees["data"] else 0.0
+
+
+def _read_recompute(row: Row, *, stage_layers: float, by_op: bool) -> dict[str, float] | None:
+    """Return fields of `Strategies`, or None where the row does not say.
+
+    Raises:
+        ValueError: a module is not one of Megatron's.
+    """
+    text = "+".join(part for part in (row.text("recompute"), row.text("recompute_modules")) if part)
+    whole = row.number_or("recompute_num_layers", 0.0)
+    if not text and not whole:
+        return None
+    fields: dict[str, float] = {}
+    for module in (part.strip().lower() for part in text.split("+")):
+        if not module or module in (*NOTHING, *ALSO):
+            continue
+        if by_op and module.startswith("selective"):
+            fields["recompute_by_op"] = 1.0
+            continue
+        if module not in FIELD_OF_MODULE:
+            known = ", ".join(FIELD_OF_MODULE)
+            raise ValueError(f"recompute {module[:40]!r} is none of none, {known}")
+        fields[FIELD_OF_MODULE[module]] = 1.0
+    if whole:
+        fields["recompute_full"] = min(1.0, whole / stage_layers)
+    return fields
