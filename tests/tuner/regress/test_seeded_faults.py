@@ -91,8 +91,8 @@ def checked_by(tree: Path, checks: Path) -> Check:
 def test_a_bug_in_the_cost_model_is_named_as_changed_costs(cheap: Path, faulty: Faulty) -> None:
     tree = faulty(
         "tuner/costs/train/experts.py",
-        "forward_s=pieces * priced.forward_s",
-        "forward_s=1.2 * pieces * priced.forward_s",
+        "trained(setting, network, pieces=pieces)",
+        "trained(setting, network, pieces=1.2 * pieces)",
     )
     (result,) = checked_by(tree, cheap).scenarios
     assert result.verdict is ScenarioVerdict.REGRESSION
@@ -168,8 +168,8 @@ def test_a_slower_link_in_the_profile_is_named_with_its_operation(
 def test_the_version_before_the_fault_is_the_reference(cheap: Path, faulty: Faulty) -> None:
     tree = faulty(
         "tuner/costs/train/experts.py",
-        "forward_s=pieces * priced.forward_s",
-        "forward_s=0.8 * pieces * priced.forward_s",
+        "trained(setting, network, pieces=pieces)",
+        "trained(setting, network, pieces=0.8 * pieces)",
     )
     (result,) = check(cheap, against=str(tree)).scenarios
     assert result.verdict is ScenarioVerdict.REGRESSION
