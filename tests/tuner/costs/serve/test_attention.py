@@ -1,6 +1,7 @@
 """Attention of each kind, from tables of one made-up kernel each."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,17 +29,7 @@ LATENT = DecoderAttention(
     rope_dim=64,
     value_dim=128,
 )
-SPARSE = DecoderAttention(
-    kind=AttentionKind.SPARSE_LATENT,
-    heads=16,
-    kv_heads=16,
-    head_dim=192,
-    query_rank=1536,
-    kv_rank=512,
-    rope_dim=64,
-    value_dim=128,
-    architecture="Sparse",
-)
+SPARSE = replace(LATENT, kind=AttentionKind.SPARSE_LATENT, architecture="Sparse")
 DELTA = DecoderAttention(kind=AttentionKind.GATED_DELTA, heads=4, kv_heads=2, head_dim=128)
 
 
