@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tuner.engines.registry import Batching
+from tuner.engines.serve_rules.traits import Batching
 from tuner.search.serve.demand import Demand, build_demand
 from tuner.search.serve.occupancy import OCCUPANCY_QUANTILE
 from tuner.simulate.serving.batching import WATERMARK_RATIO, Rules, simulate

@@ -26,7 +26,8 @@ from tuner.config.serve import Role
 from tuner.costs.serve.capacity import cache_tokens
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
-from tuner.engines.registry import Batching, serve_traits
+from tuner.engines.registry import serve_traits
+from tuner.engines.serve_rules.traits import Batching
 from tuner.search.serve.demand import build_demand
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.simulation import InstanceGroup, simulate_aggregated_mode

@@ -25,7 +25,8 @@ from tuner.backtest.serving.launches import Cells
 from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.scores import Pair, tpot, ttft
 from tuner.costs.serve import iteration
-from tuner.engines.registry import EngineTraits, serve_traits
+from tuner.engines.registry import serve_traits
+from tuner.engines.serve_rules.traits import EngineTraits
 from tuner.simulate.serving import client
 
 Patches = Sequence[tuple[Any, str, object]]

@@ -21,7 +21,8 @@ from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.queueing import mean_wait_s
 from tuner.devices.catalogue import find_device
-from tuner.engines.registry import Batching, serve_traits
+from tuner.engines.registry import serve_traits
+from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Requests, uniform_requests

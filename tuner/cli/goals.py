@@ -1,4 +1,8 @@
-"""What a command asks and prints for each goal: the modules train, serve and place beside this."""
+"""What a command asks and prints for each goal: the modules train, serve and place beside this.
+
+The options of the commands that have a function of each goal, plan, estimate and verify, are here
+too: those modules take them.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

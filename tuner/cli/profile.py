@@ -1,6 +1,7 @@
 """`moetune profile`: measure this machine, `show`, `diff` or `import` a stored profile."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -12,6 +13,7 @@ from tuner.errors import TunerError
 
 if TYPE_CHECKING:
     from profilers.records import Profile, ProfileHeader, TableInfo
+    from tuner.costs.lookups import WantedSizes
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("import")(profile_import.run)
@@ -136,13 +138,15 @@ def _measure(
     spec: Path | None,
     as_json: bool,
 ) -> None:
+    from profilers.ranks import from_environment
     from profilers.session import measure_profile
-    from tuner.api import wanted_sizes
     from tuner.cli.options import seconds
     from tuner.cli.progress import measurement_progress
 
     budget_s = seconds(budget, option="--budget")
-    wanted = None if spec is None else wanted_sizes(spec)
+    # Of the ranks of a job, the first one says what the others measure.
+    is_first = from_environment(os.environ).rank == 0
+    wanted = _wanted_sizes(spec) if spec is not None and is_first else None
     with measurement_progress() as progress:
         header = measure_profile(
             out,
@@ -157,9 +161,19 @@ def _measure(
     if header is None:
         return
     print_result(header, summary, as_json=as_json)
+    if wanted is not None and not wanted.cases:
+        print_stderr(f"{spec}: planning it looks up no kernels")
     if wanted is not None and wanted.unmeasured:
         names = ", ".join(wanted.unmeasured)
         print_stderr(f"the datasheet or an imported profile prices what nothing measures: {names}")
+
+
+def _wanted_sizes(spec: Path) -> "WantedSizes":
+    from tuner.api import wanted_sizes
+    from tuner.cli.progress import planning_progress
+
+    with planning_progress("sizes", text="that planning looks up"):
+        return wanted_sizes(spec)
 
 
 @app.command("show")

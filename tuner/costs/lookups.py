@@ -4,6 +4,7 @@ A plan that is made with `NotedPrices` notes every operation whose price it look
 stack; sizes that many candidates share come first.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -46,15 +47,18 @@ class WantedSizes:
 class Lookups:
     """Operations that were looked up; filled while pricing."""
 
-    dtype: str = BF16
-    """Of the linear layers, as a profile names it."""
     num_uses: dict[tuple[str, str, str], Counter[Sizes]] = field(default_factory=dict)
     """Of the sizes, by operation, kind and dtype."""
     unmeasured: set[str] = field(default_factory=set)
 
-    def note(self, op: Op) -> None:
-        """Count the sizes of an operation, one per configuration."""
-        dtype = op.dtype or self.dtype
+    def note(self, op: Op, *, dtype: str = BF16) -> None:
+        """Count the sizes of an operation, one per configuration.
+
+        Args:
+            op: that is looked up.
+            dtype: of the linear layers, as a profile names it.
+        """
+        dtype = op.dtype or dtype
         axes = _measured_axes(op)
         if axes is None or dtype not in MEASURED_DTYPES:
             self.unmeasured.add(f"{op.operation} {dtype}")
@@ -90,10 +94,12 @@ class NotedPrices:
 
     own: Prices
     lookups: Lookups
+    dtype: str = BF16
+    """Of the linear layers, as a profile names it."""
 
     def seconds(self, op: Op) -> Numbers:
         """Wall time of running it once."""
-        self.lookups.note(op)
+        self.lookups.note(op, dtype=self.dtype)
         return self.own.seconds(op)
 
 
@@ -107,9 +113,17 @@ def _spread(operation: str, counted: Counter[Sizes]) -> Iterator[Sizes]:
         num_uses[widths] += uses
         sizes_by_widths.setdefault(widths, []).append(sizes)
     for widths, _ in num_uses.most_common():
-        ordered = sorted(sizes_by_widths[widths])
-        places = np.unique(np.geomspace(1, len(ordered), MOST_LENGTHS).astype(int))
-        yield from (ordered[place - 1] for place in places)
+        yield from _spread_lengths(operation, sizes_by_widths[widths])
+
+
+def _spread_lengths(operation: str, every: list[Sizes]) -> Iterator[Sizes]:
+    """Yield the sizes that lie nearest to equal steps in the logarithm of the tokens."""
+    is_length = [axis in LENGTHS[operation] for axis in AXES[operation]]
+    every = sorted(every, key=lambda sizes: (math.prod(compress(sizes, is_length)), sizes))
+    log_N = np.log([math.prod(compress(sizes, is_length)) for sizes in every])
+    steps = np.linspace(log_N[0], log_N[-1], MOST_LENGTHS)
+    nearest = np.abs(log_N[None, :] - steps[:, None]).argmin(axis=1)
+    yield from (every[place] for place in np.unique(nearest))
 
 
 def _measured_axes(op: Op) -> dict[str, Numbers] | None:

@@ -12,7 +12,7 @@ from profilers.records import Case, Direction
 from tuner.config.columns import Numbers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Op:
     """What one device, or one group of them, does: a row of a profile with its place in a step."""
 
@@ -22,7 +22,8 @@ class Op:
     """Sizes: numbers, or arrays of one entry per configuration."""
     kind: str = ""
     dtype: str = ""
-    """Of the operands; empty: that of the stack's linear layers, or none."""
+    """Of the operands; empty: that of the stack's linear layers, or none. A GEMM that states bf16
+    stays there under every recipe: head and router, whose share of the peak is their own."""
     direction: Direction = ""
     """Of the kernel; collectives and copies have none."""
     part: str = ""

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from profilers.files import read_bounded
 from profilers.routing.recording import Recording
-from tuner.costs.lookups import Lookups, NotedPrices
+from tuner.costs.lookups import Lookups
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.goals.place_folder import read_holdout_pass, read_place_plan, write_place_verified
 from tuner.goals.profiles import pool_profile
@@ -81,16 +81,13 @@ def place(
     about_traffic = spec.goal.is_about_traffic
     if profiles and (spec.cluster is None or (spec.model is None and not about_traffic)):
         raise SpecError("--profile: the spec names no model and cluster, so nothing is priced")
-    # Tokens of a chain stay on their last expert's rank: links are priced, expert layers are not.
-    is_priced = spec.model is not None and spec.goal.objective is not Objective.LAYER_CHAIN
-    cluster = spec.cluster if is_priced else None
+    has_price = is_priced(spec)
+    cluster = spec.cluster if has_price else None
     residuals = shipped() if calibrated else None
     measured = _measured(cluster, profiles, calibrated=calibrated)
-    pricing = pricing_of(spec.model, cluster, spec.goal, residuals=residuals, measured=measured)
-    if pricing is not None and lookups is not None:
-        machine = pricing.machine
-        noting = NotedPrices(own=machine.prices, lookups=lookups)
-        pricing = replace(pricing, machine=replace(machine, prices=noting))
+    pricing = pricing_of(
+        spec.model, cluster, spec.goal, residuals=residuals, measured=measured, lookups=lookups
+    )
     provenance = PlaceProvenance(
         moetune_version=version(),
         spec_sha256=hashlib.sha256(
@@ -103,7 +100,7 @@ def place(
         source = _links(
             spec,
             profiles,
-            is_needed=about_traffic or is_priced,
+            is_needed=about_traffic or has_price,
             residuals=residuals,
             measured=measured,
         )
@@ -119,6 +116,14 @@ def place(
         raise SpecError(f"{shown_path(spec_path)}: {error}") from error
     made = with_planning_time(made, wall_s=clock() - started_s)
     return Placed(plan=made, spec=spec, maps=heat_maps(spec, made))
+
+
+def is_priced(spec: PlaceSpec) -> bool:
+    """Whether expert layers are priced, given a cluster.
+
+    Tokens of a chain stay on their last expert's rank: links are priced, expert layers are not.
+    """
+    return spec.model is not None and spec.goal.objective is not Objective.LAYER_CHAIN
 
 
 def _sha256(recording: Recording) -> str:

@@ -5,7 +5,6 @@ datasheets of the spec's pools, and notes what it looks up; the plan itself is t
 """
 
 from dataclasses import replace
-from itertools import compress
 from pathlib import Path
 from typing import Final
 
@@ -38,20 +37,18 @@ def train_sizes(spec_path: Path) -> WantedSizes:
 
     spec = read_spec(spec_path)
     is_reference = set(programs(spec.emit)) <= {REFERENCE, "torchrun"}
-    if is_reference or not all(_is_described(pool) for pool in spec.cluster.pools):
+    pools = spec.cluster.pools
+    if (is_reference and len(pools) == 1) or not all(map(_is_described, pools)):
         refuse_unpriced(spec)
         return WantedSizes(cases=cases_for(spec))
     refuse_unlaunchable(spec)
-    lookups = Lookups(dtype=DTYPE_OF[spec.goal.precision.value])
-    for pool in spec.cluster.pools:
+    lookups, dtype = Lookups(), DTYPE_OF[spec.goal.precision.value]
+    for pool in pools:
         problem = build_problem(spec, price_pool(pool, residuals=shipped()))
         own = DatasheetPrices(hardware=problem.hardware, constants=problem.constants)
-        noting = replace(problem, prices=NotedPrices(own=own, lookups=lookups))
+        noting = replace(problem, prices=NotedPrices(own=own, lookups=lookups, dtype=dtype))
         search(noting, SearchSettings(time_limit_s=TIME_LIMIT_S))
-    wanted = lookups.wanted()
-    # Bounds replace all experts by one (search/train/root_bound.py), whose router nothing runs.
-    is_run = [case.operation != "gemm" or min(case.axes.values()) > 1 for case in wanted.cases]
-    return replace(wanted, cases=tuple(compress(wanted.cases, is_run)))
+    return lookups.wanted()
 
 
 def serve_sizes(spec_path: Path) -> WantedSizes:
@@ -73,8 +70,12 @@ def place_sizes(spec_path: Path) -> WantedSizes:
     Raises:
         SpecError: the spec is unusable.
     """
-    from tuner.goals.place_plan import place
+    from tuner.goals.place_plan import is_priced, place
+    from tuner.spec.place_read import read_place_spec
 
+    spec = read_place_spec(spec_path)
+    if spec.cluster is None or not is_priced(spec):
+        return WantedSizes(cases=())
     lookups = Lookups()
     place(spec_path, time_limit_s=TIME_LIMIT_S, lookups=lookups)
     return lookups.wanted()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tuner.plans.serve import ServePlan
     from tuner.plans.train import Plan
 
-AnyPlan = TypeVar("AnyPlan", "Plan", "ServePlan", "PlacePlan")
+Proven = TypeVar("Proven", "Plan", "ServePlan", "PlacePlan")
 
 
 def certificate_line(certificate: Certificate) -> str:
@@ -59,7 +59,7 @@ def proof_words(certificate: Certificate) -> str:
     return certificate.status
 
 
-def with_planning_time(plan: AnyPlan, *, wall_s: float) -> AnyPlan:
+def with_planning_time(plan: Proven, *, wall_s: float) -> Proven:
     """Return the plan with the planning time, from the call to the finished plan, stated."""
     certificate = plan.certificate.model_copy(update={"solve_s": max(0.0, wall_s)})
     return plan.model_copy(update={"certificate": certificate})

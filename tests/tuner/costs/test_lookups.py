@@ -14,7 +14,7 @@ class OneSecond:
 
 
 def test_every_lookup_is_noted_as_what_a_profiler_measures() -> None:
-    lookups = Lookups(dtype="bf16")
+    lookups = Lookups()
     prices = NotedPrices(own=OneSecond(), lookups=lookups)
     experts = trained_experts(8.0, 32.0, hidden=64.0, ffn=16.0, inner=32.0).forward
     for op in (gemm(np.array([2.0, 2.0, 3.5]), 5.0, 7.0), memory_bound(6.0 * 4096 * 10), experts):
@@ -29,10 +29,11 @@ def test_every_lookup_is_noted_as_what_a_profiler_measures() -> None:
 
 
 def test_what_no_profiler_measures_is_named() -> None:
-    lookups = Lookups(dtype="fp8")
+    lookups = Lookups()
+    prices = NotedPrices(own=OneSecond(), lookups=lookups, dtype="fp8")
     plain = trained_experts(8.0, 32.0, hidden=64.0, ffn=16.0, inner=16.0).forward
     for op in (gemm(2.0, 5.0, 7.0), batched_gemm(4.0, 8.0, 8.0, 8.0), replace(plain, dtype="bf16")):
-        lookups.note(op)
+        prices.seconds(op)
     # A model without experts or dense layers has networks of width 0, which nothing runs.
     lookups.note(gemm(2.0, 0.0, 7.0, dtype="bf16"))
     wanted = lookups.wanted()

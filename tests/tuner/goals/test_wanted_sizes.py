@@ -1,6 +1,8 @@
 """What `moetune profile --for` measures, for specs of every goal."""
 
+import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ from profilers.records import Case, Measurement
 from profilers.store import write_profile
 from tests.profilers.testing import fake_machine, fake_profile
 from tuner import api
+from tuner.costs.lookups import WantedSizes
 
-CHECKS = Path(__file__).parents[3] / "examples" / "checks"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+CHECKS = EXAMPLES / "checks"
 
 
 @pytest.mark.parametrize(
@@ -29,6 +33,51 @@ def test_every_stack_says_what_it_looks_up(
     assert operations <= {case.operation for case in wanted.cases}
     assert set(unmeasured) <= set(wanted.unmeasured)
     assert len({case.id for case in wanted.cases}) == len(wanted.cases)
+
+
+def test_experts_are_those_that_a_device_holds() -> None:
+    # 128 experts on 16 devices: 8 on each at least. Bounds with one expert are no lookups.
+    cases = api.wanted_sizes(CHECKS / "train-qwen3" / "spec.yaml").cases
+    assert min(case.axes["experts"] for case in cases if case.operation == "grouped_gemm") == 8
+
+
+def test_lengths_follow_the_prompts_of_the_traffic() -> None:
+    cases = api.wanted_sizes(CHECKS / "serve-aggregated" / "spec.yaml").cases
+    rows = sorted(
+        case.axes["m"] for case in cases if (case.axes.get("n"), case.axes.get("k")) == (128, 2048)
+    )
+    assert rows[0] == 1
+    assert max(later / earlier for earlier, later in pairwise(rows)) < 4.0
+
+
+def placement(tmp_path: Path, **goal: str) -> Path:
+    keys = yaml.safe_load((EXAMPLES / "placement" / "balance.yaml").read_text())
+    for workload in keys["goal"]["workloads"]:
+        workload["path"] = str(EXAMPLES / "placement" / workload["path"])
+    keys["goal"] |= goal
+    keys["model"] = str(tmp_path / "config.json")
+    model = json.loads((EXAMPLES / "models" / "qwen3-30b-a3b" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps(model | {"num_experts": 32, "num_experts_per_tok": 4})
+    )
+    pool = {"name": "p", "device": "h100-sxm", "nodes": 2, "devices_per_node": 4}
+    keys["cluster"] = {"pools": [pool]}
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(keys))
+    return path
+
+
+def test_a_placement_looks_up_the_type_of_its_weights(tmp_path: Path) -> None:
+    wanted = api.wanted_sizes(placement(tmp_path))
+    assert {case.operation for case in wanted.cases} >= {"gemm", "grouped_gemm"}
+    fp8 = api.wanted_sizes(placement(tmp_path, quantization="fp8"))
+    assert {"gemm fp8", "grouped_gemm fp8"} <= set(fp8.unmeasured)
+    assert "grouped_gemm" not in {case.operation for case in fp8.cases}
+
+
+def test_what_prices_nothing_looks_up_nothing() -> None:
+    wanted = api.wanted_sizes(EXAMPLES / "placement" / "balance.yaml")
+    assert wanted == WantedSizes(cases=())
 
 
 def test_a_profile_of_the_listed_sizes_prices_the_plan(

@@ -24,7 +24,8 @@ from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO, KvPath, whole_s
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import kv_bytes_per_token
-from tuner.engines.registry import Batching, serve_traits
+from tuner.engines.registry import serve_traits
+from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.client import (
     ROUNDS,

@@ -106,10 +106,6 @@ class DatasheetPrices:
         more = gemms * self.constants.softmax_width
         return (widths + more) * (gemms * 128.0) / (gemms * 128.0 + more)
 
-    def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
-        """Bytes at the datasheet's bandwidth times the factor that kernels need."""
-        return moved_bytes * (self.constants.memory_factor / self.hardware.memory_bytes_per_s)
-
     @property
     def _speedup(self) -> Numbers:
         """Rate of the linear layers over bf16's; bytes per element shrink by the same factor."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.costs.serve.reserve import MIB, Reserve
-from tuner.engines.registry import MemoryFractionKind, MemoryRule
+from tuner.engines.serve_rules.traits import MemoryFractionKind, MemoryRule
 
 HIDDEN_BYTES: Final = 0.3 * 1024.0 * MIB
 HIDDEN_RATIO: Final = 0.0068

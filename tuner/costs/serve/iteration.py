@@ -42,8 +42,9 @@ from tuner.costs.serve.machine import (
 from tuner.costs.serve.memory import stage_ratio
 from tuner.costs.serve.ops import collective, routed_experts
 from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
-from tuner.engines.registry import EngineTraits, serve_traits
+from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
+from tuner.engines.serve_rules.traits import EngineTraits
 
 SMALL_DENSE: Final = 3
 SMALL_MOE: Final = 5

@@ -10,7 +10,10 @@ from tuner.costs.serve.machine import ServingMachine
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NotedMachine(ServingMachine):
-    """One system, and a note of what was looked up."""
+    """One system, and a note of what was looked up.
+
+    A share of its devices (multiplexing.py) notes nothing: its steps look up what whole ones do.
+    """
 
     lookups: Lookups
 

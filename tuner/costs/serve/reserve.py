@@ -40,7 +40,7 @@ from tuner.costs.serve.decoder import AttentionKind
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import stage_ratio
-from tuner.engines.registry import MemoryRule
+from tuner.engines.serve_rules.traits import MemoryRule
 
 MIB: Final = 2.0**20
 CONTEXT_BYTES: Final = 512.0 * MIB

@@ -10,8 +10,7 @@ of github.com/ai-dynamo/dynamo for the fields, examples/backends/*/deploy/v1beta
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -34,6 +33,7 @@ from tuner.engines.launchers.pods import (
 from tuner.engines.registry import engine_file
 from tuner.engines.serve_rules.routers import DYNAMO_FRONTEND
 from tuner.engines.serving.command import BOOTSTRAP, BOOTSTRAP_OFFSET, FIRST_PORT, ServerCommand
+from tuner.engines.serving.dynamo_worker import DynamoWorker
 from tuner.engines.serving.engines import engine_files, server_command
 from tuner.engines.serving.placement import ServedPlacement, placement_notes
 from tuner.engines.serving.router import ROUTER_PORT
@@ -57,29 +57,6 @@ _TYPE: Final = {Role.AGGREGATED: "worker", Role.PREFILL: "prefill", Role.DECODE:
 
 _OURS: Final = ("--host", "--port", "--model-path", "--config", "--backend")
 """Options that Dynamo sets itself or that have another name there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DynamoWorker:
-    """`DYNAMO` of an engine's write.py: its worker, beside the options of its own command."""
-
-    image: str
-    """Runtime image, without `-runtime`."""
-    model_option: str = "--model"
-    options_name: Callable[[GroupShape], str] | None = None
-    """Name of the file of options that it reads, in the folder of files."""
-    names_role: bool = True
-    """`--disaggregation-mode` says the role, which its own command does not."""
-    event_options: tuple[str, ...]
-    """With which prefill publishes its cache contents to the frontend."""
-    placement_package: tuple[EmittedFile, ...] = ()
-    """Files that make a placement's file a package on PYTHONPATH."""
-
-
-def cache_events(**own: object) -> tuple[str, ...]:
-    """Return the option that publishes KV events; data-parallel ranks use the ports after it."""
-    shared = {"publisher": "zmq", "topic": "kv-events", "endpoint": "tcp://*:20080"}
-    return ("--kv-events-config", json.dumps({**shared, **own}))
 
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:

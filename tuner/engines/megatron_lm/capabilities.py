@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Final
 
 from profilers.steps.config import Recompute
-from tuner.engines.manifest import PRECISIONS, Capabilities, Conditions
+from tuner.engines.manifest import Capabilities, Conditions
 from tuner.engines.place_rules import PlaceTarget
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.engines.rules.decision import Decision
@@ -63,7 +63,9 @@ MEGATRON_0_18: Final = Capabilities(
     partial_graph_recompute=_NOT_FULL,
     partial_graph_excludes=frozenset({"moe"}),
     # Without --bf16 the precision is fp32, which has no fused attention kernel.
-    precisions=PRECISIONS - {"fp32"},
+    precisions=frozenset(
+        {"bf16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "mxfp8", "nvfp4"}
+    ),
     delayed_scaling_excludes=frozenset({"moe_act", "layernorm"}),
     one_bias_switch_is_needed=True,
     unsupported=frozenset(

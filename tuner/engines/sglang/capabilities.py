@@ -51,7 +51,6 @@ from typing import Final
 
 from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.place_rules import DispatchOffer, PlaceTarget
-from tuner.engines.registry import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.engines.serve_rules.routers import (
     GATEWAY_POLICIES,
@@ -59,6 +58,7 @@ from tuner.engines.serve_rules.routers import (
     Gateway,
     RouterCapabilities,
 )
+from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
 from tuner.engines.sglang.kv import ASCEND_PAGES, PAGES, TRANSFERS
 

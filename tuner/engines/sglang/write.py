@@ -10,10 +10,10 @@ from typing import Final
 
 from tuner.config.serve import Instances, PlannedKvTransfer, Role
 from tuner.engines.files import EmittedFile
-from tuner.engines.launchers.dynamo import DynamoWorker, cache_events
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.engines.serve_rules.steps import dispatch_tokens
 from tuner.engines.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
+from tuner.engines.serving.dynamo_worker import DynamoWorker, cache_events
 from tuner.engines.serving.placement import ServedPlacement, served_mark
 from tuner.engines.serving.shape import GroupShape, draft_tokens_for, group_release, transfer
 from tuner.engines.sglang.multiplexing import shares_file, shares_name

@@ -29,9 +29,9 @@ from typing import Final
 
 from tuner.devices.datasheet import Generation
 from tuner.engines.place_rules import IN_TURN, PlaceTarget
-from tuner.engines.registry import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
+from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.trtllm.kv import PAGES, TRANSFERS
 from tuner.spec.serving.routers import RouterPolicy
 

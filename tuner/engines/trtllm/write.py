@@ -12,10 +12,10 @@ import yaml
 
 from tuner.config.serve import Instances, Role
 from tuner.engines.files import EmittedFile, comment
-from tuner.engines.launchers.dynamo import DynamoWorker
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.steps import dispatch_tokens, step_tokens
 from tuner.engines.serving.command import ServerCommand
+from tuner.engines.serving.dynamo_worker import DynamoWorker
 from tuner.engines.serving.placement import ServedPlacement
 from tuner.engines.serving.shape import GroupShape, draft_tokens_for, group_release, transfer
 from tuner.engines.serving.statement import group_notes, statement

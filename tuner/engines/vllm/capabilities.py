@@ -43,7 +43,6 @@ from typing import Final
 
 from tuner.devices.datasheet import Vendor
 from tuner.engines.place_rules import IN_TURN, PlaceTarget
-from tuner.engines.registry import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.engines.serve_rules.routers import (
     GATEWAY_POLICIES,
@@ -51,6 +50,7 @@ from tuner.engines.serve_rules.routers import (
     Gateway,
     RouterCapabilities,
 )
+from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
 from tuner.engines.vllm.kv import PAGES, TRANSFERS
 from tuner.spec.serving.routers import RouterPolicy

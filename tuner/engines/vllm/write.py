@@ -16,7 +16,6 @@ from typing import Final
 
 from tuner.config.serve import Instances, PlannedKvTransfer, Role
 from tuner.engines.files import EmittedFile
-from tuner.engines.launchers.dynamo import DynamoWorker, cache_events
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.steps import dispatch_tokens, step_tokens
 from tuner.engines.serving.command import (
@@ -26,6 +25,7 @@ from tuner.engines.serving.command import (
     SIDE_CHANNEL_OFFSET,
     ServerCommand,
 )
+from tuner.engines.serving.dynamo_worker import DynamoWorker, cache_events
 from tuner.engines.serving.placement import ServedPlacement
 from tuner.engines.serving.shape import (
     GroupShape,

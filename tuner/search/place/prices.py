@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
+from tuner.costs.lookups import Lookups, NotedPrices
 from tuner.costs.ops import Prices, memory_bound, trained_experts
 from tuner.costs.place.expert_layer import (
     ExpertMachine,
@@ -24,7 +25,7 @@ from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.calibration import Regime, Residuals, band_of, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool
 from tuner.costs.train.constants import Constants
-from tuner.costs.train.measured_profile import MeasuredProfile
+from tuner.costs.train.measured_profile import DTYPE_OF, MeasuredProfile
 from tuner.costs.train.shapes import Hardware
 from tuner.devices.catalogue import find_device
 from tuner.plans.place import Band
@@ -223,8 +224,17 @@ def pricing_of(
     *,
     residuals: Residuals | None,
     measured: MeasuredProfile | None,
+    lookups: Lookups | None = None,
 ) -> Pricing | None:
     """Return the pricing of a spec; None where it names no model or no cluster.
+
+    Args:
+        model: of the spec.
+        cluster: of the spec.
+        goal: of the spec.
+        residuals: that correct a datasheet; None: none.
+        measured: profile of the pool; None: its datasheet.
+        lookups: filled with the kernels whose prices are looked up.
 
     Raises:
         UnknownDeviceError: no description of the pool's device.
@@ -237,11 +247,12 @@ def pricing_of(
     prices: Prices = DatasheetPrices(hardware=hardware, constants=constants)
     if measured is not None:
         hardware = measured.linked(hardware, constants)
+        prices = measured.prices(hardware, constants, precision=precision)
+    if lookups is not None:
+        prices = NotedPrices(own=prices, lookups=lookups, dtype=DTYPE_OF[precision])
     machine = ExpertMachine(
         model=model,
-        prices=prices
-        if measured is None
-        else measured.prices(hardware, constants, precision=precision),
+        prices=prices,
         hardware=hardware,
         constants=constants,
         ranks=goal.ranks,

@@ -12,7 +12,8 @@ from typing import Final
 
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.speculative import Drafting
-from tuner.engines.registry import Batching, serve_traits
+from tuner.engines.registry import serve_traits
+from tuner.engines.serve_rules.traits import Batching
 from tuner.search.serve.expert_copies import ExpertCopies
 
 BUDGETS: Final = (2048, 4096, 8192, 16384)

@@ -24,7 +24,7 @@ import numpy as np
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.whole_step import attention_s, prompt_step_s, step_s, through_s
-from tuner.engines.registry import Batching
+from tuner.engines.serve_rules.traits import Batching
 from tuner.search.serve.demand import Demand
 
 

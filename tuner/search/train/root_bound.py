@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers
+from tuner.costs.lookups import NotedPrices
 from tuner.costs.ops import Op, Prices
 from tuner.costs.prices.measured import MeasuredPrices
 from tuner.costs.train.shapes import taken
@@ -51,6 +52,9 @@ class LowerBoundPrices:
 def lower_bound_prices(problem: TrainProblem) -> Prices | None:
     """Return the prices that bound partial rows; None: the datasheet's formulas."""
     own = problem.prices
+    if isinstance(own, NotedPrices):
+        # No plan runs one expert in place of all.
+        own = own.own
     if not isinstance(own, MeasuredPrices):
         return own
     return LowerBoundPrices(own=own, peak_flop_per_s=problem.hardware.matmul_flop_per_s)

@@ -23,7 +23,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.engines.registry import Batching, serve_traits
+from tuner.engines.registry import serve_traits
+from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules
 from tuner.simulate.serving.load import Served
 from tuner.simulate.serving.steps import StepTimes

@@ -103,7 +103,7 @@ def test_hops_are_priced_by_the_groups_that_meet(tiny_work: Make, cut: Cut) -> N
     ]
     flat = expert_ops(work, cut(data=4, expert=4), moe_layer=0, chunks=1)
     (gemms,), (same,) = (
-        [op for op in one if op.operation == "grouped_gemm" and not op.in_backward]
+        [op.case() for op in one if op.operation == "grouped_gemm" and not op.in_backward]
         for one in (ops, flat)
     )
     assert gemms == same

@@ -12,7 +12,8 @@ from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import weight_bytes
 from tuner.costs.serve.reserve import Reserve
 from tuner.devices.catalogue import find_device
-from tuner.engines.registry import MemoryRule, serve_traits
+from tuner.engines.registry import serve_traits
+from tuner.engines.serve_rules.traits import MemoryRule
 from tuner.engines.sglang.read import automatic_ratio
 
 RESERVE = Reserve(

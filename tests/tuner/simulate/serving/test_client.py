@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tuner.engines.registry import Batching
+from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.client import (
     ClientOverhead,
     client_observed_ttft_s,

@@ -1,0 +1,105 @@
+"""How a serving engine batches, admits and measures memory: `TRAITS` of its capabilities."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tuner.devices.datasheet import Generation
+
+
+class Batching(StrEnum):
+    """How prompts and running sequences share steps."""
+
+    CHUNKED = "chunked"
+    """Parts of prompts fill what running sequences leave of a step's token budget (vLLM)."""
+    WHOLE = "whole"
+    """Whole prompts join running sequences (TensorRT-LLM)."""
+    PREFILL_FIRST = "prefill_first"
+    """While prompts wait, nothing else runs (SGLang)."""
+
+
+class MemoryFractionKind(StrEnum):
+    """What an engine's share of memory is a share of."""
+
+    OF_DEVICE = "of the device"
+    OF_FREE = "of what is free before weights are loaded"
+    OF_LEFT = "of what weights and steps leave"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRule:
+    """How an engine sizes its KV cache, from one release on.
+
+    V memory that CUDA shows    W weights    S what steps take: activations, graphs, buffers
+    C context and communicators    r the share that a launch states, or the engine's own
+
+    share of the device    cache = r V - W - S        a profiling step measures S
+    share of what is free  cache = r (V - C) - W      S must fit in what is left, or the server runs
+                                                      out of memory once it works
+    share of what is left  cache = r (V - C - W - S)  a profiling step measures S
+    """
+
+    since: tuple[int, ...] = (0,)
+    share: MemoryFractionKind
+    ratio: float | None
+    """Where a launch states none; None: `own_memory_ratio` of the engine's read.py."""
+    sampler_bytes: float
+    """Of one logit of one sequence, at the sampler's peak."""
+    counts_graphs: bool = False
+    """CUDA graphs are measured before the cache is made."""
+    counts_communicators: bool = False
+    """So are communicators."""
+    window_pool_ratio: float | None = None
+    """Tokens of the pool of windowed layers over those of the others; None: pages of both come from
+    one pool, and a request holds its window."""
+    wants_whole_length: bool = False
+    """The server ends unless one request of the longest length has room."""
+    graphs_per_size: int = 1
+    """Graphs of each captured batch: for vLLM a whole one and one in pieces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTraits:
+    """One engine; its seconds are from public benchmarks of releases of 2025 and early 2026."""
+
+    batching: Batching
+    step_tokens: int
+    """Token budget of a step that holds prompts, in the InferenceX recipes
+    (github.com/SemiAnalysisAI/InferenceX, benchmarks/)."""
+    scheduler_s: float
+    """Between two steps, beyond the sum of their kernels."""
+    prompt_scheduler_ratio: float = 2.0
+    """Factor on it where a step holds prompts, which no CUDA graph covers."""
+    reserves_output: bool = True
+    """A request is admitted where its whole output has room too, beside all that run. Else
+    pages are taken as outputs grow, and where there are none left the newest request is preempted
+    and recomputed."""
+    client_s: float = 15e-3
+    """Of a request in HTTP server, tokeniser and client, as published launches show it."""
+    memory: tuple[MemoryRule, ...]
+    """The newest release first."""
+    mxfp4_multiples: tuple[int, int] | None = None
+    """What hidden and expert width of a rank are padded to, of mxfp4 experts; None: as they are."""
+    spoilt_gemms: frozenset[str] = frozenset()
+    """Types whose measured GEMMs hold more than the kernel (tuner/costs/serve/tables.py)."""
+    experts_like: Mapping[tuple[str, Generation], str] = field(default_factory=dict)
+    """By type and device: the engine whose table holds other expert kernels that this one chooses
+    from."""
+
+    def memory_rule(self, release: str = "") -> MemoryRule:
+        """Return the rule of a release; of the newest where none or no number is named."""
+        number = _numbers(release)
+        if not number:
+            return self.memory[0]
+        return next((rule for rule in self.memory if rule.since <= number), self.memory[-1])
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    """Leading numbers of a release: `0.10.1rc2` is 0, 10, 1."""
+    numbers: list[int] = []
+    for part in release.strip().lstrip("v").split(".")[:3]:
+        digits = part[: next((at for at, sign in enumerate(part) if not sign.isdigit()), len(part))]
+        if not digits:
+            break
+        numbers.append(int(digits[:6]))
+    return tuple(numbers)

@@ -1,0 +1,31 @@
+"""What an engine tells NVIDIA Dynamo's launcher about its worker."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tuner.engines.files import EmittedFile
+from tuner.engines.serving.shape import GroupShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamoWorker:
+    """`DYNAMO` of an engine's write.py: its worker, beside the options of its own command."""
+
+    image: str
+    """Runtime image, without `-runtime`."""
+    model_option: str = "--model"
+    options_name: Callable[[GroupShape], str] | None = None
+    """Name of the file of options that it reads, in the folder of files."""
+    names_role: bool = True
+    """`--disaggregation-mode` says the role, which its own command does not."""
+    event_options: tuple[str, ...]
+    """With which prefill publishes its cache contents to the frontend."""
+    placement_package: tuple[EmittedFile, ...] = ()
+    """Files that make a placement's file a package on PYTHONPATH."""
+
+
+def cache_events(**own: object) -> tuple[str, ...]:
+    """Return the option that publishes KV events; data-parallel ranks use the ports after it."""
+    shared = {"publisher": "zmq", "topic": "kv-events", "endpoint": "tcp://*:20080"}
+    return ("--kv-events-config", json.dumps({**shared, **own}))
