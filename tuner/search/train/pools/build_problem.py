@@ -77,7 +77,8 @@ def build_pools_problem(
 
     Raises:
         SpecError: a pool has no device description, cannot compute in the precision, or nothing
-            joins it to the others; or the search limits what the partition decides.
+            joins it to the others; the search limits what the partition decides, or a target needs
+            equal stages.
         UnknownDeviceError: a device has no description.
     """
     cluster = spec.cluster
@@ -102,6 +103,13 @@ def build_pools_problem(
         build_problem(own, priced_pool)
         for own, priced_pool in zip(specs, priced_pools, strict=True)
     )
+    able = problems[0].capabilities
+    if not able.uneven_layout:
+        raise SpecError(
+            f"emit: {' and '.join(able.names)} needs as many layers on every stage, and stages on"
+            " several pools hold as many as their devices are fast; keep one pool, or emit"
+            " megatron-lm"
+        )
     bands = tuple(pool_band(spec, priced_pool) for priced_pool in priced_pools)
     return PoolsProblem(
         cluster=Cluster(

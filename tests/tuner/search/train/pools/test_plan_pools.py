@@ -161,6 +161,10 @@ def test_a_batch_that_no_width_divides_is_reported(spec: MakeSpec, provenance: P
             {"limits": {"pipeline_model_parallel_size": (4,)}},
             r"search\.pipeline_model_parallel_size: over several pools the partition decides",
         ),
+        (
+            {"emit": "deepspeed"},
+            r"emit: deepspeed needs as many layers on every stage",
+        ),
     ],
 )
 def test_impossible_specs_are_refused_in_one_line(
