@@ -83,6 +83,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "grouped_gemm": ("experts", "tokens", "largest", "hidden", "ffn"),
     "attention": ("batch", "sequence", "heads", "kv_heads", "head_dim"),
+    "decode_attention": ("batch", "past", "heads", "kv_heads", "head_dim", "window"),
     "memory_bound": ("rows", "width"),
     "optimizer": ("parameters",),
     "copy": ("bytes",),
@@ -101,7 +102,6 @@ AXES: Mapping[str, tuple[str, ...]] = {
         "tensor_to",
     ),
     "windowed_attention": ("batch", "sequence", "heads", "kv_heads", "head_dim", "window"),
-    "decode_attention": ("batch", "past", "heads", "kv_heads", "head_dim", "window"),
     "latent_attention": ("batch", "sequence", "heads"),
     "latent_decode": ("batch", "past", "heads"),
     "moe": ("tokens", "hidden", "ffn", "top_k", "experts", "tensor", "expert"),
@@ -117,6 +117,9 @@ gemm          y[m, n] = x[m, k] w[n, k]^T through autograd; backward is both gra
 grouped_gemm  the SwiGLU expert FFN: gate and up, product, down; `tokens` rows over `experts`, the
               most-loaded expert holding `largest` of them
 attention     causal scaled-dot-product attention with grouped queries
+decode_attention  one new token for each of `batch` sequences that hold `past` tokens; `window` 0
+              where it looks back on all of them. `kind` names the stored keys' type where it is not
+              the dtype (imported only)
 memory_bound  `kind` names it (see profilers/kernels/memory_bound.py)
 optimizer     one AdamW step over `parameters` elements
 copy          `kind`: device, host_to_device, device_to_host
@@ -138,9 +141,6 @@ kv_conversion  one layer of a request's KV cache, from the pages of `tensor_from
 Imported only, because nothing above can hold them:
 
 windowed_attention  causal attention in which a token looks back on `window` tokens
-decode_attention    one new token for each of `batch` sequences that hold `past` tokens; `window` 0
-                    where it looks back on all of them. `kind` names the stored keys' type where it
-                    is not the dtype
 latent_attention    MLA of DeepSeek-V3's widths over whole sequences; `kind`: core is the kernel
                     only, module includes the projections around it
 latent_decode       the same for one new token per sequence

@@ -26,6 +26,7 @@ SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "gemm": ("m", "n", "k"),
     "grouped_gemm": ("experts", "tokens", "largest", "hidden", "ffn"),
     "attention": ("batch", "sequence", "heads", "kv_heads", "head_dim"),
+    "decode_attention": ("batch", "past", "heads", "kv_heads", "head_dim"),
     "memory_bound": ("rows", "width"),
     "optimizer": ("parameters",),
     "copy": ("bytes",),
@@ -85,7 +86,7 @@ def drawn(line: Sequence[Case], *, rng: np.random.Generator) -> Case:
         most = max(case.axes["largest"] for case in line)
         axes["tokens"] = min(axes["tokens"], most * axes["experts"])
         axes["largest"] = min(most, _most_loaded(line, axes, rng=rng))
-    if first.operation == "attention":
+    if first.operation in ("attention", "decode_attention"):
         pair = line[int(rng.integers(len(line)))].axes
         axes |= {name: pair[name] for name in ("heads", "kv_heads")}
     return first.model_copy(update={"axes": axes})

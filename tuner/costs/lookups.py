@@ -22,10 +22,13 @@ MOST_SIZES: Final = 256
 """Of one operation and dtype."""
 MOST_LENGTHS: Final = 16
 """Of operands of the same widths, spread over those looked up; a profile interpolates between."""
+UNDIRECTED: Final = frozenset({"decode_attention"})
+"""Operations of inference alone."""
 LENGTHS: Final[Mapping[str, tuple[str, ...]]] = {
     "gemm": ("m",),
     "grouped_gemm": ("tokens", "largest"),
     "attention": ("batch", "sequence"),
+    "decode_attention": ("batch", "past"),
     "memory_bound": ("rows",),
 }
 """Axes that follow the tokens of a step; the others are widths of the model."""
@@ -65,7 +68,9 @@ class Lookups:
             return
         columns = np.broadcast_arrays(*(np.asarray(axes[axis]) for axis in AXES[op.operation]))
         sizes_NA = np.stack([np.ceil(column).ravel() for column in columns], axis=1)
-        used_NA = sizes_NA[(sizes_NA > 0).all(axis=1)].astype(np.int64)
+        # A window of 0 is none; anything else of size 0 is not run.
+        is_size_A = np.array([axis != "window" for axis in AXES[op.operation]])
+        used_NA = sizes_NA[(sizes_NA[:, is_size_A] > 0).all(axis=1)].astype(np.int64)
         unique_UA, uses_U = np.unique(used_NA, axis=0, return_counts=True)
         kind = FLAT_KIND if op.operation == "memory_bound" else ""
         counted = self.num_uses.setdefault((op.operation, kind, dtype), Counter())
@@ -83,7 +88,7 @@ class Lookups:
                     operation=operation,
                     kind=kind,
                     dtype=dtype,
-                    direction="forward",
+                    direction="" if operation in UNDIRECTED else "forward",
                     axes=dict(zip(AXES[operation], sizes, strict=True)),
                 )
 
@@ -131,6 +136,8 @@ def _measured_axes(op: Op) -> dict[str, Numbers] | None:
     axes = op.axes
     match op.operation:
         case "gemm" | "attention":
+            return dict(axes)
+        case "decode_attention" if not op.kind:
             return dict(axes)
         case "memory_bound":
             rows, width = bytes_to_rows(axes["bytes"])
