@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from profilers.records import Machine
 from tuner.devices import ampere, blackwell, hopper, others
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import UnknownDeviceError
@@ -43,6 +44,17 @@ def find_device(name: str) -> Datasheet:
     if sheet is None:
         raise UnknownDeviceError(_unknown(name[:_LONGEST_NAME]))
     return sheet
+
+
+def device_of(machine: Machine) -> Datasheet:
+    """Return the device that a profile was measured on; processors without a datasheet are one.
+
+    Raises:
+        UnknownDeviceError: no description of an accelerator.
+    """
+    if machine.device_kind == "cpu" and spelling(machine.device) not in _BY_SPELLING:
+        return others.CPU
+    return find_device(machine.device)
 
 
 def _unknown(name: str) -> str:

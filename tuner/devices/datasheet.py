@@ -20,6 +20,8 @@ class Vendor(StrEnum):
     NVIDIA = "nvidia"
     AMD = "amd"
     HUAWEI = "huawei"
+    CPU = "cpu"
+    """Processors of any make, which their own profile describes."""
 
 
 class Generation(StrEnum):
@@ -37,6 +39,7 @@ class Generation(StrEnum):
     """AMD MI300X."""
     ASCEND = "ascend"
     """Huawei Ascend 910B."""
+    PROCESSOR = "processor"
 
     @property
     def vendor(self) -> Vendor:
@@ -46,6 +49,8 @@ class Generation(StrEnum):
                 return Vendor.AMD
             case Generation.ASCEND:
                 return Vendor.HUAWEI
+            case Generation.PROCESSOR:
+                return Vendor.CPU
             case _:
                 return Vendor.NVIDIA
 

@@ -1,4 +1,4 @@
-"""Accelerators that are not NVIDIA's: AMD MI300X and Huawei Ascend 910B."""
+"""Devices that are not NVIDIA's: AMD MI300X, Huawei Ascend 910B, and processors."""
 
 from typing import Final
 
@@ -66,4 +66,32 @@ ASCEND_910B: Final = Datasheet(
         "scale_out_bytes_per_s": f"{_ATLAS}: 8 ports of 200 Gb/s",
         "host_bytes_per_s": f"{_ATLAS}: PCIe Gen4, 16 lanes",
     },
+)
+CPU: Final = Datasheet(
+    name="cpu",
+    aliases=("processor",),
+    generation=Generation.PROCESSOR,
+    compute_units=1,
+    flop_per_s={"bf16": 50e9, "fp32": 50e9},
+    memory_bytes=parse_bytes("4GiB"),
+    memory_bytes_per_s=parse_bytes_per_s("10GB/s"),
+    scale_up_bytes_per_s=parse_bytes_per_s("1GB/s"),
+    scale_up_domain=1,
+    devices_per_node=1,
+    scale_out_bytes_per_s=parse_bytes_per_s("1GB/s"),
+    host_bytes_per_s=parse_bytes_per_s("10GB/s"),
+    sources=dict.fromkeys(
+        (
+            "flop_per_s",
+            "compute_units",
+            "memory_bytes",
+            "memory_bytes_per_s",
+            "scale_up_bytes_per_s",
+            "scale_up_domain",
+            "devices_per_node",
+            "scale_out_bytes_per_s",
+            "host_bytes_per_s",
+        ),
+        "a place holder: one core, until a profile says more (tuner/devices/measured.py)",
+    ),
 )

@@ -15,7 +15,7 @@ from profilers.imports.aiconfigurator_arrays import holds_system, installed_syst
 from profilers.store import holds_profile, read_header
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import PRODUCT
-from tuner.devices.catalogue import find_device
+from tuner.devices.catalogue import device_of, find_device
 from tuner.errors import SpecError
 from tuner.spec.cluster import Cluster, Pool
 
@@ -94,7 +94,7 @@ def _parts(pool: Pool, profiles: Sequence[Path]) -> Iterator[tuple[str, str]]:
 
 
 def _speaks_for(profile: Path, *, device: str) -> bool:
-    return find_device(read_header(profile).machine.device).name == device
+    return device_of(read_header(profile).machine).name == device
 
 
 def _files(folder: Path) -> Iterator[tuple[str, str]]:

@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Final
 
 from profilers.files import read_bounded
+from profilers.interpolation import fit_rows
+from profilers.store import holds_profile, read_header, read_profile
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import DATASHEET, build_machines
 from tuner.costs.lookups import Lookups
 from tuner.costs.serve.kv_profile import conversion_prices
 from tuner.costs.serve.lookups import noting
 from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.profiled import ProfiledMachine
 from tuner.devices.catalogue import find_device
+from tuner.devices.datasheet import Generation
+from tuner.devices.measured import measured_sheet
+from tuner.devices.others import CPU
 from tuner.errors import SpecError
 from tuner.goals.serve_kernels import kernel_hashes
 from tuner.goals.train_plan import version
@@ -28,6 +34,11 @@ from tuner.spec.cluster import Pool
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 from tuner.units import format_bytes
+
+PROFILED: Final = frozenset(
+    {"gemm", "grouped_gemm", "attention", "decode_attention", "copy", "collective"}
+)
+"""Tables of a profile of processors that price a deployment."""
 
 EXPERTS: Final = "moe"
 """The table that distinguishes engines: each has its own MoE kernels."""
@@ -69,7 +80,10 @@ def deploy(
     spec_path = Path(spec_path)
     profiles = to_paths(profiles)
     spec = read_serve_spec(spec_path)
-    priced_pools = tuple(price_serving_pool(pool, profiles) for pool in spec.cluster.pools)
+    priced_pools = tuple(
+        price_serving_pool(pool, profiles, needs_profile=lookups is None)
+        for pool in spec.cluster.pools
+    )
     if lookups is not None:
         priced_pools = tuple(
             replace(pool, machine=noting(pool.machine, lookups)) for pool in priced_pools
@@ -104,8 +118,15 @@ def _kernel_notes(priced_pools: Sequence[ServingPool]) -> Iterator[str]:
             )
 
 
-def price_serving_pool(pool: Pool, profiles: Sequence[Path]) -> ServingPool:
+def price_serving_pool(
+    pool: Pool, profiles: Sequence[Path], *, needs_profile: bool = True
+) -> ServingPool:
     """Price a pool on measured kernels where there are any, else on its datasheet.
+
+    Args:
+        pool: with a device.
+        profiles: given beside the pool's own.
+        needs_profile: processors are refused without one; otherwise one core stands for them.
 
     Raises:
         SpecError: the pool names no device.
@@ -118,14 +139,18 @@ def price_serving_pool(pool: Pool, profiles: Sequence[Path]) -> ServingPool:
             " device's description says how much memory and which links there are"
         )
     sheet = find_device(pool.device)
-    if pool.memory_per_device is not None and pool.memory_per_device > sheet.memory_bytes:
+    is_processor = sheet.generation is Generation.PROCESSOR
+    stated = pool.memory_per_device
+    if not is_processor and stated is not None and stated > sheet.memory_bytes:
         raise SpecError(
             f"cluster.pools: {pool.name!r}: memory_per_device"
-            f" {format_bytes(pool.memory_per_device)} is more than the"
+            f" {format_bytes(stated)} is more than the"
             f" {format_bytes(sheet.memory_bytes)} of {sheet.name}; leave it out, or name another"
             " device"
         )
     own = () if pool.profile is None else (pool.profile,)
+    if is_processor:
+        return _profiled_pool(pool, (*own, *profiles), needs_profile=needs_profile)
     system = next((name for name, device in SYSTEMS.items() if device == sheet.name), None)
     if system is None:
         machine, origin = ServingMachine(sheet=sheet, tables=None), DATASHEET
@@ -138,4 +163,43 @@ def price_serving_pool(pool: Pool, profiles: Sequence[Path]) -> ServingPool:
         memory_bytes=float(pool.memory_per_device or sheet.memory_bytes),
         source=origin,
         conversions=conversion_prices((*own, *profiles), device=sheet.name),
+    )
+
+
+def _profiled_pool(pool: Pool, profiles: Sequence[Path], *, needs_profile: bool) -> ServingPool:
+    """Price a pool of processors on the first profile of processors.
+
+    Raises:
+        SpecError: there is none.
+    """
+    path = next(
+        (
+            path
+            for path in profiles
+            if holds_profile(path) and read_header(path).machine.device_kind == "cpu"
+        ),
+        None,
+    )
+    if path is None and not needs_profile:
+        return ServingPool(
+            pool=pool,
+            machine=ServingMachine(sheet=CPU, tables=None),
+            memory_bytes=float(pool.memory_per_device or CPU.memory_bytes),
+            source=DATASHEET,
+        )
+    if path is None:
+        raise SpecError(
+            f"cluster.pools: {pool.name!r}: processors have no datasheet; measure one with"
+            " `moetune profile -o DIR --for SPEC.yaml` and name it with --profile DIR"
+        )
+    profile = read_profile(path, operations=PROFILED)
+    sheet = measured_sheet(profile)
+    memory_bytes = pool.memory_per_device or sheet.memory_bytes
+    machine = ProfiledMachine(sheet=sheet, tables=None, curves=fit_rows(profile.measurements))
+    return ServingPool(
+        pool=pool,
+        machine=machine,
+        memory_bytes=float(memory_bytes),
+        source="profile",
+        conversions=conversion_prices(profiles, device=CPU.name),
     )

@@ -53,6 +53,8 @@ def test_peaks_are_dense_and_double_with_half_the_bits() -> None:
 def test_balances_of_rate_memory_and_links_are_plausible() -> None:
     failures = Failures()
     for name, sheet in DEVICES.items():
+        if sheet.generation is Generation.PROCESSOR:
+            continue  # No datasheet: a place holder until a profile is read.
         with failures.of(name):
             # A GEMM that reuses each byte some 35 (H20) to 420 (L40S) times is bound by arithmetic.
             assert 30 <= sheet.flop_per_s["bf16"] / sheet.memory_bytes_per_s <= 450

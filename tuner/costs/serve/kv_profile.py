@@ -10,7 +10,7 @@ from typing import Final
 
 from profilers.store import holds_profile, read_header, read_profile
 from tuner.costs.prices.profile import ProfilePrices
-from tuner.devices.catalogue import find_device
+from tuner.devices.catalogue import device_of
 
 OPERATION: Final = "kv_conversion"
 
@@ -31,6 +31,6 @@ def conversion_prices(profiles: Iterable[Path], *, device: str) -> ProfilePrices
             continue
         header = read_header(path)
         is_measured = OPERATION in header.tables and header.tables[OPERATION].rows > 0
-        if is_measured and find_device(header.machine.device).name == device:
+        if is_measured and device_of(header.machine).name == device:
             return ProfilePrices.from_profile(read_profile(path, operations=(OPERATION,)))
     return None

@@ -6,6 +6,8 @@ from tuner.costs.lookups import Lookups
 from tuner.costs.ops import Op
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.profiled import grouped_experts
+from tuner.devices.datasheet import Generation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -19,7 +21,8 @@ class NotedMachine(ServingMachine):
 
     def measured_s(self, op: Op) -> Floats | None:
         """Wall time as measured; None where no table holds the shape."""
-        self.lookups.note(op)
+        is_profiled = op.operation == "moe" and self.sheet.generation is Generation.PROCESSOR
+        self.lookups.note(grouped_experts(op) if is_profiled else op)
         return super().measured_s(op)
 
     def deepep_s(

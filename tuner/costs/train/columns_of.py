@@ -16,7 +16,7 @@ from profilers.steps.config import LayerKind
 from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Stages
 from tuner.devices.catalogue import find_device
-from tuner.devices.datasheet import Datasheet
+from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import SpecError
 from tuner.spec.cluster import Pool
 from tuner.spec.model import ModelSpec, QkNorm
@@ -106,7 +106,16 @@ def hardware_of_pool(sheet: Datasheet, pool: Pool, *, precision: GemmPrecision) 
     """Return a pool as numbers: the datasheet, and what the spec says instead of it.
 
     NICs of a machine are shared evenly by its devices; divided by the oversubscription.
+
+    Raises:
+        SpecError: the device is a processor, which has no datasheet.
     """
+    if sheet.generation is Generation.PROCESSOR:
+        raise SpecError(
+            f"cluster.pools: {pool.name!r}: a processor has no datasheet to plan training or"
+            " placement on; leave its 'device' out and name its profile, which the reference step"
+            " is planned on"
+        )
     nic = sheet.scale_out_bytes_per_s if pool.nic is None else pool.nic
     return Hardware(
         matmul_flop_per_s=matmul_peak(sheet, precision),

@@ -219,6 +219,7 @@ _MATMUL: Final = {
     },
     Generation.CDNA3: {GemmPrecision.BF16: 0.55, GemmPrecision.FP8: 0.45},
     Generation.ASCEND: {GemmPrecision.BF16: 0.70},
+    Generation.PROCESSOR: {GemmPrecision.BF16: 0.90},
 }
 """Share of the dense datasheet peak. It falls with every generation and with the width of the
 type, since clocks drop under load and the casts around a GEMM do not shrink. [P] A100 and
@@ -232,6 +233,7 @@ _ATTENTION: Final = {
     Generation.BLACKWELL: 0.42,
     Generation.CDNA3: 0.30,
     Generation.ASCEND: 0.35,
+    Generation.PROCESSOR: 0.50,
 }
 """[P] FlashAttention-2 (arXiv:2307.08691) 0.45 to 0.6 on A100, FlashAttention-3 0.45 to 0.65 on
 H100 for causal attention of width 128, less in training's mixed shapes; others [T]."""
@@ -243,6 +245,7 @@ _SOFTMAX_WIDTH: Final = {
     Generation.BLACKWELL: 96.0,
     Generation.CDNA3: 48.0,
     Generation.ASCEND: 48.0,
+    Generation.PROCESSOR: 16.0,
 }
 """Matrix units double with every generation, units for exponentials do not. [P] A100 and H100:
 figures of FlashAttention-2 and 3 at head widths 64 and 128; others [T]."""
@@ -254,6 +257,7 @@ _MEMORY: Final = {
     Generation.BLACKWELL: 1.5,
     Generation.CDNA3: 1.5,
     Generation.ASCEND: 1.4,
+    Generation.PROCESSOR: 1.2,
 }
 """Streams reach 0.85 to 0.92 of the datasheet; fused element-wise kernels less, the more so the
 faster the memory, since their inner dimension stays. [T]"""

@@ -5,6 +5,7 @@ machine with fewer devices than the plan. It starts the scripts of the engine's 
 and stops everything when one process stops.
 """
 
+import shlex
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -64,7 +65,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             checks=checks(draft_model=needs_draft_model(verified)),
         )
         + ("export AFD_HOST=127.0.0.1\n" if has_afd_units(verified) else "")
-        + "".join(_starts(verified))
+        + "".join(_starts(verified, between=traits.between_devices))
         + _tail(verified, engine=engine)
     )
     script = EmittedFile(path=PurePosixPath("local.sh"), text=text, executable=True)
@@ -103,13 +104,14 @@ start() {{
 """
 
 
-def _starts(verified: VerifiedServing) -> Iterator[str]:
+def _starts(verified: VerifiedServing, *, between: str) -> Iterator[str]:
     device = 0
     for shape in group_shapes(verified):
         for index in range(shape.group.count):
             devices = range(device, device + shape.group.devices)
             device = devices.stop
-            yield f"start {shape.name} {_port(shape.first + index)} {','.join(map(str, devices))}\n"
+            own = shlex.quote(between.join(map(str, devices)))
+            yield f"start {shape.name} {_port(shape.first + index)} {own}\n"
 
 
 def _port(instance: int) -> int:

@@ -101,6 +101,8 @@ class ServingCapabilities:
     batch of an instance."""
     low_latency_leaves_prefill: bool = False
     """With low-latency DeepEP, prefill of an aggregated instance uses the normal kernels."""
+    only_tensor_parallel: bool = False
+    """An instance has tensor ranks only: no expert, data or pipeline parallelism."""
     both_attention_degrees: bool = True
     """attention_tp and attention_dp may both exceed 1."""
     both_expert_degrees: bool = True

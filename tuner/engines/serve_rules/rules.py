@@ -205,6 +205,11 @@ def _experts(
     engine: ServingCapabilities, group: InstanceFields, *, model: ModelSpec
 ) -> Iterator[str]:
     spread = group.moe_tp * group.ep
+    if engine.only_tensor_parallel and (group.attention_dp > 1 or group.ep > 1 or group.pp > 1):
+        yield (
+            f"attention_dp {group.attention_dp}, ep {group.ep} and pp {group.pp} must be 1:"
+            " the release runs tensor parallelism alone on such devices"
+        )
     if group.role == "attention":
         if spread > 1:
             yield f"moe_tp {group.moe_tp} and ep {group.ep} of a server without experts must be 1"

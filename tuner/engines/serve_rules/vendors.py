@@ -8,6 +8,7 @@ The releases that serve on each are in the engines' `capabilities.py`.
     amd      sglang 0.5.23     lmsysorg/sglang …-rocm…      Mooncake           all-gather
     huawei   vllm 0.23.0       quay.io/ascend/vllm-ascend   Mooncake (ascend)  chosen by the plugin
     huawei   sglang 0.5.23     quay.io/ascend/sglang        MemFabric          all-gather
+    cpu      vllm 0.32.0       public.ecr.aws/…-cpu-…       none               none
     any      trtllm            NVIDIA only
 
 Sources:
@@ -33,6 +34,8 @@ class VendorTraits:
     """Kubernetes extended resource of one device."""
     visible_devices: str
     """Variable that says which devices a process sees."""
+    between_devices: str = ","
+    """What separates the devices in it."""
     count_command: str
     """Bash that prints how many devices a machine has."""
     a2a_kernels: str
@@ -57,6 +60,13 @@ TRAITS: Final[Mapping[Vendor, VendorTraits]] = {
         visible_devices="ASCEND_RT_VISIBLE_DEVICES",
         count_command="ls -d /dev/davinci[0-9]* | wc -l",
         a2a_kernels="MC2",
+    ),
+    Vendor.CPU: VendorTraits(
+        resource="cpu",
+        visible_devices="VLLM_CPU_OMP_THREADS_BIND",
+        between_devices="|",
+        count_command="nproc",
+        a2a_kernels="no",
     ),
 }
 

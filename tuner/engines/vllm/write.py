@@ -15,6 +15,8 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from tuner.config.serve import Instances, PlannedKvTransfer, Role
+from tuner.costs.serve.kv_transfer import cache_shape
+from tuner.devices.datasheet import Vendor
 from tuner.engines.files import EmittedFile
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.steps import dispatch_tokens, step_tokens
@@ -38,6 +40,8 @@ from tuner.engines.vllm.placement import SERVED_FILE, STEP_INTERVAL
 from tuner.engines.vllm_afd.write import SERVERS as AFD_ROLES
 from tuner.engines.vllm_afd.write import afd_address, afd_flags, has_afd_units
 from tuner.plans.serve import VerifiedServing
+
+BF16_BYTES: Final = 2
 
 _KV_PORT: Final = "KV_PORT"
 """Variable of the first port of the side channel."""
@@ -105,12 +109,20 @@ def server(
         environment={
             **({"VLLM_USE_V2_MODEL_RUNNER": "0"} if has_afd_units(verified) else {}),
             **({} if kv_transfer is None else _environment(group, kv_transfer)),
+            **(_cache_space(verified, group) if manifest.vendor is Vendor.CPU else {}),
         },
         before=_kv_port(kv_transfer)
         + _spread(shape)
         + (afd_address(verified, shape) if is_afd else "")
         + (_PLUGIN_ON_PATH if is_placed else ""),
     )
+
+
+def _cache_space(verified: VerifiedServing, group: Instances) -> dict[str, str]:
+    """The KV cache of one rank in whole GiB, which a processor's server is told."""
+    token_bytes = BF16_BYTES * cache_shape(verified.plan.model).elements_per_token
+    rank_bytes = group.kv_tokens * token_bytes / group.attention_tp
+    return {"VLLM_CPU_KVCACHE_SPACE": str(max(int(rank_bytes // 2**30), 1))}
 
 
 _SPREAD: Final = {

@@ -1,0 +1,98 @@
+"""A deployment on processors: priced on their profile, emitted for vLLM's build for them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from profilers.records import Case, Measurement
+from profilers.store import write_profile
+from tests.profilers.testing import fake_machine, fake_profile
+from tuner import api
+from tuner.errors import SpecError
+
+MODEL = Path(__file__).parents[3] / "examples" / "models" / "tiny-moe" / "config.json"
+TRAFFIC = {"rate": "1/s", "input_tokens": 256, "output_tokens": 32}
+
+
+def written(path: Path, *, goal: dict[str, Any], emit: list[str]) -> Path:
+    pool = {"name": "here", "device": "cpu", "nodes": 1, "devices_per_node": 2}
+    keys = {
+        "schema_version": 1,
+        "model": str(MODEL),
+        "cluster": {"pools": [pool | {"memory_per_device": "4GiB", "nic": "1GB/s"}]},
+        "goal": goal,
+        "emit": emit,
+    }
+    path.write_text(yaml.safe_dump(keys))
+    return path
+
+
+def deployment(tmp_path: Path, **changes: Any) -> Path:
+    goal = {
+        "kind": "serve",
+        "engine": {"name": "vllm"},
+        "traffic": TRAFFIC,
+        "slo": {"ttft": {"p90": "5s"}, "tpot": {"p90": "500ms"}},
+        "max_model_len": 1024,
+    }
+    return written(tmp_path / "spec.yaml", goal=goal | changes, emit=["vllm", "local"])
+
+
+@pytest.fixture
+def profile(tmp_path: Path, formula_s: Callable[[Case], float]) -> Path:
+    """The sizes that the spec looks up, and copies, on two ranks."""
+    cases = (
+        *api.wanted_sizes(deployment(tmp_path)).cases,
+        *(
+            Case(operation="copy", kind="device", axes={"bytes": 2**power})
+            for power in (16, 20, 24)
+        ),
+    )
+    rows = [Measurement(case=case, times_s=(formula_s(case),)) for case in cases]
+    write_profile(tmp_path / "profile", fake_profile(rows, machine=fake_machine(world=2)))
+    return tmp_path / "profile"
+
+
+def test_every_kernel_that_a_step_runs_can_be_measured(tmp_path: Path) -> None:
+    wanted = api.wanted_sizes(deployment(tmp_path))
+    assert {"gemm", "grouped_gemm", "attention", "decode_attention"} == {
+        case.operation for case in wanted.cases
+    }
+    assert wanted.unmeasured == ()
+
+
+def test_a_deployment_is_planned_on_the_profile_and_started_by_the_build_for_processors(
+    tmp_path: Path, profile: Path
+) -> None:
+    made = api.deploy(deployment(tmp_path), profiles=profile)
+    assert made.plan.decision is not None
+    (group,) = made.plan.decision.instances
+    assert (group.ep, group.pp, group.attention_dp) == (1, 1, 1)
+    api.write(tmp_path / "plan", made)
+    script = (tmp_path / "plan" / "launch" / "vllm" / "aggregated.sh").read_text()
+    (space,) = (line for line in script.splitlines() if "VLLM_CPU_KVCACHE_SPACE" in line)
+    assert 1 <= int(space.partition("=")[2]) <= 4
+    assert "--enable-expert-parallel" not in script
+    local = (tmp_path / "plan" / "launch" / "local" / "local.sh").read_text()
+    assert 'VLLM_CPU_OMP_THREADS_BIND="$3"' in local
+    bound = "'0|1'" if group.devices == 2 else "0"
+    assert f"start aggregated 30000 {bound}\n" in local
+
+
+def test_what_no_release_runs_there_is_no_mode(tmp_path: Path, profile: Path) -> None:
+    for mode in ("disaggregated", "attention_expert"):
+        assert (
+            api.deploy(deployment(tmp_path, modes=[mode]), profiles=profile).plan.decision is None
+        )
+
+
+def test_processors_are_not_planned_without_their_profile(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="processors have no datasheet; measure one"):
+        api.plan(deployment(tmp_path))
+    goal = {"kind": "train", "sequence_length": 128, "global_batch_size": 8}
+    training = written(tmp_path / "train.yaml", goal=goal, emit=["megatron-lm"])
+    with pytest.raises(SpecError, match="a processor has no datasheet to plan training"):
+        api.plan(training)
