@@ -72,14 +72,21 @@ def planning_progress(
     from rich.console import Console
     from rich.progress import Progress as Bar
     from rich.progress import SpinnerColumn, TextColumn
+    from rich.table import Column
 
     started_s = time.monotonic()
     bar = Bar(
         SpinnerColumn(),
-        TextColumn("{task.description:<8} {task.fields[text]}", markup=False),
+        # On a narrow terminal the text is cut, not the time.
+        TextColumn(
+            "{task.description:<8} {task.fields[text]}",
+            markup=False,
+            table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
+        ),
         _time_column(lambda: passed(time.monotonic() - started_s, limit_s=limit_s)),
         console=Console(stderr=True),
         transient=True,
+        expand=True,
     )
     with bar:
         task = bar.add_task(stage, total=None, text=printable(text))
@@ -102,6 +109,7 @@ def passed(elapsed_s: float, *, limit_s: float | None) -> str:
 def _time_column(text: Callable[[], str]) -> "ProgressColumn":
     """Return a column that computes its text whenever it is drawn."""
     from rich.progress import ProgressColumn
+    from rich.table import Column
     from rich.text import Text
 
     class TimeColumn(ProgressColumn):
@@ -109,7 +117,7 @@ def _time_column(text: Callable[[], str]) -> "ProgressColumn":
             del task  # The text is about the whole work.
             return Text(text())
 
-    return TimeColumn()
+    return TimeColumn(table_column=Column(no_wrap=True))
 
 
 def _quiet(_event: "PlanningEvent", /) -> None:
