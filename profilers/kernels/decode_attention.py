@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from profilers.devices import DTYPES, last_cache_bytes
+from profilers.kernels.attention import CPU_SHAPES, CUDA_SHAPES
 from profilers.kernels.autograd import Prepared, in_turns, random
 from profilers.records import Case
 
-CPU_SHAPES = ((4, 2, 32), (4, 4, 64))
 CPU_PASTS = ((1, 64), (4, 64), (16, 64), (1, 512), (4, 512), (16, 512), (1, 4096))
-CUDA_SHAPES = ((32, 8, 128), (16, 16, 64), (16, 2, 128))
 CUDA_PASTS = ((1, 1024), (16, 1024), (256, 1024), (1, 8192), (16, 8192), (64, 8192), (1, 65536))
 
 

@@ -162,10 +162,10 @@ def _measure(
         return
     print_result(header, summary, as_json=as_json)
     if wanted is not None and not wanted.cases:
-        print_stderr(f"{spec}: planning it looks up no kernels")
+        print_stderr(f"{spec}: planning it prices no kernels")
     if wanted is not None and wanted.unmeasured:
         names = ", ".join(wanted.unmeasured)
-        print_stderr(f"the datasheet or an imported profile prices what nothing measures: {names}")
+        print_stderr(f"not measured here, so the datasheet or imported tables price it: {names}")
 
 
 def _wanted_sizes(spec: Path) -> "WantedSizes":

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from profilers.records import AXES, MEASURED_DTYPES, Case
+from profilers.series import Series
 from tuner.config.columns import Numbers
 from tuner.costs.ops import BF16, Op, Prices
 from tuner.costs.prices.measured import FLAT_KIND, bytes_to_rows, has_gate
@@ -22,8 +23,6 @@ MOST_SIZES: Final = 256
 """Of one operation and dtype."""
 MOST_LENGTHS: Final = 16
 """Of operands of the same widths, spread over those looked up; a profile interpolates between."""
-UNDIRECTED: Final = frozenset({"decode_attention"})
-"""Operations of inference alone."""
 LENGTHS: Final[Mapping[str, tuple[str, ...]]] = {
     "gemm": ("m",),
     "grouped_gemm": ("tokens", "largest"),
@@ -50,8 +49,8 @@ class WantedSizes:
 class Lookups:
     """Operations that were looked up; filled while pricing."""
 
-    num_uses: dict[tuple[str, str, str], Counter[Sizes]] = field(default_factory=dict)
-    """Of the sizes, by operation, kind and dtype."""
+    num_uses: dict[Series, Counter[Sizes]] = field(default_factory=dict)
+    """Of the sizes; kernels with a backward pass are measured both ways, and listed as forward."""
     unmeasured: set[str] = field(default_factory=set)
 
     def note(self, op: Op, *, dtype: str = BF16) -> None:
@@ -73,7 +72,8 @@ class Lookups:
         used_NA = sizes_NA[(sizes_NA[:, is_size_A] > 0).all(axis=1)].astype(np.int64)
         unique_UA, uses_U = np.unique(used_NA, axis=0, return_counts=True)
         kind = FLAT_KIND if op.operation == "memory_bound" else ""
-        counted = self.num_uses.setdefault((op.operation, kind, dtype), Counter())
+        series = Series(op.operation, kind, dtype, "forward" if op.direction else "")
+        counted = self.num_uses.setdefault(series, Counter())
         for sizes, uses in zip(unique_UA.tolist(), uses_U.tolist(), strict=True):
             counted[tuple(sizes)] += uses
 
@@ -82,14 +82,14 @@ class Lookups:
         return WantedSizes(cases=tuple(self._cases()), unmeasured=tuple(sorted(self.unmeasured)))
 
     def _cases(self) -> Iterator[Case]:
-        for (operation, kind, dtype), counted in self.num_uses.items():
-            for sizes in islice(_spread(operation, counted), MOST_SIZES):
+        for series, counted in self.num_uses.items():
+            for sizes in islice(_spread(series.operation, counted), MOST_SIZES):
                 yield Case(
-                    operation=operation,
-                    kind=kind,
-                    dtype=dtype,
-                    direction="" if operation in UNDIRECTED else "forward",
-                    axes=dict(zip(AXES[operation], sizes, strict=True)),
+                    operation=series.operation,
+                    kind=series.kind,
+                    dtype=series.dtype,
+                    direction="forward" if series.direction else "",
+                    axes=dict(zip(AXES[series.operation], sizes, strict=True)),
                 )
 
 

@@ -46,7 +46,7 @@ def measured_sheet(profile: Profile) -> Datasheet:
             " measure the suite kernels"
         )
     ranks = max(machine.world, 1)
-    linked = max(_ring_rates(rows, ranks=ranks), default=0.5 * copied)
+    linked = max(_ring_rates(rows), default=0.5 * copied)
     return Datasheet(
         name=machine.device,
         generation=Generation.PROCESSOR,
@@ -77,7 +77,7 @@ def _is_device_copy(row: Measurement) -> bool:
     return row.case.operation == "copy" and row.case.kind == "device"
 
 
-def _ring_rates(rows: Iterable[Measurement], *, ranks: int) -> Iterable[float]:
+def _ring_rates(rows: Iterable[Measurement]) -> Iterable[float]:
     for row in rows:
         axes = row.case.axes
         if row.case.operation == "collective" and row.case.kind in GATHERS and axes["ranks"] > 1:

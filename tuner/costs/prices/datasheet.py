@@ -15,8 +15,8 @@ The form is that of NVIDIA's "Matrix Multiplication Background User's Guide" (ti
 quantisation); derates and the mean are ours.
 
 GEMMs of dtype bf16 stay there under every recipe: those of head and router. Attention counts the
-unmasked pairs. Exponentials add time to the GEMMs, as if every head were wider
-by a constant; the share of the peak is stated at a width of 128.
+unmasked pairs. Exponentials add time to the GEMMs, as if every head were wider by a constant; the
+share of the peak is stated at a width of 128.
 
 Not covered: split-k, 2-SM tiles, alignment.
 """

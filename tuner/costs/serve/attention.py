@@ -14,12 +14,12 @@ batched GEMMs and projections one by one.
 Letters: Q query points.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tuner.config.columns import Numbers
-from tuner.costs.ops import Op
+from tuner.costs.ops import Op, gemm
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Formats
 from tuner.costs.serve.machine import ServingMachine
@@ -80,7 +80,7 @@ class AttentionLayer:
         """All of them for m tokens."""
         total_Q = np.zeros_like(m_Q)
         for n, k, dtype in self.projection_gemms:
-            total_Q = total_Q + self._seconds("gemm", dtype=dtype, m=m_Q, n=n, k=k)
+            total_Q = total_Q + self._gemm_s(m_Q, n=n, k=k, dtype=dtype)
         return total_Q
 
     def decode_s(self, n_Q: Floats, past_Q: Floats, *, checked: int = 1) -> Floats:
@@ -105,7 +105,7 @@ class AttentionLayer:
             case AttentionKind.GROUPED:
                 # A window of w costs s w pairs, as many as s / 2 w prompts of 2 w tokens.
                 inside_Q = np.minimum(s_Q, 2.0 * own.window) if own.window else s_Q
-                whole_Q = self._seconds(
+                prompt = self._op(
                     "attention",
                     kind=self._kv,
                     batch=1,
@@ -114,12 +114,11 @@ class AttentionLayer:
                     kv_heads=self.kv_heads,
                     head_dim=own.head_dim,
                 )
+                whole_Q = self.machine.seconds(replace(prompt, direction="forward"))
                 return whole_Q * (s_Q / inside_Q) if own.window else whole_Q
             case AttentionKind.LATENT:
                 width = self.heads * (own.head_dim - own.rope_dim + own.value_dim)
-                up_Q = self._seconds(
-                    "gemm", dtype=self.formats.attention, m=s_Q, n=width, k=own.kv_rank
-                )
+                up_Q = self._gemm_s(s_Q, n=width, k=own.kv_rank, dtype=self.formats.attention)
                 core_Q = self._seconds(
                     "latent_attention",
                     kind=_joined("core", self._kv),
@@ -239,6 +238,9 @@ class AttentionLayer:
     @property
     def _gemm_format(self) -> str:
         return "fp8_block" if self.formats.attention.startswith("fp8") else "bf16"
+
+    def _gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
+        return self.machine.seconds(replace(gemm(m_Q, n, k, dtype=dtype), software=self.software))
 
     def _seconds(
         self, operation: str, *, kind: str = "", dtype: str = "", **axes: Numbers

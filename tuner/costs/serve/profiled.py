@@ -18,7 +18,7 @@ import numpy as np
 from profilers.interpolation import Curve
 from profilers.records import AXES
 from profilers.series import Series
-from tuner.costs.ops import Op
+from tuner.costs.ops import BF16, Op
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.work import even_activated
@@ -34,8 +34,7 @@ class ProfiledMachine(ServingMachine):
         """Wall time as measured; None where the profile lacks the operation."""
         if op.operation == "moe":
             op = grouped_experts(op)
-        direction = "" if op.operation == "decode_attention" else "forward"
-        series = Series(op.operation, "", op.dtype or "bf16", direction)
+        series = Series(op.operation, "", op.dtype or BF16, op.direction)
         curve = self.curves.get(series)
         if curve is None or "kv_fp8" in op.kind:
             return None
@@ -56,6 +55,7 @@ def grouped_experts(routed: Op) -> Op:
     return Op(
         operation="grouped_gemm",
         dtype=routed.dtype,
+        direction="forward",
         axes={
             "experts": reached_Q,
             "tokens": np.maximum(copies_Q, reached_Q),
