@@ -16,8 +16,8 @@ from tuner.calibrate.records import CalibrationReport
 from tuner.calibrate.report import build_report
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
-from tuner.goals.train_folder import MAX_PROFILE_FILE_BYTES
 from tuner.output import write_directory, write_files
+from tuner.plans.folder import MAX_PROFILE_FILE_BYTES
 
 DATASHEETS: Final = "datasheets"
 RESIDUALS: Final = "residuals.json"

@@ -20,6 +20,8 @@ app.command("import")(profile_import.run)
 
 ROUTING: Final = "routing"
 """The suite that records a model instead of measuring the machine."""
+ENGINE: Final = "engine"
+"""The suite that launches the engine of a spec that serves."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -47,8 +49,8 @@ def measure(
     suite: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: kernels, links, storage, kv, or routing (needs --model and"
-            " --text); default all but routing."
+            help="Comma-separated: kernels, links, storage, kv; engine (needs --for and --command),"
+            " or routing (needs --model and --text); default all but the last two."
         ),
     ] = "",
     budget: Annotated[str, typer.Option(help="Target time, with its unit.")] = "60s",
@@ -82,11 +84,22 @@ def measure(
     sequence: Annotated[int, typer.Option(min=1, help="routing: tokens per sequence.")] = 1024,
     batch: Annotated[int, typer.Option(min=1, help="routing: sequences per forward pass.")] = 4,
     passes: Annotated[int, typer.Option(min=1, help="routing: most forward passes.")] = 256,
+    command: Annotated[
+        str,
+        typer.Option(
+            help="engine: starts one instance from emitted files, e.g. 'bash {launch}/local.sh'."
+        ),
+    ] = "",
+    url: Annotated[
+        str, typer.Option(help="engine: where it answers; default: as local.sh starts it.")
+    ] = "",
+    start_limit: Annotated[str, typer.Option(help="engine: longest start-up.")] = "15min",
     as_json: AsJson = False,
 ) -> None:
-    """Measure this machine, or record a model's routing.
+    """Measure this machine and its engine, or record a model's routing.
 
-    Suites: kernels, links, storage and KV transfers; or routing of a model on text.
+    Suites: kernels, links, storage and KV transfers; the steps of an engine; or routing of a model
+    on text.
     """
     if context.invoked_subcommand is not None:
         return
@@ -96,21 +109,25 @@ def measure(
     from profilers.registry import SUITES
 
     names = tuple(name.strip() for name in suite.split(",") if name.strip()) or tuple(SUITES)
-    measured = tuple(name for name in names if name != ROUTING)
+    measured = tuple(name for name in names if name not in (ROUTING, ENGINE))
+    _refuse_unused(has_engine=ENGINE in names, spec=spec, command=command, url=url)
     if ROUTING not in names:
         if model is not None or text:
             raise TunerError("--model and --text are for --suite routing, which is not selected")
-        _measure(
-            out,
-            suites=measured,
-            budget=budget,
-            ranks=ranks,
-            resume=resume,
-            spec=spec,
-            as_json=as_json,
-        )
+        if measured:
+            _measure(
+                out,
+                suites=measured,
+                budget=budget,
+                ranks=ranks,
+                resume=resume,
+                spec=spec,
+                as_json=as_json,
+            )
+        if spec is not None and ENGINE in names:
+            _measure_engine(out, spec, command=command, url=url, start_limit=start_limit)
         return
-    if measured:
+    if measured or ENGINE in names:
         raise TunerError(
             f"--suite {suite}: routing is recorded by itself; run the others first, into the same"
             " folder"
@@ -166,6 +183,34 @@ def _measure(
     if wanted is not None and wanted.unmeasured:
         names = ", ".join(wanted.unmeasured)
         print_stderr(f"not measured here, so the datasheet or imported tables price it: {names}")
+
+
+def _refuse_unused(*, has_engine: bool, spec: Path | None, command: str, url: str) -> None:
+    if has_engine and (spec is None or not command):
+        raise TunerError(
+            "--suite engine needs --for, a spec that serves, and --command, which starts it, such"
+            " as 'bash {launch}/local.sh'"
+        )
+    if not has_engine and (command or url):
+        raise TunerError("--command and --url are for --suite engine, which is not selected")
+
+
+def _measure_engine(out: Path, spec: Path, *, command: str, url: str, start_limit: str) -> None:
+    from tuner.cli.options import seconds
+    from tuner.goals.engine_profile import profile_engine
+
+    steps = profile_engine(
+        out,
+        spec,
+        command=command,
+        url=url,
+        start_s=seconds(start_limit, option="--start-limit"),
+        on_message=lambda text: print_stderr(f"engine: {text}"),
+    )
+    print_text(
+        f"engine         {steps.engine} {steps.release}, tensor parallel {steps.tensor_parallel};"
+        f" {len(steps.prompts)} prompts, {len(steps.decodes)} batches of running sequences"
+    )
 
 
 def _wanted_sizes(spec: Path) -> "WantedSizes":

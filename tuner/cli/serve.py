@@ -32,7 +32,9 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[ServePlan, Callable[..., st
         made = deploy(
             spec, profiles=tuple(options.profile or ()), time_limit_s=options.time_limit_s
         )
-    return write_serve_plan(options.out, made.plan, spec=made.spec), serve_text
+    return write_serve_plan(
+        options.out, made.plan, spec=made.spec, profiles=made.profiles
+    ), serve_text
 
 
 def estimate(spec: Path, options: EstimateOptions) -> None:

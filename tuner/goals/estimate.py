@@ -94,6 +94,6 @@ def estimate_serving(
     return estimate_server(
         spec,
         parsed_launch,
-        serving_pool=price_serving_pool(named_pool, profiles),
+        serving_pool=price_serving_pool(named_pool, profiles, engine=parsed_launch.engine),
         instances=instances or parsed_launch.replicas,
     )

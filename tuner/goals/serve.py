@@ -22,6 +22,7 @@ from tuner.goals.goal import (
     Goal,
     PlannedSpec,
     changes_of_pools,
+    pools_of,
     seconds_by_cause,
     terms,
     use_planned_profiles,
@@ -30,9 +31,10 @@ from tuner.goals.plan_ratios import serve_ratio_band
 from tuner.goals.planned_spec import read_planned_spec
 from tuner.goals.serve_folder import read_serve_plan, write_serve_plan
 from tuner.goals.serve_kernels import kernels_changed
-from tuner.goals.serve_plan import deploy, price_serving_pool
+from tuner.goals.serve_plan import PROFILE, deploy, price_serving_pool
 from tuner.goals.stored_figures import serve_figures
 from tuner.goals.wanted_sizes import serve_sizes
+from tuner.plans.folder import name_used_profiles
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.plan_csv import serve_csv
@@ -50,7 +52,7 @@ class ExplainedServePlan(ServePlan):
     why: Why
 
 
-def _spec(plan: ServePlan, keys: dict[str, Any], _used: Path) -> PlannedSpec:
+def _spec(plan: ServePlan, keys: dict[str, Any], used: Path) -> PlannedSpec:
     goal, stored = keys["goal"], plan.goal
     if stored.traffic.trace is not None:
         goal["traffic"]["trace"] = str(stored.traffic.trace.absolute())
@@ -59,6 +61,10 @@ def _spec(plan: ServePlan, keys: dict[str, Any], _used: Path) -> PlannedSpec:
     if stored.placement is not None:
         goal["placement"] = str(stored.placement.absolute())
     use_planned_profiles(keys, plan.cluster)
+    sources = plan.provenance.profile_source
+    name_used_profiles(
+        pools_of(keys), [name for name, source in sources.items() if source == PROFILE], used
+    )
     return PlannedSpec(keys=keys, cluster=plan.cluster, memory_bytes={})
 
 
@@ -203,7 +209,10 @@ def _replay(
         path = Path(scratch) / "spec.yaml"
         path.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
         spec = at_planned_rate(read_serve_spec(path), plan.goal)
-        priced_pools = tuple(price_serving_pool(pool, profiles) for pool in spec.cluster.pools)
+        priced_pools = tuple(
+            price_serving_pool(pool, profiles, engine=spec.goal.engine_on(pool.name).name)
+            for pool in spec.cluster.pools
+        )
         hits = None
         if plan.prefix_reuse is not None and plan.predicted is not None:
             rate = plan.predicted.requests_per_s
@@ -217,7 +226,9 @@ GOAL: Final = Goal(
     plan_type=ServePlan,
     explained=ExplainedServePlan,
     plan=deploy,
-    write=lambda folder, made: write_serve_plan(folder, made.plan, spec=made.spec),
+    write=lambda folder, made: write_serve_plan(
+        folder, made.plan, spec=made.spec, profiles=made.profiles
+    ),
     read=read_serve_plan,
     spec=_spec,
     words=short_serve,

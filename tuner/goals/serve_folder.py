@@ -1,13 +1,14 @@
 """What lies in the folder of a deployment's plan beside `plan.json`.
 
 used/spec.yaml, used/config.json    what was read
+used/profile, used/profiles/N       the profiles that describe devices without a datasheet
 used/placement.json                 the plan of the placement that is served, where the goal has one
 launch/<target>/                    launchers and the benchmark job
 trials/NNNN.json                    one record per launch (tuner/verify/deployments/records.py)
 verified.json                       what the trials say
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,8 @@ from tuner.plans.folder import (
     model_config,
     read_plan_as,
     read_trials_as,
+    read_verified_as,
+    used_profiles,
     write_plan_folder,
 )
 from tuner.plans.place import PlacePlan, VerifiedPlacement
@@ -40,8 +43,20 @@ UNJUDGED = "served as it was planned; its own verification is not part of this p
 PLACEMENT_NAME: Final = "used/placement.json"
 
 
-def write_serve_plan(folder: AnyPath, plan: ServePlan, *, spec: ServeSpec) -> ServePlan:
+def write_serve_plan(
+    folder: AnyPath,
+    plan: ServePlan,
+    *,
+    spec: ServeSpec,
+    profiles: Mapping[str, AnyPath] | None = None,
+) -> ServePlan:
     """Write a deployment's plan and return it with its files named.
+
+    Args:
+        folder: may hold an earlier plan.
+        plan: what to write.
+        spec: that it was made from.
+        profiles: folders of the stored profiles that describe devices, by pool.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -52,6 +67,7 @@ def write_serve_plan(folder: AnyPath, plan: ServePlan, *, spec: ServeSpec) -> Se
     files: dict[str, str | bytes] = {
         "used/spec.yaml": read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES),
         "used/config.json": model_config(spec.model_path),
+        **used_profiles(spec.cluster, profiles or {}),
     }
     launch = LaunchFiles(contents={}, executable=frozenset())
     if plan.decision is not None and plan.predicted is not None:
@@ -112,6 +128,15 @@ def read_serve_trials(folder: Path) -> tuple[ServeTrialRecord, ...]:
         PlanUnreadableError: a file is damaged; it names the file and what to do.
     """
     return read_trials_as(ServeTrialRecord, folder / TRIALS_NAME)
+
+
+def read_serve_verified(folder: Path) -> ServeVerified | None:
+    """Read `verified.json` of a deployment's plan; None where nothing was verified yet.
+
+    Raises:
+        PlanUnreadableError: it is damaged.
+    """
+    return read_verified_as(ServeVerified, folder)
 
 
 def write_serve_verified(

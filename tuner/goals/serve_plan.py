@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -12,16 +12,22 @@ from profilers.interpolation import fit_rows
 from profilers.store import holds_profile, read_header, read_profile
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import DATASHEET, build_machines
+from tuner.calibrate.engine_rates import fit_rates
 from tuner.costs.lookups import Lookups
+from tuner.costs.serve.engine_steps import read_engine_steps
 from tuner.costs.serve.kv_profile import conversion_prices
 from tuner.costs.serve.lookups import noting
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.profiled import ProfiledMachine
+from tuner.costs.serve.reached import reached_machine
+from tuner.costs.serve.residual import ServeResidual
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.devices.measured import measured_sheet
 from tuner.devices.others import CPU
 from tuner.errors import SpecError
+from tuner.goals.profiles import stored_profile
+from tuner.goals.serve_folder import read_serve_verified
 from tuner.goals.serve_kernels import kernel_hashes
 from tuner.goals.train_plan import version
 from tuner.paths import AnyPath, to_paths
@@ -40,6 +46,8 @@ PROFILED: Final = frozenset(
 )
 """Tables of a profile of processors that price a deployment."""
 
+PROFILE: Final = "profile"
+"""Source of a pool that is priced, and described, by its own profile."""
 EXPERTS: Final = "moe"
 """The table that distinguishes engines: each has its own MoE kernels."""
 
@@ -50,6 +58,8 @@ class Deployed:
 
     plan: ServePlan
     spec: ServeSpec
+    profiles: Mapping[str, Path]
+    """That describe devices without a datasheet, by pool."""
 
 
 def deploy(
@@ -77,11 +87,27 @@ def deploy(
         ProfileUnreadableError: a table is damaged.
     """
     started_s = clock()
-    spec_path = Path(spec_path)
-    profiles = to_paths(profiles)
-    spec = read_serve_spec(spec_path)
+    spec = read_serve_spec(Path(spec_path))
+    settings = SearchSettings(time_limit_s=time_limit_s, clock=clock)
+    made = plan_deployment(spec, to_paths(profiles), settings=settings, lookups=lookups)
+    return replace(made, plan=with_planning_time(made.plan, wall_s=clock() - started_s))
+
+
+def plan_deployment(
+    spec: ServeSpec,
+    profiles: Sequence[Path],
+    *,
+    settings: SearchSettings,
+    lookups: Lookups | None = None,
+) -> Deployed:
+    """Plan what a spec that was read describes; raises as `deploy` does."""
     priced_pools = tuple(
-        price_serving_pool(pool, profiles, needs_profile=lookups is None)
+        price_serving_pool(
+            pool,
+            profiles,
+            engine=spec.goal.engine_on(pool.name).name,
+            needs_profile=lookups is None,
+        )
         for pool in spec.cluster.pools
     )
     if lookups is not None:
@@ -91,18 +117,20 @@ def deploy(
     plan = make_serve_plan(
         spec,
         priced_pools,
-        settings=SearchSettings(time_limit_s=time_limit_s, clock=clock),
+        settings=settings,
         provenance=ServeProvenance(
             moetune_version=version(),
             spec_sha256=hashlib.sha256(
-                read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES)
+                read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES)
             ).hexdigest(),
             profile_source={priced.pool.name: priced.source for priced in priced_pools},
             kernels_sha256=kernel_hashes(spec.cluster, profiles),
+            residual=next(filter(None, (one.residual for one in priced_pools)), None),
             notes=() if spec.model.moe is None else tuple(_kernel_notes(priced_pools)),
         ),
     )
-    return Deployed(plan=with_planning_time(plan, wall_s=clock() - started_s), spec=spec)
+    described = {one.pool.name: one.profile for one in priced_pools if one.profile is not None}
+    return Deployed(plan=plan, spec=spec, profiles=described)
 
 
 def _kernel_notes(priced_pools: Sequence[ServingPool]) -> Iterator[str]:
@@ -119,13 +147,14 @@ def _kernel_notes(priced_pools: Sequence[ServingPool]) -> Iterator[str]:
 
 
 def price_serving_pool(
-    pool: Pool, profiles: Sequence[Path], *, needs_profile: bool = True
+    pool: Pool, profiles: Sequence[Path], *, engine: str = "", needs_profile: bool = True
 ) -> ServingPool:
     """Price a pool on measured kernels where there are any, else on its datasheet.
 
     Args:
         pool: with a device.
         profiles: given beside the pool's own.
+        engine: that serves on it, whose own steps count where the profile holds them.
         needs_profile: processors are refused without one; otherwise one core stands for them.
 
     Raises:
@@ -150,7 +179,7 @@ def price_serving_pool(
         )
     own = () if pool.profile is None else (pool.profile,)
     if is_processor:
-        return _profiled_pool(pool, (*own, *profiles), needs_profile=needs_profile)
+        return _profiled_pool(pool, (*own, *profiles), engine=engine, needs_profile=needs_profile)
     system = next((name for name, device in SYSTEMS.items() if device == sheet.name), None)
     if system is None:
         machine, origin = ServingMachine(sheet=sheet, tables=None), DATASHEET
@@ -166,8 +195,12 @@ def price_serving_pool(
     )
 
 
-def _profiled_pool(pool: Pool, profiles: Sequence[Path], *, needs_profile: bool) -> ServingPool:
+def _profiled_pool(
+    pool: Pool, profiles: Sequence[Path], *, engine: str, needs_profile: bool
+) -> ServingPool:
     """Price a pool of processors on the first profile of processors.
+
+    Where the profile holds steps of the engine, its rates count, else curves of torch's kernels.
 
     Raises:
         SpecError: there is none.
@@ -175,7 +208,7 @@ def _profiled_pool(pool: Pool, profiles: Sequence[Path], *, needs_profile: bool)
     path = next(
         (
             path
-            for path in profiles
+            for path in map(stored_profile, profiles)
             if holds_profile(path) and read_header(path).machine.device_kind == "cpu"
         ),
         None,
@@ -195,11 +228,28 @@ def _profiled_pool(pool: Pool, profiles: Sequence[Path], *, needs_profile: bool)
     profile = read_profile(path, operations=PROFILED)
     sheet = measured_sheet(profile)
     memory_bytes = pool.memory_per_device or sheet.memory_bytes
-    machine = ProfiledMachine(sheet=sheet, tables=None, curves=fit_rows(profile.measurements))
+    steps = read_engine_steps(path)
+    if steps is not None and steps.engine == engine:
+        rated = ServingMachine(sheet=sheet, tables=None)
+        machine: ServingMachine = reached_machine(rated, fit_rates(steps, rated))
+    else:
+        machine = ProfiledMachine(sheet=sheet, tables=None, curves=fit_rows(profile.measurements))
     return ServingPool(
         pool=pool,
         machine=machine,
         memory_bytes=float(memory_bytes),
-        source="profile",
+        source=PROFILE,
+        profile=path,
+        residual=_residual(profiles, engine),
         conversions=conversion_prices(profiles, device=CPU.name),
     )
+
+
+def _residual(profiles: Sequence[Path], engine: str) -> ServeResidual | None:
+    """Return what the trials of a plan say of an engine, where its folder is given as a profile."""
+    for folder in profiles:
+        verified = None if stored_profile(folder) == folder else read_serve_verified(folder)
+        residual = None if verified is None else verified.residual
+        if residual is not None and residual.engine == engine:
+            return residual
+    return None

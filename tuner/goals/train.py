@@ -20,6 +20,7 @@ from tuner.goals.stored_figures import train_figures
 from tuner.goals.train_folder import read_plan, write_plan
 from tuner.goals.train_plan import plan_training
 from tuner.goals.wanted_sizes import train_sizes
+from tuner.plans.folder import name_used_profiles
 from tuner.plans.train import Plan
 from tuner.plans.what_if import LimitChange, Rival, Why
 from tuner.report.plan_csv import train_csv
@@ -34,14 +35,12 @@ class ExplainedPlan(Plan):
 
 
 def _spec(plan: Plan, keys: dict[str, Any], used: Path) -> PlannedSpec:
-    measured = plan.provenance.profile_sha256
-    for position, pool in enumerate(pools_of(keys)):
+    pools = pools_of(keys)
+    for position, pool in enumerate(pools):
         pool.pop("profile", None)
-        if pool.get("name") in measured:
-            is_only = len(measured) == 1
-            pool["profile"] = str(used / ("profile" if is_only else f"profiles/{position}"))
         if "link_matrix" in pool:
             pool["link_matrix"] = str(used / f"links-{position}.csv")
+    name_used_profiles(pools, plan.provenance.profile_sha256, used)
     goal = keys["goal"]
     if goal.get("routing"):
         goal["routing"] = {**goal["routing"], "path": str(used / "routing.json")}

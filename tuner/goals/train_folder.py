@@ -9,7 +9,6 @@ Everything but `trials/` can be derived again from the other files.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 from profilers.files import read_bounded
 from profilers.imports.link_matrix import link_matrix_csv, read_link_matrix
@@ -24,6 +23,7 @@ from tuner.plans.folder import (
     model_config,
     read_plan_as,
     read_verified_as,
+    used_profiles,
     write_plan_folder,
 )
 from tuner.plans.train import Plan, VerifiedPlan
@@ -31,9 +31,6 @@ from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.routing import routing_json
 from tuner.spec.spec import Spec
 from tuner.verify.records import Verified
-
-MAX_PROFILE_FILE_BYTES: Final = 256 * 2**20
-"""The largest table that a profile may have."""
 
 
 def write_plan(folder: AnyPath, plan: Plan, *, spec: Spec, profiles: Mapping[str, AnyPath]) -> Plan:
@@ -51,13 +48,7 @@ def write_plan(folder: AnyPath, plan: Plan, *, spec: Spec, profiles: Mapping[str
     """
     folder = Path(folder)
     files: dict[str, str | bytes] = {f"used/{name}": data for name, data in _used(spec).items()}
-    stored = {name: Path(profile) for name, profile in profiles.items()}
-    for name, profile in _profile_folders(spec, stored).items():
-        files |= {
-            f"used/{name}/{file.name}": read_bounded(file, most_bytes=MAX_PROFILE_FILE_BYTES)
-            for file in sorted(profile.iterdir())
-            if file.is_file() and not file.name.startswith(".")
-        }
+    files |= used_profiles(spec.cluster, profiles)
     launch = LaunchFiles(contents={}, executable=frozenset())
     if plan.decision is not None:
         waived = VerifiedPlan.waive(plan, reason="no trial was launched yet; run moetune verify")
@@ -117,15 +108,3 @@ def _used(spec: Spec) -> dict[str, bytes]:
             text = link_matrix_csv(read_link_matrix(pool.link_matrix))
             used[f"links-{number}.csv"] = text.encode()
     return used
-
-
-def _profile_folders(spec: Spec, profiles: Mapping[str, Path]) -> dict[str, Path]:
-    """Return where each profile is copied to; pool names may be invalid folder names."""
-    if len(profiles) == 1:
-        (only,) = profiles.values()
-        return {"profile": only}
-    return {
-        f"profiles/{position}": profiles[pool.name]
-        for position, pool in enumerate(spec.cluster.pools)
-        if pool.name in profiles
-    }

@@ -20,9 +20,9 @@ from tuner.costs.residuals import Residual
 from tuner.engines.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.errors import SpecError
 from tuner.goals.profiles import machine_of, pool_profile, shipped_residual, trial_residual
-from tuner.goals.train_folder import MAX_PROFILE_FILE_BYTES
 from tuner.goals.train_notes import analytic_notes, profile_notes, reference_notes, with_assumptions
 from tuner.paths import AnyPath, to_paths
+from tuner.plans.folder import MAX_PROFILE_FILE_BYTES
 from tuner.plans.proof import with_planning_time
 from tuner.plans.train import Plan, Provenance
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress

@@ -13,7 +13,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -26,6 +26,8 @@ from profilers.schema_version import refusal_of_newer
 from profilers.sole_writer import sole_writer
 from tuner.errors import OutputError, PlanUnreadableError
 from tuner.output import write_directory, write_files
+from tuner.paths import AnyPath
+from tuner.spec.cluster import Cluster
 from tuner.spec.files import LARGEST_FILE_BYTES
 
 PLAN_NAME: Final = "plan.json"
@@ -40,6 +42,8 @@ STAGED_S: Final = 600.0
 """Longer than any plan takes to write."""
 
 MAX_PLAN_BYTES: Final = 64 * 2**20
+MAX_PROFILE_FILE_BYTES: Final = 256 * 2**20
+"""Of one table of a profile."""
 MAX_RECORD_BYTES: Final = 16 * 2**20
 """Of a trial."""
 
@@ -95,6 +99,32 @@ def write_folder(
         )
     else:
         write_directory(folder, files, executable=executable)
+
+
+def used_profiles(cluster: Cluster, profiles: Mapping[str, AnyPath]) -> dict[str, bytes]:
+    """Read the stored profiles that pools were priced on, by where a plan's folder keeps them.
+
+    A single one is `used/profile`; of several each is `used/profiles/N`, with N the position of its
+    pool, because pool names may be invalid folder names.
+    """
+    files: dict[str, bytes] = {}
+    for position, pool in enumerate(cluster.pools):
+        if pool.name not in profiles:
+            continue
+        name = "profile" if len(profiles) == 1 else f"profiles/{position}"
+        files |= {
+            f"used/{name}/{file.name}": read_bounded(file, most_bytes=MAX_PROFILE_FILE_BYTES)
+            for file in sorted(Path(profiles[pool.name]).iterdir())
+            if file.is_file() and not file.name.startswith(".")
+        }
+    return files
+
+
+def name_used_profiles(pools: Sequence[dict[str, Any]], names: Collection[str], used: Path) -> None:
+    """Point the pools of a planned spec at the copies of the profiles of those named."""
+    for position, pool in enumerate(pools):
+        if pool.get("name") in names:
+            pool["profile"] = str(used / ("profile" if len(names) == 1 else f"profiles/{position}"))
 
 
 def model_config(path: Path) -> bytes:

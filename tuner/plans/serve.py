@@ -15,6 +15,7 @@ from profilers.steps.config import Count, Size
 from tuner.config.serve import (
     ServeDecision,
 )
+from tuner.costs.serve.residual import ServeResidual
 from tuner.spec.cluster import Cluster
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import Mode, ServeGoal
@@ -231,6 +232,8 @@ class ServeProvenance(Record):
     """By pool: `profile`, `tables`, `aiconfigurator-core` or `datasheet`."""
     kernels_sha256: dict[str, str] = Field(default_factory=dict)
     """By pool, of the files that its kernels were read from and of its datasheet."""
+    residual: ServeResidual | None = None
+    """Of launches of the engine on these devices, by which predictions are corrected."""
     notes: tuple[str, ...] = ()
 
 

@@ -37,7 +37,7 @@ from profilers.compare import (
 from profilers.files import read_bounded
 from profilers.records import Machine, Profile, Record
 from profilers.store import read_profile
-from tuner.goals.train_folder import MAX_PROFILE_FILE_BYTES
+from tuner.plans.folder import MAX_PROFILE_FILE_BYTES
 from tuner.regress.records import AcceptedChange, ScenarioVerdict
 from tuner.units import format_ratio
 

@@ -11,7 +11,9 @@ from profilers.records import Case, Measurement
 from profilers.store import write_profile
 from tests.profilers.testing import fake_machine, fake_profile
 from tuner import api
+from tuner.costs.serve.residual import LatencyResidual, ServeResidual
 from tuner.errors import SpecError
+from tuner.verify.deployments.conclusion import conclude
 
 MODEL = Path(__file__).parents[3] / "examples" / "models" / "tiny-moe" / "config.json"
 TRAFFIC = {"rate": "1/s", "input_tokens": 256, "output_tokens": 32}
@@ -83,10 +85,48 @@ def test_a_deployment_is_planned_on_the_profile_and_started_by_the_build_for_pro
 
 
 def test_what_no_release_runs_there_is_no_mode(tmp_path: Path, profile: Path) -> None:
-    for mode in ("disaggregated", "attention_expert"):
-        assert (
-            api.deploy(deployment(tmp_path, modes=[mode]), profiles=profile).plan.decision is None
-        )
+    made = api.deploy(deployment(tmp_path, modes=["attention_expert"]), profiles=profile)
+    assert made.plan.decision is None
+
+
+def test_prefill_and_decode_apart_pass_caches_through_memory(tmp_path: Path, profile: Path) -> None:
+    made = api.deploy(deployment(tmp_path, modes=["disaggregated"]), profiles=profile)
+    assert made.plan.decision is not None
+    api.write(tmp_path / "plan", made)
+    for role in ("prefill", "decode"):
+        script = (tmp_path / "plan" / "launch" / "vllm" / f"{role}.sh").read_text()
+        assert '"kv_connector": "NixlConnector"' in script
+        assert '"kv_buffer_device": "cpu"' in script
+
+
+def test_a_plan_holds_its_profile_and_stands_for_it(tmp_path: Path, profile: Path) -> None:
+    made = api.deploy(deployment(tmp_path), profiles=profile)
+    api.write(tmp_path / "plan", made)
+    assert (tmp_path / "plan" / "used" / "profile" / "gemm.parquet").is_file()
+    again = api.deploy(tmp_path / "spec.yaml", profiles=tmp_path / "plan")
+    assert again.plan.decision == made.plan.decision
+    assert again.plan.predicted == made.plan.predicted
+
+
+def test_what_launches_said_corrects_later_plans(tmp_path: Path, profile: Path) -> None:
+    made = api.deploy(deployment(tmp_path), profiles=profile)
+    api.write(tmp_path / "plan", made)
+    residual = ServeResidual(
+        engine="vllm",
+        ttft=LatencyResidual(factor=1.5, spread=1.2),
+        tpot=LatencyResidual(factor=0.8, spread=1.1),
+        num_deployments=3,
+    )
+    verified = conclude(made.plan, ()).model_copy(update={"residual": residual})
+    (tmp_path / "plan" / "verified.json").write_text(verified.model_dump_json())
+    again = api.deploy(tmp_path / "spec.yaml", profiles=tmp_path / "plan").plan
+    assert again.provenance.residual == residual
+    assert again.predicted is not None
+    assert made.plan.predicted is not None
+    assert again.predicted.ttft_s.mean == pytest.approx(1.5 * made.plan.predicted.ttft_s.mean)
+    assert again.predicted.tpot_s.mean == pytest.approx(0.8 * made.plan.predicted.tpot_s.mean)
+    low, high = again.predicted.tpot_s_band
+    assert high / low == pytest.approx(1.1**2)
 
 
 def test_processors_are_not_planned_without_their_profile(tmp_path: Path) -> None:

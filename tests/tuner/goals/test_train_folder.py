@@ -149,7 +149,7 @@ def test_a_plan_can_be_made_again_from_the_profile_that_it_holds(
     planned: Path, made: api.Planned
 ) -> None:
     before = _contents(planned / "used" / "profile")
-    write_plan(planned, made.plan, spec=made.spec, profiles={"local": planned / "used" / "profile"})
+    write_plan(planned, made.plan, spec=made.spec, profiles={"here": planned / "used" / "profile"})
     assert _contents(planned / "used" / "profile") == before
 
 

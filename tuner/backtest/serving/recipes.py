@@ -31,7 +31,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.backtest.serving.launches import Harness, PublishedLaunch
-from tuner.simulate.serving.client import DELAY_S, engine_client
+from tuner.engines.registry import serve_traits
+from tuner.simulate.serving.client import DELAY_S
 
 STREAM_STEPS: Final = 10.0
 BALANCE_STEPS: Final = 45.0
@@ -88,7 +89,7 @@ def find_recipe(launch: PublishedLaunch, *, is_unseen: bool = False) -> Recipe:
         delay_s=DELAY_S,
         poll_steps=_poll_steps(launch) if is_known else 1,
         stream_steps=_stream_steps(launch) if is_known else 0.0,
-        client_s=engine_client(launch.engine).overhead_s,
+        client_s=serve_traits()[launch.engine].client_s,
         sequence_s=SEQUENCE_S if _waits(launch) else 0.0,
         step_tokens=_step_tokens(launch) if is_known else None,
         experts_table=_experts_table(launch),

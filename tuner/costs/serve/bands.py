@@ -49,6 +49,10 @@ SPLIT_MODES: Final[frozenset[Mode]] = frozenset(
     {"disaggregated", "prefill_offload", "attention_expert"}
 )
 
+MEASURED_STEPS: Final = 1.4
+"""Measured over predicted either way where the engine's own steps were measured on the devices:
+four of five deployments of vLLM on a processor (tests/benchmarks/README.md, real engines)."""
+
 Edge = Annotated[float, Field(gt=0.0, lt=1e6, allow_inf_nan=False)]
 Edges = tuple[Edge, Edge]
 Covered = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -178,6 +182,12 @@ def bands_of(
     if mode in ("shared_device", "attention_expert"):
         ttft, tpot = ttft.doubled, tpot.doubled
     return Bands(ttft=ttft, tpot=tpot, is_new=not stored.network)
+
+
+def bands_of_steps() -> Bands:
+    """Return the bands where the engine's own steps were measured on these devices."""
+    band = LatencyBand(low_ratio=1.0 / MEASURED_STEPS, high_ratio=MEASURED_STEPS)
+    return Bands(ttft=band, tpot=band, is_new=False)
 
 
 def joined(bands: Sequence[Bands]) -> Bands:

@@ -183,7 +183,11 @@ class Iteration:
     def linear_s(self, m_Q: Floats) -> Floats:
         """Their sum, at the clocks that a device keeps."""
         total_Q = np.sum(list(self.linear_parts(m_Q).values()), axis=0)
-        return np.asarray(total_Q * sustained_factor(m_Q))
+        return np.asarray(total_Q * self._sustained(m_Q))
+
+    def _sustained(self, m_Q: Floats) -> Floats:
+        """The factor on a step of m tokens; 1 where whole steps were measured."""
+        return sustained_factor(m_Q) if self.machine.host is None else np.ones_like(m_Q)
 
     def linear_split(self, m_Q: Floats) -> TokenSeconds:
         """The same seconds by what two halves of a step may hide of each other."""
@@ -198,7 +202,7 @@ class Iteration:
                 dense_Q = dense_Q + compute_part_Q + passed_Q
             else:
                 compute_Q, all_to_all_Q = compute_Q + compute_part_Q, all_to_all_Q + passed_Q
-        factor_Q = sustained_factor(m_Q)
+        factor_Q = self._sustained(m_Q)
         return TokenSeconds(
             dense_Q=dense_Q * factor_Q,
             compute_Q=compute_Q * factor_Q,
@@ -296,7 +300,8 @@ class Iteration:
             rows_Q, n=self.decoder.vocab / ranks, k=self.decoder.hidden, dtype=self.formats.head
         )
         logits_Q = ELEMENT_BYTES * rows_Q * self.decoder.vocab
-        host_Q = self.sequence_s * n_Q
+        host = self.machine.host
+        host_Q = (self.sequence_s if host is None else host.sequence_s) * n_Q
         return (
             host_Q
             + gemm_Q
@@ -325,7 +330,7 @@ class Iteration:
         total_Q = np.zeros_like(s_Q)
         for count, layer in self.attention_layers:
             total_Q = total_Q + count * layer.prompt_s(s_Q)
-        return total_Q * SUSTAINED_FACTOR
+        return total_Q * (SUSTAINED_FACTOR if self.machine.host is None else 1.0)
 
     def joined_s(self, m_Q: Floats) -> Floats:
         """The GEMM that joins hidden states and embeddings before a drafting layer."""
@@ -355,4 +360,12 @@ class Iteration:
     @property
     def scheduler_s(self) -> float:
         """Between two steps without prompts."""
-        return self.traits.scheduler_s
+        host = self.machine.host
+        return self.traits.scheduler_s if host is None else host.step_s
+
+    @property
+    def prompt_scheduler_s(self) -> float:
+        """Between two steps that hold prompts."""
+        host = self.machine.host
+        ratio = self.traits.prompt_scheduler_ratio if host is None else 1.0
+        return self.scheduler_s * ratio

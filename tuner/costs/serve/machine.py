@@ -80,12 +80,26 @@ SMALL_RATIO: Final = 0.7
 """Of a memory-bound kernel inside a CUDA graph: its start, and what it reaches of the bandwidth."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTimes:
+    """What an engine's host takes, as its own steps show."""
+
+    step_s: float
+    """Between two steps, beyond the sum of their kernels; prompts in them or not."""
+    sequence_s: float
+    """Of each running sequence in a step."""
+    request_s: float
+    """Of a request in HTTP server, tokeniser and client."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingMachine:
     """One system."""
 
     sheet: Datasheet
     tables: KernelTables | None
+    host: HostTimes | None = None
+    """Measured; None: as the engine's traits say, and clocks fall under load."""
     estimated: set[str] = field(default_factory=set)
     """Filled on use: operations that came from the datasheet."""
 

@@ -63,8 +63,7 @@ def prompt_step_s(iteration: Iteration, m_Q: Floats, before_Q: Floats) -> Floats
     if iteration.drafter is not None:
         one = iteration.drafter
         total_Q = total_Q + one.linear_s(m_Q) + one.joined_s(m_Q) + _part_s(one, m_Q, before_Q)
-    gap_s = iteration.scheduler_s * iteration.traits.prompt_scheduler_ratio
-    return np.asarray(total_Q + gap_s)
+    return np.asarray(total_Q + iteration.prompt_scheduler_s)
 
 
 def _part_s(iteration: Iteration, m_Q: Floats, before_Q: Floats) -> Floats:

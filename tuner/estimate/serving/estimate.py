@@ -84,7 +84,7 @@ def estimate_serving(
     has_room = not misfit
     load = simulate_load(inputs, option) if has_room else None
     changes = price_changes(inputs, load)
-    around = bands_of(
+    around = serving_pool.measured_bands or bands_of(
         launch.engine,
         mode=_MODE.get(launch.role, "disaggregated"),
         has_kernels=not serving_pool.machine.estimated,

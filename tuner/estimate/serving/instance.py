@@ -52,6 +52,7 @@ from tuner.search.serve.recorded_loads import expert_loads
 from tuner.search.serve.simulation import (
     InstanceGroup,
     SimulationResult,
+    corrected_result,
     latency_of,
     simulate_aggregated_mode,
     simulate_disaggregated_mode,
@@ -375,7 +376,7 @@ def instances_needed(inputs: EstimateInputs, option: Option) -> int:
 def simulate_load(inputs: EstimateInputs, option: Option) -> ServingLoad:
     """Simulate the traffic on the launch's instances."""
     group = InstanceGroup(option=option, count=inputs.instances)
-    simulated = _simulate(inputs, group)
+    simulated = corrected_result(_simulate(inputs, group), (group,), goal=inputs.goal)
     served = simulated.requests_per_s
     if inputs.demand.concurrency is None:
         served = min(served, group.rate_per_s)

@@ -62,7 +62,7 @@ def token_seconds(
     read_N = prompts_N * demand.computed_tokens
     wanted_N = np.maximum(read_N, demand.computed_tokens)
     held_s_N = iteration.slot_ratio * prompt_attention_s(iteration, demand) * prompts_N
-    gap_s = traits.scheduler_s * traits.prompt_scheduler_ratio
+    gap_s = iteration.prompt_scheduler_s
     if traits.batching is Batching.PREFILL_FIRST:
         chunk_N = np.minimum(wanted_N, float(step_tokens))
         isolated_s_N = through_s(iteration, chunk_N, np.zeros_like(chunk_N)) + gap_s
@@ -76,7 +76,7 @@ def token_seconds(
     seen_s_N = attention_s(iteration, micro_N, np.full_like(micro_N, demand.past_tokens))
     more_s_N = through_s(iteration, checked_N + chunk_N, seen_s_N)
     more_s_N = more_s_N - through_s(iteration, checked_N, seen_s_N)
-    more_s_N = iteration.slot_ratio * more_s_N + gap_s - traits.scheduler_s
+    more_s_N = iteration.slot_ratio * more_s_N + gap_s - iteration.scheduler_s
     whole_s_N = decode_s_N + share_N * more_s_N + held_s_N
     return np.where(share_N <= 1.0, whole_s_N / iteration.tokens_per_step, np.inf)
 

@@ -309,7 +309,7 @@ def _to_client_result(
         span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
         rate = group.ranks * len(served.end_s_R) / max(span_s, 1e-9)
     return to_simulation_result(
-        client_observed_ttft_s(served, client=engine_client(group.option.iteration.engine)),
+        client_observed_ttft_s(served, client=engine_client(group.option.iteration)),
         served.tpot_s_R,
         goal=goal,
         rate=rate,

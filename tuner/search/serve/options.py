@@ -17,12 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from tuner.config.serve import Role
 from tuner.costs.prices.profile import ProfilePrices
+from tuner.costs.serve.bands import Bands, bands_of_steps
 from tuner.costs.serve.capacity import (
     cache_tokens,
     instance_kv_bytes_per_token,
@@ -35,6 +37,7 @@ from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.reserve import step_reserve
+from tuner.costs.serve.residual import ServeResidual
 from tuner.costs.serve.whole_step import step_s
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.rules import nodes_needed
@@ -44,7 +47,7 @@ from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.dominance import drop_dominated
 from tuner.search.serve.mixed_batches import PromptTime, prompt_time, token_seconds
 from tuner.simulate.serving.batching import WATERMARK_RATIO
-from tuner.simulate.serving.client import STEPS_BEFORE_TOKEN, engine_client
+from tuner.simulate.serving.client import engine_client
 from tuner.spec.cluster import Pool
 
 BATCHES: Final = 32
@@ -81,6 +84,17 @@ class ServingPool:
     """`measured`, `imported` or `datasheet`."""
     conversions: ProfilePrices | None = None
     """How fast a device turns KV caches into other pages, where that was measured."""
+    residual: ServeResidual | None = None
+    """Of launches of the engine on these devices."""
+    profile: Path | None = None
+    """That describes the devices, where they have no datasheet."""
+
+    @property
+    def measured_bands(self) -> Bands | None:
+        """Bands of what was measured on these devices; None: published launches have to do."""
+        if self.residual is not None:
+            return self.residual.bands
+        return None if self.machine.host is None else bands_of_steps()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -284,9 +298,9 @@ class _Candidate:
     def prompt(self, demand: Demand) -> PromptTime:
         """Return a prompt alone, its latency as a client sees it."""
         prompt = prompt_time(self.iteration, demand, step_tokens=self.budget.tokens)
-        client = engine_client(self.iteration.engine)
-        late_s = STEPS_BEFORE_TOKEN * float(self.decode_s_N[0]) / self.iteration.tokens_per_step
-        return replace(prompt, latency_s=prompt.latency_s + late_s + client.overhead_s)
+        step_s = float(self.decode_s_N[0]) / self.iteration.tokens_per_step
+        late_s = engine_client(self.iteration).late_s(step_s)
+        return replace(prompt, latency_s=prompt.latency_s + late_s)
 
     def suits(self, role: Role) -> bool:
         """Whether the candidate is worth pricing in a role."""

@@ -69,6 +69,10 @@ def worst_objective(solution: ModeSolution, problem: ServeProblem) -> float:
 def bands_around(solution: ModeSolution, problem: ServeProblem) -> Bands:
     """Return the bands of TTFT and TPOT; of several engines, bands that hold for each."""
     goal = problem.spec.goal
+    measured = [group.option.serving_pool.measured_bands for group in solution.groups]
+    known = [bands for bands in measured if bands is not None]
+    if len(known) == len(measured):
+        return joined(known)
     engines = {
         goal.engine_on(group.option.serving_pool.pool.name).name for group in solution.groups
     }

@@ -266,8 +266,6 @@ def _seen(routed: Routed, serving: Sequence[InstanceGroup], every: int) -> tuple
             end_s_R=routed.served.end_s_R[own],
             output_R=routed.served.output_R[own],
         )
-        ttft.append(
-            client_observed_ttft_s(part, client=engine_client(group.option.iteration.engine))
-        )
+        ttft.append(client_observed_ttft_s(part, client=engine_client(group.option.iteration)))
         tpot.append(part.tpot_s_R)
     return np.concatenate(ttft), np.concatenate(tpot)

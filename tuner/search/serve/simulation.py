@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.costs.serve.kv_transfer import whole_s
+from tuner.costs.serve.residual import ServeResidual
 from tuner.plans.serve import Latency
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers
@@ -183,7 +184,7 @@ def _simulate_aggregated_rank(
         span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
         rate = ranks * len(served.end_s_R) / max(span_s, 1e-9)
     return to_simulation_result(
-        client_observed_ttft_s(served, client=engine_client(option.iteration.engine)),
+        client_observed_ttft_s(served, client=engine_client(option.iteration)),
         served.tpot_s_R,
         goal=goal,
         rate=rate,
@@ -229,7 +230,7 @@ def simulate_disaggregated_mode(
         span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
         rate = len(served.end_s_R) / max(span_s, 1e-9)
     return to_simulation_result(
-        client_observed_ttft_s(served, client=engine_client(decode.option.iteration.engine)),
+        client_observed_ttft_s(served, client=engine_client(decode.option.iteration)),
         served.tpot_s_R,
         goal=goal,
         rate=rate,
@@ -393,6 +394,28 @@ def to_simulation_result(
         requests_per_s=rate,
         output_tokens_per_s=tokens,
         met_ratio=float(met.mean()) * tpot_met,
+    )
+
+
+def residual_of(groups: Sequence[InstanceGroup]) -> ServeResidual | None:
+    """Return what launches said of the engine, where all groups are of one pool."""
+    pools = {group.option.serving_pool.pool.name: group.option.serving_pool for group in groups}
+    return next(iter(pools.values())).residual if len(pools) == 1 else None
+
+
+def corrected_result(
+    simulated: SimulationResult, groups: Sequence[InstanceGroup], *, goal: ServeGoal
+) -> SimulationResult:
+    """Correct latencies by what launches of the engine on these devices showed."""
+    residual = residual_of(groups)
+    if residual is None:
+        return simulated
+    return to_simulation_result(
+        simulated.ttft_s_R * residual.ttft.factor,
+        simulated.tpot_s_R * residual.tpot.factor,
+        goal=goal,
+        rate=simulated.requests_per_s,
+        tokens=simulated.output_tokens_per_s,
     )
 
 

@@ -56,7 +56,12 @@ from tuner.search.serve.routers import (
     loses_prefixes,
     router_choices,
 )
-from tuner.search.serve.simulation import InstanceGroup, SimulationResult, mix_results
+from tuner.search.serve.simulation import (
+    InstanceGroup,
+    SimulationResult,
+    corrected_result,
+    mix_results,
+)
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import ServeSpec
@@ -685,6 +690,7 @@ def simulate_traffic(
             goal=problem.spec.goal,
             demand=problem.demand,
         )
+        simulated = corrected_result(simulated, groups, goal=problem.spec.goal)
         # What is kept keeps its key: no other object can have the same identity.
         problem.simulation_cache[key] = (simulated, (groups, problem.demand, problem.spec.goal))
     return problem.simulation_cache[key][0]

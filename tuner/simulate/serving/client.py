@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.costs.serve.iteration import Iteration
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules
@@ -38,6 +39,10 @@ STEPS_BEFORE_TOKEN: Final = 1.5
 Floats = npt.NDArray[np.float64]
 
 
+ALONE_STEPS: Final = 0.5
+"""Instead, where a prompt's time alone was measured: what it waits for the step under way."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOverhead:
     """What lies between an engine's steps and the client."""
@@ -45,19 +50,26 @@ class ClientOverhead:
     overhead_s: float
     stream_steps: float = 0.0
     """Steps that a token waits to be handed out."""
+    steps_before_token: float = STEPS_BEFORE_TOKEN
+
+    def late_s(self, step_s: float) -> float:
+        """Seconds that a first token comes after its prompt was read."""
+        return (self.steps_before_token + self.stream_steps) * step_s + self.overhead_s
 
 
-def engine_client(engine: str) -> ClientOverhead:
+def engine_client(iteration: Iteration) -> ClientOverhead:
     """Return the client of an engine."""
-    return ClientOverhead(overhead_s=serve_traits()[engine].client_s)
+    host = iteration.machine.host
+    if host is None:
+        return ClientOverhead(overhead_s=iteration.traits.client_s)
+    return ClientOverhead(overhead_s=host.request_s, steps_before_token=ALONE_STEPS)
 
 
 def client_observed_ttft_s(served: Served, *, client: ClientOverhead) -> Floats:
     """Return every request's time to its first token as its client sees it."""
     tpot_s_R = served.tpot_s_R
     each_s = float(np.mean(tpot_s_R)) if len(tpot_s_R) else 0.0
-    late_s = (STEPS_BEFORE_TOKEN + client.stream_steps) * each_s + client.overhead_s
-    return np.asarray(served.ttft_s_R + late_s)
+    return np.asarray(served.ttft_s_R + client.late_s(each_s))
 
 
 def engine_rules(

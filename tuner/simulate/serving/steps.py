@@ -239,7 +239,7 @@ def step_times(
         prompt_s=prompt_s_P.tolist(),
         prompt_step=float(prompt_P[1]),
         scheduler_s=iteration.scheduler_s,
-        prompt_scheduler_s=iteration.scheduler_s * iteration.traits.prompt_scheduler_ratio,
+        prompt_scheduler_s=iteration.prompt_scheduler_s,
         draft_s=None if drafting is None else np.interp(every_N, sequence_N, drafts_N).tolist(),
         checked_tokens=iteration.checked_tokens,
         tokens_per_step=iteration.tokens_per_step,

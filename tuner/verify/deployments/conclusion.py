@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from tuner.config.serve import ServeDecision
+from tuner.costs.serve.residual import FEWEST, ServeResidual, latency_residual
 from tuner.engines.metrics.benchmark_run import BenchmarkRun
 from tuner.plans.serve import ServePlan
 from tuner.spec.serving.lengths import mean_tokens
@@ -67,6 +68,7 @@ def conclude(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> ServeVerif
             if ran
             else None
         ),
+        residual=_residual(plan, ran),
         accuracy=_accuracy(trials, ran),
         notes=tuple(_notes(plan, deployments, trials)),
     )
@@ -221,6 +223,20 @@ def _ratios(ran: Sequence[MeasuredDeployment], metric: Metric) -> Iterator[float
 
 def _factor(ran: Sequence[MeasuredDeployment], metric: Metric) -> float:
     return statistics.median(list(_ratios(ran, metric)) or [1.0])
+
+
+def _residual(plan: ServePlan, ran: Sequence[MeasuredDeployment]) -> ServeResidual | None:
+    by_metric = {name: list(_ratios(ran, name)) for name in ("ttft", "tpot")}
+    if min(map(len, by_metric.values())) < FEWEST:
+        return None
+    prior = plan.provenance.residual
+    ttft = latency_residual(by_metric["ttft"], prior=None if prior is None else prior.ttft)
+    tpot = latency_residual(by_metric["tpot"], prior=None if prior is None else prior.tpot)
+    if ttft is None or tpot is None:
+        return None
+    return ServeResidual(
+        engine=plan.goal.engine.name, ttft=ttft, tpot=tpot, num_deployments=len(ran)
+    )
 
 
 def _accuracy(trials: Sequence[ServeTrial], ran: Sequence[MeasuredDeployment]) -> ServeAccuracy:

@@ -25,7 +25,8 @@ client that fails, does. Not covered: parallel deployments; ports and devices ar
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -118,7 +119,9 @@ class DeploymentResult:
     wall_s: float
 
 
-class _Failed(Exception):  # noqa: N818 - ends a trial, is no error of moetune's
+class LaunchFailedError(Exception):
+    """A deployment or its client failed, which ends a trial."""
+
     def __init__(self, *, status: TrialStatus, reason: str, tail: str) -> None:
         super().__init__(reason)
         self.status = status
@@ -127,13 +130,10 @@ class _Failed(Exception):  # noqa: N818 - ends a trial, is no error of moetune's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentLauncher:
-    """Starts deployments by the user's command and measures them by a benchmark client."""
+class DeploymentStarter:
+    """Starts deployments by the user's command."""
 
     command: Template
-    benchmark: Template
-    client: Client
-    runs: int
     pace: DeploymentTimeouts
     environment: Mapping[str, str]
     prepare: Callable[[DeploymentLaunch], None]
@@ -141,43 +141,32 @@ class DeploymentLauncher:
     on_message: Callable[[str], None]
     """Gets progress messages."""
 
-    def __call__(self, launch: DeploymentLaunch) -> DeploymentResult:
-        """Run one trial.
+    @contextmanager
+    def started(self, launch: DeploymentLaunch) -> Iterator[Server]:
+        """Start a deployment and wait until it is ready; end it when this is left.
 
         Raises:
-            SpecError: a template needs a value that the plan or the environment does not have.
+            LaunchFailedError: it did not get ready.
+            SpecError: the template needs a value that the plan or the environment does not have.
             EnvironmentMissingError: a program does not exist, or the port is taken.
         """
         start_s = time.monotonic()
         launch.folder.mkdir(parents=True, exist_ok=True)
         self.prepare(launch)
-        command = fill_template(self.command, self._values(launch, self.command, run=0))
-        environment = {**self.environment, "BASE_URL": launch.url}
-        runs: list[BenchmarkRun] = []
-        ready_s = None
-        await_free(launch.addresses, limit_s=PORT_FREE_S, watch_s=self.pace.watch_s)
-        try:
-            with serving(
-                command, folder=launch.folder / "server", environment=environment
-            ) as server:
-                self._await(server, launch)
-                ready_s = time.monotonic() - start_s
-                self.on_message(f"ready after {format_s(ready_s)}")
-                for run in range(self.runs):
-                    runs.append(self._run(server, launch, run=run, environment=environment))
-                    self.on_message(_run_line(run + 1, self.runs, runs[-1]))
-        except _Failed as failed:
-            return DeploymentResult(
-                status=failed.status,
-                reason=failed.reason,
-                last_lines=_last_lines(failed.tail),
-                runs=tuple(runs),
-                ready_s=ready_s,
-                wall_s=time.monotonic() - start_s,
-            )
-        return DeploymentResult(
-            status="ok", runs=tuple(runs), ready_s=ready_s, wall_s=time.monotonic() - start_s
+        command = fill_template(
+            self.command, self._values(launch, self.command, option="--command")
         )
+        await_free(launch.addresses, limit_s=PORT_FREE_S, watch_s=self.pace.watch_s)
+        with serving(
+            command, folder=launch.folder / "server", environment=self.environment_of(launch)
+        ) as server:
+            self._await(server, launch)
+            self.on_message(f"ready after {format_s(time.monotonic() - start_s)}")
+            yield server
+
+    def environment_of(self, launch: DeploymentLaunch) -> dict[str, str]:
+        """Return the environment of a deployment's command and client."""
+        return {**self.environment, "BASE_URL": launch.url}
 
     def _await(self, server: Server, launch: DeploymentLaunch) -> None:
         start_s, watch_s = time.monotonic(), self.pace.watch_s
@@ -196,22 +185,73 @@ class DeploymentLauncher:
             return
         code, tail = server.process.poll(), server.tail()
         if code is None:
-            raise _Failed(status="timeout", reason=message, tail=tail)
+            raise LaunchFailedError(status="timeout", reason=message, tail=tail)
         if code in NOT_FOUND:
             raise EnvironmentMissingError(f"--command: {_last_line(tail) or message}")
         raise _failed(code, message=message, tail=tail)
 
-    def _run(
-        self,
-        server: Server,
-        launch: DeploymentLaunch,
-        *,
-        run: int,
-        environment: Mapping[str, str],
-    ) -> BenchmarkRun:
+    def _values(
+        self, launch: DeploymentLaunch, template: Template, *, option: str, run: int | None = None
+    ) -> dict[str, tuple[str, ...]]:
+        """Return the values of a template's placeholders, of a run of the client or of none."""
+        folder = launch.folder if run is None else launch.folder / f"run-{run}"
+        own = {
+            "folder": str(folder.resolve()),
+            "result": str((folder / RESULT_NAME).resolve()),
+            "url": launch.url,
+            **({"model": self.environment["MODEL"]} if self.environment.get("MODEL") else {}),
+        }
+        values = {**launch.values, **own}
+        for name in sorted(template.names - values.keys() - {"seed"}):
+            raise SpecError(f"{option}: {{{name}}}: {_LACKS[name]}")
+        return {name: (value,) for name, value in values.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentLauncher(DeploymentStarter):
+    """Starts deployments and measures them by a benchmark client."""
+
+    benchmark: Template
+    client: Client
+    runs: int
+
+    def __call__(self, launch: DeploymentLaunch) -> DeploymentResult:
+        """Run one trial.
+
+        Raises:
+            SpecError: a template needs a value that the plan or the environment does not have.
+            EnvironmentMissingError: a program does not exist, or the port is taken.
+        """
+        start_s = time.monotonic()
+        runs: list[BenchmarkRun] = []
+        ready_s = None
+        try:
+            with self.started(launch) as server:
+                ready_s = time.monotonic() - start_s
+                for run in range(self.runs):
+                    runs.append(self._run(server, launch, run=run))
+                    self.on_message(_run_line(run + 1, self.runs, runs[-1]))
+        except LaunchFailedError as failed:
+            return DeploymentResult(
+                status=failed.status,
+                reason=failed.reason,
+                last_lines=_last_lines(failed.tail),
+                runs=tuple(runs),
+                ready_s=ready_s,
+                wall_s=time.monotonic() - start_s,
+            )
+        return DeploymentResult(
+            status="ok", runs=tuple(runs), ready_s=ready_s, wall_s=time.monotonic() - start_s
+        )
+
+    def _run(self, server: Server, launch: DeploymentLaunch, *, run: int) -> BenchmarkRun:
         folder = launch.folder / f"run-{run}"
         folder.mkdir(parents=True, exist_ok=True)
-        values = self._values(launch, self.benchmark, run=run)
+        # Every run of a study sends different prompts.
+        values = {
+            **self._values(launch, self.benchmark, option="--bench", run=run),
+            "seed": (str(1 + launch.number * self.runs + run),),
+        }
         command = fill_template(self.benchmark, values)
         limit_s = RUN_START_S + RUN_SLOWER_THAN_PREDICTED * launch.run_s
         try:
@@ -219,7 +259,7 @@ class DeploymentLauncher:
                 command,
                 folder=folder,
                 deadline_s=limit_s,
-                environment=environment,
+                environment=self.environment_of(launch),
                 watch=server.ended,
             )
         except OSError as error:
@@ -231,36 +271,20 @@ class DeploymentLauncher:
             raise _failed(code or 0, message=message, tail=server.tail())
         if ran.exit_code is None:
             reason = f"run {run + 1} of the client took longer than {limit_s:.0f} s"
-            raise _Failed(status="timeout", reason=reason, tail=tail)
+            raise LaunchFailedError(status="timeout", reason=reason, tail=tail)
         if ran.exit_code in NOT_FOUND:
             raise EnvironmentMissingError(f"--bench: {_last_line(tail)}")
         if ran.exit_code:
             message = f"run {run + 1} of the client ended with exit code {ran.exit_code}"
-            raise _Failed(status="crashed", reason=_with(message, _last_line(tail)), tail=tail)
+            raise LaunchFailedError(
+                status="crashed", reason=_with(message, _last_line(tail)), tail=tail
+            )
         try:
             measured = self.client.result(folder)
         except ValueError as error:
             reason = f"run {run + 1}: {error}"
-            raise _Failed(status="crashed", reason=reason, tail=tail) from error
+            raise LaunchFailedError(status="crashed", reason=reason, tail=tail) from error
         return _counted(measured, values if "requests" in self.benchmark.names else {})
-
-    def _values(
-        self, launch: DeploymentLaunch, template: Template, *, run: int
-    ) -> dict[str, tuple[str, ...]]:
-        folder = launch.folder / f"run-{run}" if template is self.benchmark else launch.folder
-        own = {
-            "folder": str(folder.resolve()),
-            "result": str((folder / RESULT_NAME).resolve()),
-            "url": launch.url,
-            # Every run of a study sends different prompts.
-            "seed": str(1 + launch.number * self.runs + run),
-            **({"model": self.environment["MODEL"]} if self.environment.get("MODEL") else {}),
-        }
-        values = {**launch.values, **own}
-        for name in sorted(template.names - values.keys()):
-            option = "--bench" if template is self.benchmark else "--command"
-            raise SpecError(f"{option}: {{{name}}}: {_LACKS[name]}")
-        return {name: (value,) for name, value in values.items()}
 
 
 _LACKS: Final = {
@@ -272,11 +296,11 @@ _LACKS: Final = {
 """Placeholders that may have no value, and why."""
 
 
-def _failed(code: int, *, message: str, tail: str) -> _Failed:
+def _failed(code: int, *, message: str, tail: str) -> LaunchFailedError:
     """Classify a server that ended like a launch, with its last message."""
     result = failure_result(code, tail=tail, wall_s=0.0)
     cause = result.reason if not result.reason.startswith("exit code") else _last_line(tail)
-    return _Failed(status=result.status, reason=_with(message, cause), tail=tail)
+    return LaunchFailedError(status=result.status, reason=_with(message, cause), tail=tail)
 
 
 def _with(message: str, line: str) -> str:

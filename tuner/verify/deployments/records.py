@@ -14,6 +14,7 @@ from pydantic import Field
 from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Size
 from tuner.config.serve import ServeDecision
+from tuner.costs.serve.residual import ServeResidual
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 from tuner.plans.serve import Ratio, ServePrediction
 from tuner.verify.records import TrialStatus
@@ -119,5 +120,7 @@ class ServeVerified(Record):
     tie: bool
     """The winner and another are equal by the objective or within the noise of their runs."""
     factors: ServeFactors | None
+    residual: ServeResidual | None = None
+    """For later plans of this engine on these devices; absent with fewer than two deployments."""
     accuracy: ServeAccuracy
     notes: tuple[str, ...] = ()

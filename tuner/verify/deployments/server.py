@@ -177,7 +177,7 @@ def await_request(
     start_s = clock()
     while True:
         left_s = limit_s - (clock() - start_s)
-        named = _named_model(url, key) or model
+        named = named_model(url, key) or model
         body = {"model": named, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
         message = _refusal(
             f"{url}/v1/completions",
@@ -200,7 +200,7 @@ def await_request(
             )
 
 
-def _named_model(url: str, key: str) -> str:
+def named_model(url: str, key: str) -> str:
     """Return the name of the API's first model; empty if it lists none."""
     try:
         with _opened(f"{url}/v1/models", timeout_s=RESPONSE_TIMEOUT_S, key=key) as response:

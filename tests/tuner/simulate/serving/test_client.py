@@ -1,8 +1,16 @@
 """What clients see, and the rules that engines go by."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from tuner.backtest.serving.decoders import LLAMA_8B
+from tuner.costs.serve.decoder import Formats
+from tuner.costs.serve.engine import InstanceDegrees
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.machine import HostTimes, ServingMachine
+from tuner.devices.catalogue import find_device
 from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.client import (
     ClientOverhead,
@@ -13,6 +21,14 @@ from tuner.simulate.serving.client import (
 )
 from tuner.simulate.serving.load import Served
 from tuner.simulate.serving.steps import StepTimes
+
+ITERATION = Iteration(
+    decoder=LLAMA_8B,
+    formats=Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16"),
+    degrees=InstanceDegrees(),
+    engine="vllm",
+    machine=ServingMachine(sheet=find_device("h200-sxm"), tables=None),
+)
 
 
 def times(*, token_s: float) -> StepTimes:
@@ -44,8 +60,16 @@ def test_a_first_token_waits_for_steps_and_for_its_client() -> None:
 def test_outputs_of_one_token_wait_for_their_client_only() -> None:
     one = np.array([1.0])
     served = Served(arrival_s_R=0.0 * one, first_token_s_R=one, end_s_R=one, output_R=np.array([1]))
-    assert client_observed_ttft_s(served, client=engine_client("vllm")) == pytest.approx([1.015])
-    assert engine_client("sglang").overhead_s == 0.1
+    for engine, late_s in (("vllm", 0.015), ("sglang", 0.1)):
+        client = engine_client(replace(ITERATION, engine=engine))
+        assert client_observed_ttft_s(served, client=client) == pytest.approx([1.0 + late_s])
+
+
+def test_a_measured_host_stands_for_the_published_client() -> None:
+    host = HostTimes(step_s=5e-3, sequence_s=1e-4, request_s=3e-3)
+    machine = replace(ITERATION.machine, host=host)
+    client = engine_client(replace(ITERATION, machine=machine))
+    assert client.late_s(20e-3) == pytest.approx(3e-3 + 10e-3)
 
 
 def test_an_engine_batches_as_it_does_unless_configured() -> None:

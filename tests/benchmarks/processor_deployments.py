@@ -1,0 +1,343 @@
+"""vLLM's deployments on a processor against their predictions; run as
+
+    python tests/benchmarks/processor_deployments.py [FOLDER] [--launch --vllm BIN] [--rounds 5]
+
+FOLDER, by default examples/profiles/epyc-vllm, holds `profile/` with the steps of the engine
+(`moetune profile --suite kernels,links,engine`) and `launches.json`, the latencies of every launch.
+With `--launch` every deployment (`DEPLOYMENTS`) is emitted, started by its local.sh, and sent both
+loads (`RATES`) by vLLM's benchmark client, round-robin, so that repeats of a deployment are far
+apart in time; the machine must be idle. BIN is the folder of `vllm`. Printed:
+
+    alone     error of TTFT and TPOT from the profile alone, before any launch
+    after     the same with the residual of three other deployments, all choices of three in turn
+    spread    of the repeats: largest over smallest less 1
+    band      whether the measured mean lies in the band of the prediction
+    choice    what the plan chooses costs, against the best that was measured
+"""
+
+import argparse
+import itertools
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+from tuner.config.serve import Role, ServeDecision
+from tuner.costs.serve.residual import latency_residual
+from tuner.goals.serve_plan import plan_deployment, price_serving_pool
+from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
+from tuner.plans.serve import ServePlan, ServePrediction
+from tuner.search.serve.options import Option
+from tuner.search.serve.program import SolvedProgram, Spare
+from tuner.search.serve.simulation import InstanceGroup
+from tuner.search.serve.solve_mode import (
+    ModeSolution,
+    ServeProblem,
+    build_serve_problem,
+    planned_routers,
+    simulate_traffic,
+)
+from tuner.search.serve.to_plan import to_decision, to_prediction
+from tuner.search.settings import SearchSettings
+from tuner.spec.serving.goal import Mode
+from tuner.spec.serving.read import read_serve_spec
+from tuner.verify.command import parse_template
+from tuner.verify.deployments.launcher import (
+    SERVER_PLACEHOLDERS,
+    DeploymentStarter,
+    DeploymentTimeouts,
+)
+
+CHECKOUT: Final = Path(__file__).parents[2]
+STORED: Final = CHECKOUT / "examples" / "profiles" / "epyc-vllm"
+MODEL: Final = CHECKOUT / "examples" / "models" / "small-moe" / "config.json"
+FLAGS: Final = "--host 127.0.0.1 --load-format dummy --enforce-eager"
+INPUT, OUTPUT = 256, 32
+RATES: Final = (0.3, 0.8)
+"""Requests a second."""
+REQUESTS: Final = {0.3: 8, 0.8: 16}
+START_S: Final = 400.0
+RUN_S: Final = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What is started: instances of each role, and their budgets."""
+
+    mode: Mode
+    groups: tuple[tuple[Role, int, int], ...]
+    """Role, tensor degree, instances."""
+    running: int
+    tokens: int
+
+
+def _aggregated(tensor: int, count: int, running: int, tokens: int) -> Deployment:
+    return Deployment(
+        mode="aggregated",
+        groups=((Role.AGGREGATED, tensor, count),),
+        running=running,
+        tokens=tokens,
+    )
+
+
+def _apart(running: int, tokens: int) -> Deployment:
+    groups = ((Role.PREFILL, 1, 1), (Role.DECODE, 1, 1))
+    return Deployment(mode="disaggregated", groups=groups, running=running, tokens=tokens)
+
+
+DEPLOYMENTS: Final[Mapping[str, Deployment]] = {
+    "1 instance": _aggregated(1, 1, 16, 1024),
+    "1 instance, 2 sequences": _aggregated(1, 1, 2, 1024),
+    "1 instance, chunks of 128": _aggregated(1, 1, 16, 128),
+    "2 instances": _aggregated(1, 2, 16, 1024),
+    "2 instances, 1 sequence": _aggregated(1, 2, 1, 1024),
+    "TP 2": _aggregated(2, 1, 16, 1024),
+    "TP 2, chunks of 128": _aggregated(2, 1, 16, 128),
+    "prefill and decode apart": _apart(16, 1024),
+}
+
+
+def spec_text(rate: float, modes: Sequence[str], profile: Path) -> str:
+    """Return a spec of one load."""
+    return f"""
+schema_version: 1
+model: {MODEL}
+cluster:
+  pools:
+    - {{name: here, device: cpu, profile: {profile}, nodes: 1, devices_per_node: 2,
+       memory_per_device: 4GiB, nic: 1GB/s}}
+goal:
+  kind: serve
+  engine: {{name: vllm}}
+  traffic: {{rate: {rate}/s, input_tokens: {INPUT}, output_tokens: {OUTPUT}}}
+  slo: {{ttft: {{p90: 2s}}, tpot: {{p90: 100ms}}}}
+  max_model_len: 1024
+  modes: [{", ".join(modes)}]
+emit: [vllm, local]
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A deployment under one load."""
+
+    plan: ServePlan
+    decision: ServeDecision
+    predicted: ServePrediction
+
+
+def planned(name: str, rate: float, profile: Path, scratch: Path) -> Planned:
+    """Price and simulate one deployment as a plan does."""
+    own = DEPLOYMENTS[name]
+    path = scratch / "spec.yaml"
+    path.write_text(spec_text(rate, (own.mode,), profile), encoding="utf-8")
+    spec = read_serve_spec(path)
+    settings = SearchSettings(time_limit_s=20.0)
+    pools = tuple(price_serving_pool(pool, (), engine="vllm") for pool in spec.cluster.pools)
+    problem = build_serve_problem(spec, pools, settings)
+    groups = tuple(
+        InstanceGroup(option=_option(problem, role, tensor, own), count=count)
+        for role, tensor, count in own.groups
+    )
+    router = planned_routers(spec, own.mode)[0]
+    solution = ModeSolution(
+        # Only its mode is read: nothing was solved.
+        solved=cast(SolvedProgram, SimpleNamespace(program=SimpleNamespace(mode=own.mode))),
+        groups=groups,
+        simulated=simulate_traffic(problem, own.mode, groups, router=router),
+        spare=cast(Spare, None),
+        missed=(),
+        router=router,
+    )
+    plan = plan_deployment(spec, (), settings=settings).plan
+    return Planned(
+        plan=plan,
+        decision=to_decision(solution, problem),
+        predicted=to_prediction(solution, problem),
+    )
+
+
+def _option(problem: ServeProblem, role: Role, tensor: int, own: Deployment) -> Option:
+    one = next(
+        option
+        for option in (*problem.options.options, *(c.option for c in problem.options.curves))
+        if option.role is role and option.degrees.attention_tensor == tensor
+    )
+    return replace(one, running=own.running, step_tokens=own.tokens, is_chunked=True)
+
+
+def launches(profile: Path, vllm: Path, model: Path, rounds: int) -> Iterator[dict[str, Any]]:
+    """Start every deployment and send it both loads, round-robin."""
+    environment = {
+        **os.environ,
+        "PATH": f"{vllm}{os.pathsep}{os.environ['PATH']}",
+        "MODEL": str(model),
+        "HF_HUB_OFFLINE": "1",
+    }
+    starter = DeploymentStarter(
+        command=parse_template(
+            f"bash {{launch}}/local.sh {FLAGS}",
+            placeholders=SERVER_PLACEHOLDERS,
+            example="bash {launch}/local.sh",
+        ),
+        pace=DeploymentTimeouts(start_s=START_S),
+        environment=environment,
+        prepare=lambda launch: write_launch_files(launch, None),
+        on_message=lambda _: None,
+    )
+    with tempfile.TemporaryDirectory(prefix="moetune-deployments-") as scratch:
+        for number, name in itertools.product(range(rounds), DEPLOYMENTS):
+            folder = Path(scratch)
+            own = planned(name, RATES[0], profile, folder)
+            launch = prepared_launch(
+                own.plan,
+                own.decision,
+                own.predicted,
+                len(DEPLOYMENTS) * number + list(DEPLOYMENTS).index(name),
+                folder,
+                Reached(),
+            )
+            with starter.started(launch):
+                for rate in RATES:
+                    result = folder / "result.json"
+                    _send(launch.url, model, rate, result, seed=number, environment=environment)
+                    values = json.loads(result.read_text())
+                    yield {
+                        "deployment": name,
+                        "rate": rate,
+                        "ttft_s": values["mean_ttft_ms"] / 1e3,
+                        "tpot_s": values["mean_tpot_ms"] / 1e3,
+                        "completed": values["completed"],
+                    }
+
+
+def _send(
+    url: str, model: Path, rate: float, result: Path, *, seed: int, environment: Mapping[str, str]
+) -> None:
+    command = [
+        *("vllm", "bench", "serve", "--base-url", url, "--model", str(model)),
+        *("--dataset-name", "random", "--random-input-len", str(INPUT)),
+        *("--random-output-len", str(OUTPUT), "--ignore-eos", "--num-warmups", "4"),
+        *("--num-prompts", str(REQUESTS[rate]), "--request-rate", str(rate)),
+        *("--seed", str(1000 * seed + round(100 * rate)), "--disable-tqdm"),
+        *("--save-result", "--result-filename", str(result)),
+    ]
+    subprocess.run(
+        command,
+        env=dict(environment),
+        check=True,
+        timeout=RUN_S,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+METRICS: Final = ("ttft_s", "tpot_s")
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    """Compute errors before and after launches, bands, and the cost of the plan's choices."""
+    stored: list[dict[str, Any]] = json.loads((folder / "launches.json").read_text())
+    cells = list(itertools.product(DEPLOYMENTS, RATES))
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="moetune-deployments-") as scratch:
+        for name, rate in cells:
+            predicted = planned(name, rate, folder / "profile", Path(scratch)).predicted
+            row: dict[str, Any] = {"deployment": name, "rate": rate}
+            for metric in METRICS:
+                repeats = [
+                    one[metric]
+                    for one in stored
+                    if (one["deployment"], one["rate"]) == (name, rate)
+                ]
+                measured = statistics.median(repeats)
+                low, high = getattr(predicted, f"{metric}_band")
+                row[metric] = {
+                    "measured": measured,
+                    "predicted": getattr(predicted, metric).mean,
+                    "spread": max(repeats) / min(repeats) - 1.0,
+                    "inside": low <= measured <= high,
+                    "band": [low, high],
+                }
+            rows.append(row)
+    return {"rows": rows, **{metric: _summary(rows, metric) for metric in METRICS}}
+
+
+def _summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    ratios = {
+        (row["deployment"], row["rate"]): row[metric]["measured"] / row[metric]["predicted"]
+        for row in rows
+    }
+    spread = statistics.median(row[metric]["spread"] for row in rows)
+    after, inside, widest = [], 0, 1.0
+    for cell, ratio in ratios.items():
+        others = [one for one in ratios if one[0] != cell[0]]
+        rng = random.Random(repr(cell))
+        errors, held = [], []
+        for _ in range(40):
+            # Three launches: of three other deployments, at the same load.
+            names = rng.sample(sorted({name for name, _ in others}), 3)
+            residual = latency_residual([ratios[name, cell[1]] for name in names], prior=None)
+            assert residual is not None
+            errors.append(abs(residual.factor / ratio - 1.0))
+            held.append(abs(math.log(residual.factor / ratio)) <= math.log(residual.spread))
+        after.append(statistics.median(errors))
+        every = latency_residual([ratios[one] for one in others], prior=None)
+        assert every is not None
+        widest = max(widest, every.spread)
+        inside += abs(math.log(every.factor / ratio)) <= math.log(every.spread)
+    return {
+        "alone": statistics.median(abs(1.0 / ratio - 1.0) for ratio in ratios.values()),
+        "after": statistics.median(after),
+        "spread": spread,
+        "inside_alone": sum(row[metric]["inside"] for row in rows),
+        "inside_after": inside,
+        "widest_after": widest,
+    }
+
+
+def main() -> None:
+    """Print or launch."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=STORED)
+    parser.add_argument("--launch", action="store_true")
+    parser.add_argument("--vllm", type=Path)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    if options.launch:
+        if options.vllm is None or options.model is None:
+            parser.error("--launch needs --vllm and --model")
+        rows = []
+        for row in launches(
+            options.folder / "profile", options.vllm, options.model, options.rounds
+        ):
+            rows.append(row)
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+            (options.folder / "launches.json").write_text(json.dumps(rows, indent=0) + "\n")
+    result = figures(options.folder)
+    for row in result["rows"]:
+        cells = "  ".join(
+            f"{metric[:4]} {1e3 * row[metric]['measured']:7.1f} ms,"
+            f" {1e3 * row[metric]['predicted']:7.1f} predicted"
+            f" ({100 * (row[metric]['predicted'] / row[metric]['measured'] - 1):+5.0f} %,"
+            f" repeats {100 * row[metric]['spread']:3.0f} %)"
+            for metric in METRICS
+        )
+        sys.stdout.write(f"{row['deployment']:28} {row['rate']}/s  {cells}\n")
+    for metric in METRICS:
+        sys.stdout.write(f"{metric} {json.dumps(result[metric])}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""`engine.json` of a profile: the steps of an engine, as one launch of it showed them.
+
+    prompts    seconds to the first token of a prompt alone
+    decodes    seconds between two tokens of so many running sequences
+
+The model and the degrees say what was in a step, so that rates follow from its seconds
+(tuner/calibrate/engine_rates.py).
+"""
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, ValidationError
+
+from profilers.errors import ProfileUnreadableError, first_problem
+from profilers.files import TooLargeError, read_bounded
+from profilers.records import Record
+from profilers.schema_version import refusal_of_newer
+from tuner.output import write_files
+from tuner.spec.model import ModelSpec
+
+NAME: Final = "engine.json"
+MAX_BYTES: Final = 2**20
+SCHEMA_VERSION: Final = 1
+# 1: first release.
+
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Tokens = Annotated[int, Field(ge=1)]
+
+
+class PromptPoint(Record):
+    """Prompts of one length, each alone."""
+
+    tokens: Tokens
+    seconds: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    """From the request to its first token, at the client."""
+
+
+class DecodePoint(Record):
+    """Running sequences."""
+
+    sequences: Tokens
+    past_tokens: Tokens
+    """Of each on average."""
+    seconds: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    """Between two tokens of a sequence, a mean for each measurement."""
+
+
+class EngineSteps(Record):
+    """One launch."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    engine: str
+    release: str
+    device: str
+    """As the profile names it."""
+    command: str
+    """That started the server."""
+    tensor_parallel: Tokens
+    model: ModelSpec
+    prompts: Annotated[tuple[PromptPoint, ...], Field(min_length=1)]
+    decodes: Annotated[tuple[DecodePoint, ...], Field(min_length=1)]
+
+
+def read_engine_steps(profile: Path) -> EngineSteps | None:
+    """Read what a profile's folder holds; None where no engine was measured.
+
+    Raises:
+        ProfileUnreadableError: it is damaged.
+    """
+    file = profile / NAME
+    try:
+        content = read_bounded(file, most_bytes=MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    except (OSError, TooLargeError) as error:
+        raise ProfileUnreadableError(f"{file}: {error}") from error
+    if refusal := refusal_of_newer(content, known=SCHEMA_VERSION):
+        raise ProfileUnreadableError(f"{file}: {refusal}")
+    try:
+        return EngineSteps.model_validate_json(content)
+    except ValidationError as error:
+        raise ProfileUnreadableError(
+            f"{file}: {first_problem(error)}; measure the suite engine again"
+        ) from error
+
+
+def write_engine_steps(profile: Path, steps: EngineSteps) -> None:
+    """Write them into a profile's folder.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    write_files(profile, {NAME: steps.model_dump_json(indent=1) + "\n"})

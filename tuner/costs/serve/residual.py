@@ -1,0 +1,75 @@
+"""What launches of deployments say of an engine on a device, for later plans.
+
+    corrected latency = factor x predicted latency, of TTFT and of TPOT each
+    band              = corrected latency over and times `spread`
+
+The factor is the geometric mean of measured over predicted of n deployments, and
+
+    log spread = max(log 1.05, 1.28 sqrt(1 + 1 / n) s)
+
+with s the standard deviation of the logarithms (n - 1 degrees of freedom; 1.28 holds four of five
+of a normal distribution). Two deployments at least: one says nothing of the spread.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from profilers.records import Record
+from tuner.costs.serve.bands import Bands, LatencyBand
+
+FEWEST: Final = 2
+NORMAL_80: Final = 1.28
+LEAST_SPREAD: Final = 1.05
+"""Repeats of one launch differ by as much."""
+
+MOST: Final = 30.0
+"""Of a factor, and of a spread."""
+
+Factor = Annotated[float, Field(gt=0.0, lt=1e3, allow_inf_nan=False)]
+Spread = Annotated[float, Field(ge=1.0, lt=1e3, allow_inf_nan=False)]
+
+
+class LatencyResidual(Record):
+    """Of one latency."""
+
+    factor: Factor
+    spread: Spread
+
+    @property
+    def band(self) -> LatencyBand:
+        """Around a corrected prediction."""
+        return LatencyBand(low_ratio=1.0 / self.spread, high_ratio=self.spread)
+
+
+class ServeResidual(Record):
+    """Of one engine on the devices of one profile."""
+
+    engine: str
+    ttft: LatencyResidual
+    tpot: LatencyResidual
+    num_deployments: Annotated[int, Field(ge=FEWEST)]
+
+    @property
+    def bands(self) -> Bands:
+        """Around corrected predictions."""
+        return Bands(ttft=self.ttft.band, tpot=self.tpot.band, is_new=False)
+
+
+def latency_residual(
+    ratios: Sequence[float], *, prior: LatencyResidual | None
+) -> LatencyResidual | None:
+    """Fit to measured over predicted latencies, which `prior` had corrected.
+
+    None where no factor brings predictions near them: they are of something else.
+    """
+    logs = [math.log(one) for one in ratios]
+    spread = NORMAL_80 * math.sqrt(1.0 + 1.0 / len(logs)) * statistics.stdev(logs)
+    before = 1.0 if prior is None else prior.factor
+    factor = before * math.exp(statistics.mean(logs))
+    if spread > math.log(MOST) or not 1.0 / MOST < factor < MOST:
+        return None
+    return LatencyResidual(factor=factor, spread=max(LEAST_SPREAD, math.exp(spread)))

@@ -1,0 +1,158 @@
+"""Measures the steps of a spec's engine by one launch of it, for the profile of its device.
+
+What is launched is the smallest instance that holds the model: aggregated, one instance, as few
+devices as possible. Larger degrees, more instances, and prefill and decode apart are priced with
+the rates that its steps reached (tuner/calibrate/engine_rates.py).
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from profilers.store import read_header
+from tuner.costs.serve.engine_steps import (
+    DecodePoint,
+    EngineSteps,
+    PromptPoint,
+    write_engine_steps,
+)
+from tuner.engines.serve_capabilities import release_on
+from tuner.errors import EnvironmentMissingError, SpecError
+from tuner.goals.serve_plan import Deployed, plan_deployment
+from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
+from tuner.paths import AnyPath
+from tuner.search.settings import SearchSettings
+from tuner.spec.serving.goal import Slo
+from tuner.spec.serving.read import ServeSpec, read_serve_spec
+from tuner.spec.serving.traffic import Traffic
+from tuner.verify.command import parse_template
+from tuner.verify.deployments.launcher import (
+    SERVER_PLACEHOLDERS,
+    DeploymentStarter,
+    DeploymentTimeouts,
+    LaunchFailedError,
+)
+from tuner.verify.deployments.server import named_model
+from tuner.verify.deployments.step_client import MOST_OUTPUTS, StepClient, StepsUnmeasurableError
+
+PROMPTS: Final = (16, 64, 256, 960)
+"""Tokens, as far as the model and a step's budget allow."""
+SEQUENCES: Final = (1, 2, 4, 8, 16)
+"""Running at once, as far as the launch allows."""
+PASTS: Final = (32, 512)
+TIME_LIMIT_S: Final = 20.0
+
+
+def profile_engine(
+    profile: AnyPath,
+    spec_path: AnyPath,
+    *,
+    command: str,
+    url: str = "",
+    start_s: float,
+    on_message: Callable[[str], None],
+    environment: Mapping[str, str] = os.environ,
+) -> EngineSteps:
+    """Launch the smallest instance of a spec's engine, measure its steps, and store them.
+
+    Args:
+        profile: folder with the profile of the device; `engine.json` is written there.
+        spec_path: a spec that serves.
+        command: template that starts the emitted files, as of `moetune verify`.
+        url: where it answers; empty: as the emitted local.sh starts it.
+        start_s: longest start-up.
+        on_message: gets progress messages.
+        environment: of the command.
+
+    Raises:
+        SpecError: the spec does not serve, or no single instance holds the model.
+        EnvironmentMissingError: the engine does not start, or refuses the requests.
+        ProfileUnreadableError: the profile is damaged.
+    """
+    profile = Path(profile)
+    header = read_header(profile)
+    spec = read_serve_spec(Path(spec_path))
+    plan = _smallest(spec, profile).plan
+    decision, predicted = plan.decision, plan.predicted
+    if decision is None or predicted is None:
+        raise SpecError(
+            f"{spec.path}: no single instance holds the model: {plan.binding_constraint}"
+        )
+    group = decision.instances[0].model_copy(update={"count": 1})
+    decision = decision.model_copy(update={"instances": (group,), "router": None})
+    starter = DeploymentStarter(
+        command=parse_template(
+            command, placeholders=SERVER_PLACEHOLDERS, example="bash {launch}/local.sh"
+        ),
+        pace=DeploymentTimeouts(start_s=start_s),
+        environment=environment,
+        prepare=lambda launch: write_launch_files(launch, None),
+        on_message=on_message,
+    )
+    pool = next(one for one in spec.cluster.pools if one.name == group.pool)
+    most_tokens = spec.goal.max_model_len or spec.model.max_position
+    longest = min(group.max_batched_tokens, most_tokens - 1)
+    with tempfile.TemporaryDirectory(prefix="moetune-engine-") as scratch:
+        launch = prepared_launch(plan, decision, predicted, 0, Path(scratch), Reached(url=url))
+        try:
+            with starter.started(launch):
+                key = environment.get("OPENAI_API_KEY", "")
+                client = StepClient(
+                    url=launch.url,
+                    model=named_model(launch.url, key) or environment.get("MODEL", ""),
+                    key=key,
+                    vocabulary=spec.model.vocab_size,
+                )
+                points = _points(
+                    client, longest=longest, running=group.max_batch, on_message=on_message
+                )
+        except (LaunchFailedError, StepsUnmeasurableError) as failed:
+            reason = f"the engine's steps were not measured: {failed}"
+            raise EnvironmentMissingError(reason) from failed
+    steps = EngineSteps(
+        engine=spec.goal.engine_on(group.pool).name,
+        release=release_on(spec.goal, pool).release,
+        device=header.machine.device,
+        command=command,
+        tensor_parallel=group.attention_tp,
+        model=spec.model,
+        prompts=points[0],
+        decodes=points[1],
+    )
+    write_engine_steps(profile, steps)
+    return steps
+
+
+def _smallest(spec: ServeSpec, profile: Path) -> Deployed:
+    """Plan one instance on as few devices as possible, by the profile's kernels."""
+    traffic = Traffic(concurrency=max(SEQUENCES), input_tokens=max(PASTS), output_tokens=64)
+    goal = spec.goal.model_copy(
+        update={"modes": ("aggregated",), "slo": Slo(), "objective": "devices", "traffic": traffic}
+    )
+    return plan_deployment(
+        replace(spec, goal=goal), (profile,), settings=SearchSettings(time_limit_s=TIME_LIMIT_S)
+    )
+
+
+def _points(
+    client: StepClient, *, longest: int, running: int, on_message: Callable[[str], None]
+) -> tuple[tuple[PromptPoint, ...], tuple[DecodePoint, ...]]:
+    """Measure prompts and running sequences, the smallest first."""
+    # A first request of each length compiles what it needs, where an engine compiles.
+    lengths = [tokens for tokens in PROMPTS if tokens <= longest] or [longest]
+    for tokens in lengths:
+        client.prompt_point(tokens)
+    prompts = tuple(client.prompt_point(tokens) for tokens in lengths)
+    on_message(f"{len(prompts)} prompts measured")
+    pasts = [past for past in PASTS if past + MOST_OUTPUTS <= longest] or [max(longest // 4, 1)]
+    decodes = tuple(
+        client.decode_point(sequences, past)
+        for sequences in SEQUENCES
+        if sequences <= running
+        for past in pasts
+    )
+    on_message(f"{len(decodes)} batches of running sequences measured")
+    return prompts, decodes
