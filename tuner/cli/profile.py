@@ -159,11 +159,15 @@ def _measure(
     from profilers.session import measure_profile
     from tuner.cli.options import seconds
     from tuner.cli.progress import measurement_progress
+    from tuner.costs.serve.engine_steps import drop_engine_steps
 
     budget_s = seconds(budget, option="--budget")
     # Of the ranks of a job, the first one says what the others measure.
     is_first = from_environment(os.environ).rank == 0
     wanted = _wanted_sizes(spec) if spec is not None and is_first else None
+    if is_first and not resume:
+        # Steps of an engine belong to the measurement that they were priced on.
+        drop_engine_steps(out)
     with measurement_progress() as progress:
         header = measure_profile(
             out,

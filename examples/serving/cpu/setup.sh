@@ -14,6 +14,10 @@ setup_vllm() {
     give_up "pip install failed; the network is needed once"
   # Builds for CUDA come along and stop its import.
   "${pip[@]}" uninstall --quiet --yes torchvision torchaudio torchcodec triton
+  # The router, and KV caches from prefill to decode; nixl's own requirements are CUDA's.
+  "${pip[@]}" install --quiet vllm-router==0.1.17 orjson &&
+    "${pip[@]}" install --quiet --no-deps nixl==1.5.1 nixl-cu12==1.5.1 ||
+    give_up "pip install of the router failed"
   # It asks for the version of a distribution called vllm, and takes processors if that says cpu.
   site="$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
   mkdir -p -- "$site/vllm-0.32.0+cpu.dist-info"
@@ -23,6 +27,6 @@ setup_vllm() {
 }
 
 serves() {
-  "$1" -P -c 'from vllm.platforms import current_platform as own; assert own.is_cpu()' \
+  "$1" -P -c 'import nixl, orjson, vllm_router; from vllm.platforms import current_platform as own; assert own.is_cpu()' \
     >/dev/null 2>&1
 }

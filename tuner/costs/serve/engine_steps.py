@@ -16,6 +16,7 @@ from profilers.errors import ProfileUnreadableError, first_problem
 from profilers.files import TooLargeError, read_bounded
 from profilers.records import Record
 from profilers.schema_version import refusal_of_newer
+from tuner.errors import OutputError
 from tuner.output import write_files
 from tuner.spec.model import ModelSpec
 
@@ -83,6 +84,18 @@ def read_engine_steps(profile: Path) -> EngineSteps | None:
         raise ProfileUnreadableError(
             f"{file}: {first_problem(error)}; measure the suite engine again"
         ) from error
+
+
+def drop_engine_steps(profile: Path) -> None:
+    """Remove them from a profile's folder, which is measured anew.
+
+    Raises:
+        OutputError: they cannot be removed.
+    """
+    try:
+        (profile / NAME).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot remove {str(profile / NAME)!r}: {error.strerror}") from error
 
 
 def write_engine_steps(profile: Path, steps: EngineSteps) -> None:
