@@ -221,6 +221,13 @@ def _replay(
         return replayed(spec, priced_pools, plan.decision, hits=hits)
 
 
+def _other_kernels(plan: ServePlan, profiles: Sequence[Path]) -> tuple[str, ...]:
+    """Say whose kernels changed since; the plan holds those that describe their own devices."""
+    sources, hashes = plan.provenance.profile_source, plan.provenance.kernels_sha256
+    given = {name: one for name, one in hashes.items() if sources.get(name) != PROFILE}
+    return kernels_changed(given, plan.cluster, profiles)
+
+
 GOAL: Final = Goal(
     kind="serve",
     plan_type=ServePlan,
@@ -249,7 +256,5 @@ GOAL: Final = Goal(
     ratio_band=serve_ratio_band,
     stored_figures=serve_figures,
     seconds=seconds_by_cause,
-    other_kernels=lambda plan, profiles: kernels_changed(
-        plan.provenance.kernels_sha256, plan.cluster, profiles
-    ),
+    other_kernels=_other_kernels,
 )

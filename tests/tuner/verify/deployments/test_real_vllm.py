@@ -1,0 +1,98 @@
+"""vLLM's build for processors starts what is emitted, serves, and is measured by its own client."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tuner import api
+from tuner.goals.serve_trial import Reached
+from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve
+
+CHECKOUT = Path(__file__).parents[4]
+MODEL = CHECKOUT / "examples" / "models" / "small-moe" / "config.json"
+PROFILE = CHECKOUT / "examples" / "profiles" / "epyc-vllm" / "profile"
+INSTALL_S = 900.0
+SETUP = 'source "$1/examples/setup.sh"; source "$1/examples/serving/cpu/setup.sh"'
+REQUESTS = 6
+
+
+@pytest.fixture
+def engine() -> Path:
+    """Return the folder of the programs of an environment with vLLM."""
+    done = subprocess.run(
+        ["bash", "-c", f"set -euo pipefail; {SETUP}; setup_vllm", "_", str(CHECKOUT)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=INSTALL_S,
+    )
+    if done.returncode:
+        pytest.skip(f"vLLM cannot be installed: {done.stderr.strip()[-300:]}")
+    return CHECKOUT / ".venv-vllm" / "bin"
+
+
+def _plan(folder: Path) -> Path:
+    spec = folder / "spec.yaml"
+    spec.write_text(
+        f"""
+schema_version: 1
+model: {MODEL}
+cluster:
+  pools: [{{name: here, device: cpu, profile: {PROFILE}, nodes: 1, devices_per_node: 1}}]
+goal:
+  kind: serve
+  engine: {{name: vllm}}
+  traffic: {{rate: 0.5/s, input_tokens: 64, output_tokens: 8}}
+  max_model_len: 512
+emit: [vllm, local]
+""",
+        encoding="utf-8",
+    )
+    api.write(folder / "plan", api.deploy(spec))
+    return folder / "plan"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_vllm_serves_what_is_emitted(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = CHECKOUT / "examples" / "serving" / "cpu" / "make_model.py"
+    subprocess.run([engine / "python", make, MODEL, tmp_path / "model"], check=True, timeout=120)
+    monkeypatch.setenv("PATH", f"{engine}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("MODEL", str(tmp_path / "model"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = _plan(tmp_path)
+    messages: list[str] = []
+    result = verify_serve(
+        folder,
+        effort=DeploymentEffort(trials=1, repeats=0),
+        resume=False,
+        by=deployment_trials(
+            folder=folder,
+            command=(
+                "bash {launch}/local.sh --host 127.0.0.1 --load-format dummy --enforce-eager"
+            ),
+            benchmark=(
+                "vllm bench serve --base-url {url} --model {model} --dataset-name random"
+                " --random-input-len {input_tokens} --random-output-len {output_tokens}"
+                f" --ignore-eos --num-prompts {REQUESTS} --request-rate {{rate}} --seed {{seed}}"
+                " --disable-tqdm --save-result --result-filename {result}"
+            ),
+            metrics="vllm-bench",
+            runs=1,
+            start_s=600.0,
+            on_message=messages.append,
+        ),
+        reached=Reached(),
+    )
+    (trial,) = result.trials
+    assert trial.status == "ok", (trial.reason, messages)
+    assert trial.failed_ratio == 0.0
+    # Slack for a loaded machine: a wrong model of the engine is off by more.
+    assert trial.measured_ttft_s is not None
+    assert trial.measured_tpot_s is not None
+    assert 0.2 < trial.measured_ttft_s / trial.predicted_ttft_s < 20.0
+    assert 0.2 < trial.measured_tpot_s / trial.predicted_tpot_s < 20.0
