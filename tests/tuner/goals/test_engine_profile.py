@@ -92,7 +92,5 @@ def test_the_suite_needs_a_spec_that_serves_and_a_command(
 
 def test_damaged_steps_are_one_line(tmp_path: Path, profile: Path) -> None:
     (profile / NAME).write_text('{"schema_version": 1, "engine": 3}')
-    with pytest.raises(
-        ProfileUnreadableError, match="measure the suite engine again"
-    ):
+    with pytest.raises(ProfileUnreadableError, match="measure the suite engine again"):
         api.deploy(deployment(tmp_path), profiles=profile)

@@ -5,6 +5,7 @@ of 30 (tests/tuner/verify/deployments/tiny_server.py): 27 completed, 3 failed.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tuner.engines.metrics.benchmark_run import BenchmarkRun
 from tuner.engines.sglang import metrics as sglang_benchmark
 from tuner.engines.vllm import metrics as vllm_benchmark
 
+LOGS = Path(__file__).parent / "logs"
 TIMES = {
     "mean_ttft_ms": 22.128630851511844,
     "median_ttft_ms": 22.09006699558813,
@@ -189,3 +191,11 @@ def test_what_cannot_be_compared_is_refused(
 def test_garbage_is_refused(reader: BenchmarkReader, content: bytes) -> None:
     with pytest.raises(ValueError, match="not the JSON of"):
         reader(content)
+
+
+def test_a_result_of_a_real_server_is_read_as_it_was_written() -> None:
+    run = vllm_benchmark.read((LOGS / "vllm-0.32.0-cpu-bench.json").read_bytes())
+    assert (run.completed, run.failed, run.goodput_requests_per_s) == (16, 0, None)
+    assert run.ttft_s.mean == pytest.approx(0.202993, rel=1e-4)
+    assert run.tpot_s.mean == pytest.approx(0.018515, rel=1e-4)
+    assert run.mean_output_tokens == 32.0

@@ -72,9 +72,7 @@ def test_vllm_serves_what_is_emitted(
         resume=False,
         by=deployment_trials(
             folder=folder,
-            command=(
-                "bash {launch}/local.sh --host 127.0.0.1 --load-format dummy --enforce-eager"
-            ),
+            command=("bash {launch}/local.sh --host 127.0.0.1 --load-format dummy --enforce-eager"),
             benchmark=(
                 "vllm bench serve --base-url {url} --model {model} --dataset-name random"
                 " --random-input-len {input_tokens} --random-output-len {output_tokens}"
