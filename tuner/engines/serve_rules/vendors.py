@@ -65,7 +65,8 @@ TRAITS: Final[Mapping[Vendor, VendorTraits]] = {
         resource="cpu",
         visible_devices="VLLM_CPU_OMP_THREADS_BIND",
         between_devices="|",
-        count_command="nproc",
+        # nproc counts what OMP_NUM_THREADS says, where that is set.
+        count_command="env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc",
         a2a_kernels="no",
     ),
 }
