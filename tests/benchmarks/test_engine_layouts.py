@@ -1,18 +1,19 @@
-"""DeepSpeed's stored launches against what the model says of them today."""
+"""Stored launches of engines against what the model says of them today."""
 
 import json
 
 import pytest
 
-from tests.benchmarks.deepspeed_layouts import LAYOUTS, STORED, figures
+from tests.benchmarks.engine_layouts import engine_of, figures
 
 
 @pytest.mark.slow
 def test_layouts_of_deepspeed_are_predicted_from_the_others() -> None:
-    steps_s = json.loads((STORED / "steps.json").read_text())
-    assert set(steps_s) == set(LAYOUTS)
+    engine = engine_of("deepspeed")
+    steps_s = json.loads((engine.stored / "steps.json").read_text())
+    assert set(steps_s) == set(engine.layouts)
     assert all(len(of) >= 5 for of in steps_s.values())
-    result = figures(STORED)
+    result = figures(engine, engine.stored)
     assert result["median_error"] <= 0.15
     assert max(row["error"] for row in result["rows"]) <= 0.3
     assert result["pairs"] >= 25

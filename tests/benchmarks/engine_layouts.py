@@ -1,12 +1,13 @@
-"""DeepSpeed on a CPU against its predictions; run as
+"""An engine that trains on a CPU against its predictions; run as
 
-    python tests/benchmarks/deepspeed_layouts.py [FOLDER] [--launch] [--repeats 5]
+    python tests/benchmarks/engine_layouts.py ENGINE [FOLDER] [--launch] [--repeats 5]
 
-FOLDER, by default examples/profiles/epyc-deepspeed, holds `profile/` of the machine,
-`routing.json`, the expert loads that the program's --routing wrote, and `steps.json`, the measured
-step of every launch. With `--launch` every layout (`LAYOUTS`) is planned on the profile and
-launched with examples/engines/deepspeed, round-robin, so that repeats of a layout are far apart in
-time; the machine must be idle. Printed:
+ENGINE is deepspeed, megatron-lm or torchtitan: a file `launched_ENGINE.py` beside this one has its
+layouts and its command line. FOLDER, by default examples/profiles/epyc-ENGINE, holds `profile/` of
+the machine, `routing.json`, the expert loads (see the engine's example), and `steps.json`, the
+measured step of every launch. With `--launch` every layout is planned on the profile and launched
+with the example's environment, round-robin, so that repeats of a layout are far apart in time; the
+machine must be idle. Printed:
 
     error     of each layout, predicted by the profile and a residual fitted to the other layouts
     spread    of the repeats of a layout: largest over smallest step less 1
@@ -17,15 +18,16 @@ import argparse
 import itertools
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.launched_engine import CHECKOUT, LaunchedEngine
 from tuner import api
 from tuner.goals.verify import command_trials
 from tuner.plans.train import Plan
@@ -33,93 +35,71 @@ from tuner.verify.recalibration import corrected_step_s, factors
 from tuner.verify.records import TrialRecord, read_trials
 from tuner.verify.verification import Effort, Watcher
 
-CHECKOUT = Path(__file__).parents[2]
-EXAMPLE = CHECKOUT / "examples" / "engines" / "deepspeed"
-MODEL = CHECKOUT / "examples" / "models" / "tiny-moe" / "config.json"
-STORED = CHECKOUT / "examples" / "profiles" / "epyc-deepspeed"
-SEQUENCE = 256
-LAYOUTS: Mapping[str, tuple[int, str]] = {
-    "1 rank, ZeRO 1": (1, "zero_stage: [1], micro_batch_size: [4]"),
-    "1 rank, ZeRO 1, micro-batch 8": (1, "zero_stage: [1], micro_batch_size: [8]"),
-    "ZeRO 1": (2, "zero_stage: [1], expert_model_parallel_size: [1], micro_batch_size: [4]"),
-    "ZeRO 2": (2, "zero_stage: [2], expert_model_parallel_size: [1], micro_batch_size: [4]"),
-    "ZeRO 3": (2, "zero_stage: [3], expert_model_parallel_size: [1], micro_batch_size: [4]"),
-    "ZeRO 1, micro-batch 8": (
-        2,
-        "zero_stage: [1], expert_model_parallel_size: [1], micro_batch_size: [8]",
-    ),
-    "ZeRO 3, micro-batch 2": (
-        2,
-        "zero_stage: [3], expert_model_parallel_size: [1], micro_batch_size: [2]",
-    ),
-    "ZeRO 1, AutoEP 2": (
-        2,
-        "zero_stage: [1], expert_model_parallel_size: [2], micro_batch_size: [4]",
-    ),
-    "ZeRO 2, AutoEP 2": (
-        2,
-        "zero_stage: [2], expert_model_parallel_size: [2], micro_batch_size: [4]",
-    ),
-}
-"""Ranks, and the limits of the search."""
+ENGINES = ("deepspeed", "megatron-lm", "torchtitan")
 
 
-def spec_of(layout: str, folder: Path) -> str:
+def engine_of(name: str) -> LaunchedEngine:
+    """Return what is known of an engine, from its file."""
+    module = import_module(f"tests.benchmarks.launched_{name.replace('-', '_')}")
+    engine = module.ENGINE
+    assert isinstance(engine, LaunchedEngine)
+    return engine
+
+
+def spec_of(engine: LaunchedEngine, layout: str, folder: Path) -> str:
     """Return the spec that plans one layout."""
-    ranks, search = LAYOUTS[layout]
+    ranks, search = engine.layouts[layout]
     return f"""
 schema_version: 1
-model: {MODEL}
+model: {engine.model}
 cluster:
   pools:
     - {{name: here, profile: {folder / "profile"}, nodes: 1, devices_per_node: {ranks}}}
-goal:
-  kind: train
-  sequence_length: {SEQUENCE}
-  global_batch_size: 16
-  precision: bf16
-  routing: {{path: {folder / "routing.json"}}}
-search: {{pipeline_model_parallel_size: [1], tensor_model_parallel_size: [1], {search}}}
-emit: [deepspeed]
+goal: {{kind: train, {engine.goal}, routing: {{path: {folder / "routing.json"}}}}}
+search: {{{search}}}
+emit: [{engine.name}]
 """
 
 
-def launched(layout: str, stored: Path, folder: Path) -> TrialRecord:
+def launched(engine: LaunchedEngine, layout: str, stored: Path, folder: Path) -> TrialRecord:
     """Plan a layout and launch it once."""
     folder.mkdir()
     spec = folder / "spec.yaml"
-    spec.write_text(spec_of(layout, stored), encoding="utf-8")
+    spec.write_text(spec_of(engine, layout, stored), encoding="utf-8")
     api.write(folder / "plan", api.plan(spec))
-    words = f"--model {shlex.quote(str(MODEL))} --sequence {SEQUENCE} --steps {{steps}}"
     api.verify(
         folder / "plan",
-        effort=Effort(trials=1, steps=8, repeats=0),
+        effort=Effort(trials=1, steps=engine.steps, repeats=0),
         resume=False,
         watcher=Watcher(started=lambda *_: None, ended=lambda _: None),
         by=command_trials(
-            command=f"bash {{launch}}/run.sh {words}", metrics="deepspeed", folder=folder / "plan"
+            command=f"bash {{launch}}/run.sh {engine.arguments}",
+            metrics=engine.metrics,
+            folder=folder / "plan",
         ),
     )
     (record,) = read_trials(folder / "plan" / "trials")
     return record
 
 
-def launches(stored: Path, *, repeats: int) -> Iterator[tuple[str, TrialRecord]]:
+def launches(
+    engine: LaunchedEngine, stored: Path, *, repeats: int
+) -> Iterator[tuple[str, TrialRecord]]:
     """Launch every layout, round-robin."""
-    os.environ["PATH"] = f"{CHECKOUT / '.venv-deepspeed' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    os.environ |= {"DS_ACCELERATOR": "cpu", "TRAIN": str(EXAMPLE / "train.py")}
+    os.environ["PATH"] = f"{engine.programs}{os.pathsep}{os.environ['PATH']}"
+    os.environ |= engine.environment
     with tempfile.TemporaryDirectory(prefix="moetune-layouts-") as scratch:
-        for number, layout in itertools.product(range(repeats), LAYOUTS):
-            yield layout, launched(layout, stored, Path(scratch) / f"{number} {layout}")
+        for number, layout in itertools.product(range(repeats), engine.layouts):
+            yield layout, launched(engine, layout, stored, Path(scratch) / f"{number} {layout}")
 
 
-def predicted(stored: Path) -> dict[str, TrialRecord]:
+def predicted(engine: LaunchedEngine, stored: Path) -> dict[str, TrialRecord]:
     """Return a trial of every layout with the prediction of the uncorrected profile."""
     result = {}
     with tempfile.TemporaryDirectory(prefix="moetune-layouts-") as scratch:
-        for number, layout in enumerate(LAYOUTS):
+        for number, layout in enumerate(engine.layouts):
             spec = Path(scratch) / "spec.yaml"
-            spec.write_text(spec_of(layout, stored), encoding="utf-8")
+            spec.write_text(spec_of(engine, layout, stored), encoding="utf-8")
             made = api.plan(spec).plan
             assert isinstance(made, Plan)
             assert made.decision is not None
@@ -136,20 +116,20 @@ def predicted(stored: Path) -> dict[str, TrialRecord]:
                 measured_step_s=None,
                 measured_activation_bytes=(),
                 wall_s=0.0,
-                engine="deepspeed",
+                engine=engine.name,
                 release="",
                 device="",
             )
     return result
 
 
-def figures(folder: Path) -> dict[str, Any]:
+def figures(engine: LaunchedEngine, folder: Path) -> dict[str, Any]:
     """Compute errors from the other layouts, spreads and orders."""
     steps_s: dict[str, list[float]] = json.loads((folder / "steps.json").read_text())
     measured = {layout: statistics.median(of) for layout, of in steps_s.items()}
     plain = {
         layout: record.model_copy(update={"measured_step_s": measured[layout]})
-        for layout, record in predicted(folder).items()
+        for layout, record in predicted(engine, folder).items()
     }
     from_others = {
         layout: corrected_step_s(
@@ -193,25 +173,24 @@ def figures(folder: Path) -> dict[str, Any]:
 def main() -> int:
     """Launch if requested, then print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path, nargs="?", default=STORED)
+    parser.add_argument("engine", choices=ENGINES)
+    parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--launch", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    folder = options.folder.resolve()
+    engine = engine_of(options.engine)
+    folder = (options.folder or engine.stored).resolve()
     if options.launch:
-        setup = 'source "$1/examples/setup.sh"; source "$1/examples/engines/deepspeed/setup.sh"'
-        subprocess.run(
-            ["bash", "-c", f"set -e; {setup}; setup_deepspeed", "_", str(CHECKOUT)], check=True
-        )
-        steps_s: dict[str, list[float]] = {layout: [] for layout in LAYOUTS}
-        for layout, record in launches(folder, repeats=options.repeats):
+        subprocess.run(["bash", "-ec", engine.setup], check=True, cwd=CHECKOUT)
+        steps_s: dict[str, list[float]] = {layout: [] for layout in engine.layouts}
+        for layout, record in launches(engine, folder, repeats=options.repeats):
             if record.status != "ok" or not record.measured_step_s:
                 raise SystemExit(f"{layout}: {record.status}: {record.reason}")
             steps_s[layout].append(record.measured_step_s)
             (folder / "steps.json").write_text(json.dumps(steps_s, indent=1) + "\n")
             sys.stdout.write(f"{layout}: {record.measured_step_s:.3f} s\n")
             sys.stdout.flush()
-    result = figures(folder)
+    result = figures(engine, folder)
     for row in result["rows"]:
         sys.stdout.write(
             f"{row['layout']:<30} {row['repeats']} x {row['measured_s']:.3f} s, profile"
