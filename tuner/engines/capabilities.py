@@ -8,7 +8,7 @@ program's plain name is its newest release; older ones have theirs in the name.
 
 from collections.abc import Iterable, Mapping
 from functools import reduce
-from typing import Final
+from typing import Final, Literal
 
 from tuner.engines.manifest import Capabilities, anything, intersect, with_gradients
 from tuner.engines.registry import train_targets
@@ -20,6 +20,7 @@ __all__ = [
     "TARGETS",
     "WRAPPERS",
     "Capabilities",
+    "DeviceKind",
     "intersection",
     "launchable",
     "programs",
@@ -32,9 +33,18 @@ DEFAULT_PROGRAM: Final = "reference"
 WRAPPERS: Final = frozenset({"slurm"})
 """Targets that start another target's program."""
 
+DeviceKind = Literal["cpu", "cuda"]
+"""Of the devices of a launch; the manifests are of accelerators unless a target says more."""
+
 TARGETS: Final[Mapping[str, Capabilities]] = {
     **{target.name: target.capabilities for _, target in train_targets()},
     **{name: anything(name) for name in sorted(WRAPPERS)},
+}
+
+_ON_PROCESSORS: Final[Mapping[str, Capabilities]] = {
+    target.name: target.on_processors
+    for _, target in train_targets()
+    if target.on_processors is not None
 }
 
 
@@ -51,30 +61,37 @@ def programs(targets: Iterable[str]) -> tuple[str, ...]:
     return chosen or (DEFAULT_PROGRAM,)
 
 
-def intersection(targets: Iterable[str]) -> Capabilities:
-    """Return what all of the targets can express.
+def intersection(targets: Iterable[str], *, device_kind: DeviceKind = "cuda") -> Capabilities:
+    """Return what all of the targets can express on such devices.
 
     Raises:
         UnknownTargetError: a name is not in `TARGETS`.
     """
     named = tuple(dict.fromkeys(targets))
     wrappers = (name for name in named if name in WRAPPERS)
-    parts = tuple(_target(name) for name in (*programs(named), *wrappers))
+    parts = tuple(_target(name, device_kind) for name in (*programs(named), *wrappers))
     return parts[0] if len(parts) == 1 else reduce(intersect, parts)
 
 
-def launchable(targets: Iterable[str], *, precision: str, gradient_bytes: int = 4) -> Capabilities:
+def launchable(
+    targets: Iterable[str],
+    *,
+    precision: str,
+    gradient_bytes: int = 4,
+    device_kind: DeviceKind = "cuda",
+) -> Capabilities:
     """Return what all of the targets can express, given precision and main gradients.
 
     Raises:
         UnknownTargetError: a name is not in `TARGETS`.
     """
-    return with_gradients(intersection(targets), gradient_bytes=gradient_bytes, precision=precision)
+    able = intersection(targets, device_kind=device_kind)
+    return with_gradients(able, gradient_bytes=gradient_bytes, precision=precision)
 
 
-def _target(name: str) -> Capabilities:
+def _target(name: str, device_kind: DeviceKind = "cuda") -> Capabilities:
     if name not in TARGETS:
         raise UnknownTargetError(
             f"emit: no target is named {name!r}; there are {', '.join(TARGETS)}"
         )
-    return TARGETS[name]
+    return _ON_PROCESSORS.get(name, TARGETS[name]) if device_kind == "cpu" else TARGETS[name]

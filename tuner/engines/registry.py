@@ -46,6 +46,8 @@ class Target:
     """Generation of that software, as `tuner.costs.train.constants.Software` names it."""
     runs_same_layers: bool = True
     """Those runs are of its own layers, so that their band holds for it."""
+    on_processors: Capabilities | None = None
+    """What it can launch where the profile is of processors; None: the same."""
     emitter: str = "emit"
     """Function of write.py: (verified) -> tuple of EmittedFile."""
 

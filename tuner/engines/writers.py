@@ -41,7 +41,9 @@ def broken_rules(target: str, plan: Plan, decision: TrainDecision) -> tuple[str,
         UnknownTargetError: no target has this name.
     """
     capabilities = with_gradients(
-        TARGETS[target] if target in WRAPPERS else intersection((target,)),
+        TARGETS[target]
+        if target in WRAPPERS
+        else intersection((target,), device_kind=plan.provenance.kind_of_devices),
         gradient_bytes=decision.gradient_bytes,
         precision=plan.goal.precision,
     )

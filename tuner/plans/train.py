@@ -281,6 +281,11 @@ class Provenance(Record):
     notes: tuple[str, ...] = ()
     """Assumptions, e.g. that routing was assumed balanced."""
 
+    @property
+    def kind_of_devices(self) -> Literal["cpu", "cuda"]:
+        """`cpu` where every pool was measured on processors."""
+        return "cpu" if set(self.device_kind.values()) == {"cpu"} else "cuda"
+
 
 class Plan(Record):
     """`plan.json`."""

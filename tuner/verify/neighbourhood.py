@@ -12,7 +12,7 @@ from typing import Protocol
 from profilers.steps.config import Recompute
 from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Workload
-from tuner.engines.capabilities import intersection, refusals
+from tuner.engines.capabilities import Capabilities, intersection, refusals
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.search.reference.decisions import decision, degrees_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
@@ -90,7 +90,7 @@ class Neighbourhood:
             layers=base.pipeline_layout,
             options=(option,) * base.num_stages,
         )
-        broken = refusals(intersection(self.plan.emit), model=self.plan.model, decision=neighbour)
+        broken = refusals(self._capabilities(), model=self.plan.model, decision=neighbour)
         return None if broken else neighbour
 
     def find_point(self, decision: TrainDecision) -> Point | None:
@@ -160,9 +160,13 @@ class Neighbourhood:
     def _options(self) -> tuple[RecomputeOption, ...]:
         return options(
             has_experts=self.plan.model.moe is not None,
-            capabilities=intersection(self.plan.emit),
+            capabilities=self._capabilities(),
             search=self.limits,
         )
+
+    def _capabilities(self) -> Capabilities:
+        kind = self.plan.provenance.kind_of_devices
+        return intersection(self.plan.emit, device_kind=kind)
 
 
 def degrees_name(decision: TrainDecision) -> str:

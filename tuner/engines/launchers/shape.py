@@ -37,14 +37,13 @@ def launch_shape(plan: Plan, decision: TrainDecision) -> LaunchShape:
     pools = plan.cluster.pools
     largest = min(decision.num_devices, *(pool.devices_per_node for pool in pools))
     per_node = next(count for count in range(largest, 0, -1) if decision.num_devices % count == 0)
-    kinds = {plan.provenance.device_kind.get(pool.name, "cuda") for pool in pools}
     nodes = decision.num_devices // per_node
     hosts = _hosts_in_order(plan) if decision == plan.decision and nodes > 1 else ()
     hosts = hosts if len(hosts) == nodes else ()
     return LaunchShape(
         nodes=nodes,
         devices_per_node=per_node,
-        device_kind="cpu" if kinds == {"cpu"} else "cuda",
+        device_kind=plan.provenance.kind_of_devices,
         hosts=hosts,
         unnamed=frozenset(hosts) - _named(plan),
     )

@@ -93,7 +93,9 @@ def make_plan(
         spec=spec,
         work=workload_of(spec),
         machine=machine,
-        capabilities=launchable(spec.emit, precision=spec.goal.precision),
+        capabilities=launchable(
+            spec.emit, precision=spec.goal.precision, device_kind=provenance.kind_of_devices
+        ),
     )
     result = problem.search(settings)
     if not result.solved:
