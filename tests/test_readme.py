@@ -57,6 +57,10 @@ ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
         "makes an environment, over the network",
         "tests/tuner/verify/test_real_deepspeed.py",
     ),
+    "bash examples/engines/megatron_lm/run.sh": (
+        "makes an environment, over the network",
+        "tests/tuner/verify/test_real_megatron_lm.py",
+    ),
     "python examples/api.py": ("has a test of its own", "tests/test_readme.py"),
 }
 """First words of a line: why it does not run here, and what covers it."""

@@ -78,6 +78,23 @@ MEGATRON_0_18: Final = Capabilities(
     ),
 )
 
+MEGATRON_0_19_CPU: Final = replace(
+    MEGATRON_0_18,
+    release="core 0.19 on processors",
+    source="github.com/NVIDIA/Megatron-LM core_v0.19.0, started on two cores"
+    " (examples/engines/megatron_lm)",
+    context_parallel=False,
+    optimizer_offload_zero_stages=frozenset(),
+    activation_offload=None,
+    dispatchers=frozenset({"alltoall", "allgather"}),
+    a2a_overlap=None,
+    cuda_graphs=frozenset({"none"}),
+    full_graph_dispatchers=frozenset(),
+    precisions=frozenset({"bf16"}),
+)
+"""Layers of its own (`--transformer-impl local`), because Transformer Engine needs CUDA: attention
+without context parallelism, experts one after the other, no fused kernels."""
+
 MEGATRON_0_16: Final = replace(
     MEGATRON_0_18,
     names=("megatron-lm-0.16",),
@@ -89,7 +106,12 @@ MEGATRON_0_16: Final = replace(
 )
 
 TARGETS: Final = (
-    Target(capabilities=MEGATRON_0_18, family="nemo", software="megatron-2025"),
+    Target(
+        capabilities=MEGATRON_0_18,
+        on_processors=MEGATRON_0_19_CPU,
+        family="nemo",
+        software="megatron-2025",
+    ),
     Target(
         capabilities=MEGATRON_0_16, family="nemo", software="megatron-2025", emitter="emit_0_16"
     ),

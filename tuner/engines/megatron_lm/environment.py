@@ -8,6 +8,7 @@ overlapped expert all-to-all needs streams of its own (`validate_args` of core_v
 from typing import Final, Protocol
 
 from tuner.config.train import TrainDecision
+from tuner.engines.capabilities import DeviceKind
 
 _ONE_QUEUE: Final = """\
 # Megatron-LM's overlap of communication and computation relies on one hardware queue.
@@ -24,6 +25,10 @@ export NVTE_CPU_OFFLOAD_V1="${NVTE_CPU_OFFLOAD_V1:-1}"
 _GRAPHS: Final = """\
 # Collectives inside CUDA graphs must not register memory that the allocator may remap.
 export NCCL_GRAPH_REGISTER="${NCCL_GRAPH_REGISTER:-0}"
+"""
+_EAGER: Final = """\
+# torch would compile small functions for this processor in every run.
+export TORCHDYNAMO_DISABLE="${TORCHDYNAMO_DISABLE:-1}"
 """
 
 
@@ -43,10 +48,11 @@ def many_queues_for(settings: Overlaps) -> str:
     return "the overlap of the expert all-to-all" if settings.a2a_overlap else ""
 
 
-def environment(decision: TrainDecision) -> str:
-    """Return bash that exports what the decision needs."""
+def environment(decision: TrainDecision, *, device_kind: DeviceKind = "cuda") -> str:
+    """Return bash that exports what the decision needs on such devices."""
     return (
-        (_MANY_QUEUES if many_queues_for(decision) else _ONE_QUEUE)
+        (_EAGER if device_kind == "cpu" else "")
+        + (_MANY_QUEUES if many_queues_for(decision) else _ONE_QUEUE)
         + (_OFFLOAD if decision.activation_offload else "")
         + (_GRAPHS if decision.cuda_graph != "none" else "")
     )

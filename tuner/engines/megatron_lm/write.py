@@ -17,6 +17,7 @@ from typing import Final
 
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
+from tuner.engines.capabilities import DeviceKind
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
@@ -48,6 +49,20 @@ _ELSEWHERE: Final = frozenset(
 
 _DEFAULTS: Final[dict[str, Value]] = {"cuda_graph_impl": "none", "moe_layer_freq": 1}
 """Defaults of the parser."""
+
+_NEEDS_CUDA: Final = (("--moe-grouped-gemm",), ("--moe-permute-fusion",))
+"""Kernels of Transformer Engine."""
+
+_ON_PROCESSORS: Final[tuple[Argument, ...]] = (
+    ("--transformer-impl", "local"),
+    ("--distributed-backend", "gloo"),
+    ("--no-rope-fusion",),
+    ("--no-gradient-accumulation-fusion",),
+    ("--no-masked-softmax-fusion",),
+    ("--no-bias-swiglu-fusion",),
+    ("--no-persist-layer-norm",),
+)
+"""Layers and collectives that run on processors; each fusion is on unless it is named."""
 
 _SHARDING: Final = {2: "optim_grads", 3: "optim_grads_params"}
 """Megatron-FSDP's names of ZeRO stages 2 and 3."""
@@ -82,7 +97,10 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
         "",
         *_YOURS,
     )
-    lines = arguments(plan.model, plan.goal, verified.decision, core=core)
+    shape = launch_shape(plan, verified.decision)
+    lines = arguments(
+        plan.model, plan.goal, verified.decision, core=core, device_kind=shape.device_kind
+    )
     return (
         EmittedFile(
             path=PurePosixPath("megatron_args.txt"),
@@ -100,8 +118,8 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
                     "  MEGATRON_LM              the folder of a Megatron-LM checkout; needed",
                 )
             )
-            + preamble(launch_shape(plan, verified.decision))
-            + environment(verified.decision)
+            + preamble(shape)
+            + environment(verified.decision, device_kind=shape.device_kind)
             + _START,
             executable=True,
         ),
@@ -122,7 +140,12 @@ def cautions(model: ModelSpec, decision: TrainDecision) -> tuple[str, ...]:
 
 
 def arguments(
-    model: ModelSpec, goal: TrainGoal, decision: TrainDecision, *, core: Core = Core.V0_18
+    model: ModelSpec,
+    goal: TrainGoal,
+    decision: TrainDecision,
+    *,
+    core: Core = Core.V0_18,
+    device_kind: DeviceKind = "cuda",
 ) -> tuple[Argument, ...]:
     """Return every argument that the plan decides, one flag with its values per entry.
 
@@ -146,6 +169,8 @@ def arguments(
         ("--global-batch-size", str(goal.global_batch_size)),
         ("--bf16",),
     )
+    if device_kind == "cpu":
+        flags = tuple(flag for flag in flags if flag not in _NEEDS_CUDA) + _ON_PROCESSORS
     # run.sh splits at spaces only, so no value may contain one.
     if any(word.split() != [word] for argument in flags for word in argument):
         raise ValueError(f"an argument contains a space: {flags}")
