@@ -6,6 +6,9 @@ core_v0.17.1, core_v0.18.0 and core_v0.19.0 of github.com/NVIDIA/Megatron-LM:
 - `--mlp-chunks-for-training` (MemFine chunks) exists from core 0.18 on. The chunks of a MoE layer
   are recomputed one by one only under `--recompute-modules moe`; inside full recomputation they
   save nothing. Recomputation and the chunk count are global, so stages cannot differ in them.
+  Chunks divide a rank's sequence (`torch.chunk`), whatever its router decides: expert ranks have
+  the same number of all-to-alls as long as their sequences have the same length. Seen with EP 2 and
+  4 chunks: 64 and 32 tokens train, 64 and 5 tokens (three chunks) wait for each other for ever.
 - `--overlap-moe-expert-parallel-comm` needs an interleaved pipeline if there is one, no full
   recomputation, an all-to-all or flex dispatcher and one MTP layer at most; from core 0.17 on it
   also refuses to recompute `moe`, which is applied to 0.16 as well.

@@ -6,9 +6,9 @@
 The time is the mean of the iterations since the last such line (`--log-interval`, default 100); 1
 gives every step, rounded to 0.1 ms. From core 0.16 on the first iteration has a line too, and its
 time is included in the second line, so two warm-up lines are the minimum. Megabytes are
-2**20 bytes. Source: `training_log` of megatron/training/training.py and `report_memory` (of
-megatron/training/utils/common_utils.py today), core_v0.16.1, core_v0.18.2 and core_v0.19.0,
-github.com/NVIDIA/Megatron-LM.
+2**20 bytes; on processors the line says 0, which is no peak. Source: `training_log` of
+megatron/training/training.py and `report_memory` (of megatron/training/utils/common_utils.py
+today), core_v0.16.1, core_v0.18.2 and core_v0.19.0, github.com/NVIDIA/Megatron-LM.
 """
 
 import re
@@ -32,5 +32,6 @@ def read(line: str, job: TrialWork) -> LogLine | None:
         step_s = number(match.group(2)) / _MILLISECONDS_PER_S
         return believable(LogLine(step=int(match.group(1)), step_s=step_s))
     if match := _MEMORY.search(line):
-        return believable(LogLine(peak_bytes=int(number(match.group(1)) * _MEGABYTE_BYTES)))
+        peak_bytes = int(number(match.group(1)) * _MEGABYTE_BYTES)
+        return believable(LogLine(peak_bytes=peak_bytes)) if peak_bytes else None
     return None

@@ -161,6 +161,22 @@ def test_logs_of_deepspeed_give_the_seconds_between_their_own_time_stamps() -> N
         assert result == pytest.approx(between_s[-4:], rel=0.03), name
 
 
+def test_a_log_of_megatron_lm_gives_the_seconds_between_its_own_time_stamps() -> None:
+    # Five steps; the second line has the mean of the first two. Processors keep no peak of memory.
+    log = Path(__file__).parent / "logs" / "megatron-core-0.19.0-fsdp.txt"
+    reader = LogReader(log, adapter=find_adapter("megatron"), job=JOB)
+    reader.read_on(to_end=True)
+    result = reader.metrics(warmup_steps=2, most_steps=9)
+    stamps = [
+        datetime.strptime(line[2:28], "%Y-%m-%d %H:%M:%S.%f")
+        for line in log.read_text().splitlines()
+        if "iteration  " in line
+    ]
+    between_s = [(b - a).total_seconds() for a, b in itertools.pairwise(stamps)]
+    assert result.steps_s == pytest.approx(between_s[-3:], abs=0.01)
+    assert result.peak_bytes is None
+
+
 @each_row(
     ("name", "line"),
     [
