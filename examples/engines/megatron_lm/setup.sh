@@ -25,7 +25,7 @@ setup_megatron() {
     [[ -e "$MEGATRON_LM/pretrain_gpt.py" ]] || give_up "$MEGATRON_LM is no checkout of Megatron-LM"
     ln -sfn "$(cd -- "$MEGATRON_LM" && pwd -P)" "$MEGATRON_VENV/Megatron-LM"
   else
-    git clone --quiet --depth 1 --branch core_v0.19.0 https://github.com/NVIDIA/Megatron-LM \
+    GIT_TERMINAL_PROMPT=0 bounded 300 git clone --quiet --depth 1 --branch core_v0.19.0 https://github.com/NVIDIA/Megatron-LM \
       "$MEGATRON_VENV/Megatron-LM" || give_up "no checkout of Megatron-LM; MEGATRON_LM may name one"
   fi
 }
