@@ -74,8 +74,8 @@ def type_of(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `Tensor.type`, which names the class of tensors on a GPU that Megatron expects."""
 
     def named(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        found = original(self, *args, **kwargs)
-        return found.replace("torch.", "torch.cuda.", 1) if isinstance(found, str) else found
+        name = original(self, *args, **kwargs)
+        return name.replace("torch.", "torch.cuda.", 1) if isinstance(name, str) else name
 
     return named
 

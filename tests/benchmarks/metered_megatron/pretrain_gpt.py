@@ -19,11 +19,11 @@ PROGRAM = CHECKOUT / "examples" / "engines" / "megatron_lm" / "pretrain_gpt.py"
 
 def main() -> None:
     """Run the program under the meter."""
-    found = importlib.util.spec_from_file_location("megatron_on_processors", PROGRAM)
-    assert found is not None
-    assert found.loader is not None
-    program = importlib.util.module_from_spec(found)
-    found.loader.exec_module(program)
+    loaded = importlib.util.spec_from_file_location("megatron_on_processors", PROGRAM)
+    assert loaded is not None
+    assert loaded.loader is not None
+    program = importlib.util.module_from_spec(loaded)
+    loaded.loader.exec_module(program)
     parameters: list[torch.Tensor] = []
 
     def note(_module: object, _name: str, parameter: torch.Tensor | None) -> None:
