@@ -2,12 +2,20 @@
 
 `tokens` rows over `experts`; the most-loaded expert holds `largest` of them and the others share
 the rest evenly, the remainder going to the first of them.
+
+Kind `ragged` is the same network out of `torch.nn.functional.grouped_mm`, as engines call it, with
+rows that fall otherwise in every call: on a processor oneDNN generates kernels for them (see
+profilers/steps/experts.py), which took a third of the experts' time of torchtitan. It is measured
+at sizes that a spec asks for only.
 """
 
-from collections.abc import Sequence
+import random as randomness
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from profilers.devices import DTYPES, last_cache_bytes
 from profilers.kernels.autograd import Prepared, random, through_autograd
@@ -20,6 +28,9 @@ CPU_TOKENS = (128, 512, 2048)
 CUDA_SHAPES = ((2048, 1024), (4096, 2048), (4096, 14336))
 CUDA_EXPERTS = (2, 8, 32)
 CUDA_TOKENS = (512, 4096, 32768)
+RAGGED = "ragged"
+MOST_MOVED_RATIO = 0.25
+"""Of an expert's rows, what a ragged call gives to the next expert at most."""
 SKEW = 2
 """Rows of the most-loaded expert over its even share, in an uneven case."""
 
@@ -63,12 +74,34 @@ def prepare(case: Case, device: torch.device) -> Prepared:
             random(experts, hidden, ffn, dtype=dtype, device=device),
         )
 
+    ragged = redrawn(counts)
+
     def experts_run(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        if case.kind == RAGGED:
+            return _ragged_ffn(x, next(ragged), gate_up, down)
         return expert_ffn(x, counts, gate_up, down)
 
     return through_autograd(
         experts_run, operands=operands, device=device, cold_bytes=last_cache_bytes(device)
     )
+
+
+def redrawn(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield other counts with the same sum: every expert gives some of its rows to the next one."""
+    draw = randomness.Random(0)
+    while True:
+        given = [draw.randint(0, int(count * MOST_MOVED_RATIO)) for count in counts]
+        yield tuple(count - given[at] + given[at - 1] for at, count in enumerate(counts))
+
+
+def _ragged_ffn(x: Tensor, counts: Sequence[int], gate_up: Tensor, down: Tensor) -> Tensor:
+    stops = torch.tensor(list(accumulate(counts)), dtype=torch.int32, device=x.device)
+
+    def linear(rows: Tensor, weight_EOI: Tensor) -> Tensor:
+        return functional.grouped_mm(rows, weight_EOI.transpose(1, 2), offs=stops)
+
+    gate, up = gate_up.chunk(2, dim=1)
+    return linear(functional.silu(linear(x, gate)) * linear(x, up), down)
 
 
 def row_counts(*, experts: int, tokens: int, largest: int) -> tuple[int, ...]:

@@ -57,6 +57,9 @@ class Prices(Protocol):
         """Wall time of running it once."""
 
 
+RAGGED: Final = "ragged"
+"""Kind of a grouped GEMM on rows as they fall (profilers/kernels/grouped_gemm.py)."""
+
 BF16: Final = "bf16"
 
 

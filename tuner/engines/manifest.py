@@ -96,6 +96,9 @@ class Capabilities:
     """The size of the gradient buckets can be set."""
     overlap_param_gather: bool = True
     """Parameter all-gather can overlap with the forward pass."""
+    synchronizes_every_microbatch: bool = False
+    """Without a pipeline every micro-batch gathers parameters and reduces gradients, at every
+    zero_stage: FSDP2 that is not told to wait for the last one."""
     param_gather_needs_grad_reduce: bool = False
     """Overlapped all-gather needs overlapped gradient reduction and sharded optimizer state."""
 
@@ -145,6 +148,8 @@ class Capabilities:
     """Tensor parallelism of a MoE model needs expert parallelism."""
     moe_offload_needs_one_tensor_rank: bool = False
     """No optimizer offload for MoE models under tensor parallelism."""
+    ragged_experts: bool = False
+    """Experts multiply rows as they fall, not in whole blocks."""
     dispatchers: frozenset[str] = DISPATCHERS
     dispatchers_with_pipeline: frozenset[str] = DISPATCHERS
     a2a_overlap: Conditions | None = None

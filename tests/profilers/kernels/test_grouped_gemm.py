@@ -1,9 +1,12 @@
+from itertools import islice
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profilers.kernels.grouped_gemm import cases, row_counts
+from profilers.kernels.grouped_gemm import cases, prepare, redrawn, row_counts
+from profilers.records import Case
 from tests.rows import each_row
 
 
@@ -35,3 +38,23 @@ def test_every_default_load_exists(device: str) -> None:
     for case in cases(torch.device(device), ("bf16",)):
         axes = case.axes
         row_counts(experts=axes["experts"], tokens=axes["tokens"], largest=axes["largest"])
+
+
+def test_redrawn_rows_differ_and_keep_their_sum() -> None:
+    draws = list(islice(redrawn((64, 16, 0, 16)), 20))
+    assert len(set(draws)) > 10
+    assert all(sum(counts) == 96 and min(counts) >= 0 for counts in draws)
+
+
+def test_ragged_experts_have_outputs_and_gradients() -> None:
+    axes = {"experts": 4, "tokens": 64, "largest": 32, "hidden": 16, "ffn": 32}
+    case = Case(
+        operation="grouped_gemm", kind="ragged", dtype="bf16", direction="forward", axes=axes
+    )
+    prepared = prepare(case, torch.device("cpu"))
+    prepared.forward()
+    assert prepared.backward is not None
+    rows, gate_up, down = prepared.backward()()  # type: ignore[misc]  # three operands
+    assert rows.shape == (64, 16)
+    assert gate_up.shape == (4, 64, 16)
+    assert down.shape == (4, 16, 32)

@@ -11,10 +11,15 @@ import pytest
 from tests.rows import Failures
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tests.tuner.real_torchtitan import run_with_torchtitan
+from tuner.costs.reference.workload import Workload
+from tuner.engines.capabilities import TARGETS, launchable
 from tuner.engines.torchtitan.write import emit
 from tuner.estimate.registry import read_text
 from tuner.plans.train import VerifiedPlan
+from tuner.search.reference.space import enumerate_degrees
 from tuner.spec.huggingface.read import read_model
+from tuner.spec.refusals import refusals
+from tuner.spec.search import Search
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 
@@ -236,3 +241,47 @@ def test_gpt_oss_keeps_the_kernels_of_its_release() -> None:
         changes = {"context_parallel_size": context, "expert_data_parallel_size": context}
         verified = _verified("gpt-oss-20b", **changes)
         assert _toml(verified)["model"]["attn_backend"] == kernels
+
+
+def test_tensor_ranks_that_would_split_experts_are_not_planned() -> None:
+    # torchtitan 0.3.0, models/common/moe_sharding.py: without expert parallelism they do.
+    work = Workload(
+        model=read_model(MODELS / "tiny-moe" / "config.json"),
+        sequence_length=256,
+        global_batch_size=8,
+        precision="bf16",
+    )
+    found = enumerate_degrees(
+        work,
+        num_devices=2,
+        capabilities=launchable(("torchtitan",), precision="bf16"),
+        search=Search(),
+    )
+    legal = {(degrees.tensor, degrees.expert) for degrees in found.legal}
+    assert (2, 2) in legal
+    assert (2, 1) not in legal
+    assert found.illegal["the target needs expert parallelism beside tensor parallelism"] > 0
+    changes = CASES["no pipeline, whole layers recomputed"] | {
+        "tensor_model_parallel_size": 2,
+        "expert_model_parallel_size": 1,
+        "expert_data_parallel_size": 16,
+        "sequence_parallel": True,
+    }
+    said = refusals(
+        TARGETS["torchtitan"],
+        model=read_model(MODELS / "qwen3-30b-a3b" / "config.json"),
+        decision=sample_decision(**{"zero_stage": 3, "recompute_modules": (), **changes}),
+    )
+    assert any("needs expert_model_parallel_size above 1" in line for line in said)
+
+
+def test_another_module_can_start_the_training(tmp_path: Path) -> None:
+    write_emitted(tmp_path, emit(_verified()))
+    recorders = Recorders(tmp_path / "recorders")
+    for environment, module in (({}, "torchtitan.train"), ({"TRAIN_FILE": "mine"}, "mine")):
+        ran = recorders.run(
+            tmp_path / "run.sh", cwd=Path("/"), MASTER_ADDR="head", NODE_RANK="0", **environment
+        )
+        assert ran.code == 0, ran.stderr
+        words = ran.only("torchrun")
+        assert words[words.index("-m") + 1] == module

@@ -12,7 +12,7 @@ import numpy as np
 from profilers.interpolation import Curve, fit_curves
 from profilers.records import AXES, Profile
 from profilers.series import Key, Series
-from tuner.costs.ops import Op
+from tuner.costs.ops import RAGGED, Op
 from tuner.errors import OutsideProfileError
 
 
@@ -51,6 +51,9 @@ class ProfilePrices:
     def _lookup(self, key: Key) -> tuple[float, bool]:
         series, place = key
         curve = self.curves.get(series)
+        if curve is None and series.kind == RAGGED:
+            # Only profiles of `--for` have it; whole blocks are the nearest.
+            curve = self.curves.get(series._replace(kind=""))
         if curve is None:
             name = "/".join(part for part in series if part)
             raise OutsideProfileError(

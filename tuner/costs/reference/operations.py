@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from profilers.steps.config import LayerKind
-from tuner.costs.ops import Op
+from tuner.costs.ops import RAGGED, Op
 from tuner.costs.reference.hierarchical_dispatch import EXPERT_ID_BYTES, ID_BYTES, rows_by_node
 from tuner.costs.reference.workload import StepDegrees, Workload
 
@@ -143,6 +143,7 @@ def expert_ops(
         work,
         part,
         "grouped_gemm",
+        kind=RAGGED if work.ragged_experts else "",
         experts=len(most_loaded),
         tokens=rows,
         largest=max(-(-rows // len(most_loaded)), min(rows, -(-max(most_loaded) // chunks))),

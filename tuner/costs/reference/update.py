@@ -12,10 +12,20 @@ and head are units too. Per unit of P parameters on this rank, its gradients red
     every reduction     copies 4 P into the collective's buffer
     every micro-batch   zero_stage 0 and 1: gradients -> fp32 and accumulated; 2: those that it owns
 
+With an engine that synchronizes in every micro-batch (torchtitan), S ranks that share the
+parameters (1 at zero_stage 0):
+
+    S > 1               casts P / S, all-gathers e P and copies it out, twice at zero_stage 3;
+                        copies 4 P into a buffer, reduce-scatters it, adds up P / S
+    S = 1               casts P; copies 4 P into a buffer, divides it into a second, copies that to
+                        a third; all-reduces 4 P between replicas; adds up P
+    every step          reads the gradients for their norm and scales them; AdamW on P / S
+
 No overlap is assumed: gloo's collectives block, and overlap on a GPU is part of the residual.
-Sources: torch.distributed.fsdp.fully_shard as profilers/steps uses it; for zero_stage 2 DeepSpeed
+Sources: torch.distributed.fsdp.fully_shard as profilers/steps uses it. zero_stage 2: DeepSpeed
 0.19.8, runtime/zero/stage_1_and_2.py: every backward reduces the gradients of stage 2, the last one
-those of stage 1.
+those of stage 1. In every micro-batch: torch 2.13, distributed/fsdp/_fully_shard (`foreach_reduce`
+of _fsdp_collectives.py, with its branch for a group of one) and torchtitan 0.3.0, trainer.py.
 """
 
 from collections.abc import Iterable
@@ -110,6 +120,10 @@ def update_ops(
     once: list[Op] = []
     every: list[Op] = []
     for unit in units:
+        if work.synchronizes_every_microbatch and degrees.pipeline == 1:
+            every += _synchronized_ops(unit, work, degrees)
+            once += _clipped_update_ops(unit, degrees)
+            continue
         gather = _gather_ops(unit, work, degrees)
         reduction = _reduction_ops(unit, degrees)
         if degrees.zero_stage == 3:
@@ -160,6 +174,41 @@ def _reduction_ops(unit: Unit, degrees: StepDegrees) -> list[Op]:
         kind = "reduce_scatter" if degrees.zero_stage else "all_reduce"
         ops.insert(0, _unit_collective(kind, unit, degrees, num_bytes=num_bytes))
     return ops
+
+
+def _synchronized_ops(unit: Unit, work: Workload, degrees: StepDegrees) -> list[Op]:
+    """List what FSDP2 does with a unit in one micro-batch."""
+    part, reduced_bytes = Part.DATA_COMMUNICATION, unit.parameters * GRADIENT_BYTES
+    copy = device_copy(reduced_bytes, part=part)
+    owned = unit.sharded(degrees)
+    added_up = _parameter_op("accumulate", owned, dtype="fp32")
+    cast = [_parameter_op("convert", owned, dtype=work.precision)]
+    if work.element_bytes == GRADIENT_BYTES:
+        cast = []
+    if owned == unit.parameters:
+        reduction = [replace(copy, count=3)]
+        if unit.ranks > 1:
+            reduction.append(_unit_collective("all_reduce", unit, degrees, num_bytes=reduced_bytes))
+        return [*cast, *reduction, added_up]
+    gathered_bytes = unit.parameters * work.element_bytes
+    gathers = [
+        *cast,
+        _unit_collective("all_gather", unit, degrees, num_bytes=gathered_bytes),
+        device_copy(gathered_bytes, part=part),
+    ]
+    times = 2 if degrees.zero_stage == 3 else 1
+    scattered = _unit_collective("reduce_scatter", unit, degrees, num_bytes=reduced_bytes)
+    return [*(replace(op, count=times) for op in gathers), copy, scattered, added_up]
+
+
+def _clipped_update_ops(unit: Unit, degrees: StepDegrees) -> list[Op]:
+    """List the update of a unit whose gradients are clipped to a norm before."""
+    owned = unit.sharded(degrees)
+    ops = [
+        device_copy(owned * GRADIENT_BYTES),
+        _parameter_op("adamw", owned, dtype="fp32"),
+    ]
+    return [replace(op, part=Part.OPTIMIZER) for op in ops]
 
 
 def _unit_collective(kind: str, unit: Unit, degrees: StepDegrees, *, num_bytes: int) -> Op:

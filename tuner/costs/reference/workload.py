@@ -63,6 +63,10 @@ class Workload:
     precision: str
     load_ratio: tuple[tuple[float, ...], ...] = ()
     """[L][E], rows sum to 1; empty means balanced."""
+    synchronizes_every_microbatch: bool = False
+    """As the engine's manifest has it (tuner/engines/manifest.py)."""
+    ragged_experts: bool = False
+    """The same."""
 
     @property
     def element_bytes(self) -> int:

@@ -6,7 +6,11 @@ Read from the package torchtitan 0.3.0 (`config/configs.py`, `trainer.py`, `dist
 - FSDP2 shards everything: stage 3 all-gathers parameters again for the backward pass, stage 2 keeps
   them, stage 1 does not exist. Without it (stage 0) replicas are outside the expert-parallel mesh,
   so expert parallelism has only the context and tensor ranks.
-- Expert parallelism uses ranks of data, context and tensor parallelism; experts are not split.
+- Without a pipeline every micro-batch gathers, reduces and, over replicas, all-reduces: nothing
+  tells FSDP2 to wait for the last micro-batch of a step.
+- Expert parallelism uses ranks of data, context and tensor parallelism, and then experts are not
+  split. Without it tensor ranks split every expert (`models/common/moe_sharding.py`, `enable_ep`),
+  which is not planned.
 - Its `selective` checkpointing keeps chosen operations inside a layer and has no counterpart among
   Megatron's modules, so only none and full can be planned.
 - One CUDA graph of the whole step, never with a pipeline. With experts it needs HybridEP and a
@@ -34,6 +38,7 @@ TORCHTITAN_0_3: Final = Capabilities(
     shard_ranks_zero_stages=frozenset({2, 3}),
     gradient_bytes=frozenset({4}),
     ddp_bucket_size=False,
+    synchronizes_every_microbatch=True,
     # enable_cpu_offload also moves parameters and gradients, which is not priced.
     optimizer_offload_zero_stages=frozenset(),
     recompute=frozenset({Recompute.NONE, Recompute.FULL}),
@@ -46,6 +51,8 @@ TORCHTITAN_0_3: Final = Capabilities(
     rank_orders=frozenset({DEFAULT_RANK_ORDER}),
     expert_tensor_parallel=False,
     expert_folding_needs_sharding=True,
+    moe_tensor_needs_experts=True,
+    ragged_experts=True,
     dispatchers=frozenset({"alltoall", "deepep", "hybridep"}),
     cuda_graphs=frozenset({"none", "full_iteration"}),
     cuda_graphs_with_pipeline=frozenset({"none"}),

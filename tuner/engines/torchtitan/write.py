@@ -94,6 +94,8 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
                     "                           --module and --config take them",
                     "  ATTENTION                flex; varlen (no context parallelism); flex_flash",
                     "                           (Hopper and Blackwell)",
+                    "  TRAIN_FILE               the module that is started, as in torchtitan's own",
+                    "                           run_train.sh; by default torchtitan.train",
                 )
             )
             + preamble(launch_shape(plan, decision))
@@ -265,5 +267,5 @@ export CONFIG="${CONFIG:?must name the function of MODULE that returns a configu
 _START: Final = """\
 export PYTHONPATH="$FILES${PYTHONPATH:+:$PYTHONPATH}"
 
-exec "${LAUNCHER[@]}" -m torchtitan.train --module moetune_plan --config plan "$@"
+exec "${LAUNCHER[@]}" -m "${TRAIN_FILE:-torchtitan.train}" --module moetune_plan --config plan "$@"
 """

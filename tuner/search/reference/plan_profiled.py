@@ -20,7 +20,7 @@ from tuner.costs.reference.operations import (
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
 from tuner.costs.reference.update import layer_units, update_ops
 from tuner.costs.reference.workload import Workload
-from tuner.engines.capabilities import Capabilities, launchable
+from tuner.engines.capabilities import Capabilities, intersection, launchable
 from tuner.plans.train import Alternative, Plan, Provenance, Relaxation, Unlaunchable
 from tuner.search.layout_groups import by_layout, layout_of, num_runners_up
 from tuner.search.reasons import (
@@ -76,12 +76,15 @@ def workload_of(spec: Spec) -> Workload:
     loads = (
         () if routing is None or record is None else load_ratios(spec.model, record, routing.phase)
     )
+    target = intersection(spec.emit)
     return Workload(
         model=spec.model,
         sequence_length=spec.goal.sequence_length,
         global_batch_size=spec.goal.global_batch_size,
         precision=spec.goal.precision.value,
         load_ratio=loads,
+        synchronizes_every_microbatch=target.synchronizes_every_microbatch,
+        ragged_experts=target.ragged_experts,
     )
 
 

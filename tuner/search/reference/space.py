@@ -110,6 +110,7 @@ def _broken_rules(
     yield from _broken_by_batch(work, degrees)
     yield from _broken_by_nodes(degrees)
     yield from _broken_by_target(work, degrees, capabilities)
+    yield from _broken_by_tensor_ranks(work, degrees, capabilities)
     yield from _broken_by_search(degrees, search)
 
 
@@ -165,12 +166,23 @@ def _broken_by_target(
         and degrees.tensor % degrees.expert
     ):
         yield "the target spreads experts over replicas at zero_stage above 0 only"
-    if degrees.tensor > 1 and not capabilities.sequence_parallel:
-        yield "the target's tensor ranks cannot share the sequence, as the reference step's do"
     if degrees.virtual_pipeline > 1 and not capabilities.virtual_pipeline:
         yield "the target has no interleaved schedule"
     if degrees.expert > degrees.data and not capabilities.expert_folding:
         yield "the target has no parallel folding"
+
+
+def _broken_by_tensor_ranks(
+    work: Workload, degrees: StepDegrees, capabilities: Capabilities
+) -> Iterator[str]:
+    if degrees.tensor == 1:
+        return
+    if not capabilities.sequence_parallel:
+        yield "the target's tensor ranks cannot share the sequence, as the reference step's do"
+    elif (
+        capabilities.moe_tensor_needs_experts and work.model.moe is not None and degrees.expert == 1
+    ):
+        yield "the target needs expert parallelism beside tensor parallelism"
 
 
 def _broken_by_search(degrees: StepDegrees, search: Search) -> Iterator[str]:

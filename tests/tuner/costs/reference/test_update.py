@@ -106,3 +106,35 @@ def test_gradients_are_added_up_every_micro_batch_unless_they_are_reduced_then(
         degrees = cut(data=8, expert=2, zero_stage=zero_stage)
         time = update_time((UNIT,), tiny_work(), degrees, table_of(additions))
         assert sum(time.every_microbatch_s.values()) == every
+
+
+@each_row(
+    ("zero_stage", "ranks", "every"),
+    # Bytes of collectives: all-reduce 4 P; or gather 2 P, twice with 3, and reduce-scatter 4 P.
+    [(0, 4, 4000), (2, 4, 6000), (3, 4, 8000), (0, 1, 0), (2, 1, 0), (3, 1, 0)],
+)
+def test_an_engine_that_synchronizes_in_every_micro_batch_communicates_nothing_after_them(
+    tiny_work: Make, cut: Cut, table_of: TableOf, zero_stage: int, ranks: int, every: int
+) -> None:
+    work = tiny_work(batch={"synchronizes_every_microbatch": True})
+    unit = Unit(parameters=1000, ranks=ranks, stride=2)
+    degrees = cut(data=8, expert=2, zero_stage=zero_stage)
+    time = update_time((unit,), work, degrees, table_of(_bytes_moved))
+    assert sum(time.once_s.values()) == 0.0
+    assert sum(time.every_microbatch_s.values()) == every
+
+
+def test_fsdp2_copies_the_gradients_of_a_group_of_one_three_times(
+    tiny_work: Make, cut: Cut, table_of: TableOf
+) -> None:
+    def copied(case: Case) -> float:
+        return float(case.axes["bytes"]) if case.operation == "copy" else 0.0
+
+    work = tiny_work(batch={"synchronizes_every_microbatch": True})
+    for zero_stage, ranks, every in ((0, 1, 3 * 4000), (0, 4, 3 * 4000), (2, 4, 2000 + 4000)):
+        unit = Unit(parameters=1000, ranks=ranks, stride=2)
+        degrees = cut(data=8, expert=2, zero_stage=zero_stage)
+        time = update_time((unit,), work, degrees, table_of(copied))
+        assert time.every_microbatch_s[Part.DATA_COMMUNICATION] == every
+        # The gradients are scaled before the update.
+        assert time.once_s[Part.OPTIMIZER] == 4000 / (ranks if zero_stage else 1)

@@ -23,6 +23,8 @@
 #                            --module and --config take them
 #   ATTENTION                flex; varlen (no context parallelism); flex_flash
 #                            (Hopper and Blackwell)
+#   TRAIN_FILE               the module that is started, as in torchtitan's own
+#                            run_train.sh; by default torchtitan.train
 set -euo pipefail
 FILES="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
 
@@ -70,4 +72,4 @@ export MODULE="${MODULE:?must name your module, torchtitan ships no such model}"
 export CONFIG="${CONFIG:?must name the function of MODULE that returns a configuration}"
 export PYTHONPATH="$FILES${PYTHONPATH:+:$PYTHONPATH}"
 
-exec "${LAUNCHER[@]}" -m torchtitan.train --module moetune_plan --config plan "$@"
+exec "${LAUNCHER[@]}" -m "${TRAIN_FILE:-torchtitan.train}" --module moetune_plan --config plan "$@"
