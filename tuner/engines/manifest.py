@@ -119,6 +119,8 @@ class Capabilities:
     """Modules that selective recomputation must cover for more than one chunk."""
 
     schedules: frozenset[str] = SCHEDULES
+    pipeline: bool = True
+    """More than one pipeline rank is possible."""
     virtual_pipeline: bool = True
     zero_bubble_needs_virtual_pipeline: bool = False
     context_parallel: bool = True

@@ -24,7 +24,7 @@ step() {
   "$@"
 }
 
-# torchtitan writes outputs/ and torchrun/ where it is started.
+# torchrun and torchtitan write logs where they are started.
 cd "$OUT"
 step env GLOO_SOCKET_IFNAME=lo PYTHONPATH="$HERE" ROUTING="$OUT/routing.json" \
   "$PROGRAMS/torchrun" --nproc-per-node 1 --rdzv-backend static --master-addr 127.0.0.1 \

@@ -54,6 +54,8 @@ def _degrees(target: Capabilities, model: ModelSpec, decision: Decision) -> Iter
     tensor = decision.tensor_model_parallel_size
     if decision.context_parallel_size > 1 and not target.context_parallel:
         yield "has no context parallelism; context_parallel_size must be 1"
+    if decision.pipeline_model_parallel_size > 1 and not target.pipeline:
+        yield "has no pipeline parallelism; pipeline_model_parallel_size must be 1"
     if model.attention.num_kv_heads % tensor and not target.tensor_beyond_kv_heads:
         yield (
             f"tensor_model_parallel_size {tensor} must divide the "

@@ -153,7 +153,9 @@ def _broken_by_target(
         yield f"the target has no dispatcher {_dispatcher(degrees)}"
     if degrees.zero_stage not in capabilities.zero_stages:
         yield "the target has no such zero_stage"
-    if degrees.pipeline > 1 and degrees.zero_stage not in capabilities.zero_stages_with_pipeline:
+    if degrees.pipeline > 1 and not capabilities.pipeline:
+        yield "the target has no pipeline parallelism"
+    elif degrees.pipeline > 1 and degrees.zero_stage not in capabilities.zero_stages_with_pipeline:
         yield "the target has no such zero_stage with pipeline parallelism"
     least = min(capabilities.zero_stages, default=0)
     if degrees.zero_stage > least and degrees.ranks_per_stage == 1:

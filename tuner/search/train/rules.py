@@ -76,6 +76,11 @@ def dense_rules(problem: TrainProblem) -> Iterator[Rule]:
             text="the target has no context parallelism",
             broken=lambda c: c["context"] > 1,
         )
+    if not target.pipeline:
+        yield Rule(
+            text="the target has no pipeline parallelism",
+            broken=lambda c: c["pipeline"] > 1,
+        )
     if not target.tensor_with_pipeline:
         yield Rule(
             text="the target has no tensor parallelism in a pipeline",
