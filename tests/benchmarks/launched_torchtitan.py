@@ -40,12 +40,8 @@ ENGINE = LaunchedEngine(
         "EP 2, ZeRO 3": (2, _layout(zero=3, expert=2)),
         "TP 2, EP 2": (2, _layout(tensor=2, expert=2)),
     },
-    arguments=(
-        "--training.steps {steps} --dump_folder {launch}/outputs"
-        " --parallelism.spmd_backend partial_dtensor"
-    ),
+    arguments="--training.steps {steps} --dump_folder {launch}/outputs",
     environment={
-        "ATTENTION": "sdpa",
         "CONFIG": "tiny_moe",
         "MODULE": "tiny_moe",
         "PYTHONPATH": str(_EXAMPLE),

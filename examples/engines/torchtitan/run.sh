@@ -35,7 +35,7 @@ step moetune plan "$SPEC" -o "$OUT/plan" --profile "$OUT/profile"
 # run.sh of the plan takes torchrun, the module that it starts and the model from these variables.
 step env PATH="$PROGRAMS:$PATH" PYTHONPATH="$HERE" TRAIN_FILE=train_on_cpu MODULE=tiny_moe \
   CONFIG=tiny_moe moetune verify "$OUT/plan" --launcher command --metrics torchtitan \
-  --trials "${TRIALS:-5}" --steps 8 --command "bash {launch}/run.sh --training.steps {steps}"
+  --trials "${TRIALS:-5}" --steps 8 --command "bash {launch}/run.sh --training.steps {steps} --dump_folder {launch}/outputs"
 step moetune report "$OUT/plan" -o "$OUT/plan.html"
 # What the trials said of torchtitan on this machine is kept: its folder stands for the profile.
 step moetune plan "$SPEC" -o "$OUT/plan-again" --profile "$OUT/plan"

@@ -1,7 +1,6 @@
 """torchtitan 0.3.0 on a CPU: what TRAIN_FILE of a plan's run.sh names where there is no GPU.
 
-    TRAIN_FILE=train_on_cpu ATTENTION=sdpa bash PLAN/launch/torchtitan/run.sh \
-        --parallelism.spmd_backend partial_dtensor
+    TRAIN_FILE=train_on_cpu MODULE=tiny_moe CONFIG=tiny_moe bash PLAN/launch/torchtitan/run.sh
 
 torchtitan asks for an accelerator and a torch newer than 2.13.0. This stands in for what it misses
 and starts its own program. It changes what a step runs on, not what the plan decides.

@@ -285,3 +285,34 @@ def test_another_module_can_start_the_training(tmp_path: Path) -> None:
         assert ran.code == 0, ran.stderr
         words = ran.only("torchrun")
         assert words[words.index("-m") + 1] == module
+
+
+def test_processors_get_neither_a_pipeline_nor_what_their_torch_lacks() -> None:
+    able = launchable(("torchtitan",), precision="bf16", device_kind="cpu")
+    assert not able.pipeline
+    assert able.dispatchers == {"alltoall"}
+    work = Workload(
+        model=read_model(MODELS / "tiny-moe" / "config.json"),
+        sequence_length=256,
+        global_batch_size=8,
+        precision="bf16",
+    )
+    found = enumerate_degrees(work, num_devices=2, capabilities=able, search=Search())
+    assert {degrees.pipeline for degrees in found.legal} == {1}
+    assert found.illegal["the target has no pipeline parallelism"] > 0
+    staged = sample_decision(zero_stage=3)
+    said = refusals(able, model=read_model(MODELS / "tiny-moe" / "config.json"), decision=staged)
+    assert any("pipeline_model_parallel_size must be 1" in line for line in said)
+
+    plain = _verified("mixtral-8x7b")
+    provenance = plain.plan.provenance.model_copy(update={"device_kind": {"here": "cpu"}})
+    on_processors = plain.model_copy(
+        update={"plan": plain.plan.model_copy(update={"provenance": provenance})}
+    )
+    for verified, attention, backend in (
+        (plain, "flex", "spmd_types"),
+        (on_processors, "sdpa", "partial_dtensor"),
+    ):
+        written = _toml(verified)
+        assert written["model"]["attn_backend"] == attention
+        assert written["parallelism"]["spmd_backend"] == backend

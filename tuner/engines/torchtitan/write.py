@@ -78,7 +78,9 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
         "",
         *_YOURS,
     )
-    config = sections(plan.model, plan.goal, decision)
+    config = sections(
+        plan.model, plan.goal, decision, on_processors=plan.provenance.kind_of_devices == "cpu"
+    )
     return (
         EmittedFile(path=PurePosixPath("torchtitan.toml"), text=comment(said) + _toml(config)),
         EmittedFile(path=PurePosixPath("moetune_plan.py"), text=comment(said) + _PLAN),
@@ -93,7 +95,8 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
                     "  MODULE, CONFIG           your own module and its function, as torchtitan's",
                     "                           --module and --config take them",
                     "  ATTENTION                flex; varlen (no context parallelism); flex_flash",
-                    "                           (Hopper and Blackwell)",
+                    "                           (Hopper and Blackwell); sdpa, on processors, for",
+                    "                           your own module alone",
                     "  TRAIN_FILE               the module that is started, as in torchtitan's own",
                     "                           run_train.sh; by default torchtitan.train",
                 )
@@ -106,7 +109,9 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     )
 
 
-def sections(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Sections:
+def sections(
+    model: ModelSpec, goal: TrainGoal, decision: TrainDecision, *, on_processors: bool = False
+) -> Sections:
     """Return what the plan decides, by section and field."""
     pipeline = decision.pipeline_model_parallel_size
     copies = decision.num_state_copies if decision.zero_stage else decision.data_parallel_size
@@ -133,9 +138,9 @@ def sections(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Sect
             "context_parallel_degree": decision.context_parallel_size,
             "pipeline_parallel_degree": pipeline,
             "expert_parallel_degree": decision.expert_model_parallel_size,
-            # The release's default; the others use DTensor for all axes, or for none of the data
-            # axes.
-            "spmd_backend": "spmd_types",
+            # The release's default, which FSDP2 of torch 2.13 does not take; the others use DTensor
+            # for all axes, or for none of the data axes.
+            "spmd_backend": "partial_dtensor" if on_processors else "spmd_types",
         },
         "activation_checkpoint": {"mode": _checkpointing(model, decision)},
     }
@@ -145,7 +150,8 @@ def sections(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Sect
             "pipeline_parallel_microbatch_size": decision.micro_batch_size,
             "module_fqns_per_model_part": _modules(decision),
         }
-    config["model"] = {"attn_backend": _attention(model, decision)}
+    attention = "sdpa" if on_processors else _attention(model, decision)
+    config["model"] = {"attn_backend": attention}
     if shipped := _shipped_model(model):
         config["model"] |= dict(zip(("module", "config", "flavor"), shipped, strict=True))
     if model.num_moe_layers:

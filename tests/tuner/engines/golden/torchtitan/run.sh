@@ -22,7 +22,8 @@
 #   MODULE, CONFIG           your own module and its function, as torchtitan's
 #                            --module and --config take them
 #   ATTENTION                flex; varlen (no context parallelism); flex_flash
-#                            (Hopper and Blackwell)
+#                            (Hopper and Blackwell); sdpa, on processors, for
+#                            your own module alone
 #   TRAIN_FILE               the module that is started, as in torchtitan's own
 #                            run_train.sh; by default torchtitan.train
 set -euo pipefail
