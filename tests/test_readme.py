@@ -61,6 +61,10 @@ ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
         "makes an environment, over the network",
         "tests/tuner/verify/test_real_megatron_lm.py",
     ),
+    "bash examples/engines/torchtitan/run.sh": (
+        "makes an environment, over the network",
+        "tests/tuner/verify/test_real_torchtitan.py",
+    ),
     "python examples/api.py": ("has a test of its own", "tests/test_readme.py"),
 }
 """First words of a line: why it does not run here, and what covers it."""

@@ -143,6 +143,23 @@ def test_what_the_log_itself_says_of_a_step_is_believed() -> None:
     assert steps_s == pytest.approx((0.9198, 0.8004), rel=1e-3)
 
 
+def test_a_log_of_torchtitan_gives_the_seconds_between_its_own_time_stamps() -> None:
+    # Two expert-parallel ranks of one machine, both printing five steps of 16 x 256 tokens.
+    log = Path(__file__).parent / "logs" / "torchtitan-0.3.0-ep.txt"
+    job = replace(JOB, samples_per_step=16, tokens_per_step=16 * 256, num_devices=2)
+    reader = LogReader(log, adapter=find_adapter("torchtitan"), job=job)
+    reader.read_on(to_end=True)
+    result = reader.metrics(warmup_steps=1, most_steps=9)
+    stamps = {
+        int(step): datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f")
+        for stamp, step in re.findall(r"\[titan\] (\S+ \S+) .*step: +(\d+) ", log.read_text())
+    }
+    between_s = [(b - a).total_seconds() for a, b in itertools.pairwise(stamps.values())]
+    assert len(result.steps_s) == 4
+    assert result.steps_s == pytest.approx(between_s, rel=0.01)
+    assert result.peak_bytes is None
+
+
 def test_logs_of_deepspeed_give_the_seconds_between_their_own_time_stamps() -> None:
     # Steps of 16 samples, six of them, the first two not timed by DeepSpeed.
     for name in ("zero3", "zero2-autoep"):
