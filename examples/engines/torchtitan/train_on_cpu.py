@@ -9,6 +9,7 @@ and starts its own program. It changes what a step runs on, not what the plan de
 import ctypes
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -70,7 +71,7 @@ def stand_in_for_a_newer_torch() -> None:
     """Add what torchtitan 0.3.0 calls and torch 2.13.0 lacks."""
     if not hasattr(dist, "set_timeout"):
         dist.set_timeout = dist.distributed_c10d._set_pg_timeout
-    if "triton" not in sys.modules:
+    if find_spec("triton") is None:
         # Kernels of one dispatcher, imported by all; nothing on a CPU calls them.
         kernels = _Absent("torchtitan.distributed.minimal_async_ep.kernels")
         sys.modules[kernels.__name__] = kernels

@@ -1,5 +1,6 @@
 """torchtitan takes the emitted files, trains on the CPU and is measured: FSDP2, EP, TP with EP."""
 
+import importlib.util
 import os
 import subprocess
 from pathlib import Path
@@ -46,6 +47,18 @@ emit: [torchtitan]
         encoding="utf-8",
     )
     return file
+
+
+def test_the_stand_in_refuses_to_run_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ENGINE.example / "train_on_cpu.py"
+    spec = importlib.util.spec_from_file_location("train_on_cpu", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(SystemExit, match="CUDA"):
+        module.stand_in()
 
 
 @pytest.mark.slow
