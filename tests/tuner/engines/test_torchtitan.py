@@ -290,6 +290,7 @@ def test_another_module_can_start_the_training(tmp_path: Path) -> None:
 def test_processors_get_neither_a_pipeline_nor_what_their_torch_lacks() -> None:
     able = launchable(("torchtitan",), precision="bf16", device_kind="cpu")
     assert not able.pipeline
+    assert not able.context_parallel
     assert able.dispatchers == {"alltoall"}
     work = Workload(
         model=read_model(MODELS / "tiny-moe" / "config.json"),

@@ -19,10 +19,11 @@ Read from the package torchtitan 0.3.0 (`config/configs.py`, `trainer.py`, `dist
 - Zero-bubble schedules (`InterleavedZeroBubble`) need several stages per rank. `ZBVZeroBubble` and
   `DualPipeV` place stages in a V, where stage s is not on rank s % PP, and are not planned.
 
-On processors, with torch 2.13.0: no pipeline, and `alltoall` alone. FlexAttention has no backward
-pass there, and FSDP2 of that torch does not take the parameters of `spmd_types`: write.py names
-`sdpa` and `partial_dtensor` instead. TRAIN_FILE starts torchtitan with a stand-in for the
-accelerator (examples/engines/torchtitan).
+On processors, with torch 2.13.0: no pipeline, no context parallelism (the SDPA kernel of a CPU has
+no sharding strategy there), and `alltoall` alone. FlexAttention has no backward pass there, and
+FSDP2 of that torch does not take the parameters of `spmd_types`: write.py names `sdpa` and
+`partial_dtensor` instead. TRAIN_FILE starts torchtitan with a stand-in for the accelerator
+(examples/engines/torchtitan).
 
 HSDP replicas (`data_parallel_replicate_degree` with `data_parallel_shard_degree`) are outside the
 expert-parallel mesh, as in megatron-core.
@@ -81,6 +82,7 @@ TORCHTITAN_0_3: Final = Capabilities(
 ON_PROCESSORS: Final = replace(
     TORCHTITAN_0_3,
     pipeline=False,
+    context_parallel=False,
     dispatchers=frozenset({"alltoall"}),
     cuda_graphs=frozenset({"none"}),
 )
