@@ -13,12 +13,12 @@ def _layout(
     context: int = 1,
     expert: int = 1,
     micro: int = 4,
-    more: str = "",
+    recompute: str = "none",
 ) -> str:
     return (
         f"{_ONLY}, zero_stage: [{zero}], tensor_model_parallel_size: [{tensor}],"
         f" context_parallel_size: [{context}], expert_model_parallel_size: [{expert}],"
-        f" micro_batch_size: [{micro}], recompute: [{more or 'none'}]"
+        f" micro_batch_size: [{micro}], recompute: [{recompute}]"
     )
 
 
@@ -35,7 +35,7 @@ ENGINE = LaunchedEngine(
         "ZeRO 3": (2, _layout(zero=3)),
         "ZeRO 3, micro-batch 2": (2, _layout(zero=3, micro=2)),
         "ZeRO 2, micro-batch 8": (2, _layout(micro=8)),
-        "ZeRO 2, recomputed": (2, _layout(more="full")),
+        "ZeRO 2, recomputed": (2, _layout(recompute="full")),
         "EP 2": (2, _layout(expert=2)),
         "EP 2, ZeRO 3": (2, _layout(zero=3, expert=2)),
         "TP 2, EP 2": (2, _layout(tensor=2, expert=2)),
