@@ -131,7 +131,7 @@ def verify(
             on_message=on_message,
         ) as study,
         register_scratch(folder / TRIALS_NAME, scratch=scratch)
-        if isinstance(by, CommandLauncher)
+        if durable is None
         else contextlib.nullcontext(),
     ):
         if end_leftovers(folder / TRIALS_NAME):

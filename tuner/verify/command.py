@@ -26,8 +26,7 @@ all of its processes on this machine are gone. Remote processes end with the com
 them, as under srun and mpirun.
 
 Not covered: deployments, which tuner/verify/deployments/ launches; several trials in parallel,
-whose ports and devices are the user's; a command whose moetune was killed, which runs on until the
-next verification of the plan on this machine ends it (tuner/verify/leftovers.py).
+whose ports and devices are the user's.
 """
 
 import shlex

@@ -1,34 +1,46 @@
-"""Ends processes that a killed verification of the same plan left on this machine.
+"""Ends what runs in a verification's scratch folder once the verification is gone.
 
-    trials/commands.NODE@SCRATCH    holds the folder of a verification's trials; locked (flock)
+    trials/commands.NODE@SCRATCH    path of a verification's scratch folder; locked (flock)
 
-The lock ends with its holder. Processes of a trial carry its folder as their mark
-(tuner/verify/termination.py), so those of killed verifications are found and those of running ones
-are left alone.
+Processes of a trial carry its folder as their mark (tuner/verify/termination.py), so those of one
+verification are found and those of others are left alone; scratch folders have unique names.
+
+    guardian            a shell that reads from a pipe of the verification, in a session of its own.
+                        If the pipe closes without a line, whatever killed the verification, it
+                        becomes `python -m tuner.verify.leftovers`, which ends the processes and
+                        removes the folder
+    next verification   of the plan, on this machine: does the same where the guardian was killed,
+                        too, or has not finished. The lock ends with its holder
 
 Not covered: file systems without locks, on which every verification counts as running; processes on
-other machines or of another user.
+other machines or of another user. A next verification removes no folder outside the plan's.
 """
 
 import contextlib
 import fcntl
 import glob
 import os
-from collections.abc import Iterator
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tuner.errors import OutputError
+from tuner.errors import EnvironmentMissingError, OutputError
 from tuner.verify.build_locks import release_builds
-from tuner.verify.termination import end_marked, single_interrupt
+from tuner.verify.termination import TRIAL_MARK, end_marked, single_interrupt
 
 MOST_PATH_BYTES: Final = 4096
+
+GUARDIAN: Final = ("/bin/sh", "-c", 'trap "" HUP INT TERM; read -r line || exec "$@"', "sh")
+"""A shell and not Python: it starts within milliseconds and holds next to no memory."""
 
 
 @contextmanager
 def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
-    """Register the folder of this verification's trials until none of them runs.
+    """Register and guard the folder of this verification's trials until none of them runs.
 
     Args:
         trials: folder of the plan's trials.
@@ -36,6 +48,7 @@ def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
 
     Raises:
         OutputError: the folder cannot be written.
+        EnvironmentMissingError: no shell can be started.
     """
     own = trials / f"{_prefix()}{scratch.name}"
     hidden = own.with_name(f".{own.name}")
@@ -45,6 +58,7 @@ def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
     except OSError as error:
         raise OutputError(f"cannot write {str(trials)!r}: {error.strerror}") from error
     with stream:
+        guardian = None
         try:
             stream.write(os.fsencode(scratch.resolve()))
             stream.flush()
@@ -52,6 +66,7 @@ def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             hidden.rename(own)
+            guardian = _start_guardian(own, scratch=scratch)
             yield
         finally:
             with single_interrupt() as interruption:
@@ -60,6 +75,25 @@ def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
                 # Processes that still run are found by this file only.
                 if end_marked(str(scratch.resolve())):
                     own.unlink(missing_ok=True)
+                if guardian is not None:
+                    guardian.communicate(b"\n")
+
+
+def _start_guardian(own: Path, *, scratch: Path) -> subprocess.Popen[bytes]:
+    ender = (sys.executable, "-P", "-m", "tuner.verify.leftovers", str(own), str(scratch.resolve()))
+    # It must not count as a process of a trial that this verification may be.
+    environment = {name: value for name, value in os.environ.items() if name != TRIAL_MARK}
+    try:
+        return subprocess.Popen(
+            (*GUARDIAN, *ender),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise EnvironmentMissingError(f"{GUARDIAN[0]}: {error.strerror}") from error
 
 
 def end_leftovers(trials: Path) -> int:
@@ -72,13 +106,30 @@ def end_leftovers(trials: Path) -> int:
             scratch = Path(os.fsdecode(stream.read(MOST_PATH_BYTES)))
             # Its folders may be gone by now; a damaged file names none.
             is_named = scratch.is_absolute() and file.name == f"{_prefix()}{scratch.name}"
-            began_s = os.fstat(stream.fileno()).st_mtime
             if not is_named or end_marked(str(scratch)):
-                release_builds(os.environ, since_s=began_s)
-                file.unlink(missing_ok=True)
+                _forget(file)
                 dead += 1
     return dead
 
 
+def _forget(own: Path) -> None:
+    """Remove the file of a verification of which nothing runs, and its stale build locks."""
+    with contextlib.suppress(FileNotFoundError):
+        release_builds(os.environ, since_s=own.stat().st_mtime)
+        own.unlink()
+
+
 def _prefix() -> str:
     return f"commands.{os.uname().nodename}@"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """End a killed verification: its file, and its scratch folder."""
+    own, scratch = map(Path, arguments)
+    if end_marked(str(scratch)):
+        _forget(own)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

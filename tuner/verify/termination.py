@@ -8,8 +8,8 @@ SIGTERM first, then SIGKILL. Users press Ctrl-C twice, and schedulers send SIGIN
 together: only the first signal interrupts the program; later ones, during the shutdown, skip the
 grace period and are delivered afterwards.
 
-Signals reach the main thread only; other threads are unaffected. Not covered: SIGKILL, after which
-the next verification ends what was left (tuner/verify/leftovers.py).
+Signals reach the main thread only; other threads are unaffected. SIGKILL cannot be handled: another
+process then ends what was left (tuner/verify/leftovers.py).
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Commands that outlive a moetune which was killed: the next one ends them, and only them."""
+"""What a verification that was killed has started ends without it, and nothing else does."""
 
 import contextlib
 import os
@@ -12,19 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tuner import api
-from tuner.goals.verify import command_trials
 from tuner.plans.folder import TRIALS_NAME
 from tuner.verify import leftovers
 from tuner.verify.leftovers import end_leftovers, register_scratch
 from tuner.verify.termination import TRIAL_MARK
-from tuner.verify.verification import Effort, Watcher
 
 Sleeper = Callable[[Path], subprocess.Popen[bytes]]
 
 LIMIT_S = 60.0
 FOREVER = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
-SILENT = Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None)
 
 
 @pytest.fixture
@@ -144,39 +140,77 @@ def test_a_second_signal_leaves_no_command_that_runs_on(
     assert not list((datasheet_plan / TRIALS_NAME).glob("commands*"))
 
 
-def test_a_killed_verification_leaves_a_command_that_the_next_one_ends(
+STUBBORN = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+started = [
+    subprocess.Popen([sys.executable, "-S", "-c", child], **how)
+    for how in ({}, {"start_new_session": True}, {"env": {}})
+]
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(" ".join(str(one.pid) for one in started) + f" {os.getpid()}")
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+started[0].wait()
+"""
+"""A command and children, all deaf to SIGTERM: one in its session, one in a session of its own, one
+whose environment says nothing, as of one that renamed itself."""
+
+
+def test_a_verification_that_is_killed_leaves_nothing(
     datasheet_plan: Path, tmp_path: Path, own_scratch: dict[str, str]
 ) -> None:
-    folder, told = datasheet_plan, tmp_path / "pid"
-    program = tmp_path / "forever.py"
-    program.write_text(FOREVER)
+    told, program = tmp_path / "pids", tmp_path / "stubborn.py"
+    program.write_text(STUBBORN)
     # The shell between them stands for a launcher: what runs is no child of moetune's.
     command = f"bash -c '{sys.executable} -S {program} {told} & wait'"
-    words = ["verify", str(folder), "--launcher", "command", "--command", command]
+    words = ["verify", str(datasheet_plan), "--launcher", "command", "--command", command]
+    scratch = Path(own_scratch["TMPDIR"])
     with subprocess.Popen(
-        [sys.executable, "-m", "tuner", *words], stderr=subprocess.PIPE, env=own_scratch
+        [sys.executable, "-m", "tuner", *words], stderr=subprocess.DEVNULL, env=own_scratch
     ) as moetune:
         try:
-            _await(lambda: told.exists() and told.read_text() != "")
+            _await(told.exists)
+            assert list(scratch.glob("moetune-*"))
         finally:
             moetune.send_signal(signal.SIGKILL)
-    left = psutil.Process(int(told.read_text()))
+    left = [psutil.Process(int(pid)) for pid in told.read_text().split()]
     try:
-        assert left.is_running()
-        lines: list[str] = []
-        result = api.verify(
-            folder,
-            effort=Effort(trials=1, steps=3),
-            resume=True,
-            watcher=SILENT,
-            by=command_trials(command="echo", metrics="megatron", folder=folder),
-            on_message=lines.append,
-        )
-        assert [trial.status for trial in result.trials] == ["crashed"]
-        psutil.wait_procs([left], timeout=5.0)
-        assert not left.is_running()
-        assert any("was killed; its processes here are ended" in line for line in lines)
+        _, alive = psutil.wait_procs(left, timeout=LIMIT_S)
+        assert alive == []
     finally:
-        with contextlib.suppress(psutil.Error):
-            left.kill()
-    assert not list((folder / TRIALS_NAME).glob("commands*"))
+        for one in left:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+    _await(lambda: not list(scratch.glob("moetune-*")))
+    assert not list((datasheet_plan / TRIALS_NAME).glob("commands*"))
+
+
+def test_a_guardian_that_is_killed_leaves_the_rest_to_the_next_verification(
+    tmp_path: Path, sleeper: Sleeper
+) -> None:
+    trials, scratch = tmp_path / "trials", tmp_path / "moetune-unguarded"
+    left = sleeper(scratch / "0000")
+    hold = f"""
+from pathlib import Path
+from tuner.verify.leftovers import register_scratch
+with register_scratch(Path({str(trials)!r}), scratch=Path({str(scratch)!r})):
+    print("up", flush=True)
+    input()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == b"up\n"
+        (guardian,) = psutil.Process(killed.pid).children()
+        # It is deaf to what a scheduler sends to all at once.
+        guardian.terminate()
+        time.sleep(0.2)
+        assert guardian.status() != psutil.STATUS_ZOMBIE
+        guardian.kill()
+        killed.kill()
+    time.sleep(0.2)
+    assert left.poll() is None
+    assert end_leftovers(trials) == 1
+    assert left.poll() is not None

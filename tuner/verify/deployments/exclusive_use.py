@@ -1,22 +1,23 @@
-"""Locks the deployments of a plan for one verification, and ends leftovers of a killed one.
+"""Locks the deployments of a plan for one verification, and yields the folder of their files.
 
-The lock ends with its holder. Processes that a killed verification left on this machine carry the
-mark of a folder inside the plan's; by that they are found and ended.
+The lock ends with its holder; what a killed holder left on this machine is ended first
+(tuner/verify/leftovers.py).
 
 Not covered: shared file systems without locks (flock), and what was left on other machines.
 """
 
 import fcntl
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from tuner.errors import OutputError
-from tuner.verify.termination import end_marked
+from tuner.verify.leftovers import end_leftovers, register_scratch
 
-SCRATCH_NAME: Final = "deployments"
+SCRATCH_PREFIX: Final = "deployments-"
 """In the folder of trials: files and logs of the running launch."""
 LOCK_NAME: Final = "deployments.lock"
 
@@ -31,8 +32,8 @@ def exclusive_use(trials: Path, *, plan: Path) -> Iterator[Path]:
 
     Raises:
         OutputError: the folder cannot be written, or another verification has it.
+        EnvironmentMissingError: no shell can be started.
     """
-    scratch = trials / SCRATCH_NAME
     try:
         trials.mkdir(exist_ok=True)
         lock = (trials / LOCK_NAME).open("wb")
@@ -48,9 +49,12 @@ def exclusive_use(trials: Path, *, plan: Path) -> Iterator[Path]:
             ) from error
         except OSError:
             pass  # No locks there, see above.
-        end_marked(str(scratch.resolve()))
-        shutil.rmtree(scratch, ignore_errors=True)
+        end_leftovers(trials)
+        for left in trials.glob(f"{SCRATCH_PREFIX}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=trials))
         try:
-            yield scratch
+            with register_scratch(trials, scratch=scratch):
+                yield scratch
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

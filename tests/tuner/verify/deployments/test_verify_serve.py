@@ -1,11 +1,11 @@
 """Deployments launched for real by a tiny server and client: measured, gone on with, concluded."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from tuner.goals.serve_folder import read_serve_plan, read_serve_trials
 from tuner.plans.folder import read_verified_as
 from tuner.verify.deployments.exclusive_use import exclusive_use
 from tuner.verify.deployments.records import ServeVerified
-from tuner.verify.termination import TRIAL_MARK
 
 Command = Callable[..., str]
 WritePlan = Callable[..., Path]
@@ -146,16 +145,28 @@ def test_ctrl_c_ends_everything_and_keeps_the_records(
     assert [one.status for one in outcome.trials] == ["ok", "ok"]
 
 
-def test_what_a_killed_verification_left_running_is_ended(
-    write_plan: WritePlan, server: Command, client: Command, verify: Verify
+def test_a_verification_that_is_killed_leaves_neither_server_nor_client(
+    write_plan: WritePlan,
+    server: Command,
+    client: Command,
+    verify: Verify,
+    url: str,
+    left_running: LeftRunning,
 ) -> None:
     folder = write_plan()
-    left = folder / "trials/deployments/0000/server"
-    left.mkdir(parents=True)
-    mark = {**os.environ, TRIAL_MARK: str(left.resolve())}
-    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=-1, env=mark) as process:
-        verify(folder, server(), client())
-        assert process.poll() is not None
+    slow = client("--requests", "1", "--tokens", "100000")
+    options = ["--launcher", "command", "--command", server(), "--bench", slow, "--url", url]
+    command = [sys.executable, "-m", "tuner", "verify", str(folder), *options]
+    until_s = time.monotonic() + 60.0
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as killed:
+        while len(left_running(folder)) < 2 and time.monotonic() < until_s:
+            time.sleep(0.05)
+        killed.kill()
+    while [*left_running(folder), *(folder / "trials").glob("*-*")]:
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    outcome = verify(folder, server(), client())
+    assert [one.status for one in outcome.trials] == ["ok"]
 
 
 def test_files_of_other_decisions_go_with_the_refresh(
