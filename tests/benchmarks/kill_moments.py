@@ -97,9 +97,11 @@ class Verification:
         }
 
     def phase(self) -> str:
-        """Return how far it is, from what it has said."""
+        """Return how far it is."""
         said = (self.plan.parent / "stderr").read_text(encoding="utf-8")
-        return "traffic" if "ready after" in said else "trial" if "trial 0" in said else "before"
+        if "ready after" in said:
+            return "traffic"
+        return "trial" if self.victims(COMMAND) else "before"
 
     def victims(self, name: str) -> list[psutil.Process]:
         """Return the commands that it has started, or their larger processes."""

@@ -40,7 +40,7 @@ GUARDIAN: Final = ("/bin/sh", "-c", 'trap "" HUP INT TERM; read -r line || exec 
 
 @contextmanager
 def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
-    """Register and guard the folder of this verification's trials until none of them runs.
+    """Register and guard the folder of this verification's trials, and remove it in the end.
 
     Args:
         trials: folder of the plan's trials.
@@ -74,6 +74,7 @@ def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
                 hidden.unlink(missing_ok=True)
                 # Processes that still run are found by this file only.
                 if end_marked(str(scratch.resolve())):
+                    shutil.rmtree(scratch, ignore_errors=True)
                     own.unlink(missing_ok=True)
                 if guardian is not None:
                     guardian.communicate(b"\n")

@@ -4,7 +4,8 @@ Processes are found by a mark in their environment, the folder of their trial, a
 that their command began: engines that rename their processes (setproctitle) overwrite the visible
 environment, but stay in their session even if their parent has died. Ranks of torchrun have their
 own sessions and keep their environment. Folders inside a trial's folder count too. Processes get
-SIGTERM first, then SIGKILL. Users press Ctrl-C twice, and schedulers send SIGINT and SIGTERM
+SIGTERM first, then SIGKILL; Python's resource trackers last, as they remove the shared memory of
+processes that were killed. Users press Ctrl-C twice, and schedulers send SIGINT and SIGTERM
 together: only the first signal interrupts the program; later ones, during the shutdown, skip the
 grace period and are delivered afterwards.
 
@@ -51,6 +52,9 @@ GRACE_S: Final = 3.0
 
 KILL_ROUNDS: Final = 5
 """Rounds of finding and killing; a process that is being forked escapes the first."""
+
+TRACKER: Final = "multiprocessing.resource_tracker"
+"""In the command of a process that ends once those have ended whose shared memory it tracks."""
 
 LOOK_S: Final = 0.1
 """Polling interval of the grace period."""
@@ -186,19 +190,23 @@ def end_marked(mark: str) -> bool:
         interruption.hold()
         terminating = _signalled(mark, signal.SIGTERM)
         _await(terminating, hastened=lambda: interruption.came)
-        for _ in range(KILL_ROUNDS):
-            killed = _signalled(mark, signal.SIGKILL)
+        for number in range(KILL_ROUNDS):
+            killed = _signalled(mark, signal.SIGKILL, spares_trackers=number == 0)
             if not killed:
                 return True
             _await(killed, hastened=lambda: False)
         return not _marked(mark)
 
 
-def _signalled(mark: str, number: signal.Signals) -> list[psutil.Process]:
+def _signalled(
+    mark: str, number: signal.Signals, *, spares_trackers: bool = False
+) -> list[psutil.Process]:
+    """Return all processes of a mark, after sending them a signal."""
     processes = _marked(mark)
     for one in processes:
         with contextlib.suppress(psutil.Error):
-            one.send_signal(number)
+            if not (spares_trackers and TRACKER in " ".join(one.cmdline())):
+                one.send_signal(number)
     return processes
 
 

@@ -200,3 +200,29 @@ def test_who_wrote_over_its_environment_is_known_by_its_session(tmp_path: Path) 
     noted.write_text(true)
     assert end_marked(str(tmp_path))
     assert not left.is_running()
+
+
+SHARING = DEAF.replace(
+    "import signal, time",
+    """
+import signal, time
+from multiprocessing.shared_memory import SharedMemory
+print(SharedMemory(create=True, size=4096).name, flush=True)""",
+)
+"""As DEAF, and holds shared memory."""
+
+
+def test_who_must_be_killed_leaves_no_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "GRACE_S", 5.0)
+    mark = {TRIAL_MARK: str(tmp_path.resolve())}
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", SHARING], env=os.environ | mark, stdout=subprocess.PIPE
+    ) as sharing:
+        assert sharing.stdout is not None
+        shared = Path("/dev/shm") / sharing.stdout.readline().decode().strip()
+        assert sharing.stdout.readline() == b"deaf\n"
+        assert shared.is_file()
+        assert end_marked(str(tmp_path.resolve()))
+    assert not shared.exists()

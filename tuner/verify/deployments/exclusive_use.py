@@ -53,8 +53,5 @@ def exclusive_use(trials: Path, *, plan: Path) -> Iterator[Path]:
         for left in trials.glob(f"{SCRATCH_PREFIX}*"):
             shutil.rmtree(left, ignore_errors=True)
         scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=trials))
-        try:
-            with register_scratch(trials, scratch=scratch):
-                yield scratch
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        with register_scratch(trials, scratch=scratch):
+            yield scratch
