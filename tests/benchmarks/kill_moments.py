@@ -7,12 +7,12 @@ for example, for a plan of examples/engines/deepspeed or of examples/serving/cpu
     ... PLAN --launcher command --metrics deepspeed --steps 8 --command "bash {launch}/run.sh ..."
     ... PLAN --launcher command --url http://127.0.0.1:30000 --command "bash {launch}/local.sh ..."
 
-At each moment, 0.3 s to `--longest` after the start, verify gets Ctrl-C, SIGTERM, Ctrl-C twice or
-SIGKILL, or SIGKILL ends a command that it has started, or one of the command's larger processes;
-then verify has to say so and to end. Counted is what is there `SETTLES_S` after verify at the
-latest: processes, the ports that they listened at, the files of /dev/shm that they had mapped, and
-verify's own folders. What engines leave in the temporary folder is only printed (`engine_files`):
-vLLM its sockets, PyTorch its cache of compiled code.
+At each moment, `--earliest` to `--longest` after the start, verify gets Ctrl-C, SIGTERM, Ctrl-C
+twice or SIGKILL, or SIGKILL ends a command that it has started, or one of the command's larger
+processes; then verify has to say so and to end. Counted is what is there `SETTLES_S` after verify
+at the latest: processes, the ports that they listened at, the files of /dev/shm that they had
+mapped, and verify's own folders. What engines leave in the temporary folder is only printed
+(`engine_files`): vLLM its sockets, PyTorch its cache of compiled code.
 """
 
 import argparse
@@ -208,7 +208,8 @@ def main() -> int:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--seed", type=int, default=25)
     parser.add_argument("--moments", type=int, default=24)
-    parser.add_argument("--longest", type=float, default=25.0, help="seconds after the start")
+    parser.add_argument("--earliest", type=float, default=0.3, help="seconds after the start")
+    parser.add_argument("--longest", type=float, default=25.0, help="likewise")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="of moetune verify")
     chosen = parser.parse_args()
     # Shells start what is in the background with Ctrl-C ignored, and so would be what it starts.
@@ -217,7 +218,7 @@ def main() -> int:
     results = []
     for number in range(chosen.moments):
         name = KINDS[number % len(KINDS)]
-        moment_s = rng.uniform(0.3, chosen.longest)
+        moment_s = rng.uniform(chosen.earliest, chosen.longest)
         with tempfile.TemporaryDirectory(prefix="moments-") as scratch:
             plan = Path(scratch) / "plan"
             shutil.copytree(chosen.plan, plan, ignore=shutil.ignore_patterns("trials"))
