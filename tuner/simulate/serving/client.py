@@ -39,7 +39,7 @@ STEPS_BEFORE_TOKEN: Final = 1.5
 Floats = npt.NDArray[np.float64]
 
 
-ALONE_STEPS: Final = 0.5
+IDLE_STEPS: Final = 0.5
 """Instead, where a prompt's time alone was measured: what it waits for the step under way."""
 
 
@@ -62,7 +62,7 @@ def engine_client(iteration: Iteration) -> ClientOverhead:
     host = iteration.machine.host
     if host is None:
         return ClientOverhead(overhead_s=iteration.traits.client_s)
-    return ClientOverhead(overhead_s=host.request_s, steps_before_token=ALONE_STEPS)
+    return ClientOverhead(overhead_s=host.request_s, steps_before_token=IDLE_STEPS)
 
 
 def client_observed_ttft_s(served: Served, *, client: ClientOverhead) -> Floats:
