@@ -4,7 +4,8 @@
 
 Megatron-LM calls `torch.cuda` whatever the device. Here those calls are answered for processors:
 a CUDA device that is asked for is the CPU, streams and events order nothing, because operations of
-a processor end before the next one starts, and allocated memory is 0. No operation is left out.
+a processor end before the next one starts, collectives too, and allocated memory is 0. No operation
+is left out.
 Where there is a CUDA device this program refuses to run.
 
 The checkout is `$MEGATRON_CHECKOUT`, by default Megatron-LM in this environment (setup.sh); its
@@ -20,7 +21,7 @@ import os
 import runpy
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +111,43 @@ class Ordered:
         return 0, 0
 
 
+COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single"),
+    *("broadcast", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
+)
+
+
+def ended(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the collective, ended when it returns.
+
+    Streams order NCCL's collectives and the release of their memory; gloo's run in threads, which
+    would read memory that Megatron-FSDP has released.
+    """
+
+    @functools.wraps(collective)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        work = collective(*args, **kwargs)
+        # Inside a coalescing manager there is nothing to wait for yet.
+        if kwargs.get("async_op") and isinstance(work, torch.distributed.Work):
+            with contextlib.suppress(ValueError):
+                work.wait()
+        return work
+
+    return called
+
+
+def coalescing_ended(manager: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the manager of coalesced collectives, which have ended when it is left."""
+
+    @contextlib.contextmanager
+    def entered(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with manager(*args, **kwargs) as coalesced:
+            yield coalesced
+        coalesced.wait()
+
+    return entered
+
+
 def returning(answer: Any) -> Callable[..., Any]:
     """Return a function, another one for every name, that has this answer whatever the question."""
     return lambda *_, **__: answer
@@ -147,6 +185,9 @@ def install() -> None:
         typing.override = lambda function: function
     for name in FACTORIES:
         setattr(torch, name, with_cpu(getattr(torch, name)))
+    for name in COLLECTIVES:
+        setattr(torch.distributed, name, ended(getattr(torch.distributed, name)))
+    torch.distributed._coalescing_manager = coalescing_ended(torch.distributed._coalescing_manager)
     for name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"):
         setattr(torch.Tensor, name, with_cpu(getattr(torch.Tensor, name)))
     torch.Tensor.to = moved_to(torch.Tensor.to)
