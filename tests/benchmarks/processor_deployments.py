@@ -9,7 +9,8 @@ loads (`RATES`) by vLLM's benchmark client, round-robin, so that repeats of a de
 apart in time; the machine must be idle. BIN is the folder of `vllm`. Printed:
 
     alone     error of TTFT and TPOT from the profile alone, before any launch
-    after     the same with the residual of three other deployments, all choices of three in turn
+    after     the same with the residual of three other deployments at that load, all choices of
+              three; and how many bands of those residuals hold, and how wide they are
     spread    of the repeats: largest over smallest less 1
     band      whether the measured mean lies in the band of the prediction
     choice    seconds of a mean request under the deployment that is predicted to be the fastest,
@@ -21,7 +22,6 @@ import itertools
 import json
 import math
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -34,7 +34,7 @@ from typing import Any, Final, cast
 
 from tuner.config.serve import Role, ServeDecision
 from tuner.costs.serve.residual import latency_residual
-from tuner.goals.serve_plan import plan_deployment, price_serving_pool
+from tuner.goals.serve_plan import plan_deployment, price_serving_pools
 from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.search.serve.options import Option
@@ -143,7 +143,7 @@ def planned(name: str, rate: float, profile: Path, scratch: Path) -> Planned:
     path.write_text(spec_text(rate, (own.mode,), profile), encoding="utf-8")
     spec = read_serve_spec(path)
     settings = SearchSettings(time_limit_s=20.0)
-    pools = tuple(price_serving_pool(pool, (), engine="vllm") for pool in spec.cluster.pools)
+    pools = price_serving_pools(spec, ())
     problem = build_serve_problem(spec, pools, settings)
     groups = tuple(
         InstanceGroup(option=_option(problem, role, tensor, own), count=count)
@@ -302,30 +302,24 @@ def _summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
         for row in rows
     }
     spread = statistics.median(row[metric]["spread"] for row in rows)
-    after, inside, widest = [], 0, 1.0
-    for cell, ratio in ratios.items():
-        others = [one for one in ratios if one[0] != cell[0]]
-        rng = random.Random(repr(cell))
-        errors, held = [], []
-        for _ in range(40):
-            # Three launches: of three other deployments, at the same load.
-            names = rng.sample(sorted({name for name, _ in others}), 3)
-            residual = latency_residual([ratios[name, cell[1]] for name in names], prior=None)
+    errors: list[float] = []
+    held: list[bool] = []
+    spreads: list[float] = []
+    for (own, rate), ratio in ratios.items():
+        others = [name for name in DEPLOYMENTS if name != own]
+        for three in itertools.combinations(others, 3):
+            residual = latency_residual([ratios[name, rate] for name in three], prior=None)
             assert residual is not None
             errors.append(abs(residual.factor / ratio - 1.0))
             held.append(abs(math.log(residual.factor / ratio)) <= math.log(residual.spread))
-        after.append(statistics.median(errors))
-        every = latency_residual([ratios[one] for one in others], prior=None)
-        assert every is not None
-        widest = max(widest, every.spread)
-        inside += abs(math.log(every.factor / ratio)) <= math.log(every.spread)
+            spreads.append(residual.spread)
     return {
         "alone": statistics.median(abs(1.0 / ratio - 1.0) for ratio in ratios.values()),
-        "after": statistics.median(after),
+        "after": statistics.median(errors),
         "spread": spread,
         "inside_alone": sum(row[metric]["inside"] for row in rows),
-        "inside_after": inside,
-        "widest_after": widest,
+        "held_after": statistics.mean(held),
+        "band_after": statistics.median(spreads),
     }
 
 

@@ -165,9 +165,6 @@ def _measure(
     # Of the ranks of a job, the first one says what the others measure.
     is_first = from_environment(os.environ).rank == 0
     wanted = _wanted_sizes(spec) if spec is not None and is_first else None
-    if is_first and not resume:
-        # Steps of an engine belong to the measurement that they were priced on.
-        drop_engine_steps(out)
     with measurement_progress() as progress:
         header = measure_profile(
             out,
@@ -181,6 +178,9 @@ def _measure(
     # In a job of several ranks only the first one prints.
     if header is None:
         return
+    if not resume:
+        # Steps of an engine belong to the measurement that they were priced on.
+        drop_engine_steps(out)
     print_result(header, summary, as_json=as_json)
     if wanted is not None and not wanted.cases:
         print_stderr(f"{spec}: planning it prices no kernels")
@@ -200,9 +200,13 @@ def _refuse_unused(*, has_engine: bool, spec: Path | None, command: str, url: st
 
 
 def _measure_engine(out: Path, spec: Path, *, command: str, url: str, start_limit: str) -> None:
+    from profilers.ranks import from_environment
     from tuner.cli.options import seconds
     from tuner.goals.engine_profile import profile_engine
 
+    # Of the ranks of a job, the first one starts the engine.
+    if from_environment(os.environ).rank != 0:
+        return
     steps = profile_engine(
         out,
         spec,
@@ -211,8 +215,8 @@ def _measure_engine(out: Path, spec: Path, *, command: str, url: str, start_limi
         start_s=seconds(start_limit, option="--start-limit"),
         on_message=lambda text: print_stderr(f"engine: {text}"),
     )
-    print_text(
-        f"engine         {steps.engine} {steps.release}, tensor parallel {steps.tensor_parallel};"
+    print_stderr(
+        f"engine: {steps.engine} {steps.release}, tensor parallel {steps.tensor_parallel};"
         f" {len(steps.prompts)} prompts, {len(steps.decodes)} batches of running sequences"
     )
 

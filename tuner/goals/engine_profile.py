@@ -6,7 +6,7 @@ the rates that its steps reached (tuner/calibrate/engine_rates.py).
 """
 
 import os
-import tempfile
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,8 @@ from tuner.costs.serve.engine_steps import (
     PromptPoint,
     write_engine_steps,
 )
+from tuner.devices.catalogue import find_device
+from tuner.devices.datasheet import Generation
 from tuner.engines.serve_capabilities import release_on
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.goals.serve_plan import Deployed, plan_deployment
@@ -29,6 +31,7 @@ from tuner.spec.serving.goal import Slo
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 from tuner.spec.serving.traffic import Traffic
 from tuner.verify.command import parse_template
+from tuner.verify.deployments.exclusive_use import exclusive_use
 from tuner.verify.deployments.launcher import (
     SERVER_PLACEHOLDERS,
     DeploymentStarter,
@@ -44,6 +47,8 @@ SEQUENCES: Final = (1, 2, 4, 8, 16)
 """Running at once, as far as the launch allows."""
 PASTS: Final = (32, 512)
 TIME_LIMIT_S: Final = 20.0
+LAUNCHES_NAME: Final = "engine-launches"
+"""In the profile's folder, while the engine runs."""
 
 
 def profile_engine(
@@ -95,8 +100,9 @@ def profile_engine(
     pool = next(one for one in spec.cluster.pools if one.name == group.pool)
     most_tokens = spec.goal.max_model_len or spec.model.max_position
     longest = min(group.max_batched_tokens, most_tokens - 1)
-    with tempfile.TemporaryDirectory(prefix="moetune-engine-") as scratch:
-        launch = prepared_launch(plan, decision, predicted, 0, Path(scratch), Reached(url=url))
+    launches = profile / LAUNCHES_NAME
+    with exclusive_use(launches, plan=profile) as scratch:
+        launch = prepared_launch(plan, decision, predicted, 0, scratch, Reached(url=url))
         try:
             with starter.started(launch):
                 key = environment.get("OPENAI_API_KEY", "")
@@ -112,6 +118,7 @@ def profile_engine(
         except (LaunchFailedError, StepsUnmeasurableError) as failed:
             reason = f"the engine's steps were not measured: {failed}"
             raise EnvironmentMissingError(reason) from failed
+    shutil.rmtree(launches, ignore_errors=True)
     steps = EngineSteps(
         engine=spec.goal.engine_on(group.pool).name,
         release=release_on(spec.goal, pool).release,
@@ -127,13 +134,30 @@ def profile_engine(
 
 
 def _smallest(spec: ServeSpec, profile: Path) -> Deployed:
-    """Plan one instance on as few devices as possible, by the profile's kernels."""
+    """Plan one instance on as few devices as possible, by the profile's kernels.
+
+    Raises:
+        SpecError: no pool of the spec is of processors, which such a profile describes.
+    """
+    pools = tuple(
+        pool
+        for pool in spec.cluster.pools
+        if pool.device is not None and find_device(pool.device).generation is Generation.PROCESSOR
+    )
+    if not pools:
+        raise SpecError(
+            f"{spec.path}: the suite engine is for processors (device: cpu); accelerators are"
+            " priced by kernel tables, see --profile of moetune plan"
+        )
+    cluster = spec.cluster.model_copy(update={"pools": pools[:1], "links": ()})
     traffic = Traffic(concurrency=max(SEQUENCES), input_tokens=max(PASTS), output_tokens=64)
     goal = spec.goal.model_copy(
         update={"modes": ("aggregated",), "slo": Slo(), "objective": "devices", "traffic": traffic}
     )
     return plan_deployment(
-        replace(spec, goal=goal), (profile,), settings=SearchSettings(time_limit_s=TIME_LIMIT_S)
+        replace(spec, goal=goal, cluster=cluster),
+        (profile,),
+        settings=SearchSettings(time_limit_s=TIME_LIMIT_S),
     )
 
 

@@ -81,6 +81,7 @@ def estimate_serving(
     from tuner.estimate.serving.estimate import estimate_serving as estimate_server
     from tuner.estimate.serving.estimate import pool_named, surroundings
     from tuner.estimate.serving.registry import read_serving_launch
+    from tuner.spec.serving.goal import Engine
 
     spec = read_serve_spec(spec_path)
     named_pool = pool_named(spec, pool)
@@ -91,9 +92,13 @@ def estimate_serving(
         format_name=format_name,
         role=role,
     )
+    launched_goal = spec.goal
+    if spec.goal.engine_on(named_pool.name).name != parsed_launch.engine:
+        launched = Engine.model_validate({"name": parsed_launch.engine})
+        launched_goal = spec.goal.model_copy(update={"engine": launched, "engines": {}})
     return estimate_server(
         spec,
         parsed_launch,
-        serving_pool=price_serving_pool(named_pool, profiles, engine=parsed_launch.engine),
+        serving_pool=price_serving_pool(named_pool, profiles, goal=launched_goal),
         instances=instances or parsed_launch.replicas,
     )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from tuner.costs.lookups import WantedSizes
-from tuner.costs.residuals import Residual
 from tuner.goals.plan_ratios import PlanRatio
 from tuner.goals.stored_figures import StoredFigure
 from tuner.paths import AnyPath
@@ -41,8 +40,8 @@ class PlannedSpec:
     """The planned cluster; None where a placement names none."""
     is_reference: bool = False
     """Priced on a profile of the reference step, which has no datasheet's links."""
-    residual: Residual | None = None
-    """Correction of its predictions."""
+    residual: Any = None
+    """Correction of its predictions, of the goal's own type; None: there is none."""
     memory_bytes: Mapping[str, int]
     """Of one device, by pool, where only a profile states it."""
 
@@ -141,6 +140,18 @@ def pools_of(keys: Mapping[str, Any]) -> list[dict[str, Any]]:
     cluster = keys.get("cluster") or {}
     pools: list[dict[str, Any]] = cluster.get("pools", [])
     return pools
+
+
+def profiled_memory(keys: Mapping[str, Any]) -> dict[str, int]:
+    """Return the bytes of one device of every pool that a profile of processors describes."""
+    from profilers.store import read_header
+
+    machines = {
+        pool["name"]: read_header(Path(pool["profile"])).machine
+        for pool in pools_of(keys)
+        if "profile" in pool
+    }
+    return {name: one.memory_bytes_per_device for name, one in machines.items()}
 
 
 def use_planned_profiles(keys: dict[str, Any], cluster: Cluster) -> None:

@@ -16,7 +16,7 @@ from tuner.costs.residuals import Residual, residual_for
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.goals.train_folder import read_verified
-from tuner.plans.folder import PLAN_NAME
+from tuner.plans.folder import PLAN_NAME, plan_kind
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.spec.cluster import Pool
 from tuner.verify.launches import REFERENCE
@@ -64,6 +64,15 @@ def stored_profile(path: Path) -> Path:
     return used if (path / PLAN_NAME).is_file() and used.is_dir() else path
 
 
+def is_plan_of(folder: Path, kind: str) -> bool:
+    """Whether a folder that stands for a profile is a plan of that goal.
+
+    Raises:
+        PlanUnreadableError: its `plan.json` is damaged.
+    """
+    return stored_profile(folder) != folder and plan_kind(folder) in (kind, None)
+
+
 def trial_residual(pool: Pool, profiles: Sequence[Path], engine: str) -> Residual | None:
     """Return the residual of an engine's trials, where a plan's folder is given as the profile.
 
@@ -71,7 +80,7 @@ def trial_residual(pool: Pool, profiles: Sequence[Path], engine: str) -> Residua
         PlanUnreadableError: its `verified.json` is damaged.
     """
     for folder in profiles or filter(None, (pool.profile,)):
-        verified = None if stored_profile(folder) == folder else read_verified(folder)
+        verified = read_verified(folder) if is_plan_of(folder, "train") else None
         residual = None if verified is None else verified.residual
         if residual is not None and residual.engine == engine:
             return residual

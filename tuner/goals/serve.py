@@ -23,6 +23,7 @@ from tuner.goals.goal import (
     PlannedSpec,
     changes_of_pools,
     pools_of,
+    profiled_memory,
     seconds_by_cause,
     terms,
     use_planned_profiles,
@@ -31,7 +32,7 @@ from tuner.goals.plan_ratios import serve_ratio_band
 from tuner.goals.planned_spec import read_planned_spec
 from tuner.goals.serve_folder import read_serve_plan, write_serve_plan
 from tuner.goals.serve_kernels import kernels_changed
-from tuner.goals.serve_plan import PROFILE, deploy, price_serving_pool
+from tuner.goals.serve_plan import PROFILE, deploy, price_serving_pools
 from tuner.goals.stored_figures import serve_figures
 from tuner.goals.wanted_sizes import serve_sizes
 from tuner.plans.folder import name_used_profiles
@@ -65,7 +66,12 @@ def _spec(plan: ServePlan, keys: dict[str, Any], used: Path) -> PlannedSpec:
     name_used_profiles(
         pools_of(keys), [name for name, source in sources.items() if source == PROFILE], used
     )
-    return PlannedSpec(keys=keys, cluster=plan.cluster, memory_bytes={})
+    return PlannedSpec(
+        keys=keys,
+        cluster=plan.cluster,
+        residual=plan.provenance.residual,
+        memory_bytes=profiled_memory(keys),
+    )
 
 
 def _changes(before: ServeDecision, after: ServeDecision) -> Iterator[str]:
@@ -209,10 +215,7 @@ def _replay(
         path = Path(scratch) / "spec.yaml"
         path.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
         spec = at_planned_rate(read_serve_spec(path), plan.goal)
-        priced_pools = tuple(
-            price_serving_pool(pool, profiles, engine=spec.goal.engine_on(pool.name).name)
-            for pool in spec.cluster.pools
-        )
+        priced_pools = price_serving_pools(spec, profiles, residual=plan.provenance.residual)
         hits = None
         if plan.prefix_reuse is not None and plan.predicted is not None:
             rate = plan.predicted.requests_per_s

@@ -14,7 +14,7 @@ from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import DATASHEET, build_machines
 from tuner.calibrate.engine_rates import fit_rates
 from tuner.costs.lookups import Lookups
-from tuner.costs.serve.engine_steps import read_engine_steps
+from tuner.costs.serve.engine_steps import EngineSteps, read_engine_steps
 from tuner.costs.serve.kv_profile import conversion_prices
 from tuner.costs.serve.lookups import noting
 from tuner.costs.serve.machine import ServingMachine
@@ -25,8 +25,10 @@ from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.devices.measured import measured_sheet
 from tuner.devices.others import CPU
+from tuner.engines.serve_capabilities import release_on
+from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.errors import SpecError
-from tuner.goals.profiles import stored_profile
+from tuner.goals.profiles import is_plan_of, stored_profile
 from tuner.goals.serve_folder import read_serve_verified
 from tuner.goals.serve_kernels import kernel_hashes
 from tuner.goals.train_plan import version
@@ -38,6 +40,7 @@ from tuner.search.serve.plan_serve import make_serve_plan
 from tuner.search.settings import SearchSettings
 from tuner.spec.cluster import Pool
 from tuner.spec.files import LARGEST_FILE_BYTES
+from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 from tuner.units import format_bytes
 
@@ -68,6 +71,7 @@ def deploy(
     profiles: AnyPath | Sequence[AnyPath] = (),
     time_limit_s: float = 60.0,
     lookups: Lookups | None = None,
+    residual: ServeResidual | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Deployed:
     """Plan the deployment that a spec describes.
@@ -79,6 +83,7 @@ def deploy(
             device's datasheet, which the plan says.
         time_limit_s: for all searches together.
         lookups: filled with the kernels whose prices are looked up.
+        residual: of the engine; None: from the trials of a plan whose folder is given as a profile.
         clock: for the time limit and the reported solve time.
 
     Raises:
@@ -89,7 +94,9 @@ def deploy(
     started_s = clock()
     spec = read_serve_spec(Path(spec_path))
     settings = SearchSettings(time_limit_s=time_limit_s, clock=clock)
-    made = plan_deployment(spec, to_paths(profiles), settings=settings, lookups=lookups)
+    made = plan_deployment(
+        spec, to_paths(profiles), settings=settings, lookups=lookups, residual=residual
+    )
     return replace(made, plan=with_planning_time(made.plan, wall_s=clock() - started_s))
 
 
@@ -99,16 +106,11 @@ def plan_deployment(
     *,
     settings: SearchSettings,
     lookups: Lookups | None = None,
+    residual: ServeResidual | None = None,
 ) -> Deployed:
     """Plan what a spec that was read describes; raises as `deploy` does."""
-    priced_pools = tuple(
-        price_serving_pool(
-            pool,
-            profiles,
-            engine=spec.goal.engine_on(pool.name).name,
-            needs_profile=lookups is None,
-        )
-        for pool in spec.cluster.pools
+    priced_pools = price_serving_pools(
+        spec, profiles, needs_profile=lookups is None, residual=residual
     )
     if lookups is not None:
         priced_pools = tuple(
@@ -124,8 +126,8 @@ def plan_deployment(
                 read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES)
             ).hexdigest(),
             profile_source={priced.pool.name: priced.source for priced in priced_pools},
-            kernels_sha256=kernel_hashes(spec.cluster, profiles),
-            residual=next(filter(None, (one.residual for one in priced_pools)), None),
+            kernels_sha256=kernel_hashes(spec.cluster, tuple(map(stored_profile, profiles))),
+            residual=priced_pools[0].residual,
             notes=() if spec.model.moe is None else tuple(_kernel_notes(priced_pools)),
         ),
     )
@@ -146,15 +148,55 @@ def _kernel_notes(priced_pools: Sequence[ServingPool]) -> Iterator[str]:
             )
 
 
+def price_serving_pools(
+    spec: ServeSpec,
+    profiles: Sequence[Path],
+    *,
+    needs_profile: bool = True,
+    residual: ServeResidual | None = None,
+) -> tuple[ServingPool, ...]:
+    """Price every pool, and correct all of them or none by what launches said.
+
+    Args:
+        spec: of the deployment.
+        profiles: given beside the pools' own.
+        needs_profile: processors are refused without one; otherwise one core stands for them.
+        residual: of the engine; None: from the trials of a plan whose folder is given as a profile.
+
+    Raises:
+        SpecError: a pool names no device, or has no profile that it needs.
+        UnknownDeviceError: no description of a pool's device.
+        ProfileUnreadableError: a table is damaged.
+    """
+    priced = tuple(
+        price_serving_pool(
+            pool,
+            profiles,
+            goal=spec.goal,
+            needs_profile=needs_profile,
+        )
+        for pool in spec.cluster.pools
+    )
+    known = {one.residual for one in priced} if residual is None else {residual}
+    # Launches of one engine say nothing of deployments with another one beside it.
+    common = next(iter(known)) if len(known) == 1 else None
+    return tuple(replace(one, residual=common) for one in priced)
+
+
 def price_serving_pool(
-    pool: Pool, profiles: Sequence[Path], *, engine: str = "", needs_profile: bool = True
+    pool: Pool,
+    profiles: Sequence[Path],
+    *,
+    goal: ServeGoal | None = None,
+    needs_profile: bool = True,
 ) -> ServingPool:
     """Price a pool on measured kernels where there are any, else on its datasheet.
 
     Args:
         pool: with a device.
         profiles: given beside the pool's own.
-        engine: that serves on it, whose own steps count where the profile holds them.
+        goal: with the engine, whose own steps count where a processor's profile holds them;
+            None: kernels alone.
         needs_profile: processors are refused without one; otherwise one core stands for them.
 
     Raises:
@@ -179,7 +221,8 @@ def price_serving_pool(
         )
     own = () if pool.profile is None else (pool.profile,)
     if is_processor:
-        return _profiled_pool(pool, (*own, *profiles), engine=engine, needs_profile=needs_profile)
+        return _profiled_pool(pool, (*profiles, *own), goal=goal, needs_profile=needs_profile)
+    profiles = tuple(map(stored_profile, profiles))
     system = next((name for name, device in SYSTEMS.items() if device == sheet.name), None)
     if system is None:
         machine, origin = ServingMachine(sheet=sheet, tables=None), DATASHEET
@@ -196,7 +239,7 @@ def price_serving_pool(
 
 
 def _profiled_pool(
-    pool: Pool, profiles: Sequence[Path], *, engine: str, needs_profile: bool
+    pool: Pool, profiles: Sequence[Path], *, goal: ServeGoal | None, needs_profile: bool
 ) -> ServingPool:
     """Price a pool of processors on the first profile of processors.
 
@@ -205,31 +248,34 @@ def _profiled_pool(
     Raises:
         SpecError: there is none.
     """
-    path = next(
+    folder = next(
         (
-            path
-            for path in map(stored_profile, profiles)
-            if holds_profile(path) and read_header(path).machine.device_kind == "cpu"
+            folder
+            for folder in profiles
+            if holds_profile(stored_profile(folder))
+            and read_header(stored_profile(folder)).machine.device_kind == "cpu"
         ),
         None,
     )
-    if path is None and not needs_profile:
+    if folder is None and not needs_profile:
         return ServingPool(
             pool=pool,
             machine=ServingMachine(sheet=CPU, tables=None),
             memory_bytes=float(pool.memory_per_device or CPU.memory_bytes),
             source=DATASHEET,
         )
-    if path is None:
+    if folder is None:
         raise SpecError(
             f"cluster.pools: {pool.name!r}: processors have no datasheet; measure one with"
             " `moetune profile -o DIR --for SPEC.yaml` and name it with --profile DIR"
         )
+    path = stored_profile(folder)
+    release = None if goal is None else release_on(goal, pool)
     profile = read_profile(path, operations=PROFILED)
     sheet = measured_sheet(profile)
     memory_bytes = pool.memory_per_device or sheet.memory_bytes
     steps = read_engine_steps(path)
-    if steps is not None and steps.engine == engine:
+    if steps is not None and release is not None and _is_of(steps, release):
         rated = ServingMachine(sheet=sheet, tables=None)
         machine: ServingMachine = reached_machine(rated, fit_rates(steps, rated))
     else:
@@ -240,16 +286,17 @@ def _profiled_pool(
         memory_bytes=float(memory_bytes),
         source=PROFILE,
         profile=path,
-        residual=_residual(profiles, engine),
-        conversions=conversion_prices(profiles, device=CPU.name),
+        residual=_residual(folder, release) if release is not None else None,
+        conversions=conversion_prices((path,), device=CPU.name),
     )
 
 
-def _residual(profiles: Sequence[Path], engine: str) -> ServeResidual | None:
-    """Return what the trials of a plan say of an engine, where its folder is given as a profile."""
-    for folder in profiles:
-        verified = None if stored_profile(folder) == folder else read_serve_verified(folder)
-        residual = None if verified is None else verified.residual
-        if residual is not None and residual.engine == engine:
-            return residual
-    return None
+def _residual(folder: Path, release: ServingCapabilities) -> ServeResidual | None:
+    """Return what the trials of a plan say of a release; None where the folder is no plan."""
+    verified = read_serve_verified(folder) if is_plan_of(folder, "serve") else None
+    residual = None if verified is None else verified.residual
+    return residual if residual is not None and _is_of(residual, release) else None
+
+
+def _is_of(measured: EngineSteps | ServeResidual, release: ServingCapabilities) -> bool:
+    return (measured.engine, measured.release) == (release.name, release.release)

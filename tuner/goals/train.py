@@ -1,6 +1,5 @@
 """Training runs, from the spec to the report."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from tuner.goals.goal import (
     PlannedSpec,
     changes_of_pools,
     pools_of,
+    profiled_memory,
     seconds_by_cause,
     terms,
 )
@@ -49,18 +49,8 @@ def _spec(plan: Plan, keys: dict[str, Any], used: Path) -> PlannedSpec:
         cluster=plan.cluster,
         is_reference=bool(plan.provenance.device_kind),
         residual=plan.provenance.residual,
-        memory_bytes=_measured_memory(keys) if plan.provenance.device_kind else {},
+        memory_bytes=profiled_memory(keys) if plan.provenance.device_kind else {},
     )
-
-
-def _measured_memory(keys: Mapping[str, Any]) -> dict[str, int]:
-    from profilers.store import read_header
-
-    return {
-        pool["name"]: read_header(Path(pool["profile"])).machine.memory_bytes_per_device
-        for pool in pools_of(keys)
-        if "profile" in pool
-    }
 
 
 def _figures(plan: Plan) -> Figures | None:

@@ -2,8 +2,8 @@
 
 The plan's choice and its alternatives are launched one after another by the user's command, each
 measured by the user's benchmark client, until two fail for the same reason (identical_failures.py).
-A plan is locked by one verification at a time; processes that a killed one left on this machine are
-ended when the next one starts.
+A plan is locked by one verification at a time; a guardian ends what a killed one leaves on this
+machine (tuner/verify/leftovers.py).
 """
 
 import contextlib

@@ -123,7 +123,8 @@ def used_profiles(cluster: Cluster, profiles: Mapping[str, AnyPath]) -> dict[str
 def name_used_profiles(pools: Sequence[dict[str, Any]], names: Collection[str], used: Path) -> None:
     """Point the pools of a planned spec at the copies of the profiles of those named."""
     for position, pool in enumerate(pools):
-        if pool.get("name") in names:
+        own = used / ("profile" if len(names) == 1 else f"profiles/{position}")
+        if pool.get("name") in names and own.is_dir():
             pool["profile"] = str(used / ("profile" if len(names) == 1 else f"profiles/{position}"))
 
 

@@ -33,6 +33,8 @@ from tuner.verify.build_locks import release_builds
 from tuner.verify.termination import TRIAL_MARK, end_marked, single_interrupt
 
 MOST_PATH_BYTES: Final = 4096
+DISMISS_S: Final = 5.0
+"""Until a guardian that is told to end is killed."""
 
 GUARDIAN: Final = ("/bin/sh", "-c", 'trap "" HUP INT TERM; read -r line || exec "$@"', "sh")
 """A shell and not Python: it starts within milliseconds and holds next to no memory."""
@@ -77,7 +79,16 @@ def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
                     shutil.rmtree(scratch, ignore_errors=True)
                     own.unlink(missing_ok=True)
                 if guardian is not None:
-                    guardian.communicate(b"\n")
+                    _dismiss(guardian)
+
+
+def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
+    """Tell the guardian that nothing is left; a stopped shell does not answer."""
+    try:
+        guardian.communicate(b"\n", timeout=DISMISS_S)
+    except subprocess.TimeoutExpired:
+        guardian.kill()
+        guardian.wait()
 
 
 def _start_guardian(own: Path, *, scratch: Path) -> subprocess.Popen[bytes]:

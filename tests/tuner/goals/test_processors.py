@@ -113,6 +113,7 @@ def test_what_launches_said_corrects_later_plans(tmp_path: Path, profile: Path) 
     api.write(tmp_path / "plan", made)
     residual = ServeResidual(
         engine="vllm",
+        release="0.32.0",
         ttft=LatencyResidual(factor=1.5, spread=1.2),
         tpot=LatencyResidual(factor=0.8, spread=1.1),
         num_deployments=3,

@@ -25,8 +25,10 @@ MAX_BYTES: Final = 2**20
 SCHEMA_VERSION: Final = 1
 # 1: first release.
 
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-Tokens = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(ge=1e-9, le=1e6)]
+Tokens = Annotated[int, Field(ge=1, le=2**31)]
+Instances = Annotated[int, Field(ge=1, le=2**16)]
+"""Running sequences, or ranks."""
 
 
 class PromptPoint(Record):
@@ -40,7 +42,7 @@ class PromptPoint(Record):
 class DecodePoint(Record):
     """Running sequences."""
 
-    sequences: Tokens
+    sequences: Instances
     past_tokens: Tokens
     """Of each on average."""
     seconds: Annotated[tuple[Positive, ...], Field(min_length=1)]
@@ -57,7 +59,7 @@ class EngineSteps(Record):
     """As the profile names it."""
     command: str
     """That started the server."""
-    tensor_parallel: Tokens
+    tensor_parallel: Instances
     model: ModelSpec
     prompts: Annotated[tuple[PromptPoint, ...], Field(min_length=1)]
     decodes: Annotated[tuple[DecodePoint, ...], Field(min_length=1)]

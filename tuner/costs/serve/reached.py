@@ -82,4 +82,4 @@ class ReachedMachine(ServingMachine):
 def reached_machine(machine: ServingMachine, rates: ReachedRates) -> ReachedMachine:
     """Return a system that is priced at an engine's rates."""
     known = {one.name: getattr(machine, one.name) for one in fields(ServingMachine)}
-    return ReachedMachine(**{**known, "host": rates.host}, rates=rates)
+    return ReachedMachine(**{**known, "host": rates.host, "estimated": set()}, rates=rates)

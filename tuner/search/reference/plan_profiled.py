@@ -20,7 +20,7 @@ from tuner.costs.reference.operations import (
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
 from tuner.costs.reference.update import layer_units, update_ops
 from tuner.costs.reference.workload import Workload
-from tuner.engines.capabilities import Capabilities, intersection, launchable
+from tuner.engines.capabilities import Capabilities, launchable
 from tuner.plans.train import Alternative, Plan, Provenance, Relaxation, Unlaunchable
 from tuner.search.layout_groups import by_layout, layout_of, num_runners_up
 from tuner.search.reasons import (
@@ -33,6 +33,7 @@ from tuner.search.reasons import (
     why_lost,
 )
 from tuner.search.reference.decisions import options_of
+from tuner.search.reference.engine_workload import engine_workload
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.search.reference.predict import predict
 from tuner.search.reference.search import Candidate, ReferenceOutcome, SolvedCandidate, search
@@ -76,16 +77,7 @@ def workload_of(spec: Spec) -> Workload:
     loads = (
         () if routing is None or record is None else load_ratios(spec.model, record, routing.phase)
     )
-    target = intersection(spec.emit)
-    return Workload(
-        model=spec.model,
-        sequence_length=spec.goal.sequence_length,
-        global_batch_size=spec.goal.global_batch_size,
-        precision=spec.goal.precision.value,
-        load_ratio=loads,
-        synchronizes_every_microbatch=target.synchronizes_every_microbatch,
-        ragged_experts=target.ragged_experts,
-    )
+    return engine_workload(spec.model, spec.goal, spec.emit, load_ratio=loads)
 
 
 def make_plan(

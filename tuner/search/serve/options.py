@@ -81,7 +81,7 @@ class ServingPool:
     memory_bytes: float
     """Of one device."""
     source: str
-    """`measured`, `imported` or `datasheet`."""
+    """`profile`, `tables`, `aiconfigurator-core` or `datasheet`."""
     conversions: ProfilePrices | None = None
     """How fast a device turns KV caches into other pages, where that was measured."""
     residual: ServeResidual | None = None

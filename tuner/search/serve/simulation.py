@@ -398,9 +398,8 @@ def to_simulation_result(
 
 
 def residual_of(groups: Sequence[InstanceGroup]) -> ServeResidual | None:
-    """Return what launches said of the engine, where all groups are of one pool."""
-    pools = {group.option.serving_pool.pool.name: group.option.serving_pool for group in groups}
-    return next(iter(pools.values())).residual if len(pools) == 1 else None
+    """Return what launches said of the engine; all pools of a plan have the same, or none."""
+    return groups[0].option.serving_pool.residual
 
 
 def corrected_result(
@@ -410,13 +409,22 @@ def corrected_result(
     residual = residual_of(groups)
     if residual is None:
         return simulated
-    return to_simulation_result(
-        simulated.ttft_s_R * residual.ttft.factor,
-        simulated.tpot_s_R * residual.tpot.factor,
-        goal=goal,
-        rate=simulated.requests_per_s,
-        tokens=simulated.output_tokens_per_s,
-    )
+    ttft_s_R = simulated.ttft_s_R * residual.ttft.factor
+    tpot_s_R = simulated.tpot_s_R * residual.tpot.factor
+    rate, tokens = simulated.requests_per_s, simulated.output_tokens_per_s
+    if goal.traffic.concurrency is not None:
+        # A closed loop: as many requests run whatever they take (Little's law).
+        further = max(tokens / max(rate, 1e-12) - 1.0, 0.0)
+        before_s = _mean_request_s(simulated.ttft_s_R, simulated.tpot_s_R, further=further)
+        scale = before_s / _mean_request_s(ttft_s_R, tpot_s_R, further=further)
+        rate, tokens = rate * scale, tokens * scale
+    return to_simulation_result(ttft_s_R, tpot_s_R, goal=goal, rate=rate, tokens=tokens)
+
+
+def _mean_request_s(ttft_s_R: Floats, tpot_s_R: Floats, *, further: float) -> float:
+    """Seconds of a mean request with so many tokens after its first."""
+    tpot_s = float(tpot_s_R.mean()) if len(tpot_s_R) else 0.0
+    return max(float(ttft_s_R.mean()) + further * tpot_s, 1e-12)
 
 
 def mix_results(

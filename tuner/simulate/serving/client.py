@@ -6,6 +6,7 @@
 A request that comes waits on average half of the step under way; the engine hands out its first
 token one step after it was computed; k further steps where a launch streams tokens at intervals; c
 seconds pass in the HTTP server, the tokeniser and the client (`client_s` of the engine's traits).
+Where an engine's own steps were measured, TTFT is queue and prefill, plus c.
 
 A closed loop of C requests sends C at once, ten times as many in all, and each a moment after a
 request has ended, as benchmark clients do (github.com/SemiAnalysisAI/InferenceX, benchmarks/). That
@@ -39,10 +40,6 @@ STEPS_BEFORE_TOKEN: Final = 1.5
 Floats = npt.NDArray[np.float64]
 
 
-IDLE_STEPS: Final = 0.5
-"""Instead, where a prompt's time alone was measured: what it waits for the step under way."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOverhead:
     """What lies between an engine's steps and the client."""
@@ -62,7 +59,7 @@ def engine_client(iteration: Iteration) -> ClientOverhead:
     host = iteration.machine.host
     if host is None:
         return ClientOverhead(overhead_s=iteration.traits.client_s)
-    return ClientOverhead(overhead_s=host.request_s, steps_before_token=IDLE_STEPS)
+    return ClientOverhead(overhead_s=host.request_s, steps_before_token=0.0)
 
 
 def client_observed_ttft_s(served: Served, *, client: ClientOverhead) -> Floats:

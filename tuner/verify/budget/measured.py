@@ -7,6 +7,7 @@ from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Workload
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.search.reference.decisions import degrees_of
+from tuner.search.reference.engine_workload import engine_workload
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.predict import predict
 
@@ -26,10 +27,4 @@ def measured_prices(machine: PricedMachine) -> Callable[[Plan, TrainDecision], T
 
 def work_of(made: Plan) -> Workload:
     """Return the workload of a plan."""
-    return Workload(
-        model=made.model,
-        sequence_length=made.goal.sequence_length,
-        global_batch_size=made.goal.global_batch_size,
-        precision=made.goal.precision.value,
-        load_ratio=made.load_ratio,
-    )
+    return engine_workload(made.model, made.goal, made.emit, load_ratio=made.load_ratio)

@@ -20,6 +20,7 @@ from typing import Final
 from tuner.config.serve import ServeDecision
 from tuner.costs.serve.residual import FEWEST, ServeResidual, latency_residual
 from tuner.engines.metrics.benchmark_run import BenchmarkRun
+from tuner.engines.serve_capabilities import release_on
 from tuner.plans.serve import ServePlan
 from tuner.spec.serving.lengths import mean_tokens
 from tuner.units import format_ratio
@@ -227,15 +228,21 @@ def _factor(ran: Sequence[MeasuredDeployment], metric: Metric) -> float:
 
 def _residual(plan: ServePlan, ran: Sequence[MeasuredDeployment]) -> ServeResidual | None:
     by_metric = {name: list(_ratios(ran, name)) for name in ("ttft", "tpot")}
-    if min(map(len, by_metric.values())) < FEWEST:
+    releases = {release_on(plan.goal, pool) for pool in plan.cluster.pools}
+    if min(map(len, by_metric.values())) < FEWEST or len(releases) > 1:
         return None
+    (release,) = releases
     prior = plan.provenance.residual
     ttft = latency_residual(by_metric["ttft"], prior=None if prior is None else prior.ttft)
     tpot = latency_residual(by_metric["tpot"], prior=None if prior is None else prior.tpot)
     if ttft is None or tpot is None:
         return None
     return ServeResidual(
-        engine=plan.goal.engine.name, ttft=ttft, tpot=tpot, num_deployments=len(ran)
+        engine=release.name,
+        release=release.release,
+        ttft=ttft,
+        tpot=tpot,
+        num_deployments=min(map(len, by_metric.values())),
     )
 
 

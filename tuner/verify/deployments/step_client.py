@@ -12,14 +12,15 @@ import http.client
 import json
 import random
 import statistics
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
 from tuner.costs.serve.engine_steps import DecodePoint, PromptPoint
+from tuner.errors import EnvironmentMissingError
 
 REPEATS: Final = 5
 """Of every prompt length."""
@@ -30,7 +31,7 @@ REQUEST_TIMEOUT_S: Final = 120.0
 MOST_LINE_BYTES: Final = 1 << 20
 
 
-class StepsUnmeasurableError(Exception):
+class StepsUnmeasurableError(EnvironmentMissingError):
     """The server refused a request, ended it early, or was too slow; the message says which."""
 
 
@@ -70,18 +71,10 @@ class StepClient:
         outputs = DECODE_TOKENS
         while outputs <= MOST_OUTPUTS:
             streams = self._streams(sequences, prompt_tokens, outputs)
-            begin_s = max(one.began_s + one.token_s[0] for one in streams)
-            end_s = min(one.began_s + one.token_s[-1] for one in streams)
-            inside = sum(
-                begin_s < one.began_s + each <= end_s for one in streams for each in one.token_s
-            )
-            if end_s > begin_s and inside > sequences * DECODE_TOKENS // 2:
+            gaps = gaps_together(streams)
+            if gaps is not None:
                 past = prompt_tokens + statistics.mean(len(one.token_s) for one in streams) / 2.0
-                return DecodePoint(
-                    sequences=sequences,
-                    past_tokens=round(past),
-                    seconds=((end_s - begin_s) * sequences / inside,),
-                )
+                return DecodePoint(sequences=sequences, past_tokens=round(past), seconds=gaps)
             # The prompts of the others delay the first; it needs as many tokens as they take steps.
             outputs *= 2
         raise StepsUnmeasurableError(
@@ -91,29 +84,17 @@ class StepClient:
     def _prompt(self, tokens: int) -> list[int]:
         return [self.rng.randrange(self.vocabulary) for _ in range(tokens)]
 
-    def _streams(self, sequences: int, prompt_tokens: int, outputs: int) -> list["_Stream"]:
+    def _streams(self, sequences: int, prompt_tokens: int, outputs: int) -> list["Stream"]:
         prompts = [self._prompt(prompt_tokens) for _ in range(sequences)]
-        done: list[_Stream | Exception | None] = [None] * sequences
+        pool = ThreadPoolExecutor(sequences)
+        try:
+            waiting = [pool.submit(self._stream, prompt, outputs=outputs) for prompt in prompts]
+            return [one.result() for one in waiting]
+        finally:
+            # Every request has its own deadline, and Ctrl-C must not wait for it.
+            pool.shutdown(wait=False, cancel_futures=True)
 
-        def send(at: int) -> None:
-            try:
-                done[at] = self._stream(prompts[at], outputs=outputs)
-            except Exception as error:
-                done[at] = error
-
-        threads = [
-            threading.Thread(target=send, args=(at,), daemon=True) for at in range(sequences)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for one in done:
-            if isinstance(one, Exception):
-                raise one
-        return [one for one in done if isinstance(one, _Stream)]
-
-    def _stream(self, prompt: Sequence[int], *, outputs: int) -> "_Stream":
+    def _stream(self, prompt: Sequence[int], *, outputs: int) -> "Stream":
         parts = urlsplit(self.url)
         is_https = parts.scheme == "https"
         kind = http.client.HTTPSConnection if is_https else http.client.HTTPConnection
@@ -137,30 +118,51 @@ class StepClient:
             if response.status != http.client.OK:
                 words = response.read(160).decode(errors="replace")
                 raise StepsUnmeasurableError(f"status {response.status}: {words}")
-            token_s = []
-            while line := response.readline(MOST_LINE_BYTES):
+            token_s: list[float] = []
+            while len(token_s) < outputs and (line := response.readline(MOST_LINE_BYTES)):
+                passed_s = time.perf_counter() - began_s
+                if passed_s > REQUEST_TIMEOUT_S:
+                    raise StepsUnmeasurableError(f"a request took longer than {passed_s:.0f} s")
                 if line.startswith(b"data:") and b"[DONE]" not in line and _holds_token(line):
-                    token_s.append(time.perf_counter() - began_s)
+                    token_s.append(passed_s)
         except (OSError, http.client.HTTPException) as error:
             raise StepsUnmeasurableError(f"{type(error).__name__}: {error}") from error
         finally:
             connection.close()
         if not token_s:
             raise StepsUnmeasurableError("a request returned no token")
-        return _Stream(began_s=began_s, token_s=tuple(token_s))
+        return Stream(began_s=began_s, token_s=tuple(token_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stream:
+class Stream:
+    """One request that was served."""
+
     began_s: float
     token_s: tuple[float, ...]
     """From the beginning of the request to each token."""
+
+
+def gaps_together(streams: Sequence[Stream]) -> tuple[float, ...] | None:
+    """Return the seconds between two tokens of each stream, while all of them run.
+
+    None where they do so for too few tokens.
+    """
+    begin_s = max(one.began_s + one.token_s[0] for one in streams)
+    end_s = min(one.began_s + one.token_s[-1] for one in streams)
+    gaps = []
+    for one in streams:
+        inside = [at for each in one.token_s if begin_s <= (at := one.began_s + each) <= end_s]
+        if len(inside) <= DECODE_TOKENS // 2:
+            return None
+        gaps.append((inside[-1] - inside[0]) / (len(inside) - 1))
+    return tuple(gaps) if min(gaps) > 0.0 else None
 
 
 def _holds_token(line: bytes) -> bool:
     """Whether an event carries a token, not only the reason for the end or the usage."""
     try:
         choices = json.loads(line[len(b"data:") :])["choices"]
-        return bool(choices) and isinstance(choices[0].get("text"), str)
+        return bool(choices) and bool(choices[0]["text"] or not choices[0].get("finish_reason"))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False

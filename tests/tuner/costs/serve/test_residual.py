@@ -27,11 +27,12 @@ def test_equal_ratios_leave_the_noise_of_repeats() -> None:
     assert latency_residual([1.0, 2000.0], prior=None) is None
 
 
-def test_bands_hold_about_four_of_five_new_deployments() -> None:
+@pytest.mark.parametrize("launches", [2, 3, 6, 14])
+def test_bands_hold_about_four_of_five_new_deployments(launches: int) -> None:
     rng, held = np.random.default_rng(3), []
-    for _ in range(400):
-        seen, new = np.exp(0.15 * rng.normal(size=6)), float(np.exp(0.15 * rng.normal()))
+    for _ in range(600):
+        seen, new = np.exp(0.15 * rng.normal(size=launches)), float(np.exp(0.15 * rng.normal()))
         residual = fitted(seen.tolist())
         low, high = residual.band.around(residual.factor)
         held.append(low <= new <= high)
-    assert 0.7 < sum(held) / len(held) < 0.9
+    assert 0.74 < sum(held) / len(held) < 0.86

@@ -1,0 +1,28 @@
+"""A training goal as the work of the engine that a plan is launched with."""
+
+from collections.abc import Sequence
+
+from tuner.costs.reference.workload import Workload
+from tuner.engines.capabilities import TARGETS, programs
+from tuner.spec.goal import TrainGoal
+from tuner.spec.model import ModelSpec
+
+
+def engine_workload(
+    model: ModelSpec,
+    goal: TrainGoal,
+    emit: Sequence[str],
+    *,
+    load_ratio: tuple[tuple[float, ...], ...],
+) -> Workload:
+    """Return the work, with what the first program among the targets does differently."""
+    engine = TARGETS[programs(emit)[0]]
+    return Workload(
+        model=model,
+        sequence_length=goal.sequence_length,
+        global_batch_size=goal.global_batch_size,
+        precision=goal.precision.value,
+        load_ratio=load_ratio,
+        synchronizes_every_microbatch=engine.synchronizes_every_microbatch,
+        ragged_experts=engine.ragged_experts,
+    )
