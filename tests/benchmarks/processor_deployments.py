@@ -63,9 +63,9 @@ STORED: Final = CHECKOUT / "examples" / "profiles" / "epyc-vllm"
 MODEL: Final = CHECKOUT / "examples" / "models" / "small-moe" / "config.json"
 FLAGS: Final = "--host 127.0.0.1 --load-format dummy --enforce-eager"
 INPUT, OUTPUT = 256, 32
-RATES: Final = (0.3, 0.8)
+RATES: Final = (0.5, 1.2)
 """Requests a second."""
-REQUESTS: Final = {0.3: 8, 0.8: 16}
+REQUESTS: Final = {0.5: 8, 1.2: 16}
 START_S: Final = 400.0
 RUN_S: Final = 300.0
 

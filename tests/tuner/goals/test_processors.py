@@ -18,6 +18,14 @@ from tuner.verify.deployments.conclusion import conclude
 MODEL = Path(__file__).parents[3] / "examples" / "models" / "tiny-moe" / "config.json"
 TRAFFIC = {"rate": "1/s", "input_tokens": 256, "output_tokens": 32}
 
+RESIDUAL = ServeResidual(
+    engine="vllm",
+    release="0.32.0",
+    ttft=LatencyResidual(factor=1.5, spread=1.2),
+    tpot=LatencyResidual(factor=0.8, spread=1.1),
+    num_deployments=3,
+)
+
 
 def written(path: Path, *, goal: dict[str, Any], emit: list[str]) -> Path:
     pool = {"name": "here", "device": "cpu", "nodes": 1, "devices_per_node": 2}
@@ -111,17 +119,10 @@ def test_a_plan_holds_its_profile_and_stands_for_it(tmp_path: Path, profile: Pat
 def test_what_launches_said_corrects_later_plans(tmp_path: Path, profile: Path) -> None:
     made = api.deploy(deployment(tmp_path), profiles=profile)
     api.write(tmp_path / "plan", made)
-    residual = ServeResidual(
-        engine="vllm",
-        release="0.32.0",
-        ttft=LatencyResidual(factor=1.5, spread=1.2),
-        tpot=LatencyResidual(factor=0.8, spread=1.1),
-        num_deployments=3,
-    )
-    verified = conclude(made.plan, ()).model_copy(update={"residual": residual})
+    verified = conclude(made.plan, ()).model_copy(update={"residual": RESIDUAL})
     (tmp_path / "plan" / "verified.json").write_text(verified.model_dump_json())
     again = api.deploy(tmp_path / "spec.yaml", profiles=tmp_path / "plan").plan
-    assert again.provenance.residual == residual
+    assert again.provenance.residual == RESIDUAL
     assert again.predicted is not None
     assert made.plan.predicted is not None
     assert again.predicted.ttft_s.mean == pytest.approx(1.5 * made.plan.predicted.ttft_s.mean)
@@ -137,3 +138,32 @@ def test_processors_are_not_planned_without_their_profile(tmp_path: Path) -> Non
     training = written(tmp_path / "train.yaml", goal=goal, emit=["megatron-lm"])
     with pytest.raises(SpecError, match="a processor has no datasheet to plan training"):
         api.plan(training)
+
+
+def test_a_training_plan_stands_for_its_profile_alone(tmp_path: Path) -> None:
+    stored = Path(__file__).parents[3] / "examples" / "profiles" / "epyc-quickstart-1"
+    plan = api.deploy(deployment(tmp_path), profiles=stored).plan
+    assert plan.decision is not None
+    assert plan.provenance.residual is None
+
+
+def test_the_given_profile_counts_before_the_pool_s_own(tmp_path: Path, profile: Path) -> None:
+    made = api.deploy(deployment(tmp_path), profiles=profile)
+    api.write(tmp_path / "plan", made)
+    keys = yaml.safe_load((tmp_path / "spec.yaml").read_text())
+    keys["cluster"]["pools"][0]["profile"] = str(profile)
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(keys))
+    verified = conclude(made.plan, ()).model_copy(update={"residual": RESIDUAL})
+    (tmp_path / "plan" / "verified.json").write_text(verified.model_dump_json())
+    assert api.deploy(tmp_path / "spec.yaml").plan.provenance.residual is None
+    given = api.deploy(tmp_path / "spec.yaml", profiles=tmp_path / "plan").plan
+    assert given.provenance.residual == RESIDUAL
+
+
+def test_what_ifs_of_a_corrected_plan_are_corrected(tmp_path: Path, profile: Path) -> None:
+    made = api.deploy(deployment(tmp_path), profiles=profile, residual=RESIDUAL)
+    api.write(tmp_path / "plan", made)
+    again = api.what_ifs(tmp_path / "plan", ())
+    assert made.plan.predicted is not None
+    mean_s = made.plan.predicted.ttft_s.mean
+    assert again.base.figures["ttft_mean_s"] == pytest.approx(mean_s)

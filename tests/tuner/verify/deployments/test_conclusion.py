@@ -276,3 +276,24 @@ def test_the_most_good_requests_win_where_their_rate_is_the_goal(serve_plan: Pla
     # On twice the devices: only requests count.
     assert result.winner == plan.alternatives[0].decision
     assert result.regret_ratio == pytest.approx(100.0 / 80.0 - 1.0)
+
+
+def test_what_two_deployments_show_corrects_later_plans(serve_plan: Plan) -> None:
+    plan = serve_plan()
+    assert conclude(plan, [record(plan, 0, run())]).residual is None
+    # Predicted are 10 ms and 1 ms.
+    records = [
+        record(plan, 0, run(ttft_s=0.015, tpot_s=0.002)),
+        record(plan, 1, run(ttft_s=0.015, tpot_s=0.002)),
+    ]
+    first = conclude(plan, records).residual
+    assert first is not None
+    assert (first.engine, first.num_deployments) == (plan.goal.engine.name, 2)
+    assert (first.ttft.factor, first.tpot.factor) == pytest.approx((1.5, 2.0))
+    # A plan that was corrected already: its factor goes on.
+    provenance = plan.provenance.model_copy(update={"residual": first})
+    again = conclude(plan.model_copy(update={"provenance": provenance}), records).residual
+    assert again is not None
+    assert (again.ttft.factor, again.tpot.factor) == pytest.approx((2.25, 4.0))
+    single = [record(plan, place, run(tpot_s=0.0)) for place in (0, 1)]
+    assert conclude(plan, single).residual is None
