@@ -160,9 +160,9 @@ def gaps_together(streams: Sequence[Stream]) -> tuple[float, ...] | None:
 
 
 def _holds_token(line: bytes) -> bool:
-    """Whether an event carries a token, not only the reason for the end or the usage."""
+    """Whether an event carries a token, whose text may be empty, and not only the usage."""
     try:
         choices = json.loads(line[len(b"data:") :])["choices"]
-        return bool(choices) and bool(choices[0]["text"] or not choices[0].get("finish_reason"))
+        return bool(choices) and isinstance(choices[0].get("text"), str)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
