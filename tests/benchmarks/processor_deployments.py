@@ -90,11 +90,6 @@ def _aggregated(tensor: int, count: int, running: int, tokens: int) -> Deploymen
     )
 
 
-def _apart(running: int, tokens: int) -> Deployment:
-    groups = ((Role.PREFILL, 1, 1), (Role.DECODE, 1, 1))
-    return Deployment(mode="disaggregated", groups=groups, running=running, tokens=tokens)
-
-
 DEPLOYMENTS: Final[Mapping[str, Deployment]] = {
     "1 instance": _aggregated(1, 1, 16, 1024),
     "1 instance, 2 sequences": _aggregated(1, 1, 2, 1024),
@@ -103,7 +98,7 @@ DEPLOYMENTS: Final[Mapping[str, Deployment]] = {
     "2 instances, 1 sequence": _aggregated(1, 2, 1, 1024),
     "TP 2": _aggregated(2, 1, 16, 1024),
     "TP 2, chunks of 128": _aggregated(2, 1, 16, 128),
-    "prefill and decode apart": _apart(16, 1024),
+    "2 instances, chunks of 128": _aggregated(1, 2, 16, 128),
 }
 
 
@@ -335,14 +330,16 @@ def main() -> None:
     if options.launch:
         if options.vllm is None or options.model is None:
             parser.error("--launch needs --vllm and --model")
-        rows = []
+        stored = options.folder / "launches.json"
+        # Rounds before this one count too.
+        rows = json.loads(stored.read_text()) if stored.is_file() else []
         for row in launches(
             options.folder / "profile", options.vllm, options.model, options.rounds
         ):
             rows.append(row)
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
-            (options.folder / "launches.json").write_text(json.dumps(rows, indent=0) + "\n")
+            stored.write_text(json.dumps(rows, indent=0) + "\n")
     result = figures(options.folder)
     for row in result["rows"]:
         cells = "  ".join(

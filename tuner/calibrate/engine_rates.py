@@ -1,8 +1,8 @@
-"""Fits the rates that an engine reaches to the steps that one launch of it showed.
+"""Fits the rates that an engine reaches to the steps that launches of it showed.
 
     minimise  sum_i w_i (log predicted_i / measured_i)^2 + (0.1 / 2)^2 sum_k x_k^2
 
-over the logarithms x_k of eight rates (tuner/costs/serve/reached.py) over what the profile of the
+over the logarithms x_k of nine rates (tuner/costs/serve/reached.py) over what the profile of the
 device says. The weak second term keeps a rate that no step shows near the profile's. Points far off
 count linearly (pseudo-Huber), because one disturbed step must not bend all rates.
 
@@ -36,7 +36,7 @@ LARGEST_STEP: Final = 0.7
 ROUNDS: Final = 60
 MOST_DAMPING: Final = 1e8
 
-HOST: Final = {"step_s": 2e-3, "sequence_s": 1e-4, "request_s": 5e-3}
+HOST: Final = {"step_s": 2e-3, "tensor_step_s": 1e-3, "sequence_s": 1e-4, "request_s": 5e-3}
 """Before any step was seen: Python's part of a step and of a request."""
 
 
@@ -57,26 +57,30 @@ def first_rates(sheet: Datasheet) -> ReachedRates:
 
 
 def predicted_steps(steps: EngineSteps, machine: ServingMachine, rates: ReachedRates) -> Floats:
-    """Predict every point in seconds: prompts, then decodes."""
-    iteration = Iteration(
-        decoder=decoder_of(steps.model),
-        formats=_BF16,
-        degrees=InstanceDegrees(
-            attention_tensor=steps.tensor_parallel, moe_tensor=steps.tensor_parallel
-        ),
-        engine=steps.engine,
-        machine=reached_machine(machine, rates),
-    )
-    prompt_Q = np.array([float(one.tokens) for one in steps.prompts])
-    running_Q = np.array([float(one.sequences) for one in steps.decodes])
-    past_Q = np.array([float(one.past_tokens) for one in steps.decodes])
-    first_Q = prompt_step_s(iteration, prompt_Q, np.zeros_like(prompt_Q)) + rates.request_s
-    return np.concatenate([first_Q, step_s(iteration, running_Q, past_Q)])
+    """Predict every point in seconds: launch by launch, prompts, then decodes."""
+    parts = []
+    for launch in steps.launches:
+        tensor = launch.tensor_parallel
+        iteration = Iteration(
+            decoder=decoder_of(steps.model),
+            formats=_BF16,
+            degrees=InstanceDegrees(attention_tensor=tensor, moe_tensor=tensor),
+            engine=steps.engine,
+            machine=reached_machine(machine, rates),
+        )
+        prompt_Q = np.array([float(one.tokens) for one in launch.prompts])
+        running_Q = np.array([float(one.sequences) for one in launch.decodes])
+        past_Q = np.array([float(one.past_tokens) for one in launch.decodes])
+        first_Q = prompt_step_s(iteration, prompt_Q, np.zeros_like(prompt_Q)) + rates.request_s
+        parts += [first_Q, step_s(iteration, running_Q, past_Q)]
+    return np.concatenate(parts)
 
 
 def measured_steps(steps: EngineSteps) -> Floats:
     """Return the median of every point in seconds, in the same order."""
-    points = [*(one.seconds for one in steps.prompts), *(one.seconds for one in steps.decodes)]
+    points = [
+        one.seconds for launch in steps.launches for one in (*launch.prompts, *launch.decodes)
+    ]
     return np.array([statistics.median(seconds) for seconds in points])
 
 

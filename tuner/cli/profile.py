@@ -215,10 +215,11 @@ def _measure_engine(out: Path, spec: Path, *, command: str, url: str, start_limi
         start_s=seconds(start_limit, option="--start-limit"),
         on_message=lambda text: print_stderr(f"engine: {text}"),
     )
-    print_stderr(
-        f"engine: {steps.engine} {steps.release}, tensor parallel {steps.tensor_parallel};"
-        f" {len(steps.prompts)} prompts, {len(steps.decodes)} batches of running sequences"
-    )
+    for launch in steps.launches:
+        print_stderr(
+            f"engine: {steps.engine} {steps.release}, tensor parallel {launch.tensor_parallel}:"
+            f" {len(launch.prompts)} prompts, {len(launch.decodes)} batches of running sequences"
+        )
 
 
 def _wanted_sizes(spec: Path) -> "WantedSizes":

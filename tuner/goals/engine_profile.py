@@ -1,8 +1,9 @@
-"""Measures the steps of a spec's engine by one launch of it, for the profile of its device.
+"""Measures the steps of a spec's engine by short launches, for the profile of its device.
 
-What is launched is the smallest instance that holds the model: aggregated, one instance, as few
-devices as possible. Larger degrees, more instances, and prefill and decode apart are priced with
-the rates that its steps reached (tuner/calibrate/engine_rates.py).
+What is launched is the smallest instance that holds the model, aggregated, and one of twice its
+tensor degree, where the pool has the devices: ranks that share a step wait for each other. Larger
+degrees, more instances, and prefill and decode apart are priced with the rates that these steps
+reached (tuner/calibrate/engine_rates.py).
 """
 
 import os
@@ -10,22 +11,24 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from profilers.store import read_header
+from tuner.config.serve import Instances
 from tuner.costs.serve.engine_steps import (
-    DecodePoint,
     EngineSteps,
-    PromptPoint,
+    LaunchSteps,
     write_engine_steps,
 )
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.engines.serve_capabilities import release_on
+from tuner.engines.serve_writers import unlaunchable
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.goals.serve_plan import Deployed, plan_deployment
 from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
 from tuner.paths import AnyPath
+from tuner.plans.serve import VerifiedServing
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import Slo
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
@@ -34,6 +37,7 @@ from tuner.verify.command import parse_template
 from tuner.verify.deployments.exclusive_use import exclusive_use
 from tuner.verify.deployments.launcher import (
     SERVER_PLACEHOLDERS,
+    DeploymentLaunch,
     DeploymentStarter,
     DeploymentTimeouts,
     LaunchFailedError,
@@ -61,7 +65,7 @@ def profile_engine(
     on_message: Callable[[str], None],
     environment: Mapping[str, str] = os.environ,
 ) -> EngineSteps:
-    """Launch the smallest instance of a spec's engine, measure its steps, and store them.
+    """Launch the smallest instances of a spec's engine, measure their steps, and store them.
 
     Args:
         profile: folder with the profile of the device; `engine.json` is written there.
@@ -87,7 +91,14 @@ def profile_engine(
             f"{spec.path}: no single instance holds the model: {plan.binding_constraint}"
         )
     group = decision.instances[0].model_copy(update={"count": 1})
-    decision = decision.model_copy(update={"instances": (group,), "router": None})
+    pool = next(one for one in spec.cluster.pools if one.name == group.pool)
+    wider = group.model_copy(
+        update={
+            "attention_tp": 2 * group.attention_tp,
+            "moe_tp": 2 * group.moe_tp,
+            "devices": 2 * group.devices,
+        }
+    )
     starter = DeploymentStarter(
         command=parse_template(
             command, placeholders=SERVER_PLACEHOLDERS, example="bash {launch}/local.sh"
@@ -97,37 +108,26 @@ def profile_engine(
         prepare=lambda launch: write_launch_files(launch, None),
         on_message=on_message,
     )
-    pool = next(one for one in spec.cluster.pools if one.name == group.pool)
-    most_tokens = spec.goal.max_model_len or spec.model.max_position
-    longest = min(group.max_batched_tokens, most_tokens - 1)
-    launches = profile / LAUNCHES_NAME
+    measured, launches = [], profile / LAUNCHES_NAME
     with exclusive_use(launches, plan=profile) as scratch:
-        launch = prepared_launch(plan, decision, predicted, 0, scratch, Reached(url=url))
-        try:
-            with starter.started(launch):
-                key = environment.get("OPENAI_API_KEY", "")
-                client = StepClient(
-                    url=launch.url,
-                    model=named_model(launch.url, key) or environment.get("MODEL", ""),
-                    key=key,
-                    vocabulary=spec.model.vocab_size,
-                )
-                points = _points(
-                    client, longest=longest, running=group.max_batch, on_message=on_message
-                )
-        except (LaunchFailedError, StepsUnmeasurableError) as failed:
-            reason = f"the engine's steps were not measured: {failed}"
-            raise EnvironmentMissingError(reason) from failed
+        for number, one in enumerate((group, wider)):
+            own = decision.model_copy(update={"instances": (one,), "router": None})
+            verified = VerifiedServing(plan=plan, decision=own, predicted=predicted)
+            if one.devices > pool.num_devices or unlaunchable(verified):
+                continue
+            launch = prepared_launch(plan, own, predicted, number, scratch, Reached(url=url))
+            on_message(f"tensor parallel {one.attention_tp}")
+            measured.append(
+                LaunchSteps(tensor_parallel=one.attention_tp, **_points(starter, launch, spec, one))
+            )
     shutil.rmtree(launches, ignore_errors=True)
     steps = EngineSteps(
         engine=spec.goal.engine_on(group.pool).name,
         release=release_on(spec.goal, pool).release,
         device=header.machine.device,
         command=command,
-        tensor_parallel=group.attention_tp,
         model=spec.model,
-        prompts=points[0],
-        decodes=points[1],
+        launches=tuple(measured),
     )
     write_engine_steps(profile, steps)
     return steps
@@ -162,21 +162,34 @@ def _smallest(spec: ServeSpec, profile: Path) -> Deployed:
 
 
 def _points(
-    client: StepClient, *, longest: int, running: int, on_message: Callable[[str], None]
-) -> tuple[tuple[PromptPoint, ...], tuple[DecodePoint, ...]]:
-    """Measure prompts and running sequences, the smallest first."""
-    # A first request of each length compiles what it needs, where an engine compiles.
+    starter: DeploymentStarter, launch: DeploymentLaunch, spec: ServeSpec, group: Instances
+) -> dict[str, Any]:
+    """Start one instance; measure prompts and running sequences, the smallest first."""
+    most_tokens = spec.goal.max_model_len or spec.model.max_position
+    longest = min(group.max_batched_tokens, most_tokens - 1)
     lengths = [tokens for tokens in PROMPTS if tokens <= longest] or [longest]
-    for tokens in lengths:
-        client.prompt_point(tokens)
-    prompts = tuple(client.prompt_point(tokens) for tokens in lengths)
-    on_message(f"{len(prompts)} prompts measured")
     pasts = [past for past in PASTS if past + MOST_OUTPUTS <= longest] or [max(longest // 4, 1)]
-    decodes = tuple(
-        client.decode_point(sequences, past)
-        for sequences in SEQUENCES
-        if sequences <= running
-        for past in pasts
-    )
-    on_message(f"{len(decodes)} batches of running sequences measured")
-    return prompts, decodes
+    try:
+        with starter.started(launch):
+            key = starter.environment.get("OPENAI_API_KEY", "")
+            client = StepClient(
+                url=launch.url,
+                model=named_model(launch.url, key) or starter.environment.get("MODEL", ""),
+                key=key,
+                vocabulary=spec.model.vocab_size,
+            )
+            # A first request of each length compiles what it needs, where an engine compiles.
+            for tokens in lengths:
+                client.prompt_point(tokens)
+            return {
+                "prompts": tuple(client.prompt_point(tokens) for tokens in lengths),
+                "decodes": tuple(
+                    client.decode_point(sequences, past)
+                    for sequences in SEQUENCES
+                    if sequences <= group.max_batch
+                    for past in pasts
+                ),
+            }
+    except (LaunchFailedError, StepsUnmeasurableError) as failed:
+        reason = f"the engine's steps were not measured: {failed}"
+        raise EnvironmentMissingError(reason) from failed

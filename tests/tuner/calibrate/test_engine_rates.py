@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tuner.calibrate.engine_rates import first_rates, fit_rates, measured_steps, predicted_steps
-from tuner.costs.serve.engine_steps import DecodePoint, EngineSteps, PromptPoint
+from tuner.costs.serve.engine_steps import DecodePoint, EngineSteps, LaunchSteps, PromptPoint
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.reached import ReachedRates
 from tuner.devices.others import CPU
@@ -22,10 +22,13 @@ TRUE = ReachedRates(
     weight_bytes_per_s=16e9,
     cache_bytes_per_s=12e9,
     step_s=4.7e-3,
+    tensor_step_s=2.5e-3,
     sequence_s=2e-4,
     request_s=6e-3,
 )
 PROMPTS, SEQUENCES, PASTS = (16, 64, 256, 1024), (1, 2, 4, 8, 16), (32, 512)
+POINTS = 28
+"""Of two launches."""
 
 
 def steps_of(seconds: list[float], *, model: str = "mixtral-8x22b") -> EngineSteps:
@@ -35,26 +38,31 @@ def steps_of(seconds: list[float], *, model: str = "mixtral-8x22b") -> EngineSte
         release="0.32.0",
         device="a processor",
         command="bash {launch}/local.sh",
-        tensor_parallel=1,
         model=read_model(MODELS / model),
-        prompts=tuple(PromptPoint(tokens=one, seconds=(next(waiting),)) for one in PROMPTS),
-        decodes=tuple(
-            DecodePoint(sequences=one, past_tokens=past, seconds=(next(waiting),))
-            for one in SEQUENCES
-            for past in PASTS
+        launches=tuple(
+            LaunchSteps(
+                tensor_parallel=tensor,
+                prompts=tuple(PromptPoint(tokens=one, seconds=(next(waiting),)) for one in PROMPTS),
+                decodes=tuple(
+                    DecodePoint(sequences=one, past_tokens=past, seconds=(next(waiting),))
+                    for one in SEQUENCES
+                    for past in PASTS
+                ),
+            )
+            for tensor in (1, 2)
         ),
     )
 
 
 def true_steps(model: str) -> EngineSteps:
-    blank = steps_of([1.0] * 14, model=model)
+    blank = steps_of([1.0] * POINTS, model=model)
     return steps_of(predicted_steps(blank, MACHINE, TRUE).tolist(), model=model)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_rates_are_recovered_and_price_another_model(noise: float) -> None:
     exact = true_steps("tiny-moe")
-    shaken = np.exp(noise * np.random.default_rng(7).normal(size=14))
+    shaken = np.exp(noise * np.random.default_rng(7).normal(size=POINTS))
     steps = steps_of((measured_steps(exact) * shaken).tolist(), model="tiny-moe")
     rates = fit_rates(steps, MACHINE)
     fitted = predicted_steps(exact, MACHINE, rates) / measured_steps(exact)

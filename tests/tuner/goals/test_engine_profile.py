@@ -43,11 +43,13 @@ def test_steps_are_measured_stored_and_planned_with(tmp_path: Path, profile: Pat
         on_message=lambda _: None,
     )
     assert read_engine_steps(profile) == steps
-    assert [one.tokens for one in steps.prompts] == [16, 64, 256, 960]
-    assert all(min(one.seconds) >= 0.05 for one in steps.prompts)
-    gaps = [statistics.median(one.seconds) for one in steps.decodes]
-    assert len(gaps) >= 4
-    assert all(0.009 < gap < 1.0 for gap in gaps)
+    assert [one.tensor_parallel for one in steps.launches] == [1, 2]
+    for launch in steps.launches:
+        assert [one.tokens for one in launch.prompts] == [16, 64, 256, 960]
+        assert all(min(one.seconds) >= 0.05 for one in launch.prompts)
+        gaps = [statistics.median(one.seconds) for one in launch.decodes]
+        assert len(gaps) >= 4
+        assert all(0.009 < gap < 1.0 for gap in gaps)
     after = api.deploy(spec, profiles=profile).plan
     assert before.predicted is not None
     assert after.predicted is not None

@@ -1,4 +1,4 @@
-"""`engine.json` of a profile: the steps of an engine, as one launch of it showed them.
+"""`engine.json` of a profile: the steps of an engine, as launches of it showed them.
 
     prompts    seconds to the first token of a prompt alone
     decodes    seconds between two tokens of so many running sequences
@@ -49,8 +49,16 @@ class DecodePoint(Record):
     """Between two tokens of a sequence, a mean for each measurement."""
 
 
+class LaunchSteps(Record):
+    """One launch of one instance."""
+
+    tensor_parallel: Instances
+    prompts: Annotated[tuple[PromptPoint, ...], Field(min_length=1)]
+    decodes: Annotated[tuple[DecodePoint, ...], Field(min_length=1)]
+
+
 class EngineSteps(Record):
-    """One launch."""
+    """Every launch of one model."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     engine: str
@@ -59,10 +67,8 @@ class EngineSteps(Record):
     """As the profile names it."""
     command: str
     """That started the server."""
-    tensor_parallel: Instances
     model: ModelSpec
-    prompts: Annotated[tuple[PromptPoint, ...], Field(min_length=1)]
-    decodes: Annotated[tuple[DecodePoint, ...], Field(min_length=1)]
+    launches: Annotated[tuple[LaunchSteps, ...], Field(min_length=1, max_length=16)]
 
 
 def read_engine_steps(profile: Path) -> EngineSteps | None:

@@ -361,7 +361,9 @@ class Iteration:
     def scheduler_s(self) -> float:
         """Between two steps without prompts."""
         host = self.machine.host
-        return self.traits.scheduler_s if host is None else host.step_s
+        if host is None:
+            return self.traits.scheduler_s
+        return host.step_s + (host.tensor_step_s if self.degrees.attention_tensor > 1 else 0.0)
 
     @property
     def prompt_scheduler_s(self) -> float:

@@ -86,6 +86,8 @@ class HostTimes:
 
     step_s: float
     """Between two steps, beyond the sum of their kernels; prompts in them or not."""
+    tensor_step_s: float
+    """Beyond that where ranks share a step and wait for each other."""
     sequence_s: float
     """Of each running sequence in a step."""
     request_s: float

