@@ -100,6 +100,7 @@ def test_what_no_release_runs_there_is_no_mode(tmp_path: Path, profile: Path) ->
 def test_prefill_and_decode_apart_pass_caches_through_memory(tmp_path: Path, profile: Path) -> None:
     made = api.deploy(deployment(tmp_path, modes=["disaggregated"]), profiles=profile)
     assert made.plan.decision is not None
+    assert any("measure before relying on it" in one for one in made.plan.provenance.notes)
     api.write(tmp_path / "plan", made)
     for role in ("prefill", "decode"):
         script = (tmp_path / "plan" / "launch" / "vllm" / f"{role}.sh").read_text()

@@ -239,7 +239,10 @@ VLLM_0_32_CPU: Final = replace(
     overlap_backends=frozenset(),
 )
 """Expert parallelism ends with the first request, data parallelism lacks `all_gatherv`, and
-pipelines do not start, though the server's /health says 200 (tried on two cores)."""
+pipelines do not start, though the server's /health says 200 (tried on two cores). Prefill and
+decode apart over NIXL answer as one server does, also from pages of 64 to pages of 128 tokens
+(128 to 64 fails: the decoder's pages must be a multiple), but a request of 256 tokens takes 1 to 3
+seconds on two idle cores, for a reason that was not found."""
 
 RELEASES: Final = (VLLM_0_33, VLLM_0_33_ROCM, VLLM_0_32_CPU)
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from tuner.config.serve import Island, PlannedKvTransfer, Role, ServeDecision
 from tuner.config.serve_words import target_words
-from tuner.costs.serve.bands import NEW_PAIR, ratio_bands
+from tuner.costs.serve.bands import NEW_PAIR, SPLIT_MODES, ratio_bands
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
-from tuner.devices.datasheet import Vendor
+from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.serve_capabilities import main_release, target_refusals
 from tuner.engines.serve_rules.rules import refusals
 from tuner.engines.serve_rules.steps import lacks_units
@@ -328,6 +328,14 @@ def plan_cautions(solution: ModeSolution, problem: ServeProblem) -> Iterator[str
         yield f"no published run backs the bands of {solution.mode}: they are a guess"
     if solution.mode == "attention_expert":
         yield from _experiment(solution)
+    if solution.mode in SPLIT_MODES and any(
+        group.option.serving_pool.machine.sheet.generation is Generation.PROCESSOR
+        for group in solution.groups
+    ):
+        yield (
+            "prefill and decode apart on processors answered as one server does in launches of"
+            " vllm 0.32.0, but took several times what is predicted: measure before relying on it"
+        )
     if solution.mode == "shared_device":
         yield (
             "multiplexed devices are priced from published curves (semi-PD, Nexus), not from"
