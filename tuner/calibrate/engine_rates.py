@@ -78,9 +78,10 @@ def predicted_steps(steps: EngineSteps, machine: ServingMachine, rates: ReachedR
 
 def measured_steps(steps: EngineSteps) -> Floats:
     """Return the median of every point in seconds, in the same order."""
-    points = [
-        one.seconds for launch in steps.launches for one in (*launch.prompts, *launch.decodes)
-    ]
+    points = []
+    for launch in steps.launches:
+        points += [one.seconds for one in launch.prompts]
+        points += [one.seconds for one in launch.decodes]
     return np.array([statistics.median(seconds) for seconds in points])
 
 
