@@ -47,7 +47,7 @@ def _scheduler(factor: float) -> Patches:
 
 def _client(seconds: float, *engines: str) -> Patches:
     made = {name: replace(serve_traits()[name], client_s=seconds) for name in engines}
-    return _with(made, client)
+    return _with(made, client, recipes)
 
 
 VARIANTS: Mapping[str, Mapping[str, Patches]] = {

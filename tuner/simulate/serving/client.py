@@ -47,11 +47,13 @@ class ClientOverhead:
     overhead_s: float
     stream_steps: float = 0.0
     """Steps that a token waits to be handed out."""
-    steps_before_token: float = STEPS_BEFORE_TOKEN
+    is_measured_alone: bool = False
+    """The overhead is what a prompt alone took beyond its steps, so none is waited for."""
 
     def late_s(self, step_s: float) -> float:
         """Seconds that a first token comes after its prompt was read."""
-        return (self.steps_before_token + self.stream_steps) * step_s + self.overhead_s
+        before = 0.0 if self.is_measured_alone else STEPS_BEFORE_TOKEN
+        return (before + self.stream_steps) * step_s + self.overhead_s
 
 
 def engine_client(iteration: Iteration) -> ClientOverhead:
@@ -59,7 +61,7 @@ def engine_client(iteration: Iteration) -> ClientOverhead:
     host = iteration.machine.host
     if host is None:
         return ClientOverhead(overhead_s=iteration.traits.client_s)
-    return ClientOverhead(overhead_s=host.request_s, steps_before_token=0.0)
+    return ClientOverhead(overhead_s=host.request_s, is_measured_alone=True)
 
 
 def client_observed_ttft_s(served: Served, *, client: ClientOverhead) -> Floats:

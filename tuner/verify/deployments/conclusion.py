@@ -228,10 +228,11 @@ def _factor(ran: Sequence[MeasuredDeployment], metric: Metric) -> float:
 
 def _residual(plan: ServePlan, ran: Sequence[MeasuredDeployment]) -> ServeResidual | None:
     by_metric = {name: list(_ratios(ran, name)) for name in ("ttft", "tpot")}
-    releases = {release_on(plan.goal, pool) for pool in plan.cluster.pools}
-    if min(map(len, by_metric.values())) < FEWEST or len(releases) > 1:
+    releases = [release_on(plan.goal, pool) for pool in plan.cluster.pools]
+    is_one = len({(one.name, one.release) for one in releases}) == 1
+    if min(map(len, by_metric.values())) < FEWEST or not is_one:
         return None
-    (release,) = releases
+    release = releases[0]
     prior = plan.provenance.residual
     ttft = latency_residual(by_metric["ttft"], prior=None if prior is None else prior.ttft)
     tpot = latency_residual(by_metric["tpot"], prior=None if prior is None else prior.tpot)
