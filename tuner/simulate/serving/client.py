@@ -47,12 +47,12 @@ class ClientOverhead:
     overhead_s: float
     stream_steps: float = 0.0
     """Steps that a token waits to be handed out."""
-    is_measured_alone: bool = False
-    """The overhead is what a prompt alone took beyond its steps, so none is waited for."""
+    waits_for_steps: bool = True
+    """Not where the overhead is what a prompt on an idle server took beyond its own step."""
 
     def late_s(self, step_s: float) -> float:
         """Seconds that a first token comes after its prompt was read."""
-        before = 0.0 if self.is_measured_alone else STEPS_BEFORE_TOKEN
+        before = STEPS_BEFORE_TOKEN if self.waits_for_steps else 0.0
         return (before + self.stream_steps) * step_s + self.overhead_s
 
 
@@ -61,7 +61,7 @@ def engine_client(iteration: Iteration) -> ClientOverhead:
     host = iteration.machine.host
     if host is None:
         return ClientOverhead(overhead_s=iteration.traits.client_s)
-    return ClientOverhead(overhead_s=host.request_s, is_measured_alone=True)
+    return ClientOverhead(overhead_s=host.request_s, waits_for_steps=False)
 
 
 def client_observed_ttft_s(served: Served, *, client: ClientOverhead) -> Floats:
