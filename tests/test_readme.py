@@ -55,15 +55,15 @@ ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
     "bash examples/quickstart.sh": ("its commands are in the next block", "tests/test_readme.py"),
     "bash examples/engines/deepspeed/run.sh": (
         "makes an environment, over the network",
-        "tests/tuner/verify/test_real_deepspeed.py",
+        "tests/tuner/verify/test_real_engines.py",
     ),
     "bash examples/engines/megatron_lm/run.sh": (
         "makes an environment, over the network",
-        "tests/tuner/verify/test_real_megatron_lm.py",
+        "tests/tuner/verify/test_real_engines.py",
     ),
     "bash examples/engines/torchtitan/run.sh": (
         "makes an environment, over the network",
-        "tests/tuner/verify/test_real_torchtitan.py",
+        "tests/tuner/verify/test_real_engines.py",
     ),
     "python examples/api.py": ("has a test of its own", "tests/test_readme.py"),
 }

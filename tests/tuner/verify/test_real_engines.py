@@ -1,0 +1,110 @@
+"""Real training engines take the emitted files, train on the CPU and are measured."""
+
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.engine_layouts import engine_of
+from tests.benchmarks.launched_engine import CHECKOUT, LaunchedEngine
+from tuner import api
+from tuner.goals.verify import command_trials
+from tuner.verify.verification import Effort, Watcher
+
+PROFILE = CHECKOUT / "examples" / "profiles" / "epyc-quickstart-1" / "used" / "profile"
+INSTALL_S = 420.0
+SEARCHES = {
+    "deepspeed": (
+        "pipeline_model_parallel_size: [1], zero_stage: [1], expert_model_parallel_size: [1]",
+        "pipeline_model_parallel_size: [1], zero_stage: [2], expert_model_parallel_size: [2]",
+        "pipeline_model_parallel_size: [1], zero_stage: [3], expert_model_parallel_size: [1]",
+    ),
+    "megatron-lm": (
+        "zero_stage: [3], tensor_model_parallel_size: [1], pipeline_model_parallel_size: [1]",
+        "tensor_model_parallel_size: [2], expert_model_parallel_size: [2], recompute: [selective],"
+        " chunks: [2]",
+        "pipeline_model_parallel_size: [2], virtual_pipeline_model_parallel_size: [2]",
+    ),
+    "torchtitan": (
+        "zero_stage: [0], expert_model_parallel_size: [1], tensor_model_parallel_size: [1]",
+        "zero_stage: [3], expert_model_parallel_size: [2], tensor_model_parallel_size: [1],"
+        " recompute: [full]",
+        "zero_stage: [2], expert_model_parallel_size: [2], tensor_model_parallel_size: [2]",
+    ),
+}
+
+
+def _installed(name: str) -> LaunchedEngine:
+    engine = engine_of(name)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", engine.setup],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=INSTALL_S,
+    )
+    if done.returncode:
+        pytest.skip(f"{name} cannot be installed: {done.stderr.strip()[-300:]}")
+    return engine
+
+
+def _spec(engine: LaunchedEngine, folder: Path, search: str) -> Path:
+    file = folder / "spec.yaml"
+    file.write_text(
+        f"""
+schema_version: 1
+model: {engine.model}
+cluster: {{pools: [{{name: here, profile: {PROFILE}, nodes: 1, devices_per_node: 2}}]}}
+goal: {{kind: train, {engine.goal}}}
+search: {{micro_batch_size: [2], {search}}}
+emit: [{engine.name}]
+""",
+        encoding="utf-8",
+    )
+    return file
+
+
+def test_a_stand_in_refuses_to_run_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = engine_of("torchtitan").example / "train_on_cpu.py"
+    spec = importlib.util.spec_from_file_location("train_on_cpu", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(SystemExit, match="CUDA"):
+        module.stand_in()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", SEARCHES)
+def test_an_engine_trains_what_is_emitted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = _installed(name)
+    monkeypatch.setenv("PATH", f"{engine.programs}{os.pathsep}{os.environ['PATH']}")
+    for variable, value in engine.environment.items():
+        monkeypatch.setenv(variable, value)
+    failures = []
+    for search in SEARCHES[name]:
+        folder = tmp_path / f"a plan {len(list(tmp_path.iterdir()))}"
+        api.write(folder, api.plan(_spec(engine, tmp_path, search)))
+        result = api.verify(
+            folder,
+            effort=Effort(trials=1, steps=2, repeats=0),
+            resume=False,
+            watcher=Watcher(started=lambda *_: None, ended=lambda _: None),
+            by=command_trials(
+                command=f"bash {{launch}}/run.sh {engine.arguments}",
+                metrics=engine.metrics,
+                folder=folder,
+            ),
+        )
+        (trial,) = result.trials
+        if trial.status != "ok" or not trial.measured_step_s:
+            failures.append(f"{search}: {trial.status}: {trial.reason}")
+    assert not failures
