@@ -66,7 +66,7 @@ def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None =
         body = _gateway(verified, router.gateway, disaggregated="PREFILL" in lists)
     else:
         body = _nginx(verified, by_service=counts is not None)
-    return f"{_PORT}{_CHECK}{read}{body}"
+    return f"{_ADDRESS}{_CHECK}{read}{body}"
 
 
 def planned_router(verified: VerifiedServing) -> ServeRouter:
@@ -217,7 +217,7 @@ def _gateway(verified: VerifiedServing, gateway: Gateway, *, disaggregated: bool
         words += [*_disaggregated(verified, gateway), '"${SPREAD[@]}"']
     else:
         words.append('--worker-urls "${WORKER[@]}"')
-    words += [*_policy(verified), '--host 0.0.0.0 --port "$ROUTER_PORT"', '"$@"']
+    words += [*_policy(verified), '--host "$ROUTER_HOST" --port "$ROUTER_PORT"', '"$@"']
     return before + "exec " + " \\\n  ".join(words) + "\n"
 
 
@@ -275,13 +275,15 @@ CONFIG="$(mktemp)"
     printf '  server %s weight=%s@RESOLVE@;\\n' "${WORKER[index]#http://}" "${WEIGHTS[index]}"
   done
   echo '} server {'
-  printf '  listen %s;\\n' "$ROUTER_PORT"
+  printf '  listen %s:%s;\\n' "$ROUTER_HOST" "$ROUTER_PORT"
   echo '  location / { proxy_pass http://workers; proxy_http_version 1.1;'
   echo '    proxy_buffering off; proxy_read_timeout 3600s; } } }'
 } > "$CONFIG"
 exec nginx -c "$CONFIG" -g 'daemon off;'
 """
-_PORT: Final = f'ROUTER_PORT="${{ROUTER_PORT:-{ROUTER_PORT}}}"\n'
+_ADDRESS: Final = (
+    f'ROUTER_HOST="${{ROUTER_HOST:-0.0.0.0}}"\nROUTER_PORT="${{ROUTER_PORT:-{ROUTER_PORT}}}"\n'
+)
 
 
 def _nginx_text(directive: str, *, by_service: bool) -> str:
@@ -291,5 +293,5 @@ def _nginx_text(directive: str, *, by_service: bool) -> str:
     return text
 
 
-FRONT_NGINX: Final = _PORT + _nginx_text("", by_service=False)
+FRONT_NGINX: Final = _ADDRESS + _nginx_text("", by_service=False)
 """By weight only: each island balances its own requests."""

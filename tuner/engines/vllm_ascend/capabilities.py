@@ -43,7 +43,7 @@ load_balance_proxy_server_example.py}"
 hosts() { local url; for url in "$@"; do url="${url#http://}"; printf '%s ' "${url%%:*}"; done; }
 ports() { local url; for url in "$@"; do printf '%s ' "${url##*:}"; done; }
 # Unquoted: one word per host or port.
-exec python "$PROXY" --host 0.0.0.0 --port "$ROUTER_PORT" \\
+exec python "$PROXY" --host "$ROUTER_HOST" --port "$ROUTER_PORT" \\
   --prefiller-hosts $(hosts "${PREFILL[@]}") --prefiller-ports $(ports "${PREFILL[@]}") \\
   --decoder-hosts $(hosts "${DECODE[@]}") --decoder-ports $(ports "${DECODE[@]}") "$@"
 """,

@@ -9,6 +9,7 @@
 #
 # Usage: set PREFILL_URLS and DECODE_URLS to addresses such as http://host:30000, separated by spaces, one per instance in the order above, and run ./router.sh [more flags of the router]
 set -euo pipefail
+ROUTER_HOST="${ROUTER_HOST:-0.0.0.0}"
 ROUTER_PORT="${ROUTER_PORT:-8000}"
 check() {
   local -n urls="$2"
@@ -30,7 +31,7 @@ read -r -d "" -a DECODE <<< "${DECODE_URLS:?set it to the addresses, such as htt
 check 1 DECODE
 CONFIG="$(mktemp --suffix=.yaml)"
 {
-  printf 'hostname: 0.0.0.0\nport: %s\nbackend: pytorch\n' "$ROUTER_PORT"
+  printf 'hostname: %s\nport: %s\nbackend: pytorch\n' "$ROUTER_HOST" "$ROUTER_PORT"
   printf 'context_servers:\n  router: {type: round_robin}\n'
   printf '  num_instances: %s\n  urls:\n' "${#PREFILL[@]}"
   printf '    - "%s"\n' "${PREFILL[@]#http://}"

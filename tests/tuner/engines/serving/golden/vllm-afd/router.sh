@@ -13,6 +13,7 @@
 # Usage: set PREFILL_URLS and DECODE_URLS to addresses such as http://host:30000, separated by spaces, one per instance in the order above, and run ./router.sh [more flags of the router]
 # DECODE_URLS are those of attention servers; FFN servers take no requests.
 set -euo pipefail
+ROUTER_HOST="${ROUTER_HOST:-0.0.0.0}"
 ROUTER_PORT="${ROUTER_PORT:-8000}"
 check() {
   local -n urls="$2"
@@ -40,5 +41,5 @@ exec vllm-router \
   --kv-connector nixl \
   "${SPREAD[@]}" \
   --policy round_robin \
-  --host 0.0.0.0 --port "$ROUTER_PORT" \
+  --host "$ROUTER_HOST" --port "$ROUTER_PORT" \
   "$@"

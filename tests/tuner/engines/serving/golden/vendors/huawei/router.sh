@@ -9,6 +9,7 @@
 #
 # Usage: set PREFILL_URLS and DECODE_URLS to addresses such as http://host:30000, separated by spaces, one per instance in the order above, and run ./router.sh [more flags of the router]
 set -euo pipefail
+ROUTER_HOST="${ROUTER_HOST:-0.0.0.0}"
 ROUTER_PORT="${ROUTER_PORT:-8000}"
 check() {
   local -n urls="$2"
@@ -32,6 +33,6 @@ PROXY="${PROXY:-/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/lo
 hosts() { local url; for url in "$@"; do url="${url#http://}"; printf '%s ' "${url%%:*}"; done; }
 ports() { local url; for url in "$@"; do printf '%s ' "${url##*:}"; done; }
 # Unquoted: one word per host or port.
-exec python "$PROXY" --host 0.0.0.0 --port "$ROUTER_PORT" \
+exec python "$PROXY" --host "$ROUTER_HOST" --port "$ROUTER_PORT" \
   --prefiller-hosts $(hosts "${PREFILL[@]}") --prefiller-ports $(ports "${PREFILL[@]}") \
   --decoder-hosts $(hosts "${DECODE[@]}") --decoder-ports $(ports "${DECODE[@]}") "$@"
