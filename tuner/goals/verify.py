@@ -28,6 +28,7 @@ from tuner.verify.budget.measured import work_of as work_of
 from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.scheduler import Budget, Spending
 from tuner.verify.budget.trial_options import TrialOptions
+from tuner.verify.build_locks import abandoned_locks
 from tuner.verify.candidates import PlanCandidates
 from tuner.verify.command import CommandLauncher, parse_template
 from tuner.verify.durable_trials import note
@@ -216,11 +217,16 @@ def command_trials(
         command: a template, see tuner/verify/command.py for its placeholders.
         metrics: how its steps are read, see tuner/verify/metrics.py.
         network: of trials, see tuner/verify/trial_network.py.
-        on_message: gets a line if trials are reachable from outside.
+        on_message: gets a line if trials are reachable from outside, and one for each stale lock of
+            a build, for which an engine that compiles the same kernels waits in silence.
 
     Raises:
         SpecError: the template or the metrics parser is invalid.
     """
+    for lock in abandoned_locks(os.environ):
+        on_message(
+            f"{lock}, left by a killed build, holds up trials that compile the same: remove it"
+        )
     return CommandLauncher(
         template=parse_template(command),
         adapter=find_adapter(metrics),

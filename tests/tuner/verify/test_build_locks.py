@@ -5,6 +5,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from tuner.goals.verify import command_trials
 from tuner.verify.build_locks import abandoned_locks, release_builds
 from tuner.verify.launcher import run_command, timeout_result
 
@@ -34,8 +37,11 @@ def test_a_trial_that_is_ended_while_it_builds_leaves_no_lock(tmp_path: Path) ->
     assert not lock.exists()
 
 
-def test_locks_that_are_held_or_older_than_the_trial_stay_and_are_named(tmp_path: Path) -> None:
+def test_locks_that_are_held_or_older_than_the_trial_stay_and_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     held, old = (tmp_path / name / "lock" for name in ("held", "old"))
     for lock in (held, old):
         lock.parent.mkdir()
@@ -45,6 +51,11 @@ def test_locks_that_are_held_or_older_than_the_trial_stay_and_are_named(tmp_path
     number = os.open(held, os.O_CREAT | os.O_EXCL)
     try:
         assert abandoned_locks(environment) == (old,)
+        lines: list[str] = []
+        command_trials(command="true", metrics="jsonl", on_message=lines.append)
+        assert lines == [
+            f"{old}, left by a killed build, holds up trials that compile the same: remove it"
+        ]
         release_builds(environment, since_s=since_s)
         assert held.exists()
         assert old.exists()
