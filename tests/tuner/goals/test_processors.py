@@ -97,8 +97,17 @@ def test_what_no_release_runs_there_is_no_mode(tmp_path: Path, profile: Path) ->
     assert made.plan.decision is None
 
 
-def test_prefill_and_decode_apart_pass_caches_through_memory(tmp_path: Path, profile: Path) -> None:
-    made = api.deploy(deployment(tmp_path, modes=["disaggregated"]), profiles=profile)
+def test_prefill_and_decode_apart_need_a_machine_each(tmp_path: Path, profile: Path) -> None:
+    spec = deployment(tmp_path, modes=["aggregated", "disaggregated"])
+    made = api.deploy(spec, profiles=profile)
+    assert made.plan.decision is not None
+    assert made.plan.decision.mode == "aggregated"
+    (row,) = (one for one in made.plan.modes if one.mode == "disaggregated")
+    assert "all ranks of a machine compute on its last core" in row.told
+    keys = yaml.safe_load(deployment(tmp_path, modes=["disaggregated"]).read_text())
+    keys["cluster"]["pools"][0] |= {"nodes": 2, "devices_per_node": 1}
+    spec.write_text(yaml.safe_dump(keys))
+    made = api.deploy(spec, profiles=profile)
     assert made.plan.decision is not None
     assert any("measure before relying on it" in one for one in made.plan.provenance.notes)
     api.write(tmp_path / "plan", made)

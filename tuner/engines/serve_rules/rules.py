@@ -118,6 +118,7 @@ def group_refusals(
             *_experts(engine, group, model=model),
             *_afd_server(engine, group, model=model, goal=goal, generation=generation),
             *_attention(engine, group, devices_per_node=devices_per_node),
+            *_shared_core(engine, group, devices_per_node=devices_per_node),
             *_all_to_all(engine, group, model=model, generation=generation),
             *step_refusals(engine, group, model=model, goal=goal, generation=generation),
         )
@@ -268,6 +269,17 @@ def _attention(
                 f"a data-parallel rank of attention_tp {group.attention_tp} x pp {group.pp} must"
                 f" fit the {local} devices of a machine"
             )
+
+
+def _shared_core(
+    engine: ServingCapabilities, group: InstanceFields, *, devices_per_node: int
+) -> Iterator[str]:
+    transfers = group.role in ROLES["disaggregated"]
+    if engine.transferring_ranks_share_core and transfers and devices_per_node > 1:
+        yield (
+            "with a KV connector all ranks of a machine compute on its last core, so it runs one"
+            f" rank; devices_per_node {devices_per_node} must be 1"
+        )
 
 
 def _all_to_all(

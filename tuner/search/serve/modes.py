@@ -20,7 +20,7 @@ from tuner.search.serve.preference import (
     rank_solutions,
 )
 from tuner.search.serve.remote_prefill import length_thresholds
-from tuner.search.serve.solve_mode import ModeSolution, ServeProblem, goal_spare
+from tuner.search.serve.solve_mode import PRICED_ROLES, ModeSolution, ServeProblem, goal_spare
 from tuner.search.serve.to_plan import describe_missed, describe_solution, solution_refusals
 from tuner.spec.serving.goal import Mode
 from tuner.units import format_counted
@@ -200,6 +200,9 @@ def explain_no_solution(mode: Mode, problem: ServeProblem) -> str:
         return next(iter(problem.afd_units.illegal_by))
     if problem.options.slowest_tpot_s == float("inf"):
         return "memory: no parallel layout of the model leaves room for one request"
+    for role in PRICED_ROLES[mode]:
+        if role in problem.refused:
+            return problem.refused[role]
     return "the pools lack the devices or links for it at this traffic within the targets"
 
 

@@ -333,8 +333,8 @@ def plan_cautions(solution: ModeSolution, problem: ServeProblem) -> Iterator[str
         for group in solution.groups
     ):
         yield (
-            "prefill and decode apart on processors answered as one server does in launches of"
-            " vllm 0.32.0, but took several times what is predicted: measure before relying on it"
+            "no launch backs prefill and decode apart on processors of several machines, where a"
+            " thread of NIXL takes a core of each: measure before relying on it"
         )
     if solution.mode == "shared_device":
         yield (
