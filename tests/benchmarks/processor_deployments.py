@@ -61,7 +61,9 @@ from tuner.verify.deployments.launcher import (
 CHECKOUT: Final = Path(__file__).parents[2]
 STORED: Final = CHECKOUT / "examples" / "profiles" / "epyc-vllm"
 MODEL: Final = CHECKOUT / "examples" / "models" / "small-moe" / "config.json"
-FLAGS: Final = "--host 127.0.0.1 --load-format dummy --enforce-eager"
+FLAGS: Final = "--host 127.0.0.1 --load-format dummy --enforce-eager --no-enable-prefix-caching"
+"""Without a cache of prefixes: the client warms up with a run's first prompt, and prompts repeat,
+being consecutive tokens from a random one of 256."""
 INPUT, OUTPUT = 256, 32
 RATES: Final = (0.5, 1.2)
 """Requests a second."""
@@ -178,6 +180,7 @@ def launches(profile: Path, vllm: Path, model: Path, rounds: int) -> Iterator[di
         "PATH": f"{vllm}{os.pathsep}{os.environ['PATH']}",
         "MODEL": str(model),
         "HF_HUB_OFFLINE": "1",
+        "ROUTER_HOST": "127.0.0.1",
     }
     starter = DeploymentStarter(
         command=parse_template(

@@ -27,16 +27,15 @@ step() {
 
 step "$VLLM_VENV/bin/python" "$HERE/make_model.py" "$CHECKOUT/examples/models/small-moe/config.json" "$OUT/model"
 # The plan's scripts take vllm from this environment.
-export PATH="$VLLM_VENV/bin:$PATH" MODEL="$OUT/model"
-START='bash {launch}/local.sh --host 127.0.0.1 --load-format dummy --enforce-eager'
+export PATH="$VLLM_VENV/bin:$PATH" MODEL="$OUT/model" ROUTER_HOST=127.0.0.1
+# Random prompts of a tokenizer of bytes repeat; planned is traffic without common prefixes.
+START='bash {launch}/local.sh --host 127.0.0.1 --load-format dummy --enforce-eager --no-enable-prefix-caching'
 step env OMP_NUM_THREADS=1 moetune profile -o "$OUT/profile" --for "$SPEC" \
   --suite kernels,links,engine --budget 60s --ranks 2 --command "$START"
 step moetune plan "$SPEC" -o "$OUT/plan" --profile "$OUT/profile"
 step moetune verify "$OUT/plan" --launcher command --trials "${TRIALS:-3}" --runs "${RUNS:-1}" \
-  --command "$START" --bench "vllm bench serve --base-url {url} --model '$MODEL' --dataset-name random
-    --random-input-len {input_tokens} --random-output-len {output_tokens} --ignore-eos --num-warmups 4
-    --num-prompts ${REQUESTS:-48} --request-rate {rate} --seed {seed} --disable-tqdm
-    --save-result --result-filename {result}"
+  --command "$START" --bench "bash {launch}/bench_vllm.sh --result-filename {result} --seed {seed}
+    --num-warmups {warmups} --num-prompts ${REQUESTS:-48} --disable-tqdm"
 step moetune report "$OUT/plan" -o "$OUT/plan.html"
 # What the trials said of vLLM on this machine is kept: its folder stands for the profile.
 step moetune plan "$SPEC" -o "$OUT/plan-again" --profile "$OUT/plan"

@@ -72,12 +72,10 @@ def test_vllm_serves_what_is_emitted(
         resume=False,
         by=deployment_trials(
             folder=folder,
-            command=("bash {launch}/local.sh --host 127.0.0.1 --load-format dummy --enforce-eager"),
+            command="bash {launch}/local.sh --host 127.0.0.1 --load-format dummy --enforce-eager",
             benchmark=(
-                "vllm bench serve --base-url {url} --model {model} --dataset-name random"
-                " --random-input-len {input_tokens} --random-output-len {output_tokens}"
-                f" --ignore-eos --num-prompts {REQUESTS} --request-rate {{rate}} --seed {{seed}}"
-                " --disable-tqdm --save-result --result-filename {result}"
+                "bash {launch}/bench_vllm.sh --result-filename {result} --seed {seed}"
+                f" --num-warmups 1 --num-prompts {REQUESTS} --disable-tqdm"
             ),
             metrics="vllm-bench",
             runs=1,
