@@ -62,8 +62,8 @@ CHECKOUT: Final = Path(__file__).parents[2]
 STORED: Final = CHECKOUT / "examples" / "profiles" / "epyc-vllm"
 MODEL: Final = CHECKOUT / "examples" / "models" / "small-moe" / "config.json"
 FLAGS: Final = "--host 127.0.0.1 --load-format dummy --enforce-eager --no-enable-prefix-caching"
-"""Without a cache of prefixes: the client warms up with a run's first prompt, and prompts repeat,
-being consecutive tokens from a random one of 256."""
+"""Without prefix caching: the client warms up with a run's first prompt, and prompts repeat, being
+consecutive tokens from a random one of 256."""
 INPUT, OUTPUT = 256, 32
 RATES: Final = (0.5, 1.2)
 """Requests a second."""

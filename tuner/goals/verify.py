@@ -223,12 +223,11 @@ def command_trials(
     Raises:
         SpecError: the template or the metrics parser is invalid.
     """
+    template = parse_template(command)
     for lock in abandoned_locks(os.environ):
-        on_message(
-            f"{lock}, left by a killed build, holds up trials that compile the same: remove it"
-        )
+        on_message(f"trials that compile the same wait for {lock}: remove it if no build runs")
     return CommandLauncher(
-        template=parse_template(command),
+        template=template,
         adapter=find_adapter(metrics),
         environment=os.environ,
         prepare=_write_launch_files,

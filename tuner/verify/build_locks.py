@@ -5,7 +5,7 @@ build the file `lock` is open beside it; other processes wait until it is gone, 
 builder was killed (torch 2.13, utils/file_baton.py and cpp_extension.py).
 
     removed     locks that were created while a trial ran, once all of its processes have ended
-    reported    any others, if a trial did not end in time
+    reported    any others, before the first trial and where one did not end in time
 
 Not covered: builders on other machines or in containers that share the folder, whose open files are
 not visible here; their locks are removed only if they were created during the trial.

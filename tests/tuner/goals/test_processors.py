@@ -97,13 +97,15 @@ def test_what_no_release_runs_there_is_no_mode(tmp_path: Path, profile: Path) ->
     assert made.plan.decision is None
 
 
-def test_prefill_and_decode_apart_need_a_machine_each(tmp_path: Path, profile: Path) -> None:
-    spec = deployment(tmp_path, modes=["aggregated", "disaggregated"])
+def test_disaggregated_ranks_need_a_machine_each(tmp_path: Path, profile: Path) -> None:
+    spec = deployment(tmp_path, modes=["aggregated", "disaggregated", "shared_device"])
     made = api.deploy(spec, profiles=profile)
     assert made.plan.decision is not None
     assert made.plan.decision.mode == "aggregated"
     (row,) = (one for one in made.plan.modes if one.mode == "disaggregated")
-    assert "all ranks of a machine compute on its last core" in row.told
+    assert "all ranks of a machine compute on the last cores" in row.told
+    (row,) = (one for one in made.plan.modes if one.mode == "shared_device")
+    assert "mode shared_device is not one of aggregated, disaggregated" in row.told
     keys = yaml.safe_load(deployment(tmp_path, modes=["disaggregated"]).read_text())
     keys["cluster"]["pools"][0] |= {"nodes": 2, "devices_per_node": 1}
     spec.write_text(yaml.safe_dump(keys))

@@ -53,9 +53,7 @@ def test_locks_that_are_held_or_older_than_the_trial_stay_and_are_named(
         assert abandoned_locks(environment) == (old,)
         lines: list[str] = []
         command_trials(command="true", metrics="jsonl", on_message=lines.append)
-        assert lines == [
-            f"{old}, left by a killed build, holds up trials that compile the same: remove it"
-        ]
+        assert lines == [f"trials that compile the same wait for {old}: remove it if no build runs"]
         release_builds(environment, since_s=since_s)
         assert held.exists()
         assert old.exists()

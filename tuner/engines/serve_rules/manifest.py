@@ -102,8 +102,8 @@ class ServingCapabilities:
     low_latency_leaves_prefill: bool = False
     """With low-latency DeepEP, prefill of an aggregated instance uses the normal kernels."""
     transferring_ranks_share_core: bool = False
-    """With a KV connector the thread that computes moves to one core of the machine, the same for
-    every rank there."""
+    """With a KV connector the thread that computes moves to the same few cores for every rank of a
+    machine."""
     only_tensor_parallel: bool = False
     """An instance has tensor ranks only: no expert, data or pipeline parallelism."""
     both_attention_degrees: bool = True

@@ -74,7 +74,7 @@ def refusals(
     used = {group.pool: releases.get(group.pool, engine) for group in decision.instances}
     for own in used.values():
         if decision.mode not in own.modes:
-            return (f"{own.title}: {_absent(own, decision.mode)}",)
+            return (absent_mode(own, decision.mode),)
     broken = [
         f"{engine.title}: {line}"
         for line in (
@@ -133,10 +133,11 @@ def nodes_needed(devices: int, *, devices_per_node: int) -> int:
     return nodes
 
 
-def _absent(engine: ServingCapabilities, mode: str) -> str:
+def absent_mode(engine: ServingCapabilities, mode: str) -> str:
+    """Say in a line that the release lacks a mode, and why."""
     why = _WHY_NOT.get(mode)
     known = ", ".join(sorted(engine.modes))
-    return f"mode {mode} is not one of {known}" + (f": {why}" if why else "")
+    return f"{engine.title}: mode {mode} is not one of {known}" + (f": {why}" if why else "")
 
 
 def _roles(decision: DeploymentFields) -> Iterator[str]:
@@ -274,11 +275,11 @@ def _attention(
 def _shared_core(
     engine: ServingCapabilities, group: InstanceFields, *, devices_per_node: int
 ) -> Iterator[str]:
-    transfers = group.role in ROLES["disaggregated"]
-    if engine.transferring_ranks_share_core and transfers and devices_per_node > 1:
+    has_connector = group.role in ROLES["disaggregated"]
+    if engine.transferring_ranks_share_core and has_connector and devices_per_node > 1:
         yield (
-            "with a KV connector all ranks of a machine compute on its last core, so it runs one"
-            f" rank; devices_per_node {devices_per_node} must be 1"
+            "with a KV connector all ranks of a machine compute on the last cores of its NUMA"
+            f" nodes, so it runs one rank; devices_per_node {devices_per_node} must be 1"
         )
 
 

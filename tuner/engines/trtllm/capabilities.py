@@ -61,7 +61,7 @@ TRTLLM_DISAGGREGATED: Final = RouterCapabilities(
     script="""\
 CONFIG="$(mktemp --suffix=.yaml)"
 {
-  printf 'hostname: %s\\nport: %s\\nbackend: pytorch\\n' "$ROUTER_HOST" "$ROUTER_PORT"
+  printf 'hostname: "%s"\\nport: %s\\nbackend: pytorch\\n' "$ROUTER_HOST" "$ROUTER_PORT"
   printf 'context_servers:\\n  router: {type: @PREFILL@}\\n'
   printf '  num_instances: %s\\n  urls:\\n' "${#PREFILL[@]}"
   printf '    - "%s"\\n' "${PREFILL[@]#http://}"

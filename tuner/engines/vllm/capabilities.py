@@ -242,16 +242,14 @@ VLLM_0_32_CPU: Final = replace(
     overlap_backends=frozenset(),
 )
 """Expert parallelism ends with the first request, data parallelism lacks `all_gatherv`, and
-pipelines do not start, though the server's /health says 200 (tried on two cores). Prefill and
-decode apart over NIXL answer as one server does, also from pages of 64 to pages of 128 tokens (128
-to 64 fails: the decoder's pages must be a multiple), from TP 1 to TP 2, and between fp8 caches
-(bf16 to fp8 fails in the handshake). But the connector moves the main thread of a rank, the first
-one that computes, to the last core of its NUMA node (nixl/base_worker.py, `sched_setaffinity`),
-whatever VLLM_CPU_OMP_THREADS_BIND says, and a thread of NIXL 1.5.1 polls without a pause on the
-first core of that binding (nixl/_api.py, `pthrDelay = 0`). On the two cores of one machine a
-request of 256 and 32 tokens alone takes 1.7 s, three times that of one server, 1.3 s where
-`taskset` puts threads back on cores of their own beside the polling, and 0.8 requests/s are not
-served: TTFT grows to 31 s."""
+pipelines do not start, though the server's /health says 200 (tried on two cores). Disaggregated
+instances answer over NIXL as one server does, also with pages of 64 tokens on prefill and 128 on
+decode (128 and 64 fail: the decoder's pages must be a multiple), with TP 1 and TP 2, and with fp8
+caches (bf16 and fp8 fail in the handshake). But the connector moves the main thread of a rank, the
+first one that computes, to the last cores of all NUMA nodes (nixl/base_worker.py,
+`sched_setaffinity`), whatever VLLM_CPU_OMP_THREADS_BIND says, and a thread of NIXL 1.5.1 polls
+without a pause on the first core of that binding (nixl/_api.py, `pthrDelay = 0`). Figures:
+tests/benchmarks/README.md."""
 
 RELEASES: Final = (VLLM_0_33, VLLM_0_33_ROCM, VLLM_0_32_CPU)
 

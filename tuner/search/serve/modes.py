@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from tuner.engines.serve_capabilities import modes_on
+from tuner.engines.serve_capabilities import modes_on, release_on
+from tuner.engines.serve_rules.rules import ROLES, absent_mode
 from tuner.plans.serve import PUBLISHED_MODES, ServeModeResult, ServeUnlaunchable
 from tuner.search.serve.afd_unlaunched import AfdDeployment, describe_afd, size_afd
 from tuner.search.serve.most_rate import solve_goal
@@ -20,7 +21,7 @@ from tuner.search.serve.preference import (
     rank_solutions,
 )
 from tuner.search.serve.remote_prefill import length_thresholds
-from tuner.search.serve.solve_mode import PRICED_ROLES, ModeSolution, ServeProblem, goal_spare
+from tuner.search.serve.solve_mode import ModeSolution, ServeProblem, goal_spare
 from tuner.search.serve.to_plan import describe_missed, describe_solution, solution_refusals
 from tuner.spec.serving.goal import Mode
 from tuner.units import format_counted
@@ -200,9 +201,12 @@ def explain_no_solution(mode: Mode, problem: ServeProblem) -> str:
         return next(iter(problem.afd_units.illegal_by))
     if problem.options.slowest_tpot_s == float("inf"):
         return "memory: no parallel layout of the model leaves room for one request"
-    for role in PRICED_ROLES[mode]:
-        if role in problem.refused:
-            return problem.refused[role]
+    goal, pools = problem.spec.goal, problem.spec.cluster.pools
+    if mode not in modes_on(goal, problem.spec.cluster):
+        return absent_mode(release_on(goal, pools[0]), mode)
+    for role, line in problem.refused.items():
+        if role in ROLES[mode]:
+            return line
     return "the pools lack the devices or links for it at this traffic within the targets"
 
 

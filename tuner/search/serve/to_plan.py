@@ -333,8 +333,9 @@ def plan_cautions(solution: ModeSolution, problem: ServeProblem) -> Iterator[str
         for group in solution.groups
     ):
         yield (
-            "no launch backs prefill and decode apart on processors of several machines, where a"
-            " thread of NIXL takes a core of each: measure before relying on it"
+            "no launch backs disaggregated instances on processors of several machines, where a"
+            " thread of NIXL takes a core of each; on one machine, as local.sh starts them, they"
+            " share a core: measure before relying on it"
         )
     if solution.mode == "shared_device":
         yield (

@@ -31,7 +31,7 @@ read -r -d "" -a DECODE <<< "${DECODE_URLS:?set it to the addresses, such as htt
 check 1 DECODE
 CONFIG="$(mktemp --suffix=.yaml)"
 {
-  printf 'hostname: %s\nport: %s\nbackend: pytorch\n' "$ROUTER_HOST" "$ROUTER_PORT"
+  printf 'hostname: "%s"\nport: %s\nbackend: pytorch\n' "$ROUTER_HOST" "$ROUTER_PORT"
   printf 'context_servers:\n  router: {type: round_robin}\n'
   printf '  num_instances: %s\n  urls:\n' "${#PREFILL[@]}"
   printf '    - "%s"\n' "${PREFILL[@]#http://}"
