@@ -32,7 +32,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from tuner.config.serve import Role, ServeDecision
+from tuner.config.serve import ServeDecision
 from tuner.costs.serve.residual import latency_residual
 from tuner.goals.serve_plan import plan_deployment, price_serving_pools
 from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
@@ -49,7 +49,6 @@ from tuner.search.serve.solve_mode import (
 )
 from tuner.search.serve.to_plan import to_decision, to_prediction
 from tuner.search.settings import SearchSettings
-from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import read_serve_spec
 from tuner.verify.command import parse_template
 from tuner.verify.deployments.launcher import (
@@ -64,6 +63,7 @@ MODEL: Final = CHECKOUT / "examples" / "models" / "small-moe" / "config.json"
 FLAGS: Final = "--host 127.0.0.1 --load-format dummy --enforce-eager --no-enable-prefix-caching"
 """Without prefix caching: the client warms up with a run's first prompt, and prompts repeat, being
 consecutive tokens from a random one of 256."""
+MODE: Final = "aggregated"
 INPUT, OUTPUT = 256, 32
 RATES: Final = (0.5, 1.2)
 """Requests a second."""
@@ -72,39 +72,29 @@ START_S: Final = 400.0
 RUN_S: Final = 300.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Deployment:
-    """What is started: instances of each role, and their budgets."""
+    """What is started: equal aggregated instances, and their budgets."""
 
-    mode: Mode
-    groups: tuple[tuple[Role, int, int], ...]
-    """Role, tensor degree, instances."""
+    tensor: int
+    count: int
     running: int
     tokens: int
 
 
-def _aggregated(tensor: int, count: int, running: int, tokens: int) -> Deployment:
-    return Deployment(
-        mode="aggregated",
-        groups=((Role.AGGREGATED, tensor, count),),
-        running=running,
-        tokens=tokens,
-    )
-
-
 DEPLOYMENTS: Final[Mapping[str, Deployment]] = {
-    "1 instance": _aggregated(1, 1, 16, 1024),
-    "1 instance, 2 sequences": _aggregated(1, 1, 2, 1024),
-    "1 instance, chunks of 128": _aggregated(1, 1, 16, 128),
-    "2 instances": _aggregated(1, 2, 16, 1024),
-    "2 instances, 1 sequence": _aggregated(1, 2, 1, 1024),
-    "TP 2": _aggregated(2, 1, 16, 1024),
-    "TP 2, chunks of 128": _aggregated(2, 1, 16, 128),
-    "2 instances, chunks of 128": _aggregated(1, 2, 16, 128),
+    "1 instance": Deployment(1, 1, 16, 1024),
+    "1 instance, 2 sequences": Deployment(1, 1, 2, 1024),
+    "1 instance, chunks of 128": Deployment(1, 1, 16, 128),
+    "2 instances": Deployment(1, 2, 16, 1024),
+    "2 instances, 1 sequence": Deployment(1, 2, 1, 1024),
+    "TP 2": Deployment(2, 1, 16, 1024),
+    "TP 2, chunks of 128": Deployment(2, 1, 16, 128),
+    "2 instances, chunks of 128": Deployment(1, 2, 16, 128),
 }
 
 
-def spec_text(rate: float, modes: Sequence[str], profile: Path) -> str:
+def spec_text(rate: float, profile: Path) -> str:
     """Return a spec of one load."""
     return f"""
 schema_version: 1
@@ -119,7 +109,7 @@ goal:
   traffic: {{rate: {rate}/s, input_tokens: {INPUT}, output_tokens: {OUTPUT}}}
   slo: {{ttft: {{p90: 2s}}, tpot: {{p90: 100ms}}}}
   max_model_len: 1024
-  modes: [{", ".join(modes)}]
+  modes: [{MODE}]
 emit: [vllm, local]
 """
 
@@ -137,21 +127,18 @@ def planned(name: str, rate: float, profile: Path, scratch: Path) -> Planned:
     """Price and simulate one deployment as a plan does."""
     own = DEPLOYMENTS[name]
     path = scratch / "spec.yaml"
-    path.write_text(spec_text(rate, (own.mode,), profile), encoding="utf-8")
+    path.write_text(spec_text(rate, profile), encoding="utf-8")
     spec = read_serve_spec(path)
     settings = SearchSettings(time_limit_s=20.0)
     pools = price_serving_pools(spec, ())
     problem = build_serve_problem(spec, pools, settings)
-    groups = tuple(
-        InstanceGroup(option=_option(problem, role, tensor, own), count=count)
-        for role, tensor, count in own.groups
-    )
-    router = planned_routers(spec, own.mode)[0]
+    groups = (InstanceGroup(option=_option(problem, own), count=own.count),)
+    router = planned_routers(spec, MODE)[0]
     solution = ModeSolution(
         # Only its mode is read: nothing was solved.
-        solved=cast(SolvedProgram, SimpleNamespace(program=SimpleNamespace(mode=own.mode))),
+        solved=cast(SolvedProgram, SimpleNamespace(program=SimpleNamespace(mode=MODE))),
         groups=groups,
-        simulated=simulate_traffic(problem, own.mode, groups, router=router),
+        simulated=simulate_traffic(problem, MODE, groups, router=router),
         spare=cast(Spare, None),
         missed=(),
         router=router,
@@ -164,11 +151,11 @@ def planned(name: str, rate: float, profile: Path, scratch: Path) -> Planned:
     )
 
 
-def _option(problem: ServeProblem, role: Role, tensor: int, own: Deployment) -> Option:
+def _option(problem: ServeProblem, own: Deployment) -> Option:
     one = next(
         option
         for option in (*problem.options.options, *(c.option for c in problem.options.curves))
-        if option.role is role and option.degrees.attention_tensor == tensor
+        if option.degrees.attention_tensor == own.tensor
     )
     return replace(one, running=own.running, step_tokens=own.tokens, is_chunked=True)
 

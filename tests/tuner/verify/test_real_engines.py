@@ -2,13 +2,13 @@
 
 import importlib.util
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.benchmarks.engine_layouts import engine_of
 from tests.benchmarks.launched_engine import CHECKOUT, LaunchedEngine
+from tests.tuner.verify.environments import require_environment
 from tuner import api
 from tuner.goals.verify import command_trials
 from tuner.verify.verification import Effort, Watcher
@@ -34,21 +34,6 @@ SEARCHES = {
         "zero_stage: [2], expert_model_parallel_size: [2], tensor_model_parallel_size: [2]",
     ),
 }
-
-
-def _installed(name: str) -> LaunchedEngine:
-    engine = engine_of(name)
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", engine.setup],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=INSTALL_S,
-    )
-    if done.returncode:
-        pytest.skip(f"{name} cannot be installed: {done.stderr.strip()[-300:]}")
-    return engine
 
 
 def _spec(engine: LaunchedEngine, folder: Path, search: str) -> Path:
@@ -85,7 +70,8 @@ def test_a_stand_in_refuses_to_run_beside_a_gpu(monkeypatch: pytest.MonkeyPatch)
 def test_an_engine_trains_what_is_emitted(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = _installed(name)
+    engine = engine_of(name)
+    require_environment(engine.setup, limit_s=INSTALL_S)
     monkeypatch.setenv("PATH", f"{engine.programs}{os.pathsep}{os.environ['PATH']}")
     for variable, value in engine.environment.items():
         monkeypatch.setenv(variable, value)

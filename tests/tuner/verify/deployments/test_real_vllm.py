@@ -6,30 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.launched_engine import CHECKOUT
+from tests.tuner.verify.environments import require_environment
 from tuner import api
 from tuner.goals.serve_trial import Reached
 from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve
 
-CHECKOUT = Path(__file__).parents[4]
 MODEL = CHECKOUT / "examples" / "models" / "small-moe" / "config.json"
 PROFILE = CHECKOUT / "examples" / "profiles" / "epyc-vllm" / "profile"
 INSTALL_S = 900.0
-SETUP = 'source "$1/examples/setup.sh"; source "$1/examples/serving/cpu/setup.sh"'
+SETUP = "source examples/setup.sh; source examples/serving/cpu/setup.sh; setup_vllm"
 REQUESTS = 6
 
 
 @pytest.fixture
 def engine() -> Path:
     """Return the folder of the programs of an environment with vLLM."""
-    done = subprocess.run(
-        ["bash", "-c", f"set -euo pipefail; {SETUP}; setup_vllm", "_", str(CHECKOUT)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=INSTALL_S,
-    )
-    if done.returncode:
-        pytest.skip(f"vLLM cannot be installed: {done.stderr.strip()[-300:]}")
+    require_environment(SETUP, limit_s=INSTALL_S)
     return CHECKOUT / ".venv-vllm" / "bin"
 
 
