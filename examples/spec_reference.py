@@ -89,7 +89,7 @@ def _objects_of(schema: Schema, field: Schema) -> Iterator[tuple[Schema, str]]:
 
 def _alternatives(schema: Schema, field: Schema) -> tuple[Schema, ...]:
     """Return what a key may be, references followed; whether it may be absent is left out."""
-    actual = (_followed(schema, part) for part in field.get("anyOf", (field,)))
+    actual = (_followed(schema, part) for part in field.get("anyOf", field.get("oneOf", (field,))))
     return tuple(part for part in actual if part.get("type") != "null")
 
 

@@ -84,6 +84,15 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "grouped_gemm": ("experts", "tokens", "largest", "hidden", "ffn"),
     "attention": ("batch", "sequence", "heads", "kv_heads", "head_dim"),
     "decode_attention": ("batch", "past", "heads", "kv_heads", "head_dim", "window"),
+    "linear_scan": (
+        "batch",
+        "sequence",
+        "heads",
+        "key_heads",
+        "key_dim",
+        "value_dim",
+        "chunk",
+    ),
     "memory_bound": ("rows", "width"),
     "optimizer": ("parameters",),
     "copy": ("bytes",),
@@ -120,6 +129,8 @@ attention     causal scaled-dot-product attention with grouped queries
 decode_attention  one new token for each of `batch` sequences that hold `past` tokens; `window` 0
               where it looks back on all of them. `kind` names the stored keys' type where it is not
               the dtype (imported only)
+linear_scan   linear attention in chunks, from queries, keys, values and decays to its output;
+              `kind`: mamba2, gated_delta, kda (see profilers/kernels/linear_scan.py)
 memory_bound  `kind` names it (see profilers/kernels/memory_bound.py)
 optimizer     one AdamW step over `parameters` elements
 copy          `kind`: device, host_to_device, device_to_host

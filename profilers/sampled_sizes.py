@@ -27,6 +27,7 @@ SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "grouped_gemm": ("experts", "tokens", "largest", "hidden", "ffn"),
     "attention": ("batch", "sequence", "heads", "kv_heads", "head_dim"),
     "decode_attention": ("batch", "past", "heads", "kv_heads", "head_dim"),
+    "linear_scan": ("batch", "sequence"),
     "memory_bound": ("rows", "width"),
     "optimizer": ("parameters",),
     "copy": ("bytes",),

@@ -7,6 +7,9 @@ G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
     gemm             2 m n k, twice                    s (m k + n k + m n)
     grouped_gemm     6 T H F, twice                    s (3 E H F + T (2 H + 6 F))
     attention        2 B A S^2 D, 2.5 times            s B S D (2 A + 2 G)
+    linear_scan      B S A (4 N P + 2 Q P + 2 Q N),    s B S (2 A P + 2 K N) + 16 B S A N P / Q
+                     2.5 times; K key heads of N,
+                     values of P, chunks of Q tokens
     memory_bound     0                                 s rows width x the kind's reads and writes
     optimizer        0                                 per parameter: adamw 28 (4 read, 3 written,
                                                        fp32), accumulate 8 + s, convert 4 + s
@@ -85,6 +88,8 @@ def work(
         return _grouped_gemm(axes, size=size, backward=backward)
     if operation == "attention":
         return _attention(axes, size=size, backward=backward)
+    if operation == "linear_scan":
+        return _linear_scan(axes, size=size, backward=backward)
     if operation in _FORWARD_ONLY:
         return _FORWARD_ONLY[operation](axes, size)
     moved = _moved(operation, kind=kind, axes=axes, size=size, backward=backward)
@@ -111,6 +116,17 @@ def _attention(axes: Mapping[str, Floats], *, size: float, backward: bool) -> Wo
     return Work(
         flop=(2.5 if backward else 1.0) * 2.0 * B * A * S * S * D,
         bytes=(2.0 if backward else 1.0) * moved,
+    )
+
+
+def _linear_scan(axes: Mapping[str, Floats], *, size: float, backward: bool) -> Work:
+    tokens, A, Q = axes["batch"] * axes["sequence"], axes["heads"], axes["chunk"]
+    N, P = axes["key_dim"], axes["value_dim"]
+    moved = size * (2.0 * A * P + 2.0 * axes["key_heads"] * N) + 16.0 * A * N * P / Q
+    flop = A * (4.0 * N * P + 2.0 * Q * P + 2.0 * Q * N)
+    return Work(
+        flop=(2.5 if backward else 1.0) * tokens * flop,
+        bytes=(2.0 if backward else 1.0) * tokens * moved,
     )
 
 

@@ -254,10 +254,12 @@ def _gated_delta(columns: Columns) -> _Read:
 
 
 def _moe(columns: Columns, *, prefix: str = "") -> _Read:
-    is_plain = ~holds_part(columns["kernel_source"], "nongated")
+    is_gated_N = ~holds_part(columns["kernel_source"], "nongated")
+    load_N = renamed(columns["distribution"], lambda load: prefix + load)
+    ungated_N = renamed(columns["distribution"], lambda load: f"{prefix}{load}/nongated")
     return _Read(
         operation="moe",
-        kind_N=renamed(columns["distribution"], lambda load: prefix + load),
+        kind_N=np.where(is_gated_N, load_N, ungated_N),
         dtype_N=dtypes(columns, "moe_dtype"),
         axes_N={
             "tokens": counts(columns, "num_tokens"),
@@ -268,7 +270,7 @@ def _moe(columns: Columns, *, prefix: str = "") -> _Read:
             "tensor": counts(columns, "moe_tp_size"),
             "expert": counts(columns, "moe_ep_size"),
         },
-        keep_N=is_plain,
+        keep_N=every_row(columns),
     )
 
 

@@ -34,6 +34,8 @@ class LayerKind(StrEnum):
     """A SwiGLU feed-forward network."""
     MOE = "moe"
     """A router, routed SwiGLU experts and, where configured, a shared expert."""
+    NONE = "none"
+    """Nothing: the layer is a token mixer alone. The reference step does not train it."""
 
 
 class Recompute(StrEnum):

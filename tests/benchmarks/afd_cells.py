@@ -20,7 +20,6 @@ from tuner.costs.serve.afd_step import (
     attention_seconds,
     expert_seconds,
     experts_of,
-    moe_layers,
     step_seconds,
 )
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
@@ -91,7 +90,7 @@ def janus_s(decoder: Decoder, here: ServingPool, attention: int, experts: int) -
         engine="vllm",
     )
     own = attention_seconds(one, n, past_tokens=PAST)
-    return step_seconds(own, expert_s, all_to_all_s, layers=moe_layers(decoder))
+    return step_seconds(own, expert_s, all_to_all_s, layers=decoder.moe_layers)
 
 
 def rows() -> Iterator[tuple[str, int, int, float, list[float]]]:

@@ -75,6 +75,7 @@ def _calibrated(made: Calibration) -> list[bool]:
         ("group", "simumax-b200", _of(made, "simumax-b200"), 0.04, 0.09),
         ("group", "megatron-bridge 26.02+ dense", bridge & new & ~experts, 0.045, 0.12),
         ("group", "megatron-bridge 26.02+ experts", bridge & new & experts, 0.07, 0.17),
+        ("group", "hybrids", _hybrids(made), 0.08, 0.20),
         ("group", "megatron-bridge all", bridge, 0.06, 0.20),
         ("model", "megatron-bridge all", bridge, 0.08, None),
         ("group", "llm-foundry", _of(made, "llm-foundry"), 0.03, 0.095),
@@ -120,6 +121,10 @@ def _memory(simumax: Errors | None, total: Errors) -> list[bool]:
 
 def _of(made: Calibration, source: str) -> npt.NDArray[np.bool_]:
     return np.array([run.row.source == source for run in made.runs])
+
+
+def _hybrids(made: Calibration) -> npt.NDArray[np.bool_]:
+    return np.array([run.shape.has_linear for run in made.runs])
 
 
 def _with_experts(made: Calibration) -> npt.NDArray[np.bool_]:

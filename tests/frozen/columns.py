@@ -551,7 +551,9 @@ class _Reference:
         problem = layout_problem(
             costs,
             options=options,
-            capabilities=launchable(self.spec.emit, precision=self.spec.goal.precision),
+            capabilities=launchable(
+                self.spec.emit, model=self.spec.model, precision=self.spec.goal.precision
+            ),
             uniform_chunks=False,
         )
         return {

@@ -12,7 +12,10 @@ STAND_INS: Final = """
 import importlib.abc, importlib.machinery, sys
 from unittest.mock import MagicMock
 
-ABSENT = ("PIL", "datasets", "einops", "tensorboard", "tokenizers", "torch_checkpointing", "wandb")
+ABSENT = (
+    *("PIL", "datasets", "einops", "fla", "tensorboard", "tokenizers", "torch_checkpointing"),
+    *("av", "requests", "torchvision", "wandb"),
+)
 KERNELS = "torchtitan.distributed.minimal_async_ep"
 
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):

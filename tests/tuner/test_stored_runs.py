@@ -37,7 +37,7 @@ HELD_OUT = [PROFILES / f"epyc-held-out-{number}" for number in (1, 2, 3, 4)]
 each core for most of the time, and trials of one layout differed by more than the best ones among
 each other. The last is also the only one whose short runs were looped (profilers/timing.py)."""
 
-ACCELERATOR = sorted(PROFILES.glob("h200-*"))
+ACCELERATOR = sorted(path.parent for path in PROFILES.glob("h200-*/plan.json"))
 """Profile and trials of NVIDIA H200s, one rank: the reference step of two models, one of which has
 sizes that the profile was not asked for."""
 

@@ -1,25 +1,30 @@
-"""Parses the architecture of a published run, `arch_json`, into a `ModelShape`.
+"""Reads the architecture of a published run, `arch_json` or its model's config, as a `ModelShape`.
 
 Missing values follow the family: without a gate (GPT, MPT) the LM head shares the embedding's
 weights, the FFN is 4 * hidden wide and the vocabulary GPT-2's, padded to 51,200;
 with experts and no count of leading dense layers there are none; multi-token prediction belongs to
 DeepSeek-V3 as Megatron trains it.
 
-Not covered: hybrids with state-space layers (Nemotron-H, Nemotron 3), which `arch_json` cannot say.
+Where `arch_json` is blank, the model's shipped config is taken (known_models.py): hybrids with
+state-space layers, which `arch_json` cannot say, are read from it alone.
 """
 
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
+from tuner.backtest.known_models import find_model
 from tuner.backtest.rows import Architecture, Row
+from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.shapes import ModelShape
 from tuner.spec.model import MOST_TOP_K
 
 GPT_VOCAB: Final = 51_200.0
 LARGEST: Final = 1e7
 """Of any dimension; more is a typing error."""
+SUPER_BF16_LAYERS: Final = 14.0
 GPT_OSS_WINDOW: Final = 128.0
 """Tokens; gpt-oss model card, 2025: every second layer looks back on 128 tokens, with sinks."""
 
@@ -32,7 +37,12 @@ def parse_shape(row: Row) -> ModelShape:
     """
     read = row.architecture
     if not read:
-        raise ValueError(f"no arch_json, and {row.text('model') or 'the model'} is not known")
+        model = find_model(row.text("model"))
+        if model is None:
+            raise ValueError(f"no arch_json, and {row.text('model') or 'the model'} is not known")
+        mtp_layers = _mtp_layers(row)
+        shape = shape_of_model(model, mtp_layers=round(mtp_layers))
+        return replace(shape, mtp_is_repeated=float(mtp_layers > 1.0))
     hidden, heads = _count(read, "hidden"), _count(read, "heads")
     layers = _count(read, "layers")
     experts = _count(read, "experts", default=0.0)
@@ -80,16 +90,40 @@ def parse_shape(row: Row) -> ModelShape:
 
 
 def _mtp_layers(row: Row) -> float:
-    """DeepSeek-V3 is trained with one such layer unless the notes say otherwise.
+    """DeepSeek-V3 is trained with one such layer unless notes say otherwise, Nemotron-3 with two.
 
-    By the FLOP per token that Megatron-Bridge prints: 260 GFLOP with it, 250 without.
+    By the FLOP per token that Megatron-Bridge prints: DeepSeek-V3 260 GFLOP with it, 250 without;
+    Nemotron-3 Super 84.7, Ultra 359, 3.5 Lightning 28.1 with two, which are one layer's weights
+    applied twice (`mtp_use_repeated_layer`), and Nano 22.3 with none.
     """
     notes = row.text("notes")
     if "w/o MTP" in notes:
         return 0.0
+    words = _words(row)
+    if "nemotron" in words and words & {"super", "ultra", "lightning"}:
+        return 2.0
     by_default = row.source in ("megatron-bridge", "deepseek-v3-paper")
     is_deepseek = row.text("model").lower().replace("-", "").startswith("deepseekv3")
     return float("w/ MTP" in notes or (is_deepseek and by_default))
+
+
+def bf16_share(row: Row, shape: ModelShape) -> float:
+    """Return the share of a row's layers that stay in bf16, whatever its precision.
+
+    Nemotron-3 Super in NVFP4 keeps its last 14 layers and its multi-token prediction there, two
+    layers each (Megatron-Bridge v0.4.0, scripts/performance/configs/nemotronh: te_quant.cfg and
+    nemotron_3_llm_pretrain.py).
+    """
+    is_super = {"nemotron", "super"} <= _words(row)
+    if not (is_super and "nvfp4" in row.text("precision").lower()):
+        return 0.0
+    predicting = 2.0 * float(shape.mtp_layers)
+    layers = float(shape.dense_layers + shape.moe_layers) + predicting
+    return (SUPER_BF16_LAYERS + predicting) / layers
+
+
+def _words(row: Row) -> set[str]:
+    return set(re.split("[^a-z0-9]+", row.text("model").lower()))
 
 
 def _check(shape: ModelShape) -> None:

@@ -18,7 +18,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.architecture import parse_shape
+from tuner.backtest.adapters import adapter_columns, engine_with_adapters
+from tuner.backtest.architecture import bf16_share, parse_shape
 from tuner.backtest.engines import (
     engine_software,
     find_memory_family,
@@ -146,11 +147,11 @@ def build_run(row: Row) -> PublishedRun:
     """
     if row.reason:
         raise ValueError(row.reason)
-    if row.text("workload").lower() in ("lora", "peft"):
-        raise ValueError("workload lora: only a few weights are trained, which is not modelled")
     shape = parse_shape(row)
     device = _device_of(row)
     engine, release = identify_engine(row)
+    adapters = adapter_columns(row, shape, engine)
+    engine = engine_with_adapters(row, engine) if adapters else engine
     precision = parse_precision(row)
     strategy, counts, assumed = build_strategy(row, shape, device, engine, release)
     tokens = float(
@@ -174,9 +175,11 @@ def build_run(row: Row) -> PublishedRun:
         strategy=replace(
             strategy,
             linear_bytes=float(engine.keeps_quantized and precision is not GemmPrecision.BF16),
+            **adapters,
         ),
         hardware=replace(
             device_hardware(device, precision),
+            matmul_flop_per_s=_mixed_peak(device, precision, bf16_share=bf16_share(row, shape)),
             scale_out_bytes_per_s=_scale_out_bandwidth(row, device),
         ),
         counts=counts,
@@ -231,6 +234,12 @@ def device_hardware(device: Datasheet, precision: GemmPrecision) -> Hardware:
         scale_out_bytes_per_s=device.scale_out_bytes_per_s,
         host_bytes_per_s=device.host_bytes_per_s,
     )
+
+
+def _mixed_peak(device: Datasheet, precision: GemmPrecision, *, bf16_share: float) -> float:
+    """Return the mean peak of linear layers, a share of which stays in bf16."""
+    narrow, wide = matmul_peak(device, precision), device.flop_per_s["bf16"]
+    return 1.0 / ((1.0 - bf16_share) / narrow + bf16_share / wide)
 
 
 def _scale_out_bandwidth(row: Row, device: Datasheet) -> float:

@@ -85,7 +85,9 @@ def _majority(
     version = tuple(int(part) for part in release.split(".") if part.isdigit())
     is_blackwell = device.generation is Generation.BLACKWELL
     has_experts = bool(shape.experts)
-    is_whole = (
+    # Full-iteration graphs are for models of attention alone: every known recipe of a hybrid has
+    # partial ones.
+    is_whole = not shape.has_linear and (
         parse_precision(row) is GemmPrecision.NVFP4
         if not has_experts
         else version >= FULL_GRAPH_FROM and device.scale_up_domain >= RACK

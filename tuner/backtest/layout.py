@@ -35,7 +35,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "step_time_s": "measured",
     "peak_mem_gib": "measured, GiB of the device with the highest peak",
     "status": "out_of_memory: the run did not fit",
-    "workload": "pretrain, sft, lora, ...; lora is not predicted",
+    "workload": "pretrain, sft, lora, ...; lora trains adapters as its recipe has them",
     "group": "rows that are the same recipe; cross-validation keeps them together",
     "notes": "conditions, e.g. w/o MTP, EP overlap on, MegaScale",
     "url": "where it was published",

@@ -76,7 +76,10 @@ def backtest(
         _to_row(row, predicted.get(row.number), reasons.get(row.number)) for row in rows
     )
     scored = [_to_scored_row(row, predicted.get(row.number)) for row in rows]
-    with_experts = [bool(row.architecture.get("experts")) for row in rows]
+    of_experts = {one.row.number for one in runs if one.shape.experts}
+    with_experts = [
+        bool(row.architecture.get("experts")) or row.number in of_experts for row in rows
+    ]
     moe = [(row, one) for row, one, has in zip(rows, scored, with_experts, strict=True) if has]
     inside = [_is_inside(row) for row in result_rows if row.predicted and row.measured]
     return Backtest(

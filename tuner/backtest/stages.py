@@ -45,10 +45,15 @@ def divide_layers(
 
 
 def stage_columns(shape: ModelShape, counts: tuple[int, ...]) -> Stages:
-    """Return the contents of each stage of one model, as columns [S, 1]."""
+    """Return the contents of each stage of one model, as columns [S, 1].
+
+    Dense layers come first; those of a hybrid are spread evenly.
+    """
     count_S = np.array(counts, dtype=np.float64)
     before_S = np.cumsum(count_S) - count_S
     dense_S = np.clip(float(shape.dense_layers) - before_S, 0.0, count_S)
+    if shape.has_linear:
+        dense_S = count_S * float(shape.dense_layers) / count_S.sum()
     first_S, last_S = np.zeros_like(count_S), np.zeros_like(count_S)
     first_S[0] = last_S[-1] = 1.0
     return Stages(

@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.backtest.adapters import trains_adapters
 from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import PublishedRun, build_runs
 from tuner.backtest.prices import Pricer, build_pricer, run_regime
@@ -77,7 +78,7 @@ def calibrate(
     Raises:
         SpecError: fewer than two such rows, or no two of different recipes have anything in common.
     """
-    runs = tuple(run for run in build_runs(rows)[0] if run.measured_s is not None)
+    runs = tuple(run for run in build_runs(rows)[0] if _is_fitted_to(run))
     if len(runs) < FEWEST_RUNS:
         raise SpecError(
             f"{len(runs)} of {len(rows)} rows can be predicted and have a measured time, which is "
@@ -134,6 +135,11 @@ def _side_by_side(
         return times_s
 
     return prices
+
+
+def _is_fitted_to(run: PublishedRun) -> bool:
+    """Whether a run has a time and trains all weights; adapters test what is fitted to others."""
+    return run.measured_s is not None and not trains_adapters(run.row)
 
 
 def build_problem(

@@ -30,6 +30,7 @@ from tuner.spec.accounting import (
     training_flop_per_token,
 )
 from tuner.spec.goal import TrainGoal
+from tuner.spec.tune import adapters_words
 from tuner.units import (
     format_bytes,
     format_count,
@@ -183,6 +184,8 @@ def _model_lines(plan: Plan, *, verbose: bool = False) -> Iterable[str]:
         f"{goal.global_batch_size:,} x {goal.sequence_length:,} tokens a step, "
         f"{goal.precision.value}",
     )
+    if goal.adapters is not None:
+        yield from labelled("trained", adapters_words(goal.adapters))
     if verbose:
         flop = training_flop_per_token(
             model,

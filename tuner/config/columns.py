@@ -98,6 +98,42 @@ class Strategies:
     passes."""
     expert_imbalance_p99: Numbers = 1.0
     """The P99 over passes on the layer where it is largest; sizes buffers."""
+    adapter_rank: Numbers = 0.0
+    """Of low-rank adapters beside frozen weights; 0: all weights are trained."""
+    adapter_bytes: Numbers = 2.0
+    """Of an adapter's parameter; those of PEFT are fp32."""
+    fused_adapters: Numbers = 0.0
+    """Queries, keys and values share one adapter, gate and up another (Megatron's linear_qkv and
+    linear_fc1)."""
+    adapts_q: Numbers = 0.0
+    """1 where the matrix has an adapter: queries, of MLA their up-projection."""
+    adapts_k: Numbers = 0.0
+    """Keys; of MLA the up-projection of keys and values."""
+    adapts_v: Numbers = 0.0
+    adapts_o: Numbers = 0.0
+    adapts_q_down: Numbers = 0.0
+    """Of MLA, the down-projection of queries."""
+    adapts_kv_down: Numbers = 0.0
+    """Of MLA, that of keys and values."""
+    adapts_gate: Numbers = 0.0
+    """Of dense and shared networks."""
+    adapts_up: Numbers = 0.0
+    adapts_down: Numbers = 0.0
+    adapts_experts: Numbers = 0.0
+    frozen_bytes: Numbers = 0.0
+    """Of a frozen parameter in linear layers, routed experts excepted; 0: as `weight_bytes`."""
+    unquantised_bytes: Numbers = 0.0
+    """Of any other frozen parameter; 0: as `weight_bytes`."""
+    eager_modules: Numbers = 0.0
+    """Transformers' modules in eager mode: what they launch and what autograd keeps
+    (tuner/costs/train/eager_activations.py, eager_blocks.py)."""
+    autocast: Numbers = 0.0
+    """Such a module's forward pass runs under bf16 autocast."""
+
+    @property
+    def is_full(self) -> Numbers:
+        """1 where all weights are trained, 0 where only adapters are."""
+        return np.where(np.greater(self.adapter_rank, 0.0), 0.0, 1.0)
 
     @property
     def world(self) -> Numbers:

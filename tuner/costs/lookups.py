@@ -17,7 +17,7 @@ from profilers.records import AXES, MEASURED_DTYPES, Case
 from profilers.series import Series
 from tuner.config.columns import Numbers
 from tuner.costs.ops import BF16, Op, Prices
-from tuner.costs.prices.measured import FLAT_KIND, bytes_to_rows, has_gate
+from tuner.costs.prices.measured import bytes_to_rows, has_gate, kind_in_profile
 
 MOST_SIZES: Final = 256
 """Of one operation and dtype."""
@@ -29,6 +29,7 @@ LENGTHS: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ("batch", "sequence"),
     "decode_attention": ("batch", "past"),
     "memory_bound": ("rows",),
+    "linear_scan": ("batch", "sequence"),
 }
 """Axes that follow the tokens of a step; the others are widths of the model."""
 
@@ -71,8 +72,7 @@ class Lookups:
         is_size_A = np.array([axis != "window" for axis in AXES[op.operation]])
         used_NA = sizes_NA[(sizes_NA[:, is_size_A] > 0).all(axis=1)].astype(np.int64)
         unique_UA, uses_U = np.unique(used_NA, axis=0, return_counts=True)
-        kind = FLAT_KIND if op.operation == "memory_bound" else ""
-        series = Series(op.operation, kind, dtype, "forward" if op.direction else "")
+        series = Series(op.operation, kind_in_profile(op), dtype, "forward" if op.direction else "")
         counted = self.num_uses.setdefault(series, Counter())
         for sizes, uses in zip(unique_UA.tolist(), uses_U.tolist(), strict=True):
             counted[tuple(sizes)] += uses
@@ -137,6 +137,8 @@ def _measured_axes(op: Op) -> dict[str, Numbers] | None:
     match op.operation:
         case "gemm" | "attention":
             return dict(axes)
+        case "linear_scan" if op.kind:
+            return {axis: axes[axis] for axis in AXES["linear_scan"]}
         case "decode_attention" if not op.kind:
             return dict(axes)
         case "memory_bound":

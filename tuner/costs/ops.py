@@ -115,6 +115,49 @@ def trained_experts(
     )
 
 
+def linear_scan(
+    *,
+    kind: str,
+    batch: Numbers,
+    sequence: Numbers,
+    heads: Numbers,
+    key_heads: Numbers,
+    key_dim: Numbers,
+    value_dim: Numbers,
+    chunk: Numbers,
+    is_delta: Numbers,
+) -> Op:
+    """Linear attention's forward pass on one rank over a micro-batch, in chunks.
+
+    Args:
+        kind: of linear attention, as a profile names it; empty where columns differ.
+        batch: sequences.
+        sequence: tokens of one.
+        heads: that have a state of key_dim x value_dim.
+        key_heads: of keys; Mamba-2 computes its scores once for each.
+        key_dim: of a key.
+        value_dim: of a value.
+        chunk: tokens that are computed together.
+        is_delta: 1 for a delta rule, 0 for Mamba-2.
+    """
+    return Op(
+        operation="linear_scan",
+        kind=kind,
+        dtype=BF16,
+        direction="forward",
+        axes={
+            "batch": batch,
+            "sequence": sequence,
+            "heads": heads,
+            "key_heads": key_heads,
+            "key_dim": key_dim,
+            "value_dim": value_dim,
+            "chunk": chunk,
+            "is_delta": is_delta,
+        },
+    )
+
+
 def attention(
     *,
     pairs: Numbers,

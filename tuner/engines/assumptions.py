@@ -131,6 +131,14 @@ def _deepspeed(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> It
         )
 
 
+def _peft(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Iterator[str]:
+    yield "assumed: Transformers' eager modules, attention by SDPA, experts by grouped GEMMs"
+    if goal.adapters is None:
+        yield "assumed: bf16 weights and moments, without fp32 copies"
+    if _is_balanced_by_assumption(model, goal):
+        yield "assumed: balanced routing, as the pretrained router has it"
+
+
 _OF_TARGET: Final[Mapping[str, Callable[[ModelSpec, TrainGoal, TrainDecision], Iterator[str]]]] = {
     "megatron-lm": _megatron,
     "megatron-lm-0.16": _megatron,
@@ -139,5 +147,6 @@ _OF_TARGET: Final[Mapping[str, Callable[[ModelSpec, TrainGoal, TrainDecision], I
     "megatron-bridge-26.04": _bridge,
     "torchtitan": _torchtitan,
     "deepspeed": _deepspeed,
+    "transformers-peft": _peft,
 }
 """The reference step forces the routing that it is given, and wrappers start another program."""

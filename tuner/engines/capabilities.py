@@ -10,10 +10,20 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Final, Literal
 
-from tuner.engines.manifest import Capabilities, anything, intersect, with_gradients
+from tuner.engines.manifest import (
+    Capabilities,
+    anything,
+    intersect,
+    of_model,
+    with_adapters,
+    with_gradients,
+)
 from tuner.engines.registry import train_targets
 from tuner.errors import UnknownTargetError
+from tuner.spec.features import features
+from tuner.spec.model import ModelSpec
 from tuner.spec.refusals import refusals
+from tuner.spec.tune import Adapters
 
 __all__ = [
     "DEFAULT_PROGRAM",
@@ -76,17 +86,20 @@ def intersection(targets: Iterable[str], *, device_kind: DeviceKind = "cuda") ->
 def launchable(
     targets: Iterable[str],
     *,
+    model: ModelSpec,
     precision: str,
     gradient_bytes: int = 4,
     device_kind: DeviceKind = "cuda",
+    adapters: Adapters | None = None,
 ) -> Capabilities:
-    """Return what all of the targets can express, given precision and main gradients.
+    """Return what all of the targets can express of a model, given precision, gradients, adapters.
 
     Raises:
         UnknownTargetError: a name is not in `TARGETS`.
     """
-    able = intersection(targets, device_kind=device_kind)
-    return with_gradients(able, gradient_bytes=gradient_bytes, precision=precision)
+    able = of_model(intersection(targets, device_kind=device_kind), features(model))
+    able = with_gradients(able, gradient_bytes=gradient_bytes, precision=precision)
+    return with_adapters(able, adapters)
 
 
 def _target(name: str, device_kind: DeviceKind = "cuda") -> Capabilities:

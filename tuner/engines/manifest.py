@@ -3,19 +3,22 @@
 Fields only restrict the defaults, which allow everything but the features of `CONDITIONAL`: these a
 target lacks unless it states their conditions. Manifests can be intersected: allowed sets
 intersect, forbidden sets unite, the smaller limit applies, a feature needs the support of all, a
-requirement that of one.
+requirement that of one. What a target can express of some models only (context parallelism, but not
+with sparse attention) is a `Restriction`, which `of_model` applies by the same rules.
 
 Not covered: rules that hold for every target (degrees that must divide heads, experts, layers or
 the batch), which belong to the enumeration of candidates; what a device cannot do (MXFP8 below
 Blackwell), which belongs to its datasheet.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from profilers.steps.config import Recompute
 from tuner.spec.features import ModelFeature
 from tuner.spec.goal import Precision
+from tuner.spec.tune import Adapters
 
 LARGEST_CHUNKS: Final = 64
 """Larger chunk counts leave too few rows for an expert's GEMMs; no target needs more."""
@@ -37,11 +40,14 @@ MODULES: Final = frozenset(
 )
 """Modules of selective recomputation, by Megatron's names; without any it means `moe`."""
 
+ADAPTERS: Final = frozenset({"lora", "qlora"})
+
 PRECISIONS: Final = frozenset(one.value for one in Precision)
 
 _FORBID: Final = frozenset(
     {
         "unsupported",
+        "restrictions",
         "chunks_need_modules",
         "delayed_scaling_excludes",
         "excludes",
@@ -66,6 +72,15 @@ class Conditions:
     cuda_graphs: frozenset[str] = GRAPHS
     largest_mtp: int = MOST_MTP_LAYERS
     mtp_needs_pipeline: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restriction:
+    """What a target cannot express of models with a feature."""
+
+    feature: ModelFeature
+    limits: tuple[tuple[str, Any], ...]
+    """Fields of `Capabilities`, each with a value that is intersected with the target's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +139,8 @@ class Capabilities:
     virtual_pipeline: bool = True
     zero_bubble_needs_virtual_pipeline: bool = False
     context_parallel: bool = True
+    tensor_parallel: bool = True
+    expert_parallel: bool = True
     uneven_layout: bool = True
     """Stages may differ in their number of layers."""
     empty_stages: bool = True
@@ -168,6 +185,12 @@ class Capabilities:
     precisions: frozenset[str] = PRECISIONS
     delayed_scaling_excludes: frozenset[str] = frozenset()
     """Modules that fp8-delayed cannot recompute."""
+    adapters: frozenset[str] = ADAPTERS
+    """Methods of training adapters beside frozen weights; empty: all weights are trained."""
+    adapters_need_fused_layers: bool = False
+    """Queries, keys and values have adapters together or not at all, and so have gate and up."""
+    quantised_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
+    """Stages that frozen weights in 4 bits allow."""
     mtp: bool = True
     """Multi-token-prediction layers."""
     tied_embeddings_with_pipeline: bool = True
@@ -175,6 +198,8 @@ class Capabilities:
     """Biases are everywhere or nowhere, except those of queries, keys and values, and experts with
     biases are not split."""
     unsupported: frozenset[ModelFeature] = frozenset()
+    restrictions: frozenset[Restriction] = frozenset()
+    """Narrower limits for models with a feature."""
     parts: tuple["Capabilities", ...] = ()
     """The targets of an intersection, so that a refusal can name one."""
 
@@ -194,6 +219,31 @@ def anything(name: str) -> Capabilities:
     return Capabilities(names=(name,), **CONDITIONAL)
 
 
+def restricted(*names: ModelFeature, **limits: Any) -> frozenset[Restriction]:
+    """Return the same limits for each of the features."""
+    return frozenset(
+        Restriction(feature=name, limits=tuple(sorted(limits.items()))) for name in names
+    )
+
+
+def restrict(target: Capabilities, restriction: Restriction) -> Capabilities:
+    """Return what a target can express under a restriction."""
+    narrower = {
+        name: _join(name, getattr(target, name), value) for name, value in restriction.limits
+    }
+    return replace(target, **narrower)
+
+
+def of_model(target: Capabilities, model_features: Iterable[ModelFeature]) -> Capabilities:
+    """Return what a target can express of models with these features."""
+    present = frozenset(model_features)
+    narrowed = replace(target, parts=tuple(of_model(part, present) for part in target.parts))
+    for restriction in target.restrictions:
+        if restriction.feature in present:
+            narrowed = restrict(narrowed, restriction)
+    return narrowed
+
+
 def with_gradients(target: Capabilities, *, gradient_bytes: int, precision: str) -> Capabilities:
     """Return what a target can express with main gradients of this size."""
     if precision == "fp32" or gradient_bytes in target.unsharded_gradient_bytes:
@@ -205,6 +255,17 @@ def with_gradients(target: Capabilities, *, gradient_bytes: int, precision: str)
             with_gradients(part, gradient_bytes=gradient_bytes, precision=precision)
             for part in target.parts
         ),
+    )
+
+
+def with_adapters(target: Capabilities, adapters: Adapters | None) -> Capabilities:
+    """Return what a target can express when it trains adapters; None: all weights."""
+    if adapters is None or not adapters.is_quantised:
+        return target
+    return replace(
+        target,
+        zero_stages=target.zero_stages & target.quantised_zero_stages,
+        parts=tuple(with_adapters(part, adapters) for part in target.parts),
     )
 
 

@@ -25,7 +25,14 @@ from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.traits import EngineTraits
 from tuner.spec.serving.goal import EngineName
 
-TRAIN_ENGINES: Final = ("reference", "megatron_lm", "megatron_bridge", "torchtitan", "deepspeed")
+TRAIN_ENGINES: Final = (
+    "reference",
+    "megatron_lm",
+    "megatron_bridge",
+    "torchtitan",
+    "deepspeed",
+    "peft",
+)
 """Folders, in the order in which their targets are listed."""
 SERVE_ENGINES: Final = (*get_args(EngineName), "vllm_afd", "vllm_ascend")
 """Folders; a release with a plugin comes after those without, so that it must be named."""

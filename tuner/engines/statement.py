@@ -8,6 +8,8 @@ from tuner.config.equal_stages import equal_stages
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import degrees, knobs
 from tuner.plans.train import VerifiedPlan
+from tuner.spec.goal import TrainGoal
+from tuner.spec.tune import adapters_words
 from tuner.units import format_bytes, format_number, format_s
 
 
@@ -17,7 +19,13 @@ def statement(verified: VerifiedPlan) -> tuple[str, ...]:
         *brief_statement(verified),
         *_expectation(verified),
         *_degrees(verified.decision),
+        *_trained(verified.plan.goal),
     )
+
+
+def _trained(goal: TrainGoal) -> tuple[str, ...]:
+    tune = goal.adapters
+    return () if tune is None else (f"Trained: {adapters_words(tune)}.",)
 
 
 def brief_statement(verified: VerifiedPlan) -> tuple[str, ...]:

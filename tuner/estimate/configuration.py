@@ -128,7 +128,7 @@ def build_configuration(
         "micro_batch": micro_batch,
         "rounds": _rounds(launch, batch, data),
         "stages": stages,
-        "is_explicit_layout": bool(launch.layout),
+        "is_explicit_layout": bool(launch.layout) or len(launch.letters) > 1,
         "recompute_ratio": _recompute_ratio(launch, stages),
         "ddp_bucket_size": _bucket(launch),
         "activation_offload_ratio": 1.0

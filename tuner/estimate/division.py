@@ -2,14 +2,17 @@
 
 Megatron-LM divides evenly or refuses; flags make embedding and loss count as layers, and set
 other counts for the first and last rank. torchtitan gives the remainder of the division to the
-earlier stages. An explicit layout is used as written.
+earlier stages. An explicit layout is used as written, and so are the letters of a hybrid.
 """
 
 from collections.abc import Iterator
+from itertools import accumulate
 
+from tuner.engines.reading.hybrid_pattern import layer_letters, mtp_letters
 from tuner.engines.reading.launch import LaunchSettings, StageContent, TrainingEngine
 from tuner.engines.reading.nearest import nearest_divisor, nearest_multiple
 from tuner.errors import SpecError
+from tuner.spec.files import shown_value
 from tuner.spec.model import ModelSpec
 
 
@@ -27,22 +30,69 @@ def place_layers(launch: LaunchSettings, model: ModelSpec) -> tuple[StageContent
         )
     stated = [
         launch.name(field)
-        for field in ("layout", "layers_per_virtual_stage", "virtual_pipeline")
+        for field in ("layout", "letters", "layers_per_virtual_stage", "virtual_pipeline")
         if getattr(launch, field)
     ]
     if len(stated) > 1:
         raise SpecError(
             f"{launch.source}: {' and '.join(stated)} both say how layers are cut; keep one"
         )
+    if launch.letters:
+        _check_letters(launch, model)
+    if len(launch.letters) > 1:
+        launch = launch.model_copy(update={"layout": tuple(_lettered(launch, model))})
+        return _explicit(launch, model, name=launch.name("letters"))
     if launch.layout:
-        return _explicit(launch, model)
+        return _explicit(launch, model, name=launch.name("layout"))
     if launch.first_stage_layers or launch.last_stage_layers:
         return _contents(list(_stated_end_stages(launch, model)), launch.mtp_layers)
     return _contents(list(_divided(launch, model)), launch.mtp_layers)
 
 
-def _explicit(launch: LaunchSettings, model: ModelSpec) -> tuple[StageContent, ...]:
-    name = launch.name("layout")
+def _check_letters(launch: LaunchSettings, model: ModelSpec) -> None:
+    """Refuse the pattern of another model."""
+    own, expected = "".join(launch.letters), "".join(layer_letters(model))
+    name = launch.name("letters")
+    if len(own) != len(expected):
+        raise SpecError(
+            f"{launch.source}: {name} holds {len(own)} layers, but {model.name} of the spec is "
+            f"{len(expected)} of them; name the model that is launched"
+        )
+    for number, (one, other) in enumerate(zip(own, expected, strict=True), start=1):
+        if one != other:
+            raise SpecError(
+                f"{launch.source}: {name}: layer {number} is {one}, but of {model.name} it "
+                f"is {other}; name the model that is launched"
+            )
+    if launch.mtp_letters not in ("", mtp_letters(model)):
+        raise SpecError(
+            f"{launch.source}: {name} predicts tokens with {shown_value(launch.mtp_letters)}, but "
+            f"such a layer of {model.name} is {shown_value(mtp_letters(model))}"
+        )
+
+
+def _lettered(launch: LaunchSettings, model: ModelSpec) -> Iterator[StageContent]:
+    """Yield the stages of a pattern, in layers of the model."""
+    boundaries = list(accumulate(len(one) for one in layer_letters(model)))
+    last, end, before = len(launch.letters) - 1, 0, 0
+    for number, letters in enumerate(launch.letters):
+        end += len(letters)
+        if end and end not in boundaries:
+            raise SpecError(
+                f"{launch.source}: {launch.name('letters')}: stage {number + 1} ends between the "
+                f"mixer and the network of a layer of {model.name}; such a stage is not priced"
+            )
+        layers = boundaries.index(end) + 1 if end else 0
+        yield StageContent(
+            layers=layers - before,
+            embedding=number == 0,
+            mtp_layers=launch.mtp_layers if number == last else 0,
+            loss=number == last,
+        )
+        before = layers
+
+
+def _explicit(launch: LaunchSettings, model: ModelSpec, *, name: str) -> tuple[StageContent, ...]:
     layers = sum(stage.layers for stage in launch.layout)
     if layers != model.num_layers:
         raise SpecError(

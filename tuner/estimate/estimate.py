@@ -44,6 +44,7 @@ from tuner.search.train.memory_risk import MemoryForecast, forecast_memory, loss
 from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
+from tuner.spec.tune import adapters_words
 from tuner.units import format_flop_per_s
 
 LARGEST_BYTES: Final = 2.0**60
@@ -163,6 +164,7 @@ def pricing_setup(
         if spec.routing is not None and phase is not None
         else None
     )
+    _refuse_quantised(spec)
     return PricingSetup(
         model=spec.model,
         pool=pool,
@@ -171,6 +173,7 @@ def pricing_setup(
         expert_imbalance=expert_imbalance,
         measured=measured,
         engine=spec.goal.engine,
+        adapters=spec.goal.adapters,
     )
 
 
@@ -210,6 +213,14 @@ def _memory(priced: PricedConfiguration) -> tuple[PipelineRankMemory, ...]:
         )
         for rank in range(configuration.pipeline)
     )
+
+
+def _refuse_quantised(spec: Spec) -> None:
+    if spec.goal.adapters is not None and spec.goal.adapters.is_quantised:
+        raise SpecError(
+            "goal.tune.method: 'qlora' is in no launch that is read here; 'lora' is priced beside"
+            " the launch's own layers"
+        )
 
 
 def _risk(spec: Spec, priced: PricedConfiguration, setup: PricingSetup) -> MemoryForecast:
@@ -295,6 +306,11 @@ def _notes(
     if setup.pool.link_matrix is not None:
         notes.append("link_matrix has no effect here: every link is priced as the pool's usual one")
     notes.extend(environment.notes(configuration, variables, setup.sheet.generation))
+    if spec.goal.adapters is not None:
+        notes.append(
+            f"priced with {adapters_words(spec.goal.adapters)} of the spec; MFU counts the weight"
+            " gradients that they save"
+        )
     if spec.goal.precision.value != configuration.priced_precision:
         notes.append(
             f"precision {configuration.priced_precision} replaces the spec's "

@@ -15,7 +15,7 @@ Not covered: what kernels execute beyond that (masked blocks, padding, idle expe
 
 from typing import Final
 
-from profilers.steps.config import Recompute
+from profilers.steps.config import LayerKind, Recompute
 from tuner.estimate.configuration import Configuration
 from tuner.spec.accounting import (
     attention_weights,
@@ -23,6 +23,7 @@ from tuner.spec.accounting import (
     training_flop_per_token,
     with_mtp,
 )
+from tuner.spec.linear_attention import LinearName, linear_weights
 from tuner.spec.model import ModelSpec
 
 CONVENTION: Final = (
@@ -67,25 +68,48 @@ def recomputed_flop(config: Configuration, model: ModelSpec) -> float:
 
 
 def megatron_flop(config: Configuration, model: ModelSpec) -> float:
-    """FLOPs of one step as Megatron-LM counts them."""
+    """FLOPs of one step as Megatron-LM counts them.
+
+    In hybrids it leaves out what joins the hidden states of multi-token prediction.
+    """
     attention, moe, hidden = model.attention, model.moe, model.hidden_size
     extended = with_mtp(model, config.mtp_layers)
     matrices = 3 if model.ffn_is_gated else 2
-    dense = extended.num_layers - extended.num_moe_layers
-    networks = dense * matrices * model.dense_ffn_size
+    dense = extended.layers.count(LayerKind.DENSE)
+    networks = float(dense * matrices * model.dense_ffn_size)
     if moe is not None:
-        width = moe.top_k * moe.expert_ffn_size + moe.shared_ffn_size
-        networks += extended.num_moe_layers * 3 * width
+        ratio = (moe.latent_size or hidden) / hidden
+        width = moe.top_k * moe.expert_ffn_size * ratio + moe.shared_ffn_size
+        networks += extended.num_moe_layers * (matrices * width + 2 * moe.latent_size)
     block = VOCABULARY_MULTIPLE * config.tensor
     vocabulary = -(-model.vocab_size // block) * block
     heads = attention.num_heads * (attention.head_dim + attention.value_head_dim)
     per_token = 6.0 * (
         hidden * networks
-        + extended.num_layers * (attention_weights(model) + config.sequence * heads / 2)
-        + config.mtp_layers * (3 * hidden + 2 * hidden * hidden)
+        + extended.num_attention_layers * (attention_weights(model) + config.sequence * heads / 2)
+        + extended.num_linear_layers * _linear_multiply_adds(model)
+        + config.mtp_layers * (0 if model.mixers else 3 * hidden + 2 * hidden * hidden)
         + (config.mtp_layers + 1) * hidden * vocabulary
     )
     return _tokens(config) * per_token
+
+
+def _linear_multiply_adds(model: ModelSpec) -> float:
+    """Multiply-adds of one layer of linear attention and token, half of its forward FLOPs.
+
+    Megatron-LM takes twice the hidden size for the inner width of Mamba-2, whatever it is, and 7
+    operations per element of the state (`mamba_layer_flops`); 8 per element of a value head's
+    square for the gated delta rule (`gdn_layer_flops`).
+    """
+    own, hidden = model.linear, model.hidden_size
+    if own is None:
+        return 0.0
+    if own.kind is LinearName.MAMBA2:
+        inner = 2 * hidden
+        inputs = 2 * inner + 2 * own.key_dim + own.num_value_heads
+        return hidden * (inputs + inner) + 3.5 * inner * own.key_head_dim
+    scan = 4.0 * own.num_value_heads * own.value_head_dim**2
+    return linear_weights(own, hidden=hidden) + scan
 
 
 def _tokens(config: Configuration) -> float:

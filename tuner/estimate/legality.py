@@ -15,6 +15,7 @@ from profilers.steps.config import LayerKind, Recompute
 from tuner.engines.reading.launch import Graphs, TokenDispatcher, TrainingEngine
 from tuner.engines.reading.nearest import nearest_common_divisor, nearest_divisor, nearest_multiple
 from tuner.estimate.configuration import Configuration
+from tuner.spec.linear_attention import splits_heads
 from tuner.spec.model import ModelSpec
 
 Name = Callable[[str], str]
@@ -45,6 +46,16 @@ def _tensor(config: Configuration, model: ModelSpec, name: Name) -> Iterator[str
         yield (
             f"{said} neither divides the {groups} key-value heads nor is a multiple of them; the "
             f"nearest that divides them is {nearest_common_divisor(groups, ranks, config.tensor)}"
+        )
+    linear = model.linear
+    if linear is not None and not splits_heads(
+        linear, tensor=config.tensor, context=config.context
+    ):
+        keys = linear.num_key_heads
+        yield (
+            f"{said} * {name('context')} {config.context} does not divide the {keys} key heads of "
+            f"{model.name}'s linear attention; the nearest {name('tensor')} that does alone is "
+            f"{nearest_common_divisor(keys, ranks, config.tensor)}"
         )
     widths = {
         "the feed-forward width": model.dense_ffn_size if LayerKind.DENSE in model.layers else 0,

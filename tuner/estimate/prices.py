@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from tuner.config.candidates import recompute_columns, strategies_of
 from tuner.config.columns import Strategies
+from tuner.config.tune_columns import stack_of, tune_columns
 from tuner.costs.prices.measured import MeasuredPrices
 from tuner.costs.train.calibration import Regime, Residuals, constants_of
 from tuner.costs.train.collective_ratios import MeasuredHardware
@@ -55,6 +56,7 @@ from tuner.search.train.regimes import (
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import TrainEngine
 from tuner.spec.model import ModelSpec
+from tuner.spec.tune import Adapters
 
 TARGET_OF: Final[Mapping[TrainingEngine, str]] = {
     TrainingEngine.MEGATRON: "megatron-lm",
@@ -82,6 +84,8 @@ class PricingSetup:
     """From recorded routing; None: balanced experts."""
     measured: MeasuredProfile | None = None
     """Of the pool; None: priced on the datasheet."""
+    adapters: Adapters | None = None
+    """That the goal trains; None: all weights."""
     engine: TrainEngine | None = None
     """With the release that the goal names; None: the newest known."""
     has_links: bool = True
@@ -291,6 +295,7 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         activation_offload=config.activation_offload_ratio,
         expert_imbalance=mean,
         expert_imbalance_p99=p99,
+        **tune_columns(setup.adapters, setup.model, stack_of(SOFTWARE_OF[config.engine].software)),
     )
 
 

@@ -11,12 +11,27 @@ from typing import Final
 from profilers.steps.config import LayerKind
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.errors import SpecError
-from tuner.spec.model import ModelSpec
+from tuner.spec.linear_attention import LinearName
+from tuner.spec.model import Mixer, ModelSpec
 
 VOCABULARY_TOLERANCE_RATIO: Final = 0.05
 
 Size = int | bool | tuple[int, ...]
 
+
+def _of_linear(kind: LinearName, name: str) -> Callable[[ModelSpec], Size | None]:
+    def size(model: ModelSpec) -> Size | None:
+        linear = model.linear
+        return getattr(linear, name) if linear is not None and linear.kind is kind else None
+
+    return size
+
+
+def _of_indexer(name: str) -> Callable[[ModelSpec], Size | None]:
+    return lambda model: getattr(model.attention.indexer, name, None)
+
+
+_MAMBA2, _DELTA = LinearName.MAMBA2, LinearName.GATED_DELTA
 _SIZES: Final[Mapping[str, Callable[[ModelSpec], Size | None]]] = {
     "num_layers": lambda model: model.num_layers,
     "hidden_size": lambda model: model.hidden_size,
@@ -39,6 +54,23 @@ _SIZES: Final[Mapping[str, Callable[[ModelSpec], Size | None]]] = {
     "expert_ffn_size": lambda model: model.moe.expert_ffn_size if model.moe else None,
     "shared_ffn_size": lambda model: model.moe.shared_ffn_size if model.moe else None,
     "moe_layers": lambda model: tuple(int(kind is LayerKind.MOE) for kind in model.layers),
+    "latent_size": lambda model: model.moe.latent_size if model.moe else None,
+    "linear_layers": lambda model: tuple(
+        int(mixer is Mixer.LINEAR) for mixer in model.mixer_by_layer
+    ),
+    "has_output_gate": lambda model: model.attention.has_output_gate,
+    "is_sparse": lambda model: model.attention.indexer is not None,
+    "mamba_heads": _of_linear(_MAMBA2, "num_value_heads"),
+    "mamba_groups": _of_linear(_MAMBA2, "num_key_heads"),
+    "mamba_head_dim": _of_linear(_MAMBA2, "value_head_dim"),
+    "mamba_state_dim": _of_linear(_MAMBA2, "key_head_dim"),
+    "delta_key_heads": _of_linear(_DELTA, "num_key_heads"),
+    "delta_value_heads": _of_linear(_DELTA, "num_value_heads"),
+    "delta_key_head_dim": _of_linear(_DELTA, "key_head_dim"),
+    "delta_value_head_dim": _of_linear(_DELTA, "value_head_dim"),
+    "indexer_heads": _of_indexer("num_heads"),
+    "indexer_head_dim": _of_indexer("head_dim"),
+    "indexer_top_k": _of_indexer("top_k"),
 }
 """The model's value; None where it has no such size."""
 

@@ -17,7 +17,7 @@ from profilers.records import Profile, ProfileHeader
 from profilers.store import holds_profile, read_header, read_profile
 from solvers.registry import LAYOUT
 from tuner.costs.residuals import Residual
-from tuner.engines.capabilities import TARGETS, WRAPPERS, intersection, programs
+from tuner.engines.capabilities import TARGETS, WRAPPERS, Capabilities, intersection, programs
 from tuner.errors import SpecError
 from tuner.goals.profiles import machine_of, pool_profile, shipped_residual, trial_residual
 from tuner.goals.train_notes import analytic_notes, profile_notes, reference_notes, with_assumptions
@@ -32,6 +32,7 @@ from tuner.spec.features import ModelFeature, features
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
+from tuner.spec.tune import FUSED, Adapters, adapted, matrices
 from tuner.verify.launches import REFERENCE
 
 if TYPE_CHECKING:
@@ -316,10 +317,37 @@ def refuse_unlaunchable(spec: Spec) -> None:
                 f"emit: {target.names[0]} cannot build {lacking[0]} ({spec.model.architecture}); "
                 f"{_able(spec)}"
             )
+        _refuse_adapters(spec, target)
         if spec.goal.precision.value not in target.precisions:
             raise SpecError(
                 f"emit: {target.names[0]} has no precision {spec.goal.precision.value!r}; it has "
                 f"{', '.join(sorted(target.precisions))}"
+            )
+
+
+def _refuse_adapters(spec: Spec, target: Capabilities) -> None:
+    tune = spec.goal.adapters
+    if tune is None:
+        return
+    if tune.method in target.adapters:
+        _refuse_part_of_fused(spec, tune, target)
+        return
+    able = [name for name, one in TARGETS.items() if tune.method in one.adapters]
+    programs = ", ".join(name for name in able if name not in WRAPPERS)
+    raise SpecError(
+        f"goal.tune.method: {target.names[0]} does not train by {tune.method!r}; "
+        f"{programs or 'no target'} can, or train all weights (tune: full)"
+    )
+
+
+def _refuse_part_of_fused(spec: Spec, tune: Adapters, target: Capabilities) -> None:
+    names = set(adapted(tune, spec.model))
+    for fused in FUSED if target.adapters_need_fused_layers else ():
+        present = set(fused) & set(matrices(spec.model))
+        if names & present and not present <= names:
+            raise SpecError(
+                f"goal.tune.targets: {target.names[0]} fuses {', '.join(sorted(present))} into one"
+                " layer; name all of them, or none"
             )
 
 

@@ -20,9 +20,7 @@ def loads_section(
     plan: Plan, trials: Sequence[TrialRecord], winner: TrainDecision | None
 ) -> Section | None:
     """Draw expert loads by layer; None if routing was assumed balanced and there were no trials."""
-    layers = tuple(
-        index for index, kind in enumerate(plan.model.layers) if kind is not LayerKind.DENSE
-    )
+    layers = tuple(index for index, kind in enumerate(plan.model.layers) if kind is LayerKind.MOE)
     panels = dict(_panels(plan, trials, winner))
     panels = {
         name: panel

@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and KV cache bytes of a model, by component, in closed form.
+"""Parameters, FLOPs, KV cache and state bytes of a model, by component, in closed form.
 
     h hidden size      n query heads     g key/value heads   d head width     V vocabulary
     f FFN width        E experts         k experts per token S sequence length
@@ -14,11 +14,13 @@ counted as causal: unmasked pairs only.
 Not covered: what a kernel executes (masked blocks, padding, recomputation).
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 from profilers.records import Record
 from profilers.steps.config import LayerKind
-from tuner.spec.model import Attention, ModelSpec, Moe, QkNorm
+from tuner.spec.linear_attention import LINEAR_KINDS, linear_parameters, linear_weights
+from tuner.spec.model import Attention, Mixer, ModelSpec, Moe, QkNorm
 
 
 class ForwardFlop(Record):
@@ -26,7 +28,9 @@ class ForwardFlop(Record):
 
     attention_projections: float
     attention_core: float
-    """Q K^T and P V, averaged over the positions of a sequence."""
+    """Q K^T and P V, averaged over the positions of a sequence; the scores of an indexer."""
+    linear_scan: float
+    """Updates and read-outs of linear attention's states."""
     dense_ffn: float
     router: float
     routed_experts: float
@@ -40,6 +44,7 @@ class ForwardFlop(Record):
         return (
             self.attention_projections
             + self.attention_core
+            + self.linear_scan
             + self.dense_ffn
             + self.router
             + self.routed_experts
@@ -61,11 +66,12 @@ def head_parameters(model: ModelSpec) -> int:
 def attention_parameters(model: ModelSpec) -> int:
     """Count one attention block: projections, biases, query/key norms, sinks.
 
-    GQA:  h n d + 2 h g d + n d h; biases n d + 2 g d and h; norms 2 d per head or n d + g d full;
-          sinks n.
+    GQA:  h n d + 2 h g d + n d h, and h n d for an output gate; biases likewise and h; norms
+          2 d per head or n d + g d full; sinks n.
     MLA:  queries h n d, or h r + r + r n d through rank r; keys and values h (c + p) + c
           + c n (d_nope + d_v) through rank c with rotary width p; output n d_v h;
-          biases r + (c + p) and h.
+          biases r + (c + p) and h; an indexer of n_i heads of d_i: r n_i d_i + h (d_i + n_i), and
+          2 d_i of its layer norm.
     """
     attention, hidden = model.attention, model.hidden_size
     biases = _qkv_bias(attention) + (hidden if attention.output_bias else 0)
@@ -79,26 +85,37 @@ def attention_weights(model: ModelSpec) -> int:
     a, hidden = model.attention, model.hidden_size
     output = a.num_heads * a.value_head_dim * hidden
     if a.kind == "gqa":
-        return hidden * (a.num_heads + 2 * a.num_kv_heads) * a.head_dim + output
+        queries = a.num_heads * (2 if a.has_output_gate else 1)
+        return hidden * (queries + 2 * a.num_kv_heads) * a.head_dim + output
     queries_in = hidden if a.q_lora_rank is None else a.q_lora_rank
     compression = 0 if a.q_lora_rank is None else hidden * a.q_lora_rank
     queries = compression + queries_in * a.num_heads * a.head_dim
     keys_values = hidden * (a.kv_lora_rank + a.qk_rope_head_dim)
     expansion = a.kv_lora_rank * a.num_heads * (a.qk_nope_head_dim + a.v_head_dim)
-    return queries + keys_values + expansion + output
+    return queries + keys_values + expansion + output + _indexer_weights(model)
+
+
+def _indexer_weights(model: ModelSpec) -> int:
+    own = model.attention.indexer
+    if own is None:
+        return 0
+    queries = (model.attention.q_lora_rank or 0) * own.num_heads * own.head_dim
+    return queries + model.hidden_size * (own.head_dim + own.num_heads)
 
 
 def _qkv_bias(attention: Attention) -> int:
     if not attention.qkv_bias:
         return 0
     if attention.kind == "gqa":
-        return (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
+        queries = attention.num_heads * (2 if attention.has_output_gate else 1)
+        return (queries + 2 * attention.num_kv_heads) * attention.head_dim
     return (attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.qk_rope_head_dim
 
 
 def _attention_norms(attention: Attention) -> int:
     if attention.kind == "mla":
-        return (attention.q_lora_rank or 0) + attention.kv_lora_rank
+        indexer = 0 if attention.indexer is None else 2 * attention.indexer.head_dim
+        return (attention.q_lora_rank or 0) + attention.kv_lora_rank + indexer
     if attention.qk_norm is QkNorm.HEAD:
         return 2 * attention.head_dim
     if attention.qk_norm is QkNorm.FULL:
@@ -120,23 +137,34 @@ def router_parameters(model: ModelSpec) -> int:
 
 
 def one_expert_parameters(model: ModelSpec) -> int:
-    """Count one routed expert: 3 h f, plus biases 2 f + h."""
+    """Count one routed expert: 3 h f gated, else 2 h f, plus biases; h is a latent width if any."""
     moe = _moe(model)
-    return _ffn(model, width=moe.expert_ffn_size, gated=True, has_bias=moe.expert_bias)
+    return _ffn(
+        model,
+        width=moe.expert_ffn_size,
+        gated=model.ffn_is_gated,
+        has_bias=moe.expert_bias,
+        inputs=moe.latent_size or model.hidden_size,
+    )
+
+
+def latent_parameters(model: ModelSpec) -> int:
+    """Count the projections into and out of the experts' latent width: 2 h l."""
+    return 2 * model.hidden_size * _moe(model).latent_size
 
 
 def shared_expert_parameters(model: ModelSpec) -> int:
-    """Count the shared experts of one layer: 3 h f over their total width, plus h for a gate."""
+    """Count the shared experts of one layer: a network of their total width, plus h for a gate."""
     moe = _moe(model)
     gate = model.hidden_size if moe.shared_expert_gate else 0
     if not moe.shared_ffn_size:
         return gate
-    ffn = _ffn(model, width=moe.shared_ffn_size, gated=True, has_bias=model.ffn_bias)
+    ffn = _ffn(model, width=moe.shared_ffn_size, gated=model.ffn_is_gated, has_bias=model.ffn_bias)
     return ffn + gate
 
 
 def layer_norm_parameters(model: ModelSpec) -> int:
-    """Count the two norms of one layer, 2 h; those inside attention belong to attention."""
+    """Count the two norms of a layer with mixer and network, 2 h; others belong to attention."""
     return 2 * model.hidden_size
 
 
@@ -145,20 +173,51 @@ def final_norm_parameters(model: ModelSpec) -> int:
     return model.hidden_size
 
 
-def layer_parameters(model: ModelSpec, kind: LayerKind) -> int:
-    """Count one whole layer of a kind, all its experts included."""
-    shared = attention_parameters(model) + layer_norm_parameters(model)
+def mixer_parameters(model: ModelSpec, mixer: Mixer) -> int:
+    """Count a token mixer and the norm before it."""
+    if mixer is Mixer.NONE:
+        return 0
+    if mixer is Mixer.ATTENTION or model.linear is None:
+        return attention_parameters(model) + model.hidden_size
+    return linear_parameters(model.linear, hidden=model.hidden_size) + model.hidden_size
+
+
+def network_parameters(model: ModelSpec, kind: LayerKind) -> int:
+    """Count the network of a layer, all its experts included, and the norm before it."""
+    if kind is LayerKind.NONE:
+        return 0
     if kind is LayerKind.DENSE:
-        return shared + ffn_parameters(model)
+        return ffn_parameters(model) + model.hidden_size
     experts = _moe(model).num_experts * one_expert_parameters(model)
-    return shared + router_parameters(model) + experts + shared_expert_parameters(model)
+    shared = shared_expert_parameters(model) + latent_parameters(model)
+    return router_parameters(model) + experts + shared + model.hidden_size
+
+
+def layer_parameters(model: ModelSpec, layer: int) -> int:
+    """Count one whole layer, the first being 0."""
+    mixer = mixer_parameters(model, model.mixer_by_layer[layer])
+    return mixer + network_parameters(model, model.layers[layer])
 
 
 def num_parameters(model: ModelSpec) -> int:
     """Count the model as `transformers` builds it, without multi-token prediction."""
-    layers = sum(layer_parameters(model, kind) for kind in model.layers)
+    mixers = Counter(model.mixer_by_layer)
+    networks = Counter(model.layers)
+    layers = sum(count * mixer_parameters(model, mixer) for mixer, count in mixers.items())
+    layers += sum(count * network_parameters(model, kind) for kind, count in networks.items())
     other = embedding_parameters(model) + head_parameters(model) + final_norm_parameters(model)
     return layers + other
+
+
+def mtp_parameters(model: ModelSpec) -> int:
+    """Count one multi-token-prediction layer.
+
+    Attention, the last layer's network, and what joins the two hidden states: 2 h h and three
+    norms. Embedding and head are the model's own.
+    """
+    hidden = model.hidden_size
+    layer = mixer_parameters(model, Mixer.ATTENTION) + network_parameters(model, model.layers[-1])
+    return layer + 2 * hidden * hidden + 3 * hidden
 
 
 def active_parameters(model: ModelSpec) -> int:
@@ -187,35 +246,57 @@ def attention_core_flop_per_token(
 ) -> float:
     """FLOPs of Q K^T and P V in one layer: 2 n (d + d_v) x attended tokens.
 
-    MLA is counted in its expanded form, as in training.
+    MLA is counted in its expanded form, as in training. An indexer adds 2 n_i d_i for every earlier
+    token.
     """
     attention = model.attention
     window = attention.sliding_window if windowed else None
+    scores = 0.0
+    if windowed and attention.window_is_chunk and window is not None:
+        sequence_length, window = min(sequence_length, window), None
+    if attention.indexer is not None:
+        own = attention.indexer
+        pairs = attended_tokens(sequence_length=sequence_length, window=None)
+        scores, window = 2 * own.num_heads * own.head_dim * pairs, own.top_k
     tokens = attended_tokens(sequence_length=sequence_length, window=window)
-    return 2 * attention.num_heads * (attention.head_dim + attention.value_head_dim) * tokens
+    width = attention.head_dim + attention.value_head_dim
+    return 2 * attention.num_heads * width * tokens + scores
 
 
 def forward_flop_per_token(model: ModelSpec, *, sequence_length: int) -> ForwardFlop:
     """FLOPs of one token's forward pass, by component; see the module for what counts."""
     moe, hidden = model.moe, model.hidden_size
-    dense_layers = model.num_layers - model.num_moe_layers
-    dense_matrices = 3 if model.ffn_is_gated else 2
+    dense_layers = model.layers.count(LayerKind.DENSE)
+    matrices = 3 if model.ffn_is_gated else 2
     core = sum(
         attention_core_flop_per_token(model, sequence_length=sequence_length, windowed=windowed)
-        for windowed in model.windowed
+        for windowed, mixer in zip(model.windowed, model.mixer_by_layer, strict=True)
+        if mixer is Mixer.ATTENTION
     )
+    projections, scan = model.num_attention_layers * attention_weights(model), 0.0
+    if model.linear is not None:
+        projections += model.num_linear_layers * linear_weights(model.linear, hidden=hidden)
+        scan = model.num_linear_layers * LINEAR_KINDS[model.linear.kind].scan_flop(model.linear)
 
     def in_moe_layers(weights: Callable[[Moe], int]) -> float:
         return 0.0 if moe is None else 2.0 * model.num_moe_layers * weights(moe)
 
     return ForwardFlop(
-        attention_projections=2.0 * model.num_layers * attention_weights(model),
+        attention_projections=2.0 * projections,
         attention_core=core,
-        dense_ffn=2.0 * dense_layers * dense_matrices * hidden * model.dense_ffn_size,
+        linear_scan=scan,
+        dense_ffn=2.0 * dense_layers * matrices * hidden * model.dense_ffn_size,
         router=in_moe_layers(lambda m: hidden * m.num_experts),
-        routed_experts=in_moe_layers(lambda m: m.top_k * 3 * hidden * m.expert_ffn_size),
+        routed_experts=in_moe_layers(
+            lambda m: (
+                m.top_k * matrices * (m.latent_size or hidden) * m.expert_ffn_size
+                + 2 * hidden * m.latent_size
+            )
+        ),
         shared_experts=in_moe_layers(
-            lambda m: 3 * hidden * m.shared_ffn_size + (hidden if m.shared_expert_gate else 0)
+            lambda m: (
+                matrices * hidden * m.shared_ffn_size + (hidden if m.shared_expert_gate else 0)
+            )
         ),
         head=2.0 * hidden * model.vocab_size,
     )
@@ -234,8 +315,8 @@ def training_flop_per_token(
     Args:
         model: without multi-token prediction.
         sequence_length: in tokens.
-        mtp_layers: multi-token-prediction layers that are trained. Each is like the last layer,
-            joins two hidden states, and has the head applied once more.
+        mtp_layers: multi-token-prediction layers that are trained. Each has attention and the
+            last layer's network, joins two hidden states, and has the head applied once more.
     """
     extended = with_mtp(model, mtp_layers)
     hidden = model.hidden_size
@@ -244,14 +325,16 @@ def training_flop_per_token(
 
 
 def with_mtp(model: ModelSpec, mtp_layers: int) -> ModelSpec:
-    """Append multi-token-prediction layers, which are like the last layer."""
+    """Append multi-token-prediction layers: attention and the last layer's network."""
     if not mtp_layers:
         return model
     return model.model_copy(
         update={
             "num_layers": model.num_layers + mtp_layers,
             "layers": model.layers + (model.layers[-1],) * mtp_layers,
-            "windowed": model.windowed + (model.windowed[-1],) * mtp_layers,
+            "mixers": model.mixers and model.mixers + (Mixer.ATTENTION,) * mtp_layers,
+            "windowed": model.windowed
+            + (model.windowed[-1] and model.mixer_by_layer[-1] is Mixer.ATTENTION,) * mtp_layers,
         }
     )
 
@@ -259,21 +342,41 @@ def with_mtp(model: ModelSpec, mtp_layers: int) -> ModelSpec:
 def kv_bytes_per_token(model: ModelSpec, *, bytes_per_element: float) -> float:
     """Bytes that one token adds to the KV cache of the whole model.
 
-    GQA: 2 g d per layer. MLA: the latent and the rotary key, c + p per layer. Sliding-window layers
-    count in full, although an engine may evict tokens outside the window.
+    GQA: 2 g d per layer. MLA: the latent and the rotary key, c + p per layer, and d_i of an
+    indexer. Sliding-window layers count in full, although an engine may evict tokens outside the
+    window; layers with linear attention add nothing.
     """
     attention = model.attention
     if attention.kind == "mla":
         elements = attention.kv_lora_rank + attention.qk_rope_head_dim
+        elements += 0 if attention.indexer is None else attention.indexer.head_dim
     else:
         elements = 2 * attention.num_kv_heads * attention.head_dim
-    return model.num_layers * elements * bytes_per_element
+    return model.num_attention_layers * elements * bytes_per_element
 
 
-def _ffn(model: ModelSpec, *, width: int, gated: bool, has_bias: bool) -> int:
+def state_bytes_per_sequence(
+    model: ModelSpec, *, state_bytes: float = 4.0, conv_bytes: float = 2.0
+) -> float:
+    """Bytes that linear attention keeps for one sequence, whatever its length.
+
+    Per layer H N P elements of the states, fp32 by the engines' defaults, and the last inputs of
+    the convolution.
+    """
+    if model.linear is None:
+        return 0.0
+    own = model.linear
+    layer = own.state_elements * state_bytes + own.conv_state_elements * conv_bytes
+    return model.num_linear_layers * layer
+
+
+def _ffn(
+    model: ModelSpec, *, width: int, gated: bool, has_bias: bool, inputs: int | None = None
+) -> int:
+    outer = inputs or model.hidden_size
     inner = 2 if gated else 1
-    weights = (inner + 1) * model.hidden_size * width
-    return weights + (inner * width + model.hidden_size if has_bias else 0)
+    weights = (inner + 1) * outer * width
+    return weights + (inner * width + outer if has_bias else 0)
 
 
 def _moe(model: ModelSpec) -> Moe:

@@ -19,8 +19,14 @@ def complaint(error: ValidationError, *, model: type[BaseModel]) -> str:
     details = error.errors()
     unknown = [detail for detail in details if detail["type"] == "extra_forbidden"]
     first = (unknown or details)[0]
+    first["loc"] = tuple(part for part in first["loc"] if not _is_tag(part))
     field = field_path(first["loc"])
     return one_line(f"{field}: {_rule(first, model)}" if field else _rule(first, model))
+
+
+def _is_tag(part: str | int) -> bool:
+    """Whether pydantic put the alternative of a union there, written `<name>`, and no field."""
+    return isinstance(part, str) and part.startswith("<") and part.endswith(">")
 
 
 def field_path(location: Sequence[str | int]) -> str:

@@ -8,9 +8,11 @@ affects numerical results (rope scaling, routed scaling factors).
 """
 
 from enum import StrEnum
+from typing import Final
 
 from profilers.steps.config import LayerKind
-from tuner.spec.model import ModelSpec, QkNorm
+from tuner.spec.linear_attention import LinearAttention, LinearName
+from tuner.spec.model import Mixer, ModelSpec, QkNorm
 
 
 class ModelFeature(StrEnum):
@@ -27,7 +29,25 @@ class ModelFeature(StrEnum):
     QK_NORM_HEAD = "query and key norms per head"
     """Qwen3, GLM-4.5."""
     QK_NORM_FULL = "query and key norms over all heads at once"
-    """OLMoE."""
+    """OLMoE, MiniMax-M2."""
+    QK_NORM_UNWEIGHTED = "query and key norms without weights"
+    """Llama-4."""
+    OUTPUT_GATE = "a gate on the output of attention"
+    """Qwen3-Next, Qwen3.5."""
+    SPARSE_ATTENTION = "attention to the tokens that an indexer picks"
+    """DeepSeek-V3.2, GLM-5."""
+    CHUNKED_ATTENTION = "attention inside chunks of the sequence"
+    """Llama-4, in three of four layers."""
+    MAMBA2 = "Mamba-2 layers"
+    """Nemotron-H, Nemotron-3."""
+    MAMBA2_VARIANT = "Mamba-2 layers whose kernel, chunks or biases are not Nemotron's"
+    """Convolutions over 4 tokens with a bias, chunks of 128, projections without one."""
+    GATED_DELTA = "layers with the gated delta rule"
+    """Qwen3-Next, Qwen3.5."""
+    KDA = "layers with Kimi delta attention"
+    """Kimi Linear."""
+    SEPARATE_LAYERS = "layers that are a mixer or a network alone"
+    """Nemotron-H, Nemotron-3."""
     SINKS = "attention sinks"
     """gpt-oss."""
     SLIDING_WINDOW = "sliding-window attention"
@@ -54,12 +74,33 @@ class ModelFeature(StrEnum):
     """ERNIE-4.5."""
     GROUPED_ROUTING = "group-limited routing"
     """DeepSeek-V2 and V3."""
+    LATENT_EXPERTS = "experts on a latent width"
+    """Nemotron-3 Super and Ultra."""
+
+
+NEW_MIXERS: Final = frozenset(
+    {
+        ModelFeature.OUTPUT_GATE,
+        ModelFeature.SPARSE_ATTENTION,
+        ModelFeature.CHUNKED_ATTENTION,
+        ModelFeature.MAMBA2,
+        ModelFeature.MAMBA2_VARIANT,
+        ModelFeature.GATED_DELTA,
+        ModelFeature.KDA,
+        ModelFeature.SEPARATE_LAYERS,
+    }
+)
+"""Mixers other than plain attention, and what comes with them."""
+
+_NEMOTRON_MAMBA2: Final = (4, 128, True, False)
+"""Kernel and chunk; biases of the convolution and of the projections."""
 
 
 def features(model: ModelSpec) -> frozenset[ModelFeature]:
     """Return what the model has that a target may lack."""
     attention, moe = model.attention, model.moe
     mla = attention.kind == "mla"
+    linear = model.linear.kind if model.linear is not None else None
     is_present = {
         ModelFeature.MLA: mla,
         ModelFeature.MLA_BIAS: mla and attention.qkv_bias,
@@ -68,7 +109,16 @@ def features(model: ModelSpec) -> frozenset[ModelFeature]:
         ModelFeature.QK_NORM_HEAD: attention.qk_norm is QkNorm.HEAD,
         ModelFeature.QK_NORM_FULL: attention.qk_norm is QkNorm.FULL,
         ModelFeature.SINKS: attention.has_sinks,
-        ModelFeature.SLIDING_WINDOW: any(model.windowed),
+        ModelFeature.QK_NORM_UNWEIGHTED: attention.qk_norm is QkNorm.UNWEIGHTED,
+        ModelFeature.OUTPUT_GATE: attention.has_output_gate,
+        ModelFeature.SPARSE_ATTENTION: attention.indexer is not None,
+        ModelFeature.SLIDING_WINDOW: any(model.windowed) and not attention.window_is_chunk,
+        ModelFeature.CHUNKED_ATTENTION: any(model.windowed) and attention.window_is_chunk,
+        ModelFeature.MAMBA2: linear is LinearName.MAMBA2,
+        ModelFeature.MAMBA2_VARIANT: _is_mamba2_variant(model.linear),
+        ModelFeature.GATED_DELTA: linear is LinearName.GATED_DELTA,
+        ModelFeature.KDA: linear is LinearName.KDA,
+        ModelFeature.SEPARATE_LAYERS: LayerKind.NONE in model.layers or Mixer.NONE in model.mixers,
         ModelFeature.UNGATED_FFN: not model.ffn_is_gated,
         ModelFeature.FFN_BIAS: model.ffn_bias and LayerKind.DENSE in model.layers,
     }
@@ -84,5 +134,13 @@ def features(model: ModelSpec) -> frozenset[ModelFeature]:
             ModelFeature.SIGMOID_CORRECTION: not softmax and moe.score_correction_bias,
             ModelFeature.SOFTMAX_CORRECTION: softmax and moe.score_correction_bias,
             ModelFeature.GROUPED_ROUTING: moe.groups_per_token < moe.num_groups,
+            ModelFeature.LATENT_EXPERTS: moe.latent_size > 0,
         }
     return frozenset(feature for feature, present in is_present.items() if present)
+
+
+def _is_mamba2_variant(linear: LinearAttention | None) -> bool:
+    if linear is None or linear.kind is not LinearName.MAMBA2:
+        return False
+    shape = (linear.conv_kernel, linear.chunk_size, linear.conv_bias, linear.projection_bias)
+    return shape != _NEMOTRON_MAMBA2

@@ -16,6 +16,7 @@ from tuner.spec.fields import (
     Seconds,
     SharePerSecond,
 )
+from tuner.spec.tune import FULL, Adapters, Tune
 
 
 class Precision(StrEnum):
@@ -133,7 +134,7 @@ class TrainEngine(Record):
 
 
 class TrainGoal(Record):
-    """A pretraining run."""
+    """A training run: pretraining or fine-tuning."""
 
     kind: Literal["train"]
     """Always `train`."""
@@ -144,6 +145,9 @@ class TrainGoal(Record):
     tokens: Number | None = None
     """Tokens of the whole run, for its duration and price."""
     precision: Precision = Precision.BF16
+    tune: Tune = FULL
+    """Trained weights: `full` is all of them; otherwise low-rank adapters, e.g. `{method: lora,
+    rank: 16, targets: [attention]}`."""
     engine: TrainEngine | None = None
     """Release to price for; absent: the newest one in the published runs of the launch target, or
     all together if those runs do not name releases (megatron-lm)."""
@@ -158,6 +162,11 @@ class TrainGoal(Record):
     failed_start: Seconds | None = None
     """Cost of a start that runs out of memory, replanning and requeueing included; absent: 4 hours
     (tuner/search/train/memory_risk.py)."""
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """The adapters that are trained; None: all weights."""
+        return self.tune if isinstance(self.tune, Adapters) else None
 
     @property
     def tokens_per_step(self) -> int:

@@ -1,9 +1,12 @@
-"""A transformer model: widths, layers, attention, experts.
+"""A language model: widths, layers, token mixers, experts.
 
 `ModelSpec` has what determines parameters, FLOPs and bytes, and nothing that only affects numerical
 results. tuner/spec/huggingface/ reads it from a `config.json`; tuner/spec/accounting.py counts.
 
-Not covered: encoders, vision towers, attention kinds other than GQA and MLA.
+A layer is a token mixer and a network, or one of the two. A model has at most one kind of attention
+(GQA or MLA), some of whose layers may be limited to a window, and one kind of linear attention.
+
+Not covered: encoders, vision towers; compressed attention and hyper-connections (DeepSeek-V4).
 """
 
 from enum import StrEnum
@@ -13,6 +16,7 @@ from pydantic import Field, model_validator
 
 from profilers.records import Record
 from profilers.steps.config import LayerKind
+from tuner.spec.linear_attention import LinearAttention
 
 LARGEST_SIZE = 2**24
 """Widths and counts above this are refused as typos."""
@@ -34,7 +38,29 @@ class QkNorm(StrEnum):
     HEAD = "head"
     """Per head: one weight of head_dim for queries, one for keys (Qwen3, GLM-4.5)."""
     FULL = "full"
-    """Over all heads at once: weights as wide as the projections (OLMoE)."""
+    """Over all heads at once: weights as wide as the projections (OLMoE, MiniMax-M2)."""
+    UNWEIGHTED = "unweighted"
+    """Per head, without weights (Llama-4)."""
+
+
+class Mixer(StrEnum):
+    """What lets a layer's tokens see each other."""
+
+    ATTENTION = "attention"
+    """Softmax attention, `ModelSpec.attention`."""
+    LINEAR = "linear"
+    """Linear attention, `ModelSpec.linear`."""
+    NONE = "none"
+    """Nothing: the layer is a network alone (Nemotron-H)."""
+
+
+class Indexer(Record):
+    """Picks the tokens that a query attends to (DeepSeek sparse attention, DeepSeek-V3.2)."""
+
+    num_heads: Count
+    head_dim: Count
+    top_k: Count
+    """Tokens that a query attends to."""
 
 
 class Attention(Record):
@@ -52,8 +78,14 @@ class Attention(Record):
     qk_norm: QkNorm = QkNorm.NONE
     has_sinks: bool = False
     """One learned logit per head that takes part in the softmax (gpt-oss)."""
+    has_output_gate: bool = False
+    """The output is multiplied by a gate that the query projection computes (Qwen3-Next)."""
+    indexer: Indexer | None = None
+    """MLA: every layer attends to the tokens that it picks."""
     sliding_window: Annotated[int, Field(ge=1, le=LONGEST_POSITION)] | None = None
     """Window size of sliding-window layers, which `ModelSpec.windowed` marks."""
+    window_is_chunk: bool = False
+    """Windows do not slide: tokens attend inside consecutive chunks of that size (Llama-4)."""
     q_lora_rank: Count | None = None
     """MLA: width of the compressed query; None when queries are projected in one step."""
     kv_lora_rank: Size = 0
@@ -72,6 +104,8 @@ class Attention(Record):
                 raise ValueError("mla needs kv_lora_rank, qk_rope_head_dim and v_head_dim")
             if self.head_dim != self.qk_nope_head_dim + self.qk_rope_head_dim:
                 raise ValueError("mla head_dim must be qk_nope_head_dim + qk_rope_head_dim")
+        if self.indexer is not None and not (self.kind == "mla" and self.q_lora_rank):
+            raise ValueError("an indexer needs mla with q_lora_rank")
         return self
 
     @property
@@ -87,6 +121,9 @@ class Moe(Record):
     top_k: Annotated[int, Field(ge=1, le=MOST_TOP_K)]
     expert_ffn_size: Count
     """Width of one routed expert."""
+    latent_size: Size = 0
+    """Width of what routed experts read and write, between two projections that all experts of a
+    layer share (latent MoE, Nemotron-3 Super); 0: the hidden size."""
     shared_ffn_size: Size = 0
     """Total width of the shared experts; 0 means none."""
     shared_expert_gate: bool = False
@@ -120,7 +157,7 @@ class Moe(Record):
 
 
 class ModelSpec(Record):
-    """A decoder-only transformer."""
+    """A decoder-only language model."""
 
     name: str
     """Name in reports: the folder of its config, or its model type."""
@@ -136,6 +173,7 @@ class ModelSpec(Record):
     rope_theta: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     max_position: Annotated[int, Field(ge=1, le=LONGEST_POSITION)]
     attention: Attention
+    linear: LinearAttention | None = None
     dense_ffn_size: Size
     """Width of the feed-forward network of dense layers; 0 when there are none."""
     ffn_is_gated: bool = True
@@ -143,11 +181,14 @@ class ModelSpec(Record):
     ffn_bias: bool = False
     """Biases on the projections of dense and shared feed-forward networks."""
     layers: Annotated[tuple[LayerKind, ...], Field(min_length=1)]
+    """Per layer: the network behind the mixer."""
+    mixers: tuple[Mixer, ...] = ()
+    """Per layer: what comes before the network; empty: attention everywhere."""
     windowed: tuple[bool, ...]
     """Per layer: whether attention is limited to `attention.sliding_window`."""
     moe: Moe | None
     mtp_num_layers: Size = 0
-    """Multi-token-prediction layers after the last; each repeats the last layer's kind."""
+    """Multi-token-prediction layers after the last: attention and the last layer's network."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "ModelSpec":
@@ -161,7 +202,37 @@ class ModelSpec(Record):
             raise ValueError("windowed layers need attention.sliding_window")
         return self
 
+    @model_validator(mode="after")
+    def _mixers_fit(self) -> "ModelSpec":
+        if len(self.mixers) not in (0, self.num_layers):
+            raise ValueError(f"mixers must have num_layers {self.num_layers} entries or none")
+        if (Mixer.LINEAR in self.mixers) != (self.linear is not None):
+            raise ValueError("linear describes the layers whose mixer is linear, and they need it")
+        for position, (mixer, kind) in enumerate(zip(self.mixers, self.layers, strict=False)):
+            if mixer is Mixer.NONE and kind is LayerKind.NONE:
+                raise ValueError(f"layer {position} has neither a mixer nor a network")
+            if self.windowed[position] and mixer is not Mixer.ATTENTION:
+                raise ValueError(f"layer {position} is windowed and has no attention")
+        if LayerKind.NONE in self.layers and not self.mixers:
+            raise ValueError("layers without a network need mixers")
+        return self
+
     @property
     def num_moe_layers(self) -> int:
         """Layers with routed experts."""
         return self.layers.count(LayerKind.MOE)
+
+    @property
+    def mixer_by_layer(self) -> tuple[Mixer, ...]:
+        """The mixer of every layer."""
+        return self.mixers or (Mixer.ATTENTION,) * self.num_layers
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with softmax attention, which cache keys and values."""
+        return self.mixer_by_layer.count(Mixer.ATTENTION)
+
+    @property
+    def num_linear_layers(self) -> int:
+        """Layers with linear attention, which keep a state."""
+        return self.mixers.count(Mixer.LINEAR)

@@ -11,6 +11,7 @@ from tuner.spec.model import ModelSpec
 from tuner.spec.routing import RoutingRecord, read_routing
 from tuner.spec.spec import Spec, SpecFile
 from tuner.spec.spec_file import read_spec_keys, validate_spec
+from tuner.spec.tune import Adapters, adapted
 
 OTHER_GOALS: Final = ("place", "serve")
 """Goals of `moetune plan` other than training, with specs of their own."""
@@ -35,6 +36,8 @@ def read_spec(path: Path) -> Spec:
         raise SpecError(
             f"{source}: goal.moe_aux_loss_coeff: {model.name} has no experts; leave it out"
         )
+    if file.goal.adapters is not None:
+        _check_adapters(file.goal.adapters, model, source)
     return Spec(
         path=path,
         model_path=file.model,
@@ -56,6 +59,13 @@ def _check_goal_kind(raw: dict[str, Any], source: str) -> None:
             f"{source}: goal.kind: {kind!r} is a goal of `moetune plan`; here a 'train' goal is"
             " needed"
         )
+
+
+def _check_adapters(tune: Adapters, model: ModelSpec, source: str) -> None:
+    try:
+        adapted(tune, model)
+    except ValueError as error:
+        raise SpecError(f"{source}: goal.tune.{error}") from error
 
 
 def _check_routing(routing: RoutingRecord, model: ModelSpec, source: str) -> None:

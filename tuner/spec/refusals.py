@@ -8,9 +8,12 @@ Not covered: what no target can do (degrees that do not divide heads, experts, l
 that belongs to the enumeration of candidates.
 """
 
-from tuner.engines.manifest import Capabilities
+from collections.abc import Iterator
+
+from tuner.engines.manifest import Capabilities, restrict
 from tuner.engines.rules import structure_rules, work_rules
 from tuner.engines.rules.decision import Decision
+from tuner.spec.features import features
 from tuner.spec.model import ModelSpec
 
 
@@ -21,6 +24,25 @@ def refusals(
     return tuple(
         f"{part.names[0]}: {rule}"
         for part in capabilities.parts or (capabilities,)
-        for rules in (structure_rules.broken, work_rules.broken)
-        for rule in rules(part, model, decision)
+        for rule in dict.fromkeys(_broken(part, model, decision))
+    )
+
+
+def _broken(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+    """Yield the broken rules; those of a restriction name its feature."""
+    said = list(_rules(target, model, decision))
+    yield from said
+    present = features(model)
+    for restriction in sorted(target.restrictions, key=lambda one: one.feature):
+        if restriction.feature not in present:
+            continue
+        narrower = _rules(restrict(target, restriction), model, decision)
+        yield from (f"{line}, with {restriction.feature}" for line in narrower if line not in said)
+        said += narrower
+
+
+def _rules(target: Capabilities, model: ModelSpec, decision: Decision) -> tuple[str, ...]:
+    return (
+        *structure_rules.broken(target, model, decision),
+        *work_rules.broken(target, model, decision),
     )

@@ -22,6 +22,7 @@ from profilers.kernels.autograd import (
     Tape,
     in_turns,
 )
+from profilers.kernels.linear_scan import GATED_DELTA, KDA, MAMBA2
 from profilers.kernels.memory_bound import BUILDERS
 from profilers.kernels.suite import (
     KERNELS,
@@ -51,16 +52,26 @@ TINY: dict[str, dict[str, int]] = {
         "head_dim": 8,
         "window": 0,
     },
+    "linear_scan": {
+        "batch": 2,
+        "sequence": 9,
+        "heads": 4,
+        "key_heads": 2,
+        "key_dim": 8,
+        "value_dim": 8,
+        "chunk": 4,
+    },
     "memory_bound": {"rows": 6, "width": 8},
     "optimizer": {"parameters": 2**20 + 1},
     "copy": {"bytes": 1000},
 }
 KINDS = {
+    "linear_scan": (MAMBA2, GATED_DELTA, KDA),
     "memory_bound": tuple(BUILDERS),
     "optimizer": ("accumulate", "convert"),
     "copy": ("device",),
 }
-MATRIX = ("gemm", "grouped_gemm", "attention", "memory_bound")
+MATRIX = ("gemm", "grouped_gemm", "attention", "linear_scan", "memory_bound")
 ADAMW = Case(
     operation="optimizer",
     kind="adamw",
@@ -124,7 +135,7 @@ def test_every_kernel_runs_on_an_accelerator(case: Case) -> None:
 
 
 @each_row("device", [CPU, torch.device("cuda")])
-@each_row("operation", KERNELS)
+@each_row("operation", sorted(KERNELS.keys() - {"linear_scan"}))  # where its kernels are installed
 def test_default_grids_are_distinct_and_have_sizes_in_between(
     operation: str, device: torch.device
 ) -> None:

@@ -71,11 +71,12 @@ OVERLAP: dict[str, Any] = {"a2a_overlap": True}
 def test_a_plain_decision_can_be_launched_everywhere(target: str) -> None:
     # torchtitan always shards: gradients and optimizer state at least.
     stage = 1 if 1 in TARGETS[target].zero_stages else 3
+    changes = {} if TARGETS[target].expert_parallel else {"expert_model_parallel_size": 1}
     assert (
         refusals(
             TARGETS[target],
             model=TINY,
-            decision=_decision(zero_stage=stage, sequence_parallel=False),
+            decision=_decision(zero_stage=stage, sequence_parallel=False, **changes),
         )
         == ()
     )

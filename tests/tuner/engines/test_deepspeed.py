@@ -187,20 +187,22 @@ def test_autoep_gets_its_optimizer_and_autotp_the_weights_that_it_splits() -> No
 def test_fp32_gradients_of_bf16_parameters_need_stage_1_on_one_replica_too() -> None:
     # deepspeed 0.19.8 on one rank: "unsupported mix of model_dtype=torch.bfloat16 and
     # grad_accum_dtype=torch.float32" without ZeRO.
-    for precision, gradient_bytes, least in (("bf16", 4, 1), ("bf16", 2, 0), ("fp32", 4, 0)):
-        able = launchable(("deepspeed",), precision=precision, gradient_bytes=gradient_bytes)
-        assert min(able.zero_stages) == least
     work = Workload(
         model=read_model(MODELS / "tiny-moe" / "config.json"),
         sequence_length=256,
         global_batch_size=8,
         precision="bf16",
     )
+    for precision, gradient_bytes, least in (("bf16", 4, 1), ("bf16", 2, 0), ("fp32", 4, 0)):
+        able = launchable(
+            ("deepspeed",), model=work.model, precision=precision, gradient_bytes=gradient_bytes
+        )
+        assert min(able.zero_stages) == least
     for target, stages in (("deepspeed", {1}), ("megatron-lm", {0})):
         found = enumerate_degrees(
             work,
             num_devices=1,
-            capabilities=launchable((target,), precision="bf16"),
+            capabilities=launchable((target,), model=work.model, precision="bf16"),
             search=Search(),
             ranks_per_node=1,
         )

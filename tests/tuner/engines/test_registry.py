@@ -81,6 +81,19 @@ DECISIONS = {
 }
 
 
+REPLICAS = {
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "data_parallel_size": 16,
+    "expert_model_parallel_size": 1,
+    "expert_data_parallel_size": 16,
+    "stage_recompute": ("full",),
+    "chunks": (1,),
+    "pipeline_layout": (32,),
+}
+"""Of targets without other parallelism."""
+
+
 @pytest.fixture(scope="module")
 def mixtral() -> ModelSpec:
     return read_model(Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json")
@@ -97,6 +110,8 @@ def _suited(target: str, stages: int = 2) -> dict[str, object]:
         found["zero_stage"] = 3
     if not TARGETS[target].sequence_parallel:
         found["sequence_parallel"] = False
+    if not TARGETS[target].tensor_parallel:
+        found |= REPLICAS
     return found
 
 

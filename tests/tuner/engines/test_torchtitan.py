@@ -231,6 +231,22 @@ def test_torchtitan_itself_takes_the_plan_and_says_which_torch_it_needs(tmp_path
         assert warned in warnings
 
 
+@pytest.mark.slow
+def test_torchtitan_itself_builds_qwen3_5_with_its_vision_tower(tmp_path: Path) -> None:
+    verified = _verified("qwen3.5-397b-a17b", dispatcher="deepep")
+    write_emitted(tmp_path, emit(verified))
+    assert _toml(verified)["parallelism"]["module_fqns_per_model_part"][0][:2] == [
+        "vision_encoder",
+        "tok_embeddings",
+    ]
+    said, errors = run_with_torchtitan(tmp_path, PRINTS, json.dumps([{}]))
+    assert said, errors
+    _, ((_, flavor, model, _),) = json.loads(said.splitlines()[-1])
+    assert flavor == "397B-A17B"
+    assert "DeepEP" in model
+    assert model.count("GatedDeltaNet.Config(") == 45
+
+
 def test_estimate_reads_what_is_emitted_without_a_note() -> None:
     (text,) = (file.text for file in emit(_verified()) if file.path.suffix == ".toml")
     assert read_text(text, format_name="torchtitan", source="it").notes == ()
@@ -254,7 +270,7 @@ def test_tensor_ranks_that_would_split_experts_are_not_planned() -> None:
     found = enumerate_degrees(
         work,
         num_devices=2,
-        capabilities=launchable(("torchtitan",), precision="bf16"),
+        capabilities=launchable(("torchtitan",), model=work.model, precision="bf16"),
         search=Search(),
     )
     legal = {(degrees.tensor, degrees.expert) for degrees in found.legal}
@@ -288,16 +304,16 @@ def test_another_module_can_start_the_training(tmp_path: Path) -> None:
 
 
 def test_processors_get_neither_a_pipeline_nor_what_their_torch_lacks() -> None:
-    able = launchable(("torchtitan",), precision="bf16", device_kind="cpu")
-    assert not able.pipeline
-    assert not able.context_parallel
-    assert able.dispatchers == {"alltoall"}
     work = Workload(
         model=read_model(MODELS / "tiny-moe" / "config.json"),
         sequence_length=256,
         global_batch_size=8,
         precision="bf16",
     )
+    able = launchable(("torchtitan",), model=work.model, precision="bf16", device_kind="cpu")
+    assert not able.pipeline
+    assert not able.context_parallel
+    assert able.dispatchers == {"alltoall"}
     found = enumerate_degrees(work, num_devices=2, capabilities=able, search=Search())
     assert {degrees.pipeline for degrees in found.legal} == {1}
     assert found.illegal["the target has no pipeline parallelism"] > 0

@@ -44,6 +44,20 @@ def test_multi_token_prediction_counts_where_it_is_trained(spec_of: MakeSpec) ->
     assert printed == pytest.approx(260e9, rel=0.02)
 
 
+def test_megatron_counts_hybrids_as_published(spec_of: MakeSpec) -> None:
+    """TFLOP/s over tokens/s of Megatron-Bridge's performance summary, container 26.06 and 26.08."""
+    for name, mtp_layers, published in (
+        ("nemotron-3-nano", 0, 22.28e9),
+        ("nemotron-3.5-lightning", 2, 28.15e9),
+        ("nemotron-3-super", 2, 84.73e9),
+        ("nemotron-3-ultra", 2, 358.9e9),
+    ):
+        spec = spec_of(name, nodes=2)
+        own = configuration(spec).model_copy(update={"sequence": 8192, "mtp_layers": mtp_layers})
+        printed = megatron_flop(own, spec.model) / (16 * 8192)
+        assert printed == pytest.approx(published, rel=2e-4), name
+
+
 def test_recomputed_operations_are_those_of_the_modules(spec_of: MakeSpec) -> None:
     spec = spec_of("mixtral-8x7b", nodes=2)
     own = configuration(spec)

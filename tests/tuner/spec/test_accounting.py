@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profilers.steps.config import LayerKind
 from tests.rows import each_row
 from tuner.spec.accounting import (
     active_parameters,
@@ -23,6 +22,7 @@ from tuner.spec.accounting import (
     kv_bytes_per_token,
     layer_norm_parameters,
     layer_parameters,
+    mtp_parameters,
     num_parameters,
     one_expert_parameters,
     router_parameters,
@@ -45,6 +45,13 @@ def architecture_of(name: str) -> str:
 ONE_OF_EACH = sorted({architecture_of(name): name for name in reversed(NAMES)}.values())
 """A model of every architecture that is shipped."""
 
+LANGUAGE_MODELS = {
+    "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
+    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
+"""Of classes that read images, too: the class of what generates text."""
+
 Reference = Callable[[dict[str, Any]], int]
 
 
@@ -55,9 +62,13 @@ def reference() -> Reference:
     import transformers
 
     def count(config: dict[str, Any]) -> int:
-        model_class = getattr(transformers, config["architectures"][0])
+        fields = dict(config.get("text_config") or config)
+        name = LANGUAGE_MODELS.get(config["architectures"][0], config["architectures"][0])
+        for name_of_no_size in ("quantization_config", "rope_scaling"):
+            fields.pop(name_of_no_size, None)
+        model_class = getattr(transformers, name)
         with torch.device("meta"):
-            model = model_class(model_class.config_class.from_dict(dict(config)))
+            model = model_class(model_class.config_class.from_dict(fields))
         return sum(parameter.numel() for parameter in model.parameters())
 
     return count
@@ -97,6 +108,34 @@ def test_counts_the_published_totals(name: str, published: int) -> None:
 
 
 @each_row(
+    ("name", "num_layers", "others", "published"),
+    [
+        # Elements of the checkpoints; correction biases of routers are buffers here.
+        ("nemotron-3-nano", 0, 23 * 128, 31_577_940_288),
+        ("qwen3-next-80b-a3b", 1, 0, 81_324_862_720),
+        ("glm-5", 1, 76 * 256, 753_864_139_008),
+        # Its MTP layer has an embedding and a head of its own there.
+        ("deepseek-v3.2", 1, 2 * 129_280 * 7168 + 59 * 256, 685_396_921_376),
+        ("minimax-m2", 0, 62 * 256, 228_689_764_864),
+        # A vision tower of the same size comes with both.
+        ("llama-4-scout", 0, 871_932_416, 108_641_793_536),
+        ("llama-4-maverick", 0, 871_932_416, 401_583_781_376),
+        ("qwen2.5-7b", 0, 0, 7_615_616_512),
+        # Gibibytes of bf16 on disk.
+        ("nemotron-3-super", 1, 41 * 512, round(230.27 * 2**29)),
+        ("nemotron-3-ultra", 1, 49 * 512, round(1044.06 * 2**29)),
+    ],
+)
+def test_prediction_layers_add_up_to_the_checkpoints(
+    name: str, num_layers: int, others: int, published: int
+) -> None:
+    """Within the scales of fp8 weights (V3.2) and the rounding of gibibytes."""
+    model = shipped(name)
+    total = num_parameters(model) + num_layers * mtp_parameters(model) + others
+    assert total == pytest.approx(published, rel=2e-4)
+
+
+@each_row(
     ("name", "billions"),
     [
         ("mixtral-8x7b", 12.9),
@@ -105,6 +144,13 @@ def test_counts_the_published_totals(name: str, published: int) -> None:
         ("deepseek-v3", 37.6),
         ("olmoe-1b-7b", 1.28),
         ("kimi-k2", 32.9),
+        ("nemotron-3-nano", 3.58),
+        ("nemotron-3-super", 12.77),
+        ("nemotron-3-ultra", 56.06),
+        ("qwen3-next-80b-a3b", 3.87),
+        ("qwen3.5-397b-a17b", 17.35),
+        ("kimi-linear-48b-a3b", 3.48),
+        ("llama-4-scout", 17.17),
     ],
 )
 def test_active_parameters_match_the_model_cards(name: str, billions: float) -> None:
@@ -159,7 +205,7 @@ def configs(draw: st.DrawFn, architecture: str) -> dict[str, Any]:
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
-    if architecture.startswith("Deepseek"):
+    if architecture.startswith(("Deepseek", "GlmMoeDsa", "Kimi")):
         del config["head_dim"]
         config |= {
             "num_key_value_heads": num_heads,
@@ -171,8 +217,118 @@ def configs(draw: st.DrawFn, architecture: str) -> dict[str, Any]:
         }
     if architecture == "OlmoeForCausalLM":
         del config["head_dim"]
+    if architecture in HYBRIDS:
+        config |= draw(HYBRIDS[architecture](num_layers))
     # A flag that the config class does not know must not matter to either side.
-    return config
+    return {**config, "text_config": config} if architecture in LANGUAGE_MODELS else config
+
+
+def sparse(_: int) -> st.SearchStrategy[dict[str, Any]]:
+    sizes = ("q_lora_rank", "index_n_heads", "index_topk")
+    # Its rotary part is as wide as that of the heads.
+    width = st.just({"index_head_dim": 16})
+    return st.tuples(st.fixed_dictionaries({size: widths() for size in sizes}), width).map(joined)
+
+
+def nemotron(num_layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    groups = st.integers(1, 3)
+    fixed = st.fixed_dictionaries(
+        {
+            "hybrid_override_pattern": st.text("M*-E", min_size=num_layers, max_size=num_layers),
+            "mamba_head_dim": widths(),
+            "ssm_state_size": widths(),
+            "conv_kernel": st.integers(2, 4),
+            "chunk_size": st.just(16),
+            "use_conv_bias": st.booleans(),
+            "use_bias": st.booleans(),
+            "layer_norm_epsilon": st.just(1e-5),
+            "moe_latent_size": st.none() | widths(),
+            "moe_shared_expert_intermediate_size": widths(),
+            "n_group": st.just(1),
+            "mlp_bias": st.just(False),
+            # The class of transformers 5.24 does not tie them.
+            "tie_word_embeddings": st.just(False),
+        }
+    )
+    heads = groups.flatmap(
+        lambda n: widths(most=3).map(lambda k: {"n_groups": n, "mamba_num_heads": n * k})
+    )
+    return st.tuples(fixed, heads).map(joined)
+
+
+def gated_delta(num_layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    kinds = st.sampled_from(["linear_attention", "full_attention"])
+    fixed = st.fixed_dictionaries(
+        {
+            "layer_types": st.lists(kinds, min_size=num_layers, max_size=num_layers),
+            "linear_key_head_dim": widths(),
+            "linear_value_head_dim": widths(),
+            "linear_conv_kernel_dim": st.integers(2, 4),
+        }
+    )
+    heads = st.tuples(widths(most=3), widths(most=3)).map(
+        lambda pair: {
+            "linear_num_key_heads": pair[0],
+            "linear_num_value_heads": pair[0] * pair[1],
+        }
+    )
+    return st.tuples(fixed, heads).map(joined)
+
+
+def kimi(num_layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    def config(is_linear: list[bool]) -> dict[str, Any]:
+        places = range(1, num_layers + 1)
+        linear = [place for place, one in zip(places, is_linear, strict=True) if one]
+        return {
+            "linear_attn_config": {
+                "kda_layers": linear,
+                "full_attn_layers": [place for place in places if place not in linear],
+                "num_heads": 3,
+                "head_dim": 16,
+                "short_conv_kernel_size": 4,
+            },
+            "q_lora_rank": None,
+            "num_experts_per_token": 1,
+            "num_shared_experts": 2,
+            "num_expert_group": 1,
+            "attention_bias": False,
+            # The class of transformers 5.24 does not tie them.
+            "tie_word_embeddings": False,
+        }
+
+    return st.lists(st.booleans(), min_size=num_layers, max_size=num_layers).map(config)
+
+
+def llama4(_: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "interleave_moe_layer_step": st.integers(1, 3),
+            "intermediate_size_mlp": widths(),
+            "attention_chunk_size": st.just(32),
+        }
+    )
+
+
+def minimax(_: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.just({"use_qk_norm": True})
+
+
+def joined(parts: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    return {key: value for part in parts for key, value in part.items()}
+
+
+HYBRIDS: dict[str, Callable[[int], st.SearchStrategy[dict[str, Any]]]] = {
+    "DeepseekV32ForCausalLM": sparse,
+    "GlmMoeDsaForCausalLM": sparse,
+    "KimiLinearForCausalLM": kimi,
+    "Llama4ForCausalLM": llama4,
+    "Llama4ForConditionalGeneration": llama4,
+    "MiniMaxM2ForCausalLM": minimax,
+    "NemotronHForCausalLM": nemotron,
+    "Qwen3NextForCausalLM": gated_delta,
+    "Qwen3_5MoeForConditionalGeneration": gated_delta,
+}
+"""Fields that these architectures have on top, for so many layers."""
 
 
 @each_row("architecture", sorted(ARCHITECTURES))
@@ -204,7 +360,7 @@ def test_the_tiny_model_adds_up_by_hand() -> None:
     assert layer_norm_parameters(model) == 512
     assert embedding_parameters(model) == head_parameters(model) == 256 * 256
     layer = attention_parameters(model) + 8 * one_expert_parameters(model) + 2048 + 512
-    assert layer_parameters(model, LayerKind.MOE) == layer
+    assert layer_parameters(model, 0) == layer
     assert num_parameters(model) == 4 * layer + 2 * 65536 + 256
 
 
@@ -279,7 +435,8 @@ def test_forward_flop_follow_active_parameters_on_every_model(name: str) -> None
     flop = forward_flop_per_token(model, sequence_length=1)
     matrices = active_parameters(model) - embedding_parameters(model)
     # Norms, biases and sinks are the small difference.
-    assert (flop.total - flop.attention_core) / (2 * matrices) == pytest.approx(1.0, abs=0.005)
+    products = flop.total - flop.attention_core - flop.linear_scan
+    assert products / (2 * matrices) == pytest.approx(1.0, abs=0.005)
 
 
 def test_windowed_layers_attend_to_less() -> None:

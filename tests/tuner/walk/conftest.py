@@ -18,6 +18,7 @@ from tuner.spec.model import ModelSpec
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 MOE, DENSE, LATENT = "qwen3-30b-a3b", "llama-3.1-8b", "deepseek-v2-lite"
+HYBRID, DELTA = "nemotron-3-nano", "qwen3-next-80b-a3b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,8 @@ _VIRTUAL: Final[Changes] = {
     "virtual_pipeline_model_parallel_size": 2,
     "schedule": "interleaved",
 }
+_LETTERS: Final[Changes] = {"pipeline_layout": (26, 26)}
+_LETTERS_VIRTUAL: Final[Changes] = {**_VIRTUAL, "pipeline_layout": (13, 14, 13, 12)}
 _DENSE: Final[Changes] = {
     "expert_model_parallel_size": 1,
     "expert_data_parallel_size": 8,
@@ -87,8 +90,19 @@ FIELDS: Final[Mapping[str, tuple[tuple[str, Changes, Changes], ...]]] = {
             {**_ONE_STAGE, "tensor_model_parallel_size": 2, "expert_data_parallel_size": 2},
         ),
     ),
-    "pipeline_model_parallel_size": ((MOE, {}, {**_FOUR, "pipeline_model_parallel_size": 4}),),
-    "virtual_pipeline_model_parallel_size": ((MOE, {}, _VIRTUAL),),
+    "pipeline_model_parallel_size": (
+        (MOE, {}, {**_FOUR, "pipeline_model_parallel_size": 4}),
+        (
+            HYBRID,
+            _LETTERS,
+            {**_FOUR, "pipeline_layout": (13,) * 4, "pipeline_model_parallel_size": 4},
+        ),
+        (DELTA, {}, {**_FOUR, "pipeline_model_parallel_size": 4}),
+    ),
+    "virtual_pipeline_model_parallel_size": (
+        (MOE, {}, _VIRTUAL),
+        (HYBRID, _LETTERS, _LETTERS_VIRTUAL),
+    ),
     "context_parallel_size": (
         (MOE, {}, {"context_parallel_size": 2, "expert_data_parallel_size": 2}),
     ),
@@ -216,6 +230,7 @@ FIELDS: Final[Mapping[str, tuple[tuple[str, Changes, Changes], ...]]] = {
     "mtp_num_layers": (
         (MOE, {}, {"mtp_num_layers": 1}),
         (MOE, {"pipeline_layout": (25, 23)}, {"pipeline_layout": (25, 23), "mtp_num_layers": 1}),
+        (HYBRID, _LETTERS, {**_LETTERS, "mtp_num_layers": 1}),
     ),
     "fp8_recipe": tuple(
         (MOE, {}, {"fp8_recipe": recipe})
@@ -225,6 +240,7 @@ FIELDS: Final[Mapping[str, tuple[tuple[str, Changes, Changes], ...]]] = {
     "rank_order": ((MOE, {}, {"rank_order": "tp-cp-ep-pp-dp"}),),
     "cuda_graph": (
         (MOE, {}, {"cuda_graph": "partial"}),
+        (HYBRID, _LETTERS, {**_LETTERS, "cuda_graph": "partial"}),
         (
             MOE,
             {"dispatcher": "hybridep"},
@@ -279,7 +295,8 @@ FOLLOWS: Final[Mapping[str, str]] = {
 @pytest.fixture(scope="session")
 def pairs() -> tuple[Pair, ...]:
     """Return every pair of every field."""
-    models = {name: read_model(MODELS / name / "config.json") for name in (MOE, DENSE, LATENT)}
+    names = (MOE, DENSE, LATENT, HYBRID, DELTA)
+    models = {name: read_model(MODELS / name / "config.json") for name in names}
     return tuple(
         Pair(
             field=field,

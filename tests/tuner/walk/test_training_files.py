@@ -26,8 +26,8 @@ from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
 from tuner.spec.spec import Spec
 
-OURS: Final = ("reference", "torchrun")
-"""The step that ships with the product: no production engine, so no estimate reads it."""
+OURS: Final = ("reference", "torchrun", "transformers-peft")
+"""Programs that ship with the product, which no estimate reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,10 @@ from tuner.costs.serve.decoder import (
     Experts,
     Formats,
     Layers,
+    linear_mixer,
 )
+from tuner.spec.linear_attention import LinearAttention, LinearName
+from tuner.spec.model import Indexer
 
 
 def _grouped(
@@ -88,6 +91,7 @@ _GLM_ATTENTION: Final = DecoderAttention(
     kv_rank=512,
     rope_dim=64,
     value_dim=256,
+    indexer=Indexer(num_heads=32, head_dim=128, top_k=2048),
     architecture="GlmMoeDsaForCausalLM",
 )
 GLM_5: Final = Decoder(
@@ -114,8 +118,16 @@ QWEN35_397B: Final = Decoder(
     layers=(
         Layers(
             count=45,
-            attention=DecoderAttention(
-                kind=AttentionKind.GATED_DELTA, heads=64, kv_heads=16, head_dim=128, value_dim=128
+            attention=linear_mixer(
+                LinearAttention(
+                    kind=LinearName.GATED_DELTA,
+                    num_key_heads=16,
+                    num_value_heads=64,
+                    key_head_dim=128,
+                    value_head_dim=128,
+                    conv_kernel=4,
+                    chunk_size=64,
+                )
             ),
             dense_ffn=0,
         ),
@@ -175,7 +187,10 @@ MIXTRAL_8X22B: Final = Decoder(
     experts=Experts(num=8, top_k=2, ffn=16384),
 )
 _V32_ATTENTION: Final = replace(
-    _latent(128), kind=AttentionKind.SPARSE_LATENT, architecture="DeepseekV32ForCausalLM"
+    _latent(128),
+    kind=AttentionKind.SPARSE_LATENT,
+    indexer=Indexer(num_heads=64, head_dim=128, top_k=2048),
+    architecture="DeepseekV32ForCausalLM",
 )
 DEEPSEEK_V32: Final = replace(
     DEEPSEEK_V3,

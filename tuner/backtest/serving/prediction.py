@@ -23,7 +23,7 @@ from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO, KvPath, whole_s
 from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.memory import kv_bytes_per_token
+from tuner.costs.serve.memory import kv_bytes_per_token, state_bytes_per_request
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules, simulate
@@ -103,6 +103,7 @@ class Predictor:
         isolated = self._times(launch, replace(reading, busy_ratio=0.0), 1, shared).times
         most_busy = prefill.degrees.attention_data
         each = kv_bytes_per_token(launch.decoder, launch.formats, InstanceDegrees())
+        state = state_bytes_per_request(launch.decoder, launch.formats, InstanceDegrees())
         nic_bytes_per_s = reading.machine.sheet.scale_out_bytes_per_s
         path = KvPath(
             network_bytes_per_s=NIC_RATIO * nic_bytes_per_s, latency_s=KV_TRANSFER_LATENCY_S
@@ -118,7 +119,7 @@ class Predictor:
                 computed_ratio=1.0 - launch.prefix_ratio,
             ),
             prefill_slot_ratio=reading.slot_ratio,
-            kv_transfer_s=lambda tokens: whole_s(each * tokens, path=path),
+            kv_transfer_s=lambda tokens: whole_s(each * tokens + state, path=path),
             decode_ranks=ranks,
             decode=decoding.times,
             kv_tokens=rules.kv_tokens,

@@ -38,6 +38,7 @@ from tuner.costs.ops import (
 from tuner.costs.train.collectives import Group, all_to_all_s
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.shapes import Hardware, number
+from tuner.spec.linear_attention import LINEAR_KINDS
 from tuner.spec.model import ModelSpec, Moe
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -261,11 +262,25 @@ def rest_s(machine: ExpertMachine, *, tokens: float, context_tokens: float, deco
     networks += model.num_moe_layers * _network_s(machine, rows=rows, width=shared)
     sampled = rows if decodes else max(rows / context_tokens, 1.0)
     head = gemm(sampled, float(model.vocab_size), float(model.hidden_size), dtype=BF16)
-    return model.num_layers * each + networks + _seconds(machine, head)
+    mixers = model.num_attention_layers * each + model.num_linear_layers * _linear_s(machine, rows)
+    return mixers + networks + _seconds(machine, head)
 
 
 def _seconds(machine: ExpertMachine, *ops: Op) -> float:
     return sum(number(machine.prices.seconds(op)) for op in ops)
+
+
+def _linear_s(machine: ExpertMachine, rows: float) -> float:
+    """Linear attention: its matrices, and its state once in and out for every chunk of tokens."""
+    model, own = machine.model, machine.model.linear
+    if own is None:
+        return 0.0
+    widths, hidden = LINEAR_KINDS[own.kind].projections(own), float(model.hidden_size)
+    gemms = [gemm(rows, float(widths.inputs), hidden), gemm(rows, hidden, float(own.value_dim))]
+    if widths.low_rank:
+        gemms.append(gemm(rows, float(widths.low_rank_outputs), float(widths.low_rank)))
+    states = 8.0 * own.state_elements * max(rows / own.chunk_size, 1.0)
+    return _seconds(machine, *gemms, memory_bound(states))
 
 
 def _projections_s(machine: ExpertMachine, *, rows: float) -> float:
@@ -288,7 +303,8 @@ def _projections_s(machine: ExpertMachine, *, rows: float) -> float:
         ]
     else:
         kv = 2.0 * attention.num_kv_heads * attention.head_dim
-        shapes.append((heads * attention.head_dim + kv, hidden))
+        queries = heads * attention.head_dim * (2.0 if attention.has_output_gate else 1.0)
+        shapes.append((queries + kv, hidden))
     return _seconds(machine, *(gemm(rows, n, k) for n, k in shapes))
 
 

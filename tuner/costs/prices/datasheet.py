@@ -29,6 +29,7 @@ import numpy as np
 
 from tuner.config.columns import Numbers
 from tuner.costs.ops import BF16, Op
+from tuner.costs.prices.linear_scan import scan_bytes, scan_flop
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.shapes import Hardware
 
@@ -96,6 +97,18 @@ class DatasheetPrices:
             rate = rate * own.attention_backward_ratio
         return 2.0 * axes["pairs"] * axes["heads"] * flop_per_pair / rate
 
+    def _linear_scan_s(self, op: Op) -> Numbers:
+        """FLOPs at attention's rate and bytes at that of element-wise kernels, one after the other.
+
+        The backward pass computes the chunks again and has two gradients of every product.
+        """
+        own, axes = self.constants, dict(op.axes)
+        tokens = axes.pop("batch") * axes.pop("sequence")
+        rate = self.hardware.attention_flop_per_s * own.attention_ratio
+        factor = own.memory_factor / self.hardware.memory_bytes_per_s
+        forward_s = tokens * (scan_flop(**axes) / rate + scan_bytes(**axes) * factor)
+        return forward_s * (1.0 if op.direction == "forward" else SCAN_BACKWARD)
+
     def _memory_bound_s(self, op: Op) -> Numbers:
         """Bytes at the datasheet's bandwidth times the factor that kernels need."""
         factor = self.constants.memory_factor / self.hardware.memory_bytes_per_s
@@ -133,10 +146,15 @@ class DatasheetPrices:
         return float(seconds[0]) if all_numbers else seconds
 
 
+SCAN_BACKWARD: Final = 3.5
+"""Seconds of a scan's backward pass over those of its forward pass: 4.4 against 1.26 ms for 32,768
+tokens of Nemotron-3 Nano's Mamba-2 layer on one H200 (mamba_ssm at e9594ce, Triton 3.6)."""
+
 _FORMULAS: Final[Mapping[str, Callable[[DatasheetPrices, Op], Numbers]]] = {
     "gemm": DatasheetPrices._gemm_s,
     "grouped_gemm": DatasheetPrices._experts_s,
     "batched_gemm": DatasheetPrices._batched_gemm_s,
     "attention": DatasheetPrices._attention_s,
+    "linear_scan": DatasheetPrices._linear_scan_s,
     "memory_bound": DatasheetPrices._memory_bound_s,
 }

@@ -10,6 +10,7 @@ operation:
                     forward and backward; half of the backward pass is for weights
     attention       attention(batch, sequence, heads, kv_heads, head_dim), scaled by the pairs that
                     are computed and by the mean of key and value width
+    linear scans    linear_scan(batch, sequence, heads, key_heads, key_dim, value_dim, chunk)
     memory-bound    residual_add(rows, width) of 3 passes at bf16, taken as a rate of bytes
 
 The memory-bound curve is tabulated a quarter octave apart and made monotonic: it is evaluated at
@@ -120,8 +121,7 @@ class MeasuredPrices:
         return both <= self.curves.keys() and has_gate(op)
 
     def _series(self, op: Op) -> Series:
-        kind = FLAT_KIND if op.operation == "memory_bound" else ""
-        return Series(op.operation, kind, op.dtype or self.dtype, op.direction)
+        return Series(op.operation, kind_in_profile(op), op.dtype or self.dtype, op.direction)
 
     def _memory_bound_s(self, series: Series, moved_bytes: Numbers) -> Numbers:
         log_s_T, beyond_T = self._table(series)
@@ -164,6 +164,12 @@ class MeasuredPrices:
         name = f"{series.operation} {series.dtype} {series.direction}".strip()
         beyond, total = self.extrapolation_counts.get(name, (0, 0))
         self.extrapolation_counts[name] = beyond + int(beyond_D.sum()), total + beyond_D.size
+
+
+def kind_in_profile(op: Op) -> str:
+    """Return the kind of the measured rows that price an operation."""
+    kinds = {"memory_bound": FLAT_KIND, "linear_scan": op.kind}
+    return kinds.get(op.operation, "")
 
 
 def has_gate(op: Op) -> bool:

@@ -30,11 +30,11 @@ from tuner.costs.serve.afd import most_loaded_activated
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES
 from tuner.costs.serve.capacity import FULL_RATIO
 from tuner.costs.serve.curves import Floats
-from tuner.costs.serve.decoder import BYTES, Decoder, Experts, Formats
+from tuner.costs.serve.decoder import Decoder, Experts, Formats
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration, sustained_factor
 from tuner.costs.serve.machine import LAUNCH_S, LOAD, STREAM_RATIO, ServingMachine
-from tuner.costs.serve.memory import RESERVE_BYTES, kv_tokens
+from tuner.costs.serve.memory import RESERVE_BYTES, expert_bytes, kv_tokens
 from tuner.costs.serve.ops import routed_experts
 
 Activated = Callable[[Experts, Floats, int], Floats]
@@ -95,7 +95,7 @@ def expert_seconds(
     router = gemm(tokens_Q, own.num, decoder.hidden, dtype=BF16)
     router_Q = machine.seconds(replace(router, software=software))
     each_Q = (router_Q + np.maximum(kernel_Q, read_Q)) * sustained_factor(tokens_Q / devices)
-    return np.asarray(moe_layers(decoder) * each_Q)
+    return np.asarray(decoder.moe_layers * each_Q)
 
 
 def step_seconds(
@@ -125,22 +125,12 @@ def least_expert_devices(decoder: Decoder, formats: Formats, *, memory_bytes: fl
 def expert_slots(decoder: Decoder, formats: Formats, *, memory_bytes: float) -> int:
     """Experts of every layer that an expert device holds."""
     room = FULL_RATIO * memory_bytes - RESERVE_BYTES
-    return max(int(room // (moe_layers(decoder) * expert_bytes(decoder, formats))), 0)
-
-
-def expert_bytes(decoder: Decoder, formats: Formats) -> float:
-    """Of one expert of one layer: three gated GEMMs."""
-    return 3.0 * decoder.hidden * experts_of(decoder).ffn * BYTES[formats.experts]
+    return max(int(room // (decoder.moe_layers * expert_bytes(decoder, formats))), 0)
 
 
 def activation_bytes(decoder: Decoder) -> float:
     """Of one token's activations."""
     return ELEMENT_BYTES * decoder.hidden
-
-
-def moe_layers(decoder: Decoder) -> int:
-    """Layers with experts."""
-    return sum(group.count for group in decoder.layers if not group.dense_ffn)
 
 
 def experts_of(decoder: Decoder) -> Experts:

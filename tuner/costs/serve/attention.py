@@ -7,9 +7,14 @@
 r is the datasheet's time of a kernel that reads the past once and computes for q tokens. Layers
 that pick what they look at (DSA), or keep a state, are taken to look q times.
 
-Projections are not part of it, except where only whole modules were measured: sparse compressed
-attention (DSA). A module of compressed attention (MLA) counts where it is faster than kernel,
-batched GEMMs and projections one by one.
+Projections are not part of it, except of sparse compressed attention (DSA), which was measured as
+whole modules: where no table has one, its parts stand for it, the projections among them. A module
+of compressed attention (MLA) counts where it is faster than kernel, batched GEMMs and projections
+one by one.
+
+Linear attention reads and writes its state for every new token, in fp32, and reads prompts in
+chunks; its short convolution does so with its last inputs (tuner/spec/linear_attention.py). Gated
+delta rules count as measured where a table has them.
 
 Letters: Q query points.
 """
@@ -19,11 +24,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tuner.config.columns import Numbers
-from tuner.costs.ops import Op, gemm
+from tuner.costs.ops import Op, gemm, linear_scan, memory_bound
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Formats
 from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.work import work
+from tuner.costs.serve.work import CONV_STATE_BYTES, INDEX_KEY_BYTES, work
+from tuner.spec.linear_attention import LINEAR_KINDS, LinearAttention, LinearName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,32 +60,54 @@ class AttentionLayer:
         own, hidden = self.attention, self.hidden
         inner, outer = self.formats.attention, self.formats.output
         match own.kind:
-            case AttentionKind.SPARSE_LATENT:
+            case AttentionKind.SPARSE_LATENT | AttentionKind.NONE:
                 return ()
             case AttentionKind.LATENT:
-                down = own.query_rank + own.kv_rank + own.rope_dim
-                queries_in = own.query_rank or hidden
-                return (
-                    (down, hidden, inner),
-                    (self.heads * own.head_dim, queries_in, inner),
-                    (hidden, self.heads * own.value_dim, outer),
-                )
-            case AttentionKind.GATED_DELTA:
-                width = 2 * (self.heads + self.kv_heads) * own.head_dim
-                return (
-                    (width, hidden, inner),
-                    (2 * self.heads, hidden, "bf16"),
-                    (hidden, self.heads * own.head_dim, outer),
-                )
+                return self._latent_gemms
+            case AttentionKind.GATED_DELTA | AttentionKind.MAMBA2 | AttentionKind.KDA:
+                return self._linear_gemms
             case AttentionKind.GROUPED:
                 queries = self.heads * (2 if own.has_gate else 1)
                 width = (queries + 2 * self.kv_heads) * own.head_dim
                 return ((width, hidden, inner), (hidden, self.heads * own.head_dim, outer))
 
+    @property
+    def _latent_gemms(self) -> tuple[tuple[float, float, str], ...]:
+        own, hidden = self.attention, self.hidden
+        inner, outer = self.formats.attention, self.formats.output
+        down = own.query_rank + own.kv_rank + own.rope_dim
+        return (
+            (down, hidden, inner),
+            (self.heads * own.head_dim, own.query_rank or hidden, inner),
+            (hidden, self.heads * own.value_dim, outer),
+        )
+
+    @property
+    def _linear_gemms(self) -> tuple[tuple[float, float, str], ...]:
+        own, hidden = self.linear, self.hidden
+        widths = LINEAR_KINDS[own.kind].projections(own)
+        inner, outer = self.formats.attention, self.formats.output
+        gemms = (
+            (widths.inputs - widths.scalars, hidden, inner),
+            (widths.scalars, hidden, "bf16"),
+            (widths.low_rank_outputs, widths.low_rank, inner),
+            (hidden, own.value_dim, outer),
+        )
+        return tuple(one for one in gemms if one[0])
+
+    @property
+    def linear(self) -> LinearAttention:
+        """The rank's part of linear attention."""
+        assert self.attention.linear is not None  # DecoderAttention refuses its kinds without
+        return self.attention.linear.shard(self.tensor)
+
     def projections_s(self, m_Q: Floats) -> Floats:
         """All of them for m tokens."""
+        return self._gemms_s(self.projection_gemms, m_Q)
+
+    def _gemms_s(self, gemms: tuple[tuple[float, float, str], ...], m_Q: Floats) -> Floats:
         total_Q = np.zeros_like(m_Q)
-        for n, k, dtype in self.projection_gemms:
+        for n, k, dtype in gemms:
             total_Q = total_Q + self._gemm_s(m_Q, n=n, k=k, dtype=dtype)
         return total_Q
 
@@ -102,9 +130,13 @@ class AttentionLayer:
         """One prompt of s tokens from its start."""
         own = self.attention
         match own.kind:
+            case AttentionKind.NONE:
+                return np.zeros_like(s_Q)
             case AttentionKind.GROUPED:
-                # A window of w costs s w pairs, as many as s / 2 w prompts of 2 w tokens.
-                inside_Q = np.minimum(s_Q, 2.0 * own.window) if own.window else s_Q
+                # A window of w costs s w pairs, as many as s / 2 w prompts of 2 w tokens; chunks
+                # are prompts of their own.
+                whole = own.window if own.window_is_chunk else 2.0 * own.window
+                inside_Q = np.minimum(s_Q, whole) if own.window else s_Q
                 prompt = self._op(
                     "attention",
                     kind=self._kv,
@@ -130,14 +162,18 @@ class AttentionLayer:
                 )
                 return np.asarray(core_Q + up_Q)
             case AttentionKind.SPARSE_LATENT:
-                return self._sparse_s("sparse_latent_attention", batch=1, past=0, sequence=s_Q)
-            case AttentionKind.GATED_DELTA:
-                return self._delta_s("context", s_Q)
+                measured_Q = self._sparse_s("sparse_latent_attention", past=0, sequence=s_Q)
+                return self._sparse_parts_s(s_Q) if measured_Q is None else measured_Q
+            case AttentionKind.GATED_DELTA | AttentionKind.MAMBA2 | AttentionKind.KDA:
+                return self._linear_s("context", s_Q)
 
     def decode_core(self, n_Q: Floats, past_Q: Floats) -> Op:
         """Attention of one new token for each of n sequences, without what surrounds it."""
         own = self.attention
         if own.kind is AttentionKind.GROUPED:
+            if own.window_is_chunk:
+                # Sequences are anywhere in their chunk, halfway on average.
+                past_Q = np.where(past_Q > own.window, 0.5 * own.window, past_Q)
             return self._op(
                 "decode_attention",
                 kind=self._kv,
@@ -146,20 +182,23 @@ class AttentionLayer:
                 heads=self.heads,
                 kv_heads=self.kv_heads,
                 head_dim=own.head_dim,
-                window=own.window or 0,
+                window=0 if own.window_is_chunk else own.window,
             )
         return self._latent_decode(_joined("core", self._kv), n_Q, past_Q)
 
     def _one_token_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
         match self.attention.kind:
+            case AttentionKind.NONE:
+                return np.zeros_like(n_Q)
             case AttentionKind.GROUPED:
                 return self.machine.seconds(self.decode_core(n_Q, past_Q))
             case AttentionKind.LATENT:
                 return self._latent_decode_s(n_Q, past_Q)
             case AttentionKind.SPARSE_LATENT:
-                return self._sparse_s("sparse_latent_decode", batch=n_Q, past=past_Q)
-            case AttentionKind.GATED_DELTA:
-                return self._delta_s("generation", n_Q)
+                measured_Q = self._sparse_s("sparse_latent_decode", batch=n_Q, past=past_Q)
+                return self._sparse_parts_s(n_Q, past_Q) if measured_Q is None else measured_Q
+            case AttentionKind.GATED_DELTA | AttentionKind.MAMBA2 | AttentionKind.KDA:
+                return self._linear_s("generation", n_Q)
 
     def _grown(self, n_Q: Floats, past_Q: Floats, checked: int) -> Floats:
         """Seconds for several tokens of each sequence over those for one, by the datasheet.
@@ -207,29 +246,85 @@ class AttentionLayer:
             kv_elements=self.attention.kv_elements,
         )
 
-    def _sparse_s(self, operation: str, **sizes: Numbers) -> Floats:
-        own = self.attention
-        width = own.query_rank + own.kv_rank + own.rope_dim
-        weights = self.hidden * (width + self.heads * own.value_dim)
-        weights += own.query_rank * self.heads * own.head_dim
-        return self._seconds(
-            operation,
-            kind=_joined(own.architecture, self._kv, f"gemm_{self._gemm_format}"),
-            dtype=self.formats.attention,
-            heads=self.heads,
-            weights=weights,
-            **sizes,
-        )
+    def _sparse_s(self, operation: str, **sizes: Numbers) -> Floats | None:
+        """Return a whole module as measured; None where no table has it."""
+        kind = _joined(self.attention.architecture, self._kv, f"gemm_{self._gemm_format}")
+        dtype = self.formats.attention
+        op = self._op(operation, kind=kind, dtype=dtype, heads=self.heads, **sizes)
+        return self.machine.measured_s(op)
 
-    def _delta_s(self, phase: str, m_Q: Floats) -> Floats:
-        return self._seconds(
-            "gated_delta",
-            kind=phase,
-            tokens=m_Q,
-            key_heads=self.kv_heads,
-            value_heads=self.heads,
-            head_dim=self.attention.head_dim,
+    def _sparse_parts_s(self, m_Q: Floats, past_Q: Floats | None = None) -> Floats:
+        """One prompt of m tokens, or one new token of m sequences, from the parts of a module.
+
+        Model:   projections, those of the indexer included, every rank's indexer over all earlier
+                 tokens in fp8, and attention over top_k of them on the compressed keys.
+        Source:  DeepSeek-V3.2, arXiv:2512.02556, equations 1 and 2; vLLM 0.33.0,
+                 models/deepseek_v32 (the indexer is whole on every rank).
+        """
+        own = self.attention
+        index = own.indexer
+        assert index is not None  # DecoderAttention refuses sparse attention without
+        inner = self.formats.attention
+        indexer = (
+            (index.num_heads * index.head_dim, own.query_rank, inner),
+            (index.head_dim + index.num_heads, self.hidden, inner),
         )
+        if past_Q is None:
+            all_Q, kept_Q = 0.5 * m_Q**2, _kept_pairs(m_Q, most=index.top_k)
+            read_Q = m_Q
+        else:
+            all_Q, kept_Q = m_Q * past_Q, m_Q * np.minimum(past_Q, index.top_k)
+            read_Q = all_Q
+        scores_Q = self._seconds(
+            "index_scores",
+            pairs=all_Q,
+            elements=index.num_heads * index.head_dim,
+            bytes=read_Q * INDEX_KEY_BYTES * index.head_dim,
+        )
+        width = 1.0 if self._kv else 2.0
+        core_Q = self._seconds(
+            "sparse_core",
+            pairs=kept_Q,
+            elements=self.heads * (own.kv_elements + own.kv_rank),
+            bytes=(m_Q if past_Q is None else kept_Q) * own.kv_elements * width,
+        )
+        gemms_Q = self._gemms_s((*self._latent_gemms, *indexer), m_Q)
+        return np.asarray(gemms_Q + self._absorbed_gemms_s(m_Q) + scores_Q + core_Q)
+
+    def _linear_s(self, phase: str, m_Q: Floats) -> Floats:
+        """Convolution and recurrence of m tokens: of a prompt, or one of each of m sequences."""
+        own = self.linear
+        if own.kind is LinearName.GATED_DELTA and own.key_head_dim == own.value_head_dim:
+            measured_Q = self.machine.measured_s(
+                self._op(
+                    "gated_delta",
+                    kind=phase,
+                    tokens=m_Q,
+                    key_heads=own.num_key_heads,
+                    value_heads=own.num_value_heads,
+                    head_dim=own.key_head_dim,
+                )
+            )
+            if measured_Q is not None:
+                return measured_Q
+        if phase == "generation":
+            past = 2.0 * CONV_STATE_BYTES * own.conv_state_elements
+            scan_Q = self._seconds("linear_update", tokens=m_Q, elements=own.state_elements)
+            return np.asarray(scan_Q + self.machine.seconds(memory_bound(m_Q * past)))
+        moved_Q = 2.0 * CONV_STATE_BYTES * own.conv_channels * m_Q
+        scan = linear_scan(
+            kind=own.kind.value,
+            batch=1.0,
+            sequence=m_Q,
+            heads=own.num_value_heads,
+            key_heads=own.num_key_heads,
+            key_dim=own.key_head_dim,
+            value_dim=own.value_head_dim,
+            chunk=own.chunk_size,
+            is_delta=float(own.kind is not LinearName.MAMBA2),
+        )
+        scan = replace(scan, software=self.software)
+        return np.asarray(self.machine.seconds(scan) + self.machine.seconds(memory_bound(moved_Q)))
 
     @property
     def _kv(self) -> str:
@@ -253,3 +348,9 @@ class AttentionLayer:
 
 def _joined(*words: str) -> str:
     return "/".join(word for word in words if word)
+
+
+def _kept_pairs(s_Q: Floats, *, most: int) -> Floats:
+    """Pairs of queries and tokens of a prompt, where a query sees so many earlier ones at most."""
+    inside_Q = np.minimum(s_Q, most)
+    return np.asarray(0.5 * inside_Q**2 + (s_Q - inside_Q) * most)

@@ -21,7 +21,8 @@ STORED: Final = "bf16"
 
 def measured_attention_s(tables: KernelTables, op: Op) -> Floats | None:
     """Return the seconds of an attention kernel; None where no table holds its shape."""
-    return _MEASURED[op.operation](tables, op)
+    measured = _MEASURED.get(op.operation)
+    return None if measured is None else measured(tables, op)
 
 
 def _decode_attention(tables: KernelTables, op: Op) -> Floats | None:

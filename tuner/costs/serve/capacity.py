@@ -7,7 +7,12 @@ from typing import Final
 from tuner.costs.serve.cache_capacity import room_of
 from tuner.costs.serve.decoder import BYTES
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.memory import kv_bytes_per_token, weight_bytes
+from tuner.costs.serve.memory import (
+    expert_bytes,
+    kv_bytes_per_token,
+    state_bytes_per_request,
+    weight_bytes,
+)
 from tuner.costs.serve.reserve import step_reserve
 
 FULL_RATIO: Final = 0.95
@@ -30,9 +35,8 @@ def added_weight_bytes(iteration: Iteration) -> float:
         total += weight_bytes(one, formats, replace(degrees, pipeline=1))
         total += 2.0 * decoder.hidden**2 * BYTES[formats.attention]
     if decoder.experts is not None:
-        own = decoder.experts
         spare = iteration.spare_experts
-        each = 3.0 * decoder.hidden * own.ffn * BYTES[formats.experts]
+        each = expert_bytes(decoder, formats)
         shards = degrees.moe_tensor * degrees.expert * degrees.pipeline
         padded = iteration.num_slots * (padding_factor(iteration) - 1.0)
         total += (spare + padded) * each * iteration.moe_layers / shards
@@ -44,7 +48,7 @@ def padding_factor(iteration: Iteration) -> float:
     own, align = iteration.decoder.experts, iteration.traits.mxfp4_multiples
     if own is None or align is None or iteration.formats.experts != "mxfp4":
         return 1.0
-    hidden, ffn = float(iteration.decoder.hidden), own.ffn / iteration.degrees.moe_tensor
+    hidden, ffn = float(iteration.decoder.expert_hidden), own.ffn / iteration.degrees.moe_tensor
     padded = math.ceil(hidden / align[0]) * align[0] * math.ceil(ffn / align[1]) * align[1]
     return padded / (hidden * ffn)
 
@@ -54,14 +58,31 @@ def instance_kv_bytes_per_token(
 ) -> float:
     """Of one device, the drafter's cache included; windows count for requests of that length."""
     decoder, formats, degrees = iteration.decoder, iteration.formats, iteration.degrees
-    pool = None if request_tokens is None else iteration.traits.memory_rule().window_pool_ratio
+    rule = iteration.traits.memory_rule()
     total = kv_bytes_per_token(
-        decoder, formats, degrees, request_tokens=request_tokens, window_pool_ratio=pool
+        decoder,
+        formats,
+        degrees,
+        request_tokens=request_tokens,
+        window_pool_ratio=None if request_tokens is None else rule.window_pool_ratio,
+        states=rule.states,
+        drafts=iteration.checked_tokens - 1,
     )
     if iteration.drafter is not None:
         own, isolated = iteration.drafter.decoder, iteration.drafter.degrees
         total += kv_bytes_per_token(own, formats, isolated, request_tokens=request_tokens)
     return total
+
+
+def instance_state_bytes(iteration: Iteration) -> float:
+    """Of one running request on one device, whatever its length: states of linear attention."""
+    return state_bytes_per_request(
+        iteration.decoder,
+        iteration.formats,
+        iteration.degrees,
+        states=iteration.traits.memory_rule().states,
+        drafts=iteration.checked_tokens - 1,
+    )
 
 
 def cache_tokens(

@@ -1,8 +1,8 @@
 """A model as a serving engine runs it: layers by kind of attention and network, and its formats.
 
-`ModelSpec` describes what planning a training run needs. Serving adds kinds of attention that are
-only served so far (sparse compressed keys, gated delta rule) and the storage format of every part
-of a quantised checkpoint.
+`ModelSpec` describes what planning a training run needs; a `Decoder` groups its layers as serving
+prices them, and adds the storage format of every part of a quantised checkpoint. A group may lack a
+token mixer or a network (Nemotron-H).
 
 Not covered: encoders and vision towers, which these measurements do not run.
 """
@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import Final
 
 from profilers.steps.config import LayerKind
-from tuner.spec.model import Attention, ModelSpec
+from tuner.spec.linear_attention import LinearAttention
+from tuner.spec.model import Attention, Indexer, Mixer, ModelSpec, Moe
 
 
 class AttentionKind(StrEnum):
@@ -28,18 +29,28 @@ class AttentionKind(StrEnum):
     """MLA over the tokens that an indexer picks (DSA)."""
     GATED_DELTA = "gated_delta"
     """A state of fixed size (gated delta rule)."""
+    MAMBA2 = "mamba2"
+    """A state of fixed size (Mamba-2)."""
+    KDA = "kda"
+    """A state of fixed size (Kimi delta attention)."""
+    NONE = "none"
+    """Nothing: the layer is a network alone (Nemotron-H)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderAttention:
-    """One attention block."""
+    """One token mixer."""
 
     kind: AttentionKind
     heads: int
-    """Query heads; for the gated delta rule value heads."""
+    """Query heads; for linear attention value heads."""
     kv_heads: int
-    """For the gated delta rule key heads."""
+    """For linear attention key heads."""
     head_dim: int
+    linear: LinearAttention | None = None
+    """Of linear attention: its widths."""
+    indexer: Indexer | None = None
+    """Of sparse compressed attention: what picks the tokens."""
     has_gate: bool = False
     """Queries come with an output gate of their own width (Qwen3.5)."""
     query_rank: int = 0
@@ -48,17 +59,53 @@ class DecoderAttention:
     value_dim: int = 0
     window: int = 0
     """Tokens that are looked back on; 0: all."""
+    window_is_chunk: bool = False
+    """Tokens look back inside consecutive chunks of `window` tokens (Llama-4)."""
     architecture: str = ""
     """The class that sparse modules are measured under."""
 
+    def __post_init__(self) -> None:
+        if (self.kind in LINEAR_KINDS) != (self.linear is not None):
+            raise ValueError(f"{self.kind} attention: linear attention, and no other, has `linear`")
+        if (self.kind is AttentionKind.SPARSE_LATENT) != (self.indexer is not None):
+            raise ValueError(f"{self.kind} attention: sparse attention alone has an indexer")
+
     @property
     def kv_elements(self) -> int:
-        """Elements that one token adds to the cache of one layer, on all ranks together."""
-        if self.kind is AttentionKind.GATED_DELTA:
+        """Elements of keys and values that a token adds to one layer's cache, over all ranks."""
+        if self.linear is not None:
             return 0
-        if self.kind is AttentionKind.GROUPED:
+        if self.kind in (AttentionKind.GROUPED, AttentionKind.NONE):
             return 2 * self.kv_heads * self.head_dim
         return self.kv_rank + self.rope_dim
+
+    def is_split_by(self, ranks: int) -> bool:
+        """Say whether tensor ranks share the heads evenly.
+
+        Several key heads of linear attention must divide, too (vLLM 0.33.0,
+        layers/mamba/mamba_mixer2.py and layers/mamba/gdn).
+        """
+        keys = 1 if self.linear is None else self.linear.num_key_heads
+        return self.heads % ranks == 0 and (keys == 1 or keys % ranks == 0)
+
+
+LINEAR_KINDS: Final = frozenset(
+    {AttentionKind.GATED_DELTA, AttentionKind.MAMBA2, AttentionKind.KDA}
+)
+"""Kinds that keep a state of fixed size."""
+NO_MIXER: Final = DecoderAttention(kind=AttentionKind.NONE, heads=0, kv_heads=0, head_dim=0)
+
+
+def linear_mixer(linear: LinearAttention) -> DecoderAttention:
+    """Describe a block of linear attention."""
+    return DecoderAttention(
+        kind=AttentionKind(linear.kind.value),
+        heads=linear.num_value_heads,
+        kv_heads=linear.num_key_heads,
+        head_dim=linear.key_head_dim,
+        value_dim=linear.value_head_dim,
+        linear=linear,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +115,18 @@ class Layers:
     count: int
     attention: DecoderAttention
     dense_ffn: int
-    """Width of the network; 0 where experts follow."""
+    """Width of the network; 0 where experts follow, or nothing."""
+    has_network: bool = True
+
+    @property
+    def has_mixer(self) -> bool:
+        """Whether the layers mix tokens."""
+        return self.attention.kind is not AttentionKind.NONE
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether experts follow."""
+        return self.has_network and not self.dense_ffn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,21 +137,51 @@ class Experts:
     top_k: int
     ffn: int
     shared_ffn: int = 0
+    latent: int = 0
+    """Width that routed experts read and write, between two projections that every rank holds
+    (Nemotron-3 Super); 0: the hidden size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """A model that generates text; networks are gated."""
+    """A model that generates text."""
 
     name: str
     hidden: int
     vocab: int
     layers: tuple[Layers, ...]
     experts: Experts | None = None
+    ffn_is_gated: bool = True
+    """Networks and experts have three matrices, else two."""
 
     def __post_init__(self) -> None:
-        if self.experts is None and any(not group.dense_ffn for group in self.layers):
+        if self.experts is None and any(group.has_experts for group in self.layers):
             raise ValueError(f"{self.name}: layers without a dense network need experts")
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with experts."""
+        return sum(group.count for group in self.layers if group.has_experts)
+
+    @property
+    def network_layers(self) -> int:
+        """Layers with a network."""
+        return sum(group.count for group in self.layers if group.has_network)
+
+    @property
+    def matrices(self) -> int:
+        """Of a network."""
+        return 3 if self.ffn_is_gated else 2
+
+    @property
+    def expert_hidden(self) -> int:
+        """Width that routed experts read and write, and that their tokens travel with."""
+        latent = 0 if self.experts is None else self.experts.latent
+        return latent or self.hidden
+
+    def is_split_by(self, ranks: int) -> bool:
+        """Say whether tensor ranks share the heads of every layer evenly."""
+        return all(group.attention.is_split_by(ranks) for group in self.layers)
 
     @property
     def num_layers(self) -> int:
@@ -103,7 +191,8 @@ class Decoder:
     @property
     def network(self) -> str:
         """The widths that its kernels have, equal for DeepSeek-V3, R1 and V3.1."""
-        attention = sorted({f"{g.attention.kind.value}{g.attention.heads}" for g in self.layers})
+        mixers = [group.attention for group in self.layers if group.has_mixer]
+        attention = sorted({f"{own.kind.value}{own.heads}" for own in mixers})
         own = self.experts
         follows = f"{own.num}e{own.top_k}" if own else f"ffn{self.layers[0].dense_ffn}"
         return f"{self.hidden}x{self.num_layers} {' '.join(attention)} {follows}"
@@ -139,46 +228,63 @@ class Formats:
 
 def decoder_of(model: ModelSpec) -> Decoder:
     """Describe a model that was read from its `config.json`; equal layers are grouped."""
-    attention = _attention_of(model.attention)
-    counted = Counter(zip(model.layers, model.windowed, strict=True))
+    counted = Counter(zip(model.mixer_by_layer, model.layers, model.windowed, strict=True))
     groups = (
         Layers(
             count=count,
-            attention=replace(attention, window=model.attention.sliding_window or 0)
-            if is_windowed
-            else attention,
+            attention=_mixer_of(model, mixer, is_windowed=is_windowed),
             dense_ffn=model.dense_ffn_size if kind is LayerKind.DENSE else 0,
+            has_network=kind is not LayerKind.NONE,
         )
-        for (kind, is_windowed), count in counted.items()
+        for (mixer, kind, is_windowed), count in counted.items()
     )
-    experts = None
-    if model.moe is not None:
-        experts = Experts(
-            num=model.moe.num_experts,
-            top_k=model.moe.top_k,
-            ffn=model.moe.expert_ffn_size,
-            shared_ffn=model.moe.shared_ffn_size,
-        )
     return Decoder(
         name=model.name,
         hidden=model.hidden_size,
         vocab=model.vocab_size,
         layers=tuple(groups),
-        experts=experts,
+        experts=None if model.moe is None else _experts_of(model.moe),
+        ffn_is_gated=model.ffn_is_gated,
     )
 
 
-def _attention_of(source: Attention) -> DecoderAttention:
+def _experts_of(moe: Moe) -> Experts:
+    return Experts(
+        num=moe.num_experts,
+        top_k=moe.top_k,
+        ffn=moe.expert_ffn_size,
+        shared_ffn=moe.shared_ffn_size,
+        latent=moe.latent_size,
+    )
+
+
+def _mixer_of(model: ModelSpec, mixer: Mixer, *, is_windowed: bool) -> DecoderAttention:
+    if mixer is Mixer.NONE:
+        return NO_MIXER
+    if mixer is Mixer.LINEAR:
+        assert model.linear is not None  # ModelSpec refuses linear mixers without it
+        return linear_mixer(model.linear)
+    plain = _attention_of(model.attention, architecture=model.architecture)
+    if not is_windowed:
+        return plain
+    window = model.attention.sliding_window or 0
+    return replace(plain, window=window, window_is_chunk=model.attention.window_is_chunk)
+
+
+def _attention_of(source: Attention, *, architecture: str) -> DecoderAttention:
     if source.kind == "mla":
+        is_sparse = source.indexer is not None
         return DecoderAttention(
-            kind=AttentionKind.LATENT,
+            kind=AttentionKind.SPARSE_LATENT if is_sparse else AttentionKind.LATENT,
             heads=source.num_heads,
             kv_heads=source.num_heads,
             head_dim=source.head_dim,
+            indexer=source.indexer,
             query_rank=source.q_lora_rank or 0,
             kv_rank=source.kv_lora_rank,
             rope_dim=source.qk_rope_head_dim,
             value_dim=source.v_head_dim,
+            architecture=architecture if is_sparse else "",
         )
     return DecoderAttention(
         kind=AttentionKind.GROUPED,
@@ -186,4 +292,5 @@ def _attention_of(source: Attention) -> DecoderAttention:
         kv_heads=source.num_kv_heads,
         head_dim=source.head_dim,
         value_dim=source.head_dim,
+        has_gate=source.has_output_gate,
     )

@@ -8,8 +8,10 @@ that a layer's experts see m d tokens. Communication is two all-reduces of m h p
 tensor parallelism; under data parallelism an all-gather and a reduce-scatter of m d h around the
 experts or an all-to-all of the copies, as configured, or the faster where nothing is stated.
 
-Small kernels: 3 per dense layer (two norms with residuals, an activation), 5 per layer with experts
-(routing and the weighted sum besides), as CUDA graphs of such kernels run on Hopper.
+Small kernels: one before a token mixer (its norm with the residual), 2 of a dense network (norm and
+activation), 4 of experts (routing and the weighted sum besides), as CUDA graphs of such kernels run
+on Hopper; linear attention has another norm behind it. A layer without mixer or without network has
+the other's part alone, and one all-reduce.
 
 With drafts a running sequence brings k + 1 tokens to a step; callers count them in m. Loads of
 experts that were recorded replace those of the tables. How the parts become a whole step, beside
@@ -28,7 +30,7 @@ from tuner.costs.ops import Op, gemm, memory_bound
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serve.attention import AttentionLayer
 from tuner.costs.serve.curves import Floats
-from tuner.costs.serve.decoder import Decoder, Formats
+from tuner.costs.serve.decoder import Decoder, Formats, Layers
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serve.machine import (
@@ -46,8 +48,11 @@ from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 from tuner.engines.serve_rules.traits import EngineTraits
 
-SMALL_DENSE: Final = 3
-SMALL_MOE: Final = 5
+SMALL_MIXER: Final = 1
+SMALL_LINEAR: Final = 2
+SMALL_DENSE: Final = 2
+SMALL_MOE: Final = 4
+"""Small kernels of token mixers, of linear ones, of networks and of experts."""
 SUSTAINED_FACTOR: Final = 1.1
 """Seconds of a saturated device over those of one kernel timed alone: power limits lower the
 clocks. Published prompts take 5 to 20 % longer than their kernels."""
@@ -138,7 +143,7 @@ class Iteration:
     @property
     def moe_layers(self) -> int:
         """Layers with experts."""
-        return sum(group.count for group in self.decoder.layers if not group.dense_ffn)
+        return self.decoder.moe_layers
 
     @property
     def slot_ratio(self) -> float:
@@ -176,7 +181,7 @@ class Iteration:
         }
         for group, (count, layer) in zip(self.decoder.layers, self.attention_layers, strict=True):
             parts["projections"] = parts["projections"] + count * layer.projections_s(m_Q)
-            for name, seconds_Q in self._network(m_Q, dense_ffn=group.dense_ffn).items():
+            for name, seconds_Q in self._layer(m_Q, group).items():
                 parts[name] = parts[name] + count * seconds_Q
         return parts
 
@@ -193,15 +198,15 @@ class Iteration:
         """The same seconds by what two halves of a step may hide of each other."""
         dense_Q, compute_Q, all_to_all_Q = (np.zeros_like(m_Q) for _ in range(3))
         for group, (count, layer) in zip(self.decoder.layers, self.attention_layers, strict=True):
-            parts = self._network(m_Q, dense_ffn=group.dense_ffn)
+            parts = self._layer(m_Q, group)
             passed_Q = count * parts.pop("exchange")
             compute_part_Q = count * (
                 layer.projections_s(m_Q) + np.sum(list(parts.values()), axis=0)
             )
-            if group.dense_ffn:
-                dense_Q = dense_Q + compute_part_Q + passed_Q
-            else:
+            if group.has_experts:
                 compute_Q, all_to_all_Q = compute_Q + compute_part_Q, all_to_all_Q + passed_Q
+            else:
+                dense_Q = dense_Q + compute_part_Q + passed_Q
         factor_Q = self._sustained(m_Q)
         return TokenSeconds(
             dense_Q=dense_Q * factor_Q,
@@ -209,14 +214,25 @@ class Iteration:
             all_to_all_Q=all_to_all_Q * factor_Q,
         )
 
-    def _network(self, m_Q: Floats, *, dense_ffn: int) -> dict[str, Floats]:
+    def _layer(self, m_Q: Floats, group: Layers) -> dict[str, Floats]:
+        """A layer beside its mixer's kernels: its network, and the communication of both."""
+        nothing_Q = np.zeros_like(m_Q)
+        parts = self._network(m_Q, group) if group.has_network else {}
+        if not group.has_mixer:
+            return {"exchange": nothing_Q, "small": nothing_Q} | parts
+        small = SMALL_MIXER if group.attention.linear is None else SMALL_LINEAR
+        all_to_all_Q = self._reduced_s(m_Q) + parts.get("exchange", nothing_Q)
+        small_Q = self._small_s(m_Q, small) + parts.get("small", nothing_Q)
+        return parts | {"exchange": all_to_all_Q, "small": small_Q}
+
+    def _network(self, m_Q: Floats, group: Layers) -> dict[str, Floats]:
         """What follows attention in one layer, its communication included."""
         ranks = self.degrees.attention_tensor
-        if dense_ffn:
+        if group.dense_ffn:
             # With data-parallel attention every rank holds the whole dense network.
             return {
-                "dense": self._gated_s(m_Q, width=dense_ffn / ranks),
-                "exchange": 2.0 * self._reduced_s(m_Q),
+                "dense": self._dense_s(m_Q, width=group.dense_ffn / ranks),
+                "exchange": self._reduced_s(m_Q),
                 "small": self._small_s(m_Q, SMALL_DENSE),
             }
         experts = self.decoder.experts
@@ -237,9 +253,20 @@ class Iteration:
             "exchange": self._moe_all_to_all_s(m_Q),
             "small": self._small_s(m_Q, SMALL_MOE),
         }
+        shared_Q = np.zeros_like(m_Q)
         if experts.shared_ffn:
-            seconds_by_part["shared"] = self._gated_s(m_Q, width=experts.shared_ffn / ranks)
+            shared_Q = shared_Q + self._dense_s(m_Q, width=experts.shared_ffn / ranks)
+        if experts.latent:
+            shared_Q = shared_Q + self._latent_s(m_Q, latent=experts.latent)
+        if experts.shared_ffn or experts.latent:
+            seconds_by_part["shared"] = shared_Q
         return seconds_by_part
+
+    def _latent_s(self, m_Q: Floats, *, latent: int) -> Floats:
+        """The projections around the experts' latent width, whole on every rank."""
+        hidden, dtype = self.decoder.hidden, self.formats.ffn
+        down_Q = self._gemm_s(m_Q, n=latent, k=hidden, dtype=dtype)
+        return down_Q + self._gemm_s(m_Q, n=hidden, k=latent, dtype=dtype)
 
     def _experts_s(self, m_Q: Floats, routed: Op) -> Floats:
         """Routed experts by the kernels that fit how tokens reach them."""
@@ -259,9 +286,10 @@ class Iteration:
             return self.machine.seconds(routed)
         return loaded_experts_s(self.machine, routed, loads=self.loads)
 
-    def _gated_s(self, m_Q: Floats, *, width: float) -> Floats:
+    def _dense_s(self, m_Q: Floats, *, width: float) -> Floats:
         hidden, dtype = self.decoder.hidden, self.formats.ffn
-        up_Q = self._gemm_s(m_Q, n=2.0 * width, k=hidden, dtype=dtype)
+        inner = (self.decoder.matrices - 1.0) * width
+        up_Q = self._gemm_s(m_Q, n=inner, k=hidden, dtype=dtype)
         return up_Q + self._gemm_s(m_Q, n=hidden, k=width, dtype=dtype)
 
     def _gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
@@ -277,16 +305,16 @@ class Iteration:
 
     def _moe_all_to_all_s(self, m_Q: Floats) -> Floats:
         if self.degrees.attention_data == 1:
-            return 2.0 * self._reduced_s(m_Q)
+            return self._reduced_s(m_Q)
         traffic = ExpertTraffic(
             machine=self.machine,
-            hidden=self.decoder.hidden,
+            hidden=self.decoder.expert_hidden,
             top_k=self.decoder.experts.top_k if self.decoder.experts else 0,
             ranks=self.degrees.attention_tensor * self.degrees.attention_data,
             a2a_backend=self.a2a_backend,
             software=self.engine,
         )
-        return self._reduced_s(m_Q) + traffic.seconds(m_Q, together_Q=m_Q * self.busy_ranks)
+        return traffic.seconds(m_Q, together_Q=m_Q * self.busy_ranks)
 
     def _collective_s(self, kind: str, m_Q: Floats, ranks: int) -> Floats:
         moved_Q = ELEMENT_BYTES * m_Q * self.decoder.hidden

@@ -1,8 +1,9 @@
 """Cost of a request's KV transfer from a prefill to a decode instance.
 
-Bytes: 2 g d elements a token of a GQA layer, c + p of an MLA layer; tokens outside a sliding window
-are not sent. The rank that sends the most and the one that receives the most decide
-(profilers/kv_transfer/shards.py has the transfers).
+Bytes: 2 g d elements a token of a GQA layer, c + p of an MLA layer and the key of its indexer;
+tokens outside a window are not sent. Layers with linear attention send the state of the request
+once, split over the ranks of either side. The rank that sends the most and the one that receives
+the most decide (profilers/kv_transfer/shards.py has the transfers).
 
 Time: a path is a chain of stages, each a rate: device to host, conversion, network, host to device;
 a path from device to device has the network alone. With t_k the seconds of all bytes in stage k
@@ -22,7 +23,9 @@ from typing import Final
 from profilers.kv_transfer.shards import CacheDegrees, CacheShape, Transfer, transfers
 from tuner.costs.ops import Op
 from tuner.costs.prices.profile import ProfilePrices
-from tuner.spec.model import ModelSpec
+from tuner.costs.serve.work import CONV_STATE_BYTES, INDEX_KEY_BYTES, STATE_BYTES
+from tuner.spec.accounting import state_bytes_per_sequence
+from tuner.spec.model import Mixer, ModelSpec
 
 KV_TRANSFER_LATENCY_S: Final = 0.02
 """Of a KV transfer, besides its bytes: router, page tables, the decode engine's next scheduler
@@ -74,14 +77,12 @@ class RankBytes:
 
 
 def cache_shape(model: ModelSpec) -> CacheShape:
-    """Return the KV cache of a token, sliding windows not considered."""
-    attention = model.attention
+    """Return the KV cache of a token, windows and indexers not considered."""
+    attention, layers = model.attention, model.num_attention_layers
     if attention.kind == "mla":
         width = attention.kv_lora_rank + attention.qk_rope_head_dim
-        return CacheShape(num_layers=model.num_layers, num_heads=1, width=width, is_latent=True)
-    return CacheShape(
-        num_layers=model.num_layers, num_heads=attention.num_kv_heads, width=attention.head_dim
-    )
+        return CacheShape(num_layers=layers, num_heads=1, width=width, is_latent=True)
+    return CacheShape(num_layers=layers, num_heads=attention.num_kv_heads, width=attention.head_dim)
 
 
 def rank_kv_bytes(
@@ -96,16 +97,29 @@ def rank_kv_bytes(
     shape = cache_shape(model)
     plan = transfers(shape, sender=prefill, receiver=decode, num_tokens=tokens)
     each = shape.parts * shape.width * bytes_per_element
+    if model.attention.indexer is not None:
+        each += model.attention.indexer.head_dim * INDEX_KEY_BYTES
+    windowed = [
+        is_windowed
+        for mixer, is_windowed in zip(model.mixer_by_layer, model.windowed, strict=True)
+        if mixer is Mixer.ATTENTION
+    ]
+    state = state_bytes_per_sequence(model, state_bytes=STATE_BYTES, conv_bytes=CONV_STATE_BYTES)
 
     def moved(one: Transfer) -> float:
         share = len(one.tokens) / tokens
-        kept = sum(_kept_tokens(model, layer, tokens=tokens) for layer in one.layers)
+        kept = sum(
+            _kept_tokens(model, tokens=tokens) if windowed[layer] else tokens
+            for layer in one.layers
+        )
         return each * len(one.heads) * share * kept
 
     return RankBytes(
-        sent=_peak_rank_bytes([(one.sender, moved(one)) for one in plan]),
-        received=_peak_rank_bytes([(one.receiver, moved(one)) for one in plan]),
-        whole=sum(moved(one) for one in plan),
+        sent=_peak_rank_bytes([(one.sender, moved(one)) for one in plan])
+        + state / (prefill.tensor * prefill.pipeline),
+        received=_peak_rank_bytes([(one.receiver, moved(one)) for one in plan])
+        + state / (decode.tensor * decode.pipeline),
+        whole=sum(moved(one) for one in plan) + state,
     )
 
 
@@ -160,9 +174,12 @@ def conversion_bytes_per_s(
     return holders * layer_bytes / prices.seconds(op)
 
 
-def _kept_tokens(model: ModelSpec, layer: int, *, tokens: int) -> int:
-    window = model.attention.sliding_window
-    return min(tokens, window) if model.windowed[layer] and window is not None else tokens
+def _kept_tokens(model: ModelSpec, *, tokens: int) -> int:
+    """Tokens of a window, or of the last chunk."""
+    window = model.attention.sliding_window or tokens
+    if model.attention.window_is_chunk:
+        return (tokens - 1) % window + 1
+    return min(tokens, window)
 
 
 def _peak_rank_bytes(moved: Sequence[tuple[object, float]]) -> float:

@@ -43,6 +43,8 @@ BALANCED: Final = "balanced"
 
 DISPATCHED_LOAD: Final = {BALANCED: "uniform"}
 """What tables of dispatched experts call a distribution otherwise."""
+UNGATED: Final = "nongated"
+"""What tables add to the kind of experts with two matrices."""
 ANY: Final = ""
 """Every engine's tables together."""
 
@@ -72,9 +74,18 @@ runs; where it holds both, fp8 activations are what it runs by default (TensorRT
 guide for gpt-oss, MoE backends; SGLang, `--flashinfer-mxfp4-moe-precision`)."""
 BF16_CORES: Final = frozenset(
     {"attention", "decode_attention", "latent_attention", "latent_decode", "latent_product"}
-    | {"gated_delta"}
+    | {"sparse_core"}
 )
 """Operations whose GEMMs stay in bf16, whatever their caches hold."""
+FP8_CORES: Final = frozenset({"index_scores"})
+"""Those that are computed in fp8 where a device has it."""
+STATE_S: Final = 3e-6
+"""Start of a kernel that updates states: one H200 takes 4.3 to 5.9 us for one sequence of 2 to 8 MB
+(mamba_ssm's selective_state_update, flash-linear-attention's fused_recurrent_gated_delta_rule).
+Its bytes pass at the rate of other small kernels, 0.58 to 0.74 of the bandwidth there."""
+SCAN_KERNELS: Final = 5
+"""Of a prompt's scan in chunks: decays, scores, states of chunks, passing them on, outputs
+(mamba_ssm, ops/triton/ssd_combined.py)."""
 SMALL_S: Final = 1.5e-6
 SMALL_RATIO: Final = 0.7
 """Of a memory-bound kernel inside a CUDA graph: its start, and what it reaches of the bandwidth."""
@@ -135,8 +146,25 @@ class ServingMachine:
         """Wall time from the datasheet."""
         if op.operation == "moe":
             return self.rated_experts_s(op, reached_Q=even_activated(op))
+        if op.operation in ("linear_update", "linear_scan"):
+            return self._rated_linear_s(op)
+        if op.operation in FP8_CORES:
+            return self.roofline_s(*work(op), dtype="fp8")
         dtype = "bf16" if op.operation in BF16_CORES else op.dtype
         return self.roofline_s(*work(op), dtype=dtype)
+
+    def _rated_linear_s(self, op: Op) -> Floats:
+        """Linear attention: its bytes at the rate of small kernels, beside which it computes.
+
+        Error:   the rows of one H200 in tests/tuner/costs/serve/test_linear_attention.py, within a
+                 quarter; 32,768 tokens of Nemotron-3 Nano's scan within 3 %.
+        """
+        flop_Q, bytes_Q = work(op)
+        compute_Q, _ = self.bounds_s(flop_Q, bytes_Q, dtype="bf16")
+        memory_Q = bytes_Q / (SMALL_RATIO * self.sheet.memory_bytes_per_s)
+        if op.operation == "linear_update":
+            return np.asarray(STATE_S + np.maximum(compute_Q, memory_Q))
+        return np.asarray(SCAN_KERNELS * LAUNCH_S + compute_Q + memory_Q)
 
     def rated_experts_s(self, op: Op, *, reached_Q: Floats) -> Floats:
         """Roofline time of routed experts where a rank reads so many distinct ones."""
@@ -317,6 +345,8 @@ def _expert_degrees(tables: KernelTables, op: Op) -> list[tuple[int, SizeCurve]]
     dispatched, _, kind = op.kind.rpartition("/")
     if dispatched:
         kind = f"wideep_{dispatched}/{DISPATCHED_LOAD.get(kind, kind)}"
+    if "matrices" in op.axes:
+        kind = f"{kind}/{UNGATED}"
     for written in WRITTEN.get(op.dtype, (op.dtype,)):
         beginning: Key = (op.software, kind, written, *sizes)
         degrees = tables.last_values("moe", beginning)

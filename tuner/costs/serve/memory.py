@@ -1,11 +1,21 @@
-"""Bytes of weights on a device, and of a token in its cache.
+"""Bytes of weights on a device, and of a token and of a request in its cache.
 
 Cached heads are split over tensor ranks until there is one each; compressed keys are whole on every
-rank. Layers with a window keep its tokens of a request, layers with a state that of each request,
-so that what a token costs depends on how long requests are. Of a pipeline the longest stage counts,
-with embedding or head. Engines keep a second copy of the up-projection of compressed keys in bf16,
-for steps that decode (vLLM 0.33.0 `mla_attention.py`, `W_UK_T` and `W_UV`; SGLang 0.5.23
-`deepseek_weight_loader.py`, `w_kc` and `w_vc`). Routers are bf16 and whole on every rank.
+rank. Layers with a window keep its tokens of a request, so that what a token costs depends on how
+long requests are; layers with linear attention keep a state of each request, however long it is. Of
+a pipeline the longest stage counts, with embedding or head. Engines keep a second copy of the
+up-projection of compressed keys in bf16, for steps that decode (vLLM 0.33.0 `mla_attention.py`,
+`W_UK_T` and `W_UV`; SGLang 0.5.23 `deepseek_weight_loader.py`, `w_kc` and `w_vc`). Routers,
+indexers and projections into an experts' latent width are whole on every rank. Norms, convolutions
+and biases are left out.
+
+States, by the rule of the engine (`StateRule`):
+
+    SGLang    so many slots of a running request, beside the pool of pages; --max-mamba-cache-size
+              states them, else --mamba-full-memory-ratio 0.9 divides the memory between both
+    vLLM      pages of one size for every layer: as many tokens as an attention layer needs for a
+              state; layers of one kind come in groups as large as the smaller kind's, and the last
+              page of a request is half empty on average
 
 How many tokens an engine makes room for is its own rule (cache_capacity.py).
 """
@@ -15,12 +25,17 @@ from typing import Final
 
 from tuner.costs.serve.decoder import BYTES, AttentionKind, Decoder, DecoderAttention, Formats
 from tuner.costs.serve.engine import InstanceDegrees
+from tuner.costs.serve.work import CONV_STATE_BYTES, INDEX_KEY_BYTES, STATE_BYTES
+from tuner.engines.serve_rules.traits import ONE_STATE, StateRule
+from tuner.spec.linear_attention import linear_weights
 
 RESERVE_BYTES: Final = 4.0e9
 DEVICE_RATIO: Final = 0.88
 """Of a device's memory, where no engine's rule is known (AFD)."""
-STATE_BYTES: Final = 4.0
-"""Of an element of a state (`mamba_ssm_dtype: float32` in Qwen3-Next's config.json)."""
+SPARSE_FP8_BYTES: Final = 656.0
+"""Of a token in the fp8 cache of sparse compressed attention with 512 + 64 elements: the former in
+fp8 with four fp32 scales, the latter in bf16 (vLLM 0.33.0, v1/attention/backends/mla/
+flashmla_sparse.py; SGLang's is the same)."""
 FULL_RATIO: Final = 0.95
 """The most that recipes give an engine (InferenceX, `--mem-fraction-static 0.95`)."""
 
@@ -31,26 +46,37 @@ def weight_bytes(decoder: Decoder, formats: Formats, degrees: InstanceDegrees) -
     embedding_and_head = 2.0 * decoder.vocab * hidden * BYTES[formats.head] / ranks
     total = 0.0
     for group in decoder.layers:
-        layer = _attention_bytes(group.attention, hidden, formats, ranks)
-        if group.dense_ffn:
-            layer += 3.0 * hidden * group.dense_ffn * BYTES[formats.ffn] / ranks
-        elif decoder.experts is not None:
-            own = decoder.experts
-            shards = degrees.moe_tensor * degrees.expert
-            layer += 3.0 * hidden * own.num * own.ffn * BYTES[formats.experts] / shards
-            layer += 3.0 * hidden * own.shared_ffn * BYTES[formats.ffn] / ranks
-            layer += hidden * own.num * BYTES["bf16"]
+        layer = _mixer_bytes(group.attention, hidden, formats, ranks)
+        layer += decoder.matrices * hidden * group.dense_ffn * BYTES[formats.ffn] / ranks
+        if group.has_experts:
+            layer += _experts_bytes(decoder, formats, degrees)
         total += group.count * layer
     if degrees.pipeline == 1:
         return embedding_and_head + total
     return 0.5 * embedding_and_head + total * stage_ratio(decoder, degrees)
 
 
+def expert_bytes(decoder: Decoder, formats: Formats) -> float:
+    """Of one routed expert of one layer."""
+    ffn = 0 if decoder.experts is None else decoder.experts.ffn
+    return float(decoder.matrices) * decoder.expert_hidden * ffn * BYTES[formats.experts]
+
+
+def _experts_bytes(decoder: Decoder, formats: Formats, degrees: InstanceDegrees) -> float:
+    """Of a layer on one device: routed and shared experts, what projects for them, the router."""
+    own, hidden = decoder.experts, decoder.hidden
+    assert own is not None  # Decoder refuses layers without either
+    routed = own.num * expert_bytes(decoder, formats) / (degrees.moe_tensor * degrees.expert)
+    shared = decoder.matrices * hidden * own.shared_ffn / degrees.attention_tensor
+    latent = 2.0 * hidden * own.latent
+    return routed + (shared + latent) * BYTES[formats.ffn] + hidden * own.num * BYTES["bf16"]
+
+
 def attention_weight_bytes(decoder: Decoder, formats: Formats, degrees: InstanceDegrees) -> float:
     """Of the attention of all layers on one device; without a pipeline."""
     ranks = degrees.attention_tensor
     return sum(
-        group.count * _attention_bytes(group.attention, decoder.hidden, formats, ranks)
+        group.count * _mixer_bytes(group.attention, decoder.hidden, formats, ranks)
         for group in decoder.layers
     )
 
@@ -60,19 +86,33 @@ def stage_ratio(decoder: Decoder, degrees: InstanceDegrees) -> float:
     return math.ceil(decoder.num_layers / degrees.pipeline) / decoder.num_layers
 
 
-def _attention_bytes(own: DecoderAttention, hidden: int, formats: Formats, ranks: int) -> float:
+def _mixer_bytes(own: DecoderAttention, hidden: int, formats: Formats, ranks: int) -> float:
     inner, outer = BYTES[formats.attention], BYTES[formats.output]
+    if own.linear is not None:
+        shard = own.linear.shard(ranks)
+        output = shard.value_dim * hidden
+        return (linear_weights(shard, hidden=hidden) - output) * inner + output * outer
     if own.kind in (AttentionKind.LATENT, AttentionKind.SPARSE_LATENT):
         down = hidden * (own.query_rank + own.kv_rank + own.rope_dim)
         nope = own.head_dim - own.rope_dim
         up = own.heads * ((own.query_rank or hidden) * own.head_dim)
         absorbed = own.heads * own.kv_rank * (nope + own.value_dim)
+        down += _indexer_weights(own, hidden)
         inner_bytes = (down + (up + absorbed) / ranks) * inner + absorbed / ranks * BYTES["bf16"]
         return inner_bytes + own.heads * own.value_dim * hidden * outer / ranks
     queries = own.heads * (2 if own.has_gate else 1)
     keys = 2 * max(own.kv_heads / ranks, 1.0)
     width = queries / ranks + keys
     return own.head_dim * hidden * (width * inner + own.heads / ranks * outer)
+
+
+def _indexer_weights(own: DecoderAttention, hidden: int) -> int:
+    index = own.indexer
+    if index is None:
+        return 0
+    return own.query_rank * index.num_heads * index.head_dim + hidden * (
+        index.head_dim + index.num_heads
+    )
 
 
 def kv_bytes_per_token(
@@ -82,34 +122,100 @@ def kv_bytes_per_token(
     *,
     request_tokens: float | None = None,
     window_pool_ratio: float | None = None,
+    states: StateRule = ONE_STATE,
+    drafts: int = 0,
 ) -> float:
     """Of one token on one device, as a share of a request of so many; None: every layer keeps all.
 
     Engines keep what they must of windows: vLLM's hybrid cache manager, TensorRT-LLM's
     `max_attention_window`. SGLang's pool of windowed layers has a stated share of the tokens of the
-    other pool.
+    other pool. With `request_tokens` what a request keeps whatever its length is shared by its
+    tokens, too.
     """
-    width = 1.0 if formats.kv == "fp8" else 2.0
     total = 0.0
     for group in decoder.layers:
         own = group.attention
-        share = 1.0
-        if own.kind is AttentionKind.GROUPED:
-            share = max(own.kv_heads / degrees.attention_tensor, 1.0) / own.kv_heads
-        each = own.kv_elements * share * width
+        each = _layer_kv_bytes(own, formats, degrees.attention_tensor)
         if own.window and window_pool_ratio is not None:
             each *= window_pool_ratio
         elif own.window and request_tokens is not None:
             each *= min(1.0, own.window / request_tokens)
-        if own.kind is AttentionKind.GATED_DELTA and request_tokens is not None:
-            each = _state_bytes(own, degrees) / request_tokens
         total += group.count * each
-    return total * stage_ratio(decoder, degrees)
+    total *= stage_ratio(decoder, degrees)
+    if request_tokens is None:
+        return total
+    fixed = state_bytes_per_request(decoder, formats, degrees, states=states, drafts=drafts)
+    return total + fixed / request_tokens
 
 
-def _state_bytes(own: DecoderAttention, degrees: InstanceDegrees) -> float:
-    """What a gated delta rule keeps of a request: a matrix per value head, in fp32."""
-    return max(own.heads / degrees.attention_tensor, 1.0) * own.head_dim**2 * STATE_BYTES
+def _layer_kv_bytes(own: DecoderAttention, formats: Formats, ranks: int) -> float:
+    """Of one token in one layer of one device."""
+    share = 1.0
+    if own.kind is AttentionKind.GROUPED:
+        share = max(own.kv_heads / ranks, 1.0) / own.kv_heads
+    width = 1.0 if formats.kv == "fp8" else 2.0
+    each = own.kv_elements * share * width
+    if own.indexer is None:
+        return each
+    if formats.kv == "fp8" and own.kv_elements == _SPARSE_ELEMENTS:
+        each = SPARSE_FP8_BYTES
+    return each + own.indexer.head_dim * INDEX_KEY_BYTES
+
+
+_SPARSE_ELEMENTS: Final = 576
+
+
+def state_bytes_per_request(
+    decoder: Decoder,
+    formats: Formats,
+    degrees: InstanceDegrees,
+    *,
+    states: StateRule = ONE_STATE,
+    drafts: int = 0,
+) -> float:
+    """Of one running request on one device, whatever its length: states of linear attention.
+
+    Args:
+        decoder: the model.
+        formats: of its caches.
+        degrees: of the instance.
+        states: how the engine keeps them.
+        drafts: tokens drafted ahead, each of which needs a state of its own.
+    """
+    shards = [
+        (group.count, group.attention.linear.shard(degrees.attention_tensor))
+        for group in decoder.layers
+        if group.attention.linear is not None
+    ]
+    if not shards:
+        return 0.0
+    each = max(
+        STATE_BYTES * own.state_elements + CONV_STATE_BYTES * own.conv_state_elements
+        for _, own in shards
+    )
+    layers = float(sum(count for count, _ in shards))
+    kept = float(states.per_request + drafts)
+    ratio = stage_ratio(decoder, degrees)
+    if states.page_tokens is None:
+        return each * layers * kept * ratio
+    attention = [group for group in decoder.layers if group.attention.kv_elements]
+    if attention:
+        own = attention[0].attention
+        page = states.page_tokens * _layer_kv_bytes(own, formats, degrees.attention_tensor)
+        each = page * math.ceil(each / page)
+        count = float(sum(group.count for group in attention))
+        layers = _grouped_layers(layers, count)
+        # The last page of a request is half empty.
+        return each * (layers * kept + 0.5 * count) * ratio
+    return each * layers * kept * ratio
+
+
+def _grouped_layers(layers: float, others: float) -> float:
+    """Layers in whole groups, as large as the smaller kind (v1/core/kv_cache_planning.py)."""
+    size = min(layers, others)
+    if max(layers, others) < 1.5 * size:
+        size = max(layers, others)
+    return math.ceil(layers / size) * size
 
 
 def kv_tokens(

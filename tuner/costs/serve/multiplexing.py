@@ -46,7 +46,7 @@ from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import SMALL_S, ServingMachine
-from tuner.costs.serve.work import Work, work
+from tuner.costs.serve.work import STATE_BYTES, Work, work
 
 PORT_BYTES_PER_S: Final = 67e9
 """Of one multiprocessor; see above."""
@@ -123,7 +123,10 @@ def _decode_work(layer: AttentionLayer, n_Q: Floats, past_Q: Floats) -> Work:
     own = layer.attention
     if own.kind in (AttentionKind.GROUPED, AttentionKind.LATENT):
         return work(layer.decode_core(n_Q, past_Q))
-    # Few tokens or a state of fixed size are read.
+    if own.linear is not None:
+        # A state of fixed size is read and written.
+        return 0.0 * n_Q, n_Q * 2.0 * STATE_BYTES * layer.linear.state_elements
+    # Few tokens are read.
     width = 1.0 if layer.formats.kv == "fp8" else 2.0
     return 0.0 * n_Q, n_Q * float(own.kv_elements) * width
 

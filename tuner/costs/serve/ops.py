@@ -40,6 +40,7 @@ def routed_experts(
     """
     experts = decoder.experts
     assert experts is not None
+    ungated = {} if decoder.ffn_is_gated else {"matrices": decoder.matrices}
     return Op(
         operation="moe",
         kind=load,
@@ -47,11 +48,12 @@ def routed_experts(
         software=software,
         axes={
             "tokens": tokens_Q,
-            "hidden": decoder.hidden,
+            "hidden": decoder.expert_hidden,
             "ffn": experts.ffn,
             "top_k": experts.top_k,
             "experts": experts.num,
             "tensor": tensor,
             "expert": expert,
+            **ungated,
         },
     )

@@ -62,6 +62,6 @@ def grouped_experts(routed: Op) -> Op:
             "largest": np.ceil(np.maximum(copies_Q, reached_Q) / reached_Q),
             "hidden": float(axes["hidden"]),
             "ffn": axes["ffn"] / axes["tensor"],
-            "inner": 2.0 * axes["ffn"] / axes["tensor"],
+            "inner": (axes.get("matrices", 3.0) - 1.0) * axes["ffn"] / axes["tensor"],
         },
     )

@@ -117,7 +117,7 @@ class RemoteFfnIteration(Iteration):
     def _remote_parts(self, m_Q: Floats) -> dict[str, Floats]:
         whole = self.ffn.linear_parts(self._ffn_tokens(m_Q))
         whole.pop("projections")
-        passed_Q = self.decoder.num_layers * self._passed_layer_s(m_Q)
+        passed_Q = self.decoder.network_layers * self._passed_layer_s(m_Q)
         return whole | {"exchange": whole["exchange"] + passed_Q}
 
     def _passed_layer_s(self, m_Q: Floats) -> Floats:

@@ -5,9 +5,10 @@
                    + all-to-all buffers
     activations  = 2 residual streams + max(attention, dense network, experts), or the sampler
     attention    = T (queries + keys + values + outputs) of the rank
-    dense        = 3 T f                              gate, up and their product
+    dense        = 3 T f                              gate, up and their product; 2 T f ungated
     experts      = c (max(2 f, h) + f)                c copies of tokens on the rank; the GEMMs
-                                                      before and behind, one of them reused
+                                                      before and behind, one of them reused; f for
+                                                      2 f ungated, h a latent width if any
     sampler      = n (k + 1) V b                      every rank gathers the logits of the whole
                                                       vocabulary; b by engine (registry.py)
     graphs       = 0.4 MiB of every captured batch and layer
@@ -41,6 +42,7 @@ from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import stage_ratio
 from tuner.engines.serve_rules.traits import MemoryRule
+from tuner.spec.linear_attention import LINEAR_KINDS
 
 MIB: Final = 2.0**20
 CONTEXT_BYTES: Final = 512.0 * MIB
@@ -154,7 +156,7 @@ def activation_bytes(
     widest = max(_attention_width(iteration, at) for at in range(len(decoder.layers)))
     largest = max(
         tokens * ELEMENT_BYTES * widest,
-        tokens * ELEMENT_BYTES * 3.0 * dense,
+        tokens * ELEMENT_BYTES * decoder.matrices * dense,
         _expert_bytes(iteration, tokens),
         sampler,
     )
@@ -167,8 +169,10 @@ def _attention_width(iteration: Iteration, at: int) -> float:
     heads, kv_heads = own.heads / ranks, max(own.kv_heads / ranks, 1.0)
     if own.kind is AttentionKind.GROUPED:
         return own.head_dim * (heads * (3 if own.has_gate else 2) + 2.0 * kv_heads)
-    if own.kind is AttentionKind.GATED_DELTA:
-        return own.head_dim * 2.0 * (2.0 * heads + kv_heads)
+    if own.linear is not None:
+        # What is projected, and the outputs.
+        shard = own.linear.shard(ranks)
+        return LINEAR_KINDS[shard.kind].projections(shard).inputs + float(shard.value_dim)
     return heads * 2.0 * (own.head_dim + own.value_dim)
 
 
@@ -176,13 +180,14 @@ def _expert_bytes(iteration: Iteration, tokens: float) -> float:
     own, degrees = iteration.decoder.experts, iteration.degrees
     if own is None or not own.num:  # None of an attention server, whose experts are elsewhere.
         return 0.0
-    hidden, ffn = iteration.decoder.hidden, own.ffn / degrees.moe_tensor
+    hidden, ffn = iteration.decoder.expert_hidden, own.ffn / degrees.moe_tensor
+    inner = (iteration.decoder.matrices - 1.0) * ffn
     together, gathered = tokens, 0.0
     if degrees.attention_data > 1 and not _is_dispatched(iteration):
         together = tokens * degrees.attention_data
         gathered = 2.0 * together * hidden
     copies = min(together, CHUNK_TOKENS) * own.top_k
-    return ELEMENT_BYTES * (gathered + copies * (max(2.0 * ffn, hidden) + ffn))
+    return ELEMENT_BYTES * (gathered + copies * (max(inner, hidden) + ffn))
 
 
 def all_to_all_buffer_bytes(iteration: Iteration, *, tokens: int) -> float:
@@ -191,7 +196,7 @@ def all_to_all_buffer_bytes(iteration: Iteration, *, tokens: int) -> float:
     if own is None or degrees.attention_data == 1 or not _is_dispatched(iteration):
         return 0.0
     slots = iteration.num_slots
-    hidden = iteration.decoder.hidden
+    hidden = iteration.decoder.expert_hidden
     total = _normal_bytes(hidden, degrees)
     if iteration.a2a_backend is A2aBackend.LOW_LATENCY:
         total += low_latency_bytes(hidden=hidden, experts=slots, tokens=dispatch_cap(tokens))

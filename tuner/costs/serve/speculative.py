@@ -13,7 +13,9 @@ of each other, as there.
 The drafter is one layer that reads the model's last hidden state beside the embedding of the next
 token, and ends in the model's own head:
 
-    mtp     a layer like the model's last (DeepSeek-V3 Technical Report, arXiv:2412.19437, 2.2)
+    mtp     a layer like the model's last (DeepSeek-V3 Technical Report, arXiv:2412.19437, 2.2);
+            of hybrids attention and the last layer's network (config.json of Nemotron-3 Super and
+            Qwen3.5: `mtp_hybrid_override_pattern` "*E", full attention)
     eagle   a layer with a dense network (EAGLE, arXiv:2401.15077, 4.1)
 
 Not covered: trees of drafts, drafters of several layers, vocabularies that were cut for drafting.
@@ -84,12 +86,13 @@ def draft_decoder(decoder: Decoder, method: DraftMethod) -> Decoder:
     Eagle's network is as wide as what one token of the model passes: published drafters copy the
     widths of a dense target; for models with experts the sum of those that a token reaches is ours.
     """
-    last = decoder.layers[-1]
+    attention = [group for group in decoder.layers if group.attention.kv_elements][-1].attention
+    network = [group for group in decoder.layers if group.has_network][-1]
     if method is DraftMethod.MTP:
-        group, experts = replace(last, count=1), decoder.experts
+        group, experts = replace(network, count=1, attention=attention), decoder.experts
     else:
         dense = max((group.dense_ffn for group in decoder.layers), default=0)
-        group = Layers(count=1, attention=last.attention, dense_ffn=dense or _reached_ffn(decoder))
+        group = Layers(count=1, attention=attention, dense_ffn=dense or _reached_ffn(decoder))
         experts = None
     return replace(decoder, name=f"{decoder.name} {method.value}", layers=(group,), experts=experts)
 

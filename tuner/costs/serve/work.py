@@ -9,14 +9,23 @@ from typing import Final
 import numpy as np
 
 from tuner.costs.ops import Op
+from tuner.costs.prices.linear_scan import scan_bytes, scan_flop
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import BYTES
 
 Work = tuple[Floats, Floats]
 """Floating-point operations, and bytes from and to memory."""
 
-DELTA_CHUNK: Final = 64.0
-"""Tokens of a prompt between which a gated-delta state is written back."""
+STATE_BYTES: Final = 4.0
+"""Of an element of a state, fp32 by the engines' defaults (vLLM 0.33.0,
+model_executor/models/config.py, which takes `mamba_ssm_cache_dtype` or `mamba_ssm_dtype` of a
+config.json, float32 in all published ones, and layers/mamba/mamba_utils.py, `kda_state_dtype`;
+SGLang 0.5.23, configs/mamba_utils.py, `mamba2_state_dtype`)."""
+CONV_STATE_BYTES: Final = 2.0
+"""Of an element of a convolution's last inputs, in the model's bf16 (the same places)."""
+INDEX_KEY_BYTES: Final = 1.0 + 4.0 / 128.0
+"""Of an element of an indexer's key, whatever the cache's type: fp8 and an fp32 scale per 128
+(vLLM 0.33.0, models/deepseek_v32/attention.py; SGLang 0.5.23, mem_cache/index_key_cache.py)."""
 
 
 def work(op: Op) -> Work:
@@ -30,7 +39,7 @@ def experts_work(op: Op, *, reached_Q: Floats) -> Work:
     axes = op.axes
     copies_Q = np.asarray(axes["tokens"]) * axes["top_k"] / axes["expert"]
     ffn = axes["ffn"] / axes["tensor"]
-    weights = 3.0 * axes["hidden"] * axes["ffn"] / axes["tensor"]
+    weights = axes.get("matrices", 3.0) * axes["hidden"] * axes["ffn"] / axes["tensor"]
     activations_Q = 4.0 * copies_Q * (axes["hidden"] + ffn)
     return 2.0 * weights * copies_Q, activations_Q + BYTES[op.dtype] * weights * reached_Q
 
@@ -82,16 +91,23 @@ def _latent_attention(_: Op, axes: Axes) -> Work:
     return s_Q * s_Q * axes["heads"] * widths, 0.0 * s_Q
 
 
-def _sparse(_: Op, axes: Axes) -> Work:
-    """The module's projections; the tokens that the indexer picks are few."""
-    m_Q = axes["batch"] * axes["sequence"] if "sequence" in axes else axes["batch"]
-    return 2.0 * m_Q * axes["weights"], 1.0 * axes["weights"] + 0.0 * m_Q
+def _pairs(_: Op, axes: Axes) -> Work:
+    return 2.0 * axes["pairs"] * axes["elements"], axes["bytes"] + 0.0 * axes["pairs"]
 
 
-def _gated_delta(op: Op, axes: Axes) -> Work:
-    state_Q = 4.0 * axes["value_heads"] * axes["head_dim"] ** 2 * axes["tokens"]
-    per_write = 1.0 if op.kind == "generation" else DELTA_CHUNK
-    return 4.0 * state_Q, 2.0 * state_Q / per_write
+def _linear_update(_: Op, axes: Axes) -> Work:
+    """Count decay, write and read-out of a state, which is read and written once."""
+    elements_Q = axes["tokens"] * axes["elements"]
+    return 7.0 * elements_Q, 2.0 * STATE_BYTES * elements_Q
+
+
+def _linear_scan(_: Op, axes: Axes) -> Work:
+    widths = {name: size for name, size in axes.items() if name not in ("batch", "sequence")}
+    tokens_Q = axes["batch"] * axes["sequence"]
+    return (
+        np.asarray(tokens_Q * scan_flop(**widths)),
+        np.asarray(tokens_Q * scan_bytes(**widths)),
+    )
 
 
 def _kv_bytes(op: Op) -> float:
@@ -107,7 +123,8 @@ _WORK: Final[Mapping[str, Callable[[Op, Axes], Work]]] = {
     "latent_decode": _latent_decode,
     "latent_product": _latent_product,
     "latent_attention": _latent_attention,
-    "sparse_latent_decode": _sparse,
-    "sparse_latent_attention": _sparse,
-    "gated_delta": _gated_delta,
+    "index_scores": _pairs,
+    "sparse_core": _pairs,
+    "linear_update": _linear_update,
+    "linear_scan": _linear_scan,
 }

@@ -11,10 +11,15 @@ input (but D for the norm's output before experts, which the router reads too):
     MLA           n (2 r_q + 2 r_kv + rope) D   low ranks before and after their norms, on top
     output in fp8 N a v B / T                where B < D: what the output projection reads
     q, k norm     N (a + g) d D / T          where there is one: q and k before it
+    output gate   2 N a v D / T              where there is one: the gate, and its product
+    linear        N (w + 2 H P) D / T        Mamba-2: projections, output, normed output
+                  N (c + 2 H N' + H Q) D / T     a delta rule besides: what the convolution gives,
+                                             q and k of all heads, inverses of chunks' triangles
     dense FFN     N F (2 D + B) / T          gate, up and gate * up; N F (D + B) / T ungated
     router        4 n E + 8 n k              fp32 probabilities, the map of copies
     shared        N F_s (2 D + B) / T
     experts       R (h B + F_e (2 D + B) / ETP)   a copy, gate, up and gate * up
+    latent        n l (D + B)                its input to dispatch, and what is combined
     no flash      N a s (2 + 3 dropout) / T   softmax; its mask and output under dropout (D = 2)
     dropout       2 N h                      masks of both residual branches, one byte each
 
@@ -35,10 +40,17 @@ it whether or not the backward pass reads it (torch/utils/checkpoint.py, a cache
 operation). A compiled layer keeps only what its backward graph reads
 (torch/_functorch/partitioners.py), so not the last GEMM's output, which is added to the residual.
 
-Letters as in state.py. Sources: Korthikanti et al., arXiv 2205.05198, section 4 (34 s b h + 5 a s^2
-b); FlashAttention, arXiv 2205.14135 (log-sum-exp in place of the scores); Megatron-LM's MoE layer,
-which multiplies by the router's weights inside the experts; MemFine, arXiv 2511.21431 (chunks);
-torchtitan, torchtitan/distributed/activation_checkpoint.py (by operation).
+Frozen weights need no input (Transformer Engine keeps it where `weight.requires_grad`): norm
+outputs and gate * up are kept where an adapter reads them, and every adapter keeps its inner width.
+
+Letters as in state.py; of linear attention H heads, N' key width, P value width, Q tokens of a
+chunk, w outputs of its projections, c channels of its convolution. A layer without a mixer, or
+without a network, lacks that part's residual, too.
+
+Sources: Korthikanti et al., arXiv 2205.05198, section 4 (34 s b h + 5 a s^2 b); FlashAttention,
+arXiv 2205.14135 (log-sum-exp in place of the scores); Megatron-LM's MoE layer, which multiplies by
+the router's weights inside the experts; MemFine, arXiv 2511.21431 (chunks); torchtitan,
+torchtitan/distributed/activation_checkpoint.py (by operation).
 
 Megatron's tensor parallelism keeps the rank's shard of a linear layer's input and repeats the
 all-gather in the backward pass. PyTorch's all-gather is an operation of its own, whose result is
@@ -56,6 +68,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
+from tuner.costs.train.adapters import (
+    AdaptedMatrix,
+    attention_matrices,
+    keeps_input,
+    network_matrices,
+)
 from tuner.costs.train.shapes import ModelShape
 from tuner.costs.train.state import padded_vocab
 
@@ -79,6 +97,8 @@ class LayerBytes:
     """Added while this layer is recomputed."""
     gradients: Numbers
     """Added while the backward pass of its largest network runs."""
+    late: Numbers = 0.0
+    """Of everything, at the end of the network's backward pass; eager modules only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,22 +140,34 @@ def activation_bytes(
     hidden = own * model.hidden * width
     whole = group * model.hidden * width
     attention = _attention(model, strategies, own, cp_output_copy_ratio)
+    linear = _linear(model, strategies)
     norm_input = own * model.hidden * _linear_bytes(strategies)
+    mixer_input = norm_input * keeps_input(
+        strategies,
+        strategies.adapts_q,
+        strategies.adapts_k,
+        strategies.adapts_v,
+        strategies.adapts_q_down,
+        strategies.adapts_kv_down,
+    )
     dense = _dense(
         model,
         strategies,
-        attention,
-        norm_input=norm_input,
+        _mix(attention, linear, model.dense_attention, model.dense_linear),
+        norm_input=norm_input
+        * keeps_input(strategies, strategies.adapts_gate, strategies.adapts_up),
         last_gemm_output=last_gemm_ratio * hidden,
     )
-    moe = _moe(model, strategies, own, attention)
+    moe = _moe(
+        model, strategies, own, _mix(attention, linear, model.moe_attention, model.moe_linear)
+    )
     others = gathers_inputs * (group - own) * model.hidden * _linear_bytes(strategies)
     partial = gathers_inputs * np.where(own < group, (2.0 + model.is_gated) * whole, 0.0)
     return ActivationBytes(
         dense=_layer(
-            strategies, hidden, norm_input, own, dense, gathered=2.0 * others, partial=partial
+            strategies, hidden, mixer_input, own, dense, gathered=2.0 * others, partial=partial
         ),
-        moe=_layer(strategies, hidden, norm_input, own, moe, gathered=others),
+        moe=_layer(strategies, hidden, mixer_input, own, moe, gathered=others),
         embedding=strategies.dropout * own * model.hidden * MASK_BYTES,
         norm=2.0 * hidden + SCORE_BYTES * own,
         logit=group * padded_vocab(model, strategies) / strategies.tensor,
@@ -159,11 +191,24 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Layer:
-    """Parts of a layer besides its residuals and the norm before attention."""
+class _Mix:
+    """The mixers of a kind of layer, averaged over its layers."""
 
-    attention: _Part
+    part: _Part
+    ratio: Numbers
+    """Share of the layers that have one."""
+    beyond: Numbers
+    """Of the mixer that keeps most, what it keeps beyond the average."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Layer:
+    """Parts of a layer besides its residuals and the norm before its mixer."""
+
+    mixer: _Mix
     network: _Part
+    network_ratio: Numbers
+    """Share of the layers that have a network."""
     network_input: Numbers
     drops_network_input: Numbers
     gradients: Numbers
@@ -183,9 +228,11 @@ def _layer(
 ) -> LayerBytes:
     masks = 2.0 * strategies.dropout * hidden / strategies.element_bytes * MASK_BYTES
     scales = 2.0 * SCORE_BYTES * own
-    attention, network = parts.attention, parts.network
+    attention, network = parts.mixer.part, parts.network
+    normed = parts.mixer.ratio * normed
     norms = normed + parts.network_input
-    whole = 2.0 * hidden + norms + scales + masks + attention.whole + network.whole + gathered
+    inputs = (parts.mixer.ratio + parts.network_ratio) * hidden
+    whole = inputs + norms + scales + masks + attention.whole + network.whole + gathered
     drops_norm = strategies.recompute_layernorm
     dropped_norms = (
         drops_norm * normed
@@ -194,7 +241,7 @@ def _layer(
     dropped = dropped_norms + attention.dropped + network.dropped
     full, by_op = strategies.recompute_full, strategies.recompute_by_op
     by_op_saved = hidden + attention.by_op_saved + network.by_op_saved
-    everything = whole - hidden - parts.later
+    everything = whole - hidden - parts.later + parts.mixer.beyond
     return LayerBytes(
         saved=(1.0 - full - by_op) * (whole - dropped) + full * hidden + by_op * by_op_saved,
         recomputed=np.where(
@@ -226,6 +273,7 @@ def _attention(
     output = tokens * model.heads * model.value_dim
     linear = _linear_bytes(strategies)
     quantised = np.where(linear < width, linear, 0.0) * output
+    quantised = quantised * keeps_input(strategies, strategies.adapts_o)
     output = output * width
     low_ranks = 2.0 * (model.q_lora_rank + model.kv_lora_rank) + model.rope_dim
     low_ranks = model.is_mla * own * low_ranks * width
@@ -240,70 +288,122 @@ def _attention(
         strategies.recompute_core_attention * scores
         + strategies.recompute_mla_up_proj * model.is_mla * projected
     )
-    whole = projected + normed + output + quantised + redistributed + low_ranks + scores
+    gated = 2.0 * model.has_output_gate * output
+    whole = projected + normed + output + gated + quantised + redistributed + low_ranks + scores
     by_op_saved = tokens * (model.heads * model.head_dim + key_heads * model.value_dim) * width
+    whole = whole + _inner_widths(strategies, attention_matrices(model, strategies))
     return _Part(
         whole=whole, by_op_saved=by_op_saved + output + scores, dropped=dropped, recomputed=dropped
     )
 
 
+def _inner_widths(strategies: Strategies, matrices: tuple[AdaptedMatrix, ...]) -> Numbers:
+    """What adapters keep between their two GEMMs."""
+    ratios: Numbers = 0.0
+    for one in matrices:
+        ratios = ratios + one.ratio * (1.0 - one.shares_input)
+    rank = strategies.tokens * strategies.adapter_rank / strategies.tensor
+    return rank * strategies.element_bytes * ratios
+
+
+def _linear(model: ModelShape, strategies: Strategies) -> _Part:
+    if not model.has_linear:
+        return _Part(whole=0.0, by_op_saved=0.0, dropped=0.0, recomputed=0.0)
+    tokens = strategies.tokens / strategies.tensor
+    repeated = 2.0 * model.linear_heads * model.linear_key_dim
+    of_delta = model.linear_conv + repeated + model.linear_heads * model.linear_chunk
+    kept = model.linear_inputs + 2.0 * model.linear_values + model.linear_is_delta * of_delta
+    linear = _linear_bytes(strategies)
+    quantised = np.where(linear < strategies.element_bytes, linear, 0.0) * model.linear_values
+    whole = tokens * (kept * strategies.element_bytes + quantised)
+    return _Part(whole=whole, by_op_saved=whole, dropped=0.0, recomputed=0.0)
+
+
+def _mix(attention: _Part, linear: _Part, attention_share: Numbers, linear_share: Numbers) -> _Mix:
+    part = _Part(
+        whole=attention_share * attention.whole + linear_share * linear.whole,
+        by_op_saved=attention_share * attention.by_op_saved + linear_share * linear.by_op_saved,
+        dropped=attention_share * attention.dropped,
+        recomputed=np.greater(attention_share, 0.0) * attention.recomputed,
+    )
+    largest = np.maximum(
+        np.greater(attention_share, 0.0) * attention.whole,
+        np.greater(linear_share, 0.0) * linear.whole,
+    )
+    return _Mix(part=part, ratio=attention_share + linear_share, beyond=largest - part.whole)
+
+
 def _dense(
     model: ModelShape,
     strategies: Strategies,
-    attention: _Part,
+    mixer: _Mix,
     *,
     norm_input: Numbers,
     last_gemm_output: Numbers,
 ) -> _Layer:
     width = strategies.element_bytes
+    present = model.dense_network
     intermediate = strategies.tokens * model.dense_ffn / strategies.tensor
-    whole = intermediate * ((1.0 + model.is_gated) * width + _linear_bytes(strategies))
+    kept = keeps_input(strategies, strategies.adapts_down) * _linear_bytes(strategies)
+    whole = present * intermediate * ((1.0 + model.is_gated) * width + kept)
+    adapters = network_matrices(model, strategies, model.dense_ffn)
+    whole = whole + present * _inner_widths(strategies, adapters)
     dropped = strategies.recompute_mlp * whole
     return _Layer(
-        attention=attention,
+        mixer=mixer,
+        network_ratio=present,
         network=_Part(
             whole=whole,
-            by_op_saved=intermediate * width + model.is_gated * last_gemm_output,
+            by_op_saved=present * (intermediate * width + model.is_gated * last_gemm_output),
             dropped=dropped,
             recomputed=dropped,
         ),
-        network_input=norm_input,
+        network_input=present * norm_input,
         drops_network_input=strategies.recompute_mlp,
         gradients=(1.0 + model.is_gated) * intermediate * width,
         later=0.0,
     )
 
 
-def _moe(model: ModelShape, strategies: Strategies, own: Numbers, attention: _Part) -> _Layer:
+def _moe(model: ModelShape, strategies: Strategies, own: Numbers, mixer: _Mix) -> _Layer:
     width = strategies.element_bytes
     sent = own * model.top_k
     received = sent * strategies.expert_tensor * strategies.expert_imbalance_p99
     linear = _linear_bytes(strategies)
-    copies = received * model.hidden
+    copies = received * model.expert_hidden
     intermediate = received * model.moe_ffn / strategies.expert_tensor
     gates = (1.0 + model.is_gated) * width
-    routed = copies * linear + intermediate * (gates + linear)
+    trains = keeps_input(strategies, strategies.adapts_experts)
+    routed = copies * linear * trains + intermediate * (gates + linear * trains)
+    rank = strategies.adapts_experts * strategies.adapter_rank * received * width
+    routed = routed + 2.0 * rank
     router = own * model.experts * SCORE_BYTES + sent * MAP_BYTES
-    shared = strategies.tokens * model.shared_ffn / strategies.tensor * (gates + linear)
+    kept = keeps_input(strategies, strategies.adapts_down) * linear
+    shared = strategies.tokens * model.shared_ffn / strategies.tensor * (gates + kept)
+    router = router + own * model.moe_latent * (width + linear)
     recompute_whole = strategies.recompute_moe
     recompute_routed = np.maximum(recompute_whole, strategies.chunks > 1.0)
     dropped_routed = recompute_routed * routed + (1.0 - recompute_routed) * (
-        strategies.recompute_moe_act * intermediate * linear
+        strategies.recompute_moe_act * intermediate * linear * trains
     )
     dropped_others = recompute_whole * router + shared * np.maximum(
         recompute_whole, strategies.recompute_shared_experts
     )
     at_once = 1.0 / strategies.chunks
     return _Layer(
-        attention=attention,
+        mixer=mixer,
+        network_ratio=1.0,
         network=_Part(
             whole=router + shared + routed,
             by_op_saved=router + copies * width,
             dropped=dropped_routed + dropped_others,
             recomputed=dropped_routed * at_once + dropped_others,
         ),
-        network_input=own * model.hidden * width,
+        network_input=own
+        * model.hidden
+        * width
+        * keeps_input(strategies, strategies.adapts_gate, strategies.adapts_up),
         drops_network_input=0.0,
-        gradients=(gates * intermediate + (copies + sent * model.hidden) * width) * at_once,
+        gradients=(gates * intermediate + (copies + sent * model.expert_hidden) * width) * at_once,
         later=routed * (1.0 - at_once),
     )

@@ -19,6 +19,8 @@ import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.ops import attention, batched_gemm
+from tuner.costs.train.adapter_blocks import adapter_blocks
+from tuner.costs.train.adapters import attention_matrices
 from tuner.costs.train.collectives import all_gather_s
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
@@ -42,21 +44,24 @@ def attention_block(setting: BlockInputs) -> Block:
     if projections is not None:
         is_mla = np.greater(setting.model.is_mla, 0.0)
         grouped = select_block(is_mla, projections, grouped)
-    core = _attention_core(setting)
-    return grouped + core + norm_and_residual(setting, overlapped=True)
+    core = attention_core(setting, launches=setting.constants.dense_launches * 0.5)
+    adapters = adapter_blocks(setting, attention_matrices(setting.model, setting.strategies))
+    return grouped + core + adapters + norm_and_residual(setting, overlapped=True)
 
 
 def _gqa_projections(setting: BlockInputs) -> Block:
     m, s = setting.model, setting.strategies
     # With fewer key-value heads than tensor ranks, every rank still computes one.
     kv_heads = np.maximum(m.kv_heads / s.tensor, 1.0)
-    wide = m.heads / s.tensor * m.head_dim + kv_heads * (m.head_dim + m.value_dim)
-    inputs = gemm(setting, s.tokens, wide, m.hidden)
+    queries = m.heads / s.tensor * m.head_dim * (1.0 + m.has_output_gate)
+    wide = queries + kv_heads * (m.head_dim + m.value_dim)
+    inputs = gemm(setting, s.tokens, wide, m.hidden, follows_norm=True)
     outputs = gemm(setting, s.tokens, m.hidden, m.heads / s.tensor * m.value_dim)
     # Rotation, or with learned positions the split of queries, keys and values.
     rotary = 2.0 * s.element_bytes * s.tokens * (m.heads / s.tensor + kv_heads) * m.head_dim
-    rotary_s = setting.memory_bound_s(rotary)
-    return inputs + outputs + Block(forward_s=rotary_s, backward_s=rotary_s)
+    gate = 3.0 * m.has_output_gate * s.element_bytes * s.tokens * m.heads / s.tensor * m.value_dim
+    moved_s = setting.memory_bound_s(rotary + gate)
+    return inputs + outputs + Block(forward_s=moved_s, backward_s=moved_s)
 
 
 def _mla_projections(setting: BlockInputs) -> Block:
@@ -66,12 +71,18 @@ def _mla_projections(setting: BlockInputs) -> Block:
     down_rows = rows * setting.norm_share
     has_rank = np.greater(m.q_lora_rank, 0.0)
     queries_in = np.where(has_rank, m.q_lora_rank, m.hidden)
-    down_q = gemm(setting, down_rows, np.maximum(m.q_lora_rank, 1.0), m.hidden)
+    down_q = gemm(setting, down_rows, np.maximum(m.q_lora_rank, 1.0), m.hidden, follows_norm=True)
     down_q = select_block(has_rank, down_q, Block())
-    down_kv = gemm(setting, down_rows, m.kv_lora_rank + m.rope_dim, m.hidden)
+    down_kv = gemm(setting, down_rows, m.kv_lora_rank + m.rope_dim, m.hidden, follows_norm=True)
     nope = m.head_dim - m.rope_dim
-    up_q = gemm(setting, rows, heads * m.head_dim, queries_in)
-    up_kv = gemm(setting, rows, heads * (nope + m.value_dim), np.maximum(m.kv_lora_rank, 1.0))
+    up_q = gemm(setting, rows, heads * m.head_dim, queries_in, follows_norm=True)
+    up_kv = gemm(
+        setting,
+        rows,
+        heads * (nope + m.value_dim),
+        np.maximum(m.kv_lora_rank, 1.0),
+        follows_norm=True,
+    )
     outputs = gemm(setting, rows, m.hidden, heads * m.value_dim)
     # Norms of the latents, rotation and concatenation of queries, keys and values.
     moved = 2.0 * s.element_bytes * rows * (heads * (2.0 * m.head_dim + m.value_dim))
@@ -80,10 +91,37 @@ def _mla_projections(setting: BlockInputs) -> Block:
     rotary = Block(forward_s=rotary_s, backward_s=BACKWARD_BYTES * rotary_s)
     recomputed_s = s.recompute_mla_up_proj * (up_q.forward_s + up_kv.forward_s + rotary_s)
     block = down_q + down_kv + up_q + up_kv + outputs + rotary
+    if is_any(m.index_heads):
+        block = block + _indexer(setting)
     return replace(block, recomputed_s=recomputed_s)
 
 
-def _attention_core(setting: BlockInputs) -> Block:
+def _indexer(setting: BlockInputs) -> Block:
+    """Projections of an indexer and its scores, on every tensor rank, and the choice of tokens."""
+    m, s = setting.model, setting.strategies
+    heads = np.maximum(m.index_heads, 1.0)
+    queries = gemm(setting, s.tokens, heads * m.index_dim, np.maximum(m.q_lora_rank, 1.0))
+    keys = gemm(setting, s.tokens, m.index_dim + heads, m.hidden)
+    pairs = s.micro_batch * s.sequence * (s.sequence + 1.0) / 2.0 / s.context
+    scores = attention(
+        pairs=pairs,
+        batch=s.micro_batch,
+        sequence=s.sequence,
+        heads=heads,
+        kv_heads=1.0,
+        head_dim=m.index_dim,
+        value_dim=0.0,
+    )
+    scores_s = setting.prices.seconds(scores)
+    # Scores are written once and read by the choice, in fp32.
+    chosen_s = setting.memory_bound_s(8.0 * pairs)
+    block = queries + keys
+    block = block + Block(forward_s=scores_s + chosen_s, backward_s=2.0 * scores_s)
+    return select_block(np.greater(m.index_heads, 0.0), block, Block())
+
+
+def attention_core(setting: BlockInputs, *, launches: Numbers) -> Block:
+    """Attention over the sequence, with so many launches where its kernel is fused."""
     m, s, own = setting.model, setting.strategies, setting.constants
     heads = m.heads / s.tensor
     sequences = s.micro_batch
@@ -99,7 +137,10 @@ def _attention_core(setting: BlockInputs) -> Block:
     )
     # Windows of a few tiles and attention sinks leave the kernels' fast path.
     slower = np.where(
-        np.greater(m.has_sinks, 0.0) | np.greater(m.window, 0.0), 1.0 / own.sink_ratio, 1.0
+        np.greater(m.has_sinks, 0.0)
+        | (np.greater(m.window, 0.0) & np.equal(m.window_is_chunk, 0.0)),
+        1.0 / own.sink_ratio,
+        1.0,
     )
     forward_s = slower * setting.prices.seconds(forward)
     backward_s = slower * setting.prices.seconds(replace(forward, direction="backward"))
@@ -118,7 +159,7 @@ def _attention_core(setting: BlockInputs) -> Block:
         recomputed_s=s.recompute_core_attention * forward_s,
         context_s=_visible_s(ring_s, forward_s, exposed),
         context_backward_s=_visible_s(2.0 * ring_s, backward_s, exposed),
-        launches=own.dense_launches * 0.5 + more,
+        launches=launches + more,
     )
 
 
@@ -128,9 +169,18 @@ def _mean_pairs(m: ModelShape, s: Strategies) -> Numbers:
     A window counts one tile wider, since a tile of queries reads the keys of all of them.
     """
     every = s.sequence * (s.sequence + 1.0) / 2.0
-    window = np.minimum(m.window + TILE, s.sequence)
-    near = window * (window + 1.0) / 2.0 + (s.sequence - window) * window
+    picked = np.where(np.greater(m.index_heads, 0.0), m.index_top_k, s.sequence)
+    every = np.minimum(every, _near_pairs(picked, s.sequence))
+    near = _near_pairs(m.window + TILE, s.sequence)
+    chunk = np.clip(m.window, 1.0, s.sequence)
+    near = np.where(np.greater(m.window_is_chunk, 0.0), s.sequence * (chunk + 1.0) / 2.0, near)
     return m.windowed_ratio * near + (1.0 - m.windowed_ratio) * every
+
+
+def _near_pairs(window: Numbers, sequence: Numbers) -> Numbers:
+    """Pairs of a query and the tokens of a window that ends with it."""
+    window = np.minimum(window, sequence)
+    return window * (window + 1.0) / 2.0 + (sequence - window) * window
 
 
 def _plain_attention(setting: BlockInputs) -> Block:

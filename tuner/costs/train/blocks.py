@@ -10,6 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.costs.ops import BF16
+from tuner.costs.train.adapter_blocks import adapter_blocks
+from tuner.costs.train.adapters import network_matrices
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
     Block,
@@ -25,6 +27,7 @@ def dense_block(setting: BlockInputs) -> Block:
     """Norm, feed-forward network, residual addition."""
     m, s = setting.model, setting.strategies
     inner = feed_forward(setting, rows=s.tokens, width=m.dense_ffn / s.tensor)
+    inner = inner + adapter_blocks(setting, network_matrices(m, s, m.dense_ffn))
     block = replace(inner, recomputed_s=s.recompute_mlp * inner.forward_s)
     return block + norm_and_residual(setting, overlapped=True)
 

@@ -19,7 +19,8 @@ from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import SpecError
 from tuner.spec.cluster import Pool
-from tuner.spec.model import ModelSpec, QkNorm
+from tuner.spec.linear_attention import LINEAR_KINDS, LINEAR_NAMES
+from tuner.spec.model import Mixer, ModelSpec, QkNorm
 
 PEAK_OF: Final[Mapping[GemmPrecision, tuple[str, ...]]] = {
     GemmPrecision.BF16: ("bf16",),
@@ -58,9 +59,11 @@ def shape_of_model(model: ModelSpec, *, mtp_layers: int) -> ModelShape:
 
     Dense layers are priced as if they came first, also where a model interleaves them.
     """
-    attention, moe = model.attention, model.moe
+    attention, moe, indexer = model.attention, model.moe, model.attention.indexer
     is_mla = attention.kind == "mla"
     return ModelShape(
+        **_layer_shares(model),
+        **_linear_widths(model),
         hidden=float(model.hidden_size),
         heads=float(attention.num_heads),
         kv_heads=float(attention.num_kv_heads),
@@ -72,8 +75,13 @@ def shape_of_model(model: ModelSpec, *, mtp_layers: int) -> ModelShape:
         rope_dim=float(attention.qk_rope_head_dim),
         has_qk_norm=float(attention.qk_norm is not QkNorm.NONE),
         has_sinks=float(attention.has_sinks),
+        has_output_gate=float(attention.has_output_gate),
+        index_heads=float(indexer.num_heads) if indexer else 0.0,
+        index_dim=float(indexer.head_dim) if indexer else 0.0,
+        index_top_k=float(indexer.top_k) if indexer else 0.0,
         window=float(attention.sliding_window or 0) if any(model.windowed) else 0.0,
-        windowed_ratio=sum(model.windowed) / model.num_layers,
+        window_is_chunk=float(attention.window_is_chunk),
+        windowed_ratio=sum(model.windowed) / max(model.num_attention_layers, 1),
         dense_ffn=float(model.dense_ffn_size),
         is_gated=float(model.ffn_is_gated),
         vocab=float(model.vocab_size),
@@ -85,9 +93,47 @@ def shape_of_model(model: ModelSpec, *, mtp_layers: int) -> ModelShape:
         num_groups=float(moe.num_groups) if moe else 1.0,
         groups_per_token=float(moe.groups_per_token) if moe else 1.0,
         moe_ffn=float(moe.expert_ffn_size) if moe else 0.0,
+        moe_latent=float(moe.latent_size) if moe else 0.0,
         shared_ffn=float(moe.shared_ffn_size) if moe else 0.0,
         mtp_layers=float(mtp_layers),
     )
+
+
+def _layer_shares(model: ModelSpec) -> dict[str, float]:
+    """Shares of the two kinds of layers that have each mixer, and a network."""
+    is_moe = [kind is LayerKind.MOE for kind in model.layers]
+    pairs = list(zip(is_moe, model.mixer_by_layer, strict=True))
+
+    def share(*, of_moe: bool, mixer: Mixer) -> float:
+        total = is_moe.count(of_moe)
+        return pairs.count((of_moe, mixer)) / total if total else float(mixer is Mixer.ATTENTION)
+
+    without = is_moe.count(False)
+    return {
+        "dense_attention": share(of_moe=False, mixer=Mixer.ATTENTION),
+        "dense_linear": share(of_moe=False, mixer=Mixer.LINEAR),
+        "dense_network": model.layers.count(LayerKind.DENSE) / without if without else 1.0,
+        "moe_attention": share(of_moe=True, mixer=Mixer.ATTENTION),
+        "moe_linear": share(of_moe=True, mixer=Mixer.LINEAR),
+    }
+
+
+def _linear_widths(model: ModelSpec) -> dict[str, float]:
+    own = model.linear
+    if own is None:
+        return {}
+    projections = LINEAR_KINDS[own.kind].projections(own)
+    return {
+        "linear_inputs": float(projections.inputs),
+        "linear_rank": float(projections.low_rank),
+        "linear_rank_outputs": float(projections.low_rank_outputs),
+        "linear_heads": float(own.num_value_heads),
+        "linear_key_heads": float(own.num_key_heads),
+        "linear_key_dim": float(own.key_head_dim),
+        "linear_value_dim": float(own.value_head_dim),
+        "linear_chunk": float(own.chunk_size),
+        "linear_kind": float(LINEAR_NAMES.index(own.kind)),
+    }
 
 
 def matmul_peak(sheet: Datasheet, precision: GemmPrecision) -> float:
@@ -138,7 +184,7 @@ def stages_of_layouts(model: ModelSpec, layouts: Sequence[Sequence[StageLayers]]
         name: np.zeros((num_stages, len(layouts)))
         for name in ("dense_SC", "moe_SC", "embedding_SC", "head_SC", "mtp_SC")
     }
-    dense_before = np.cumsum([0, *(kind is LayerKind.DENSE for kind in model.layers)])
+    dense_before = np.cumsum([0, *(kind is not LayerKind.MOE for kind in model.layers)])
     for column, layout in enumerate(layouts):
         count_S = np.array([stage.layers for stage in layout])
         end_S = np.cumsum(count_S)

@@ -1,12 +1,13 @@
 """Seconds of a MoE layer: router, shared experts, permutation, dispatch, experts, combine.
 
     T          tokens of one tensor-parallel group             t     tensor-parallel degree
-    h          hidden size                                     E, k  experts, those of one token
-    e          bytes of an element
+    h          hidden size; of a copy the latent width if any  E, k  experts, those of one token
+    e          bytes of an element                             f     width of an expert
 
 Every rank sends T/t k copies of tokens, and receives as many on average times the expert-tensor
 degree. The most-loaded rank holds `expert_imbalance` times as many and sets the time of everything
-that follows the router. Permutation moves 6 e h bytes per copy and pass, the activation 3 e f.
+that follows the router. Permutation moves 6 e h bytes per copy and pass, the activation 3 e f, or
+2 e f without a gate.
 
 Not covered: auxiliary losses, capacity factors, experts that overlap with shared ones.
 """
@@ -17,6 +18,8 @@ import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.ops import BF16, trained_experts
+from tuner.costs.train.adapter_blocks import adapter_blocks, expert_adapters
+from tuner.costs.train.adapters import network_matrices
 from tuner.costs.train.collectives import all_gather_s, all_to_all_s
 from tuner.costs.train.limited_routing import reached_places
 from tuner.costs.train.parts import (
@@ -27,6 +30,7 @@ from tuner.costs.train.parts import (
     gemm,
     is_any,
     norm_and_residual,
+    quantisation,
     select_block,
     tensor_pass_s,
     trained,
@@ -42,7 +46,7 @@ def moe_blocks(setting: BlockInputs) -> tuple[Block, Block]:
     router_bytes = 40.0 * rows * m.experts
     routing_s = setting.memory_bound_s(router_bytes)
     routing = Block(forward_s=routing_s, backward_s=routing_s)
-    shared = _shared_experts(setting)
+    shared = _shared_experts(setting) + _latent_projections(setting)
     fixed = router + routing + shared + norm_and_residual(setting, overlapped=False)
     counted = own.expert_launches * m.experts / s.expert
     fixed = replace(fixed, launches=own.moe_launches, expert_launches=counted)
@@ -60,6 +64,7 @@ def _shared_experts(setting: BlockInputs) -> Block:
         return Block()
     width = np.maximum(m.shared_ffn / s.tensor, 1.0)
     inner = feed_forward(setting, rows=s.tokens, width=width)
+    inner = inner + adapter_blocks(setting, network_matrices(m, s, m.shared_ffn))
     pass_s = tensor_pass_s(setting)
     block = replace(
         inner,
@@ -68,6 +73,16 @@ def _shared_experts(setting: BlockInputs) -> Block:
         tensor_backward_s=pass_s,
     )
     return select_block(np.greater(m.shared_ffn, 0.0), block, Block())
+
+
+def _latent_projections(setting: BlockInputs) -> Block:
+    """Projections into and out of the experts' latent width, on every token of the rank."""
+    m, s = setting.model, setting.strategies
+    if not is_any(m.moe_latent):
+        return Block()
+    rows, width = s.tokens * setting.norm_share, np.maximum(m.moe_latent, 1.0)
+    both = gemm(setting, rows, width, m.hidden) + gemm(setting, rows, m.hidden, width)
+    return select_block(np.greater(m.moe_latent, 0.0), both, Block())
 
 
 def _routed(setting: BlockInputs) -> Block:
@@ -80,20 +95,24 @@ def _routed(setting: BlockInputs) -> Block:
     local = np.maximum(m.experts / s.expert, 1.0)
     inner = np.where(np.greater(m.is_gated, 0.0), 2.0, 1.0) * width
     network = trained_experts(
-        local, copies / pieces / local, hidden=m.hidden, ffn=width, inner=inner
+        local, copies / pieces / local, hidden=m.expert_hidden, ffn=width, inner=inner
     )
-    gemms = trained(setting, network, pieces=pieces)
+    gemms = trained(setting, network, pieces=pieces) + quantisation(
+        setting,
+        inputs=copies * (m.expert_hidden + width),
+        gradients=copies * (m.expert_hidden + inner),
+    )
     factor = np.where(
         np.greater(s.fused_grouped_mlp, 0.0), own.fused_moe_factor, own.moe_memory_factor
     )
     per_byte = factor / own.memory_factor * copies
-    act_s = setting.memory_bound_s(per_byte * 3.0 * s.element_bytes * width)
-    permute_s = setting.memory_bound_s(per_byte * 6.0 * s.element_bytes * m.hidden)
+    act_s = setting.memory_bound_s(per_byte * (1.0 + inner / width) * s.element_bytes * width)
+    permute_s = setting.memory_bound_s(per_byte * 6.0 * s.element_bytes * m.expert_hidden)
     moved = Block(
         forward_s=permute_s + act_s,
         backward_s=BACKWARD_BYTES * (permute_s + act_s),
     )
-    whole = gemms + moved
+    whole = gemms + moved + expert_adapters(setting, copies=copies)
     dispatch_combine_s = _dispatch_combine_s(setting, sent=sent)
     share = np.where(s.a2a_overlap > 0.0, own.expert_overlapped_ratio, 1.0)
     exposed_s = share * dispatch_combine_s
@@ -113,7 +132,7 @@ def _dispatch_combine_s(setting: BlockInputs, *, sent: Numbers) -> Numbers:
     group = setting.groups.expert
     ranks, inside = group.ranks, group.inside
     domains = ranks / inside
-    row_bytes = s.element_bytes * m.hidden * s.expert_imbalance
+    row_bytes = s.element_bytes * m.expert_hidden * s.expert_imbalance
     tokens = sent / np.maximum(m.top_k, 1.0)
     plain_in = sent * (inside - 1.0) / ranks
     plain_out = sent * (ranks - inside) / ranks

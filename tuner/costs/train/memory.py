@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Strategies
+from tuner.costs.train.freed_gradients import StepBytes, freed_peak
 from tuner.costs.train.in_flight import peak_bytes, summed, warmup_in_flight
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.costs.train.memory_units import MemoryUnits, column, unit_bytes
@@ -142,6 +143,24 @@ def _price(
         + has_moe * units.dispatch_C
         + units.live_C
     )
+    if units.frees_gradients_C.any():
+        late = np.maximum(has_dense * units.dense_late_C, has_moe * units.moe_late_C)
+        step = StepBytes(
+            kept=kept,
+            logits=logits,
+            at_head=at_head,
+            at_layer=at_layer,
+            late=late,
+            gradients=gradient,
+            of_vocab=units.state_BKC[1, 2],
+            layers=dense + moe,
+        )
+        freed = freed_peak(step, accumulates=microbatches > 1.0)
+        is_freed = units.frees_gradients_C > 0.0
+        gradient = np.where(is_freed, freed.gradients, gradient)
+        activations = np.where(is_freed, freed.activations, activations)
+        beside = always + units.live_C
+        buffers = np.where(is_freed, freed.buffers + beside, buffers)
     reserve = units.pool_ratio_C * kept + units.unused_ratio_C * (activations + buffers)
     shape = (size, max(part.shape[-1] for part in (weight, kept, buffers, reserve)))
     return MemoryPrice(

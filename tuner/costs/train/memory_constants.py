@@ -66,6 +66,9 @@ class MemoryConstants:
     unused_ratio: Numbers = 0.03
     """Of activations and buffers: fragmentation of the allocator. Prior; sizes that repeat from
     step to step leave little."""
+    recompute_unused_ratio: Numbers = 0.0
+    """More of it under full recomputation, whose large temporaries leave holes around the inputs of
+    layers that stay."""
     context_bytes: Numbers = 2.0 * GIB
     """Outside the allocator: the device's context, loaded kernels, collectives' buffers. Prior:
     half a GiB for context and kernels, the rest for a few communicators; no run states it."""
@@ -95,6 +98,20 @@ Expandable segments leave little unused (torchtitan's run_train.sh)."""
 
 _FUSED_LOSS: Final = replace(_EAGER_LOSS, logit_bytes=4.0, split_logit_bytes=0.0)
 """One kernel for loss and gradient: bf16 logits, bf16 gradients."""
+
+_TRANSFORMERS: Final = replace(
+    _EAGER_LOSS,
+    logit_bytes=12.0,
+    split_logit_bytes=0.0,
+    master_bytes=2.0,
+    moments_bytes=4.0,
+    weight_gradient_ratio=0.0,
+    unused_ratio=IN_SEGMENTS_RATIO,
+    recompute_unused_ratio=0.065,
+    context_bytes=0.5 * GIB,
+)
+"""Transformers' loss: fp32 log-probabilities, and their gradient twice (eager_activations.py). Full
+recomputation: 12.5 %, the middle of what `IN_SEGMENTS_RATIO` says of it."""
 
 _TITAN: Final = replace(_FUSED_LOSS, gathers_inputs=1.0, receives_ahead=1.0)
 """torchtitan from 0.2.1 on with a loss that is compiled or cut into chunks."""
@@ -131,6 +148,9 @@ OF_SOFTWARE: Final[Mapping[Software, MemoryConstants]] = {
 """By generation of software."""
 
 OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
+    # bf16 parameters and moments under torch.optim.AdamW. Its allocator is the usual one, without
+    # expandable segments; no communicator on one device (tests/benchmarks/lora_trials.py).
+    "transformers": _TRANSFORMERS,
     # FlashAttention's cross entropy (llmfoundry/models/mpt/modeling_mpt.py, `fused_crossentropy`).
     "llm-foundry": _FUSED_LOSS,
     "torchtitan": _TITAN,

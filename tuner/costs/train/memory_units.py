@@ -23,9 +23,15 @@ import numpy.typing as npt
 
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.activations import ActivationBytes, LayerBytes, activation_bytes
+from tuner.costs.train.adapters import adapter_counts, frozen_bytes, is_tuned
+from tuner.costs.train.eager_activations import chosen_layers, eager_activation_bytes
 from tuner.costs.train.memory_constants import MemoryConstants
+from tuner.costs.train.parts import is_any
 from tuner.costs.train.shapes import Hardware, ModelShape
 from tuner.costs.train.state import Parameters, parameters, shard_ranks, state_bytes
+
+MTP_ROW = 3
+"""Of the parts K: multi-token-prediction layers."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -52,6 +58,11 @@ class MemoryUnits:
     """On top of them at the head's backward."""
     dense_moment_C: Floats
     moe_moment_C: Floats
+    dense_late_C: Floats
+    """At the end of its network's backward pass, beside the gradients."""
+    moe_late_C: Floats
+    frees_gradients_C: Floats
+    """1 where gradients exist from their layer's backward pass to the optimizer's step."""
     always_layer_C: Floats
     """Allocated throughout, where a rank has layers."""
     always_dense_C: Floats
@@ -94,6 +105,8 @@ def unit_bytes(
         last_gemm_ratio=constants.last_gemm_ratio,
         gathers_inputs=constants.gathers_inputs,
     )
+    if is_any(strategies.eager_modules):
+        kept = chosen_layers(strategies, eager_activation_bytes(model, strategies), kept)
     moe = np.where(np.asarray(model.moe_layers) > 0.0, 1.0, 0.0)
     scale = constants.activation_ratio
     on_device = scale * (1.0 - strategies.activation_offload)
@@ -101,8 +114,15 @@ def unit_bytes(
     dense_S, experts_S = shard_ranks(strategies)
     gathered = np.where(np.asarray(strategies.zero_stage) >= 3.0, 1.0, 0.0)
     always = _always(count, strategies, constants, gathered)
+    state = _state(count, strategies, constants, moe, (dense_S, experts_S), gathered)
+    state[:, MTP_ROW] *= model.mtp_weight_ratio
+    if is_tuned(strategies):
+        tuned = _tuned_state(
+            model, count, strategies, constants, moe, (dense_S, experts_S), gathered
+        )
+        state = np.where(np.greater(strategies.adapter_rank, 0.0), tuned, state)
     return MemoryUnits(
-        state_BKC=_state(count, strategies, constants, moe, (dense_S, experts_S), gathered),
+        state_BKC=state,
         saved_KC=_columns(
             kept.dense.saved * on_device,
             kept.moe.saved * on_device,
@@ -114,13 +134,17 @@ def unit_bytes(
             kept.head_gradient
             + count.vocab
             * (
-                strategies.element_bytes
-                + gathered * (strategies.weight_bytes + strategies.gradient_bytes)
+                strategies.element_bytes * strategies.is_full * (1.0 - strategies.eager_modules)
+                + gathered
+                * (strategies.weight_bytes + strategies.gradient_bytes * strategies.is_full)
             )
         ),
         dense_moment_C=column(_moment(kept.dense, strategies) * scale),
         moe_moment_C=column(_moment(kept.moe, strategies) * scale),
-        always_layer_C=column(always * count.attention),
+        dense_late_C=column(kept.dense.late),
+        moe_late_C=column(kept.moe.late),
+        frees_gradients_C=column(strategies.eager_modules),
+        always_layer_C=column(always * np.maximum(count.dense_mixer, count.moe_mixer)),
         always_dense_C=column(always * count.dense_ffn),
         always_moe_C=column(
             always * (count.moe_outside + count.one_expert)
@@ -136,7 +160,9 @@ def unit_bytes(
         staged_ratio_C=column(gathered * constants.has_gather_buffer * _staged_ratio(strategies)),
         is_tied_C=column(model.is_tied),
         live_C=column(constants.live_bytes),
-        unused_ratio_C=column(constants.unused_ratio),
+        unused_ratio_C=column(
+            constants.unused_ratio + constants.recompute_unused_ratio * strategies.recompute_full
+        ),
         pool_ratio_C=column(constants.graph_ratio * strategies.partial_graph),
         context_C=column(constants.context_bytes),
     )
@@ -177,9 +203,12 @@ def _state(
         (weight, weight),
         (gradient, gradient),
     ):
-        with_dense = of_dense * (count.attention + count.dense_ffn)
-        with_experts = of_dense * (count.attention + count.moe_outside) + of_expert * count.experts
+        with_dense = of_dense * (count.dense_mixer + count.dense_ffn)
+        outside = count.moe_mixer + count.moe_outside
+        with_experts = of_dense * outside + of_expert * count.experts
         prediction = with_dense + moe * (with_experts - with_dense)
+        mixer = count.dense_mixer + moe * (count.moe_mixer - count.dense_mixer)
+        prediction = prediction + of_dense * (count.attention - mixer)
         rows.append(
             _columns(
                 with_dense,
@@ -191,12 +220,64 @@ def _state(
     return np.stack(np.broadcast_arrays(*rows))
 
 
+def _tuned_state(
+    model: ModelShape,
+    count: Parameters,
+    strategies: Strategies,
+    constants: MemoryConstants,
+    moe: Numbers,
+    ranks: tuple[Numbers, Numbers],
+    gathered: Numbers,
+) -> Floats:
+    """The same with frozen weights and adapters (adapters.py)."""
+    s, trained = strategies, adapter_counts(model, strategies)
+    linear, other = frozen_bytes(s)
+    shares = [np.where(gathered > 0.0, 1.0 / sharing, 1.0) for sharing in ranks]
+    moments = np.where(s.eager_modules > 0.0, 2.0 * s.adapter_bytes, constants.moments_bytes)
+    bytes_of = [
+        state_bytes(s, ranks=sharing, master_bytes=constants.master_bytes, moments_bytes=moments)
+        for sharing in ranks
+    ]
+    router = model.hidden * model.experts
+    frozen_dense = linear * (count.dense_mixer + count.dense_ffn) * shares[0]
+    frozen_outside = linear * (count.moe_mixer + count.moe_outside - router) + other * router
+    frozen_moe = frozen_outside * shares[0] + other * count.experts * shares[1]
+    gradient = np.where(s.eager_modules > 0.0, s.adapter_bytes, s.gradient_bytes)
+    dense_of = trained.dense_layer(model)
+    outside, experts = trained.moe_layer(model), trained.experts
+
+    def rows(of_dense: Numbers, of_expert: Numbers) -> Floats:
+        with_dense, with_experts = of_dense * dense_of, of_dense * outside + of_expert * experts
+        last = with_dense + moe * (with_experts - with_dense)
+        return _columns(with_dense, with_experts, 0.0, last)
+
+    def kept(frozen: tuple[Numbers, ...]) -> Floats:
+        with_dense, with_experts, vocab = frozen
+        last = with_dense + moe * (with_experts - with_dense)
+        return _columns(with_dense, with_experts, vocab, last)
+
+    scale = gradient / s.gradient_bytes
+    all_dense = s.weight_bytes * (count.dense_mixer + count.dense_ffn)
+    all_moe = s.weight_bytes * (count.moe_mixer + count.moe_outside + count.experts)
+    whole = (gathered * all_dense, gathered * all_moe, gathered * s.weight_bytes * count.vocab)
+    parts = (
+        kept((frozen_dense, frozen_moe, other * count.vocab * shares[0]))
+        + rows(s.adapter_bytes * shares[0], s.adapter_bytes * shares[1]),
+        rows(bytes_of[0].gradient * scale, bytes_of[1].gradient * scale),
+        rows(bytes_of[0].optimizer, bytes_of[1].optimizer),
+        kept(whole),
+        rows(gathered * gradient, gathered * gradient),
+    )
+    return np.stack(np.broadcast_arrays(*parts))
+
+
 def _always(
     count: Parameters, strategies: Strategies, constants: MemoryConstants, gathered: Numbers
 ) -> Numbers:
     """Bytes per parameter of the running layer."""
-    temporary = constants.weight_gradient_ratio * strategies.element_bytes
-    fetched = 3.0 * strategies.weight_bytes + strategies.gradient_bytes
+    trained = strategies.is_full
+    temporary = constants.weight_gradient_ratio * strategies.element_bytes * trained
+    fetched = 3.0 * strategies.weight_bytes + strategies.gradient_bytes * trained
     return temporary + gathered * (fetched - temporary)
 
 

@@ -18,7 +18,7 @@ Tensor parallelism has two collectives per block and pass: all-gather and reduce
 sequence parallelism, which together move what one all-reduce moves without it (Korthikanti et al.,
 arXiv:2205.05198, section 4.2.2).
 
-Not covered: quantisation kernels of fp8 recipes (below one percent), biases.
+Not covered: quantising weights once a step, the separate maxima of scales per tensor, biases.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -34,6 +34,8 @@ from tuner.costs.train.shapes import Hardware, ModelShape
 
 BACKWARD_BYTES = 1.6
 """Of memory-bound kernels over their forward bytes."""
+QUANTISED_BYTES = 4.0
+"""Moved per element that is quantised: 2 read and 1 written by rows, 1 by columns, as fp8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,9 +98,15 @@ class BlockInputs:
         return vectors * s.element_bytes * s.tokens * self.model.hidden * self.norm_share
 
 
-def trained(setting: BlockInputs, op: TrainedOp, *, pieces: Numbers = 1.0) -> Block:
-    """An operation with its gradients, in so many pieces."""
+def trained(
+    setting: BlockInputs, op: TrainedOp, *, pieces: Numbers = 1.0, trains: Numbers | None = None
+) -> Block:
+    """An operation with its gradients, in so many pieces; frozen weights have none.
+
+    `trains` is 1 where the weights' gradient is computed; None: where all weights are trained.
+    """
     forward_s, inputs_s, weights_s = map(setting.prices.seconds, op)
+    weights_s = weights_s * (setting.strategies.is_full if trains is None else trains)
     return Block(
         forward_s=pieces * forward_s,
         backward_s=pieces * (inputs_s + weights_s),
@@ -106,16 +114,48 @@ def trained(setting: BlockInputs, op: TrainedOp, *, pieces: Numbers = 1.0) -> Bl
     )
 
 
-def gemm(setting: BlockInputs, rows: Numbers, n: Numbers, k: Numbers, *, dtype: str = "") -> Block:
-    """[rows, k] x [k, n], and both GEMMs of its backward pass."""
-    return trained(setting, trained_gemm(rows, n, k, dtype=dtype))
+def gemm(
+    setting: BlockInputs,
+    rows: Numbers,
+    n: Numbers,
+    k: Numbers,
+    *,
+    dtype: str = "",
+    follows_norm: bool = False,
+) -> Block:
+    """[rows, k] x [k, n], and both GEMMs of its backward pass.
+
+    Its input is quantised by the kernel of a norm before it, or by one of its own.
+    """
+    gemms = trained(setting, trained_gemm(rows, n, k, dtype=dtype))
+    if dtype:
+        return gemms
+    inputs = 0.0 if follows_norm else rows * k
+    return gemms + quantisation(setting, inputs=inputs, gradients=rows * n)
+
+
+def quantisation(setting: BlockInputs, *, inputs: Numbers, gradients: Numbers) -> Block:
+    """Kernels that write so many elements in the GEMMs' narrow type, where it is one.
+
+    Each element is read in bf16 and written twice, by rows and by columns: once for the GEMM that
+    reads it now, once for the weight gradient.
+    """
+    machine = setting.hardware
+    is_narrow = np.greater(machine.matmul_flop_per_s, machine.attention_flop_per_s)
+    if not np.any(is_narrow):
+        return Block()
+    per_element = np.where(is_narrow, QUANTISED_BYTES, 0.0)
+    return Block(
+        forward_s=setting.memory_bound_s(per_element * inputs),
+        backward_s=setting.memory_bound_s(per_element * gradients),
+    )
 
 
 def feed_forward(setting: BlockInputs, *, rows: Numbers, width: Numbers) -> Block:
     """Feed-forward network of one rank: two or three GEMMs and the activation."""
     m, s = setting.model, setting.strategies
     inner = np.where(np.greater(m.is_gated, 0.0), 2.0, 1.0)
-    up = gemm(setting, rows, inner * width, m.hidden)
+    up = gemm(setting, rows, inner * width, m.hidden, follows_norm=True)
     down = gemm(setting, rows, m.hidden, width)
     act_s = setting.memory_bound_s((inner + 1.0) * s.element_bytes * rows * width)
     block = up + down + Block(forward_s=act_s, backward_s=BACKWARD_BYTES * act_s)
@@ -160,6 +200,11 @@ def select_block(condition: bool | npt.NDArray[np.bool_], yes: Block, no: Block)
             for field in fields(Block)
         }
     )
+
+
+def scaled(ratio: Numbers, block: Block) -> Block:
+    """A block that only a share of the layers has."""
+    return Block(**{field.name: ratio * getattr(block, field.name) for field in fields(Block)})
 
 
 def is_any(values: Numbers) -> bool:

@@ -32,7 +32,11 @@ Columns = TypeVar("Columns", bound=_OfNumbers)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelShape:
-    """A decoder-only transformer in the numbers that cost time and bytes."""
+    """A decoder-only language model in the numbers that cost time and bytes.
+
+    Layers are of two kinds, without and with experts. Where layers of a kind differ (hybrids), each
+    is priced as their average: hybrids repeat a pattern that is shorter than a pipeline stage.
+    """
 
     hidden: Numbers
     heads: Numbers
@@ -50,10 +54,45 @@ class ModelShape:
     has_sinks: Numbers = 0.0
     has_qk_norm: Numbers = 0.0
     """Every head's query and key are normalised, as in Qwen3."""
+    has_output_gate: Numbers = 0.0
+    """Queries come with a gate of the output."""
+    index_heads: Numbers = 0.0
+    """Of an indexer, which picks the tokens that queries attend to; 0: there is none."""
+    index_dim: Numbers = 0.0
+    index_top_k: Numbers = 0.0
+    """Tokens that it picks for a query."""
     window: Numbers = 0.0
     """Sliding-window size of a windowed layer; 0: none is windowed."""
+    window_is_chunk: Numbers = 0.0
+    """Tokens attend inside consecutive chunks of the window's size."""
     windowed_ratio: Numbers = 0.0
-    """Share of the layers that are windowed."""
+    """Share of the attention layers that are windowed."""
+    dense_attention: Numbers = 1.0
+    """Of the layers without experts, the share that has attention."""
+    dense_linear: Numbers = 0.0
+    """The share that has linear attention."""
+    dense_network: Numbers = 1.0
+    """The share that has a feed-forward network."""
+    moe_attention: Numbers = 1.0
+    """Of the layers with experts, the share that has attention."""
+    moe_linear: Numbers = 0.0
+    """The share that has linear attention."""
+    linear_inputs: Numbers = 0.0
+    """Linear attention: outputs of the projections of the hidden state."""
+    linear_rank: Numbers = 0.0
+    """Width of what is projected once more (KDA's decay and gate); 0: nothing."""
+    linear_rank_outputs: Numbers = 0.0
+    """Outputs of these second projections together."""
+    linear_heads: Numbers = 0.0
+    """Heads, each with a state."""
+    linear_key_heads: Numbers = 0.0
+    linear_key_dim: Numbers = 0.0
+    linear_value_dim: Numbers = 0.0
+    linear_chunk: Numbers = 0.0
+    """Tokens that its kernels compute together."""
+    linear_kind: Numbers = 0.0
+    """Place in `LINEAR_NAMES` (tuner/spec/linear_attention.py): 0 is Mamba-2, above it are delta
+    rules."""
     dense_ffn: Numbers = 0.0
     is_gated: Numbers = 1.0
     """Three matrices per network rather than two."""
@@ -70,10 +109,45 @@ class ModelShape:
     groups_per_token: Numbers = 1.0
     """Groups that one token's experts may come from."""
     moe_ffn: Numbers = 0.0
+    moe_latent: Numbers = 0.0
+    """Width of what routed experts read and write, where it is not the hidden size; 0: it is."""
     shared_ffn: Numbers = 0.0
     """Total width of the shared experts."""
     mtp_layers: Numbers = 0.0
-    """Multi-token-prediction layers, each with a second head."""
+    """Multi-token-prediction layers, each with attention and a second head."""
+    mtp_is_repeated: Numbers = 0.0
+    """All of them are one layer's weights, applied several times."""
+
+    @property
+    def expert_hidden(self) -> Numbers:
+        """Width of what routed experts read and write."""
+        return np.where(np.greater(self.moe_latent, 0.0), self.moe_latent, self.hidden)
+
+    @property
+    def mtp_weight_ratio(self) -> Numbers:
+        """Layers of weights for each multi-token-prediction layer."""
+        once = 1.0 / np.maximum(self.mtp_layers, 1.0)
+        return np.where(np.greater(self.mtp_is_repeated, 0.0), once, 1.0)
+
+    @property
+    def has_linear(self) -> bool:
+        """Whether any column has linear attention."""
+        return bool(np.any(np.greater(self.linear_heads, 0.0)))
+
+    @property
+    def linear_is_delta(self) -> Numbers:
+        """Linear attention by a delta rule rather than Mamba-2."""
+        return np.minimum(self.linear_kind, 1.0)
+
+    @property
+    def linear_values(self) -> Numbers:
+        """Width of all values of linear attention."""
+        return self.linear_heads * self.linear_value_dim
+
+    @property
+    def linear_conv(self) -> Numbers:
+        """Channels of its short convolution: queries, keys and values."""
+        return 2.0 * self.linear_key_heads * self.linear_key_dim + self.linear_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

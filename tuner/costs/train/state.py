@@ -4,9 +4,10 @@ Counts are of one device, tensor parallelism taken off. Of a layer, in parameter
 
     attention     h (2 a d + 2 g d) / T     grouped queries: q, k, v, output
                   h r_q + h (r_kv + rope) + (r_q a d + r_kv a (d - rope + v) + a v h) / T      MLA
+    linear        (h w + r x + H P h) / T   w, x outputs of projections, r a low rank, H P values
     dense FFN     3 h F / T                 2 h F / T where it is not gated
-    MoE           h E + 3 h F_s / T         router and shared experts
-                  3 h F_e E / (EP ETP)      experts
+    MoE           h E + 3 h F_s / T         router and shared experts; 2 h l of a latent width l
+                  3 h F_e E / (EP ETP)      experts; l instead of h
 
 and h V / T each for embedding and head. Bytes of one parameter, with S the ranks it is sharded
 over:
@@ -24,7 +25,8 @@ low ranks, F widths, E experts, V vocabulary padded as Megatron pads it.
 Sources: Megatron-LM, megatron/training/theoretical_memory_usage.py (6 + 12 / d bytes with the
 distributed optimizer); Rajbhandari et al., SC 2020 (ZeRO); torchtitan, docs/fsdp.md (fp32 sharded
 parameters, 16 bytes).
-Not covered: biases, positions that are learned, frozen parameters (LoRA).
+Frozen parameters and adapters: adapters.py.
+Not covered: biases, positions that are learned.
 """
 
 from dataclasses import dataclass
@@ -44,7 +46,11 @@ class Parameters:
     """Parameters on one device."""
 
     attention: Numbers
-    """Of a layer, both norms included."""
+    """Of a multi-token-prediction layer, both norms included."""
+    dense_mixer: Numbers
+    """Attention or linear attention of a layer without experts, its norms included."""
+    moe_mixer: Numbers
+    """The same of a layer with experts."""
     dense_ffn: Numbers
     """Of a layer without experts."""
     moe_outside: Numbers
@@ -77,11 +83,18 @@ def parameters(model: ModelShape, strategies: Strategies) -> Parameters:
     """Count the parameters of each part on one device."""
     hidden, split = model.hidden, strategies.tensor
     matrices = 2.0 + model.is_gated
-    expert = matrices * hidden * model.moe_ffn / strategies.expert_tensor
+    expert = matrices * model.expert_hidden * model.moe_ffn / strategies.expert_tensor
+    attention = _attention(model, split) + hidden
+    linear = _linear(model, split) + hidden if model.has_linear else 0.0
     return Parameters(
-        attention=_attention(model, split) + 2.0 * hidden,
-        dense_ffn=matrices * hidden * model.dense_ffn / split,
-        moe_outside=hidden * model.experts + matrices * hidden * model.shared_ffn / split,
+        attention=attention + hidden,
+        dense_mixer=model.dense_attention * attention
+        + model.dense_linear * linear
+        + model.dense_network * hidden,
+        moe_mixer=model.moe_attention * attention + model.moe_linear * linear + hidden,
+        dense_ffn=model.dense_network * matrices * hidden * model.dense_ffn / split,
+        moe_outside=hidden * (model.experts + 2.0 * model.moe_latent)
+        + matrices * hidden * model.shared_ffn / split,
         experts=expert * model.experts / strategies.expert,
         one_expert=expert,
         vocab=hidden * padded_vocab(model, strategies) / split,
@@ -89,12 +102,18 @@ def parameters(model: ModelShape, strategies: Strategies) -> Parameters:
     )
 
 
+def _linear(model: ModelShape, split: Numbers) -> Numbers:
+    outer = model.hidden * (model.linear_inputs + model.linear_values)
+    return (outer + model.linear_rank * model.linear_rank_outputs) / split
+
+
 def _attention(model: ModelShape, split: Numbers) -> Numbers:
     hidden, heads = model.hidden, model.heads
     output = heads * model.value_dim * hidden / split
     queries = heads * model.head_dim
     keys_values = model.kv_heads * (model.head_dim + model.value_dim)
-    grouped = hidden * (queries + keys_values) / split + output
+    gates = model.has_output_gate * queries
+    grouped = hidden * (queries + gates + keys_values) / split + output
     has_low_rank = model.q_lora_rank > 0.0
     up_queries = np.where(
         has_low_rank,
@@ -107,6 +126,8 @@ def _attention(model: ModelShape, split: Numbers) -> Numbers:
         + hidden * (model.kv_lora_rank + model.rope_dim)
         + model.kv_lora_rank * up_keys_values
         + output
+        + model.index_heads * (model.q_lora_rank * model.index_dim + hidden)
+        + hidden * model.index_dim
     )
     return grouped + model.is_mla * (latent - grouped)
 
@@ -123,7 +144,9 @@ def state_bytes(
 ) -> StateBytes:
     """Bytes of one parameter whose state is shared by `ranks` devices."""
     stage = np.asarray(strategies.zero_stage)
-    owns_master = np.where(stage >= 3.0, 0.0, master_bytes)
+    # Transformers' optimizer updates the very parameters that layers read.
+    is_same = (stage >= 3.0) | np.greater(strategies.eager_modules, 0.0)
+    owns_master = np.where(is_same, 0.0, master_bytes)
     on_device = 1.0 - strategies.optimizer_offload
     return StateBytes(
         weight=np.where(stage >= 3.0, master_bytes / ranks, strategies.weight_bytes),

@@ -131,8 +131,8 @@ def assemble(
     )
     boundary_s = send_s(_sent_bytes(inputs), inputs.groups.boundary, hardware, constants)
     pipeline_s = _pipeline_s(inputs, devices_PC, weight_PC, boundary_s)
-    parameters_PC = weighted_sum(layer_counts, units, "parameters", shape=width)
-    experts_PC = weighted_sum(layer_counts, units, "expert_parameters", shape=width)
+    parameters_PC = weighted_sum(layer_counts, units, "trained", shape=width)
+    experts_PC = weighted_sum(layer_counts, units, "expert_trained", shape=width)
     once_s = _once_s(
         inputs,
         parameters=parameters_PC.max(axis=0),
@@ -338,16 +338,14 @@ def _layer_with_zero_traffic(inputs: _Inputs, cost: LayerCost) -> LayerCost:
     weight_bytes = np.minimum(s.weight_bytes, 2.0)
     near = of_one_copy(shared, copies)
     gather_s = all_gather_s(cost.parameters * weight_bytes, near, machine, own)
-    sum_s = _sharded_reduction_s(inputs, cost.parameters * s.gradient_bytes, shared)
+    sum_s = _sharded_reduction_s(inputs, cost.trained * s.gradient_bytes, shared)
     if is_any(cost.expert_parameters):
         group = inputs.groups.expert_data
         near = of_one_copy(group, copies)
         gather_s = gather_s + all_gather_s(
             cost.expert_parameters * weight_bytes, near, machine, own
         )
-        sum_s = sum_s + _sharded_reduction_s(
-            inputs, cost.expert_parameters * s.gradient_bytes, group
-        )
+        sum_s = sum_s + _sharded_reduction_s(inputs, cost.expert_trained * s.gradient_bytes, group)
     gather_s = np.where(np.greater(_zero_stage(s), 2.0), gather_s, 0.0)
     sum_s = np.where(np.greater(_zero_stage(s), 1.0), sum_s, 0.0)
     exposed = own.fsdp_exposed_ratio

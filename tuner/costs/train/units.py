@@ -21,6 +21,7 @@ runs ahead during them. The exponent is ours.
 Letters: C columns. Not covered: hosts that are slower on some ranks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -29,6 +30,7 @@ import numpy.typing as npt
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.ops import Prices
 from tuner.costs.prices.datasheet import DatasheetPrices
+from tuner.costs.train.adapters import adapter_counts, is_tuned
 from tuner.costs.train.attention import attention_block
 from tuner.costs.train.blocks import (
     dense_block,
@@ -38,8 +40,16 @@ from tuner.costs.train.blocks import (
 )
 from tuner.costs.train.collectives import MEGATRON_ORDER, groups
 from tuner.costs.train.constants import Constants
+from tuner.costs.train.eager_blocks import (
+    eager_attention,
+    eager_dense,
+    eager_head,
+    eager_moe,
+    mixes_eager,
+)
 from tuner.costs.train.experts import moe_blocks
-from tuner.costs.train.parts import Block, BlockInputs, is_any
+from tuner.costs.train.linear_attention import linear_block
+from tuner.costs.train.parts import Block, BlockInputs, is_any, scaled, select_block
 from tuner.costs.train.shapes import Hardware, ModelShape, taken
 
 SMOOTHNESS = 4.0
@@ -66,6 +76,9 @@ class LayerCost:
     """Of one device, without experts."""
     expert_parameters: Numbers = 0.0
     """Of one device."""
+    trained: Numbers = 0.0
+    """Of `parameters`, those with a gradient; or of adapters beside them."""
+    expert_trained: Numbers = 0.0
 
 
 KINDS = ("dense", "moe", "mtp", "embedding", "head")
@@ -116,35 +129,68 @@ def unit_costs(
         prices=prices or DatasheetPrices(hardware=hardware, constants=constants),
         groups=groups(strategies, hardware, order=order),
     )
-    attention = attention_block(setting)
+    attention = _eager_or(setting, eager_attention, attention_block)
+    linear = linear_block(setting) if model.has_linear else Block()
     has_moe = is_any(model.moe_layers)
-    dense = _layer(setting, attention + dense_block(setting))
-    head = _embedding_or_head(setting, head_block(setting))
+    mixer = scaled(model.dense_attention, attention) + scaled(model.dense_linear, linear)
+    network = _eager_or(setting, eager_dense, dense_block)
+    dense = _layer(setting, mixer + scaled(model.dense_network, network))
+    head = _embedding_or_head(setting, _eager_or(setting, eager_head, head_block))
     moe = dense
     slopes: tuple[Numbers, Numbers] = (0.0, 0.0)
     if has_moe:
-        fixed, routed = moe_blocks(setting)
-        moe, slopes = _moe_layer(setting, attention + fixed, routed)
+        fixed = _eager_or(setting, lambda own: eager_moe(own)[0], lambda own: moe_blocks(own)[0])
+        routed = _eager_or(setting, lambda own: eager_moe(own)[1], lambda own: moe_blocks(own)[1])
+        mixer = scaled(model.moe_attention, attention) + scaled(model.moe_linear, linear)
+        moe, slopes = _moe_layer(setting, mixer + fixed, routed)
     mtp = LayerCost()
     if is_any(model.mtp_layers):
         joined = _layer(setting, mtp_projection_block(setting))
-        mtp = _sum(_where(np.greater(model.moe_layers, 0.0), moe, dense), joined, head)
+        last = _layer(setting, attention + network)
+        if has_moe:
+            with_experts, _ = _moe_layer(setting, attention + fixed, routed)
+            last = _where(np.greater(model.moe_layers, 0.0), with_experts, last)
+        mtp = _sum(last, joined, head)
     counted = _counted_parameters(model, strategies)
+    trains = _trained_parameters(model, strategies, counted)
     return UnitCosts(
-        dense=replace(dense, parameters=counted["dense"]),
-        moe=replace(moe, parameters=counted["moe"], expert_parameters=counted["experts"]),
+        dense=replace(dense, parameters=counted["dense"], trained=trains["dense"]),
+        moe=replace(
+            moe,
+            parameters=counted["moe"],
+            expert_parameters=counted["experts"],
+            trained=trains["moe"],
+            expert_trained=trains["experts"],
+        ),
         mtp=replace(
             mtp,
-            parameters=counted["mtp"],
-            expert_parameters=np.where(np.greater(model.moe_layers, 0.0), counted["experts"], 0.0),
+            parameters=model.mtp_weight_ratio * counted["mtp"],
+            expert_parameters=model.mtp_weight_ratio
+            * np.where(np.greater(model.moe_layers, 0.0), counted["experts"], 0.0),
+            trained=trains["mtp"],
+            expert_trained=np.where(np.greater(model.moe_layers, 0.0), trains["experts"], 0.0),
         ),
         embedding=replace(
-            _embedding_or_head(setting, embedding_block(setting)), parameters=counted["table"]
+            _embedding_or_head(setting, embedding_block(setting)),
+            parameters=counted["table"],
+            trained=trains["table"],
         ),
-        head=replace(head, parameters=counted["table"]),
+        head=replace(head, parameters=counted["table"], trained=trains["table"]),
         load_forward_s=slopes[0],
         load_backward_s=slopes[1],
     )
+
+
+def _eager_or(
+    setting: BlockInputs,
+    eager: Callable[[BlockInputs], Block],
+    fused: Callable[[BlockInputs], Block],
+) -> Block:
+    """Pick per column: Transformers' modules, or an engine's own layers."""
+    if not mixes_eager(setting.strategies):
+        return fused(setting)
+    is_eager = np.greater(setting.strategies.eager_modules, 0.0)
+    return select_block(is_eager, eager(setting), fused(setting))
 
 
 def _layer(setting: BlockInputs, block: Block) -> LayerCost:
@@ -221,7 +267,8 @@ def _larger(device_s: Numbers, launched_s: Numbers) -> Numbers:
 
 def _counted_parameters(m: ModelShape, s: Strategies) -> dict[str, Numbers]:
     """Matrices of one device by kind; norms and biases are below a thousandth."""
-    gqa = m.hidden * (m.heads + m.kv_heads) * m.head_dim + m.hidden * m.value_dim * (
+    queries = m.heads * (1.0 + m.has_output_gate)
+    gqa = m.hidden * (queries + m.kv_heads) * m.head_dim + m.hidden * m.value_dim * (
         m.heads + m.kv_heads
     )
     nope = m.head_dim - m.rope_dim
@@ -229,19 +276,45 @@ def _counted_parameters(m: ModelShape, s: Strategies) -> dict[str, Numbers]:
     queries = m.heads * m.head_dim * np.where(has_rank, m.q_lora_rank, m.hidden)
     shared_down = m.hidden * (m.q_lora_rank + m.kv_lora_rank + m.rope_dim)
     split = queries + m.heads * (m.kv_lora_rank * (nope + m.value_dim) + m.value_dim * m.hidden)
-    mla = split / s.tensor + shared_down
+    indexer = m.index_heads * (m.q_lora_rank * m.index_dim + m.hidden) + m.hidden * m.index_dim
+    mla = split / s.tensor + shared_down + indexer
     attention = np.where(np.greater(m.is_mla, 0.0), mla, gqa / s.tensor)
+    linear = m.hidden * (m.linear_inputs + m.linear_values) + m.linear_rank * m.linear_rank_outputs
+    linear = linear / s.tensor
     matrices = np.where(np.greater(m.is_gated, 0.0), 3.0, 2.0)
     network = matrices * m.hidden * m.dense_ffn / s.tensor
-    shared = matrices * m.hidden * m.shared_ffn / s.tensor + m.hidden * m.experts
-    experts = matrices * m.hidden * m.moe_ffn * m.experts / (s.expert * s.expert_tensor)
+    shared = matrices * m.hidden * m.shared_ffn / s.tensor
+    shared = shared + m.hidden * (m.experts + 2.0 * m.moe_latent)
+    experts = matrices * m.expert_hidden * m.moe_ffn * m.experts / (s.expert * s.expert_tensor)
     last = np.where(np.greater(m.moe_layers, 0.0), shared, network)
     return {
-        "dense": attention + network,
-        "moe": attention + shared,
+        "dense": m.dense_attention * attention
+        + m.dense_linear * linear
+        + m.dense_network * network,
+        "moe": m.moe_attention * attention + m.moe_linear * linear + shared,
         "experts": experts,
         "mtp": attention + last + 2.0 * m.hidden * m.hidden / s.tensor,
         "table": m.vocab * m.hidden / s.tensor,
+    }
+
+
+def _trained_parameters(
+    m: ModelShape, s: Strategies, counted: dict[str, Numbers]
+) -> dict[str, Numbers]:
+    """Of one device by kind: all, or adapters."""
+    if not is_tuned(s):
+        return counted
+    adapters = adapter_counts(m, s)
+    tuned = {
+        "dense": adapters.dense_layer(m),
+        "moe": adapters.moe_layer(m),
+        "experts": adapters.experts,
+        "mtp": 0.0,
+        "table": 0.0,
+    }
+    return {
+        kind: np.where(np.greater(s.adapter_rank, 0.0), tuned[kind], every)
+        for kind, every in counted.items()
     }
 
 

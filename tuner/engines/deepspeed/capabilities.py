@@ -53,6 +53,7 @@ DEEPSPEED_0_19: Final = Capabilities(
     dispatchers_with_pipeline=frozenset({"alltoall"}),
     cuda_graphs=frozenset({"none"}),
     precisions=frozenset({"bf16", "fp32"}),
+    adapters=frozenset(),
     mtp=False,
     tied_embeddings_with_pipeline=False,
 )

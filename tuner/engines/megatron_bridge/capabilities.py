@@ -5,36 +5,57 @@ tags v0.3.0 (container 26.02, core 0.16), v0.4.0 (26.04, core 0.17) and v0.5.0 (
 github.com/NVIDIA-NeMo/Megatron-Bridge. Bridge has the rules of megatron-core; in addition:
 
 - OLMoE's norm over all heads is a layer specification of its own recipe;
+- sparse attention is a layer specification that no recipe has (its GLM-5 and DeepSeek-V3.2 are
+  conversions of checkpoints), and overrides cannot name one;
+- hybrids have no interleaved pipeline (`MambaModelProvider.provide`); patterns hold pipeline stages
+  and MTP layers from 0.4 on (core 0.17);
 - Megatron-FSDP excludes the rank order in which replicas are the most distant.
 """
 
 from dataclasses import replace
 from typing import Final
 
-from tuner.engines.megatron_lm.capabilities import MEGATRON_0_16, MEGATRON_0_18
+from tuner.engines.manifest import restricted
+from tuner.engines.megatron_lm.capabilities import MEGATRON_0_16, MEGATRON_0_18, WITH_0_17
+from tuner.engines.megatron_lm.mixers import HYBRIDS
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.spec.features import ModelFeature
 
-_UNSUPPORTED: Final = MEGATRON_0_18.unsupported - {ModelFeature.QK_NORM_FULL}
+_UNSUPPORTED: Final = (MEGATRON_0_18.unsupported - {ModelFeature.QK_NORM_FULL}) | {
+    ModelFeature.QK_NORM_UNWEIGHTED,
+    ModelFeature.SPARSE_ATTENTION,
+}
+_NOT_INTERLEAVED: Final = restricted(*HYBRIDS, virtual_pipeline=False)
+
+_ADAPTERS: Final = frozenset({"lora"})
+"""Of megatron.bridge.peft; its 4-bit weights are not those of nf4."""
 
 BRIDGE_26_06: Final = replace(
     MEGATRON_0_18,
+    adapters=_ADAPTERS,
+    adapters_need_fused_layers=True,
     names=("megatron-bridge",),
     release="0.5, container 26.06 and later",
     source="github.com/NVIDIA-NeMo/Megatron-Bridge v0.5.0",
     unsupported=_UNSUPPORTED,
+    restrictions=MEGATRON_0_18.restrictions | _NOT_INTERLEAVED,
 )
 
 BRIDGE_26_04: Final = replace(
     MEGATRON_0_16,
+    adapters=_ADAPTERS,
+    adapters_need_fused_layers=True,
     names=("megatron-bridge-26.04",),
     release="0.4, container 26.04",
     source="github.com/NVIDIA-NeMo/Megatron-Bridge v0.4.0",
     unsupported=_UNSUPPORTED,
+    restrictions=WITH_0_17 | _NOT_INTERLEAVED,
 )
 
 BRIDGE_26_02: Final = replace(
     MEGATRON_0_16,
+    adapters=_ADAPTERS,
+    adapters_need_fused_layers=True,
     names=("megatron-bridge-26.02",),
     release="0.3, container 26.02",
     source="github.com/NVIDIA-NeMo/Megatron-Bridge v0.3.0",

@@ -82,8 +82,9 @@ def _implied(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     if "share-embeddings-and-output-weights" in values:
         shared = values["share-embeddings-and-output-weights"] == ("true",)
         implied["untie-embeddings-and-output-weights"] = ("false",) if shared else ()
-    if len(values.get("moe-layer-freq", ())) > 1:
-        implied["moe-layer-freq"] = (f"[{','.join(values['moe-layer-freq'])}]",)
+    for name in ("moe-layer-freq", "linear-attention-freq"):
+        if len(values.get(name, ())) > 1:
+            implied[name] = (f"[{','.join(values[name])}]",)
     if "pipeline-model-parallel-layout" in values:
         # Bridge takes both; the layout says how many stages a rank has.
         values.pop("virtual-pipeline-model-parallel-size", None)

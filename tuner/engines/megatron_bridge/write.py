@@ -21,13 +21,22 @@ from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.engines.manifest import PIPELINE_INSIDE_ORDER
-from tuner.engines.megatron_lm.core import GPT_OSS, Core, Value, decision_fields, model_fields
+from tuner.engines.megatron_bridge.lora import lora_arguments
+from tuner.engines.megatron_lm.core import (
+    GPT_OSS,
+    NEMOTRON_H,
+    Core,
+    decision_fields,
+    model_fields,
+)
 from tuner.engines.megatron_lm.environment import environment
+from tuner.engines.megatron_lm.mixers import Value, is_hybrid
 from tuner.engines.megatron_lm.write import cautions
 from tuner.engines.priced_settings import overridden
 from tuner.engines.statement import statement
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import TrainGoal
+from tuner.spec.linear_attention import LinearName
 from tuner.spec.model import ModelSpec, QkNorm
 
 Override = tuple[str, Value]
@@ -44,14 +53,27 @@ _RECIPES: Final = {
     ("LlamaForCausalLM", 32, 4096): "llama31_8b_pretrain_config",
     ("LlamaForCausalLM", 80, 8192): "llama31_70b_pretrain_config",
     ("LlamaForCausalLM", 126, 16384): "llama31_405b_pretrain_config",
+    (NEMOTRON_H, 52, 2688): "nemotron_3_nano_pretrain_config",
+    (NEMOTRON_H, 118, 8192): "nemotronh_56b_pretrain_config",
     ("OlmoeForCausalLM", 16, 2048): "olmoe_7b_pretrain_config",
     ("Qwen3MoeForCausalLM", 48, 2048): "qwen3_30b_a3b_pretrain_config",
     ("Qwen3MoeForCausalLM", 94, 4096): "qwen3_235b_a22b_pretrain_config",
+    ("Qwen3NextForCausalLM", 48, 2048): "qwen3_next_80b_a3b_pretrain_config",
 }
 """By architecture, layers and width; in every release read."""
 
+_FROM_0_4: Final = {(NEMOTRON_H, 88, 4096): "nemotron_3_super_pretrain_config"}
+"""The same, from v0.4.0 on."""
+
 _PLAIN: Final = "vanilla_gpt_pretrain_config"
 """Megatron-LM's defaults without a specific model; from v0.4.0 on."""
+
+_HYBRID: Final = {
+    Core.V0_16: "nemotron_3_nano_pretrain_config",
+    Core.V0_17: "nemotron_3_super_pretrain_config",
+    Core.V0_18: "nemotron_3_super_pretrain_config",
+}
+"""The nearest recipe of a hybrid."""
 
 _KIMI_VOCABULARY: Final = 163_840
 """Kimi-K2 has the architecture name, layers and width of DeepSeek-V3; the vocabulary differs."""
@@ -79,24 +101,24 @@ _YOURS: Final = (
 
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return overrides, the program that applies them, and a script that starts it."""
-    return _emit(verified, core=Core.V0_18, has_plain_recipe=True)
+    return _emit(verified, core=Core.V0_18)
 
 
 def emit_26_04(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the same for the container 26.04, whose core is older."""
-    return _emit(verified, core=Core.V0_16, has_plain_recipe=True)
+    return _emit(verified, core=Core.V0_17)
 
 
 def emit_26_02(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the same for the container 26.02, which has no recipe of a plain model."""
-    return _emit(verified, core=Core.V0_16, has_plain_recipe=False)
+    return _emit(verified, core=Core.V0_16)
 
 
-def _emit(verified: VerifiedPlan, *, core: Core, has_plain_recipe: bool) -> tuple[EmittedFile, ...]:
+def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     plan, decision = verified.plan, verified.decision
-    exact, nearest = _recipe(plan.model)
+    exact, nearest = _recipe(plan.model, core=core)
     recipe = exact or nearest
-    named = bool(exact) or has_plain_recipe or nearest != _PLAIN
+    named = bool(exact) or core is not Core.V0_16 or nearest != _PLAIN
     said = (
         *statement(verified),
         *cautions(plan.model, decision),
@@ -113,8 +135,7 @@ def _emit(verified: VerifiedPlan, *, core: Core, has_plain_recipe: bool) -> tupl
         EmittedFile(path=PurePosixPath("overrides.txt"), text=comment(said) + text),
         EmittedFile(
             path=PurePosixPath("train.py"),
-            text=comment(said)
-            + _TRAIN.format(precision=precision, in_fp32=decision.gradient_bytes == 4),
+            text=comment(said) + _program(plan.model, plan.goal, decision, precision),
         ),
         EmittedFile(
             path=PurePosixPath("run.sh"),
@@ -135,6 +156,19 @@ def _emit(verified: VerifiedPlan, *, core: Core, has_plain_recipe: bool) -> tupl
     )
 
 
+def _program(model: ModelSpec, goal: TrainGoal, decision: TrainDecision, precision: str) -> str:
+    lora = lora_arguments(model, goal)
+    start = _PRETRAIN if lora is None else _FINETUNE
+    words = {} if lora is None else {name: repr(value) for name, value in lora.items()}
+    return _TRAIN.format(
+        precision=precision,
+        in_fp32=decision.gradient_bytes == 4,
+        imports=start["imports"],
+        adapters=start["adapters"].format(**words),
+        start=start["start"],
+    )
+
+
 def overrides(
     model: ModelSpec, goal: TrainGoal, decision: TrainDecision, *, core: Core = Core.V0_18
 ) -> tuple[Override, ...]:
@@ -145,12 +179,14 @@ def overrides(
     """
     precision = decision.fp8_recipe or goal.precision.value
     fields = decision_fields(model, decision, precision=precision, core=core)
-    if not _recipe(model)[0]:
+    is_exact = bool(_recipe(model, core=core)[0])
+    if not is_exact:
         fields = model_fields(model) | fields
-    if core is Core.V0_16:
+    if core is not Core.V0_18:
         fields.pop("mlp_chunks_for_training", None)
     return (
-        *(_model(model) if not _recipe(model)[0] else ()),
+        *(() if is_exact else _model(model)),
+        *(_mtp_of_hybrid(core) if is_hybrid(model) else ()),
         *((f"model.{name}", value) for name, value in fields.items() if name not in _OF_PRECISION),
         *overridden(model, decision),
         *_balance(goal),
@@ -163,12 +199,16 @@ def overrides(
     )
 
 
-def _recipe(model: ModelSpec) -> tuple[str, str]:
+def _recipe(model: ModelSpec, *, core: Core) -> tuple[str, str]:
     """Return the recipe that builds the model, if any, and the nearest one."""
     key = (model.architecture, model.num_layers, model.hidden_size)
-    exact = _RECIPES.get(key, "")
+    exact = _RECIPES.get(key, "") or (_FROM_0_4.get(key, "") if core is not Core.V0_16 else "")
     if exact == "deepseek_v3_pretrain_config" and model.vocab_size == _KIMI_VOCABULARY:
         exact = "kimi_k2_pretrain_config"
+    if is_hybrid(model):
+        return exact, _HYBRID[core]
+    if model.linear is not None and model.linear.kind is LinearName.GATED_DELTA:
+        return exact, "qwen3_next_80b_a3b_pretrain_config"
     if model.attention.kind == "mla":
         return exact, "deepseek_v3_pretrain_config"
     if model.architecture == GPT_OSS:
@@ -185,8 +225,16 @@ def _model(model: ModelSpec) -> Iterator[Override]:
     yield ("tokenizer.vocab_size", model.vocab_size - 1)
     yield ("model.share_embeddings_and_output_weights", model.tie_word_embeddings)
     if model.attention.kind == "gqa":
-        yield ("model.position_embedding_type", "rope")
+        has_positions = model.architecture != NEMOTRON_H
+        yield ("model.position_embedding_type", "rope" if has_positions else "none")
     yield ("model.rotary_base", round(model.rope_theta))
+
+
+def _mtp_of_hybrid(core: Core) -> Iterator[Override]:
+    """Yield what makes the pattern alone say the MTP layers; a recipe runs one of them twice."""
+    if core is not Core.V0_16:
+        yield ("model.mtp_hybrid_override_pattern", None)
+        yield ("model.mtp_use_repeated_layer", False)
 
 
 def _balance(goal: TrainGoal) -> Iterator[Override]:
@@ -247,9 +295,29 @@ def _written(value: Value) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    # `|` and `*` of a pipeline layout are operators in the grammar of overrides.
-    return f"'{value}'" if isinstance(value, str) and "|" in value else str(value)
+    # `|`, `*`, `/` and `-` of layers' letters are operators in the grammar of overrides.
+    return f"'{value}'" if isinstance(value, str) and set("|*/-") & set(value) else str(value)
 
+
+_PRETRAIN: Final = {
+    "imports": "from megatron.bridge.training.pretrain import pretrain\n",
+    "adapters": "",
+    "start": "pretrain",
+}
+_FINETUNE: Final = {
+    "imports": "from megatron.bridge.peft.lora import LoRA\n"
+    "from megatron.bridge.training.finetune import finetune\n",
+    "adapters": """\
+config.peft = LoRA(
+    target_modules={target_modules},
+    dim={dim},
+    alpha={alpha},
+    dropout={dropout},
+)
+""",
+    "start": "finetune",
+}
+"""`finetune` loads checkpoint.pretrained_checkpoint, which the user names."""
 
 _TRAIN: Final = """\
 import os
@@ -259,8 +327,7 @@ from pathlib import Path
 from megatron.bridge import recipes
 from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.mixed_precision import get_mixed_precision_config
-from megatron.bridge.training.pretrain import pretrain
-from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+{imports}from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 
 config = getattr(recipes, os.environ["RECIPE"])()
 config.mixed_precision = get_mixed_precision_config("{precision}")
@@ -268,5 +335,5 @@ config.mixed_precision.grad_reduce_in_fp32 = {in_fp32}
 written = Path(__file__).with_name("overrides.txt").read_text(encoding="utf-8").splitlines()
 overrides = [line for line in written if line and not line.startswith("#")]
 config = process_config_with_overrides(config, cli_overrides=[*overrides, *sys.argv[1:]])
-pretrain(config=config, forward_step_func=forward_step)
+{adapters}{start}(config=config, forward_step_func=forward_step)
 """

@@ -1,4 +1,4 @@
-"""Megatron-LM: what `pretrain_gpt.py` and megatron-core accept, by release.
+"""Megatron-LM: what its programs and megatron-core accept, by release.
 
 Read from the argument parsers, `validate_args` and `TransformerConfig` of the tags core_v0.16.1,
 core_v0.17.1, core_v0.18.0 and core_v0.19.0 of github.com/NVIDIA/Megatron-LM:
@@ -17,6 +17,18 @@ core_v0.17.1, core_v0.18.0 and core_v0.19.0 of github.com/NVIDIA/Megatron-LM:
   optimizer and for Megatron-FSDP.
 - A full-iteration CUDA graph with MoE layers needs HybridEP, which pads the tokens of each expert
   rank to a fixed capacity, from core 0.18 on.
+- Hybrids (`pretrain_hybrid.py`; `pretrain_mamba.py` up to 0.17) have no schedule for overlapped
+  expert communication (`build_schedule_plan`), no offloading in Mamba-2 layers, and under ZeRO 3
+  Megatron-FSDP gathers them all at once (its unit is `TransformerLayer`, and `MambaLayer` is none).
+  0.16 has no interleaved pipeline, uneven stages or MTP layers for them, and neither 0.16 nor 0.17
+  reads `--recompute-granularity full` there (megatron/core/ssm/mamba_block.py).
+- The gated delta rule and sparse attention are `--experimental-attention-variant`s of
+  `pretrain_gpt.py`. The former has context parallelism from 0.18 on, and delayed weight gradients,
+  which overlapped expert communication calls, from 0.17 on. Sparse attention is refused by the
+  layers of 0.16 and 0.17, and has context parallelism, over all-gathers alone, from 0.19 on; its
+  kernels (`--dsa-kernel-backend`) begin with 0.19, too. Neither has offloading.
+- No release has Kimi delta attention, or attention inside chunks (Llama-4).
+- The padded experts of a full-iteration CUDA graph are gated ones.
 - One switch enables all biases, the router's included; a second one only those of queries, keys and
   values.
 
@@ -27,7 +39,8 @@ from dataclasses import replace
 from typing import Final
 
 from profilers.steps.config import Recompute
-from tuner.engines.manifest import Capabilities, Conditions
+from tuner.engines.manifest import Capabilities, Conditions, restricted
+from tuner.engines.megatron_lm.mixers import HYBRIDS
 from tuner.engines.place_rules import PlaceTarget
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.engines.rules.decision import Decision
@@ -45,6 +58,23 @@ _OVERLAP: Final = Conditions(
     excludes=frozenset({"moe"}),
     largest_mtp=1,
 )
+
+_EVERY_RELEASE: Final = (
+    restricted(ModelFeature.UNGATED_FFN, full_graph_dispatchers=frozenset())
+    | restricted(
+        *HYBRIDS,
+        a2a_overlap=None,
+        activation_offload=None,
+        zero_stages=frozenset({0, 1, 2}),
+    )
+    | restricted(ModelFeature.GATED_DELTA, activation_offload=None)
+)
+WITH_0_17: Final = (
+    _EVERY_RELEASE
+    | restricted(*HYBRIDS, recompute=_NOT_FULL)
+    | restricted(ModelFeature.GATED_DELTA, context_parallel=False)
+)
+"""Restrictions of core 0.17."""
 
 MEGATRON_0_18: Final = Capabilities(
     names=("megatron-lm",),
@@ -70,15 +100,21 @@ MEGATRON_0_18: Final = Capabilities(
         {"bf16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "mxfp8", "nvfp4"}
     ),
     delayed_scaling_excludes=frozenset({"moe_act", "layernorm"}),
+    adapters=frozenset(),
     one_bias_switch_is_needed=True,
     unsupported=frozenset(
         {
             ModelFeature.MLA_BIAS,
             ModelFeature.QK_NORM_FULL,
+            ModelFeature.CHUNKED_ATTENTION,
+            ModelFeature.MAMBA2_VARIANT,
+            ModelFeature.KDA,
             ModelFeature.SIGMOID_UNNORMALISED,
             ModelFeature.SOFTMAX_CORRECTION,
         }
     ),
+    restrictions=_EVERY_RELEASE
+    | restricted(ModelFeature.SPARSE_ATTENTION, activation_offload=None, context_parallel=False),
 )
 
 MEGATRON_0_19_CPU: Final = replace(
@@ -94,9 +130,17 @@ MEGATRON_0_19_CPU: Final = replace(
     cuda_graphs=frozenset({"none"}),
     full_graph_dispatchers=frozenset(),
     precisions=frozenset({"bf16"}),
+    unsupported=MEGATRON_0_18.unsupported
+    | HYBRIDS
+    | {
+        ModelFeature.GATED_DELTA,
+        ModelFeature.SPARSE_ATTENTION,
+        ModelFeature.LATENT_EXPERTS,
+    },
 )
 """Layers of its own (`--transformer-impl local`), because Transformer Engine needs CUDA: attention
-without context parallelism, experts one after the other, no fused kernels."""
+without context parallelism, experts one after the other, no fused kernels. The layers of hybrids,
+experimental attention and latent experts are Transformer Engine's alone."""
 
 MEGATRON_0_16: Final = replace(
     MEGATRON_0_18,
@@ -106,6 +150,12 @@ MEGATRON_0_16: Final = replace(
     largest_chunks=1,
     a2a_overlap=replace(_OVERLAP, cuda_graphs=_NOT_WHOLE, mtp_needs_pipeline=True),
     full_graph_dispatchers=frozenset(),
+    unsupported=MEGATRON_0_18.unsupported | {ModelFeature.SPARSE_ATTENTION},
+    restrictions=WITH_0_17
+    | restricted(
+        *HYBRIDS, virtual_pipeline=False, uneven_layout=False, empty_stages=False, mtp=False
+    )
+    | restricted(ModelFeature.GATED_DELTA, a2a_overlap=None),
 )
 
 TARGETS: Final = (

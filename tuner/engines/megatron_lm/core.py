@@ -16,25 +16,41 @@ from typing import Final
 
 from profilers.steps.config import LayerKind, Recompute
 from tuner.config.train import TrainDecision
+from tuner.engines.megatron_lm.mixers import (
+    Value,
+    is_hybrid,
+    mixer_fields,
+    num_layers,
+    pattern,
+)
 from tuner.engines.rules.decision import global_chunks, global_recompute, selective_modules
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.model import Attention, ModelSpec, Moe, QkNorm
-
-Value = bool | int | float | str | tuple[str, ...] | tuple[int, ...] | None
-"""Of one field."""
 
 
 class Core(StrEnum):
     """Releases of megatron-core whose fields differ."""
 
     V0_16 = "0.16"
-    """0.16 and 0.17."""
+    """0.16, and what 0.17 still takes."""
+    V0_17 = "0.17"
+    """0.17: patterns of hybrids hold pipeline stages."""
     V0_18 = "0.18"
     """0.18 and later."""
 
 
 GPT_OSS: Final = "GptOssForCausalLM"
 """The one architecture here whose experts are not SwiGLU but a clamped variant."""
+
+NEMOTRON_H: Final = "NemotronHForCausalLM"
+"""Squared ReLU, and attention without position embeddings."""
+
+HYBRID_PATTERN: Final = {
+    Core.V0_16: "hybrid_override_pattern",
+    Core.V0_17: "hybrid_layer_pattern",
+    Core.V0_18: "hybrid_layer_pattern",
+}
+"""The field of a hybrid's layers."""
 
 _FP8_FORMAT: Final = {
     "delayed": "hybrid",
@@ -89,7 +105,7 @@ def model_fields(model: ModelSpec) -> dict[str, Value]:
             "activation_func_clamp_value": 7.0,
         }
     return {
-        "num_layers": model.num_layers,
+        "num_layers": num_layers(model),
         "hidden_size": model.hidden_size,
         "ffn_hidden_size": model.dense_ffn_size or expert_ffn_size,
         **(gated if model.ffn_is_gated else {"gated_linear_unit": False}),
@@ -102,6 +118,7 @@ def model_fields(model: ModelSpec) -> dict[str, Value]:
         "attention_dropout": 0.0,
         **_attention(model.attention),
         **_window(model),
+        **mixer_fields(model),
         **(_moe(model.moe, model) if model.moe and model.num_moe_layers else _NO_EXPERTS),
     }
 
@@ -114,13 +131,11 @@ def decision_fields(
     Raises:
         ValueError: stages differ in what is one setting for Megatron.
     """
-    virtual = decision.virtual_pipeline_model_parallel_size
     flex = decision.dispatcher in ("deepep", "hybridep")
     return {
         "tensor_model_parallel_size": decision.tensor_model_parallel_size,
         "pipeline_model_parallel_size": decision.pipeline_model_parallel_size,
-        "virtual_pipeline_model_parallel_size": virtual if virtual > 1 else None,
-        "pipeline_model_parallel_layout": _layout(decision),
+        **_stages(model, decision, core=core),
         "context_parallel_size": decision.context_parallel_size,
         "sequence_parallel": (
             decision.sequence_parallel and decision.tensor_model_parallel_size > 1
@@ -175,7 +190,8 @@ def _attention(attention: Attention) -> dict[str, Value]:
         "num_attention_heads": attention.num_heads,
         "kv_channels": attention.head_dim,
         "num_query_groups": attention.num_kv_heads,
-        "qk_layernorm": attention.qk_norm is not QkNorm.NONE,
+        "qk_layernorm": attention.qk_norm in (QkNorm.HEAD, QkNorm.FULL),
+        **({"qk_l2_norm": True} if attention.qk_norm is QkNorm.UNWEIGHTED else {}),
         **sinks,
     }
 
@@ -207,8 +223,25 @@ def _moe(moe: Moe, model: ModelSpec) -> dict[str, Value]:
         "moe_router_group_topk": moe.groups_per_token if grouped else None,
         "moe_shared_expert_intermediate_size": moe.shared_ffn_size or None,
         "moe_shared_expert_gate": bool(moe.shared_ffn_size) and moe.shared_expert_gate,
+        **({"moe_latent_size": moe.latent_size} if moe.latent_size else {}),
         "moe_grouped_gemm": True,
-        "moe_layer_freq": 1 if all(kinds) else kinds,
+        "moe_layer_freq": 1 if all(kinds) or is_hybrid(model) else kinds,
+    }
+
+
+def _stages(model: ModelSpec, decision: TrainDecision, *, core: Core) -> dict[str, Value]:
+    """Return how layers are cut into stages; the pattern of a hybrid says it where it can."""
+    virtual = decision.virtual_pipeline_model_parallel_size
+    if not is_hybrid(model):
+        return {
+            "virtual_pipeline_model_parallel_size": virtual if virtual > 1 else None,
+            "pipeline_model_parallel_layout": _layout(decision),
+        }
+    letters = pattern(model, decision, has_stages=core is not Core.V0_16)
+    return {
+        "virtual_pipeline_model_parallel_size": None,
+        "pipeline_model_parallel_layout": None,
+        HYBRID_PATTERN[core]: letters,
     }
 
 
@@ -271,16 +304,17 @@ def _offload(model: ModelSpec, decision: TrainDecision) -> dict[str, Value]:
 
 
 def _graph(model: ModelSpec, decision: TrainDecision, *, core: Core) -> dict[str, Value]:
-    scope = "cuda_graph_scope" if core is Core.V0_16 else "cuda_graph_modules"
+    scope = "cuda_graph_modules" if core is Core.V0_18 else "cuda_graph_scope"
     if decision.cuda_graph == "none":
         return {"cuda_graph_impl": "none"}
     if decision.cuda_graph == "partial":
         experts = ("moe_router", "moe_preprocess") if model.num_moe_layers else ()
         # The overlap interleaves the feed-forward networks of two micro-batches.
         dense = LayerKind.DENSE in model.layers and not decision.a2a_overlap
-        modules = ("attn", *(("mlp",) if dense else ()), *experts)
+        mamba = ("mamba",) if ModelFeature.MAMBA2 in features(model) else ()
+        modules = ("attn", *mamba, *(("mlp",) if dense else ()), *experts)
         return {"cuda_graph_impl": "transformer_engine", scope: modules}
-    if core is Core.V0_16:
+    if core is not Core.V0_18:
         return {"cuda_graph_impl": "local", scope: ("full_iteration",)}
     padded = _PADDED_EXPERTS if model.num_moe_layers else {}
     return {"cuda_graph_impl": "full_iteration", **padded}

@@ -18,6 +18,7 @@ from tuner.engines.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
 from tuner.engines.megatron_lm import flags as table
 from tuner.engines.megatron_lm.unpriced import balance, differing_settings
 from tuner.engines.reading.arguments import Flags, training_flags
+from tuner.engines.reading.hybrid_pattern import HybridPattern, hybrid_pattern
 from tuner.engines.reading.launch import (
     Graphs,
     LaunchSettings,
@@ -25,7 +26,7 @@ from tuner.engines.reading.launch import (
     TokenDispatcher,
     TrainingEngine,
 )
-from tuner.engines.reading.layer_pattern import layer_pattern
+from tuner.engines.reading.layer_pattern import layer_pattern, linear_pattern
 from tuner.engines.reading.pipeline_layout import pipeline_layout
 from tuner.engines.reading.sections import SLIP_RATIO
 from tuner.engines.reading.variables import read_variables
@@ -49,6 +50,7 @@ _SHARDING: Final[Mapping[str, Literal[0, 1, 2, 3]]] = {
     "optim_grads_params": 3,
 }
 _DEEPEST: Final = 6
+_VARIANT: Final = "--experimental-attention-variant"
 _SECTIONS: Final = ("model", "train", "ddp", "optimizer")
 
 
@@ -136,6 +138,7 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
     if micro_batch is None:
         raise SpecError(f"{flags.source}: --micro-batch-size is missing; Megatron-LM needs it")
     layout = flags.word("pipeline-model-parallel-layout")
+    hybrid = _hybrid(flags)
     zero_stage = _zero_stage(flags)
     unread = sorted(set(flags.values) - table.UNDERSTOOD)
     _check_spelling(flags, unread)
@@ -157,6 +160,8 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         layout=pipeline_layout(layout, said=f"{flags.source}: --{table.SPELLED['layout']}")
         if layout is not None
         else (),
+        letters=hybrid.stages if hybrid else (),
+        mtp_letters=hybrid.mtp[0] if hybrid and hybrid.mtp else "",
         replicas=flags.number("num-distributed-optimizer-instances") or 1,
         rank_order=PIPELINE_INSIDE_ORDER
         if flags.is_on("use-tp-pp-dp-mapping")
@@ -184,7 +189,7 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         optimizer_offload_ratio=_offload(flags),
         activation_offload_layers=flags.number("cpu-offloading-num-layers", least=0) or 0,
         activation_offload=flags.is_on("fine-grained-activation-offloading"),
-        mtp_layers=flags.number("mtp-num-layers", least=0) or 0,
+        mtp_layers=_mtp_layers(flags, hybrid),
         balance="the recipe" if has_recipe and not balance(flags) else balance(flags),
         differing_settings=dict(differing_settings(flags, has_recipe=has_recipe)),
         stated=tuple(_stated(flags)),
@@ -198,6 +203,20 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         ),
         notes=(*flags.notes, *_remarks(flags)),
     )
+
+
+def _hybrid(flags: Flags) -> HybridPattern | None:
+    word = flags.word("hybrid-layer-pattern")
+    if word is None:
+        return None
+    return hybrid_pattern(word, said=f"{flags.source}: --hybrid-layer-pattern")
+
+
+def _mtp_layers(flags: Flags, hybrid: HybridPattern | None) -> int:
+    """Return the MTP layers, of which the engine believes the pattern where both say them."""
+    if hybrid and hybrid.mtp:
+        return len(hybrid.mtp)
+    return flags.number("mtp-num-layers", least=0) or 0
 
 
 def _check_spelling(flags: Flags, unread: Sequence[str]) -> None:
@@ -397,18 +416,21 @@ def _offload(flags: Flags) -> float:
 def _stated(flags: Flags) -> Iterator[StatedSize]:
     """Yield the model's sizes; where layers are stated, absent flags count by their default."""
     numbers = {size: flags.number(name, least=0) for size, name in table.SIZES.items()}
+    hybrid = _hybrid(flags)
+    if hybrid:
+        # The engine counts letters, and a layer of the model may be two of them.
+        numbers["num_layers"] = None
     for size, value in numbers.items():
         if value:
             yield StatedSize(size=size, value=value, said=flags.said(table.SIZES[size]))
     layers, experts = numbers["num_layers"], numbers["num_experts"]
-    if not layers:
+    if not layers and not (hybrid and numbers["hidden_size"]):
+        # A recipe has the sizes, also those beside a pattern.
         return
     if not experts:
         yield StatedSize(size="num_experts", value=0, said="no --num-experts")
-    else:
-        word = " ".join(flags.words("moe-layer-freq")) or "1"
-        pattern = layer_pattern(word, num_layers=layers, said=f"{flags.source}: --moe-layer-freq")
-        yield StatedSize(size="moe_layers", value=pattern, said=f"--moe-layer-freq {word}")
+    if layers:
+        yield from _stated_layers(flags, layers, has_experts=bool(experts))
     yield from _stated_attention(flags, numbers["num_heads"])
     dense = flags.number("ffn-hidden-size")
     if dense:
@@ -425,7 +447,30 @@ def _stated(flags: Flags) -> Iterator[StatedSize]:
         yield StatedSize(size=size, value=is_on, said=f"--{name}" if is_on else f"no --{name}")
 
 
+def _stated_layers(flags: Flags, layers: int, *, has_experts: bool) -> Iterator[StatedSize]:
+    """Yield which layers have experts and linear attention, and whether attention is sparse."""
+    if has_experts:
+        word = " ".join(flags.words("moe-layer-freq")) or "1"
+        pattern = layer_pattern(word, num_layers=layers, said=f"{flags.source}: --moe-layer-freq")
+        yield StatedSize(size="moe_layers", value=pattern, said=f"--moe-layer-freq {word}")
+    variant = flags.word("experimental-attention-variant")
+    said = f"{_VARIANT} {variant}" if variant else f"no {_VARIANT}"
+    yield StatedSize(size="is_sparse", value=variant == "dsa", said=said)
+    linear: tuple[int, ...] = (0,) * layers
+    if variant == "gated_delta_net":
+        name = "--linear-attention-freq"
+        word = " ".join(flags.words(name.lstrip("-")))
+        linear = linear_pattern(word, num_layers=layers, said=f"{flags.source}: {name}")
+        said = f"{name} {word}"
+    yield StatedSize(size="linear_layers", value=linear, said=said)
+
+
 def _stated_attention(flags: Flags, heads: int | None) -> Iterator[StatedSize]:
+    name = "attention-output-gate"
+    is_on = flags.is_on(name)
+    yield StatedSize(
+        size="has_output_gate", value=is_on, said=f"--{name}" if is_on else f"no --{name}"
+    )
     is_latent = flags.is_on("multi-latent-attention")
     yield StatedSize(
         size="is_mla",

@@ -1,4 +1,6 @@
-"""Emits arguments for Megatron-LM's `pretrain_gpt.py`: `megatron_args.txt`, and `run.sh` around it.
+"""Emits arguments for Megatron-LM's programs: `megatron_args.txt`, and `run.sh` around it.
+
+`pretrain_gpt.py` trains all models but hybrids (tuner/engines/megatron_lm/mixers.py).
 
 The fields of tuner/engines/megatron_lm/core.py become flags, a few under another name; options that
 are off are not written. Flags of the optimizer, its sharding and its overlaps are added. Flags were
@@ -22,11 +24,19 @@ from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.engines.manifest import PIPELINE_INSIDE_ORDER
-from tuner.engines.megatron_lm.core import GPT_OSS, Core, Value, decision_fields, model_fields
+from tuner.engines.megatron_lm.core import (
+    GPT_OSS,
+    NEMOTRON_H,
+    Core,
+    decision_fields,
+    model_fields,
+)
 from tuner.engines.megatron_lm.environment import environment
+from tuner.engines.megatron_lm.mixers import Value, is_hybrid
 from tuner.engines.priced_settings import written
 from tuner.engines.statement import brief_statement, statement
 from tuner.plans.train import VerifiedPlan
+from tuner.spec.features import ModelFeature, features
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
 
@@ -49,6 +59,24 @@ _ELSEWHERE: Final = frozenset(
 
 _DEFAULTS: Final[dict[str, Value]] = {"cuda_graph_impl": "none", "moe_layer_freq": 1}
 """Defaults of the parser."""
+
+_LISTS_OF_LAYERS: Final = frozenset(
+    {"moe_layer_freq", "window_attn_skip_freq", "linear_attention_freq"}
+)
+"""A zero or one per layer, which flags take as an expression."""
+
+_HYBRID_PROGRAM: Final = {Core.V0_16: "pretrain_mamba.py", Core.V0_18: "pretrain_hybrid.py"}
+_HYBRID_LAYERS: Final = {
+    Core.V0_16: ("megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"),
+    Core.V0_18: ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"),
+}
+"""Module and name of the layers that the program of hybrids builds."""
+
+_PACKAGES: Final = {
+    ModelFeature.MAMBA2: "Mamba-2 layers need the packages mamba-ssm and causal-conv1d.",
+    ModelFeature.GATED_DELTA: "The gated delta rule needs the package flash-linear-attention.",
+}
+"""What megatron/core/ssm/ imports."""
 
 _NEEDS_CUDA: Final = (("--moe-grouped-gemm",), ("--moe-permute-fusion",))
 """Kernels of Transformer Engine."""
@@ -120,16 +148,26 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
             )
             + preamble(shape)
             + environment(verified.decision, device_kind=shape.device_kind)
-            + _START,
+            + _START.format(program=program(plan.model, core=core)),
             executable=True,
         ),
     )
 
 
+def program(model: ModelSpec, *, core: Core = Core.V0_18) -> str:
+    """Return the file of Megatron-LM that trains the model."""
+    return _HYBRID_PROGRAM[core] if is_hybrid(model) else "pretrain_gpt.py"
+
+
 def cautions(model: ModelSpec, decision: TrainDecision) -> tuple[str, ...]:
     """Return what the user must know before starting, a line each."""
-    lines = []
-    if not model.ffn_is_gated:
+    lines = [line for feature, line in _PACKAGES.items() if feature in features(model)]
+    if model.attention.indexer is not None:
+        lines.append(
+            "Sparse attention is priced with its kernels: core 0.19 has them (add "
+            "--dsa-kernel-backend tilelang or cudnn), 0.18 computes every score and keeps it."
+        )
+    if not model.ffn_is_gated and model.architecture != NEMOTRON_H:
         lines.append("The feed-forward activation is GELU unless you name another.")
     if decision.cuda_graph == "full_iteration" and model.num_moe_layers:
         lines.append(
@@ -159,7 +197,7 @@ def arguments(
         run["virtual_pipeline_model_parallel_size"] = None
     flags = (
         *_flags(model_fields(model)),
-        *_model(model, goal),
+        *_model(model, goal, core=core),
         *_flags(run),
         *_flags(written(model, decision)),
         *_flags({"moe_aux_loss_coeff": goal.moe_aux_loss_coeff}),
@@ -177,16 +215,20 @@ def arguments(
     return flags
 
 
-def _model(model: ModelSpec, goal: TrainGoal) -> Iterator[Argument]:
+def _model(model: ModelSpec, goal: TrainGoal, *, core: Core) -> Iterator[Argument]:
     """Yield the flags whose form differs from the fields'."""
-    if model.architecture == GPT_OSS:
-        yield ("--quick-geglu",)
-    elif model.ffn_is_gated:
-        yield ("--swiglu",)
+    if is_hybrid(model):
+        yield ("--spec", *_HYBRID_LAYERS[core])
+    yield from _activation(model)
     if not model_fields(model)["add_bias_linear"]:
         yield ("--disable-bias-linear",)
-    yield ("--position-embedding-type", "rope")
-    yield ("--rotary-base", str(round(model.rope_theta)))
+    if model.architecture == NEMOTRON_H:
+        yield ("--position-embedding-type", "none")
+    else:
+        yield ("--position-embedding-type", "rope")
+        yield ("--rotary-base", str(round(model.rope_theta)))
+    if model.attention.indexer is not None:
+        yield ("--no-rope-fusion",)
     yield ("--max-position-embeddings", str(max(model.max_position, goal.sequence_length)))
     if not model.tie_word_embeddings:
         yield ("--untie-embeddings-and-output-weights",)
@@ -194,6 +236,17 @@ def _model(model: ModelSpec, goal: TrainGoal) -> Iterator[Argument]:
     if attention.kind == "gqa" and attention.num_kv_heads != attention.num_heads:
         yield ("--group-query-attention",)
         yield ("--num-query-groups", str(attention.num_kv_heads))
+
+
+def _activation(model: ModelSpec) -> Iterator[Argument]:
+    if model.architecture == GPT_OSS:
+        yield ("--quick-geglu",)
+    elif model.ffn_is_gated:
+        yield ("--swiglu",)
+    elif model.architecture == NEMOTRON_H:
+        yield ("--squared-relu",)
+        # The engine fuses GELU with its bias unless told otherwise.
+        yield ("--no-bias-gelu-fusion",)
 
 
 def _flags(fields: Mapping[str, Value]) -> Iterator[Argument]:
@@ -207,12 +260,15 @@ def _flag(name: str, value: Value) -> Iterator[Argument]:
     flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
     if value is True:
         yield (flag,)
-    elif name in ("moe_layer_freq", "window_attn_skip_freq"):
+    elif name in _LISTS_OF_LAYERS:
         yield (flag, _pattern(value))
     elif name == "window_size" and isinstance(value, tuple):
         yield (flag, ",".join(map(str, value)))
     elif isinstance(value, tuple):
         yield (flag, *map(str, value))
+    elif str(value).startswith("-"):
+        # A pattern whose first layer is a dense network looks like a flag.
+        yield (f"{flag}={value}",)
     else:
         yield (flag, f"{value:g}" if name == "layernorm_epsilon" else str(value))
 
@@ -256,8 +312,8 @@ def _state(decision: TrainDecision) -> Iterator[Argument]:
 
 
 _START: Final = """\
-: "${MEGATRON_LM:?must name the folder of a Megatron-LM checkout}"
+: "${{MEGATRON_LM:?must name the folder of a Megatron-LM checkout}}"
 mapfile -t ARGUMENTS < <(grep -v '^#' "$FILES/megatron_args.txt" | tr ' ' '\\n')
 
-exec "${LAUNCHER[@]}" "$MEGATRON_LM/pretrain_gpt.py" "${ARGUMENTS[@]}" "$@"
+exec "${{LAUNCHER[@]}}" "$MEGATRON_LM/{program}" "${{ARGUMENTS[@]}}" "$@"
 """

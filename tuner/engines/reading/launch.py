@@ -23,7 +23,7 @@ class TrainingEngine(StrEnum):
     """Programs whose launches are read."""
 
     MEGATRON = "megatron"
-    """Megatron-LM's `pretrain_gpt.py`, as arguments or YAML."""
+    """Megatron-LM's programs, as arguments or YAML."""
     TORCHTITAN = "torchtitan"
     """torchtitan's TOML, up to its change to Python configs."""
     DEEPSPEED = "deepspeed"
@@ -109,6 +109,11 @@ class LaunchSettings(Record):
     """Micro-batches that an interleaved schedule runs through one chunk before the next."""
     layout: tuple[StageContent, ...] = ()
     """Every stage in execution order; empty: the engine divides the layers."""
+    letters: tuple[str, ...] = ()
+    """Every stage's layers as letters (tuner/engines/reading/hybrid_pattern.py); one entry: all
+    layers, which the engine divides; empty: the launch has no letters."""
+    mtp_letters: str = ""
+    """The same of one multi-token-prediction layer."""
     first_stage_layers: Count | None = None
     last_stage_layers: Count | None = None
     embedding_as_layers: Annotated[int, Field(ge=0)] = 0

@@ -1,7 +1,8 @@
-"""Megatron-LM's `--moe-layer-freq`: which layers have experts, e.g. `([0]*3+[1]*58)` or `2`.
+"""Megatron-LM's lists of layers: `--moe-layer-freq` and `--linear-attention-freq`.
 
-The engine evaluates it as Python; here it is read as what it is documented to be: a number n (layer
-i has experts where i % n is 0), or a sum of lists of 0 and 1, each possibly repeated.
+The engine evaluates them as Python; here they are read as what they are documented to be: a sum of
+lists of 0 and 1, each possibly repeated, e.g. `([0]*3+[1]*58)`, or a number n. Layer i has experts
+where i % n is 0, and linear attention where (i + 1) % n is not 0.
 """
 
 import re
@@ -12,6 +13,18 @@ from tuner.spec.files import shown_value
 from tuner.spec.model import MOST_LAYERS
 
 _RUN: Final = re.compile(r"\(?\[([01](?:,[01])*)\]\)?(?:\*(\d{1,5}))?")
+
+
+def linear_pattern(text: str, *, num_layers: int, said: str) -> tuple[int, ...]:
+    """Return 1 for every layer with linear attention and 0 for the others.
+
+    Raises:
+        SpecError: neither a number nor such a list, or not one entry a layer.
+    """
+    step = int(text) if re.fullmatch(r"\d{1,5}", text) else 0
+    if step:
+        return tuple(int((layer + 1) % step != 0) for layer in range(num_layers))
+    return layer_pattern(text, num_layers=num_layers, said=said)
 
 
 def layer_pattern(text: str, *, num_layers: int, said: str) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ REFERENCE: Final = Capabilities(
     dispatchers=frozenset({"alltoall", "hierarchical"}),
     cuda_graphs=frozenset({"none"}),
     precisions=frozenset({"bf16", "fp32"}),
+    adapters=frozenset(),
     mtp=False,
     tied_embeddings_with_pipeline=False,
     unsupported=frozenset(ModelFeature),

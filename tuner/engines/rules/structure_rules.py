@@ -10,6 +10,7 @@ from tuner.engines.manifest import Capabilities
 from tuner.engines.rules.decision import Decision
 from tuner.engines.rules.words import listed
 from tuner.spec.features import ModelFeature, features
+from tuner.spec.linear_attention import LinearName, splits_heads
 from tuner.spec.model import ModelSpec
 
 
@@ -50,17 +51,26 @@ def _biases(
         yield "experts with biases are not split; expert_tensor_parallel_size must be 1"
 
 
+def _kinds_of_parallelism(target: Capabilities) -> tuple[tuple[str, str, bool], ...]:
+    return (
+        ("context_parallel_size", "context", target.context_parallel),
+        ("pipeline_model_parallel_size", "pipeline", target.pipeline),
+        ("tensor_model_parallel_size", "tensor", target.tensor_parallel),
+        ("expert_model_parallel_size", "expert", target.expert_parallel),
+    )
+
+
 def _degrees(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
     tensor = decision.tensor_model_parallel_size
-    if decision.context_parallel_size > 1 and not target.context_parallel:
-        yield "has no context parallelism; context_parallel_size must be 1"
-    if decision.pipeline_model_parallel_size > 1 and not target.pipeline:
-        yield "has no pipeline parallelism; pipeline_model_parallel_size must be 1"
+    for degree, words, able in _kinds_of_parallelism(target):
+        if getattr(decision, degree) > 1 and not able:
+            yield f"has no {words} parallelism; {degree} must be 1"
     if model.attention.num_kv_heads % tensor and not target.tensor_beyond_kv_heads:
         yield (
             f"tensor_model_parallel_size {tensor} must divide the "
             f"{model.attention.num_kv_heads} key-value heads"
         )
+    yield from _linear_heads(model, tensor=tensor, context=decision.context_parallel_size)
     if tensor == 1:
         return
     if decision.pipeline_model_parallel_size > 1 and not target.tensor_with_pipeline:
@@ -72,6 +82,17 @@ def _degrees(target: Capabilities, model: ModelSpec, decision: Decision) -> Iter
             yield "always splits the sequence over the tensor ranks; sequence_parallel must be true"
         elif model.num_moe_layers and target.moe_needs_sequence_parallel:
             yield "MoE layers under tensor parallelism need sequence_parallel"
+
+
+def _linear_heads(model: ModelSpec, *, tensor: int, context: int) -> Iterator[str]:
+    linear = model.linear
+    if linear is not None and not splits_heads(linear, tensor=tensor, context=context):
+        shared = "groups" if linear.kind is LinearName.MAMBA2 else "key heads"
+        yield (
+            f"tensor_model_parallel_size {tensor} * context_parallel_size {context} must divide the"
+            f" {linear.num_value_heads} heads of linear attention and share its "
+            f"{linear.num_key_heads} {shared}"
+        )
 
 
 def _schedule(target: Capabilities, decision: Decision) -> Iterator[str]:

@@ -5,14 +5,19 @@ a row does not restrict is allowed. Pages: explicit sizes are legal if the prefe
 kernel supports them; valid for models whose layers all have one kind of cache. The facts are in
 kv.py of every engine's folder, with the place in the sources; the rules are in kv_refusals.py.
 
-Not covered: state-space layers (Mamba, gated delta), decode context parallelism, encoder transfers;
-connectors through a store (LMCache, Mooncake Store).
+States of linear attention are moved beside the cache, once for a request; a row names the kinds
+whose states its connector moves.
+
+Not covered: decode context parallelism, encoder transfers; pages of hybrids, which vLLM makes large
+enough for a state and which differ between unequal tensor degrees; connectors through a store
+(LMCache, Mooncake Store).
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from tuner.devices.datasheet import Generation
+from tuner.spec.linear_attention import LinearName
 
 
 class Connector(StrEnum):
@@ -79,6 +84,10 @@ class ConnectorRules:
     pipeline: PipelineRule = PipelineRule.ANY
     slicing_hybrid_with_pipeline: bool = True
     """Unequal tensor degrees of a hybrid model with a prefill pipeline."""
+    moved_states: frozenset[LinearName] = frozenset()
+    """Kinds of linear attention whose states it moves; models with others are not disaggregated."""
+    pipeline_with_states: bool = True
+    """Instances of such models may be pipelines."""
     one_shape: bool = False
     """It has one set of degrees per side, for all instances of an island."""
     source: str

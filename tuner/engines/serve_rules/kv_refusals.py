@@ -18,6 +18,8 @@ from tuner.engines.serve_rules.kv_cache import (
     PipelineRule,
 )
 from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.spec.linear_attention import LinearName
+from tuner.spec.model import Mixer, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,9 @@ class KvTransfer:
     num_kv_heads: int
     """Of the model; 1 for a latent cache."""
     is_hybrid: bool = False
-    """Layers have different caches: sliding windows and full attention."""
+    """Layers have different caches: windows, states and full attention."""
+    states: LinearName | None = None
+    """Linear attention whose states move, too; None: there is none."""
     prefill: KvSide
     decode: KvSide
 
@@ -62,6 +66,21 @@ class KvTransfer:
         return self.cache is CacheKind.GROUPED and len(head_shards) > 1
 
 
+def has_different_caches(model: ModelSpec) -> bool:
+    """Say whether layers keep different things of the past: all, a window, or a state."""
+    kept = {
+        (mixer, is_windowed)
+        for mixer, is_windowed in zip(model.mixer_by_layer, model.windowed, strict=True)
+        if mixer is not Mixer.NONE
+    }
+    return len(kept) > 1
+
+
+def state_kind(model: ModelSpec) -> LinearName | None:
+    """Return the linear attention whose states move with a request; None without any."""
+    return None if model.linear is None else model.linear.kind
+
+
 def refusals(
     transfer: KvTransfer, *, engine: ServingCapabilities, connector: Connector
 ) -> tuple[str, ...]:
@@ -74,9 +93,19 @@ def refusals(
     who = f"{engine.name} {engine.release} {connector}"
     return tuple(
         f"{who}: {line}"
-        for check in (_types, _pages, _tensors, _layouts, _pipelines)
+        for check in (_states, _types, _pages, _tensors, _layouts, _pipelines)
         for line in check(rules, transfer)
     )
+
+
+def _states(rules: ConnectorRules, transfer: KvTransfer) -> Iterator[str]:
+    if transfer.states is None:
+        return
+    if transfer.states not in rules.moved_states:
+        yield f"the states of {transfer.states} layers cannot be moved; plan aggregated instances"
+    stages = max(transfer.prefill.pipeline, transfer.decode.pipeline)
+    if stages > 1 and not rules.pipeline_with_states:
+        yield f"states cannot be moved between pipelines; give both sides 1 stage, not {stages}"
 
 
 def _types(rules: ConnectorRules, transfer: KvTransfer) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import Final
 from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.serve_rules.afd import AfdCapabilities
 from tuner.engines.serve_rules.kv_cache import CacheKind, Connector, ConnectorRules, KvPages
+from tuner.engines.serve_rules.models import ServedModels
 from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
 
 LARGEST_DISPATCH_TOKENS: Final = 1024
@@ -75,6 +76,8 @@ class ServingCapabilities:
     portable_backends: Mapping[str, str] = field(default_factory=dict)
     """Attention backends that also exist on other vendors' devices, by kind of cache."""
 
+    models: ServedModels = field(default=ServedModels())
+    """Models that it runs."""
     modes: frozenset[str] = frozenset({"aggregated", "disaggregated"})
     quantization: Mapping[str, str] = field(default_factory=dict)
     """Value of the option by `goal.quantization`; empty: from the checkpoint."""

@@ -11,7 +11,13 @@ from typing import Final
 
 from tuner.devices.datasheet import Generation
 from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
-from tuner.engines.serve_rules.kv_refusals import KvSide, KvTransfer, refusals
+from tuner.engines.serve_rules.kv_refusals import (
+    KvSide,
+    KvTransfer,
+    has_different_caches,
+    refusals,
+    state_kind,
+)
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.protocols import (
     RECEIVERS,
@@ -105,7 +111,8 @@ def _lines(
     kv_transfer = KvTransfer(
         cache=cache,
         num_kv_heads=1 if cache is CacheKind.LATENT else model.attention.num_kv_heads,
-        is_hybrid=any(model.windowed) and not all(model.windowed),
+        is_hybrid=has_different_caches(model),
+        states=state_kind(model),
         prefill=one,
         decode=other,
     )

@@ -19,6 +19,7 @@ from tuner.engines.serve_rules.manifest import (
     WITHOUT_NVLINK,
     ServingCapabilities,
 )
+from tuner.engines.serve_rules.models import model_refusals
 from tuner.engines.serve_rules.pairs import pair_refusals
 from tuner.engines.serve_rules.protocols import DeploymentFields, InstanceFields
 from tuner.engines.serve_rules.steps import dispatch_tokens, step_refusals
@@ -112,9 +113,14 @@ def group_refusals(
     generation: Generation | None = None,
 ) -> tuple[str, ...]:
     """Return why the release cannot launch such instances, regardless of other groups."""
+    absent = tuple(model_refusals(engine.models, group, architecture=model.architecture))
+    if model.architecture not in engine.models.architectures:
+        return absent
     return tuple(
         f"{group.role} on {group.pool}: {line}"
         for line in (
+            *absent,
+            *_mixers(group, model=model),
             *_experts(engine, group, model=model),
             *_afd_server(engine, group, model=model, goal=goal, generation=generation),
             *_attention(engine, group, devices_per_node=devices_per_node),
@@ -201,6 +207,15 @@ def _afd_server(
 ) -> Iterator[str]:
     if engine.afd is not None and group.role in ("attention", "expert"):
         yield from side_refusals(engine.afd, group, model=model, goal=goal, generation=generation)
+
+
+def _mixers(group: InstanceFields, *, model: ModelSpec) -> Iterator[str]:
+    own, ranks = model.linear, group.attention_tp
+    if own is None or own.num_key_heads == 1:
+        return
+    for count, what in ((own.num_value_heads, "heads"), (own.num_key_heads, "key heads")):
+        if count % ranks:
+            yield f"attention_tp {ranks} does not divide the {count} {what} of linear attention"
 
 
 def _experts(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from tuner.devices.datasheet import Generation
 
@@ -24,6 +25,20 @@ class MemoryFractionKind(StrEnum):
     OF_DEVICE = "of the device"
     OF_FREE = "of what is free before weights are loaded"
     OF_LEFT = "of what weights and steps leave"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRule:
+    """How an engine keeps the states of linear attention."""
+
+    per_request: int = 1
+    """States that a running request holds at most, those of drafts apart."""
+    page_tokens: int | None = None
+    """States and keys share pages of one size, whose tokens are a multiple of this; None: states
+    have a pool of their own."""
+
+
+ONE_STATE: Final = StateRule()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +69,7 @@ class MemoryRule:
     one pool, and a request holds its window."""
     wants_whole_length: bool = False
     """The server ends unless one request of the longest length has room."""
+    states: StateRule = ONE_STATE
     graphs_per_size: int = 1
     """Graphs of each captured batch: for vLLM a whole one and one in pieces."""
 

@@ -31,6 +31,8 @@ pd_disaggregation_hook.py), sglang/srt/environ.py and sglang/srt/layers/moe/toke
   prefill, no overlap schedule (validation_hook.py); its loop does not synchronise data-parallel
   ranks (multiplex/multiplexing_mixin.py); models need `forward_split_prefill`.
 - `--chunked-prefill-size` is a whole number of pages (validation_hook.py).
+- srt/models has every class that moetune reads. DeepSeek-V3.2, GLM-5 and Kimi-K2.5 share the expert
+  layers of deepseek_v2.py.
 - FP8 and NVFP4 weights use Marlin kernels where a device lacks tensor cores for them
   (layers/quantization/{fp8,modelopt_quant}.py, get_min_capability).
 - gpt-oss checkpoints say "quant_method": "mxfp4" themselves; no option is needed
@@ -52,15 +54,30 @@ from typing import Final
 from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.place_rules import DispatchOffer, PlaceTarget
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
+from tuner.engines.serve_rules.models import ServedModels
 from tuner.engines.serve_rules.routers import (
     GATEWAY_POLICIES,
     NGINX,
     Gateway,
     RouterCapabilities,
 )
-from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
+from tuner.engines.serve_rules.traits import (
+    Batching,
+    EngineTraits,
+    MemoryFractionKind,
+    MemoryRule,
+    StateRule,
+)
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
 from tuner.engines.sglang.kv import ASCEND_PAGES, PAGES, TRANSFERS
+
+STATE_SLOTS: Final = 5
+"""States of linear attention of a running request with the radix cache and the overlap schedule:
+three, and two that follow the output (`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`,
+mem_cache/kv_cache_configurator.py; `get_mamba_tracking_slots`, mem_cache/allocation_sizing.py;
+`--mamba-radix-cache-strategy auto` is `extra_buffer` for every hybrid that moetune reads). A launch
+states `--max-mamba-cache-size` for them; without it states get 0.9 / 1.9 of the memory
+(`--mamba-full-memory-ratio`). A prefix hit ends where a state was kept."""
 
 TRAITS: Final = EngineTraits(
     batching=Batching.PREFILL_FIRST,
@@ -73,6 +90,7 @@ TRAITS: Final = EngineTraits(
             ratio=None,
             sampler_bytes=12.0,
             window_pool_ratio=0.8,
+            states=StateRule(per_request=STATE_SLOTS),
         ),
     ),
     mxfp4_multiples=(256, 64),
@@ -104,6 +122,17 @@ which sglang 0.5.23 no longer has (it has `/v1/loads`), counts each failure as -
 random. A request counts on its prefill instance until its output ends
 (src/routers/http/pd_router.rs has a guard for both)."""
 
+_ONE_STAGE: Final = frozenset(
+    {
+        "Llama4ForCausalLM",
+        "Llama4ForConditionalGeneration",
+        "OlmoeForCausalLM",
+        "Qwen3NextForCausalLM",
+    }
+)
+"""models/{llama4,mllama4,olmoe}.py pass no hidden states between stages, and qwen3_next.py asserts
+one."""
+
 SGLANG_0_5_23: Final = ServingCapabilities(
     name="sglang",
     release="0.5.23",
@@ -130,6 +159,7 @@ SGLANG_0_5_23: Final = ServingCapabilities(
             "--host",
             "--init-expert-location",
             "--kv-cache-dtype",
+            "--max-mamba-cache-size",
             "--max-prefill-tokens",
             "--max-running-requests",
             "--model-path",
@@ -160,14 +190,22 @@ SGLANG_0_5_23: Final = ServingCapabilities(
     routers=(SGLANG_ROUTER, NGINX),
     modes=frozenset({"aggregated", "disaggregated", "shared_device"}),
     low_latency_leaves_prefill=True,
+    models=ServedModels(only_one={"pp": _ONE_STAGE}, source="srt/models, without pp_group"),
     redundant_architectures=frozenset(
         {
             "DeepseekV2ForCausalLM",
             "DeepseekV3ForCausalLM",
+            "DeepseekV32ForCausalLM",
             "Glm4MoeForCausalLM",
+            "GlmMoeDsaForCausalLM",
             "GptOssForCausalLM",
+            "KimiK25ForConditionalGeneration",
+            "MiniMaxM2ForCausalLM",
+            "NemotronHForCausalLM",
             "Qwen2MoeForCausalLM",
             "Qwen3MoeForCausalLM",
+            "Qwen3NextForCausalLM",
+            "Qwen3_5MoeForConditionalGeneration",
         }
     ),
     drafting={"mtp": "EAGLE", "eagle": "EAGLE"},
@@ -177,7 +215,10 @@ SGLANG_0_5_23: Final = ServingCapabilities(
         {
             "DeepseekV2ForCausalLM",
             "DeepseekV3ForCausalLM",
+            "DeepseekV32ForCausalLM",
             "Glm4MoeForCausalLM",
+            "GlmMoeDsaForCausalLM",
+            "KimiK25ForConditionalGeneration",
             "Qwen2MoeForCausalLM",
             "Qwen3MoeForCausalLM",
         }

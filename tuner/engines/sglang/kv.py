@@ -21,6 +21,7 @@ from tuner.engines.serve_rules.kv_cache import (
     LegalPages,
     PipelineRule,
 )
+from tuner.spec.linear_attention import LinearName
 
 PAGES: Final = KvPages(
     layout="nhd",
@@ -48,6 +49,14 @@ _SOURCE: Final = (
     " _resolve_rank_mapping)"
 )
 
+_MOVED: Final = {
+    Connector.MOONCAKE: frozenset(LinearName),
+    Connector.NIXL: frozenset(LinearName),
+    Connector.ASCEND: frozenset[LinearName](),
+}
+"""srt/disaggregation/{mooncake,nixl}/conn.py, `_send_mamba_state` and `_send_mamba_state_slice`;
+ascend/conn.py has kinds of state of its own, none of linear attention."""
+
 TRANSFERS: Final = tuple(
     row
     for connector in (Connector.MOONCAKE, Connector.NIXL, Connector.ASCEND)
@@ -59,6 +68,7 @@ TRANSFERS: Final = tuple(
             unsliceable_dtypes=frozenset({"mxfp8"}),
             pipeline=PipelineRule.EQUAL_OR_DECODE_ONE,
             slicing_hybrid_with_pipeline=False,
+            moved_states=_MOVED[connector],
             source=f"{_SOURCE}; srt/disaggregation/{connector}/conn.py (send_kvcache_slice)",
             note="sglang warns that unequal tensor degrees are slow unless the model has MLA",
         ),
@@ -66,6 +76,7 @@ TRANSFERS: Final = tuple(
             connector=connector,
             cache=CacheKind.LATENT,
             pipeline=PipelineRule.EQUAL_OR_DECODE_ONE,
+            moved_states=_MOVED[connector],
             source=_SOURCE,
         ),
     )

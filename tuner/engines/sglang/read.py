@@ -30,7 +30,7 @@ from tuner.engines.reading.serve_split import (
     weight_format,
 )
 from tuner.engines.reading.serve_words import ServerFlags, sorted_flags, tokens
-from tuner.engines.sglang.capabilities import SGLANG_0_5_23
+from tuner.engines.sglang.capabilities import SGLANG_0_5_23, STATE_SLOTS
 from tuner.errors import SpecError
 from tuner.search.serve.choices import BUDGETS
 from tuner.search.serve.demand import MOST_RUNNING
@@ -112,6 +112,7 @@ SERVER: Final = ServerFlags(
             "ep-num-redundant-experts",
             "ep-size",
             "kv-cache-dtype",
+            "max-mamba-cache-size",
             "max-prefill-tokens",
             "max-running-requests",
             "max-total-tokens",
@@ -137,6 +138,8 @@ SERVER: Final = ServerFlags(
             "enable-torch-compile",
             "ep-dispatch-algorithm",
             "init-expert-location",
+            "mamba-full-memory-ratio",
+            "mamba-radix-cache-strategy",
             "moe-runner-backend",
             "num-continuous-decode-steps",
             "pdmux-config-path",
@@ -215,6 +218,9 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     length = tokens(flags, "context-length")
     check_length(flags, "context-length", length, around)
     running = _running(flags, data=data)
+    kept = _kept_states(flags, data=data) if around.model.linear is not None else None
+    if kept is not None:
+        running = min(running or MOST_RUNNING, kept)
     role = _ROLES[flags.choice("disaggregation-mode", tuple(_ROLES), "null")]
     step_tokens, is_chunked = _prompts(flags, data=data)
     return ServingLaunch(
@@ -245,8 +251,31 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         quantization=weight_format(flags, "quantization", _WEIGHTS, ""),
         kv_cache_dtype=weight_format(flags, "kv-cache-dtype", _CACHES, "bf16"),
         flags=sorted_flags(flags, SERVER),
-        notes=(*flags.notes, *_notes(flags, degrees, running=running, copies=copies)),
+        notes=(
+            *flags.notes,
+            *_notes(flags, degrees, running=running, copies=copies),
+            *(_state_notes(flags, kept=kept) if around.model.linear is not None else ()),
+        ),
     )
+
+
+def _kept_states(flags: Flags, *, data: int) -> int | None:
+    """Return the sequences of a rank whose states a launch keeps; None where it does not state."""
+    states = flags.number("max-mamba-cache-size")
+    if states is None:
+        return None
+    slots = 1 if flags.is_on("disable-radix-cache") else STATE_SLOTS
+    return max(states // (slots * data), 1)
+
+
+def _state_notes(flags: Flags, *, kept: int | None) -> Iterator[str]:
+    if kept is None:
+        yield (
+            "no --max-mamba-cache-size: states and pages are priced as if they shared the memory;"
+            " --mamba-full-memory-ratio divides it"
+        )
+    if flags.is_on("disable-radix-cache"):
+        yield f"--disable-radix-cache: priced with {STATE_SLOTS} states of a request, it keeps 1"
 
 
 def _data(flags: Flags, *, devices: int) -> tuple[int, int]:

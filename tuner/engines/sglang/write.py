@@ -16,6 +16,7 @@ from tuner.engines.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
 from tuner.engines.serving.dynamo_worker import DynamoWorker, cache_events
 from tuner.engines.serving.placement import ServedPlacement, served_mark
 from tuner.engines.serving.shape import GroupShape, draft_tokens_for, group_release, transfer
+from tuner.engines.sglang.capabilities import STATE_SLOTS
 from tuner.engines.sglang.multiplexing import shares_file, shares_name
 from tuner.engines.sglang.placement import SERVED_FILE, planned_mark
 from tuner.plans.serve import VerifiedServing
@@ -55,6 +56,7 @@ def server(
         *((f"--page-size {group.page_size}",) if group.page_size else ()),
         *((f"--mem-fraction-static {group.memory_ratio:g}",) if group.memory_ratio else ()),
         *_batches(group),
+        *(() if verified.plan.model.linear is None else _states(group)),
         *_drafting(verified, group, manifest=manifest),
         *(_sharing(shape) if group.prefill_share_ratio is not None else ()),
         *_disaggregation(verified, group, manifest=manifest),
@@ -106,6 +108,11 @@ def _batches(group: Instances) -> Iterator[str]:
         yield f"--max-prefill-tokens {group.max_batched_tokens}"
     if group.role is not Role.PREFILL and group.a2a_backend != "deepep_normal":
         yield f"--cuda-graph-max-bs-decode {group.max_batch}"
+
+
+def _states(group: Instances) -> Iterator[str]:
+    # So many as the running requests take; the rest of the memory is for pages.
+    yield f"--max-mamba-cache-size {STATE_SLOTS * group.max_batch * group.attention_dp}"
 
 
 def _drafting(

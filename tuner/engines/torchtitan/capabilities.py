@@ -15,15 +15,18 @@ Read from the package torchtitan 0.3.0 (`config/configs.py`, `trainer.py`, `dist
   Megatron's modules, so only none and full can be planned.
 - One CUDA graph of the whole step, never with a pipeline. With experts it needs HybridEP and a
   fixed capacity, which only its DeepSeek models support, so it is not planned for MoE layers.
+- Its Qwen3.5 has the gated delta rule, gated attention and a gated shared expert, whose context
+  parallelism it refuses (`models/qwen3_5/parallelize.py`). No model has Mamba-2, Kimi delta
+  attention, sparse or chunked attention, or layers that are a mixer or a network alone.
 - fp8 and MTP are part of a model's code there, not of the configuration.
 - Zero-bubble schedules (`InterleavedZeroBubble`) need several stages per rank. `ZBVZeroBubble` and
   `DualPipeV` place stages in a V, where stage s is not on rank s % PP, and are not planned.
 
 On processors, with torch 2.13.0: no pipeline, no context parallelism (the SDPA kernel of a CPU has
-no sharding strategy there), and `alltoall` alone. FlexAttention has no backward pass there, and
-FSDP2 of that torch does not take the parameters of `spmd_types`: write.py names `sdpa` and
-`partial_dtensor` instead. TRAIN_FILE starts torchtitan with a stand-in for the accelerator
-(examples/engines/torchtitan).
+no sharding strategy there), no gated delta rule (its kernels are Triton's), and `alltoall` alone.
+FlexAttention has no backward pass there, and FSDP2 of that torch does not take the parameters of
+`spmd_types`: write.py names `sdpa` and `partial_dtensor` instead. TRAIN_FILE starts torchtitan with
+a stand-in for the accelerator (examples/engines/torchtitan).
 
 HSDP replicas (`data_parallel_replicate_degree` with `data_parallel_shard_degree`) are outside the
 expert-parallel mesh, as in megatron-core.
@@ -33,9 +36,9 @@ from dataclasses import replace
 from typing import Final
 
 from profilers.steps.config import Recompute
-from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
+from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
 from tuner.engines.registry import LaunchFormat, Target
-from tuner.spec.features import ModelFeature
+from tuner.spec.features import NEW_MIXERS, ModelFeature
 
 TORCHTITAN_0_3: Final = Capabilities(
     names=("torchtitan",),
@@ -65,18 +68,22 @@ TORCHTITAN_0_3: Final = Capabilities(
     cuda_graphs_with_pipeline=frozenset({"none"}),
     full_graph_dispatchers=frozenset(),
     precisions=frozenset({"bf16", "fp32"}),
+    adapters=frozenset(),
     mtp=False,
     tied_embeddings_with_pipeline=False,
     unsupported=frozenset(
         {
             ModelFeature.MLA_BIAS,
             ModelFeature.QK_NORM_FULL,
+            ModelFeature.QK_NORM_UNWEIGHTED,
+            ModelFeature.LATENT_EXPERTS,
+            *(NEW_MIXERS - {ModelFeature.GATED_DELTA, ModelFeature.OUTPUT_GATE}),
             ModelFeature.UNGATED_FFN,
             ModelFeature.FFN_BIAS,
-            ModelFeature.SHARED_GATE,
             ModelFeature.SOFTMAX_CORRECTION,
         }
     ),
+    restrictions=restricted(ModelFeature.GATED_DELTA, context_parallel=False),
 )
 
 ON_PROCESSORS: Final = replace(
@@ -85,6 +92,7 @@ ON_PROCESSORS: Final = replace(
     context_parallel=False,
     dispatchers=frozenset({"alltoall"}),
     cuda_graphs=frozenset({"none"}),
+    unsupported=TORCHTITAN_0_3.unsupported | {ModelFeature.GATED_DELTA},
 )
 
 TARGETS: Final = (

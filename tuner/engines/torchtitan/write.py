@@ -14,6 +14,7 @@ Read from the package torchtitan 0.3.0.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -26,6 +27,7 @@ from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.engines.rules.decision import global_recompute
 from tuner.engines.statement import statement
 from tuner.plans.train import VerifiedPlan
+from tuner.spec.features import ModelFeature, features
 from tuner.spec.goal import Precision, TrainGoal
 from tuner.spec.model import ModelSpec
 
@@ -44,6 +46,11 @@ _MODELS: Final = {
     ("LlamaForCausalLM", 126, 16384): ("llama3", "llama3_70b", "405B"),
     ("Qwen3MoeForCausalLM", 48, 2048): ("qwen3", "qwen3_30b_a3b", "30B-A3B"),
     ("Qwen3MoeForCausalLM", 94, 4096): ("qwen3", "qwen3_30b_a3b", "235B-A22B"),
+    ("Qwen3_5MoeForConditionalGeneration", 60, 4096): (
+        "qwen3_5",
+        "qwen35_397b_a17b",
+        "397B-A17B",
+    ),
 }
 """Module, base configuration and flavor, by architecture, layers and width; a flavor without a
 configuration, or with one in fp8, uses that of another flavor."""
@@ -53,6 +60,9 @@ _DEEPSEEK_V3_VOCABULARY: Final = 129_280
 
 _VARLEN: Final = frozenset({"GptOssForCausalLM"})
 """Architectures whose default attention backend is varlen; the others use flex."""
+
+_WITH_VISION: Final = frozenset({"qwen3_5"})
+"""Modules whose models begin with a vision tower, which no plan prices."""
 
 _DISPATCHERS: Final = {"alltoall": "standard", "deepep": "deepep", "hybridep": "hybridep"}
 
@@ -74,6 +84,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
             if shipped
             else "Model: torchtitan ships none of these widths; MODULE and CONFIG name yours."
         ),
+        *_cautions(plan.model),
         *assumptions("torchtitan", plan.model, plan.goal, decision),
         "",
         *_YOURS,
@@ -107,6 +118,14 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
             executable=True,
         ),
     )
+
+
+def _cautions(model: ModelSpec) -> Iterator[str]:
+    shipped = _shipped_model(model)
+    if shipped and shipped[0] in _WITH_VISION:
+        yield "The model begins with a vision tower, which the plan does not price."
+    if ModelFeature.GATED_DELTA in features(model):
+        yield "The gated delta rule needs the package flash-linear-attention."
 
 
 def sections(
@@ -148,7 +167,7 @@ def sections(
         config["parallelism"] |= {
             "pipeline_parallel_schedule": _schedule(decision),
             "pipeline_parallel_microbatch_size": decision.micro_batch_size,
-            "module_fqns_per_model_part": _modules(decision),
+            "module_fqns_per_model_part": _modules(model, decision),
         }
     attention = "sdpa" if on_processors else _attention(model, decision)
     config["model"] = {"attn_backend": attention}
@@ -185,14 +204,17 @@ def _schedule(decision: TrainDecision) -> str:
     return "Interleaved1F1B" if decision.virtual_pipeline_model_parallel_size > 1 else "1F1B"
 
 
-def _modules(decision: TrainDecision) -> list[list[str]]:
+def _modules(model: ModelSpec, decision: TrainDecision) -> list[list[str]]:
     """Return the names of torchtitan's modules on each stage, in execution order."""
     stages: list[list[str]] = []
     start = 0
     for count in decision.pipeline_layout:
         stages.append([f"layers.{layer}" for layer in range(start, start + count)])
         start += count
+    shipped = _shipped_model(model)
     stages[0].insert(0, "tok_embeddings")
+    if shipped and shipped[0] in _WITH_VISION:
+        stages[0].insert(0, "vision_encoder")
     stages[-1] += ["norm", "lm_head"]
     return stages
 

@@ -30,6 +30,7 @@ from typing import Final
 from tuner.devices.datasheet import Generation
 from tuner.engines.place_rules import IN_TURN, PlaceTarget
 from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.engines.serve_rules.models import EVERY, ServedModels
 from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
 from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
 from tuner.engines.trtllm.kv import PAGES, TRANSFERS
@@ -76,6 +77,18 @@ exec trtllm-serve disaggregated -c "$CONFIG" -t 3600 -r 3600 "$@"
 """`router: {type: ...}` of the disaggregated server, by role. Its `kv_cache_aware` needs KV events
 from every server, which emitted files do not enable, so it is left out."""
 
+_ABSENT: Final = frozenset(
+    {
+        "DeepseekV2ForCausalLM",
+        "KimiLinearForCausalLM",
+        "Llama4ForCausalLM",
+        "OlmoeForCausalLM",
+    }
+)
+"""Not among the supported models of the PyTorch backend, DeepSeek-V2 with AutoDeploy alone.
+_torch/models/_arch_index.py of the main branch has Kimi Linear beside Kimi K3 (pull request 17269),
+which no document of the release describes."""
+
 TRTLLM_1_3: Final = ServingCapabilities(
     is_mpi_job=True,
     name="trtllm",
@@ -104,6 +117,10 @@ TRTLLM_1_3: Final = ServingCapabilities(
     ),
     environment=frozenset(
         {"TRTLLM_CAN_USE_DEEP_EP", "TRTLLM_DEEP_EP_TOKEN_LIMIT", "TRTLLM_FORCE_COMM_METHOD"}
+    ),
+    models=ServedModels(
+        architectures=EVERY - _ABSENT,
+        source="docs/source/models/supported-models.md, PyTorch backend",
     ),
     quantization={"bf16": "", "fp8": "", "fp8_block": "", "nvfp4": "", "mxfp4": ""},
     kv_cache_dtype={"bf16": "auto", "fp8": "fp8"},

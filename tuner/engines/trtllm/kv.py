@@ -19,6 +19,7 @@ from tuner.engines.serve_rules.kv_cache import (
     KvPages,
     LegalPages,
 )
+from tuner.spec.linear_attention import LinearName
 
 PAGES: Final = KvPages(
     layout="hnd",
@@ -38,11 +39,20 @@ _SOURCE: Final = (
     " (inquireSupport), which serve every backend of the cache transceiver"
 )
 
+_MOVED: Final = {
+    Connector.NIXL: frozenset({LinearName.MAMBA2, LinearName.GATED_DELTA}),
+    Connector.MOONCAKE: frozenset[LinearName](),
+}
+"""docs/source/models/supported-models.md (disaggregated serving of NemotronHForCausalLM and
+Qwen3_5MoeForCausalLM); pull requests 12150 and 14060: over NIXL in the transceiver's Python runtime
+only, which cache_transceiver_config names."""
+
 TRANSFERS: Final = tuple(
     ConnectorRules(
         connector=connector,
         cache=cache,
         sliceable_layouts=frozenset({"hnd"}),
+        moved_states=_MOVED[connector],
         source=_SOURCE,
         note="read on the main branch, not in the release",
     )

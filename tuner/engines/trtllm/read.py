@@ -71,6 +71,7 @@ SERVER: Final = ServerFlags(
             _METHOD,
             "cache-transceiver-config",
             "cache-transceiver-config.backend",
+            "cache-transceiver-config.transceiver-runtime",
             "cuda-graph-config.max-batch-size",
             "disable-overlap-scheduler",
             "disaggregation-mode",

@@ -117,6 +117,9 @@ def options(
         config["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": group.max_batch}
     if kv_transfer is not None:
         config["cache_transceiver_config"] = {"backend": manifest.connectors[kv_transfer.connector]}
+        if verified.plan.model.linear is not None:
+            # The C++ one does not move states over NIXL.
+            config["cache_transceiver_config"]["transceiver_runtime"] = "PYTHON"
     if placement is not None and placement.suits(group):
         config["moe_config"] = {"load_balancer": f"./{SERVED_FILE}"}
     elif group.redundant_experts and verified.plan.model.moe is not None:

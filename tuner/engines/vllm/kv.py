@@ -24,6 +24,7 @@ from tuner.engines.serve_rules.kv_cache import (
     LegalPages,
     PipelineRule,
 )
+from tuner.spec.linear_attention import LinearName
 
 PAGES: Final = KvPages(
     layout="hnd",
@@ -63,6 +64,11 @@ _MOONCAKE: Final = (
     "vllm 0.33.0: kv_connector/v1/mooncake/mooncake_connector.py (_get_tp_ratio,"
     " _validate_asymmetric_region_lengths, _validate_head_resharding_layout)"
 )
+_STATES: Final = frozenset(LinearName)
+"""nixl/base_worker.py, `_has_mamba`: convolutions in the layout that VLLM_SSM_CONV_STATE_LAYOUT=DS
+makes, states sliced between unequal tensor degrees; pushed, between single stages only."""
+_MOONCAKE_STATES: Final = frozenset({LinearName.GATED_DELTA})
+"""mooncake_connector.py: "currently tested with GDN; Mamba2 is not validated yet"."""
 _PUSH_NOTE: Final = "unequal page sizes are documented for reads only, so they are refused here"
 
 
@@ -80,6 +86,7 @@ def nixl_rules(source: str) -> tuple[ConnectorRules, ...]:
             unsliceable_dtypes=frozenset({"nvfp4"}),
             wider_prefill_beyond_heads=False,
             pipeline=PipelineRule.NONE,
+            moved_states=_STATES,
             source=source,
         ),
         ConnectorRules(
@@ -89,6 +96,7 @@ def nixl_rules(source: str) -> tuple[ConnectorRules, ...]:
             pages_equal_if_hybrid=True,
             pages_equal_if_host_buffer=True,
             pipeline=PipelineRule.NONE,
+            moved_states=_STATES,
             source=source,
         ),
     )
@@ -104,6 +112,8 @@ TRANSFERS: Final = (
         wider_decode_beyond_heads=False,
         wider_decode_if_hybrid=False,
         pipeline=PipelineRule.DECODE_ONE,
+        moved_states=_STATES,
+        pipeline_with_states=False,
         source=_NIXL,
         note=_PUSH_NOTE,
     ),
@@ -111,6 +121,8 @@ TRANSFERS: Final = (
         connector=Connector.NIXL_PUSH,
         cache=CacheKind.LATENT,
         pipeline=PipelineRule.DECODE_ONE,
+        moved_states=_STATES,
+        pipeline_with_states=False,
         source=_NIXL,
         note=_PUSH_NOTE,
     ),
@@ -119,8 +131,14 @@ TRANSFERS: Final = (
         cache=CacheKind.GROUPED,
         sliceable_layouts=frozenset({"hnd"}),
         unsliceable_dtypes=frozenset({"nvfp4"}),
+        moved_states=_MOONCAKE_STATES,
         source=_MOONCAKE,
         note="the connector sets the head-major layout itself",
     ),
-    ConnectorRules(connector=Connector.MOONCAKE, cache=CacheKind.LATENT, source=_MOONCAKE),
+    ConnectorRules(
+        connector=Connector.MOONCAKE,
+        cache=CacheKind.LATENT,
+        moved_states=_MOONCAKE_STATES,
+        source=_MOONCAKE,
+    ),
 )

@@ -49,6 +49,9 @@ _KV_PORT: Final = "KV_PORT"
 _LEAST_HALVED: Final = 32
 """Tokens of a decode step from which vLLM uses dual-batch overlap by default."""
 
+_STATE_LAYOUT: Final = {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"}
+"""In which connectors move the convolutions of linear attention."""
+
 _ALL2ALL: Final[Mapping[str, str]] = {
     "none": "allgather_reducescatter",
     "allgather": "allgather_reducescatter",
@@ -81,7 +84,7 @@ def server(
     quantization = manifest.quantization[goal.quantization]
     kv_cache_dtype = manifest.kv_cache_dtype[goal.kv_cache_dtype]
     is_placed = placement is not None and placement.suits(group)
-    is_afd = group.role in AFD_ROLES
+    is_afd, linear = group.role in AFD_ROLES, verified.plan.model.linear
     kv_transfer = None if group.role is Role.EXPERT else transfer(verified)
     words = (
         'vllm serve "$MODEL"',
@@ -94,6 +97,7 @@ def server(
         *((f"--block-size {group.page_size}",) if group.page_size else ()),
         *((f"--gpu-memory-utilization {group.memory_ratio:g}",) if group.memory_ratio else ()),
         *_batches(group, manifest=manifest),
+        *(() if group.chunked_prefill or linear is None else ("--no-enable-prefix-caching",)),
         *_drafting(verified, group, manifest=manifest),
         *(
             ()
@@ -109,6 +113,7 @@ def server(
         environment={
             **({"VLLM_USE_V2_MODEL_RUNNER": "0"} if has_afd_units(verified) else {}),
             **({} if kv_transfer is None else _environment(group, kv_transfer)),
+            **(_STATE_LAYOUT if kv_transfer is not None and linear is not None else {}),
             **(_cache_space(verified, group) if manifest.vendor is Vendor.CPU else {}),
         },
         before=_kv_port(kv_transfer)

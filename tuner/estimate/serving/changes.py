@@ -219,8 +219,7 @@ def _experts(now: InstanceDegrees) -> Iterator[InstanceDegrees]:
 def _is_legal(inputs: EstimateInputs, setting: InstanceKnobs) -> bool:
     """Whether heads, experts and devices allow it; memory and the release are checked later."""
     experts, degrees = inputs.decoder.experts, setting.degrees
-    heads = min(group.attention.heads for group in inputs.decoder.layers)
-    if heads % degrees.attention_tensor:
+    if not inputs.decoder.is_split_by(degrees.attention_tensor):
         return False
     if degrees.devices * inputs.instances > inputs.serving_pool.pool.num_devices:
         return False

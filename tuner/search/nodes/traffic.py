@@ -175,7 +175,7 @@ def _moe_passes_S(decision: TrainDecision, model: ModelSpec, ranks: range) -> Fl
     is_recomputed = decision.recompute is Recompute.FULL or "moe" in decision.recompute_modules
     passes = 2.0 * (3.0 if is_recomputed else 2.0)
     shown = OVERLAPPED_RATIO if decision.a2a_overlap else 1.0
-    layers = [_kinds(decision, model, rank).count(LayerKind.MOE) for rank in ranks]
+    layers = [_num_moe(model, _layers(decision, rank)) for rank in ranks]
     return passes * shown * np.array(layers, dtype=np.float64)
 
 
@@ -205,26 +205,30 @@ def _reduced_bytes_S(
 
 def _parameters(decision: TrainDecision, model: ModelSpec, rank: int) -> tuple[float, float]:
     """Dense and expert parameters of a pipeline rank, over all its devices."""
-    kinds = _kinds(decision, model, rank)
+    layers = _layers(decision, rank)
     experts = 0
     if model.moe is not None:
         experts = model.moe.num_experts * one_expert_parameters(model)
-    total = sum(layer_parameters(model, kind) for kind in kinds)
-    expert_total = kinds.count(LayerKind.MOE) * experts
+    total = sum(layer_parameters(model, layer) for layer in layers)
+    expert_total = _num_moe(model, layers) * experts
     is_last = rank == decision.pipeline_model_parallel_size - 1
     embedding_and_head = embedding_parameters(model) if rank == 0 else 0
     embedding_and_head += head_parameters(model) if is_last else 0
     return float(total - expert_total + embedding_and_head), float(expert_total)
 
 
-def _kinds(decision: TrainDecision, model: ModelSpec, rank: int) -> list[LayerKind]:
+def _layers(decision: TrainDecision, rank: int) -> list[int]:
     """Layers of every model chunk of a pipeline rank."""
     bounds = np.cumsum((0, *decision.pipeline_layout))
     return [
-        kind
+        int(layer)
         for stage in range(rank, decision.num_stages, decision.pipeline_model_parallel_size)
-        for kind in model.layers[bounds[stage] : bounds[stage + 1]]
+        for layer in range(bounds[stage], bounds[stage + 1])
     ]
+
+
+def _num_moe(model: ModelSpec, layers: list[int]) -> int:
+    return sum(model.layers[layer] is LayerKind.MOE for layer in layers)
 
 
 def _hidden_s(

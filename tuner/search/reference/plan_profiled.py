@@ -89,7 +89,10 @@ def make_plan(
         work=workload_of(spec),
         machine=machine,
         capabilities=launchable(
-            spec.emit, precision=spec.goal.precision, device_kind=provenance.kind_of_devices
+            spec.emit,
+            model=spec.model,
+            precision=spec.goal.precision,
+            device_kind=provenance.kind_of_devices,
         ),
     )
     result = problem.search(settings)

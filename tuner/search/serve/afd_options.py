@@ -144,10 +144,9 @@ def sides_of(pool: Pool, decoder: Decoder) -> Iterator[tuple[InstanceDegrees, In
                     InstanceDegrees(attention_data=attention),
                     InstanceDegrees(attention_data=ffn, expert=ffn),
                 )
-    heads = min(group.attention.heads for group in decoder.layers)
     for tensor in (2, 4, 8):
         for ranks in whole:
-            is_split = ranks % tensor == 0 and heads % tensor == 0 and tensor <= pool.domain
+            is_split = ranks % tensor == 0 and decoder.is_split_by(tensor) and tensor <= pool.domain
             if is_split and 2 * ranks <= pool.num_devices:
                 own = InstanceDegrees(attention_tensor=tensor, attention_data=ranks // tensor)
                 yield (

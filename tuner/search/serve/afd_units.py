@@ -36,7 +36,6 @@ from tuner.costs.serve.afd_step import (
     expert_slots,
     experts_of,
     least_expert_devices,
-    moe_layers,
     step_seconds,
     uniform_activated,
 )
@@ -237,7 +236,7 @@ def _build_unit(
         wire=wire,
     )
     experts_N = np.interp(np.log(batch_N), np.log(experts.tokens_M), experts.seconds_M)
-    tpot_s_N = step_seconds(attention.seconds, experts_N, all_to_all_N, layers=moe_layers(decoder))
+    tpot_s_N = step_seconds(attention.seconds, experts_N, all_to_all_N, layers=decoder.moe_layers)
     batch = _most_allowed(batch_N, tpot_s_N, limit_s=demand.tpot_s)
     if batch is None:
         return None

@@ -26,7 +26,7 @@ import numpy as np
 from tuner.config.serve import Role
 from tuner.costs.serve.afd_step import expert_slots
 from tuner.costs.serve.engine import InstanceDegrees
-from tuner.costs.serve.memory import kv_bytes_per_token
+from tuner.costs.serve.memory import kv_bytes_per_token, state_bytes_per_request
 from tuner.search.serve.afd_units import AfdUnit, cell_groups, counting, side_of, wire_between
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.options import Option, ServingPool
@@ -144,7 +144,8 @@ def _reaches(afd: AfdDeployment, demand: Demand, cluster: Cluster) -> bool:
         wire = wire_between(sender.pool, receiver.pool, cluster)
         rates.append(0.0 if wire is None else wire.bytes_per_s)
     own = afd.prefill.iteration
-    each = kv_bytes_per_token(own.decoder, own.formats, InstanceDegrees()) * demand.input_tokens
+    whole = own.decoder, own.formats, InstanceDegrees()
+    each = kv_bytes_per_token(*whole) * demand.input_tokens + state_bytes_per_request(*whole)
     return demand.rate_per_s * each <= min(rates)
 
 

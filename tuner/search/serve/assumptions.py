@@ -1,4 +1,4 @@
-"""Assumptions of a plan, in sentences: experts' loads, closed loops, tails, drafts."""
+"""Assumptions of a plan, in sentences: experts' loads, states, closed loops, tails, drafts."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -8,9 +8,10 @@ from tuner.engines.registry import serve_traits
 from tuner.search.serve.choices import Choices
 from tuner.search.serve.demand import Demand
 from tuner.simulate.serving.client import DELAY_S, ROUNDS
+from tuner.spec.accounting import state_bytes_per_sequence
 from tuner.spec.files import shown_path
 from tuner.spec.serving.read import ServeSpec
-from tuner.units import format_ratio
+from tuner.units import format_bytes, format_counted, format_ratio
 
 LONG_RATIO: Final = 1.1
 """Tokens that a running sequence will hold over those of a mean request, from which on it is
@@ -20,6 +21,7 @@ said."""
 def plan_assumptions(spec: ServeSpec, demand: Demand, choices: Choices) -> Iterator[str]:
     """Say what is not known of a deployment and was assumed."""
     yield from _loads(spec, choices)
+    yield from _states(spec)
     yield from _traffic(spec, demand)
     drafting = choices.drafting
     if drafting is not None:
@@ -51,6 +53,23 @@ def _loads(spec: ServeSpec, choices: Choices) -> Iterator[str]:
             "copies of experts, where an instance has some, go where EPLB puts them for these"
             " loads, as the engine's own balancer does once it has recorded them"
         )
+
+
+def _states(spec: ServeSpec) -> Iterator[str]:
+    """Say what linear attention keeps, and what that does to prefix caches."""
+    if spec.model.linear is None:
+        return
+    size = format_bytes(state_bytes_per_sequence(spec.model))
+    kept = serve_traits()[spec.goal.engine.name].memory_rule().states.per_request
+    yield (
+        f"linear attention keeps {size} of a request, whatever its length, in fp32; memory has room"
+        f" for {format_counted(kept, 'such state')} of every running request, as the engine keeps"
+        " them at most"
+    )
+    yield (
+        "a prefix is found up to where its state was kept: block ids of a trace are not counted as"
+        " hits, a stated prefix_hit is taken as such"
+    )
 
 
 def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:

@@ -42,18 +42,19 @@ def instance_degrees(
         decoder: the model.
         has_copies: ranks may hold copies of experts, so that they need not divide them.
     """
-    heads = min(group.attention.heads for group in decoder.layers)
     most = min(pool.num_devices, LARGEST_INSTANCE)
     for devices in sorted({*_powers(most), *_odd(pool, most)}):
         for tensor in _powers(min(devices, pool.domain)):
             data, rest = divmod(devices, tensor)
-            if rest == 0 and heads % tensor == 0 and (data == 1 or decoder.experts is not None):
+            if not decoder.is_split_by(tensor):
+                continue
+            if rest == 0 and (data == 1 or decoder.experts is not None):
                 yield from _experts(
                     decoder, tensor=tensor, data=data, stages=1, has_copies=has_copies
                 )
     for stages in _powers(min(most, decoder.num_layers))[1:]:
         for tensor in _powers(min(most // stages, pool.domain)):
-            if heads % tensor == 0:
+            if decoder.is_split_by(tensor):
                 yield from _experts(decoder, tensor=tensor, data=1, stages=stages)
 
 

@@ -17,6 +17,9 @@ adds a stage at each end. Where page sizes or head splits differ, or hosts lie b
 converts pages: a stage at the rate that a profile of its device measured (`moetune profile
 --suite kv`), and none where no profile did.
 
+States of linear attention are part of the bytes, once for a request; a connector that cannot move
+them refuses the pair.
+
 Not covered: instances of one node that could use their scale-up links instead of the NICs;
 NICs without GPUDirect (consumer devices).
 """
@@ -38,7 +41,13 @@ from tuner.costs.serve.kv_transfer import (
 )
 from tuner.engines.serve_capabilities import releases_by_pool
 from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
-from tuner.engines.serve_rules.kv_refusals import KvSide, KvTransfer, refusals
+from tuner.engines.serve_rules.kv_refusals import (
+    KvSide,
+    KvTransfer,
+    has_different_caches,
+    refusals,
+    state_kind,
+)
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.steps import cache_kind
 from tuner.engines.serve_rules.vendor_pairs import connector_between, vendor_refusals
@@ -175,11 +184,12 @@ class KvTransfers:
         one, other = (self.side(option, through_host=through_host) for option in (sender, receiver))
         if broken or one is None or other is None:
             return tuple(f"{who}: {line}" for line in broken)
-        attention, windowed = self.spec.model.attention, self.spec.model.windowed
+        attention = self.spec.model.attention
         hand_over = KvTransfer(
             cache=self.cache,
             num_kv_heads=1 if self.cache is CacheKind.LATENT else attention.num_kv_heads,
-            is_hybrid=any(windowed) and not all(windowed),
+            is_hybrid=has_different_caches(self.spec.model),
+            states=state_kind(self.spec.model),
             prefill=one,
             decode=other,
         )

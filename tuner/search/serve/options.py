@@ -28,6 +28,7 @@ from tuner.costs.serve.bands import Bands, bands_of_steps
 from tuner.costs.serve.capacity import (
     cache_tokens,
     instance_kv_bytes_per_token,
+    instance_state_bytes,
     instance_weight_bytes,
 )
 from tuner.costs.serve.curves import Floats
@@ -476,8 +477,9 @@ def device_memory_bytes(option: Option, demand: Demand) -> int:
     iteration = option.iteration
     cached_tokens = min(option.running * demand.held_tokens, option.kv_tokens)
     each = instance_kv_bytes_per_token(iteration)
+    states = option.running * instance_state_bytes(iteration)
     steps = step_reserve(iteration, step_tokens=option.step_tokens, running=option.running)
-    return int(instance_weight_bytes(iteration) + cached_tokens * each + steps.total)
+    return int(instance_weight_bytes(iteration) + cached_tokens * each + states + steps.total)
 
 
 def step_seconds(iteration: Iteration, running_N: Floats, demand: Demand) -> Floats:

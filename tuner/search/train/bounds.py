@@ -103,8 +103,8 @@ def _once_s(
     problem: TrainProblem, strategies: Strategies, units: UnitCosts, allowed: Allowed
 ) -> Numbers:
     s, own, shape = strategies, problem.constants, problem.shape
-    dense = sum_over_layers(shape, units, "parameters") / s.pipeline
-    experts = sum_over_layers(shape, units, "expert_parameters") / s.pipeline
+    dense = sum_over_layers(shape, units, "trained") / s.pipeline
+    experts = sum_over_layers(shape, units, "expert_trained") / s.pipeline
     dense_shards, expert_shards = s.data * s.context, s.expert_data
     is_sharded = bool(allowed.zero_stages - {0})
     local = dense / dense_shards + experts / expert_shards if is_sharded else dense + experts

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.config.knobs import OFFLOADS, PRICED_DISPATCHERS
+from tuner.config.tune_columns import stack_of, tune_columns
 from tuner.costs.ops import Prices
 from tuner.costs.train.calibration import Residuals, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
@@ -20,10 +21,10 @@ from tuner.costs.train.memory_constants import memory_constants
 from tuner.costs.train.shapes import single
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation
-from tuner.engines.capabilities import intersection, launchable
+from tuner.engines.capabilities import intersection, launchable, programs
 from tuner.errors import SpecError
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.regimes import priced_release, regime_of
+from tuner.search.train.regimes import OF_TARGET, priced_release, regime_of
 from tuner.spec.cluster import Pool
 from tuner.spec.search import Search as Limits
 from tuner.spec.spec import Spec
@@ -80,9 +81,14 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
     Raises:
         SpecError: spare nodes leave none, or the routing is of another model.
     """
-    gradient_bytes = _gradient_bytes(spec)
+    tuned = tuned_columns(spec)
+    gradient_bytes = int(tuned.pop("gradient_bytes", 0)) or _gradient_bytes(spec)
     capabilities = launchable(
-        spec.emit, precision=spec.goal.precision, gradient_bytes=gradient_bytes
+        spec.emit,
+        model=spec.model,
+        precision=spec.goal.precision,
+        gradient_bytes=gradient_bytes,
+        adapters=spec.goal.adapters,
     )
     precision = PRECISION_OF[spec.goal.precision.value]
     release = priced_release(spec.emit, spec.goal.engine, priced_pool.residuals).release
@@ -121,6 +127,7 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
         element_bytes=4.0 if spec.goal.precision.value == "fp32" else 2.0,
         linear_bytes=1.0 if is_low else 0.0,
         gradient_bytes=float(gradient_bytes),
+        tuned=tuned,
         expert_imbalance=(
             None
             if routing is None or record is None
@@ -128,6 +135,12 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
         ),
         price_per_device_hour=priced_pool.pool.price_per_device_hour,
     )
+
+
+def tuned_columns(spec: Spec) -> dict[str, float]:
+    """Return the columns of what the goal trains on the first program's stack."""
+    software = OF_TARGET[programs(spec.emit)[0]].software
+    return tune_columns(spec.goal.adapters, spec.model, stack_of(software))
 
 
 def _refuse_precision(spec: Spec, sheet: Datasheet) -> None:

@@ -439,8 +439,8 @@ def per_step_bound_s(
     """Lower bound on the costs once per step of every candidate, in seconds."""
     s, own, machine = strategies, problem.constants, problem.hardware
     laid = groups(s, machine, order=order)
-    dense = sum_over_layers(problem.shape, units, "parameters") / s.pipeline
-    experts = sum_over_layers(problem.shape, units, "expert_parameters") / s.pipeline
+    dense = sum_over_layers(problem.shape, units, "trained") / s.pipeline
+    experts = sum_over_layers(problem.shape, units, "expert_trained") / s.pipeline
     reduction_s = _gradient_reduction_s(problem, s, dense, laid.shared)
     reduction_s = reduction_s + _gradient_reduction_s(problem, s, experts, laid.expert_data)
     all_gather_total_s = _parameter_all_gather_s(problem, s, dense, laid.shared)

@@ -111,6 +111,7 @@ def to_strategies(
         expert_imbalance_p99=p99,
         **rows,
         **_option_columns(options, candidates.options),
+        **problem.tuned,
     )
 
 

@@ -167,7 +167,7 @@ def layout_problem(search: SearchOutcome, variants: Candidates) -> LayoutProblem
     times = times_of_kinds(problem, piece)
     units = _units(search, variants)
     runs = [(kind, len(list(layers))) for kind, layers in groupby(model.layers)]
-    kinds = [0 if kind is LayerKind.DENSE else 1 for kind, _ in runs]
+    kinds = [int(kind is LayerKind.MOE) for kind, _ in runs]
     pools_O = 1.0 + units.unused_ratio_C + units.pool_ratio_C
     unused_O = 1.0 + units.unused_ratio_C
     moments_O = (units.dense_moment_C * unused_O, units.moe_moment_C * unused_O)

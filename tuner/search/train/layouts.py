@@ -258,6 +258,6 @@ def _common_s(model: ModelSpec, times: PassTimes) -> Floats:
 
 def _leading_dense(model: ModelSpec) -> int:
     for index, kind in enumerate(model.layers):
-        if kind is not LayerKind.DENSE:
+        if kind is LayerKind.MOE:
             return index
     return model.num_layers

@@ -151,7 +151,7 @@ class PeakErrors:
 
 def error_kind(software: Software, *, has_pipeline: bool) -> ErrorKind:
     """Return the kind of published runs that a run errs like."""
-    if software is not Software.TORCH_FSDP:
+    if software not in (Software.TORCH_FSDP, Software.TRANSFORMERS):
         return ErrorKind.MEGATRON
     return ErrorKind.PYTORCH_PIPELINE if has_pipeline else ErrorKind.PYTORCH
 

@@ -362,7 +362,8 @@ def predict_step(
         peak_memory_bytes=peaks,
         peak_memory_bytes_band=tuple(peak_band(peak) for peak in peaks),
         **asdict(risk),
-        mfu_ratio=flop / (flop_per_s * step_s),
+        # Its convention counts weight gradients, which adapters skip.
+        mfu_ratio=None if problem.tuned.get("adapter_rank") else flop / (flop_per_s * step_s),
         played_step_time_s=simulated_s,
         **fields,
     )

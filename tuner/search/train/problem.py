@@ -1,5 +1,6 @@
 """The problem of one search: a model and a batch on identical devices, under limits."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tuner.costs.ops import Prices
@@ -44,6 +45,8 @@ class TrainProblem:
     expert_imbalance: ExpertImbalance | None = None
     """From recorded routing; None: balanced experts."""
     price_per_device_hour: float | None = None
+    tuned: Mapping[str, float] = field(default_factory=dict)
+    """Columns of what is trained, where it is not all weights of an engine's own layers."""
     usable_memory_ratio: float = 0.95
     """`memory_limit_bytes` as a share of what the device has."""
 

@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
 from tuner.config.knobs import FIELD_OF_DEGREE
+from tuner.engines.manifest import Capabilities
 from tuner.search.train.problem import TrainProblem
+from tuner.spec.linear_attention import splits_heads
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -65,27 +67,19 @@ def dense_rules(problem: TrainProblem) -> Iterator[Rule]:
         yield _divides("tensor", model.dense_ffn_size, "the feed-forward width")
     if model.moe is not None and model.moe.shared_ffn_size:
         yield _divides("tensor", model.moe.shared_ffn_size, "the shared expert's width")
+    linear = model.linear
+    if linear is not None:
+        yield Rule(
+            text="tensor and context ranks do not divide the heads of linear attention",
+            broken=lambda c: ~splits_heads(linear, tensor=c["tensor"], context=c["context"]),
+        )
     yield _divides("tensor", sequence, "the sequence")
     # Causal attention is balanced by giving each rank one piece of both halves of the sequence.
     yield Rule(
         text="context_parallel_size does not divide the sequence",
         broken=lambda c: (c["context"] > 1) & (sequence % (2 * c["context"] * c["tensor"]) != 0),
     )
-    if not target.context_parallel:
-        yield Rule(
-            text="the target has no context parallelism",
-            broken=lambda c: c["context"] > 1,
-        )
-    if not target.pipeline:
-        yield Rule(
-            text="the target has no pipeline parallelism",
-            broken=lambda c: c["pipeline"] > 1,
-        )
-    if not target.tensor_with_pipeline:
-        yield Rule(
-            text="the target has no tensor parallelism in a pipeline",
-            broken=lambda c: (c["tensor"] > 1) & (c["pipeline"] > 1),
-        )
+    yield from _lacking(target)
     if model.num_moe_layers and target.moe_needs_sequence_parallel and not target.sequence_parallel:
         yield Rule(
             text="the target has no tensor parallelism with experts",
@@ -172,6 +166,8 @@ def expert_rules(problem: TrainProblem) -> Iterator[Rule]:
             text="the target's tensor parallelism with experts needs expert parallelism",
             broken=lambda c: (c["tensor"] > 1) & (c["expert"] == 1),
         )
+    if not target.expert_parallel:
+        yield Rule(text="the target has no expert parallelism", broken=lambda c: c["expert"] > 1)
     if not target.expert_tensor_parallel:
         yield Rule(
             text="the target does not split one expert",
@@ -207,6 +203,27 @@ def divisors(number: int) -> Ints:
     candidates = np.arange(1, int(number**0.5) + 1, dtype=np.int64)
     small = candidates[number % candidates == 0]
     return np.unique(np.concatenate((small, number // small)))
+
+
+def _lacking(target: Capabilities) -> Iterator[Rule]:
+    """Kinds of parallelism that the target does not have."""
+    if not target.context_parallel:
+        yield Rule(
+            text="the target has no context parallelism",
+            broken=lambda c: c["context"] > 1,
+        )
+    if not target.tensor_parallel:
+        yield Rule(text="the target has no tensor parallelism", broken=lambda c: c["tensor"] > 1)
+    if not target.pipeline:
+        yield Rule(
+            text="the target has no pipeline parallelism",
+            broken=lambda c: c["pipeline"] > 1,
+        )
+    if not target.tensor_with_pipeline:
+        yield Rule(
+            text="the target has no tensor parallelism in a pipeline",
+            broken=lambda c: (c["tensor"] > 1) & (c["pipeline"] > 1),
+        )
 
 
 def _divides(column: str, whole: int, what: str, names: Mapping[str, str] = DENSE_NAMES) -> Rule:

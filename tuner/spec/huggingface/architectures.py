@@ -1,5 +1,7 @@
 """One reader per architecture, from the fields of its `config.json` to a `ModelSpec`.
 
+Hybrids of attention and linear attention are in hybrids.py.
+
 The readers follow the model classes of transformers 5.23: a field that only some classes use is
 read only for those, and an absent field takes the class's default where published configs omit it.
 Widths and counts have no default: a config without them is refused.
@@ -12,46 +14,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from profilers.steps.config import LayerKind
-from tuner.spec.huggingface import parts
+from tuner.spec.huggingface import hybrids, parts
 from tuner.spec.huggingface.fields import ConfigFields
-from tuner.spec.model import LONGEST_POSITION, Attention, ModelSpec, Moe, QkNorm
-
-
-def _model(
-    fields: ConfigFields,
-    *,
-    attention: Attention,
-    layers: tuple[LayerKind, ...],
-    moe: Moe | None,
-    dense_ffn_size: int = 0,
-    windowed: tuple[bool, ...] = (),
-    default_rope_theta: float = 10_000.0,
-    **more: Any,
-) -> ModelSpec:
-    """Add the fields that all architectures share."""
-    return ModelSpec(
-        name=fields.name,
-        architecture=fields.architecture,
-        hidden_size=fields.size("hidden_size"),
-        num_layers=len(layers),
-        vocab_size=fields.size("vocab_size"),
-        tie_word_embeddings=fields.flag("tie_word_embeddings", default=False),
-        norm_epsilon=fields.number("rms_norm_eps", below=1.0),
-        rope_theta=parts.rope_theta(fields, default=default_rope_theta),
-        max_position=fields.size("max_position_embeddings", most=LONGEST_POSITION),
-        attention=attention,
-        dense_ffn_size=dense_ffn_size if LayerKind.DENSE in layers else 0,
-        layers=layers,
-        windowed=windowed or (False,) * len(layers),
-        moe=moe if LayerKind.MOE in layers else None,
-        **more,
-    )
+from tuner.spec.model import LONGEST_POSITION, Attention, ModelSpec, QkNorm
 
 
 def _mixtral(fields: ConfigFields) -> ModelSpec:
     num_layers = parts.num_layers(fields)
     window = fields.optional_size("sliding_window", most=LONGEST_POSITION)
-    return _model(
+    return parts.build_model(
         fields,
         attention=parts.gqa(fields, sliding_window=window),
         layers=(LayerKind.MOE,) * num_layers,
@@ -67,7 +38,7 @@ def _qwen3_moe(fields: ConfigFields) -> ModelSpec:
     layers = parts.sparse_steps(fields)
     window = parts.used_window(fields)
     bias = fields.flag("attention_bias", default=False)
-    return _model(
+    return parts.build_model(
         fields,
         attention=parts.gqa(
             fields,
@@ -93,7 +64,7 @@ def _qwen2_moe(fields: ConfigFields) -> ModelSpec:
     window = parts.used_window(fields)
     last = fields.size("max_window_layers", default=28, least=0)
     alternating = [window is not None and i % 2 == 0 and i < last for i in range(len(layers))]
-    return _model(
+    return parts.build_model(
         fields,
         attention=parts.gqa(
             fields,
@@ -127,7 +98,7 @@ def _olmoe(fields: ConfigFields) -> ModelSpec:
         raise fields.refusal(
             "head_dim", f"{attention.head_dim} is not hidden_size / num_attention_heads"
         )
-    return _model(
+    return parts.build_model(
         fields,
         attention=attention,
         layers=(LayerKind.MOE,) * parts.num_layers(fields),
@@ -143,7 +114,8 @@ def _olmoe(fields: ConfigFields) -> ModelSpec:
 def _deepseek_v2(fields: ConfigFields) -> ModelSpec:
     layers = parts.leading_dense(fields)
     grouped = fields.text("topk_method", default="greedy") == "group_limited_greedy"
-    return _model(
+    limits = parts.groups(fields) if grouped else {}
+    return parts.build_model(
         fields,
         attention=parts.mla(fields),
         layers=layers,
@@ -155,41 +127,41 @@ def _deepseek_v2(fields: ConfigFields) -> ModelSpec:
             width="moe_intermediate_size",
             normalise=fields.flag("norm_topk_prob", default=False),
             shared_ffn_size=parts.shared_ffn_size(fields),
-            **(parts.groups(fields) if grouped else {}),
+            num_groups=limits.get("num_groups", 1),
+            groups_per_token=limits.get("groups_per_token", 1),
         ),
         mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, most=64),
     )
 
 
-def _sigmoid_moe(fields: ConfigFields) -> Moe:
-    """Read the experts of DeepSeek-V3's router: sigmoid scores, corrected by a bias."""
-    return parts.moe(
-        fields,
-        experts="n_routed_experts",
-        width="moe_intermediate_size",
-        normalise=fields.flag("norm_topk_prob", default=True),
-        shared_ffn_size=parts.shared_ffn_size(fields),
-        scoring="sigmoid",
-        score_correction_bias=True,
-        **parts.groups(fields),
-    )
-
-
 def _deepseek_v3(fields: ConfigFields) -> ModelSpec:
+    return _latent_moe(fields, attention=parts.mla(fields))
+
+
+def _sparse_deepseek(fields: ConfigFields) -> ModelSpec:
+    """Read DeepSeek-V3.2 and GLM-5: DeepSeek-V3 with an indexer in every layer."""
+    return _latent_moe(fields, attention=parts.mla(fields, indexer=parts.indexer(fields)))
+
+
+def _kimi_k25(fields: ConfigFields) -> ModelSpec:
+    return _deepseek_v3(fields.text_config())
+
+
+def _latent_moe(fields: ConfigFields, *, attention: Attention) -> ModelSpec:
     layers = parts.leading_dense(fields)
-    return _model(
+    return parts.build_model(
         fields,
-        attention=parts.mla(fields),
+        attention=attention,
         layers=layers,
         dense_ffn_size=parts.dense_ffn_size(fields, layers),
-        moe=_sigmoid_moe(fields),
+        moe=parts.sigmoid_moe(fields),
         mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, most=64),
     )
 
 
 def _glm4_moe(fields: ConfigFields) -> ModelSpec:
     layers = parts.leading_dense(fields)
-    return _model(
+    return parts.build_model(
         fields,
         attention=parts.gqa(
             fields,
@@ -198,7 +170,7 @@ def _glm4_moe(fields: ConfigFields) -> ModelSpec:
         ),
         layers=layers,
         dense_ffn_size=parts.dense_ffn_size(fields, layers),
-        moe=_sigmoid_moe(fields),
+        moe=parts.sigmoid_moe(fields),
         mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, most=64),
     )
 
@@ -207,7 +179,7 @@ def _gpt_oss(fields: ConfigFields) -> ModelSpec:
     num_layers = parts.num_layers(fields)
     window = fields.optional_size("sliding_window", most=LONGEST_POSITION)
     bias = fields.flag("attention_bias", default=True)
-    return _model(
+    return parts.build_model(
         fields,
         attention=parts.gqa(
             fields,
@@ -230,6 +202,61 @@ def _gpt_oss(fields: ConfigFields) -> ModelSpec:
             expert_bias=True,
         ),
         default_rope_theta=150_000.0,
+    )
+
+
+def _minimax_m2(fields: ConfigFields) -> ModelSpec:
+    return parts.build_model(
+        fields,
+        attention=parts.gqa(
+            fields,
+            qk_norm=QkNorm.FULL if fields.flag("use_qk_norm", default=True) else QkNorm.NONE,
+        ),
+        layers=(LayerKind.MOE,) * parts.num_layers(fields),
+        moe=parts.moe(
+            fields,
+            experts="num_local_experts",
+            width="intermediate_size",
+            normalise=True,
+            scoring="sigmoid",
+            score_correction_bias=True,
+        ),
+    )
+
+
+def _llama4(fields: ConfigFields) -> ModelSpec:
+    """Read Llama-4's language model: layers with rotary embedding attend inside chunks."""
+    text = fields.text_config() if "text_config" in fields.values else fields
+    num_layers = parts.num_layers(text)
+    chunk = text.size("attention_chunk_size", default=8192, most=LONGEST_POSITION)
+    global_step = text.size("no_rope_layer_interval", default=4)
+    moe_step = text.size("interleave_moe_layer_step", default=1)
+    bias = text.flag("attention_bias", default=False)
+    has_norm = text.flag("use_qk_norm", default=True)
+    return parts.build_model(
+        text,
+        attention=parts.gqa(
+            text,
+            qkv_bias=bias,
+            output_bias=bias,
+            qk_norm=QkNorm.UNWEIGHTED if has_norm else QkNorm.NONE,
+            sliding_window=chunk,
+            window_is_chunk=True,
+        ),
+        layers=tuple(
+            LayerKind.MOE if (i + 1) % moe_step == 0 else LayerKind.DENSE for i in range(num_layers)
+        ),
+        windowed=tuple((i + 1) % global_step != 0 for i in range(num_layers)),
+        dense_ffn_size=text.size("intermediate_size_mlp") if moe_step > 1 else 0,
+        moe=parts.moe(
+            text,
+            experts="num_local_experts",
+            width="intermediate_size",
+            normalise=False,
+            scoring="sigmoid",
+            shared_ffn_size=text.size("intermediate_size"),
+        ),
+        default_rope_theta=500_000.0,
     )
 
 
@@ -282,7 +309,7 @@ def _qwen3(fields: ConfigFields) -> ModelSpec:
 
 
 def _dense(fields: ConfigFields, **more: Any) -> ModelSpec:
-    return _model(
+    return parts.build_model(
         fields,
         layers=(LayerKind.DENSE,) * parts.num_layers(fields),
         dense_ffn_size=fields.size("intermediate_size"),
@@ -294,15 +321,25 @@ def _dense(fields: ConfigFields, **more: Any) -> ModelSpec:
 ARCHITECTURES: Final[Mapping[str, Callable[[ConfigFields], ModelSpec]]] = {
     "DeepseekV2ForCausalLM": _deepseek_v2,
     "DeepseekV3ForCausalLM": _deepseek_v3,
+    "DeepseekV32ForCausalLM": _sparse_deepseek,
     "Glm4MoeForCausalLM": _glm4_moe,
+    "GlmMoeDsaForCausalLM": _sparse_deepseek,
     "GptOssForCausalLM": _gpt_oss,
+    "KimiK25ForConditionalGeneration": _kimi_k25,
+    "KimiLinearForCausalLM": hybrids.kimi_linear,
+    "Llama4ForCausalLM": _llama4,
+    "Llama4ForConditionalGeneration": _llama4,
     "LlamaForCausalLM": _llama,
+    "MiniMaxM2ForCausalLM": _minimax_m2,
     "MistralForCausalLM": _mistral,
     "MixtralForCausalLM": _mixtral,
+    "NemotronHForCausalLM": hybrids.nemotron_h,
     "OlmoeForCausalLM": _olmoe,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen2MoeForCausalLM": _qwen2_moe,
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
+    "Qwen3NextForCausalLM": hybrids.qwen3_next,
+    "Qwen3_5MoeForConditionalGeneration": hybrids.qwen3_5_moe,
 }
 """By the name in `architectures`. Kimi-K2 is DeepseekV3ForCausalLM."""

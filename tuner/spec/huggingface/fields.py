@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.errors import SpecError
@@ -25,6 +25,22 @@ class ConfigFields:
     def refusal(self, name: str, rule: str) -> SpecError:
         """Build the error that says what is wrong with a field."""
         return SpecError(f"{self.source}: {name}: {rule}")
+
+    def nested(self, name: str) -> "ConfigFields":
+        """Return the fields of an object inside this one."""
+        value = self._required(name)
+        if not isinstance(value, dict):
+            raise self.refusal(name, f"{shown_value(value)} is not an object")
+        return replace(self, values=value, source=f"{self.source}: {name}")
+
+    def text_config(self) -> "ConfigFields":
+        """Return the language model's fields of a model that also reads images.
+
+        Whether embedding and head are tied is stated outside.
+        """
+        text = self.nested("text_config")
+        tied = {name: self.values[name] for name in ("tie_word_embeddings",) if self.has(name)}
+        return replace(text, values={**tied, **text.values})
 
     def has(self, name: str) -> bool:
         """Whether the field is present and not null."""

@@ -5,7 +5,52 @@ from typing import Any
 from profilers.steps.config import LayerKind
 from tuner.spec.files import shown_value
 from tuner.spec.huggingface.fields import ConfigFields
-from tuner.spec.model import LONGEST_POSITION, MOST_LAYERS, MOST_TOP_K, Attention, Moe
+from tuner.spec.model import (
+    LARGEST_SIZE,
+    LONGEST_POSITION,
+    MOST_LAYERS,
+    MOST_TOP_K,
+    Attention,
+    Indexer,
+    ModelSpec,
+    Moe,
+)
+
+
+def build_model(
+    fields: ConfigFields,
+    *,
+    attention: Attention,
+    layers: tuple[LayerKind, ...],
+    moe: Moe | None,
+    dense_ffn_size: int = 0,
+    windowed: tuple[bool, ...] = (),
+    default_rope_theta: float = 10_000.0,
+    norm_epsilon: str = "rms_norm_eps",
+    max_position: str = "max_position_embeddings",
+    **more: Any,
+) -> ModelSpec:
+    """Add the fields that all architectures share.
+
+    `norm_epsilon` and `max_position` are names of fields.
+    """
+    return ModelSpec(
+        name=fields.name,
+        architecture=fields.architecture,
+        hidden_size=fields.size("hidden_size"),
+        num_layers=len(layers),
+        vocab_size=fields.size("vocab_size"),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", default=False),
+        norm_epsilon=fields.number(norm_epsilon, below=1.0),
+        rope_theta=rope_theta(fields, default=default_rope_theta),
+        max_position=fields.size(max_position, most=LONGEST_POSITION),
+        attention=attention,
+        dense_ffn_size=dense_ffn_size if LayerKind.DENSE in layers else 0,
+        layers=layers,
+        windowed=windowed or (False,) * len(layers),
+        moe=moe if LayerKind.MOE in layers else None,
+        **more,
+    )
 
 
 def num_layers(fields: ConfigFields) -> int:
@@ -18,9 +63,13 @@ def gqa(
     *,
     kv_heads_default_to_heads: bool = False,
     head_dim_is_required: bool = False,
+    head_dim: str = "head_dim",
     **more: Any,
 ) -> Attention:
-    """Read grouped-query attention; `head_dim` defaults to hidden_size / num_attention_heads."""
+    """Read grouped-query attention; the width of a head defaults to hidden_size / num_heads.
+
+    `head_dim` is the name of its field.
+    """
     num_heads = fields.size("num_attention_heads")
     # In every class null means num_attention_heads; an absent field does only in some.
     kv_default: int | None = num_heads
@@ -32,22 +81,22 @@ def gqa(
             "num_key_value_heads",
             f"{num_kv_heads} does not divide num_attention_heads {num_heads}",
         )
-    if not fields.has("head_dim") and not head_dim_is_required:
+    if not fields.has(head_dim) and not head_dim_is_required:
         hidden_size = fields.size("hidden_size")
         if hidden_size % num_heads:
             raise fields.refusal(
                 "num_attention_heads",
                 f"{num_heads} does not divide hidden_size {hidden_size}, and head_dim is absent",
             )
-        head_dim = hidden_size // num_heads
+        width = hidden_size // num_heads
     else:
-        head_dim = fields.size("head_dim")
+        width = fields.size(head_dim)
     return Attention(
-        kind="gqa", num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, **more
+        kind="gqa", num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=width, **more
     )
 
 
-def mla(fields: ConfigFields) -> Attention:
+def mla(fields: ConfigFields, **more: Any) -> Attention:
     """Read multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
     num_heads = fields.size("num_attention_heads")
     num_kv_heads = fields.size("num_key_value_heads", default=num_heads)
@@ -73,15 +122,49 @@ def mla(fields: ConfigFields) -> Attention:
         qk_nope_head_dim=nope,
         qk_rope_head_dim=rope,
         v_head_dim=fields.size("v_head_dim"),
+        **more,
     )
 
 
-def moe(fields: ConfigFields, *, experts: str, width: str, normalise: bool, **more: Any) -> Moe:
-    """Read the routed experts; `experts` and `width` are the names of the architecture's fields."""
+def indexer(fields: ConfigFields) -> Indexer:
+    """Read the indexer of DeepSeek sparse attention."""
+    return Indexer(
+        num_heads=fields.size("index_n_heads"),
+        head_dim=fields.size("index_head_dim"),
+        top_k=fields.size("index_topk", most=LARGEST_SIZE),
+    )
+
+
+def sigmoid_moe(fields: ConfigFields, **more: Any) -> Moe:
+    """Read the experts of DeepSeek-V3's router: sigmoid scores, corrected by a bias."""
+    return moe(
+        fields,
+        experts="n_routed_experts",
+        width="moe_intermediate_size",
+        normalise=fields.flag("norm_topk_prob", default=True),
+        scoring="sigmoid",
+        score_correction_bias=True,
+        **({"shared_ffn_size": shared_ffn_size(fields)} | groups(fields) | more),
+    )
+
+
+def moe(
+    fields: ConfigFields,
+    *,
+    experts: str,
+    width: str,
+    normalise: bool,
+    chosen: str = "num_experts_per_tok",
+    **more: Any,
+) -> Moe:
+    """Read the routed experts.
+
+    `experts`, `width` and `chosen` are the names of the architecture's fields.
+    """
     num_experts = fields.size(experts)
-    top_k = fields.size("num_experts_per_tok", most=MOST_TOP_K)
+    top_k = fields.size(chosen, most=MOST_TOP_K)
     if top_k > num_experts:
-        raise fields.refusal("num_experts_per_tok", f"{top_k} exceeds {experts} {num_experts}")
+        raise fields.refusal(chosen, f"{top_k} exceeds {experts} {num_experts}")
     num_groups, groups_per_token = more.get("num_groups", 1), more.get("groups_per_token", 1)
     if num_experts % num_groups:
         raise fields.refusal("n_group", f"{num_groups} does not divide {experts} {num_experts}")
@@ -90,7 +173,7 @@ def moe(fields: ConfigFields, *, experts: str, width: str, normalise: bool, **mo
     reachable = groups_per_token * (num_experts // num_groups)
     if top_k > reachable:
         raise fields.refusal(
-            "num_experts_per_tok", f"{top_k} exceeds the {reachable} experts of topk_group groups"
+            chosen, f"{top_k} exceeds the {reachable} experts of topk_group groups"
         )
     return Moe(
         num_experts=num_experts,

@@ -38,7 +38,11 @@ def released_quantization(path: Path) -> str:
         SpecError: it is unreadable, or the weights have a type that no plan is priced for.
     """
     file = path / "config.json" if path.is_dir() else path
-    fields = read_json_object(file, what="model config").get("quantization_config")
+    config = read_json_object(file, what="model config")
+    text = config.get("text_config")
+    fields = config.get("quantization_config")
+    if fields is None and isinstance(text, dict):
+        fields = text.get("quantization_config")
     if fields is None:
         return UNQUANTIZED
     quantization = _weight_type(fields) if isinstance(fields, dict) else None

@@ -134,4 +134,5 @@ def _strategies(problem: TrainProblem, decision: TrainDecision) -> Strategies:
         weight_bytes=problem.weight_bytes,
         expert_imbalance=mean,
         expert_imbalance_p99=p99,
+        **problem.tuned,
     )

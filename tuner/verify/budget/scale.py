@@ -32,7 +32,7 @@ from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import launchable, refusals
 from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import Plan
-from tuner.spec.model import ModelSpec
+from tuner.spec.model import Mixer, ModelSpec
 from tuner.verify.budget.obstacles import Obstacle, too_large
 
 LAYER_RATIOS: Final = (Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(0))
@@ -91,6 +91,7 @@ def scaled_plan(plan: Plan, scale: Scale) -> Plan:
         update={
             "num_layers": len(kept),
             "layers": tuple(model.layers[layer] for layer in kept),
+            "mixers": model.mixers and tuple(model.mixers[layer] for layer in kept),
             "windowed": tuple(model.windowed[layer] for layer in kept),
         }
     )
@@ -169,10 +170,14 @@ def _kept_stages(decision: TrainDecision, pipeline: int) -> list[int]:
     return [chunk * whole + rank for chunk in rounds for rank in ranks]
 
 
-def _kinds(model: ModelSpec, layers: Sequence[int]) -> dict[tuple[LayerKind, bool], list[int]]:
-    layers_by_kind: dict[tuple[LayerKind, bool], list[int]] = {}
+def _kinds(
+    model: ModelSpec, layers: Sequence[int]
+) -> dict[tuple[LayerKind, Mixer, bool], list[int]]:
+    layers_by_kind: dict[tuple[LayerKind, Mixer, bool], list[int]] = {}
+    mixers = model.mixer_by_layer
     for layer in layers:
-        layers_by_kind.setdefault((model.layers[layer], model.windowed[layer]), []).append(layer)
+        kind = model.layers[layer], mixers[layer], model.windowed[layer]
+        layers_by_kind.setdefault(kind, []).append(layer)
     return layers_by_kind
 
 
@@ -248,6 +253,7 @@ def _is_launchable(plan: Plan, decision: TrainDecision, scale: Scale) -> bool:
     shrunk = scaled_plan(plan, scale)
     able = launchable(
         plan.emit,
+        model=shrunk.model,
         precision=plan.goal.precision,
         gradient_bytes=scale.decision.gradient_bytes,
         device_kind=plan.provenance.kind_of_devices,

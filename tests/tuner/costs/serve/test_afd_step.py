@@ -9,7 +9,6 @@ from tuner.costs.serve.afd_step import (
     AttentionSeconds,
     attention_cache_tokens,
     attention_seconds,
-    expert_bytes,
     expert_seconds,
     least_expert_devices,
     step_seconds,
@@ -19,7 +18,7 @@ from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.memory import kv_tokens
+from tuner.costs.serve.memory import expert_bytes, kv_tokens
 from tuner.devices.catalogue import find_device
 from tuner.spec.huggingface.read import read_model
 

@@ -9,9 +9,11 @@ import pytest
 from profilers.arrays import Arrays
 from tests.tuner.costs.serve.testing import kernel_tables
 from tuner.costs.serve.attention import AttentionLayer
-from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Formats
+from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Formats, linear_mixer
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
+from tuner.spec.linear_attention import LinearAttention, LinearName
+from tuner.spec.model import Indexer
 
 Build = Callable[..., Arrays]
 H200 = find_device("h200-sxm")
@@ -29,8 +31,23 @@ LATENT = DecoderAttention(
     rope_dim=64,
     value_dim=128,
 )
-SPARSE = replace(LATENT, kind=AttentionKind.SPARSE_LATENT, architecture="Sparse")
-DELTA = DecoderAttention(kind=AttentionKind.GATED_DELTA, heads=4, kv_heads=2, head_dim=128)
+SPARSE = replace(
+    LATENT,
+    kind=AttentionKind.SPARSE_LATENT,
+    indexer=Indexer(num_heads=8, head_dim=128, top_k=2048),
+    architecture="Sparse",
+)
+DELTA = linear_mixer(
+    LinearAttention(
+        kind=LinearName.GATED_DELTA,
+        num_key_heads=2,
+        num_value_heads=4,
+        key_head_dim=128,
+        value_head_dim=128,
+        conv_kernel=4,
+        chunk_size=64,
+    )
+)
 
 
 def layer(
@@ -134,7 +151,7 @@ def test_a_state_is_a_convolution_and_a_recurrence(build: Build) -> None:
     assert one.decode_s(N, PAST) == pytest.approx([5e-6])
     alone = layer(DELTA, [part("generation/conv", 1e-6)])
     assert float(alone.decode_s(N, PAST)[0]) > 0.0
-    assert alone.machine.estimated == {"gated_delta"}
+    assert alone.machine.estimated == {"linear_update"}
 
 
 def test_drafts_are_checked_together_where_a_kernel_reads_the_past_once(build: Build) -> None:

@@ -157,3 +157,30 @@ def test_a_measured_conversion_prices_the_transfer() -> None:
     assert rate("nhd_hnd") == pytest.approx(2e9, rel=1e-6)
     with pytest.raises(OutsideProfileError):
         rate("hnd_hnd")
+
+
+def test_states_move_once_and_keys_of_some_layers_with_every_token() -> None:
+    # Nemotron-3 Nano: 6,144 bytes a token, and 49,082,368 of a state, halved by two ranks.
+    spec, state = model("nemotron-3-nano"), 23 * (64 * 128 * 64 * 4 + 3 * 6144 * 2)
+    for tokens in (1, 1000):
+        moved = rank_kv_bytes(
+            spec,
+            prefill=CacheDegrees(tensor=2),
+            decode=ONE,
+            tokens=tokens,
+            bytes_per_element=2.0,
+        )
+        assert moved.whole == moved.received == pytest.approx(6144 * tokens + state)
+        assert moved.sent == pytest.approx(moved.whole / 2)
+
+
+def test_indexers_move_a_key_and_chunks_their_last_one() -> None:
+    sparse = rank_kv_bytes(
+        model("deepseek-v3.2"), prefill=ONE, decode=ONE, tokens=10, bytes_per_element=2.0
+    )
+    assert sparse.whole == pytest.approx(10 * 61 * (576 * 2 + 132))
+    # Llama-4 Scout: 36 of 48 layers see chunks of 8,192 tokens, of which 10,000 leave 1,808.
+    chunked = rank_kv_bytes(
+        model("llama-4-scout"), prefill=ONE, decode=ONE, tokens=10_000, bytes_per_element=2.0
+    )
+    assert chunked.whole == pytest.approx((12 * 10_000 + 36 * 1808) * 2 * 8 * 128 * 2)

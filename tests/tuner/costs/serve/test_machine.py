@@ -209,6 +209,24 @@ def test_fp8_kernels_do_not_stand_in_for_fp4_without_units_for_it(build: Build) 
     assert found == pytest.approx({"h200-sxm": 4e-6, "b200-sxm": 1e-6})
 
 
+def test_experts_of_two_matrices_have_rows_of_their_own(build: Build) -> None:
+    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
+    row = {"tokens": 16, **axes}
+    gated, ungated = (
+        build("moe", [(row, time_s)], kind=kind, dtype="bf16", software=software)
+        for kind, time_s, software in ((LOAD, 3e-6, "vllm"), (f"{LOAD}/nongated", 2e-6, "trtllm"))
+    )
+    requested = experts(expert=4, dtype="bf16")
+    two = replace(requested, axes={**requested.axes, "matrices": 2})
+    machine = ServingMachine(sheet=H200, tables=kernel_tables("x", [gated, ungated]))
+    assert machine.seconds(requested) == pytest.approx([3e-6])
+    assert machine.seconds(two) == pytest.approx([2e-6])
+    assert not machine.estimated
+    alone = ServingMachine(sheet=H200, tables=kernel_tables("x", [gated]))
+    alone.seconds(two)
+    assert alone.estimated == {"moe bf16"}
+
+
 def test_a_machine_that_prices_shares_counts_its_share_once(build: Build) -> None:
     axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
     row = ({"tokens": 16, **axes}, 1e-6)

@@ -1,11 +1,23 @@
 """Weights and caches, by hand."""
 
+from pathlib import Path
+
 import pytest
 
+from tests.rows import each_row
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B
-from tuner.costs.serve.decoder import Formats
+from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
-from tuner.costs.serve.memory import kv_bytes_per_token, weight_bytes
+from tuner.costs.serve.memory import (
+    expert_bytes,
+    kv_bytes_per_token,
+    state_bytes_per_request,
+    weight_bytes,
+)
+from tuner.engines.serve_rules.traits import StateRule
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 FP8 = Formats(
     attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"
@@ -36,3 +48,77 @@ def test_heads_are_split_until_there_is_one_each() -> None:
         for tensor in (1, 8, 16)
     }
     assert each == {1: 327_680, 8: 40_960, 16: 40_960}
+
+
+@each_row(
+    ("folder", "token_bytes", "state_bytes", "parameters"),
+    [
+        # 6 layers of keys and values of 2 heads of 128; 23 of 64 heads of 128 x 64 in fp32 and 3
+        # inputs of 6,144 channels in bf16.
+        (
+            "nemotron-3-nano",
+            6 * 2 * 2 * 128 * 2,
+            23 * (64 * 128 * 64 * 4 + 3 * 6144 * 2),
+            31_577_937_344,
+        ),
+        # 12 layers of 2 heads of 256; 36 of 32 heads of 128 x 128, 8,192 channels.
+        (
+            "qwen3-next-80b-a3b",
+            12 * 2 * 2 * 256 * 2,
+            36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2),
+            79_674_391_296,
+        ),
+        # 7 layers of 512 + 64 elements; 20 of 32 heads of 128 x 128, 12,288 channels.
+        (
+            "kimi-linear-48b-a3b",
+            7 * 576 * 2,
+            20 * (32 * 128 * 128 * 4 + 3 * 12288 * 2),
+            49_122_675_072,
+        ),
+    ],
+)
+def test_hybrids_cache_keys_of_some_layers_and_a_state_of_the_others(
+    folder: str, token_bytes: int, state_bytes: int, parameters: int
+) -> None:
+    decoder, one = decoder_of(read_model(MODELS / folder)), InstanceDegrees()
+    assert kv_bytes_per_token(decoder, BF16, one) == token_bytes
+    assert state_bytes_per_request(decoder, BF16, one) == state_bytes
+    assert weight_bytes(decoder, BF16, one) == pytest.approx(2 * parameters, rel=2e-3)
+    # Eight ranks share states; draft tokens need one each.
+    shared = InstanceDegrees(attention_tensor=8, expert=8)
+    drafted = state_bytes_per_request(decoder, BF16, shared, drafts=3)
+    assert drafted == pytest.approx(4 * state_bytes / 8)
+
+
+def test_indexers_cache_a_key_of_their_own() -> None:
+    decoder = decoder_of(read_model(MODELS / "deepseek-v3.2"))
+    one = InstanceDegrees()
+    # 512 + 64 elements and 128 + 4 bytes of the indexer's key; in fp8 656 bytes with its scales.
+    assert kv_bytes_per_token(decoder, BF16, one) == 61 * (576 * 2 + 132)
+    assert kv_bytes_per_token(decoder, FP8, one) == 61 * (656 + 132)
+    # Beside DeepSeek-V3's weights: 1,536 x 64 x 128 and 7,168 x (128 + 64) a layer.
+    more = weight_bytes(decoder, FP8, one) - weight_bytes(DEEPSEEK_V3, FP8, one)
+    assert more == 61 * (1536 * 64 * 128 + 7168 * 192)
+
+
+def test_vllm_gives_states_pages_of_keys() -> None:
+    decoder, one = decoder_of(read_model(MODELS / "nemotron-3-nano")), InstanceDegrees()
+    # A state of 2,134,016 bytes takes 131 times 16 tokens of 1,024 bytes. 23 layers in groups of 6
+    # are 24; two states of each, and half a page of each of 6 layers with keys.
+    rule = StateRule(per_request=2, page_tokens=16)
+    found = state_bytes_per_request(decoder, BF16, one, states=rule)
+    assert found == 131 * 16 * 1024 * (24 * 2 + 3)
+
+
+def test_latent_experts_are_small_and_their_projections_whole() -> None:
+    decoder = decoder_of(read_model(MODELS / "nemotron-3-super"))
+    # Two matrices of 1,024 x 2,688.
+    assert expert_bytes(decoder, BF16) == 2 * 1024 * 2688 * 2
+    whole = weight_bytes(decoder, BF16, InstanceDegrees())
+    assert whole == pytest.approx(2 * 120_668_687_360, rel=2e-3)
+    # Of 40 layers 8 ranks keep 4,096 x 1,024 in and out and a router of 512 each.
+    kept = 40 * (2 * 4096 * 1024 + 4096 * 512) * 2
+    split = weight_bytes(decoder, BF16, InstanceDegrees(attention_tensor=8, expert=8))
+    # Key heads are 2, so that every rank has one.
+    keys = 8 * 2 * 4096 * 128 * (1 - 2 / 8) * 2
+    assert split == pytest.approx((whole - kept) / 8 + kept + keys, rel=1e-6)

@@ -159,8 +159,9 @@ def test_windowed_layers_keep_their_window_of_a_request() -> None:
 def test_a_state_is_shared_by_the_tokens_of_a_request() -> None:
     degrees = InstanceDegrees()
     whole = kv_bytes_per_token(QWEN35_397B, BF16, degrees)
-    # 45 layers of 64 heads of 128 x 128 in fp32.
-    per_request = 45 * 64 * 128 * 128 * 4
+    # 45 layers of 64 heads of 128 x 128 in fp32, and three inputs of the convolution's
+    # 2 x 16 x 128 + 64 x 128 channels in bf16.
+    per_request = 45 * (64 * 128 * 128 * 4 + 3 * 12_288 * 2)
     found = kv_bytes_per_token(QWEN35_397B, BF16, degrees, request_tokens=1000.0)
     assert found == pytest.approx(whole + per_request / 1000.0)
 

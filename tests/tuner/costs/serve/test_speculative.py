@@ -1,5 +1,8 @@
 """Drafting against Leviathan's formula by hand, and against draws."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +10,14 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B, MIXTRAL_8X7B
+from tuner.costs.serve.decoder import AttentionKind, Formats, decoder_of
+from tuner.costs.serve.engine import InstanceDegrees
+from tuner.costs.serve.memory import weight_bytes
 from tuner.costs.serve.speculative import Drafting, DraftMethod, draft_decoder
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 
 
 def test_tokens_of_a_step_follow_the_published_formula() -> None:
@@ -48,6 +58,17 @@ def test_mtp_drafts_with_a_layer_like_the_last() -> None:
     assert drafter.num_layers == 1
     assert drafter.experts == DEEPSEEK_V3.experts
     assert drafter.layers[0].dense_ffn == 0
+
+
+def test_hybrids_draft_with_attention_and_experts() -> None:
+    hybrid = decoder_of(read_model(MODELS / "nemotron-3-super"))
+    drafter = draft_decoder(hybrid, DraftMethod.MTP)
+    (group,) = drafter.layers
+    assert (group.attention.kind, group.has_experts) == (AttentionKind.GROUPED, True)
+    # An attention block of 35,655,680 and a latent MoE block of 2,873,102,336 parameters, but for
+    # a norm of 4,096 each.
+    weights = weight_bytes(replace(drafter, vocab=0), BF16, InstanceDegrees())
+    assert weights == 2 * (35_655_680 + 2_873_102_336 - 2 * 4096)
 
 
 def test_eagle_drafts_with_a_dense_layer() -> None:

@@ -57,6 +57,11 @@ JOB = TrialWork(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
             LogLine(step=6, step_s=10.0, peak_bytes=2_684_354_560),
         ),
         (
+            "peft",
+            "step 12 loss 3.2100 seconds 0.2104 peak_bytes 26636264448",
+            LogLine(step=12, step_s=0.2104, peak_bytes=26_636_264_448),
+        ),
+        (
             "deepspeed",
             "steps: 12 loss: 5.1000 iter time (s): 1.250 samples/sec: 25.600",
             LogLine(step=12, step_s=1.25),
@@ -264,7 +269,10 @@ def test_a_long_line_is_read_in_linear_time(name: str) -> None:
 @each_row(
     ("name", "said"),
     [
-        ("tensorboard", "is not one of megatron, torchtitan, deepspeed, jsonl, regex:EXPRESSION"),
+        (
+            "tensorboard",
+            "is not one of megatron, torchtitan, deepspeed, peft, jsonl, regex:EXPRESSION",
+        ),
         ("regex:(?P<seconds>.*)", "has no group"),
         ("regex:(", "missing )"),
         ("regex:(?P<step_s>(a+)+b)", "can take for ever"),

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from tuner.engines.serve_rules import kv_refusals
 from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
 from tuner.engines.serve_rules.kv_refusals import KvSide, KvTransfer
 from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.linear_attention import LinearName
 
 SIDE = KvSide(tensor=4, page_tokens=16, dtype="fp8", layout="hnd")
 RELEASES = tuple(serve_releases())
@@ -217,3 +220,40 @@ def test_tensorrt_llm_wants_one_page_size_and_re_slices_the_rest(cache: CacheKin
 def test_the_vllm_rows_cover_three_connectors() -> None:
     vllm = [release for release in RELEASES if release.name == "vllm"]
     assert {row.connector for release in vllm for row in release.transfers} == set(Connector)
+
+
+def test_states_move_where_a_connector_knows_their_kind() -> None:
+    mamba2 = replace(between(is_hybrid=True), states=LinearName.MAMBA2)
+    delta = replace(mamba2, states=LinearName.GATED_DELTA)
+    cannot = "the states of mamba2 layers cannot be moved; plan aggregated instances"
+    for engine, connector, pair, said in (
+        ("vllm", Connector.NIXL, mamba2, ()),
+        ("vllm", Connector.MOONCAKE, delta, ()),
+        ("vllm", Connector.MOONCAKE, mamba2, (f"vllm 0.33.0 mooncake: {cannot}",)),
+        ("trtllm", Connector.NIXL, mamba2, ()),
+        ("trtllm", Connector.MOONCAKE, mamba2, (f"trtllm 1.3.0rc27 mooncake: {cannot}",)),
+    ):
+        assert refusals(pair, engine=engine, connector=connector) == said
+    one, other = (nhd(4) for _ in range(2))
+    pair = replace(mamba2, prefill=one, decode=other)
+    assert refusals(pair, engine="sglang", connector=Connector.NIXL) == ()
+    pushed = replace(mamba2, prefill=wide(4, pipeline=2))
+    assert refusals(pushed, engine="vllm", connector=Connector.NIXL_PUSH) == (
+        "vllm 0.33.0 nixl_push: states cannot be moved between pipelines; give both sides 1 stage,"
+        " not 2",
+    )
+
+
+@each_row(
+    ("folder", "is_hybrid"),
+    [
+        ("mixtral-8x7b", False),
+        ("gpt-oss-20b", True),
+        ("nemotron-3-nano", True),
+        ("llama-4-scout", True),
+        ("deepseek-v3.2", False),
+    ],
+)
+def test_hybrids_keep_different_things_of_the_past(folder: str, is_hybrid: bool) -> None:
+    model = read_model(Path(__file__).parents[4] / "examples/models" / folder)
+    assert kv_refusals.has_different_caches(model) == is_hybrid

@@ -29,6 +29,7 @@ from tuner.errors import UnknownTargetError
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
+MODELS = Path(__file__).parents[4] / "examples" / "models"
 LOW_LATENCY: dict[str, Any] = {"a2a_backend": "deepep_low_latency", "max_batch": 96}
 
 
@@ -656,3 +657,21 @@ def _assert_named(engine: str, decision: ServeDecision, deepseek: ModelSpec) -> 
         if engine != "trtllm":
             said = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", body))
             assert said <= manifest.options
+
+
+def test_hybrids_say_how_states_are_kept_and_moved() -> None:
+    nano = read_model(MODELS / "nemotron-3-nano")
+
+    def texts(engine: str, decision: ServeDecision) -> str:
+        files = emit_serving(engine, sample_serving(nano, decision, engine=engine))
+        return "\n".join(file.text for file in files)
+
+    # SGLang: five states of 64 requests of each of 8 ranks.
+    whole = aggregated(attention_dp=8, max_batch=64)
+    assert f"--max-mamba-cache-size {5 * 64 * 8}" in texts("sglang", whole)
+    assert "transceiver_runtime: PYTHON" in texts("trtllm", disaggregated())
+    assert "VLLM_SSM_CONV_STATE_LAYOUT=DS" in texts("vllm", disaggregated())
+    assert "VLLM_SSM_CONV_STATE_LAYOUT" not in texts("vllm", aggregated())
+    # Prefix caches of hybrids need chunks.
+    assert "--no-enable-prefix-caching" in texts("vllm", aggregated(chunked_prefill=False))
+    assert "--no-enable-prefix-caching" not in texts("vllm", aggregated(chunked_prefill=True))

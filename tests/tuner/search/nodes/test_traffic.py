@@ -59,7 +59,7 @@ def test_a_stage_of_four_nodes_by_hand(mixtral: ModelSpec) -> None:
     assert found.block == 1
     assert found.all_to_all_bytes_S.tolist() == [0.0, 0.0]
     # ZeRO 1: a sum of 4-byte gradients and a gather of 2-byte weights; a ring counts both halves.
-    layers = 16 * layer_parameters(mixtral, mixtral.layers[0])
+    layers = 16 * layer_parameters(mixtral, 0)
     ends = np.array([embedding_parameters(mixtral), head_parameters(mixtral)])
     assert found.gradient_bytes_S == pytest.approx(3.0 * (layers + ends))
     assert found.block_gradient_bytes_S.tolist() == [0.0, 0.0]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
+from tuner.config.serve import Role
 from tuner.errors import SpecError
 from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
@@ -13,6 +14,7 @@ MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 H100 = "{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8, price_per_device_hour: 3.0}"
 L40S = "{name: l40s, device: l40s, nodes: 4, devices_per_node: 8, price_per_device_hour: 0.9}"
+H200 = "{name: h200, device: h200-sxm, nodes: 1, devices_per_node: 8}"
 H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
 FEW_MODES = "objective: devices\n  modes: [aggregated, disaggregated]"
 
@@ -26,6 +28,7 @@ def planned(
     slo: str = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}",
     extra: str = "objective: devices",
     model: str = "mixtral-8x7b",
+    engine: str = "vllm",
 ) -> ServePlan:
     path = folder / "spec.yaml"
     path.write_text(
@@ -34,7 +37,7 @@ def planned(
         f"cluster: {{pools: [{pools}], links: {links}}}\n"
         "goal:\n"
         "  kind: serve\n"
-        "  engine: {name: vllm}\n"
+        f"  engine: {{name: {engine}}}\n"
         f"  traffic: {traffic}\n"
         f"  slo: {slo}\n"
         f"  {extra}\n"
@@ -56,6 +59,38 @@ def test_a_plan_meets_its_targets_on_a_certified_number_of_devices(plan: ServePl
     assert plan.certificate.status == "optimal"
     assert plan.certificate.bound == pytest.approx(plan.decision.num_devices)
     assert plan.decision.num_devices <= 16
+
+
+@each_row(
+    ("model", "engine", "state_mib", "devices"),
+    [
+        # 63 GB of weights: one device holds them, and has room for 68 GiB of pages and states.
+        ("nemotron-3-nano", "vllm", "46.8 MiB", {1, 2}),
+        # 159 GB: two devices at least; five states of every request are kept beside the pages.
+        ("qwen3-next-80b-a3b", "sglang", "73.7 MiB", {2, 4}),
+    ],
+)
+def test_hybrids_are_planned_with_their_states(
+    tmp_path: Path, model: str, engine: str, state_mib: str, devices: set[int]
+) -> None:
+    made = planned(tmp_path, pools=H200, model=model, engine=engine, extra=FEW_MODES)
+    assert made.decision is not None
+    assert made.predicted is not None
+    assert made.decision.num_devices in devices
+    # A step reads 3.6 or 3.9 billion active parameters at least once, and no more than all.
+    assert 0.002 < made.predicted.tpot_s.mean < 0.05
+    assert any(state_mib in note for note in made.provenance.notes)
+    assert any("linear_update" in note for note in made.provenance.notes)
+    (group,) = [one for one in made.decision.instances if one.role is not Role.PREFILL]
+    assert group.kv_tokens > group.max_batch * 2300
+
+
+def test_a_release_that_lacks_the_model_says_so(tmp_path: Path) -> None:
+    made = planned(
+        tmp_path, pools=H200, model="kimi-linear-48b-a3b", engine="trtllm", extra=FEW_MODES
+    )
+    assert made.decision is None
+    assert "the release does not run KimiLinearForCausalLM" in str(made.binding_constraint)
 
 
 def test_twice_the_traffic_never_takes_fewer_devices(tmp_path: Path) -> None:

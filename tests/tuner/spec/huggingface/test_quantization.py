@@ -13,10 +13,15 @@ MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 
 def test_released_configs_say_it() -> None:
-    result = {path.name: released_quantization(path) for path in MODELS.iterdir() if path.is_dir()}
+    shipped = {path.name for path in MODELS.iterdir() if path.is_dir()}
+    with pytest.raises(SpecError, match="state the type to serve them in"):
+        released_quantization(MODELS / "kimi-k2.5")
+    result = {name: released_quantization(MODELS / name) for name in shipped - {"kimi-k2.5"}}
     special = {name: one for name, one in result.items() if one != "bf16"}
     assert special == {
         "deepseek-v3": "fp8_block",
+        "deepseek-v3.2": "fp8_block",
+        "minimax-m2": "fp8_block",
         "kimi-k2": "fp8_block",
         "gpt-oss-120b": "mxfp4",
         "gpt-oss-20b": "mxfp4",

@@ -11,7 +11,7 @@ from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.spec.huggingface.architectures import ARCHITECTURES
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.model import QkNorm
+from tuner.spec.model import Indexer, Mixer, QkNorm
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 NAMES = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
@@ -106,16 +106,94 @@ def test_a_misspelt_architecture_is_answered_with_the_near_one(tmp_path: Path) -
 
 
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps")
+NEEDED_OF_HYBRIDS = ("hidden_size", "num_attention_heads", "vocab_size", "layer_norm_epsilon")
+"""Of Nemotron-H, whose pattern says how many layers there are."""
 
 
 @each_row("name", NAMES)
-@each_row("field", NEEDED)
-def test_a_missing_field_is_named(name: str, field: str, tmp_path: Path) -> None:
-    config = json.loads((MODELS / name / "config.json").read_text())
-    del config[field]
+def test_a_missing_field_is_named(name: str, tmp_path: Path) -> None:
+    text = (MODELS / name / "config.json").read_text()
+    is_nested = "text_config" in json.loads(text)
     file = tmp_path / "config.json"
+    source = f"{file}: text_config" if is_nested else str(file)
+    for field in NEEDED_OF_HYBRIDS if name.startswith("nemotron") else NEEDED:
+        config = json.loads(text)
+        del (config["text_config"] if is_nested else config)[field]
+        file.write_text(json.dumps(config))
+        assert refusal(file) == f"{source}: {field}: missing, and the architecture needs it"
+
+
+def changed(name: str, changes: dict[str, Any], folder: Path) -> Path:
+    """Write a shipped config with other fields, inside `text_config` where it has one."""
+    config = json.loads((MODELS / name / "config.json").read_text())
+    (config.get("text_config") or config).update(changes)
+    file = folder / "config.json"
     file.write_text(json.dumps(config))
-    assert refusal(file) == f"{file}: {field}: missing, and the architecture needs it"
+    return file
+
+
+@each_row(
+    ("name", "changes", "said"),
+    [
+        ("nemotron-3-nano", {"num_hidden_layers": 51}, "52 layers for num_hidden_layers 51"),
+        ("nemotron-3-nano", {"hybrid_override_pattern": "ME*X"}, "[3]: 'X' is not a kind of layer"),
+        ("nemotron-3-nano", {"hybrid_override_pattern": ""}, "hybrid_override_pattern: missing"),
+        ("nemotron-3-nano", {"hybrid_override_pattern": 5}, "5 is not a text"),
+        ("nemotron-3-nano", {"n_groups": 7}, "n_groups: 7 does not divide mamba_num_heads 64"),
+        ("nemotron-3-ultra", {"layers_block_type": ["mamba", "conv"]}, "[1]: 'conv' is not a kind"),
+        (
+            "nemotron-3-ultra",
+            {"layers_block_type": "MEM"},
+            "layers_block_type: 'MEM' is not a list",
+        ),
+        (
+            "qwen3.5-397b-a17b",
+            {"layer_types": ["full_attention"]},
+            "1 entries for num_hidden_layers",
+        ),
+        ("qwen3.5-397b-a17b", {"layer_types": ["window"] * 60}, "[0]: 'window' is neither"),
+        ("qwen3-next-80b-a3b", {"linear_num_key_heads": 5}, "5 does not divide linear_num_value"),
+        (
+            "kimi-linear-48b-a3b",
+            {"linear_attn_config": 3},
+            "linear_attn_config: 3 is not an object",
+        ),
+        (
+            "kimi-linear-48b-a3b",
+            {"linear_attn_config": {"full_attn_layers": [0], "kda_layers": [1, 2]}},
+            "linear_attn_config: full_attn_layers: with kda_layers not each of the 27 layers once",
+        ),
+        ("deepseek-v3.2", {"index_topk": 0}, "index_topk: 0 is not in 1.."),
+        ("llama-4-scout", {"attention_chunk_size": -1}, "attention_chunk_size: -1 is not in 1.."),
+        ("glm-5", {"q_lora_rank": None}, "an indexer needs mla with q_lora_rank"),
+    ],
+)
+def test_a_hybrid_that_cannot_be_is_one_line(
+    name: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    message = refusal(changed(name, changes, tmp_path))
+    assert said in message
+    assert "\n" not in message
+
+
+def test_reads_what_hybrids_mix() -> None:
+    nano = read_model(MODELS / "nemotron-3-nano")
+    assert (nano.num_linear_layers, nano.num_moe_layers, nano.num_attention_layers) == (23, 23, 6)
+    assert nano.mixers[5] is Mixer.ATTENTION
+    assert nano.layers[5] is LayerKind.NONE
+    assert not nano.ffn_is_gated
+    ultra = read_model(MODELS / "nemotron-3-ultra")
+    assert ultra.moe is not None
+    assert (ultra.moe.latent_size, ultra.mtp_num_layers) == (2048, 1)
+    qwen = read_model(MODELS / "qwen3.5-397b-a17b")
+    assert (qwen.num_linear_layers, qwen.num_attention_layers) == (45, 15)
+    assert qwen.attention.has_output_gate
+    scout = read_model(MODELS / "llama-4-scout")
+    assert (scout.windowed.count(True), scout.attention.window_is_chunk) == (36, True)
+    maverick = read_model(MODELS / "llama-4-maverick")
+    assert (maverick.num_moe_layers, maverick.dense_ffn_size) == (24, 16384)
+    glm = read_model(MODELS / "glm-5")
+    assert glm.attention.indexer == Indexer(num_heads=32, head_dim=128, top_k=2048)
 
 
 @each_row(

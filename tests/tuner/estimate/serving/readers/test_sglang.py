@@ -152,3 +152,20 @@ def test_no_graphs_are_read_and_have_no_price(deployment: Made) -> None:
     launch = deployment(engine="sglang").read(f"{START} --tp 8 --disable-cuda-graph")
     assert launch.setting.graph_sequences == 0
     assert launch.flags.unpriced == ("--disable-cuda-graph",)
+
+
+def test_kept_states_cap_the_running_requests_of_hybrids(deployment: Made) -> None:
+    hybrid = deployment(engine="sglang", model="nemotron-3-nano")
+    flags = f"{START} --tp 8 --attn-dp-size 8 --max-running-requests 1024"
+    # 320 states of a rank are those of 64 requests, five each; of 320 without the radix cache.
+    for more, running in (
+        ("", 128),
+        ("--max-mamba-cache-size 2560", 64),
+        ("--max-mamba-cache-size 2560 --disable-radix-cache", 128),
+    ):
+        assert hybrid.read(f"{flags} {more}").setting.running == running
+    stated = hybrid.read(f"{flags} --max-mamba-cache-size 2560").notes
+    assert not any("mamba" in note for note in stated)
+    assert any("no --max-mamba-cache-size" in note for note in hybrid.read(flags).notes)
+    plain = deployment(engine="sglang").read(f"{flags} --max-mamba-cache-size 8")
+    assert plain.setting.running == 128

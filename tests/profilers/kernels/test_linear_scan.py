@@ -1,0 +1,108 @@
+"""Linear attention in chunks against its recurrence, token by token."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from profilers.interpolation import fit_rows
+from profilers.kernels.linear_scan import (
+    DECAY_SHIFT,
+    GATED_DELTA,
+    KDA,
+    MAMBA2,
+    cases,
+    prepare,
+    scan,
+)
+from profilers.records import AXES, Case, Measurement
+from profilers.series import Series
+
+PROFILES = Path(__file__).parents[3] / "examples" / "profiles"
+
+
+def recurrence(
+    kind: str, q: Tensor, k: Tensor, v: Tensor, decays: Tensor, writes: Tensor | None
+) -> Tensor:
+    """What a chunked scan has to equal: the state of every token, in double precision."""
+    repeats = v.shape[2] // q.shape[2]
+    q, k = (one.repeat_interleave(repeats, 2).double() for one in (q, k))
+    v, steps = v.double(), functional.softplus(decays.double() - DECAY_SHIFT)
+    if writes is None:
+        v = v * steps.unsqueeze(-1)
+    else:
+        k = functional.normalize(k, dim=-1)
+        q = functional.normalize(q, dim=-1) * q.shape[-1] ** -0.5
+        writes = writes.double().sigmoid()
+    state = torch.zeros(*v.shape[:1], v.shape[2], k.shape[-1], v.shape[-1], dtype=torch.double)
+    outputs = []
+    for token in range(v.shape[1]):
+        kept = (-steps[:, token]).exp()
+        state = state * (kept.unsqueeze(-1) if kind == KDA else kept[..., None, None])
+        change = v[:, token]
+        if writes is not None:
+            found = torch.einsum("bhn,bhnp->bhp", k[:, token], state)
+            change = writes[:, token].unsqueeze(-1) * (change - found)
+        state = state + torch.einsum("bhn,bhp->bhnp", k[:, token], change)
+        outputs.append(torch.einsum("bhn,bhnp->bhp", q[:, token], state))
+    return torch.stack(outputs, dim=1)
+
+
+def test_chunks_equal_the_recurrence() -> None:
+    torch.manual_seed(0)
+    failures = []
+    for kind in (MAMBA2, GATED_DELTA, KDA):
+        for length, chunk in ((37, 8), (16, 16), (5, 64), (1, 4)):
+            q, k = torch.randn(2, length, 2, 8), torch.randn(2, length, 2, 8)
+            v = torch.randn(2, length, 4, 6)
+            decays = torch.randn(2, length, 4, 8) if kind == KDA else torch.randn(2, length, 4)
+            writes = None if kind == MAMBA2 else torch.randn(2, length, 4)
+            found = scan(kind, q, k, v, decays, writes, chunk=chunk).double()
+            wanted = recurrence(kind, q, k, v, decays, writes)
+            if not torch.allclose(found, wanted, rtol=1e-4, atol=1e-5):
+                failures.append(f"{kind}, {length} tokens in chunks of {chunk}")
+    assert not failures
+
+
+def test_a_case_runs_both_ways_on_a_processor() -> None:
+    axes = {"batch": 2, "sequence": 32, "heads": 4, "key_heads": 2, "key_dim": 8, "value_dim": 8}
+    for kind in (MAMBA2, GATED_DELTA, KDA):
+        case = Case(
+            operation="linear_scan",
+            kind=kind,
+            dtype="bf16",
+            direction="forward",
+            axes={**axes, "chunk": 16},
+        )
+        prepared = prepare(case, torch.device("cpu"))
+        prepared.forward()
+        assert prepared.backward is not None
+        prepared.backward()()
+
+
+def test_the_default_grid_asks_a_processor_for_none() -> None:
+    assert cases(torch.device("cpu"), ("bf16", "fp32")) == ()
+
+
+def test_what_one_h200_took_is_interpolated() -> None:
+    """mamba_ssm's kernels for Nemotron-3 Nano's heads: four sizes predict three others."""
+    lines = (PROFILES / "h200-linear-scan" / "linear_scan.jsonl").read_text().splitlines()
+    rows = [Measurement.model_validate_json(line) for line in lines]
+    tokens = {2048, 8192, 32768}
+    known = [row for row in rows if num_tokens(row) in tokens and row.case.axes["batch"] in (1, 4)]
+    others = [row for row in rows if row not in known]
+    curves = fit_rows(known)
+    assert len(others) == 8
+    for row in others:
+        axes = np.array([[row.case.axes[axis] for axis in AXES["linear_scan"]]], dtype=float)
+        seconds_N, _ = curves[
+            Series(row.case.operation, row.case.kind, row.case.dtype, row.case.direction)
+        ].predict(axes)
+        assert seconds_N[0] == pytest.approx(np.median(row.times_s), rel=0.06)
+
+
+def num_tokens(row: Measurement) -> int:
+    return row.case.axes["batch"] * row.case.axes["sequence"]

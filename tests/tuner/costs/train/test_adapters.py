@@ -1,0 +1,221 @@
+"""Adapters by hand: parameters, bytes of state, what is kept, seconds."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tuner.backtest.columns import device_hardware
+from tuner.config.columns import Strategies
+from tuner.config.tune_columns import NF4_BYTES, Stack, stack_of, tune_columns
+from tuner.costs.train.adapters import adapter_counts
+from tuner.costs.train.columns_of import shape_of_model
+from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
+from tuner.costs.train.memory import price_memory
+from tuner.costs.train.memory_constants import constants_of_family
+from tuner.costs.train.shapes import Stages, number
+from tuner.costs.train.step import price_step
+from tuner.devices.catalogue import find_device
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.tune import Adapters
+
+MODELS = Path(__file__).parents[4] / "examples/models"
+LLAMA = read_model(MODELS / "llama-3.1-8b")
+MIXTRAL = read_model(MODELS / "mixtral-8x7b")
+SHEET = find_device("h100-sxm")
+HARDWARE = device_hardware(SHEET, GemmPrecision.BF16)
+LAYER = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+"""Matrices of a layer of Llama 3.1 8B."""
+
+
+def strategy(tune: Adapters | None, stack: Stack, model: Any = LLAMA, **changes: Any) -> Strategies:
+    usual = {"sequence": 4096.0, "micro_batch": 1.0, "num_microbatches": 4.0, "zero_stage": 1.0}
+    return Strategies(**{**usual, **tune_columns(tune, model, stack), **changes})
+
+
+def one_stage(model: Any) -> Stages:
+    one = np.ones((1, 1))
+    moe = float(model.num_moe_layers)
+    return Stages(
+        dense_SC=one * (model.num_layers - moe),
+        moe_SC=one * moe,
+        embedding_SC=one,
+        head_SC=one,
+        mtp_SC=0.0 * one,
+    )
+
+
+def memory(chosen: Strategies, model: Any = LLAMA, family: str = "") -> Any:
+    software = Software.TRANSFORMERS if family else Software.MEGATRON_2026
+    return price_memory(
+        shape_of_model(model, mtp_layers=0),
+        chosen,
+        HARDWARE,
+        one_stage(model),
+        constants=constants_of_family(software, family),
+    )
+
+
+def step(chosen: Strategies, model: Any = LLAMA, software: Software = Software.TRANSFORMERS) -> Any:
+    constants = uncalibrated(SHEET.generation, precision=GemmPrecision.BF16, software=software)
+    shape = shape_of_model(model, mtp_layers=0)
+    return price_step(shape, chosen, HARDWARE, constants, one_stage(model))
+
+
+def lora(*targets: str, **fields: Any) -> Adapters:
+    return Adapters(method=fields.pop("method", "lora"), rank=16, targets=targets, **fields)
+
+
+def test_an_adapter_has_rank_times_both_widths() -> None:
+    shape = shape_of_model(LLAMA, mtp_layers=0)
+    separate = adapter_counts(shape, strategy(lora("all-linear"), Stack.PYTORCH))
+    # q and o 4096 x 4096, k and v 4096 x 1024; gate and up 4096 x 14336, down the other way.
+    assert number(separate.attention) == 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024))
+    assert number(separate.dense) == 16 * 3 * (4096 + 14336)
+    fused = adapter_counts(shape, strategy(lora("all-linear"), Stack.MEGATRON))
+    # One input of 4096 for q, k, v, and one for gate and up.
+    assert number(separate.attention) - number(fused.attention) == 16 * 2 * 4096
+    assert number(separate.dense) - number(fused.dense) == 16 * 4096
+
+
+def test_every_expert_has_adapters_of_its_own() -> None:
+    shape = shape_of_model(MIXTRAL, mtp_layers=0)
+    chosen = strategy(lora("experts"), Stack.TRANSFORMERS, MIXTRAL)
+    counts = adapter_counts(shape, chosen)
+    # 8 experts; gate and up share their input: 4096 -> 2 x 14336, and 14336 -> 4096.
+    assert number(counts.experts) == 16 * 8 * (4096 + 2 * 14336 + 14336 + 4096)
+    assert number(counts.attention) == 0.0
+    half = adapter_counts(shape, replace(chosen, expert=4.0))
+    assert number(half.experts) == number(counts.experts) / 4
+
+
+def test_frozen_weights_have_neither_gradients_nor_moments() -> None:
+    full = memory(strategy(None, Stack.MEGATRON, data=8.0))
+    tuned = memory(strategy(lora("all-linear"), Stack.MEGATRON, data=8.0))
+    adapters = 32 * 16 * (2 * 4096 + 2 * 4096 + 2 * 1024 + 3 * (4096 + 14336) - 4096)
+    assert number(tuned.gradients_PC) == pytest.approx(4.0 * adapters, rel=0.01)
+    # fp32 copies and two moments, shared by 8 ranks.
+    assert number(tuned.optimizer_PC) == pytest.approx(12.0 * adapters / 8, rel=0.01)
+    more = number(tuned.weights_PC) - number(full.weights_PC)
+    assert more == pytest.approx(2.0 * adapters, rel=0.01)
+    assert number(tuned.total_PC) < 0.5 * number(full.total_PC)
+
+
+def test_nf4_covers_linear_layers_and_not_the_vocabulary() -> None:
+    # 4 bits, an 8-bit scale of 64 values, an fp32 one of 256 such scales.
+    assert pytest.approx(0.515869, rel=1e-5) == NF4_BYTES
+    plain, small = (
+        memory(
+            strategy(lora("attention", method=method), Stack.TRANSFORMERS, zero_stage=0.0),
+            family="transformers",
+        )
+        for method in ("lora", "qlora")
+    )
+    saved = number(plain.weights_PC) - number(small.weights_PC)
+    assert saved == pytest.approx(32 * LAYER * (2.0 - NF4_BYTES), rel=0.001)
+
+
+def test_sharding_divides_frozen_weights_and_adapters() -> None:
+    alone, shared = (
+        memory(
+            strategy(lora("attention"), Stack.PYTORCH, zero_stage=3.0, data=ranks),
+        )
+        for ranks in (1.0, 8.0)
+    )
+    for part in ("weights_PC", "gradients_PC", "optimizer_PC"):
+        assert number(getattr(alone, part)) == pytest.approx(8 * number(getattr(shared, part)))
+
+
+def test_fp32_adapters_keep_copies_and_bf16_ones_share() -> None:
+    kept = {
+        dtype: number(
+            memory(
+                strategy(
+                    lora("attention", dtype=dtype),
+                    Stack.TRANSFORMERS,
+                    zero_stage=0.0,
+                    num_microbatches=1.0,
+                ),
+                family="transformers",
+            ).activations_PC
+        )
+        for dtype in ("fp32", "bf16")
+    }
+    # fp32: 4 bytes of 4096 for each of four; bf16: 2 bytes once for q, k, v (o's is kept anyway,
+    # but not as it is). Both keep their inner width of 16. The first layer's input needs neither.
+    more = 32 * 4096 * (4 * 4 * 4096 - 2 * 4096 + 4 * 16 * (4 - 2))
+    assert kept["fp32"] - kept["bf16"] == pytest.approx(more, rel=0.01)
+
+
+def test_adapters_on_stacked_experts_keep_merged_weights_unless_recomputed() -> None:
+    def peak(recompute: float) -> float:
+        chosen = strategy(
+            lora("experts"),
+            Stack.TRANSFORMERS,
+            MIXTRAL,
+            zero_stage=0.0,
+            num_microbatches=1.0,
+            recompute_full=recompute,
+        )
+        return number(memory(chosen, MIXTRAL, "transformers").allocated_PC)
+
+    merged = 2.0 * 8 * 3 * 4096 * 14336
+    assert peak(0.0) - peak(1.0) > 30 * merged
+
+
+def test_frozen_matrices_cost_no_weight_gradients() -> None:
+    for software in (Software.MEGATRON_2026, Software.TORCH_FSDP):
+        stack = stack_of(software)
+        full = step(strategy(None, stack), software=software)
+        tuned = step(strategy(lora("q_proj", "k_proj", "v_proj"), stack), software=software)
+        ratio = number(tuned.step_s) / number(full.step_s)
+        # Two of three GEMMs, and attention whole.
+        assert 0.6 < ratio < 0.85
+
+
+def test_a_larger_rank_and_more_targets_never_take_less() -> None:
+    for stack in (Stack.TRANSFORMERS, Stack.PYTORCH):
+        few = step(strategy(lora("attention"), stack))
+        more = step(strategy(lora("attention", "mlp"), stack))
+        wide = step(strategy(lora("attention", "mlp").model_copy(update={"rank": 256}), stack))
+        assert number(few.step_s) < number(more.step_s) < number(wide.step_s)
+
+
+def test_gradients_of_adapters_alone_are_reduced() -> None:
+    shared = {"data": 8.0, "zero_stage": 0.0}
+    full = step(strategy(None, Stack.MEGATRON, **shared), software=Software.MEGATRON_2026)
+    tuned = step(
+        strategy(lora("all-linear"), Stack.MEGATRON, **shared), software=Software.MEGATRON_2026
+    )
+    assert number(tuned.once_s) < 0.2 * number(full.once_s)
+
+
+def test_columns_of_several_kinds_are_priced_as_each_alone() -> None:
+    kinds = [
+        strategy(None, Stack.MEGATRON),
+        strategy(lora("all-linear"), Stack.MEGATRON),
+        strategy(lora("attention"), Stack.TRANSFORMERS),
+        strategy(lora("attention", method="qlora"), Stack.TRANSFORMERS),
+    ]
+    from tuner.costs.train.shapes import stacked
+
+    together = stacked(kinds)
+    shape = shape_of_model(LLAMA, mtp_layers=0)
+    constants = uncalibrated(
+        SHEET.generation, precision=GemmPrecision.BF16, software=Software.TRANSFORMERS
+    )
+    found = price_step(shape, together, HARDWARE, constants, one_stage(LLAMA)).step_s
+    alone = [number(step(one).step_s) for one in kinds]
+    assert np.asarray(found) == pytest.approx(alone)
+    peaks = price_memory(
+        shape,
+        together,
+        HARDWARE,
+        one_stage(LLAMA),
+        constants=constants_of_family(Software.TRANSFORMERS, "transformers"),
+    ).total_PC
+    assert peaks[0] == pytest.approx(
+        [number(memory(one, family="transformers").total_PC) for one in kinds]
+    )

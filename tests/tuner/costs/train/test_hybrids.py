@@ -1,0 +1,184 @@
+"""Hybrids: parameters, FLOPs, bytes and seconds of linear attention, latent experts and windows."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.rows import each_row
+from tuner.config.columns import Strategies
+from tuner.costs.ops import linear_scan
+from tuner.costs.prices.datasheet import DatasheetPrices
+from tuner.costs.prices.linear_scan import scan_flop
+from tuner.costs.train.activations import activation_bytes
+from tuner.costs.train.columns_of import StageLayers, hardware_of_pool, stages_of_layouts
+from tuner.costs.train.columns_of import shape_of_model as to_shape
+from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
+from tuner.costs.train.shapes import Hardware, ModelShape
+from tuner.costs.train.state import parameters
+from tuner.costs.train.step import price_step
+from tuner.costs.train.units import unit_costs
+from tuner.devices.catalogue import find_device
+from tuner.devices.datasheet import Generation
+from tuner.spec.accounting import forward_flop_per_token, num_parameters, state_bytes_per_sequence
+from tuner.spec.cluster import Pool
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.model import ModelSpec
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+HYBRIDS = (
+    "nemotron-3-nano",
+    "nemotron-3-super",
+    "nemotron-h-56b",
+    "qwen3-next-80b-a3b",
+    "qwen3.5-397b-a17b",
+    "kimi-linear-48b-a3b",
+    "deepseek-v3.2",
+    "llama-4-maverick",
+)
+NANO_SCAN = {"heads": 64.0, "key_heads": 8.0, "key_dim": 128.0, "value_dim": 64.0, "chunk": 128.0}
+
+
+def shipped(name: str) -> ModelSpec:
+    return read_model(MODELS / name)
+
+
+def h200(precision: GemmPrecision = GemmPrecision.BF16) -> Hardware:
+    pool = Pool(name="p", device="h200-sxm", devices_per_node=8)
+    return hardware_of_pool(find_device("h200-sxm"), pool, precision=precision)
+
+
+@each_row("name", HYBRIDS)
+def test_one_device_holds_the_parameters_of_the_model(name: str) -> None:
+    """Norms, biases, convolutions and decays are the small difference."""
+    model = shipped(name)
+    shape, alone = (
+        to_shape(model, mtp_layers=0),
+        Strategies(sequence=1.0, micro_batch=1.0, num_microbatches=1.0),
+    )
+    own = parameters(shape, alone)
+    total = shape.dense_layers * (own.dense_mixer + own.dense_ffn) + 2.0 * own.vocab
+    total += shape.moe_layers * (own.moe_mixer + own.moe_outside + own.experts)
+    assert float(total) == pytest.approx(num_parameters(model), rel=2e-3)
+
+
+def test_a_scan_by_hand() -> None:
+    # Nemotron-3 Nano: 8 groups x 2 x 128 x 128, and 64 heads x (2 x 128 x 64 + 4 x 128 x 64).
+    assert scan_flop(**NANO_SCAN, is_delta=0.0) == 8 * 32768 + 64 * (16384 + 32768)
+    # Qwen3-Next, a head: 64 x (6 x 128 + 4 x 128), 6 x 128 x 128, and a third of 64 x 64.
+    delta = {"heads": 1.0, "key_heads": 1.0, "key_dim": 128.0, "value_dim": 128.0, "chunk": 64.0}
+    assert scan_flop(**delta, is_delta=1.0) == pytest.approx(64 * 1280 + 98304 + 64 * 64 / 3)
+
+
+def test_state_bytes_by_hand() -> None:
+    # 23 layers x (64 heads x 128 x 64 in fp32, 3 x (4096 + 2 x 8 x 128) in bf16).
+    nano = state_bytes_per_sequence(shipped("nemotron-3-nano"))
+    assert nano == 23 * (64 * 128 * 64 * 4 + 3 * 6144 * 2)
+    # 36 layers x (32 heads x 128 x 128 in fp32, 3 x (2 x 2048 + 4096) in bf16).
+    qwen = state_bytes_per_sequence(shipped("qwen3-next-80b-a3b"))
+    assert qwen == 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    assert state_bytes_per_sequence(shipped("mixtral-8x7b")) == 0.0
+
+
+@each_row(
+    ("name", "billions", "tokens"),
+    [
+        # Megatron-Bridge prints 84.73 GFLOP a token with two heads more for multi-token prediction
+        # (3 x 2 x 4096 x 131072 each) and two layers of attention and experts; 22.28 for Nano, of
+        # which 1.5 are a Mamba-2 width that Nano does not have (5376 instead of 4096).
+        ("nemotron-3-nano", 20.78, 8192),
+        ("nemotron-3-super", 76.3, 8192),
+    ],
+)
+def test_flop_of_a_token_as_published(name: str, billions: float, tokens: int) -> None:
+    flop = forward_flop_per_token(shipped(name), sequence_length=tokens)
+    assert 3.0 * flop.total / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+def test_a_scan_takes_what_one_h200_took() -> None:
+    """mamba_ssm's kernels on 4 x 8,192 tokens of Nemotron-3 Nano: 1.26 and 4.45 ms."""
+    own = uncalibrated(
+        Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
+    )
+    prices = DatasheetPrices(hardware=h200(), constants=own)
+    scan = linear_scan(kind="mamba2", batch=4.0, sequence=8192.0, **NANO_SCAN, is_delta=0.0)
+    assert prices.seconds(scan) == pytest.approx(1.26e-3, rel=0.25)
+    assert prices.seconds(replace(scan, direction="backward")) == pytest.approx(4.45e-3, rel=0.25)
+
+
+def step(shape: ModelShape, model: ModelSpec, **more: float) -> float:
+    hardware = h200()
+    own = uncalibrated(
+        Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
+    )
+    strategies = Strategies(sequence=4096.0, micro_batch=1.0, num_microbatches=4.0, **more)
+    layout = [StageLayers(layers=model.num_layers, embedding=True, head=True)]
+    stages = stages_of_layouts(model, [layout])
+    return float(np.ravel(price_step(shape, strategies, hardware, own, stages).step_s)[0])
+
+
+def test_a_layer_is_the_average_of_its_kind() -> None:
+    """Qwen3-Next's layers are 36 of one mixer and 12 of the other, behind the same experts."""
+    shape = to_shape(shipped("qwen3-next-80b-a3b"), mtp_layers=0)
+    only = [replace(shape, moe_attention=share, moe_linear=1.0 - share) for share in (1.0, 0.0)]
+    own = uncalibrated(
+        Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
+    )
+    # A device so slow that no launch is waited for.
+    slow = replace(h200(), matmul_flop_per_s=1e13, attention_flop_per_s=1e13)
+    strategies = Strategies(sequence=4096.0, micro_batch=4.0, num_microbatches=1.0, expert=8.0)
+    mixed, attention, linear = (
+        unit_costs(one, strategies, slow, own).moe for one in (shape, *only)
+    )
+    for name in ("forward_s", "backward_s", "parameters"):
+        both = 0.25 * getattr(attention, name) + 0.75 * getattr(linear, name)
+        assert float(getattr(mixed, name)) == pytest.approx(float(both), rel=1e-3)
+    saved = [
+        float(activation_bytes(one, strategies, cp_output_copy_ratio=0.0).moe.saved)
+        for one in (shape, *only)
+    ]
+    assert saved[0] == pytest.approx(0.25 * saved[1] + 0.75 * saved[2], rel=1e-9)
+
+
+def test_models_without_linear_attention_cost_what_they_did() -> None:
+    """Shares of 1 and widths of 0 change nothing, to the last bit."""
+    model = shipped("mixtral-8x7b")
+    shape = to_shape(model, mtp_layers=0)
+    assert (shape.moe_attention, shape.moe_linear, shape.dense_network) == (1.0, 0.0, 1.0)
+    assert not shape.has_linear
+    assert float(shape.expert_hidden) == shape.hidden
+
+
+def test_latent_experts_cost_less_to_multiply_and_to_send() -> None:
+    model = shipped("nemotron-3-super")
+    shape = to_shape(model, mtp_layers=0)
+    wide = replace(shape, moe_latent=0.0)
+    spread = {"data": 8.0, "expert": 8.0, "is_hybridep": 1.0}
+    assert step(shape, model, **spread) < 0.8 * step(wide, model, **spread)
+    own = [
+        parameters(one, Strategies(sequence=1.0, micro_batch=1.0, num_microbatches=1.0))
+        for one in (shape, wide)
+    ]
+    assert float(own[0].experts) == pytest.approx(float(own[1].experts) / 4.0)
+
+
+def test_sparse_and_chunked_attention_save_what_is_not_attended_to() -> None:
+    own = uncalibrated(
+        Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
+    )
+    long = Strategies(sequence=131072.0, micro_batch=1.0, num_microbatches=1.0)
+    short = replace(long, sequence=2048.0)
+
+    def attention_s(shape: ModelShape, strategies: Strategies) -> float:
+        return float(np.ravel(unit_costs(shape, strategies, h200(), own).dense.forward_s)[0])
+
+    sparse = to_shape(shipped("deepseek-v3.2"), mtp_layers=0)
+    dense = replace(sparse, index_heads=0.0, index_dim=0.0, index_top_k=0.0)
+    assert attention_s(sparse, long) < 0.5 * attention_s(dense, long)
+    # A sequence as short as what is picked gains nothing and pays for the indexer.
+    assert attention_s(sparse, short) > attention_s(dense, short)
+    chunked = to_shape(shipped("llama-4-maverick"), mtp_layers=0)
+    whole = replace(chunked, windowed_ratio=0.0)
+    assert attention_s(chunked, long) < 0.6 * attention_s(whole, long)
+    assert attention_s(chunked, short) == pytest.approx(attention_s(whole, short), rel=1e-6)

@@ -1,0 +1,421 @@
+"""Hybrids, the gated delta rule and sparse attention: emitted, restricted and read back."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.rows import Failures, each_row
+from tests.tuner.engines.testing import sample_decision, sample_verified, write_emitted
+from tuner.config.train import TrainDecision
+from tuner.engines.capabilities import TARGETS, intersection, launchable
+from tuner.engines.manifest import of_model
+from tuner.engines.megatron_bridge.write import overrides
+from tuner.engines.megatron_lm import read as megatron
+from tuner.engines.megatron_lm.core import Core
+from tuner.engines.megatron_lm.write import arguments, program
+from tuner.engines.writers import broken_rules, emit
+from tuner.errors import SpecError
+from tuner.estimate.configuration import build_configuration
+from tuner.estimate.decision import to_decision
+from tuner.estimate.registry import read_launch
+from tuner.spec.cluster import Cluster, Pool
+from tuner.spec.features import ModelFeature, features
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.model import ModelSpec
+from tuner.spec.refusals import refusals
+from tuner.spec.spec import Spec
+
+MODELS = Path(__file__).parents[3] / "examples" / "models"
+SUPER, DENSE, DELTA, SPARSE = (
+    "nemotron-3-super",
+    "nemotron-h-56b",
+    "qwen3.5-397b-a17b",
+    "deepseek-v3.2",
+)
+CONTEXT: Final = {"context_parallel_size": 2, "expert_data_parallel_size": 2}
+FILES: Final = {
+    "megatron-lm": ("megatron_args.txt", "run.sh"),
+    "megatron-lm-0.16": ("megatron_args.txt", "run.sh"),
+    "megatron-bridge": ("overrides.txt", "run.sh"),
+    "megatron-bridge-26.04": ("overrides.txt", "run.sh"),
+    "megatron-bridge-26.02": ("overrides.txt", "run.sh"),
+}
+
+
+def _model(name: str) -> ModelSpec:
+    return read_model(MODELS / name / "config.json")
+
+
+def _decision(model: ModelSpec, *layout: int, ranks: int = 1, **changes: Any) -> TrainDecision:
+    """Return stages of so many layers, without recomputation."""
+    stages = layout or (model.num_layers,)
+    dense = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
+    fields = {
+        "pipeline_model_parallel_size": ranks,
+        "virtual_pipeline_model_parallel_size": len(stages) // ranks,
+        "pipeline_layout": stages,
+        "recompute": "none",
+        "recompute_modules": (),
+        "stage_recompute": ("none",) * len(stages),
+        "chunks": (1,) * len(stages),
+        **({} if model.num_moe_layers else dense),
+        **changes,
+    }
+    return sample_decision(**fields)
+
+
+def _options(
+    model: ModelSpec, decision: TrainDecision, *, core: Core = Core.V0_18
+) -> dict[str, list[str]]:
+    goal = sample_verified(model, decision).plan.goal
+    return {flag: values for flag, *values in arguments(model, goal, decision, core=core)}
+
+
+def test_the_layers_of_nemotron_are_letters() -> None:
+    model = _model(SUPER)
+    options = _options(model, _decision(model, mtp_num_layers=1))
+    # The published pattern (config.json, hybrid_override_pattern), and one MTP layer.
+    published = (
+        "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
+    )
+    assert options["--hybrid-layer-pattern"] == [f"{published}/*E"]
+    assert options["--num-layers"] == ["88"]
+    assert options["--moe-latent-size"] == ["1024"]
+    assert options["--mamba-num-heads"] == ["128"]
+    assert options["--mamba-state-dim"] == ["128"]
+    assert options["--position-embedding-type"] == ["none"]
+    assert {"--squared-relu", "--no-bias-gelu-fusion"} <= set(options)
+    assert not {"--rotary-base", "--moe-layer-freq", "--swiglu"} & set(options)
+
+
+def test_the_stages_of_a_hybrid_are_in_its_pattern() -> None:
+    model = _model(SUPER)
+    options = _options(model, _decision(model, 20, 30, 30, 8, ranks=2, mtp_num_layers=1))
+    main, mtp = options["--hybrid-layer-pattern"][0].split("/")
+    assert [len(stage) for stage in main.split("|")] == [20, 30, 30, 8]
+    assert mtp == "*E"
+    for flag in ("--pipeline-model-parallel-layout", "--num-virtual-stages-per-pipeline-rank"):
+        assert flag not in options
+    # core 0.16 cuts the letters itself.
+    old = _options(model, _decision(model, 44, 44, ranks=2), core=Core.V0_16)
+    assert old["--hybrid-override-pattern"][0] == main.replace("|", "")
+    assert "--hybrid-layer-pattern" not in old
+
+
+def test_each_release_starts_its_own_program_of_hybrids(tmp_path: Path) -> None:
+    programs = {
+        ("megatron-lm", SUPER): "pretrain_hybrid.py",
+        ("megatron-lm-0.16", SUPER): "pretrain_mamba.py",
+        ("megatron-lm", DELTA): "pretrain_gpt.py",
+        ("megatron-lm", SPARSE): "pretrain_gpt.py",
+    }
+    for (target, name), expected in programs.items():
+        model = _model(name)
+        verified = sample_verified(model, _decision(model), emit=(target,))
+        script = next(str(file.text) for file in emit(target, verified) if file.executable)
+        assert f'"$MEGATRON_LM/{expected}"' in script
+        core = Core.V0_16 if target.endswith("0.16") else Core.V0_18
+        assert program(model, core=core) == expected
+    layers = _options(_model(SUPER), _decision(_model(SUPER)), core=Core.V0_16)["--spec"]
+    assert layers == ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"]
+
+
+def test_every_fourth_layer_of_qwen3_next_has_attention_with_a_gate() -> None:
+    model = _model("qwen3-next-80b-a3b")
+    options = _options(model, _decision(model, 24, 24, ranks=2))
+    assert options["--experimental-attention-variant"] == ["gated_delta_net"]
+    assert options["--linear-attention-freq"] == [f"({'+'.join(['[1]*3+[0]*1'] * 12)})"]
+    assert options["--linear-num-key-heads"] == ["16"]
+    assert options["--linear-num-value-heads"] == ["32"]
+    assert {"--attention-output-gate", "--moe-shared-expert-gate", "--swiglu"} <= set(options)
+
+
+def test_sparse_attention_says_what_its_price_needs() -> None:
+    model = _model(SPARSE)
+    decision = _decision(model)
+    options = _options(model, decision)
+    assert options["--experimental-attention-variant"] == ["dsa"]
+    assert options["--dsa-indexer-topk"] == ["2048"]
+    assert {"--multi-latent-attention", "--no-rope-fusion"} <= set(options)
+    files = emit("megatron-lm", sample_verified(model, decision, emit=("megatron-lm",)))
+    assert all("--dsa-kernel-backend" in file.text for file in files)
+
+
+def test_mamba_layers_have_graphs_of_their_own() -> None:
+    for name, expected in (
+        (SUPER, ["attn", "mamba", "moe_router", "moe_preprocess"]),
+        (DENSE, ["attn", "mamba", "mlp"]),
+        (DELTA, ["attn", "moe_router", "moe_preprocess"]),
+    ):
+        model = _model(name)
+        options = _options(model, _decision(model, cuda_graph="partial"))
+        assert options["--cuda-graph-modules"] == expected
+
+
+@each_row(
+    ("target", "name", "changes", "rule"),
+    [
+        ("megatron-lm", SUPER, {"a2a_overlap": True}, "a2a_overlap is not offered, with Mamba-2"),
+        ("megatron-lm", SUPER, {"activation_offload": True}, "not offered, with Mamba-2 layers"),
+        ("megatron-lm", SUPER, {"zero_stage": 3}, "zero_stage 3 is not one of 0, 1, 2, with Mamba"),
+        (
+            "megatron-lm",
+            SUPER,
+            {"cuda_graph": "full_iteration", "dispatcher": "hybridep"},
+            "without experts, with feed-forward networks of two matrices",
+        ),
+        ("megatron-lm-0.16", SUPER, {"mtp_num_layers": 1}, "must be 0, with Mamba-2 layers"),
+        ("megatron-lm", SPARSE, CONTEXT, "must be 1, with attention to the tokens"),
+        ("megatron-lm-0.16", DELTA, CONTEXT, "must be 1, with layers with the gated delta"),
+        ("torchtitan", DELTA, CONTEXT | {"zero_stage": 3}, "must be 1, with layers with the"),
+        ("megatron-bridge", SPARSE, {}, "no arguments are written for attention to the tokens"),
+    ],
+)
+def test_a_restriction_names_its_feature(
+    target: str, name: str, changes: dict[str, Any], rule: str
+) -> None:
+    model = _model(name)
+    (line,) = refusals(TARGETS[target], model=model, decision=_decision(model, **changes))
+    assert line.startswith(f"{target}: ")
+    assert rule in line
+
+
+def test_hybrids_of_older_releases_have_equal_stages() -> None:
+    model = _model(SUPER)
+    for layout, ranks, rule in (
+        ((40, 48), 2, "same number of layers"),
+        ((22,) * 4, 2, "no interleaved pipeline"),
+    ):
+        lines = refusals(
+            TARGETS["megatron-lm-0.16"],
+            model=model,
+            decision=_decision(model, *layout, ranks=ranks),
+        )
+        assert any(rule in line for line in lines)
+        assert not refusals(
+            TARGETS["megatron-lm"], model=model, decision=_decision(model, *layout, ranks=ranks)
+        )
+
+
+def test_the_search_gets_what_the_targets_can_express_of_its_model() -> None:
+    able = launchable(("megatron-lm", "slurm"), model=_model(SUPER), precision="bf16")
+    assert able.a2a_overlap is None
+    assert able.zero_stages == {0, 1, 2}
+    assert launchable(("megatron-lm",), model=_model("mixtral-8x7b"), precision="bf16").a2a_overlap
+    # In either order: what both can express of a model.
+    for name in (SUPER, DELTA, SPARSE, "mixtral-8x7b"):
+        present = features(_model(name))
+        both = of_model(intersection(("megatron-lm", "torchtitan")), present)
+        each = [of_model(TARGETS[one], present) for one in ("megatron-lm", "torchtitan")]
+        assert both.parts == tuple(each)
+        assert both.context_parallel == all(one.context_parallel for one in each)
+
+
+@each_row(
+    ("tensor", "context", "is_legal"),
+    # 128 heads in 8 groups: a tensor rank has whole groups, context ranks may share one.
+    [(8, 1, True), (8, 2, True), (16, 1, False), (2, 8, True), (1, 3, False), (8, 32, False)],
+)
+def test_ranks_share_the_heads_of_mamba(*, tensor: int, context: int, is_legal: bool) -> None:
+    model = _model(SUPER)
+    decision = _decision(
+        model,
+        tensor_model_parallel_size=tensor,
+        context_parallel_size=context,
+        sequence_parallel=tensor > 1,
+        expert_data_parallel_size=tensor * context,
+    )
+    lines = refusals(TARGETS["megatron-lm"], model=model, decision=decision)
+    assert bool(lines) is not is_legal
+    assert all("heads of linear attention and share its 8 groups" in line for line in lines)
+
+
+def test_ranks_share_the_key_heads_of_the_gated_delta_rule() -> None:
+    model = _model(DELTA)
+    for context, is_legal in ((1, True), (2, True), (4, False)):
+        decision = _decision(
+            model,
+            tensor_model_parallel_size=8,
+            context_parallel_size=context,
+            sequence_parallel=True,
+            expert_data_parallel_size=8 * context,
+        )
+        lines = refusals(TARGETS["megatron-lm"], model=model, decision=decision)
+        assert bool(lines) is not is_legal
+
+
+def test_mamba_layers_of_another_shape_are_refused_by_name() -> None:
+    model = _model(SUPER)
+    assert model.linear is not None
+    linear = model.linear.model_copy(update={"conv_kernel": 2})
+    other = model.model_copy(update={"linear": linear})
+    assert ModelFeature.MAMBA2_VARIANT in features(other) - features(model)
+    (line,) = refusals(TARGETS["megatron-lm"], model=other, decision=_decision(other))
+    assert "kernel, chunks or biases are not Nemotron's" in line
+
+
+def _spec(model: ModelSpec, decision: TrainDecision) -> Spec:
+    pool = Pool(name="pool", device="h100-sxm", nodes=decision.num_devices // 8, devices_per_node=8)
+    return Spec(
+        path=Path("spec.yaml"),
+        model_path=Path("config.json"),
+        model=model,
+        cluster=Cluster(pools=(pool,)),
+        goal=sample_verified(model, decision).plan.goal,
+        emit=("megatron-lm",),
+    )
+
+
+def _decisions(model: ModelSpec) -> dict[str, TrainDecision]:
+    layers = model.num_layers
+    half, quarter = layers // 2, layers // 4
+    interleaved = (quarter, quarter, quarter, layers - 3 * quarter)
+    return {
+        "one stage": _decision(model),
+        "two stages": _decision(model, half, layers - half, ranks=2),
+        "uneven": _decision(model, half - 3, layers - half + 3, ranks=2),
+        "a stage without layers": _decision(model, layers, 0, ranks=2),
+        "interleaved": _decision(model, *interleaved, ranks=2),
+        "MTP": _decision(model, half, layers - half, ranks=2, mtp_num_layers=1),
+        "graphs": _decision(model, cuda_graph="partial"),
+    }
+
+
+NEW: Final = (
+    *("nemotron-3-nano", "nemotron-3.5-lightning", SUPER, "nemotron-3-ultra", DENSE),
+    *("qwen3-next-80b-a3b", DELTA, SPARSE, "glm-5", "minimax-m2", "kimi-k2.5", "qwen2.5-7b"),
+)
+
+
+@pytest.mark.parametrize("target", FILES)
+def test_what_is_emitted_for_new_models_reads_back(target: str, tmp_path: Path) -> None:
+    failures, num_read = Failures(), 0
+    for name in NEW:
+        model = _model(name)
+        for case, decision in _decisions(model).items():
+            verified = sample_verified(model, decision, emit=(target,))
+            if broken_rules(target, verified.plan, decision):
+                continue
+            folder = tmp_path / name / case.replace(" ", "-")
+            write_emitted(folder, emit(target, verified))
+            for file in FILES[target]:
+                with failures.of(name, case, file):
+                    launch = read_launch(str(folder / file))
+                    own, _ = build_configuration(launch, _spec(model, decision))
+                    found = to_decision(own, model)
+                    for field in (
+                        "pipeline_model_parallel_size",
+                        "virtual_pipeline_model_parallel_size",
+                        "pipeline_layout",
+                        "mtp_num_layers",
+                        "cuda_graph",
+                    ):
+                        assert getattr(found, field) == getattr(decision, field), field
+                    num_read += 1
+    failures.check()
+    assert num_read >= 60
+
+
+LEAST = "--micro-batch-size 1 --hidden-size 4096 --num-attention-heads 32 --hybrid-layer-pattern "
+
+
+@each_row(
+    ("text", "words"),
+    [
+        ("MEMX", "'X' is no layer; the letters are M (Mamba-2)"),
+        ("/*E", "must hold 1 to 1000 layers"),
+        ("M" * 1001, "must hold 1 to 1000 layers"),
+        ("ME/*E|*E", "every | must precede the first /"),
+        ("ME/*E/**", "all patterns after / must be the same"),
+    ],
+)
+def test_a_pattern_that_is_none_is_one_line(text: str, words: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        megatron.read(f"pretrain_hybrid.py {LEAST}{text}", source="run.sh")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def _refused(model: ModelSpec, text: str) -> str:
+    launch = megatron.read(text, source="run.sh")
+    with pytest.raises(SpecError) as caught:
+        build_configuration(launch, _spec(model, _decision(model)))
+    return str(caught.value)
+
+
+def test_the_pattern_of_another_model_is_refused() -> None:
+    model = _model(SUPER)
+    decision = _decision(model, mtp_num_layers=1)
+    goal = sample_verified(model, decision).plan.goal
+    text = " ".join(word for line in arguments(model, goal, decision) for word in line)
+    assert "layer 1 is *, but of nemotron-3-super it is M" in _refused(
+        model, text.replace("-pattern M", "-pattern *")
+    )
+    assert "holds 87 layers" in _refused(model, text.replace("-pattern M", "-pattern "))
+    assert "predicts tokens with '**'" in _refused(model, text.replace("/*E", "/**"))
+    assert "--mamba-num-heads 64" in _refused(model, text.replace("heads 128 ", "heads 64 "))
+    three = text.replace("-pattern MEM", "-pattern M|E|M")
+    two_ranks = three.replace("pipeline-model-parallel-size 1", "pipeline-model-parallel-size 2")
+    assert "3 stages, not divisible by --pipeline-model-parallel-size 2" in _refused(
+        model, two_ranks
+    )
+    assert "both say how layers are cut" in _refused(
+        model,
+        text.replace("-pattern M", "-pattern M|") + " --num-layers-per-virtual-pipeline-stage 4",
+    )
+    delta = _model(DELTA)
+    goal = sample_verified(delta, _decision(delta)).plan.goal
+    words = [word for line in arguments(delta, goal, _decision(delta)) for word in line]
+    plain = " ".join(words).replace("--experimental-attention-variant gated_delta_net", "")
+    assert "no --experimental-attention-variant" in _refused(delta, plain)
+
+
+def test_patterns_of_layers_with_a_network_are_read_as_the_models_layers() -> None:
+    model = _model("qwen3-next-80b-a3b")
+    letters = "GEGEGE*E" * 12
+    text = (
+        "pretrain_hybrid.py --micro-batch-size 1 --num-experts 512 --swiglu --attention-output-gate"
+        " --group-query-attention --num-query-groups 2 --num-attention-heads 16"
+        " --untie-embeddings-and-output-weights --pipeline-model-parallel-size 2"
+        f" --hybrid-layer-pattern {letters[:32]}|{letters[32:]}"
+    )
+    spec = _spec(model, _decision(model))
+    own, _ = build_configuration(megatron.read(text, source="run.sh"), spec)
+    assert [stage.layers for stage in own.stages] == [16, 32]
+    cut = text.replace("|", "").replace("GEGEGE*E", "G|EGEGE*E", 1)
+    assert "stage 1 ends between the mixer and the network" in _refused(model, cut)
+
+
+def test_bridge_starts_from_the_recipes_of_its_release() -> None:
+    for target, name, recipe in (
+        ("megatron-bridge", SUPER, "nemotron_3_super"),
+        ("megatron-bridge-26.04", SUPER, "nemotron_3_super"),
+        ("megatron-bridge-26.02", SUPER, "nemotron_3_nano"),
+        ("megatron-bridge", "nemotron-3-ultra", "nemotron_3_super"),
+        ("megatron-bridge", DENSE, "nemotronh_56b"),
+        ("megatron-bridge", "qwen3-next-80b-a3b", "qwen3_next_80b_a3b"),
+        ("megatron-bridge", DELTA, "qwen3_next_80b_a3b"),
+    ):
+        model = _model(name)
+        verified = sample_verified(model, _decision(model), emit=(target,))
+        script = next(file.text for file in emit(target, verified) if file.path.name == "run.sh")
+        assert f'"${{RECIPE:-{recipe}_pretrain_config}}"' in script, (target, name)
+
+
+def test_bridge_calls_the_pattern_by_its_releases_name() -> None:
+    model = _model(SUPER)
+    decision = _decision(model, 44, 44, ranks=2)
+    goal = sample_verified(model, decision).plan.goal
+    for core, field in product(Core, ("hybrid_layer_pattern", "hybrid_override_pattern")):
+        found = dict(overrides(model, goal, decision, core=core))
+        is_old = core is Core.V0_16
+        assert (f"model.{field}" in found) == (is_old == (field == "hybrid_override_pattern"))
+        # A recipe that runs one MTP layer twice would change the pattern.
+        assert ("model.mtp_use_repeated_layer" in found) is not is_old
+    verified = sample_verified(model, decision, emit=("megatron-bridge",))
+    (text,) = (
+        file.text for file in emit("megatron-bridge", verified) if file.path.name == "overrides.txt"
+    )
+    assert "model.hybrid_layer_pattern='MEMEMEM*E" in text

@@ -1,0 +1,131 @@
+"""Fine-tuning files: what the loop reads, what is refused, and Megatron-Bridge's adapters."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rows import each_row
+from tests.tuner.engines.testing import sample_decision, sample_verified
+from tests.tuner.spec.test_tune import written
+from tuner.engines.megatron_bridge.lora import lora_arguments
+from tuner.engines.peft.write import settings
+from tuner.engines.writers import emit
+from tuner.errors import SpecError
+from tuner.goals.train_plan import plan_training
+from tuner.plans.train import VerifiedPlan
+from tuner.spec.goal import TrainGoal
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.tune import Adapters
+
+ROOT = Path(__file__).parents[3]
+MIXTRAL = read_model(ROOT / "examples/models/mixtral-8x7b")
+REPLICAS = {
+    "pipeline_model_parallel_size": 1,
+    "data_parallel_size": 8,
+    "expert_model_parallel_size": 1,
+    "expert_data_parallel_size": 8,
+    "zero_stage": 3,
+    "recompute": "full",
+    "stage_recompute": ("full",),
+    "chunks": (1,),
+    "pipeline_layout": (32,),
+}
+
+
+def goal_of(*targets: str, **fields: Any) -> TrainGoal:
+    tune = Adapters(method=fields.pop("method", "lora"), rank=16, targets=targets, **fields)
+    return TrainGoal(kind="train", sequence_length=4096, global_batch_size=64, tune=tune)
+
+
+def test_the_loop_gets_names_that_peft_knows() -> None:
+    found = settings(MIXTRAL, goal_of("all-linear"), sample_decision(**REPLICAS))
+    assert found["adapters"] == {
+        "quantise": False,
+        "dtype": "fp32",
+        "r": 16,
+        "lora_alpha": 32.0,
+        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+        "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    }
+    assert (found["fully_shard"], found["gradient_checkpointing"]) == (True, True)
+    # 64 sequences over 8 replicas of 1.
+    assert found["gradient_accumulation_steps"] == 8
+    full = TrainGoal(kind="train", sequence_length=4096, global_batch_size=64)
+    assert settings(MIXTRAL, full, sample_decision(**REPLICAS))["adapters"] is None
+
+
+def test_the_example_reads_every_setting() -> None:
+    tree = ast.parse((ROOT / "examples/finetuning/finetune.py").read_text(encoding="utf-8"))
+    read = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    found = settings(MIXTRAL, goal_of("all-linear"), sample_decision(**REPLICAS))
+    assert {*found, *found["adapters"]} <= read
+
+
+@each_row(
+    ("targets", "modules"),
+    [
+        (("q_proj", "k_proj", "v_proj"), ["linear_qkv"]),
+        (("attention",), ["linear_qkv", "linear_proj"]),
+        (("experts",), ["*.experts.linear_fc1", "*.experts.linear_fc2"]),
+    ],
+)
+def test_megatron_bridge_gets_its_own_names(targets: tuple[str, ...], modules: list[str]) -> None:
+    found = lora_arguments(MIXTRAL, goal_of(*targets))
+    assert found is not None
+    assert found["target_modules"] == modules
+    assert (found["dim"], found["alpha"]) == (16, 32.0)
+
+
+def test_megatron_bridge_finetunes_with_adapters_and_pretrains_without() -> None:
+    plain = sample_verified(MIXTRAL, sample_decision(), emit=("megatron-bridge",))
+    plan = plain.plan.model_copy(update={"goal": goal_of("attention")})
+    tuned = VerifiedPlan.waive(plan, reason="moetune plan does not launch")
+    programs = []
+    for verified in (plain, tuned):
+        files = {str(file.path): file.text for file in emit("megatron-bridge", verified)}
+        ast.parse(files["train.py"])
+        programs.append(files["train.py"])
+    assert "LoRA" not in programs[0]
+    assert "config.peft = LoRA(" in programs[1]
+    assert programs[1].rstrip().endswith("finetune(config=config, forward_step_func=forward_step)")
+
+
+@each_row(
+    ("emit_to", "tune", "said"),
+    [
+        ("torchtitan", {"method": "lora", "rank": 8}, "torchtitan does not train by 'lora'"),
+        ("megatron-bridge", {"method": "qlora", "rank": 8}, "does not train by 'qlora'"),
+        (
+            "megatron-bridge",
+            {"method": "lora", "rank": 8, "targets": "q_proj"},
+            "fuses k_proj, q_proj, v_proj into one layer",
+        ),
+    ],
+)
+def test_what_a_target_does_not_train_is_refused(
+    emit_to: str, tune: Any, said: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, tune)
+    text = path.read_text(encoding="utf-8").replace("transformers-peft", emit_to)
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError, match=said):
+        plan_training(path)
+
+
+def test_a_plan_of_adapters_fits_where_one_of_all_weights_needs_sharding(tmp_path: Path) -> None:
+    plans = {}
+    for name, tune in (("full", "full"), ("qlora", {"method": "qlora", "rank": 16})):
+        path = written(tmp_path, tune, model="qwen3-30b-a3b")
+        plans[name] = plan_training(path).plan
+    full, tuned = plans["full"].decision, plans["qlora"].decision
+    assert full is not None
+    assert tuned is not None
+    assert (full.zero_stage, tuned.zero_stage) == (3, 0)
+    predicted = plans["qlora"].predicted
+    assert predicted is not None
+    assert predicted.mfu_ratio is None
+    stored = json.loads(plans["qlora"].model_dump_json())
+    assert stored["goal"]["tune"]["method"] == "qlora"

@@ -1,0 +1,190 @@
+"""Seconds of a layer of Transformers' modules in eager mode, and of PEFT's adapters.
+
+Every operation is a kernel of its own that reads and writes memory, launched from Python. Bytes a
+token moves and kernels a forward pass launches, counted by a dispatch mode over one layer of
+Transformers 5.17 (models/llama, olmoe, qwen3_moe) under PEFT 0.21.2:
+
+                    forward             backward                kernels
+    norm            36 h                91 h, 8 h for its       8
+                                        weight's gradient
+    residual        6 h                 8 h                     1
+    rotary          20 (a + g) d        32 (a + g) d            11, attention's core among them
+    q or k norm     36                  92                      8
+    gated network   10 F                18 F                    2 (3 GEMMs)
+    router          17 E + 330 k        29 E + 260 k            35 of an MoE layer in all
+    copies          20 k h + 18 k f     36 k h + 34 k f
+    nf4 matrix      2.52 bytes a weight, in either pass         6
+    loss            20 V                20 V                    32 of embedding, norm and head
+
+Adapters: adapter_blocks.py. On stacked experts W + B A is built: a copy and a GEMM that adds to it,
+8 bytes a weight, and the gradient of W, written at full size, is read twice. Frozen matrices have
+no weight gradients.
+
+Not covered: tensor, context and expert parallelism; experts one by one; the first layer, part of
+whose input gradients is not computed.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from tuner.config.columns import Numbers, Strategies
+from tuner.costs.ops import BF16, trained_experts
+from tuner.costs.train.adapter_blocks import adapter_block
+from tuner.costs.train.adapters import AdaptedMatrix, attention_matrices, network_matrices
+from tuner.costs.train.attention import attention_core
+from tuner.costs.train.parts import Block, BlockInputs, gemm, trained
+
+LOSS_BYTES = 20.0
+
+_NORM = (36.0, 91.0)
+_NORM_WEIGHT = 8.0
+_RESIDUAL = (6.0, 8.0)
+_HEADS = (20.0, 32.0)
+_HEAD_NORM = (36.0, 92.0)
+_NETWORK = (10.0, 18.0)
+_COPY_HIDDEN, _COPY_INNER = (20.0, 36.0), (18.0, 34.0)
+_EXPERT, _CHOICE = (17.0, 29.0), (330.0, 260.0)
+
+_NORM_LAUNCHES = 8.0
+_ROTARY_LAUNCHES = 11.0
+_MOE_LAUNCHES = 35.0
+_HEAD_LAUNCHES = 32.0
+_NF4_LAUNCHES = 6.0
+_NF4_MOVED = 2.516
+"""Bytes of a weight that is dequantised: 0.516 read, 2 written."""
+CHECKPOINT_LAUNCHES = 0.45
+"""More of a layer's launches under checkpointing: a hook in Python for every saved tensor."""
+
+
+def eager_attention(setting: BlockInputs) -> Block:
+    """Norm, projections, rotary embedding, attention, residual."""
+    m, s = setting.model, setting.strategies
+    heads = m.heads * m.head_dim + m.kv_heads * m.head_dim
+    moved = _moved(setting, (_HEADS, heads), (_RESIDUAL, m.hidden))
+    normed = m.has_qk_norm * heads
+    norms = _moved(setting, (_NORM, m.hidden), (_HEAD_NORM, normed))
+    weights = s.is_full * _NORM_WEIGHT * s.tokens * (m.hidden + normed)
+    more = Block(
+        backward_s=setting.memory_bound_s(weights),
+        launches=_NORM_LAUNCHES * (1.0 + 2.0 * m.has_qk_norm) + _ROTARY_LAUNCHES + 1.0,
+    )
+    projections = _linears(setting, attention_matrices(m, s))
+    return _hooked(s, projections + attention_core(setting, launches=0.0) + moved + norms + more)
+
+
+def eager_dense(setting: BlockInputs) -> Block:
+    """Norm, network, residual."""
+    m, s = setting.model, setting.strategies
+    return _hooked(s, _network(setting, m.dense_ffn) + _outer(setting))
+
+
+def eager_moe(setting: BlockInputs) -> tuple[Block, Block]:
+    """Norm, router, shared experts; and routed experts."""
+    m, s = setting.model, setting.strategies
+    router = gemm(setting, s.tokens, m.experts, m.hidden, dtype=BF16)
+    chosen = _moved(setting, (_EXPERT, m.experts), (_CHOICE, m.top_k))
+    fixed = router + chosen + _outer(setting)
+    fixed = fixed + Block(launches=_MOE_LAUNCHES - _NORM_LAUNCHES - 1.0)
+    if np.any(np.greater(m.shared_ffn, 0.0)):
+        fixed = fixed + _network(setting, m.shared_ffn)
+    return _hooked(s, fixed), _hooked(s, _experts(setting))
+
+
+def eager_head(setting: BlockInputs) -> Block:
+    """Final norm, logits, loss."""
+    m, s = setting.model, setting.strategies
+    logits = gemm(setting, s.tokens, m.vocab, m.hidden, dtype=BF16)
+    loss_s = setting.memory_bound_s(LOSS_BYTES * s.tokens * m.vocab)
+    both = Block(forward_s=loss_s, backward_s=loss_s, launches=_HEAD_LAUNCHES)
+    return logits + both + _moved(setting, (_NORM, m.hidden))
+
+
+def _outer(setting: BlockInputs) -> Block:
+    """Norm and residual of a network."""
+    m, s = setting.model, setting.strategies
+    weight_s = setting.memory_bound_s(s.is_full * _NORM_WEIGHT * s.tokens * m.hidden)
+    more = Block(backward_s=weight_s, launches=_NORM_LAUNCHES + 1.0)
+    return _moved(setting, (_NORM, m.hidden), (_RESIDUAL, m.hidden)) + more
+
+
+def _network(setting: BlockInputs, width: Numbers) -> Block:
+    linears = _linears(setting, network_matrices(setting.model, setting.strategies, width))
+    return linears + _moved(setting, (_NETWORK, width)) + Block(launches=2.0)
+
+
+def _moved(setting: BlockInputs, *parts: tuple[tuple[float, float], Numbers]) -> Block:
+    """Element-wise kernels: forward and backward bytes of an element, and elements a token."""
+    s = setting.strategies
+    forward, backward = (sum(part[place] * width for part, width in parts) for place in (0, 1))
+    return Block(
+        forward_s=setting.memory_bound_s(s.tokens * forward),
+        backward_s=setting.memory_bound_s(s.tokens * backward),
+    )
+
+
+def _linears(setting: BlockInputs, matrices: Iterable[AdaptedMatrix]) -> Block:
+    block = Block()
+    for one in matrices:
+        block = block + _frozen_or_trained(setting, one) + adapter_block(setting, one)
+    return block
+
+
+def _frozen_or_trained(setting: BlockInputs, one: AdaptedMatrix) -> Block:
+    s = setting.strategies
+    gemms = gemm(setting, s.tokens, one.outputs, one.inputs)
+    is_quantised = np.greater(s.frozen_bytes, 0.0) * one.present
+    unpacked_s = setting.memory_bound_s(_NF4_MOVED * one.inputs * one.outputs)
+    launches = 1.0 + is_quantised * _NF4_LAUNCHES
+    return Block(
+        forward_s=one.present * gemms.forward_s + is_quantised * unpacked_s,
+        backward_s=one.present * gemms.backward_s + is_quantised * unpacked_s,
+        weight_s=one.present * gemms.weight_s,
+        launches=one.present * launches,
+    )
+
+
+def _experts(setting: BlockInputs) -> Block:
+    m, s = setting.model, setting.strategies
+    copies, inner = s.tokens * m.top_k, (1.0 + m.is_gated) * m.moe_ffn
+    count = np.maximum(m.experts, 1.0)
+    network = trained_experts(
+        count, copies / count, hidden=m.expert_hidden, ffn=m.moe_ffn, inner=inner
+    )
+    trains = np.maximum(s.is_full, s.adapts_experts)
+    gemms = trained(setting, network, trains=trains)
+    slower = setting.constants.moe_memory_factor / setting.constants.memory_factor
+    moved = _moved(
+        setting,
+        (_COPY_HIDDEN, slower * m.top_k * m.expert_hidden),
+        (_COPY_INNER, slower * m.top_k * m.moe_ffn),
+    )
+    return gemms + moved + _merged(setting)
+
+
+def _merged(setting: BlockInputs) -> Block:
+    """Building W + B A, and reducing the gradient of W to those of A and B."""
+    m, s = setting.model, setting.strategies
+    weights = m.experts * (2.0 + m.is_gated) * m.expert_hidden * m.moe_ffn
+    is_cast = np.greater(s.adapter_bytes, 2.0)
+    return Block(
+        forward_s=setting.memory_bound_s(s.adapts_experts * 8.0 * weights),
+        backward_s=setting.memory_bound_s(s.adapts_experts * 4.0 * weights),
+        launches=s.adapts_experts * np.where(is_cast, 10.0, 6.0),
+    )
+
+
+def _hooked(s: Strategies, block: Block) -> Block:
+    more = 1.0 + CHECKPOINT_LAUNCHES * s.recompute_full
+    return Block(
+        forward_s=block.forward_s,
+        backward_s=block.backward_s,
+        weight_s=block.weight_s,
+        recomputed_s=block.recomputed_s,
+        launches=block.launches * more,
+    )
+
+
+def mixes_eager(s: Strategies) -> bool:
+    """Whether any column runs Transformers' modules."""
+    return bool(np.any(np.greater(s.eager_modules, 0.0)))

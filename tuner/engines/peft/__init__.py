@@ -1,0 +1,1 @@
+"""Fine-tuning of Transformers' models, with PEFT's adapters or all weights."""

@@ -1,0 +1,73 @@
+"""Transformers 5 and PEFT 0.21: a training loop around a model of the Hub.
+
+Read from the packages transformers 5.17.0, peft 0.21.2 and bitsandbytes 0.50.2. The loop that the
+emitted files start is examples/finetuning/finetune.py:
+
+- One device, replicas (stage 0) or FSDP2 over all of them (stage 3); no tensor, pipeline, context
+  or expert parallelism.
+- Gradients are averaged after the backward pass of a step's last micro-batch; at stage 3 FSDP2
+  reduces them in every one.
+- All layers are checkpointed, or none.
+- 4-bit weights (`qlora`) are not sharded: FSDP2 does not take bitsandbytes' parameters.
+- Weights are bf16, the forward pass without autocast; adapters are fp32 unless `tune.dtype` says
+  bf16, and all weights are trained with bf16 moments.
+"""
+
+from typing import Final
+
+from profilers.steps.config import Recompute
+from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
+from tuner.engines.registry import Target
+from tuner.spec.features import NEW_MIXERS, ModelFeature
+
+PEFT_0_21: Final = Capabilities(
+    names=("transformers-peft",),
+    release="Transformers 5, PEFT 0.21",
+    source="pypi.org/project/peft/0.21.2",
+    zero_stages=frozenset({0, 3}),
+    quantised_zero_stages=frozenset({0}),
+    shard_ranks_zero_stages=frozenset(),
+    gradient_bytes=frozenset({2, 4}),
+    optimizer_offload_zero_stages=frozenset(),
+    overlap_grad_reduce=False,
+    ddp_bucket_size=False,
+    overlap_param_gather=False,
+    recompute=frozenset({Recompute.NONE, Recompute.FULL}),
+    recompute_modules=frozenset(),
+    recompute_num_layers=False,
+    recompute_per_stage=False,
+    largest_chunks=1,
+    schedules=frozenset({"1f1b"}),
+    pipeline=False,
+    virtual_pipeline=False,
+    tensor_parallel=False,
+    context_parallel=False,
+    expert_parallel=False,
+    expert_tensor_parallel=False,
+    sequence_parallel=False,
+    rank_orders=frozenset({DEFAULT_RANK_ORDER}),
+    dispatchers=frozenset({"alltoall"}),
+    cuda_graphs=frozenset({"none"}),
+    precisions=frozenset({"bf16"}),
+    mtp=False,
+    # Of these it is not counted what eager layers keep and launch.
+    unsupported=frozenset(
+        {
+            *NEW_MIXERS,
+            ModelFeature.MLA,
+            ModelFeature.SINKS,
+            ModelFeature.CHUNKED_ATTENTION,
+            ModelFeature.LATENT_EXPERTS,
+        }
+    ),
+)
+
+TARGETS: Final = (
+    Target(
+        capabilities=PEFT_0_21,
+        family="transformers",
+        software="transformers",
+        runs_same_layers=False,
+    ),
+)
+METRICS: Final = "peft"

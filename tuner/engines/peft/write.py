@@ -1,0 +1,95 @@
+"""Emits `finetune.json`, which examples/finetuning/finetune.py reads, and `run.sh`.
+
+Modules and parameters are named as PEFT names them (`target_modules`, `target_parameters` of
+LoraConfig): stacked experts are parameters, and every other target is a module. Groups are written
+out, since PEFT's own `all-linear` would adapt the router of an MoE model, too.
+"""
+
+import json
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from profilers.steps.config import Recompute
+from tuner.config.train import TrainDecision
+from tuner.engines.assumptions import assumptions
+from tuner.engines.files import EmittedFile, comment
+from tuner.engines.launchers.shape import launch_shape
+from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
+from tuner.engines.rules.decision import global_recompute
+from tuner.engines.statement import statement
+from tuner.plans.train import VerifiedPlan
+from tuner.spec.goal import TrainGoal
+from tuner.spec.model import ModelSpec
+from tuner.spec.tune import EXPERTS, Adapters, adapted
+
+EXPERT_PARAMETERS: Final = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+"""Stacks of experts' weights in Transformers 5."""
+
+_YOURS: Final = (
+    "Not set here, because no plan depends on it: weights, data, learning rate, checkpoints.",
+    "Add them after run.sh:",
+    "  TRAIN=examples/finetuning/finetune.py bash run.sh --model FOLDER --tokens TOKENS.npy",
+)
+
+
+def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
+    """Return the settings of the loop, and a script that starts it."""
+    plan, decision = verified.plan, verified.decision
+    said = (
+        *statement(verified),
+        *assumptions("transformers-peft", plan.model, plan.goal, decision),
+        "",
+        *_YOURS,
+    )
+    config = settings(plan.model, plan.goal, decision)
+    return (
+        EmittedFile(path=PurePosixPath("finetune.json"), text=json.dumps(config, indent=2) + "\n"),
+        EmittedFile(path=PurePosixPath("README.txt"), text=comment(said, prefix="")),
+        EmittedFile(
+            path=PurePosixPath("run.sh"),
+            text="#!/usr/bin/env bash\n"
+            + comment(
+                (
+                    *said,
+                    "",
+                    *ENVIRONMENT_NOTE,
+                    "  TRAIN                    examples/finetuning/finetune.py, or a program that",
+                    "                           takes its arguments; needed",
+                )
+            )
+            + preamble(launch_shape(plan, decision))
+            + _START,
+            executable=True,
+        ),
+    )
+
+
+def settings(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> dict[str, Any]:
+    """Return what the loop reads."""
+    return {
+        "sequence_length": goal.sequence_length,
+        "micro_batch_size": decision.micro_batch_size,
+        "gradient_accumulation_steps": decision.num_microbatches(goal.global_batch_size),
+        "fully_shard": decision.zero_stage == 3,
+        "gradient_checkpointing": global_recompute(model, decision) is Recompute.FULL,
+        "adapters": None if goal.adapters is None else _adapters(goal.adapters, model),
+    }
+
+
+def _adapters(tune: Adapters, model: ModelSpec) -> dict[str, Any]:
+    names = adapted(tune, model)
+    return {
+        "quantise": tune.is_quantised,
+        "dtype": tune.dtype or "fp32",
+        "r": tune.rank,
+        "lora_alpha": tune.scale,
+        "target_modules": [name for name in names if name != EXPERTS],
+        "target_parameters": list(EXPERT_PARAMETERS) if EXPERTS in names else [],
+    }
+
+
+_START: Final = """\
+: "${TRAIN:?must name examples/finetuning/finetune.py, or a program with its arguments}"
+
+exec "${LAUNCHER[@]}" "$TRAIN" --settings "$FILES/finetune.json" "$@"
+"""

@@ -1,0 +1,97 @@
+"""Models that a release runs, and the degrees that it runs some of them without.
+
+A model is named by its class in `config.json` (`architectures`). Which classes moetune reads is in
+tuner/spec/huggingface/architectures.py; a release that lacks one refuses it in a line.
+
+Not covered: classes that run on another name's weights, and adapters (`trust_remote_code`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+PLAIN: Final = frozenset(
+    {
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "GptOssForCausalLM",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "OlmoeForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+    }
+)
+"""With one kind of attention over keys and values, or over compressed ones."""
+SPARSE: Final = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
+"""With an indexer."""
+CHUNKED: Final = frozenset({"Llama4ForCausalLM", "Llama4ForConditionalGeneration"})
+HYBRID: Final = frozenset(
+    {
+        "KimiLinearForCausalLM",
+        "NemotronHForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5MoeForConditionalGeneration",
+    }
+)
+"""With linear attention."""
+EVERY: Final = (
+    PLAIN | SPARSE | CHUNKED | HYBRID | {"KimiK25ForConditionalGeneration", "MiniMaxM2ForCausalLM"}
+)
+"""All that moetune reads."""
+
+
+class DegreesFields(Protocol):
+    """Degrees of a group of instances."""
+
+    @property
+    def attention_dp(self) -> int:
+        """Attention data ranks."""
+        ...
+
+    @property
+    def ep(self) -> int:
+        """Expert ranks."""
+        ...
+
+    @property
+    def pp(self) -> int:
+        """Pipeline stages."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModels:
+    """Models of a release."""
+
+    architectures: frozenset[str] = EVERY
+    only_one: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By degree (attention_dp, ep, pp): models that run without it."""
+    source: str = ""
+    """Of what the release lacks."""
+
+
+def model_refusals(
+    served: ServedModels, group: DegreesFields, *, architecture: str
+) -> Iterator[str]:
+    """Yield why the release does not run a model with such degrees."""
+    why = f" ({served.source})" if served.source else ""
+    if architecture not in served.architectures:
+        known = ", ".join(sorted(served.architectures & _family(architecture)))
+        instead = f"; it runs {known}" if known else ""
+        yield f"the release does not run {architecture}{instead}{why}"
+        return
+    for degree, models in served.only_one.items():
+        value = getattr(group, degree)
+        if value > 1 and architecture in models:
+            yield f"{degree} {value}: the release runs {architecture} with {degree} 1 only{why}"
+
+
+def _family(architecture: str) -> frozenset[str]:
+    """Return the models of the same kind."""
+    kinds = (SPARSE, CHUNKED, HYBRID)
+    return next((kind for kind in kinds if architecture in kind), frozenset())

@@ -1,0 +1,187 @@
+"""Which weights a training goal trains: all, or low-rank adapters beside frozen ones.
+
+    LoRA    W stays; x W gains (x A) B alpha / rank, and only A and B are trained
+            (Hu et al., arXiv:2106.09685)
+    QLoRA   the same, with W kept in 4 bits (nf4) and dequantised where it is used
+            (Dettmers et al., arXiv:2305.14314)
+
+Targets have the names of PEFT and Transformers. A group stands for the matrices that the model has
+of it:
+
+    attention    every projection of attention
+    mlp          gate_proj, up_proj and down_proj of dense and shared networks, and all experts
+    all-linear   both
+
+Not covered: projections of linear attention, routers, embeddings, DoRA, a rank for each matrix.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from profilers.records import Record
+from profilers.steps.config import LayerKind
+from tuner.spec.fields import Count, Number, one_or_many
+from tuner.spec.model import ModelSpec
+
+FULL: Final = "full"
+EXAMPLE: Final = "{method: lora, rank: 16, targets: [attention]}"
+
+GQA_PROJECTIONS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLA_PROJECTIONS: Final = (
+    "q_proj",
+    "q_a_proj",
+    "q_b_proj",
+    "kv_a_proj_with_mqa",
+    "kv_b_proj",
+    "o_proj",
+)
+NETWORK: Final = ("gate_proj", "up_proj", "down_proj")
+EXPERTS: Final = "experts"
+GROUPS: Final = ("attention", "mlp", "all-linear")
+FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""What engines with fused layers keep in one matrix."""
+TARGETS: Final = tuple(dict.fromkeys((*GQA_PROJECTIONS, *MLA_PROJECTIONS, *NETWORK, EXPERTS)))
+
+
+def _known(value: object) -> object:
+    if value not in (*TARGETS, *GROUPS):
+        known = ", ".join((*GROUPS, *TARGETS))
+        raise ValueError(
+            f"{str(value)[:40]!r} is no module that adapters attach to; known: {known}"
+        )
+    return value
+
+
+class Adapters(Record):
+    """Low-rank adapters beside frozen weights."""
+
+    method: Literal["lora", "qlora"]
+    """`lora` keeps frozen weights in 16 bits, `qlora` those of linear layers in 4 (nf4)."""
+    rank: Count
+    """Of every adapter."""
+    alpha: Number | None = None
+    """The adapters' output is scaled by alpha / rank; absent: twice the rank. It changes no
+    price."""
+    targets: Annotated[
+        tuple[Annotated[str, BeforeValidator(_known)], ...],
+        Field(min_length=1),
+        BeforeValidator(one_or_many),
+    ] = ("attention",)
+    """Adapted matrices by their names in Transformers, or the groups `attention`, `mlp` and
+    `all-linear`."""
+    dtype: Literal["fp32", "bf16"] | None = None
+    """Of adapters, their gradients and moments; absent: the engine's default, fp32 with PEFT."""
+
+    @property
+    def scale(self) -> float:
+        """Alpha, stated or not."""
+        return 2.0 * self.rank if self.alpha is None else self.alpha
+
+    @property
+    def is_quantised(self) -> bool:
+        """Frozen linear layers are kept in 4 bits."""
+        return self.method == "qlora"
+
+
+def _full(value: object) -> object:
+    if value != FULL:
+        raise ValueError(f"{str(value)[:40]!r} is neither 'full' nor a mapping, e.g. {EXAMPLE}")
+    return value
+
+
+def _kind(value: object) -> str:
+    return "<adapters>" if isinstance(value, dict | Adapters) else "<full>"
+
+
+def adapters_words(tune: Adapters) -> str:
+    """Say what is trained, e.g. `LoRA adapters of rank 16 on attention`."""
+    name = "QLoRA (frozen weights in nf4)" if tune.is_quantised else "LoRA"
+    return f"{name} adapters of rank {tune.rank} on {', '.join(tune.targets)}"
+
+
+Tune = Annotated[
+    Annotated[Literal["full"], BeforeValidator(_full), Tag("<full>")]
+    | Annotated[Adapters, Tag("<adapters>")],
+    Discriminator(_kind),
+]
+"""`full`, or adapters."""
+
+
+class Matrix(NamedTuple):
+    """Width of what a weight matrix reads and writes."""
+
+    inputs: int
+    outputs: int
+
+
+def adapted(tune: Adapters, model: ModelSpec) -> tuple[str, ...]:
+    """Return the matrices that adapters attach to, by name.
+
+    Raises:
+        ValueError: the model lacks one, or one is smaller than the rank.
+    """
+    present = matrices(model)
+    chosen = dict.fromkeys(name for target in tune.targets for name in _members(target, present))
+    for name in chosen:
+        if name not in present:
+            raise ValueError(f"targets: {model.name} has no {name!r}; it has {', '.join(present)}")
+        smallest = min(present[name])
+        if tune.rank > smallest:
+            raise ValueError(
+                f"rank: {tune.rank} exceeds the smaller side of {name!r}, {smallest}; an adapter"
+                " of that rank is no smaller than the matrix"
+            )
+    return tuple(chosen)
+
+
+def matrices(model: ModelSpec) -> Mapping[str, Matrix]:
+    """Return the adaptable matrices of a model; of shared and dense networks the larger."""
+    return dict(_attention(model)) | dict(_networks(model))
+
+
+def _members(target: str, present: Mapping[str, Matrix]) -> tuple[str, ...]:
+    networks = (*NETWORK, EXPERTS)
+    if target == "mlp":
+        return tuple(name for name in present if name in networks)
+    if target == "attention":
+        return tuple(name for name in present if name not in networks)
+    return tuple(present) if target == "all-linear" else (target,)
+
+
+def _attention(model: ModelSpec) -> Iterator[tuple[str, Matrix]]:
+    own, hidden = model.attention, model.hidden_size
+    if not model.num_attention_layers:
+        return
+    queries = own.num_heads * own.head_dim
+    outputs = own.num_heads * own.value_head_dim
+    if own.kind == "gqa":
+        kept = own.num_kv_heads * own.head_dim
+        yield "q_proj", Matrix(hidden, queries * (2 if own.has_output_gate else 1))
+        yield "k_proj", Matrix(hidden, kept)
+        yield "v_proj", Matrix(hidden, kept)
+    else:
+        if own.q_lora_rank is None:
+            yield "q_proj", Matrix(hidden, queries)
+        else:
+            yield "q_a_proj", Matrix(hidden, own.q_lora_rank)
+            yield "q_b_proj", Matrix(own.q_lora_rank, queries)
+        up = own.num_heads * (own.qk_nope_head_dim + own.v_head_dim)
+        yield "kv_a_proj_with_mqa", Matrix(hidden, own.kv_lora_rank + own.qk_rope_head_dim)
+        yield "kv_b_proj", Matrix(own.kv_lora_rank, up)
+    yield "o_proj", Matrix(outputs, hidden)
+
+
+def _networks(model: ModelSpec) -> Iterator[tuple[str, Matrix]]:
+    hidden, moe = model.hidden_size, model.moe
+    width = model.dense_ffn_size if LayerKind.DENSE in model.layers else 0
+    if moe is not None and model.num_moe_layers:
+        width = max(width, moe.shared_ffn_size)
+    if width:
+        if model.ffn_is_gated:
+            yield "gate_proj", Matrix(hidden, width)
+        yield "up_proj", Matrix(hidden, width)
+        yield "down_proj", Matrix(width, hidden)
+    if moe is not None and model.num_moe_layers:
+        yield EXPERTS, Matrix(moe.latent_size or hidden, moe.expert_ffn_size)
