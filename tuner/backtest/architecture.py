@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from tuner.backtest.known_models import find_model
+from tuner.backtest.known_models import find_model, name_words
 from tuner.backtest.rows import Architecture, Row
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.shapes import ModelShape
@@ -25,6 +25,7 @@ GPT_VOCAB: Final = 51_200.0
 LARGEST: Final = 1e7
 """Of any dimension; more is a typing error."""
 SUPER_BF16_LAYERS: Final = 14.0
+"""Layers at its end that Nemotron-3 Super keeps in bf16 beside NVFP4."""
 GPT_OSS_WINDOW: Final = 128.0
 """Tokens; gpt-oss model card, 2025: every second layer looks back on 128 tokens, with sinks."""
 
@@ -99,7 +100,7 @@ def _mtp_layers(row: Row) -> float:
     notes = row.text("notes")
     if "w/o MTP" in notes:
         return 0.0
-    words = _words(row)
+    words = _nemotron_words(row)
     if "nemotron" in words and words & {"super", "ultra", "lightning"}:
         return 2.0
     by_default = row.source in ("megatron-bridge", "deepseek-v3-paper")
@@ -114,7 +115,7 @@ def bf16_share(row: Row, shape: ModelShape) -> float:
     layers each (Megatron-Bridge v0.4.0, scripts/performance/configs/nemotronh: te_quant.cfg and
     nemotron_3_llm_pretrain.py).
     """
-    is_super = {"nemotron", "super"} <= _words(row)
+    is_super = {"nemotron", "super"} <= _nemotron_words(row)
     if not (is_super and "nvfp4" in row.text("precision").lower()):
         return 0.0
     predicting = 2.0 * float(shape.mtp_layers)
@@ -122,8 +123,10 @@ def bf16_share(row: Row, shape: ModelShape) -> float:
     return (SUPER_BF16_LAYERS + predicting) / layers
 
 
-def _words(row: Row) -> set[str]:
-    return set(re.split("[^a-z0-9]+", row.text("model").lower()))
+def _nemotron_words(row: Row) -> frozenset[str]:
+    """Words of a Nemotron-3 model's name; none of other models'."""
+    words = frozenset(name_words(row.text("model")))
+    return words if {"nemotron", "3"} <= words and "llama" not in words else frozenset()
 
 
 def _check(shape: ModelShape) -> None:

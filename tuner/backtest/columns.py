@@ -239,6 +239,8 @@ def device_hardware(device: Datasheet, precision: GemmPrecision) -> Hardware:
 def _mixed_peak(device: Datasheet, precision: GemmPrecision, *, bf16_share: float) -> float:
     """Return the mean peak of linear layers, a share of which stays in bf16."""
     narrow, wide = matmul_peak(device, precision), device.flop_per_s["bf16"]
+    if not bf16_share:
+        return narrow
     return 1.0 / ((1.0 - bf16_share) / narrow + bf16_share / wide)
 
 

@@ -1,8 +1,10 @@
 """Models that published rows name without describing them, from the configs of `examples/models`.
 
-A name is cut into words, and a config is meant whose folder's words are all among them: "Nemotron
-V3 Ultra 550B" is `nemotron-3-ultra`. Of several the one with most words counts. Installed without
-the examples, no such row has a model.
+A name is cut into words. A config is meant whose folder's words follow each other in it, unless a
+number follows their last one, which makes it another version: "Nemotron V3 Ultra 550B" is
+`nemotron-3-ultra`, "GLM-5.5 Air" is nothing here. Of several the one with most words counts. Models
+that were made of another one's by its maker ("Llama-3.3-Nemotron-Super-49B") are neither.
+Installed without the examples, no such row has a model.
 """
 
 import re
@@ -15,25 +17,39 @@ from tuner.spec.model import ModelSpec
 
 SHIPPED: Final = Path(__file__).parents[2] / "examples" / "models"
 
+Words = tuple[str, ...]
+
 
 def find_model(name: str) -> ModelSpec | None:
     """Return the shipped model that a row names, or None."""
-    words = _words(name)
-    fitting = [(len(own), path) for own, path in _shipped() if own <= words]
+    words = name_words(name)
+    if {"llama", "nemotron"} <= set(words):
+        return None
+    fitting = [(len(own), path) for own, path in _shipped() if _names(words, own)]
     return _read(max(fitting)[1]) if fitting else None
 
 
+def name_words(name: str) -> Words:
+    """Lower-case words and numbers of a model's name; "v3" is "3"."""
+    return tuple(re.sub(r"\bv(?=\d)", "", re.sub(r"[^a-z0-9]+", " ", name.lower())).split())
+
+
+def _names(words: Words, own: Words) -> bool:
+    """Whether the words of a folder are a run of a name's, and end where its version does."""
+    for start in range(len(words) - len(own) + 1):
+        end = start + len(own)
+        goes_on = own[-1].isdigit() and "".join(words[end : end + 1]).isdigit()
+        if words[start:end] == own and not goes_on:
+            return True
+    return False
+
+
 @cache
-def _shipped() -> tuple[tuple[frozenset[str], Path], ...]:
+def _shipped() -> tuple[tuple[Words, Path], ...]:
     configs = sorted(SHIPPED.glob("*/config.json"))
-    return tuple((_words(path.parent.name), path.parent) for path in configs)
+    return tuple((name_words(path.parent.name), path.parent) for path in configs)
 
 
 @cache
 def _read(folder: Path) -> ModelSpec:
     return read_model(folder)
-
-
-def _words(name: str) -> frozenset[str]:
-    """Lower-case words and numbers; "v3" is "3"."""
-    return frozenset(re.sub(r"\bv(?=\d)", "", re.sub(r"[^a-z0-9]+", " ", name.lower())).split())

@@ -9,7 +9,8 @@ DeepSeek-V3 and GLM-4.5) and multi-token-prediction layers.
 
 FLOPs are those of matmuls only: an [m, k] x [k, n] matmul is 2 m k n operations; norms, rotary
 embeddings, softmax, biases and element-wise operations are memory-bound and left out. Attention is
-counted as causal: unmasked pairs only.
+counted as causal: unmasked pairs only. Linear attention counts its recurrence, decays included,
+without its short convolution.
 
 Not covered: what a kernel executes (masked blocks, padding, recomputation).
 """

@@ -152,10 +152,10 @@ def _gated_delta_vectors(a: LinearAttention) -> int:
 
 def _kda_projections(a: LinearAttention) -> Projections:
     # Queries, keys, values, write strength; decay and output gate through the rank of one head.
-    rank = 2 * a.value_head_dim
+    rank = a.value_head_dim
     return Projections(
-        inputs=a.conv_channels + a.num_value_heads + rank,
-        low_rank=rank // 2,
+        inputs=a.conv_channels + a.num_value_heads + 2 * rank,
+        low_rank=rank,
         low_rank_outputs=a.key_dim + a.value_dim,
         scalars=a.num_value_heads,
     )

@@ -88,7 +88,7 @@ def test_the_default_grid_asks_a_processor_for_none() -> None:
 
 
 def test_what_one_h200_took_is_interpolated() -> None:
-    """mamba_ssm's kernels for Nemotron-3 Nano's heads: four sizes predict three others."""
+    """mamba_ssm's kernels for Nemotron-3 Nano's heads: three sizes predict four others."""
     lines = (PROFILES / "h200-linear-scan" / "linear_scan.jsonl").read_text().splitlines()
     rows = [Measurement.model_validate_json(line) for line in lines]
     tokens = {2048, 8192, 32768}

@@ -147,7 +147,7 @@ class DatasheetPrices:
 
 
 SCAN_BACKWARD: Final = 3.5
-"""Seconds of a scan's backward pass over those of its forward pass: 4.4 against 1.26 ms for 32,768
+"""Seconds of a scan's backward pass over those of its forward pass: 4.31 against 1.25 ms for 32,768
 tokens of Nemotron-3 Nano's Mamba-2 layer on one H200 (mamba_ssm at e9594ce, Triton 3.6)."""
 
 _FORMULAS: Final[Mapping[str, Callable[[DatasheetPrices, Op], Numbers]]] = {

@@ -46,7 +46,8 @@ def scan_bytes(
 
     States of chunks are written, passed on and read in fp32 (16 N P / Q per head), scores written
     and read (8 Q per key head, per head under a delta rule), queries, keys and values read by two
-    kernels and outputs written in bf16; delta rules write and read keys and values twice more.
+    kernels and outputs written in bf16; delta rules move all of them in two passes more. Those of
+    delta rules are not measured, and KDA's decays per channel not counted.
     """
     states = 16.0 * heads * key_dim * value_dim / chunk
     scores = 8.0 * chunk * (is_delta * heads + (1.0 - is_delta) * key_heads)

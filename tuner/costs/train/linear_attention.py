@@ -6,7 +6,8 @@ Tensor parallelism splits heads and what is projected for them. The convolution 
 reads and writes 2 (2 K N + H P) e bytes per token, the gated norm 3 H P e. The scan is priced by
 its FLOPs and bytes (tuner/costs/prices/linear_scan.py).
 
-Not covered: context parallelism, which passes states between ranks; documents inside a sequence.
+Not covered: the all-to-alls that exchange sequence for heads under context parallelism; documents
+inside a sequence.
 """
 
 from dataclasses import replace
@@ -26,8 +27,8 @@ from tuner.costs.train.parts import (
 from tuner.spec.linear_attention import LINEAR_NAMES
 
 SCAN_LAUNCHES = 6.0
-"""Convolution, norm, and the kernels of a scan: decays, scores, states of chunks, passing them on,
-outputs."""
+"""Convolution with the norm's kernel, and those of a scan: decays, scores, states of chunks,
+passing them on, outputs."""
 
 
 def linear_block(setting: BlockInputs) -> Block:

@@ -139,8 +139,7 @@ def unit_costs(
     moe = dense
     slopes: tuple[Numbers, Numbers] = (0.0, 0.0)
     if has_moe:
-        fixed = _eager_or(setting, lambda own: eager_moe(own)[0], lambda own: moe_blocks(own)[0])
-        routed = _eager_or(setting, lambda own: eager_moe(own)[1], lambda own: moe_blocks(own)[1])
+        fixed, routed = _moe_blocks(setting)
         mixer = scaled(model.moe_attention, attention) + scaled(model.moe_linear, linear)
         moe, slopes = _moe_layer(setting, mixer + fixed, routed)
     mtp = LayerCost()
@@ -167,8 +166,9 @@ def unit_costs(
             parameters=model.mtp_weight_ratio * counted["mtp"],
             expert_parameters=model.mtp_weight_ratio
             * np.where(np.greater(model.moe_layers, 0.0), counted["experts"], 0.0),
-            trained=trains["mtp"],
-            expert_trained=np.where(np.greater(model.moe_layers, 0.0), trains["experts"], 0.0),
+            trained=model.mtp_weight_ratio * trains["mtp"],
+            expert_trained=model.mtp_weight_ratio
+            * np.where(np.greater(model.moe_layers, 0.0), trains["experts"], 0.0),
         ),
         embedding=replace(
             _embedding_or_head(setting, embedding_block(setting)),
@@ -191,6 +191,19 @@ def _eager_or(
         return fused(setting)
     is_eager = np.greater(setting.strategies.eager_modules, 0.0)
     return select_block(is_eager, eager(setting), fused(setting))
+
+
+def _moe_blocks(setting: BlockInputs) -> tuple[Block, Block]:
+    """Both blocks of a MoE layer, picked likewise."""
+    fused = moe_blocks(setting)
+    if not mixes_eager(setting.strategies):
+        return fused
+    is_eager = np.greater(setting.strategies.eager_modules, 0.0)
+    fixed, routed = (
+        select_block(is_eager, one, other)
+        for one, other in zip(eager_moe(setting), fused, strict=True)
+    )
+    return fixed, routed
 
 
 def _layer(setting: BlockInputs, block: Block) -> LayerCost:
