@@ -129,7 +129,7 @@ def batches(
 
 def average(parameters: list[nn.Parameter], world: int) -> None:
     """Average the gradients of replicas, one buffer for each type."""
-    for dtype in {one.dtype for one in parameters}:
+    for dtype in dict.fromkeys(one.dtype for one in parameters):
         grads = [one.grad for one in parameters if one.dtype == dtype and one.grad is not None]
         flat = torch.cat([grad.reshape(-1) for grad in grads])
         dist.all_reduce(flat)

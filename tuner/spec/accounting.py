@@ -2,6 +2,7 @@
 
     h hidden size      n query heads     g key/value heads   d head width     V vocabulary
     f FFN width        E experts         k experts per token S sequence length
+    l latent width of the experts        n_i, d_i heads and head width of an indexer
 
 Parameters are those that `transformers` builds for the config: every weight and bias; the LM head
 counts in addition to the embedding unless tied. Not included: buffers (the score-correction bias of
@@ -20,8 +21,8 @@ from collections.abc import Callable
 
 from profilers.records import Record
 from profilers.steps.config import LayerKind
-from tuner.spec.linear_attention import LINEAR_KINDS, linear_parameters, linear_weights
-from tuner.spec.model import Attention, Mixer, ModelSpec, Moe, QkNorm
+from tuner.spec.linear_attention import linear_parameters, linear_weights, recurrence_flop
+from tuner.spec.model import Attention, Indexer, Mixer, ModelSpec, Moe, QkNorm
 
 
 class ForwardFlop(Record):
@@ -93,15 +94,16 @@ def attention_weights(model: ModelSpec) -> int:
     queries = compression + queries_in * a.num_heads * a.head_dim
     keys_values = hidden * (a.kv_lora_rank + a.qk_rope_head_dim)
     expansion = a.kv_lora_rank * a.num_heads * (a.qk_nope_head_dim + a.v_head_dim)
-    return queries + keys_values + expansion + output + _indexer_weights(model)
+    indexer = indexer_weights(a.indexer, query_rank=a.q_lora_rank or 0, hidden=hidden)
+    return queries + keys_values + expansion + output + indexer
 
 
-def _indexer_weights(model: ModelSpec) -> int:
-    own = model.attention.indexer
-    if own is None:
+def indexer_weights(indexer: Indexer | None, *, query_rank: int, hidden: int) -> int:
+    """Count the matrices of an indexer: r n_i d_i + h (d_i + n_i); 0 without one."""
+    if indexer is None:
         return 0
-    queries = (model.attention.q_lora_rank or 0) * own.num_heads * own.head_dim
-    return queries + model.hidden_size * (own.head_dim + own.num_heads)
+    queries = query_rank * indexer.num_heads * indexer.head_dim
+    return queries + hidden * (indexer.head_dim + indexer.num_heads)
 
 
 def _qkv_bias(attention: Attention) -> int:
@@ -210,17 +212,6 @@ def num_parameters(model: ModelSpec) -> int:
     return layers + other
 
 
-def mtp_parameters(model: ModelSpec) -> int:
-    """Count one multi-token-prediction layer.
-
-    Attention, the last layer's network, and what joins the two hidden states: 2 h h and three
-    norms. Embedding and head are the model's own.
-    """
-    hidden = model.hidden_size
-    layer = mixer_parameters(model, Mixer.ATTENTION) + network_parameters(model, model.layers[-1])
-    return layer + 2 * hidden * hidden + 3 * hidden
-
-
 def active_parameters(model: ModelSpec) -> int:
     """Count active parameters: all but those of the experts that a token is not routed to.
 
@@ -277,7 +268,7 @@ def forward_flop_per_token(model: ModelSpec, *, sequence_length: int) -> Forward
     projections, scan = model.num_attention_layers * attention_weights(model), 0.0
     if model.linear is not None:
         projections += model.num_linear_layers * linear_weights(model.linear, hidden=hidden)
-        scan = model.num_linear_layers * LINEAR_KINDS[model.linear.kind].scan_flop(model.linear)
+        scan = model.num_linear_layers * recurrence_flop(model.linear)
 
     def in_moe_layers(weights: Callable[[Moe], int]) -> float:
         return 0.0 if moe is None else 2.0 * model.num_moe_layers * weights(moe)

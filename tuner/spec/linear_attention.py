@@ -2,7 +2,7 @@
 
 A head keeps a state of N x P elements (N the width of its key, P of its value) instead of the keys
 and values of all tokens. `LINEAR_KINDS` has one entry per kind; whoever counts or prices a layer
-takes its matrices, its other parameters and the FLOPs of its scan from there.
+takes its matrices and its other parameters from there.
 
     h hidden size     K key heads (Mamba-2: groups)    H value heads    N key width    P value width
     c kernel of the short convolution                  Q tokens of a chunk
@@ -56,11 +56,14 @@ class LinearAttention(Record):
     key_head_dim: Width
     """Mamba-2: the state size."""
     value_head_dim: Width
+    """Mamba-2: the width of a head."""
     conv_kernel: Width
+    """Tokens that the short convolution sees."""
     chunk_size: Width
     """Tokens that training and prefill compute together."""
     conv_bias: bool = False
     projection_bias: bool = False
+    """On the matrices in and out."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "LinearAttention":
@@ -126,8 +129,6 @@ class LinearKind:
     projections: Callable[[LinearAttention], Projections]
     vectors: Callable[[LinearAttention], int]
     """Parameters outside matrices: convolution, decays, norms."""
-    scan_flop: Callable[[LinearAttention], float]
-    """FLOPs per token of the recurrence, all heads."""
 
 
 def _mamba2_projections(a: LinearAttention) -> Projections:
@@ -166,17 +167,6 @@ def _kda_vectors(a: LinearAttention) -> int:
     return _convolution(a) + a.num_value_heads + a.key_dim + a.value_head_dim
 
 
-def _delta_scan(a: LinearAttention) -> float:
-    # Decay 1, read what the key finds 2, write 2, read with the query 2, per element of the state.
-    return 7.0 * a.state_elements
-
-
-def _mamba2_scan(a: LinearAttention) -> float:
-    # Decay 1, outer product and addition 2 + 1, read-out 2, and discretisation 1 (Megatron-LM,
-    # megatron/training/training.py: mamba_layer_flops).
-    return 7.0 * a.state_elements
-
-
 def _convolution(a: LinearAttention) -> int:
     return a.conv_channels * (a.conv_kernel + a.conv_bias)
 
@@ -185,17 +175,14 @@ LINEAR_KINDS: Final[Mapping[LinearName, LinearKind]] = {
     LinearName.MAMBA2: LinearKind(
         projections=_mamba2_projections,
         vectors=_mamba2_vectors,
-        scan_flop=_mamba2_scan,
     ),
     LinearName.GATED_DELTA: LinearKind(
         projections=_gated_delta_projections,
         vectors=_gated_delta_vectors,
-        scan_flop=_delta_scan,
     ),
     LinearName.KDA: LinearKind(
         projections=_kda_projections,
         vectors=_kda_vectors,
-        scan_flop=_delta_scan,
     ),
 }
 
@@ -213,6 +200,16 @@ def linear_parameters(attention: LinearAttention, *, hidden: int) -> int:
     biases = own.inputs + hidden if attention.projection_bias else 0
     vectors = LINEAR_KINDS[attention.kind].vectors(attention)
     return linear_weights(attention, hidden=hidden) + vectors + biases
+
+
+def recurrence_flop(attention: LinearAttention) -> float:
+    """FLOPs of one token, all heads: 7 per element of the state, in every kind.
+
+    Mamba-2: decay 1, outer product and addition 2 + 1, read-out 2, discretisation 1 (Megatron-LM,
+    megatron/training/training.py: mamba_layer_flops). Delta rules: decay 1, read what the key finds
+    2, write 2, read with the query 2.
+    """
+    return 7.0 * attention.state_elements
 
 
 def splits_heads(attention: LinearAttention, *, tensor: _Ranks, context: _Ranks) -> _Ranks:

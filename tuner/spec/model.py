@@ -58,7 +58,9 @@ class Indexer(Record):
     """Picks the tokens that a query attends to (DeepSeek sparse attention, DeepSeek-V3.2)."""
 
     num_heads: Count
+    """Heads that score tokens; all share one key."""
     head_dim: Count
+    """Width of the key and of a head."""
     top_k: Count
     """Tokens that a query attends to."""
 
@@ -174,6 +176,7 @@ class ModelSpec(Record):
     max_position: Annotated[int, Field(ge=1, le=LONGEST_POSITION)]
     attention: Attention
     linear: LinearAttention | None = None
+    """Of the layers whose mixer is linear attention; None: no layer has it."""
     dense_ffn_size: Size
     """Width of the feed-forward network of dense layers; 0 when there are none."""
     ffn_is_gated: bool = True

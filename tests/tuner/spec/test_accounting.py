@@ -22,7 +22,8 @@ from tuner.spec.accounting import (
     kv_bytes_per_token,
     layer_norm_parameters,
     layer_parameters,
-    mtp_parameters,
+    mixer_parameters,
+    network_parameters,
     num_parameters,
     one_expert_parameters,
     router_parameters,
@@ -31,7 +32,7 @@ from tuner.spec.accounting import (
 )
 from tuner.spec.huggingface.architectures import ARCHITECTURES
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.model import ModelSpec
+from tuner.spec.model import Mixer, ModelSpec
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 NAMES = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
@@ -105,6 +106,13 @@ def test_counts_the_parameters_that_transformers_builds(
 )
 def test_counts_the_published_totals(name: str, published: int) -> None:
     assert num_parameters(shipped(name)) == published
+
+
+def mtp_parameters(model: ModelSpec) -> int:
+    """Attention, the last layer's network, what joins two hidden states: 2 h h and three norms."""
+    hidden = model.hidden_size
+    layer = mixer_parameters(model, Mixer.ATTENTION) + network_parameters(model, model.layers[-1])
+    return layer + 2 * hidden * hidden + 3 * hidden
 
 
 @each_row(

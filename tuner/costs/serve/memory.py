@@ -27,6 +27,7 @@ from tuner.costs.serve.decoder import BYTES, AttentionKind, Decoder, DecoderAtte
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.work import CONV_STATE_BYTES, INDEX_KEY_BYTES, STATE_BYTES
 from tuner.engines.serve_rules.traits import ONE_STATE, StateRule
+from tuner.spec.accounting import indexer_weights
 from tuner.spec.linear_attention import linear_weights
 
 RESERVE_BYTES: Final = 4.0e9
@@ -97,22 +98,13 @@ def _mixer_bytes(own: DecoderAttention, hidden: int, formats: Formats, ranks: in
         nope = own.head_dim - own.rope_dim
         up = own.heads * ((own.query_rank or hidden) * own.head_dim)
         absorbed = own.heads * own.kv_rank * (nope + own.value_dim)
-        down += _indexer_weights(own, hidden)
+        down += indexer_weights(own.indexer, query_rank=own.query_rank, hidden=hidden)
         inner_bytes = (down + (up + absorbed) / ranks) * inner + absorbed / ranks * BYTES["bf16"]
         return inner_bytes + own.heads * own.value_dim * hidden * outer / ranks
     queries = own.heads * (2 if own.has_gate else 1)
     keys = 2 * max(own.kv_heads / ranks, 1.0)
     width = queries / ranks + keys
     return own.head_dim * hidden * (width * inner + own.heads / ranks * outer)
-
-
-def _indexer_weights(own: DecoderAttention, hidden: int) -> int:
-    index = own.indexer
-    if index is None:
-        return 0
-    return own.query_rank * index.num_heads * index.head_dim + hidden * (
-        index.head_dim + index.num_heads
-    )
 
 
 def kv_bytes_per_token(

@@ -33,7 +33,7 @@ from tuner.costs.ops import BF16, trained_experts
 from tuner.costs.train.adapter_blocks import adapter_block
 from tuner.costs.train.adapters import AdaptedMatrix, attention_matrices, network_matrices
 from tuner.costs.train.attention import attention_core
-from tuner.costs.train.parts import Block, BlockInputs, gemm, trained
+from tuner.costs.train.parts import Block, BlockInputs, gemm, is_any, trained
 
 LOSS_BYTES = 20.0
 
@@ -86,7 +86,7 @@ def eager_moe(setting: BlockInputs) -> tuple[Block, Block]:
     chosen = _moved(setting, (_EXPERT, m.experts), (_CHOICE, m.top_k))
     fixed = router + chosen + _outer(setting)
     fixed = fixed + Block(launches=_MOE_LAUNCHES - _NORM_LAUNCHES - 1.0)
-    if np.any(np.greater(m.shared_ffn, 0.0)):
+    if is_any(m.shared_ffn):
         fixed = fixed + _network(setting, m.shared_ffn)
     return _hooked(s, fixed), _hooked(s, _experts(setting))
 
@@ -183,8 +183,3 @@ def _hooked(s: Strategies, block: Block) -> Block:
         recomputed_s=block.recomputed_s,
         launches=block.launches * more,
     )
-
-
-def mixes_eager(s: Strategies) -> bool:
-    """Whether any column runs Transformers' modules."""
-    return bool(np.any(np.greater(s.eager_modules, 0.0)))

@@ -202,7 +202,7 @@ def select_block(condition: bool | npt.NDArray[np.bool_], yes: Block, no: Block)
     )
 
 
-def scaled(ratio: Numbers, block: Block) -> Block:
+def scale_block(ratio: Numbers, block: Block) -> Block:
     """A block that only a share of the layers has."""
     return Block(**{field.name: ratio * getattr(block, field.name) for field in fields(Block)})
 

@@ -45,11 +45,10 @@ from tuner.costs.train.eager_blocks import (
     eager_dense,
     eager_head,
     eager_moe,
-    mixes_eager,
 )
 from tuner.costs.train.experts import moe_blocks
 from tuner.costs.train.linear_attention import linear_block
-from tuner.costs.train.parts import Block, BlockInputs, is_any, scaled, select_block
+from tuner.costs.train.parts import Block, BlockInputs, is_any, scale_block, select_block
 from tuner.costs.train.shapes import Hardware, ModelShape, taken
 
 SMOOTHNESS = 4.0
@@ -132,15 +131,15 @@ def unit_costs(
     attention = _eager_or(setting, eager_attention, attention_block)
     linear = linear_block(setting) if model.has_linear else Block()
     has_moe = is_any(model.moe_layers)
-    mixer = scaled(model.dense_attention, attention) + scaled(model.dense_linear, linear)
+    mixer = scale_block(model.dense_attention, attention) + scale_block(model.dense_linear, linear)
     network = _eager_or(setting, eager_dense, dense_block)
-    dense = _layer(setting, mixer + scaled(model.dense_network, network))
+    dense = _layer(setting, mixer + scale_block(model.dense_network, network))
     head = _embedding_or_head(setting, _eager_or(setting, eager_head, head_block))
     moe = dense
     slopes: tuple[Numbers, Numbers] = (0.0, 0.0)
     if has_moe:
         fixed, routed = _moe_blocks(setting)
-        mixer = scaled(model.moe_attention, attention) + scaled(model.moe_linear, linear)
+        mixer = scale_block(model.moe_attention, attention) + scale_block(model.moe_linear, linear)
         moe, slopes = _moe_layer(setting, mixer + fixed, routed)
     mtp = LayerCost()
     if is_any(model.mtp_layers):
@@ -187,7 +186,7 @@ def _eager_or(
     fused: Callable[[BlockInputs], Block],
 ) -> Block:
     """Pick per column: Transformers' modules, or an engine's own layers."""
-    if not mixes_eager(setting.strategies):
+    if not is_any(setting.strategies.eager_modules):
         return fused(setting)
     is_eager = np.greater(setting.strategies.eager_modules, 0.0)
     return select_block(is_eager, eager(setting), fused(setting))
@@ -196,7 +195,7 @@ def _eager_or(
 def _moe_blocks(setting: BlockInputs) -> tuple[Block, Block]:
     """Both blocks of a MoE layer, picked likewise."""
     fused = moe_blocks(setting)
-    if not mixes_eager(setting.strategies):
+    if not is_any(setting.strategies.eager_modules):
         return fused
     is_eager = np.greater(setting.strategies.eager_modules, 0.0)
     fixed, routed = (

@@ -10,23 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-PLAIN: Final = frozenset(
-    {
-        "DeepseekV2ForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "Glm4MoeForCausalLM",
-        "GptOssForCausalLM",
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "MixtralForCausalLM",
-        "OlmoeForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-    }
-)
-"""With one kind of attention over keys and values, or over compressed ones."""
+from tuner.spec.huggingface.architectures import ARCHITECTURES
+
 SPARSE: Final = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
 """With an indexer."""
 CHUNKED: Final = frozenset({"Llama4ForCausalLM", "Llama4ForConditionalGeneration"})
@@ -39,9 +24,7 @@ HYBRID: Final = frozenset(
     }
 )
 """With linear attention."""
-EVERY: Final = (
-    PLAIN | SPARSE | CHUNKED | HYBRID | {"KimiK25ForConditionalGeneration", "MiniMaxM2ForCausalLM"}
-)
+EVERY: Final = frozenset(ARCHITECTURES)
 """All that moetune reads."""
 
 
