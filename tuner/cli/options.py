@@ -118,7 +118,10 @@ class SpecFlags:
     tpot: Annotated[str | None, _flag("serve: SLO on P90 TPOT. Default: 50ms.")] = None
     quantization: Annotated[
         str | None,
-        _flag("serve: bf16, fp8, fp8_block, nvfp4, mxfp4. Default: as the model was released."),
+        _flag(
+            "serve: bf16, fp8, fp8_block, nvfp4, mxfp4, fp8_block_mxfp4."
+            " Default: as the model was released."
+        ),
     ] = None
     objective: Annotated[
         str | None,

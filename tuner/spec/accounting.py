@@ -3,13 +3,15 @@
     h hidden size      n query heads     g key/value heads   d head width     V vocabulary
     f FFN width        E experts         k experts per token S sequence length
     l latent width of the experts        n_i, d_i heads and head width of an indexer
+    s residual streams (hyper-connections)
 
 Parameters are those that `transformers` builds for the config: every weight and bias; the LM head
 counts in addition to the embedding unless tied. Not included: buffers (the score-correction bias of
 DeepSeek-V3 and GLM-4.5) and multi-token-prediction layers.
 
 FLOPs are those of matmuls only: an [m, k] x [k, n] matmul is 2 m k n operations; norms, rotary
-embeddings, softmax, biases and element-wise operations are memory-bound and left out. Attention is
+embeddings, softmax, biases and element-wise operations (the weighted means of compressors, the
+Sinkhorn iterations of hyper-connections) are memory-bound and left out. Attention is
 counted as causal: unmasked pairs only. Linear attention counts its recurrence, decays included,
 without its short convolution.
 
@@ -22,7 +24,14 @@ from collections.abc import Callable
 from profilers.records import Record
 from profilers.steps.config import LayerKind
 from tuner.spec.linear_attention import linear_parameters, linear_weights, recurrence_flop
-from tuner.spec.model import Attention, Indexer, Mixer, ModelSpec, Moe, QkNorm
+from tuner.spec.model import Attention, Layer, Mixer, ModelSpec, Moe, QkNorm
+from tuner.spec.sparse_attention import (
+    Compressor,
+    compressor_parameters,
+    compressor_weights,
+    indexer_weights,
+    mean_entries,
+)
 
 
 class ForwardFlop(Record):
@@ -39,6 +48,8 @@ class ForwardFlop(Record):
     """The k experts that the token goes to."""
     shared_experts: float
     head: float
+    hyper_connections: float = 0.0
+    """Their projections, and the mixing of streams."""
 
     @property
     def total(self) -> float:
@@ -52,6 +63,7 @@ class ForwardFlop(Record):
             + self.routed_experts
             + self.shared_experts
             + self.head
+            + self.hyper_connections
         )
 
 
@@ -74,6 +86,8 @@ def attention_parameters(model: ModelSpec) -> int:
           + c n (d_nope + d_v) through rank c with rotary width p; output n d_v h;
           biases r + (c + p) and h; an indexer of n_i heads of d_i: r n_i d_i + h (d_i + n_i), and
           2 d_i of its layer norm.
+    Shared KV:  queries h r + r + r n d; the key, which is the value, h d + d; output in G groups
+          of rank o: n d o + G o h.
     """
     attention, hidden = model.attention, model.hidden_size
     biases = _qkv_bias(attention) + (hidden if attention.output_bias else 0)
@@ -89,6 +103,10 @@ def attention_weights(model: ModelSpec) -> int:
     if a.kind == "gqa":
         queries = a.num_heads * (2 if a.has_output_gate else 1)
         return hidden * (queries + 2 * a.num_kv_heads) * a.head_dim + output
+    if a.kind == "shared_kv":
+        rank, queries = a.q_lora_rank or 0, a.num_heads * a.head_dim
+        grouped = queries * a.output_rank + a.output_groups * a.output_rank * hidden
+        return rank * (hidden + queries) + hidden * a.head_dim + grouped
     queries_in = hidden if a.q_lora_rank is None else a.q_lora_rank
     compression = 0 if a.q_lora_rank is None else hidden * a.q_lora_rank
     queries = compression + queries_in * a.num_heads * a.head_dim
@@ -96,14 +114,6 @@ def attention_weights(model: ModelSpec) -> int:
     expansion = a.kv_lora_rank * a.num_heads * (a.qk_nope_head_dim + a.v_head_dim)
     indexer = indexer_weights(a.indexer, query_rank=a.q_lora_rank or 0, hidden=hidden)
     return queries + keys_values + expansion + output + indexer
-
-
-def indexer_weights(indexer: Indexer | None, *, query_rank: int, hidden: int) -> int:
-    """Count the matrices of an indexer: r n_i d_i + h (d_i + n_i); 0 without one."""
-    if indexer is None:
-        return 0
-    queries = query_rank * indexer.num_heads * indexer.head_dim
-    return queries + hidden * (indexer.head_dim + indexer.num_heads)
 
 
 def _qkv_bias(attention: Attention) -> int:
@@ -119,6 +129,8 @@ def _attention_norms(attention: Attention) -> int:
     if attention.kind == "mla":
         indexer = 0 if attention.indexer is None else 2 * attention.indexer.head_dim
         return (attention.q_lora_rank or 0) + attention.kv_lora_rank + indexer
+    if attention.kind == "shared_kv":
+        return (attention.q_lora_rank or 0) + attention.head_dim
     if attention.qk_norm is QkNorm.HEAD:
         return 2 * attention.head_dim
     if attention.qk_norm is QkNorm.FULL:
@@ -176,40 +188,61 @@ def final_norm_parameters(model: ModelSpec) -> int:
     return model.hidden_size
 
 
-def mixer_parameters(model: ModelSpec, mixer: Mixer) -> int:
-    """Count a token mixer and the norm before it."""
+def connection_weights(model: ModelSpec) -> int:
+    """Count the matrix of a hyper-connection, (2 + s) s x s h; 0 with a plain residual.
+
+    From all streams it computes a weight of each for the input, one for the output, and the s x s
+    matrix that mixes them (class DeepseekV4HyperConnection of transformers 5.24).
+    """
+    streams = model.residual_streams
+    return 0 if streams == 1 else (2 + streams) * streams * streams * model.hidden_size
+
+
+def connection_parameters(model: ModelSpec) -> int:
+    """Count a hyper-connection: its matrix, as many biases as outputs, 3 scales."""
+    streams = model.residual_streams
+    return 0 if streams == 1 else connection_weights(model) + (2 + streams) * streams + 3
+
+
+def stream_head_parameters(model: ModelSpec) -> int:
+    """Count what joins the streams before the final norm: s x s h, s biases, a scale."""
+    streams = model.residual_streams
+    return 0 if streams == 1 else streams * streams * model.hidden_size + streams + 1
+
+
+def mixer_parameters(model: ModelSpec, mixer: Mixer, compressor: Compressor | None = None) -> int:
+    """Count a token mixer, the norm before it and its hyper-connection."""
     if mixer is Mixer.NONE:
         return 0
+    around = model.hidden_size + connection_parameters(model)
     if mixer is Mixer.ATTENTION or model.linear is None:
-        return attention_parameters(model) + model.hidden_size
-    return linear_parameters(model.linear, hidden=model.hidden_size) + model.hidden_size
+        own = compressor_parameters(compressor, **_compressor_sizes(model))
+        return attention_parameters(model) + own + around
+    return linear_parameters(model.linear, hidden=model.hidden_size) + around
 
 
 def network_parameters(model: ModelSpec, kind: LayerKind) -> int:
-    """Count the network of a layer, all its experts included, and the norm before it."""
+    """Count the network of a layer, all its experts included, and what is around it likewise."""
     if kind is LayerKind.NONE:
         return 0
+    around = model.hidden_size + connection_parameters(model)
     if kind is LayerKind.DENSE:
-        return ffn_parameters(model) + model.hidden_size
+        return ffn_parameters(model) + around
     experts = _moe(model).num_experts * one_expert_parameters(model)
     shared = shared_expert_parameters(model) + latent_parameters(model)
-    return router_parameters(model) + experts + shared + model.hidden_size
+    return router_parameters(model) + experts + shared + around
 
 
 def layer_parameters(model: ModelSpec, layer: int) -> int:
     """Count one whole layer, the first being 0."""
-    mixer = mixer_parameters(model, model.mixer_by_layer[layer])
-    return mixer + network_parameters(model, model.layers[layer])
+    return _one_layer(model, model.each_layer[layer])
 
 
 def num_parameters(model: ModelSpec) -> int:
     """Count the model as `transformers` builds it, without multi-token prediction."""
-    mixers = Counter(model.mixer_by_layer)
-    networks = Counter(model.layers)
-    layers = sum(count * mixer_parameters(model, mixer) for mixer, count in mixers.items())
-    layers += sum(count * network_parameters(model, kind) for kind, count in networks.items())
+    layers = sum(count * _one_layer(model, own) for own, count in Counter(model.each_layer).items())
     other = embedding_parameters(model) + head_parameters(model) + final_norm_parameters(model)
-    return layers + other
+    return layers + other + stream_head_parameters(model)
 
 
 def active_parameters(model: ModelSpec) -> int:
@@ -234,12 +267,16 @@ def attended_tokens(*, sequence_length: int, window: int | None) -> float:
 
 
 def attention_core_flop_per_token(
-    model: ModelSpec, *, sequence_length: int, windowed: bool = False
+    model: ModelSpec,
+    *,
+    sequence_length: int,
+    windowed: bool = False,
+    compressor: Compressor | None = None,
 ) -> float:
     """FLOPs of Q K^T and P V in one layer: 2 n (d + d_v) x attended tokens.
 
     MLA is counted in its expanded form, as in training. An indexer adds 2 n_i d_i for every earlier
-    token.
+    token. Entries of a compressor count as tokens, beside those of the window.
     """
     attention = model.attention
     window = attention.sliding_window if windowed else None
@@ -251,6 +288,12 @@ def attention_core_flop_per_token(
         pairs = attended_tokens(sequence_length=sequence_length, window=None)
         scores, window = 2 * own.num_heads * own.head_dim * pairs, own.top_k
     tokens = attended_tokens(sequence_length=sequence_length, window=window)
+    if compressor is not None:
+        tokens += compressor.mean_kept(sequence_length)
+        if compressor.indexer is not None:
+            own, every = compressor.indexer, float("inf")
+            pairs = mean_entries(sequence_length, ratio=compressor.ratio, most=every)
+            scores = 2 * own.num_heads * own.head_dim * pairs
     width = attention.head_dim + attention.value_head_dim
     return 2 * attention.num_heads * width * tokens + scores
 
@@ -260,12 +303,16 @@ def forward_flop_per_token(model: ModelSpec, *, sequence_length: int) -> Forward
     moe, hidden = model.moe, model.hidden_size
     dense_layers = model.layers.count(LayerKind.DENSE)
     matrices = 3 if model.ffn_is_gated else 2
-    core = sum(
-        attention_core_flop_per_token(model, sequence_length=sequence_length, windowed=windowed)
-        for windowed, mixer in zip(model.windowed, model.mixer_by_layer, strict=True)
-        if mixer is Mixer.ATTENTION
-    )
-    projections, scan = model.num_attention_layers * attention_weights(model), 0.0
+    core, projections, scan = 0.0, model.num_attention_layers * attention_weights(model), 0.0
+    for layer, count in Counter(model.each_layer).items():
+        if layer.mixer is Mixer.ATTENTION:
+            projections += count * compressor_weights(layer.compressor, **_compressor_sizes(model))
+            core += count * attention_core_flop_per_token(
+                model,
+                sequence_length=sequence_length,
+                windowed=layer.is_windowed,
+                compressor=layer.compressor,
+            )
     if model.linear is not None:
         projections += model.num_linear_layers * linear_weights(model.linear, hidden=hidden)
         scan = model.num_linear_layers * recurrence_flop(model.linear)
@@ -291,7 +338,23 @@ def forward_flop_per_token(model: ModelSpec, *, sequence_length: int) -> Forward
             )
         ),
         head=2.0 * hidden * model.vocab_size,
+        hyper_connections=_connections_flop(model),
     )
+
+
+def _connections_flop(model: ModelSpec) -> float:
+    """Count the projections and mixing of all hyper-connections, and what joins the streams.
+
+    Mixing is s h multiply-adds into the input, as many of the output, and s s h of the streams.
+    """
+    streams, hidden = model.residual_streams, model.hidden_size
+    if streams == 1:
+        return 0.0
+    sites = sum(mixer is not Mixer.NONE for mixer in model.mixer_by_layer)
+    sites += sum(kind is not LayerKind.NONE for kind in model.layers)
+    mixing = (2 * streams + streams**2) * hidden
+    joined = streams * streams * hidden + streams * hidden
+    return 2.0 * (sites * (connection_weights(model) + mixing) + joined)
 
 
 def training_flop_per_token(
@@ -317,7 +380,10 @@ def training_flop_per_token(
 
 
 def with_mtp(model: ModelSpec, mtp_layers: int) -> ModelSpec:
-    """Append multi-token-prediction layers: attention and the last layer's network."""
+    """Append multi-token-prediction layers: attention and the last layer's network.
+
+    They have no compressor (the last of the published `compress_ratios` of DeepSeek-V4 is 0).
+    """
     if not mtp_layers:
         return model
     return model.model_copy(
@@ -327,6 +393,7 @@ def with_mtp(model: ModelSpec, mtp_layers: int) -> ModelSpec:
             "mixers": model.mixers and model.mixers + (Mixer.ATTENTION,) * mtp_layers,
             "windowed": model.windowed
             + (model.windowed[-1] and model.mixer_by_layer[-1] is Mixer.ATTENTION,) * mtp_layers,
+            "compress_ratios": model.compress_ratios and model.compress_ratios + (0,) * mtp_layers,
         }
     )
 
@@ -336,9 +403,16 @@ def kv_bytes_per_token(model: ModelSpec, *, bytes_per_element: float) -> float:
 
     GQA: 2 g d per layer. MLA: the latent and the rotary key, c + p per layer, and d_i of an
     indexer. Sliding-window layers count in full, although an engine may evict tokens outside the
-    window; layers with linear attention add nothing.
+    window; layers with linear attention add nothing. Shared KV: d + d_i per entry of a compressor;
+    windows of a fixed number of tokens are left out.
     """
     attention = model.attention
+    if attention.kind == "shared_kv":
+        return bytes_per_element * sum(
+            (attention.head_dim + (one.indexer.head_dim if one.indexer else 0)) / one.ratio
+            for one in model.compressor_by_layer
+            if one is not None
+        )
     if attention.kind == "mla":
         elements = attention.kv_lora_rank + attention.qk_rope_head_dim
         elements += 0 if attention.indexer is None else attention.indexer.head_dim
@@ -350,16 +424,35 @@ def kv_bytes_per_token(model: ModelSpec, *, bytes_per_element: float) -> float:
 def state_bytes_per_sequence(
     model: ModelSpec, *, state_bytes: float = 4.0, conv_bytes: float = 2.0
 ) -> float:
-    """Bytes that linear attention keeps for one sequence, whatever its length.
+    """Bytes that the layers keep for one sequence, whatever its length.
 
-    Per layer H N P elements of the states, fp32 by the engines' defaults, and the last inputs of
-    the convolution.
+    Per layer of linear attention H N P elements of the states, fp32 by the engines' defaults, and
+    the last inputs of the convolution; of compressors the open entries, likewise in fp32.
     """
-    if model.linear is None:
-        return 0.0
-    own = model.linear
-    layer = own.state_elements * state_bytes + own.conv_state_elements * conv_bytes
-    return model.num_linear_layers * layer
+    total = 0.0
+    if model.linear is not None:
+        own = model.linear
+        layer = own.state_elements * state_bytes + own.conv_state_elements * conv_bytes
+        total += model.num_linear_layers * layer
+    return total + state_bytes * sum(
+        one.state_elements(model.attention.head_dim)
+        for one in model.compressor_by_layer
+        if one is not None
+    )
+
+
+def _one_layer(model: ModelSpec, own: Layer) -> int:
+    mixer = mixer_parameters(model, own.mixer, own.compressor)
+    return mixer + network_parameters(model, own.network)
+
+
+def _compressor_sizes(model: ModelSpec) -> dict[str, int]:
+    attention = model.attention
+    return {
+        "head_dim": attention.head_dim,
+        "query_rank": attention.q_lora_rank or 0,
+        "hidden": model.hidden_size,
+    }
 
 
 def _ffn(

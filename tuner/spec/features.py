@@ -36,6 +36,10 @@ class ModelFeature(StrEnum):
     """Qwen3-Next, Qwen3.5."""
     SPARSE_ATTENTION = "attention to the tokens that an indexer picks"
     """DeepSeek-V3.2, GLM-5."""
+    COMPRESSED_ATTENTION = "attention to entries that merge tokens"
+    """DeepSeek-V4: compressed sparse and heavily compressed attention."""
+    HYPER_CONNECTIONS = "residual streams with hyper-connections"
+    """DeepSeek-V4."""
     CHUNKED_ATTENTION = "attention inside chunks of the sequence"
     """Llama-4, in three of four layers."""
     MAMBA2 = "Mamba-2 layers"
@@ -64,6 +68,10 @@ class ModelFeature(StrEnum):
     """Qwen2-MoE."""
     SIGMOID = "sigmoid router scores"
     """DeepSeek-V3, GLM-4.5, Kimi-K2."""
+    SQRT_SOFTPLUS = "square roots of softplus as router scores"
+    """DeepSeek-V4."""
+    HASH_ROUTING = "layers whose experts a table chooses by the token"
+    """DeepSeek-V4, in its first three layers."""
     SOFTMAX_UNNORMALISED = "softmax scores that are not scaled to sum to one"
     """OLMoE, DeepSeek-V2."""
     SIGMOID_UNNORMALISED = "sigmoid scores that are not scaled to sum to one"
@@ -78,7 +86,17 @@ class ModelFeature(StrEnum):
     """Nemotron-3 Super and Ultra."""
 
 
-NEW_MIXERS: Final = frozenset(
+DEEPSEEK_V4: Final = frozenset(
+    {
+        ModelFeature.COMPRESSED_ATTENTION,
+        ModelFeature.HYPER_CONNECTIONS,
+        ModelFeature.SQRT_SOFTPLUS,
+        ModelFeature.HASH_ROUTING,
+    }
+)
+"""What DeepSeek-V4 brings, all of it together."""
+
+NEW_MIXERS: Final = DEEPSEEK_V4 | frozenset(
     {
         ModelFeature.OUTPUT_GATE,
         ModelFeature.SPARSE_ATTENTION,
@@ -112,6 +130,8 @@ def features(model: ModelSpec) -> frozenset[ModelFeature]:
         ModelFeature.QK_NORM_UNWEIGHTED: attention.qk_norm is QkNorm.UNWEIGHTED,
         ModelFeature.OUTPUT_GATE: attention.has_output_gate,
         ModelFeature.SPARSE_ATTENTION: attention.indexer is not None,
+        ModelFeature.COMPRESSED_ATTENTION: attention.kind == "shared_kv",
+        ModelFeature.HYPER_CONNECTIONS: model.residual_streams > 1,
         ModelFeature.SLIDING_WINDOW: any(model.windowed) and not attention.window_is_chunk,
         ModelFeature.CHUNKED_ATTENTION: any(model.windowed) and attention.window_is_chunk,
         ModelFeature.MAMBA2: linear is LinearName.MAMBA2,
@@ -123,15 +143,17 @@ def features(model: ModelSpec) -> frozenset[ModelFeature]:
         ModelFeature.FFN_BIAS: model.ffn_bias and LayerKind.DENSE in model.layers,
     }
     if moe is not None and model.num_moe_layers:
-        softmax = moe.scoring == "softmax"
+        softmax, sigmoid = moe.scoring == "softmax", moe.scoring == "sigmoid"
         is_present |= {
             ModelFeature.EXPERT_BIAS: moe.expert_bias,
             ModelFeature.ROUTER_BIAS: moe.router_bias,
             ModelFeature.SHARED_GATE: moe.shared_expert_gate,
-            ModelFeature.SIGMOID: not softmax,
+            ModelFeature.SIGMOID: sigmoid,
+            ModelFeature.SQRT_SOFTPLUS: moe.scoring == "sqrtsoftplus",
+            ModelFeature.HASH_ROUTING: moe.num_hash_layers > 0,
             ModelFeature.SOFTMAX_UNNORMALISED: softmax and not moe.normalise_top_k,
-            ModelFeature.SIGMOID_UNNORMALISED: not softmax and not moe.normalise_top_k,
-            ModelFeature.SIGMOID_CORRECTION: not softmax and moe.score_correction_bias,
+            ModelFeature.SIGMOID_UNNORMALISED: sigmoid and not moe.normalise_top_k,
+            ModelFeature.SIGMOID_CORRECTION: sigmoid and moe.score_correction_bias,
             ModelFeature.SOFTMAX_CORRECTION: softmax and moe.score_correction_bias,
             ModelFeature.GROUPED_ROUTING: moe.groups_per_token < moe.num_groups,
             ModelFeature.LATENT_EXPERTS: moe.latent_size > 0,

@@ -4,19 +4,22 @@
 results. tuner/spec/huggingface/ reads it from a `config.json`; tuner/spec/accounting.py counts.
 
 A layer is a token mixer and a network, or one of the two. A model has at most one kind of attention
-(GQA or MLA), some of whose layers may be limited to a window, and one kind of linear attention.
+(GQA, MLA or one shared key), some of whose layers may be limited to a window or have a compressor
+beside it (sparse_attention.py), and one kind of linear attention.
 
-Not covered: encoders, vision towers; compressed attention and hyper-connections (DeepSeek-V4).
+Not covered: encoders, vision towers.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from profilers.records import Record
 from profilers.steps.config import LayerKind
 from tuner.spec.linear_attention import LinearAttention
+from tuner.spec.sparse_attention import Compressor, Indexer
 
 LARGEST_SIZE = 2**24
 """Widths and counts above this are refused as typos."""
@@ -54,21 +57,24 @@ class Mixer(StrEnum):
     """Nothing: the layer is a network alone (Nemotron-H)."""
 
 
-class Indexer(Record):
-    """Picks the tokens that a query attends to (DeepSeek sparse attention, DeepSeek-V3.2)."""
+class Layer(NamedTuple):
+    """What one layer of a model is; equal ones cost the same."""
 
-    num_heads: Count
-    """Heads that score tokens; all share one key."""
-    head_dim: Count
-    """Width of the key and of a head."""
-    top_k: Count
-    """Tokens that a query attends to."""
+    mixer: Mixer
+    network: LayerKind
+    is_windowed: bool
+    compressor: Compressor | None
 
 
 class Attention(Record):
-    """One attention block; every layer of a model has the same."""
+    """One attention block; every layer of a model has the same, but for its compressor.
 
-    kind: Literal["gqa", "mla"]
+    `shared_kv` has one vector per token that is the key and value of all heads, queries through a
+    low rank, and an output of `output_groups` groups of heads, each through a rank of its own
+    (DeepSeek-V4).
+    """
+
+    kind: Literal["gqa", "mla", "shared_kv"]
     num_heads: Count
     num_kv_heads: Count
     """For MLA the heads after up-projection, equal to num_heads."""
@@ -84,18 +90,24 @@ class Attention(Record):
     """The output is multiplied by a gate that the query projection computes (Qwen3-Next)."""
     indexer: Indexer | None = None
     """MLA: every layer attends to the tokens that it picks."""
+    compressors: tuple[Compressor, ...] = ()
+    """Shared KV: those of the layers that `ModelSpec.compress_ratios` marks, one of each ratio."""
     sliding_window: Annotated[int, Field(ge=1, le=LONGEST_POSITION)] | None = None
     """Window size of sliding-window layers, which `ModelSpec.windowed` marks."""
     window_is_chunk: bool = False
     """Windows do not slide: tokens attend inside consecutive chunks of that size (Llama-4)."""
     q_lora_rank: Count | None = None
-    """MLA: width of the compressed query; None when queries are projected in one step."""
+    """Width of the compressed query; None when queries are projected in one step."""
     kv_lora_rank: Size = 0
     """MLA: width of the compressed keys and values."""
     qk_nope_head_dim: Size = 0
     qk_rope_head_dim: Size = 0
     v_head_dim: Size = 0
-    """MLA: width of one value head; for GQA it is head_dim and this is 0."""
+    """MLA: width of one value head; otherwise it is head_dim and this is 0."""
+    output_groups: Count = 1
+    """Shared KV: groups of heads with an output projection of their own."""
+    output_rank: Size = 0
+    """Shared KV: what each group is projected to before all are joined."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Attention":
@@ -110,10 +122,32 @@ class Attention(Record):
             raise ValueError("an indexer needs mla with q_lora_rank")
         return self
 
+    @model_validator(mode="after")
+    def _shared_kv_is_whole(self) -> "Attention":
+        if self.kind != "shared_kv":
+            if self.compressors:
+                raise ValueError("compressors need shared_kv")
+            return self
+        if not (self.q_lora_rank and self.output_rank and self.sliding_window):
+            raise ValueError("shared_kv needs q_lora_rank, output_rank and sliding_window")
+        if self.num_kv_heads != 1:
+            raise ValueError(f"shared_kv has 1 key, not num_kv_heads {self.num_kv_heads}")
+        if self.num_heads % self.output_groups:
+            raise ValueError(
+                f"num_heads {self.num_heads} % output_groups {self.output_groups} != 0"
+            )
+        if len({one.ratio for one in self.compressors}) < len(self.compressors):
+            raise ValueError("compressors must have different ratios")
+        return self
+
     @property
     def value_head_dim(self) -> int:
         """Width of one value head, of either kind."""
         return self.v_head_dim if self.kind == "mla" else self.head_dim
+
+    def compressor(self, ratio: int) -> Compressor | None:
+        """Return the compressor of that ratio; None of 0."""
+        return next((one for one in self.compressors if one.ratio == ratio), None)
 
 
 class Moe(Record):
@@ -134,7 +168,7 @@ class Moe(Record):
     """A learned bias on the router's logits."""
     expert_bias: bool = False
     """Biases on the projections of routed experts."""
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     normalise_top_k: bool = True
     """Whether the chosen experts' weights are scaled to sum to one."""
     score_correction_bias: bool = False
@@ -142,6 +176,9 @@ class Moe(Record):
     num_groups: Count = 1
     """Expert groups of group-limited routing."""
     groups_per_token: Count = 1
+    num_hash_layers: Size = 0
+    """First layers in which a table chooses the experts by the token alone; the router still weighs
+    them (DeepSeek-V4)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Moe":
@@ -189,6 +226,12 @@ class ModelSpec(Record):
     """Per layer: what comes before the network; empty: attention everywhere."""
     windowed: tuple[bool, ...]
     """Per layer: whether attention is limited to `attention.sliding_window`."""
+    compress_ratios: tuple[Size, ...] = ()
+    """Per layer: tokens of an entry of its compressor, whose entries it attends to beside its
+    window; 0: none. Empty: no layer has one."""
+    residual_streams: Count = 1
+    """Copies of the residual, from which hyper-connections mix the input of every mixer and
+    network and to which they add its output (DeepSeek-V4); 1: a plain residual."""
     moe: Moe | None
     mtp_num_layers: Size = 0
     """Multi-token-prediction layers after the last: attention and the last layer's network."""
@@ -203,6 +246,19 @@ class ModelSpec(Record):
             raise ValueError("dense layers need dense_ffn_size")
         if any(self.windowed) and self.attention.sliding_window is None:
             raise ValueError("windowed layers need attention.sliding_window")
+        return self
+
+    @model_validator(mode="after")
+    def _compressors_fit(self) -> "ModelSpec":
+        if len(self.compress_ratios) not in (0, self.num_layers):
+            raise ValueError(
+                f"compress_ratios must have num_layers {self.num_layers} entries or none"
+            )
+        for layer, ratio in enumerate(self.compress_ratios):
+            if ratio and self.attention.compressor(ratio) is None:
+                raise ValueError(f"layer {layer}: no compressor has ratio {ratio}")
+            if ratio and not self.windowed[layer]:
+                raise ValueError(f"layer {layer} has a compressor and no window")
         return self
 
     @model_validator(mode="after")
@@ -229,6 +285,28 @@ class ModelSpec(Record):
     def mixer_by_layer(self) -> tuple[Mixer, ...]:
         """The mixer of every layer."""
         return self.mixers or (Mixer.ATTENTION,) * self.num_layers
+
+    @property
+    def compressor_by_layer(self) -> tuple[Compressor | None, ...]:
+        """The compressor of every layer; None: it has none."""
+        ratios = self.compress_ratios or (0,) * self.num_layers
+        return tuple(self.attention.compressor(ratio) for ratio in ratios)
+
+    @property
+    def each_layer(self) -> tuple[Layer, ...]:
+        """What every layer is."""
+        parts = (self.mixer_by_layer, self.layers, self.windowed, self.compressor_by_layer)
+        return tuple(Layer(*own) for own in zip(*parts, strict=True))
+
+    def part(self, kept: Sequence[int]) -> "ModelSpec":
+        """Return a model of some of the layers."""
+        by_layer = ("layers", "mixers", "windowed", "compress_ratios")
+        chosen = {
+            name: values and tuple(values[layer] for layer in kept)
+            for name in by_layer
+            for values in [getattr(self, name)]
+        }
+        return self.model_copy(update={"num_layers": len(kept), **chosen})
 
     @property
     def num_attention_layers(self) -> int:

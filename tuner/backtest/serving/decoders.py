@@ -20,7 +20,7 @@ from tuner.costs.serve.decoder import (
     linear_mixer,
 )
 from tuner.spec.linear_attention import LinearAttention, LinearName
-from tuner.spec.model import Indexer
+from tuner.spec.sparse_attention import Indexer
 
 
 def _grouped(

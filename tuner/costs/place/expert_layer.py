@@ -301,6 +301,16 @@ def _projections_s(machine: ExpertMachine, *, rows: float) -> float:
                 float(attention.kv_lora_rank),
             ),
         ]
+    elif attention.kind == "shared_kv":
+        # The output projection is one of each group, and one that joins them.
+        rank, joined = float(attention.q_lora_rank or 0), float(attention.output_rank)
+        groups = float(attention.output_groups)
+        shapes = [
+            (rank + attention.head_dim, hidden),
+            (values, rank),
+            (groups * joined, values / groups),
+            (hidden, groups * joined),
+        ]
     else:
         kv = 2.0 * attention.num_kv_heads * attention.head_dim
         queries = heads * attention.head_dim * (2.0 if attention.has_output_gate else 1.0)
@@ -311,15 +321,20 @@ def _projections_s(machine: ExpertMachine, *, rows: float) -> float:
 def _attention_s(machine: ExpertMachine, *, rows: float, context: float, decodes: bool) -> float:
     own = machine.model.attention
     if decodes:
-        if own.kind == "mla":
+        if own.kind == "shared_kv":
+            cached, context = float(own.head_dim), _attended(machine.model, context)
+        elif own.kind == "mla":
             cached = float(own.kv_lora_rank + own.qk_rope_head_dim)
         else:
             cached = 2.0 * own.num_kv_heads * own.head_dim
         read_bytes = rows * context * cached * machine.dispatched_element_bytes
         return _seconds(machine, memory_bound(read_bytes))
     sequence = min(context, rows)
+    pairs = rows * sequence / 2.0
+    if own.kind == "shared_kv":
+        pairs = min(pairs, rows * _attended(machine.model, sequence))
     prompt = attention(
-        pairs=rows * sequence / 2.0,
+        pairs=pairs,
         batch=rows / sequence,
         sequence=sequence,
         heads=float(own.num_heads),
@@ -328,6 +343,13 @@ def _attention_s(machine: ExpertMachine, *, rows: float, context: float, decodes
         value_dim=float(own.value_head_dim),
     )
     return _seconds(machine, prompt)
+
+
+def _attended(model: ModelSpec, context: float) -> float:
+    """Tokens of a window and entries of a compressor that the last query sees, mean of layers."""
+    window = min(context, float(model.attention.sliding_window or context))
+    seen = [one.kept(context) for one in model.compressor_by_layer if one is not None]
+    return window + float(sum(seen)) / model.num_layers
 
 
 def _network_s(machine: ExpertMachine, *, rows: float, width: float) -> float:

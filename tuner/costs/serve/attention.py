@@ -5,7 +5,8 @@
     checked drafts      q tokens of each sequence at once, t(q) = t(1) r(q) / r(1)
 
 r is the datasheet's time of a kernel that reads the past once and computes for q tokens. Layers
-that pick what they look at (DSA), or keep a state, are taken to look q times.
+that pick what they look at (DSA), merge it (DeepSeek-V4), or keep a state, are taken to look q
+times.
 
 Projections are not part of it, except of sparse compressed attention (DSA), which was measured as
 whole modules: where no table has one, its parts stand for it, the projections among them. A module
@@ -16,7 +17,15 @@ Linear attention reads and writes its state for every new token, in fp32, and re
 chunks; its short convolution does so with its last inputs (tuner/spec/linear_attention.py). Gated
 delta rules count as measured where a table has them.
 
+Shared keys (DeepSeek-V4) are one kernel over the tokens of a window and the entries of the layer's
+compressor, behind an indexer's scores where it has one; projections are separate, those of
+compressors and indexers whole on every rank. A compressor writes every token's keys and gates to
+the open entries, in fp32, and reads a whole entry of them when it closes.
+
 Letters: Q query points.
+
+Not covered: kernels of shared keys compute 64 heads at least (vLLM 0.33.0, models/deepseek_v4/
+nvidia/flashmla.py), whatever a rank has.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +37,13 @@ from tuner.costs.ops import Op, gemm, linear_scan, memory_bound
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Formats
 from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.work import CONV_STATE_BYTES, INDEX_KEY_BYTES, work
+from tuner.costs.serve.work import (
+    CONV_STATE_BYTES,
+    INDEX_KEY_BYTES,
+    STATE_BYTES,
+    entry_bytes,
+    work,
+)
 from tuner.spec.linear_attention import LINEAR_KINDS, LinearAttention, LinearName
 
 
@@ -64,6 +79,8 @@ class AttentionLayer:
                 return ()
             case AttentionKind.LATENT:
                 return self._latent_gemms
+            case AttentionKind.COMPRESSED:
+                return self._shared_gemms
             case AttentionKind.GATED_DELTA | AttentionKind.MAMBA2 | AttentionKind.KDA:
                 return self._linear_gemms
             case AttentionKind.GROUPED:
@@ -81,6 +98,27 @@ class AttentionLayer:
             (self.heads * own.head_dim, own.query_rank or hidden, inner),
             (hidden, self.heads * own.value_dim, outer),
         )
+
+    @property
+    def _shared_gemms(self) -> tuple[tuple[float, float, str], ...]:
+        own, hidden = self.attention, self.hidden
+        inner, outer = self.formats.attention, self.formats.output
+        groups = max(own.output_groups // self.tensor, 1)
+        queries = self.heads * own.head_dim
+        gemms = [
+            (own.query_rank + own.head_dim, hidden, inner),
+            (queries, own.query_rank, inner),
+            # One of each group, as much together as one of the width of a group's heads.
+            (groups * own.output_rank, queries / groups, outer),
+            (hidden, groups * own.output_rank, outer),
+        ]
+        merged = own.compressor
+        if merged is not None:
+            gemms.append((merged.outputs(own.head_dim), hidden, "bf16"))
+            if (index := merged.indexer) is not None:
+                gemms.append((index.num_heads * index.head_dim, own.query_rank, inner))
+                gemms.append((index.num_heads + merged.outputs(index.head_dim), hidden, "bf16"))
+        return tuple(gemms)
 
     @property
     def _linear_gemms(self) -> tuple[tuple[float, float, str], ...]:
@@ -164,6 +202,8 @@ class AttentionLayer:
             case AttentionKind.SPARSE_LATENT:
                 measured_Q = self._sparse_s("sparse_latent_attention", past=0, sequence=s_Q)
                 return self._sparse_parts_s(s_Q) if measured_Q is None else measured_Q
+            case AttentionKind.COMPRESSED:
+                return self._compressed_s(s_Q)
             case AttentionKind.GATED_DELTA | AttentionKind.MAMBA2 | AttentionKind.KDA:
                 return self._linear_s("context", s_Q)
 
@@ -197,6 +237,8 @@ class AttentionLayer:
             case AttentionKind.SPARSE_LATENT:
                 measured_Q = self._sparse_s("sparse_latent_decode", batch=n_Q, past=past_Q)
                 return self._sparse_parts_s(n_Q, past_Q) if measured_Q is None else measured_Q
+            case AttentionKind.COMPRESSED:
+                return self._compressed_s(n_Q, past_Q)
             case AttentionKind.GATED_DELTA | AttentionKind.MAMBA2 | AttentionKind.KDA:
                 return self._linear_s("generation", n_Q)
 
@@ -290,6 +332,49 @@ class AttentionLayer:
         )
         gemms_Q = self._gemms_s((*self._latent_gemms, *indexer), m_Q)
         return np.asarray(gemms_Q + self._absorbed_gemms_s(m_Q) + scores_Q + core_Q)
+
+    def _compressed_s(self, m_Q: Floats, past_Q: Floats | None = None) -> Floats:
+        """One prompt of m tokens, or one new token of m sequences, over window and entries.
+
+        Model:   scores of every entry in fp8; attention over the window and the entries that are
+                 kept, read once per sequence (decode) or written once (prompt); the open entries.
+        Source:  transformers 5.24, models/deepseek_v4; vLLM 0.33.0, models/deepseek_v4.
+        """
+        own, merged = self.attention, self.attention.compressor
+        token = entry_bytes(own.kv_elements)
+        if past_Q is None:
+            kept_Q, kept_bytes_Q = _kept_pairs(m_Q, most=own.window), m_Q * token
+        else:
+            kept_Q = m_Q * np.minimum(past_Q, own.window)
+            kept_bytes_Q = kept_Q * token
+        total_Q = np.zeros_like(m_Q)
+        if merged is not None:
+            if past_Q is None:
+                entries_Q = m_Q / merged.ratio
+                kept_Q = kept_Q + m_Q * merged.mean_kept(m_Q)
+                kept_bytes_Q = kept_bytes_Q + entries_Q * token
+                every_Q = 0.5 * m_Q * entries_Q
+            else:
+                entries_Q = every_Q = m_Q * (past_Q // merged.ratio)
+                more_Q = m_Q * merged.kept(past_Q)
+                kept_Q, kept_bytes_Q = kept_Q + more_Q, kept_bytes_Q + more_Q * token
+            if (index := merged.indexer) is not None:
+                total_Q = total_Q + self._seconds(
+                    "index_scores",
+                    pairs=every_Q,
+                    elements=index.num_heads * index.head_dim,
+                    bytes=entries_Q * INDEX_KEY_BYTES * index.head_dim,
+                )
+            # A row is written for each token, and as many read for each as overlap.
+            row = STATE_BYTES * merged.state_elements(own.head_dim) / merged.series / merged.ratio
+            total_Q = total_Q + self.machine.seconds(memory_bound(m_Q * row * (1 + merged.series)))
+        core_Q = self._seconds(
+            "sparse_core",
+            pairs=kept_Q,
+            elements=self.heads * (own.head_dim + own.value_dim),
+            bytes=kept_bytes_Q,
+        )
+        return np.asarray(total_Q + core_Q)
 
     def _linear_s(self, phase: str, m_Q: Floats) -> Floats:
         """Convolution and recurrence of m tokens: of a prompt, or one of each of m sequences."""

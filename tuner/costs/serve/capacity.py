@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.costs.serve.cache_capacity import room_of
-from tuner.costs.serve.decoder import BYTES
+from tuner.costs.serve.decoder import BYTES, Decoder
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import (
     expert_bytes,
@@ -14,6 +14,7 @@ from tuner.costs.serve.memory import (
     weight_bytes,
 )
 from tuner.costs.serve.reserve import step_reserve
+from tuner.engines.serve_rules.traits import MemoryRule
 
 FULL_RATIO: Final = 0.95
 """The most that recipes give an engine (InferenceX, `--mem-fraction-static 0.95`)."""
@@ -64,7 +65,7 @@ def instance_kv_bytes_per_token(
         formats,
         degrees,
         request_tokens=request_tokens,
-        window_pool_ratio=None if request_tokens is None else rule.window_pool_ratio,
+        window_pool_ratio=None if request_tokens is None else _window_pool_ratio(decoder, rule),
         states=rule.states,
         drafts=iteration.checked_tokens - 1,
     )
@@ -74,8 +75,13 @@ def instance_kv_bytes_per_token(
     return total
 
 
+def _window_pool_ratio(decoder: Decoder, rule: MemoryRule) -> float | None:
+    has_entries = any(group.attention.compressor is not None for group in decoder.layers)
+    return rule.entry_window_pool_ratio if has_entries else rule.window_pool_ratio
+
+
 def instance_state_bytes(iteration: Iteration) -> float:
-    """Of one running request on one device, whatever its length: states of linear attention."""
+    """Of one running request on one device, whatever its length: states, open entries."""
     return state_bytes_per_request(
         iteration.decoder,
         iteration.formats,

@@ -15,7 +15,8 @@ from typing import Final
 
 from profilers.steps.config import LayerKind
 from tuner.spec.linear_attention import LinearAttention
-from tuner.spec.model import Attention, Indexer, Mixer, ModelSpec, Moe
+from tuner.spec.model import Attention, Layer, Mixer, ModelSpec, Moe
+from tuner.spec.sparse_attention import Compressor, Indexer
 
 
 class AttentionKind(StrEnum):
@@ -27,6 +28,9 @@ class AttentionKind(StrEnum):
     """One compressed vector per token (MLA)."""
     SPARSE_LATENT = "sparse_latent"
     """MLA over the tokens that an indexer picks (DSA)."""
+    COMPRESSED = "compressed"
+    """One key, which is the value too, of a window's tokens, and entries that merge older ones
+    (DeepSeek-V4)."""
     GATED_DELTA = "gated_delta"
     """A state of fixed size (gated delta rule)."""
     MAMBA2 = "mamba2"
@@ -51,6 +55,12 @@ class DecoderAttention:
     """Of linear attention: its widths."""
     indexer: Indexer | None = None
     """Of sparse compressed attention: what picks the tokens."""
+    compressor: Compressor | None = None
+    """Of shared keys: what merges tokens to entries; None: there is the window alone."""
+    output_groups: int = 0
+    """Of shared keys: groups of heads with an output projection of their own."""
+    output_rank: int = 0
+    """What each group is projected to."""
     has_gate: bool = False
     """Queries come with an output gate of their own width (Qwen3.5)."""
     query_rank: int = 0
@@ -72,11 +82,16 @@ class DecoderAttention:
 
     @property
     def kv_elements(self) -> int:
-        """Elements of keys and values that a token adds to one layer's cache, over all ranks."""
+        """Elements of keys and values that a token adds to one layer's cache, over all ranks.
+
+        Of shared keys those of the window; entries of compressors have as many.
+        """
         if self.linear is not None:
             return 0
         if self.kind in (AttentionKind.GROUPED, AttentionKind.NONE):
             return 2 * self.kv_heads * self.head_dim
+        if self.kind is AttentionKind.COMPRESSED:
+            return self.head_dim
         return self.kv_rank + self.rope_dim
 
     def is_split_by(self, ranks: int) -> bool:
@@ -153,6 +168,8 @@ class Decoder:
     experts: Experts | None = None
     ffn_is_gated: bool = True
     """Networks and experts have three matrices, else two."""
+    streams: int = 1
+    """Copies of the residual, with hyper-connections around mixers and networks; 1: plain."""
 
     def __post_init__(self) -> None:
         if self.experts is None and any(group.has_experts for group in self.layers):
@@ -228,15 +245,14 @@ class Formats:
 
 def decoder_of(model: ModelSpec) -> Decoder:
     """Describe a model that was read from its `config.json`; equal layers are grouped."""
-    counted = Counter(zip(model.mixer_by_layer, model.layers, model.windowed, strict=True))
     groups = (
         Layers(
             count=count,
-            attention=_mixer_of(model, mixer, is_windowed=is_windowed),
-            dense_ffn=model.dense_ffn_size if kind is LayerKind.DENSE else 0,
-            has_network=kind is not LayerKind.NONE,
+            attention=_mixer_of(model, layer),
+            dense_ffn=model.dense_ffn_size if layer.network is LayerKind.DENSE else 0,
+            has_network=layer.network is not LayerKind.NONE,
         )
-        for (mixer, kind, is_windowed), count in counted.items()
+        for layer, count in Counter(model.each_layer).items()
     )
     return Decoder(
         name=model.name,
@@ -245,6 +261,7 @@ def decoder_of(model: ModelSpec) -> Decoder:
         layers=tuple(groups),
         experts=None if model.moe is None else _experts_of(model.moe),
         ffn_is_gated=model.ffn_is_gated,
+        streams=model.residual_streams,
     )
 
 
@@ -258,17 +275,21 @@ def _experts_of(moe: Moe) -> Experts:
     )
 
 
-def _mixer_of(model: ModelSpec, mixer: Mixer, *, is_windowed: bool) -> DecoderAttention:
-    if mixer is Mixer.NONE:
+def _mixer_of(model: ModelSpec, layer: Layer) -> DecoderAttention:
+    if layer.mixer is Mixer.NONE:
         return NO_MIXER
-    if mixer is Mixer.LINEAR:
+    if layer.mixer is Mixer.LINEAR:
         assert model.linear is not None  # ModelSpec refuses linear mixers without it
         return linear_mixer(model.linear)
     plain = _attention_of(model.attention, architecture=model.architecture)
-    if not is_windowed:
+    if not layer.is_windowed:
         return plain
-    window = model.attention.sliding_window or 0
-    return replace(plain, window=window, window_is_chunk=model.attention.window_is_chunk)
+    return replace(
+        plain,
+        window=model.attention.sliding_window or 0,
+        window_is_chunk=model.attention.window_is_chunk,
+        compressor=layer.compressor,
+    )
 
 
 def _attention_of(source: Attention, *, architecture: str) -> DecoderAttention:
@@ -285,6 +306,18 @@ def _attention_of(source: Attention, *, architecture: str) -> DecoderAttention:
             rope_dim=source.qk_rope_head_dim,
             value_dim=source.v_head_dim,
             architecture=architecture if is_sparse else "",
+        )
+    if source.kind == "shared_kv":
+        return DecoderAttention(
+            kind=AttentionKind.COMPRESSED,
+            heads=source.num_heads,
+            kv_heads=1,
+            head_dim=source.head_dim,
+            query_rank=source.q_lora_rank or 0,
+            rope_dim=source.qk_rope_head_dim,
+            value_dim=source.head_dim,
+            output_groups=source.output_groups,
+            output_rank=source.output_rank,
         )
     return DecoderAttention(
         kind=AttentionKind.GROUPED,

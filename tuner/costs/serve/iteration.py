@@ -11,7 +11,10 @@ experts or an all-to-all of the copies, as configured, or the faster where nothi
 Small kernels: one before a token mixer (its norm with the residual), 2 of a dense network (norm and
 activation), 4 of experts (routing and the weighted sum besides), as CUDA graphs of such kernels run
 on Hopper; linear attention has another norm behind it. A layer without mixer or without network has
-the other's part alone, and one all-reduce.
+the other's part alone, and one all-reduce. A hyper-connection of s streams, around every mixer and
+network, is two kernels which move (4 s + 2) h elements a token and its weights (vLLM 0.33.0,
+kernels/mhc: `mhc_fused_post_pre_tilelang`, which reads the streams for the weights and to mix them,
+and the block's output, and writes streams and input).
 
 With drafts a running sequence brings k + 1 tokens to a step; callers count them in m. Loads of
 experts that were recorded replace those of the tables. How the parts become a whole step, beside
@@ -41,7 +44,7 @@ from tuner.costs.serve.machine import (
     STREAM_RATIO,
     ServingMachine,
 )
-from tuner.costs.serve.memory import stage_ratio
+from tuner.costs.serve.memory import connection_bytes, stage_ratio
 from tuner.costs.serve.ops import collective, routed_experts
 from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
 from tuner.engines.registry import serve_traits
@@ -53,6 +56,8 @@ SMALL_LINEAR: Final = 2
 SMALL_DENSE: Final = 2
 SMALL_MOE: Final = 4
 """Small kernels of token mixers, of linear ones, of networks and of experts."""
+CONNECTION_KERNELS: Final = 2
+"""Of a hyper-connection."""
 SUSTAINED_FACTOR: Final = 1.1
 """Seconds of a saturated device over those of one kernel timed alone: power limits lower the
 clocks. Published prompts take 5 to 20 % longer than their kernels."""
@@ -218,6 +223,9 @@ class Iteration:
         """A layer beside its mixer's kernels: its network, and the communication of both."""
         nothing_Q = np.zeros_like(m_Q)
         parts = self._network(m_Q, group) if group.has_network else {}
+        if self.decoder.streams > 1:
+            sites = group.has_mixer + group.has_network
+            parts["small"] = parts.get("small", nothing_Q) + sites * self._connection_s(m_Q)
         if not group.has_mixer:
             return {"exchange": nothing_Q, "small": nothing_Q} | parts
         small = SMALL_MIXER if group.attention.linear is None else SMALL_LINEAR
@@ -299,6 +307,13 @@ class Iteration:
         moved_Q = 2.0 * ELEMENT_BYTES * m_Q * self.decoder.hidden
         return count * self.machine.seconds(memory_bound(moved_Q))
 
+    def _connection_s(self, m_Q: Floats) -> Floats:
+        """A hyper-connection: one kernel for its weights, one that mixes."""
+        vectors = 4.0 * self.decoder.streams + 2.0
+        moved_Q = vectors * ELEMENT_BYTES * m_Q * self.decoder.hidden
+        moved_Q = moved_Q + connection_bytes(self.decoder)
+        return CONNECTION_KERNELS * self.machine.seconds(memory_bound(moved_Q / CONNECTION_KERNELS))
+
     def _reduced_s(self, m_Q: Floats) -> Floats:
         """One all-reduce of the step's hidden states."""
         return self._collective_s("all_reduce", m_Q, self.degrees.attention_tensor)
@@ -377,7 +392,8 @@ class Iteration:
         is_inside = self.degrees.devices <= sheet.scale_up_domain
         rate = sheet.scale_up_bytes_per_s if is_inside else sheet.scale_out_bytes_per_s
         latency_s = LAUNCH_S if is_inside else LAUNCH_S + NODE_LATENCY_S
-        moved_Q = ELEMENT_BYTES * m_Q * self.decoder.hidden / self.degrees.attention_tensor
+        width = self.decoder.streams * self.decoder.hidden
+        moved_Q = ELEMENT_BYTES * m_Q * width / self.degrees.attention_tensor
         return np.asarray(hops * (latency_s + moved_Q / (STREAM_RATIO * rate)))
 
     @property

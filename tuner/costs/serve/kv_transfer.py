@@ -1,8 +1,9 @@
 """Cost of a request's KV transfer from a prefill to a decode instance.
 
 Bytes: 2 g d elements a token of a GQA layer, c + p of an MLA layer and the key of its indexer;
-tokens outside a window are not sent. Layers with linear attention send the state of the request
-once, split over the ranks of either side. The rank that sends the most and the one that receives
+tokens outside a window are not sent. Compressors send their entries, with the keys of their
+indexers. Layers with linear attention, and compressors, send the state of the request once, split
+over the ranks of either side. The rank that sends the most and the one that receives
 the most decide (profilers/kv_transfer/shards.py has the transfers).
 
 Time: a path is a chain of stages, each a rate: device to host, conversion, network, host to device;
@@ -23,9 +24,14 @@ from typing import Final
 from profilers.kv_transfer.shards import CacheDegrees, CacheShape, Transfer, transfers
 from tuner.costs.ops import Op
 from tuner.costs.prices.profile import ProfilePrices
-from tuner.costs.serve.work import CONV_STATE_BYTES, INDEX_KEY_BYTES, STATE_BYTES
+from tuner.costs.serve.work import (
+    CONV_STATE_BYTES,
+    INDEX_KEY_BYTES,
+    STATE_BYTES,
+    entry_bytes,
+)
 from tuner.spec.accounting import state_bytes_per_sequence
-from tuner.spec.model import Mixer, ModelSpec
+from tuner.spec.model import Layer, Mixer, ModelSpec
 
 KV_TRANSFER_LATENCY_S: Final = 0.02
 """Of a KV transfer, besides its bytes: router, page tables, the decode engine's next scheduler
@@ -77,8 +83,10 @@ class RankBytes:
 
 
 def cache_shape(model: ModelSpec) -> CacheShape:
-    """Return the KV cache of a token, windows and indexers not considered."""
+    """Return the KV cache of a token, windows, entries and indexers not considered."""
     attention, layers = model.attention, model.num_attention_layers
+    if attention.kind == "shared_kv":
+        return CacheShape(num_layers=layers, num_heads=1, width=attention.head_dim, is_latent=True)
     if attention.kind == "mla":
         width = attention.kv_lora_rank + attention.qk_rope_head_dim
         return CacheShape(num_layers=layers, num_heads=1, width=width, is_latent=True)
@@ -99,20 +107,15 @@ def rank_kv_bytes(
     each = shape.parts * shape.width * bytes_per_element
     if model.attention.indexer is not None:
         each += model.attention.indexer.head_dim * INDEX_KEY_BYTES
-    windowed = [
-        is_windowed
-        for mixer, is_windowed in zip(model.mixer_by_layer, model.windowed, strict=True)
-        if mixer is Mixer.ATTENTION
-    ]
+    if model.attention.kind == "shared_kv":
+        each = entry_bytes(model.attention.head_dim)
+    cached = [layer for layer in model.each_layer if layer.mixer is Mixer.ATTENTION]
     state = state_bytes_per_sequence(model, state_bytes=STATE_BYTES, conv_bytes=CONV_STATE_BYTES)
 
     def moved(one: Transfer) -> float:
         share = len(one.tokens) / tokens
-        kept = sum(
-            _kept_tokens(model, tokens=tokens) if windowed[layer] else tokens
-            for layer in one.layers
-        )
-        return each * len(one.heads) * share * kept
+        kept = sum(_layer_bytes(model, cached[at], tokens=tokens, each=each) for at in one.layers)
+        return len(one.heads) * share * kept
 
     return RankBytes(
         sent=_peak_rank_bytes([(one.sender, moved(one)) for one in plan])
@@ -172,6 +175,16 @@ def conversion_bytes_per_s(
     layer_bytes = shape.elements_per_token / shape.num_layers * tokens * bytes_per_element
     holders = max(1.0, tensors[1] / shape.num_heads)
     return holders * layer_bytes / prices.seconds(op)
+
+
+def _layer_bytes(model: ModelSpec, layer: Layer, *, tokens: int, each: float) -> float:
+    """Bytes of one layer and head, where a token has so many."""
+    kept = _kept_tokens(model, tokens=tokens) if layer.is_windowed else tokens
+    if layer.compressor is None:
+        return each * kept
+    index = layer.compressor.indexer
+    entry = each + (0.0 if index is None else index.head_dim * INDEX_KEY_BYTES)
+    return each * kept + entry * (tokens // layer.compressor.ratio)
 
 
 def _kept_tokens(model: ModelSpec, *, tokens: int) -> int:

@@ -2,7 +2,8 @@
 
 Cached heads are split over tensor ranks until there is one each; compressed keys are whole on every
 rank. Layers with a window keep its tokens of a request, so that what a token costs depends on how
-long requests are; layers with linear attention keep a state of each request, however long it is. Of
+long requests are; layers with linear attention keep a state of each request, however long it is,
+and compressors their open entries. Of
 a pipeline the longest stage counts, with embedding or head. Engines keep a second copy of the
 up-projection of compressed keys in bf16, for steps that decode (vLLM 0.33.0 `mla_attention.py`,
 `W_UK_T` and `W_UV`; SGLang 0.5.23 `deepseek_weight_loader.py`, `w_kc` and `w_vc`). Routers,
@@ -25,10 +26,15 @@ from typing import Final
 
 from tuner.costs.serve.decoder import BYTES, AttentionKind, Decoder, DecoderAttention, Formats
 from tuner.costs.serve.engine import InstanceDegrees
-from tuner.costs.serve.work import CONV_STATE_BYTES, INDEX_KEY_BYTES, STATE_BYTES
+from tuner.costs.serve.work import (
+    CONV_STATE_BYTES,
+    INDEX_KEY_BYTES,
+    STATE_BYTES,
+    entry_bytes,
+)
 from tuner.engines.serve_rules.traits import ONE_STATE, StateRule
-from tuner.spec.accounting import indexer_weights
 from tuner.spec.linear_attention import linear_weights
+from tuner.spec.sparse_attention import compressor_weights, indexer_weights
 
 RESERVE_BYTES: Final = 4.0e9
 DEVICE_RATIO: Final = 0.88
@@ -51,10 +57,21 @@ def weight_bytes(decoder: Decoder, formats: Formats, degrees: InstanceDegrees) -
         layer += decoder.matrices * hidden * group.dense_ffn * BYTES[formats.ffn] / ranks
         if group.has_experts:
             layer += _experts_bytes(decoder, formats, degrees)
+        layer += (group.has_mixer + group.has_network) * connection_bytes(decoder)
         total += group.count * layer
     if degrees.pipeline == 1:
         return embedding_and_head + total
     return 0.5 * embedding_and_head + total * stage_ratio(decoder, degrees)
+
+
+def connection_bytes(decoder: Decoder) -> float:
+    """Of a hyper-connection, whole on every rank in fp32; 0 of a plain residual.
+
+    Model:   4 (2 + s) s s h
+    Source:  vLLM 0.33.0, models/deepseek_v4/nvidia/model.py, `hc_attn_fn` and `hc_ffn_fn`.
+    """
+    streams = decoder.streams
+    return 0.0 if streams == 1 else 4.0 * (2 + streams) * streams**2 * decoder.hidden
 
 
 def expert_bytes(decoder: Decoder, formats: Formats) -> float:
@@ -101,6 +118,14 @@ def _mixer_bytes(own: DecoderAttention, hidden: int, formats: Formats, ranks: in
         down += indexer_weights(own.indexer, query_rank=own.query_rank, hidden=hidden)
         inner_bytes = (down + (up + absorbed) / ranks) * inner + absorbed / ranks * BYTES["bf16"]
         return inner_bytes + own.heads * own.value_dim * hidden * outer / ranks
+    if own.kind is AttentionKind.COMPRESSED:
+        queries = own.heads * own.head_dim
+        down = hidden * (own.query_rank + own.head_dim)
+        down += compressor_weights(
+            own.compressor, head_dim=own.head_dim, query_rank=own.query_rank, hidden=hidden
+        )
+        grouped = own.output_rank * (queries + own.output_groups * hidden)
+        return (down + own.query_rank * queries / ranks) * inner + grouped * outer / ranks
     queries = own.heads * (2 if own.has_gate else 1)
     keys = 2 * max(own.kv_heads / ranks, 1.0)
     width = queries / ranks + keys
@@ -128,6 +153,7 @@ def kv_bytes_per_token(
     for group in decoder.layers:
         own = group.attention
         each = _layer_kv_bytes(own, formats, degrees.attention_tensor)
+        total += group.count * _entries_bytes(own)
         if own.window and window_pool_ratio is not None:
             each *= window_pool_ratio
         elif own.window and request_tokens is not None:
@@ -145,6 +171,8 @@ def _layer_kv_bytes(own: DecoderAttention, formats: Formats, ranks: int) -> floa
     share = 1.0
     if own.kind is AttentionKind.GROUPED:
         share = max(own.kv_heads / ranks, 1.0) / own.kv_heads
+    if own.kind is AttentionKind.COMPRESSED:
+        return entry_bytes(own.kv_elements)
     width = 1.0 if formats.kv == "fp8" else 2.0
     each = own.kv_elements * share * width
     if own.indexer is None:
@@ -152,6 +180,14 @@ def _layer_kv_bytes(own: DecoderAttention, formats: Formats, ranks: int) -> floa
     if formats.kv == "fp8" and own.kv_elements == _SPARSE_ELEMENTS:
         each = SPARSE_FP8_BYTES
     return each + own.indexer.head_dim * INDEX_KEY_BYTES
+
+
+def _entries_bytes(own: DecoderAttention) -> float:
+    """Of the entries of a layer's compressor, as a share of each of their tokens."""
+    if own.compressor is None:
+        return 0.0
+    keys = own.compressor.indexer.head_dim if own.compressor.indexer else 0
+    return (entry_bytes(own.kv_elements) + keys * INDEX_KEY_BYTES) / own.compressor.ratio
 
 
 _SPARSE_ELEMENTS: Final = 576
@@ -167,6 +203,8 @@ def state_bytes_per_request(
 ) -> float:
     """Of one running request on one device, whatever its length: states of linear attention.
 
+    And the open entries of compressors, one state whatever the rule and the drafts.
+
     Args:
         decoder: the model.
         formats: of its caches.
@@ -174,20 +212,29 @@ def state_bytes_per_request(
         states: how the engine keeps them.
         drafts: tokens drafted ahead, each of which needs a state of its own.
     """
+    ratio = stage_ratio(decoder, degrees)
+    opened = (
+        STATE_BYTES
+        * ratio
+        * sum(
+            group.count * group.attention.compressor.state_elements(group.attention.head_dim)
+            for group in decoder.layers
+            if group.attention.compressor is not None
+        )
+    )
     shards = [
         (group.count, group.attention.linear.shard(degrees.attention_tensor))
         for group in decoder.layers
         if group.attention.linear is not None
     ]
     if not shards:
-        return 0.0
+        return opened
     each = max(
         STATE_BYTES * own.state_elements + CONV_STATE_BYTES * own.conv_state_elements
         for _, own in shards
     )
     layers = float(sum(count for count, _ in shards))
     kept = float(states.per_request + drafts)
-    ratio = stage_ratio(decoder, degrees)
     if states.page_tokens is None:
         return each * layers * kept * ratio
     attention = [group for group in decoder.layers if group.attention.kv_elements]

@@ -126,7 +126,7 @@ def _decode_work(layer: AttentionLayer, n_Q: Floats, past_Q: Floats) -> Work:
     if own.linear is not None:
         # A state of fixed size is read and written.
         return 0.0 * n_Q, n_Q * 2.0 * STATE_BYTES * layer.linear.state_elements
-    # Few tokens are read.
+    # Few tokens or entries are read.
     width = 1.0 if layer.formats.kv == "fp8" else 2.0
     return 0.0 * n_Q, n_Q * float(own.kv_elements) * width
 

@@ -3,7 +3,8 @@
     T tokens of a step of one rank, n running sequences, k + 1 tokens of each (drafts included)
     reserve      = context + communicators + workspaces + activations + graphs
                    + all-to-all buffers
-    activations  = 2 residual streams + max(attention, dense network, experts), or the sampler
+    activations  = 2 residuals of all streams + max(attention, dense network, experts), or the
+                   sampler
     attention    = T (queries + keys + values + outputs) of the rank
     dense        = 3 T f                              gate, up and their product; 2 T f ungated
     experts      = c (max(2 f, h) + f)                c copies of tokens on the rank; the GEMMs
@@ -160,7 +161,7 @@ def activation_bytes(
         _expert_bytes(iteration, tokens),
         sampler,
     )
-    return 2.0 * ELEMENT_BYTES * tokens * decoder.hidden + largest
+    return 2.0 * decoder.streams * ELEMENT_BYTES * tokens * decoder.hidden + largest
 
 
 def _attention_width(iteration: Iteration, at: int) -> float:
@@ -173,6 +174,11 @@ def _attention_width(iteration: Iteration, at: int) -> float:
         # What is projected, and the outputs.
         shard = own.linear.shard(ranks)
         return LINEAR_KINDS[shard.kind].projections(shard).inputs + float(shard.value_dim)
+    if own.kind is AttentionKind.COMPRESSED:
+        # Queries and outputs; the low rank, the key, the joined groups, keys and gates.
+        keys = 0 if own.compressor is None else own.compressor.outputs(own.head_dim)
+        groups = own.output_groups * own.output_rank / ranks
+        return heads * 2.0 * own.head_dim + own.query_rank + own.head_dim + groups + keys
     return heads * 2.0 * (own.head_dim + own.value_dim)
 
 

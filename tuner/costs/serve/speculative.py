@@ -15,7 +15,8 @@ token, and ends in the model's own head:
 
     mtp     a layer like the model's last (DeepSeek-V3 Technical Report, arXiv:2412.19437, 2.2);
             of hybrids attention and the last layer's network (config.json of Nemotron-3 Super and
-            Qwen3.5: `mtp_hybrid_override_pattern` "*E", full attention)
+            Qwen3.5: `mtp_hybrid_override_pattern` "*E", full attention); without a compressor
+            (DeepSeek-V4: the last of its `compress_ratios` is 0)
     eagle   a layer with a dense network (EAGLE, arXiv:2401.15077, 4.1)
 
 Not covered: trees of drafts, drafters of several layers, vocabularies that were cut for drafting.
@@ -89,6 +90,7 @@ def draft_decoder(decoder: Decoder, method: DraftMethod) -> Decoder:
     attention = [group for group in decoder.layers if group.attention.kv_elements][-1].attention
     network = [group for group in decoder.layers if group.has_network][-1]
     if method is DraftMethod.MTP:
+        attention = replace(attention, compressor=None)
         group, experts = replace(network, count=1, attention=attention), decoder.experts
     else:
         dense = max((group.dense_ffn for group in decoder.layers), default=0)

@@ -27,6 +27,18 @@ INDEX_KEY_BYTES: Final = 1.0 + 4.0 / 128.0
 """Of an element of an indexer's key, whatever the cache's type: fp8 and an fp32 scale per 128
 (vLLM 0.33.0, models/deepseek_v32/attention.py; SGLang 0.5.23, mem_cache/index_key_cache.py)."""
 
+ENTRY_ELEMENTS: Final = 512
+ENTRY_BYTES: Final = 584.0
+"""Of a token of the window, or an entry, of 448 + 64 elements of shared keys, whatever the cache's
+type unless a launch asks for bf16: the former in fp8 with seven scales and a byte of padding, the
+latter in bf16 (vLLM 0.33.0, models/deepseek_v4/attention.py, `_resolve_dsv4_kv_cache_dtype`; SGLang
+0.5.23, mem_cache/deepseek_v4_memory_pool.py, and arg_groups/overrides.py, `auto` is fp8_e4m3)."""
+
+
+def entry_bytes(elements: int) -> float:
+    """Of a cached token or entry of shared keys of so many elements; other widths as fp8."""
+    return ENTRY_BYTES if elements == ENTRY_ELEMENTS else float(elements)
+
 
 def work(op: Op) -> Work:
     """Count an operation's work on one device."""

@@ -5,10 +5,14 @@ routed copies that it receives, D bytes an element, B an element of what linear 
 input (but D for the norm's output before experts, which the router reads too):
 
     residuals     2 n h D                    inputs of both norms
+    streams       2 n (S + 2) h D            instead of them, of S streams: they, the input mixed
+                                             from them, the output to add
     norm outputs  2 n h B                    inputs of attention and of the network behind it
     attention     N (a + g) (d + v) D / T    q, k, v and the core's output; g at least T
     flash         4 N a / T                  log-sum-exp
     MLA           n (2 r_q + 2 r_kv + rope) D   low ranks before and after their norms, on top
+    shared KV     n (2 r_q + 2 d) D + N (G o / T + c + a_i (d_i + 1)) D    instead of low ranks: c
+                                             outputs of compressors, queries and weights of indexers
     output in fp8 N a v B / T                where B < D: what the output projection reads
     q, k norm     N (a + g) d D / T          where there is one: q and k before it
     output gate   2 N a v D / T              where there is one: the gate, and its product
@@ -138,6 +142,7 @@ def activation_bytes(
     group = strategies.tokens
     own = group / np.where(np.asarray(strategies.sequence_parallel) > 0.0, strategies.tensor, 1.0)
     hidden = own * model.hidden * width
+    residual = own * model.residual * width
     whole = group * model.hidden * width
     attention = _attention(model, strategies, own, cp_output_copy_ratio)
     linear = _linear(model, strategies)
@@ -165,14 +170,14 @@ def activation_bytes(
     partial = gathers_inputs * np.where(own < group, (2.0 + model.is_gated) * whole, 0.0)
     return ActivationBytes(
         dense=_layer(
-            strategies, hidden, mixer_input, own, dense, gathered=2.0 * others, partial=partial
+            model, strategies, mixer_input, own, dense, gathered=2.0 * others, partial=partial
         ),
-        moe=_layer(strategies, hidden, mixer_input, own, moe, gathered=others),
+        moe=_layer(model, strategies, mixer_input, own, moe, gathered=others),
         embedding=strategies.dropout * own * model.hidden * MASK_BYTES,
         norm=2.0 * hidden + SCORE_BYTES * own,
         logit=group * padded_vocab(model, strategies) / strategies.tensor,
         head_gradient=np.where(own < group, 2.0 * whole + hidden, hidden),
-        boundary=hidden,
+        boundary=residual,
     )
 
 
@@ -217,8 +222,8 @@ class _Layer:
 
 
 def _layer(
+    model: ModelShape,
     strategies: Strategies,
-    hidden: Numbers,
     normed: Numbers,
     own: Numbers,
     parts: _Layer,
@@ -226,12 +231,16 @@ def _layer(
     gathered: Numbers,
     partial: Numbers = 0.0,
 ) -> LayerBytes:
+    hidden = own * model.hidden * strategies.element_bytes
+    kept_input = own * model.residual * strategies.element_bytes
     masks = 2.0 * strategies.dropout * hidden / strategies.element_bytes * MASK_BYTES
     scales = 2.0 * SCORE_BYTES * own
     attention, network = parts.mixer.part, parts.network
     normed = parts.mixer.ratio * normed
     norms = normed + parts.network_input
-    inputs = (parts.mixer.ratio + parts.network_ratio) * hidden
+    # Streams, what is mixed from them, and what is added to them.
+    site = kept_input + model.has_streams * 2.0 * hidden
+    inputs = (parts.mixer.ratio + parts.network_ratio) * site
     whole = inputs + norms + scales + masks + attention.whole + network.whole + gathered
     drops_norm = strategies.recompute_layernorm
     dropped_norms = (
@@ -240,16 +249,16 @@ def _layer(
     )
     dropped = dropped_norms + attention.dropped + network.dropped
     full, by_op = strategies.recompute_full, strategies.recompute_by_op
-    by_op_saved = hidden + attention.by_op_saved + network.by_op_saved
-    everything = whole - hidden - parts.later + parts.mixer.beyond
+    by_op_saved = kept_input + attention.by_op_saved + network.by_op_saved
+    everything = whole - kept_input - parts.later + parts.mixer.beyond
     return LayerBytes(
-        saved=(1.0 - full - by_op) * (whole - dropped) + full * hidden + by_op * by_op_saved,
+        saved=(1.0 - full - by_op) * (whole - dropped) + full * kept_input + by_op * by_op_saved,
         recomputed=np.where(
             full + by_op > 0.0,
             everything,
             np.maximum(attention.recomputed, network.recomputed),
         ),
-        gradients=parts.gradients + hidden + partial,
+        gradients=parts.gradients + kept_input + partial,
     )
 
 
@@ -266,6 +275,7 @@ def _attention(
     # With fewer key-value heads than tensor ranks, every rank still keeps one.
     kv_heads = np.maximum(model.kv_heads, strategies.tensor)
     key_heads = np.where(np.asarray(model.is_mla) > 0.0, model.heads, kv_heads)
+    key_heads = (1.0 - model.is_shared_kv) * key_heads
     projected = model.heads * model.head_dim + key_heads * (model.head_dim + model.value_dim)
     projected = tokens * projected * width
     normed = model.heads * model.head_dim + kv_heads * model.head_dim
@@ -277,6 +287,7 @@ def _attention(
     output = output * width
     low_ranks = 2.0 * (model.q_lora_rank + model.kv_lora_rank) + model.rope_dim
     low_ranks = model.is_mla * own * low_ranks * width
+    low_ranks = low_ranks + model.is_shared_kv * _shared_kv(model, strategies, own)
     flash = strategies.has_flash_attention
     scores = tokens * model.heads * SCORE_BYTES * flash
     square = tokens * model.heads * strategies.sequence
@@ -295,6 +306,15 @@ def _attention(
     return _Part(
         whole=whole, by_op_saved=by_op_saved + output + scores, dropped=dropped, recomputed=dropped
     )
+
+
+def _shared_kv(model: ModelShape, strategies: Strategies, own: Numbers) -> Numbers:
+    """What shared KV keeps beside queries and output: low ranks, the key, groups, compressors."""
+    ranks = own * 2.0 * (model.q_lora_rank + model.head_dim)
+    groups = model.output_groups * model.output_rank / strategies.tensor
+    merged = model.csa_share * model.csa_outputs + model.hca_share * model.hca_outputs
+    picked = model.csa_share * model.index_heads * (model.index_dim + 1.0)
+    return (ranks + strategies.tokens * (groups + merged + picked)) * strategies.element_bytes
 
 
 def _inner_widths(strategies: Strategies, matrices: tuple[AdaptedMatrix, ...]) -> Numbers:

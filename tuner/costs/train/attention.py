@@ -10,9 +10,14 @@ until 2022, two batched GEMMs cover all pairs, and mask, softmax and dropout mov
 2 e (a + g) d bytes per token. Context parallelism passes keys and values around a ring, overlapped
 with the computation.
 
+Compressed attention (DeepSeek-V4) is one kernel over the tokens of a window and the entries of the
+layer's compressor; projections of compressors and indexers are whole on every tensor rank, and the
+weighted means move 2 e bytes per element of keys and gates.
+
 Not covered: all-to-all over heads (Ulysses), attention biases.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -29,9 +34,11 @@ from tuner.costs.train.parts import (
     gemm,
     is_any,
     norm_and_residual,
+    scale_block,
     select_block,
 )
 from tuner.costs.train.shapes import ModelShape
+from tuner.spec.sparse_attention import mean_entries
 
 TILE = 128.0
 """Queries that flash attention computes together."""
@@ -39,11 +46,14 @@ TILE = 128.0
 
 def attention_block(setting: BlockInputs) -> Block:
     """Norm, projections, attention over the sequence, output projection, residual addition."""
-    projections = _mla_projections(setting) if is_any(setting.model.is_mla) else None
     grouped = _gqa_projections(setting)
-    if projections is not None:
-        is_mla = np.greater(setting.model.is_mla, 0.0)
-        grouped = select_block(is_mla, projections, grouped)
+    special: tuple[tuple[Numbers, Callable[[BlockInputs], Block]], ...] = (
+        (setting.model.is_mla, _mla_projections),
+        (setting.model.output_groups, _shared_kv_projections),
+    )
+    for present, projections in special:
+        if is_any(present):
+            grouped = select_block(np.greater(present, 0.0), projections(setting), grouped)
     core = attention_core(setting, launches=setting.constants.dense_launches * 0.5)
     adapters = adapter_blocks(setting, attention_matrices(setting.model, setting.strategies))
     return grouped + core + adapters + norm_and_residual(setting, overlapped=True)
@@ -96,13 +106,56 @@ def _mla_projections(setting: BlockInputs) -> Block:
     return replace(block, recomputed_s=recomputed_s)
 
 
+def _shared_kv_projections(setting: BlockInputs) -> Block:
+    """Queries through their rank, one key, output in groups, and the layers' compressors."""
+    m, s = setting.model, setting.strategies
+    rows, heads = s.tokens, m.heads / s.tensor
+    down_rows = rows * setting.norm_share
+    groups = np.maximum(m.output_groups / s.tensor, 1.0)
+    joined = groups * np.maximum(m.output_rank, 1.0)
+    down = gemm(setting, down_rows, m.q_lora_rank + m.head_dim, m.hidden, follows_norm=True)
+    up_q = gemm(
+        setting, rows, heads * m.head_dim, np.maximum(m.q_lora_rank, 1.0), follows_norm=True
+    )
+    # One GEMM per group; together they do as much as one of all groups' outputs.
+    grouped = gemm(setting, rows, joined, heads * m.head_dim / groups)
+    outputs = gemm(setting, rows, m.hidden, joined)
+    # Norms of the low rank and the key, norm and rotation of queries, rotation back of the output.
+    moved = 2.0 * s.element_bytes * rows * heads * m.head_dim * 2.0
+    moved = moved + 2.0 * s.element_bytes * down_rows * (m.q_lora_rank + m.head_dim)
+    moved_s = setting.memory_bound_s(moved)
+    block = down + up_q + grouped + outputs
+    block = block + Block(forward_s=moved_s, backward_s=BACKWARD_BYTES * moved_s)
+    sparse = _compressor(setting, outputs=m.csa_outputs) + _indexer(setting)
+    heavy = _compressor(setting, outputs=m.hca_outputs)
+    block = block + scale_block(m.csa_share, sparse) + scale_block(m.hca_share, heavy)
+    recomputed_s = s.recompute_mla_up_proj * up_q.forward_s
+    return replace(block, recomputed_s=recomputed_s)
+
+
+def _compressor(setting: BlockInputs, *, outputs: Numbers) -> Block:
+    """Keys and gates of so many elements a token, and their weighted means."""
+    m, s = setting.model, setting.strategies
+    projected = gemm(setting, s.tokens, np.maximum(outputs, 1.0), m.hidden, follows_norm=True)
+    merged_s = setting.memory_bound_s(2.0 * s.element_bytes * s.tokens * outputs)
+    return projected + Block(forward_s=merged_s, backward_s=BACKWARD_BYTES * merged_s)
+
+
 def _indexer(setting: BlockInputs) -> Block:
-    """Projections of an indexer and its scores, on every tensor rank, and the choice of tokens."""
+    """Projections of an indexer and its scores, on every tensor rank, and the choice of tokens.
+
+    Over the entries of a compressor, its keys are the compressor's.
+    """
     m, s = setting.model, setting.strategies
     heads = np.maximum(m.index_heads, 1.0)
+    merges = np.greater(m.csa_ratio, 0.0)
     queries = gemm(setting, s.tokens, heads * m.index_dim, np.maximum(m.q_lora_rank, 1.0))
-    keys = gemm(setting, s.tokens, m.index_dim + heads, m.hidden)
-    pairs = s.micro_batch * s.sequence * (s.sequence + 1.0) / 2.0 / s.context
+    keys = gemm(setting, s.tokens, np.where(merges, 0.0, m.index_dim) + heads, m.hidden)
+    every = s.sequence * (s.sequence + 1.0) / 2.0
+    entries = s.sequence * mean_entries(
+        s.sequence, ratio=np.maximum(m.csa_ratio, 1.0), most=s.sequence
+    )
+    pairs = s.micro_batch * np.where(merges, entries, every) / s.context
     scores = attention(
         pairs=pairs,
         batch=s.micro_batch,
@@ -164,7 +217,7 @@ def attention_core(setting: BlockInputs, *, launches: Numbers) -> Block:
 
 
 def _mean_pairs(m: ModelShape, s: Strategies) -> Numbers:
-    """Pairs that are computed per sequence and head, averaged over windowed and other layers.
+    """Pairs that are computed per sequence and head, averaged over the attention layers.
 
     A window counts one tile wider, since a tile of queries reads the keys of all of them.
     """
@@ -174,7 +227,15 @@ def _mean_pairs(m: ModelShape, s: Strategies) -> Numbers:
     near = _near_pairs(m.window + TILE, s.sequence)
     chunk = np.clip(m.window, 1.0, s.sequence)
     near = np.where(np.greater(m.window_is_chunk, 0.0), s.sequence * (chunk + 1.0) / 2.0, near)
-    return m.windowed_ratio * near + (1.0 - m.windowed_ratio) * every
+    pairs = m.windowed_ratio * near + (1.0 - m.windowed_ratio) * every
+    for share, ratio, most in (
+        (m.csa_share, m.csa_ratio, m.index_top_k),
+        (m.hca_share, m.hca_ratio, s.sequence),
+    ):
+        if is_any(share):
+            entries = mean_entries(s.sequence, ratio=np.maximum(ratio, 1.0), most=most)
+            pairs = pairs + share * s.sequence * entries
+    return pairs
 
 
 def _near_pairs(window: Numbers, sequence: Numbers) -> Numbers:

@@ -52,7 +52,8 @@ def head_block(setting: BlockInputs) -> Block:
     logits = gemm(setting, s.tokens, m.vocab / s.tensor, m.hidden, dtype=BF16)
     loss_bytes = setting.constants.loss_bytes * s.tokens * m.vocab / s.tensor
     loss_s = setting.memory_bound_s(loss_bytes)
-    norm_s = setting.memory_bound_s(setting.hidden_bytes(2.0))
+    # Several streams are read and joined.
+    norm_s = setting.memory_bound_s(setting.hidden_bytes(2.0 + m.has_streams * m.streams))
     gather_s = 0.5 * tensor_pass_s(setting)
     return logits + Block(
         forward_s=loss_s + norm_s + setting.constants.batch_s,

@@ -59,11 +59,13 @@ def shape_of_model(model: ModelSpec, *, mtp_layers: int) -> ModelShape:
 
     Dense layers are priced as if they came first, also where a model interleaves them.
     """
-    attention, moe, indexer = model.attention, model.moe, model.attention.indexer
+    attention, moe = model.attention, model.moe
     is_mla = attention.kind == "mla"
     return ModelShape(
         **_layer_shares(model),
         **_linear_widths(model),
+        **_indexer_sizes(model),
+        **_compressors(model),
         hidden=float(model.hidden_size),
         heads=float(attention.num_heads),
         kv_heads=float(attention.num_kv_heads),
@@ -76,9 +78,9 @@ def shape_of_model(model: ModelSpec, *, mtp_layers: int) -> ModelShape:
         has_qk_norm=float(attention.qk_norm is not QkNorm.NONE),
         has_sinks=float(attention.has_sinks),
         has_output_gate=float(attention.has_output_gate),
-        index_heads=float(indexer.num_heads) if indexer else 0.0,
-        index_dim=float(indexer.head_dim) if indexer else 0.0,
-        index_top_k=float(indexer.top_k) if indexer else 0.0,
+        output_groups=float(attention.output_groups) if attention.kind == "shared_kv" else 0.0,
+        output_rank=float(attention.output_rank),
+        streams=float(model.residual_streams),
         window=float(attention.sliding_window or 0) if any(model.windowed) else 0.0,
         window_is_chunk=float(attention.window_is_chunk),
         windowed_ratio=sum(model.windowed) / max(model.num_attention_layers, 1),
@@ -116,6 +118,33 @@ def _layer_shares(model: ModelSpec) -> dict[str, float]:
         "moe_attention": share(of_moe=True, mixer=Mixer.ATTENTION),
         "moe_linear": share(of_moe=True, mixer=Mixer.LINEAR),
     }
+
+
+def _indexer_sizes(model: ModelSpec) -> dict[str, float]:
+    """Sizes of the indexer over tokens, or of that of the compressor which has one."""
+    indexers = [model.attention.indexer, *(one.indexer for one in model.attention.compressors)]
+    own = next((one for one in indexers if one is not None), None)
+    if own is None:
+        return {}
+    return {
+        "index_heads": float(own.num_heads),
+        "index_dim": float(own.head_dim),
+        "index_top_k": float(own.top_k),
+    }
+
+
+def _compressors(model: ModelSpec) -> dict[str, float]:
+    """Sizes of the two kinds of compressors, and the shares of the attention layers with each."""
+    sizes: dict[str, float] = {}
+    for own in model.attention.compressors:
+        kind, keys = ("hca", 0) if own.indexer is None else ("csa", own.indexer.head_dim)
+        share = model.compressor_by_layer.count(own) / max(model.num_attention_layers, 1)
+        sizes |= {
+            f"{kind}_ratio": float(own.ratio),
+            f"{kind}_share": share,
+            f"{kind}_outputs": float(own.outputs(model.attention.head_dim + keys)),
+        }
+    return sizes
 
 
 def _linear_widths(model: ModelSpec) -> dict[str, float]:

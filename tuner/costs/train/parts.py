@@ -10,7 +10,10 @@ recomputation in the backward pass, and launches by the host.
 
 GEMMs: forward [T, k] x [k, n]; backward one for the input, [T, n] x [n, k], and one for
 the weights, [n, T] x [T, k]. Memory-bound bytes are counted kernel by kernel as Megatron-Core
-fuses them: norm 2 e h, residual addition 3 e h, gate and activation 3 e f. Backward passes of
+fuses them: norm 2 e h, residual addition 3 e h, gate and activation 3 e f. A hyper-connection of S
+streams reads them for its weights and again for the block's input, then reads them and the block's
+output and writes them: (4 S + 2) e h (vLLM 0.33.0, kernels/mhc/tilelang_kernels.py). Its projection
+has 2 (2 + S) S FLOPs per element read, so that memory binds it. Backward passes of
 memory-bound kernels move 1.6 times their forward bytes (5 against 3 vectors for a gated
 activation, 3 against 2 for a norm).
 
@@ -166,7 +169,9 @@ def norm_and_residual(setting: BlockInputs, *, overlapped: bool) -> Block:
     """Norm before a block, residual addition after it, and its tensor-parallel collectives."""
     s = setting.strategies
     norm_s = setting.memory_bound_s(setting.hidden_bytes(2.0))
-    add_bytes = setting.hidden_bytes(3.0 + np.greater(s.dropout, 0.0) / s.element_bytes)
+    m = setting.model
+    vectors = np.where(np.greater(m.streams, 1.0), 4.0 * m.streams + 2.0, 3.0)
+    add_bytes = setting.hidden_bytes(vectors + np.greater(s.dropout, 0.0) / s.element_bytes)
     add_s = setting.memory_bound_s(add_bytes)
     pass_s: Numbers = tensor_pass_s(setting) if overlapped else 0.0
     return Block(

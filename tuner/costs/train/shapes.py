@@ -10,7 +10,7 @@ Letters: C columns (strategies or runs), S pipeline stages in execution order.
 """
 
 from collections.abc import Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -57,10 +57,28 @@ class ModelShape:
     has_output_gate: Numbers = 0.0
     """Queries come with a gate of the output."""
     index_heads: Numbers = 0.0
-    """Of an indexer, which picks the tokens that queries attend to; 0: there is none."""
+    """Of an indexer, which picks the tokens that queries attend to, or the entries where there is a
+    `csa_ratio`; 0: there is none."""
     index_dim: Numbers = 0.0
     index_top_k: Numbers = 0.0
-    """Tokens that it picks for a query."""
+    """Tokens or entries that it picks for a query."""
+    output_groups: Numbers = 0.0
+    """Groups of heads with an output projection of their own, and one key that is the value of all
+    heads (DeepSeek-V4); 0: no such attention."""
+    output_rank: Numbers = 0.0
+    """What each group is projected to."""
+    csa_ratio: Numbers = 0.0
+    """Tokens of an entry of compressed sparse attention, whose entries an indexer picks."""
+    csa_share: Numbers = 0.0
+    """Share of the attention layers that have it, beside their window."""
+    csa_outputs: Numbers = 0.0
+    """Outputs of the projections to its entries and to the keys of its indexer."""
+    hca_ratio: Numbers = 0.0
+    """Likewise of heavily compressed attention, without an indexer."""
+    hca_share: Numbers = 0.0
+    hca_outputs: Numbers = 0.0
+    streams: Numbers = 1.0
+    """Copies of the residual, with hyper-connections around mixers and networks; 1: plain."""
     window: Numbers = 0.0
     """Sliding-window size of a windowed layer; 0: none is windowed."""
     window_is_chunk: Numbers = 0.0
@@ -117,6 +135,26 @@ class ModelShape:
     """Multi-token-prediction layers, each with attention and a second head."""
     mtp_is_repeated: Numbers = 0.0
     """All of them are one layer's weights, applied several times."""
+
+    @property
+    def is_shared_kv(self) -> Numbers:
+        """Whether one key is the value of all heads."""
+        return np.minimum(self.output_groups, 1.0)
+
+    @property
+    def has_streams(self) -> Numbers:
+        """Whether the residual has several streams."""
+        return np.where(np.greater(self.streams, 1.0), 1.0, 0.0)
+
+    @property
+    def windows_alone(self) -> "ModelShape":
+        """The same model without compressors, as its multi-token-prediction layers are."""
+        return replace(self, csa_share=0.0, hca_share=0.0)
+
+    @property
+    def residual(self) -> Numbers:
+        """Width of what passes between layers: all streams."""
+        return self.streams * self.hidden
 
     @property
     def expert_hidden(self) -> Numbers:

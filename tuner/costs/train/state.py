@@ -4,6 +4,9 @@ Counts are of one device, tensor parallelism taken off. Of a layer, in parameter
 
     attention     h (2 a d + 2 g d) / T     grouped queries: q, k, v, output
                   h r_q + h (r_kv + rope) + (r_q a d + r_kv a (d - rope + v) + a v h) / T      MLA
+                  h r_q + h d + (r_q a d + a d o + G o h) / T     shared KV, output groups G of o
+    compressor    h c + r_q a_i d_i + h a_i    c outputs; queries and weights of an indexer
+    streams       (2 + S) S S h           a hyper-connection each of mixer and network
     linear        (h w + r x + H P h) / T   w, x outputs of projections, r a low rank, H P values
     dense FFN     3 h F / T                 2 h F / T where it is not gated
     MoE           h E + 3 h F_s / T         router and shared experts; 2 h l of a latent width l
@@ -46,7 +49,7 @@ class Parameters:
     """Parameters on one device."""
 
     attention: Numbers
-    """Of a multi-token-prediction layer, both norms included."""
+    """Of a multi-token-prediction layer, what is around mixer and network included."""
     dense_mixer: Numbers
     """Attention or linear attention of a layer without experts, its norms included."""
     moe_mixer: Numbers
@@ -84,14 +87,16 @@ def parameters(model: ModelShape, strategies: Strategies) -> Parameters:
     hidden, split = model.hidden, strategies.tensor
     matrices = 2.0 + model.is_gated
     expert = matrices * model.expert_hidden * model.moe_ffn / strategies.expert_tensor
-    attention = _attention(model, split) + hidden
-    linear = _linear(model, split) + hidden if model.has_linear else 0.0
+    around = hidden + connection_matrix(model)
+    alone = attention_matrices(model.windows_alone, split) + around
+    attention = attention_matrices(model, split) + around
+    linear = _linear(model, split) + around if model.has_linear else 0.0
     return Parameters(
-        attention=attention + hidden,
+        attention=alone + around,
         dense_mixer=model.dense_attention * attention
         + model.dense_linear * linear
-        + model.dense_network * hidden,
-        moe_mixer=model.moe_attention * attention + model.moe_linear * linear + hidden,
+        + model.dense_network * around,
+        moe_mixer=model.moe_attention * attention + model.moe_linear * linear + around,
         dense_ffn=model.dense_network * matrices * hidden * model.dense_ffn / split,
         moe_outside=hidden * (model.experts + 2.0 * model.moe_latent)
         + matrices * hidden * model.shared_ffn / split,
@@ -102,12 +107,19 @@ def parameters(model: ModelShape, strategies: Strategies) -> Parameters:
     )
 
 
+def connection_matrix(model: ModelShape) -> Numbers:
+    """Parameters of a hyper-connection, whole on every tensor rank; 0 of a plain residual."""
+    streams = model.streams
+    return model.has_streams * (2.0 + streams) * streams**2 * model.hidden
+
+
 def _linear(model: ModelShape, split: Numbers) -> Numbers:
     outer = model.hidden * (model.linear_inputs + model.linear_values)
     return (outer + model.linear_rank * model.linear_rank_outputs) / split
 
 
-def _attention(model: ModelShape, split: Numbers) -> Numbers:
+def attention_matrices(model: ModelShape, split: Numbers) -> Numbers:
+    """Matrices of one attention block on one of so many tensor ranks, averaged over compressors."""
     hidden, heads = model.hidden, model.heads
     output = heads * model.value_dim * hidden / split
     queries = heads * model.head_dim
@@ -129,7 +141,21 @@ def _attention(model: ModelShape, split: Numbers) -> Numbers:
         + model.index_heads * (model.q_lora_rank * model.index_dim + hidden)
         + hidden * model.index_dim
     )
-    return grouped + model.is_mla * (latent - grouped)
+    shared = (
+        model.q_lora_rank * (hidden + queries / split)
+        + hidden * model.head_dim
+        + model.output_rank * (queries + model.output_groups * hidden) / split
+        + _compressors(model)
+    )
+    plain = grouped + model.is_mla * (latent - grouped)
+    return plain + model.is_shared_kv * (shared - plain)
+
+
+def _compressors(model: ModelShape) -> Numbers:
+    """Matrices of a layer's compressor on average, whole on every tensor rank."""
+    outputs = model.csa_share * model.csa_outputs + model.hca_share * model.hca_outputs
+    scorer = model.index_heads * (model.q_lora_rank * model.index_dim + model.hidden)
+    return model.hidden * outputs + model.csa_share * scorer
 
 
 def shard_ranks(strategies: Strategies) -> tuple[Numbers, Numbers]:

@@ -50,6 +50,7 @@ from tuner.costs.train.experts import moe_blocks
 from tuner.costs.train.linear_attention import linear_block
 from tuner.costs.train.parts import Block, BlockInputs, is_any, scale_block, select_block
 from tuner.costs.train.shapes import Hardware, ModelShape, taken
+from tuner.costs.train.state import attention_matrices, connection_matrix
 
 SMOOTHNESS = 4.0
 
@@ -144,9 +145,12 @@ def unit_costs(
     mtp = LayerCost()
     if is_any(model.mtp_layers):
         joined = _layer(setting, mtp_projection_block(setting))
-        last = _layer(setting, attention + network)
+        alone = attention
+        if is_any(model.output_groups):
+            alone = attention_block(replace(setting, model=model.windows_alone))
+        last = _layer(setting, alone + network)
         if has_moe:
-            with_experts, _ = _moe_layer(setting, attention + fixed, routed)
+            with_experts, _ = _moe_layer(setting, alone + fixed, routed)
             last = _where(np.greater(model.moe_layers, 0.0), with_experts, last)
         mtp = _sum(last, joined, head)
     counted = _counted_parameters(model, strategies)
@@ -279,24 +283,14 @@ def _larger(device_s: Numbers, launched_s: Numbers) -> Numbers:
 
 def _counted_parameters(m: ModelShape, s: Strategies) -> dict[str, Numbers]:
     """Matrices of one device by kind; norms and biases are below a thousandth."""
-    queries = m.heads * (1.0 + m.has_output_gate)
-    gqa = m.hidden * (queries + m.kv_heads) * m.head_dim + m.hidden * m.value_dim * (
-        m.heads + m.kv_heads
-    )
-    nope = m.head_dim - m.rope_dim
-    has_rank = np.greater(m.q_lora_rank, 0.0)
-    queries = m.heads * m.head_dim * np.where(has_rank, m.q_lora_rank, m.hidden)
-    shared_down = m.hidden * (m.q_lora_rank + m.kv_lora_rank + m.rope_dim)
-    split = queries + m.heads * (m.kv_lora_rank * (nope + m.value_dim) + m.value_dim * m.hidden)
-    indexer = m.index_heads * (m.q_lora_rank * m.index_dim + m.hidden) + m.hidden * m.index_dim
-    mla = split / s.tensor + shared_down + indexer
-    attention = np.where(np.greater(m.is_mla, 0.0), mla, gqa / s.tensor)
+    around = connection_matrix(m)
+    attention = attention_matrices(m, s.tensor) + around
     linear = m.hidden * (m.linear_inputs + m.linear_values) + m.linear_rank * m.linear_rank_outputs
-    linear = linear / s.tensor
+    linear = linear / s.tensor + around
     matrices = np.where(np.greater(m.is_gated, 0.0), 3.0, 2.0)
-    network = matrices * m.hidden * m.dense_ffn / s.tensor
+    network = matrices * m.hidden * m.dense_ffn / s.tensor + around
     shared = matrices * m.hidden * m.shared_ffn / s.tensor
-    shared = shared + m.hidden * (m.experts + 2.0 * m.moe_latent)
+    shared = shared + m.hidden * (m.experts + 2.0 * m.moe_latent) + around
     experts = matrices * m.expert_hidden * m.moe_ffn * m.experts / (s.expert * s.expert_tensor)
     last = np.where(np.greater(m.moe_layers, 0.0), shared, network)
     return {
@@ -305,7 +299,10 @@ def _counted_parameters(m: ModelShape, s: Strategies) -> dict[str, Numbers]:
         + m.dense_network * network,
         "moe": m.moe_attention * attention + m.moe_linear * linear + shared,
         "experts": experts,
-        "mtp": attention + last + 2.0 * m.hidden * m.hidden / s.tensor,
+        "mtp": attention_matrices(m.windows_alone, s.tensor)
+        + around
+        + last
+        + 2.0 * m.hidden * m.hidden / s.tensor,
         "table": m.vocab * m.hidden / s.tensor,
     }
 

@@ -12,6 +12,9 @@ Read from the package deepspeed 0.19.8 (`runtime/config.py`, `runtime/pipe/engin
 - AutoEP distributes experts over any of a stage's ranks and never splits one; it dispatches tokens
   by all-to-all or DeepEP. It cannot convert a pipeline; `deepspeed.moe.layer.MoE`, which pipelines
   use, has all-to-all only (`moe/sharded_moe.py`).
+- DeepSeek-V4 is a class of transformers that AutoTP's patterns do not fit (its output projection is
+  in groups, its key is one for all heads), and AutoEP's layers (`module_inject/auto_ep_layer.py`)
+  take no token ids, which its first routers need: replicas and ZeRO alone.
 - Recomputation is turned on in the model's code, for whole layers.
 
 Not covered: Ulysses sequence parallelism, ZenFlow, ZeRO++, MiCS and parameter offload.
@@ -20,8 +23,9 @@ Not covered: Ulysses sequence parallelism, ZenFlow, ZeRO++, MiCS and parameter o
 from typing import Final
 
 from profilers.steps.config import Recompute
-from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
+from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
 from tuner.engines.registry import LaunchFormat, Target
+from tuner.spec.features import ModelFeature
 
 DEEPSPEED_0_19: Final = Capabilities(
     names=("deepspeed",),
@@ -56,6 +60,12 @@ DEEPSPEED_0_19: Final = Capabilities(
     adapters=frozenset(),
     mtp=False,
     tied_embeddings_with_pipeline=False,
+    restrictions=restricted(
+        ModelFeature.COMPRESSED_ATTENTION,
+        tensor_parallel=False,
+        expert_parallel=False,
+        pipeline=False,
+    ),
 )
 
 TARGETS: Final = (

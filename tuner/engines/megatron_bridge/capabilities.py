@@ -7,6 +7,8 @@ github.com/NVIDIA-NeMo/Megatron-Bridge. Bridge has the rules of megatron-core; i
 - OLMoE's norm over all heads is a layer specification of its own recipe;
 - sparse attention is a layer specification that no recipe has (its GLM-5 and DeepSeek-V3.2 are
   conversions of checkpoints), and overrides cannot name one;
+- its recipes of DeepSeek-V4 need Megatron-LM's branch dev; that of the containers is not expected
+  to run them (examples/models/deepseek_v4/README.md of v0.6.0);
 - hybrids have no interleaved pipeline (`MambaModelProvider.provide`); patterns hold pipeline stages
   and MTP layers from 0.4 on (core 0.17);
 - Megatron-FSDP excludes the rank order in which replicas are the most distant.

@@ -27,7 +27,9 @@ core_v0.17.1, core_v0.18.0 and core_v0.19.0 of github.com/NVIDIA/Megatron-LM:
   which overlapped expert communication calls, from 0.17 on. Sparse attention is refused by the
   layers of 0.16 and 0.17, and has context parallelism, over all-gathers alone, from 0.19 on; its
   kernels (`--dsa-kernel-backend`) begin with 0.19, too. Neither has offloading.
-- No release has Kimi delta attention, or attention inside chunks (Llama-4).
+- No release has Kimi delta attention, attention inside chunks (Llama-4), or compressors and
+  hyper-connections (DeepSeek-V4; the main branch after core_v0.19.0 has the latter in
+  megatron/core/transformer/hyper_connection.py).
 - The padded experts of a full-iteration CUDA graph are gated ones.
 - One switch enables all biases, the router's included; a second one only those of queries, keys and
   values.
@@ -44,7 +46,7 @@ from tuner.engines.megatron_lm.mixers import HYBRIDS
 from tuner.engines.place_rules import PlaceTarget
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.engines.rules.decision import Decision
-from tuner.spec.features import ModelFeature, features
+from tuner.spec.features import DEEPSEEK_V4, ModelFeature, features
 from tuner.spec.model import ModelSpec
 
 _NOT_FULL: Final = frozenset({Recompute.NONE, Recompute.SELECTIVE})
@@ -111,6 +113,7 @@ MEGATRON_0_18: Final = Capabilities(
             ModelFeature.KDA,
             ModelFeature.SIGMOID_UNNORMALISED,
             ModelFeature.SOFTMAX_CORRECTION,
+            *DEEPSEEK_V4,
         }
     ),
     restrictions=_EVERY_RELEASE

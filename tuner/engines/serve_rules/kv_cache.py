@@ -39,7 +39,7 @@ class CacheKind(StrEnum):
     GROUPED = "grouped"
     """Keys and values, split over tensor ranks by heads (MHA, GQA, MQA)."""
     LATENT = "latent"
-    """One latent per token, replicated on every tensor rank (MLA)."""
+    """One latent or shared key per token, replicated on every tensor rank (MLA, DeepSeek-V4)."""
 
 
 class PipelineRule(StrEnum):

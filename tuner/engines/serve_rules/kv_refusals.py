@@ -11,6 +11,7 @@ engine launches it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from profilers.steps.config import LayerKind
 from tuner.engines.serve_rules.kv_cache import (
     CacheKind,
     Connector,
@@ -67,11 +68,11 @@ class KvTransfer:
 
 
 def has_different_caches(model: ModelSpec) -> bool:
-    """Say whether layers keep different things of the past: all, a window, or a state."""
+    """Say whether layers keep different things of the past: all, a window, entries, or a state."""
     kept = {
-        (mixer, is_windowed)
-        for mixer, is_windowed in zip(model.mixer_by_layer, model.windowed, strict=True)
-        if mixer is not Mixer.NONE
+        layer._replace(network=LayerKind.NONE)
+        for layer in model.each_layer
+        if layer.mixer is not Mixer.NONE
     }
     return len(kept) > 1
 

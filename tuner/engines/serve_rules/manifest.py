@@ -35,6 +35,7 @@ _FP8: Final = frozenset({Generation.ADA, Generation.HOPPER, Generation.BLACKWELL
 HAVE_UNITS: Final[Mapping[str, frozenset[Generation]]] = {
     "fp8": _FP8,
     "fp8_block": _FP8,
+    "fp8_block_mxfp4": _FP8,
     "nvfp4": frozenset({Generation.BLACKWELL}),
 }
 """NVIDIA devices with tensor cores for such weights, by `goal.quantization` (NVIDIA Ada, Hopper and

@@ -10,10 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from tuner.devices.datasheet import Generation
 from tuner.spec.huggingface.architectures import ARCHITECTURES
 
 SPARSE: Final = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
 """With an indexer."""
+COMPRESSED: Final = frozenset({"DeepseekV4ForCausalLM"})
+"""With compressors beside windows."""
 CHUNKED: Final = frozenset({"Llama4ForCausalLM", "Llama4ForConditionalGeneration"})
 HYBRID: Final = frozenset(
     {
@@ -54,20 +57,29 @@ class ServedModels:
     architectures: frozenset[str] = EVERY
     only_one: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By degree (attention_dp, ep, pp): models that run without it."""
+    only_on: Mapping[str, frozenset[Generation]] = field(default_factory=dict)
+    """By model: the only NVIDIA devices that it runs on."""
     source: str = ""
     """Of what the release lacks."""
 
 
 def model_refusals(
-    served: ServedModels, group: DegreesFields, *, architecture: str
+    served: ServedModels,
+    group: DegreesFields,
+    *,
+    architecture: str,
+    generation: Generation | None = None,
 ) -> Iterator[str]:
-    """Yield why the release does not run a model with such degrees."""
+    """Yield why the release does not run a model with such degrees, on such a device if known."""
     why = f" ({served.source})" if served.source else ""
     if architecture not in served.architectures:
         known = ", ".join(sorted(served.architectures & _family(architecture)))
         instead = f"; it runs {known}" if known else ""
         yield f"the release does not run {architecture}{instead}{why}"
         return
+    able = served.only_on.get(architecture)
+    if able is not None and generation is not None and generation not in able:
+        yield f"the release runs {architecture} on {', '.join(sorted(able))} only{why}"
     for degree, models in served.only_one.items():
         value = getattr(group, degree)
         if value > 1 and architecture in models:
@@ -76,5 +88,5 @@ def model_refusals(
 
 def _family(architecture: str) -> frozenset[str]:
     """Return the models of the same kind."""
-    kinds = (SPARSE, CHUNKED, HYBRID)
+    kinds = (SPARSE, COMPRESSED, CHUNKED, HYBRID)
     return next((kind for kind in kinds if architecture in kind), frozenset())

@@ -113,7 +113,9 @@ def group_refusals(
     generation: Generation | None = None,
 ) -> tuple[str, ...]:
     """Return why the release cannot launch such instances, regardless of other groups."""
-    absent = tuple(model_refusals(engine.models, group, architecture=model.architecture))
+    absent = tuple(
+        model_refusals(engine.models, group, architecture=model.architecture, generation=generation)
+    )
     if model.architecture not in engine.models.architectures:
         return absent
     return tuple(

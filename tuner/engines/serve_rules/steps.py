@@ -52,7 +52,7 @@ def dispatch_tokens(engine: ServingCapabilities, group: InstanceFields) -> int:
 
 def cache_kind(model: ModelSpec) -> CacheKind:
     """Return the kind of the model's KV cache."""
-    return CacheKind.LATENT if model.attention.kind == "mla" else CacheKind.GROUPED
+    return CacheKind.GROUPED if model.attention.kind == "gqa" else CacheKind.LATENT
 
 
 def lacks_units(quantization: str, *, generation: Generation | None) -> bool:

@@ -67,6 +67,8 @@ class MemoryRule:
     window_pool_ratio: float | None = None
     """Tokens of the pool of windowed layers over those of the others; None: pages of both come from
     one pool, and a request holds its window."""
+    entry_window_pool_ratio: float | None = None
+    """The same of models whose other pool holds the entries of compressors."""
     wants_whole_length: bool = False
     """The server ends unless one request of the longest length has room."""
     states: StateRule = ONE_STATE

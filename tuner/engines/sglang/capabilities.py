@@ -33,6 +33,8 @@ pd_disaggregation_hook.py), sglang/srt/environ.py and sglang/srt/layers/moe/toke
 - `--chunked-prefill-size` is a whole number of pages (validation_hook.py).
 - srt/models has every class that moetune reads. DeepSeek-V3.2, GLM-5 and Kimi-K2.5 share the expert
   layers of deepseek_v2.py.
+- DeepSeek-V4 (models/deepseek_v4.py) reads fp8 with experts in mxfp4 as it is published, and is
+  moved between instances (disaggregation/common/conn.py, its layout of C4 and C128 caches).
 - FP8 and NVFP4 weights use Marlin kernels where a device lacks tensor cores for them
   (layers/quantization/{fp8,modelopt_quant}.py, get_min_capability).
 - gpt-oss checkpoints say "quant_method": "mxfp4" themselves; no option is needed
@@ -90,6 +92,7 @@ TRAITS: Final = EngineTraits(
             ratio=None,
             sampler_bytes=12.0,
             window_pool_ratio=0.8,
+            entry_window_pool_ratio=0.1,
             states=StateRule(per_request=STATE_SLOTS),
         ),
     ),
@@ -97,8 +100,10 @@ TRAITS: Final = EngineTraits(
 )
 """0.5.23: `managers/schedule_policy.py` sets `new_token_ratio` of what outputs may still grow by
 aside, which is taken as all of it. Memory: `mem_cache/kv_cache_configurator.py`,
-`_profile_available_bytes`; the sampler holds gathered logits in bf16 twice (2 + 2), in fp32, and
-probabilities (4 + 4; `layers/logits_processor.py`, `layers/sampler.py`). Padding:
+`_profile_available_bytes`; `swa_full_tokens_ratio` is 0.8, and 0.1 of DeepSeek-V4
+(arg_groups/model_overrides/deepseek_v4.py); the sampler holds gathered logits in bf16 twice
+(2 + 2), in fp32, and probabilities (4 + 4; `layers/logits_processor.py`, `layers/sampler.py`).
+Padding:
 `quantization/mxfp4.py`. The first step of a prompt runs without a graph on the host's time, which
 counts as the client's."""
 
@@ -181,7 +186,14 @@ SGLANG_0_5_23: Final = ServingCapabilities(
         }
     ),
     environment=frozenset({"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"}),
-    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "nvfp4": "modelopt_fp4", "mxfp4": ""},
+    quantization={
+        "bf16": "",
+        "fp8": "fp8",
+        "fp8_block": "",
+        "nvfp4": "modelopt_fp4",
+        "mxfp4": "",
+        "fp8_block_mxfp4": "",
+    },
     weight_only_fallback=True,
     kv_cache_dtype={"bf16": "", "fp8": "fp8_e4m3"},
     connectors={"nixl": "nixl", "mooncake": "mooncake"},
@@ -241,7 +253,7 @@ SGLANG_0_5_23_ROCM: Final = replace(
     source="sglang 0.5.23 (wheel), docs.sglang.io (AMD GPUs)",
     image="lmsysorg/sglang:v0.5.23-rocm720-mi30x",
     image_note="the tag follows those of v0.5.16 and v0.5.18: check that it exists",
-    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "mxfp4": ""},
+    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "mxfp4": "", "fp8_block_mxfp4": ""},
     connectors={"mooncake": "mooncake"},
     a2a_backends=PLAIN_EXCHANGES,
     overlap_backends=frozenset(),

@@ -14,7 +14,9 @@ tensorrt_llm/_torch/modules/fused_moe/communication of github.com/NVIDIA/TensorR
   records. Its documents name DeepSeek-V3 and Qwen3 (features/parallel-strategy, wide expert
   parallelism).
 - Weights are quantised beforehand, as the checkpoint says. MXFP4 experts run with MXFP8 activations
-  on Blackwell, BF16 on Hopper (deployment-guide-for-gpt-oss-on-trtllm).
+  on Blackwell, BF16 on Hopper (deployment-guide-for-gpt-oss-on-trtllm). DeepSeek-V4 runs on
+  Blackwell alone, and its disaggregated serving is untested (docs/source/models/
+  supported-models.md, note 11).
 - A prefill instance cannot overlap its scheduler.
 - `speculative_config` of type MTP drafts `max_draft_len` tokens with the model's MTP layers;
   another draft model needs a path in the options file, which a plan does not have.
@@ -120,9 +122,17 @@ TRTLLM_1_3: Final = ServingCapabilities(
     ),
     models=ServedModels(
         architectures=EVERY - _ABSENT,
+        only_on={"DeepseekV4ForCausalLM": frozenset({Generation.BLACKWELL})},
         source="docs/source/models/supported-models.md, PyTorch backend",
     ),
-    quantization={"bf16": "", "fp8": "", "fp8_block": "", "nvfp4": "", "mxfp4": ""},
+    quantization={
+        "bf16": "",
+        "fp8": "",
+        "fp8_block": "",
+        "nvfp4": "",
+        "mxfp4": "",
+        "fp8_block_mxfp4": "",
+    },
     kv_cache_dtype={"bf16": "auto", "fp8": "fp8"},
     connectors={"nixl": "NIXL", "mooncake": "MOONCAKE"},
     pages=PAGES,

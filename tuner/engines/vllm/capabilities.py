@@ -32,6 +32,9 @@ docs/features/{nixl,mooncake}_connector_usage.md:
 - With linear attention prefix caching needs chunked prefill (models/config.py, `MambaModelConfig`),
   so that a launch with whole prompts turns it off. NIXL moves states where convolutions are stored
   as VLLM_SSM_CONV_STATE_LAYOUT=DS has it (nixl/base_worker.py).
+- DeepSeek-V4 (vllm/models/deepseek_v4) reads fp8 with experts in mxfp4 as it is published
+  (models/config.py, `DeepseekV4ForCausalLMConfig`); NIXL and Mooncake move its windows and entries
+  (`SlidingWindowMLASpec` in nixl/base_worker.py and mooncake_connector.py).
 - `--enable-dbo` works with DeepEP under data parallelism (docs/design/dbo.md, vllm/config/vllm.py).
 
 Not covered: context parallelism, elastic expert parallelism, external load balancing.
@@ -49,7 +52,7 @@ from typing import Final
 from tuner.devices.datasheet import Vendor
 from tuner.engines.place_rules import IN_TURN, PlaceTarget
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
-from tuner.engines.serve_rules.models import EVERY, HYBRID, SPARSE, ServedModels
+from tuner.engines.serve_rules.models import COMPRESSED, EVERY, HYBRID, SPARSE, ServedModels
 from tuner.engines.serve_rules.routers import (
     GATEWAY_POLICIES,
     NGINX,
@@ -194,7 +197,14 @@ VLLM_0_33: Final = ServingCapabilities(
             "VLLM_SSM_CONV_STATE_LAYOUT",
         }
     ),
-    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "nvfp4": "modelopt_fp4", "mxfp4": ""},
+    quantization={
+        "bf16": "",
+        "fp8": "fp8",
+        "fp8_block": "",
+        "nvfp4": "modelopt_fp4",
+        "mxfp4": "",
+        "fp8_block_mxfp4": "",
+    },
     weight_only_fallback=True,
     kv_cache_dtype={"bf16": "", "fp8": "fp8"},
     connectors={"nixl": "NixlConnector", "mooncake": "MooncakeConnector"},
@@ -214,6 +224,7 @@ VLLM_0_33: Final = ServingCapabilities(
             "DeepseekV2ForCausalLM",
             "DeepseekV3ForCausalLM",
             "DeepseekV32ForCausalLM",
+            "DeepseekV4ForCausalLM",
             "Glm4MoeForCausalLM",
             "GlmMoeDsaForCausalLM",
             "KimiLinearForCausalLM",
@@ -238,7 +249,7 @@ VLLM_0_33_ROCM: Final = replace(
     source="vllm 0.33.0 (wheel): platforms/rocm.py",
     image="vllm/vllm-openai-rocm:v0.33.0",
     image_note="its NIXL is ROCm's build (RIXL): check that the container has it",
-    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "mxfp4": ""},
+    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "mxfp4": "", "fp8_block_mxfp4": ""},
     connectors={"nixl": "NixlConnector"},
     a2a_backends=PLAIN_EXCHANGES,
     overlap_backends=frozenset(),
@@ -255,7 +266,7 @@ VLLM_0_32_CPU: Final = replace(
     weight_only_fallback=False,
     kv_cache_dtype={"bf16": ""},
     models=ServedModels(
-        architectures=EVERY - HYBRID - SPARSE,
+        architectures=EVERY - HYBRID - SPARSE - COMPRESSED,
         source="its kernels of linear and sparse attention were not tried on processors",
     ),
     modes=frozenset({"aggregated", "disaggregated"}),

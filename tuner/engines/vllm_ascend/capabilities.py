@@ -1,8 +1,8 @@
 """vLLM with vllm-ascend 0.23.0, on Huawei's Ascend.
 
 - docs.vllm.ai, projects/ascend: supported models and tutorials name Qwen3-Next, Qwen3.5, GLM-5,
-  DeepSeek-V3.2, Kimi-K2.5 and MiniMax-M2, no Kimi Linear and no Nemotron-H; Llama-4 is marked as
-  not supported.
+  DeepSeek-V3.2, DeepSeek-V4, Kimi-K2.5 and MiniMax-M2, no Kimi Linear and no Nemotron-H; Llama-4
+  is marked as not supported.
 - vllm-ascend, branch releases/v0.23.0: community/versioning_policy.md (plugin 0.23.0 needs vllm
   0.23.0, so Ascend runs an older release), vllm_ascend/platform.py (device_type "npu",
   supported_quantization, ASCEND_RT_VISIBLE_DEVICES), utils.py (refresh_block_size: 128 tokens),

@@ -147,7 +147,7 @@ def traffic(
         nodes_of_stage=max(1, stage // node),
         groups=groups,
         num_microbatches=microbatches,
-        hop_bytes=row_bytes * min(node, stage) * chunks * recurring,
+        hop_bytes=model.residual_streams * row_bytes * min(node, stage) * chunks * recurring,
         block=block,
         all_to_all_bytes_S=(all_to_all_S * row_bytes * node if block > 1 else np.zeros(groups)),
         gradient_bytes_S=ring_S if is_ring else np.zeros(groups),

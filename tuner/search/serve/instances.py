@@ -1,7 +1,8 @@
 """Options in the words of a plan: what one kind of instance is launched as."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Final, Literal
 
 from tuner.config.serve import Instances, Role
 from tuner.costs.serve.capacity import stated_ratio
@@ -81,8 +82,15 @@ def _a2a_backend(
 def goal_formats(goal: ServeGoal) -> Formats:
     """Return storage formats: nvfp4 leaves attention in bf16, mxfp4 all but experts."""
     own = goal.quantization
-    attention = "bf16" if own in ("nvfp4", "mxfp4") else own
-    ffn = "bf16" if own == "mxfp4" else own
+    attention, ffn, experts = _PARTS.get(own, (own, own, own))
     return Formats(
-        attention=attention, output=attention, ffn=ffn, experts=own, kv=goal.kv_cache_dtype
+        attention=attention, output=attention, ffn=ffn, experts=experts, kv=goal.kv_cache_dtype
     )
+
+
+_PARTS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "nvfp4": ("bf16", "nvfp4", "nvfp4"),
+    "mxfp4": ("bf16", "bf16", "mxfp4"),
+    "fp8_block_mxfp4": ("fp8_block", "fp8_block", "mxfp4"),
+}
+"""Attention, networks and experts of a quantization whose parts differ."""

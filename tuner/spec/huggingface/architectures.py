@@ -143,6 +143,29 @@ def _sparse_deepseek(fields: ConfigFields) -> ModelSpec:
     return _latent_moe(fields, attention=parts.mla(fields, indexer=parts.indexer(fields)))
 
 
+def _deepseek_v4(fields: ConfigFields) -> ModelSpec:
+    """Read DeepSeek-V4: one key for all heads, compressors beside windows, residual streams."""
+    total = parts.num_layers(fields)
+    mtp_layers = fields.size("num_nextn_predict_layers", default=0, least=0, most=64)
+    ratios = parts.compress_ratios(fields, num_layers=total, mtp_layers=mtp_layers)
+    return parts.build_model(
+        fields,
+        attention=parts.shared_kv(fields, ratios=ratios),
+        layers=(LayerKind.MOE,) * total,
+        windowed=(True,) * total,
+        compress_ratios=ratios,
+        residual_streams=fields.size("hc_mult"),
+        moe=parts.sigmoid_moe(
+            fields,
+            scoring=parts.scoring(fields),
+            num_hash_layers=min(total, fields.size("num_hash_layers", least=0)),
+            num_groups=1,
+            groups_per_token=1,
+        ),
+        mtp_num_layers=mtp_layers,
+    )
+
+
 def _kimi_k25(fields: ConfigFields) -> ModelSpec:
     return _deepseek_v3(fields.text_config())
 
@@ -322,6 +345,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[ConfigFields], ModelSpec]]] = {
     "DeepseekV2ForCausalLM": _deepseek_v2,
     "DeepseekV3ForCausalLM": _deepseek_v3,
     "DeepseekV32ForCausalLM": _sparse_deepseek,
+    "DeepseekV4ForCausalLM": _deepseek_v4,
     "Glm4MoeForCausalLM": _glm4_moe,
     "GlmMoeDsaForCausalLM": _sparse_deepseek,
     "GptOssForCausalLM": _gpt_oss,

@@ -1,6 +1,6 @@
 """Parts of a config that architectures share: attention, experts, layer kinds, windows."""
 
-from typing import Any
+from typing import Any, Final
 
 from profilers.steps.config import LayerKind
 from tuner.spec.files import shown_value
@@ -11,10 +11,17 @@ from tuner.spec.model import (
     MOST_LAYERS,
     MOST_TOP_K,
     Attention,
-    Indexer,
     ModelSpec,
     Moe,
 )
+from tuner.spec.sparse_attention import Compressor, Indexer
+
+CSA_RATIO: Final = 4
+"""Tokens of an entry of compressed sparse attention (DeepSeek-V4), which has an indexer."""
+HCA_RATIO: Final = 128
+"""Of heavily compressed attention, which has none (transformers 5.24,
+configuration_deepseek_v4.py, `_COMPRESS_RATIO_TO_LAYER_TYPE`)."""
+SCORINGS: Final = ("softmax", "sigmoid", "sqrtsoftplus")
 
 
 def build_model(
@@ -135,16 +142,88 @@ def indexer(fields: ConfigFields) -> Indexer:
     )
 
 
+def shared_kv(fields: ConfigFields, *, ratios: tuple[int, ...]) -> Attention:
+    """Read attention with one key, which is the value too, and the compressors of those ratios."""
+    num_heads, groups = fields.size("num_attention_heads"), fields.size("o_groups")
+    if fields.size("num_key_value_heads", default=1) != 1:
+        raise fields.refusal(
+            "num_key_value_heads",
+            f"{fields.values['num_key_value_heads']} is not supported; only 1 is",
+        )
+    if num_heads % groups:
+        raise fields.refusal(
+            "o_groups", f"{groups} does not divide num_attention_heads {num_heads}"
+        )
+    width, rope = fields.size("head_dim"), fields.size("qk_rope_head_dim")
+    if rope > width:
+        raise fields.refusal("qk_rope_head_dim", f"{rope} exceeds head_dim {width}")
+    compressors = {
+        CSA_RATIO: lambda: Compressor(ratio=CSA_RATIO, indexer=indexer(fields)),
+        HCA_RATIO: lambda: Compressor(ratio=HCA_RATIO),
+    }
+    return Attention(
+        kind="shared_kv",
+        num_heads=num_heads,
+        num_kv_heads=1,
+        head_dim=width,
+        has_sinks=True,
+        sliding_window=fields.size("sliding_window", most=LONGEST_POSITION),
+        q_lora_rank=fields.size("q_lora_rank"),
+        qk_nope_head_dim=width - rope,
+        qk_rope_head_dim=rope,
+        output_groups=groups,
+        output_rank=fields.size("o_lora_rank"),
+        compressors=tuple(compressors[ratio]() for ratio in sorted({*ratios} - {0})),
+    )
+
+
+def compress_ratios(fields: ConfigFields, *, num_layers: int, mtp_layers: int) -> tuple[int, ...]:
+    """Read the ratio of every layer's compressor; those of multi-token prediction may follow."""
+    ratios = fields.typed_list("compress_ratios", int)
+    if ratios is None:
+        raise fields.refusal("compress_ratios", "missing, and the architecture needs it")
+    if len(ratios) not in (num_layers, num_layers + mtp_layers):
+        more = f" (+ num_nextn_predict_layers {mtp_layers})" if mtp_layers else ""
+        raise fields.refusal(
+            "compress_ratios", f"{len(ratios)} entries for num_hidden_layers {num_layers}{more}"
+        )
+    for position, ratio in enumerate(ratios):
+        if ratio not in (0, CSA_RATIO, HCA_RATIO):
+            raise fields.refusal(
+                f"compress_ratios[{position}]", f"{shown_value(ratio)} is none of 0, 4, 128"
+            )
+    for position, ratio in enumerate(ratios[num_layers:], num_layers):
+        if ratio:
+            raise fields.refusal(
+                f"compress_ratios[{position}]",
+                f"{ratio} of a multi-token-prediction layer is not supported; only 0 is",
+            )
+    return tuple(ratios[:num_layers])
+
+
+def scoring(fields: ConfigFields) -> str:
+    """Read how the router scores experts."""
+    name = fields.text("scoring_func", default="sqrtsoftplus")
+    if name not in SCORINGS:
+        raise fields.refusal(
+            "scoring_func", f"{shown_value(name)} is none of {', '.join(SCORINGS)}"
+        )
+    return name
+
+
 def sigmoid_moe(fields: ConfigFields, **more: Any) -> Moe:
-    """Read the experts of DeepSeek-V3's router: sigmoid scores, corrected by a bias."""
+    """Read the experts of DeepSeek-V3's router: sigmoid scores, corrected by a bias.
+
+    `more` replaces what differs.
+    """
+    usual: dict[str, Any] = {"scoring": "sigmoid", "shared_ffn_size": shared_ffn_size(fields)}
     return moe(
         fields,
         experts="n_routed_experts",
         width="moe_intermediate_size",
         normalise=fields.flag("norm_topk_prob", default=True),
-        scoring="sigmoid",
         score_correction_bias=True,
-        **({"shared_ffn_size": shared_ffn_size(fields)} | groups(fields) | more),
+        **(usual | groups(fields) | more),
     )
 
 

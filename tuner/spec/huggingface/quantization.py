@@ -3,6 +3,7 @@
     quant_method        further field                              goal.quantization
     (absent)                                                       bf16
     fp8                 weight_block_size                          fp8_block, else fp8
+                        and expert_dtype fp4 of the config         fp8_block_mxfp4
     fbgemm_fp8                                                     fp8
     mxfp4                                                          mxfp4
     modelopt            quant_algo FP8, NVFP4                      fp8, nvfp4
@@ -10,7 +11,7 @@
 
 Source: `quantization_config` as transformers' quantizers read it (FineGrainedFP8Config,
 FbgemmFp8Config, Mxfp4Config, CompressedTensorsConfig) and as NVIDIA Model Optimizer exports it; the
-released configs of DeepSeek-V3, Kimi-K2 and gpt-oss.
+released configs of DeepSeek-V3, DeepSeek-V4, Kimi-K2 and gpt-oss.
 """
 
 from collections.abc import Mapping
@@ -46,6 +47,8 @@ def released_quantization(path: Path) -> str:
     if fields is None:
         return UNQUANTIZED
     quantization = _weight_type(fields) if isinstance(fields, dict) else None
+    if quantization == "fp8_block" and config.get("expert_dtype") == "fp4":
+        return "fp8_block_mxfp4"
     if quantization is None:
         method = fields.get("quant_method") if isinstance(fields, dict) else fields
         raise SpecError(

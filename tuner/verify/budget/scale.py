@@ -32,7 +32,7 @@ from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import launchable, refusals
 from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import Plan
-from tuner.spec.model import Mixer, ModelSpec
+from tuner.spec.model import Layer, ModelSpec
 from tuner.verify.budget.obstacles import Obstacle, too_large
 
 LAYER_RATIOS: Final = (Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(0))
@@ -86,19 +86,11 @@ def why_none(plan: Plan, decision: TrainDecision, *, max_devices: int) -> Obstac
 
 def scaled_plan(plan: Plan, scale: Scale) -> Plan:
     """Return the plan of the scaled-down job, without predictions of the full-scale one."""
-    kept, model = scale.layers, plan.model
-    shrunk = model.model_copy(
-        update={
-            "num_layers": len(kept),
-            "layers": tuple(model.layers[layer] for layer in kept),
-            "mixers": model.mixers and tuple(model.mixers[layer] for layer in kept),
-            "windowed": tuple(model.windowed[layer] for layer in kept),
-        }
-    )
+    kept = scale.layers
     goal = plan.goal.model_copy(update={"global_batch_size": scale.global_batch_size})
     return plan.model_copy(
         update={
-            "model": shrunk,
+            "model": plan.model.part(kept),
             "goal": goal,
             "cluster": _cluster(plan, scale),
             "decision": scale.decision,
@@ -170,14 +162,11 @@ def _kept_stages(decision: TrainDecision, pipeline: int) -> list[int]:
     return [chunk * whole + rank for chunk in rounds for rank in ranks]
 
 
-def _kinds(
-    model: ModelSpec, layers: Sequence[int]
-) -> dict[tuple[LayerKind, Mixer, bool], list[int]]:
-    layers_by_kind: dict[tuple[LayerKind, Mixer, bool], list[int]] = {}
-    mixers = model.mixer_by_layer
+def _kinds(model: ModelSpec, layers: Sequence[int]) -> dict[Layer, list[int]]:
+    layers_by_kind: dict[Layer, list[int]] = {}
+    every = model.each_layer
     for layer in layers:
-        kind = model.layers[layer], mixers[layer], model.windowed[layer]
-        layers_by_kind.setdefault(kind, []).append(layer)
+        layers_by_kind.setdefault(every[layer], []).append(layer)
     return layers_by_kind
 
 

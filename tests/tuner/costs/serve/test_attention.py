@@ -13,7 +13,7 @@ from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Formats, 
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.spec.linear_attention import LinearAttention, LinearName
-from tuner.spec.model import Indexer
+from tuner.spec.sparse_attention import Indexer
 
 Build = Callable[..., Arrays]
 H200 = find_device("h200-sxm")

@@ -19,7 +19,7 @@ from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.linear_attention import LinearAttention, LinearName
-from tuner.spec.model import Indexer
+from tuner.spec.sparse_attention import Indexer
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")

@@ -11,7 +11,8 @@ from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.spec.huggingface.architectures import ARCHITECTURES
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.model import Indexer, Mixer, QkNorm
+from tuner.spec.model import Mixer, QkNorm
+from tuner.spec.sparse_attention import Indexer
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 NAMES = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
