@@ -43,6 +43,7 @@ NOT_BUILT = {
         "kimi-linear-48b-a3b": "Kimi delta attention",
         "llama-4-scout": "attention inside chunks",
         "llama-4-maverick": "attention inside chunks",
+        "deepseek-v4-flash": "entries that merge tokens",
     }
 }
 NOT_BUILT["megatron-lm-0.16"] = NOT_BUILT["megatron-lm"] | dict.fromkeys(

@@ -28,6 +28,8 @@ from tuner.spec.accounting import (
     one_expert_parameters,
     router_parameters,
     shared_expert_parameters,
+    state_bytes_per_sequence,
+    stream_head_parameters,
     training_flop_per_token,
 )
 from tuner.spec.huggingface.architectures import ARCHITECTURES
@@ -102,6 +104,7 @@ def test_counts_the_parameters_that_transformers_builds(
         ("deepseek-v3", 671_026_404_352),
         ("qwen3-30b-a3b", 30_532_122_624),
         ("llama-3.1-8b", 8_030_261_248),
+        ("deepseek-v4-flash", 284_332_230_231),
     ],
 )
 def test_counts_the_published_totals(name: str, published: int) -> None:
@@ -109,10 +112,13 @@ def test_counts_the_published_totals(name: str, published: int) -> None:
 
 
 def mtp_parameters(model: ModelSpec) -> int:
-    """Attention, the last layer's network, what joins two hidden states: 2 h h and three norms."""
+    """Attention, the last layer's network, what joins two hidden states: 2 h h and three norms.
+
+    With several streams, what joins them before the head, too.
+    """
     hidden = model.hidden_size
     layer = mixer_parameters(model, Mixer.ATTENTION) + network_parameters(model, model.layers[-1])
-    return layer + 2 * hidden * hidden + 3 * hidden
+    return layer + 2 * hidden * hidden + 3 * hidden + stream_head_parameters(model)
 
 
 @each_row(
@@ -132,6 +138,8 @@ def mtp_parameters(model: ModelSpec) -> int:
         # Gibibytes of bf16 on disk.
         ("nemotron-3-super", 1, 41 * 512, round(230.27 * 2**29)),
         ("nemotron-3-ultra", 1, 49 * 512, round(1044.06 * 2**29)),
+        # By the shapes of mtp.0 that Megatron-Bridge maps (deepseek_v4_bridge.py).
+        ("deepseek-v4-flash", 1, 0, 284_332_230_231 + 6_610_048_635),
     ],
 )
 def test_prediction_layers_add_up_to_the_checkpoints(
@@ -159,6 +167,8 @@ def test_prediction_layers_add_up_to_the_checkpoints(
         ("qwen3.5-397b-a17b", 17.35),
         ("kimi-linear-48b-a3b", 3.48),
         ("llama-4-scout", 17.17),
+        # Published as 13B of 284B.
+        ("deepseek-v4-flash", 13.7996),
     ],
 )
 def test_active_parameters_match_the_model_cards(name: str, billions: float) -> None:
@@ -236,6 +246,34 @@ def sparse(_: int) -> st.SearchStrategy[dict[str, Any]]:
     # Its rotary part is as wide as that of the heads.
     width = st.just({"index_head_dim": 16})
     return st.tuples(st.fixed_dictionaries({size: widths() for size in sizes}), width).map(joined)
+
+
+def deepseek_v4(num_layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    ratios = st.lists(st.sampled_from([0, 4, 128]), min_size=num_layers, max_size=num_layers)
+    sizes = ("q_lora_rank", "o_lora_rank", "index_n_heads", "index_topk", "sliding_window")
+    fixed = st.fixed_dictionaries(
+        {
+            **{size: widths() for size in sizes},
+            "compress_ratios": st.tuples(ratios, st.sampled_from([[], [0]])).map(sum_of_lists),
+            "num_nextn_predict_layers": st.just(1),
+            "num_hash_layers": st.integers(0, 4),
+            "hc_mult": st.integers(2, 4),
+            "index_head_dim": st.just(16),
+            "head_dim": widths(least=2, most=4).map(lambda width: 4 * width),
+            "qk_rope_head_dim": st.just(4),
+            "num_key_value_heads": st.just(1),
+            "attention_bias": st.just(False),
+            "mlp_bias": st.just(False),
+        }
+    )
+    heads = st.tuples(widths(most=3), widths(most=3)).map(
+        lambda pair: {"o_groups": pair[0], "num_attention_heads": pair[0] * pair[1]}
+    )
+    return st.tuples(fixed, heads).map(joined)
+
+
+def sum_of_lists(pair: tuple[list[int], list[int]]) -> list[int]:
+    return pair[0] + pair[1]
 
 
 def nemotron(num_layers: int) -> st.SearchStrategy[dict[str, Any]]:
@@ -327,6 +365,7 @@ def joined(parts: tuple[dict[str, Any], ...]) -> dict[str, Any]:
 
 HYBRIDS: dict[str, Callable[[int], st.SearchStrategy[dict[str, Any]]]] = {
     "DeepseekV32ForCausalLM": sparse,
+    "DeepseekV4ForCausalLM": deepseek_v4,
     "GlmMoeDsaForCausalLM": sparse,
     "KimiLinearForCausalLM": kimi,
     "Llama4ForCausalLM": llama4,
@@ -464,7 +503,35 @@ def test_windowed_layers_attend_to_less() -> None:
         ("llama-3.1-70b", 327_680),
         # 61 layers x (512 + 64) x 2 bytes.
         ("deepseek-v3", 70_272),
+        # 21 layers x (512 + 128) / 4 and 20 x 512 / 128 elements, x 2 bytes.
+        ("deepseek-v4-flash", 6_880),
     ],
 )
 def test_kv_cache_bytes_of_one_token(name: str, bytes_per_token: int) -> None:
     assert kv_bytes_per_token(shipped(name), bytes_per_element=2) == bytes_per_token
+
+
+def test_compressors_by_hand() -> None:
+    model = shipped("deepseek-v4-flash")
+    # Mean of 4,096 positions: 126.015625 tokens of a window of 128 in 43 layers; 512 of 1,024
+    # entries of 4 tokens, seen from position 4 j on: 512 x 4097 - 4 x 512 x 513 / 2 over 4,096 is
+    # 383.875 in 21 layers; 32 entries of 128 tokens: 15.5078125 in 20. Each costs 4 x 64 x 512.
+    # The indexer scores all entries, 511.75 on average, with 64 heads of 128.
+    core = 4 * 64 * 512 * (43 * 126.015625 + 21 * 383.875 + 20 * 15.5078125)
+    scores = 21 * 2 * 64 * 128 * 511.75
+    flop = forward_flop_per_token(model, sequence_length=4096)
+    assert flop.attention_core == core + scores == 1_983_584_256
+    # Two sites a layer: 24 outputs of 4 x 4,096, and (2 x 4 + 16) x 4,096 to mix; at the end
+    # 4 x 4 x 4,096 and 4 x 4,096.
+    sites = 43 * 2 * (24 * 16_384 + 24 * 4096) + 5 * 4 * 4096
+    assert flop.hyper_connections == 2 * sites
+    # Open entries in fp32: 8 x (2 x 2 x (512 + 128)) and 128 x (2 x 512).
+    assert state_bytes_per_sequence(model) == 4 * (21 * 8 * 2560 + 20 * 128 * 1024)
+
+
+def test_megatron_bridge_counts_the_same_flop_for_deepseek_v4() -> None:
+    """748 TFLOP/s at 8,224 tokens/s on GB300, 706 at 7,776 on GB200 (performance-summary.md)."""
+    counted = training_flop_per_token(
+        shipped("deepseek-v4-flash"), sequence_length=4096, mtp_layers=1
+    )
+    assert [counted * rate / 1e12 for rate in (8224, 7776)] == pytest.approx([748, 706], rel=3e-3)

@@ -184,3 +184,11 @@ def test_indexers_move_a_key_and_chunks_their_last_one() -> None:
         model("llama-4-scout"), prefill=ONE, decode=ONE, tokens=10_000, bytes_per_element=2.0
     )
     assert chunked.whole == pytest.approx((12 * 10_000 + 36 * 1808) * 2 * 8 * 128 * 2)
+    # DeepSeek-V4: windows of 128, 2,500 entries of 4 tokens with a key, 78 of 128; open entries.
+    merged = rank_kv_bytes(
+        model("deepseek-v4-flash"), prefill=ONE, decode=ONE, tokens=10_000, bytes_per_element=1.0
+    )
+    entries = 21 * 2500 * (584 + 132) + 20 * 78 * 584
+    assert merged.whole == pytest.approx(
+        43 * 128 * 584 + entries + 4 * (21 * 8 * 2560 + 20 * 128 * 1024)
+    )

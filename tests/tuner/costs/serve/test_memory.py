@@ -1,5 +1,6 @@
 """Weights and caches, by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,26 @@ def test_indexers_cache_a_key_of_their_own() -> None:
     # Beside DeepSeek-V3's weights: 1,536 x 64 x 128 and 7,168 x (128 + 64) a layer.
     more = weight_bytes(decoder, FP8, one) - weight_bytes(DEEPSEEK_V3, FP8, one)
     assert more == 61 * (1536 * 64 * 128 + 7168 * 192)
+
+
+def test_compressors_cache_windows_entries_and_open_entries() -> None:
+    decoder, one = decoder_of(read_model(MODELS / "deepseek-v4-flash")), InstanceDegrees()
+    # 584 bytes a token of a window and an entry, 132 a key of an indexer, 21 layers of 4 tokens and
+    # 20 of 128; whole on every rank. Open entries: 8 x 2,560 and 128 x 1,024 elements in fp32.
+    entries = 21 * (584 + 132) / 4 + 20 * 584 / 128
+    opened = 4 * (21 * 8 * 2560 + 20 * 128 * 1024)
+    for formats, degrees in ((BF16, one), (FP8, InstanceDegrees(attention_tensor=8, expert=8))):
+        assert kv_bytes_per_token(decoder, formats, degrees) == 43 * 584 + entries
+        assert state_bytes_per_request(decoder, formats, degrees, drafts=3) == opened
+        long = kv_bytes_per_token(decoder, formats, degrees, request_tokens=131_072)
+        assert long == pytest.approx(43 * 584 * 128 / 131_072 + entries + opened / 131_072)
+    # As released: 43 x 256 experts of 3 x 4,096 x 2,048 in mxfp4; shared experts, attention and
+    # compressors in fp8; routers, embedding and head in bf16; two connections a layer in fp32.
+    released = replace(FP8, experts="mxfp4", head="bf16")
+    attention = 43 * 106_954_752 + 21 * (8_388_608 + 10_747_904) + 20 * 4_194_304
+    others = 43 * 256 * 4096 * 2 + 2 * 129_280 * 4096 * 2 + 86 * 24 * 16_384 * 4
+    experts = 43 * (256 * 0.53125 + 1) * 3 * 4096 * 2048
+    assert weight_bytes(decoder, released, one) == experts + attention + others
 
 
 def test_vllm_gives_states_pages_of_keys() -> None:

@@ -35,6 +35,7 @@ HYBRIDS = (
     "qwen3.5-397b-a17b",
     "kimi-linear-48b-a3b",
     "deepseek-v3.2",
+    "deepseek-v4-flash",
     "llama-4-maverick",
 )
 NANO_SCAN = {"heads": 64.0, "key_heads": 8.0, "key_dim": 128.0, "value_dim": 64.0, "chunk": 128.0}
@@ -196,3 +197,47 @@ def test_sparse_and_chunked_attention_save_what_is_not_attended_to() -> None:
     whole = replace(chunked, windowed_ratio=0.0)
     assert attention_s(chunked, long) < 0.6 * attention_s(whole, long)
     assert attention_s(chunked, short) == pytest.approx(attention_s(whole, short), rel=1e-6)
+
+
+def test_what_deepseek_v4_keeps_of_a_token_by_hand() -> None:
+    shape = to_shape(shipped("deepseek-v4-flash"), mtp_layers=1)
+    alone = Strategies(sequence=4096.0, micro_batch=1.0, num_microbatches=1.0)
+    # Twice 4 streams, the input mixed from them and the output; two norms and their scales.
+    around = 2 * (4 + 2) * 4096 * 2 + 2 * 4096 * 2 + 8
+    # Queries and output of 64 x 512, rank and key before and after their norms, 8 groups of 1,024,
+    # the log-sum-exp.
+    attention = 2 * 32_768 * 2 + 2 * (1024 + 512) * 2 + 8192 * 2 + 64 * 4
+    # Keys and gates of entries (and of indexers), queries and weights of 64 heads of 128.
+    merged = (21 * (4 * 640 + 64 * 129) + 20 * 2 * 512) * 2 / 43
+    # Scores of 256 experts, 6 copies of 4,096 in and 2,048 wide, a shared expert.
+    experts = 256 * 4 + 6 * 8 + 6 * (4096 * 2 + 2048 * 6) + 2048 * 6
+    kept = activation_bytes(shape, alone, cp_output_copy_ratio=0.0)
+    assert float(kept.moe.saved) == pytest.approx(4096 * (around + attention + merged + experts))
+    # All four streams pass between stages, and are all that full recomputation keeps.
+    assert float(kept.boundary) == 4096 * 4 * 4096 * 2
+    full = activation_bytes(shape, replace(alone, recompute_full=1.0), cp_output_copy_ratio=0.0)
+    assert float(full.moe.saved) == float(kept.boundary)
+
+
+def test_compressors_and_streams_take_time() -> None:
+    own = uncalibrated(
+        Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
+    )
+    shape = to_shape(shipped("deepseek-v4-flash"), mtp_layers=1)
+    long = Strategies(sequence=131072.0, micro_batch=1.0, num_microbatches=1.0, expert=8.0)
+    short = replace(long, sequence=4096.0)
+
+    def costs(shape: ModelShape, strategies: Strategies, kind: str) -> float:
+        return float(
+            np.ravel(getattr(unit_costs(shape, strategies, h200(), own), kind).forward_s)[0]
+        )
+
+    # Entries and scores, but not projections, grow with the sequence; the layer of multi-token
+    # prediction has neither.
+    alone, plain = shape.windows_alone, replace(shape, streams=1.0)
+    for one, more in ((short, 1.05), (long, 1.3)):
+        assert costs(shape, one, "moe") > more * costs(alone, one, "moe")
+        assert costs(shape, one, "mtp") == pytest.approx(costs(alone, one, "mtp"), rel=1e-9)
+    # 15 elements of 4,096 more at each of two sites, in bf16.
+    more_s = costs(shape, long, "moe") - costs(plain, long, "moe")
+    assert more_s == pytest.approx(131072 * 2 * 15 * 4096 * 2 / 4.8e12, rel=0.5)

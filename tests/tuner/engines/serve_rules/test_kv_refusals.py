@@ -252,6 +252,7 @@ def test_states_move_where_a_connector_knows_their_kind() -> None:
         ("nemotron-3-nano", True),
         ("llama-4-scout", True),
         ("deepseek-v3.2", False),
+        ("deepseek-v4-flash", True),
     ],
 )
 def test_hybrids_keep_different_things_of_the_past(folder: str, is_hybrid: bool) -> None:

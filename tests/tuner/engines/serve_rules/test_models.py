@@ -6,9 +6,17 @@ import pytest
 
 from tests.rows import each_row
 from tests.tuner.engines.serving.testing import aggregated, sample_serving
+from tuner.devices.datasheet import Generation
 from tuner.engines.registry import serve_releases
 from tuner.engines.serve_capabilities import ENGINES
-from tuner.engines.serve_rules.models import CHUNKED, EVERY, HYBRID, SPARSE
+from tuner.engines.serve_rules.models import (
+    CHUNKED,
+    COMPRESSED,
+    EVERY,
+    HYBRID,
+    SPARSE,
+    model_refusals,
+)
 from tuner.engines.serve_rules.rules import refusals
 from tuner.spec.huggingface.read import read_model
 
@@ -28,7 +36,7 @@ def refused(engine: str, folder: str, **degrees: int) -> tuple[str, ...]:
 
 
 def test_models_of_releases_and_families_are_read() -> None:
-    for family in (SPARSE, CHUNKED, HYBRID):
+    for family in (SPARSE, COMPRESSED, CHUNKED, HYBRID):
         assert family <= EVERY
     for release in serve_releases():
         assert release.models.architectures <= EVERY
@@ -43,6 +51,7 @@ def test_models_of_releases_and_families_are_read() -> None:
             ("vllm", folder)
             for folder in (
                 "deepseek-v3.2",
+                "deepseek-v4-flash",
                 "kimi-k2.5",
                 "kimi-linear-48b-a3b",
                 "minimax-m2",
@@ -51,7 +60,7 @@ def test_models_of_releases_and_families_are_read() -> None:
                 "qwen3.5-397b-a17b",
             )
         ),
-        *(("sglang", folder) for folder in ("glm-5", "kimi-linear-48b-a3b", "nemotron-3-nano")),
+        *(("sglang", folder) for folder in ("deepseek-v4-flash", "glm-5", "nemotron-3-nano")),
         *(("trtllm", folder) for folder in ("glm-5", "minimax-m2", "nemotron-3-nano")),
     ],
 )
@@ -65,6 +74,21 @@ def test_a_model_that_a_release_lacks_is_refused_in_one_line() -> None:
         " NemotronHForCausalLM, Qwen3NextForCausalLM, Qwen3_5MoeForConditionalGeneration"
         " (docs/source/models/supported-models.md, PyTorch backend)",
     )
+
+
+def test_some_models_run_on_some_devices() -> None:
+    model = "DeepseekV4ForCausalLM"
+    release = ENGINES["trtllm"][0].models
+    group = aggregated().instances[0]
+    lines = {
+        generation: tuple(model_refusals(release, group, architecture=model, generation=generation))
+        for generation in (Generation.HOPPER, Generation.BLACKWELL, None)
+    }
+    assert lines[Generation.HOPPER] == (
+        "the release runs DeepseekV4ForCausalLM on blackwell only"
+        " (docs/source/models/supported-models.md, PyTorch backend)",
+    )
+    assert lines[Generation.BLACKWELL] == lines[None] == ()
 
 
 def test_some_models_run_in_one_stage() -> None:

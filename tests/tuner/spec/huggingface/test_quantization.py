@@ -21,6 +21,7 @@ def test_released_configs_say_it() -> None:
     assert special == {
         "deepseek-v3": "fp8_block",
         "deepseek-v3.2": "fp8_block",
+        "deepseek-v4-flash": "fp8_block_mxfp4",
         "minimax-m2": "fp8_block",
         "kimi-k2": "fp8_block",
         "gpt-oss-120b": "mxfp4",

@@ -165,6 +165,18 @@ def changed(name: str, changes: dict[str, Any], folder: Path) -> Path:
             "linear_attn_config: full_attn_layers: with kda_layers not each of the 27 layers once",
         ),
         ("deepseek-v3.2", {"index_topk": 0}, "index_topk: 0 is not in 1.."),
+        ("deepseek-v4-flash", {"compress_ratios": [0, 4]}, "2 entries for num_hidden_layers 43 (+"),
+        ("deepseek-v4-flash", {"compress_ratios": [2] * 43}, "compress_ratios[0]: 2 is none of 0"),
+        ("deepseek-v4-flash", {"compress_ratios": ["4"] * 43}, "[0]: '4' is not of type int"),
+        ("deepseek-v4-flash", {"compress_ratios": None}, "compress_ratios: missing"),
+        ("deepseek-v4-flash", {"compress_ratios": [4] * 44}, "[43]: 4 of a multi-token-prediction"),
+        ("deepseek-v4-flash", {"hc_mult": None}, "hc_mult: missing, and the architecture needs it"),
+        ("deepseek-v4-flash", {"index_topk": None}, "index_topk: missing"),
+        ("deepseek-v4-flash", {"sliding_window": None}, "sliding_window: missing"),
+        ("deepseek-v4-flash", {"o_groups": 7}, "o_groups: 7 does not divide num_attention_heads"),
+        ("deepseek-v4-flash", {"num_key_value_heads": 8}, "8 is not supported; only 1 is"),
+        ("deepseek-v4-flash", {"qk_rope_head_dim": 513}, "513 exceeds head_dim 512"),
+        ("deepseek-v4-flash", {"scoring_func": "relu"}, "scoring_func: 'relu' is none of softmax"),
         ("llama-4-scout", {"attention_chunk_size": -1}, "attention_chunk_size: -1 is not in 1.."),
         ("glm-5", {"q_lora_rank": None}, "an indexer needs mla with q_lora_rank"),
     ],
@@ -195,6 +207,11 @@ def test_reads_what_hybrids_mix() -> None:
     assert (maverick.num_moe_layers, maverick.dense_ffn_size) == (24, 16384)
     glm = read_model(MODELS / "glm-5")
     assert glm.attention.indexer == Indexer(num_heads=32, head_dim=128, top_k=2048)
+    v4 = read_model(MODELS / "deepseek-v4-flash")
+    assert [v4.compress_ratios.count(ratio) for ratio in (0, 4, 128)] == [2, 21, 20]
+    assert (v4.residual_streams, v4.mtp_num_layers, all(v4.windowed)) == (4, 1, True)
+    assert v4.moe is not None
+    assert (v4.moe.scoring, v4.moe.num_hash_layers) == ("sqrtsoftplus", 3)
 
 
 @each_row(
