@@ -72,7 +72,7 @@ def megatron_flop(config: Configuration, model: ModelSpec) -> float:
 
     In hybrids it leaves out what joins the hidden states of multi-token prediction.
     """
-    attention, moe, hidden = model.attention, model.moe, model.hidden_size
+    moe, hidden = model.moe, model.hidden_size
     extended = with_mtp(model, config.mtp_layers)
     matrices = 3 if model.ffn_is_gated else 2
     dense = extended.layers.count(LayerKind.DENSE)
@@ -83,15 +83,28 @@ def megatron_flop(config: Configuration, model: ModelSpec) -> float:
         networks += extended.num_moe_layers * (matrices * width + 2 * moe.latent_size)
     block = VOCABULARY_MULTIPLE * config.tensor
     vocabulary = -(-model.vocab_size // block) * block
-    heads = attention.num_heads * (attention.head_dim + attention.value_head_dim)
     per_token = 6.0 * (
         hidden * networks
-        + extended.num_attention_layers * (attention_weights(model) + config.sequence * heads / 2)
+        + _attention_multiply_adds(extended, sequence=config.sequence)
         + extended.num_linear_layers * _linear_multiply_adds(model)
         + config.mtp_layers * (0 if model.mixers else 3 * hidden + 2 * hidden * hidden)
         + (config.mtp_layers + 1) * hidden * vocabulary
     )
     return _tokens(config) * per_token
+
+
+def _attention_multiply_adds(model: ModelSpec, *, sequence: int) -> float:
+    """Multiply-adds of all attention layers and one token, half of their forward FLOPs.
+
+    Half the square of the sequence, but windows and entries as they are (Megatron-Bridge v0.6.0,
+    training/utils/flop_utils.py, "dsv4_hybrid").
+    """
+    attention = model.attention
+    if attention.kind == "shared_kv":
+        own = forward_flop_per_token(model, sequence_length=sequence)
+        return (own.attention_projections + own.attention_core) / 2
+    heads = attention.num_heads * (attention.head_dim + attention.value_head_dim)
+    return model.num_attention_layers * (attention_weights(model) + sequence * heads / 2)
 
 
 def _linear_multiply_adds(model: ModelSpec) -> float:

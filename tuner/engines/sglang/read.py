@@ -500,6 +500,7 @@ def own_memory_ratio(
         else setting.step_tokens * degrees.attention_data,
         captured=0 if role is Role.PREFILL else min(captured, sequences),
         has_prompts=role is not Role.DECODE,
+        # DeepSeek-V4 counts as having many heads (configs/model_config.py, `attention_arch`).
         has_latent_cache=bool(kinds & {AttentionKind.LATENT, AttentionKind.SPARSE_LATENT}),
         has_deepep=setting.a2a_backend.startswith("deepep"),
     )

@@ -188,67 +188,25 @@ def test_compressed_attention_reads_windows_entries_and_keys() -> None:
     32,768 keys, in 20 of them 1,024 entries: 112.4 MB of 4.8 TB/s. DeepSeek-V3.2 reads 2,048 tokens
     of 656 bytes and 131,072 keys in 61 layers, ten times as much.
     """
-    formats = replace(BF16, kv="fp8")
     read = 43 * 128 * 584 + 21 * (512 * 584 + 32_768 * 132) + 20 * 1024 * 584
     sequences, past = np.array([64.0]), np.array([131_072.0])
-    seconds = {}
-    for name in ("deepseek-v4-flash", "deepseek-v3.2"):
-        decoder = decoder_of(read_model(MODELS / name))
-        seconds[name] = sum(
-            group.count
-            * float(
-                (one := replace(layer(group.attention, tensor=8), formats=formats)).decode_s(
-                    sequences, past
-                )[0]
-            )
-            for group in decoder.layers
-        )
-    assert seconds["deepseek-v4-flash"] == pytest.approx(64 * read / (0.7 * 4.8e12), rel=0.15)
-    assert seconds["deepseek-v3.2"] > 8 * seconds["deepseek-v4-flash"]
-    # Without compressors attention does not grow with the past, with one it does.
+
+    def decode_s(name: str) -> float:
+        groups = decoder_of(read_model(MODELS / name)).layers
+        own = ((group.count, layer(group.attention, tensor=8)) for group in groups)
+        cached = ((count, replace(one, formats=replace(BF16, kv="fp8"))) for count, one in own)
+        return float(sum(count * one.decode_s(sequences, past)[0] for count, one in cached))
+
+    flash_s = decode_s("deepseek-v4-flash")
+    assert flash_s == pytest.approx(64 * read / (0.7 * 4.8e12), rel=0.15)
+    assert decode_s("deepseek-v3.2") > 8 * flash_s
+
+
+def test_without_a_compressor_the_past_costs_nothing() -> None:
     groups = decoder_of(read_model(MODELS / "deepseek-v4-flash")).layers
-    by_ratio = {
-        one.compressor.ratio if one.compressor else 0: layer(one)
-        for one in (group.attention for group in groups)
-    }
-    short = np.array([1000.0])
-    assert chunked.decode_s(many, short) == pytest.approx(whole.decode_s(many, short))
-
-
-def test_compressed_attention_reads_windows_entries_and_keys() -> None:
-    """64 sequences after 131,072 tokens, of DeepSeek-V4 Flash on one H200.
-
-    Each reads 128 tokens of 584 bytes in 43 layers, in 21 of them 512 entries and the 132 bytes of
-    32,768 keys, in 20 of them 1,024 entries: 112.4 MB of 4.8 TB/s. DeepSeek-V3.2 reads 2,048 tokens
-    of 656 bytes and 131,072 keys in 61 layers, ten times as much.
-    """
-    formats = replace(BF16, kv="fp8")
-    read = 43 * 128 * 584 + 21 * (512 * 584 + 32_768 * 132) + 20 * 1024 * 584
-    sequences, past = np.array([64.0]), np.array([131_072.0])
-    seconds = {}
-    for name in ("deepseek-v4-flash", "deepseek-v3.2"):
-        decoder = decoder_of(read_model(MODELS / name))
-        seconds[name] = sum(
-            group.count
-            * float(
-                (one := replace(layer(group.attention, tensor=8), formats=formats)).decode_s(
-                    sequences, past
-                )[0]
-            )
-            for group in decoder.layers
-        )
-    assert seconds["deepseek-v4-flash"] == pytest.approx(64 * read / (0.7 * 4.8e12), rel=0.15)
-    assert seconds["deepseek-v3.2"] > 8 * seconds["deepseek-v4-flash"]
-    # Without compressors attention does not grow with the past, with one it does.
-    by_ratio = {
-        0 if one.compressor is None else one.compressor.ratio: layer(one)
-        for one in (
-            group.attention for group in decoder_of(read_model(MODELS / "deepseek-v4-flash")).layers
-        )
-    }
-    short = np.array([1000.0])
-    for ratio, one in by_ratio.items():
-        grown = float(one.decode_s(sequences, past)[0] / one.decode_s(sequences, short)[0])
-        assert (grown > 2.0) == (ratio > 0)
-        prompt = one.prompt_s(np.array([1000.0, 131_072.0]))
-        assert prompt[1] > 50 * prompt[0]
+    past = np.array([1000.0, 131_072.0])
+    for own in (group.attention for group in groups):
+        short_s, long_s = layer(own).decode_s(np.array([64.0, 64.0]), past)
+        assert (long_s > 2.0 * short_s) == (own.compressor is not None)
+        short_s, long_s = layer(own).prompt_s(past)
+        assert long_s > 50 * short_s
