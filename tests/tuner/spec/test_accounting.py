@@ -237,6 +237,9 @@ def configs(draw: st.DrawFn, architecture: str) -> dict[str, Any]:
         del config["head_dim"]
     if architecture in HYBRIDS:
         config |= draw(HYBRIDS[architecture](num_layers))
+    if architecture == "DeepseekV4ForCausalLM":
+        # Another name of moe_intermediate_size there, which published configs do not have.
+        del config["intermediate_size"]
     # A flag that the config class does not know must not matter to either side.
     return {**config, "text_config": config} if architecture in LANGUAGE_MODELS else config
 
@@ -262,6 +265,7 @@ def deepseek_v4(num_layers: int) -> st.SearchStrategy[dict[str, Any]]:
             "head_dim": widths(least=2, most=4).map(lambda width: 4 * width),
             "qk_rope_head_dim": st.just(4),
             "num_key_value_heads": st.just(1),
+            "n_shared_experts": st.just(1),
             "attention_bias": st.just(False),
             "mlp_bias": st.just(False),
         }

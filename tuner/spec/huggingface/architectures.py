@@ -148,6 +148,8 @@ def _deepseek_v4(fields: ConfigFields) -> ModelSpec:
     total = parts.num_layers(fields)
     mtp_layers = fields.size("num_nextn_predict_layers", default=0, least=0, most=64)
     ratios = parts.compress_ratios(fields, num_layers=total, mtp_layers=mtp_layers)
+    # The class builds one, whatever the field says.
+    parts.only(fields, "n_shared_experts", 1)
     return parts.build_model(
         fields,
         attention=parts.shared_kv(fields, ratios=ratios),
@@ -159,6 +161,7 @@ def _deepseek_v4(fields: ConfigFields) -> ModelSpec:
             fields,
             scoring=parts.scoring(fields),
             num_hash_layers=min(total, fields.size("num_hash_layers", least=0)),
+            shared_ffn_size=fields.size("moe_intermediate_size"),
             num_groups=1,
             groups_per_token=1,
         ),

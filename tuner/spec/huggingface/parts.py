@@ -60,6 +60,13 @@ def build_model(
     )
 
 
+def only(fields: ConfigFields, name: str, value: int) -> None:
+    """Refuse any other value of a field, which may be absent."""
+    stated = fields.size(name, default=value)
+    if stated != value:
+        raise fields.refusal(name, f"{stated} is not supported; only {value} is")
+
+
 def num_layers(fields: ConfigFields) -> int:
     """Read the number of layers, without multi-token prediction."""
     return fields.size("num_hidden_layers", most=MOST_LAYERS)
@@ -145,11 +152,7 @@ def indexer(fields: ConfigFields) -> Indexer:
 def shared_kv(fields: ConfigFields, *, ratios: tuple[int, ...]) -> Attention:
     """Read attention with one key, which is the value too, and the compressors of those ratios."""
     num_heads, groups = fields.size("num_attention_heads"), fields.size("o_groups")
-    if fields.size("num_key_value_heads", default=1) != 1:
-        raise fields.refusal(
-            "num_key_value_heads",
-            f"{fields.values['num_key_value_heads']} is not supported; only 1 is",
-        )
+    only(fields, "num_key_value_heads", 1)
     if num_heads % groups:
         raise fields.refusal(
             "o_groups", f"{groups} does not divide num_attention_heads {num_heads}"
@@ -280,9 +283,7 @@ def shared_ffn_size(fields: ConfigFields) -> int:
 
 def leading_dense(fields: ConfigFields) -> tuple[LayerKind, ...]:
     """Read the layer kinds of a model whose first layers are dense and all others MoE."""
-    frequency = fields.size("moe_layer_freq", default=1)
-    if frequency != 1:
-        raise fields.refusal("moe_layer_freq", f"{frequency} is not supported; only 1 is")
+    only(fields, "moe_layer_freq", 1)
     total = num_layers(fields)
     dense = min(total, fields.size("first_k_dense_replace", least=0))
     return (LayerKind.DENSE,) * dense + (LayerKind.MOE,) * (total - dense)

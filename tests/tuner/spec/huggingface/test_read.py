@@ -175,6 +175,7 @@ def changed(name: str, changes: dict[str, Any], folder: Path) -> Path:
         ("deepseek-v4-flash", {"sliding_window": None}, "sliding_window: missing"),
         ("deepseek-v4-flash", {"o_groups": 7}, "o_groups: 7 does not divide num_attention_heads"),
         ("deepseek-v4-flash", {"num_key_value_heads": 8}, "8 is not supported; only 1 is"),
+        ("deepseek-v4-flash", {"n_shared_experts": 2}, "n_shared_experts: 2 is not supported"),
         ("deepseek-v4-flash", {"qk_rope_head_dim": 513}, "513 exceeds head_dim 512"),
         ("deepseek-v4-flash", {"scoring_func": "relu"}, "scoring_func: 'relu' is none of softmax"),
         ("llama-4-scout", {"attention_chunk_size": -1}, "attention_chunk_size: -1 is not in 1.."),
