@@ -147,7 +147,8 @@ def kv_bytes_per_token(
     Engines keep what they must of windows: vLLM's hybrid cache manager, TensorRT-LLM's
     `max_attention_window`. SGLang's pool of windowed layers has a stated share of the tokens of the
     other pool. With `request_tokens` what a request keeps whatever its length is shared by its
-    tokens, too.
+    tokens, too. Windows beside compressors are never kept whole: without such a pool they are part
+    of what a request keeps.
     """
     total = 0.0
     for group in decoder.layers:
@@ -156,6 +157,8 @@ def kv_bytes_per_token(
         total += group.count * _entries_bytes(own)
         if own.window and window_pool_ratio is not None:
             each *= window_pool_ratio
+        elif own.kind is AttentionKind.COMPRESSED:
+            each = 0.0
         elif own.window and request_tokens is not None:
             each *= min(1.0, own.window / request_tokens)
         total += group.count * each
@@ -163,6 +166,8 @@ def kv_bytes_per_token(
     if request_tokens is None:
         return total
     fixed = state_bytes_per_request(decoder, formats, degrees, states=states, drafts=drafts)
+    if window_pool_ratio is not None:
+        fixed -= stage_ratio(decoder, degrees) * _held_bytes(decoder, windows_alone=True)
     return total + fixed / request_tokens
 
 
@@ -203,7 +208,7 @@ def state_bytes_per_request(
 ) -> float:
     """Of one running request on one device, whatever its length: states of linear attention.
 
-    And the open entries of compressors, one state whatever the rule and the drafts.
+    And windows beside compressors and their open entries, once whatever the rule and the drafts.
 
     Args:
         decoder: the model.
@@ -213,22 +218,13 @@ def state_bytes_per_request(
         drafts: tokens drafted ahead, each of which needs a state of its own.
     """
     ratio = stage_ratio(decoder, degrees)
-    opened = (
-        STATE_BYTES
-        * ratio
-        * sum(
-            group.count * group.attention.compressor.state_elements(group.attention.head_dim)
-            for group in decoder.layers
-            if group.attention.compressor is not None
-        )
-    )
     shards = [
         (group.count, group.attention.linear.shard(degrees.attention_tensor))
         for group in decoder.layers
         if group.attention.linear is not None
     ]
     if not shards:
-        return opened
+        return ratio * _held_bytes(decoder)
     each = max(
         STATE_BYTES * own.state_elements + CONV_STATE_BYTES * own.conv_state_elements
         for _, own in shards
@@ -247,6 +243,18 @@ def state_bytes_per_request(
         # The last page of a request is half empty.
         return each * (layers * kept + 0.5 * count) * ratio
     return each * layers * kept * ratio
+
+
+def _held_bytes(decoder: Decoder, *, windows_alone: bool = False) -> float:
+    """Of windows of shared keys, and of the open entries beside them."""
+    total = 0.0
+    for group in decoder.layers:
+        own = group.attention
+        if own.kind is AttentionKind.COMPRESSED:
+            total += group.count * own.window * entry_bytes(own.kv_elements)
+        if own.compressor is not None and not windows_alone:
+            total += group.count * STATE_BYTES * own.compressor.state_elements(own.head_dim)
+    return total
 
 
 def _grouped_layers(layers: float, others: float) -> float:

@@ -102,17 +102,21 @@ def test_indexers_cache_a_key_of_their_own() -> None:
     assert more == 61 * (1536 * 64 * 128 + 7168 * 192)
 
 
-def test_compressors_cache_windows_entries_and_open_entries() -> None:
+def test_compressors_cache_entries_beside_windows_and_open_entries() -> None:
     decoder, one = decoder_of(read_model(MODELS / "deepseek-v4-flash")), InstanceDegrees()
     # 584 bytes a token of a window and an entry, 132 a key of an indexer, 21 layers of 4 tokens and
     # 20 of 128; whole on every rank. Open entries: 8 x 2,560 and 128 x 1,024 elements in fp32.
     entries = 21 * (584 + 132) / 4 + 20 * 584 / 128
-    opened = 4 * (21 * 8 * 2560 + 20 * 128 * 1024)
+    windows, opened = 43 * 128 * 584, 4 * (21 * 8 * 2560 + 20 * 128 * 1024)
     for formats, degrees in ((BF16, one), (FP8, InstanceDegrees(attention_tensor=8, expert=8))):
-        assert kv_bytes_per_token(decoder, formats, degrees) == 43 * 584 + entries
-        assert state_bytes_per_request(decoder, formats, degrees, drafts=3) == opened
+        assert kv_bytes_per_token(decoder, formats, degrees) == entries
+        held = state_bytes_per_request(decoder, formats, degrees, drafts=3)
+        assert held == windows + opened
         long = kv_bytes_per_token(decoder, formats, degrees, request_tokens=131_072)
-        assert long == pytest.approx(43 * 584 * 128 / 131_072 + entries + opened / 131_072)
+        assert long == pytest.approx(entries + held / 131_072)
+    # SGLang has a tenth as many tokens in a pool of windows as in that of entries.
+    pooled = kv_bytes_per_token(decoder, FP8, one, request_tokens=131_072, window_pool_ratio=0.1)
+    assert pooled == pytest.approx(0.1 * 43 * 584 + entries + opened / 131_072)
     # As released: 43 x 256 experts of 3 x 4,096 x 2,048 in mxfp4; shared experts, attention and
     # compressors in fp8; routers, embedding and head in bf16; two connections a layer in fp32.
     released = replace(FP8, experts="mxfp4", head="bf16")
