@@ -350,11 +350,11 @@ def _connections_flop(model: ModelSpec) -> float:
     streams, hidden = model.residual_streams, model.hidden_size
     if streams == 1:
         return 0.0
-    sites = sum(mixer is not Mixer.NONE for mixer in model.mixer_by_layer)
-    sites += sum(kind is not LayerKind.NONE for kind in model.layers)
+    connections = sum(mixer is not Mixer.NONE for mixer in model.mixer_by_layer)
+    connections += sum(kind is not LayerKind.NONE for kind in model.layers)
     mixing = (2 * streams + streams**2) * hidden
     joined = streams * streams * hidden + streams * hidden
-    return 2.0 * (sites * (connection_weights(model) + mixing) + joined)
+    return 2.0 * (connections * (connection_weights(model) + mixing) + joined)
 
 
 def training_flop_per_token(

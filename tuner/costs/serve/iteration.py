@@ -224,8 +224,8 @@ class Iteration:
         nothing_Q = np.zeros_like(m_Q)
         parts = self._network(m_Q, group) if group.has_network else {}
         if self.decoder.streams > 1:
-            sites = group.has_mixer + group.has_network
-            parts["small"] = parts.get("small", nothing_Q) + sites * self._connection_s(m_Q)
+            connections = group.has_mixer + group.has_network
+            parts["small"] = parts.get("small", nothing_Q) + connections * self._connection_s(m_Q)
         if not group.has_mixer:
             return {"exchange": nothing_Q, "small": nothing_Q} | parts
         small = SMALL_MIXER if group.attention.linear is None else SMALL_LINEAR

@@ -167,7 +167,7 @@ def kv_bytes_per_token(
         return total
     fixed = state_bytes_per_request(decoder, formats, degrees, states=states, drafts=drafts)
     if window_pool_ratio is not None:
-        fixed -= stage_ratio(decoder, degrees) * _held_bytes(decoder, windows_alone=True)
+        fixed -= stage_ratio(decoder, degrees) * _held_bytes(decoder, only_windows=True)
     return total + fixed / request_tokens
 
 
@@ -245,14 +245,14 @@ def state_bytes_per_request(
     return each * layers * kept * ratio
 
 
-def _held_bytes(decoder: Decoder, *, windows_alone: bool = False) -> float:
+def _held_bytes(decoder: Decoder, *, only_windows: bool = False) -> float:
     """Of windows of shared keys, and of the open entries beside them."""
     total = 0.0
     for group in decoder.layers:
         own = group.attention
         if own.kind is AttentionKind.COMPRESSED:
             total += group.count * own.window * entry_bytes(own.kv_elements)
-        if own.compressor is not None and not windows_alone:
+        if own.compressor is not None and not only_windows:
             total += group.count * STATE_BYTES * own.compressor.state_elements(own.head_dim)
     return total
 

@@ -239,8 +239,8 @@ def _layer(
     normed = parts.mixer.ratio * normed
     norms = normed + parts.network_input
     # Streams, what is mixed from them, and what is added to them.
-    site = kept_input + model.has_streams * 2.0 * hidden
-    inputs = (parts.mixer.ratio + parts.network_ratio) * site
+    around = kept_input + model.has_streams * 2.0 * hidden
+    inputs = (parts.mixer.ratio + parts.network_ratio) * around
     whole = inputs + norms + scales + masks + attention.whole + network.whole + gathered
     drops_norm = strategies.recompute_layernorm
     dropped_norms = (

@@ -147,7 +147,7 @@ class ModelShape:
         return np.where(np.greater(self.streams, 1.0), 1.0, 0.0)
 
     @property
-    def windows_alone(self) -> "ModelShape":
+    def without_compressors(self) -> "ModelShape":
         """The same model without compressors, as its multi-token-prediction layers are."""
         return replace(self, csa_share=0.0, hca_share=0.0)
 

@@ -88,11 +88,11 @@ def parameters(model: ModelShape, strategies: Strategies) -> Parameters:
     matrices = 2.0 + model.is_gated
     expert = matrices * model.expert_hidden * model.moe_ffn / strategies.expert_tensor
     around = hidden + connection_matrix(model)
-    alone = attention_matrices(model.windows_alone, split) + around
+    bare = attention_matrices(model.without_compressors, split) + around
     attention = attention_matrices(model, split) + around
     linear = _linear(model, split) + around if model.has_linear else 0.0
     return Parameters(
-        attention=alone + around,
+        attention=bare + around,
         dense_mixer=model.dense_attention * attention
         + model.dense_linear * linear
         + model.dense_network * around,

@@ -145,12 +145,12 @@ def unit_costs(
     mtp = LayerCost()
     if is_any(model.mtp_layers):
         joined = _layer(setting, mtp_projection_block(setting))
-        alone = attention
+        bare = attention
         if is_any(model.output_groups):
-            alone = attention_block(replace(setting, model=model.windows_alone))
-        last = _layer(setting, alone + network)
+            bare = attention_block(replace(setting, model=model.without_compressors))
+        last = _layer(setting, bare + network)
         if has_moe:
-            with_experts, _ = _moe_layer(setting, alone + fixed, routed)
+            with_experts, _ = _moe_layer(setting, bare + fixed, routed)
             last = _where(np.greater(model.moe_layers, 0.0), with_experts, last)
         mtp = _sum(last, joined, head)
     counted = _counted_parameters(model, strategies)
@@ -299,7 +299,7 @@ def _counted_parameters(m: ModelShape, s: Strategies) -> dict[str, Numbers]:
         + m.dense_network * network,
         "moe": m.moe_attention * attention + m.moe_linear * linear + shared,
         "experts": experts,
-        "mtp": attention_matrices(m.windows_alone, s.tensor)
+        "mtp": attention_matrices(m.without_compressors, s.tensor)
         + around
         + last
         + 2.0 * m.hidden * m.hidden / s.tensor,

@@ -234,7 +234,7 @@ def test_compressors_and_streams_take_time() -> None:
 
     # Entries and scores, but not projections, grow with the sequence; the layer of multi-token
     # prediction has neither.
-    alone, plain = shape.windows_alone, replace(shape, streams=1.0)
+    alone, plain = shape.without_compressors, replace(shape, streams=1.0)
     for one, more in ((short, 1.05), (long, 1.3)):
         assert costs(shape, one, "moe") > more * costs(alone, one, "moe")
         assert costs(shape, one, "mtp") == pytest.approx(costs(alone, one, "mtp"), rel=1e-9)
