@@ -54,6 +54,6 @@ def adapter_columns(row: Row, shape: ModelShape, engine: SoftwareFamily) -> dict
     adapted = FUSED_QKV if is_fused else linear
     return {
         "adapter_rank": RANK,
-        "fused_adapters": float(is_fused),
+        "fused_qkv_adapters": float(is_fused),
         **dict.fromkeys(adapted, 1.0),
     }

@@ -102,9 +102,10 @@ class Strategies:
     """Of low-rank adapters beside frozen weights; 0: all weights are trained."""
     adapter_bytes: Numbers = 2.0
     """Of an adapter's parameter; those of PEFT are fp32."""
-    fused_adapters: Numbers = 0.0
-    """Queries, keys and values share one adapter, gate and up another (Megatron's linear_qkv and
-    linear_fc1)."""
+    fused_qkv_adapters: Numbers = 0.0
+    """Queries, keys and values share one adapter (Megatron's linear_qkv, torchtitan's wqkv)."""
+    fused_gate_adapters: Numbers = 0.0
+    """Gate and up share one adapter (Megatron's linear_fc1)."""
     adapts_q: Numbers = 0.0
     """1 where the matrix has an adapter: queries, of MLA their up-projection."""
     adapts_k: Numbers = 0.0
@@ -124,6 +125,9 @@ class Strategies:
     """Of a frozen parameter in linear layers, routed experts excepted; 0: as `weight_bytes`."""
     unquantised_bytes: Numbers = 0.0
     """Of any other frozen parameter; 0: as `weight_bytes`."""
+    frozen_master_bytes: Numbers = 0.0
+    """Of the original that the frozen parameter which layers read is cast from, sharded as a master
+    (torchtitan's `training.dtype`); 0: there is none."""
     eager_modules: Numbers = 0.0
     """Transformers' modules in eager mode: what they launch and what autograd keeps
     (tuner/costs/train/eager_activations.py, eager_blocks.py)."""

@@ -1,11 +1,16 @@
 """What a goal trains, as columns of the analytic formulas: adapters, frozen weights, the stack.
 
-Three stacks put adapters beside frozen layers:
+Four stacks put adapters beside frozen layers:
 
     Transformers and PEFT    eager modules, a separate adapter for each matrix, fp32 by default
     Megatron                 fused layers; one bf16 adapter of queries, keys and values, and one of
                              gate and up
-    other PyTorch            fused layers, a separate bf16 adapter for each matrix (NeMo AutoModel)
+    torchtitan               fused layers; one adapter of queries, keys and values. Frozen weights
+                             and adapters have originals in `training.dtype`, which FSDP2 casts
+    other PyTorch            fused layers, a separate bf16 adapter for each matrix (NeMo AutoModel,
+                             DeepSpeed with PEFT)
+
+In all but the first, layers and adapters multiply in bf16 whatever type the optimizer updates.
 """
 
 from enum import StrEnum
@@ -39,13 +44,16 @@ class Stack(StrEnum):
 
     TRANSFORMERS = "transformers"
     MEGATRON = "megatron"
+    TORCHTITAN = "torchtitan"
     PYTORCH = "pytorch"
 
 
-def stack_of(software: str) -> Stack:
+def stack_of(software: str, family: str = "") -> Stack:
     """Return the stack of a generation of training software (tuner/costs/train/constants.py)."""
     if software == "transformers":
         return Stack.TRANSFORMERS
+    if family == "torchtitan":
+        return Stack.TORCHTITAN
     return Stack.MEGATRON if software.startswith("megatron") else Stack.PYTORCH
 
 
@@ -61,12 +69,15 @@ def tune_columns(tune: Adapters | None, model: ModelSpec, stack: Stack) -> dict[
         # Eager full training keeps bf16 parameters, and gradients of their type.
         return columns | ({"gradient_bytes": 2.0} if is_eager else {})
     columns |= {COLUMN_OF_TARGET[name]: 1.0 for name in adapted(tune, model)}
-    wide = tune.dtype == "fp32" or (tune.dtype is None and is_eager)
+    wide = tune.dtype != "bf16"
     columns |= {
         "adapter_rank": float(tune.rank),
-        "adapter_bytes": 4.0 if wide else 2.0,
-        "fused_adapters": float(stack is Stack.MEGATRON),
+        "adapter_bytes": 4.0 if wide and is_eager else 2.0,
+        "fused_qkv_adapters": float(stack in (Stack.MEGATRON, Stack.TORCHTITAN)),
+        "fused_gate_adapters": float(stack is Stack.MEGATRON),
     }
+    if stack is Stack.TORCHTITAN:
+        columns["frozen_master_bytes"] = 4.0 if wide else 2.0
     if is_eager:
         columns["gradient_bytes"] = columns["adapter_bytes"]
     if tune.is_quantised:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from profilers.steps.config import Recompute
 from tuner.spec.features import ModelFeature
 from tuner.spec.goal import Precision
-from tuner.spec.tune import Adapters
+from tuner.spec.tune import ADAPTER_TARGETS, Adapters
 
 LARGEST_CHUNKS: Final = 64
 """Larger chunk counts leave too few rows for an expert's GEMMs; no target needs more."""
@@ -52,6 +52,8 @@ _FORBID: Final = frozenset(
         "delayed_scaling_excludes",
         "excludes",
         "partial_graph_excludes",
+        "fused_layers",
+        "adapter_limits",
     }
 )
 """Sets that grow in an intersection of manifests; every other set shrinks."""
@@ -187,8 +189,14 @@ class Capabilities:
     """Modules that fp8-delayed cannot recompute."""
     adapters: frozenset[str] = ADAPTERS
     """Methods of training adapters beside frozen weights; empty: all weights are trained."""
-    adapters_need_fused_layers: bool = False
-    """Queries, keys and values have adapters together or not at all, and so have gate and up."""
+    adapter_targets: frozenset[str] = frozenset(ADAPTER_TARGETS)
+    """Matrices that can have an adapter."""
+    fused_layers: frozenset[tuple[str, ...]] = frozenset()
+    """Matrices that are one layer, and have adapters together or not at all."""
+    adapter_dtypes: frozenset[str] = frozenset({"fp32", "bf16"})
+    """Types of adapters, their gradients and moments."""
+    adapter_limits: frozenset[tuple[str, Any]] = frozenset()
+    """Fields of this, and what is left of them where adapters are trained."""
     quantised_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages that frozen weights in 4 bits allow."""
     mtp: bool = True
@@ -226,11 +234,9 @@ def restricted(*names: ModelFeature, **limits: Any) -> frozenset[Restriction]:
     )
 
 
-def restrict(target: Capabilities, restriction: Restriction) -> Capabilities:
-    """Return what a target can express under a restriction."""
-    narrower = {
-        name: _join(name, getattr(target, name), value) for name, value in restriction.limits
-    }
+def restrict(target: Capabilities, limits: Iterable[tuple[str, Any]]) -> Capabilities:
+    """Return what a target can express under narrower limits of some fields."""
+    narrower = {name: _join(name, getattr(target, name), value) for name, value in limits}
     return replace(target, **narrower)
 
 
@@ -240,7 +246,7 @@ def of_model(target: Capabilities, model_features: Iterable[ModelFeature]) -> Ca
     narrowed = replace(target, parts=tuple(of_model(part, present) for part in target.parts))
     for restriction in target.restrictions:
         if restriction.feature in present:
-            narrowed = restrict(narrowed, restriction)
+            narrowed = restrict(narrowed, restriction.limits)
     return narrowed
 
 
@@ -260,13 +266,12 @@ def with_gradients(target: Capabilities, *, gradient_bytes: int, precision: str)
 
 def with_adapters(target: Capabilities, adapters: Adapters | None) -> Capabilities:
     """Return what a target can express when it trains adapters; None: all weights."""
-    if adapters is None or not adapters.is_quantised:
+    if adapters is None:
         return target
-    return replace(
-        target,
-        zero_stages=target.zero_stages & target.quantised_zero_stages,
-        parts=tuple(with_adapters(part, adapters) for part in target.parts),
-    )
+    able = restrict(target, target.adapter_limits)
+    if adapters.is_quantised:
+        able = restrict(able, (("zero_stages", target.quantised_zero_stages),))
+    return replace(able, parts=tuple(with_adapters(part, adapters) for part in target.parts))
 
 
 def intersect(one: Capabilities, other: Capabilities) -> Capabilities:

@@ -273,6 +273,7 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
     """Return one configuration as a column of numbers."""
     is_low = PRECISION_OF[config.priced_precision] is not GemmPrecision.BF16
     wide = 4.0 if config.priced_precision == "fp32" else 2.0
+    own = SOFTWARE_OF[config.engine]
     mean, p99 = (1.0, 1.0)
     if setup.expert_imbalance is not None and config.expert in setup.expert_imbalance.degrees:
         mean, p99 = setup.expert_imbalance.of_degree(config.expert)
@@ -295,7 +296,7 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         activation_offload=config.activation_offload_ratio,
         expert_imbalance=mean,
         expert_imbalance_p99=p99,
-        **tune_columns(setup.adapters, setup.model, stack_of(SOFTWARE_OF[config.engine].software)),
+        **tune_columns(setup.adapters, setup.model, stack_of(own.software, own.family)),
     )
 
 

@@ -18,6 +18,7 @@ from profilers.store import holds_profile, read_header, read_profile
 from solvers.registry import LAYOUT
 from tuner.costs.residuals import Residual
 from tuner.engines.capabilities import TARGETS, WRAPPERS, Capabilities, intersection, programs
+from tuner.engines.manifest import with_adapters
 from tuner.errors import SpecError
 from tuner.goals.profiles import machine_of, pool_profile, shipped_residual, trial_residual
 from tuner.goals.train_notes import analytic_notes, profile_notes, reference_notes, with_assumptions
@@ -32,7 +33,7 @@ from tuner.spec.features import ModelFeature, features
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
-from tuner.spec.tune import FUSED, Adapters, adapted, matrices
+from tuner.spec.tune import Adapters, adapted, matrices
 from tuner.verify.launches import REFERENCE
 
 if TYPE_CHECKING:
@@ -330,7 +331,9 @@ def _refuse_adapters(spec: Spec, target: Capabilities) -> None:
     if tune is None:
         return
     if tune.method in target.adapters:
-        _refuse_part_of_fused(spec, tune, target)
+        _refuse_tuned_model(spec, tune, target)
+        _refuse_targets(spec, tune, target)
+        _refuse_dtype(tune, target)
         return
     able = [name for name, one in TARGETS.items() if tune.method in one.adapters]
     programs = ", ".join(name for name in able if name not in WRAPPERS)
@@ -340,15 +343,38 @@ def _refuse_adapters(spec: Spec, target: Capabilities) -> None:
     )
 
 
-def _refuse_part_of_fused(spec: Spec, tune: Adapters, target: Capabilities) -> None:
+def _refuse_tuned_model(spec: Spec, tune: Adapters, target: Capabilities) -> None:
+    lacking = sorted(features(spec.model) & with_adapters(target, tune).unsupported)
+    if lacking:
+        raise SpecError(
+            f"goal.tune: {target.names[0]} has no adapters beside {lacking[0]}"
+            f" ({spec.model.architecture}); train all weights (tune: full)"
+        )
+
+
+def _refuse_targets(spec: Spec, tune: Adapters, target: Capabilities) -> None:
     names = set(adapted(tune, spec.model))
-    for fused in FUSED if target.adapters_need_fused_layers else ():
+    if lacking := sorted(names - target.adapter_targets):
+        able = [name for name in matrices(spec.model) if name in target.adapter_targets]
+        raise SpecError(
+            f"goal.tune.targets: {target.names[0]} has no adapters of {', '.join(lacking)}; of"
+            f" {spec.model.name} it has those of {', '.join(able)}"
+        )
+    for fused in sorted(target.fused_layers):
         present = set(fused) & set(matrices(spec.model))
         if names & present and not present <= names:
             raise SpecError(
                 f"goal.tune.targets: {target.names[0]} fuses {', '.join(sorted(present))} into one"
                 " layer; name all of them, or none"
             )
+
+
+def _refuse_dtype(tune: Adapters, target: Capabilities) -> None:
+    if tune.dtype is not None and tune.dtype not in target.adapter_dtypes:
+        raise SpecError(
+            f"goal.tune.dtype: {target.names[0]} keeps adapters in"
+            f" {', '.join(sorted(target.adapter_dtypes))}, not {tune.dtype}; leave it out"
+        )
 
 
 def _able(spec: Spec) -> str:

@@ -36,7 +36,7 @@ def _broken(target: Capabilities, model: ModelSpec, decision: Decision) -> Itera
     for restriction in sorted(target.restrictions, key=lambda one: one.feature):
         if restriction.feature not in present:
             continue
-        narrower = _rules(restrict(target, restriction), model, decision)
+        narrower = _rules(restrict(target, restriction.limits), model, decision)
         yield from (f"{line}, with {restriction.feature}" for line in narrower if line not in said)
         said += narrower
 

@@ -40,14 +40,16 @@ MLA_PROJECTIONS: Final = (
 NETWORK: Final = ("gate_proj", "up_proj", "down_proj")
 EXPERTS: Final = "experts"
 GROUPS: Final = ("attention", "mlp", "all-linear")
-FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""What engines with fused layers keep in one matrix."""
-TARGETS: Final = tuple(dict.fromkeys((*GQA_PROJECTIONS, *MLA_PROJECTIONS, *NETWORK, EXPERTS)))
+QKV: Final = ("q_proj", "k_proj", "v_proj")
+GATE_UP: Final = ("gate_proj", "up_proj")
+ADAPTER_TARGETS: Final = tuple(
+    dict.fromkeys((*GQA_PROJECTIONS, *MLA_PROJECTIONS, *NETWORK, EXPERTS))
+)
 
 
 def _known(value: object) -> object:
-    if value not in (*TARGETS, *GROUPS):
-        known = ", ".join((*GROUPS, *TARGETS))
+    if value not in (*ADAPTER_TARGETS, *GROUPS):
+        known = ", ".join((*GROUPS, *ADAPTER_TARGETS))
         raise ValueError(
             f"{str(value)[:40]!r} is no module that adapters attach to; known: {known}"
         )

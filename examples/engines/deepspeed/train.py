@@ -7,8 +7,9 @@ The second command trains nothing: it writes which experts the model's tokens go
 `goal.routing`. Experts in parallel wait for the rank with the most tokens, in every layer.
 
 What a plan decides (batch, precision, ZeRO, AutoTP, AutoEP) is in the `deepspeed.json` that run.sh
-names; the model, the text, the optimizer and the learning rate belong to this program. Text: the
-sources of Python's standard library, byte by byte, so that nothing is downloaded.
+names, and the adapters, if it trains those alone, in `adapters.json`; the model, the text, the
+optimizer and the learning rate belong to this program. Text: the sources of Python's standard
+library, byte by byte, so that nothing is downloaded.
 """
 
 import argparse
@@ -32,6 +33,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--recompute", action="store_true", help="recompute every layer")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--adapters", type=Path, help="arguments of PEFT's LoraConfig, as JSON")
     parser.add_argument("--routing", type=Path, help="write the expert loads there, do not train")
     # The launcher of DeepSpeed gives it; torchrun sets LOCAL_RANK instead.
     parser.add_argument("--local_rank", type=int, default=-1)
@@ -44,6 +46,18 @@ def model_of(config: Path, *, recompute: bool) -> torch.nn.Module:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**raw))
     if recompute:
         model.gradient_checkpointing_enable()
+    return model
+
+
+def adapted(model: torch.nn.Module, file: Path) -> torch.nn.Module:
+    """Freeze the model and attach adapters (PEFT)."""
+    from peft import LoraConfig, get_peft_model
+
+    # Without it autograd enters no recomputed layer, and ZeRO 3 leaves adapters of experts empty.
+    model.enable_input_require_grads()
+    chosen = json.loads(file.read_text(encoding="utf-8"))
+    model = get_peft_model(model, LoraConfig(**chosen, task_type="CAUSAL_LM"))
+    model.print_trainable_parameters()
     return model
 
 
@@ -107,7 +121,8 @@ def train(chosen: argparse.Namespace, model: torch.nn.Module) -> None:
     written = json.loads(Path(chosen.deepspeed_config).read_text(encoding="utf-8"))
     optimizer = None
     if "optimizer" not in written:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=chosen.learning_rate)
+        trained = [one for one in model.parameters() if one.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=chosen.learning_rate)
     engine, *_ = deepspeed.initialize(args=chosen, model=model, optimizer=optimizer)
     batches = micro_batches(engine, sequence=chosen.sequence, seed=chosen.seed)
     for step in range(chosen.steps):
@@ -126,6 +141,8 @@ def main() -> None:
     chosen = options()
     torch.manual_seed(chosen.seed)
     model = model_of(chosen.model, recompute=chosen.recompute)
+    if chosen.adapters is not None:
+        model = adapted(model, chosen.adapters)
     if chosen.routing is None:
         train(chosen, model)
     else:

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.rows import each_row
+from tests.rows import Failures, each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tests.tuner.spec.test_tune import written
 from tuner.engines.megatron_bridge.lora import lora_arguments
+from tuner.engines.megatron_bridge.write import overrides
+from tuner.engines.megatron_lm.core import Core
 from tuner.engines.peft.write import settings
+from tuner.engines.torchtitan.lora import lora_fields
 from tuner.engines.writers import emit
 from tuner.errors import SpecError
 from tuner.goals.train_plan import plan_training
@@ -64,6 +67,66 @@ def test_the_example_reads_every_setting() -> None:
     assert {*found, *found["adapters"]} <= read
 
 
+def test_torchtitan_gets_the_last_part_of_its_modules_names() -> None:
+    llama, deepseek = (
+        read_model(ROOT / "examples/models" / name) for name in ("llama-3.1-8b", "deepseek-v3")
+    )
+    for model, targets, modules in (
+        (llama, ("all-linear",), ["wqkv", "wo", "w1", "w3", "w2"]),
+        (llama, ("gate_proj",), ["w1"]),
+        (deepseek, ("q_b_proj", "kv_b_proj", "o_proj"), ["wq_b", "wkv_b", "wo"]),
+    ):
+        found = lora_fields(Adapters(method="lora", rank=8, targets=targets), model)
+        assert found == {"rank": 8, "alpha": 16.0, "target_modules": modules}
+
+
+def test_models_and_matrices_without_adapters_are_refused_by_name(tmp_path: Path) -> None:
+    failures = Failures()
+    for emit_to, model, targets, said in (
+        ("torchtitan", "mixtral-8x7b", "mlp", "has no adapters of experts; of mixtral-8x7b"),
+        ("torchtitan", "deepseek-v3", "attention", "no adapters of kv_a_proj_with_mqa, q_a_proj"),
+        (
+            "torchtitan",
+            "qwen3.5-397b-a17b",
+            "attention",
+            "beside layers with the gated delta",
+        ),
+        ("megatron-bridge-26.04", "mixtral-8x7b", "experts", "has no adapters of experts"),
+    ):
+        path = written(tmp_path, {"method": "lora", "rank": 8, "targets": targets}, model=model)
+        text = path.read_text(encoding="utf-8").replace("transformers-peft", emit_to)
+        path.write_text(text, encoding="utf-8")
+        with failures.of(emit_to, model), pytest.raises(SpecError, match=said):
+            plan_training(path)
+    failures.check()
+
+
+def test_every_field_for_megatron_bridge_is_one_of_its_release() -> None:
+    fields = json.loads((Path(__file__).parent / "bridge_fields.json").read_text("utf-8"))
+    releases = {"v0.3.0": Core.V0_16, "v0.4.0": Core.V0_17, "v0.5.0": Core.V0_18}
+    decisions: tuple[dict[str, Any], ...] = (
+        {},
+        {"zero_stage": 3, "optimizer_offload": True},
+        {"cuda_graph": "full_iteration", "dispatcher": "hybridep", "ddp_bucket_size": 1000},
+        {"a2a_overlap": True, "activation_offload": True, "dispatcher": "deepep"},
+    )
+    names = ("deepseek-v3", "gpt-oss-120b", "mixtral-8x7b", "nemotron-3-nano")
+    for release, core in releases.items():
+        known = fields["releases"][release]
+        for name in names:
+            model = read_model(ROOT / "examples/models" / name)
+            half = model.num_layers // 2
+            stages = {"chunks": (1, 1), "pipeline_layout": (model.num_layers - half, half)}
+            for changes in decisions:
+                decision = sample_decision(**stages, **changes)
+                found = overrides(model, goal_of("attention"), decision, core=core)
+                unknown = {path for path, _ in found} - set(known["overrides"])
+                assert not unknown, (release, name, changes)
+        lora = lora_arguments(MIXTRAL, goal_of("all-linear"), core=core)
+        assert lora is not None
+        assert set(lora) <= set(known["LoRA"]), release
+
+
 @each_row(
     ("targets", "modules"),
     [
@@ -96,7 +159,19 @@ def test_megatron_bridge_finetunes_with_adapters_and_pretrains_without() -> None
 @each_row(
     ("emit_to", "tune", "said"),
     [
-        ("torchtitan", {"method": "lora", "rank": 8}, "torchtitan does not train by 'lora'"),
+        ("megatron-lm", {"method": "lora", "rank": 8}, "megatron-lm does not train by 'lora'"),
+        ("torchtitan", {"method": "qlora", "rank": 8}, "torchtitan does not train by 'qlora'"),
+        ("deepspeed", {"method": "qlora", "rank": 8}, "deepspeed does not train by 'qlora'"),
+        (
+            "deepspeed",
+            {"method": "lora", "rank": 8, "dtype": "fp32"},
+            "goal.tune.dtype: deepspeed keeps adapters in bf16, not fp32; leave it out",
+        ),
+        (
+            "torchtitan",
+            {"method": "lora", "rank": 8, "targets": "q_proj"},
+            "fuses k_proj, q_proj, v_proj into one layer",
+        ),
         ("megatron-bridge", {"method": "qlora", "rank": 8}, "does not train by 'qlora'"),
         (
             "megatron-bridge",

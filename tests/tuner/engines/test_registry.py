@@ -15,8 +15,10 @@ from tests.tuner.engines.testing import Recorders, sample_decision, sample_verif
 from tuner.engines.capabilities import TARGETS
 from tuner.engines.writers import EMITTERS, emit, emit_all
 from tuner.errors import UnknownTargetError
+from tuner.plans.train import VerifiedPlan
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
+from tuner.spec.tune import Adapters
 
 GOLDEN = Path(__file__).parent / "golden"
 UPDATE = "MOETUNE_UPDATE_GOLDEN"
@@ -138,6 +140,39 @@ def test_emitted_files_equal_the_golden_ones(mixtral: ModelSpec) -> None:
                 path.write_text(file.text, encoding="utf-8")
             with failures.of(f"set {UPDATE}=1 to accept {path}"):
                 assert file.text == path.read_text(encoding="utf-8")
+    failures.check()
+
+
+ADAPTED = {
+    "deepspeed": ("adapters.json", "README.txt", "run.sh"),
+    "megatron-bridge": ("train.py",),
+    "megatron-bridge-26.04": ("train.py",),
+    "torchtitan": ("torchtitan.toml",),
+    "transformers-peft": ("finetune.json",),
+}
+"""The files that differ where adapters are trained."""
+
+
+def test_files_of_adapters_equal_the_golden_ones(mixtral: ModelSpec) -> None:
+    failures = Failures()
+    tune = Adapters(method="lora", rank=16)
+    for target, names in ADAPTED.items():
+        replicas = REPLICAS if target == "deepspeed" else {}
+        decision = sample_decision(**_suited(target) | replicas)
+        verified = sample_verified(mixtral, decision, emit=(target,))
+        goal = verified.plan.goal.model_copy(update={"tune": tune})
+        tuned = VerifiedPlan.waive(
+            verified.plan.model_copy(update={"goal": goal}), reason="moetune plan does not launch"
+        )
+        files = {str(file.path): file.text for file in emit(target, tuned)}
+        for name in names:
+            suffix = ".golden" if name.endswith(".py") else ""
+            path = GOLDEN / "lora" / target / f"{name}{suffix}"
+            if UPDATE in os.environ:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(files[name], encoding="utf-8")
+            with failures.of(f"set {UPDATE}=1 to accept {path}"):
+                assert files[name] == path.read_text(encoding="utf-8")
     failures.check()
 
 

@@ -36,14 +36,28 @@ SEARCHES = {
 }
 
 
-def _spec(engine: LaunchedEngine, folder: Path, search: str) -> Path:
+ADAPTERS = {
+    "deepspeed": (
+        ("zero_stage: [1]", "[attention]"),
+        ("zero_stage: [2]", "[experts]"),
+        ("zero_stage: [3]", "[all-linear]"),
+    ),
+    "torchtitan": (
+        ("zero_stage: [0], expert_model_parallel_size: [1]", "[attention]"),
+        ("zero_stage: [3], expert_model_parallel_size: [2], recompute: [full]", "[attention]"),
+        ("zero_stage: [2], tensor_model_parallel_size: [2]", "[o_proj]"),
+    ),
+}
+
+
+def _spec(engine: LaunchedEngine, folder: Path, search: str, *, tune: str = "full") -> Path:
     file = folder / "spec.yaml"
     file.write_text(
         f"""
 schema_version: 1
 model: {engine.model}
 cluster: {{pools: [{{name: here, profile: {PROFILE}, nodes: 1, devices_per_node: 2}}]}}
-goal: {{kind: train, {engine.goal}}}
+goal: {{kind: train, {engine.goal}, tune: {tune}}}
 search: {{micro_batch_size: [2], {search}}}
 emit: [{engine.name}]
 """,
@@ -70,15 +84,38 @@ def test_a_stand_in_refuses_to_run_beside_a_gpu(monkeypatch: pytest.MonkeyPatch)
 def test_an_engine_trains_what_is_emitted(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _launch(name, [(search, "full") for search in SEARCHES[name]], tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_engine_trains_the_adapters_that_are_emitted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        (
+            f"pipeline_model_parallel_size: [1], {search}",
+            f"{{method: lora, rank: 8, targets: {of}}}",
+        )
+        for search, of in ADAPTERS[name]
+    ]
+    _launch(name, rows, tmp_path, monkeypatch)
+
+
+def _launch(
+    name: str, rows: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plan, emit and start each row, which is limits of the search and what is trained."""
     engine = engine_of(name)
     require_environment(engine.setup, limit_s=INSTALL_S)
     monkeypatch.setenv("PATH", f"{engine.programs}{os.pathsep}{os.environ['PATH']}")
     for variable, value in engine.environment.items():
         monkeypatch.setenv(variable, value)
     failures = []
-    for search in SEARCHES[name]:
+    for search, tune in rows:
         folder = tmp_path / f"a plan {len(list(tmp_path.iterdir()))}"
-        api.write(folder, api.plan(_spec(engine, tmp_path, search)))
+        api.write(folder, api.plan(_spec(engine, tmp_path, search, tune=tune)))
         result = api.verify(
             folder,
             effort=Effort(trials=1, steps=2, repeats=0),
@@ -92,5 +129,5 @@ def test_an_engine_trains_what_is_emitted(
         )
         (trial,) = result.trials
         if trial.status != "ok" or not trial.measured_step_s:
-            failures.append(f"{search}: {trial.status}: {trial.reason}")
+            failures.append(f"{search}, {tune}: {trial.status}: {trial.reason}")
     assert not failures

@@ -6,6 +6,8 @@ r (i + o_1 + o_2 + ...). A stack of E experts has E adapters of the fused gate a
 down. Only adapters have gradients and optimizer state:
 
     frozen        quantised or 16-bit bytes; sharded under ZeRO 3
+    original      that a frozen parameter is cast from, if any (FSDP2's mixed precision); sharded
+                  under ZeRO 1, and all that there is of the parameter under ZeRO 3
     adapter       its own bytes, sharded under ZeRO 3; gradient under ZeRO 2; moments under ZeRO 1
 
 nf4 in blocks of 64 with double quantisation takes 4 bits, 8 / 64 of the first scales and
@@ -65,7 +67,7 @@ def attention_matrices(m: ModelShape, s: Strategies) -> tuple[AdaptedMatrix, ...
     has_rank = np.where(np.greater(m.q_lora_rank, 0.0), 1.0, 0.0)
     q_input = np.where(is_mla * has_rank > 0.0, m.q_lora_rank, m.hidden)
     up = m.heads * (m.head_dim - m.rope_dim + m.value_dim)
-    fused = s.fused_adapters * (1.0 - is_mla)
+    fused = s.fused_qkv_adapters * (1.0 - is_mla)
     return (
         AdaptedMatrix(
             ratio=s.adapts_q, inputs=q_input, outputs=queries * (1.0 + m.has_output_gate)
@@ -108,7 +110,7 @@ def network_matrices(m: ModelShape, s: Strategies, width: Numbers) -> tuple[Adap
             ratio=s.adapts_up,
             inputs=m.hidden,
             outputs=width,
-            shares_input=s.fused_adapters * has_gate,
+            shares_input=s.fused_gate_adapters * has_gate,
         ),
         AdaptedMatrix(ratio=s.adapts_down, inputs=width, outputs=m.hidden),
     )
@@ -144,6 +146,13 @@ def frozen_bytes(s: Strategies) -> tuple[Numbers, Numbers]:
     linear = np.where(np.greater(s.frozen_bytes, 0.0), s.frozen_bytes, s.weight_bytes)
     other = np.where(np.greater(s.unquantised_bytes, 0.0), s.unquantised_bytes, s.weight_bytes)
     return linear, other
+
+
+def frozen_on_device(s: Strategies, frozen: Numbers, *, ranks: Numbers) -> Numbers:
+    """Bytes of a frozen parameter on a device, an original included, over so many ranks."""
+    stage, original = np.asarray(s.zero_stage), s.frozen_master_bytes
+    sharded = np.where(np.greater(original, 0.0), original, frozen) / ranks
+    return np.where(stage >= 3.0, sharded, frozen + original / np.where(stage >= 1.0, ranks, 1.0))
 
 
 def keeps_input(s: Strategies, *adapts: Numbers) -> Numbers:

@@ -23,7 +23,12 @@ import numpy.typing as npt
 
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.activations import ActivationBytes, LayerBytes, activation_bytes
-from tuner.costs.train.adapters import adapter_counts, frozen_bytes, is_tuned
+from tuner.costs.train.adapters import (
+    adapter_counts,
+    frozen_bytes,
+    frozen_on_device,
+    is_tuned,
+)
 from tuner.costs.train.eager_activations import chosen_layers, eager_activation_bytes
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.costs.train.parts import is_any
@@ -238,10 +243,14 @@ def _tuned_state(
         state_bytes(s, ranks=sharing, master_bytes=constants.master_bytes, moments_bytes=moments)
         for sharing in ranks
     ]
+    linear, expert, other = (
+        frozen_on_device(s, frozen, ranks=ranks[at])
+        for frozen, at in ((linear, 0), (other, 1), (other, 0))
+    )
     router = model.hidden * model.experts
-    frozen_dense = linear * (count.dense_mixer + count.dense_ffn) * shares[0]
+    frozen_dense = linear * (count.dense_mixer + count.dense_ffn)
     frozen_outside = linear * (count.moe_mixer + count.moe_outside - router) + other * router
-    frozen_moe = frozen_outside * shares[0] + other * count.experts * shares[1]
+    frozen_moe = frozen_outside + expert * count.experts
     gradient = np.where(s.eager_modules > 0.0, s.adapter_bytes, s.gradient_bytes)
     dense_of = trained.dense_layer(model)
     outside, experts = trained.moe_layer(model), trained.experts
@@ -261,7 +270,7 @@ def _tuned_state(
     all_moe = s.weight_bytes * (count.moe_mixer + count.moe_outside + count.experts)
     whole = (gathered * all_dense, gathered * all_moe, gathered * s.weight_bytes * count.vocab)
     parts = (
-        kept((frozen_dense, frozen_moe, other * count.vocab * shares[0]))
+        kept((frozen_dense, frozen_moe, other * count.vocab))
         + rows(s.adapter_bytes * shares[0], s.adapter_bytes * shares[1]),
         rows(bytes_of[0].gradient * scale, bytes_of[1].gradient * scale),
         rows(bytes_of[0].optimizer, bytes_of[1].optimizer),

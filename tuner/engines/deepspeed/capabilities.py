@@ -17,6 +17,17 @@ Read from the package deepspeed 0.19.8 (`runtime/config.py`, `runtime/pipe/engin
   take no token ids, which its first routers need: replicas and ZeRO alone.
 - Recomputation is turned on in the model's code, for whole layers.
 
+Adapters are PEFT's, attached before `deepspeed.initialize`, which casts them to bf16 with the
+model; ZeRO then has fp32 masters of them alone, and stage 3 partitions frozen weights too. Started
+with peft 0.21.2 on one and two ranks of a CPU, stages 0 to 3, adapters of attention and of experts.
+What does not run:
+
+- AutoEP names modules of the bare model and finds no MoE layer behind PEFT's `base_model.model`
+  ("no MoE layers detected"); AutoTP's plans name them so too, and a `PipelineModule` is no
+  Transformers model.
+- Adapters of experts alone under stage 3, unless the model's inputs need gradients ("size of tensor
+  a (0) must match"): the program calls `enable_input_require_grads`.
+
 Not covered: Ulysses sequence parallelism, ZenFlow, ZeRO++, MiCS and parameter offload.
 """
 
@@ -57,7 +68,11 @@ DEEPSPEED_0_19: Final = Capabilities(
     dispatchers_with_pipeline=frozenset({"alltoall"}),
     cuda_graphs=frozenset({"none"}),
     precisions=frozenset({"bf16", "fp32"}),
-    adapters=frozenset(),
+    adapters=frozenset({"lora"}),
+    adapter_dtypes=frozenset({"bf16"}),
+    adapter_limits=frozenset(
+        {("pipeline", False), ("tensor_parallel", False), ("expert_parallel", False)}
+    ),
     mtp=False,
     tied_embeddings_with_pipeline=False,
     restrictions=restricted(

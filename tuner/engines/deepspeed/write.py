@@ -3,6 +3,7 @@
 DeepSpeed runs a model of the user's own code: the JSON decides batch, precision, ZeRO, AutoTP,
 AutoEP and the number of stages; the pipeline itself (`PipelineModule`) and recomputation are built
 by that code, as the README describes. Field names were read from the package deepspeed 0.19.8.
+Where adapters are trained, `adapters.json` holds arguments of PEFT's LoraConfig.
 """
 
 import json
@@ -16,11 +17,13 @@ from tuner.engines.assumptions import assumptions
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
+from tuner.engines.peft.lora import lora_config
 from tuner.engines.rules.decision import global_recompute
 from tuner.engines.statement import statement
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import Precision, TrainGoal
 from tuner.spec.model import ModelSpec
+from tuner.spec.tune import Adapters
 
 _PRESETS: Final = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
@@ -73,11 +76,14 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
         *_YOURS,
     )
     config = configuration(plan.model, plan.goal, decision)
+    tune = plan.goal.adapters
+    requirements = _requirements(plan.model, decision, config, is_tuned=tune is not None)
     return (
         EmittedFile(path=PurePosixPath("deepspeed.json"), text=json.dumps(config, indent=2) + "\n"),
+        *(() if tune is None else (_adapters(tune, plan.model),)),
         EmittedFile(
             path=PurePosixPath("README.txt"),
-            text=comment((*said, "", *_requirements(plan.model, decision, config)), prefix=""),
+            text=comment((*said, "", *requirements), prefix=""),
         ),
         EmittedFile(
             path=PurePosixPath("run.sh"),
@@ -91,10 +97,15 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
                 )
             )
             + preamble(launch_shape(plan, decision))
-            + _START,
+            + _START.format(adapters="" if tune is None else _NAME_ADAPTERS),
             executable=True,
         ),
     )
+
+
+def _adapters(tune: Adapters, model: ModelSpec) -> EmittedFile:
+    text = json.dumps(lora_config(tune, model), indent=2) + "\n"
+    return EmittedFile(path=PurePosixPath("adapters.json"), text=text)
 
 
 def configuration(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> dict[str, Any]:
@@ -161,7 +172,7 @@ def _experts(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> dict
 
 
 def _requirements(
-    model: ModelSpec, decision: TrainDecision, config: Mapping[str, Any]
+    model: ModelSpec, decision: TrainDecision, config: Mapping[str, Any], *, is_tuned: bool
 ) -> tuple[str, ...]:
     """Say what the user's program must do for the plan to hold."""
     lines = ["What your program must do:"]
@@ -175,6 +186,8 @@ def _requirements(
         lines.append("- Every layer is recomputed: turn on gradient checkpointing in the model.")
     else:
         lines.append("- Nothing is recomputed: leave gradient checkpointing off.")
+    if is_tuned:
+        lines += _ADAPTED
     experts = decision.expert_model_parallel_size
     if experts > 1 and decision.pipeline_model_parallel_size > 1:
         lines.append(
@@ -204,8 +217,17 @@ def _requirements(
     return tuple(lines)
 
 
-_START: Final = """\
-: "${TRAIN:?must name your training program}"
+_ADAPTED: Final = (
+    "- The model gets adapters before deepspeed.initialize (get_peft_model): --adapters names the "
+    "arguments of PEFT's LoraConfig.",
+    "- Before that it calls enable_input_require_grads: without it autograd enters no recomputed "
+    "layer, and ZeRO 3 does not gather adapters of experts again for the backward pass.",
+    "- The optimizer gets parameters with requires_grad alone.",
+)
 
-exec "${LAUNCHER[@]}" "$TRAIN" --deepspeed_config "$FILES/deepspeed.json" "$@"
+_START: Final = """\
+: "${{TRAIN:?must name your training program}}"
+
+exec "${{LAUNCHER[@]}}" "$TRAIN" --deepspeed_config "$FILES/deepspeed.json" {adapters}"$@"
 """
+_NAME_ADAPTERS: Final = '--adapters "$FILES/adapters.json" '

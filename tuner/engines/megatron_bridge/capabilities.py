@@ -12,6 +12,12 @@ github.com/NVIDIA-NeMo/Megatron-Bridge. Bridge has the rules of megatron-core; i
 - hybrids have no interleaved pipeline (`MambaModelProvider.provide`); patterns hold pipeline stages
   and MTP layers from 0.4 on (core 0.17);
 - Megatron-FSDP excludes the rank order in which replicas are the most distant.
+
+LoRA (`megatron.bridge.peft`) freezes all else; adapters have the type of the model's parameters.
+Until 0.4 all experts of a rank share one adapter, which is no adapter of each and is not planned;
+0.5 has one for each with `share_expert_adapters=False`. Its 4-bit weights are not those of nf4.
+Fields of overrides and of `LoRA` were compared with the dataclasses of the three tags
+(tests/tuner/engines/bridge_fields.json). No emitted file was started: Bridge needs a CUDA device.
 """
 
 from dataclasses import replace
@@ -22,6 +28,7 @@ from tuner.engines.megatron_lm.capabilities import MEGATRON_0_16, MEGATRON_0_18,
 from tuner.engines.megatron_lm.mixers import HYBRIDS
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.spec.features import ModelFeature
+from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, GATE_UP, QKV
 
 _UNSUPPORTED: Final = (MEGATRON_0_18.unsupported - {ModelFeature.QK_NORM_FULL}) | {
     ModelFeature.QK_NORM_UNWEIGHTED,
@@ -29,13 +36,22 @@ _UNSUPPORTED: Final = (MEGATRON_0_18.unsupported - {ModelFeature.QK_NORM_FULL}) 
 }
 _NOT_INTERLEAVED: Final = restricted(*HYBRIDS, virtual_pipeline=False)
 
-_ADAPTERS: Final = frozenset({"lora"})
-"""Of megatron.bridge.peft; its 4-bit weights are not those of nf4."""
+_WITH_0_18: Final = replace(
+    MEGATRON_0_18,
+    adapters=frozenset({"lora"}),
+    fused_layers=frozenset({QKV, GATE_UP}),
+    adapter_dtypes=frozenset({"bf16"}),
+)
+_WITH_0_16: Final = replace(
+    MEGATRON_0_16,
+    adapters=frozenset({"lora"}),
+    adapter_targets=frozenset(ADAPTER_TARGETS) - {EXPERTS},
+    fused_layers=frozenset({QKV, GATE_UP}),
+    adapter_dtypes=frozenset({"bf16"}),
+)
 
 BRIDGE_26_06: Final = replace(
-    MEGATRON_0_18,
-    adapters=_ADAPTERS,
-    adapters_need_fused_layers=True,
+    _WITH_0_18,
     names=("megatron-bridge",),
     release="0.5, container 26.06 and later",
     source="github.com/NVIDIA-NeMo/Megatron-Bridge v0.5.0",
@@ -44,9 +60,7 @@ BRIDGE_26_06: Final = replace(
 )
 
 BRIDGE_26_04: Final = replace(
-    MEGATRON_0_16,
-    adapters=_ADAPTERS,
-    adapters_need_fused_layers=True,
+    _WITH_0_16,
     names=("megatron-bridge-26.04",),
     release="0.4, container 26.04",
     source="github.com/NVIDIA-NeMo/Megatron-Bridge v0.4.0",
@@ -55,9 +69,7 @@ BRIDGE_26_04: Final = replace(
 )
 
 BRIDGE_26_02: Final = replace(
-    MEGATRON_0_16,
-    adapters=_ADAPTERS,
-    adapters_need_fused_layers=True,
+    _WITH_0_16,
     names=("megatron-bridge-26.02",),
     release="0.3, container 26.02",
     source="github.com/NVIDIA-NeMo/Megatron-Bridge v0.3.0",

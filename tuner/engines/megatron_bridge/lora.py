@@ -9,6 +9,8 @@ github.com/NVIDIA-NeMo/Megatron-Bridge.
 
 from typing import Any, Final
 
+from profilers.steps.config import LayerKind
+from tuner.engines.megatron_lm.core import Core
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
 from tuner.spec.tune import EXPERTS, adapted
@@ -20,31 +22,37 @@ _ATTENTION: Final = {
     "kv_b_proj": "linear_kv_up_proj",
     "o_proj": "linear_proj",
 }
-_NETWORKS: Final = ("*.mlp", "*.shared_experts")
 
 
-def lora_arguments(model: ModelSpec, goal: TrainGoal) -> dict[str, Any] | None:
+def lora_arguments(
+    model: ModelSpec, goal: TrainGoal, *, core: Core = Core.V0_18
+) -> dict[str, Any] | None:
     """Return the arguments of `LoRA`; None where all weights are trained."""
     tune = goal.adapters
     if tune is None:
         return None
-    names = adapted(tune, model)
+    # Otherwise all experts of a rank share one adapter, as they always do in older releases.
+    own = {"share_expert_adapters": False} if core is Core.V0_18 else {}
     return {
-        "target_modules": list(_modules(names, is_mla=model.attention.kind == "mla")),
+        "target_modules": list(_modules(adapted(tune, model), model)),
         "dim": tune.rank,
         "alpha": tune.scale,
         "dropout": 0.0,
+        **own,
     }
 
 
-def _modules(names: tuple[str, ...], *, is_mla: bool) -> tuple[str, ...]:
-    query = "linear_q_proj" if is_mla else "linear_qkv"
+def _modules(names: tuple[str, ...], model: ModelSpec) -> tuple[str, ...]:
+    query = "linear_q_proj" if model.attention.kind == "mla" else "linear_qkv"
+    networks = ["*.mlp"] if LayerKind.DENSE in model.layers else []
+    if model.moe is not None and model.moe.shared_ffn_size:
+        networks.append("*.shared_experts")
     modules = [query] if "q_proj" in names else []
     modules += [_ATTENTION[name] for name in names if name in _ATTENTION]
     if "up_proj" in names:
-        modules += [f"{network}.linear_fc1" for network in _NETWORKS]
+        modules += [f"{network}.linear_fc1" for network in networks]
     if "down_proj" in names:
-        modules += [f"{network}.linear_fc2" for network in _NETWORKS]
+        modules += [f"{network}.linear_fc2" for network in networks]
     if EXPERTS in names:
         modules += ["*.experts.linear_fc1", "*.experts.linear_fc2"]
     return tuple(modules)

@@ -98,6 +98,11 @@ _YOURS: Final = (
     "  bash run.sh train.train_iters=1000 optimizer.lr=1e-4 ...",
 )
 
+_PRETRAINED: Final = (
+    "Adapters need the weights that they are beside, in Megatron's distributed format:",
+    "  bash run.sh checkpoint.pretrained_checkpoint=FOLDER ...",
+)
+
 
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return overrides, the program that applies them, and a script that starts it."""
@@ -126,6 +131,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
         f"Recipe: {recipe}." if named else "Recipe: none fits in this release; name a near one.",
         "",
         *_YOURS,
+        *(() if plan.goal.adapters is None else _PRETRAINED),
     )
     lines = overrides(plan.model, plan.goal, decision, core=core)
     text = "".join(f"{path}={_written(value)}\n" for path, value in lines)
@@ -135,7 +141,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
         EmittedFile(path=PurePosixPath("overrides.txt"), text=comment(said) + text),
         EmittedFile(
             path=PurePosixPath("train.py"),
-            text=comment(said) + _program(plan.model, plan.goal, decision, precision),
+            text=comment(said) + _program(plan.model, plan.goal, decision, precision, core=core),
         ),
         EmittedFile(
             path=PurePosixPath("run.sh"),
@@ -156,15 +162,17 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     )
 
 
-def _program(model: ModelSpec, goal: TrainGoal, decision: TrainDecision, precision: str) -> str:
-    lora = lora_arguments(model, goal)
+def _program(
+    model: ModelSpec, goal: TrainGoal, decision: TrainDecision, precision: str, *, core: Core
+) -> str:
+    lora = lora_arguments(model, goal, core=core)
     start = _PRETRAIN if lora is None else _FINETUNE
-    words = {} if lora is None else {name: repr(value) for name, value in lora.items()}
+    words = "".join(f"    {name}={value!r},\n" for name, value in (lora or {}).items())
     return _TRAIN.format(
         precision=precision,
         in_fp32=decision.gradient_bytes == 4,
         imports=start["imports"],
-        adapters=start["adapters"].format(**words),
+        adapters=start["adapters"].format(arguments=words),
         start=start["start"],
     )
 
@@ -309,15 +317,10 @@ _FINETUNE: Final = {
     "from megatron.bridge.training.finetune import finetune\n",
     "adapters": """\
 config.peft = LoRA(
-    target_modules={target_modules},
-    dim={dim},
-    alpha={alpha},
-    dropout={dropout},
-)
+{arguments})
 """,
     "start": "finetune",
 }
-"""`finetune` loads checkpoint.pretrained_checkpoint, which the user names."""
 
 _TRAIN: Final = """\
 import os

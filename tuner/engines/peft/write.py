@@ -1,9 +1,4 @@
-"""Emits `finetune.json`, which examples/finetuning/finetune.py reads, and `run.sh`.
-
-Modules and parameters are named as PEFT names them (`target_modules`, `target_parameters` of
-LoraConfig): stacked experts are parameters, and every other target is a module. Groups are written
-out, since PEFT's own `all-linear` would adapt the router of an MoE model, too.
-"""
+"""Emits `finetune.json`, which examples/finetuning/finetune.py reads, and `run.sh`."""
 
 import json
 from pathlib import PurePosixPath
@@ -15,15 +10,13 @@ from tuner.engines.assumptions import assumptions
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
+from tuner.engines.peft.lora import lora_config
 from tuner.engines.rules.decision import global_recompute
 from tuner.engines.statement import statement
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
-from tuner.spec.tune import EXPERTS, Adapters, adapted
-
-EXPERT_PARAMETERS: Final = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
-"""Stacks of experts' weights in Transformers 5."""
+from tuner.spec.tune import Adapters
 
 _YOURS: Final = (
     "Not set here, because no plan depends on it: weights, data, learning rate, checkpoints.",
@@ -77,14 +70,10 @@ def settings(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> dict
 
 
 def _adapters(tune: Adapters, model: ModelSpec) -> dict[str, Any]:
-    names = adapted(tune, model)
     return {
         "quantise": tune.is_quantised,
         "dtype": tune.dtype or "fp32",
-        "r": tune.rank,
-        "lora_alpha": tune.scale,
-        "target_modules": [name for name in names if name != EXPERTS],
-        "target_parameters": list(EXPERT_PARAMETERS) if EXPERTS in names else [],
+        **lora_config(tune, model),
     }
 
 

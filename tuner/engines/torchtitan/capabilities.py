@@ -28,6 +28,16 @@ FlexAttention has no backward pass there, and FSDP2 of that torch does not take 
 `spmd_types`: write.py names `sdpa` and `partial_dtensor` instead. TRAIN_FILE starts torchtitan with
 a stand-in for the accelerator (examples/engines/torchtitan).
 
+LoRA (`components/lora.py`) freezes every other parameter. FSDP2 keeps adapters and frozen weights
+in `training.dtype`, shards both and gathers both in the type of the computation; only adapters have
+gradients and moments.
+
+- Queries, keys and values have one adapter; gate and up have one each.
+- Experts are no `Linear` and get none. Low ranks of latent attention (`wq_a`, `wkv_a`) are
+  replicated over tensor ranks, which the adapter's sharding asserts against at every degree.
+- Names are matched by their last part, so that Qwen3.5's vision tower would get adapters too.
+- Frozen weights in 4 bits do not exist.
+
 HSDP replicas (`data_parallel_replicate_degree` with `data_parallel_shard_degree`) are outside the
 expert-parallel mesh, as in megatron-core.
 """
@@ -39,6 +49,7 @@ from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.spec.features import NEW_MIXERS, ModelFeature
+from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, QKV
 
 TORCHTITAN_0_3: Final = Capabilities(
     names=("torchtitan",),
@@ -68,7 +79,10 @@ TORCHTITAN_0_3: Final = Capabilities(
     cuda_graphs_with_pipeline=frozenset({"none"}),
     full_graph_dispatchers=frozenset(),
     precisions=frozenset({"bf16", "fp32"}),
-    adapters=frozenset(),
+    adapters=frozenset({"lora"}),
+    adapter_targets=frozenset(ADAPTER_TARGETS) - {EXPERTS, "q_a_proj", "kv_a_proj_with_mqa"},
+    fused_layers=frozenset({QKV}),
+    adapter_limits=frozenset({("unsupported", frozenset({ModelFeature.GATED_DELTA}))}),
     mtp=False,
     tied_embeddings_with_pipeline=False,
     unsupported=frozenset(

@@ -3,7 +3,8 @@
 The tables of the TOML are sections of torchtitan's configuration, their keys its fields. Release
 0.3 takes a configuration from a Python function (`--module moetune_plan --config plan`), so
 `moetune_plan.py` starts from the configuration of a model that the release ships and replaces those
-sections; torchtitan's classes check every name and value. The layers of each pipeline stage are
+sections; torchtitan's classes check every name and value. Adapters (`lora`) are a converter of the
+model's configuration. The layers of each pipeline stage are
 written out (`module_fqns_per_model_part`), because torchtitan's division counts embedding and head
 as layers.
 
@@ -26,12 +27,13 @@ from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.engines.rules.decision import global_recompute
 from tuner.engines.statement import statement
+from tuner.engines.torchtitan.lora import lora_fields
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.goal import Precision, TrainGoal
 from tuner.spec.model import ModelSpec
 
-Value = bool | int | str | list[list[str]]
+Value = bool | int | float | str | list[str] | list[list[str]]
 Sections = dict[str, dict[str, Value]]
 """Values by section and field."""
 
@@ -138,12 +140,14 @@ def sections(
     # A pipeline takes all micro-batches of a step at once; without one they are accumulated.
     local = goal.global_batch_size // data if pipeline > 1 else decision.micro_batch_size
     single = goal.precision is Precision.FP32
+    tune = goal.adapters
     config: Sections = {
         "training": {
             "local_batch_size": local,
             "global_batch_size": goal.global_batch_size,
             "seq_len": goal.sequence_length,
-            "dtype": "float32",
+            # Of frozen weights and adapters alike; the optimizer updates this type.
+            "dtype": "bfloat16" if tune and tune.dtype == "bf16" else "float32",
             "mixed_precision_param": "float32" if single else "bfloat16",
             "mixed_precision_reduce": "float32",
             "disable_cuda_graphs": decision.cuda_graph == "none",
@@ -175,6 +179,8 @@ def sections(
         config["model"] |= dict(zip(("module", "config", "flavor"), shipped, strict=True))
     if model.num_moe_layers:
         config["model"]["moe_comm_backend"] = _DISPATCHERS[decision.dispatcher]
+    if tune is not None:
+        config["lora"] = dict(lora_fields(tune, model))
     return config
 
 
@@ -278,6 +284,11 @@ def plan():
         package = f"torchtitan.models.{model['module']}"
         config = getattr(import_module(f"{package}.config_registry"), model["config"])()
         config.model_spec = import_module(package).model_registry(model["flavor"], **backends)
+    if "lora" in written:
+        from torchtitan.components.lora import LoRAConverter
+
+        spec = config.model_spec
+        spec.model = LoRAConverter.Config(**written["lora"]).build().convert(spec.model)
     full = written["activation_checkpoint"]["mode"] == "full"
     return replace(
         config,

@@ -93,6 +93,7 @@ def make_plan(
             model=spec.model,
             precision=spec.goal.precision,
             device_kind=provenance.kind_of_devices,
+            adapters=spec.goal.adapters,
         ),
     )
     result = problem.search(settings)

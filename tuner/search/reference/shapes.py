@@ -28,7 +28,12 @@ from tuner.spec.spec import Spec
 def cases_for(spec: Spec) -> tuple[Case, ...]:
     """List every case that prices some legal candidate of the spec, most used first."""
     work = workload_of(spec)
-    capabilities = launchable(spec.emit, model=spec.model, precision=spec.goal.precision)
+    capabilities = launchable(
+        spec.emit,
+        model=spec.model,
+        precision=spec.goal.precision,
+        adapters=spec.goal.adapters,
+    )
     stage_options = options(
         has_experts=work.model.moe is not None, capabilities=capabilities, search=spec.search
     )

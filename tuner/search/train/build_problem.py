@@ -139,8 +139,8 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
 
 def tuned_columns(spec: Spec) -> dict[str, float]:
     """Return the columns of what the goal trains on the first program's stack."""
-    software = OF_TARGET[programs(spec.emit)[0]].software
-    return tune_columns(spec.goal.adapters, spec.model, stack_of(software))
+    own = OF_TARGET[programs(spec.emit)[0]]
+    return tune_columns(spec.goal.adapters, spec.model, stack_of(own.software, own.family))
 
 
 def _refuse_precision(spec: Spec, sheet: Datasheet) -> None:
