@@ -23,10 +23,13 @@ with peft 0.21.2 on one and two ranks of a CPU, stages 0 to 3, adapters of atten
 What does not run:
 
 - AutoEP names modules of the bare model and finds no MoE layer behind PEFT's `base_model.model`
-  ("no MoE layers detected"); AutoTP's plans name them so too, and a `PipelineModule` is no
-  Transformers model.
+  ("no MoE layers detected"). AutoTP replaces parameters that the optimizer was given ("KeyError:
+  Parameter"). A `PipelineModule` is no model of Transformers.
 - Adapters of experts alone under stage 3, unless the model's inputs need gradients ("size of tensor
   a (0) must match"): the program calls `enable_input_require_grads`.
+
+Frozen weights in 4 bits (bitsandbytes 0.50.2) ran too, under stages 1 and 3, and are not planned:
+what dequantising them takes is priced for the loop of `transformers-peft` alone.
 
 Not covered: Ulysses sequence parallelism, ZenFlow, ZeRO++, MiCS and parameter offload.
 """

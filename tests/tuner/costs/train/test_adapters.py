@@ -10,7 +10,7 @@ import pytest
 from tuner.backtest.columns import device_hardware
 from tuner.config.columns import Strategies
 from tuner.config.tune_columns import NF4_BYTES, Stack, stack_of, tune_columns
-from tuner.costs.train.adapters import adapter_counts
+from tuner.costs.train.adapters import adapter_counts, frozen_on_device
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.memory import price_memory
@@ -78,6 +78,25 @@ def test_an_adapter_has_rank_times_both_widths() -> None:
     # One input of 4096 for q, k, v, and one for gate and up.
     assert number(separate.attention) - number(fused.attention) == 16 * 2 * 4096
     assert number(separate.dense) - number(fused.dense) == 16 * 4096
+    titan = adapter_counts(shape, strategy(lora("all-linear"), Stack.TORCHTITAN))
+    assert number(titan.attention) == number(fused.attention)
+    assert number(titan.dense) == number(separate.dense)
+
+
+def test_torchtitan_keeps_an_original_of_every_frozen_weight() -> None:
+    # Layers read 2 bytes; the original has 4, or 2 in bf16, over 8 ranks under ZeRO 2 and 3.
+    for dtype, stage, expected in (
+        (None, 0.0, 2.0 + 4.0),
+        (None, 2.0, 2.0 + 4.0 / 8.0),
+        (None, 3.0, 4.0 / 8.0),
+        ("bf16", 3.0, 2.0 / 8.0),
+    ):
+        chosen = strategy(lora("attention", dtype=dtype), Stack.TORCHTITAN, zero_stage=stage)
+        assert number(frozen_on_device(chosen, 2.0, ranks=8.0)) == expected, (dtype, stage)
+        # Adapters multiply in bf16, whatever the optimizer updates.
+        assert chosen.adapter_bytes == 2.0
+    plain = strategy(lora("attention"), Stack.PYTORCH, zero_stage=3.0)
+    assert number(frozen_on_device(plain, 2.0, ranks=8.0)) == 2.0 / 8.0
 
 
 def test_every_expert_has_adapters_of_its_own() -> None:
