@@ -63,14 +63,14 @@ def row_of(cells: dict[str, str], **changes: str) -> Row:
 def test_megatron_bridge_adapts_the_fused_queries_keys_and_values() -> None:
     run = build_run(row_of(BRIDGE))
     own = run.strategy
-    assert (own.adapter_rank, own.fused_adapters, own.adapts_q, own.adapts_v) == (16, 1, 1, 1)
+    assert (own.adapter_rank, own.fused_qkv_adapters, own.adapts_q, own.adapts_v) == (16, 1, 1, 1)
     assert (own.adapts_o, own.adapts_up) == (0, 0)
 
 
 def test_automodel_adapts_every_projection_and_checkpoints_on_several_devices() -> None:
     run = build_run(row_of(AUTOMODEL))
     own = run.strategy
-    assert (own.adapter_rank, own.fused_adapters, own.adapts_o, own.adapts_up) == (16, 0, 1, 1)
+    assert (own.adapter_rank, own.fused_qkv_adapters, own.adapts_o, own.adapts_up) == (16, 0, 1, 1)
     assert own.recompute_full == 1.0
     alone = row_of(AUTOMODEL, num_gpus="1", tp="1", zero_or_fsdp="FSDP=1")
     assert build_run(alone).strategy.recompute_full == 0.0
