@@ -147,7 +147,7 @@ ADAPTED = {
     "deepspeed": ("adapters.json", "README.txt", "run.sh"),
     "megatron-bridge": ("train.py",),
     "megatron-bridge-26.04": ("train.py",),
-    "torchtitan": ("torchtitan.toml",),
+    "torchtitan": ("moetune_plan.py", "torchtitan.toml"),
     "transformers-peft": ("finetune.json",),
 }
 """The files that differ where adapters are trained."""

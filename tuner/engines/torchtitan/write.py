@@ -96,7 +96,10 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     )
     return (
         EmittedFile(path=PurePosixPath("torchtitan.toml"), text=comment(said) + _toml(config)),
-        EmittedFile(path=PurePosixPath("moetune_plan.py"), text=comment(said) + _PLAN),
+        EmittedFile(
+            path=PurePosixPath("moetune_plan.py"),
+            text=comment(said) + _BUILD + ("" if plan.goal.adapters is None else _ADAPT) + _PLAN,
+        ),
         EmittedFile(
             path=PurePosixPath("run.sh"),
             text="#!/usr/bin/env bash\n"
@@ -236,7 +239,7 @@ def _toml(config: Sections) -> str:
     )
 
 
-_PLAN: Final = """\
+_BUILD: Final = """\
 import inspect
 import os
 import sys
@@ -284,11 +287,16 @@ def plan():
         package = f"torchtitan.models.{model['module']}"
         config = getattr(import_module(f"{package}.config_registry"), model["config"])()
         config.model_spec = import_module(package).model_registry(model["flavor"], **backends)
-    if "lora" in written:
-        from torchtitan.components.lora import LoRAConverter
+"""
 
-        spec = config.model_spec
-        spec.model = LoRAConverter.Config(**written["lora"]).build().convert(spec.model)
+_ADAPT: Final = """\
+    from torchtitan.components.lora import LoRAConverter
+
+    spec = config.model_spec
+    spec.model = LoRAConverter.Config(**written["lora"]).build().convert(spec.model)
+"""
+
+_PLAN: Final = """\
     full = written["activation_checkpoint"]["mode"] == "full"
     return replace(
         config,
