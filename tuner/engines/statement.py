@@ -7,6 +7,7 @@ header; files beside it say only what wrote them and whether it was verified.
 from tuner.config.equal_stages import equal_stages
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import degrees, knobs
+from tuner.engines.checkpoints import checkpoint_schedule
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import TrainGoal
 from tuner.spec.tune import adapters_words
@@ -19,8 +20,14 @@ def statement(verified: VerifiedPlan) -> tuple[str, ...]:
         *brief_statement(verified),
         *_expectation(verified),
         *_degrees(verified.decision),
+        *_checkpoints(verified),
         *_trained(verified.plan.goal),
     )
+
+
+def _checkpoints(verified: VerifiedPlan) -> tuple[str, ...]:
+    schedule = checkpoint_schedule(verified)
+    return () if schedule is None else (schedule.words,)
 
 
 def _trained(goal: TrainGoal) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from profilers.steps.config import Recompute
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
+from tuner.engines.checkpoints import checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
@@ -60,7 +61,7 @@ plan."""
 STAND_IN_LEARNING_RATE: Final = 1e-4
 
 _YOURS: Final = (
-    "Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
+    "Not set here, because no plan depends on it: data, tokenizer, optimizer,",
     "learning rate. They belong to your program, which TRAIN names:",
     "  TRAIN=train.py bash run.sh [arguments of the program]",
 )
@@ -77,13 +78,12 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     )
     config = configuration(plan.model, plan.goal, decision)
     tune = plan.goal.adapters
-    requirements = _requirements(plan.model, decision, config, is_tuned=tune is not None)
     return (
         EmittedFile(path=PurePosixPath("deepspeed.json"), text=json.dumps(config, indent=2) + "\n"),
         *(() if tune is None else (_adapters(tune, plan.model),)),
         EmittedFile(
             path=PurePosixPath("README.txt"),
-            text=comment((*said, "", *requirements), prefix=""),
+            text=comment((*said, "", *_requirements(verified, config)), prefix=""),
         ),
         EmittedFile(
             path=PurePosixPath("run.sh"),
@@ -171,10 +171,9 @@ def _experts(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> dict
     return section
 
 
-def _requirements(
-    model: ModelSpec, decision: TrainDecision, config: Mapping[str, Any], *, is_tuned: bool
-) -> tuple[str, ...]:
+def _requirements(verified: VerifiedPlan, config: Mapping[str, Any]) -> tuple[str, ...]:
     """Say what the user's program must do for the plan to hold."""
+    model, decision = verified.plan.model, verified.decision
     lines = ["What your program must do:"]
     if decision.pipeline_model_parallel_size > 1:
         each = decision.pipeline_layout[0]
@@ -186,7 +185,7 @@ def _requirements(
         lines.append("- Every layer is recomputed: turn on gradient checkpointing in the model.")
     else:
         lines.append("- Nothing is recomputed: leave gradient checkpointing off.")
-    if is_tuned:
+    if verified.plan.goal.adapters is not None:
         lines += _ADAPTED
     experts = decision.expert_model_parallel_size
     if experts > 1 and decision.pipeline_model_parallel_size > 1:
@@ -209,6 +208,11 @@ def _requirements(
         lines.append(
             "- DeepSpeed counts tensor-parallel ranks as replicas and prints a batch and samples/s "
             f"{decision.tensor_model_parallel_size} times too high; moetune verify corrects that."
+        )
+    schedule = checkpoint_schedule(verified)
+    if schedule is not None:
+        lines.append(
+            f"- Call save_checkpoint every {schedule.steps:,} steps, load_checkpoint at the start."
         )
     lines.append(
         "- Read the file that --deepspeed_config names (deepspeed.add_config_arguments) and "

@@ -17,6 +17,7 @@ from typing import Final
 
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
+from tuner.engines.checkpoints import FOLDER_NOTE, KEPT, CheckpointSchedule, checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
@@ -92,9 +93,19 @@ _SHARDING: Final = {2: "optim_grads", 3: "optim_grads_params"}
 _OF_PRECISION: Final = frozenset({"fp8", "fp8_recipe", "fp4", "fp4_recipe"})
 """Fields that Bridge fills from the precision."""
 
+_START: Final = """\
+export RECIPE={recipe}
+SAVED=()
+if [[ -n "${{CHECKPOINTS:-}}" ]]; then
+  SAVED=("checkpoint.save=$CHECKPOINTS" "checkpoint.load=$CHECKPOINTS"{asynchronous})
+fi
+
+exec "${{LAUNCHER[@]}}" "$FILES/train.py" ${{SAVED[@]+"${{SAVED[@]}}"}} "$@"
+"""
+
 _YOURS: Final = (
-    "Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
-    "learning rate. The recipe has them; add overrides of your own after run.sh:",
+    "Not set here, because no plan depends on it: data, tokenizer, optimizer, learning rate.",
+    "The recipe has them; add overrides of your own after run.sh:",
     "  bash run.sh train.train_iters=1000 optimizer.lr=1e-4 ...",
 )
 
@@ -133,7 +144,8 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
         *_YOURS,
         *(() if plan.goal.adapters is None else _PRETRAINED),
     )
-    lines = overrides(plan.model, plan.goal, decision, core=core)
+    schedule = checkpoint_schedule(verified)
+    lines = (*overrides(plan.model, plan.goal, decision, core=core), *_checkpoints(schedule))
     text = "".join(f"{path}={_written(value)}\n" for path, value in lines)
     precision = _PRECISIONS[decision.fp8_recipe or plan.goal.precision.value]
     default = f'"${{RECIPE:-{recipe}}}"' if named else '"${RECIPE:?must name a recipe}"'
@@ -152,14 +164,26 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
                     "",
                     *ENVIRONMENT_NOTE,
                     "  RECIPE                   a recipe of megatron.bridge.recipes",
+                    *FOLDER_NOTE,
                 )
             )
             + preamble(launch_shape(plan, decision))
             + environment(decision)
-            + f'export RECIPE={default}\n\nexec "${{LAUNCHER[@]}}" "$FILES/train.py" "$@"\n',
+            + _START.format(
+                recipe=default,
+                asynchronous=" checkpoint.async_save=true"
+                if schedule is not None and schedule.is_asynchronous
+                else "",
+            ),
             executable=True,
         ),
     )
+
+
+def _checkpoints(schedule: CheckpointSchedule | None) -> Iterator[Override]:
+    if schedule is not None:
+        yield "checkpoint.save_interval", schedule.steps
+        yield "checkpoint.most_recent_k", KEPT
 
 
 def _program(

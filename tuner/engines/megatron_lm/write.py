@@ -8,7 +8,7 @@ checked against the parsers of core_v0.16.1, core_v0.18.0 and core_v0.19.0 of
 github.com/NVIDIA/Megatron-LM. Expert tensor parallelism is always written, because the engine's
 default is that of the dense layers.
 
-Not covered: data, tokenizer, checkpoints, optimizer and learning rate, which are the user's; rope
+Not covered: data, tokenizer, optimizer and learning rate, which are the user's; rope
 scaling, partial rotary and routed scaling factors, which affect neither time nor memory.
 """
 
@@ -20,6 +20,7 @@ from typing import Final
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
 from tuner.engines.capabilities import DeviceKind
+from tuner.engines.checkpoints import FOLDER_NOTE, CheckpointSchedule, checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
@@ -96,7 +97,7 @@ _SHARDING: Final = {2: "optim_grads", 3: "optim_grads_params"}
 """Megatron-FSDP's names of ZeRO stages 2 and 3."""
 
 _YOURS: Final = (
-    "Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
+    "Not set here, because no plan depends on it: data, tokenizer, optimizer,",
     "learning rate, rope scaling, partial rotary, routed scaling factor. Add them after run.sh:",
     "  bash run.sh --data-path ... --tokenizer-type ... --train-iters ... --lr ...",
 )
@@ -126,8 +127,11 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
         *_YOURS,
     )
     shape = launch_shape(plan, verified.decision)
-    lines = arguments(
-        plan.model, plan.goal, verified.decision, core=core, device_kind=shape.device_kind
+    lines = (
+        *arguments(
+            plan.model, plan.goal, verified.decision, core=core, device_kind=shape.device_kind
+        ),
+        *_checkpoints(checkpoint_schedule(verified)),
     )
     return (
         EmittedFile(
@@ -144,6 +148,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
                     "",
                     *ENVIRONMENT_NOTE,
                     "  MEGATRON_LM              the folder of a Megatron-LM checkout; needed",
+                    *FOLDER_NOTE,
                 )
             )
             + preamble(shape)
@@ -152,6 +157,17 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
             executable=True,
         ),
     )
+
+
+def _checkpoints(schedule: CheckpointSchedule | None) -> Iterator[Argument]:
+    """Yield when to save; without a folder to save to, Megatron-LM ignores it."""
+    if schedule is None:
+        return
+    yield ("--save-interval", str(schedule.steps))
+    if schedule.is_asynchronous:
+        yield ("--async-save",)
+        # Without it Megatron-LM turns asynchronous saving off.
+        yield ("--use-persistent-ckpt-worker",)
 
 
 def program(model: ModelSpec, *, core: Core = Core.V0_18) -> str:
@@ -314,6 +330,8 @@ def _state(decision: TrainDecision) -> Iterator[Argument]:
 _START: Final = """\
 : "${{MEGATRON_LM:?must name the folder of a Megatron-LM checkout}}"
 mapfile -t ARGUMENTS < <(grep -v '^#' "$FILES/megatron_args.txt" | tr ' ' '\\n')
+
+if [[ -n "${{CHECKPOINTS:-}}" ]]; then ARGUMENTS+=(--save "$CHECKPOINTS" --load "$CHECKPOINTS"); fi
 
 exec "${{LAUNCHER[@]}}" "$MEGATRON_LM/{program}" "${{ARGUMENTS[@]}}" "$@"
 """

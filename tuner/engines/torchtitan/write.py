@@ -22,6 +22,7 @@ from typing import Final
 from profilers.steps.config import Recompute
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
+from tuner.engines.checkpoints import FOLDER_NOTE, KEPT, CheckpointSchedule, checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
@@ -69,7 +70,7 @@ _WITH_VISION: Final = frozenset({"qwen3_5"})
 _DISPATCHERS: Final = {"alltoall": "standard", "deepep": "deepep", "hybridep": "hybridep"}
 
 _YOURS: Final = (
-    "Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
+    "Not set here, because no plan depends on it: data, tokenizer, optimizer,",
     "learning rate. Add them after run.sh, in torchtitan's own form:",
     "  bash run.sh --training.steps 1000 --hf_assets_path ... --optimizer.lr 1e-4",
 )
@@ -94,6 +95,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     config = sections(
         plan.model, plan.goal, decision, on_processors=plan.provenance.kind_of_devices == "cpu"
     )
+    config |= _checkpoints(checkpoint_schedule(verified))
     return (
         EmittedFile(path=PurePosixPath("torchtitan.toml"), text=comment(said) + _toml(config)),
         EmittedFile(
@@ -115,6 +117,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
                     "                           your own module alone",
                     "  TRAIN_FILE               the module that is started, as in torchtitan's own",
                     "                           run_train.sh; by default torchtitan.train",
+                    *FOLDER_NOTE,
                 )
             )
             + preamble(launch_shape(plan, decision))
@@ -185,6 +188,19 @@ def sections(
     if tune is not None:
         config["lora"] = dict(lora_fields(tune, model))
     return config
+
+
+def _checkpoints(schedule: CheckpointSchedule | None) -> Sections:
+    if schedule is None:
+        return {}
+    mode = "async" if schedule.is_asynchronous else "disabled"
+    return {
+        "checkpoint": {
+            "interval": schedule.steps,
+            "async_mode": mode,
+            "keep_latest_k": KEPT,
+        }
+    }
 
 
 def _attention(model: ModelSpec, decision: TrainDecision) -> str:
@@ -303,6 +319,7 @@ _PLAN: Final = """\
         training=replace(config.training, **written["training"]),
         parallelism=replace(config.parallelism, **written["parallelism"]),
         activation_checkpoint=FullAC.Config() if full else None,
+        checkpoint=replace(config.checkpoint, **written.get("checkpoint", {})),
     )
 """
 
@@ -314,5 +331,11 @@ export CONFIG="${CONFIG:?must name the function of MODULE that returns a configu
 _START: Final = """\
 export PYTHONPATH="$FILES${PYTHONPATH:+:$PYTHONPATH}"
 
-exec "${LAUNCHER[@]}" -m "${TRAIN_FILE:-torchtitan.train}" --module moetune_plan --config plan "$@"
+SAVED=()
+if [[ -n "${CHECKPOINTS:-}" ]]; then
+  SAVED=(--checkpoint.enable --checkpoint.folder "$CHECKPOINTS")
+fi
+
+exec "${LAUNCHER[@]}" -m "${TRAIN_FILE:-torchtitan.train}" --module moetune_plan --config plan \
+  ${SAVED[@]+"${SAVED[@]}"} "$@"
 """

@@ -11,8 +11,8 @@
 # WARNING: mlp_chunks_for_training cuts each rank's own tokens into at most so many chunks. Under expert parallelism, ranks of a group with unequal numbers of tokens may run unequal numbers of all-to-alls and hang: give every rank sequences of one length (pad them, and do not pack sequences of varying length)
 # Recipe: vanilla_gpt_pretrain_config.
 #
-# Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
-# learning rate. The recipe has them; add overrides of your own after run.sh:
+# Not set here, because no plan depends on it: data, tokenizer, optimizer, learning rate.
+# The recipe has them; add overrides of your own after run.sh:
 #   bash run.sh train.train_iters=1000 optimizer.lr=1e-4 ...
 #
 # Start it once on every node. From the environment:
@@ -21,6 +21,7 @@
 #                            SLURM_NODEID; needed on several nodes without either
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   RECIPE                   a recipe of megatron.bridge.recipes
+#   CHECKPOINTS              a folder that all nodes share: saved to, and resumed from
 set -euo pipefail
 FILES="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
 
@@ -67,5 +68,9 @@ fi
 # Megatron-LM's overlap of communication and computation relies on one hardware queue.
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 export RECIPE="${RECIPE:-vanilla_gpt_pretrain_config}"
+SAVED=()
+if [[ -n "${CHECKPOINTS:-}" ]]; then
+  SAVED=("checkpoint.save=$CHECKPOINTS" "checkpoint.load=$CHECKPOINTS")
+fi
 
-exec "${LAUNCHER[@]}" "$FILES/train.py" "$@"
+exec "${LAUNCHER[@]}" "$FILES/train.py" ${SAVED[@]+"${SAVED[@]}"} "$@"

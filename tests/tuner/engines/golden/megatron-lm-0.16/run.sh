@@ -9,7 +9,7 @@
 # The plan assumes a vocabulary of 32000; the tokenizer decides.
 # assumed: balanced routing, though no auxiliary loss is written here (moe_aux_loss_coeff is 0.0 unless given); state goal.moe_aux_loss_coeff to have it written (it changes the loss)
 #
-# Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
+# Not set here, because no plan depends on it: data, tokenizer, optimizer,
 # learning rate, rope scaling, partial rotary, routed scaling factor. Add them after run.sh:
 #   bash run.sh --data-path ... --tokenizer-type ... --train-iters ... --lr ...
 #
@@ -19,6 +19,7 @@
 #                            SLURM_NODEID; needed on several nodes without either
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   MEGATRON_LM              the folder of a Megatron-LM checkout; needed
+#   CHECKPOINTS              a folder that all nodes share: saved to, and resumed from
 set -euo pipefail
 FILES="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
 
@@ -66,5 +67,7 @@ fi
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 : "${MEGATRON_LM:?must name the folder of a Megatron-LM checkout}"
 mapfile -t ARGUMENTS < <(grep -v '^#' "$FILES/megatron_args.txt" | tr ' ' '\n')
+
+if [[ -n "${CHECKPOINTS:-}" ]]; then ARGUMENTS+=(--save "$CHECKPOINTS" --load "$CHECKPOINTS"); fi
 
 exec "${LAUNCHER[@]}" "$MEGATRON_LM/pretrain_gpt.py" "${ARGUMENTS[@]}" "$@"

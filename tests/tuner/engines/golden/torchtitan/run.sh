@@ -10,7 +10,7 @@
 # assumed: memory for a loss that is compiled, fused or cut into chunks (4 bytes a logit); PyTorch's plain cross entropy in fp32 holds 14
 # assumed: balanced routing, which torchtitan's expert bias (load_balance_coeff 0.001 in the model's configuration) is to bring about
 #
-# Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
+# Not set here, because no plan depends on it: data, tokenizer, optimizer,
 # learning rate. Add them after run.sh, in torchtitan's own form:
 #   bash run.sh --training.steps 1000 --hf_assets_path ... --optimizer.lr 1e-4
 #
@@ -26,6 +26,7 @@
 #                            your own module alone
 #   TRAIN_FILE               the module that is started, as in torchtitan's own
 #                            run_train.sh; by default torchtitan.train
+#   CHECKPOINTS              a folder that all nodes share: saved to, and resumed from
 set -euo pipefail
 FILES="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
 
@@ -73,4 +74,9 @@ export MODULE="${MODULE:?must name your module, torchtitan ships no such model}"
 export CONFIG="${CONFIG:?must name the function of MODULE that returns a configuration}"
 export PYTHONPATH="$FILES${PYTHONPATH:+:$PYTHONPATH}"
 
-exec "${LAUNCHER[@]}" -m "${TRAIN_FILE:-torchtitan.train}" --module moetune_plan --config plan "$@"
+SAVED=()
+if [[ -n "${CHECKPOINTS:-}" ]]; then
+  SAVED=(--checkpoint.enable --checkpoint.folder "$CHECKPOINTS")
+fi
+
+exec "${LAUNCHER[@]}" -m "${TRAIN_FILE:-torchtitan.train}" --module moetune_plan --config plan   ${SAVED[@]+"${SAVED[@]}"} "$@"

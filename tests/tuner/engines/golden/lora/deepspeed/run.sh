@@ -11,7 +11,7 @@
 # assumed: gradients reduced in fp32; DeepSpeed reduces them in bf16, twice as fast, unless communication_data_type says fp32
 # assumed: balanced routing, which your program's auxiliary loss is to bring about
 #
-# Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
+# Not set here, because no plan depends on it: data, tokenizer, optimizer,
 # learning rate. They belong to your program, which TRAIN names:
 #   TRAIN=train.py bash run.sh [arguments of the program]
 #

@@ -1,0 +1,128 @@
+"""How often a plan saves, in the words of each engine."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner.engines.checkpoints import checkpoint_schedule
+from tuner.engines.writers import emit
+from tuner.faults.forecast import RunForecast
+from tuner.plans.train import VerifiedPlan
+from tuner.spec.goal import Checkpoint, Reliability
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[3] / "examples" / "models"
+FLAGS = json.loads((Path(__file__).parent / "megatron_flags.json").read_text(encoding="utf-8"))
+RUN = RunForecast(
+    finishes=True,
+    effective_time_ratio=0.9,
+    time_ratios={"training": 0.9, "lost": 0.1},
+    goodput_tokens_per_s=100.0,
+    effective_step_s=2.2,
+    checkpoint_bytes=10 * 2**30,
+    checkpoint_interval_s=240.0,
+    checkpoint_interval_steps=120,
+)
+RESUMED = {
+    "megatron-lm": ["--save", "/shared", "--load", "/shared"],
+    "megatron-lm-0.16": ["--save", "/shared", "--load", "/shared"],
+    "megatron-bridge": ["checkpoint.save=/shared", "checkpoint.load=/shared"],
+    "torchtitan": ["--checkpoint.enable", "--checkpoint.folder", "/shared"],
+}
+"""What a run is started with where CHECKPOINTS names a folder."""
+
+
+def saving(target: str, *, is_asynchronous: bool = False) -> VerifiedPlan:
+    """Return a plan that saves every 120 steps of two seconds."""
+    model = read_model(MODELS / "qwen3-30b-a3b" / "config.json")
+    one_stage: dict[str, Any] = {
+        "pipeline_model_parallel_size": 1,
+        "recompute": "none",
+        "recompute_modules": (),
+        "stage_recompute": ("none",),
+        "chunks": (1,),
+        "pipeline_layout": (model.num_layers,),
+        "zero_stage": 2 if target == "torchtitan" else 1,
+    }
+    made = sample_verified(model, sample_decision(**one_stage), emit=(target,))
+    stated = Reliability(
+        device_mtbf=1e8, restart=60.0, checkpoint=Checkpoint(asynchronous=is_asynchronous)
+    )
+    goal = made.plan.goal.model_copy(update={"reliability": stated})
+    predicted = made.predicted.model_copy(update={"run": RUN})
+    plan = made.plan.model_copy(update={"goal": goal, "predicted": predicted})
+    return made.model_copy(update={"plan": plan, "predicted": predicted})
+
+
+def emitted(verified: VerifiedPlan, name: str) -> str:
+    """Return the text of one emitted file."""
+    (target,) = verified.plan.emit
+    (text,) = (file.text for file in emit(target, verified) if file.path.name == name)
+    return text
+
+
+def test_every_script_says_how_often_and_how_large() -> None:
+    for target in (*RESUMED, "deepspeed"):
+        script = emitted(saving(target), "run.sh")
+        assert "# Checkpoint every 120 steps (4.00 min), training waits for it;" in script, target
+        assert "10.0 GiB each, 30.0 GiB for 2 and the one that is written." in script
+
+
+def test_megatron_saves_in_the_background_where_the_plan_does() -> None:
+    for target in ("megatron-lm", "megatron-lm-0.16"):
+        waiting = emitted(saving(target), "megatron_args.txt").splitlines()
+        assert "--save-interval 120" in waiting
+        assert "--async-save" not in waiting
+        background = emitted(saving(target, is_asynchronous=True), "megatron_args.txt").splitlines()
+        assert {"--async-save", "--use-persistent-ckpt-worker"} <= set(background)
+        new = {"--save-interval", "--async-save", "--use-persistent-ckpt-worker"}
+        assert all(new <= set(flags) for flags in FLAGS["releases"].values())
+
+
+def test_bridge_and_torchtitan_keep_the_last_two() -> None:
+    overrides = emitted(saving("megatron-bridge"), "overrides.txt").splitlines()
+    assert {"checkpoint.save_interval=120", "checkpoint.most_recent_k=2"} <= set(overrides)
+    script = emitted(saving("megatron-bridge", is_asynchronous=True), "run.sh")
+    assert '"checkpoint.load=$CHECKPOINTS" checkpoint.async_save=true)' in script
+    for is_asynchronous, mode in ((False, "disabled"), (True, "async")):
+        verified = saving("torchtitan", is_asynchronous=is_asynchronous)
+        written = tomllib.loads(emitted(verified, "torchtitan.toml"))["checkpoint"]
+        assert written == {"interval": 120, "async_mode": mode, "keep_latest_k": 2}
+
+
+def test_the_author_of_a_deepspeed_program_is_told_when_to_save() -> None:
+    assert "- Call save_checkpoint every 120 steps" in emitted(saving("deepspeed"), "README.txt")
+
+
+@pytest.mark.parametrize("target", RESUMED)
+def test_a_script_saves_to_and_resumes_from_a_folder_that_is_named(
+    target: str, tmp_path: Path
+) -> None:
+    write_emitted(tmp_path / target, emit(target, saving(target)))
+    recorders = Recorders(tmp_path / "recorders")
+    script = tmp_path / target / "run.sh"
+    for environment, words in (({}, []), ({"CHECKPOINTS": "/shared"}, RESUMED[target])):
+        ran = recorders.run(
+            script,
+            cwd=Path("/"),
+            MASTER_ADDR="head",
+            NODE_RANK="0",
+            MEGATRON_LM="/megatron",
+            RECIPE="mine",
+            **environment,
+        )
+        assert ran.code == 0, ran.stderr
+        argv = ran.only("torchrun")
+        assert argv[len(argv) - len(words) :] == words
+        assert ("/shared" in " ".join(argv)) == bool(words)
+
+
+def test_without_failures_nothing_is_said_of_checkpoints() -> None:
+    verified = sample_verified(
+        read_model(MODELS / "qwen3-30b-a3b" / "config.json"), sample_decision()
+    )
+    assert checkpoint_schedule(verified) is None

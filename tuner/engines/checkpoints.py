@@ -1,0 +1,56 @@
+"""The checkpoints of a plan, as training engines are told of them.
+
+A plan with `goal.reliability` decides how often a run saves; without it nothing is written, and the
+engine's own default holds. Where checkpoints go is the user's: `CHECKPOINTS` of an emitted script
+names a folder that all nodes share, to save to and to resume from.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.plans.train import VerifiedPlan
+from tuner.units import format_bytes, format_s
+
+KEPT: Final = 2
+"""Finished checkpoints that are kept: one more than needed, should the newest be damaged."""
+
+FOLDER_NOTE: Final = (
+    "  CHECKPOINTS              a folder that all nodes share: saved to, and resumed from",
+)
+"""For the list of variables of an emitted script."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSchedule:
+    """When a run saves."""
+
+    steps: int
+    """Optimizer steps from one checkpoint to the next."""
+    interval_s: float
+    size_bytes: int
+    """Of one checkpoint, all ranks together."""
+    is_asynchronous: bool
+    """Training stops for the copy to host memory only."""
+
+    @property
+    def words(self) -> str:
+        """The schedule in a line."""
+        how = "written in the background" if self.is_asynchronous else "training waits for it"
+        return (
+            f"Checkpoint every {self.steps:,} steps ({format_s(self.interval_s)}), {how};"
+            f" {format_bytes(self.size_bytes)} each, {format_bytes((KEPT + 1) * self.size_bytes)}"
+            f" for {KEPT} and the one that is written."
+        )
+
+
+def checkpoint_schedule(verified: VerifiedPlan) -> CheckpointSchedule | None:
+    """Return when a plan saves; None where no failures were stated."""
+    run, stated = verified.predicted.run, verified.plan.goal.reliability
+    if run is None or stated is None or run.checkpoint_interval_steps is None:
+        return None
+    return CheckpointSchedule(
+        steps=run.checkpoint_interval_steps,
+        interval_s=run.checkpoint_interval_steps * verified.predicted.step_time_s,
+        size_bytes=run.checkpoint_bytes,
+        is_asynchronous=stated.checkpoint.asynchronous,
+    )
