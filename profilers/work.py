@@ -4,7 +4,7 @@ Letters: m, n, k of a GEMM; T tokens; H hidden; F ffn; E experts; B batch; S seq
 G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
 
     operation        flop forward, backward            bytes forward (backward is twice that)
-    gemm             2 m n k, twice                    s (m k + n k + m n)
+    gemm             2 m n k, twice; once where frozen s (m k + n k + m n)
     grouped_gemm     6 T H F, twice                    s (3 E H F + T (2 H + 6 F))
     attention        2 B A S^2 D, 2.5 times            s B S D (2 A + 2 G)
     linear_scan      B S A (4 N P + 2 Q P + 2 Q N),    s B S (2 A P + 2 K N) + 16 B S A N P / Q
@@ -53,6 +53,7 @@ ELEMENT_BYTES: Final[Mapping[str, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8
 
 PASSES: Final[Mapping[str, tuple[float, float]]] = {
     "rms_norm": (2.0, 3.0),
+    "frozen_rms_norm": (2.0, 3.0),
     "swiglu": (3.0, 5.0),
     "rotary": (2.0, 2.0),
     "residual_add": (3.0, 0.0),
@@ -81,7 +82,8 @@ def work(
 ) -> Work:
     """Count what each size costs at least; `axes` holds one array per axis, all of one length."""
     size = float(ELEMENT_BYTES.get(dtype, 2))
-    backward = direction == "backward"
+    # Frozen weights have no gradient: the backward pass is as large as the forward pass.
+    backward = direction == "backward" and not (kind == "frozen" or kind.startswith("lora"))
     if operation == "gemm":
         return _gemm(axes, size=size, backward=backward)
     if operation == "grouped_gemm":

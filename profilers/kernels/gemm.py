@@ -1,4 +1,7 @@
-"""Dense GEMM y[m, n] = x[m, k] w[n, k]^T, as a linear layer without bias runs it."""
+"""Dense GEMM y[m, n] = x[m, k] w[n, k]^T, as a linear layer without bias runs it.
+
+Kind `frozen` has no gradient of w; it is measured at sizes that a spec asks for only.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -10,6 +13,8 @@ from torch.nn import functional
 from profilers.devices import DTYPES
 from profilers.kernels.autograd import Prepared, random, through_autograd
 from profilers.records import Case
+
+FROZEN = "frozen"
 
 CPU_ROWS = (64, 512, 2048)
 CPU_WIDTHS = ((64, 64), (256, 64), (64, 256), (256, 256), (1024, 256), (256, 1024), (1024, 1024))
@@ -34,7 +39,7 @@ def prepare(case: Case, device: torch.device) -> Prepared:
     def operands() -> tuple[Tensor, ...]:
         return (
             random(m, k, dtype=dtype, device=device),
-            random(n, k, dtype=dtype, device=device),
+            random(n, k, dtype=dtype, device=device, grad=case.kind != FROZEN),
         )
 
     return through_autograd(functional.linear, operands=operands, device=device)

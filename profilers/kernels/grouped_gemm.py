@@ -6,10 +6,13 @@ the rest evenly, the remainder going to the first of them.
 Kind `ragged` is the same network out of `torch.nn.functional.grouped_mm`, as engines call it, with
 rows that fall otherwise in every call: on a processor oneDNN generates kernels for them (see
 profilers/steps/experts.py), which took a third of the experts' time of torchtitan. It is measured
-at sizes that a spec asks for only.
+at sizes that a spec asks for only, as are kind `frozen`, whose weights get no gradient, and
+`lora16`, the same with adapters of that rank. `lora16-lowest` has no gradient of the rows either,
+as where nothing before the experts is trained.
 """
 
 import random as randomness
+import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
@@ -20,7 +23,7 @@ from torch.nn import functional
 from profilers.devices import DTYPES, last_cache_bytes
 from profilers.kernels.autograd import Prepared, random, through_autograd
 from profilers.records import Case
-from profilers.steps.experts import expert_ffn
+from profilers.steps.experts import ExpertAdapters, expert_ffn
 
 CPU_SHAPES = ((64, 64), (128, 256), (256, 512))
 CPU_EXPERTS = (2, 8)
@@ -29,6 +32,7 @@ CUDA_SHAPES = ((2048, 1024), (4096, 2048), (4096, 14336))
 CUDA_EXPERTS = (2, 8, 32)
 CUDA_TOKENS = (512, 4096, 32768)
 RAGGED = "ragged"
+ADAPTED = re.compile(r"lora(?P<rank>[1-9][0-9]{0,4})(?P<lowest>-lowest)?")
 MOST_MOVED_RATIO = 0.25
 """Of an expert's rows, what a ragged call gives to the next expert at most."""
 SKEW = 2
@@ -66,20 +70,34 @@ def prepare(case: Case, device: torch.device) -> Prepared:
     dtype = DTYPES[case.dtype]
     experts, tokens, hidden, ffn = (axes[a] for a in ("experts", "tokens", "hidden", "ffn"))
     counts = row_counts(experts=experts, tokens=tokens, largest=axes["largest"])
+    adapted = ADAPTED.fullmatch(case.kind)
+    is_trained = case.kind in ("", RAGGED)
+
+    def operand(*shape: int, grad: bool = True) -> Tensor:
+        return random(*shape, dtype=dtype, device=device, grad=grad)
 
     def operands() -> tuple[Tensor, ...]:
+        matrices = ((2 * ffn, hidden), (hidden, ffn))
+        factors = []
+        for outputs, inputs in matrices if adapted else ():
+            rank = int(adapted["rank"]) if adapted else 0
+            factors += [operand(experts, rank, inputs), operand(experts, outputs, rank)]
         return (
-            random(tokens, hidden, dtype=dtype, device=device),
-            random(experts, 2 * ffn, hidden, dtype=dtype, device=device),
-            random(experts, hidden, ffn, dtype=dtype, device=device),
+            operand(tokens, hidden, grad=not (adapted and adapted["lowest"])),
+            *(operand(experts, *shape, grad=is_trained) for shape in matrices),
+            *factors,
         )
 
     ragged = redrawn(counts)
 
-    def experts_run(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    def experts_run(x: Tensor, gate_up: Tensor, down: Tensor, *factors: Tensor) -> Tensor:
         if case.kind == RAGGED:
             return _ragged_ffn(x, next(ragged), gate_up, down)
-        return expert_ffn(x, counts, gate_up, down)
+        adapters = None
+        if factors:
+            a, b, a_down, b_down = factors
+            adapters = ExpertAdapters(gate_up=(a, b), down=(a_down, b_down), scale=2.0)
+        return expert_ffn(x, counts, gate_up, down, adapters)
 
     return through_autograd(
         experts_run, operands=operands, device=device, cold_bytes=last_cache_bytes(device)

@@ -10,12 +10,15 @@
     router         tokens x experts                   softmax in fp32 and the two largest
     cross_entropy  tokens x vocabulary                mean loss of fp32 logits
     embedding      tokens x hidden                    lookups in a table of as many rows
+    frozen_rms_norm  rows x hidden                    rms_norm without a gradient of its weights,
+                                                      where a spec asks for it
 
 The gradient of a larger table costs writing the difference once more. Widths that heads of 64 do
 not divide are rotated as one head; odd numbers of copies belong to one copy a token.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import torch
@@ -35,6 +38,7 @@ from profilers.steps.functional import (
     unpermute,
 )
 
+FROZEN_NORM = "frozen_rms_norm"
 MIN_TABLE_ROWS = 256
 EPSILON = 1e-5
 THETA = 1e4
@@ -58,6 +62,7 @@ def cases(device: torch.device, dtypes: Sequence[str]) -> tuple[Case, ...]:
             axes={"rows": rows, "width": width},
         )
         for kind in BUILDERS
+        if kind != FROZEN_NORM
         for dtype in dtypes_of(kind, dtypes)
         for rows in (CUDA_ROWS if on_cuda else CPU_ROWS)
         for width in widths_of(kind, on_cuda=on_cuda)
@@ -91,12 +96,14 @@ def prepare(case: Case, device: torch.device) -> Prepared:
     return build(case.axes["rows"], case.axes["width"], DTYPES[case.dtype], device)
 
 
-def _rms_norm(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Prepared:
+def _rms_norm(
+    rows: int, width: int, dtype: torch.dtype, device: torch.device, *, is_frozen: bool = False
+) -> Prepared:
     return through_autograd(
         lambda x, weight: rms_norm(x, weight, epsilon=EPSILON),
         operands=lambda: (
             random(rows, width, dtype=dtype, device=device),
-            random(width, dtype=dtype, device=device),
+            random(width, dtype=dtype, device=device, grad=not is_frozen),
         ),
         device=device,
     )
@@ -198,4 +205,5 @@ BUILDERS: Final[Mapping[str, Build]] = {
     "router": _router,
     "cross_entropy": _cross_entropy,
     "embedding": _embedding,
+    FROZEN_NORM: partial(_rms_norm, is_frozen=True),
 }

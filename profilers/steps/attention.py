@@ -7,6 +7,7 @@ rank, D head size.
 import torch
 from torch import Tensor, nn
 
+from profilers.steps.adapters import adapted_linear, adapters_of
 from profilers.steps.collectives import gather_sequence, scatter_sequence
 from profilers.steps.config import StepConfig
 from profilers.steps.functional import rotary, rotary_tables
@@ -40,7 +41,7 @@ class GroupedQueryAttention(nn.Module):
                 device=layout.device,
             )
             parts.append(shard(full, axis=0, rank=layout.tensor_rank, ranks=ranks))
-        self.qkv = parameter(torch.cat(parts), layout.device)
+        self.qkv = parameter(torch.cat(parts), layout.device, config)
         full = normal(
             f"{name}.output",
             (model.hidden_size, model.num_heads * model.head_dim),
@@ -49,7 +50,17 @@ class GroupedQueryAttention(nn.Module):
             gain=(2 * len(model.layers)) ** -0.5,
         )
         self.output = parameter(
-            shard(full, axis=1, rank=layout.tensor_rank, ranks=ranks), layout.device
+            shard(full, axis=1, rank=layout.tensor_rank, ranks=ranks), layout.device, config
+        )
+        self._scale = config.adapters.scale if config.adapters else 1.0
+        queries, keys = self._heads * self._head_dim, self._kv_heads * self._head_dim
+        self._inputs = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        self._outputs = {"o_proj": model.hidden_size}
+        self.qkv_adapters = adapters_of(
+            config, layout.device, name=name, inputs=model.hidden_size, parts=self._inputs
+        )
+        self.output_adapters = adapters_of(
+            config, layout.device, name=name, inputs=queries, parts=self._outputs
         )
         cosine, sine = rotary_tables(
             config.sequence_length,
@@ -64,7 +75,9 @@ class GroupedQueryAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = gather_sequence(x, self._group)
         batch, sequence, _ = x.shape
-        qkv = nn.functional.linear(x, self.qkv).view(batch, sequence, -1, self._head_dim)
+        qkv = adapted_linear(
+            x, self.qkv, self.qkv_adapters, parts=self._inputs, scale=self._scale
+        ).view(batch, sequence, -1, self._head_dim)
         rotated = self._heads + self._kv_heads
         query_key = rotary(qkv[:, :, :rotated], self.cosine, self.sine)
         # Copied, so that it does not keep the storage of all of qkv alive until the backward.
@@ -76,5 +89,11 @@ class GroupedQueryAttention(nn.Module):
             is_causal=True,
             enable_gqa=self._heads != self._kv_heads,
         )
-        y = nn.functional.linear(mixed.transpose(1, 2).flatten(2), self.output)
+        y = adapted_linear(
+            mixed.transpose(1, 2).flatten(2),
+            self.output,
+            self.output_adapters,
+            parts=self._outputs,
+            scale=self._scale,
+        )
         return scatter_sequence(y, self._group)

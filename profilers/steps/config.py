@@ -183,6 +183,36 @@ class TokenRouting(Record):
     """Weight of the auxiliary loss, or step of the bias."""
 
 
+class Adapters(Record):
+    """Low-rank adapters beside frozen weights: y = x W^T + (alpha / rank) (x A^T) B^T."""
+
+    rank: Count
+    alpha: Annotated[float, Field(gt=0.0)]
+    targets: Annotated[
+        tuple[
+            Literal[
+                "q_proj",
+                "k_proj",
+                "v_proj",
+                "o_proj",
+                "gate_proj",
+                "up_proj",
+                "down_proj",
+                "experts",
+            ],
+            ...,
+        ],
+        Field(min_length=1),
+    ]
+    """Matrices of attention, of dense and shared networks, and of stacked experts: those have one
+    adapter for gate and up together, and one for down."""
+
+    @property
+    def scale(self) -> float:
+        """What an adapter's output is multiplied by."""
+        return self.alpha / self.rank
+
+
 class StepConfig(Record):
     """Everything a rank needs to run the reference step."""
 
@@ -204,6 +234,9 @@ class StepConfig(Record):
     warmup_steps: Size = 2
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    adapters: Adapters | None = None
+    """What is trained; absent: all weights. Frozen weights are kept in the type of `precision`,
+    adapters and their optimizer state in fp32."""
     memory_limit_bytes: Annotated[int, Field(ge=1)] | None = None
     """Of each rank, for model and step (profilers/steps/limit.py); absent: no limit."""
 
@@ -238,14 +271,17 @@ class StepConfig(Record):
             len(loads) != moe_layers or any(len(row) != self.model.num_experts for row in loads)
         ):
             raise ValueError(f"load_ratio must be [{moe_layers}][{self.model.num_experts}]")
+        if self.adapters is not None and (degrees.tensor > 1 or degrees.pipeline > 1):
+            raise ValueError("adapters need tensor 1 and pipeline 1")
         return self
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave a younger field out where it says nothing: older releases refuse it."""
+        """Leave the younger fields out where they say nothing: older releases refuse them."""
         fields: dict[str, Any] = write(self)
-        if self.memory_limit_bytes is None:
-            fields.pop("memory_limit_bytes", None)
+        for name in ("adapters", "memory_limit_bytes"):
+            if getattr(self, name) is None:
+                fields.pop(name, None)
         return fields
 
 

@@ -14,7 +14,7 @@ Letters: E experts on this rank, M rows (token copies), H hidden size, F expert 
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,21 @@ from profilers.steps.functional import swiglu
 from profilers.steps.loads import ROW_BLOCK, whole_blocks
 
 
-def expert_ffn(x_sorted: Tensor, counts: Sequence[int], gate_up: Tensor, down: Tensor) -> Tensor:
+class ExpertAdapters(NamedTuple):
+    """Low-rank adapters of the experts' matrices, A[E, r, I] and B[E, O, r] each."""
+
+    gate_up: tuple[Tensor, Tensor]
+    down: tuple[Tensor, Tensor]
+    scale: float
+
+
+def expert_ffn(
+    x_sorted: Tensor,
+    counts: Sequence[int],
+    gate_up: Tensor,
+    down: Tensor,
+    adapters: ExpertAdapters | None = None,
+) -> Tensor:
     """Run every expert on its rows.
 
     Args:
@@ -31,21 +45,43 @@ def expert_ffn(x_sorted: Tensor, counts: Sequence[int], gate_up: Tensor, down: T
         counts: rows of each of the E experts; they sum to M, zeros are fine.
         gate_up: [E, 2F, H], the gate's F rows first.
         down: [E, H, F].
+        adapters: of both; None: none.
 
     Returns:
         [M, H]. Kept for backward: x_sorted, the outputs of gate and up [M, 2F], and their SwiGLU
-        [M, F].
+        [M, F]; of frozen weights without adapters [M, 2F] alone, with adapters [M, r] twice, too.
     """
-    hidden = swiglu(_grouped_linear(x_sorted, counts, gate_up))
-    return _grouped_linear(hidden, counts, down)
+    if adapters is None:
+        return _grouped_linear(swiglu(_grouped_linear(x_sorted, counts, gate_up)), counts, down)
+    hidden = swiglu(_adapted(x_sorted, counts, gate_up, adapters.gate_up, scale=adapters.scale))
+    return _adapted(hidden, counts, down, adapters.down, scale=adapters.scale)
+
+
+def _adapted(
+    x_MI: Tensor,
+    counts: Sequence[int],
+    weight_EOI: Tensor,
+    factors: tuple[Tensor, Tensor],
+    *,
+    scale: float,
+) -> Tensor:
+    a_ErI, b_EOr = factors
+    if _has_grouped_kernel(x_MI):
+        u_Mr = _grouped_linear(x_MI, counts, a_ErI) * scale
+        return _grouped_linear(x_MI, counts, weight_EOI) + _grouped_linear(u_Mr, counts, b_EOr)
+    return _LoopedAdapted.apply(x_MI, weight_EOI, a_ErI, b_EOr, scale, tuple(counts))  # type: ignore[no-any-return, no-untyped-call]  # torch
 
 
 def _grouped_linear(x_MI: Tensor, counts: Sequence[int], weight_EOI: Tensor) -> Tensor:
-    if x_MI.is_cuda and x_MI.dtype is torch.bfloat16 and len(x_MI):
+    if _has_grouped_kernel(x_MI):
         stops = torch.tensor(list(accumulate(counts)), dtype=torch.int32)
         offsets = stops.to(x_MI.device, non_blocking=True)
         return torch.nn.functional.grouped_mm(x_MI, weight_EOI.transpose(1, 2), offs=offsets)
     return _LoopedLinear.apply(x_MI, weight_EOI, tuple(counts))  # type: ignore[no-any-return, no-untyped-call]  # torch
+
+
+def _has_grouped_kernel(x_MI: Tensor) -> bool:
+    return x_MI.is_cuda and x_MI.dtype is torch.bfloat16 and len(x_MI) > 0
 
 
 class _LoopedLinear(torch.autograd.Function):
@@ -53,33 +89,83 @@ class _LoopedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, counts: tuple[int, ...]) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         ctx.counts = counts
         y = x.new_empty(len(x), weight.shape[1])
         _grouped_gemm(x, weight.transpose(1, 2), counts, out=y)
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
-        grad_x = torch.empty_like(x)
-        _grouped_gemm(grad, weight, ctx.counts, out=grad_x)
-        return grad_x, _weight_gradients(grad, x, ctx.counts), None
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = grad.new_empty(len(grad), weight.shape[2])
+            _grouped_gemm(grad, weight, ctx.counts, out=grad_x)
+        return grad_x, None if x is None else _weight_gradients(grad, x, ctx.counts), None
+
+
+class _LoopedAdapted(torch.autograd.Function):
+    """The frozen GEMM of each expert, and its adapter's product added to the same rows.
+
+    Expert by expert, because what a block writes too far the next expert must write again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        a: Tensor,
+        b: Tensor,
+        scale: float,
+        counts: tuple[int, ...],
+    ) -> Tensor:
+        y = x.new_empty(len(x), weight.shape[1])
+        u = x.new_empty(len(x), a.shape[1])
+        for expert, part in _parts(x, counts):
+            torch.mm(x[part], weight[expert].t(), out=y[part])
+            torch.mm(x[part], a[expert].t(), out=u[part]).mul_(scale)
+            y[part].addmm_(u[part], b[expert].t())
+        ctx.save_for_backward(x, weight, a, b, u)
+        ctx.scale, ctx.counts = scale, counts
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, a, b, u = ctx.saved_tensors
+        grad = grad.contiguous()
+        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        grad_u = torch.empty_like(u)
+        for expert, part in _parts(grad, ctx.counts):
+            torch.mm(grad[part], b[expert], out=grad_u[part]).mul_(ctx.scale)
+            if grad_x is not None:
+                torch.mm(grad[part], weight[expert], out=grad_x[part])
+                grad_x[part].addmm_(grad_u[part], a[expert])
+        grad_a = _weight_gradients(grad_u, x, ctx.counts)
+        return grad_x, None, grad_a, _weight_gradients(grad, u, ctx.counts), None, None
 
 
 def _grouped_gemm(x_MI: Tensor, weight_EIO: Tensor, counts: Sequence[int], *, out: Tensor) -> None:
-    """Multiply every expert's rows; what a block writes too far, the next expert writes again.
+    """Multiply every expert's rows; what a block writes too far, the next expert writes again."""
+    for expert, part in _parts(x_MI, counts):
+        torch.mm(x_MI[part], weight_EIO[expert], out=out[part])
 
-    Where nothing follows, the rows beyond the last whole block are multiplied by themselves.
+
+def _parts(x_MI: Tensor, counts: Sequence[int]) -> Iterator[tuple[int, slice]]:
+    """Yield each expert's rows as whole blocks.
+
+    Where nothing follows, the rows beyond the last whole block are a part of their own.
     """
     for expert, rows in enumerate(_row_slices(counts)):
-        parts = [_block(x_MI, rows)]
-        if parts[0].stop > len(x_MI):
-            end = rows.stop - counts[expert] % ROW_BLOCK
-            parts = [slice(rows.start, end), slice(end, rows.stop)]
-        for part in parts:
-            torch.mm(x_MI[part], weight_EIO[expert], out=out[part])
+        block = _block(x_MI, rows)
+        if block.stop <= len(x_MI):
+            yield expert, block
+            continue
+        end = rows.stop - counts[expert] % ROW_BLOCK
+        yield expert, slice(rows.start, end)
+        yield expert, slice(end, rows.stop)
 
 
 def _weight_gradients(grad_MO: Tensor, x_MI: Tensor, counts: Sequence[int]) -> Tensor:

@@ -6,6 +6,7 @@ Letters: B sequences, S tokens, T tensor ranks, H hidden, F width of the whole n
 import torch
 from torch import Tensor, nn
 
+from profilers.steps.adapters import adapted_linear, adapters_of
 from profilers.steps.collectives import gather_sequence, scatter_sequence
 from profilers.steps.config import StepConfig
 from profilers.steps.functional import swiglu
@@ -29,14 +30,28 @@ class FeedForward(nn.Module):
             )
             for half in ("gate", "up")
         ]
-        self.gate_up = parameter(torch.cat(halves), layout.device)
+        self.gate_up = parameter(torch.cat(halves), layout.device, config)
         gain = (2 * len(config.model.layers)) ** -0.5
         full = normal(
             f"{name}.down", (hidden, width), seed=config.seed, device=layout.device, gain=gain
         )
-        self.down = parameter(shard(full, axis=1, rank=rank, ranks=ranks), layout.device)
+        self.down = parameter(shard(full, axis=1, rank=rank, ranks=ranks), layout.device, config)
+        self._scale = config.adapters.scale if config.adapters else 1.0
+        self._inputs = {"gate_proj": width // ranks, "up_proj": width // ranks}
+        self._outputs = {"down_proj": hidden}
+        self.gate_up_adapters = adapters_of(
+            config, layout.device, name=name, inputs=hidden, parts=self._inputs
+        )
+        self.down_adapters = adapters_of(
+            config, layout.device, name=name, inputs=width // ranks, parts=self._outputs
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = gather_sequence(x, self._group)
-        y = nn.functional.linear(swiglu(nn.functional.linear(x, self.gate_up)), self.down)
+        gate_up = adapted_linear(
+            x, self.gate_up, self.gate_up_adapters, parts=self._inputs, scale=self._scale
+        )
+        y = adapted_linear(
+            swiglu(gate_up), self.down, self.down_adapters, parts=self._outputs, scale=self._scale
+        )
         return scatter_sequence(y, self._group)

@@ -17,7 +17,7 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
     """Scale the last axis of x[..., H] to unit root mean square, times weight[H].
 
-    Keeps x and one fp32 scale per row.
+    Keeps x and one fp32 scale per row; nothing where neither needs a gradient.
     """
     return _RmsNorm.apply(x, weight, epsilon)  # type: ignore[no-any-return, no-untyped-call]  # torch
 
@@ -113,14 +113,16 @@ class _RmsNorm(torch.autograd.Function):
         return (wide * scale).to(x.dtype) * weight
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         normed = _wide(x) * scale
         wide = _wide(grad)
-        grad_weight = (wide * normed).flatten(0, -2).sum(dim=0)
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = (wide * normed).flatten(0, -2).sum(dim=0).to(weight.dtype)
         inner = wide * weight
         grad_x = scale * (inner - normed * (inner * normed).mean(dim=-1, keepdim=True))
-        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+        return grad_x.to(x.dtype), grad_weight, None
 
 
 class _SwiGlu(torch.autograd.Function):

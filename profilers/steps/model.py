@@ -18,7 +18,7 @@ from profilers.steps.functional import rms_norm
 from profilers.steps.instruments import Instruments
 from profilers.steps.layout import ParallelState
 from profilers.steps.moe import MoeLayer
-from profilers.steps.recompute import recomputed
+from profilers.steps.recompute import has_trained, recomputed
 from profilers.steps.weights import normal, parameter
 
 
@@ -27,7 +27,7 @@ class Norm(nn.Module):
 
     def __init__(self, config: StepConfig, layout: ParallelState) -> None:
         super().__init__()
-        self.weight = parameter(torch.ones(config.model.hidden_size), layout.device)
+        self.weight = parameter(torch.ones(config.model.hidden_size), layout.device, config)
         self._epsilon = config.model.norm_epsilon
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,12 +68,15 @@ class TransformerLayer(nn.Module):
             width = config.model.dense_ffn_size
             self.ffn = FeedForward(config, layout, width=width, name=f"{name}.ffn")
         self._is_recomputed = stage.recompute is Recompute.FULL
+        self._trains = has_trained(self)
         self._instruments = instruments
 
     def forward(self, x: Tensor, forced: Tensor | None) -> Tensor:
         """Run the layer; `forced` [B, S', K] are the experts of a forced MoE layer."""
         if self._is_recomputed:
-            return recomputed(self._computed, x, forced, instruments=self._instruments)
+            return recomputed(
+                self._computed, x, forced, instruments=self._instruments, trains=self._trains
+            )
         return self._computed(x, forced)
 
     def _computed(self, x: Tensor, forced: Tensor | None) -> Tensor:
@@ -106,14 +109,20 @@ class StageModel(nn.Module):
         is_last = stage == len(stages) - 1
         self.embedding = (
             parameter(
-                normal("embedding", table, seed=config.seed, device=layout.device), layout.device
+                normal("embedding", table, seed=config.seed, device=layout.device),
+                layout.device,
+                config,
             )
             if stage == 0
             else None
         )
         self.norm = Norm(config, layout) if is_last else None
         self.head = (
-            parameter(normal("head", table, seed=config.seed, device=layout.device), layout.device)
+            parameter(
+                normal("head", table, seed=config.seed, device=layout.device),
+                layout.device,
+                config,
+            )
             if is_last and not model.tie_embeddings
             else None
         )

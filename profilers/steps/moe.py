@@ -21,16 +21,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from profilers.steps.adapters import LowRank
 from profilers.steps.collectives import Peers, all_to_all_counts
 from profilers.steps.config import Recompute, Stage, StepConfig
 from profilers.steps.dispatch import dispatch_flat, dispatch_hierarchical
-from profilers.steps.experts import expert_ffn
+from profilers.steps.experts import ExpertAdapters, expert_ffn
 from profilers.steps.feed_forward import FeedForward
 from profilers.steps.instruments import Instruments
 from profilers.steps.layout import ParallelState
-from profilers.steps.recompute import recomputed
+from profilers.steps.recompute import has_trained, recomputed
 from profilers.steps.routing import TopKRouter
-from profilers.steps.weights import normal, parameter
+from profilers.steps.weights import kept_type, normal, parameter
 
 
 class MoeLayer(nn.Module):
@@ -83,12 +84,14 @@ class RoutedExperts(nn.Module):
         model = config.model
         local = model.num_experts // layout.degrees.expert
         gain = (2 * len(model.layers)) ** -0.5
-        gate_up, down = [], []
-        for expert in range(layout.expert_rank * local, (layout.expert_rank + 1) * local):
+        gate_up, down, kept = [], [], kept_type(config)
+        own = range(layout.expert_rank * local, (layout.expert_rank + 1) * local)
+        for expert in own:
             shape = (2 * model.moe_ffn_size, model.hidden_size)
-            gate_up.append(
-                normal(f"{name}.{expert}.gate_up", shape, seed=config.seed, device=layout.device)
+            fused = normal(
+                f"{name}.{expert}.gate_up", shape, seed=config.seed, device=layout.device
             )
+            gate_up.append(fused.to(kept))
             gated = normal(
                 f"{name}.{expert}.down",
                 (shape[1], shape[0] // 2),
@@ -96,9 +99,25 @@ class RoutedExperts(nn.Module):
                 device=layout.device,
                 gain=gain,
             )
-            down.append(gated)
-        self.gate_up = parameter(torch.stack(gate_up), layout.device)
-        self.down = parameter(torch.stack(down), layout.device)
+            down.append(gated.to(kept))
+        self.gate_up = parameter(torch.stack(gate_up), layout.device, config)
+        self.down = parameter(torch.stack(down), layout.device, config)
+        self.gate_up_adapter: LowRank | None = None
+        self.down_adapter: LowRank | None = None
+        self._scale = 1.0
+        if config.adapters is not None and "experts" in config.adapters.targets:
+            self._scale = config.adapters.scale
+            self.gate_up_adapter, self.down_adapter = (
+                LowRank(
+                    config,
+                    layout.device,
+                    name=f"{name}.{matrix}.adapter",
+                    inputs=weight.shape[2],
+                    outputs=weight.shape[1],
+                    experts=own,
+                )
+                for matrix, weight in (("gate_up", self.gate_up), ("down", self.down))
+            )
         self._num_experts = model.num_experts
         self._peers = _peers(layout.expert_group, layout, instruments)
         self._hops = tuple(
@@ -106,6 +125,7 @@ class RoutedExperts(nn.Module):
             for group in (layout.across_group, layout.inside_group)
             if group is not None
         )
+        self._trains = has_trained(self)
         self._instruments = instruments
         self._stage = stage
         self._moe_layer = moe_layer
@@ -130,6 +150,7 @@ class RoutedExperts(nn.Module):
                     *part,
                     instruments=self._instruments,
                     is_inside_another=recompute is Recompute.FULL,
+                    trains=self._trains,
                 )
                 for part in parts
             ]
@@ -153,7 +174,14 @@ class RoutedExperts(nn.Module):
         )
 
     def _ffn(self, rows_RH: Tensor, counts_E: Sequence[int]) -> Tensor:
-        return expert_ffn(rows_RH, counts_E, self.gate_up, self.down)
+        adapters = None
+        if self.gate_up_adapter is not None and self.down_adapter is not None:
+            adapters = ExpertAdapters(
+                gate_up=(self.gate_up_adapter.a, self.gate_up_adapter.b),
+                down=(self.down_adapter.a, self.down_adapter.b),
+                scale=self._scale,
+            )
+        return expert_ffn(rows_RH, counts_E, self.gate_up, self.down, adapters)
 
     def _copies(self, experts_TK: Tensor) -> Tensor:
         copies_E = experts_TK.flatten().bincount(minlength=self._num_experts)

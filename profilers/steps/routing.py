@@ -38,7 +38,7 @@ class TopKRouter(nn.Module):
         super().__init__()
         shape = (config.model.num_experts, config.model.hidden_size)
         self.weight = parameter(
-            normal(name, shape, seed=config.seed, device=layout.device), layout.device
+            normal(name, shape, seed=config.seed, device=layout.device), layout.device, config
         )
         self.register_buffer("bias", torch.zeros(shape[0], device=layout.device), persistent=False)
         self._config = config

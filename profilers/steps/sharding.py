@@ -2,7 +2,8 @@
 
 zero_stage 0 replicates parameters and all-reduces gradients (a mesh of N x 1), 1 shards optimizer
 state and gradients and gathers parameters once a step, 3 gathers them unit by unit. Gradients are
-reduced to sums, never means: the loss is already a share of the global mean.
+reduced to sums, never means: the loss is already a share of the global mean. Frozen weights are
+sharded by 3 alone, and otherwise left out: each rank has them as they are.
 
 Units: one per layer over the stage's ranks; inside it the routed experts over the ranks with the
 same ones; and, with tensor parallelism, what is split by it over the data ranks.
@@ -31,6 +32,7 @@ def shard_stage(module: StageModel, config: StepConfig, layout: ParallelState) -
     )
     reshard = layout.degrees.zero_stage == 3
     replicas = layout.replica_mesh.size()
+    left_out = set() if reshard else {one for one in module.parameters() if not one.requires_grad}
 
     def evenly(weight: nn.Parameter) -> Shard:
         """Shard experts along the width where there are fewer of them than replicas."""
@@ -44,6 +46,7 @@ def shard_stage(module: StageModel, config: StepConfig, layout: ParallelState) -
             reshard_after_forward=reshard and part is not module,
             mp_policy=policy,
             shard_placement_fn=placement,
+            ignored_params=left_out or None,
         )
 
     for layer in module.layers:
@@ -66,14 +69,24 @@ def shard_stage(module: StageModel, config: StepConfig, layout: ParallelState) -
             part.set_force_sum_reduction_for_comms(True)
 
 
+def trained(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Every parameter that is not frozen."""
+    return (weight for weight in module.parameters() if weight.requires_grad)
+
+
 def local_shards(module: nn.Module) -> list[nn.Parameter]:
-    """Alias this rank's shards as plain parameters, for an optimizer that knows no meshes."""
-    return [nn.Parameter(_local(weight.detach())) for weight in module.parameters()]
+    """Alias this rank's trained shards as plain parameters, for an optimizer without meshes."""
+    return [nn.Parameter(_local(weight.detach())) for weight in trained(module)]
 
 
 def local_gradients(module: nn.Module) -> list[Tensor | None]:
     """This rank's shards of the gradients, in the order of `local_shards`."""
-    return [None if weight.grad is None else _local(weight.grad) for weight in module.parameters()]
+    return [None if weight.grad is None else _local(weight.grad) for weight in trained(module)]
+
+
+def owned_bytes(module: nn.Module) -> int:
+    """Bytes of this rank's shards, those of frozen weights included."""
+    return sum(_local(weight.detach()).nbytes for weight in module.parameters())
 
 
 def weights_now(module: nn.Module) -> Iterator[Tensor]:

@@ -24,7 +24,9 @@ from profilers.steps.sharding import (
     gradients_now,
     local_gradients,
     local_shards,
+    owned_bytes,
     shard_stage,
+    trained,
     weights_now,
 )
 
@@ -87,7 +89,7 @@ class Training:
         for shard, gradient in zip(self._shards, local_gradients(self.modules), strict=True):
             shard.grad = gradient
         self._optimizer.step()
-        for shard, weight in zip(self._shards, self.modules.parameters(), strict=True):
+        for shard, weight in zip(self._shards, trained(self.modules), strict=True):
             shard.grad = weight.grad = None
 
     def settle(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,7 +127,7 @@ class Training:
 
     def parameter_bytes(self) -> int:
         """Bytes of this rank's shards."""
-        return sum(shard.numel() * shard.element_size() for shard in self._shards)
+        return owned_bytes(self.modules)
 
     def gradient_bytes(self) -> int:
         """Bytes of all gradients in memory right now."""

@@ -9,6 +9,8 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
+from profilers.steps.config import StepConfig
+
 STANDARD_DEVIATION = 0.02
 
 
@@ -29,6 +31,16 @@ def shard(full: Tensor, *, axis: int, rank: int, ranks: int) -> Tensor:
     return full.chunk(ranks, dim=axis)[rank]
 
 
-def parameter(values: Tensor, device: torch.device) -> nn.Parameter:
-    """Put values, which may be a view of something larger, on the device as a parameter."""
-    return nn.Parameter(values.to(device, copy=True).contiguous())
+def kept_type(config: StepConfig) -> torch.dtype:
+    """Return the type of the model's weights: fp32, or beside adapters that of compute."""
+    is_half = config.adapters is not None and config.precision == "bf16"
+    return torch.bfloat16 if is_half else torch.float32
+
+
+def parameter(values: Tensor, device: torch.device, config: StepConfig) -> nn.Parameter:
+    """Put values, which may be a view of something larger, on the device as a parameter.
+
+    It is frozen where adapters are trained.
+    """
+    kept = values.to(device, dtype=kept_type(config), copy=True).contiguous()
+    return nn.Parameter(kept, requires_grad=config.adapters is None)

@@ -1,6 +1,6 @@
 """Accuracy of predicted fits: trials of the reference step near a limit on its memory.
 
-    python tests/benchmarks/fit_or_not.py TRIALS.jsonl --trials 120
+    python tests/benchmarks/fit_or_not.py TRIALS.jsonl --trials 120 [--lora]
 
 Random models, layouts of one or two ranks, recomputation and precisions; the limit of a trial is
 its predicted peak times a factor drawn log-uniformly from 0.8 to 1.25, so that half of the trials
@@ -17,7 +17,8 @@ Trials are appended to TRIALS.jsonl; existing ones are not run again, and are co
 prediction at their limit. A trial takes 2 to 20 s and at most 2 x 1 GB. Three sets of 120 are in
 examples/profiles/fit-or-not/: the one that the memory model was corrected by, and two hold-outs
 that were drawn and run afterwards, the first right away (seed 20261120), the second by a later
-model (20261123). `--trials 0` evaluates a file without running any.
+model (20261123). `--trials 0` evaluates a file without running any. With `--lora` jobs train
+adapters of random ranks and targets on layouts that have them (examples/profiles/epyc-lora/).
 """
 
 import argparse
@@ -41,6 +42,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from profilers.local_ranks import PARENT, RENDEZVOUS, STORE_NAME
 from profilers.records import Record
 from profilers.steps.__main__ import main as run_step
+from profilers.steps.config import Adapters as StepAdapters
 from profilers.steps.config import (
     LayerKind,
     Parallelism,
@@ -60,6 +62,7 @@ from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.peak import peak_bytes
 from tuner.spec.model import Attention, ModelSpec, Moe
+from tuner.spec.tune import Adapters, adapted
 from tuner.units import format_ratio
 from tuner.verify.launcher import CONFIG_NAME, LOG_NAME, REPORT_NAME, exit_result, log_tail
 
@@ -202,6 +205,41 @@ def _tried(rng: np.random.Generator) -> Case | None:
     return Case(config=config, predicted_bytes=predicted_peak(work, degrees, train_decision))
 
 
+def drawn_with_adapters(rng: np.random.Generator) -> Case:
+    """Draw jobs until one can train adapters and is of the right size."""
+    while True:
+        case = _adapted(drawn(rng), rng)
+        if case is not None and case.predicted_bytes >= SMALLEST_BYTES / 2:
+            return case
+
+
+def _adapted(case: Case, rng: np.random.Generator) -> Case | None:
+    config, degrees = case.config, case.config.parallelism
+    if degrees.tensor > 1 or degrees.pipeline > 1:
+        return None
+    groups: Sequence[Sequence[str]] = (
+        ("attention",),
+        ("attention", "mlp"),
+        ("mlp",),
+        ("experts",),
+        ("q_proj", "v_proj"),
+    )
+    work, *_ = workload_and_decision(config)
+    own = Adapters(
+        method="lora",
+        rank=int(rng.choice((4, 8, 16, 32, 64))),
+        targets=tuple(groups[int(rng.integers(len(groups)))]),
+    )
+    config = config.model_copy(
+        update={
+            "adapters": StepAdapters.model_validate(
+                {"rank": own.rank, "alpha": own.scale, "targets": adapted(own, work.model)}
+            )
+        }
+    )
+    return Case(config=config, predicted_bytes=predicted_peak(*workload_and_decision(config)))
+
+
 def workload_and_decision(config: StepConfig) -> tuple[Workload, StepDegrees, TrainDecision]:
     """Return a configuration as workload, degrees and decision."""
     shape, cut = config.model, config.parallelism
@@ -246,10 +284,19 @@ def workload_and_decision(config: StepConfig) -> tuple[Workload, StepDegrees, Tr
         global_batch_size=config.global_batch_size,
         precision=config.precision,
         load_ratio=config.routing.load_ratio,
+        tune=tune_of(config),
     )
     options = [RecomputeOption(recompute=one.recompute, chunks=one.chunks) for one in config.stages]
     layers = tuple(one.num_layers for one in config.stages)
     return work, degrees, decision(degrees, layers=layers, options=options)
+
+
+def tune_of(config: StepConfig) -> Adapters | None:
+    """Return what a configuration trains; None: all weights."""
+    own = config.adapters
+    if own is None:
+        return None
+    return Adapters(method="lora", rank=own.rank, alpha=own.alpha, targets=own.targets)
 
 
 def predicted_peak(work: Workload, degrees: StepDegrees, train_decision: TrainDecision) -> int:
@@ -433,6 +480,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=120)
     parser.add_argument("--first", type=int, default=0, help="of the trials to run here")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--lora", action="store_true", help="train adapters")
     parser.add_argument("--factors", type=float, nargs=2, default=(LOWEST, HIGHEST))
     options = parser.parse_args(arguments)
     rows = kept(options.file)
@@ -440,7 +488,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rng = np.random.default_rng(options.seed)
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
         for number in range(options.trials):
-            case = drawn(rng)
+            case = drawn_with_adapters(rng) if options.lora else drawn(rng)
             factor = math.exp(rng.uniform(*np.log(options.factors)))
             if number in done or number < options.first:
                 continue

@@ -60,6 +60,15 @@ class Prices(Protocol):
 RAGGED: Final = "ragged"
 """Kind of a grouped GEMM on rows as they fall (profilers/kernels/grouped_gemm.py)."""
 
+FROZEN: Final = "frozen"
+"""Kind of an operation whose weights get no gradient."""
+
+
+def adapted_kind(rank: int, *, has_input_gradient: bool) -> str:
+    """Kind of a grouped GEMM of frozen experts with adapters (the same file)."""
+    return f"lora{rank}" if has_input_gradient else f"lora{rank}-lowest"
+
+
 BF16: Final = "bf16"
 
 

@@ -13,6 +13,7 @@ from profilers.steps.config import Recompute
 from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Workload
 from tuner.engines.capabilities import Capabilities, intersection, refusals
+from tuner.engines.manifest import with_adapters
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.search.reference.decisions import decision, degrees_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
@@ -166,7 +167,8 @@ class Neighbourhood:
 
     def _capabilities(self) -> Capabilities:
         kind = self.plan.provenance.kind_of_devices
-        return intersection(self.plan.emit, device_kind=kind)
+        able = intersection(self.plan.emit, device_kind=kind)
+        return with_adapters(able, self.plan.goal.adapters)
 
 
 def degrees_name(decision: TrainDecision) -> str:

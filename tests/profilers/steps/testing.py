@@ -85,6 +85,8 @@ def _pieces(config: StepConfig, layout: ParallelState, training: Training) -> It
         first = sum(before.num_layers for before in config.stages[:stage])
         assert isinstance(module, StageModel)
         for name, weight in module.named_parameters():
+            if not weight.requires_grad:
+                continue
             gradient = weight.grad
             assert isinstance(gradient, DTensor), name
             head, _, rest = name.partition(".")

@@ -26,6 +26,10 @@ adds `experts` for one chunk at a time; `full` keeps the layer's input and ids, 
 tuner/costs/reference/hierarchical_dispatch.py counts in place of `experts`, and no weights of the
 router's.
 
+Frozen weights (profilers/steps/adapters.py) keep no input; what follows the first adapter keeps the
+rest, and what comes before it nothing. An adapter keeps its matrix's input and N r D beside it. The
+input of the chunks is kept again where they are recomputed, as nothing else keeps it.
+
 Not covered: temporaries, fragmentation, graphs' private pools; that a chunk's share of R varies
 when chunks are not whole sequences.
 """
@@ -35,8 +39,13 @@ from dataclasses import dataclass
 
 from profilers.steps.config import LayerKind, Recompute
 from tuner.costs.reference.hierarchical_dispatch import kept_bytes
+from tuner.costs.reference.training import LayerTraining
 from tuner.costs.reference.update import GRADIENT_BYTES, Unit
 from tuner.costs.reference.workload import StepDegrees, Workload
+from tuner.spec.tune import EXPERTS, NETWORK
+
+QKV = ("q_proj", "k_proj", "v_proj")
+GATE_UP = ("gate_proj", "up_proj")
 
 ID_BYTES = 8
 """Token ids, expert ids and row indices are 64-bit integers."""
@@ -50,7 +59,7 @@ class ModelStates:
     """Bytes of parameters, gradients and optimizer state on one rank."""
 
     parameters: int
-    """fp32, as owned at rest."""
+    """As owned at rest: fp32, frozen ones in the compute type."""
     gradients: int
     """fp32, before they are reduced."""
     optimizer: int
@@ -68,9 +77,10 @@ def unit_state(units: Sequence[Unit], work: Workload, degrees: StepDegrees) -> M
     """Add up the state of some units; zero_stage 3 gathers one unit at a time, not counted here."""
     owned = sum(unit.sharded(degrees) for unit in units)
     whole = sum(unit.parameters for unit in units)
+    frozen = sum(unit.frozen_share(degrees) for unit in units)
     sharded_throughout = degrees.zero_stage == 3
     return ModelStates(
-        parameters=GRADIENT_BYTES * owned,
+        parameters=GRADIENT_BYTES * owned + work.element_bytes * frozen,
         gradients=GRADIENT_BYTES * (owned if sharded_throughout else whole),
         optimizer=2 * GRADIENT_BYTES * owned,
         gathered=0 if sharded_throughout else work.element_bytes * whole,
@@ -97,27 +107,40 @@ def layer_activations(
     expert_rank: int | None = None,
 ) -> LayerActivations:
     """Count one layer's activations on an expert rank; None: on the most-loaded one."""
-    before = _attention(work, degrees) + _norm(work, degrees)
+    training = work.trainings[layer]
+    # A layer's input is the norm's too, unless nothing before it is trained.
+    normed = _hidden(work, degrees) if training.has_input_gradient else 0
+    before = _attention(work, degrees, training)
+    training = training.after_attention()
+    before += _norm(work, degrees) if training.has_input_gradient else 0
     if work.model.layers[layer] is LayerKind.DENSE:
-        whole = before + _dense(work, degrees)
-        kept = _hidden(work, degrees)
+        whole = before + _dense(work, degrees, training)
+        kept = _hidden(work, degrees) if training.reaches(*NETWORK) else 0
         if recompute is Recompute.FULL:
-            return LayerActivations(saved=kept, transient=whole - kept)
+            return LayerActivations(saved=kept, transient=whole - normed)
         return LayerActivations(saved=whole, transient=0)
-    shared = _shared(work, degrees)
-    outside = before + _router(work, degrees) + shared
+    if not training.reaches(*NETWORK, EXPERTS):
+        return LayerActivations(saved=0, transient=0)
+    shared = _shared(work, degrees, training)
+    outside = before + _router(work, degrees, training) + shared
     inside = chunk_bytes(work, degrees, layer=layer, chunks=chunks, expert_rank=expert_rank)
     weights = _weights(work, degrees)
+    if recompute is not Recompute.NONE and not _keeps_ffn_input(work, training):
+        # Chunks keep their input themselves.
+        separate = _hidden(work, degrees)
+        outside += separate if recompute is Recompute.SELECTIVE or chunks > 1 else 0
     is_flat = degrees.ranks_per_node is None
     own_weights = weights if is_flat and work.element_bytes == SCALE_BYTES else 0
+    own_weights *= training.has_input_gradient
     if recompute is Recompute.NONE:
         return LayerActivations(saved=outside + inside + own_weights, transient=0)
     if recompute is Recompute.SELECTIVE:
         return LayerActivations(saved=outside + weights, transient=max(0, inside - shared))
     kept = _hidden(work, degrees) + _ids(work, degrees)
+    read_again = normed + _ids(work, degrees)
     if chunks == 1:
-        return LayerActivations(saved=kept, transient=outside + inside + own_weights - kept)
-    recomputed = outside + weights - kept
+        return LayerActivations(saved=kept, transient=outside + inside + own_weights - read_again)
+    recomputed = outside + weights - read_again
     return LayerActivations(saved=kept, transient=max(recomputed, recomputed - shared + inside))
 
 
@@ -137,7 +160,8 @@ def chunk_bytes(
     sent = -(-work.tokens(degrees) // chunks) * moe.top_k
     by_rank = [sum(counts) for counts in work.received(degrees, index)]
     received = -(-(max(by_rank) if expert_rank is None else by_rank[expert_rank]) // chunks)
-    return received * _received_copy(work, degrees) + sent * _sent_copy(work)
+    training = work.trainings[layer].after_attention()
+    return received * _received_copy(work, degrees, training) + sent * _sent_copy(work, training)
 
 
 def most_chunk_copies(work: Workload, degrees: StepDegrees, *, free_bytes: int) -> int:
@@ -145,20 +169,31 @@ def most_chunk_copies(work: Workload, degrees: StepDegrees, *, free_bytes: int) 
 
     Eq. 8 of arXiv 2511.21431 with the bytes that this engine saves.
     """
-    return max(0, free_bytes // (_received_copy(work, degrees) + _sent_copy(work)))
+    training = work.trainings[-1].after_attention()
+    one = _received_copy(work, degrees, training) + _sent_copy(work, training)
+    return max(0, free_bytes // max(1, one))
 
 
-def _received_copy(work: Workload, degrees: StepDegrees) -> int:
+def _received_copy(work: Workload, degrees: StepDegrees, training: LayerTraining) -> int:
     moe = work.model.moe
     assert moe is not None
+    if not training.reaches(EXPERTS):
+        return 0
     needs_expert_sort = 1 < degrees.expert < moe.num_experts
-    width = (work.model.hidden_size + 3 * moe.expert_ffn_size) * work.element_bytes
-    return width + (2 * ID_BYTES if needs_expert_sort else 0)
+    width = 2 * moe.expert_ffn_size
+    if training.trains(EXPERTS):
+        width += work.model.hidden_size + moe.expert_ffn_size + 2 * training.rank
+    num_orders = 1 + training.has_input_gradient if needs_expert_sort else 0
+    return width * work.element_bytes + num_orders * ID_BYTES
 
 
-def _sent_copy(work: Workload) -> int:
+def _sent_copy(work: Workload, training: LayerTraining) -> int:
+    if not training.reaches(EXPERTS):
+        return 0
     cast_weight = work.element_bytes if work.element_bytes != SCALE_BYTES else 0
-    return work.model.hidden_size * work.element_bytes + ID_BYTES + cast_weight
+    # The weights' gradient needs the copies.
+    copy = work.model.hidden_size * work.element_bytes if training.has_input_gradient else 0
+    return copy + ID_BYTES + cast_weight
 
 
 def token_ids_bytes(work: Workload, degrees: StepDegrees) -> int:
@@ -170,7 +205,8 @@ def token_ids_bytes(work: Workload, degrees: StepDegrees) -> int:
 def head_saved(work: Workload, degrees: StepDegrees) -> int:
     """Norm, its output and fp32 log-probabilities; released before any layer's backward."""
     logits = work.tokens(degrees) * work.model.vocab_size * SCALE_BYTES
-    return _norm(work, degrees) + _hidden(work, degrees) + logits
+    normed = _hidden(work, degrees) if work.tune is None else 0
+    return _norm(work, degrees) + normed + logits
 
 
 def _hidden(work: Workload, degrees: StepDegrees) -> int:
@@ -181,7 +217,7 @@ def _norm(work: Workload, degrees: StepDegrees) -> int:
     return _hidden(work, degrees) + work.tokens(degrees) * SCALE_BYTES
 
 
-def _attention(work: Workload, degrees: StepDegrees) -> int:
+def _attention(work: Workload, degrees: StepDegrees, training: LayerTraining) -> int:
     attention = work.model.attention
     tokens = work.tokens(degrees) * degrees.tensor
     heads = attention.num_heads // degrees.tensor
@@ -189,26 +225,40 @@ def _attention(work: Workload, degrees: StepDegrees) -> int:
     widths = (heads + 2 * kv_heads) * attention.head_dim + heads * attention.value_head_dim
     core = tokens * (widths * work.element_bytes + heads * SCALE_BYTES)
     gathered = _hidden(work, degrees) * degrees.tensor
-    return _norm(work, degrees) + gathered + core
+    kept = training.adapter_ranks(*QKV, "o_proj") * tokens * work.element_bytes
+    kept += _norm(work, degrees) if training.has_input_gradient else 0
+    kept += gathered if training.trains(*QKV) else 0
+    if training.reaches(*QKV):
+        return kept + core
+    mixed = heads * attention.value_head_dim * tokens * work.element_bytes
+    return kept + (mixed if training.trains("o_proj") else 0)
 
 
-def _dense(work: Workload, degrees: StepDegrees) -> int:
-    return _hidden(work, degrees) * degrees.tensor + _swiglu(
-        work, degrees, width=work.model.dense_ffn_size
-    )
+def _dense(work: Workload, degrees: StepDegrees, training: LayerTraining) -> int:
+    gathered = _hidden(work, degrees) * degrees.tensor if training.trains(*GATE_UP) else 0
+    return gathered + _swiglu(work, degrees, training, width=work.model.dense_ffn_size)
 
 
-def _swiglu(work: Workload, degrees: StepDegrees, *, width: int) -> int:
+def _swiglu(work: Workload, degrees: StepDegrees, training: LayerTraining, *, width: int) -> int:
     tokens = work.tokens(degrees) * degrees.tensor
-    return tokens * 3 * width // degrees.tensor * work.element_bytes
+    kept = 2 * width if training.reaches(*GATE_UP) else 0
+    kept += width if training.trains("down_proj") else 0
+    kept = kept // degrees.tensor + training.adapter_ranks(*NETWORK)
+    return tokens * kept * work.element_bytes
 
 
-def _router(work: Workload, degrees: StepDegrees) -> int:
+def _router(work: Workload, degrees: StepDegrees, training: LayerTraining) -> int:
     moe = work.model.moe
     assert moe is not None
     n = work.tokens(degrees)
     probabilities = n * (moe.num_experts + moe.top_k + 1) * SCALE_BYTES
-    return _hidden(work, degrees) + probabilities + _ids(work, degrees)
+    kept = _hidden(work, degrees) if _keeps_ffn_input(work, training) else 0
+    return kept + (probabilities + _ids(work, degrees)) * training.has_input_gradient
+
+
+def _keeps_ffn_input(work: Workload, training: LayerTraining) -> bool:
+    """Whether the output of the norm before router and shared expert is kept."""
+    return training.is_full or training.trains(*GATE_UP)
 
 
 def _ids(work: Workload, degrees: StepDegrees) -> int:
@@ -223,10 +273,10 @@ def _weights(work: Workload, degrees: StepDegrees) -> int:
     return work.tokens(degrees) * moe.top_k * SCALE_BYTES
 
 
-def _shared(work: Workload, degrees: StepDegrees) -> int:
+def _shared(work: Workload, degrees: StepDegrees, training: LayerTraining) -> int:
     moe = work.model.moe
     assert moe is not None
     if not moe.shared_ffn_size:
         return 0
     gathered = _hidden(work, degrees) * degrees.tensor if degrees.tensor > 1 else 0
-    return gathered + _swiglu(work, degrees, width=moe.shared_ffn_size)
+    return gathered + _swiglu(work, degrees, training, width=moe.shared_ffn_size)

@@ -8,15 +8,17 @@ Letters as in tuner/costs/reference/workload.py; n tokens of a rank, N = n * ten
 group.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
 from profilers.steps.config import LayerKind
-from tuner.costs.ops import RAGGED, Op
+from tuner.costs.ops import FROZEN, RAGGED, Op, adapted_kind
 from tuner.costs.reference.hierarchical_dispatch import EXPERT_ID_BYTES, ID_BYTES, rows_by_node
+from tuner.costs.reference.training import FULL, LayerTraining
 from tuner.costs.reference.workload import StepDegrees, Workload
+from tuner.spec.tune import EXPERTS, NETWORK
 
 FP32_KINDS = frozenset({"router", "cross_entropy"})
 """Memory-bound operations that compute in fp32 whatever the precision of the rest."""
@@ -64,7 +66,9 @@ COMMUNICATION: Final = frozenset(
 """Parts that are communication."""
 
 
-def attention_ops(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
+def attention_ops(
+    work: Workload, degrees: StepDegrees, training: LayerTraining = FULL
+) -> tuple[Op, ...]:
     """List the attention block: norm, qkv, rotation, core, output, residual."""
     model, attention = work.model, work.model.attention
     n = work.tokens(degrees)
@@ -74,10 +78,9 @@ def attention_ops(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
     width = attention.head_dim
     hidden = model.hidden_size
     part = Part.ATTENTION
-    return (
-        *_memory_bound(work, part, "rms_norm", rows=n, width=hidden),
-        *_sequence_gather(work, degrees),
-        *_gemm(work, part, m=gathered, n=(heads + 2 * kv_heads) * width, k=hidden),
+    keys = kv_heads * width
+    inputs = {"q_proj": heads * width, "k_proj": keys, "v_proj": keys}
+    core = (
         *_memory_bound(work, part, "rotary", rows=gathered, width=(heads + kv_heads) * width),
         *_both(
             work,
@@ -89,40 +92,80 @@ def attention_ops(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
             kv_heads=kv_heads,
             head_dim=width,
         ),
-        *_gemm(work, part, m=gathered, n=hidden, k=heads * attention.value_head_dim),
+    )
+    has_gradient = training.has_input_gradient
+    mixed = training.reaches(*inputs)
+    return (
+        *_norm(work, part, training, rows=n),
+        *_sequence_gather(work, degrees),
+        *_linear(work, part, training, has_gradient, m=gathered, k=hidden, outputs=inputs),
+        *_differentiated(core, mixed),
+        *_linear(
+            work,
+            part,
+            training,
+            mixed,
+            m=gathered,
+            k=heads * attention.value_head_dim,
+            outputs={"o_proj": hidden},
+        ),
         *_sequence_scatter(work, degrees),
-        *_memory_bound(work, part, "residual_add", rows=n, width=hidden),
+        *_differentiated(
+            _memory_bound(work, part, "residual_add", rows=n, width=hidden),
+            training.reaches(*inputs, "o_proj"),
+        ),
     )
 
 
-def dense_ffn_ops(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
-    """List a dense layer's second half: norm, SwiGLU network, residual."""
+def dense_ffn_ops(
+    work: Workload, degrees: StepDegrees, training: LayerTraining = FULL
+) -> tuple[Op, ...]:
+    """List a dense layer's second half: norm, SwiGLU network, residual.
+
+    `training` is that after attention, as in the functions below.
+    """
     n, hidden = work.tokens(degrees), work.model.hidden_size
     return (
-        *_memory_bound(work, Part.FFN, "rms_norm", rows=n, width=hidden),
-        *_swiglu_ops(work, degrees, ffn=work.model.dense_ffn_size),
-        *_memory_bound(work, Part.FFN, "residual_add", rows=n, width=hidden),
+        *_norm(work, Part.FFN, training, rows=n),
+        *_swiglu_ops(work, degrees, training, ffn=work.model.dense_ffn_size),
+        *_differentiated(
+            _memory_bound(work, Part.FFN, "residual_add", rows=n, width=hidden),
+            training.reaches(*NETWORK),
+        ),
     )
 
 
-def router_ops(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
+def router_ops(
+    work: Workload, degrees: StepDegrees, training: LayerTraining = FULL
+) -> tuple[Op, ...]:
     """List what a MoE layer does outside of its chunks: norm, router, shared expert, residual."""
     moe = work.model.moe
     if moe is None:
         return ()
     n, hidden = work.tokens(degrees), work.model.hidden_size
-    shared = _swiglu_ops(work, degrees, ffn=moe.shared_ffn_size) if moe.shared_ffn_size else ()
+    shared = moe.shared_ffn_size
+    has_gradient = training.has_input_gradient
+    scores = _linear(
+        work, Part.ROUTER, training, has_gradient, m=n, k=hidden, outputs={"": moe.num_experts}
+    )
+    choice = _memory_bound(work, Part.ROUTER, "router", rows=n, width=moe.num_experts)
+    residual = _memory_bound(work, Part.ROUTER, "residual_add", rows=n, width=hidden)
     return (
-        *_memory_bound(work, Part.ROUTER, "rms_norm", rows=n, width=hidden),
-        *_gemm(work, Part.ROUTER, m=n, n=moe.num_experts, k=hidden),
-        *_memory_bound(work, Part.ROUTER, "router", rows=n, width=moe.num_experts),
-        *shared,
-        *_memory_bound(work, Part.ROUTER, "residual_add", rows=n, width=hidden),
+        *_norm(work, Part.ROUTER, training, rows=n),
+        *scores,
+        *_differentiated(choice, has_gradient),
+        *(_swiglu_ops(work, degrees, training, ffn=shared) if shared else ()),
+        *_differentiated(residual, training.reaches(*NETWORK, EXPERTS)),
     )
 
 
 def expert_ops(
-    work: Workload, degrees: StepDegrees, *, moe_layer: int, chunks: int
+    work: Workload,
+    degrees: StepDegrees,
+    training: LayerTraining = FULL,
+    *,
+    moe_layer: int,
+    chunks: int,
 ) -> tuple[Op, ...]:
     """List dispatch, experts and combine of one MoE layer on its most-loaded rank, by chunk.
 
@@ -143,24 +186,27 @@ def expert_ops(
         work,
         part,
         "grouped_gemm",
-        kind=RAGGED if work.ragged_experts else "",
+        kind=_expert_kind(work, training),
         experts=len(most_loaded),
         tokens=rows,
         largest=max(-(-rows // len(most_loaded)), min(rows, -(-max(most_loaded) // chunks))),
         hidden=hidden,
         ffn=moe.expert_ffn_size,
     )
-    ops = [
-        *_memory_bound(work, part, "permute", rows=copies, width=hidden),
-        *network,
-        *_memory_bound(work, part, "unpermute", rows=copies, width=hidden),
-    ]
+    before, after = training.has_input_gradient, training.reaches(EXPERTS)
+    network = _differentiated(network, after)
+    permuted = _memory_bound(work, part, "permute", rows=copies, width=hidden)
+    summed = _memory_bound(work, part, "unpermute", rows=copies, width=hidden)
+    ops = [*_differentiated(permuted, before), *network, *_differentiated(summed, after)]
     if degrees.ranks_per_node is not None:
         ops = [*network, *_hop_ops(work, degrees, moe_layer=moe_layer, chunks=chunks, rows=rows)]
     elif degrees.expert > 1:
-        ops += _dispatch_ops(work, degrees, copies=copies, rows=rows)
-    if chunks > 1:
-        weights = 3 * len(most_loaded) * moe.expert_ffn_size * hidden
+        ops += _dispatch_ops(work, degrees, training, copies=copies, rows=rows)
+    if chunks > 1 and training.trains(EXPERTS):
+        weights = 3 * moe.expert_ffn_size * hidden
+        if not training.is_full:
+            weights = training.rank * (2 * hidden + 3 * moe.expert_ffn_size)
+        weights *= len(most_loaded)
         ops.append(_weight_gradient_sum(weights, dtype=work.precision))
     return tuple(replace(op, count=chunks) for op in ops)
 
@@ -168,15 +214,27 @@ def expert_ops(
 def embedding_ops(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
     """List the token embedding of the first stage."""
     n = work.tokens(degrees)
-    return _memory_bound(work, Part.EMBEDDING, "embedding", rows=n, width=work.model.hidden_size)
+    looked_up = _memory_bound(
+        work, Part.EMBEDDING, "embedding", rows=n, width=work.model.hidden_size
+    )
+    return _differentiated(looked_up, work.tune is None)
 
 
 def head_ops(work: Workload, degrees: StepDegrees) -> tuple[Op, ...]:
     """List the last stage's norm, logits and loss."""
     n, model = work.tokens(degrees), work.model
+    training = replace(work.trainings[-1], has_input_gradient=True)
     return (
-        *_memory_bound(work, Part.HEAD, "rms_norm", rows=n, width=model.hidden_size),
-        *_gemm(work, Part.HEAD, m=n, n=model.vocab_size, k=model.hidden_size),
+        *_norm(work, Part.HEAD, training, rows=n),
+        *_linear(
+            work,
+            Part.HEAD,
+            training,
+            True,
+            m=n,
+            k=model.hidden_size,
+            outputs={"": model.vocab_size},
+        ),
         *_memory_bound(work, Part.HEAD, "cross_entropy", rows=n, width=model.vocab_size),
     )
 
@@ -196,13 +254,15 @@ def layer_ops(
     work: Workload, degrees: StepDegrees, *, layer: int, chunks: int
 ) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
     """List a layer's operations as (outside the chunks, inside the chunks)."""
-    attention = attention_ops(work, degrees)
+    training = work.trainings[layer]
+    attention = attention_ops(work, degrees, training)
+    training = training.after_attention()
     if work.model.layers[layer] is LayerKind.DENSE:
-        return attention + dense_ffn_ops(work, degrees), ()
+        return attention + dense_ffn_ops(work, degrees, training), ()
     index = work.moe_index[layer]
     assert index is not None
-    inside = expert_ops(work, degrees, moe_layer=index, chunks=chunks)
-    return attention + router_ops(work, degrees), inside
+    inside = expert_ops(work, degrees, training, moe_layer=index, chunks=chunks)
+    return attention + router_ops(work, degrees, training), inside
 
 
 def collective(kind: str, *, num_bytes: int, ranks: int, stride: int, world: int) -> Op:
@@ -235,19 +295,34 @@ def _weight_gradient_sum(elements: int, *, dtype: str) -> Op:
     )
 
 
-def _swiglu_ops(work: Workload, degrees: StepDegrees, *, ffn: int) -> tuple[Op, ...]:
+def _swiglu_ops(
+    work: Workload, degrees: StepDegrees, training: LayerTraining, *, ffn: int
+) -> tuple[Op, ...]:
     gathered = work.tokens(degrees) * degrees.tensor
     hidden, local = work.model.hidden_size, ffn // degrees.tensor
+    inputs, outputs = {"gate_proj": local, "up_proj": local}, {"down_proj": hidden}
+    before, inner = training.has_input_gradient, training.reaches(*inputs)
+    product = _memory_bound(work, Part.FFN, "swiglu", rows=gathered, width=local)
     return (
         *_sequence_gather(work, degrees),
-        *_gemm(work, Part.FFN, m=gathered, n=2 * local, k=hidden),
-        *_memory_bound(work, Part.FFN, "swiglu", rows=gathered, width=local),
-        *_gemm(work, Part.FFN, m=gathered, n=hidden, k=local),
+        *_linear(work, Part.FFN, training, before, m=gathered, k=hidden, outputs=inputs),
+        *_differentiated(product, inner),
+        *_linear(work, Part.FFN, training, inner, m=gathered, k=local, outputs=outputs),
         *_sequence_scatter(work, degrees),
     )
 
 
-def _dispatch_ops(work: Workload, degrees: StepDegrees, *, copies: int, rows: int) -> list[Op]:
+def _expert_kind(work: Workload, training: LayerTraining) -> str:
+    if training.is_full:
+        return RAGGED if work.ragged_experts else ""
+    if not training.trains(EXPERTS):
+        return FROZEN
+    return adapted_kind(training.rank, has_input_gradient=training.has_input_gradient)
+
+
+def _dispatch_ops(
+    work: Workload, degrees: StepDegrees, training: LayerTraining, *, copies: int, rows: int
+) -> list[Op]:
     hidden, ranks, world = work.model.hidden_size, degrees.expert, degrees.world
     part = Part.EXPERT_COMMUNICATION
     moe = work.model.moe
@@ -264,10 +339,12 @@ def _dispatch_ops(work: Workload, degrees: StepDegrees, *, copies: int, rows: in
     )
     # Rows arrive by source rank and must lie by expert: one more permutation each way.
     reorder = _memory_bound(work, Part.EXPERTS, "permute", rows=rows, width=hidden)
+    before, after = training.has_input_gradient, training.reaches(EXPERTS)
+    backward = (payload,) * (before + after)
     return [
-        *_of_part(part, forward=(counts, payload, payload), backward=(payload, payload)),
-        *reorder,
-        *reorder,
+        *_of_part(part, forward=(counts, payload, payload), backward=backward),
+        *_differentiated(reorder, before),
+        *_differentiated(reorder, after),
     ]
 
 
@@ -357,8 +434,39 @@ def _of_part(part: Part, *, forward: Iterable[Op], backward: Iterable[Op]) -> tu
     )
 
 
-def _gemm(work: Workload, part: Part, *, m: int, n: int, k: int) -> tuple[Op, ...]:
-    return _both(work, part, "gemm", m=m, n=n, k=k)
+def _linear(
+    work: Workload,
+    part: Part,
+    training: LayerTraining,
+    has_input_gradient: bool,
+    /,
+    *,
+    m: int,
+    k: int,
+    outputs: Mapping[str, int],
+) -> tuple[Op, ...]:
+    """A matrix whose outputs lie one after the other, by name, with their adapters."""
+    n = sum(outputs.values())
+    if training.is_full:
+        return _both(work, part, "gemm", m=m, n=n, k=k)
+    frozen = _both(work, part, "gemm", kind=FROZEN, m=m, n=n, k=k)
+    ops = [*_differentiated(frozen, has_input_gradient)]
+    for name, width in outputs.items():
+        if name in training.names:
+            ops += _both(work, part, "gemm", m=m, n=training.rank, k=k)
+            ops += _both(work, part, "gemm", m=m, n=width, k=training.rank)
+    return tuple(ops)
+
+
+def _norm(work: Workload, part: Part, training: LayerTraining, *, rows: int) -> tuple[Op, ...]:
+    kind = "rms_norm" if training.is_full else "frozen_rms_norm"
+    norm = _memory_bound(work, part, kind, rows=rows, width=work.model.hidden_size)
+    return _differentiated(norm, training.has_input_gradient)
+
+
+def _differentiated(ops: Iterable[Op], has_gradient: bool) -> tuple[Op, ...]:
+    """Leave the backward pass out where nothing before is trained."""
+    return tuple(op for op in ops if has_gradient or not op.in_backward)
 
 
 def _memory_bound(

@@ -20,7 +20,8 @@ sent, R copies received, D bytes per element, F width of an expert, f of a dense
 
 g: gradients of the weights in the compute type, which a unit keeps until its layer is done. Its
 fp32 gradients exist from the first micro-batch on; with one micro-batch they are made layer by
-layer.
+layer. Beside frozen weights adapters alone have some, and a gate * up that was not saved is one
+buffer less to release.
 
 Source: PyTorch 2.13, torch/optim/adam.py (`_multi_tensor_adam`), torch/distributed/fsdp
 (`foreach_reduce`), and every allocation of traced steps. How well it holds:
@@ -37,9 +38,11 @@ from typing import Final
 from profilers.steps.config import LayerKind, Recompute
 from tuner.costs.reference.hierarchical_dispatch import rows_by_node
 from tuner.costs.reference.memory import chunk_bytes, layer_activations
+from tuner.costs.reference.training import LayerTraining
 from tuner.costs.reference.update import GRADIENT_BYTES, Unit, layer_units
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.spec.accounting import embedding_parameters, head_parameters, one_expert_parameters
+from tuner.spec.tune import EXPERTS
 
 WIDE_BYTES = 4
 """Norms, losses and reductions are computed in fp32."""
@@ -82,6 +85,7 @@ def layer_workspace(
     """
     hidden = _hidden(work, degrees)
     is_dense = work.model.layers[layer] is LayerKind.DENSE
+    training = work.trainings[layer].after_attention()
     own = layer_activations(
         work,
         degrees,
@@ -93,7 +97,7 @@ def layer_workspace(
     # The gradient of the layer's output, and the output itself where it is recomputed.
     entry = 2 * hidden if recompute is Recompute.FULL else hidden
     if is_dense:
-        peak = _swiglu(work, degrees, width=work.model.dense_ffn_size)
+        peak = _swiglu(work, degrees, training, width=work.model.dense_ffn_size)
         return entry + own.transient + max(peak, _norm(work, degrees))
     moe = work.model.moe
     assert moe is not None
@@ -102,18 +106,19 @@ def layer_workspace(
     copies = _copies(work, degrees, layer=layer, chunks=chunks, expert_rank=expert_rank)
     is_whole = recompute is Recompute.NONE or (recompute is Recompute.FULL and chunks == 1)
     leaves = chunks > 1 and not is_whole and not adds_in_place
-    experts = _experts(work, degrees, copies, leaves_gradients=leaves)
+    experts = _experts(work, degrees, training, copies, leaves_gradients=leaves)
     norm = hidden + waiting + _norm(work, degrees)
     if is_whole:
         kept = chunk_bytes(work, degrees, layer=layer, chunks=1, expert_rank=expert_rank)
         # The shared expert comes first: its activations are released, its gradients are not.
-        released = 3 * work.tokens(degrees) * shared * work.element_bytes
+        widths = 2 + training.trains("down_proj")
+        released = widths * work.tokens(degrees) * shared * work.element_bytes
         inside = waiting + (hidden if shared else 0) - released + experts
-        first = _swiglu(work, degrees, width=shared) if shared else 0
+        first = _swiglu(work, degrees, training, width=shared) if shared else 0
         return entry + own.transient + max(first, inside, norm - kept - released)
     # Chunks produce gradients of their tokens one by one, which are then concatenated.
     inside = own.transient + waiting + (2 if shared else 1) * hidden + experts
-    outside = max(_swiglu(work, degrees, width=shared) if shared else 0, norm)
+    outside = max(_swiglu(work, degrees, training, width=shared) if shared else 0, norm)
     if recompute is Recompute.FULL:
         outside += own.transient
     return entry + max(inside, outside)
@@ -123,6 +128,8 @@ def shared_gradients(work: Workload, degrees: StepDegrees) -> int:
     """Return the bytes of the shared expert's gradients, which precede those of the experts."""
     moe = work.model.moe
     width = 0 if moe is None else moe.shared_ffn_size
+    if work.tune is not None:
+        return 0
     return 3 * work.model.hidden_size * width // degrees.tensor * work.element_bytes
 
 
@@ -137,6 +144,8 @@ def head_workspace(work: Workload, degrees: StepDegrees) -> int:
 
 def head_gradients(work: Workload) -> int:
     """Return the bytes of the head's gradient in the compute type, kept until backward ends."""
+    if work.tune is not None:
+        return 0
     weights = head_parameters(work.model) or embedding_parameters(work.model)
     return work.element_bytes * weights
 
@@ -173,7 +182,7 @@ def zero3_gathered_bytes(work: Workload, degrees: StepDegrees, *, layers: Iterab
         return 0
     experts, others = [0], []
     for layer in layers:
-        sizes = [unit.parameters for unit in layer_units(work, degrees, layer=layer)]
+        sizes = [unit.parameters + unit.frozen for unit in layer_units(work, degrees, layer=layer)]
         if work.model.layers[layer] is LayerKind.MOE:
             experts.append(sizes.pop())
         others.append(sum(sizes))
@@ -205,10 +214,12 @@ def _norm(work: Workload, degrees: StepDegrees) -> int:
     return buffers * WIDE_BYTES * work.tokens(degrees) * work.model.hidden_size
 
 
-def _swiglu(work: Workload, degrees: StepDegrees, *, width: int) -> int:
+def _swiglu(work: Workload, degrees: StepDegrees, training: LayerTraining, *, width: int) -> int:
     """A network for all tokens, its width split over tensor ranks."""
     hidden = _hidden(work, degrees)
     gemm_bytes = work.tokens(degrees) * width * work.element_bytes
+    if not training.is_full:
+        return (5 - training.trains("down_proj")) * gemm_bytes
     gradient = work.model.hidden_size * width // degrees.tensor * work.element_bytes
     if degrees.tensor == 1:
         return 4 * gemm_bytes + gradient
@@ -239,7 +250,12 @@ def _copies(
 
 
 def _experts(
-    work: Workload, degrees: StepDegrees, copies: Copies, *, leaves_gradients: bool
+    work: Workload,
+    degrees: StepDegrees,
+    training: LayerTraining,
+    copies: Copies,
+    *,
+    leaves_gradients: bool,
 ) -> int:
     """Combine, experts and dispatch of one chunk, in reverse."""
     moe = work.model.moe
@@ -249,6 +265,11 @@ def _experts(
     intermediate = copies.received * moe.expert_ffn_size * element
     local = moe.num_experts // degrees.expert
     gradients = local * one_expert_parameters(work.model) * element
+    is_product_saved = 1
+    if not training.is_full:
+        adapter = training.adapter_ranks(EXPERTS) * (2 * size + 3 * moe.expert_ffn_size)
+        gradients = local * adapter * element
+        is_product_saved = int(training.trains(EXPERTS))
     third = gradients // 3
     # Earlier chunks have left gradients, into which this one's are accumulated.
     left = gradients if leaves_gradients else 0
@@ -256,8 +277,12 @@ def _experts(
     moments = (
         2 * sent,
         in_transit + received - sent + intermediate + third,
-        4 * intermediate - sent + (0 if left else third),
-        received - sent - intermediate + gradients - (third if left else 0),
-        2 * sent + received - sent - 3 * intermediate + (0 if left else gradients),
+        (5 - is_product_saved) * intermediate - sent + (0 if left else third),
+        received - sent - is_product_saved * intermediate + gradients - (third if left else 0),
+        2 * sent
+        + received
+        - sent
+        - (2 + is_product_saved) * intermediate
+        + (0 if left else gradients),
     )
     return left + copies.staged + max(moments)

@@ -21,6 +21,9 @@ parameters (1 at zero_stage 0):
                         a third; all-reduces 4 P between replicas; adds up P
     every step          reads the gradients for their norm and scales them; AdamW on P / S
 
+Beside adapters the units hold those alone; frozen parameters take part in the gathers of zero_stage
+3 and in nothing else.
+
 No overlap is assumed: gloo's collectives block, and overlap on a GPU is part of the residual.
 Sources: torch.distributed.fsdp.fully_shard as profilers/steps uses it. zero_stage 2: DeepSpeed
 0.19.8, runtime/zero/stage_1_and_2.py: every backward reduces the gradients of stage 2, the last one
@@ -32,11 +35,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from profilers.steps.config import LayerKind
+from tuner.config.columns import Strategies
+from tuner.config.tune_columns import Stack, tune_columns
 from tuner.costs.ops import Op
 from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.layer_time import PartSeconds, sum_parts
 from tuner.costs.reference.operations import Part, collective, device_copy
 from tuner.costs.reference.workload import StepDegrees, Workload
+from tuner.costs.train.adapters import adapter_counts
+from tuner.costs.train.columns_of import shape_of_model
 from tuner.spec.accounting import (
     attention_weights,
     embedding_parameters,
@@ -57,15 +64,21 @@ class Unit:
     """Parameters that are gathered and reduced together."""
 
     parameters: int
-    """On one rank before any sharding over data parallelism."""
+    """Trained ones on one rank, before any sharding over data parallelism."""
     ranks: int
     """Ranks that reduce its gradients."""
     stride: int
     """Distance between them."""
+    frozen: int = 0
+    """Frozen parameters likewise, in the compute type; sharded at zero_stage 3 alone."""
 
     def sharded(self, degrees: StepDegrees) -> int:
-        """Parameters that one rank owns at rest."""
+        """Trained parameters that one rank owns at rest."""
         return -(-self.parameters // self.ranks) if degrees.zero_stage else self.parameters
+
+    def frozen_share(self, degrees: StepDegrees) -> int:
+        """Frozen parameters that one rank owns at rest."""
+        return -(-self.frozen // self.ranks) if degrees.zero_stage == 3 else self.frozen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +101,10 @@ def layer_units(work: Workload, degrees: StepDegrees, *, layer: int) -> tuple[Un
         replicated += router_parameters(model)
         split += _swiglu_weights(model, model.moe.shared_ffn_size) // degrees.tensor
         experts = model.moe.num_experts // degrees.expert * one_expert_parameters(model)
+    if work.tune is not None:
+        return _adapted_units(
+            work, degrees, layer=layer, frozen=replicated + split, frozen_experts=experts
+        )
     return (
         *_dense_units(degrees, replicated=replicated, split=split),
         *_expert_unit(degrees, experts),
@@ -96,13 +113,13 @@ def layer_units(work: Workload, degrees: StepDegrees, *, layer: int) -> tuple[Un
 
 def embedding_units(work: Workload, degrees: StepDegrees) -> tuple[Unit, ...]:
     """The token embedding, replicated over tensor ranks."""
-    return _dense_units(degrees, replicated=embedding_parameters(work.model), split=0)
+    return _end_units(work, degrees, embedding_parameters(work.model))
 
 
 def head_units(work: Workload, degrees: StepDegrees) -> tuple[Unit, ...]:
     """The final norm and the head, replicated over tensor ranks."""
     parameters = final_norm_parameters(work.model) + head_parameters(work.model)
-    return _dense_units(degrees, replicated=parameters, split=0)
+    return _end_units(work, degrees, parameters)
 
 
 def update_time(
@@ -120,6 +137,10 @@ def update_ops(
     once: list[Op] = []
     every: list[Op] = []
     for unit in units:
+        if degrees.zero_stage == 3 and unit.frozen:
+            every += [replace(op, count=2) for op in _frozen_gather_ops(unit, work, degrees)]
+        if not unit.parameters:
+            continue
         if work.synchronizes_every_microbatch and degrees.pipeline == 1:
             every += _synchronized_ops(unit, work, degrees)
             once += _clipped_update_ops(unit, degrees)
@@ -136,6 +157,52 @@ def update_ops(
         adamw = _parameter_op("adamw", unit.sharded(degrees), dtype="fp32")
         once.append(replace(adamw, part=Part.OPTIMIZER))
     return tuple(once), tuple(every)
+
+
+def adapter_parameters(work: Workload, degrees: StepDegrees, *, layer: int) -> tuple[int, int]:
+    """Return the parameters of one layer's adapters on a rank: of matrices, and of its experts."""
+    counts = adapter_counts(
+        shape_of_model(work.model, mtp_layers=0),
+        Strategies(
+            sequence=float(work.sequence_length),
+            micro_batch=float(degrees.micro_batch_size),
+            num_microbatches=float(work.num_microbatches(degrees)),
+            expert=float(degrees.expert),
+            **tune_columns(work.tune, work.model, Stack.PYTORCH),
+        ),
+    )
+    attention = int(counts.attention)
+    if work.model.layers[layer] is LayerKind.DENSE:
+        return attention + int(counts.dense), 0
+    return attention + int(counts.shared), int(counts.experts)
+
+
+def _adapted_units(
+    work: Workload,
+    degrees: StepDegrees,
+    *,
+    layer: int,
+    frozen: int,
+    frozen_experts: int,
+) -> tuple[Unit, ...]:
+    """Units of a layer whose adapters alone are trained; tensor ranks there are none."""
+    matrices, experts = adapter_parameters(work, degrees, layer=layer)
+    own = Unit(parameters=matrices, frozen=frozen, ranks=degrees.data, stride=1)
+    if not frozen_experts:
+        return (own,)
+    routed = Unit(
+        parameters=experts,
+        frozen=frozen_experts,
+        ranks=degrees.expert_data,
+        stride=degrees.expert,
+    )
+    return own, routed
+
+
+def _end_units(work: Workload, degrees: StepDegrees, parameters: int) -> tuple[Unit, ...]:
+    if work.tune is not None:
+        return (Unit(parameters=0, frozen=parameters, ranks=degrees.data, stride=1),)
+    return _dense_units(degrees, replicated=parameters, split=0)
 
 
 def _swiglu_weights(model: ModelSpec, width: int) -> int:
@@ -164,6 +231,14 @@ def _gather_ops(unit: Unit, work: Workload, degrees: StepDegrees) -> list[Op]:
         ops.insert(0, _unit_collective("all_gather", unit, degrees, num_bytes=num_bytes))
     if work.element_bytes != GRADIENT_BYTES:
         ops.insert(0, _parameter_op("convert", unit.parameters, dtype=work.precision))
+    return ops
+
+
+def _frozen_gather_ops(unit: Unit, work: Workload, degrees: StepDegrees) -> list[Op]:
+    num_bytes = unit.frozen * work.element_bytes
+    ops = [device_copy(num_bytes, part=Part.DATA_COMMUNICATION)]
+    if unit.ranks > 1:
+        ops.append(_unit_collective("all_gather", unit, degrees, num_bytes=num_bytes))
     return ops
 
 

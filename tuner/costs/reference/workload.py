@@ -9,7 +9,9 @@ from typing import Literal
 
 from profilers.steps.config import LayerKind
 from profilers.steps.loads import forced_copies
+from tuner.costs.reference.training import LayerTraining, layer_trainings
 from tuner.spec.model import ModelSpec
+from tuner.spec.tune import Adapters
 
 ZeroStage = Literal[0, 1, 2, 3]
 
@@ -63,6 +65,8 @@ class Workload:
     precision: str
     load_ratio: tuple[tuple[float, ...], ...] = ()
     """[L][E], rows sum to 1; empty means balanced."""
+    tune: Adapters | None = None
+    """Adapters that are trained; None: all weights."""
     synchronizes_every_microbatch: bool = False
     """As the engine's manifest has it (tuner/engines/manifest.py)."""
     ragged_experts: bool = False
@@ -96,6 +100,11 @@ class Workload:
             index += kind is LayerKind.MOE
             indices.append(index if kind is LayerKind.MOE else None)
         return tuple(indices)
+
+    @cached_property
+    def trainings(self) -> tuple[LayerTraining, ...]:
+        """What each layer trains."""
+        return layer_trainings(self.model, self.tune)
 
     def num_microbatches(self, degrees: StepDegrees) -> int:
         """Micro-batches per pipeline and step."""

@@ -7,6 +7,7 @@ was measured is what is delivered. Routing is forced to the loads that the plan 
 from typing import Any
 
 from profilers.steps.config import (
+    Adapters,
     Dispatcher,
     Parallelism,
     Recompute,
@@ -19,6 +20,7 @@ from tuner.config.train import TrainDecision
 from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.spec.model import ModelSpec
+from tuner.spec.tune import adapted
 
 
 def step_config(
@@ -60,7 +62,17 @@ def step_config(
         routing=TokenRouting(mode="forced", load_ratio=plan.load_ratio, balancing="none"),
         steps=steps,
         warmup_steps=warmup_steps,
+        adapters=_adapters(plan),
         device=launch_shape(plan, decision).device_kind,
+    )
+
+
+def _adapters(plan: Plan) -> Adapters | None:
+    tune = plan.goal.adapters
+    if tune is None:
+        return None
+    return Adapters.model_validate(
+        {"rank": tune.rank, "alpha": tune.scale, "targets": adapted(tune, plan.model)}
     )
 
 

@@ -23,6 +23,7 @@ def engine_workload(
         global_batch_size=goal.global_batch_size,
         precision=goal.precision.value,
         load_ratio=load_ratio,
+        tune=goal.adapters,
         synchronizes_every_microbatch=engine.synchronizes_every_microbatch,
         ragged_experts=engine.ragged_experts,
     )

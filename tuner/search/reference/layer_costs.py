@@ -187,6 +187,7 @@ class CandidateCosts:
             fixed += (work.element_bytes + GRADIENT_BYTES) * sum(
                 unit.parameters for unit in non_layer
             )
+            fixed += work.element_bytes * sum(unit.frozen for unit in non_layer)
         units = [
             *non_layer,
             *(one for at in layers for one in layer_units(work, degrees, layer=at)),
@@ -223,11 +224,12 @@ class CandidateCosts:
     def non_layer_resident_bytes(self, stage: int) -> int:
         """Bytes besides the layers that are resident while any layer of a stage runs backward.
 
-        Token ids stay until the step ends. Targets and head activations stay while the loss of
-        another micro-batch waits for its backward, as with fewer micro-batches than ranks.
+        Token ids stay until the step ends, for the gradient of the embedding. Targets and head
+        activations stay while the loss of another micro-batch waits for its backward, as with
+        fewer micro-batches than ranks.
         """
         ids = token_ids_bytes(self.work, self.degrees)
-        resident = ids if stage == 0 else 0
+        resident = ids if stage == 0 and self.work.tune is None else 0
         waiting = self.in_flight[stage] - 1
         if stage == self.degrees.num_stages - 1 and waiting:
             resident += ids + waiting * head_saved(self.work, self.degrees)
@@ -291,7 +293,8 @@ class CandidateCosts:
 
     def _signature(self, layer: int) -> object:
         index = self.work.moe_index[layer]
-        return None if index is None else self.work.copies_LE[index]
+        load = None if index is None else self.work.copies_LE[index]
+        return load, self.work.trainings[layer].has_input_gradient
 
     def _corrected(self, time: PassTime) -> PassTime:
         return PassTime(

@@ -52,6 +52,9 @@ def peak_bytes(costs: CandidateCosts, decision: TrainDecision, *, rank: int) -> 
     reduced = GRADIENT_BYTES * sum(unit.sharded(degrees) for unit in units)
     ids = sum(costs.non_layer_resident_bytes(stage) for stage in stages)
     made = GRADIENT_BYTES * (sum(one.parameters for one in units) + _largest(units))
+    if costs.work.tune is not None:
+        frozen = [one.frozen for one in units]
+        made += costs.work.element_bytes * (sum(frozen) + max(frozen))
     updated = own + reduced + optimizer_workspace(units, degrees)
     backward = max(
         _backward_bytes(costs, decision, stages, expert_rank=expert_rank)
@@ -81,7 +84,12 @@ def _embedding_and_head(costs: CandidateCosts, stage: int) -> tuple[Unit, ...]:
     units = costs.non_layer_units(stage)
     if not units:
         return ()
-    return (replace(units[0], parameters=sum(unit.parameters for unit in units)),)
+    whole = replace(
+        units[0],
+        parameters=sum(unit.parameters for unit in units),
+        frozen=sum(unit.frozen for unit in units),
+    )
+    return (whole,)
 
 
 def _largest(units: Sequence[Unit]) -> int:
@@ -93,7 +101,7 @@ def _gathered_embedding_and_head(costs: CandidateCosts, stages: range) -> int:
     if costs.degrees.zero_stage != 3:
         return 0
     units = [unit for stage in stages for unit in _embedding_and_head(costs, stage)]
-    return costs.work.element_bytes * sum(unit.parameters for unit in units)
+    return costs.work.element_bytes * sum(unit.parameters + unit.frozen for unit in units)
 
 
 def _pending_reduction(costs: CandidateCosts, units: Sequence[Unit]) -> int:
@@ -277,5 +285,7 @@ def _reduction_peak(costs: CandidateCosts, units: Sequence[Unit], *, is_first: b
 
 def _embedding_gradients(costs: CandidateCosts) -> int:
     model = costs.work.model
+    if costs.work.tune is not None:
+        return 0
     tables = 2 if model.tie_word_embeddings else 1
     return tables * costs.work.element_bytes * embedding_parameters(model)

@@ -68,8 +68,9 @@ def _ops(work: Workload, degrees: StepDegrees, chunk_counts: list[int]) -> Itera
 
 
 def _distinct_layers(work: Workload) -> list[int]:
-    """The first layer of each kind and load."""
+    """The first layer of each kind and load, and of those before and after the first adapter."""
     first: dict[object, int] = {}
     for layer, index in enumerate(work.moe_index):
-        first.setdefault(None if index is None else work.copies_LE[index], layer)
+        load = None if index is None else work.copies_LE[index]
+        first.setdefault((load, work.trainings[layer].has_input_gradient), layer)
     return list(first.values())

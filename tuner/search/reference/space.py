@@ -179,7 +179,9 @@ def _broken_by_tensor_ranks(
 ) -> Iterator[str]:
     if degrees.tensor == 1:
         return
-    if not capabilities.sequence_parallel:
+    if not capabilities.tensor_parallel:
+        yield "the target has no tensor parallelism"
+    elif not capabilities.sequence_parallel:
         yield "the target's tensor ranks cannot share the sequence, as the reference step's do"
     elif (
         capabilities.moe_tensor_needs_experts and work.model.moe is not None and degrees.expert == 1

@@ -246,6 +246,7 @@ def _is_launchable(plan: Plan, decision: TrainDecision, scale: Scale) -> bool:
         precision=plan.goal.precision,
         gradient_bytes=scale.decision.gradient_bytes,
         device_kind=plan.provenance.kind_of_devices,
+        adapters=plan.goal.adapters,
     )
     if refusals(able, model=shrunk.model, decision=scale.decision):
         return False
