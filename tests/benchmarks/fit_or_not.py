@@ -49,6 +49,7 @@ from profilers.steps.config import (
     Recompute,
     Stage,
     StepConfig,
+    StepReport,
     TokenRouting,
 )
 from profilers.steps.run import refusal
@@ -267,7 +268,9 @@ def workload_and_decision(config: StepConfig) -> tuple[Workload, StepDegrees, Tr
             top_k=shape.top_k,
             expert_ffn_size=shape.moe_ffn_size,
             shared_ffn_size=shape.shared_ffn_size,
-        ),
+        )
+        if shape.num_experts
+        else None,
     )
     degrees = StepDegrees(
         tensor=cut.tensor,
@@ -373,6 +376,19 @@ def trial(number: int, case: Case, *, limit_bytes: int, scratch: Path) -> Row:
         wall_s=ended.wall_s,
         config=config,
     )
+
+
+def run_job(folder: Path, config: StepConfig) -> StepReport:
+    """Run a job in a new folder.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    folder.mkdir()
+    (folder / CONFIG_NAME).write_text(config.model_dump_json(), encoding="utf-8")
+    if _run(folder, world=config.parallelism.world):
+        raise RuntimeError(f"a trial failed: {log_tail(folder / LOG_NAME)}")
+    return StepReport.model_validate_json((folder / REPORT_NAME).read_text(encoding="utf-8"))
 
 
 def _run(folder: Path, *, world: int) -> int:
