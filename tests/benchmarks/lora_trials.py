@@ -36,12 +36,13 @@ from tuner.costs.train.prices import MemoryPrice
 from tuner.costs.train.shapes import Stages, number, single
 from tuner.costs.train.step import price_step
 from tuner.devices.catalogue import find_device
+from tuner.devices.datasheet import Datasheet
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.tune import Adapters
 
 FOLDER: Final = Path(__file__).parents[2] / "examples/profiles/h200-lora"
-DEVICE: Final = find_device("h200-sxm")
+DEVICE: Final[Datasheet] = find_device("h200-sxm")
 HARDWARE: Final = device_hardware(DEVICE, GemmPrecision.BF16)
 TARGETS: Final = {
     "attention": ("attention",),
@@ -112,7 +113,8 @@ def why_untimed(row: Row) -> str:
 @cache
 def model_of(name: str) -> ModelSpec:
     """Read a model's configuration."""
-    return read_model(FOLDER / "models" / name / "config.json")
+    (file,) = FOLDER.parent.glob(f"*-lora/models/{name}/config.json")
+    return read_model(file)
 
 
 def strategy_of(row: Row) -> Strategies:
@@ -172,11 +174,11 @@ def _memory_constants(row: Row) -> MemoryConstants:
     return known if moments is None else replace(known, moments_bytes=moments)
 
 
-def seconds_of(row: Row) -> float:
+def seconds_of(row: Row, device: Datasheet = DEVICE) -> float:
     """Predict a run's step by the generic constants."""
     regime = Regime(
-        device=DEVICE.name,
-        generation=DEVICE.generation,
+        device=device.name,
+        generation=device.generation,
         precision=GemmPrecision.BF16,
         software=Software.TRANSFORMERS,
         family="transformers",
@@ -185,7 +187,7 @@ def seconds_of(row: Row) -> float:
     price = price_step(
         shape_of_model(model, mtp_layers=0),
         strategy_of(row),
-        HARDWARE,
+        device_hardware(device, GemmPrecision.BF16),
         single(constants_of([regime], None)),
         stages_of(model),
     )

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from profilers.steps.config import StepConfig
+from profilers.steps.experts import ExpertAdapters, expert_ffn
 from profilers.steps.layout import join
 from profilers.steps.model import StageModel
 from profilers.steps.run import start
@@ -236,3 +237,37 @@ def test_adapters_are_refused_beside_tensor_and_pipeline_parallelism(
     for degrees in ({"tensor": 2}, {"pipeline": 2}):
         with pytest.raises(ValueError, match="adapters need tensor 1 and pipeline 1"):
             StepConfig.model_validate(tiny_config(adapters=adapters(["q_proj"]), **degrees))
+
+
+@each_row("counts", [(0, 5, 33, 16), (64, 0, 0, 7), (1, 1, 1, 1)])
+def test_experts_in_blocks_of_rows_give_the_same_in_bf16(counts: tuple[int, ...]) -> None:
+    # Blocks write beyond an expert's rows, which must neither count twice nor be left.
+    torch.manual_seed(0)
+    drawn = [
+        torch.randn(*shape, dtype=torch.float64) * 0.1
+        for shape in (
+            (sum(counts), 32),
+            *((4, 48, 32), (4, 32, 24)),
+            *((4, 8, 32), (4, 48, 8), (4, 8, 24), (4, 32, 8)),
+        )
+    ]
+    x, gate_up, down, a, b, a_down, b_down = (one.clone().requires_grad_() for one in drawn)
+    merged_up, merged_down = gate_up + 3.0 * b @ a, down + 3.0 * b_down @ a_down
+    parts = [
+        network(rows, merged_up[expert], merged_down[expert])
+        for expert, rows in enumerate(torch.split_with_sizes(x, counts))
+    ]
+    weight = torch.randn(sum(counts), 32, dtype=torch.float64)
+    wanted = torch.autograd.grad((torch.cat(parts) * weight).sum(), (x, a, b, a_down, b_down))
+    half = [one.bfloat16() for one in drawn]
+    own = [half[0], *half[3:]]
+    for one in own:
+        one.requires_grad_()
+    adapters_of_experts = ExpertAdapters(
+        gate_up=(half[3], half[4]), down=(half[5], half[6]), scale=3.0
+    )
+    y = expert_ffn(half[0], counts, half[1], half[2], adapters_of_experts)
+    found = torch.autograd.grad((y * weight).sum(), own)
+    for mine, other in zip(found, wanted, strict=True):
+        error = torch.linalg.vector_norm(mine.double() - other)
+        assert error <= 2e-2 * torch.linalg.vector_norm(other)

@@ -33,7 +33,7 @@ EVERYTHING = (
     *("gate_proj", "up_proj", "down_proj", "experts"),
 )
 TARGETS = (EVERYTHING, ("q_proj", "experts"), ("o_proj",), ("experts",), ("up_proj",))
-STAGES = (
+STAGES: tuple[dict[str, Any], ...] = (
     {},
     {"recompute": "selective", "chunks": 2},
     {"recompute": "full"},
