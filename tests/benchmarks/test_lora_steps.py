@@ -1,0 +1,63 @@
+"""The stored LoRA runs of this kind of processor, inside bounds wider than what is found."""
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.benchmarks import fit_or_not
+from tests.benchmarks.lora_steps import (
+    FOLDER,
+    RUNS,
+    TIMED_RUNS,
+    Judged,
+    held_out,
+    judge,
+    loop_runs,
+    main,
+    predictor,
+    runs,
+)
+
+
+def judged(name: str) -> list[Judged]:
+    known = predictor(FOLDER)
+    return [judge(run, known.of(run.config)) for run in runs(FOLDER, name)]
+
+
+def test_activations_and_peaks_of_the_reference_step_are_what_was_metered() -> None:
+    stored = judged(RUNS)
+    assert len(stored) == 20
+    assert max(abs(one.activations) for one in stored) < 0.01
+    assert max(abs(one.peak) for one in stored) < 0.05
+
+
+def test_seconds_of_one_model_follow_from_those_of_the_others() -> None:
+    timed = judged(TIMED_RUNS)
+    assert len(timed) == 12
+    assert float(np.median(np.abs(held_out(timed)))) < 0.12
+
+
+def test_static_and_saved_bytes_of_the_fine_tuning_loop_are_what_was_counted() -> None:
+    loop = loop_runs(FOLDER)
+    assert len(loop) >= 9
+    assert max(abs(one.peak) for one in loop) < 0.01
+    assert max(abs(one.activations) for one in loop) < 0.05
+
+
+def test_runs_near_a_limit_end_as_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    total = 0
+    for name in ("fits.jsonl", "fits-seed-5.jsonl"):
+        assert fit_or_not.main([str(FOLDER / name), "--trials", "0"]) == 0
+        said = capsys.readouterr().out
+        counts = [list(map(int, pair)) for pair in re.findall(r"fit +(\d+) +(\d+)$", said, re.M)]
+        assert counts[0][1] == 0
+        total += sum(map(sum, counts))
+    assert total >= 40
+
+
+def test_the_table_names_both_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--rows"])
+    said = capsys.readouterr().out
+    assert "reference step" in said
+    assert "fine-tuning loop" in said
