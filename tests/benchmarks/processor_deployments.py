@@ -1,12 +1,17 @@
 """vLLM's deployments on a processor against their predictions; run as
 
-    python tests/benchmarks/processor_deployments.py [FOLDER] [--launch --vllm BIN] [--rounds 5]
+    python tests/benchmarks/processor_deployments.py [FOLDER] [--launch --vllm BIN --model DIR]
+        [--rounds 5] [--only NAME ...]
+
+The disaggregated one runs on two machines of one core each, which one_core_machines.sh emulates
+(root; the cpuset controller), and its client has a third one's place: priority over both.
 
 FOLDER, by default examples/profiles/epyc-vllm, holds `profile/` with the steps of the engine
 (`moetune profile --suite kernels,links,engine`) and `launches.json`, the latencies of every launch.
 With `--launch` every deployment (`DEPLOYMENTS`) is emitted, started by its local.sh, and sent both
 loads (`RATES`) by vLLM's benchmark client, round-robin, so that repeats of a deployment are far
-apart in time; the machine must be idle. BIN is the folder of `vllm`. Printed:
+apart in time; the machine must be idle. BIN is the folder of `vllm`, DIR what make_model.py wrote.
+Printed:
 
     alone     error of TTFT and TPOT from the profile alone, before any launch
     after     the same with the residual of three other deployments at that load, all choices of
@@ -32,7 +37,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from tuner.config.serve import ServeDecision
+from tuner.config.serve import Role, ServeDecision
 from tuner.costs.serve.residual import latency_residual
 from tuner.goals.serve_plan import plan_deployment, price_serving_pools
 from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
@@ -49,6 +54,7 @@ from tuner.search.serve.solve_mode import (
 )
 from tuner.search.serve.to_plan import to_decision, to_prediction
 from tuner.search.settings import SearchSettings
+from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import read_serve_spec
 from tuner.verify.command import parse_template
 from tuner.verify.deployments.launcher import (
@@ -63,7 +69,7 @@ MODEL: Final = CHECKOUT / "examples" / "models" / "small-moe" / "config.json"
 FLAGS: Final = "--host 127.0.0.1 --load-format dummy --enforce-eager --no-enable-prefix-caching"
 """Without prefix caching: the client warms up with a run's first prompt, and prompts repeat, being
 consecutive tokens from a random one of 256."""
-MODE: Final = "aggregated"
+ONE_CORE_MACHINES: Final = Path(__file__).with_name("one_core_machines.sh")
 INPUT, OUTPUT = 256, 32
 RATES: Final = (0.5, 1.2)
 """Requests a second."""
@@ -74,12 +80,18 @@ RUN_S: Final = 300.0
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is started: equal aggregated instances, and their budgets."""
+    """What is started: equal instances, and their budgets."""
 
     tensor: int
     count: int
     running: int
     tokens: int
+    roles: tuple[Role, ...] = (Role.AGGREGATED,)
+
+    @property
+    def mode(self) -> Mode:
+        """Of serving."""
+        return "aggregated" if len(self.roles) == 1 else "disaggregated"
 
 
 DEPLOYMENTS: Final[Mapping[str, Deployment]] = {
@@ -91,25 +103,27 @@ DEPLOYMENTS: Final[Mapping[str, Deployment]] = {
     "TP 2": Deployment(2, 1, 16, 1024),
     "TP 2, chunks of 128": Deployment(2, 1, 16, 128),
     "2 instances, chunks of 128": Deployment(1, 2, 16, 128),
+    "prefill and decode": Deployment(1, 1, 16, 1024, (Role.PREFILL, Role.DECODE)),
 }
 
 
-def spec_text(rate: float, profile: Path) -> str:
+def spec_text(rate: float, profile: Path, *, mode: str) -> str:
     """Return a spec of one load."""
+    nodes = 1 if mode == "aggregated" else 2
     return f"""
 schema_version: 1
 model: {MODEL}
 cluster:
   pools:
-    - {{name: here, device: cpu, profile: {profile}, nodes: 1, devices_per_node: 2,
-       memory_per_device: 4GiB, nic: 1GB/s}}
+    - {{name: here, device: cpu, profile: {profile}, nodes: {nodes},
+       devices_per_node: {2 // nodes}, memory_per_device: 4GiB, nic: 1GB/s}}
 goal:
   kind: serve
   engine: {{name: vllm}}
   traffic: {{rate: {rate}/s, input_tokens: {INPUT}, output_tokens: {OUTPUT}}}
   slo: {{ttft: {{p90: 2s}}, tpot: {{p90: 100ms}}}}
   max_model_len: 1024
-  modes: [{MODE}]
+  modes: [{mode}]
 emit: [vllm, local]
 """
 
@@ -127,18 +141,20 @@ def planned(name: str, rate: float, profile: Path, scratch: Path) -> Planned:
     """Price and simulate one deployment as a plan does."""
     own = DEPLOYMENTS[name]
     path = scratch / "spec.yaml"
-    path.write_text(spec_text(rate, profile), encoding="utf-8")
+    path.write_text(spec_text(rate, profile, mode=own.mode), encoding="utf-8")
     spec = read_serve_spec(path)
     settings = SearchSettings(time_limit_s=20.0)
     pools = price_serving_pools(spec, ())
     problem = build_serve_problem(spec, pools, settings)
-    groups = (InstanceGroup(option=_option(problem, own), count=own.count),)
-    router = planned_routers(spec, MODE)[0]
+    groups = tuple(
+        InstanceGroup(option=_option(problem, own, role), count=own.count) for role in own.roles
+    )
+    router = planned_routers(spec, own.mode)[0]
     solution = ModeSolution(
         # Only its mode is read: nothing was solved.
-        solved=cast(SolvedProgram, SimpleNamespace(program=SimpleNamespace(mode=MODE))),
+        solved=cast(SolvedProgram, SimpleNamespace(program=SimpleNamespace(mode=own.mode))),
         groups=groups,
-        simulated=simulate_traffic(problem, MODE, groups, router=router),
+        simulated=simulate_traffic(problem, own.mode, groups, router=router),
         spare=cast(Spare, None),
         missed=(),
         router=router,
@@ -151,17 +167,19 @@ def planned(name: str, rate: float, profile: Path, scratch: Path) -> Planned:
     )
 
 
-def _option(problem: ServeProblem, own: Deployment) -> Option:
+def _option(problem: ServeProblem, own: Deployment, role: Role) -> Option:
     one = next(
         option
         for option in (*problem.options.options, *(c.option for c in problem.options.curves))
-        if option.degrees.attention_tensor == own.tensor
+        if option.degrees.attention_tensor == own.tensor and option.role is role
     )
     return replace(one, running=own.running, step_tokens=own.tokens, is_chunked=True)
 
 
-def launches(profile: Path, vllm: Path, model: Path, rounds: int) -> Iterator[dict[str, Any]]:
-    """Start every deployment and send it both loads, round-robin."""
+def launches(
+    profile: Path, vllm: Path, model: Path, rounds: Sequence[int], names: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Start the deployments and send each both loads, round-robin."""
     environment = {
         **os.environ,
         "PATH": f"{vllm}{os.pathsep}{os.environ['PATH']}",
@@ -169,19 +187,24 @@ def launches(profile: Path, vllm: Path, model: Path, rounds: int) -> Iterator[di
         "HF_HUB_OFFLINE": "1",
         "ROUTER_HOST": "127.0.0.1",
     }
-    starter = DeploymentStarter(
-        command=parse_template(
-            f"bash {{launch}}/local.sh {FLAGS}",
-            placeholders=SERVER_PLACEHOLDERS,
-            example="bash {launch}/local.sh",
-        ),
-        pace=DeploymentTimeouts(start_s=START_S),
-        environment=environment,
-        prepare=lambda launch: write_launch_files(launch, None),
-        on_message=lambda _: None,
-    )
+    commands = {
+        "aggregated": f"bash {{launch}}/local.sh {FLAGS}",
+        "disaggregated": f"bash {ONE_CORE_MACHINES} {{launch}}/../vllm {FLAGS}",
+    }
+    starters = {
+        mode: DeploymentStarter(
+            command=parse_template(
+                command, placeholders=SERVER_PLACEHOLDERS, example="bash {launch}/local.sh"
+            ),
+            pace=DeploymentTimeouts(start_s=START_S),
+            environment=environment,
+            prepare=lambda launch: write_launch_files(launch, None),
+            on_message=lambda _: None,
+        )
+        for mode, command in commands.items()
+    }
     with tempfile.TemporaryDirectory(prefix="moetune-deployments-") as scratch:
-        for number, name in itertools.product(range(rounds), DEPLOYMENTS):
+        for number, name in itertools.product(rounds, names):
             folder = Path(scratch)
             own = planned(name, RATES[0], profile, folder)
             launch = prepared_launch(
@@ -192,10 +215,14 @@ def launches(profile: Path, vllm: Path, model: Path, rounds: int) -> Iterator[di
                 folder,
                 Reached(),
             )
-            with starter.started(launch):
+            mode = DEPLOYMENTS[name].mode
+            with starters[mode].started(launch):
                 for rate in RATES:
                     result = folder / "result.json"
-                    _send(launch.url, model, rate, result, seed=number, environment=environment)
+                    command = _client(launch.url, model, rate, result, seed=number)
+                    if mode == "disaggregated":
+                        command = ["nice", "-n", "-10", *command]
+                    _send(command, environment)
                     values = json.loads(result.read_text())
                     yield {
                         "deployment": name,
@@ -206,10 +233,8 @@ def launches(profile: Path, vllm: Path, model: Path, rounds: int) -> Iterator[di
                     }
 
 
-def _send(
-    url: str, model: Path, rate: float, result: Path, *, seed: int, environment: Mapping[str, str]
-) -> None:
-    command = [
+def _client(url: str, model: Path, rate: float, result: Path, *, seed: int) -> list[str]:
+    return [
         *("vllm", "bench", "serve", "--base-url", url, "--model", str(model)),
         *("--dataset-name", "random", "--random-input-len", str(INPUT)),
         *("--random-output-len", str(OUTPUT), "--ignore-eos", "--num-warmups", "4"),
@@ -217,6 +242,9 @@ def _send(
         *("--seed", str(1000 * seed + round(100 * rate)), "--disable-tqdm"),
         *("--save-result", "--result-filename", str(result)),
     ]
+
+
+def _send(command: Sequence[str], environment: Mapping[str, str]) -> None:
     subprocess.run(
         command,
         env=dict(environment),
@@ -316,6 +344,7 @@ def main() -> None:
     parser.add_argument("--vllm", type=Path)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=tuple(DEPLOYMENTS), default=[*DEPLOYMENTS])
     options = parser.parse_args()
     if options.launch:
         if options.vllm is None or options.model is None:
@@ -323,8 +352,10 @@ def main() -> None:
         stored = options.folder / "launches.json"
         # Rounds before this one count too.
         rows = json.loads(stored.read_text()) if stored.is_file() else []
+        done = sum((one["deployment"], one["rate"]) == (options.only[0], RATES[0]) for one in rows)
+        rounds = range(done, done + options.rounds)
         for row in launches(
-            options.folder / "profile", options.vllm, options.model, options.rounds
+            options.folder / "profile", options.vllm, options.model, rounds, options.only
         ):
             rows.append(row)
             sys.stdout.write(json.dumps(row) + "\n")

@@ -111,6 +111,11 @@ def test_disaggregated_ranks_need_a_machine_each(tmp_path: Path, profile: Path) 
     spec.write_text(yaml.safe_dump(keys))
     made = api.deploy(spec, profiles=profile)
     assert made.plan.decision is not None
+    assert made.plan.predicted is not None
+    aggregated = api.deploy(deployment(tmp_path, modes=["aggregated"]), profiles=profile).plan
+    assert aggregated.predicted is not None
+    # Half of each core polls for the transfer; aggregated, tokens wait for prompts instead.
+    assert 1.3 <= made.plan.predicted.tpot_s.p50 / aggregated.predicted.tpot_s.p50 <= 2.1
     assert any("measure before relying on it" in one for one in made.plan.provenance.notes)
     api.write(tmp_path / "plan", made)
     for role in ("prefill", "decode"):

@@ -12,7 +12,7 @@ Letters: Q query points.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 import numpy as np
@@ -104,6 +104,10 @@ class HostTimes:
     request_s: float
     """Of a request in HTTP server, tokeniser and client."""
 
+    def stretched(self, factor: float) -> "HostTimes":
+        """Return all of them, so many times as long."""
+        return HostTimes(**{one.name: factor * getattr(self, one.name) for one in fields(self)})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingMachine:
@@ -113,11 +117,16 @@ class ServingMachine:
     tables: KernelTables | None
     host: HostTimes | None = None
     """Measured; None: as the engine's traits say, and clocks fall under load."""
+    core_ratio: float = 1.0
+    """Of the time of a rank's cores, what its engine computes in."""
     estimated: set[str] = field(default_factory=set)
     """Filled on use: operations that came from the datasheet."""
 
     def seconds(self, op: Op) -> Floats:
         """Wall time: as measured, else from the datasheet, which `estimated` then names."""
+        return np.asarray(self._whole_core_s(op) / self.core_ratio)
+
+    def _whole_core_s(self, op: Op) -> Floats:
         if op.operation == "memory_bound":
             rate = SMALL_RATIO * self.sheet.memory_bytes_per_s
             return SMALL_S + np.asarray(op.axes["bytes"]) / rate
@@ -323,6 +332,12 @@ class ServingMachine:
             ]
         curves = [self.tables.curve("collective", name) for name in names]
         return [curve for curve in curves if curve is not None]
+
+
+def on_core_share(machine: ServingMachine, ratio: float) -> ServingMachine:
+    """Return a system whose ranks have that share of their cores' time, host work included."""
+    host = None if machine.host is None else machine.host.stretched(1.0 / ratio)
+    return replace(machine, host=host, core_ratio=ratio, estimated=set())
 
 
 def _measured_experts_s(tables: KernelTables, op: Op) -> Floats | None:

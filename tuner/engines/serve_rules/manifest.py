@@ -108,6 +108,8 @@ class ServingCapabilities:
     transferring_ranks_share_core: bool = False
     """With a KV connector the thread that computes moves to the same few cores for every rank of a
     machine."""
+    transfer_thread_polls: bool = False
+    """With a KV connector a thread of each rank polls without a pause, on a core that computes."""
     only_tensor_parallel: bool = False
     """An instance has tensor ranks only: no expert, data or pipeline parallelism."""
     both_attention_degrees: bool = True

@@ -279,6 +279,7 @@ VLLM_0_32_CPU: Final = replace(
     portable_backends={},
     a2a_backends=PLAIN_EXCHANGES,
     transferring_ranks_share_core=True,
+    transfer_thread_polls=True,
     only_tensor_parallel=True,
     redundant_architectures=frozenset(),
     drafting={},

@@ -1,5 +1,6 @@
 """The instance options that a spec allows and the engine's release launches."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -7,12 +8,13 @@ from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.expert_loads import ExpertLoads
+from tuner.costs.serve.machine import on_core_share
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.engines.serve_capabilities import release_on, target_refusals
 from tuner.engines.serve_rules.afd import afd_refusals
 from tuner.engines.serve_rules.manifest import ServingCapabilities
-from tuner.engines.serve_rules.rules import group_refusals
+from tuner.engines.serve_rules.rules import ROLES, group_refusals
 from tuner.errors import SpecError
 from tuner.search.serve.afd_options import PricedAfdUnits, price_afd_options
 from tuner.search.serve.choices import Choices, engine_budgets
@@ -30,6 +32,8 @@ from tuner.search.serve.pages import page_by_pool
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.read import ServeSpec
 
+POLLED_CORE_RATIO: Final = 0.5
+"""Of a core that a thread of the KV connector polls on, what is left to compute in."""
 AFD: Final = "attention_expert"
 A2A_BACKENDS: Final = (A2aBackend.ALLGATHER, A2aBackend.NORMAL, A2aBackend.LOW_LATENCY)
 
@@ -65,19 +69,42 @@ def launchable_options(
         )
         choices = build_choices(spec, own, demand=demand)
         copies = replace(choices.copies, loads=loads)
-        parts.append(
+        parts += [
             price_options(
-                own,
+                sharing,
                 decoder=decoder,
                 formats=formats,
                 engine=release_on(spec.goal, own[0].pool).name,
                 demand=demand,
-                roles=roles,
+                roles=sharing_roles,
                 choices=replace(choices, copies=copies, page_by_pool=pages),
                 refuse=lambda option: release_refuses(option, spec),
             )
-        )
+            for sharing, sharing_roles in _core_shares(spec, own, roles)
+        ]
     return merge_options(parts, roles=roles)
+
+
+def _core_shares(
+    spec: ServeSpec, serving_pools: tuple[ServingPool, ...], roles: tuple[Role, ...]
+) -> Iterator[tuple[tuple[ServingPool, ...], tuple[Role, ...]]]:
+    """Yield the pools of one release as roles have them: whole, or beside a thread that polls.
+
+    The scheduler gives two threads that never wait half of a core each.
+    """
+    if not release_on(spec.goal, serving_pools[0].pool).transfer_thread_polls:
+        yield serving_pools, roles
+        return
+    polled = tuple(role for role in roles if role in ROLES["disaggregated"])
+    whole = tuple(role for role in roles if role not in polled)
+    if whole:
+        yield serving_pools, whole
+    if polled:
+        halves = (
+            replace(one, machine=on_core_share(one.machine, POLLED_CORE_RATIO))
+            for one in serving_pools
+        )
+        yield tuple(halves), polled
 
 
 def launchable_afd_options(

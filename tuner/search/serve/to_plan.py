@@ -333,9 +333,9 @@ def plan_cautions(solution: ModeSolution, problem: ServeProblem) -> Iterator[str
         for group in solution.groups
     ):
         yield (
-            "no launch backs disaggregated instances on processors of several machines, where a"
-            " thread of NIXL takes a core of each; on one machine, as local.sh starts them, they"
-            " share a core: measure before relying on it"
+            "disaggregated instances on processors are priced with half of each core, since a"
+            " thread of NIXL polls on it, as two emulated machines showed; on one machine, as"
+            " local.sh starts them, they share a core, too: measure before relying on it"
         )
     if solution.mode == "shared_device":
         yield (

@@ -9,7 +9,14 @@ import pytest
 from profilers.arrays import Arrays
 from tests.tuner.costs.serve.testing import kernel_tables
 from tuner.costs.ops import Op, gemm
-from tuner.costs.serve.machine import BALANCED, LAUNCH_S, LOAD, ServingMachine
+from tuner.costs.serve.machine import (
+    BALANCED,
+    LAUNCH_S,
+    LOAD,
+    HostTimes,
+    ServingMachine,
+    on_core_share,
+)
 from tuner.costs.serve.multiplexing import DeviceShare, SharedMachine
 from tuner.costs.serve.ops import collective
 from tuner.devices.catalogue import find_device
@@ -57,6 +64,15 @@ def test_a_degree_between_two_measured_ones_is_interpolated(build: Build) -> Non
     found = {degree: float(machine.seconds(experts(expert=degree))[0]) for degree in (4, 8, 16)}
     assert found == pytest.approx({4: 4e-6, 8: 2e-6, 16: 1e-6})
     assert not machine.estimated
+
+
+def test_half_of_a_core_takes_twice_as_long_on_the_host_too() -> None:
+    host = HostTimes(step_s=1e-3, tensor_step_s=2e-3, sequence_s=3e-5, request_s=4e-3)
+    whole = ServingMachine(sheet=H200, tables=None, host=host)
+    half = on_core_share(whole, 0.5)
+    assert half.host == HostTimes(step_s=2e-3, tensor_step_s=4e-3, sequence_s=6e-5, request_s=8e-3)
+    for op in (product(AT, dtype="fp8"), experts(expert=1), reduction(AT, ranks=2)):
+        assert half.seconds(op) == pytest.approx(2.0 * whole.seconds(op))
 
 
 def test_one_rank_needs_no_collective() -> None:
