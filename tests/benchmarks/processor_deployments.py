@@ -4,7 +4,7 @@
         [--rounds 5] [--only NAME ...]
 
 The disaggregated one runs on two machines of one core each, which one_core_machines.sh emulates
-(root; the cpuset controller), and its client has a third one's place: priority over both.
+(root; the cpuset controller), and is started once for each load, after its client.
 
 FOLDER, by default examples/profiles/epyc-vllm, holds `profile/` with the steps of the engine
 (`moetune profile --suite kernels,links,engine`) and `launches.json`, the latencies of every launch.
@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,6 +60,7 @@ from tuner.spec.serving.read import read_serve_spec
 from tuner.verify.command import parse_template
 from tuner.verify.deployments.launcher import (
     SERVER_PLACEHOLDERS,
+    DeploymentLaunch,
     DeploymentStarter,
     DeploymentTimeouts,
 )
@@ -204,25 +206,24 @@ def launches(
         for mode, command in commands.items()
     }
     with tempfile.TemporaryDirectory(prefix="moetune-deployments-") as scratch:
+        folder = Path(scratch)
+        result = folder / "result.json"
         for number, name in itertools.product(rounds, names):
-            folder = Path(scratch)
-            own = planned(name, RATES[0], profile, folder)
-            launch = prepared_launch(
-                own.plan,
-                own.decision,
-                own.predicted,
-                len(DEPLOYMENTS) * number + list(DEPLOYMENTS).index(name),
-                folder,
-                Reached(),
-            )
             mode = DEPLOYMENTS[name].mode
-            with starters[mode].started(launch):
-                for rate in RATES:
-                    result = folder / "result.json"
-                    command = _client(launch.url, model, rate, result, seed=number)
-                    if mode == "disaggregated":
-                        command = ["nice", "-n", "-10", *command]
-                    _send(command, environment)
+            starts = [RATES] if mode == "aggregated" else [(rate,) for rate in RATES]
+            for rates in starts:
+                own = planned(name, RATES[0], profile, folder)
+                place = len(DEPLOYMENTS) * number + list(DEPLOYMENTS).index(name)
+                launch = prepared_launch(
+                    own.plan, own.decision, own.predicted, place, folder, Reached()
+                )
+                clients = [_client(launch.url, model, rate, result, seed=number) for rate in rates]
+                sent = (
+                    _sent(starters[mode], launch, clients, environment)
+                    if mode == "aggregated"
+                    else _sent_by_waiting(starters[mode], launch, clients[0], environment)
+                )
+                for rate, _ in zip(rates, sent, strict=True):
                     values = json.loads(result.read_text())
                     yield {
                         "deployment": name,
@@ -244,12 +245,40 @@ def _client(url: str, model: Path, rate: float, result: Path, *, seed: int) -> l
     ]
 
 
-def _send(command: Sequence[str], environment: Mapping[str, str]) -> None:
+def _sent(
+    starter: DeploymentStarter,
+    launch: DeploymentLaunch,
+    commands: Sequence[Sequence[str]],
+    environment: Mapping[str, str],
+) -> Iterator[None]:
+    """Start a deployment and run one client after the other."""
+    with starter.started(launch):
+        for command in commands:
+            _run(command, environment)
+            yield
+
+
+def _sent_by_waiting(
+    starter: DeploymentStarter,
+    launch: DeploymentLaunch,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+) -> Iterator[None]:
+    """Start a client that waits for its deployment, which leaves a new one no core to start on."""
+    waits = [*command, "--ready-check-timeout-sec", str(round(START_S))]
+    with ThreadPoolExecutor(1) as pool:
+        client = pool.submit(_run, waits, environment, START_S + RUN_S)
+        with starter.started(launch):
+            client.result()
+            yield
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], limit_s: float = RUN_S) -> None:
     subprocess.run(
         command,
         env=dict(environment),
         check=True,
-        timeout=RUN_S,
+        timeout=limit_s,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
