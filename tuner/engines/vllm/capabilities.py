@@ -293,7 +293,8 @@ decode (128 and 64 fail: the decoder's pages must be a multiple), with TP 1 and 
 caches (bf16 and fp8 fail in the handshake). But the connector moves the main thread of a rank, the
 first one that computes, to the last cores of all NUMA nodes (nixl/base_worker.py,
 `sched_setaffinity`), whatever VLLM_CPU_OMP_THREADS_BIND says, and a thread of NIXL 1.5.1 polls
-without a pause on the first core of that binding (nixl/_api.py, `pthrDelay = 0`). Figures:
+without a pause on the first core of that binding (nixl/_api.py, `pthrDelay = 0`). On a machine of
+one core each the two share it, so that a step takes twice as long. Figures:
 tests/benchmarks/README.md."""
 
 RELEASES: Final = (VLLM_0_33, VLLM_0_33_ROCM, VLLM_0_32_CPU)
