@@ -167,6 +167,7 @@ def adapter_parameters(work: Workload, degrees: StepDegrees, *, layer: int) -> t
             sequence=float(work.sequence_length),
             micro_batch=float(degrees.micro_batch_size),
             num_microbatches=float(work.num_microbatches(degrees)),
+            tensor=float(degrees.tensor),
             expert=float(degrees.expert),
             **tune_columns(work.tune, work.model, Stack.PYTORCH),
         ),
@@ -185,7 +186,7 @@ def _adapted_units(
     frozen: int,
     frozen_experts: int,
 ) -> tuple[Unit, ...]:
-    """Units of a layer whose adapters alone are trained; tensor ranks there are none."""
+    """Units of a layer whose adapters alone are trained, as of one tensor rank."""
     matrices, experts = adapter_parameters(work, degrees, layer=layer)
     own = Unit(parameters=matrices, frozen=frozen, ranks=degrees.data, stride=1)
     if not frozen_experts:
