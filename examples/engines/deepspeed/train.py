@@ -53,7 +53,7 @@ def adapted(model: torch.nn.Module, file: Path) -> torch.nn.Module:
     """Freeze the model and attach adapters (PEFT)."""
     from peft import LoraConfig, get_peft_model
 
-    # Without it autograd enters no recomputed layer, and ZeRO 3 leaves adapters of experts empty.
+    # Without it autograd enters no recomputed layer.
     model.enable_input_require_grads()
     chosen = json.loads(file.read_text(encoding="utf-8"))
     model = get_peft_model(model, LoraConfig(**chosen, task_type="CAUSAL_LM"))

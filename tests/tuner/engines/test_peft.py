@@ -91,6 +91,7 @@ def test_models_and_matrices_without_adapters_are_refused_by_name(tmp_path: Path
             "attention",
             "beside layers with the gated delta",
         ),
+        ("deepspeed", "mixtral-8x7b", "all-linear", "has no adapters of experts"),
         ("megatron-bridge-26.04", "mixtral-8x7b", "experts", "has no adapters of experts"),
     ):
         path = written(tmp_path, {"method": "lora", "rank": 8, "targets": targets}, model=model)

@@ -39,8 +39,8 @@ SEARCHES = {
 ADAPTERS = {
     "deepspeed": (
         ("zero_stage: [1]", "[attention]"),
-        ("zero_stage: [2]", "[experts]"),
-        ("zero_stage: [3]", "[all-linear]"),
+        ("zero_stage: [2]", "[q_proj, v_proj]"),
+        ("zero_stage: [3]", "[attention]"),
     ),
     "torchtitan": (
         ("zero_stage: [0], expert_model_parallel_size: [1]", "[attention]"),

@@ -26,10 +26,11 @@ What does not run:
   ("no MoE layers detected"). AutoTP replaces parameters that the optimizer was given ("KeyError:
   Parameter"). A `PipelineModule` is no model of Transformers.
 - Adapters of experts alone under stage 3, unless the model's inputs need gradients ("size of tensor
-  a (0) must match"): the program calls `enable_input_require_grads`.
+  a (0) must match").
 
-Frozen weights in 4 bits (bitsandbytes 0.50.2) ran too, under stages 1 and 3, and are not planned:
-what dequantising them takes is priced for the loop of `transformers-peft` alone.
+Two more ran and are not planned, because they are priced for the loop of `transformers-peft` alone:
+adapters of experts, whose merged weights PEFT keeps unsharded, and frozen weights in 4 bits
+(bitsandbytes 0.50.2, stages 1 and 3), which are dequantised.
 
 Not covered: Ulysses sequence parallelism, ZenFlow, ZeRO++, MiCS and parameter offload.
 """
@@ -40,6 +41,7 @@ from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.spec.features import ModelFeature
+from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS
 
 DEEPSPEED_0_19: Final = Capabilities(
     names=("deepspeed",),
@@ -72,6 +74,7 @@ DEEPSPEED_0_19: Final = Capabilities(
     cuda_graphs=frozenset({"none"}),
     precisions=frozenset({"bf16", "fp32"}),
     adapters=frozenset({"lora"}),
+    adapter_targets=frozenset(ADAPTER_TARGETS) - {EXPERTS},
     adapter_dtypes=frozenset({"bf16"}),
     adapter_limits=frozenset(
         {("pipeline", False), ("tensor_parallel", False), ("expert_parallel", False)}

@@ -225,7 +225,7 @@ _ADAPTED: Final = (
     "- The model gets adapters before deepspeed.initialize (get_peft_model): --adapters names the "
     "arguments of PEFT's LoraConfig.",
     "- Before that it calls enable_input_require_grads: without it autograd enters no recomputed "
-    "layer, and ZeRO 3 does not gather adapters of experts again for the backward pass.",
+    "layer.",
     "- The optimizer gets parameters with requires_grad alone.",
 )
 
