@@ -19,6 +19,7 @@ from tuner.plans.train import VerifiedPlan
 from tuner.search.reference.space import enumerate_degrees
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.search import Search
+from tuner.spec.tune import Adapters
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 
@@ -207,6 +208,22 @@ def test_fp32_gradients_of_bf16_parameters_need_stage_1_on_one_replica_too() -> 
             ranks_per_node=1,
         )
         assert {degrees.zero_stage for degrees in found.legal} == stages
+
+
+def test_adapters_are_planned_on_replicas_alone() -> None:
+    # deepspeed 0.19.8 around a model of peft 0.21.2: "AutoEP: no MoE layers detected".
+    work = Workload(
+        model=read_model(MODELS / "tiny-moe" / "config.json"),
+        sequence_length=256,
+        global_batch_size=8,
+        precision="bf16",
+    )
+    for tune, expected in ((None, {1, 2}), (Adapters(method="lora", rank=8), {1})):
+        able = launchable(("deepspeed",), model=work.model, precision="bf16", adapters=tune)
+        found = enumerate_degrees(work, num_devices=2, capabilities=able, search=Search())
+        assert {degrees.expert for degrees in found.legal} == expected
+    assert {degrees.pipeline for degrees in found.legal} == {1}
+    assert found.illegal["the target has no expert parallelism"] > 0
 
 
 def test_the_script_hands_over_the_configuration(tmp_path: Path) -> None:

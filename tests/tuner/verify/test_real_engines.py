@@ -2,15 +2,25 @@
 
 import importlib.util
 import os
+import re
+import shlex
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.benchmarks.engine_layouts import engine_of
 from tests.benchmarks.launched_engine import CHECKOUT, LaunchedEngine
+from tests.rows import Failures
+from tests.tuner.engines.testing import sample_decision, sample_verified, write_emitted
 from tests.tuner.verify.environments import require_environment
 from tuner import api
+from tuner.engines.writers import emit
 from tuner.goals.verify import command_trials
+from tuner.plans.train import VerifiedPlan
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.tune import Adapters
 from tuner.verify.verification import Effort, Watcher
 
 PROFILE = CHECKOUT / "examples" / "profiles" / "epyc-quickstart-1" / "used" / "profile"
@@ -36,28 +46,65 @@ SEARCHES = {
 }
 
 
-ADAPTERS = {
+TWO_RANKS: dict[str, Any] = {"data_parallel_size": 2, "expert_data_parallel_size": 2}
+EXPERT_RANKS: dict[str, Any] = {"data_parallel_size": 2, "expert_model_parallel_size": 2}
+ADAPTERS: dict[str, tuple[tuple[dict[str, Any], tuple[str, ...]], ...]] = {
     "deepspeed": (
-        ("zero_stage: [1]", "[attention]"),
-        ("zero_stage: [2]", "[q_proj, v_proj]"),
-        ("zero_stage: [3]", "[attention]"),
+        ({"zero_stage": 1}, ("attention",)),
+        ({"zero_stage": 2, **TWO_RANKS}, ("q_proj", "v_proj")),
+        ({"zero_stage": 3, **TWO_RANKS}, ("attention",)),
     ),
     "torchtitan": (
-        ("zero_stage: [0], expert_model_parallel_size: [1]", "[attention]"),
-        ("zero_stage: [3], expert_model_parallel_size: [2], recompute: [full]", "[attention]"),
-        ("zero_stage: [2], tensor_model_parallel_size: [2]", "[o_proj]"),
+        ({"zero_stage": 0}, ("attention",)),
+        ({"zero_stage": 3, "stage_recompute": ("full",), **EXPERT_RANKS}, ("attention",)),
+        (
+            {
+                "zero_stage": 2,
+                "tensor_model_parallel_size": 2,
+                "sequence_parallel": True,
+                "expert_model_parallel_size": 2,
+            },
+            ("o_proj",),
+        ),
     ),
 }
 
 
-def _spec(engine: LaunchedEngine, folder: Path, search: str, *, tune: str = "full") -> Path:
+def _adapted(engine: LaunchedEngine, targets: tuple[str, ...], **changes: Any) -> VerifiedPlan:
+    model = read_model(engine.model)
+    single: dict[str, Any] = {
+        "pipeline_model_parallel_size": 1,
+        "data_parallel_size": 1,
+        "expert_model_parallel_size": 1,
+        "pipeline_layout": (model.num_layers,),
+        "recompute_modules": (),
+        "stage_recompute": ("none",),
+        "chunks": (1,),
+        "micro_batch_size": 2,
+    }
+    decision = sample_decision(**{**single, **changes})
+    verified = sample_verified(
+        model,
+        decision,
+        emit=(engine.name,),
+        devices_per_node=decision.num_devices,
+        device_kind="cpu",
+        sequence_length=256,
+    )
+    tune = Adapters(method="lora", rank=8, targets=targets)
+    goal = verified.plan.goal.model_copy(update={"tune": tune, "global_batch_size": 8})
+    plan = verified.plan.model_copy(update={"goal": goal})
+    return VerifiedPlan.waive(plan, reason="the test starts it")
+
+
+def _spec(engine: LaunchedEngine, folder: Path, search: str) -> Path:
     file = folder / "spec.yaml"
     file.write_text(
         f"""
 schema_version: 1
 model: {engine.model}
 cluster: {{pools: [{{name: here, profile: {PROFILE}, nodes: 1, devices_per_node: 2}}]}}
-goal: {{kind: train, {engine.goal}, tune: {tune}}}
+goal: {{kind: train, {engine.goal}}}
 search: {{micro_batch_size: [2], {search}}}
 emit: [{engine.name}]
 """,
@@ -84,38 +131,11 @@ def test_a_stand_in_refuses_to_run_beside_a_gpu(monkeypatch: pytest.MonkeyPatch)
 def test_an_engine_trains_what_is_emitted(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _launch(name, [(search, "full") for search in SEARCHES[name]], tmp_path, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ADAPTERS)
-def test_an_engine_trains_the_adapters_that_are_emitted(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [
-        (
-            f"pipeline_model_parallel_size: [1], {search}",
-            f"{{method: lora, rank: 8, targets: {of}}}",
-        )
-        for search, of in ADAPTERS[name]
-    ]
-    _launch(name, rows, tmp_path, monkeypatch)
-
-
-def _launch(
-    name: str, rows: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Plan, emit and start each row, which is limits of the search and what is trained."""
-    engine = engine_of(name)
-    require_environment(engine.setup, limit_s=INSTALL_S)
-    monkeypatch.setenv("PATH", f"{engine.programs}{os.pathsep}{os.environ['PATH']}")
-    for variable, value in engine.environment.items():
-        monkeypatch.setenv(variable, value)
+    engine = _environment(name, monkeypatch)
     failures = []
-    for search, tune in rows:
+    for search in SEARCHES[name]:
         folder = tmp_path / f"a plan {len(list(tmp_path.iterdir()))}"
-        api.write(folder, api.plan(_spec(engine, tmp_path, search, tune=tune)))
+        api.write(folder, api.plan(_spec(engine, tmp_path, search)))
         result = api.verify(
             folder,
             effort=Effort(trials=1, steps=2, repeats=0),
@@ -129,5 +149,42 @@ def _launch(
         )
         (trial,) = result.trials
         if trial.status != "ok" or not trial.measured_step_s:
-            failures.append(f"{search}, {tune}: {trial.status}: {trial.reason}")
+            failures.append(f"{search}: {trial.status}: {trial.reason}")
     assert not failures
+
+
+def _environment(name: str, monkeypatch: pytest.MonkeyPatch) -> LaunchedEngine:
+    engine = engine_of(name)
+    require_environment(engine.setup, limit_s=INSTALL_S)
+    monkeypatch.setenv("PATH", f"{engine.programs}{os.pathsep}{os.environ['PATH']}")
+    for variable, value in engine.environment.items():
+        monkeypatch.setenv(variable, value)
+    return engine
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_engine_trains_the_adapters_that_are_emitted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = _environment(name, monkeypatch)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    failures = Failures()
+    for number, (changes, targets) in enumerate(ADAPTERS[name]):
+        folder = tmp_path / str(number)
+        write_emitted(folder, emit(name, _adapted(engine, targets, **changes)))
+        arguments = engine.arguments.format(steps=3, launch=folder)
+        ran = subprocess.run(
+            ["bash", str(folder / "run.sh"), *shlex.split(arguments)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        said = f"{ran.stdout}\n{ran.stderr}"
+        with failures.of(changes, targets):
+            assert ran.returncode == 0, said[-2000:]
+            assert re.search(r"step:?\s+3\b", said), said[-2000:]
+    failures.check()

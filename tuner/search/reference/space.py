@@ -110,6 +110,7 @@ def _broken_rules(
     yield from _broken_by_batch(work, degrees)
     yield from _broken_by_nodes(degrees)
     yield from _broken_by_target(work, degrees, capabilities)
+    yield from _broken_by_expert_ranks(degrees, capabilities)
     yield from _broken_by_tensor_ranks(work, degrees, capabilities)
     yield from _broken_by_search(degrees, search)
 
@@ -162,14 +163,20 @@ def _broken_by_target(
         yield "zero_stage above 0 without data parallelism shards nothing"
     if not capabilities.uneven_layout and work.model.num_layers % degrees.num_stages:
         yield "the target's stages hold equally many layers"
+    if degrees.virtual_pipeline > 1 and not capabilities.virtual_pipeline:
+        yield "the target has no interleaved schedule"
+
+
+def _broken_by_expert_ranks(degrees: StepDegrees, capabilities: Capabilities) -> Iterator[str]:
+    if degrees.expert > 1 and not capabilities.expert_parallel:
+        yield "the target has no expert parallelism"
+        return
     if (
         capabilities.expert_folding_needs_sharding
         and degrees.zero_stage == 0
         and degrees.tensor % degrees.expert
     ):
         yield "the target spreads experts over replicas at zero_stage above 0 only"
-    if degrees.virtual_pipeline > 1 and not capabilities.virtual_pipeline:
-        yield "the target has no interleaved schedule"
     if degrees.expert > degrees.data and not capabilities.expert_folding:
         yield "the target has no parallel folding"
 
