@@ -137,10 +137,10 @@ def layer_activations(
     if recompute is Recompute.SELECTIVE:
         return LayerActivations(saved=outside + weights, transient=max(0, inside - shared))
     kept = _hidden(work, degrees) + _ids(work, degrees)
-    read_again = normed + _ids(work, degrees)
+    recomputed_input = normed + _ids(work, degrees)
     if chunks == 1:
-        return LayerActivations(saved=kept, transient=outside + inside + own_weights - read_again)
-    recomputed = outside + weights - read_again
+        return LayerActivations(saved=kept, transient=outside + inside + own_weights - recomputed_input)
+    recomputed = outside + weights - recomputed_input
     return LayerActivations(saved=kept, transient=max(recomputed, recomputed - shared + inside))
 
 

@@ -331,7 +331,6 @@ _START: Final = """\
 : "${{MEGATRON_LM:?must name the folder of a Megatron-LM checkout}}"
 mapfile -t ARGUMENTS < <(grep -v '^#' "$FILES/megatron_args.txt" | tr ' ' '\\n')
 
-if [[ -n "${{CHECKPOINTS:-}}" ]]; then ARGUMENTS+=(--save "$CHECKPOINTS" --load "$CHECKPOINTS"); fi
-
-exec "${{LAUNCHER[@]}}" "$MEGATRON_LM/{program}" "${{ARGUMENTS[@]}}" "$@"
+exec "${{LAUNCHER[@]}}" "$MEGATRON_LM/{program}" "${{ARGUMENTS[@]}}" \\
+  ${{CHECKPOINTS:+--save "$CHECKPOINTS" --load "$CHECKPOINTS"}} "$@"
 """

@@ -68,6 +68,5 @@ export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 : "${MEGATRON_LM:?must name the folder of a Megatron-LM checkout}"
 mapfile -t ARGUMENTS < <(grep -v '^#' "$FILES/megatron_args.txt" | tr ' ' '\n')
 
-if [[ -n "${CHECKPOINTS:-}" ]]; then ARGUMENTS+=(--save "$CHECKPOINTS" --load "$CHECKPOINTS"); fi
-
-exec "${LAUNCHER[@]}" "$MEGATRON_LM/pretrain_gpt.py" "${ARGUMENTS[@]}" "$@"
+exec "${LAUNCHER[@]}" "$MEGATRON_LM/pretrain_gpt.py" "${ARGUMENTS[@]}" \
+  ${CHECKPOINTS:+--save "$CHECKPOINTS" --load "$CHECKPOINTS"} "$@"
