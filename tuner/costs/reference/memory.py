@@ -139,7 +139,9 @@ def layer_activations(
     kept = _hidden(work, degrees) + _ids(work, degrees)
     recomputed_input = normed + _ids(work, degrees)
     if chunks == 1:
-        return LayerActivations(saved=kept, transient=outside + inside + own_weights - recomputed_input)
+        return LayerActivations(
+            saved=kept, transient=outside + inside + own_weights - recomputed_input
+        )
     recomputed = outside + weights - recomputed_input
     return LayerActivations(saved=kept, transient=max(recomputed, recomputed - shared + inside))
 
