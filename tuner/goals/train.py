@@ -44,6 +44,8 @@ def _spec(plan: Plan, keys: dict[str, Any], used: Path) -> PlannedSpec:
     goal = keys["goal"]
     if goal.get("routing"):
         goal["routing"] = {**goal["routing"], "path": str(used / "routing.json")}
+    if (goal.get("reliability") or {}).get("log"):
+        goal["reliability"]["log"]["path"] = str(used / "failures.json")
     return PlannedSpec(
         keys=keys,
         cluster=plan.cluster,

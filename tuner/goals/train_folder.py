@@ -1,8 +1,8 @@
 """What lies in the folder of a training plan beside `plan.json` (tuner/plans/folder.py).
 
-    used/       the spec, the model's config, the routing record, the link matrix of pool N in
-                `links-N.csv`, and the profile in `profile/`; where several pools have one, each in
-                `profiles/N/` with N the pool's position in the spec, from 0
+    used/       the spec, the model's config, the routing record, the failure log's counts, the link
+                matrix of pool N in `links-N.csv`, and the profile in `profile/`; where several
+                pools have one, each in `profiles/N/` with N the pool's position in the spec, from 0
 
 Everything but `trials/` can be derived again from the other files.
 """
@@ -103,6 +103,8 @@ def _used(spec: Spec) -> dict[str, bytes]:
     }
     if spec.goal.routing is not None:
         used["routing.json"] = routing_json(spec.goal.routing.path)
+    if spec.failures is not None:
+        used["failures.json"] = spec.failures.model_dump_json().encode()
     for number, pool in enumerate(spec.cluster.pools):
         if pool.link_matrix is not None:
             text = link_matrix_csv(read_link_matrix(pool.link_matrix))

@@ -7,6 +7,7 @@ from profilers.records import Profile
 from tuner.engines.assumptions import plan_assumptions
 from tuner.engines.capabilities import programs
 from tuner.faults.measured import node_bytes_per_s
+from tuner.faults.observed import exponential_test, observed_rates
 from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S
 from tuner.goals.profiles import is_of_device
 from tuner.plans.train import Plan
@@ -14,7 +15,7 @@ from tuner.search.reasons import unmeasured_links
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
-from tuner.units import format_bytes_per_s
+from tuner.units import format_bytes_per_s, format_s
 from tuner.verify.launches import REFERENCE
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def analytic_notes(
     if spec.routing is None and spec.model.moe is not None:
         notes.append("routing is assumed balanced: no recording was given (goal.routing)")
     notes += _assumed_checkpoints(spec, measured)
+    notes += _failure_notes(spec)
     if measured:
         if calibrated and not all(one.own_residuals for one in measured.values()):
             notes.append("what was not measured is corrected by residuals of published runs")
@@ -51,6 +53,29 @@ def with_assumptions(plan: Plan) -> Plan:
     notes = (*plan.provenance.notes, *assumptions)
     provenance = plan.provenance.model_copy(update={"notes": notes})
     return plan.model_copy(update={"provenance": provenance})
+
+
+def _failure_notes(spec: Spec) -> Iterator[str]:
+    """Say what the failure log shows, and where the formulas of failures do not hold for it."""
+    if spec.failures is None:
+        return
+    for rate in observed_rates(spec.failures):
+        if rate.count:
+            whose = "device" if rate.component == "device" else "machine"
+            low, high = map(format_s, rate.mtbf_s_band)
+            yield (
+                f"{rate.count:,} failures of {rate.component} in the log: one in"
+                f" {format_s(rate.mtbf_s)} of a {whose} (between {low} and {high})"
+            )
+    tested = exponential_test(spec.failures)
+    if tested is None:
+        yield "the failure log has too few times to test that failures are exponential"
+    elif tested.is_rejected:
+        how = "in bursts" if tested.variation > 1.0 else "more evenly"
+        yield (
+            f"failures in the log are not exponential (p = {tested.probability:.2g}): they come"
+            f" {how}, so the checkpoint interval and the effective share are less certain"
+        )
 
 
 def _assumed_checkpoints(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:

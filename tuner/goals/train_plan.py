@@ -285,7 +285,8 @@ def _plan_on_the_model(
     made = with_node_order(
         made, links, cluster=spec.cluster, time_limit_s=NODE_ORDER_SHARE * settings.time_limit_s
     )
-    return Planned(plan=with_assumptions(made), spec=spec, profiles=profiles)
+    made = with_assumptions(made).model_copy(update={"failures": spec.failures})
+    return Planned(plan=made, spec=spec, profiles=profiles)
 
 
 def refuse_unpriced(spec: Spec) -> None:

@@ -18,6 +18,7 @@ from tuner.costs.residuals import Residual
 from tuner.faults.forecast import RunForecast
 from tuner.plans.stage_placement import StagePlacement
 from tuner.spec.cluster import Cluster
+from tuner.spec.failure_log import FailureLog
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
 from tuner.spec.search import Search
@@ -328,6 +329,8 @@ class Plan(Record):
     """Which machines run which stage; absent where all are the same and no links were measured."""
     load_ratio: tuple[tuple[float, ...], ...] = ()
     """[MoE layers][experts] that the plan was priced with; empty means balanced."""
+    failures: FailureLog | None = None
+    """What the failure log of the spec shows; absent without one."""
     provenance: Provenance
     files: tuple[str, ...] = ()
 

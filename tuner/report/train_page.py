@@ -28,6 +28,7 @@ from tuner.report.content import (
 from tuner.report.decision_section import decision_section
 from tuner.report.decisions import train_words
 from tuner.report.expert_loads import loads_section
+from tuner.report.failures import failures_section
 from tuner.report.launch_section import launch_section
 from tuner.report.memory_headroom import (
     chance_sentence,
@@ -85,12 +86,14 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
     loads = loads_section(
         plan, evidence.trials, evidence.verified.winner if evidence.verified else None
     )
+    failures = failures_section(plan)
     sections = [
         decision_section(plan, decision),
         *([trials_section(evidence.verified, predicted)] if evidence.verified else []),
         _step(plan, predicted),
         _memory(predicted, plan.goal),
         *([loads] if loads else []),
+        *([failures] if failures else []),
         _choice(plan, predicted),
         *([evidence.what_if] if evidence.what_if else []),
         *_relaxations(plan),

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from profilers.records import Record
+from tuner.spec.failure_log import StatedLog
 from tuner.spec.fields import (
     BytesPerSecond,
     Count,
@@ -77,8 +78,8 @@ class Checkpoint(Record):
 class Reliability(Record):
     """Failure rates of devices and machines, and their cost.
 
-    At least one of `device_mtbf`, `node_mtbf` and `nodes_lost` is needed; what is not stated never
-    fails. Failure rates of devices and machines add up.
+    At least one of `device_mtbf`, `node_mtbf`, `nodes_lost` and `log` is needed; what is not stated
+    never fails. Failure rates of devices and machines add up.
     """
 
     device_mtbf: PositiveSeconds | None = None
@@ -91,6 +92,9 @@ class Reliability(Record):
     """Instead of `node_mtbf`: the share of machines that fail in a period, e.g. `1% per week`. A
     share p in a time T is a mean time between failures of T / p a machine, 100 weeks here: machines
     that failed are replaced or repaired, so that the share of a longer period may exceed 100 %."""
+    log: StatedLog | None = None
+    """Instead of all three: failures that were seen. Those of devices give `device_mtbf`, those of
+    machines, links and software `node_mtbf`."""
     checkpoint: Checkpoint = Checkpoint()
     spare_nodes: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Spare machines of the cluster, not used by the plan. A spare replaces machines of its own
@@ -109,10 +113,10 @@ class Reliability(Record):
     def _something_fails(self) -> "Reliability":
         if self.node_mtbf is not None and self.nodes_lost is not None:
             raise ValueError("node_mtbf and nodes_lost say the same; give one of them")
-        if self.device_mtbf is None and self.node_mtbf_s is None:
+        if self.device_mtbf is None and self.node_mtbf_s is None and self.log is None:
             raise ValueError(
-                "nothing is said to fail: give nodes_lost (e.g. 1% per week), node_mtbf or"
-                " device_mtbf (e.g. 50000h)"
+                "nothing is said to fail: give nodes_lost (e.g. 1% per week), node_mtbf,"
+                " device_mtbf (e.g. 50000h) or a log"
             )
         return self
 

@@ -5,7 +5,9 @@ from typing import Any, Final
 
 from profilers.steps.config import LayerKind
 from tuner.errors import SpecError
+from tuner.spec.failure_log import FailureLog, read_failure_log
 from tuner.spec.files import shown_path
+from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.routing import RoutingRecord, read_routing
@@ -38,13 +40,15 @@ def read_spec(path: Path) -> Spec:
         )
     if file.goal.adapters is not None:
         _check_adapters(file.goal.adapters, model, source)
+    goal, failures = _with_failures(file.goal, source)
     return Spec(
         path=path,
         model_path=file.model,
         model=model,
         cluster=file.cluster,
-        goal=file.goal,
+        goal=goal,
         routing=routing,
+        failures=failures,
         search=file.search,
         emit=file.emit,
     )
@@ -59,6 +63,21 @@ def _check_goal_kind(raw: dict[str, Any], source: str) -> None:
             f"{source}: goal.kind: {kind!r} is a goal of `moetune plan`; here a 'train' goal is"
             " needed"
         )
+
+
+def _with_failures(goal: TrainGoal, source: str) -> tuple[TrainGoal, FailureLog | None]:
+    """Fill in the rates that a failure log shows."""
+    stated = goal.reliability
+    if stated is None or stated.log is None:
+        return goal, None
+    if stated.device_mtbf is not None or stated.node_mtbf_s is not None:
+        raise SpecError(
+            f"{source}: goal.reliability: the log says how often devices and machines fail; leave"
+            " out device_mtbf, node_mtbf and nodes_lost"
+        )
+    log = read_failure_log(stated.log)
+    rates = {"device_mtbf": log.device_mtbf_s, "node_mtbf": log.node_mtbf_s}
+    return goal.model_copy(update={"reliability": stated.model_copy(update=rates)}), log
 
 
 def _check_adapters(tune: Adapters, model: ModelSpec, source: str) -> None:

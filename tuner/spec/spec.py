@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from profilers.records import Record
 from tuner.spec.cluster import Cluster
+from tuner.spec.failure_log import FailureLog
 from tuner.spec.fields import FilePath, Name, one_or_many
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
@@ -34,7 +35,7 @@ class SpecFile(Record):
 
 
 class Spec(Record):
-    """A spec with its model and recorded routing loaded."""
+    """A spec with its model, recorded routing and failure log loaded."""
 
     path: Path
     """The file it was read from."""
@@ -44,6 +45,8 @@ class Spec(Record):
     goal: TrainGoal
     routing: RoutingRecord | None = None
     """The recording in `goal.routing`; None assumes balanced experts."""
+    failures: FailureLog | None = None
+    """The log in `goal.reliability`, whose rates the goal then states."""
     search: Search = Search()
     emit: Targets = ("reference",)
 

@@ -1,0 +1,167 @@
+"""Failure logs of every format, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import SpecError
+from tuner.spec.failure_log import FailureLog, StatedLog, read_failure_log
+
+WATCHED = {"devices": 1024, "period": 54 * 86_400.0}
+
+SACCT = """\
+JobID|State|Start|End|NNodes|AllocTRES
+10|COMPLETED|2026-03-01T00:00:00|2026-03-02T00:00:00|16|cpu=16,gres/gpu=128,node=16
+10.batch|FAILED|2026-03-01T00:00:00|2026-03-02T00:00:00|1|cpu=16
+11|NODE_FAIL|2026-03-01T12:00:00|2026-03-03T12:00:00|8|gres/gpu=64,gres/gpu:h100=64
+12|FAILED|2026-03-02T00:00:00|2026-03-02T00:05:00|16|
+13|FAILED|2026-03-02T01:00:00|2026-03-02T11:00:00|16|
+14|CANCELLED by 1000|2026-03-03T00:00:00|2026-03-03T06:00:00|16|
+15|RUNNING|2026-03-03T06:00:00|Unknown|16|
+16|PENDING|Unknown|Unknown|16|
+"""
+
+NVRX = """\
+[2026-03-01 10:00:00] INFO   - Cycle: 0 Event: rendezvous_completed Node: n1_7 Rank: 0 Time: 2026-03-01 10:00:00.000 UTC
+[2026-03-01 12:00:00] INFO   - Cycle: 1 Event: failure_detected Node: n1_7 Rank: None Time: 2026-03-01 12:00:00.250 UTC
+[2026-03-01 12:00:03] INFO   - Cycle: 1 Event: failure_detected Node: n2_9 Rank: 4 Time: 2026-03-01 12:00:03.250 UTC
+[2026-03-01 12:01:00] INFO   - Cycle: 1 Event: worker_start_completed Node: n2_9 Rank: 4 Time: 2026-03-01 12:01:00.000 UTC
+[2026-03-04 12:00:00] INFO   - Cycle: 2 Event: failure_detected Node: n2_9 Rank: 4 Time: 2026-03-04 12:00:00.250 UTC
+"""  # noqa: E501 - lines of a log
+
+
+def read(folder: Path, text: str, **stated: object) -> FailureLog:
+    """Read a text as a log."""
+    path = folder / "failures.log"
+    path.write_text(text, encoding="utf-8")
+    return read_failure_log(StatedLog.model_validate({"path": path, **stated}))
+
+
+def test_counts_without_times_give_rates(tmp_path: Path) -> None:
+    log = read(tmp_path, "component,count,cause\ndevice,6,HBM\ndevice,2,SRAM\nlink,4,\n", **WATCHED)
+    assert log.counts == {"device": 8, "node": 0, "link": 4, "software": 0}
+    assert log.device_mtbf_s == 1024 * 54 * 86_400.0 / 8
+    assert log.node_mtbf_s == 128 * 54 * 86_400.0 / 4
+    assert log.clock_s == ()
+    machines = read(
+        tmp_path,
+        "component,count\ndevice,1\nnode,2\nsoftware,9\n",
+        components=("device", "node"),
+        devices_per_node=4,
+        **WATCHED,
+    )
+    assert machines.node_mtbf_s == 256 * 54 * 86_400.0 / 2
+
+
+def test_tables_of_times_as_csv_and_as_json_lines_are_the_same(tmp_path: Path) -> None:
+    lines = ["2026-01-01T00:00:00", "2026-01-01T01:00:00+00:00", "2026-01-01T06:00:00Z"]
+    rows = list(zip(lines, ("device", "node", "node"), strict=True))
+    table = "time,component\n" + "".join(f"{time}, {what}\n" for time, what in rows)
+    objects = "".join(json.dumps({"time": time, "component": what}) + "\n" for time, what in rows)
+    one, other = (read(tmp_path, text, devices=16) for text in (table, objects))
+    assert one == other
+    assert one.clock_s == (0.0, 3600.0, 21_600.0)
+    # Three failures, whose mean gap is three hours.
+    assert one.period_s == 3 * 3 * 3600.0
+    assert one.node_mtbf_s == 2 * one.period_s / 2
+
+
+def test_sacct_gives_failures_and_how_long_nodes_ran(tmp_path: Path) -> None:
+    log = read(tmp_path, SACCT)
+    day = 86_400.0
+    node_s = (16 + 2 * 8 + 16 * (300 / day + 10 / 24 + 6 / 24)) * day
+    assert log.counts == {"device": 0, "node": 1, "link": 0, "software": 1}
+    assert log.left_out == 1
+    assert log.node_s == pytest.approx(node_s)
+    assert log.device_s == pytest.approx(8 * node_s)
+    # Job 13 ended when 16 nodes had run for 24 h, 8 for 23 h, 16 for 5 min and for 10 h.
+    mean_nodes = node_s / (2.5 * day)
+    expected = (16 * 24 + 8 * 23 + 16 / 12 + 160) * 3600.0 / mean_nodes
+    assert log.clock_s == pytest.approx((expected, log.period_s))
+
+
+def test_the_resiliency_extension_counts_a_failure_once(tmp_path: Path) -> None:
+    log = read(tmp_path, NVRX, devices=64)
+    assert log.counts == {"device": 0, "node": 2, "link": 0, "software": 0}
+    assert log.clock_s == (0.0, 3 * 86_400.0)
+    software = read(tmp_path, NVRX, devices=64, components=("software",))
+    assert software.counts == {"software": 2}
+
+
+def test_a_log_is_read_again_from_what_a_plan_keeps(tmp_path: Path) -> None:
+    log = read(tmp_path, SACCT)
+    assert read(tmp_path, log.model_dump_json()) == log
+
+
+REFUSED = {
+    "time goes back": (
+        "time,component\n10,node\n5,node\n",
+        {"devices": 8},
+        "line 3: time '5' lies before that of the line above; sort the log by time",
+    ),
+    "unknown component": (
+        "component\nfan\n",
+        WATCHED,
+        "line 2: component: Input should be 'device', 'node', 'link' or 'software', not 'fan'",
+    ),
+    "no count": (
+        "component,count\nnode,-1\n",
+        WATCHED,
+        "line 2: count: Input should be greater than or equal to 1, not '-1'",
+    ),
+    "no date": (
+        "time,component\nyesterday,node\n",
+        WATCHED,
+        "line 2: time 'yesterday' is neither seconds nor a date like 2026-11-27T05:40:00",
+    ),
+    "infinite time": (
+        "time,component\ninf,node\n",
+        WATCHED,
+        "line 2: time 'inf' is not a number of seconds",
+    ),
+    "a time is missing": (
+        "time,component\n1,node\n,node\n",
+        WATCHED,
+        "line 3: no time, though lines above have one",
+    ),
+    "how many": ("component\nnode\n", {}, "goal.reliability.log.devices: state how many devices"),
+    "how long": ("component\nnode\n", {"devices": 8}, "log.period: state how long the devices"),
+    "too short": (
+        "time,component\n0,node\n7200,node\n",
+        {"devices": 8, "period": 3600.0},
+        "log.period: 3600 s are shorter than the log, whose times span 7200 s",
+    ),
+    "none": (
+        "component\nnode\n",
+        {**WATCHED, "components": ("device",)},
+        "no failure of device in it; leave the log out, or state device_mtbf or node_mtbf",
+    ),
+    "another file": ("hello\nworld\n", WATCHED, "not a failure log: neither a table with a column"),
+    "empty": ("", WATCHED, "not a failure log"),
+    "a number": ('{"component": "node"}\n7\n', WATCHED, "line 2: 7 is no object"),
+    "sacct backwards": (
+        "JobID|State|Start|End|NNodes\n1|FAILED|2026-03-02T00:00:00|2026-03-01T00:00:00|1\n",
+        {},
+        "line 2: End 2026-03-01T00:00:00 lies before Start 2026-03-02T00:00:00",
+    ),
+    "sacct nodes": (
+        "JobID|State|Start|End|NNodes\n1|FAILED|2026-03-02T00:00:00|2026-03-02T01:00:00|2K\n",
+        {},
+        "line 2: NNodes: '2K' is not a whole number above zero",
+    ),
+    "sacct idle": ("JobID|State|Start|End|NNodes\n", {}, "no job in it has ended"),
+}
+
+
+def test_unusable_logs_are_refused_in_a_line(tmp_path: Path) -> None:
+    wrong = []
+    for name, (text, stated, expected) in REFUSED.items():
+        try:
+            read(tmp_path, text, **stated)
+        except SpecError as error:
+            if expected not in str(error) or "\n" in str(error):
+                wrong.append((name, str(error)))
+        else:
+            wrong.append((name, "read"))
+    assert not wrong, wrong

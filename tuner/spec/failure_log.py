@@ -1,0 +1,351 @@
+"""Failure logs: what stopped jobs on a cluster, and how much was watched for how long.
+
+    table    CSV with a header, or JSON lines: `component` (device, node, link, software), and
+             `time` (seconds, or dates of ISO 8601), `count` (1 where absent), or both
+    sacct    sacct --allusers --duplicates --parsable2
+                 --format=JobID,State,Start,End,NNodes,AllocTRES
+             NODE_FAIL and BOOT_FAIL are of nodes; FAILED and OUT_OF_MEMORY of software, unless the
+             job was younger than `LEAST_RUN_S`: it never got going. Jobs that still run, steps of
+             jobs and all other states count as time without a failure.
+    NVRx     logs of NVIDIA's resiliency extension: lines `Event: failure_detected Node: N Rank: R
+             Time: T UTC`. Whichever rank noticed it, events within `SAME_FAILURE_S` of the first
+             are one failure, of software or of its node: the log does not say which.
+
+Further columns and lines are ignored. A table and NVRx's log do not say how much was watched:
+`goal.reliability.log` states devices, devices of a node, and the period where there are no times.
+Of sacct's jobs it is the sum over jobs; devices are those of `gres/gpu`, else `devices_per_node`.
+
+Source: sacct(1) of Slurm 24.05; shared_utils/profiling.py of nvidia-resiliency-ext 0.5.
+
+Not covered: compressed files; what failed while no job ran there.
+"""
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal, get_args
+
+from pydantic import Field, ValidationError
+
+from profilers.records import Record
+from tuner.errors import SpecError
+from tuner.spec.fields import Count, FilePath, PositiveSeconds
+from tuner.spec.files import one_line, read_small_text, shown_path, shown_value
+
+Component = Literal["device", "node", "link", "software"]
+COMPONENTS: Final[tuple[Component, ...]] = get_args(Component)
+LARGEST_LOG_BYTES: Final = 256_000_000
+MOST_EVENTS: Final = 1_000_000
+LEAST_RUN_S: Final = 600.0
+"""A job that failed earlier failed in starting."""
+SAME_FAILURE_S: Final = 60.0
+"""Ranks notice the failure of one of them within their timeouts and the log's buffering."""
+
+SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NNodes")
+OF_STATE: Final[Mapping[str, Component]] = {
+    "NODE_FAIL": "node",
+    "BOOT_FAIL": "node",
+    "FAILED": "software",
+    "OUT_OF_MEMORY": "software",
+}
+_DETECTED: Final = re.compile(
+    r"Event: failure_detected Node: (?P<node>.*?) Rank: \S+ Time: (?P<time>[0-9-]+ [0-9:.]+) UTC"
+)
+_GPUS: Final = re.compile(r"(?:^|,)gres/gpu=(\d+)")
+
+NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class StatedLog(Record):
+    """A failure log, and what it was kept of."""
+
+    path: FilePath
+    """A table, the output of sacct, or a log of NVIDIA's resiliency extension; formats in
+    tuner/spec/failure_log.py."""
+    devices: Count | None = None
+    """That were watched; absent: sacct's jobs say it."""
+    devices_per_node: Count | None = None
+    """Absent: 8."""
+    period: PositiveSeconds | None = None
+    """That was watched; absent: as many mean gaps between the log's times as it has times."""
+    components: Annotated[tuple[Component, ...], Field(min_length=1)] = COMPONENTS
+    """Whose failures count; without `software`, only those of machines."""
+
+
+class FailureLog(Record):
+    """Failures by component, and the time that was watched."""
+
+    counts: dict[Component, Annotated[int, Field(ge=0)]]
+    """Of all components that count."""
+    device_s: Positive
+    """Devices times seconds."""
+    node_s: Positive
+    clock_s: tuple[NotNegative, ...] = ()
+    """Ascending: when failures happened, in seconds of watched time of the whole cluster from its
+    start, where the log has times."""
+    period_s: Positive
+    """Watched time of the whole cluster."""
+    left_out: Annotated[int, Field(ge=0)] = 0
+    """Jobs that failed in starting."""
+
+    @property
+    def device_mtbf_s(self) -> float | None:
+        """Mean time between failures of one device; None: none was seen."""
+        return self.mtbf_s("device")
+
+    @property
+    def node_mtbf_s(self) -> float | None:
+        """The same of one node, for whatever is not of a device."""
+        num = sum(count for name, count in self.counts.items() if name != "device")
+        return self.node_s / num if num else None
+
+    def mtbf_s(self, component: Component) -> float | None:
+        """Mean time between failures of a component, a device's or a node's."""
+        num = self.counts.get(component, 0)
+        return self.watched_s(component) / num if num else None
+
+    def watched_s(self, component: Component) -> float:
+        """Devices or nodes times seconds."""
+        return self.device_s if component == "device" else self.node_s
+
+
+class _Event(Record):
+    """A line of a table."""
+
+    component: Component
+    count: Annotated[int, Field(ge=1, le=10**9)] = 1
+
+
+def read_failure_log(stated: StatedLog) -> FailureLog:
+    """Read a failure log.
+
+    Raises:
+        SpecError: one line that names the file, the line, its value and the rule.
+    """
+    source = shown_path(stated.path)
+    text = read_small_text(stated.path, what="failure log", most_bytes=LARGEST_LOG_BYTES)
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    if first.startswith("{"):
+        try:
+            return FailureLog.model_validate_json(text)
+        except ValidationError:
+            log = _of_table(_json_rows(text, source), stated, source)
+    elif set(SACCT_COLUMNS) <= set(first.split("|")):
+        log = _of_jobs(text, stated, source)
+    elif "component" in first.lower().split(","):
+        log = _of_table(_csv_rows(text, source), stated, source)
+    else:
+        log = _of_detections(text, stated, source)
+    if not sum(log.counts.values()):
+        raise SpecError(
+            f"{source}: no failure of {', '.join(stated.components)} in it; leave the log out, or"
+            " state device_mtbf or node_mtbf"
+        )
+    return log
+
+
+def _json_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SpecError(one_line(f"{source}: line {number}: not JSON: {error}")) from error
+        if not isinstance(values, dict):
+            raise SpecError(f"{source}: line {number}: {shown_value(values)} is no object")
+        yield f"line {number}", values
+
+
+def _csv_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
+    try:
+        for row in reader:
+            yield f"line {reader.line_num}", {key: value for key, value in row.items() if value}
+    except csv.Error as error:
+        raise SpecError(f"{source}: line {reader.line_num}: {error}") from error
+
+
+def _of_table(
+    rows: Iterator[tuple[str, Mapping[str, Any]]], stated: StatedLog, source: str
+) -> FailureLog:
+    counts = dict.fromkeys(stated.components, 0)
+    times: list[float] = []
+    clock: list[float] = []
+    for number, (where, row) in enumerate(rows):
+        if number >= MOST_EVENTS:
+            raise SpecError(f"{source}: more than {MOST_EVENTS:,} failures")
+        try:
+            event = _Event.model_validate(
+                {key: row[key] for key in ("component", "count") if key in row}, strict=False
+            )
+        except ValidationError as error:
+            problem = error.errors()[0]
+            field = ".".join(map(str, problem["loc"]))
+            raise SpecError(
+                one_line(f"{source}: {where}: {field}: {problem['msg']}, not {problem['input']!r}")
+            ) from error
+        if "time" in row:
+            times.append(_seconds(row["time"], f"{source}: {where}"))
+            if len(times) > 1 and times[-1] < times[-2]:
+                raise SpecError(
+                    f"{source}: {where}: time {shown_value(row['time'])} lies before that of the"
+                    " line above; sort the log by time"
+                )
+        elif times:
+            raise SpecError(f"{source}: {where}: no time, though lines above have one")
+        if event.component in counts:
+            counts[event.component] += event.count
+            clock += times[-1:] * event.count
+        if sum(counts.values()) > MOST_EVENTS and times:
+            raise SpecError(f"{source}: more than {MOST_EVENTS:,} failures")
+    return _watched(counts, times, clock, stated, source)
+
+
+def _of_detections(text: str, stated: StatedLog, source: str) -> FailureLog:
+    component: Component = "node" if "node" in stated.components else stated.components[0]
+    times: list[float] = []
+    last = -math.inf
+    for number, line in enumerate(text.splitlines(), 1):
+        found = _DETECTED.search(line)
+        if found is None:
+            continue
+        time = _seconds(found["time"], f"{source}: line {number}")
+        if time < last - SAME_FAILURE_S:
+            raise SpecError(
+                f"{source}: line {number}: time {found['time']} lies before that of an event above;"
+                " sort the log by time"
+            )
+        if not times or time > times[-1] + SAME_FAILURE_S:
+            times.append(time)
+        last = time
+    if not times:
+        raise SpecError(
+            f"{source}: not a failure log: neither a table with a column component, nor sacct's"
+            f" columns {'|'.join(SACCT_COLUMNS)}, nor events failure_detected"
+        )
+    counts = dict.fromkeys(stated.components, 0)
+    counts[component] = len(times)
+    return _watched(counts, times, times, stated, source)
+
+
+def _watched(
+    counts: dict[Component, int],
+    times: Sequence[float],
+    clock: Sequence[float],
+    stated: StatedLog,
+    source: str,
+) -> FailureLog:
+    """Add the time that a log without jobs was kept."""
+    if stated.devices is None:
+        raise SpecError(
+            f"{source}: goal.reliability.log.devices: state how many devices were watched; the log"
+            " does not say it"
+        )
+    span = times[-1] - times[0] if times else 0.0
+    # N times have N - 1 gaps between them.
+    period = stated.period or span * len(times) / max(len(times) - 1, 1)
+    if not period > 0.0:
+        raise SpecError(
+            f"{source}: goal.reliability.log.period: state how long the devices were watched; the"
+            " log has no times"
+        )
+    if period < span:
+        raise SpecError(
+            f"{source}: goal.reliability.log.period: {period:g} s are shorter than the log, whose"
+            f" times span {span:g} s"
+        )
+    nodes = math.ceil(stated.devices / (stated.devices_per_node or 8))
+    return FailureLog(
+        counts=counts,
+        device_s=stated.devices * period,
+        node_s=nodes * period,
+        clock_s=tuple(time - times[0] for time in clock),
+        period_s=period,
+    )
+
+
+def _of_jobs(text: str, stated: StatedLog, source: str) -> FailureLog:
+    """Sum sacct's jobs; the clock is the node time of all of them, in nodes of the mean size."""
+    import numpy as np
+
+    counts = dict.fromkeys(stated.components, 0)
+    spans: list[tuple[float, float, int]] = []
+    failed: list[float] = []
+    device_s, left_out = 0.0, 0
+    reader = csv.DictReader(io.StringIO(text), delimiter="|", quoting=csv.QUOTE_NONE)
+    for row in reader:
+        where = f"{source}: line {reader.line_num}"
+        if len(spans) >= MOST_EVENTS:
+            raise SpecError(f"{source}: more than {MOST_EVENTS:,} jobs")
+        if "." in (row["JobID"] or "") or "Unknown" in (row["Start"], row["End"]):
+            continue
+        if "None" in (row["Start"], row["End"]):
+            continue
+        start, end = (_seconds(row[name], where) for name in ("Start", "End"))
+        if end < start:
+            raise SpecError(f"{where}: End {row['End']} lies before Start {row['Start']}")
+        nodes = _whole(row["NNodes"], f"{where}: NNodes")
+        gpus = _GPUS.search(row.get("AllocTRES") or "")
+        devices = int(gpus[1]) if gpus else nodes * (stated.devices_per_node or 8)
+        spans.append((start, end, nodes))
+        device_s += devices * (end - start)
+        component = OF_STATE.get((row["State"] or "").split(" ")[0])
+        if component not in counts:
+            continue
+        if component == "software" and end - start < LEAST_RUN_S:
+            left_out += 1
+            continue
+        counts[component] += 1
+        failed.append(end)
+    if not device_s > 0.0:
+        raise SpecError(f"{source}: no job in it has ended")
+    starts, ends, nodes_J = (
+        np.array(column, dtype=np.float64) for column in zip(*spans, strict=True)
+    )
+    edges = np.concatenate([starts, ends])
+    order = np.argsort(edges, kind="stable")
+    running = np.cumsum(np.concatenate([nodes_J, -nodes_J])[order])
+    watched = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(edges[order]))])
+    node_s = float(watched[-1])
+    mean_nodes = node_s / float(np.ptp(edges))
+    clock = np.interp(sorted(failed), edges[order], watched) / mean_nodes
+    return FailureLog(
+        counts=counts,
+        device_s=device_s,
+        node_s=node_s,
+        clock_s=tuple(clock.tolist()),
+        period_s=node_s / mean_nodes,
+        left_out=left_out,
+    )
+
+
+def _whole(value: Any, where: str) -> int:
+    text = str(value)
+    if not text.isdecimal() or len(text) > 9 or not int(text):
+        raise SpecError(f"{where}: {shown_value(value)} is not a whole number above zero")
+    return int(text)
+
+
+def _seconds(value: Any, where: str) -> float:
+    """Return seconds, from a number or a date; dates without a zone are UTC."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        try:
+            date = datetime.fromisoformat(str(value).strip())
+        except ValueError as error:
+            raise SpecError(
+                f"{where}: time {shown_value(value)} is neither seconds nor a date like"
+                " 2026-11-27T05:40:00"
+            ) from error
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, bool) or not math.isfinite(seconds):
+        raise SpecError(f"{where}: time {shown_value(value)} is not a number of seconds")
+    return seconds
