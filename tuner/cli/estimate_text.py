@@ -29,6 +29,7 @@ def estimate_text(estimate: Estimate) -> str:
             *_verdict(estimate),
             "",
             *_changes(estimate),
+            *_saving(estimate),
             "",
             *_flags(estimate),
             *(line for note in estimate.notes for line in labelled("note", note)),
@@ -62,6 +63,26 @@ def _what(estimate: Estimate) -> Iterator[str]:
         f"{f', {chunks} chunks of MoE layers' if chunks > 1 else ''}",
     )
     yield from labelled("with", ", ".join((estimate.precision, *knobs(decision))))
+
+
+def _saving(estimate: Estimate) -> Iterator[str]:
+    """Say what failures cost as the launch saves, and what would lose less."""
+    saving = estimate.saving
+    if saving is None:
+        return
+    yield ""
+    if saving.run is None or saving.interval_steps is None:
+        yield "checkpoints    none before the end: every failure starts the run again"
+    else:
+        how = "in the background" if saving.in_background else "while training waits"
+        every = format_s(saving.interval_steps * estimate.step_time_s)
+        yield (
+            f"checkpoints    every {saving.interval_steps:,} steps ({every}), {how}:"
+            f" {format_ratio(saving.run.effective_time_ratio)} of the time advances training"
+        )
+    if saving.change is not None:
+        share = format_ratio(saving.change.run.effective_time_ratio)
+        yield f"               {share} with {' '.join(saving.change.lines)}"
 
 
 def _times(rounds: int) -> str:

@@ -39,6 +39,7 @@ from tuner.estimate.prices import (
     uneven_load_bytes,
 )
 from tuner.estimate.records import Estimate, ExposedRatios, PipelineRankMemory, Utilisation
+from tuner.estimate.saving import price_saving
 from tuner.estimate.unpriced import unpriced_notes
 from tuner.search.train.memory_risk import MemoryForecast, forecast_memory, loss_prices
 from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
@@ -128,6 +129,7 @@ def estimate(
         smallest_change=changes.smallest,
         best_pair=changes.best_pair,
         changes=changes.by_knob,
+        saving=price_saving(spec, launch, priced, setup),
         least_gain_ratio=LEAST_GAIN_RATIO,
         num_tried=changes.num_tried,
         flags_understood=launch.understood,

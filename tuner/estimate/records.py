@@ -7,6 +7,7 @@ from pydantic import Field
 from profilers.records import Record, Seconds
 from profilers.steps.config import Size
 from tuner.config.train import TrainDecision
+from tuner.faults.forecast import RunForecast
 from tuner.plans.train import Band, Probability
 
 SCHEMA_VERSION = 1
@@ -101,6 +102,28 @@ class Change(Record):
     decision: TrainDecision
 
 
+class SavingChange(Record):
+    """Another way to save checkpoints."""
+
+    lines: tuple[str, ...]
+    """What to write into the launch."""
+    run: RunForecast
+    gain_ratio: float
+    """Of the wall clock, what then advances training more than as launched."""
+
+
+class SavingEstimate(Record):
+    """What a launch loses to failures."""
+
+    interval_steps: Size | None
+    """Steps between checkpoints; absent where the launch saves none before its end."""
+    in_background: bool
+    run: RunForecast | None
+    """As launched; absent without checkpoints: every failure then starts it again."""
+    change: SavingChange | None
+    """The smallest one that gains; absent where none does."""
+
+
 class Estimate(Record):
     """What a launch will do."""
 
@@ -154,6 +177,8 @@ class Estimate(Record):
     """Two knobs, where together they bring more than the smallest change."""
     changes: tuple[Change, ...]
     """Every knob's best setting, best first."""
+    saving: SavingEstimate | None = None
+    """Absent where the spec states no failures, or the engine's launch not when it saves."""
     least_gain_ratio: float
     num_tried: Size
     """Launchable configurations that were priced for the changes."""

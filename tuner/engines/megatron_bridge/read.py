@@ -18,7 +18,7 @@ from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
 _LINE: Final = re.compile(r"([a-z_]+)\.([a-z_.]+)=(.*)")
-_SECTIONS: Final = frozenset({"model", "train", "ddp", "dist", "optimizer"})
+_SECTIONS: Final = frozenset({"model", "train", "ddp", "dist", "optimizer", "checkpoint"})
 """Of Bridge's configuration: those whose fields are Megatron-LM's flags."""
 _PRECISION: Final = re.compile(r"get_mixed_precision_config\(\s*[\"']([\w]{1,80})[\"']")
 _GRADIENTS: Final = re.compile(r"grad_reduce_in_fp32\s*=\s*(True|False)\b")

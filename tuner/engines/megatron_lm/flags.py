@@ -95,6 +95,8 @@ OTHERS: Final = unpriced.FLAGS | frozenset(
         "untie-embeddings-and-output-weights",
         "account-for-embedding-in-pipeline-split",
         "account-for-loss-in-pipeline-split",
+        "async-save",
+        "save-interval",
         "bf16",
         "fp16",
         "fp8-format",
@@ -134,6 +136,7 @@ OTHERS: Final = unpriced.FLAGS | frozenset(
 
 SWITCHES: Final = unpriced.SWITCHES | frozenset(
     {
+        "async-save",
         "sequence-parallel",
         "overlap-moe-expert-parallel-comm",
         "moe-shared-expert-overlap",

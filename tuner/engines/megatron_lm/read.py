@@ -190,6 +190,8 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         activation_offload_layers=flags.number("cpu-offloading-num-layers", least=0) or 0,
         activation_offload=flags.is_on("fine-grained-activation-offloading"),
         mtp_layers=_mtp_layers(flags, hybrid),
+        save_interval=flags.number("save-interval"),
+        saves_in_background=flags.is_on("async-save"),
         balance="the recipe" if has_recipe and not balance(flags) else balance(flags),
         differing_settings=dict(differing_settings(flags, has_recipe=has_recipe)),
         stated=tuple(_stated(flags)),

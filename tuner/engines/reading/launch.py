@@ -170,6 +170,10 @@ class LaunchSettings(Record):
     activation_offload: bool = False
     """Saved activations of every layer live in host memory, module by module."""
     mtp_layers: Annotated[int, Field(ge=0)] = 0
+    save_interval: Count | None = None
+    """Steps from one checkpoint to the next; absent: none is saved before the end."""
+    saves_in_background: bool = False
+    """Training waits for the copy to host memory only."""
     balance: str = ""
     """The flag that balances tokens over experts, as the launch writes it; empty: none."""
     differing_settings: dict[str, str] = Field(default_factory=dict)

@@ -139,6 +139,7 @@ def _settings(
         or (given.is_on("compile.enable") and given.is_on("compile.enable_async_tensor_parallel")),
         "optimizer_offload_ratio": float(given.is_on("training.enable_cpu_offload")),
         "stated": _stated(given),
+        **_saving(given),
     }
     if settings["global_batch"] is None:
         settings["accumulation"] = local // micro_batch
@@ -168,6 +169,20 @@ def _dispatcher(given: Sections) -> TokenDispatcher:
     return {"deepep": TokenDispatcher.DEEPEP, "hybridep": TokenDispatcher.HYBRIDEP}.get(
         word, TokenDispatcher.ALLTOALL
     )
+
+
+def _saving(given: Sections) -> dict[str, Any]:
+    """When checkpoints are saved; release 0.1 says enable_checkpoint."""
+    is_on = given.is_on("checkpoint.enable") or given.is_on("checkpoint.enable_checkpoint")
+    interval = given.number("checkpoint.interval", default=500)
+    mode = given.word(
+        "checkpoint.async_mode",
+        default="disabled",
+        choices=("disabled", "async", "async_with_pinned_mem"),
+    )
+    if not is_on:
+        return {}
+    return {"save_interval": interval, "saves_in_background": mode != "disabled"}
 
 
 def _data(given: Sections) -> tuple[int, int | None]:

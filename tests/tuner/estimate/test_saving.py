@@ -1,0 +1,114 @@
+"""What a launch loses by when it saves, and what would lose less."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.estimate_text import estimate_text
+from tuner.engines.deepspeed import read as deepspeed
+from tuner.engines.megatron_bridge import read as bridge
+from tuner.engines.megatron_lm import read as megatron
+from tuner.engines.torchtitan import read as torchtitan
+from tuner.estimate.estimate import estimate
+from tuner.estimate.records import Estimate, SavingEstimate
+from tuner.spec.goal import Reliability
+from tuner.spec.spec import Spec
+
+LAUNCHES = Path(__file__).parent / "launches"
+MakeSpec = Callable[..., Spec]
+FAILING = Reliability.model_validate(
+    {"device_mtbf": 5e6, "restart": 300.0, "checkpoint": {"bandwidth": 40e9}}
+)
+
+
+def failing(spec: Spec) -> Spec:
+    """Let the devices of a spec fail every two months."""
+    goal = spec.goal.model_copy(update={"reliability": FAILING})
+    return spec.model_copy(update={"goal": goal})
+
+
+@pytest.fixture(scope="module")
+def estimated(spec_of: MakeSpec) -> Callable[[str], Estimate]:
+    spec = failing(spec_of("mixtral-8x7b", nodes=8))
+    text = (LAUNCHES / "mixtral.sh").read_text()
+
+    def of(flags: str) -> Estimate:
+        more = text.replace("--micro-batch-size", f"{flags} --micro-batch-size", 1)
+        return estimate(spec, megatron.read(more, source="mixtral.sh"))
+
+    return of
+
+
+def saving_of(one: Estimate) -> SavingEstimate:
+    """Return what an estimate says of checkpoints."""
+    assert one.saving is not None
+    return one.saving
+
+
+def test_the_launch_is_forecast_as_it_saves(estimated: Callable[[str], Estimate]) -> None:
+    rare, often, behind = (
+        saving_of(estimated(flags))
+        for flags in (
+            "--save-interval 2000",
+            "--save-interval 2",
+            "--save-interval 2000 --async-save",
+        )
+    )
+    for one in (rare, often, behind):
+        assert one.run is not None
+        assert one.change is not None
+        gained = one.change.run.effective_time_ratio - one.run.effective_time_ratio
+        assert one.change.gain_ratio == pytest.approx(gained)
+        assert one.change.gain_ratio > 0.0
+    # Waiting for every second step's checkpoint is best mended by not waiting.
+    assert often.change is not None
+    assert often.change.lines == ("--async-save --use-persistent-ckpt-worker",)
+    for one in (rare, behind):
+        assert one.change is not None
+        steps = one.change.run.checkpoint_interval_steps
+        assert one.change.lines == (f"--save-interval {steps}",)
+        assert steps is not None
+        assert 2 < steps < 2000
+    assert rare.interval_steps == 2000
+    assert behind.in_background
+    # With the better interval nothing is left to gain by another one.
+    again = saving_of(estimated(rare.change.lines[0])) if rare.change else None
+    assert again is not None
+    assert again.change is None or "--async-save" in again.change.lines[0]
+
+
+def test_a_launch_without_checkpoints_is_told_so(estimated: Callable[[str], Estimate]) -> None:
+    one = estimated("")
+    saving = saving_of(one)
+    assert (saving.interval_steps, saving.run) == (None, None)
+    assert saving.change is not None
+    text = estimate_text(one)
+    assert "checkpoints    none before the end: every failure starts the run again" in text
+    assert f"with {saving.change.lines[0]}" in text
+    assert "% of the time advances training" in estimate_text(estimated("--save-interval 100"))
+
+
+def test_other_engines_say_it_in_their_own_words(spec_of: MakeSpec) -> None:
+    toml = (
+        "[training]\nlocal_batch_size = 8\nseq_len = 4096\n[parallelism]\n"
+        "data_parallel_shard_degree = -1\n[checkpoint]\nenable = true\ninterval = 7\n"
+    )
+    titan = torchtitan.read(toml, source="run.toml")
+    assert (titan.save_interval, titan.saves_in_background) == (7, False)
+    pinned = torchtitan.read(toml + 'async_mode = "async_with_pinned_mem"\n', source="run.toml")
+    assert pinned.saves_in_background
+    off = torchtitan.read(toml.replace("enable = true", "enable = false"), source="run.toml")
+    assert off.save_interval is None
+    overrides = bridge.read(
+        "train.micro_batch_size=1\ncheckpoint.save_interval=50\ncheckpoint.async_save=true\n",
+        source="overrides.txt",
+    )
+    assert (overrides.save_interval, overrides.saves_in_background) == (50, True)
+    spec = spec_of("llama-3.1-8b", nodes=1)
+    estimated = saving_of(estimate(failing(spec), titan))
+    assert estimated.change is not None
+    assert estimated.change.lines[0].startswith("checkpoint.interval = ")
+    assert estimate(spec, titan).saving is None
+    zero = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}'
+    assert estimate(failing(spec), deepspeed.read(zero, source="ds.json")).saving is None
