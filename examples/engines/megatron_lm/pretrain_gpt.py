@@ -22,6 +22,7 @@ import runpy
 import sys
 import typing
 from collections.abc import Callable, Iterator
+from multiprocessing import spawn
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -283,6 +284,41 @@ def give_splits_as_arrays() -> None:
     moe_utils.maybe_move_tensor_to_cpu = token_dispatcher.maybe_move_tensor_to_cpu = moved
 
 
+def spawn_without_the_program() -> None:
+    """Let processes that save checkpoints start without the program, which needs all of this."""
+    prepare = spawn.get_preparation_data
+
+    def prepared(name: str) -> dict[str, Any]:
+        data = prepare(name)
+        data.pop("init_main_from_path", None)
+        return data
+
+    spawn.get_preparation_data = prepared
+
+
+def resume_as_fused_optimizers_do() -> None:
+    """Let PyTorch's Adam read a checkpoint: states before it is read, and a count of steps each."""
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    described, load = DistributedOptimizer.sharded_state_dict, DistributedOptimizer.load_state_dict
+
+    def filled(self: Any, model: Any, is_loading: bool = False, *more: Any, **named: Any) -> Any:
+        if is_loading and not self.optimizer.state:
+            self._init_optimizer_states_with_dummy_values()
+        return described(self, model, is_loading, *more, **named)
+
+    def loaded(self: Any, saved: Any) -> None:
+        load(self, saved)
+        for group in self.optimizer.param_groups:
+            for state in map(self.optimizer.state.get, group["params"]):
+                if state:
+                    # Read, one tensor counts for all parameters, and every one of them adds to it.
+                    state["step"] = torch.tensor(float(group["step"]))
+
+    DistributedOptimizer.sharded_state_dict = filled
+    DistributedOptimizer.load_state_dict = loaded
+
+
 def main() -> None:
     """Run the checkout's program."""
     checkout = Path(os.environ.get("MEGATRON_CHECKOUT") or Path(sys.prefix) / "Megatron-LM")
@@ -294,6 +330,8 @@ def main() -> None:
     let_norms_share_the_sequence()
     use_compiled_helpers()
     give_splits_as_arrays()
+    spawn_without_the_program()
+    resume_as_fused_optimizers_do()
     if routing := os.environ.get("MEGATRON_ROUTING"):
         write_routing_at_exit(Path(routing))
     sys.argv[0] = str(program)

@@ -5,9 +5,11 @@ import os
 import re
 import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.benchmarks.engine_layouts import engine_of
@@ -17,8 +19,10 @@ from tests.tuner.engines.testing import sample_decision, sample_verified, write_
 from tests.tuner.verify.environments import require_environment
 from tuner import api
 from tuner.engines.writers import emit
+from tuner.faults.forecast import RunForecast
 from tuner.goals.verify import command_trials
 from tuner.plans.train import VerifiedPlan
+from tuner.spec.goal import Reliability
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.tune import Adapters
 from tuner.verify.verification import Effort, Watcher
@@ -70,7 +74,8 @@ ADAPTERS: dict[str, tuple[tuple[dict[str, Any], tuple[str, ...]], ...]] = {
 }
 
 
-def _adapted(engine: LaunchedEngine, targets: tuple[str, ...], **changes: Any) -> VerifiedPlan:
+def _verified(engine: LaunchedEngine, **changes: Any) -> VerifiedPlan:
+    """Return a plan of one stage on this machine's processors."""
     model = read_model(engine.model)
     single: dict[str, Any] = {
         "pipeline_model_parallel_size": 1,
@@ -83,7 +88,7 @@ def _adapted(engine: LaunchedEngine, targets: tuple[str, ...], **changes: Any) -
         "micro_batch_size": 2,
     }
     decision = sample_decision(**{**single, **changes})
-    verified = sample_verified(
+    return sample_verified(
         model,
         decision,
         emit=(engine.name,),
@@ -91,10 +96,33 @@ def _adapted(engine: LaunchedEngine, targets: tuple[str, ...], **changes: Any) -
         device_kind="cpu",
         sequence_length=256,
     )
-    tune = Adapters(method="lora", rank=8, targets=targets)
-    goal = verified.plan.goal.model_copy(update={"tune": tune, "global_batch_size": 8})
+
+
+def _with_goal(verified: VerifiedPlan, **fields: Any) -> VerifiedPlan:
+    goal = verified.plan.goal.model_copy(update={"global_batch_size": 8, **fields})
     plan = verified.plan.model_copy(update={"goal": goal})
     return VerifiedPlan.waive(plan, reason="the test starts it")
+
+
+def _adapted(engine: LaunchedEngine, targets: tuple[str, ...], **changes: Any) -> VerifiedPlan:
+    tune = Adapters(method="lora", rank=8, targets=targets)
+    return _with_goal(_verified(engine, **changes), tune=tune)
+
+
+def _saving(engine: LaunchedEngine, *, steps: int) -> VerifiedPlan:
+    verified = _verified(engine, zero_stage=2 if engine.name == "torchtitan" else 1, **TWO_RANKS)
+    run = RunForecast(
+        finishes=True,
+        effective_time_ratio=0.9,
+        time_ratios={"training": 0.9, "lost": 0.1},
+        goodput_tokens_per_s=100.0,
+        checkpoint_bytes=2**20,
+        checkpoint_interval_steps=steps,
+    )
+    predicted = verified.predicted.model_copy(update={"run": run})
+    plan = verified.plan.model_copy(update={"predicted": predicted})
+    stated = Reliability(device_mtbf=1e8, restart=60.0)
+    return _with_goal(verified.model_copy(update={"plan": plan}), reliability=stated)
 
 
 def _spec(engine: LaunchedEngine, folder: Path, search: str) -> Path:
@@ -188,3 +216,64 @@ def test_an_engine_trains_the_adapters_that_are_emitted(
             assert ran.returncode == 0, said[-2000:]
             assert re.search(r"step:?\s+3\b", said), said[-2000:]
     failures.check()
+
+
+STEP_LOSS = {
+    "megatron-lm": re.compile(r"iteration +(\d+)/.* lm loss: ([0-9.E+-]+)"),
+    "torchtitan": re.compile(r"step: *(\d+) .*loss: *([0-9.]+)"),
+}
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", STEP_LOSS)
+def test_an_engine_that_is_killed_goes_on_from_its_last_checkpoint(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = _environment(name, monkeypatch)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    folder = tmp_path / "launch"
+    write_emitted(folder, emit(name, _saving(engine, steps=2)))
+    arguments = engine.arguments.format(steps=8, launch=folder)
+    command = ["bash", str(folder / "run.sh"), *shlex.split(arguments)]
+    unbroken = dict(_losses(command, name, tmp_path, checkpoints=tmp_path / "whole"))
+    assert list(unbroken) == list(range(1, 9))
+    broken = dict(_losses(command, name, tmp_path, checkpoints=tmp_path / "parts", kill_after=5))
+    assert 5 in broken
+    assert 8 not in broken
+    resumed = dict(_losses(command, name, tmp_path, checkpoints=tmp_path / "parts"))
+    # The fourth step was saved; the fifth is done again.
+    assert list(resumed) == [5, 6, 7, 8]
+    if name == "megatron-lm":
+        # torchtitan's example reads its text from the beginning again.
+        assert resumed[8] == unbroken[8]
+
+
+def _losses(
+    command: list[str], name: str, cwd: Path, *, checkpoints: Path, kill_after: int = 0
+) -> Iterator[tuple[int, str]]:
+    """Yield steps and losses; kill all ranks when a step is logged."""
+    environment = {**os.environ, "CHECKPOINTS": str(checkpoints)}
+    said = []
+    with subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            found = STEP_LOSS[name].search(COLOUR.sub("", line))
+            if found is None:
+                continue
+            yield int(found[1]), found[2]
+            if int(found[1]) == kill_after:
+                # Workers are in sessions of their own.
+                root = psutil.Process(process.pid)
+                for one in (root, *root.children(recursive=True)):
+                    one.kill()
+    assert (process.returncode == 0) == (not kill_after), "".join(said)[-3000:]
