@@ -34,6 +34,7 @@ import numpy as np
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from profilers.interpolation import fit_rows
 from profilers.records import Case, Record
 from profilers.session import measure_profile
 from profilers.steps.config import StepConfig, StepReport
@@ -41,6 +42,7 @@ from profilers.store import read_profile
 from tests.benchmarks.fit_or_not import run_job, workload_and_decision
 from tests.benchmarks.lora_trials import memory_of, model_of, read_runs, seconds_of
 from tests.benchmarks.lora_trials import name_of as name_of_loop
+from tuner.costs.lookups import Lookups
 from tuner.costs.ops import Op
 from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.operations import embedding_ops, head_ops, layer_ops
@@ -56,6 +58,7 @@ FOLDER: Final = Path(__file__).parents[2] / "examples/profiles/epyc-lora"
 RUNS: Final = "runs.jsonl"
 TIMED_RUNS: Final = "timed.jsonl"
 LOOP_RUNS: Final = "loop.csv"
+LOOP_PROFILE: Final = "profile-loop"
 BOUNDS: Final = {"seconds": 0.12, "activations": 0.05, "peak": 0.05, "static": 0.02}
 """Of the median error, and of the largest where it is memory."""
 PROFILE_S: Final = 150.0
@@ -230,6 +233,23 @@ def measured(folder: Path) -> None:
                 dtypes=("bf16",),
                 extra_cases=wanted(world),
             )
+    if not (folder / LOOP_PROFILE).is_dir():
+        measure_profile(
+            folder / LOOP_PROFILE,
+            suites=("kernels",),
+            budget_s=PROFILE_S,
+            device="cpu",
+            dtypes=("bf16",),
+            extra_cases=wanted_by_loop(folder),
+        )
+
+
+def wanted_by_loop(folder: Path) -> tuple[Case, ...]:
+    """Return the operations of the fine-tuning loop's runs."""
+    device, lookups = measured_sheet(read_profile(folder / "profile-1")), Lookups()
+    for row in read_runs(folder / LOOP_RUNS):
+        seconds_of(row, device, lookups=lookups)
+    return lookups.wanted().cases
 
 
 def runs(folder: Path, name: str = RUNS) -> list[Run]:
@@ -282,7 +302,8 @@ def judge(run: Run, predicted: TrainPrediction) -> Judged:
 
 def loop_runs(folder: Path) -> list[Judged]:
     """Compare the runs of the fine-tuning loop."""
-    device = measured_sheet(read_profile(folder / "profile-1"))
+    profile = read_profile(folder / LOOP_PROFILE)
+    device, curves = measured_sheet(profile), fit_rows(profile.measurements)
     judged = []
     for row in read_runs(folder / LOOP_RUNS):
         memory, model = memory_of(row), model_of(row["model"])
@@ -293,7 +314,7 @@ def loop_runs(folder: Path) -> list[Judged]:
             Judged(
                 name=name_of_loop(row),
                 model=row["model"],
-                seconds=seconds_of(row, device) / float(row["step_s"]) - 1.0,
+                seconds=seconds_of(row, device, curves=curves) / float(row["step_s"]) - 1.0,
                 activations=saved / float(row["saved_bytes"]) - 1.0,
                 peak=static / float(row["static_bytes"]) - 1.0,
             )

@@ -24,9 +24,15 @@ from typing import Final
 
 import numpy as np
 
+from profilers.interpolation import Curve
+from profilers.series import Series
 from tuner.backtest.columns import device_hardware
 from tuner.config.columns import Strategies
 from tuner.config.tune_columns import Stack, tune_columns
+from tuner.costs.lookups import Lookups, NotedPrices
+from tuner.costs.ops import Prices
+from tuner.costs.prices.datasheet import DatasheetPrices
+from tuner.costs.prices.measured import MeasuredPrices
 from tuner.costs.train.calibration import Regime, constants_of
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.constants import GemmPrecision, Software
@@ -174,8 +180,17 @@ def _memory_constants(row: Row) -> MemoryConstants:
     return known if moments is None else replace(known, moments_bytes=moments)
 
 
-def seconds_of(row: Row, device: Datasheet = DEVICE) -> float:
-    """Predict a run's step by the generic constants."""
+def seconds_of(
+    row: Row,
+    device: Datasheet = DEVICE,
+    *,
+    curves: Mapping[Series, Curve] | None = None,
+    lookups: Lookups | None = None,
+) -> float:
+    """Predict a run's step by the generic constants; by the curves of a profile, where given.
+
+    What is looked up is noted in `lookups`.
+    """
     regime = Regime(
         device=device.name,
         generation=device.generation,
@@ -184,12 +199,18 @@ def seconds_of(row: Row, device: Datasheet = DEVICE) -> float:
         family="transformers",
     )
     model = model_of(row["model"])
+    hardware = device_hardware(device, GemmPrecision.BF16)
+    constants = single(constants_of([regime], None))
+    prices: Prices = DatasheetPrices(hardware=hardware, constants=constants)
+    if curves is not None:
+        prices = MeasuredPrices(curves=curves, fallback=prices)
     price = price_step(
         shape_of_model(model, mtp_layers=0),
         strategy_of(row),
-        device_hardware(device, GemmPrecision.BF16),
-        single(constants_of([regime], None)),
+        hardware,
+        constants,
         stages_of(model),
+        prices=prices if lookups is None else NotedPrices(own=prices, lookups=lookups),
     )
     return number(price.step_s)
 

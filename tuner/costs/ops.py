@@ -60,6 +60,9 @@ class Prices(Protocol):
 RAGGED: Final = "ragged"
 """Kind of a grouped GEMM on rows as they fall (profilers/kernels/grouped_gemm.py)."""
 
+SKINNY: Final = "skinny"
+"""Kind of a GEMM of an adapter: one of its sizes is the rank."""
+
 FROZEN: Final = "frozen"
 """Kind of an operation whose weights get no gradient."""
 
@@ -70,11 +73,13 @@ def adapted_kind(rank: int, *, has_input_gradient: bool) -> str:
 
 
 BF16: Final = "bf16"
+FP32: Final = "fp32"
 
 
-def gemm(m: Numbers, n: Numbers, k: Numbers, *, dtype: str = "") -> Op:
+def gemm(m: Numbers, n: Numbers, k: Numbers, *, dtype: str = "", kind: str = "") -> Op:
     """[m, k] x [k, n]."""
-    return Op(operation="gemm", dtype=dtype, direction="forward", axes={"m": m, "n": n, "k": k})
+    axes = {"m": m, "n": n, "k": k}
+    return Op(operation="gemm", kind=kind, dtype=dtype, direction="forward", axes=axes)
 
 
 def batched_gemm(batches: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Op:
@@ -99,12 +104,14 @@ class TrainedOp(NamedTuple):
     """Gradient of the weights."""
 
 
-def trained_gemm(m: Numbers, n: Numbers, k: Numbers, *, dtype: str = "") -> TrainedOp:
+def trained_gemm(
+    m: Numbers, n: Numbers, k: Numbers, *, dtype: str = "", kind: str = ""
+) -> TrainedOp:
     """[m, k] x [k, n]; its gradients are GEMMs of their own shapes."""
     return TrainedOp(
-        forward=gemm(m, n, k, dtype=dtype),
-        inputs=gemm(m, k, n, dtype=dtype),
-        weights=gemm(n, k, m, dtype=dtype),
+        forward=gemm(m, n, k, dtype=dtype, kind=kind),
+        inputs=gemm(m, k, n, dtype=dtype, kind=kind),
+        weights=gemm(n, k, m, dtype=dtype, kind=kind),
     )
 
 

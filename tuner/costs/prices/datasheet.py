@@ -14,7 +14,9 @@ a tile's prologue and epilogue in elements of k at bf16, so it is more elements 
 The form is that of NVIDIA's "Matrix Multiplication Background User's Guide" (tile and wave
 quantisation); derates and the mean are ours.
 
-GEMMs of dtype bf16 stay there under every recipe: those of head and router. Attention counts the
+GEMMs of dtype bf16 stay there under every recipe: those of head and router. Of an adapter's GEMM,
+the rank is padded to a tile or the bytes of both wide matrices decide; in fp32 it runs on vector
+units, since PyTorch does not allow TF32 for it. Attention counts the
 unmasked pairs. Exponentials add time to the GEMMs, as if every head were wider by a constant; the
 share of the peak is stated at a width of 128.
 
@@ -28,7 +30,7 @@ from typing import Final
 import numpy as np
 
 from tuner.config.columns import Numbers
-from tuner.costs.ops import BF16, Op
+from tuner.costs.ops import BF16, FP32, SKINNY, Op
 from tuner.costs.prices.linear_scan import scan_bytes, scan_flop
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.shapes import Hardware
@@ -58,10 +60,21 @@ class DatasheetPrices:
     def _gemm_s(self, op: Op) -> Numbers:
         own, machine = self.constants, self.hardware
         shape = op.axes["m"], op.axes["n"], op.axes["k"]
+        if op.kind == SKINNY:
+            return self._skinny_s(*shape, is_vector=op.dtype == FP32)
         if op.dtype == BF16:
             return self._tiled_s(1.0, *shape, machine.attention_flop_per_s * own.head_ratio, 1.0)
         rate = machine.matmul_flop_per_s * own.matmul_ratio
         return self._tiled_s(1.0, *shape, rate, self._speedup)
+
+    def _skinny_s(self, m: Numbers, n: Numbers, k: Numbers, *, is_vector: bool) -> Numbers:
+        own, machine = self.constants, self.hardware
+        rank = np.minimum(np.minimum(m, n), k)
+        wide = m * n * k / np.maximum(rank, 1.0)
+        slower, element_bytes = (VECTOR_RATIO, 4.0) if is_vector else (1.0, 2.0)
+        rate = machine.attention_flop_per_s * own.matmul_ratio / slower
+        moved_s = own.memory_factor * element_bytes * wide / machine.memory_bytes_per_s
+        return np.maximum(2.0 * wide * np.maximum(rank, SKINNY_TILE) / rate, moved_s)
 
     def _experts_s(self, op: Op) -> Numbers:
         """Two grouped GEMMs, in the forward pass and for either gradient."""
@@ -145,6 +158,11 @@ class DatasheetPrices:
         all_numbers = np.ndim(depth) == np.ndim(floor) == 0
         return float(seconds[0]) if all_numbers else seconds
 
+
+VECTOR_RATIO: Final = 15.0
+"""Of the bf16 peak over fp32 on vector units: 312 / 19.5 TFLOP/s on A100, 989 / 67 on H100."""
+SKINNY_TILE: Final = 32.0
+"""Columns of the narrowest tile of a GEMM: a rank below is padded to it."""
 
 SCAN_BACKWARD: Final = 3.5
 """Seconds of a scan's backward pass over those of its forward pass: 4.31 against 1.25 ms for 32,768

@@ -9,9 +9,8 @@ outputs o, and launches of a forward pass, counted over PEFT 0.21.2 (tuners/lora
     bf16              10 o            6 i + 4 o       4
     under autocast    12 i + 10 o     18 i + 4 o      8
 
-GEMMs of fp32 adapters run on vector units, since PyTorch does not allow TF32 for them. Under tensor
-parallelism every width counts a rank's share. Routed experts have an adapter each, in grouped
-GEMMs over the copies of their tokens.
+Under tensor parallelism every width counts a rank's share. Routed experts have an adapter each, in
+grouped GEMMs over the copies of their tokens.
 
 Not covered: collectives inside an adapter, which are of its rank's width; dropout.
 """
@@ -19,15 +18,12 @@ Not covered: collectives inside an adapter, which are of its rank's width; dropo
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from tuner.config.columns import Numbers
+from tuner.costs.ops import BF16, FP32, SKINNY, trained_gemm
 from tuner.costs.train.adapters import AdaptedMatrix, is_tuned
-from tuner.costs.train.parts import Block, BlockInputs
-
-VECTOR_RATIO = 15.0
-"""Of the bf16 peak over fp32 on vector units: 312 / 19.5 TFLOP/s on A100, 989 / 67 on H100."""
-SKINNY_TILE = 32.0
-"""Columns of the narrowest tile of a GEMM: a rank below is padded to it."""
+from tuner.costs.train.parts import Block, BlockInputs, scale_block, select_block, trained
 
 
 def adapter_blocks(setting: BlockInputs, matrices: Iterable[AdaptedMatrix]) -> Block:
@@ -60,33 +56,39 @@ def expert_adapters(setting: BlockInputs, *, copies: Numbers) -> Block:
 def _adapter(setting: BlockInputs, one: AdaptedMatrix, *, rows: Numbers) -> Block:
     s = setting.strategies
     is_single, is_cast = np.greater(s.adapter_bytes, 2.0), np.greater(s.autocast, 0.0)
-    is_vector = np.where(is_single & ~is_cast, 1.0, 0.0)
 
     def chosen(single: float, half: float, cast: float) -> Numbers:
         return np.where(is_cast, cast, np.where(is_single, single, half))
 
     inputs = one.inputs * (1.0 - one.shares_input)
-    product_s = _skinny_s(setting, rows, inputs + one.outputs, is_vector=is_vector)
     forward = chosen(6.0, 0.0, 12.0) * inputs + chosen(24.0, 10.0, 10.0) * one.outputs
     backward = chosen(12.0, 6.0, 18.0) * inputs + chosen(20.0, 4.0, 4.0) * one.outputs
-    forward_s = product_s + setting.memory_bound_s(rows * forward)
-    backward_s = 2.0 * product_s + setting.memory_bound_s(rows * backward)
-    ratio = one.ratio * np.greater(s.adapter_rank, 0.0)
-    return Block(
-        forward_s=ratio * forward_s,
-        backward_s=ratio * backward_s,
-        weight_s=ratio * product_s,
-        launches=ratio * (1.0 - one.shares_input) * chosen(6.0, 4.0, 8.0),
+    moved = Block(
+        forward_s=setting.memory_bound_s(rows * forward),
+        backward_s=setting.memory_bound_s(rows * backward),
+        launches=(1.0 - one.shares_input) * chosen(6.0, 4.0, 8.0),
     )
+    products = _products(setting, one, rows=rows, is_fp32=is_single & ~is_cast)
+    return scale_block(one.ratio * np.greater(s.adapter_rank, 0.0), products + moved)
 
 
-def _skinny_s(
-    setting: BlockInputs, rows: Numbers, widths: Numbers, *, is_vector: Numbers
-) -> Numbers:
-    """Seconds of GEMMs of the adapter's rank against so many columns of every row."""
-    s, machine, own = setting.strategies, setting.hardware, setting.constants
-    peak = machine.attention_flop_per_s * own.matmul_ratio
-    rate = np.where(np.greater(is_vector, 0.0), peak / VECTOR_RATIO, peak)
-    flop = 2.0 * rows * widths * np.maximum(s.adapter_rank, SKINNY_TILE)
-    bytes_of = 2.0 + 2.0 * is_vector
-    return np.maximum(flop / rate, setting.memory_bound_s(bytes_of * rows * widths))
+def _products(
+    setting: BlockInputs, one: AdaptedMatrix, *, rows: Numbers, is_fp32: npt.NDArray[np.bool_]
+) -> Block:
+    """Both GEMMs with their gradients."""
+    every = {
+        dtype: _products_in(setting, one, rows=rows, dtype=dtype)
+        for dtype, is_used in ((FP32, is_fp32), (BF16, ~is_fp32))
+        if np.any(is_used)
+    }
+    return select_block(is_fp32, *every.values()) if len(every) == 2 else next(iter(every.values()))
+
+
+def _products_in(setting: BlockInputs, one: AdaptedMatrix, *, rows: Numbers, dtype: str) -> Block:
+    rank = np.maximum(setting.strategies.adapter_rank, 1.0)
+
+    def product(n: Numbers, k: Numbers) -> Block:
+        return trained(setting, trained_gemm(rows, n, k, dtype=dtype, kind=SKINNY), trains=1.0)
+
+    into = scale_block(1.0 - one.shares_input, product(rank, one.inputs))
+    return into + product(one.outputs, rank)

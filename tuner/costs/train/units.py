@@ -15,8 +15,9 @@ distinct combinations once and gathers with `UnitCosts.taken`.
 
 The host launches every kernel; a device with shorter kernels waits. Seconds of a pass are the
 smooth maximum (d^4 + l^4)^(1/4) of the device's kernels d and the launches l, since queues absorb
-part of the difference. Exposed collectives are added: they wait for the slowest host, so no host
-runs ahead during them. The exponent is ours.
+part of the difference; on a processor, which runs its kernels itself, their sum. Exposed
+collectives are added: they wait for the slowest host, so no host runs ahead during them. The
+exponent is ours.
 
 Letters: C columns. Not covered: hosts that are slower on some ranks.
 """
@@ -239,8 +240,8 @@ def _cost(setting: BlockInputs, block: Block, *, full: Numbers) -> LayerCost:
     launched_s = _launched_s(setting, block)
     repeated = repeated_s / np.maximum(kernels_s, 1e-30)
     launched_back_s = launched_s * (setting.constants.backward_launches + repeated)
-    waited_s = _larger(kernels_s, launched_s) - kernels_s
-    waited_back_s = _larger(kernels_back_s, launched_back_s) - kernels_back_s
+    waited_s = _waited_s(setting.constants, kernels_s, launched_s)
+    waited_back_s = _waited_s(setting.constants, kernels_back_s, launched_back_s)
     return LayerCost(
         forward_s=kernels_s + waited_s + visible_s,
         backward_s=kernels_back_s + waited_back_s + visible_back_s,
@@ -272,6 +273,13 @@ def _launched_s(setting: BlockInputs, block: Block) -> Numbers:
     partly = np.where(np.greater(s.partial_graph, 0.0), own.partial_graph_ratio, 1.0)
     whole = np.where(np.greater(s.full_graph, 0.0), own.full_graph_ratio, 1.0)
     return own.launch_s * whole * (partly * block.launches + block.expert_launches)
+
+
+def _waited_s(own: Constants, device_s: Numbers, launched_s: Numbers) -> Numbers:
+    """Seconds that launches add to the kernels."""
+    return np.where(
+        np.greater(own.host_computes, 0.0), launched_s, _larger(device_s, launched_s) - device_s
+    )
 
 
 def _larger(device_s: Numbers, launched_s: Numbers) -> Numbers:
