@@ -80,8 +80,9 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the sections, the program that applies them, and a script that starts it."""
     plan, decision = verified.plan, verified.decision
     shipped = _shipped_model(plan.model)
+    schedule = checkpoint_schedule(verified, removes_old=True)
     said = (
-        *statement(verified),
+        *statement(verified, schedule=schedule),
         (
             f"Model: {shipped[0]} {shipped[2]} of torchtitan."
             if shipped
@@ -95,7 +96,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     config = sections(
         plan.model, plan.goal, decision, on_processors=plan.provenance.kind_of_devices == "cpu"
     )
-    config |= _checkpoints(checkpoint_schedule(verified))
+    config |= _checkpoints(schedule)
     return (
         EmittedFile(path=PurePosixPath("torchtitan.toml"), text=comment(said) + _toml(config)),
         EmittedFile(
