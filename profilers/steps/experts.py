@@ -14,13 +14,16 @@ Letters: E experts on this rank, M rows (token copies), H hidden size, F expert 
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from profilers.steps.functional import swiglu
 from profilers.steps.loads import ROW_BLOCK, whole_blocks
+
+RANK_BLOCK: Final = 8
+"""The grouped GEMM takes rows of whole 16 bytes; those of other ranks are looped over."""
 
 
 class ExpertAdapters(NamedTuple):
@@ -66,7 +69,7 @@ def _adapted(
     scale: float,
 ) -> Tensor:
     a_ErI, b_EOr = factors
-    if _has_grouped_kernel(x_MI):
+    if _has_grouped_kernel(x_MI) and a_ErI.shape[1] % RANK_BLOCK == 0:
         u_Mr = _grouped_linear(x_MI, counts, a_ErI) * scale
         return _grouped_linear(x_MI, counts, weight_EOI) + _grouped_linear(u_Mr, counts, b_EOr)
     return _LoopedAdapted.apply(x_MI, weight_EOI, a_ErI, b_EOr, scale, tuple(counts))  # type: ignore[no-any-return, no-untyped-call]  # torch

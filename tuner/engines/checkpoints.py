@@ -12,7 +12,8 @@ from tuner.plans.train import VerifiedPlan
 from tuner.units import format_bytes, format_s
 
 KEPT: Final = 2
-"""Finished checkpoints that are kept: one more than needed, should the newest be damaged."""
+"""Finished checkpoints that are kept by engines that remove old ones: one more than needed, should
+the newest be damaged."""
 
 FOLDER_NOTE: Final = (
     "  CHECKPOINTS              a folder that all nodes share: saved to, and resumed from",
@@ -31,26 +32,46 @@ class CheckpointSchedule:
     """Of one checkpoint, all ranks together."""
     is_asynchronous: bool
     """Training stops for the copy to host memory only."""
+    blocking: str = ""
+    """Why training waits although the plan saves in the background; empty: it does as planned."""
+    removes_old: bool = False
+    """The engine keeps `KEPT` finished checkpoints, not all."""
 
     @property
     def words(self) -> str:
         """The schedule in a line."""
         how = "written in the background" if self.is_asynchronous else "training waits for it"
+        if self.blocking:
+            how += f", which the plan does not count: {self.blocking}"
+        kept = "all of them are kept: remove old ones"
+        if self.removes_old:
+            most = format_bytes((KEPT + 1) * self.size_bytes)
+            kept = f"{most} for {KEPT} and the one that is written"
         return (
             f"Checkpoint every {self.steps:,} steps ({format_s(self.interval_s)}), {how};"
-            f" {format_bytes(self.size_bytes)} each, {format_bytes((KEPT + 1) * self.size_bytes)}"
-            f" for {KEPT} and the one that is written."
+            f" {format_bytes(self.size_bytes)} each, {kept}."
         )
 
 
-def checkpoint_schedule(verified: VerifiedPlan) -> CheckpointSchedule | None:
-    """Return when a plan saves; None where no failures were stated."""
+def checkpoint_schedule(
+    verified: VerifiedPlan, *, blocking: str = "", removes_old: bool = False
+) -> CheckpointSchedule | None:
+    """Return when a plan saves; None where no failures were stated.
+
+    Args:
+        verified: the plan.
+        blocking: why the engine cannot save in the background; empty: it can.
+        removes_old: the engine is told to keep `KEPT` checkpoints.
+    """
     run, stated = verified.predicted.run, verified.plan.goal.reliability
     if run is None or stated is None or run.checkpoint_interval_steps is None:
         return None
+    is_planned = stated.checkpoint.asynchronous
     return CheckpointSchedule(
         steps=run.checkpoint_interval_steps,
         interval_s=run.checkpoint_interval_steps * verified.predicted.step_time_s,
         size_bytes=run.checkpoint_bytes,
-        is_asynchronous=stated.checkpoint.asynchronous,
+        is_asynchronous=is_planned and not blocking,
+        blocking=blocking if is_planned else "",
+        removes_old=removes_old,
     )

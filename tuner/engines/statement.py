@@ -7,26 +7,32 @@ header; files beside it say only what wrote them and whether it was verified.
 from tuner.config.equal_stages import equal_stages
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import degrees, knobs
-from tuner.engines.checkpoints import checkpoint_schedule
+from tuner.engines.checkpoints import CheckpointSchedule, checkpoint_schedule
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import TrainGoal
 from tuner.spec.tune import adapters_words
 from tuner.units import format_bytes, format_number, format_s
 
 
-def statement(verified: VerifiedPlan) -> tuple[str, ...]:
-    """Return the header's lines."""
+def statement(
+    verified: VerifiedPlan, *, schedule: CheckpointSchedule | None = None
+) -> tuple[str, ...]:
+    """Return the header's lines.
+
+    Args:
+        verified: the plan.
+        schedule: of the engine's checkpoints; None: as planned, and all of them are kept.
+    """
     return (
         *brief_statement(verified),
         *_expectation(verified),
         *_degrees(verified.decision),
-        *_checkpoints(verified),
+        *_checkpoints(schedule or checkpoint_schedule(verified)),
         *_trained(verified.plan.goal),
     )
 
 
-def _checkpoints(verified: VerifiedPlan) -> tuple[str, ...]:
-    schedule = checkpoint_schedule(verified)
+def _checkpoints(schedule: CheckpointSchedule | None) -> tuple[str, ...]:
     return () if schedule is None else (schedule.words,)
 
 

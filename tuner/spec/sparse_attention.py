@@ -97,6 +97,11 @@ def indexer_weights(indexer: Indexer | None, *, query_rank: int, hidden: int) ->
     )
 
 
+def indexer_queries_weights(indexer: Indexer | None, *, query_rank: int) -> int:
+    """Count the matrix of an indexer's queries: q n_i d_i; 0 without one."""
+    return 0 if indexer is None else query_rank * indexer.num_heads * indexer.head_dim
+
+
 def compressor_weights(
     compressor: Compressor | None, *, head_dim: int, query_rank: int, hidden: int
 ) -> int:
@@ -125,4 +130,4 @@ def compressor_parameters(
 
 
 def _scorer_weights(indexer: Indexer, *, query_rank: int, hidden: int) -> int:
-    return query_rank * indexer.num_heads * indexer.head_dim + hidden * indexer.num_heads
+    return indexer_queries_weights(indexer, query_rank=query_rank) + hidden * indexer.num_heads

@@ -7,6 +7,7 @@ Letters: B sequences, S tokens, H hidden, A heads, G key-value heads, D head siz
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from profilers.devices import count_accelerators, pick_device
 from profilers.steps.config import StepConfig
-from profilers.steps.experts import ExpertAdapters, expert_ffn
+from profilers.steps.experts import RANK_BLOCK, ExpertAdapters, expert_ffn
 from profilers.steps.layout import join
 from profilers.steps.model import StageModel
 from profilers.steps.run import start
@@ -239,16 +242,15 @@ def test_adapters_are_refused_beside_tensor_and_pipeline_parallelism(
             StepConfig.model_validate(tiny_config(adapters=adapters(["q_proj"]), **degrees))
 
 
-@each_row("counts", [(0, 5, 33, 16), (64, 0, 0, 7), (1, 1, 1, 1)])
-def test_experts_in_blocks_of_rows_give_the_same_in_bf16(counts: tuple[int, ...]) -> None:
-    # Blocks write beyond an expert's rows, which must neither count twice nor be left.
+def check_experts_in_bf16(counts: tuple[int, ...], *, rank: int, device: torch.device) -> None:
+    """Compare outputs' gradients with those of the merged network in fp64."""
     torch.manual_seed(0)
     drawn = [
         torch.randn(*shape, dtype=torch.float64) * 0.1
         for shape in (
             (sum(counts), 32),
             *((4, 48, 32), (4, 32, 24)),
-            *((4, 8, 32), (4, 48, 8), (4, 8, 24), (4, 32, 8)),
+            *((4, rank, 32), (4, 48, rank), (4, rank, 24), (4, 32, rank)),
         )
     ]
     x, gate_up, down, a, b, a_down, b_down = (one.clone().requires_grad_() for one in drawn)
@@ -259,7 +261,7 @@ def test_experts_in_blocks_of_rows_give_the_same_in_bf16(counts: tuple[int, ...]
     ]
     weight = torch.randn(sum(counts), 32, dtype=torch.float64)
     wanted = torch.autograd.grad((torch.cat(parts) * weight).sum(), (x, a, b, a_down, b_down))
-    half = [one.bfloat16() for one in drawn]
+    half = [one.to(device, torch.bfloat16) for one in drawn]
     own = [half[0], *half[3:]]
     for one in own:
         one.requires_grad_()
@@ -267,7 +269,32 @@ def test_experts_in_blocks_of_rows_give_the_same_in_bf16(counts: tuple[int, ...]
         gate_up=(half[3], half[4]), down=(half[5], half[6]), scale=3.0
     )
     y = expert_ffn(half[0], counts, half[1], half[2], adapters_of_experts)
-    found = torch.autograd.grad((y * weight).sum(), own)
+    found = torch.autograd.grad((y * weight.to(device)).sum(), own)
     for mine, other in zip(found, wanted, strict=True):
-        error = torch.linalg.vector_norm(mine.double() - other)
-        assert error <= 2e-2 * torch.linalg.vector_norm(other)
+        error = torch.linalg.vector_norm(mine.double().cpu() - other)
+        assert error <= 2e-2 * torch.linalg.vector_norm(other), rank
+
+
+@each_row("counts", [(0, 5, 33, 16), (64, 0, 0, 7), (1, 1, 1, 1)])
+def test_experts_in_blocks_of_rows_give_the_same_in_bf16(counts: tuple[int, ...]) -> None:
+    # Blocks write beyond an expert's rows, which must neither count twice nor be left.
+    check_experts_in_bf16(counts, rank=8, device=torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not count_accelerators(), reason="no accelerator on this machine")
+def test_experts_have_adapters_of_every_rank_on_an_accelerator() -> None:
+    for rank in (1, 4, 8, 12, 16):
+        check_experts_in_bf16((0, 5, 33, 16), rank=rank, device=pick_device("cuda", local_rank=0))
+
+
+def test_the_grouped_gemm_takes_ranks_of_whole_blocks_alone() -> None:
+    # torch's own check of strides, on tensors without data or device.
+    for rank in range(1, 33):
+        with FakeTensorMode():
+            u_Mr = torch.empty(38, rank, device="cuda", dtype=torch.bfloat16)
+            b_EOr = torch.empty(4, 48, rank, device="cuda", dtype=torch.bfloat16)
+            offsets = torch.empty(4, device="cuda", dtype=torch.int32)
+            is_whole = rank % RANK_BLOCK == 0
+            with nullcontext() if is_whole else pytest.raises(RuntimeError, match="16 bytes"):
+                functional.grouped_mm(u_Mr, b_EOr.transpose(1, 2), offs=offsets)

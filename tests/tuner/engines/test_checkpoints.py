@@ -36,7 +36,9 @@ RESUMED = {
 """What a run is started with where CHECKPOINTS names a folder."""
 
 
-def saving(target: str, *, is_asynchronous: bool = False) -> VerifiedPlan:
+def saving(
+    target: str, *, is_asynchronous: bool = False, zero_stage: int | None = None
+) -> VerifiedPlan:
     """Return a plan that saves every 120 steps of two seconds."""
     model = read_model(MODELS / "qwen3-30b-a3b" / "config.json")
     one_stage: dict[str, Any] = {
@@ -46,7 +48,7 @@ def saving(target: str, *, is_asynchronous: bool = False) -> VerifiedPlan:
         "stage_recompute": ("none",),
         "chunks": (1,),
         "pipeline_layout": (model.num_layers,),
-        "zero_stage": 2 if target == "torchtitan" else 1,
+        "zero_stage": zero_stage or (2 if target == "torchtitan" else 1),
     }
     made = sample_verified(model, sample_decision(**one_stage), emit=(target,))
     stated = Reliability(
@@ -69,7 +71,9 @@ def test_every_script_says_how_often_and_how_large() -> None:
     for target in (*RESUMED, "deepspeed"):
         script = emitted(saving(target), "run.sh")
         assert "# Checkpoint every 120 steps (4.00 min), training waits for it;" in script, target
-        assert "10.0 GiB each, 30.0 GiB for 2 and the one that is written." in script
+        removes = target in ("megatron-bridge", "torchtitan")
+        assert ("10.0 GiB each, 30.0 GiB for 2 and the one that is written." in script) == removes
+        assert ("10.0 GiB each, all of them are kept: remove old ones." in script) != removes
 
 
 def test_megatron_saves_in_the_background_where_the_plan_does() -> None:
@@ -81,6 +85,24 @@ def test_megatron_saves_in_the_background_where_the_plan_does() -> None:
         assert {"--async-save", "--use-persistent-ckpt-worker"} <= set(background)
         new = {"--save-interval", "--async-save", "--use-persistent-ckpt-worker"}
         assert all(new <= set(flags) for flags in FLAGS["releases"].values())
+
+
+def test_releases_that_cannot_save_megatron_fsdp_in_the_background_wait_and_say_so() -> None:
+    for target, name, option in (
+        ("megatron-lm", "megatron_args.txt", "--async-save"),
+        ("megatron-lm-0.16", "megatron_args.txt", "--async-save"),
+        ("megatron-bridge", "run.sh", "checkpoint.async_save=true"),
+        ("megatron-bridge-26.04", "run.sh", "checkpoint.async_save=true"),
+        ("megatron-bridge-26.02", "run.sh", "checkpoint.async_save=true"),
+    ):
+        for zero_stage in (1, 2):
+            verified = saving(target, is_asynchronous=True, zero_stage=zero_stage)
+            waits = zero_stage == 2 and target not in ("megatron-lm", "megatron-bridge")
+            assert (option in emitted(verified, name)) != waits, (target, zero_stage)
+            script = emitted(verified, "run.sh")
+            how = "training waits for it, which the plan does not count: core 0.16 and Bridge 0.3"
+            assert (how in script) == waits, (target, zero_stage)
+            assert ("written in the background;" in script) != waits, (target, zero_stage)
 
 
 def test_bridge_and_torchtitan_keep_the_last_two() -> None:

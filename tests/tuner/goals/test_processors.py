@@ -122,6 +122,19 @@ def test_disaggregated_ranks_need_a_machine_each(tmp_path: Path, profile: Path) 
         script = (tmp_path / "plan" / "launch" / "vllm" / f"{role}.sh").read_text()
         assert '"kv_connector": "NixlConnector"' in script
         assert '"kv_buffer_device": "cpu"' in script
+    # A decode instance that is estimated has half of each core, too.
+    served = "vllm serve m --max-num-seqs 8 --gpu-memory-utilization 0.5"
+    seconds = {}
+    for name, connector in (
+        ("decode", '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}'),
+        ("aggregated", None),
+    ):
+        launch = served if connector is None else f"{served} --kv-transfer-config '{connector}'"
+        load = api.estimate_serving(spec, launch=launch, profiles=profile).load
+        assert load is not None
+        assert load.tpot_s is not None
+        seconds[name] = load.tpot_s.p50
+    assert 1.3 <= seconds["decode"] / seconds["aggregated"] <= 2.1
 
 
 def test_a_plan_holds_its_profile_and_stands_for_it(tmp_path: Path, profile: Path) -> None:

@@ -335,9 +335,12 @@ class ServingMachine:
 
 
 def on_core_share(machine: ServingMachine, ratio: float) -> ServingMachine:
-    """Return a system whose ranks have that share of their cores' time, host work included."""
+    """Return a system whose ranks have that share of their cores' time, host work included.
+
+    What came from the datasheet is named in `estimated` of both.
+    """
     host = None if machine.host is None else machine.host.stretched(1.0 / ratio)
-    return replace(machine, host=host, core_ratio=ratio, estimated=set())
+    return replace(machine, host=host, core_ratio=ratio)
 
 
 def _measured_experts_s(tables: KernelTables, op: Op) -> Floats | None:

@@ -7,8 +7,9 @@ and compressors their open entries. Of
 a pipeline the longest stage counts, with embedding or head. Engines keep a second copy of the
 up-projection of compressed keys in bf16, for steps that decode (vLLM 0.33.0 `mla_attention.py`,
 `W_UK_T` and `W_UV`; SGLang 0.5.23 `deepseek_weight_loader.py`, `w_kc` and `w_vc`). Routers,
-indexers and projections into an experts' latent width are whole on every rank. Norms, convolutions
-and biases are left out.
+indexers, compressors and projections into an experts' latent width are whole on every rank; of
+compressors all but the queries of their indexer are bf16 (vLLM 0.33.0, models/deepseek_v4/).
+Norms, convolutions and biases are left out.
 
 States, by the rule of the engine (`StateRule`):
 
@@ -34,7 +35,11 @@ from tuner.costs.serve.work import (
 )
 from tuner.engines.serve_rules.traits import ONE_STATE, StateRule
 from tuner.spec.linear_attention import linear_weights
-from tuner.spec.sparse_attention import compressor_weights, indexer_weights
+from tuner.spec.sparse_attention import (
+    compressor_weights,
+    indexer_queries_weights,
+    indexer_weights,
+)
 
 RESERVE_BYTES: Final = 4.0e9
 DEVICE_RATIO: Final = 0.88
@@ -121,11 +126,14 @@ def _mixer_bytes(own: DecoderAttention, hidden: int, formats: Formats, ranks: in
     if own.kind is AttentionKind.COMPRESSED:
         queries = own.heads * own.head_dim
         down = hidden * (own.query_rank + own.head_dim)
-        down += compressor_weights(
+        compressor = compressor_weights(
             own.compressor, head_dim=own.head_dim, query_rank=own.query_rank, hidden=hidden
         )
+        index = None if own.compressor is None else own.compressor.indexer
+        scored = indexer_queries_weights(index, query_rank=own.query_rank)
         grouped = own.output_rank * (queries + own.output_groups * hidden)
-        return (down + own.query_rank * queries / ranks) * inner + grouped * outer / ranks
+        quantized = (down + scored + own.query_rank * queries / ranks) * inner
+        return quantized + (compressor - scored) * BYTES["bf16"] + grouped * outer / ranks
     queries = own.heads * (2 if own.has_gate else 1)
     keys = 2 * max(own.kv_heads / ranks, 1.0)
     width = queries / ranks + keys

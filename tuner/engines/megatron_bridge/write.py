@@ -17,7 +17,7 @@ from typing import Final
 
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
-from tuner.engines.checkpoints import FOLDER_NOTE, KEPT, CheckpointSchedule, checkpoint_schedule
+from tuner.engines.checkpoints import FOLDER_NOTE, KEPT, CheckpointSchedule
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
@@ -32,7 +32,7 @@ from tuner.engines.megatron_lm.core import (
 )
 from tuner.engines.megatron_lm.environment import environment
 from tuner.engines.megatron_lm.mixers import Value, is_hybrid
-from tuner.engines.megatron_lm.write import cautions
+from tuner.engines.megatron_lm.write import cautions, release_schedule
 from tuner.engines.priced_settings import overridden
 from tuner.engines.statement import statement
 from tuner.plans.train import VerifiedPlan
@@ -133,10 +133,11 @@ def emit_26_02(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
 def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     plan, decision = verified.plan, verified.decision
     exact, nearest = _recipe(plan.model, core=core)
+    schedule = release_schedule(verified, core=core, removes_old=True)
     recipe = exact or nearest
     named = bool(exact) or core is not Core.V0_16 or nearest != _PLAIN
     said = (
-        *statement(verified),
+        *statement(verified, schedule=schedule),
         *cautions(plan.model, decision),
         *assumptions("megatron-bridge", plan.model, plan.goal, decision),
         f"Recipe: {recipe}." if named else "Recipe: none fits in this release; name a near one.",
@@ -144,7 +145,6 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
         *_YOURS,
         *(() if plan.goal.adapters is None else _PRETRAINED),
     )
-    schedule = checkpoint_schedule(verified)
     lines = (*overrides(plan.model, plan.goal, decision, core=core), *_checkpoints(schedule))
     text = "".join(f"{path}={_written(value)}\n" for path, value in lines)
     precision = _PRECISIONS[decision.fp8_recipe or plan.goal.precision.value]

@@ -75,13 +75,22 @@ _YOURS: Final = (
     "  bash run.sh --training.steps 1000 --hf_assets_path ... --optimizer.lr 1e-4",
 )
 
+_PRETRAINED: Final = (
+    "Adapters need the weights that they are beside, else random ones are adapted. Name a folder",
+    "in Hugging Face's format by its absolute path:",
+    "  bash run.sh --checkpoint.enable --checkpoint.initial_load_in_hf \\",
+    "    --checkpoint.initial_load_path FOLDER ...",
+)
+"""A checkpoint in torchtitan's own format must hold the adapters, too (`dcp_load`)."""
+
 
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the sections, the program that applies them, and a script that starts it."""
     plan, decision = verified.plan, verified.decision
     shipped = _shipped_model(plan.model)
+    schedule = checkpoint_schedule(verified, removes_old=True)
     said = (
-        *statement(verified),
+        *statement(verified, schedule=schedule),
         (
             f"Model: {shipped[0]} {shipped[2]} of torchtitan."
             if shipped
@@ -91,11 +100,12 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
         *assumptions("torchtitan", plan.model, plan.goal, decision),
         "",
         *_YOURS,
+        *(() if plan.goal.adapters is None else _PRETRAINED),
     )
     config = sections(
         plan.model, plan.goal, decision, on_processors=plan.provenance.kind_of_devices == "cpu"
     )
-    config |= _checkpoints(checkpoint_schedule(verified))
+    config |= _checkpoints(schedule)
     return (
         EmittedFile(path=PurePosixPath("torchtitan.toml"), text=comment(said) + _toml(config)),
         EmittedFile(

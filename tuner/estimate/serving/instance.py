@@ -40,7 +40,11 @@ from tuner.search.serve.demand import MOST_RUNNING, Demand, build_demand
 from tuner.search.serve.expert_copies import ExpertCopies
 from tuner.search.serve.instances import goal_formats
 from tuner.search.serve.kv_transfers import build_kv_transfers
-from tuner.search.serve.launchable import copies_of
+from tuner.search.serve.launchable import (
+    beside_polling_thread,
+    copies_of,
+    has_polling_thread,
+)
 from tuner.search.serve.mixed_batches import prompt_time, token_seconds
 from tuner.search.serve.options import (
     Option,
@@ -149,6 +153,9 @@ def build_inputs(
             else spec.goal.traffic.model_copy(update={"prefix_hit": 0.0}),
         }
     )
+    engine = release_on(goal, serving_pool.pool)
+    if has_polling_thread(engine, launch.role):
+        serving_pool = beside_polling_thread(serving_pool)
     longest = min(goal.max_model_len or model.max_position, model.max_position)
     demand = build_demand(goal, longest=longest)
     if launch.role is not Role.AGGREGATED and demand.concurrency is not None:
@@ -163,7 +170,7 @@ def build_inputs(
         decoder=decoder_of(model),
         formats=goal_formats(goal),
         instances=instances * launch.copies,
-        copies=copies_of(model, release_on(goal, serving_pool.pool), expert_loads(goal, model)),
+        copies=copies_of(model, engine, expert_loads(goal, model)),
         release=release,
     )
 

@@ -88,23 +88,28 @@ def launchable_options(
 def _core_shares(
     spec: ServeSpec, serving_pools: tuple[ServingPool, ...], roles: tuple[Role, ...]
 ) -> Iterator[tuple[tuple[ServingPool, ...], tuple[Role, ...]]]:
-    """Yield the pools of one release as roles have them: whole, or beside a thread that polls.
-
-    The scheduler gives two threads that never wait half of a core each.
-    """
-    if not release_on(spec.goal, serving_pools[0].pool).transfer_thread_polls:
-        yield serving_pools, roles
-        return
-    polled = tuple(role for role in roles if role in ROLES["disaggregated"])
+    """Yield the pools of one release as roles have them: whole, or beside a thread that polls."""
+    release = release_on(spec.goal, serving_pools[0].pool)
+    polled = tuple(role for role in roles if has_polling_thread(release, role))
     whole = tuple(role for role in roles if role not in polled)
     if whole:
         yield serving_pools, whole
     if polled:
-        halves = (
-            replace(one, machine=on_core_share(one.machine, POLLED_CORE_RATIO))
-            for one in serving_pools
-        )
-        yield tuple(halves), polled
+        yield tuple(map(beside_polling_thread, serving_pools)), polled
+
+
+def has_polling_thread(release: ServingCapabilities, role: Role) -> bool:
+    """Whether an instance of that role computes beside a thread that polls for KV transfers."""
+    return release.transfer_thread_polls and role in ROLES["disaggregated"]
+
+
+def beside_polling_thread(serving_pool: ServingPool) -> ServingPool:
+    """Return a pool with what such a thread leaves of its cores.
+
+    The scheduler gives two threads that never wait half of a core each.
+    """
+    machine = on_core_share(serving_pool.machine, POLLED_CORE_RATIO)
+    return replace(serving_pool, machine=machine)
 
 
 def launchable_afd_options(

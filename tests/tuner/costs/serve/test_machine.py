@@ -71,6 +71,8 @@ def test_half_of_a_core_takes_twice_as_long_on_the_host_too() -> None:
     whole = ServingMachine(sheet=H200, tables=None, host=host)
     half = on_core_share(whole, 0.5)
     assert half.host == HostTimes(step_s=2e-3, tensor_step_s=4e-3, sequence_s=6e-5, request_s=8e-3)
+    half.seconds(product(AT, dtype="fp8"))
+    assert whole.estimated == {"gemm fp8"}
     for op in (product(AT, dtype="fp8"), experts(expert=1), reduction(AT, ranks=2)):
         assert half.seconds(op) == pytest.approx(2.0 * whole.seconds(op))
 

@@ -10,6 +10,7 @@ from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.memory import (
+    attention_weight_bytes,
     expert_bytes,
     kv_bytes_per_token,
     state_bytes_per_request,
@@ -117,13 +118,24 @@ def test_compressors_cache_entries_beside_windows_and_open_entries() -> None:
     # SGLang has a tenth as many tokens in a pool of windows as in that of entries.
     pooled = kv_bytes_per_token(decoder, FP8, one, request_tokens=131_072, window_pool_ratio=0.1)
     assert pooled == pytest.approx(0.1 * 43 * 584 + entries + opened / 131_072)
-    # As released: 43 x 256 experts of 3 x 4,096 x 2,048 in mxfp4; shared experts, attention and
-    # compressors in fp8; routers, embedding and head in bf16; two connections a layer in fp32.
+    # As released: 43 x 256 experts of 3 x 4,096 x 2,048 in mxfp4; shared experts, attention and the
+    # queries of indexers in fp8; the rest of compressors, routers, embedding and head in bf16; two
+    # connections a layer in fp32.
     released = replace(FP8, experts="mxfp4", head="bf16")
-    attention = 43 * 106_954_752 + 21 * (8_388_608 + 10_747_904) + 20 * 4_194_304
+    # Of a layer with an indexer keys and gates of 4,096 x 2 x 2 x (512 + 128) and weights of 64
+    # heads, without one 4,096 x 2 x 512: 309,592,064 in all, beside queries of 1,024 x 64 x 128.
+    compressors = 21 * 4096 * (2 * 2 * (512 + 128) + 64) + 20 * 4096 * 2 * 512
+    assert compressors == 309_592_064
+    attention = 43 * 106_954_752 + 21 * 1024 * 64 * 128 + 2 * compressors
     others = 43 * 256 * 4096 * 2 + 2 * 129_280 * 4096 * 2 + 86 * 24 * 16_384 * 4
     experts = 43 * (256 * 0.53125 + 1) * 3 * 4096 * 2048
     assert weight_bytes(decoder, released, one) == experts + attention + others
+    # Of attention 4,096 x (1,024 + 512), indexers and compressors are whole on every rank.
+    for ranks in (1, 8):
+        degrees = InstanceDegrees(attention_tensor=ranks, expert=ranks)
+        whole = 43 * 6_291_456 + 21 * 1024 * 64 * 128 + 2 * compressors
+        expected = whole + 43 * 100_663_296 / ranks
+        assert attention_weight_bytes(decoder, released, degrees) == expected
 
 
 def test_vllm_gives_states_pages_of_keys() -> None:
