@@ -6,14 +6,14 @@ examples/profiles/epyc-lora/ holds 20 runs of two dense models and two with expe
 ranks, with adapters of rank 4 to 64, several targets, micro-batches and recomputation, and the
 profiles of their operations on as many ranks. Others used the machine meanwhile, so that seconds
 are judged on timed.jsonl, the runs of one rank once more on an idle machine. `--measure` runs the
-trials that are missing and measures both profiles, which takes a quarter of an hour. Nothing is
+trials that are missing and measures the profiles, which takes 20 minutes. Nothing is
 fitted to a row: the factor on a run's seconds is the median ratio of the runs of the other models.
 Fit or not is in fits.jsonl and fits-seed-5.jsonl there, judged by tests/benchmarks/fit_or_not.py.
 Exit code 1: a bound of `BOUNDS` is missed.
 
 loop.csv holds nine runs of examples/finetuning/finetune.py with Transformers and PEFT on one rank
-(tests/benchmarks/lora_loop.py), predicted by the analytic model on the rates that the profile
-reached (tuner/devices/measured.py). Their bytes are those saved when the loss has been computed:
+(tests/benchmarks/lora_loop.py), predicted by the analytic model on the curves of a profile of what
+it looks up, and for the rest on the rates that were reached (tuner/devices/measured.py). Their bytes are those saved when the loss has been computed:
 the peak without the loss's gradients.
 
 Peaks are those of a whole step, counted by the kernel as under a limit
