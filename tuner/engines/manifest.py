@@ -197,6 +197,8 @@ class Capabilities:
     """Types of adapters, their gradients and moments."""
     adapter_limits: frozenset[tuple[str, Any]] = frozenset()
     """Fields of this, and what is left of them where adapters are trained."""
+    frozen_in_compute_type: bool = True
+    """Frozen weights are kept in the type of the computation, and whole below zero_stage 3."""
     quantised_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages that frozen weights in 4 bits allow."""
     mtp: bool = True
