@@ -234,7 +234,11 @@ def _adapted(case: Case, rng: np.random.Generator) -> Case | None:
     config = config.model_copy(
         update={
             "adapters": StepAdapters.model_validate(
-                {"rank": own.rank, "alpha": own.scale, "targets": adapted(own, work.model)}
+                {
+                    "rank": own.rank,
+                    "alpha": own.effective_alpha,
+                    "targets": adapted(own, work.model),
+                }
             )
         }
     )

@@ -13,8 +13,8 @@ Exit code 1: a bound of `BOUNDS` is missed.
 
 loop.csv holds nine runs of examples/finetuning/finetune.py with Transformers and PEFT on one rank
 (tests/benchmarks/lora_loop.py), predicted by the analytic model on the curves of a profile of what
-it looks up, and for the rest on the rates that were reached (tuner/devices/measured.py). Their bytes are those saved when the loss has been computed:
-the peak without the loss's gradients.
+it looks up, and for the rest on the rates that were reached (tuner/devices/measured.py). Their
+bytes are those saved when the loss has been computed: the peak without the loss's gradients.
 
 Peaks are those of a whole step, counted by the kernel as under a limit
 (profilers/steps/limit.py).

@@ -130,3 +130,13 @@ def test_being_terminated_is_an_exception_so_that_everything_is_cleaned_up() -> 
 def test_cases_of_a_refused_spec_are_not_listed(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="megatron-lm"):
         wanted_sizes(_spec(tmp_path, precision="fp32", target="megatron-lm"))
+
+
+def test_adapters_beside_weights_that_a_profile_does_not_price_are_refused(tmp_path: Path) -> None:
+    tuned = "bf16, tune: {method: lora, rank: 8}"
+    for target in ("torchtitan", "reference, torchtitan"):
+        spec = read_spec(_spec(tmp_path, precision=tuned, target=target))
+        with pytest.raises(SpecError, match=r"goal.tune: torchtitan keeps frozen .*'device'"):
+            refuse_unpriced(spec)
+    for target, precision in (("torchtitan", "bf16"), ("reference", tuned), ("deepspeed", tuned)):
+        refuse_unpriced(read_spec(_spec(tmp_path, precision=precision, target=target)))

@@ -197,6 +197,8 @@ class Capabilities:
     """Types of adapters, their gradients and moments."""
     adapter_limits: frozenset[tuple[str, Any]] = frozenset()
     """Fields of this, and what is left of them where adapters are trained."""
+    frozen_in_compute_type: bool = True
+    """Frozen weights are kept in the type of the computation, and whole below zero_stage 3."""
     quantised_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages that frozen weights in 4 bits allow."""
     mtp: bool = True
@@ -210,6 +212,8 @@ class Capabilities:
     """Narrower limits for models with a feature."""
     parts: tuple["Capabilities", ...] = ()
     """The targets of an intersection, so that a refusal can name one."""
+    without_adapters: "Capabilities | None" = None
+    """The same where all weights are trained, so that a refusal can name the adapters."""
 
 
 CONDITIONAL: Final[dict[str, Any]] = {
@@ -271,7 +275,11 @@ def with_adapters(target: Capabilities, adapters: Adapters | None) -> Capabiliti
     able = restrict(target, target.adapter_limits)
     if adapters.is_quantised:
         able = restrict(able, (("zero_stages", target.quantised_zero_stages),))
-    return replace(able, parts=tuple(with_adapters(part, adapters) for part in target.parts))
+    return replace(
+        able,
+        parts=tuple(with_adapters(part, adapters) for part in target.parts),
+        without_adapters=target,
+    )
 
 
 def intersect(one: Capabilities, other: Capabilities) -> Capabilities:
@@ -279,7 +287,7 @@ def intersect(one: Capabilities, other: Capabilities) -> Capabilities:
     values = {
         field.name: _join(field.name, getattr(one, field.name), getattr(other, field.name))
         for field in fields(Capabilities)
-        if field.name not in ("names", "release", "source", "parts")
+        if field.name not in ("names", "release", "source", "parts", "without_adapters")
     }
     return Capabilities(
         names=one.names + other.names,

@@ -13,7 +13,7 @@ from tuner.engines.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.engines.files import EmittedFile
 from tuner.engines.launchers.hosts import hosts_file
 from tuner.engines.launchers.shape import launch_shape
-from tuner.engines.manifest import with_gradients
+from tuner.engines.manifest import with_adapters, with_gradients
 from tuner.engines.registry import train_targets
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.spec.refusals import refusals
@@ -40,13 +40,14 @@ def broken_rules(target: str, plan: Plan, decision: TrainDecision) -> tuple[str,
     Raises:
         UnknownTargetError: no target has this name.
     """
-    capabilities = with_gradients(
+    able = with_gradients(
         TARGETS[target]
         if target in WRAPPERS
         else intersection((target,), device_kind=plan.provenance.kind_of_devices),
         gradient_bytes=decision.gradient_bytes,
         precision=plan.goal.precision,
     )
+    capabilities = with_adapters(able, plan.goal.adapters)
     broken = refusals(capabilities, model=plan.model, decision=decision)
     if target not in WRAPPERS and plan.goal.precision not in capabilities.precisions:
         broken += (f"{target}: has no precision {plan.goal.precision}",)

@@ -293,7 +293,8 @@ def refuse_unpriced(spec: Spec) -> None:
     """Refuse what this version cannot price, and what a target of the spec cannot launch.
 
     Raises:
-        SpecError: several pools, latent attention, or a model or precision that a target lacks.
+        SpecError: several pools, latent attention, or a model or precision that a target lacks,
+            or adapters beside frozen weights that a target keeps in its own way.
     """
     if len(spec.cluster.pools) > 1:
         names = ", ".join(repr(pool.name) for pool in spec.cluster.pools)
@@ -307,6 +308,18 @@ def refuse_unpriced(spec: Spec) -> None:
             "profile of the reference step cannot price; name the pool's 'device' and no profile"
         )
     refuse_unlaunchable(spec)
+    _refuse_unpriced_adapters(spec)
+
+
+def _refuse_unpriced_adapters(spec: Spec) -> None:
+    capabilities = intersection(spec.emit)
+    for target in capabilities.parts or (capabilities,):
+        if spec.goal.adapters is not None and not target.frozen_in_compute_type:
+            raise SpecError(
+                f"goal.tune: {target.names[0]} keeps frozen weights in the adapters' type and "
+                "shards them below zero_stage 3, too, which a profile of the reference step cannot "
+                "price; name the pool's 'device' and no profile, or emit another target"
+            )
 
 
 def refuse_unlaunchable(spec: Spec) -> None:

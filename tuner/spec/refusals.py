@@ -24,8 +24,16 @@ def refusals(
     return tuple(
         f"{part.names[0]}: {rule}"
         for part in capabilities.parts or (capabilities,)
-        for rule in dict.fromkeys(_broken(part, model, decision))
+        for rule in dict.fromkeys(_named(part, model, decision))
     )
+
+
+def _named(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
+    """Yield the broken rules; those that hold for adapters alone say so."""
+    broken = tuple(_broken(target, model, decision))
+    whole = target.without_adapters
+    always = broken if whole is None else tuple(_broken(whole, model, decision))
+    yield from (line if line in always else f"{line} beside adapters" for line in broken)
 
 
 def _broken(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:

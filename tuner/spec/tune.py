@@ -77,7 +77,7 @@ class Adapters(Record):
     """Of adapters, their gradients and moments; absent: the engine's default, fp32 with PEFT."""
 
     @property
-    def scale(self) -> float:
+    def effective_alpha(self) -> float:
         """Alpha, stated or not."""
         return 2.0 * self.rank if self.alpha is None else self.alpha
 

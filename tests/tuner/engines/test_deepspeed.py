@@ -15,6 +15,7 @@ from tests.tuner.engines.testing import Recorders, sample_decision, sample_verif
 from tuner.costs.reference.workload import Workload
 from tuner.engines.capabilities import launchable
 from tuner.engines.deepspeed.write import emit
+from tuner.engines.writers import broken_rules
 from tuner.plans.train import VerifiedPlan
 from tuner.search.reference.space import enumerate_degrees
 from tuner.spec.huggingface.read import read_model
@@ -29,6 +30,7 @@ ONE_STAGE: dict[str, Any] = {
     "chunks": (1,),
     "pipeline_layout": (32,),
 }
+TWO_TENSOR_RANKS = {"tensor_model_parallel_size": 2, "expert_data_parallel_size": 2}
 CASES: dict[str, dict[str, Any]] = {
     "two stages": {},
     "parameters sharded, optimizer in host memory, DeepEP": {
@@ -38,7 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
         "dispatcher": "deepep",
     },
     "gradients sharded in bf16": {**ONE_STAGE, "zero_stage": 2, "gradient_bytes": 2},
-    "tensor ranks": {**ONE_STAGE, "tensor_model_parallel_size": 2, "expert_data_parallel_size": 2},
+    "tensor ranks": {**ONE_STAGE, **TWO_TENSOR_RANKS},
 }
 
 READ = """\
@@ -223,7 +225,27 @@ def test_adapters_are_planned_on_replicas_alone() -> None:
         found = enumerate_degrees(work, num_devices=2, capabilities=able, search=Search())
         assert {degrees.expert for degrees in found.legal} == expected
     assert {degrees.pipeline for degrees in found.legal} == {1}
-    assert found.illegal["the target has no expert parallelism"] > 0
+    assert found.illegal["the target has no expert parallelism beside adapters"] > 0
+
+
+def test_adapters_are_written_for_replicas_alone() -> None:
+    replicas = {**ONE_STAGE, "stage_recompute": ("full",), "expert_model_parallel_size": 1}
+    for changes, lacking in (
+        ({"expert_data_parallel_size": 8}, []),
+        ({"expert_model_parallel_size": 8}, ["expert"]),
+        ({"expert_model_parallel_size": 8, **TWO_TENSOR_RANKS}, ["tensor", "expert"]),
+    ):
+        plan = _verified(**replicas | changes).plan
+        goal = plan.goal.model_copy(update={"tune": Adapters(method="lora", rank=8)})
+        tuned = plan.model_copy(update={"goal": goal})
+        assert plan.decision is not None
+        assert broken_rules("deepspeed", plan, plan.decision) == ()
+        said = broken_rules("deepspeed", tuned, plan.decision)
+        assert said == tuple(
+            f"deepspeed: has no {kind} parallelism; {kind}_model_parallel_size must be 1"
+            " beside adapters"
+            for kind in lacking
+        )
 
 
 def test_the_script_hands_over_the_configuration(tmp_path: Path) -> None:

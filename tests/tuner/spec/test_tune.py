@@ -64,8 +64,8 @@ def test_latent_attention_has_its_own_projections() -> None:
 
 
 def test_alpha_is_twice_the_rank_unless_it_is_stated() -> None:
-    assert Adapters(method="lora", rank=8).scale == 16.0
-    assert Adapters(method="lora", rank=8, alpha=4.0).scale == 4.0
+    assert Adapters(method="lora", rank=8).effective_alpha == 16.0
+    assert Adapters(method="lora", rank=8, alpha=4.0).effective_alpha == 4.0
     assert "rank 8 on attention" in adapters_words(Adapters(method="lora", rank=8))
 
 

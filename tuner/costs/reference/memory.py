@@ -42,10 +42,7 @@ from tuner.costs.reference.hierarchical_dispatch import kept_bytes
 from tuner.costs.reference.training import LayerTraining
 from tuner.costs.reference.update import GRADIENT_BYTES, Unit
 from tuner.costs.reference.workload import StepDegrees, Workload
-from tuner.spec.tune import EXPERTS, NETWORK
-
-QKV = ("q_proj", "k_proj", "v_proj")
-GATE_UP = ("gate_proj", "up_proj")
+from tuner.spec.tune import EXPERTS, GATE_UP, NETWORK, QKV
 
 ID_BYTES = 8
 """Token ids, expert ids and row indices are 64-bit integers."""
@@ -125,7 +122,7 @@ def layer_activations(
     outside = before + _router(work, degrees, training) + shared
     inside = chunk_bytes(work, degrees, layer=layer, chunks=chunks, expert_rank=expert_rank)
     weights = _weights(work, degrees)
-    if recompute is not Recompute.NONE and not _keeps_ffn_input(work, training):
+    if recompute is not Recompute.NONE and not _keeps_ffn_input(training):
         # Chunks keep their input themselves.
         separate = _hidden(work, degrees)
         outside += separate if recompute is Recompute.SELECTIVE or chunks > 1 else 0
@@ -254,13 +251,13 @@ def _router(work: Workload, degrees: StepDegrees, training: LayerTraining) -> in
     assert moe is not None
     n = work.tokens(degrees)
     probabilities = n * (moe.num_experts + moe.top_k + 1) * SCALE_BYTES
-    kept = _hidden(work, degrees) if _keeps_ffn_input(work, training) else 0
+    kept = _hidden(work, degrees) if _keeps_ffn_input(training) else 0
     return kept + (probabilities + _ids(work, degrees)) * training.has_input_gradient
 
 
-def _keeps_ffn_input(work: Workload, training: LayerTraining) -> bool:
+def _keeps_ffn_input(training: LayerTraining) -> bool:
     """Whether the output of the norm before router and shared expert is kept."""
-    return training.is_full or training.trains(*GATE_UP)
+    return training.trains(*GATE_UP)
 
 
 def _ids(work: Workload, degrees: StepDegrees) -> int:

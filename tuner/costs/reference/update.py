@@ -22,7 +22,9 @@ parameters (1 at zero_stage 0):
     every step          reads the gradients for their norm and scales them; AdamW on P / S
 
 Beside adapters the units hold those alone; frozen parameters take part in the gathers of zero_stage
-3 and in nothing else.
+3 and in nothing else. Layers before the first adapter have no backward pass, and embedding and head
+are not resharded before it: they are gathered once. FSDP2 prefetches the last of those layers in
+vain, which is not counted.
 
 No overlap is assumed: gloo's collectives block, and overlap on a GPU is part of the residual.
 Sources: torch.distributed.fsdp.fully_shard as profilers/steps uses it. zero_stage 2: DeepSpeed
@@ -71,6 +73,8 @@ class Unit:
     """Distance between them."""
     frozen: int = 0
     """Frozen parameters likewise, in the compute type; sharded at zero_stage 3 alone."""
+    frozen_gathers: int = 2
+    """Times that zero_stage 3 gathers them in a micro-batch."""
 
     def sharded(self, degrees: StepDegrees) -> int:
         """Trained parameters that one rank owns at rest."""
@@ -138,7 +142,7 @@ def update_ops(
     every: list[Op] = []
     for unit in units:
         if degrees.zero_stage == 3 and unit.frozen:
-            every += [replace(op, count=2) for op in _frozen_gather_ops(unit, work, degrees)]
+            every += _frozen_gather_ops(unit, work, degrees)
         if not unit.parameters:
             continue
         if work.synchronizes_every_microbatch and degrees.pipeline == 1:
@@ -188,12 +192,21 @@ def _adapted_units(
 ) -> tuple[Unit, ...]:
     """Units of a layer whose adapters alone are trained, as of one tensor rank."""
     matrices, experts = adapter_parameters(work, degrees, layer=layer)
-    own = Unit(parameters=matrices, frozen=frozen, ranks=degrees.data, stride=1)
+    training = work.trainings[layer]
+    gathers = 2 if training.has_input_gradient or training.names else 1
+    own = Unit(
+        parameters=matrices,
+        frozen=frozen,
+        frozen_gathers=gathers,
+        ranks=degrees.data,
+        stride=1,
+    )
     if not frozen_experts:
         return (own,)
     routed = Unit(
         parameters=experts,
         frozen=frozen_experts,
+        frozen_gathers=gathers,
         ranks=degrees.expert_data,
         stride=degrees.expert,
     )
@@ -202,7 +215,9 @@ def _adapted_units(
 
 def _end_units(work: Workload, degrees: StepDegrees, parameters: int) -> tuple[Unit, ...]:
     if work.tune is not None:
-        return (Unit(parameters=0, frozen=parameters, ranks=degrees.data, stride=1),)
+        # Not resharded after the forward pass.
+        ends = Unit(parameters=0, frozen=parameters, frozen_gathers=1, ranks=degrees.data, stride=1)
+        return (ends,)
     return _dense_units(degrees, replicated=parameters, split=0)
 
 
@@ -240,7 +255,7 @@ def _frozen_gather_ops(unit: Unit, work: Workload, degrees: StepDegrees) -> list
     ops = [device_copy(num_bytes, part=Part.DATA_COMMUNICATION)]
     if unit.ranks > 1:
         ops.append(_unit_collective("all_gather", unit, degrees, num_bytes=num_bytes))
-    return ops
+    return [replace(op, count=unit.frozen_gathers) for op in ops]
 
 
 def _reduction_ops(unit: Unit, degrees: StepDegrees) -> list[Op]:

@@ -36,7 +36,7 @@ def lora_arguments(
     return {
         "target_modules": list(_modules(adapted(tune, model), model)),
         "dim": tune.rank,
-        "alpha": tune.scale,
+        "alpha": tune.effective_alpha,
         "dropout": 0.0,
         **own,
     }

@@ -19,7 +19,7 @@ def lora_config(tune: Adapters, model: ModelSpec) -> dict[str, Any]:
     names = adapted(tune, model)
     return {
         "r": tune.rank,
-        "lora_alpha": tune.scale,
+        "lora_alpha": tune.effective_alpha,
         "target_modules": [name for name in names if name != EXPERTS],
         "target_parameters": list(EXPERT_PARAMETERS) if EXPERTS in names else [],
     }

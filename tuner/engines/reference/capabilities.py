@@ -31,7 +31,14 @@ REFERENCE: Final = Capabilities(
     precisions=frozenset({"bf16", "fp32"}),
     adapters=frozenset({"lora"}),
     adapter_dtypes=frozenset({"fp32"}),
-    adapter_limits=frozenset({("tensor_parallel", False), ("pipeline", False)}),
+    # Hierarchical dispatch is priced for training all weights alone.
+    adapter_limits=frozenset(
+        {
+            ("tensor_parallel", False),
+            ("pipeline", False),
+            ("dispatchers", frozenset({"alltoall"})),
+        }
+    ),
     mtp=False,
     tied_embeddings_with_pipeline=False,
     unsupported=frozenset(ModelFeature),

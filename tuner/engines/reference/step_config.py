@@ -72,7 +72,7 @@ def _adapters(plan: Plan) -> Adapters | None:
     if tune is None:
         return None
     return Adapters.model_validate(
-        {"rank": tune.rank, "alpha": tune.scale, "targets": adapted(tune, plan.model)}
+        {"rank": tune.rank, "alpha": tune.effective_alpha, "targets": adapted(tune, plan.model)}
     )
 
 

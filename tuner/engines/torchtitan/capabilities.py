@@ -30,7 +30,8 @@ a stand-in for the accelerator (examples/engines/torchtitan).
 
 LoRA (`components/lora.py`) freezes every other parameter. FSDP2 keeps adapters and frozen weights
 in `training.dtype`, shards both and gathers both in the type of the computation; only adapters have
-gradients and moments.
+gradients and moments. A profile of the reference step does not price that
+(`frozen_in_compute_type`), so adapters are not planned on processors.
 
 - Queries, keys and values have one adapter; gate and up have one each.
 - Experts are no `Linear` and get none. Low ranks of latent attention (`wq_a`, `wkv_a`) are
@@ -82,6 +83,7 @@ TORCHTITAN_0_3: Final = Capabilities(
     adapters=frozenset({"lora"}),
     adapter_targets=frozenset(ADAPTER_TARGETS) - {EXPERTS, "q_a_proj", "kv_a_proj_with_mqa"},
     fused_layers=frozenset({QKV}),
+    frozen_in_compute_type=False,
     adapter_limits=frozenset({("unsupported", frozenset({ModelFeature.GATED_DELTA}))}),
     mtp=False,
     tied_embeddings_with_pipeline=False,

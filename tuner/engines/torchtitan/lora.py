@@ -20,6 +20,6 @@ def lora_fields(tune: Adapters, model: ModelSpec) -> dict[str, int | float | lis
     modules = _OTHERS | (_LATENT if model.attention.kind == "mla" else _FUSED)
     return {
         "rank": tune.rank,
-        "alpha": tune.scale,
+        "alpha": tune.effective_alpha,
         "target_modules": list(dict.fromkeys(modules[name] for name in adapted(tune, model))),
     }

@@ -126,7 +126,7 @@ class CandidateCosts:
 
     def update(self, layer: int) -> UpdateTime:
         """Seconds of a layer's data-parallel state, corrected by the residual."""
-        return self._layer_updates[self.work.model.layers[layer]]
+        return self._layer_updates[self._update_kind(layer)]
 
     def activations(
         self, layer: int, option: RecomputeOption, *, expert_rank: int | None = None
@@ -277,13 +277,17 @@ class CandidateCosts:
 
     @cached_property
     def _layer_updates(self) -> Mapping[object, UpdateTime]:
-        layers = self.work.model.layers
+        first: dict[object, int] = {}
+        for layer in range(self.work.model.num_layers):
+            first.setdefault(self._update_kind(layer), layer)
         return {
-            kind: self._corrected_update(
-                layer_units(self.work, self.degrees, layer=layers.index(kind))
-            )
-            for kind in sorted(set(layers))
+            kind: self._corrected_update(layer_units(self.work, self.degrees, layer=layer))
+            for kind, layer in first.items()
         }
+
+    def _update_kind(self, layer: int) -> object:
+        """What layers have in common whose state costs the same."""
+        return self.work.model.layers[layer], self.work.trainings[layer].has_input_gradient
 
     def _updated_bytes(self, units: tuple[Unit, ...]) -> int:
         """Bytes of some units' state while the optimizer steps."""

@@ -109,9 +109,7 @@ def _broken_rules(
     yield from _broken_by_model(work, degrees)
     yield from _broken_by_batch(work, degrees)
     yield from _broken_by_nodes(degrees)
-    yield from _broken_by_target(work, degrees, capabilities)
-    yield from _broken_by_expert_ranks(degrees, capabilities)
-    yield from _broken_by_tensor_ranks(work, degrees, capabilities)
+    yield from _broken_by_capabilities(work, degrees, capabilities)
     yield from _broken_by_search(degrees, search)
 
 
@@ -145,6 +143,26 @@ def _broken_by_batch(work: Workload, degrees: StepDegrees) -> Iterator[str]:
 def _broken_by_nodes(degrees: StepDegrees) -> Iterator[str]:
     if degrees.ranks_per_node is not None and degrees.expert % degrees.ranks_per_node:
         yield "hierarchical dispatch needs expert groups that fill their nodes"
+
+
+def _broken_by_capabilities(
+    work: Workload, degrees: StepDegrees, capabilities: Capabilities
+) -> Iterator[str]:
+    """Yield the rules of the targets; those that hold for adapters alone say so."""
+    broken = tuple(_broken_by_manifest(work, degrees, capabilities))
+    whole = capabilities.without_adapters
+    always = broken
+    if broken and whole is not None:
+        always = tuple(_broken_by_manifest(work, degrees, whole))
+    yield from (rule if rule in always else f"{rule} beside adapters" for rule in broken)
+
+
+def _broken_by_manifest(
+    work: Workload, degrees: StepDegrees, capabilities: Capabilities
+) -> Iterator[str]:
+    yield from _broken_by_target(work, degrees, capabilities)
+    yield from _broken_by_expert_ranks(degrees, capabilities)
+    yield from _broken_by_tensor_ranks(work, degrees, capabilities)
 
 
 def _broken_by_target(

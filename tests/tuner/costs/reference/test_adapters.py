@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -102,6 +102,15 @@ def test_units_hold_adapters_and_frozen_weights_apart(tiny_work: Make, cut: Cut)
     sharded = cut(data=2, zero_stage=3)
     shared = unit_state(layer_units(work, sharded, layer=0), work, sharded)
     assert shared.parameters == state.parameters // 2
+
+
+@pytest.fixture(autouse=True)
+def _ends_its_group() -> Iterator[None]:
+    """End the job that a test started in this process."""
+    was_there = dist.is_initialized()
+    yield
+    if dist.is_initialized() and not was_there:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

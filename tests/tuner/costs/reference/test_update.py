@@ -14,6 +14,7 @@ from tuner.costs.reference.update import (
 )
 from tuner.costs.reference.workload import StepDegrees, Workload
 from tuner.spec.accounting import num_parameters
+from tuner.spec.tune import Adapters
 
 Make = Callable[..., Workload]
 Cut = Callable[..., StepDegrees]
@@ -138,3 +139,23 @@ def test_fsdp2_copies_the_gradients_of_a_group_of_one_three_times(
         assert time.every_microbatch_s[Part.DATA_COMMUNICATION] == every
         # The gradients are scaled before the update.
         assert time.once_s[Part.OPTIMIZER] == 4000 / (ranks if zero_stage else 1)
+
+
+def test_frozen_weights_are_gathered_again_where_there_is_a_backward_pass(
+    tiny_work: Make, cut: Cut, table_of: TableOf
+) -> None:
+    # The dense layers lie before the first adapter; embedding and head are not resharded.
+    tune = Adapters(method="lora", rank=4, targets=("experts",))
+    work = tiny_work(layers="ddmm", batch={"tune": tune})
+    degrees = cut(data=2, zero_stage=3)
+    groups = [
+        *(layer_units(work, degrees, layer=layer) for layer in range(4)),
+        embedding_units(work, degrees),
+        head_units(work, degrees),
+    ]
+    for units, times in zip(groups, (1, 1, 2, 2, 1, 1), strict=True):
+        # 2 bytes of a frozen weight; adapters are gathered twice and reduced in 4 bytes.
+        expected = sum(2 * times * one.frozen + 8 * one.parameters for one in units)
+        time = update_time(units, work, degrees, table_of(_bytes_moved))
+        assert sum(time.every_microbatch_s.values()) == expected
+        assert sum(time.once_s.values()) == 0.0

@@ -21,6 +21,7 @@ from tuner.search.reference.decisions import decode
 from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine, layout_problem
 from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.predict import predict
+from tuner.spec.tune import Adapters
 
 Make = Callable[..., Workload]
 Cut = Callable[..., StepDegrees]
@@ -222,3 +223,16 @@ def test_only_computing_is_faster_while_others_wait(
         is_computed = part is not Part.EXPERT_COMMUNICATION
         expected = seconds * (2 / 3 if is_computed else 1.0)
         assert shared.by_part()[part] == pytest.approx(expected)
+
+
+def test_a_layer_before_the_first_adapter_gathers_its_weights_once(
+    tiny_work: Make, cut: Cut, formula_machine: MakeMachine
+) -> None:
+    tune = Adapters(method="lora", rank=4, targets=("experts",))
+    costs = CandidateCosts(
+        work=tiny_work(layers="dmd", batch={"tune": tune}),
+        degrees=cut(data=2, zero_stage=3),
+        machine=formula_machine(num_devices=2),
+    )
+    before, _, after = (sum(costs.update(layer).every_microbatch_s.values()) for layer in range(3))
+    assert after == pytest.approx(2.0 * before)

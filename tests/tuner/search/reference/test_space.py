@@ -12,13 +12,14 @@ from profilers.steps.run import refusal
 from tests.rows import Failures
 from tests.tuner.engines.testing import sample_verified
 from tuner.costs.reference.workload import StepDegrees, Workload
-from tuner.engines.capabilities import intersection, refusals
+from tuner.engines.capabilities import intersection, launchable, refusals
 from tuner.engines.reference.step_config import step_config
 from tuner.search.reference.decisions import decision
 from tuner.search.reference.options import RecomputeOption
 from tuner.search.reference.space import enumerate_degrees
 from tuner.spec.goal import TrainGoal
 from tuner.spec.search import Search
+from tuner.spec.tune import Adapters
 
 Make = Callable[..., Workload]
 REFERENCE = intersection(["reference"])
@@ -228,3 +229,28 @@ def test_hops_need_nodes_that_fill_expert_groups_and_a_target_that_has_them(
     )
     assert others.illegal["the target has no dispatcher hierarchical"] > 0
     assert all(one.ranks_per_node is None for one in others.legal)
+
+
+def test_what_adapters_alone_leave_out_is_named_so(tiny_work: Make) -> None:
+    tune = Adapters(method="lora", rank=4)
+    work = tiny_work(batch={"tune": tune})
+    found = {
+        target: enumerate_degrees(
+            work,
+            num_devices=8,
+            capabilities=launchable((target,), model=work.model, precision="bf16", adapters=tune),
+            search=Search(),
+            ranks_per_node=2,
+        )
+        for target in ("reference", "transformers-peft")
+    }
+    for lacking in (
+        "tensor parallelism",
+        "pipeline parallelism",
+        # Its price does not know what is trained.
+        "dispatcher hierarchical",
+    ):
+        assert found["reference"].illegal[f"the target has no {lacking} beside adapters"] > 0
+        assert found["transformers-peft"].illegal[f"the target has no {lacking}"] > 0
+    assert all(one.ranks_per_node is None for one in found["reference"].legal)
+    assert not any("beside adapters" in rule for rule in found["transformers-peft"].illegal)
