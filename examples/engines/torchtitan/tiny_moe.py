@@ -67,6 +67,7 @@ class LibraryText(BaseDataLoader):
         text = b"".join(file.read_bytes() for file in sorted(library.glob("*.py")))
         self.text = torch.frombuffer(bytearray(text[:4_000_000]), dtype=torch.uint8).long()
         self.generator = torch.Generator().manual_seed(dp_rank)
+        self.place = f"dp_rank_{dp_rank}"
         self.shape = (local_batch_size, seq_len)
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
@@ -78,11 +79,13 @@ class LibraryText(BaseDataLoader):
             yield {"input": ids[:, :-1], "positions": positions.clone()}, ids[:, 1:].contiguous()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: a restart draws from the beginning."""
-        return {}
+        """Return what the next draws of this replica depend on."""
+        return {self.place: self.generator.get_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take nothing."""
+        """Go on from there; a replica that was not saved draws from the beginning."""
+        if self.place in state_dict:
+            self.generator.set_state(state_dict[self.place])
 
 
 def tiny_moe(attn_backend: str = "flex", moe_comm_backend: str = "standard") -> Trainer.Config:

@@ -8,7 +8,7 @@ import pytest
 from tuner.errors import SpecError
 from tuner.spec.failure_log import FailureLog, StatedLog, read_failure_log
 
-WATCHED = {"devices": 1024, "period": 54 * 86_400.0}
+WATCHED: dict[str, object] = {"devices": 1024, "period": 54 * 86_400.0}
 
 SACCT = """\
 JobID|State|Start|End|NNodes|AllocTRES
@@ -94,7 +94,7 @@ def test_a_log_is_read_again_from_what_a_plan_keeps(tmp_path: Path) -> None:
     assert read(tmp_path, log.model_dump_json()) == log
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
     "time goes back": (
         "time,component\n10,node\n5,node\n",
         {"devices": 8},
