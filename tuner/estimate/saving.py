@@ -26,7 +26,7 @@ FORMS: Final[Mapping[TrainingEngine, tuple[str, str]]] = {
 }
 """By engine: how it writes the steps between checkpoints, and that it saves in the background."""
 
-Found = tuple[tuple[str, ...], RunForecast]
+Change = tuple[tuple[str, ...], RunForecast]
 """Lines of a launch, and the run with them."""
 
 
@@ -59,16 +59,16 @@ def price_saving(
         if launch.save_interval is None
         else run_of(launch.save_interval, in_background=launch.saves_in_background)
     )
-    found = list(_changes(launch, run_of))
+    changes = list(_changes(launch, run_of))
     return SavingEstimate(
         interval_steps=launch.save_interval,
         in_background=launch.saves_in_background,
         run=as_launched,
-        change=_smallest(as_launched, found),
+        change=_smallest(as_launched, changes),
     )
 
 
-def _changes(launch: LaunchSettings, run_of: RunOf) -> Iterator[Found]:
+def _changes(launch: LaunchSettings, run_of: RunOf) -> Iterator[Change]:
     """Yield the lines of every change with its run, single ones first."""
     interval, background = FORMS[launch.engine]
     for in_background in (launch.saves_in_background, True):
@@ -79,14 +79,14 @@ def _changes(launch: LaunchSettings, run_of: RunOf) -> Iterator[Found]:
         yield (background,), run_of(launch.save_interval, in_background=True)
 
 
-def _smallest(now: RunForecast | None, found: Sequence[Found]) -> SavingChange | None:
+def _smallest(now: RunForecast | None, changes: Sequence[Change]) -> SavingChange | None:
     before = 0.0 if now is None else now.effective_time_ratio
 
-    def gain(one: Found) -> float:
+    def gain(one: Change) -> float:
         return one[1].effective_time_ratio - before
 
     for lines in (1, 2):
-        usable = [one for one in found if len(one[0]) == lines and gain(one) >= LEAST_GAIN]
+        usable = [one for one in changes if len(one[0]) == lines and gain(one) >= LEAST_GAIN]
         if usable:
             best = max(usable, key=gain)
             return SavingChange(lines=best[0], run=best[1], gain_ratio=gain(best))

@@ -98,8 +98,8 @@ def exponential_test(log: FailureLog) -> ExponentialTest | None:
         return None
     generator = np.random.default_rng(SEED)
     simulated = [_distance(generator.exponential(size=len(gaps_N))) for _ in range(SIMULATIONS)]
-    found = _distance(gaps_N)
-    beyond = sum(distance >= found for distance in simulated)
+    observed = _distance(gaps_N)
+    beyond = sum(distance >= observed for distance in simulated)
     return ExponentialTest(
         gaps=len(gaps_N),
         probability=(beyond + 1) / (SIMULATIONS + 1),

@@ -213,13 +213,13 @@ def _of_detections(text: str, stated: StatedLog, source: str) -> FailureLog:
     times: list[float] = []
     last = -math.inf
     for number, line in enumerate(text.splitlines(), 1):
-        found = _DETECTED.search(line)
-        if found is None:
+        event = _DETECTED.search(line)
+        if event is None:
             continue
-        time = _seconds(found["time"], f"{source}: line {number}")
+        time = _seconds(event["time"], f"{source}: line {number}")
         if time < last - SAME_FAILURE_S:
             raise SpecError(
-                f"{source}: line {number}: time {found['time']} lies before that of an event above;"
+                f"{source}: line {number}: time {event['time']} lies before that of an event above;"
                 " sort the log by time"
             )
         if not times or time > times[-1] + SAME_FAILURE_S:
@@ -306,10 +306,10 @@ def _of_jobs(text: str, stated: StatedLog, source: str) -> FailureLog:
         failed.append(end)
     if not device_s > 0.0:
         raise SpecError(f"{source}: no job in it has ended")
-    starts, ends, nodes_J = (
+    start_J, end_J, nodes_J = (
         np.array(column, dtype=np.float64) for column in zip(*spans, strict=True)
     )
-    edges = np.concatenate([starts, ends])
+    edges = np.concatenate([start_J, end_J])
     order = np.argsort(edges, kind="stable")
     running = np.cumsum(np.concatenate([nodes_J, -nodes_J])[order])
     watched = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(edges[order]))])

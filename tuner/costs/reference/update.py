@@ -216,8 +216,8 @@ def _adapted_units(
 def _end_units(work: Workload, degrees: StepDegrees, parameters: int) -> tuple[Unit, ...]:
     if work.tune is not None:
         # Not resharded after the forward pass.
-        ends = Unit(parameters=0, frozen=parameters, frozen_gathers=1, ranks=degrees.data, stride=1)
-        return (ends,)
+        unit = Unit(parameters=0, frozen=parameters, frozen_gathers=1, ranks=degrees.data, stride=1)
+        return (unit,)
     return _dense_units(degrees, replicated=parameters, split=0)
 
 

@@ -68,23 +68,23 @@ def _adapter(setting: BlockInputs, one: AdaptedMatrix, *, rows: Numbers) -> Bloc
         backward_s=setting.memory_bound_s(rows * backward),
         launches=(1.0 - one.shares_input) * chosen(6.0, 4.0, 8.0),
     )
-    products = _products(setting, one, rows=rows, is_fp32=is_single & ~is_cast)
-    return scale_block(one.ratio * np.greater(s.adapter_rank, 0.0), products + moved)
+    gemms = _gemms(setting, one, rows=rows, is_fp32=is_single & ~is_cast)
+    return scale_block(one.ratio * np.greater(s.adapter_rank, 0.0), gemms + moved)
 
 
-def _products(
+def _gemms(
     setting: BlockInputs, one: AdaptedMatrix, *, rows: Numbers, is_fp32: npt.NDArray[np.bool_]
 ) -> Block:
     """Both GEMMs with their gradients."""
     every = {
-        dtype: _products_in(setting, one, rows=rows, dtype=dtype)
+        dtype: _gemms_in(setting, one, rows=rows, dtype=dtype)
         for dtype, is_used in ((FP32, is_fp32), (BF16, ~is_fp32))
         if np.any(is_used)
     }
     return select_block(is_fp32, *every.values()) if len(every) == 2 else next(iter(every.values()))
 
 
-def _products_in(setting: BlockInputs, one: AdaptedMatrix, *, rows: Numbers, dtype: str) -> Block:
+def _gemms_in(setting: BlockInputs, one: AdaptedMatrix, *, rows: Numbers, dtype: str) -> Block:
     rank = np.maximum(setting.strategies.adapter_rank, 1.0)
 
     def product(n: Numbers, k: Numbers) -> Block:
