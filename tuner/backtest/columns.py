@@ -36,7 +36,7 @@ from tuner.costs.train.columns_of import matmul_peak
 from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.costs.train.shapes import Hardware, ModelShape, Stages, stacked, taken
 from tuner.devices.catalogue import DEVICES, find_device
-from tuner.devices.datasheet import Datasheet
+from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import UnknownDeviceError
 
 SAME_MEMORY = 0.02
@@ -233,6 +233,7 @@ def device_hardware(device: Datasheet, precision: GemmPrecision) -> Hardware:
         devices_per_node=float(device.devices_per_node),
         scale_out_bytes_per_s=device.scale_out_bytes_per_s,
         host_bytes_per_s=device.host_bytes_per_s,
+        is_processor=float(device.generation is Generation.PROCESSOR),
     )
 
 

@@ -29,7 +29,7 @@ def estimate_text(estimate: Estimate) -> str:
             *_verdict(estimate),
             "",
             *_changes(estimate),
-            *_saving(estimate),
+            *_checkpoints(estimate),
             "",
             *_flags(estimate),
             *(line for note in estimate.notes for line in labelled("note", note)),
@@ -65,24 +65,24 @@ def _what(estimate: Estimate) -> Iterator[str]:
     yield from labelled("with", ", ".join((estimate.precision, *knobs(decision))))
 
 
-def _saving(estimate: Estimate) -> Iterator[str]:
+def _checkpoints(estimate: Estimate) -> Iterator[str]:
     """Say what failures cost as the launch saves, and what would lose less."""
-    saving = estimate.saving
-    if saving is None:
+    checkpoints = estimate.checkpoints
+    if checkpoints is None:
         return
     yield ""
-    if saving.run is None or saving.interval_steps is None:
+    if checkpoints.run is None or checkpoints.interval_steps is None:
         yield "checkpoints    none before the end: every failure starts the run again"
     else:
-        how = "in the background" if saving.in_background else "while training waits"
-        every = format_s(saving.interval_steps * estimate.step_time_s)
+        how = "in the background" if checkpoints.in_background else "while training waits"
+        every = format_s(checkpoints.interval_steps * estimate.step_time_s)
         yield (
-            f"checkpoints    every {saving.interval_steps:,} steps ({every}), {how}:"
-            f" {format_ratio(saving.run.effective_time_ratio)} of the time advances training"
+            f"checkpoints    every {checkpoints.interval_steps:,} steps ({every}), {how}:"
+            f" {format_ratio(checkpoints.run.effective_time_ratio)} of the time advances training"
         )
-    if saving.change is not None:
-        share = format_ratio(saving.change.run.effective_time_ratio)
-        yield f"               {share} with {' '.join(saving.change.lines)}"
+    if checkpoints.change is not None:
+        share = format_ratio(checkpoints.change.run.effective_time_ratio)
+        yield f"               {share} with {' '.join(checkpoints.change.lines)}"
 
 
 def _times(rounds: int) -> str:

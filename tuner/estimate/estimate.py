@@ -26,6 +26,7 @@ from tuner.engines.reading.launch import LaunchSettings, TokenDispatcher
 from tuner.errors import SpecError
 from tuner.estimate import environment
 from tuner.estimate.changes import LEAST_GAIN_RATIO, find_changes, manifest_refusals
+from tuner.estimate.checkpoints import price_checkpoints
 from tuner.estimate.configuration import Configuration, build_configuration
 from tuner.estimate.decision import to_decision
 from tuner.estimate.flop_counts import CONVENTION, megatron_flop, model_flop, recomputed_flop
@@ -39,7 +40,6 @@ from tuner.estimate.prices import (
     uneven_load_bytes,
 )
 from tuner.estimate.records import Estimate, ExposedRatios, PipelineRankMemory, Utilisation
-from tuner.estimate.saving import price_saving
 from tuner.estimate.unpriced import unpriced_notes
 from tuner.search.train.memory_risk import MemoryForecast, forecast_memory, loss_prices
 from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
@@ -129,7 +129,7 @@ def estimate(
         smallest_change=changes.smallest,
         best_pair=changes.best_pair,
         changes=changes.by_knob,
-        saving=price_saving(spec, launch, priced, setup),
+        checkpoints=price_checkpoints(spec, launch, priced, setup),
         least_gain_ratio=LEAST_GAIN_RATIO,
         num_tried=changes.num_tried,
         flags_understood=launch.understood,

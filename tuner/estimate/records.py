@@ -102,7 +102,7 @@ class Change(Record):
     decision: TrainDecision
 
 
-class SavingChange(Record):
+class CheckpointChange(Record):
     """Another way to save checkpoints."""
 
     lines: tuple[str, ...]
@@ -112,7 +112,7 @@ class SavingChange(Record):
     """Of the wall clock, what then advances training more than as launched."""
 
 
-class SavingEstimate(Record):
+class CheckpointEstimate(Record):
     """What a launch loses to failures."""
 
     interval_steps: Size | None
@@ -120,7 +120,7 @@ class SavingEstimate(Record):
     in_background: bool
     run: RunForecast | None
     """As launched; absent without checkpoints: every failure then starts it again."""
-    change: SavingChange | None
+    change: CheckpointChange | None
     """The smallest one that gains; absent where none does."""
 
 
@@ -177,7 +177,7 @@ class Estimate(Record):
     """Two knobs, where together they bring more than the smallest change."""
     changes: tuple[Change, ...]
     """Every knob's best setting, best first."""
-    saving: SavingEstimate | None = None
+    checkpoints: CheckpointEstimate | None = None
     """Absent where the spec states no failures, or the engine's launch not when it saves."""
     least_gain_ratio: float
     num_tried: Size

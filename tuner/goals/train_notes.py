@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from profilers.records import Profile
 from tuner.engines.assumptions import plan_assumptions
 from tuner.engines.capabilities import programs
+from tuner.faults.failure_rates import exponential_test, observed_rates
 from tuner.faults.measured import node_bytes_per_s
-from tuner.faults.observed import exponential_test, observed_rates
 from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S
 from tuner.goals.profiles import is_of_device
 from tuner.plans.train import Plan

@@ -3,7 +3,7 @@
 import math
 from typing import Final
 
-from tuner.faults.observed import LEVEL, ObservedRate, exponential_test, observed_rates
+from tuner.faults.failure_rates import LEVEL, ObservedRate, exponential_test, observed_rates
 from tuner.plans.train import Plan
 from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import (
@@ -100,8 +100,8 @@ def _over_time(log: FailureLog) -> Figure | None:
     return Figure(
         name="failures-over-time",
         title="Failures over time",
-        reading="Failures since the log began, over watched time; a steady rate is a straight line,"
-        " a burst is a step.",
+        reading="Failures since the log began, over observed time; a steady rate is a straight"
+        " line, a burst is a step.",
         traces=(
             {
                 "type": "scatter",
@@ -120,7 +120,7 @@ def _over_time(log: FailureLog) -> Figure | None:
                 "line": {"dash": "dot", "color": GREY},
             },
         ),
-        layout=layout(x=time_axis("watched time"), y=axis("failures", rangemode="tozero")),
+        layout=layout(x=time_axis("observed time"), y=axis("failures", rangemode="tozero")),
         table=Table(
             caption="Failures over time",
             header=("failure", "at"),
@@ -135,7 +135,7 @@ def _over_time(log: FailureLog) -> Figure | None:
 
 def _facts(log: FailureLog) -> NamedValues:
     facts = [
-        ("watched", seconds(log.period_s, key="failures.period_s")),
+        ("observed", seconds(log.period_s, key="failures.period_s")),
         ("one device fails every", _every(log.device_mtbf_s)),
         ("one machine fails every", _every(log.node_mtbf_s)),
     ]

@@ -1,17 +1,17 @@
-"""Failure logs: what stopped jobs on a cluster, and how much was watched for how long.
+"""Failure logs: what stopped jobs on a cluster, and how much was observed for how long.
 
     table    CSV with a header, or JSON lines: `component` (device, node, link, software), and
              `time` (seconds, or dates of ISO 8601), `count` (1 where absent), or both
     sacct    sacct --allusers --duplicates --parsable2
                  --format=JobID,State,Start,End,NNodes,AllocTRES
              NODE_FAIL and BOOT_FAIL are of nodes; FAILED and OUT_OF_MEMORY of software, unless the
-             job was younger than `LEAST_RUN_S`: it never got going. Jobs that still run, steps of
-             jobs and all other states count as time without a failure.
+             job was younger than `LEAST_RUN_S`: it never got going. All other states count as
+             time without a failure; jobs that still run and steps of jobs are left out.
     NVRx     logs of NVIDIA's resiliency extension: lines `Event: failure_detected Node: N Rank: R
              Time: T UTC`. Whichever rank noticed it, events within `SAME_FAILURE_S` of the first
              are one failure, of software or of its node: the log does not say which.
 
-Further columns and lines are ignored. A table and NVRx's log do not say how much was watched:
+Further columns and lines are ignored. A table and NVRx's log do not say how much was observed:
 `goal.reliability.log` states devices, devices of a node, and the period where there are no times.
 Of sacct's jobs it is the sum over jobs; devices are those of `gres/gpu`, else `devices_per_node`.
 
@@ -68,17 +68,17 @@ class StatedLog(Record):
     """A table, the output of sacct, or a log of NVIDIA's resiliency extension; formats in
     tuner/spec/failure_log.py."""
     devices: Count | None = None
-    """That were watched; absent: sacct's jobs say it."""
-    devices_per_node: Count | None = None
-    """Absent: 8."""
+    """That were observed; absent: sacct's jobs say it."""
+    devices_per_node: Count = 8
+    """For the nodes of a table, and the devices of jobs whose AllocTRES has none."""
     period: PositiveSeconds | None = None
-    """That was watched; absent: as many mean gaps between the log's times as it has times."""
+    """That was observed; absent: as many mean gaps between the log's times as it has times."""
     components: Annotated[tuple[Component, ...], Field(min_length=1)] = COMPONENTS
     """Whose failures count; without `software`, only those of machines."""
 
 
 class FailureLog(Record):
-    """Failures by component, and the time that was watched."""
+    """Failures by component, and the time that was observed."""
 
     counts: dict[Component, Annotated[int, Field(ge=0)]]
     """Of all components that count."""
@@ -86,7 +86,7 @@ class FailureLog(Record):
     """Devices times seconds."""
     node_s: Positive
     clock_s: tuple[NotNegative, ...] = ()
-    """Ascending: when failures happened, in seconds of watched time of the whole cluster from its
+    """Ascending: when failures happened, in seconds of observed time of the whole cluster from its
     start, where the log has times."""
     period_s: Positive
     """Watched time of the whole cluster."""
@@ -107,9 +107,9 @@ class FailureLog(Record):
     def mtbf_s(self, component: Component) -> float | None:
         """Mean time between failures of a component, a device's or a node's."""
         num = self.counts.get(component, 0)
-        return self.watched_s(component) / num if num else None
+        return self.observed_s(component) / num if num else None
 
-    def watched_s(self, component: Component) -> float:
+    def observed_s(self, component: Component) -> float:
         """Devices or nodes times seconds."""
         return self.device_s if component == "device" else self.node_s
 
@@ -205,7 +205,7 @@ def _of_table(
             clock += times[-1:] * event.count
         if sum(counts.values()) > MOST_EVENTS and times:
             raise SpecError(f"{source}: more than {MOST_EVENTS:,} failures")
-    return _watched(counts, times, clock, stated, source)
+    return _observed(counts, times, clock, stated, source)
 
 
 def _of_detections(text: str, stated: StatedLog, source: str) -> FailureLog:
@@ -232,10 +232,10 @@ def _of_detections(text: str, stated: StatedLog, source: str) -> FailureLog:
         )
     counts = dict.fromkeys(stated.components, 0)
     counts[component] = len(times)
-    return _watched(counts, times, times, stated, source)
+    return _observed(counts, times, times, stated, source)
 
 
-def _watched(
+def _observed(
     counts: dict[Component, int],
     times: Sequence[float],
     clock: Sequence[float],
@@ -245,7 +245,7 @@ def _watched(
     """Add the time that a log without jobs was kept."""
     if stated.devices is None:
         raise SpecError(
-            f"{source}: goal.reliability.log.devices: state how many devices were watched; the log"
+            f"{source}: goal.reliability.log.devices: state how many devices were observed; the log"
             " does not say it"
         )
     span = times[-1] - times[0] if times else 0.0
@@ -253,7 +253,7 @@ def _watched(
     period = stated.period or span * len(times) / max(len(times) - 1, 1)
     if not period > 0.0:
         raise SpecError(
-            f"{source}: goal.reliability.log.period: state how long the devices were watched; the"
+            f"{source}: goal.reliability.log.period: state how long the devices were observed; the"
             " log has no times"
         )
     if period < span:
@@ -261,7 +261,7 @@ def _watched(
             f"{source}: goal.reliability.log.period: {period:g} s are shorter than the log, whose"
             f" times span {span:g} s"
         )
-    nodes = math.ceil(stated.devices / (stated.devices_per_node or 8))
+    nodes = math.ceil(stated.devices / stated.devices_per_node)
     return FailureLog(
         counts=counts,
         device_s=stated.devices * period,
@@ -293,7 +293,7 @@ def _of_jobs(text: str, stated: StatedLog, source: str) -> FailureLog:
             raise SpecError(f"{where}: End {row['End']} lies before Start {row['Start']}")
         nodes = _whole(row["NNodes"], f"{where}: NNodes")
         gpus = _GPUS.search(row.get("AllocTRES") or "")
-        devices = int(gpus[1]) if gpus else nodes * (stated.devices_per_node or 8)
+        devices = int(gpus[1]) if gpus else nodes * stated.devices_per_node
         spans.append((start, end, nodes))
         device_s += devices * (end - start)
         component = OF_STATE.get((row["State"] or "").split(" ")[0])
@@ -312,10 +312,10 @@ def _of_jobs(text: str, stated: StatedLog, source: str) -> FailureLog:
     edges = np.concatenate([start_J, end_J])
     order = np.argsort(edges, kind="stable")
     running = np.cumsum(np.concatenate([nodes_J, -nodes_J])[order])
-    watched = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(edges[order]))])
-    node_s = float(watched[-1])
+    observed = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(edges[order]))])
+    node_s = float(observed[-1])
     mean_nodes = node_s / float(np.ptp(edges))
-    clock = np.interp(sorted(failed), edges[order], watched) / mean_nodes
+    clock = np.interp(sorted(failed), edges[order], observed) / mean_nodes
     return FailureLog(
         counts=counts,
         device_s=device_s,

@@ -8,7 +8,7 @@ import pytest
 from tuner.errors import SpecError
 from tuner.spec.failure_log import FailureLog, StatedLog, read_failure_log
 
-WATCHED: dict[str, object] = {"devices": 1024, "period": 54 * 86_400.0}
+OBSERVED: dict[str, object] = {"devices": 1024, "period": 54 * 86_400.0}
 
 SACCT = """\
 JobID|State|Start|End|NNodes|AllocTRES
@@ -39,7 +39,9 @@ def read(folder: Path, text: str, **stated: object) -> FailureLog:
 
 
 def test_counts_without_times_give_rates(tmp_path: Path) -> None:
-    log = read(tmp_path, "component,count,cause\ndevice,6,HBM\ndevice,2,SRAM\nlink,4,\n", **WATCHED)
+    log = read(
+        tmp_path, "component,count,cause\ndevice,6,HBM\ndevice,2,SRAM\nlink,4,\n", **OBSERVED
+    )
     assert log.counts == {"device": 8, "node": 0, "link": 4, "software": 0}
     assert log.device_mtbf_s == 1024 * 54 * 86_400.0 / 8
     assert log.node_mtbf_s == 128 * 54 * 86_400.0 / 4
@@ -49,7 +51,7 @@ def test_counts_without_times_give_rates(tmp_path: Path) -> None:
         "component,count\ndevice,1\nnode,2\nsoftware,9\n",
         components=("device", "node"),
         devices_per_node=4,
-        **WATCHED,
+        **OBSERVED,
     )
     assert machines.node_mtbf_s == 256 * 54 * 86_400.0 / 2
 
@@ -102,27 +104,27 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
     ),
     "unknown component": (
         "component\nfan\n",
-        WATCHED,
+        OBSERVED,
         "line 2: component: Input should be 'device', 'node', 'link' or 'software', not 'fan'",
     ),
     "no count": (
         "component,count\nnode,-1\n",
-        WATCHED,
+        OBSERVED,
         "line 2: count: Input should be greater than or equal to 1, not '-1'",
     ),
     "no date": (
         "time,component\nyesterday,node\n",
-        WATCHED,
+        OBSERVED,
         "line 2: time 'yesterday' is neither seconds nor a date like 2026-11-27T05:40:00",
     ),
     "infinite time": (
         "time,component\ninf,node\n",
-        WATCHED,
+        OBSERVED,
         "line 2: time 'inf' is not a number of seconds",
     ),
     "a time is missing": (
         "time,component\n1,node\n,node\n",
-        WATCHED,
+        OBSERVED,
         "line 3: no time, though lines above have one",
     ),
     "how many": ("component\nnode\n", {}, "goal.reliability.log.devices: state how many devices"),
@@ -134,12 +136,16 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
     ),
     "none": (
         "component\nnode\n",
-        {**WATCHED, "components": ("device",)},
+        {**OBSERVED, "components": ("device",)},
         "no failure of device in it; leave the log out, or state device_mtbf or node_mtbf",
     ),
-    "another file": ("hello\nworld\n", WATCHED, "not a failure log: neither a table with a column"),
-    "empty": ("", WATCHED, "not a failure log"),
-    "a number": ('{"component": "node"}\n7\n', WATCHED, "line 2: 7 is no object"),
+    "another file": (
+        "hello\nworld\n",
+        OBSERVED,
+        "not a failure log: neither a table with a column",
+    ),
+    "empty": ("", OBSERVED, "not a failure log"),
+    "a number": ('{"component": "node"}\n7\n', OBSERVED, "line 2: 7 is no object"),
     "sacct backwards": (
         "JobID|State|Start|End|NNodes\n1|FAILED|2026-03-02T00:00:00|2026-03-01T00:00:00|1\n",
         {},

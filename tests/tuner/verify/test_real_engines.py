@@ -187,7 +187,13 @@ def _environment(name: str, monkeypatch: pytest.MonkeyPatch) -> LaunchedEngine:
     monkeypatch.setenv("PATH", f"{engine.programs}{os.pathsep}{os.environ['PATH']}")
     for variable, value in engine.environment.items():
         monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     return engine
+
+
+def _command(engine: LaunchedEngine, folder: Path, *, steps: int) -> list[str]:
+    arguments = engine.arguments.format(steps=steps, launch=folder)
+    return ["bash", str(folder / "run.sh"), *shlex.split(arguments)]
 
 
 @pytest.mark.slow
@@ -197,14 +203,12 @@ def test_an_engine_trains_the_adapters_that_are_emitted(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = _environment(name, monkeypatch)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     failures = Failures()
     for number, (changes, targets) in enumerate(ADAPTERS[name]):
         folder = tmp_path / str(number)
         write_emitted(folder, emit(name, _adapted(engine, targets, **changes)))
-        arguments = engine.arguments.format(steps=3, launch=folder)
         ran = subprocess.run(
-            ["bash", str(folder / "run.sh"), *shlex.split(arguments)],
+            _command(engine, folder, steps=3),
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -232,11 +236,9 @@ def test_an_engine_that_is_killed_goes_on_from_its_last_checkpoint(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = _environment(name, monkeypatch)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     folder = tmp_path / "launch"
     write_emitted(folder, emit(name, _saving(engine, steps=2)))
-    arguments = engine.arguments.format(steps=8, launch=folder)
-    command = ["bash", str(folder / "run.sh"), *shlex.split(arguments)]
+    command = _command(engine, folder, steps=8)
     unbroken = dict(_losses(command, name, tmp_path, checkpoints=tmp_path / "whole"))
     assert list(unbroken) == list(range(1, 9))
     broken = dict(_losses(command, name, tmp_path, checkpoints=tmp_path / "parts", kill_after=5))

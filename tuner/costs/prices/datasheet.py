@@ -16,9 +16,9 @@ quantisation); derates and the mean are ours.
 
 GEMMs of dtype bf16 stay there under every recipe: those of head and router. Of an adapter's GEMM,
 the rank is padded to a tile or the bytes of both wide matrices decide; in fp32 it runs on vector
-units, since PyTorch does not allow TF32 for it. Attention counts the
-unmasked pairs. Exponentials add time to the GEMMs, as if every head were wider by a constant; the
-share of the peak is stated at a width of 128.
+units, since PyTorch does not allow TF32 for it. Attention counts the unmasked pairs. Exponentials
+add time to the GEMMs, as if every head were wider by a constant; the share of the peak is stated at
+a width of 128.
 
 Not covered: split-k, 2-SM tiles, alignment.
 """

@@ -100,8 +100,6 @@ class Constants:
     """The same with the fused grouped network; part of the traffic is gone. [T]"""
     launch_s: Numbers = 8e-6
     """Of the host, per kernel."""
-    host_computes: Numbers = 0.0
-    """1 on a processor, which launches its kernels and runs them: no launch hides behind one."""
     dense_launches: Numbers = 34.0
     """Kernels of one dense layer's forward pass. [M]"""
     moe_launches: Numbers = 70.0
@@ -312,7 +310,6 @@ def uncalibrated(
         attention_ratio=_ATTENTION[generation],
         memory_factor=_MEMORY[generation],
         softmax_width=_SOFTMAX_WIDTH[generation],
-        host_computes=float(generation is Generation.PROCESSOR),
     )
     if software is Software.TORCH_FSDP:
         generic = replace(

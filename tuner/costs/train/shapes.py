@@ -207,6 +207,8 @@ class Hardware:
     """Network bandwidth of one device: NICs of a node over its devices and the
     oversubscription."""
     host_bytes_per_s: Numbers = 50e9
+    is_processor: Numbers = 0.0
+    """1 where it launches its kernels itself: no launch hides behind one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -240,8 +240,8 @@ def _cost(setting: BlockInputs, block: Block, *, full: Numbers) -> LayerCost:
     launched_s = _launched_s(setting, block)
     repeated = repeated_s / np.maximum(kernels_s, 1e-30)
     launched_back_s = launched_s * (setting.constants.backward_launches + repeated)
-    waited_s = _waited_s(setting.constants, kernels_s, launched_s)
-    waited_back_s = _waited_s(setting.constants, kernels_back_s, launched_back_s)
+    waited_s = _waited_s(setting.hardware, kernels_s, launched_s)
+    waited_back_s = _waited_s(setting.hardware, kernels_back_s, launched_back_s)
     return LayerCost(
         forward_s=kernels_s + waited_s + visible_s,
         backward_s=kernels_back_s + waited_back_s + visible_back_s,
@@ -275,10 +275,10 @@ def _launched_s(setting: BlockInputs, block: Block) -> Numbers:
     return own.launch_s * whole * (partly * block.launches + block.expert_launches)
 
 
-def _waited_s(own: Constants, device_s: Numbers, launched_s: Numbers) -> Numbers:
+def _waited_s(machine: Hardware, device_s: Numbers, launched_s: Numbers) -> Numbers:
     """Seconds that launches add to the kernels."""
     return np.where(
-        np.greater(own.host_computes, 0.0), launched_s, _larger(device_s, launched_s) - device_s
+        np.greater(machine.is_processor, 0.0), launched_s, _larger(device_s, launched_s) - device_s
     )
 
 

@@ -19,8 +19,7 @@ def test_every_device_type_and_software_has_values_inside_the_bounds(
 
 
 def test_every_constant_may_be_fitted() -> None:
-    # What runs the host is no constant of nature, but a fact.
-    assert sorted([*FITTED, "host_computes"]) == sorted(NAMES)
+    assert sorted(FITTED) == sorted(NAMES)
     assert all(prior.spread > 0.0 and prior.low < prior.high for prior in FITTED.values())
 
 

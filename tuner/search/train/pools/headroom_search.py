@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.bisection import bisect
 from tuner.search.settings import SearchSettings
 from tuner.search.train.headroom_search import CHANCES
 from tuner.search.train.memory_risk import SMALL, largest_peak_bytes
@@ -20,7 +21,6 @@ from tuner.search.train.pools.chains import Chain
 from tuner.search.train.pools.min_memory import (
     Change,
     best_chain,
-    bisect,
     fit_anywhere,
     min_memory_candidates,
 )

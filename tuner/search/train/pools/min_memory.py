@@ -93,14 +93,6 @@ def fit_anywhere(tables: Sequence[MinMemoryCandidates], change: Change) -> bool:
     return any(bool(_fits(table, change).any()) for table in tables)
 
 
-def bisect(is_enough: Callable[[float], bool], low: float, high: float, *, halvings: int) -> float:
-    """Return about the least amount that is enough, between one too small and one that is."""
-    for _ in range(halvings):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high
-
-
 def best_chain(
     tables: Sequence[MinMemoryCandidates], change: Change, *, cluster: Cluster, deadline: Deadline
 ) -> Chain | None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tuner.bisection import bisect
 from tuner.plans.train import Relaxation
 from tuner.search.reasons import MemoryOffer, memory_words, nearest_value
 from tuner.search.settings import Deadline, SearchSettings
@@ -25,7 +26,6 @@ from tuner.search.train.pools.min_memory import (
     Change,
     MinMemoryCandidates,
     best_chain,
-    bisect,
     fit_anywhere,
     min_memory_candidates,
     most_layers,

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from tuner.faults.failure_rates import exponential_test, observed_rates, poisson_interval
 from tuner.faults.forecast import TrainingRun, forecast
-from tuner.faults.observed import exponential_test, observed_rates, poisson_interval
 from tuner.faults.reliability import FailureModel, Jobs, Storage, checkpoint_bytes
 from tuner.spec.failure_log import FailureLog
 

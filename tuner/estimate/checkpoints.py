@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from tuner.costs.train.shapes import single
 from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
 from tuner.estimate.prices import PricedConfiguration, PricingSetup, to_strategies
-from tuner.estimate.records import SavingChange, SavingEstimate
+from tuner.estimate.records import CheckpointChange, CheckpointEstimate
 from tuner.faults.forecast import RunForecast, TrainingRun, forecast
 from tuner.faults.resolved import jobs_on_pool, resolved
 from tuner.spec.accounting import num_parameters
@@ -37,9 +37,9 @@ class RunOf(Protocol):
         """Return it; without steps, at the best interval."""
 
 
-def price_saving(
+def price_checkpoints(
     spec: Spec, launch: LaunchSettings, priced: PricedConfiguration, setup: PricingSetup
-) -> SavingEstimate | None:
+) -> CheckpointEstimate | None:
     """Forecast the run as launched and with a better way to save.
 
     None where the spec states no failures, or the engine's launch does not say when it saves.
@@ -60,7 +60,7 @@ def price_saving(
         else run_of(launch.save_interval, in_background=launch.saves_in_background)
     )
     changes = list(_changes(launch, run_of))
-    return SavingEstimate(
+    return CheckpointEstimate(
         interval_steps=launch.save_interval,
         in_background=launch.saves_in_background,
         run=as_launched,
@@ -79,7 +79,7 @@ def _changes(launch: LaunchSettings, run_of: RunOf) -> Iterator[Change]:
         yield (background,), run_of(launch.save_interval, in_background=True)
 
 
-def _smallest(now: RunForecast | None, changes: Sequence[Change]) -> SavingChange | None:
+def _smallest(now: RunForecast | None, changes: Sequence[Change]) -> CheckpointChange | None:
     before = 0.0 if now is None else now.effective_time_ratio
 
     def gain(one: Change) -> float:
@@ -89,7 +89,7 @@ def _smallest(now: RunForecast | None, changes: Sequence[Change]) -> SavingChang
         usable = [one for one in changes if len(one[0]) == lines and gain(one) >= LEAST_GAIN]
         if usable:
             best = max(usable, key=gain)
-            return SavingChange(lines=best[0], run=best[1], gain_ratio=gain(best))
+            return CheckpointChange(lines=best[0], run=best[1], gain_ratio=gain(best))
     return None
 
 

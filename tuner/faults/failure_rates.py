@@ -2,7 +2,7 @@
 
     interval   of n failures in a time: the rates under which n or more, and n or fewer, have a
                chance of (1 - level) / 2 (Garwood, Biometrika 28, 1936); exact, so wide for small n
-    test       the gaps between failures on the clock of watched time, against an exponential
+    test       the gaps between failures on the clock of observed time, against an exponential
                distribution of their mean: Kolmogorov's distance, whose distribution under the
                hypothesis is simulated, since the mean is estimated (Lilliefors, JASA 64, 1969)
 
@@ -15,13 +15,13 @@ Not covered: rates that differ between nodes, seasons.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from tuner.bisection import bisect
 from tuner.spec.failure_log import COMPONENTS, Component, FailureLog
 
 LEVEL: Final = 0.9
@@ -33,6 +33,7 @@ MOST_GAPS: Final = 2000
 SIMULATIONS: Final = 2000
 REJECTED_BELOW: Final = 0.01
 SEED: Final = 20261127
+HALVINGS: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +68,14 @@ def observed_rates(log: FailureLog) -> tuple[ObservedRate, ...]:
     rates = []
     for component in COMPONENTS:
         if component in log.counts:
-            count, watched_s = log.counts[component], log.watched_s(component)
+            count, observed_s = log.counts[component], log.observed_s(component)
             low, high = poisson_interval(count)
             rates.append(
                 ObservedRate(
                     component=component,
                     count=count,
-                    mtbf_s=watched_s / count if count else math.inf,
-                    mtbf_s_band=(watched_s / high, watched_s / low if low else math.inf),
+                    mtbf_s=observed_s / count if count else math.inf,
+                    mtbf_s_band=(observed_s / high, observed_s / low if low else math.inf),
                 )
             )
     return tuple(rates)
@@ -85,10 +86,11 @@ def poisson_interval(count: int, *, level: float = LEVEL) -> tuple[float, float]
     tail = (1.0 - level) / 2.0
     # Ten deviations to either side of the count, and ten more for small ones.
     far = count + 10.0 * math.sqrt(count + 1.0) + 10.0
-    high = _bisected(lambda mean: _at_most(count, mean) > tail, 0.0, far)
+    high = bisect(lambda mean: _at_most(count, mean) <= tail, 0.0, far, halvings=HALVINGS)
     if not count:
         return 0.0, high
-    return _bisected(lambda mean: 1.0 - _at_most(count - 1, mean) < tail, 0.0, far), high
+    low = bisect(lambda mean: 1.0 - _at_most(count - 1, mean) >= tail, 0.0, far, halvings=HALVINGS)
+    return low, high
 
 
 def exponential_test(log: FailureLog) -> ExponentialTest | None:
@@ -125,12 +127,3 @@ def _at_most(count: int, mean: float) -> float:
     logs = first * math.log(mean) - mean - math.lgamma(first + 1.0)
     terms = logs + np.concatenate([[0.0], np.cumsum(steps)])
     return float(min(np.exp(terms).sum(), 1.0))
-
-
-def _bisected(is_below: Callable[[float], bool], low: float, high: float) -> float:
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if is_below(middle) else (low, middle)
-        if high - low <= 1e-12 * high:
-            break
-    return 0.5 * (low + high)

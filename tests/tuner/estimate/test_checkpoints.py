@@ -11,7 +11,7 @@ from tuner.engines.megatron_bridge import read as bridge
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.torchtitan import read as torchtitan
 from tuner.estimate.estimate import estimate
-from tuner.estimate.records import Estimate, SavingEstimate
+from tuner.estimate.records import CheckpointEstimate, Estimate
 from tuner.spec.goal import Reliability
 from tuner.spec.spec import Spec
 
@@ -40,15 +40,15 @@ def estimated(spec_of: MakeSpec) -> Callable[[str], Estimate]:
     return of
 
 
-def saving_of(one: Estimate) -> SavingEstimate:
+def checkpoints_of(one: Estimate) -> CheckpointEstimate:
     """Return what an estimate says of checkpoints."""
-    assert one.saving is not None
-    return one.saving
+    assert one.checkpoints is not None
+    return one.checkpoints
 
 
 def test_the_launch_is_forecast_as_it_saves(estimated: Callable[[str], Estimate]) -> None:
     rare, often, behind = (
-        saving_of(estimated(flags))
+        checkpoints_of(estimated(flags))
         for flags in (
             "--save-interval 2000",
             "--save-interval 2",
@@ -73,19 +73,19 @@ def test_the_launch_is_forecast_as_it_saves(estimated: Callable[[str], Estimate]
     assert rare.interval_steps == 2000
     assert behind.in_background
     # With the better interval nothing is left to gain by another one.
-    again = saving_of(estimated(rare.change.lines[0])) if rare.change else None
+    again = checkpoints_of(estimated(rare.change.lines[0])) if rare.change else None
     assert again is not None
     assert again.change is None or "--async-save" in again.change.lines[0]
 
 
 def test_a_launch_without_checkpoints_is_told_so(estimated: Callable[[str], Estimate]) -> None:
     one = estimated("")
-    saving = saving_of(one)
-    assert (saving.interval_steps, saving.run) == (None, None)
-    assert saving.change is not None
+    told = checkpoints_of(one)
+    assert (told.interval_steps, told.run) == (None, None)
+    assert told.change is not None
     text = estimate_text(one)
     assert "checkpoints    none before the end: every failure starts the run again" in text
-    assert f"with {saving.change.lines[0]}" in text
+    assert f"with {told.change.lines[0]}" in text
     assert "% of the time advances training" in estimate_text(estimated("--save-interval 100"))
 
 
@@ -106,9 +106,9 @@ def test_other_engines_say_it_in_their_own_words(spec_of: MakeSpec) -> None:
     )
     assert (overrides.save_interval, overrides.saves_in_background) == (50, True)
     spec = spec_of("llama-3.1-8b", nodes=1)
-    estimated = saving_of(estimate(failing(spec), titan))
+    estimated = checkpoints_of(estimate(failing(spec), titan))
     assert estimated.change is not None
     assert estimated.change.lines[0].startswith("checkpoint.interval = ")
-    assert estimate(spec, titan).saving is None
+    assert estimate(spec, titan).checkpoints is None
     zero = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}'
-    assert estimate(failing(spec), deepspeed.read(zero, source="ds.json")).saving is None
+    assert estimate(failing(spec), deepspeed.read(zero, source="ds.json")).checkpoints is None
