@@ -1,16 +1,19 @@
 """Runs examples/finetuning/finetune.py on this processor and writes a line for each run.
 
     PYTHON -m tests.benchmarks.lora_loop MODELS RUNS.csv
+    torchrun --nproc-per-node 2 -m tests.benchmarks.lora_loop MODELS RUNS.csv
 
-PYTHON has torch, transformers and PEFT, and needs nothing of moetune. A run is a whole program, one
-rank with one thread; its seconds are the median of its steps but the first two.
+Python has torch, transformers and PEFT, and needs nothing of moetune. A rank has one thread; on two
+of them every layer is sharded (FSDP2). The seconds are the median of the steps but the first two.
 The bytes saved for the backward pass are those of one step more, counted by autograd's hooks:
-distinct storages, parameters aside. The columns are those of examples/profiles/h200-lora/runs.csv.
+distinct storages, parameters aside. The columns are those of examples/profiles/h200-lora/runs.csv,
+and the number of ranks.
 """
 
 import csv
 import importlib.util
 import json
+import os
 import statistics
 import sys
 import time
@@ -37,36 +40,40 @@ EXPERTS: Final = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 def run(folder: Path, setting: tuple[Any, ...]) -> dict[str, Any]:
     """Train a few steps."""
     import torch
+    from torch import nn
 
     spec = importlib.util.spec_from_file_location("finetune", LOOP)
     assert spec is not None
     assert spec.loader is not None
     loop = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loop)
-    method, rank, targets, batch, sequence, checkpointing = setting
+    method, lora_rank, targets, batch, sequence, checkpointing = setting
+    rank, world = own_rank()
     has_experts = "num_experts" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
     adapts_experts = has_experts and targets == "attention+mlp"
     settings = {
         "sequence_length": sequence,
         "micro_batch_size": batch,
         "gradient_accumulation_steps": 1,
-        "fully_shard": False,
+        "fully_shard": world > 1,
         "gradient_checkpointing": bool(checkpointing),
         "adapters": {
             "quantise": False,
             "dtype": "fp32",
-            "r": rank,
-            "lora_alpha": 2 * rank,
+            "r": lora_rank,
+            "lora_alpha": 2 * lora_rank,
             "target_modules": MODULES["attention" if has_experts else targets],
             "target_parameters": EXPERTS if adapts_experts else [],
         },
     }
     options = Namespace(seed=0, random_weights=True, model=folder, tokens=None, lr=1e-4)
     torch.set_num_threads(1)
-    model = loop.prepare(options, settings, torch.device("cpu"), sharded=False)
+    model = loop.prepare(options, settings, torch.device("cpu"), sharded=world > 1)
     trained = [one for one in model.parameters() if one.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=options.lr)
-    source = loop.batches(options, settings, vocabulary=model.config.vocab_size, rank=0, world=1)
+    source = loop.batches(
+        options, settings, vocabulary=model.config.vocab_size, rank=rank, world=world
+    )
 
     def step() -> None:
         tokens = next(source)
@@ -79,12 +86,15 @@ def run(folder: Path, setting: tuple[Any, ...]) -> dict[str, Any]:
         began = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - began)
-    owned = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    parameters = [local(one) for one in model.parameters()]
+    owned = {one.untyped_storage().data_ptr() for one in parameters}
     kept: dict[int, int] = {}
 
     def pack(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in owned:
+        # A gathered weight is a parameter of FSDP2's own, freed after its layer.
+        of = tensor if tensor._base is None else tensor._base
+        if storage.data_ptr() not in owned and not isinstance(of, nn.Parameter):
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
@@ -93,13 +103,13 @@ def run(folder: Path, setting: tuple[Any, ...]) -> dict[str, Any]:
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
     saved = sum(kept.values())
     del loss
-    states = [one for state in optimizer.state.values() for one in state.values()]
-    static = sum(one.nbytes for one in (*model.parameters(), *states))
+    states = [local(one) for state in optimizer.state.values() for one in state.values()]
+    static = sum(one.nbytes for one in (*parameters, *states))
     return {
         "kind": "trial",
         "model": folder.name,
         "method": method,
-        "rank": rank,
+        "rank": lora_rank,
         "targets": targets,
         "batch": batch,
         "sequence": sequence,
@@ -116,7 +126,18 @@ def run(folder: Path, setting: tuple[Any, ...]) -> dict[str, Any]:
         "static_bytes": static,
         "saved_bytes": saved,
         "step_s": round(statistics.median(seconds[2:]), 6),
+        "ranks": world,
     }
+
+
+def own_rank() -> tuple[int, int]:
+    """Return this rank and the number of ranks."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local(tensor: Any) -> Any:
+    """Return this rank's part of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def rows(models: Path) -> Iterator[dict[str, Any]]:
@@ -129,13 +150,22 @@ def rows(models: Path) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Append the runs to a file."""
     models, out = map(Path, sys.argv[1:])
+    rank, world = own_rank()
+    if world > 1:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
     for row in rows(models):
+        if rank:
+            continue
         is_new = not out.is_file()
         with out.open("a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(row))
             if is_new:
                 writer.writeheader()
             writer.writerow(row)
+    if world > 1:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

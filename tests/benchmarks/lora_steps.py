@@ -5,16 +5,18 @@
 examples/profiles/epyc-lora/ holds 20 runs of two dense models and two with experts on one and two
 ranks, with adapters of rank 4 to 64, several targets, micro-batches and recomputation, and the
 profiles of their operations on as many ranks. Others used the machine meanwhile, so that seconds
-are judged on timed.jsonl, the runs of one rank once more on an idle machine. `--measure` runs the
-trials that are missing and measures the profiles, which takes 20 minutes. Nothing is
-fitted to a row: the factor on a run's seconds is the median ratio of the runs of the other models.
+are judged on timed.jsonl, the same runs once more on an idle machine; those of two ranks took the
+middle one of three rounds, with a profile measured right after them. `--measure` runs the trials
+that are missing and measures the profiles, which takes 20 minutes. Nothing is fitted to a row: the
+factor on a run's seconds is the median ratio of the other models' runs on as many ranks.
 Fit or not is in fits.jsonl and fits-seed-5.jsonl there, judged by tests/benchmarks/fit_or_not.py.
 Exit code 1: a bound of `BOUNDS` is missed.
 
 loop.csv holds nine runs of examples/finetuning/finetune.py with Transformers and PEFT on one rank
-(tests/benchmarks/lora_loop.py), predicted by the analytic model on the curves of a profile of what
-it looks up, and for the rest on the rates that were reached (tuner/devices/measured.py). Their
-bytes are those saved when the loss has been computed: the peak without the loss's gradients.
+and, sharded by FSDP2, nine on two (tests/benchmarks/lora_loop.py), predicted by the analytic model
+on the curves of a profile of what it looks up, and for the rest on the rates that were reached
+(tuner/devices/measured.py). Their bytes are those saved when the loss has been computed: the peak
+without the loss's gradients.
 
 Peaks are those of a whole step, counted by the kernel as under a limit
 (profilers/steps/limit.py).
@@ -58,7 +60,8 @@ FOLDER: Final = Path(__file__).parents[2] / "examples/profiles/epyc-lora"
 RUNS: Final = "runs.jsonl"
 TIMED_RUNS: Final = "timed.jsonl"
 LOOP_RUNS: Final = "loop.csv"
-LOOP_PROFILE: Final = "profile-loop"
+LOOP_PROFILES: Final = {1: "profile-loop", 2: "profile-loop-2"}
+"""By the number of ranks."""
 BOUNDS: Final = {"seconds": 0.12, "activations": 0.05, "peak": 0.05, "static": 0.02}
 """Of the median error, and of the largest where it is memory."""
 PROFILE_S: Final = 150.0
@@ -152,6 +155,7 @@ class Judged:
 
     name: str
     model: str
+    ranks: int
     seconds: float
     activations: float
     peak: float
@@ -233,22 +237,25 @@ def measured(folder: Path) -> None:
                 dtypes=("bf16",),
                 extra_cases=wanted(world),
             )
-    if not (folder / LOOP_PROFILE).is_dir():
-        measure_profile(
-            folder / LOOP_PROFILE,
-            suites=("kernels",),
-            budget_s=PROFILE_S,
-            device="cpu",
-            dtypes=("bf16",),
-            extra_cases=wanted_by_loop(folder),
-        )
+    for world, name in LOOP_PROFILES.items():
+        if not (folder / name).is_dir():
+            measure_profile(
+                folder / name,
+                suites=("kernels", "links")[:world],
+                budget_s=PROFILE_S,
+                ranks=world,
+                device="cpu",
+                dtypes=("bf16",),
+                extra_cases=wanted_by_loop(folder, world=world),
+            )
 
 
-def wanted_by_loop(folder: Path) -> tuple[Case, ...]:
-    """Return the operations of the fine-tuning loop's runs."""
-    device, lookups = measured_sheet(read_profile(folder / "profile-1")), Lookups()
+def wanted_by_loop(folder: Path, *, world: int) -> tuple[Case, ...]:
+    """Return the operations of the fine-tuning loop's runs on so many ranks."""
+    device, lookups = measured_sheet(read_profile(folder / f"profile-{world}")), Lookups()
     for row in read_runs(folder / LOOP_RUNS):
-        seconds_of(row, device, lookups=lookups)
+        if int(row["ranks"]) == world:
+            seconds_of(row, device, lookups=lookups)
     return lookups.wanted().cases
 
 
@@ -294,6 +301,7 @@ def judge(run: Run, predicted: TrainPrediction) -> Judged:
     return Judged(
         name=name_of(run.config),
         model=run.model,
+        ranks=run.config.parallelism.world,
         seconds=predicted.step_time_s / float(np.median(run.report.step_s)) - 1.0,
         activations=max(predicted.activation_bytes) / activations - 1.0,
         peak=max(predicted.peak_memory_bytes) / peak - 1.0,
@@ -302,10 +310,13 @@ def judge(run: Run, predicted: TrainPrediction) -> Judged:
 
 def loop_runs(folder: Path) -> list[Judged]:
     """Compare the runs of the fine-tuning loop."""
-    profile = read_profile(folder / LOOP_PROFILE)
-    device, curves = measured_sheet(profile), fit_rows(profile.measurements)
+    profiles = {world: read_profile(folder / name) for world, name in LOOP_PROFILES.items()}
+    devices = {world: measured_sheet(profile) for world, profile in profiles.items()}
+    curves = {world: fit_rows(profile.measurements) for world, profile in profiles.items()}
     judged = []
     for row in read_runs(folder / LOOP_RUNS):
+        world = int(row["ranks"])
+        predicted_s = seconds_of(row, devices[world], curves=curves[world])
         memory, model = memory_of(row), model_of(row["model"])
         gradients = 2.0 * 4.0 * model.vocab_size * int(row["batch"]) * int(row["sequence"])
         static = number(memory.weights_PC) + number(memory.optimizer_PC)
@@ -314,7 +325,8 @@ def loop_runs(folder: Path) -> list[Judged]:
             Judged(
                 name=name_of_loop(row),
                 model=row["model"],
-                seconds=seconds_of(row, device, curves=curves) / float(row["step_s"]) - 1.0,
+                ranks=world,
+                seconds=predicted_s / float(row["step_s"]) - 1.0,
                 activations=saved / float(row["saved_bytes"]) - 1.0,
                 peak=static / float(row["static_bytes"]) - 1.0,
             )
@@ -323,10 +335,14 @@ def loop_runs(folder: Path) -> list[Judged]:
 
 
 def held_out(judged: Sequence[Judged]) -> list[float]:
-    """Return the errors of seconds after the factor of the other models."""
+    """Return the errors of seconds after the factor of the other models on as many ranks."""
     errors = []
     for one in judged:
-        others = [other.seconds + 1.0 for other in judged if other.model != one.model]
+        others = [
+            other.seconds + 1.0
+            for other in judged
+            if other.model != one.model and other.ranks == one.ranks
+        ]
         errors.append((one.seconds + 1.0) / float(np.median(others)) - 1.0)
     return errors
 
@@ -339,7 +355,7 @@ def lines(found: Mapping[str, Sequence[float]]) -> tuple[list[str], bool]:
         median, largest = float(np.median(errors)), float(np.max(errors))
         missed = missed or (median if what.startswith("seconds") else largest) > bound
         table.append(
-            f"{what:32} {len(errors):3} runs  median {median:6.1%}  largest {largest:6.1%}"
+            f"{what:36} {len(errors):3} runs  median {median:6.1%}  largest {largest:6.1%}"
             f"  (at most {bound:.0%})"
         )
     return table, missed
@@ -360,12 +376,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in (RUNS, TIMED_RUNS)
     )
     loop = loop_runs(options.folder)
+    seconds = {
+        f"seconds, {what}, {ranks} rank{'s' * (ranks > 1)}": held_out(
+            [one for one in some if one.ranks == ranks]
+        )
+        for what, some in (("reference step", timed), ("fine-tuning loop", loop))
+        for ranks in (1, 2)
+    }
     table, missed = lines(
         {
-            "seconds, reference step": held_out(timed),
+            **seconds,
             "activations, reference step": [one.activations for one in judged],
             "peak, reference step": [one.peak for one in judged],
-            "seconds, fine-tuning loop": held_out(loop),
             "activations, fine-tuning loop": [one.activations for one in loop],
             "static, fine-tuning loop": [one.peak for one in loop],
         }

@@ -126,6 +126,7 @@ def model_of(name: str) -> ModelSpec:
 def strategy_of(row: Row) -> Strategies:
     """Return a run's settings as a column."""
     wide = 4.0 if row["weight_dtype"] == "float32" else 2.0
+    ranks = float(row.get("ranks", "1"))
     tune = None
     if row["method"] != "full":
         tune = Adapters(
@@ -141,7 +142,8 @@ def strategy_of(row: Row) -> Strategies:
         sequence=float(row["sequence"]),
         micro_batch=float(row["batch"]),
         num_microbatches=1.0,
-        zero_stage=0.0,
+        data=ranks,
+        zero_stage=3.0 if ranks > 1.0 else 0.0,
         weight_bytes=wide,
         recompute_full=float(row["checkpointing"]),
         autocast=float(row["autocast"]),

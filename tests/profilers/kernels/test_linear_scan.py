@@ -20,6 +20,7 @@ from profilers.kernels.linear_scan import (
 )
 from profilers.records import AXES, Case, Measurement
 from profilers.series import Series
+from tests.benchmarks import linear_scans
 
 PROFILES = Path(__file__).parents[3] / "examples" / "profiles"
 
@@ -102,6 +103,18 @@ def test_what_one_h200_took_is_interpolated() -> None:
             Series(row.case.operation, row.case.kind, row.case.dtype, row.case.direction)
         ].predict(axes)
         assert seconds_N[0] == pytest.approx(np.median(row.times_s), rel=0.06)
+
+
+def test_what_a_processor_took_is_interpolated() -> None:
+    """PyTorch's kernels: four sizes of each kind and direction predict six others."""
+    lines = linear_scans.ROWS.read_text(encoding="utf-8").splitlines()
+    rows = [Measurement.model_validate_json(line) for line in lines]
+    errors = dict(linear_scans.held_out_errors(rows))
+    assert {series.kind for series in errors} == {MAMBA2, GATED_DELTA, KDA}
+    assert len(errors) == 6
+    for series, errors_N in errors.items():
+        assert len(errors_N) >= 6, series
+        assert np.median(np.abs(errors_N)) < linear_scans.BOUND, series
 
 
 def num_tokens(row: Measurement) -> int:

@@ -237,12 +237,10 @@ def _once_s(
         parameter_gather_s = parameter_gather_s + _parameter_gather_s(
             inputs, experts, inputs.groups.expert_data
         )
-    visible_s = in_buckets(
-        _visible_s(reduction_s, backward_s, s.overlap_gradients, own.gradient_exposed_ratio)
-    )
-    visible_s = visible_s + _visible_s(
-        parameter_gather_s, forward_s, s.overlap_parameters, own.parameter_exposed_ratio
-    )
+    exposed = _exposed(inputs, own.gradient_exposed_ratio)
+    visible_s = in_buckets(_visible_s(reduction_s, backward_s, s.overlap_gradients, exposed))
+    exposed = _exposed(inputs, own.parameter_exposed_ratio)
+    visible_s = visible_s + _visible_s(parameter_gather_s, forward_s, s.overlap_parameters, exposed)
     sharded, copies = np.greater(s.zero_stage, 0.0), num_copies(s)
     parts = of_one_copy(inputs.groups.shared, copies).ranks
     expert_parts = of_one_copy(inputs.groups.expert_data, copies).ranks
@@ -283,6 +281,11 @@ def _bucketed_reduction_s(
     return bucketed_reduction_s(
         default_s, tuple(kinds), bucket=bucket, default=own, backward_s=backward_s / v
     )
+
+
+def _exposed(inputs: _Inputs, ratio: Numbers) -> Numbers:
+    """A processor hides no collective behind its kernels: the same cores run both."""
+    return np.maximum(ratio, inputs.hardware.is_processor)
 
 
 def _visible_s(moved_s: Numbers, beside_s: Numbers, overlaps: Numbers, exposed: Numbers) -> Numbers:
@@ -348,7 +351,7 @@ def _layer_with_zero_traffic(inputs: _Inputs, cost: LayerCost) -> LayerCost:
         sum_s = sum_s + _sharded_reduction_s(inputs, cost.expert_trained * s.gradient_bytes, group)
     gather_s = np.where(np.greater(_zero_stage(s), 2.0), gather_s, 0.0)
     sum_s = np.where(np.greater(_zero_stage(s), 1.0), sum_s, 0.0)
-    exposed = own.fsdp_exposed_ratio
+    exposed = _exposed(inputs, own.fsdp_exposed_ratio)
     return _with_passes(
         cost,
         forward_s=_overlapped_s(gather_s, cost.forward_s, exposed),
