@@ -101,6 +101,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "link": ("bytes", "sender", "receiver", "lanes", "world"),
     "every_rank": ("size", "world"),
     "storage": ("bytes",),
+    "background_save": ("bytes",),
     "kv_conversion": (
         "tokens",
         "heads",
@@ -145,6 +146,8 @@ link          a message of `bytes` from rank `sender` to rank `receiver` in a jo
 every_rank    the same work on every rank at once, a row a rank; `kind`: gemm of `size` squared,
               copy of `size` bytes, see profilers/links/every_rank.py
 storage       `kind`: write, read
+background_save  `bytes` saved beside GEMMs; `kind`: save, delay, see
+              profilers/background_save.py
 kv_conversion  one layer of a request's KV cache, from the pages of `tensor_from` ranks into those
               of `tensor_to` others, all on one device; `kind`: layout from and to, or latent, and
               the receiver's type where it is not the dtype, see profilers/kv_transfer/suite.py

@@ -10,7 +10,7 @@ from profilers.errors import UnknownNameError
 SUITES: Final[Mapping[str, str]] = {
     "kernels": "profilers.kernels.suite:benchmarks",
     "links": "profilers.links.suite:benchmarks",
-    "storage": "profilers.storage:benchmarks",
+    "storage": "profilers.background_save:benchmarks",
     "kv": "profilers.kv_transfer.suite:benchmarks",
 }
 

@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +23,6 @@ SIZES = tuple(2**power for power in (20, 23, 25, 27))
 BLOCK_BYTES = 2**23
 SPARE_RATIO = 1.1
 """Room that must be left beyond what is written."""
-
-
-def benchmarks(setting: Setting) -> tuple["StorageBenchmark", ...]:
-    """The one table of storage."""
-    return (StorageBenchmark(setting=setting),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,23 +45,35 @@ class StorageBenchmark:
         )
 
     def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
-        team = self.setting.team
+        directory = self.setting.directory
+        return measured_on_disk(
+            case,
+            setting=self.setting,
+            times_s=lambda size: _times_s(
+                case.kind, directory=directory, size=size, budget_s=budget_s
+            ),
+        )
+
+
+def measured_on_disk(
+    case: Case, *, setting: Setting, times_s: Callable[[int], tuple[float, ...]]
+) -> tuple[Measurement, ...]:
+    """Time so many bytes on every rank at once; what the disk refuses is a row, too."""
+    team, size = setting.team, case.axes["bytes"]
+    team.barrier()
+    try:
+        _require_room(setting.directory, size=size * team.local_world)
+        times = times_s(size)
+    except (OSError, ValueError) as error:
+        line = (error.strerror if isinstance(error, OSError) else "") or str(error)
+        return (
+            Measurement(
+                case=case, status=MeasurementStatus.FAILED, error=line[:200], rank=team.rank
+            ),
+        )
+    finally:
         team.barrier()
-        size = case.axes["bytes"]
-        try:
-            directory = self.setting.directory
-            _require_room(directory, size=size * team.local_world)
-            times_s = _times_s(case.kind, directory=directory, size=size, budget_s=budget_s)
-        except (OSError, ValueError) as error:
-            line = (error.strerror if isinstance(error, OSError) else "") or str(error)
-            return (
-                Measurement(
-                    case=case, status=MeasurementStatus.FAILED, error=line[:200], rank=team.rank
-                ),
-            )
-        finally:
-            team.barrier()
-        return (Measurement(case=case, rank=team.rank, times_s=times_s),)
+    return (Measurement(case=case, rank=team.rank, times_s=times),)
 
 
 def can_drop_cache() -> bool:

@@ -23,7 +23,8 @@ from profilers.steps.functional import swiglu
 from profilers.steps.loads import ROW_BLOCK, whole_blocks
 
 RANK_BLOCK: Final = 8
-"""The grouped GEMM takes rows of whole 16 bytes; those of other ranks are looped over."""
+"""The grouped GEMM takes rows of whole 16 bytes, so adapters of other ranks are padded by zeros: a
+loop over 64 experts made a step three times as long on an H200."""
 
 
 class ExpertAdapters(NamedTuple):
@@ -52,7 +53,8 @@ def expert_ffn(
 
     Returns:
         [M, H]. Kept for backward: x_sorted, the outputs of gate and up [M, 2F], and their SwiGLU
-        [M, F]; of frozen weights without adapters [M, 2F] alone, with adapters [M, r] twice, too.
+        [M, F]; of frozen weights without adapters [M, 2F] alone, with adapters [M, r] twice, too,
+        r in whole `RANK_BLOCK` where the GEMM is grouped.
     """
     if adapters is None:
         return _grouped_linear(swiglu(_grouped_linear(x_sorted, counts, gate_up)), counts, down)
@@ -69,7 +71,10 @@ def _adapted(
     scale: float,
 ) -> Tensor:
     a_ErI, b_EOr = factors
-    if _has_grouped_kernel(x_MI) and a_ErI.shape[1] % RANK_BLOCK == 0:
+    if _has_grouped_kernel(x_MI):
+        missing = -a_ErI.shape[1] % RANK_BLOCK
+        a_ErI = torch.nn.functional.pad(a_ErI, (0, 0, 0, missing))
+        b_EOr = torch.nn.functional.pad(b_EOr, (0, missing))
         u_Mr = _grouped_linear(x_MI, counts, a_ErI) * scale
         return _grouped_linear(x_MI, counts, weight_EOI) + _grouped_linear(u_Mr, counts, b_EOr)
     return _LoopedAdapted.apply(x_MI, weight_EOI, a_ErI, b_EOr, scale, tuple(counts))  # type: ignore[no-any-return, no-untyped-call]  # torch

@@ -142,6 +142,7 @@ def linear_scan(
     value_dim: Numbers,
     chunk: Numbers,
     is_delta: Numbers,
+    decays_channels: Numbers,
 ) -> Op:
     """Linear attention's forward pass on one rank over a micro-batch, in chunks.
 
@@ -155,6 +156,7 @@ def linear_scan(
         value_dim: of a value.
         chunk: tokens that are computed together.
         is_delta: 1 for a delta rule, 0 for Mamba-2.
+        decays_channels: 1 where every channel of a key has its own decay (KDA), 0 where heads do.
     """
     return Op(
         operation="linear_scan",
@@ -170,6 +172,7 @@ def linear_scan(
             "value_dim": value_dim,
             "chunk": chunk,
             "is_delta": is_delta,
+            "decays_channels": decays_channels,
         },
     )
 

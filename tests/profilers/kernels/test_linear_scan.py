@@ -19,7 +19,7 @@ from profilers.kernels.linear_scan import (
     scan,
 )
 from profilers.records import AXES, Case, Measurement
-from profilers.series import Series
+from profilers.series import key_of
 from tests.benchmarks import linear_scans
 
 PROFILES = Path(__file__).parents[3] / "examples" / "profiles"
@@ -89,20 +89,18 @@ def test_the_default_grid_asks_a_processor_for_none() -> None:
 
 
 def test_what_one_h200_took_is_interpolated() -> None:
-    """mamba_ssm's kernels for Nemotron-3 Nano's heads: three sizes predict four others."""
+    """Three sizes of the kernels of mamba_ssm and flash-linear-attention predict the others."""
     lines = (PROFILES / "h200-linear-scan" / "linear_scan.jsonl").read_text().splitlines()
     rows = [Measurement.model_validate_json(line) for line in lines]
     tokens = {2048, 8192, 32768}
     known = [row for row in rows if num_tokens(row) in tokens and row.case.axes["batch"] in (1, 4)]
     others = [row for row in rows if row not in known]
     curves = fit_rows(known)
-    assert len(others) == 8
+    assert len(others) == 17
     for row in others:
         axes = np.array([[row.case.axes[axis] for axis in AXES["linear_scan"]]], dtype=float)
-        seconds_N, _ = curves[
-            Series(row.case.operation, row.case.kind, row.case.dtype, row.case.direction)
-        ].predict(axes)
-        assert seconds_N[0] == pytest.approx(np.median(row.times_s), rel=0.06)
+        seconds_N, _ = curves[key_of(row.case)[0]].predict(axes)
+        assert seconds_N[0] == pytest.approx(np.median(row.times_s), rel=0.06), row.case.id
 
 
 def test_what_a_processor_took_is_interpolated() -> None:

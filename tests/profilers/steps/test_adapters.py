@@ -281,6 +281,15 @@ def test_experts_in_blocks_of_rows_give_the_same_in_bf16(counts: tuple[int, ...]
     check_experts_in_bf16(counts, rank=8, device=torch.device("cpu"))
 
 
+def test_adapters_of_any_rank_are_padded_for_the_grouped_gemm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The processor has one, too, for experts that all have tokens.
+    monkeypatch.setattr("profilers.steps.experts._has_grouped_kernel", lambda _x: True)
+    for rank in (1, 8, 12):
+        check_experts_in_bf16((3, 5, 33, 16), rank=rank, device=torch.device("cpu"))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not count_accelerators(), reason="no accelerator on this machine")
 def test_experts_have_adapters_of_every_rank_on_an_accelerator() -> None:

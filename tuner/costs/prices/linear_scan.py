@@ -4,7 +4,8 @@
 
 Sources: Mamba-2, arXiv 2405.21060, section 6; Gated DeltaNet, arXiv 2412.06464, section 3.3. The
 bytes count what the kernels of a scan pass on to each other through memory (mamba_ssm,
-ops/triton/ssd_combined.py; flash-linear-attention, fla/ops/gated_delta_rule).
+ops/triton/ssd_combined.py; flash-linear-attention 0.6, fla/ops/gated_delta_rule, fla/ops/kda and
+fla/ops/common).
 """
 
 from tuner.config.columns import Numbers
@@ -18,6 +19,7 @@ def scan_flop(
     value_dim: Numbers,
     chunk: Numbers,
     is_delta: Numbers,
+    decays_channels: Numbers,
 ) -> Numbers:
     """FLOPs per token of the forward pass, as the GEMMs of a chunk execute them.
 
@@ -41,17 +43,28 @@ def scan_bytes(
     value_dim: Numbers,
     chunk: Numbers,
     is_delta: Numbers,
+    decays_channels: Numbers,
 ) -> Numbers:
     """Bytes per token of the forward pass between the kernels of a scan.
 
-    States of chunks are written, passed on and read in fp32 (16 N P / Q per head), scores written
-    and read (8 Q per key head, per head under a delta rule), queries, keys and values read by two
-    kernels and outputs written in bf16; delta rules move all of them in two passes more. Those of
-    delta rules are not measured, and KDA's decays per channel not counted.
+    Mamba-2: states of chunks are written, passed on and read in fp32 (16 N P / Q per head), scores
+    written and read (8 Q per key head), queries, keys and values read by two kernels and outputs
+    written in bf16.
+
+    Delta rules, per head in bf16 but scores and decays: keys read by four kernels, queries by one,
+    products of keys written and read (14 N); values, corrected twice on their way to outputs
+    (12 P); scores and their inverse (12 Q); states written and read once (4 N P / Q). Decays per
+    channel of KDA: read, added up in fp32 and read by four kernels (18 N), queries and keys once
+    more (2 N).
+
+    On an H200 with 32,768 tokens `DatasheetPrices` gives Mamba-2 1.02 of the measured time, the
+    gated delta rule 0.92, KDA 0.53 forward and 0.58 backward: what its kernels do beyond these
+    products, to keep decays per channel from overflowing, is not counted.
     """
     states = 16.0 * heads * key_dim * value_dim / chunk
-    scores = 8.0 * chunk * (is_delta * heads + (1.0 - is_delta) * key_heads)
-    values = 2.0 * heads * value_dim
-    keys = 2.0 * key_dim * (is_delta * heads + (1.0 - is_delta) * key_heads)
-    passes = 2.0 + 2.0 * is_delta
-    return states + scores + passes * (values + 2.0 * keys) + values
+    values, keys = 2.0 * heads * value_dim, 2.0 * key_heads * key_dim
+    mamba2 = states + 8.0 * chunk * key_heads + 2.0 * (values + 2.0 * keys) + values
+    decays = 20.0 * decays_channels
+    delta = (14.0 + decays) * key_dim + 12.0 * (value_dim + chunk)
+    delta = heads * (delta + 4.0 * key_dim * value_dim / chunk)
+    return is_delta * delta + (1.0 - is_delta) * mamba2

@@ -407,6 +407,7 @@ class AttentionLayer:
             value_dim=own.value_head_dim,
             chunk=own.chunk_size,
             is_delta=float(own.kind is not LinearName.MAMBA2),
+            decays_channels=float(own.kind is LinearName.KDA),
         )
         scan = replace(scan, software=self.software)
         return np.asarray(self.machine.seconds(scan) + self.machine.seconds(memory_bound(moved_Q)))

@@ -59,6 +59,7 @@ def linear_block(setting: BlockInputs) -> Block:
         value_dim=m.linear_value_dim,
         chunk=np.maximum(m.linear_chunk, 1.0),
         is_delta=m.linear_is_delta,
+        decays_channels=m.linear_decays_channels,
     )
     scan_s = setting.prices.seconds(scan)
     scan_back_s = setting.prices.seconds(replace(scan, direction="backward"))

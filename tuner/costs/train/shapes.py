@@ -178,6 +178,11 @@ class ModelShape:
         return np.minimum(self.linear_kind, 1.0)
 
     @property
+    def linear_decays_channels(self) -> Numbers:
+        """A delta rule with a decay for every channel of a key (KDA)."""
+        return np.greater(self.linear_kind, 1.0) * 1.0
+
+    @property
     def linear_values(self) -> Numbers:
         """Width of all values of linear attention."""
         return self.linear_heads * self.linear_value_dim

@@ -10,7 +10,7 @@ from tests.rows import each_row
 from tuner.config.columns import Strategies
 from tuner.costs.ops import linear_scan
 from tuner.costs.prices.datasheet import DatasheetPrices
-from tuner.costs.prices.linear_scan import scan_flop
+from tuner.costs.prices.linear_scan import scan_bytes, scan_flop
 from tuner.costs.train.activations import activation_bytes
 from tuner.costs.train.columns_of import StageLayers, hardware_of_pool, stages_of_layouts
 from tuner.costs.train.columns_of import shape_of_model as to_shape
@@ -64,12 +64,25 @@ def test_one_device_holds_the_parameters_of_the_model(name: str) -> None:
     assert float(total) == pytest.approx(num_parameters(model), rel=2e-3)
 
 
+MAMBA2 = {"is_delta": 0.0, "decays_channels": 0.0}
+GATED_DELTA = {"is_delta": 1.0, "decays_channels": 0.0}
+KDA = {"is_delta": 1.0, "decays_channels": 1.0}
+DELTA_SCAN = {"key_heads": 1.0, "key_dim": 128.0, "value_dim": 128.0, "chunk": 64.0}
+
+
 def test_a_scan_by_hand() -> None:
     # Nemotron-3 Nano: 8 groups x 2 x 128 x 128, and 64 heads x (2 x 128 x 64 + 4 x 128 x 64).
-    assert scan_flop(**NANO_SCAN, is_delta=0.0) == 8 * 32768 + 64 * (16384 + 32768)
+    assert scan_flop(**NANO_SCAN, **MAMBA2) == 8 * 32768 + 64 * (16384 + 32768)
     # Qwen3-Next, a head: 64 x (6 x 128 + 4 x 128), 6 x 128 x 128, and a third of 64 x 64.
-    delta = {"heads": 1.0, "key_heads": 1.0, "key_dim": 128.0, "value_dim": 128.0, "chunk": 64.0}
-    assert scan_flop(**delta, is_delta=1.0) == pytest.approx(64 * 1280 + 98304 + 64 * 64 / 3)
+    delta = {"heads": 1.0, **DELTA_SCAN}
+    assert scan_flop(**delta, **GATED_DELTA) == pytest.approx(64 * 1280 + 98304 + 64 * 64 / 3)
+
+
+def test_bytes_of_a_scan_by_hand() -> None:
+    # A head of Qwen3-Next: 14 x 128 of keys, 12 x 128 of values, 12 x 64 of scores, and states.
+    assert scan_bytes(heads=1.0, **DELTA_SCAN, **GATED_DELTA) == 1792 + 1536 + 768 + 1024
+    # One of Kimi Linear has decays of 128 channels, too.
+    assert scan_bytes(heads=1.0, **DELTA_SCAN, **KDA) == 1792 + 1536 + 768 + 1024 + 20 * 128
 
 
 def test_state_bytes_by_hand() -> None:
@@ -103,9 +116,19 @@ def test_a_scan_takes_what_one_h200_took() -> None:
         Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
     )
     prices = DatasheetPrices(hardware=h200(), constants=own)
-    scan = linear_scan(kind="mamba2", batch=4.0, sequence=8192.0, **NANO_SCAN, is_delta=0.0)
+    scan = linear_scan(kind="mamba2", batch=4.0, sequence=8192.0, **NANO_SCAN, **MAMBA2)
     assert prices.seconds(scan) == pytest.approx(1.248e-3, rel=0.06)
     assert prices.seconds(replace(scan, direction="backward")) == pytest.approx(4.314e-3, rel=0.06)
+    # flash-linear-attention's on as many of Qwen3-Next, 32 heads and 16 of keys: 2.171 ms.
+    delta = linear_scan(
+        kind="gated_delta",
+        batch=4.0,
+        sequence=8192.0,
+        heads=32.0,
+        **(DELTA_SCAN | {"key_heads": 16.0}),
+        **GATED_DELTA,
+    )
+    assert prices.seconds(delta) == pytest.approx(2.171e-3, rel=0.15)
 
 
 def step(shape: ModelShape, model: ModelSpec, **more: float) -> float:
