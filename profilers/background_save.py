@@ -85,19 +85,21 @@ def _runs(
         save = Save(device, file.fileno(), size=size)
         with ThreadPoolExecutor(max_workers=1) as thread:
             while len(runs) < REPEATS + 1 or (clock.now_s() < end_s and len(runs) < 4 * REPEATS):
-                alone_s = gemms.seconds_of_one()
-                runs.append(_beside(thread.submit(save.run), gemms, alone_s=alone_s))
+                undisturbed_s = gemms.seconds_of_one()
+                runs.append(_beside(thread.submit(save.run), gemms, undisturbed_s=undisturbed_s))
     return runs[1:]
 
 
-def _beside(saving: "Future[float]", gemms: "Gemms", *, alone_s: float) -> tuple[float, float]:
+def _beside(
+    saving: "Future[float]", gemms: "Gemms", *, undisturbed_s: float
+) -> tuple[float, float]:
     clock = HostClock()
     count, begin_s = 0, clock.now_s()
     while not saving.done():
         gemms.run()
         count += 1
     busy_s = clock.now_s() - begin_s
-    return saving.result(), max(0.0, busy_s - count * alone_s)
+    return saving.result(), max(0.0, busy_s - count * undisturbed_s)
 
 
 class Gemms:
@@ -135,7 +137,7 @@ class Save:
         self._source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
         is_cuda = device.type == "cuda"
         self._host = torch.empty(size, dtype=torch.uint8, pin_memory=is_cuda)
-        self._stream = torch.cuda.Stream(device) if is_cuda else None
+        self._stream = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]  # torch
 
     def run(self) -> float:
         """Save once; return its seconds."""
