@@ -51,4 +51,4 @@ def describe(error: BaseException) -> str:
     """Say in one line what went wrong."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
+    return (str(error) or type(error).__name__).splitlines()[0][:400]
