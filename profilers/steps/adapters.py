@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from profilers.steps.config import StepConfig
-from profilers.steps.weights import normal
+from profilers.steps.weights import normal, trained_type
 
 
 class LowRank(nn.Module):
@@ -36,8 +36,9 @@ class LowRank(nn.Module):
         names = [f"{name}.{expert}" for expert in experts] or [name]
         drawn = [normal(one, (rank, inputs), seed=config.seed, device=device) for one in names]
         stack = (len(experts),) if experts else ()
-        self.a = nn.Parameter(torch.stack(drawn).view(*stack, rank, inputs))
-        self.b = nn.Parameter(torch.zeros(*stack, outputs, rank, device=device))
+        kept = trained_type(config)
+        self.a = nn.Parameter(torch.stack(drawn).view(*stack, rank, inputs).to(kept))
+        self.b = nn.Parameter(torch.zeros(*stack, outputs, rank, dtype=kept, device=device))
 
 
 class Adapted(NamedTuple):
@@ -109,7 +110,7 @@ class _AdaptedLinear(torch.autograd.Function):
             reduced.append(u_Mr)
         ctx.save_for_backward(x, weight, *factors, *reduced)
         ctx.slices, ctx.scale = slices, scale
-        return y_MO.view(*x.shape[:-1], -1)
+        return y_MO.view(*x.shape[:-1], y_MO.shape[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -12,7 +12,7 @@ from profilers.steps.collectives import gather_sequence, scatter_sequence
 from profilers.steps.config import StepConfig
 from profilers.steps.functional import rotary, rotary_tables
 from profilers.steps.layout import ParallelState
-from profilers.steps.weights import normal, parameter, shard
+from profilers.steps.weights import compute_type, normal, parameter, shard
 
 
 class GroupedQueryAttention(nn.Module):
@@ -66,7 +66,7 @@ class GroupedQueryAttention(nn.Module):
             config.sequence_length,
             head_dim=model.head_dim,
             theta=model.rope_theta,
-            dtype=torch.bfloat16 if config.precision == "bf16" else torch.float32,
+            dtype=compute_type(config),
             device=layout.device,
         )
         self.register_buffer("cosine", cosine, persistent=False)
@@ -77,7 +77,7 @@ class GroupedQueryAttention(nn.Module):
         batch, sequence, _ = x.shape
         qkv = adapted_linear(
             x, self.qkv, self.qkv_adapters, parts=self._inputs, scale=self._scale
-        ).view(batch, sequence, -1, self._head_dim)
+        ).view(batch, sequence, self._heads + 2 * self._kv_heads, self._head_dim)
         rotated = self._heads + self._kv_heads
         query_key = rotary(qkv[:, :, :rotated], self.cosine, self.sine)
         # Copied, so that it does not keep the storage of all of qkv alive until the backward.

@@ -59,15 +59,18 @@ def _gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     batch, shard, hidden = x.shape
     parts = x.new_empty(group.size() * batch, shard, hidden)
     _all_gather(parts, x.contiguous(), group=group)
-    return parts.view(-1, batch, shard, hidden).transpose(0, 1).reshape(batch, -1, hidden)
+    ranks = group.size()
+    gathered = parts.view(ranks, batch, shard, hidden).transpose(0, 1)
+    return gathered.reshape(batch, ranks * shard, hidden)
 
 
 def _scattered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     batch, sequence, hidden = x.shape
-    shard = sequence // group.size()
-    parts = x.view(batch, -1, shard, hidden).transpose(0, 1).contiguous()
+    ranks = group.size()
+    shard = sequence // ranks
+    parts = x.view(batch, ranks, shard, hidden).transpose(0, 1).contiguous()
     own = x.new_empty(batch, shard, hidden)
-    _reduce_scatter(own, parts.view(-1, shard, hidden), group=group)
+    _reduce_scatter(own, parts.view(ranks * batch, shard, hidden), group=group)
     return own
 
 

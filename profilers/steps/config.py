@@ -213,6 +213,52 @@ class Adapters(Record):
         return self.alpha / self.rank
 
 
+class SharedCheckpoints(Record):
+    """Checkpoints on storage that all ranks reach, in PyTorch's distributed format."""
+
+    folder: Annotated[str, Field(min_length=1)]
+    """One `step-XXXXXXXX` folder in it for each checkpoint."""
+    interval_steps: Count
+
+
+class HostCheckpoints(Record):
+    """Checkpoints in the memory of each node."""
+
+    folder: Annotated[str, Field(min_length=1)]
+    """Of a node, with `{node}` for its number: `/dev/shm/run/{node}`."""
+    interval_steps: Count
+    replicas: Annotated[int, Field(ge=0, le=2)] = 0
+    """Copies of every rank's state on the next nodes, sent to the rank at the same place there."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "HostCheckpoints":
+        if "{node}" not in self.folder:
+            raise ValueError(f"folder {self.folder!r} needs {{node}}: each node has its own memory")
+        return self
+
+    def folder_of(self, node: int) -> str:
+        """Return the folder of a node."""
+        return self.folder.replace("{node}", str(node))
+
+
+class Checkpoints(Record):
+    """When a run saves its state, and where the next launch of it looks for that.
+
+    A launch continues from the newest checkpoint from which all ranks can restore, those in memory
+    only with the same split of the state; without any it begins at step 0.
+    """
+
+    total_steps: Count
+    """Optimizer steps of the run, all launches together; `steps` and `warmup_steps` do not count,
+    nothing is metered, and every step is an ordinary one."""
+    shared: SharedCheckpoints
+    host: HostCheckpoints | None = None
+    asynchronous: bool = False
+    """Training waits for the copy to host buffers only; it is written beside the next steps."""
+    kept: Count = 2
+    """Finished checkpoints that are kept on each level."""
+
+
 class StepConfig(Record):
     """Everything a rank needs to run the reference step."""
 
@@ -225,8 +271,11 @@ class StepConfig(Record):
     global_batch_size: Count
     """Sequences per optimizer step."""
     micro_batch_size: Count
-    precision: Literal["fp32", "bf16"] = "bf16"
-    """Of compute; parameters, gradients and optimizer state are kept in fp32."""
+    microbatches: tuple[Count, ...] | None = None
+    """Micro-batches of each data rank and step; absent: as many for each. A rank with fewer than
+    the others runs empty ones beside their last, so that collectives match."""
+    precision: Literal["fp32", "bf16", "fp64"] = "bf16"
+    """Of compute; parameters, gradients and optimizer state are kept in fp32, with fp64 in fp64."""
     routing: TokenRouting = TokenRouting()
     learning_rate: Annotated[float, Field(ge=0.0)] = 1e-3
     steps: Count = 8
@@ -239,11 +288,21 @@ class StepConfig(Record):
     adapters and their optimizer state in fp32."""
     memory_limit_bytes: Annotated[int, Field(ge=1)] | None = None
     """Of each rank, for model and step (profilers/steps/limit.py); absent: no limit."""
+    checkpoints: Checkpoints | None = None
+    """Absent: nothing is saved, and a launch is a run of its own."""
 
     @property
-    def num_microbatches(self) -> int:
-        """Micro-batches per pipeline and step."""
-        return self.global_batch_size // (self.micro_batch_size * self.parallelism.data)
+    def microbatches_by_rank(self) -> tuple[int, ...]:
+        """Micro-batches of each data rank and step."""
+        data = self.parallelism.data
+        each = self.global_batch_size // (self.micro_batch_size * data)
+        return self.microbatches or (each,) * data
+
+    def sequences_of(self, data_rank: int) -> range:
+        """Return which sequences of the global batch a data rank takes: a contiguous block."""
+        counts, size = self.microbatches_by_rank, self.micro_batch_size
+        first = sum(counts[:data_rank])
+        return range(first * size, (first + counts[data_rank]) * size)
 
     @model_validator(mode="after")
     def _consistent(self) -> "StepConfig":
@@ -254,17 +313,14 @@ class StepConfig(Record):
         total = sum(stage.num_layers for stage in self.stages)
         if total != len(self.model.layers):
             raise ValueError(f"stages hold {total} layers, the model has {len(self.model.layers)}")
-        divisor = self.micro_batch_size * degrees.data
-        if self.global_batch_size % divisor:
-            raise ValueError(f"global_batch_size {self.global_batch_size} % {divisor} != 0")
+        self._check_microbatches()
         if self.sequence_length % degrees.tensor:
             raise ValueError("sequence_length must be divisible by tensor (sequence parallelism)")
         if self.model.num_heads % degrees.tensor or self.model.num_kv_heads % degrees.tensor:
             raise ValueError("tensor must divide num_heads and num_kv_heads")
         if self.model.num_experts and self.model.num_experts % degrees.expert:
             raise ValueError(f"expert must divide num_experts {self.model.num_experts}")
-        if degrees.virtual_pipeline > 1 and self.num_microbatches % degrees.pipeline:
-            raise ValueError("interleaved 1F1B needs num_microbatches divisible by pipeline")
+        self._check_checkpoints()
         moe_layers = sum(kind is LayerKind.MOE for kind in self.model.layers)
         loads = self.routing.load_ratio
         if loads and (
@@ -275,11 +331,55 @@ class StepConfig(Record):
             raise ValueError("adapters need tensor 1 and pipeline 1")
         return self
 
+    def _check_microbatches(self) -> None:
+        degrees, size = self.parallelism, self.micro_batch_size
+        counts = self.microbatches
+        if counts is None:
+            if self.global_batch_size % (size * degrees.data):
+                raise ValueError(
+                    f"global_batch_size {self.global_batch_size} % {size * degrees.data} != 0"
+                )
+        elif len(counts) != degrees.data or sum(counts) * size != self.global_batch_size:
+            raise ValueError(
+                f"microbatches {counts} must be a count for each of {degrees.data} data ranks,"
+                f" with {self.global_batch_size / size:g} (global_batch_size / micro_batch_size)"
+                " together"
+            )
+        counts = self.microbatches_by_rank
+        if degrees.virtual_pipeline > 1 and any(count % degrees.pipeline for count in counts):
+            raise ValueError("interleaved 1F1B needs num_microbatches divisible by pipeline")
+        if degrees.pipeline == 1 or len(set(counts)) == 1:
+            return
+        if degrees.virtual_pipeline > 1:
+            raise ValueError("microbatches that differ need virtual_pipeline 1")
+        # Pipelines run no empty micro-batches: experts then wait for tokens that never come.
+        of_rank = [counts[rank // degrees.tensor] for rank in range(degrees.tensor * degrees.data)]
+        for first in range(0, len(of_rank), degrees.expert):
+            group = of_rank[first : first + degrees.expert]
+            if len(set(group)) > 1:
+                raise ValueError(
+                    f"with pipeline {degrees.pipeline}, the ranks of an expert group need as many"
+                    f" microbatches each, not {group}"
+                )
+
+    def _check_checkpoints(self) -> None:
+        if self.checkpoints is None:
+            return
+        degrees, host = self.parallelism, self.checkpoints.host
+        if host is None or degrees.ranks_per_node is None:
+            return
+        nodes = -(-degrees.world // degrees.ranks_per_node)
+        if host.replicas >= nodes:
+            raise ValueError(
+                f"replicas {host.replicas} need {host.replicas + 1} nodes, {degrees.world} ranks of"
+                f" {degrees.ranks_per_node} a node are {nodes}"
+            )
+
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave the younger fields out where they say nothing: older releases refuse them."""
         fields: dict[str, Any] = write(self)
-        for name in ("adapters", "memory_limit_bytes"):
+        for name in ("adapters", "memory_limit_bytes", "microbatches", "checkpoints"):
             if getattr(self, name) is None:
                 fields.pop(name, None)
         return fields
@@ -307,13 +407,13 @@ class StepReport(Record):
     schema_version: Literal[1] = 1
     device: str
     libraries: dict[str, str]
-    step_s: Annotated[tuple[Seconds, ...], Field(min_length=1)]
-    """Wall time of each timed step, the slowest rank's."""
+    step_s: tuple[Seconds, ...]
+    """Wall time of each timed step, the slowest rank's; none where a launch had no steps left."""
     losses: tuple[float, ...]
     """Global mean cross-entropy of each timed step, before its update."""
     tokens_per_step: int
     memory: tuple[RankMemory, ...]
-    """One entry per rank."""
+    """One entry per rank; none in a run with checkpoints, where nothing is metered."""
     loads: tuple[tuple[tuple[int, ...], ...], ...]
     """[timed steps][MoE layers][experts]: token copies of the global batch."""
     chunks_used: tuple[tuple[int, ...], ...]
@@ -322,3 +422,19 @@ class StepReport(Record):
     """[timed steps]: bytes that dispatch and combine, forward and backward, sent from one node to
     another, all ranks together: rows, gates and expert ids, but not the counts that announce them.
     Empty in reports of older releases."""
+    restored_step: Size | None = None
+    """Steps of earlier launches, before those of this report; absent without checkpoints."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "StepReport":
+        if not self.step_s and self.restored_step is None:
+            raise ValueError("step_s: no step was timed")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the younger field out where it says nothing: older releases refuse it."""
+        fields: dict[str, Any] = write(self)
+        if self.restored_step is None:
+            fields.pop("restored_step", None)
+        return fields

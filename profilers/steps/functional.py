@@ -86,7 +86,7 @@ def unpermute(y_MH: Tensor, order_M: Tensor, weight_TK: Tensor) -> Tensor:
     of 8 bytes.
     """
     num_tokens, top_k = weight_TK.shape
-    y_TKH = reorder(y_MH, inverse_order(order_M), order_M).view(num_tokens, top_k, -1)
+    y_TKH = reorder(y_MH, inverse_order(order_M), order_M).view(num_tokens, top_k, y_MH.shape[1])
     return (y_TKH * weight_TK.to(y_MH.dtype).unsqueeze(-1)).sum(dim=1)
 
 
@@ -98,7 +98,8 @@ def sum_rows(rows_MH: Tensor, place_M: Tensor, *, num_rows: int) -> Tensor:
     return _SumRows.apply(rows_MH, place_M, num_rows)  # type: ignore[no-any-return, no-untyped-call]  # torch
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
+    """Convert to fp32 what is narrower."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -107,20 +108,20 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        wide = _wide(x)
-        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + epsilon)
+        wide_x = wide(x)
+        scale = torch.rsqrt(wide_x.square().mean(dim=-1, keepdim=True) + epsilon)
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).to(x.dtype) * weight
+        return (wide_x * scale).to(x.dtype) * weight
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
-        normed = _wide(x) * scale
-        wide = _wide(grad)
+        normed = wide(x) * scale
+        wide_grad = wide(grad)
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            grad_weight = (wide * normed).flatten(0, -2).sum(dim=0).to(weight.dtype)
-        inner = wide * weight
+            grad_weight = (wide_grad * normed).flatten(0, -2).sum(dim=0).to(weight.dtype)
+        inner = wide_grad * weight
         grad_x = scale * (inner - normed * (inner * normed).mean(dim=-1, keepdim=True))
         return grad_x.to(x.dtype), grad_weight, None
 
@@ -170,7 +171,8 @@ class _Permute(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (order,) = ctx.saved_tensors
         copies = grad.index_select(0, inverse_order(order))
-        return copies.view(-1, ctx.top_k, grad.shape[-1]).sum(dim=1), None, None
+        tokens = len(copies) // ctx.top_k
+        return copies.view(tokens, ctx.top_k, grad.shape[-1]).sum(dim=1), None, None
 
 
 class _SumRows(torch.autograd.Function):

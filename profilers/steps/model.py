@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from profilers.steps.attention import GroupedQueryAttention
 from profilers.steps.config import LayerKind, Recompute, Stage, StepConfig
 from profilers.steps.feed_forward import FeedForward
-from profilers.steps.functional import rms_norm
+from profilers.steps.functional import rms_norm, wide
 from profilers.steps.instruments import Instruments
 from profilers.steps.layout import ParallelState
 from profilers.steps.moe import MoeLayer
@@ -159,6 +159,6 @@ def token_loss(logits: Tensor, targets: Tensor, *, global_tokens: int) -> Tensor
 
     A share of the global mean: summing it over ranks and micro-batches gives the loss.
     """
-    wide = logits.flatten(0, 1).float()
-    total = nn.functional.cross_entropy(wide, targets.flatten(), reduction="sum")
+    wide_logits = wide(logits.flatten(0, 1))
+    total = nn.functional.cross_entropy(wide_logits, targets.flatten(), reduction="sum")
     return total / global_tokens

@@ -19,6 +19,7 @@ from profilers.steps.config import StepConfig
 from profilers.steps.instruments import Instruments
 from profilers.steps.layout import ParallelState
 from profilers.steps.model import StageModel, token_loss
+from profilers.steps.weights import compute_type, trained_type
 
 Pass = Callable[[Tensor, Tensor], Tensor]
 """(tokens, targets), each [N * B, S'] -> this rank's share of the loss; leaves gradients."""
@@ -33,8 +34,19 @@ def build_pass(
     """Choose how this rank's chunks (in execution order) run the micro-batches."""
     loss = partial(token_loss, global_tokens=config.global_batch_size * config.sequence_length)
     if layout.degrees.pipeline == 1:
-        return partial(_accumulated, modules[0], config, instruments, loss)
+        sizes = _microbatch_sizes(config, layout)
+        return partial(_accumulated, modules[0], config, instruments, loss, sizes)
     return _pipelined(config, layout, modules, instruments, loss)
+
+
+def _microbatch_sizes(config: StepConfig, layout: ParallelState) -> list[int]:
+    """List the sequences of this rank's micro-batches, with empty ones where others have more.
+
+    Sharded weights are gathered, and experts called, as often on every rank.
+    """
+    counts = config.microbatches_by_rank
+    own = counts[layout.data_rank]
+    return [config.micro_batch_size] * own + [0] * (max(counts) - own)
 
 
 def _accumulated(
@@ -42,18 +54,19 @@ def _accumulated(
     config: StepConfig,
     instruments: Instruments,
     loss: Callable[[Tensor, Tensor], Tensor],
+    sizes: Sequence[int],
     tokens: Tensor,
     targets: Tensor,
 ) -> Tensor:
     assert isinstance(module, FSDPModule)
-    total = torch.zeros((), device=tokens.device)
+    total = torch.zeros((), dtype=trained_type(config), device=tokens.device)
     batches = zip(
-        torch.split_with_sizes(tokens, [config.micro_batch_size] * config.num_microbatches),
-        torch.split_with_sizes(targets, [config.micro_batch_size] * config.num_microbatches),
+        torch.split_with_sizes(tokens, list(sizes)),
+        torch.split_with_sizes(targets, list(sizes)),
         strict=True,
     )
     for microbatch, (inputs, wanted) in enumerate(batches):
-        is_last = microbatch == config.num_microbatches - 1
+        is_last = microbatch == len(sizes) - 1
         if config.parallelism.zero_stage != 3:
             module.set_requires_gradient_sync(is_last)
             module.set_reshard_after_backward(is_last)
@@ -78,7 +91,7 @@ def _pipelined(
         _stage(config, layout, module, index=chunk * degrees.pipeline + layout.pipeline_rank)
         for chunk, module in enumerate(modules)
     ]
-    batches = config.num_microbatches
+    batches = config.microbatches_by_rank[layout.data_rank]
     schedule: ScheduleInterleaved1F1B | Schedule1F1B | ScheduleGPipe
     if len(stages) > 1:
         schedule = ScheduleInterleaved1F1B(stages, batches, loss_fn=loss, scale_grads=False)  # type: ignore[arg-type]  # invariant list
@@ -106,7 +119,7 @@ def _stage(
     config: StepConfig, layout: ParallelState, module: StageModel, *, index: int
 ) -> PipelineStage:
     """Give the shapes on both sides, so that nothing is run to find them out."""
-    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    dtype = compute_type(config)
     total = layout.degrees.pipeline * layout.degrees.virtual_pipeline
     shard = (config.micro_batch_size, config.sequence_length // layout.degrees.tensor)
     hidden = (*shard, config.model.hidden_size)

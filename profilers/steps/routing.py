@@ -1,7 +1,8 @@
 """The router: which experts a token goes to, and with what weight.
 
-Softmax in fp32, K experts per token, weights renormalised over them. `learned` takes the K most
-probable; `forced` takes given experts, weighted by their probabilities, so the router still learns.
+Softmax in fp32 at least, K experts per token, weights renormalised over them. `learned` takes the K
+most probable; `forced` takes given experts, weighted by their probabilities, so the router still
+learns.
 Balancing is a sequence-wise auxiliary loss (DeepSeek-V3, arXiv 2412.19437, section 2.1.2, with
 softmax probabilities) or its bias that is added for the choice only and moved once a step.
 
@@ -16,13 +17,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from profilers.steps.config import StepConfig
+from profilers.steps.functional import wide
 from profilers.steps.instruments import Instruments
 from profilers.steps.layout import ParallelState
 from profilers.steps.weights import normal, parameter
 
 
 class TopKRouter(nn.Module):
-    """x[B, S', H] -> experts[T, K], weights[T, K] in fp32; replicated over tensor ranks."""
+    """x[B, S', H] -> experts[T, K], weights[T, K], fp32 at least; replicated over tensor ranks."""
 
     bias: Tensor
 
@@ -49,7 +51,7 @@ class TopKRouter(nn.Module):
     def forward(
         self, x: Tensor, forced: Tensor | None, *, is_first_pass: bool
     ) -> tuple[Tensor, Tensor]:
-        probability = nn.functional.linear(x, self.weight).float().softmax(dim=-1)
+        probability = wide(nn.functional.linear(x, self.weight)).softmax(dim=-1)
         experts = self._chosen(probability.detach()) if forced is None else forced
         copies_BE = _copies(experts, self._config.model.num_experts)
         if is_first_pass:
@@ -80,7 +82,7 @@ class TopKRouter(nn.Module):
             dist.all_reduce(copies_BE, group=self._group)
         scale = config.routing.coefficient * config.model.num_experts
         scale /= config.model.top_k * config.sequence_length**2 * config.global_batch_size
-        return _AddGradient.apply(probability, copies_BE * scale)  # type: ignore[no-any-return, no-untyped-call]  # torch
+        return _AddGradient.apply(probability, copies_BE.to(probability.dtype) * scale)  # type: ignore[no-any-return, no-untyped-call]  # torch
 
 
 def _copies(experts_BSK: Tensor, num_experts: int) -> Tensor:

@@ -10,9 +10,10 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,42 +37,76 @@ OnStep = Callable[[float], None]
 """Told the seconds of each timed step on this rank, as soon as it is done."""
 
 
+class StepResult(NamedTuple):
+    """What a rank knows after a step."""
+
+    second: Tensor
+    """Its wall time on this rank, fp64."""
+    loss: Tensor
+    """This rank's share."""
+    load_LE: Tensor
+    chunks_L: Tensor
+    far_bytes: Tensor
+
+
 def run(
     config: StepConfig, layout: ParallelState, *, on_step: OnStep = lambda _seconds: None
 ) -> StepReport:
     """Train for the configured steps; every rank returns the same report."""
     training, memory, first = _prepared(config, layout)
-    seconds: list[Tensor] = []
-    losses: list[Tensor] = []
-    loads: list[Tensor] = []
-    chunks: list[Tensor] = []
-    crossed: list[Tensor] = []
+    results = []
     gc.collect()
     gc.disable()
     for step in range(first, first + config.steps):
-        second, loss, load_LE, chunks_L, far_bytes = _timed_step(training, layout, step)
-        on_step(second.item())
-        seconds.append(second)
-        losses.append(loss)
-        loads.append(load_LE)
-        chunks.append(chunks_L)
-        crossed.append(far_bytes)
+        results.append(timed_step(training, layout, step))
+        on_step(results[-1].second.item())
     gc.enable()
-    slowest_s = torch.stack(seconds)
-    dist.all_reduce(slowest_s, op=dist.ReduceOp.MAX)
-    total_losses = torch.stack(losses).double()
-    dist.all_reduce(total_losses)
+    losses = torch.stack([result.loss for result in results]).double()
+    dist.all_reduce(losses)
+    return step_report(config, layout, results, losses=losses.tolist(), memory=memory)
+
+
+def step_report(
+    config: StepConfig,
+    layout: ParallelState,
+    results: Sequence[StepResult],
+    *,
+    losses: Sequence[float],
+    memory: tuple[RankMemory, ...] = (),
+    restored_step: int | None = None,
+) -> StepReport:
+    """Put together what every rank reports; losses are those of the whole batch."""
+    slowest_s = torch.zeros(len(results), dtype=torch.float64, device=layout.device)
+    for step, result in enumerate(results):
+        slowest_s[step] = result.second
+    if results:
+        dist.all_reduce(slowest_s, op=dist.ReduceOp.MAX)
     return StepReport(
         device=device_name(layout.device),
         libraries={"python": platform.python_version(), "torch": torch.__version__},
         step_s=tuple(slowest_s.tolist()),
-        losses=tuple(total_losses.tolist()),
+        losses=tuple(losses),
         tokens_per_step=config.global_batch_size * config.sequence_length,
         memory=memory,
-        loads=tuple(tuple(tuple(row) for row in load.tolist()) for load in loads),
-        chunks_used=tuple(tuple(used.tolist()) for used in chunks),
-        inter_node_bytes=tuple(int(far_bytes) for far_bytes in crossed),
+        loads=tuple(tuple(tuple(row) for row in one.load_LE.tolist()) for one in results),
+        chunks_used=tuple(tuple(one.chunks_L.tolist()) for one in results),
+        inter_node_bytes=tuple(int(one.far_bytes) for one in results),
+        restored_step=restored_step,
     )
+
+
+def timed_step(training: Training, layout: ParallelState, step: int) -> StepResult:
+    """Run an ordinary step together with all ranks."""
+    training.prepare(step)
+    dist.barrier()
+    _synchronize(layout.device)
+    begin = time.perf_counter()
+    loss = training.compute_gradients()
+    training.update()
+    _synchronize(layout.device)
+    second = torch.tensor(time.perf_counter() - begin, dtype=torch.float64, device=layout.device)
+    load_LE, chunks_L, far_bytes = training.settle()
+    return StepResult(second, loss, load_LE, chunks_L, far_bytes)
 
 
 def start(config: StepConfig, *, device: torch.device) -> ParallelState:
@@ -122,6 +157,8 @@ def refusal(config: StepConfig) -> str | None:
     model, degrees = config.model, config.parallelism
     if model.tie_embeddings and degrees.pipeline > 1:
         return "tie_embeddings needs pipeline 1: both ends share one table"
+    if config.checkpoints is not None and config.memory_limit_bytes is not None:
+        return "checkpoints need the memory limit to be absent: nothing is metered beside them"
     for name in ("dense_ffn_size", "shared_ffn_size"):
         width = getattr(model, name)
         if width % degrees.tensor:
@@ -149,10 +186,10 @@ def _prepared(
         keep_heap()
         first = 1 + config.warmup_steps
         for step in range(1, first):
-            _timed_step(training, layout, step)
+            timed_step(training, layout, step)
         return training, memory, first
     for step in range(config.warmup_steps):
-        _timed_step(training, layout, step)
+        timed_step(training, layout, step)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     meter = training.metered(config.warmup_steps)
@@ -162,25 +199,11 @@ def _prepared(
 
 def _limited(training: Training, layout: ParallelState, host: HostLimit) -> tuple[RankMemory, ...]:
     """Run the first step, and meter it again under the limit."""
-    _timed_step(training, layout, 0)
+    timed_step(training, layout, 0)
     host.exempt_code()
     with host.enforced():
         meter = training.metered(0)
     return _memory(training, layout, meter, host.peak_bytes())
-
-
-def _timed_step(
-    training: Training, layout: ParallelState, step: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    training.prepare(step)
-    dist.barrier()
-    _synchronize(layout.device)
-    begin = time.perf_counter()
-    loss = training.compute_gradients()
-    training.update()
-    _synchronize(layout.device)
-    seconds = torch.tensor(time.perf_counter() - begin, dtype=torch.float64, device=layout.device)
-    return seconds, loss, *training.settle()
 
 
 def _synchronize(device: torch.device) -> None:

@@ -21,13 +21,14 @@ from profilers.steps.config import StepConfig
 from profilers.steps.layout import ParallelState
 from profilers.steps.model import StageModel, TransformerLayer
 from profilers.steps.moe import MoeLayer
+from profilers.steps.weights import trained_type
 
 
 def shard_stage(module: StageModel, config: StepConfig, layout: ParallelState) -> None:
     """Apply FSDP2 to a model chunk, in place."""
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if config.precision == "bf16" else None,
-        reduce_dtype=torch.float32,
+        reduce_dtype=trained_type(config),
         cast_forward_inputs=False,
     )
     reshard = layout.degrees.zero_stage == 3

@@ -1,15 +1,17 @@
 """One rank's training run: its model chunks, its optimizer, and what a step does, in order.
 
-Sequences go to data ranks in contiguous blocks: rank d of D takes [d, d + 1) * G / D of the global
-batch of G, micro-batch after micro-batch. Which experts a forced step uses is decided here too.
+Sequences go to data ranks in contiguous blocks, micro-batch after micro-batch: with as many
+micro-batches each, rank d of D takes [d, d + 1) * G / D of the global batch of G. Which experts a
+forced step uses is decided here too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from profilers.steps.config import LayerKind, StepConfig
 from profilers.steps.data import read_corpus, sample_sequences
@@ -59,7 +61,7 @@ class Training:
     def prepare(self, step: int) -> None:
         """Lay out a step's tokens and forced experts; not part of the step's time."""
         config = self._config
-        sequences = self._sequences()
+        sequences = config.sequences_of(self._layout.data_rank)
         windows = sample_sequences(
             self._corpus,
             sequences,
@@ -125,6 +127,21 @@ class Training:
         self.settle()
         return meter
 
+    def optimized(self) -> Iterator[tuple[str, DTensor, Tensor, dict[str, Tensor]]]:
+        """Give the name of every trained weight, the weight, this rank's shard, and AdamW's state.
+
+        Names begin with the chunk; a state that no update has made yet is made, of zeros.
+        """
+        named = ((name, one) for name, one in self.modules.named_parameters() if one.requires_grad)
+        for (name, weight), shard in zip(named, self._shards, strict=True):
+            assert isinstance(weight, DTensor)
+            state = self._optimizer.state[shard]
+            if not state:
+                state["step"] = torch.zeros(())
+                state["exp_avg"] = torch.zeros_like(shard)
+                state["exp_avg_sq"] = torch.zeros_like(shard)
+            yield name, weight, shard.detach(), state
+
     def parameter_bytes(self) -> int:
         """Bytes of this rank's shards."""
         return owned_bytes(self.modules)
@@ -145,10 +162,6 @@ class Training:
     def _chunks(self) -> list[StageModel]:
         return [module for module in self.modules if isinstance(module, StageModel)]
 
-    def _sequences(self) -> range:
-        own = self._config.global_batch_size // self._layout.degrees.data
-        return range(self._layout.data_rank * own, (self._layout.data_rank + 1) * own)
-
     def _on_device(self, values: np.ndarray) -> Tensor:
         """Keep this tensor rank's part of the sequence, axis 1."""
         ranks = self._layout.degrees.tensor
@@ -164,11 +177,12 @@ class Training:
             forced_experts(copies, top_k=top_k, seed=(config.seed, step, sequence, moe_layer))
             for sequence in sequences
         ]
-        batch = config.micro_batch_size
-        return [
+        batch, counts = config.micro_batch_size, config.microbatches_by_rank
+        batches = [
             self._on_device(np.stack(assigned[start : start + batch]))
             for start in range(0, len(assigned), batch)
         ]
+        return batches + [batches[0][:0]] * (max(counts) - len(batches))
 
 
 def _moe_layers_of(module: StageModel) -> list[int]:

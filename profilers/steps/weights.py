@@ -31,10 +31,20 @@ def shard(full: Tensor, *, axis: int, rank: int, ranks: int) -> Tensor:
     return full.chunk(ranks, dim=axis)[rank]
 
 
+def compute_type(config: StepConfig) -> torch.dtype:
+    """Return the type of activations."""
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+    return types[config.precision]
+
+
+def trained_type(config: StepConfig) -> torch.dtype:
+    """Return the type of what is trained, of its gradients and its optimizer state."""
+    return torch.promote_types(compute_type(config), torch.float32)
+
+
 def kept_type(config: StepConfig) -> torch.dtype:
-    """Return the type of the model's weights: fp32, or beside adapters that of compute."""
-    is_half = config.adapters is not None and config.precision == "bf16"
-    return torch.bfloat16 if is_half else torch.float32
+    """Return the type of the model's weights: as trained, or beside adapters that of compute."""
+    return trained_type(config) if config.adapters is None else compute_type(config)
 
 
 def parameter(values: Tensor, device: torch.device, config: StepConfig) -> nn.Parameter:

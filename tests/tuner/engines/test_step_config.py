@@ -25,7 +25,8 @@ def test_the_configuration_says_what_the_plan_decided(tiny: ModelSpec) -> None:
     assert [stage.num_layers for stage in config.stages] == [1, 3]
     assert [stage.recompute for stage in config.stages] == [Recompute.NONE, Recompute.SELECTIVE]
     assert [stage.chunks for stage in config.stages] == [1, 8]
-    assert config.num_microbatches == decision.num_microbatches(plan.goal.global_batch_size)
+    each = decision.num_microbatches(plan.goal.global_batch_size)
+    assert set(config.microbatches_by_rank) == {each}
     assert (config.steps, config.warmup_steps) == (5, 1)
     assert config.model.num_experts == 8
     assert config.routing.mode == "forced"
