@@ -1,0 +1,239 @@
+"""The share of useful time with two checkpoint levels, against formulas and simulated runs."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.rows import Failures
+from tests.tuner.faults.level_table import TABLE, Case, case, seconds
+from tuner.faults.interval import CheckpointCycle
+from tuner.faults.levels import FailureClass, FailureRates, Level, SavePolicy
+from tuner.faults.simulation import Run, SimulatedRun, drawn_failures, simulate
+from tuner.faults.two_levels import level_shares, unfinished
+
+PERIODS = (3, 11)
+"""Shared checkpoints of a shorter and a longer run, whose difference is free of how runs begin and
+end."""
+
+
+def _one_level_ratio(
+    work_s: float, stall_s: float, background_s: float, restart_s: float, rate: float
+) -> float:
+    ratio = CheckpointCycle(
+        failures_per_s=rate,
+        work_s=work_s,
+        stall_s=stall_s,
+        background_s=background_s,
+        restart_s=restart_s,
+        waiting_ratio=0.0,
+    ).effective_ratio
+    return float(ratio)
+
+
+def test_one_level_is_the_formula_of_one_level() -> None:
+    failures = Failures()
+    for mean_s in (600.0, 1e4, 1e6, 1e9):
+        for is_async in (False, True):
+            for restart_s in (0.0, 40.0, 900.0):
+                alike = (restart_s,) * 3
+                times = seconds(durable_after_s=(0.0, 35.0), shared_restart_s=alike)
+                one = case(None, 12, times, (mean_s, 2 * mean_s, 5 * mean_s), asynchronous=is_async)
+                stall_s = 4.0 if is_async else 39.0
+                expected = _one_level_ratio(
+                    120.0, stall_s, 39.0 - stall_s, restart_s, one.rates.per_s
+                )
+                shares = level_shares(one.policy, one.seconds, one.rates)
+                with failures.of(mean_s, is_async, restart_s):
+                    assert shares.training == pytest.approx(expected, rel=1e-9)
+                    assert shares.host_restores == 0.0
+    failures.check()
+
+
+def test_free_copies_that_no_failure_spares_change_nothing() -> None:
+    # Every failure takes a node, and no other node has its copy: segments are one long one.
+    failures = Failures()
+    for mean_s in (400.0, 1e4, 1e7, 1e10):
+        for host, background_s in ((6, 0.0), (3, 35.0), (2, 50.0), (1, 100.0), (1, 120.0)):
+            times = seconds(
+                stall_s=(0.0, 4.0),
+                durable_after_s=(0.0, background_s),
+                shared_restart_s=(40.0, 40.0, 40.0),
+            )
+            one = case(host, 12, times, (0.0, mean_s, 0.0), asynchronous=True)
+            expected = _one_level_ratio(120.0, 4.0, background_s, 40.0, one.rates.per_s)
+            shares = level_shares(one.policy, one.seconds, one.rates)
+            with failures.of(mean_s, host, background_s):
+                assert shares.training == pytest.approx(expected, rel=1e-9)
+                assert shares.host_restores == pytest.approx(0.0, abs=1e-12)
+    failures.check()
+
+
+def test_where_hardly_a_failure_takes_the_copies_hosts_are_the_only_level() -> None:
+    # One failure in 1e7 needs the shared level, whose checkpoints stall as the host's do.
+    times = seconds(
+        stall_s=(2.0, 2.0),
+        durable_after_s=(9.0, 9.0),
+        host_restart_s=(50.0, 50.0),
+        shared_restart_s=(50.0, 50.0, 50.0),
+    )
+    for host in (1, 3):
+        one = case(host, 24, times, (900.0, 1800.0, 1e10), replicas=1, asynchronous=True)
+        expected = _one_level_ratio(10.0 * host, 2.0, 9.0, 50.0, one.rates.per_s)
+        assert level_shares(one.policy, one.seconds, one.rates).training == pytest.approx(
+            expected, rel=1e-5
+        )
+
+
+def _against_simulation(one: Case, *, runs: int, most_error: float) -> None:
+    """Compare the mean wall clock of a period, and what it consists of, within 3 errors."""
+    expected = level_shares(one.policy, one.seconds, one.rates)
+    period_s = one.policy.shared_interval_steps * one.seconds.step_s
+    both = [_pair(one, seed) for seed in range(runs)]
+    periods = PERIODS[1] - PERIODS[0]
+
+    def differences(name: str) -> np.ndarray:
+        return np.array([getattr(long, name) - getattr(short, name) for short, long in both])
+
+    wall_s = differences("wall_s")
+    error_s = float(np.std(wall_s, ddof=1)) / math.sqrt(runs)
+    assert error_s < most_error * float(np.mean(wall_s))
+    assert abs(np.mean(wall_s) - periods * period_s / expected.training) < 3.0 * error_s
+    parts = {
+        "saving_s": expected.checkpoints,
+        "lost_s": expected.lost,
+        "recovery_s": expected.restarting,
+    }
+    for name, share in parts.items():
+        # A ratio of two means; its error from what is left of the part.
+        rest = differences(name) - share * wall_s
+        error_s = float(np.std(rest, ddof=1)) / math.sqrt(runs)
+        assert abs(np.mean(rest)) <= 3.0 * error_s + 1e-6 * float(np.mean(wall_s)), name
+    from_host = np.array([_host_restores(long) - _host_restores(short) for short, long in both])
+    every = np.array([len(long.restores) - len(short.restores) for short, long in both])
+    rest = from_host - expected.host_restores * every
+    error = float(np.std(rest, ddof=1)) / math.sqrt(runs)
+    assert abs(np.mean(rest)) <= 3.0 * error + 1e-9
+
+
+def _pair(one: Case, seed: int) -> tuple[SimulatedRun, SimulatedRun]:
+    """A shorter and a longer run through the same failures."""
+    short, long = (
+        simulate(
+            one.policy,
+            Run(steps=num * one.policy.shared_interval_steps, seconds=one.seconds),
+            failures=drawn_failures(one.rates, rng=np.random.default_rng(seed)),
+        )
+        for num in PERIODS
+    )
+    return short, long
+
+
+def _host_restores(run: SimulatedRun) -> int:
+    return sum(restore.level is Level.HOST for restore in run.restores)
+
+
+def test_a_few_simulated_runs_agree_with_the_renewal_model() -> None:
+    failures = Failures()
+    for name, one in TABLE.items():
+        with failures.of(name):
+            _against_simulation(one, runs=120, most_error=0.12)
+    failures.check()
+
+
+@pytest.mark.slow
+def test_two_thousand_simulated_runs_agree_with_the_renewal_model() -> None:
+    failures = Failures()
+    for name, one in TABLE.items():
+        with failures.of(name):
+            _against_simulation(one, runs=2000, most_error=0.03)
+    failures.check()
+
+
+def test_rare_failures_cost_no_digits() -> None:
+    # To first order a failure of a class costs half of what it loses, and its restart.
+    policy = SavePolicy(
+        host_interval_steps=4, shared_interval_steps=40, replicas=1, asynchronous=True
+    )
+    times = seconds(stall_s=(1.0, 2.0), durable_after_s=(5.0, 30.0))
+    for rate in (1e-9, 1e-12):
+        rates = FailureRates(process_per_s=rate, node_per_s=2 * rate, together_per_s=3 * rate)
+        shares = level_shares(policy, times, rates)
+        period_s = 400.0 + 9 * 1.0 + 2.0
+        # Between two durable copies: eight host gaps of 41 s, then 41 + 42 s around the shared one,
+        # less and plus what is in the background.
+        host_at = [40.0 * j + 1.0 * j + 5.0 for j in range(1, 10)]
+        shared_at = period_s + 30.0
+        newest = [*host_at, shared_at, period_s + host_at[0]]
+        lost_of = [41.0 * j for j in range(1, 10)] + [period_s]
+        # A host copy of the next period is durable after the shared one: 46 s against 30 s.
+        lost_s = sum(
+            ((begin + end) / 2 - at) * (end - begin)
+            for begin, end, at in zip(newest[:-1], newest[1:], lost_of, strict=True)
+        )
+        from_host = rates.process_per_s + rates.node_per_s
+        host_cost_s = from_host * lost_s / period_s
+        host_cost_s += rates.process_per_s * 60.0 + rates.node_per_s * 120.0
+        newest_shared = (newest[-1] - shared_at) / period_s
+        host_cost_s += newest_shared * (
+            rates.process_per_s * (100.0 - 60.0) + rates.node_per_s * (200.0 - 120.0)
+        )
+        all_cost_s = rates.together_per_s * (period_s / 2 + 30.0 + 300.0)
+        expected = 400.0 / period_s * (1.0 - host_cost_s - all_cost_s)
+        assert shares.training == pytest.approx(expected, rel=20 * 600 * 600 * rate * rate + 1e-13)
+
+
+def test_what_is_worse_is_never_better() -> None:
+    failures = Failures()
+    for name, one in TABLE.items():
+        now = level_shares(one.policy, one.seconds, one.rates).training
+        rates = one.rates
+        longer = replace(
+            one.seconds, restart_s={key: 1.5 * s for key, s in one.seconds.restart_s.items()}
+        )
+        worse = [
+            (one.seconds, replace(rates, **{field: getattr(rates, field) * 1.3 + 1e-6}))
+            for field in ("process_per_s", "node_per_s", "together_per_s")
+        ]
+        for times, rate in (*worse, (longer, rates)):
+            with failures.of(name, rate):
+                assert level_shares(one.policy, times, rate).training < now
+        shares = level_shares(one.policy, one.seconds, one.rates)
+        with failures.of(name):
+            assert 0.0 < now < 1.0
+            assert shares.lost > 0.0
+            assert 0.0 <= shares.host_restores < 1.0
+    failures.check()
+
+
+def test_a_hopeless_run_trains_nothing() -> None:
+    times = seconds(shared_restart_s=(1e5, 1e5, 1e5), host_restart_s=(1e5, 1e5))
+    for host in (None, 3):
+        one = case(host, 12, times, (20.0, 20.0, 20.0), replicas=int(host is not None))
+        assert level_shares(one.policy, one.seconds, one.rates).training < 1e-9
+
+
+def test_what_the_model_does_not_hold_for_is_refused() -> None:
+    late = case(3, 12, seconds(durable_after_s=(31.0, 0.0)), (9.0, 9.0, 9.0), asynchronous=True)
+    assert unfinished(late.policy, late.seconds) is Level.HOST
+    later = case(3, 12, seconds(durable_after_s=(0.0, 124.0)), (9.0, 9.0, 9.0), asynchronous=True)
+    assert unfinished(later.policy, later.seconds) is Level.SHARED
+    for one in (late, later):
+        with pytest.raises(ValueError, match="outlasts its interval"):
+            level_shares(one.policy, one.seconds, one.rates)
+    safe = case(3, 12, seconds(), (900.0, 900.0, 0.0), replicas=1)
+    with pytest.raises(ValueError, match="no failure takes the copies"):
+        level_shares(safe.policy, safe.seconds, safe.rates)
+    for host, shared, replicas, message in (
+        (5, 12, 0, "no multiple"),
+        (0, 12, 0, "one step or more"),
+        (None, 12, 1, "need checkpoints on hosts"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SavePolicy(host_interval_steps=host, shared_interval_steps=shared, replicas=replicas)
+    with pytest.raises(ValueError, match="something must fail"):
+        FailureRates()
+    assert not SavePolicy(shared_interval_steps=2, host_interval_steps=1).survives(
+        FailureClass.NODE
+    )

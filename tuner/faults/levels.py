@@ -1,0 +1,151 @@
+"""Checkpoint levels: where copies of a run's state are, what destroys them, how long they take.
+
+    host     every rank copies its state to the memory of its node, and with `replicas` of one or
+             more to that of as many other nodes; steps in between write it
+    shared   every rank writes to shared storage, which survives everything
+
+A failure is classed by what it takes with it. Where both levels are due, only the shared one is
+written, as Megatron-LM does (`checkpoint_and_decide_exit`). A copy counts once it is durable, i.e.
+complete and seen to be so by all ranks; one that is not at a failure is lost with it. The newest
+durable copy that survives is restored.
+
+The renewal model (two_levels.py) and the simulation (simulation.py) read the same values, which
+hold no word of a spec: they may as well be measured.
+
+Sources: Moody et al., SC10 (levels, classes of failures); Wang et al., Gemini, SOSP 2023 (copies in
+the memory of peers).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Level(StrEnum):
+    """Where a checkpoint is kept."""
+
+    HOST = "host"
+    """In the memory of the nodes."""
+    SHARED = "shared"
+    """On shared storage."""
+
+
+class FailureClass(StrEnum):
+    """What a failure takes, the least first."""
+
+    PROCESS = "process"
+    """Processes; every node keeps its memory."""
+    NODE = "node"
+    """A node with its memory."""
+    TOGETHER = "together"
+    """A node and all nodes that hold replicas of its copy, e.g. a rack."""
+
+
+CLASSES = tuple(FailureClass)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavePolicy:
+    """When a run saves, and where."""
+
+    shared_interval_steps: int
+    """Steps from one shared checkpoint to the next; a multiple of the host's."""
+    host_interval_steps: int | None = None
+    """Steps from one checkpoint to the next, of either level; None: only the shared one is made."""
+    replicas: int = 0
+    """Other nodes that hold a copy of a node's."""
+    asynchronous: bool = False
+    """Training goes on while a copy is not durable; otherwise it waits."""
+
+    def __post_init__(self) -> None:
+        host, shared = self.host_interval_steps, self.shared_interval_steps
+        if shared < 1 or (host is not None and host < 1):
+            raise ValueError(f"intervals of {host} and {shared} steps must be one step or more")
+        if host is not None and shared % host:
+            raise ValueError(
+                f"a shared checkpoint every {shared} steps is no multiple of the host's {host}"
+            )
+        if self.replicas < 0 or (self.replicas and host is None):
+            raise ValueError(f"{self.replicas} replicas need checkpoints on hosts")
+
+    @property
+    def segments(self) -> int:
+        """Checkpoints from one shared one to the next, itself included."""
+        host = self.host_interval_steps
+        return 1 if host is None else self.shared_interval_steps // host
+
+    @property
+    def segment_steps(self) -> int:
+        """Steps from one checkpoint to the next."""
+        return self.shared_interval_steps // self.segments
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """That are written."""
+        return (Level.SHARED,) if self.segments == 1 else (Level.HOST, Level.SHARED)
+
+    def survives(self, kind: FailureClass) -> bool:
+        """Whether copies on hosts outlive a failure."""
+        if kind is FailureClass.NODE:
+            return self.replicas > 0
+        return kind is FailureClass.PROCESS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSeconds:
+    """Durations of one run, planned or measured, in seconds."""
+
+    step_s: float
+    stall_s: Mapping[Level, float]
+    """That a checkpoint stops training in any case."""
+    durable_after_s: Mapping[Level, float]
+    """From the end of the stall until the copy is durable."""
+    restart_s: Mapping[tuple[Level, FailureClass], float]
+    """From a failure to the first step, by the level that is restored and the worst failure since
+    the run stood still; for the host level only of classes that its copies can outlive."""
+
+    def __post_init__(self) -> None:
+        values = [*self.stall_s.values(), *self.durable_after_s.values(), *self.restart_s.values()]
+        if not 0.0 < self.step_s < math.inf:
+            raise ValueError(f"a step of {self.step_s} s must be above zero")
+        if not all(0.0 <= value < math.inf for value in values):
+            raise ValueError(f"durations {values} s cannot be below zero")
+
+    def stopped_s(self, level: Level, *, asynchronous: bool) -> float:
+        """Seconds that one checkpoint stops training."""
+        return self.stall_s[level] + (0.0 if asynchronous else self.durable_after_s[level])
+
+    def background_s(self, level: Level, *, asynchronous: bool) -> float:
+        """Seconds of training after it until the copy is durable."""
+        return self.durable_after_s[level] if asynchronous else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRates:
+    """Failures per second of the whole job, exponential and independent."""
+
+    process_per_s: float = 0.0
+    node_per_s: float = 0.0
+    """Of nodes whose replicas stay."""
+    together_per_s: float = 0.0
+    """Of nodes that are lost together with their replicas."""
+
+    def __post_init__(self) -> None:
+        rates = (self.process_per_s, self.node_per_s, self.together_per_s)
+        if not (min(rates) >= 0.0 and 0.0 < sum(rates) < math.inf):
+            raise ValueError(f"rates {rates} cannot be below zero, and something must fail")
+
+    @property
+    def per_s(self) -> float:
+        """Of all classes."""
+        return self.process_per_s + self.node_per_s + self.together_per_s
+
+    def of(self, kind: FailureClass) -> float:
+        """Of one class."""
+        by_class = {
+            FailureClass.PROCESS: self.process_per_s,
+            FailureClass.NODE: self.node_per_s,
+            FailureClass.TOGETHER: self.together_per_s,
+        }
+        return by_class[kind]

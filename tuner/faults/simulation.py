@@ -1,0 +1,302 @@
+"""A run with failures, event by event: steps, checkpoints, background writes, restarts.
+
+Failures are given, e.g. those that a real run was made to suffer, or drawn from a seed. The rules
+are those of tuner/faults/levels.py; the formulas of two_levels.py are not used, so that each can be
+held against the other.
+
+    save     a checkpoint is due after the last step of its interval, not after that of the run. An
+             earlier write of its level that is not durable by then is waited for first
+    failure  copies that are not durable by then are lost, and those on hosts where the failure
+             takes them. If all nodes that hold copies of each other are lost before training goes
+             on, that counts as one failure of them together. Nodes exchange copies in groups of
+             neighbours: 0 with 1, 2 with 3 where there is one replica (as with a replication jump
+             of one node in NVIDIA's resiliency extension)
+    restart  from the newest copy that is left, or the start of the run; a failure during it begins
+             it again
+    repair   a lost node is replaced by a spare one and repaired; where no spare is left the job
+             waits for the first repair. Nothing runs by then, so that failures in this time are
+             not counted
+"""
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tuner.faults.levels import (
+    CLASSES,
+    FailureClass,
+    FailureRates,
+    Level,
+    RunSeconds,
+    SavePolicy,
+)
+
+DRAWN_AT_ONCE = 64
+"""Failures; more is faster only in runs of more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One failure."""
+
+    at_s: float
+    """Seconds since the run's first step began."""
+    kind: FailureClass
+    node: int | None = None
+    """The node that failed, counted from 0; None: any, which takes no other's replica along."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run to simulate."""
+
+    steps: int
+    seconds: RunSeconds
+    repair_s: float = 0.0
+    """Of every node; 0: there is always a replacement."""
+    spare_nodes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.spare_nodes < 0 or not 0.0 <= self.repair_s < math.inf:
+            raise ValueError(
+                f"{self.steps} steps, {self.spare_nodes} spare nodes, repairs of {self.repair_s} s:"
+                " a run has one step or more, and nothing is below zero"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """One successful restart."""
+
+    at_s: float
+    """When training went on."""
+    step: int
+    """Steps that the restored copy holds."""
+    level: Level
+    kind: FailureClass
+    """The worst failure since the run stood still."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRun:
+    """What happened, in seconds; the parts add up to the wall clock."""
+
+    wall_s: float
+    training_s: float
+    """Steps of the run, each once."""
+    lost_s: float
+    """Steps, and stalls of checkpoints, that were repeated."""
+    saving_s: float
+    """Stalls of checkpoints that were kept."""
+    recovery_s: float
+    """From failures (or repairs that were waited for) until training went on."""
+    waiting_s: float
+    """For repairs."""
+    failures: int
+    """That met a run that was there."""
+    restores: tuple[Restore, ...]
+
+
+def simulate(policy: SavePolicy, run: Run, *, failures: Iterable[Failure]) -> SimulatedRun:
+    """Simulate a run until its last step.
+
+    Args:
+        policy: when it saves.
+        run: its length and durations.
+        failures: in the order of time; those after its end are not used.
+
+    Raises:
+        ValueError: a failure comes before the one above it.
+    """
+    state = _State(policy=policy, run=run, coming=_in_order(failures))
+    while not _train(state):
+        _recover(state)
+    return SimulatedRun(
+        wall_s=state.clock_s,
+        training_s=run.steps * run.seconds.step_s,
+        lost_s=state.lost_s,
+        saving_s=state.saving_s,
+        recovery_s=state.recovery_s,
+        waiting_s=state.waiting_s,
+        failures=state.failures,
+        restores=tuple(state.restores),
+    )
+
+
+def drawn_failures(rates: FailureRates, *, rng: np.random.Generator) -> Iterator[Failure]:
+    """Draw failures without end, of any node."""
+    shares = np.cumsum([rates.of(kind) / rates.per_s for kind in CLASSES])
+    at_s = 0.0
+    while True:
+        gaps = rng.exponential(1.0 / rates.per_s, size=DRAWN_AT_ONCE).tolist()
+        # The last share is one, whatever rounding makes of it.
+        places = np.searchsorted(shares[:-1], rng.random(DRAWN_AT_ONCE), side="right").tolist()
+        for gap_s, place in zip(gaps, places, strict=True):
+            at_s += gap_s
+            yield Failure(at_s=at_s, kind=CLASSES[place])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copy:
+    step: int
+    saving_s: float
+    """Stalls of all checkpoints that were kept until then, its own included."""
+    durable_at_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    """The run at one moment; mutable while it lasts."""
+
+    policy: SavePolicy
+    run: Run
+    coming: Iterator[Failure]
+    failure: Failure | None = None
+    """The next one."""
+    clock_s: float = 0.0
+    step: int = 0
+    """Steps until the last checkpoint or restart."""
+    into_s: float = 0.0
+    """Work after them."""
+    saving_s: float = 0.0
+    lost_s: float = 0.0
+    recovery_s: float = 0.0
+    waiting_s: float = 0.0
+    failures: int = 0
+    durable: dict[Level, _Copy] = field(default_factory=dict)
+    pending: dict[Level, _Copy] = field(default_factory=dict)
+    repairs: list[float] = field(default_factory=list)
+    """When each node in repair is back."""
+    restores: list[Restore] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.durable[Level.SHARED] = _Copy(step=0, saving_s=0.0, durable_at_s=0.0)
+        self.failure = next(self.coming, None)
+
+    @property
+    def fails_at_s(self) -> float:
+        return math.inf if self.failure is None else self.failure.at_s
+
+    def spend(self, time_s: float) -> float | None:
+        """Let time pass; return what passed of it before a failure, None where all did."""
+        if self.clock_s + time_s > self.fails_at_s:
+            spent_s = max(0.0, self.fails_at_s - self.clock_s)
+            self.clock_s += spent_s
+            return spent_s
+        self.clock_s += time_s
+        return None
+
+
+def _train(state: _State) -> bool:
+    """Train and save until the next failure; True: until the end."""
+    policy, steps = state.policy, state.run.steps
+    step_s, each = state.run.seconds.step_s, state.policy.segment_steps
+    while True:
+        target = min((state.step // each + 1) * each, steps)
+        spent_s = state.spend((target - state.step) * step_s)
+        if spent_s is not None:
+            state.into_s = spent_s
+            return False
+        state.step = target
+        if target == steps:
+            return True
+        is_shared = target % policy.shared_interval_steps == 0
+        if not _save(state, Level.SHARED if is_shared else Level.HOST):
+            return False
+
+
+def _save(state: _State, level: Level) -> bool:
+    """Stall for a checkpoint and begin its write; False: it failed before."""
+    seconds, is_async = state.run.seconds, state.policy.asynchronous
+    stall_s = seconds.stopped_s(level, asynchronous=is_async)
+    earlier = state.pending.get(level)
+    if earlier is not None:
+        stall_s += max(0.0, earlier.durable_at_s - state.clock_s)
+    spent_s = state.spend(stall_s)
+    state.saving_s += stall_s if spent_s is None else spent_s
+    if spent_s is not None:
+        return False
+    if earlier is not None:
+        state.durable[level] = earlier
+    state.pending[level] = _Copy(
+        step=state.step,
+        saving_s=state.saving_s,
+        durable_at_s=state.clock_s + seconds.background_s(level, asynchronous=is_async),
+    )
+    return True
+
+
+def _recover(state: _State) -> None:
+    """Restart until a restart succeeds, and go back to the copy that is left."""
+    for level, copy in state.pending.items():
+        if copy.durable_at_s <= state.clock_s:
+            state.durable[level] = copy
+    state.pending.clear()
+    position_s = state.step * state.run.seconds.step_s + state.into_s
+    worst, lost_nodes = FailureClass.PROCESS, set[int]()
+    while True:
+        assert state.failure is not None
+        worst = _worse(worst, _kind_of(state.failure, lost_nodes, state.policy))
+        is_node_lost = state.failure.kind is not FailureClass.PROCESS
+        state.failures += 1
+        state.failure = next(state.coming, None)
+        if is_node_lost:
+            _replace_node(state)
+        if not state.policy.survives(worst):
+            state.durable.pop(Level.HOST, None)
+        level = max(state.durable, key=lambda one: (state.durable[one].step, one))
+        restart_s = state.run.seconds.restart_s[level, worst]
+        spent_s = state.spend(restart_s)
+        state.recovery_s += restart_s if spent_s is None else spent_s
+        if spent_s is None:
+            break
+    copy = state.durable[level]
+    state.lost_s += position_s - copy.step * state.run.seconds.step_s
+    state.lost_s += state.saving_s - copy.saving_s
+    state.step, state.into_s, state.saving_s = copy.step, 0.0, copy.saving_s
+    state.restores.append(Restore(at_s=state.clock_s, step=copy.step, level=level, kind=worst))
+
+
+def _kind_of(failure: Failure, lost_nodes: set[int], policy: SavePolicy) -> FailureClass:
+    """Return what a failure takes, after those nodes; add its own to them."""
+    if failure.node is None or failure.kind is FailureClass.PROCESS:
+        return failure.kind
+    lost_nodes.add(failure.node)
+    each = policy.replicas + 1
+    first = failure.node // each * each
+    is_all = policy.replicas > 0 and lost_nodes >= set(range(first, first + each))
+    return FailureClass.TOGETHER if is_all else failure.kind
+
+
+def _replace_node(state: _State) -> None:
+    """Put a spare node in the place of a lost one, or wait for a repair."""
+    if state.run.repair_s == 0.0:
+        return
+    while state.repairs and state.repairs[0] <= state.clock_s:
+        heapq.heappop(state.repairs)
+    heapq.heappush(state.repairs, state.clock_s + state.run.repair_s)
+    if len(state.repairs) <= state.run.spare_nodes:
+        return
+    back_at_s = heapq.heappop(state.repairs)
+    state.waiting_s += back_at_s - state.clock_s
+    state.clock_s = back_at_s
+    while state.failure is not None and state.failure.at_s < back_at_s:
+        state.failure = next(state.coming, None)
+
+
+def _worse(one: FailureClass, other: FailureClass) -> FailureClass:
+    return max(one, other, key=CLASSES.index)
+
+
+def _in_order(failures: Iterable[Failure]) -> Iterator[Failure]:
+    before_s = 0.0
+    for failure in failures:
+        if not failure.at_s >= before_s:
+            raise ValueError(
+                f"a failure at {failure.at_s} s comes after one at {before_s} s; sort them by time"
+            )
+        before_s = failure.at_s
+        yield failure
