@@ -134,7 +134,7 @@ def run_ranks(command: Sequence[str], *, ranks: int, inside: Path | None = None)
         try:
             # One by one: those that run must be known when starting the next one fails.
             for rank in range(ranks):
-                own = _environment(rank, ranks=ranks, folder=folder)
+                own = rank_environment(rank, ranks=ranks, folder=folder)
                 started.append(
                     subprocess.Popen(
                         command, stdin=subprocess.DEVNULL, start_new_session=True, env=own
@@ -145,7 +145,8 @@ def run_ranks(command: Sequence[str], *, ranks: int, inside: Path | None = None)
             end_sessions(started)
 
 
-def _environment(rank: int, *, ranks: int, folder: Path) -> dict[str, str]:
+def rank_environment(rank: int, *, ranks: int, folder: Path) -> dict[str, str]:
+    """Return the variables of a rank that connects through a folder of `rendezvous_folder`."""
     return {
         "OMP_NUM_THREADS": "1",
         **os.environ,

@@ -232,6 +232,14 @@ class VerifyOptions:
     repeats: Annotated[
         int, typer.Option(min=0, max=16, help="Repeats of the two fastest while they tie.")
     ] = 0
+    faults: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of trials: run the plan's reference step through the faults of this"
+            " scenario, policy of checkpoints by policy, and compare with predictions.",
+            metavar="SCENARIO",
+        ),
+    ] = None
     resume: Annotated[
         bool,
         typer.Option(

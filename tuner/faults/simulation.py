@@ -20,7 +20,7 @@ held against the other.
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,6 +47,16 @@ class Failure:
     kind: FailureClass
     node: int | None = None
     """The node that failed, counted from 0; None: any, which takes no other's replica along."""
+    unnoticed_s: float = 0.0
+    """Until the job is ended; it stands still by then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """A time in which nothing can be written, e.g. because a disk is full."""
+
+    begin_s: float
+    end_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,18 +110,25 @@ class SimulatedRun:
     restores: tuple[Restore, ...]
 
 
-def simulate(policy: SavePolicy, run: Run, *, failures: Iterable[Failure]) -> SimulatedRun:
+def simulate(
+    policy: SavePolicy,
+    run: Run,
+    *,
+    failures: Iterable[Failure],
+    outages: Sequence[Outage] = (),
+) -> SimulatedRun:
     """Simulate a run until its last step.
 
     Args:
         policy: when it saves.
         run: its length and durations.
         failures: in the order of time; those after its end are not used.
+        outages: a checkpoint that is written during one is never durable.
 
     Raises:
         ValueError: a failure comes before the one above it.
     """
-    state = _State(policy=policy, run=run, coming=_in_order(failures))
+    state = _State(policy=policy, run=run, coming=_in_order(failures), outages=outages)
     while not _train(state):
         _recover(state)
     return SimulatedRun(
@@ -154,6 +171,7 @@ class _State:
     policy: SavePolicy
     run: Run
     coming: Iterator[Failure]
+    outages: Sequence[Outage]
     failure: Failure | None = None
     """The next one."""
     clock_s: float = 0.0
@@ -221,11 +239,13 @@ def _save(state: _State, level: Level) -> bool:
         return False
     if earlier is not None:
         state.durable[level] = earlier
-    state.pending[level] = _Copy(
-        step=state.step,
-        saving_s=state.saving_s,
-        durable_at_s=state.clock_s + seconds.background_s(level, asynchronous=is_async),
-    )
+    durable_at_s = state.clock_s + seconds.background_s(level, asynchronous=is_async)
+    state.pending.pop(level, None)
+    begin_s = state.clock_s - stall_s
+    if not any(one.begin_s < durable_at_s and begin_s < one.end_s for one in state.outages):
+        state.pending[level] = _Copy(
+            step=state.step, saving_s=state.saving_s, durable_at_s=durable_at_s
+        )
     return True
 
 
@@ -241,6 +261,7 @@ def _recover(state: _State) -> None:
         assert state.failure is not None
         worst = _worse(worst, _kind_of(state.failure, lost_nodes, state.policy))
         is_node_lost = state.failure.kind is not FailureClass.PROCESS
+        unnoticed_s = state.failure.unnoticed_s
         state.failures += 1
         state.failure = next(state.coming, None)
         if is_node_lost:
@@ -248,7 +269,7 @@ def _recover(state: _State) -> None:
         if not state.policy.survives(worst):
             state.durable.pop(Level.HOST, None)
         level = max(state.durable, key=lambda one: (state.durable[one].step, one))
-        restart_s = state.run.seconds.restart_s[level, worst]
+        restart_s = unnoticed_s + state.run.seconds.restart_s[level, worst]
         spent_s = state.spend(restart_s)
         state.recovery_s += restart_s if spent_s is None else spent_s
         if spent_s is None:

@@ -133,7 +133,8 @@ class CheckpointStore:
 
     def save_if_due(self, step: int) -> None:
         """Save the state after so many updates on the levels whose interval has passed."""
-        due = [level for level in self._levels() if step % level.interval_steps == 0]
+        # The upper level alone where both are due, as Megatron-LM does.
+        due = [level for level in self._levels() if step % level.interval_steps == 0][-1:]
         if not due:
             return
         begin_s = time.perf_counter()

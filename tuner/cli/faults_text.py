@@ -1,0 +1,55 @@
+"""The text of `moetune verify --faults`."""
+
+from collections.abc import Iterator
+
+from tuner.verify.faults.comparison import FaultReport, PolicyResult, RunParts
+
+
+def faults_text(report: FaultReport) -> str:
+    """Describe what runs through faults took, and what was predicted of it."""
+    return "\n".join(_lines(report))
+
+
+def _lines(report: FaultReport) -> Iterator[str]:
+    scenario = report.scenario
+    yield (
+        f"{scenario.steps} steps of {report.step_s:.3f} s on {scenario.nodes} nodes, a fault every"
+        f" {scenario.mean_interval:g} s (seed {scenario.seed}); restarts take"
+        f" {report.restart_s:.1f} s"
+    )
+    for result in report.results:
+        yield ""
+        yield from _policy_lines(result)
+    yield ""
+    chosen, best = report.chosen, report.best
+    yield f"Chosen: {chosen.policy.words} (expected share {chosen.expected_ratio:.1%})"
+    if chosen == best:
+        yield "It is the measured best."
+    else:
+        yield (
+            f"Measured best: {best.policy.words}; the choice reaches"
+            f" {1.0 - report.lost_goodput_ratio:.1%} of its goodput."
+        )
+
+
+def _policy_lines(result: PolicyResult) -> Iterator[str]:
+    restores = ", ".join(f"{count} from {level}" for level, count in result.restores.items())
+    yield f"{result.policy.words}: {result.faults} faults, restored {restores or 'never'}"
+    yield f"  measured  {_parts(result.measured)}"
+    yield f"  replayed  {_parts(result.replayed)}: {result.replay_error:+.1%}"
+    yield (
+        f"  effective share {result.effective_ratio:.1%}, expected {result.expected_ratio:.1%};"
+        f" wall clock {result.deviations:+.1f} deviations from the expected"
+        f" {result.expected_wall_s:.0f} s"
+    )
+    if result.is_on_curve:
+        yield "  every loss equals that of the run without faults"
+    else:
+        yield "  LOSSES DIFFER from those of the run without faults"
+
+
+def _parts(parts: RunParts) -> str:
+    return (
+        f"{parts.wall_s:7.1f} s: lost {parts.lost_s:.1f}, saving {parts.saving_s:.1f},"
+        f" recovery {parts.recovery_s:.1f}"
+    )

@@ -1,0 +1,51 @@
+"""`moetune verify --faults`: a plan's reference step runs through faults, policy by policy."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tuner.engines.reference.step_config import step_config
+from tuner.errors import EnvironmentMissingError, SpecError
+from tuner.goals.train_folder import read_plan
+from tuner.output import write_files
+from tuner.paths import AnyPath, plan_folder
+from tuner.verify.faults.comparison import FaultReport
+from tuner.verify.faults.runs import run_scenario
+from tuner.verify.faults.scenario import read_scenario
+
+REPORT_NAME: Final = "faults.json"
+
+
+def verify_faults(
+    folder: AnyPath,
+    scenario_file: Path,
+    *,
+    on_message: Callable[[str], None] = lambda _line: None,
+) -> FaultReport:
+    """Run a plan's reference step through the faults of a scenario, and compare with predictions.
+
+    Args:
+        folder: of the plan; `faults.json` is written into it.
+        scenario_file: of the scenario (tuner/verify/faults/scenario.py).
+        on_message: gets a line for every run.
+
+    Raises:
+        SpecError: the scenario cannot be read, or does not fit the plan.
+        PlanUnreadableError: the plan is damaged.
+        EnvironmentMissingError: PyTorch is not installed.
+        FaultRunError: a run does not reach its end.
+        OutputError: the folder cannot be written.
+    """
+    folder = plan_folder(folder)
+    plan, scenario = read_plan(folder), read_scenario(scenario_file)
+    if importlib.util.find_spec("torch") is None:
+        raise EnvironmentMissingError(
+            "runs with faults need PyTorch, which is not installed: pip install 'moetune[torch]'"
+        )
+    if plan.decision is None:
+        raise SpecError("the plan has no decision that could be launched")
+    config = step_config(plan, plan.decision, steps=1, warmup_steps=0)
+    report = run_scenario(config, scenario, on_message=on_message)
+    write_files(folder, {REPORT_NAME: report.model_dump_json(indent=1) + "\n"})
+    return report

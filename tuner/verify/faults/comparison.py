@@ -1,0 +1,191 @@
+"""Measured runs through faults against simulated ones.
+
+    replayed     the simulation with the measured durations and the faults of the scenario at the
+                 times at which they were done to the run: its lost, saving and recovery seconds
+    expected     mean and deviation over many scenarios that differ in their seed alone
+
+The policy of the largest expected effective share is the choice; what it lost against the best is
+measured.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from profilers.records import Record
+from tuner.faults.levels import FailureClass, RunSeconds, SavePolicy
+from tuner.faults.simulation import Failure, Outage, Run, SimulatedRun, simulate
+from tuner.verify.faults.measured import MeasuredRun
+from tuner.verify.faults.scenario import (
+    CLASSES,
+    Fault,
+    FaultKind,
+    Scenario,
+    StatedPolicy,
+    draw_faults,
+)
+
+RUNS: Final = 400
+"""Simulated for an expectation."""
+
+Amount = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class RunParts(Record):
+    """Seconds of a run, measured or simulated."""
+
+    wall_s: Amount
+    lost_s: Amount
+    saving_s: Amount
+    recovery_s: Amount
+
+    @property
+    def overhead_s(self) -> float:
+        """What failures and checkpoints took."""
+        return self.lost_s + self.saving_s + self.recovery_s
+
+
+class PolicyResult(Record):
+    """One policy."""
+
+    policy: StatedPolicy
+    faults: int
+    """That were done to the run."""
+    restores: dict[str, int]
+    """How often each level was restored."""
+    measured: RunParts
+    replayed: RunParts
+    effective_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
+    """Measured share of the wall clock that advanced training."""
+    expected_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
+    expected_wall_s: Amount
+    deviation_s: Amount
+    """Of the wall clock between scenarios."""
+    is_on_curve: bool
+    """Every loss equals that of the run without faults, to the last bit."""
+
+    @property
+    def replay_error(self) -> float:
+        """Replayed over measured overhead, less one."""
+        return self.replayed.overhead_s / self.measured.overhead_s - 1.0
+
+    @property
+    def deviations(self) -> float:
+        """How many deviations the measured wall clock lies from the expected one."""
+        distance_s = self.measured.wall_s - self.expected_wall_s
+        return distance_s / self.deviation_s if self.deviation_s else math.copysign(0, distance_s)
+
+
+class FaultReport(Record):
+    """Conclusions of a scenario; `faults.json` of the plan's folder."""
+
+    scenario: Scenario
+    step_s: Amount
+    """Without faults."""
+    restart_s: Amount
+    results: tuple[PolicyResult, ...]
+
+    @property
+    def chosen(self) -> PolicyResult:
+        """The policy of the largest expected share."""
+        return max(self.results, key=lambda one: one.expected_ratio)
+
+    @property
+    def best(self) -> PolicyResult:
+        """The policy of the largest measured share."""
+        return max(self.results, key=lambda one: one.effective_ratio)
+
+    @property
+    def lost_goodput_ratio(self) -> float:
+        """What the chosen policy lost against the best, measured."""
+        return 1.0 - self.chosen.effective_ratio / self.best.effective_ratio
+
+
+def policy_result(
+    policy: StatedPolicy,
+    measured: MeasuredRun,
+    *,
+    scenario: Scenario,
+    seconds: RunSeconds,
+    done: Sequence[Fault],
+    ranks_per_node: int,
+    losses: Sequence[float],
+) -> PolicyResult:
+    """Compare a measured run with its prediction.
+
+    Args:
+        policy: of the run.
+        measured: the run.
+        scenario: of which it suffered the faults.
+        seconds: durations, measured before.
+        done: faults, with the times at which they were done.
+        ranks_per_node: of its nodes.
+        losses: of a run without faults.
+    """
+    run, own = Run(steps=scenario.steps, seconds=seconds), policy.policy()
+    replayed = _simulated(own, run, done, scenario)
+    drawn = [
+        _simulated(own, run, draw_faults(other, ranks_per_node=ranks_per_node), other)
+        for other in _other_seeds(scenario)
+    ]
+    walls = [one.wall_s for one in drawn]
+    restores: dict[str, int] = {}
+    for one in measured.restarts:
+        restores[one.level.value] = restores.get(one.level.value, 0) + 1
+    return PolicyResult(
+        policy=policy,
+        faults=len(done),
+        restores=restores,
+        measured=RunParts(
+            wall_s=measured.wall_s,
+            lost_s=measured.lost_s,
+            saving_s=measured.saving_s,
+            recovery_s=measured.recovery_s,
+        ),
+        replayed=RunParts(
+            wall_s=replayed.wall_s,
+            lost_s=replayed.lost_s,
+            saving_s=replayed.saving_s,
+            recovery_s=replayed.recovery_s,
+        ),
+        effective_ratio=min(1.0, measured.effective_ratio),
+        expected_ratio=statistics.fmean(one.training_s / one.wall_s for one in drawn),
+        expected_wall_s=statistics.fmean(walls),
+        deviation_s=statistics.stdev(walls),
+        is_on_curve=tuple(losses) == measured.losses,
+    )
+
+
+def _other_seeds(scenario: Scenario) -> Iterator[Scenario]:
+    for seed in range(RUNS):
+        yield scenario.model_copy(update={"seed": scenario.seed + 1 + seed})
+
+
+def _simulated(
+    policy: SavePolicy, run: Run, faults: Sequence[Fault], scenario: Scenario
+) -> SimulatedRun:
+    failures = [
+        Failure(
+            at_s=one.at_s,
+            kind=_class_of(one.kind, policy),
+            node=None,
+            unnoticed_s=scenario.hang if one.kind is FaultKind.FREEZE else 0.0,
+        )
+        for one in faults
+        if one.kind in CLASSES
+    ]
+    outages = [
+        Outage(begin_s=one.at_s, end_s=one.at_s + scenario.disk_full)
+        for one in faults
+        if one.kind is FaultKind.FILL_DISK
+    ]
+    return simulate(policy, run, failures=failures, outages=outages)
+
+
+def _class_of(kind: FaultKind, policy: SavePolicy) -> FailureClass:
+    """Without replicas, a node that is lost takes all copies of its state along."""
+    is_alone = policy.replicas == 0 and kind is FaultKind.LOSE_TOGETHER
+    return FailureClass.NODE if is_alone else CLASSES[kind]

@@ -1,0 +1,192 @@
+"""What a run through faults took, from the events of its launches.
+
+    wall        from the first step of the first launch to the end of the last step
+    training    every step once, as it took when it was taken for the last time
+    saving      stalls of checkpoints that the run did not go back behind
+    recovery    from each fault that ended a launch until training went on
+    lost        the rest: steps and stalls that were repeated or cut off
+
+as in tuner/faults/simulation.py, so that a measured and a simulated run have the same parts.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.errors import TunerError
+from tuner.faults.levels import FailureClass, Level
+from tuner.verify.faults.events import Event, RankEvents
+from tuner.verify.faults.scenario import CLASSES, FaultKind
+from tuner.verify.faults.supervisor import LaunchLog
+
+LEVELS: Final = {level.value: level for level in Level} | {"none": Level.SHARED}
+"""The start of a run counts as on shared storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRestart:
+    """One restart that succeeded."""
+
+    level: Level
+    kind: FailureClass
+    is_frozen: bool
+    """The fault kept its peers waiting until the supervisor saw it."""
+    step: int
+    seconds: float
+    """From the fault to the first step."""
+    unnoticed_s: float
+    """Of them, until the launch was ended."""
+    launches: int
+    """That it took: more than one where faults came during it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """Parts of a run, in seconds."""
+
+    wall_s: float
+    training_s: float
+    saving_s: float
+    recovery_s: float
+    restarts: tuple[MeasuredRestart, ...]
+    losses: tuple[float, ...]
+    """Of every step, as it was taken for the last time."""
+
+    @property
+    def lost_s(self) -> float:
+        """Steps and stalls that were repeated or cut off."""
+        return max(0.0, self.wall_s - self.training_s - self.saving_s - self.recovery_s)
+
+    @property
+    def effective_ratio(self) -> float:
+        """Share of the wall clock that advanced training."""
+        return self.training_s / self.wall_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of a launch, rank 0's."""
+
+    number: int
+    seconds: float
+    """Wall clock since the step or stall before it."""
+    loss: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """What a checkpoint stopped training for."""
+
+    level: Level
+    step: int
+    seconds: float
+    end_s: float
+
+
+def measured_run(launches: Sequence[LaunchLog]) -> MeasuredRun:
+    """Measure a run that reached its last step.
+
+    Raises:
+        TunerError: a launch that took steps has no event of its start.
+    """
+    working = [one for one in launches if one.restored_at_s is not None]
+    if not working:
+        raise TunerError("no launch of the run took a step")
+    ends = [_restored_step(one) for one in working[1:]] + [None]
+    training: dict[int, Step] = {}
+    saving_s = 0.0
+    for launch, last_kept in zip(working, ends, strict=True):
+        for step in steps_of(launch):
+            if last_kept is None or step.number <= last_kept:
+                training[step.number] = step
+        saving_s += sum(
+            stall.seconds
+            for stall in stalls_of(launch)
+            if last_kept is None or stall.step <= last_kept
+        )
+    begin_s = working[0].restored_at_s
+    assert begin_s is not None
+    restarts = tuple(_restarts(launches))
+    last = max(training)
+    ordered = [training[number] for number in sorted(training)]
+    # A checkpoint of the last step is beyond the run.
+    after_s = sum(stall.seconds for stall in stalls_of(working[-1]) if stall.step == last)
+    return MeasuredRun(
+        wall_s=training[last].end_s - begin_s,
+        training_s=sum(step.seconds for step in ordered),
+        saving_s=saving_s - after_s,
+        recovery_s=sum(one.seconds for one in restarts),
+        restarts=restarts,
+        losses=tuple(step.loss for step in ordered),
+    )
+
+
+def steps_of(launch: LaunchLog) -> Iterator[Step]:
+    """Return the steps of a launch with their wall clock."""
+    since_s = launch.restored_at_s
+    for event in launch.ranks[0].events:
+        if event["event"] == "step_done":
+            assert since_s is not None
+            yield Step(
+                number=int(event["step"]),
+                seconds=max(0.0, float(event["time_s"]) - since_s),
+                loss=float(event["loss"]),
+                end_s=float(event["time_s"]),
+            )
+        if event["event"] in ("step_done", "training_resumed"):
+            since_s = float(event["time_s"])
+
+
+def stalls_of(launch: LaunchLog) -> Iterator[Stall]:
+    """Return what checkpoints stopped a launch for; saves of both levels stop it once."""
+    for event in launch.ranks[0].of("training_resumed"):
+        yield Stall(
+            level=LEVELS[event["level"]],
+            step=int(event["step"]),
+            seconds=float(event["stall_s"]),
+            end_s=float(event["time_s"]),
+        )
+
+
+def durable_of(launch: LaunchLog) -> dict[tuple[Level, int], float]:
+    """Return when each checkpoint of a launch was durable, since 1970."""
+    events = launch.ranks[0].of("durable")
+    return {(LEVELS[one["level"]], int(one["step"])): float(one["time_s"]) for one in events}
+
+
+def _restored(rank: RankEvents) -> Event:
+    return rank.of("restored")[0]
+
+
+def _restored_step(launch: LaunchLog) -> int:
+    return int(_restored(launch.ranks[0])["step"])
+
+
+def _restarts(launches: Sequence[LaunchLog]) -> Iterator[MeasuredRestart]:
+    failed: list[LaunchLog] = []
+    for launch in launches:
+        if failed and launch.restored_at_s is not None:
+            first = failed[0]
+            assert first.failed_at_s is not None
+            assert first.noticed_at_s is not None
+            kinds = [_ending_kind(one) for one in failed]
+            event = _restored(launch.ranks[0])
+            yield MeasuredRestart(
+                level=LEVELS[event["level"]],
+                kind=max((CLASSES[kind] for kind in kinds), key=list(FailureClass).index),
+                is_frozen=kinds[0] is FaultKind.FREEZE,
+                step=int(event["step"]),
+                seconds=launch.restored_at_s - first.failed_at_s,
+                unnoticed_s=first.noticed_at_s - first.failed_at_s,
+                launches=len(failed),
+            )
+            failed = []
+        if launch.failed_at_s is not None:
+            failed.append(launch)
+
+
+def _ending_kind(launch: LaunchLog) -> FaultKind:
+    """Return the fault that ended a launch; one that ended by itself counts as killed."""
+    kinds = [one.fault.kind for one in launch.faults if one.fault.kind in CLASSES]
+    return kinds[0] if kinds else FaultKind.KILL

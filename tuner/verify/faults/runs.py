@@ -1,0 +1,177 @@
+"""The runs of a scenario: one without faults, and of each policy a short one and one with faults."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from profilers.steps.config import StepConfig
+from tuner.errors import SpecError
+from tuner.verify.faults.calibration import (
+    STEPS,
+    PolicySeconds,
+    measure_policy,
+    run_seconds,
+    short,
+    short_faults,
+)
+from tuner.verify.faults.comparison import FaultReport, PolicyResult, policy_result
+from tuner.verify.faults.measured import MeasuredRun, measured_run
+from tuner.verify.faults.scenario import Fault, Scenario, StatedPolicy, draw_faults
+from tuner.verify.faults.supervisor import (
+    LaunchLog,
+    checkpointed,
+    memory_of_nodes,
+    run_through_faults,
+)
+
+LEAST_DEADLINE_S: Final = 600.0
+PATIENCE: Final = 20.0
+"""Times the seconds of the scenario's faults."""
+RESTART_S: Final = 60.0
+"""More than any restart takes."""
+
+
+def run_scenario(
+    config: StepConfig,
+    scenario: Scenario,
+    *,
+    on_message: Callable[[str], None] = lambda _line: None,
+) -> FaultReport:
+    """Run a configuration of the reference step through the faults of a scenario.
+
+    Args:
+        config: its steps and checkpoints are the scenario's.
+        scenario: of faults and policies.
+        groups: a control group for each node, whose limits hold for its ranks; none: no limits.
+        on_message: gets a line for every run.
+
+    Raises:
+        SpecError: the ranks cannot be spread over the nodes.
+        FaultRunError: a run does not reach its end.
+    """
+    world = config.parallelism.world
+    if world % scenario.nodes:
+        raise SpecError(f"nodes: {scenario.nodes} do not divide the {world} ranks of the plan")
+    with tempfile.TemporaryDirectory(prefix="moetune-faults-") as scratch:
+        runs = _Runs(
+            config=config,
+            scenario=scenario,
+            folder=Path(scratch),
+            groups=groups,
+            say=on_message,
+        )
+        return runs.report()
+
+
+class _Runs:
+    """The runs of a scenario, one after the other."""
+
+    def __init__(
+        self,
+        *,
+        config: StepConfig,
+        scenario: Scenario,
+        folder: Path,
+        groups: Sequence[Path],
+        say: Callable[[str], None],
+    ) -> None:
+        self._config, self._scenario = config, scenario
+        self._folder, self._groups, self._say = folder, groups, say
+        self._ranks_per_node = config.parallelism.world // scenario.nodes
+        self._number = 0
+
+    def report(self) -> FaultReport:
+        """Measure durations, then every policy, and compare."""
+        scenario = self._scenario
+        unbroken = measured_run(self._run(scenario.policies[0], (), steps=scenario.steps))
+        step_s = unbroken.training_s / scenario.steps
+        self._say(f"without faults: {scenario.steps} steps of {step_s:.3f} s")
+        calibrated = [self._calibrated(one, step_s=step_s) for one in scenario.policies]
+        faults = draw_faults(scenario, ranks_per_node=self._ranks_per_node)
+        results = tuple(
+            self._result(policy, own, calibrated, faults=faults, unbroken=unbroken)
+            for policy, own in zip(scenario.policies, calibrated, strict=True)
+        )
+        seconds = run_seconds(calibrated[0], calibrated)
+        return FaultReport(
+            scenario=scenario,
+            step_s=step_s,
+            restart_s=max(seconds.restart_s.values()),
+            results=results,
+        )
+
+    def _calibrated(self, policy: StatedPolicy, *, step_s: float) -> PolicySeconds:
+        own = measure_policy(
+            self._run(short(policy), short_faults(mean_step_s=step_s), steps=STEPS)
+        )
+        self._say(
+            f"durations of {policy.words}: step {own.step_s:.3f} s,"
+            f" restart {own.run.recovery_s:.2f} s"
+        )
+        return own
+
+    def _result(
+        self,
+        policy: StatedPolicy,
+        own: PolicySeconds,
+        calibrated: Sequence[PolicySeconds],
+        *,
+        faults: Sequence[Fault],
+        unbroken: MeasuredRun,
+    ) -> PolicyResult:
+        launches = self._run(policy, faults, steps=self._scenario.steps)
+        result = policy_result(
+            policy,
+            measured_run(launches),
+            scenario=self._scenario,
+            seconds=run_seconds(own, calibrated),
+            done=_done(launches),
+            ranks_per_node=self._ranks_per_node,
+            losses=unbroken.losses,
+        )
+        self._say(f"{policy.words}: {result.effective_ratio:.1%} of {result.measured.wall_s:.1f} s")
+        return result
+
+    def _run(self, policy: StatedPolicy, faults: Sequence[Fault], *, steps: int) -> list[LaunchLog]:
+        scenario, own = self._scenario, self._folder / f"run-{self._number}"
+        self._number += 1
+        restarts_s = (len(faults) + 1) * (RESTART_S + scenario.mean_interval)
+        with memory_of_nodes() as memory:
+            config = checkpointed(
+                self._config,
+                policy,
+                steps=steps,
+                nodes=scenario.nodes,
+                folder=own,
+                memory=memory,
+            )
+            launches = run_through_faults(
+                config,
+                faults,
+                folder=own,
+                memory=memory,
+                groups=self._groups,
+                hang_s=scenario.hang,
+                disk_full_s=scenario.disk_full,
+                deadline_s=max(LEAST_DEADLINE_S, PATIENCE * restarts_s),
+            )
+        shutil.rmtree(own / "shared", ignore_errors=True)
+        return launches
+
+
+def _done(launches: Sequence[LaunchLog]) -> tuple[Fault, ...]:
+    """Return the faults that were done, with the seconds since the first step when they were."""
+    begin_s = launches[0].restored_at_s
+    assert begin_s is not None
+    return tuple(
+        Fault(
+            at_s=one.time_s - begin_s,
+            kind=one.fault.kind,
+            node=one.fault.node,
+            place=one.fault.place,
+        )
+        for launch in launches
+        for one in launch.faults
+    )

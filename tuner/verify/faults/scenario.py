@@ -1,0 +1,164 @@
+"""What a run is made to suffer, as the user writes it, and the faults that are drawn from it.
+
+    steps: 150                # of the run
+    nodes: 4                  # the ranks of the plan, in equal parts
+    seed: 7
+    mean_interval: 9s         # between two faults, exponential
+    most: 10                  # faults of a run
+    faults: {kill: 4, freeze: 1, lose_node: 3, lose_together: 1, fill_disk: 1}
+    policies:                 # in steps
+      - {shared: 20}
+      - {shared: 40, host: 5, replicas: 1, asynchronous: true}
+
+Faults are drawn once, so that every policy suffers the same ones at the same times.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from profilers.records import Record
+from tuner.faults.levels import FailureClass, FailureRates, SavePolicy
+from tuner.spec.fields import PositiveSeconds
+from tuner.spec.spec_file import read_spec_keys, validate_spec
+
+Steps = Annotated[int, Field(ge=1, le=1_000_000)]
+Weight = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
+
+
+class FaultKind(StrEnum):
+    """What is done to the run."""
+
+    KILL = "kill"
+    """SIGKILL to a rank."""
+    FREEZE = "freeze"
+    """SIGSTOP to a rank, which keeps its peers waiting until the supervisor ends them."""
+    LOSE_NODE = "lose_node"
+    """SIGKILL to the ranks of a node, and its memory is emptied."""
+    LOSE_TOGETHER = "lose_together"
+    """The same of a node and those that hold its replicas."""
+    FILL_DISK = "fill_disk"
+    """Every file that is written fails as on a full disk, for a while."""
+
+
+CLASSES: Final = {
+    FaultKind.KILL: FailureClass.PROCESS,
+    FaultKind.FREEZE: FailureClass.PROCESS,
+    FaultKind.LOSE_NODE: FailureClass.NODE,
+    FaultKind.LOSE_TOGETHER: FailureClass.TOGETHER,
+}
+"""Faults that end a launch."""
+
+
+class StatedPolicy(Record):
+    """When a run saves, in steps."""
+
+    shared: Steps
+    host: Steps | None = None
+    replicas: Annotated[int, Field(ge=0, le=2)] = 0
+    asynchronous: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "StatedPolicy":
+        self.policy()
+        return self
+
+    def policy(self) -> SavePolicy:
+        """Return it as the models take it."""
+        return SavePolicy(
+            shared_interval_steps=self.shared,
+            host_interval_steps=self.host,
+            replicas=self.replicas,
+            asynchronous=self.asynchronous,
+        )
+
+    @property
+    def words(self) -> str:
+        """Say it in a few words."""
+        host = "" if self.host is None else f"host every {self.host}, "
+        copies = f", {self.replicas} replica{'s' * (self.replicas > 1)}" * (self.replicas > 0)
+        how = ", asynchronous" if self.asynchronous else ""
+        return f"{host}shared every {self.shared}{copies}{how}"
+
+
+class Scenario(Record):
+    """A scenario of `moetune verify --faults`."""
+
+    steps: Steps
+    nodes: Annotated[int, Field(ge=1, le=1024)]
+    seed: Annotated[int, Field(ge=0, le=2**32)] = 0
+    mean_interval: PositiveSeconds
+    most: Annotated[int, Field(ge=1, le=1000)] = 10
+    faults: Annotated[dict[FaultKind, Weight], Field(min_length=1)]
+    policies: Annotated[tuple[StatedPolicy, ...], Field(min_length=1, max_length=64)]
+    disk_full: PositiveSeconds = 2.0
+    """How long the disk is full each time."""
+    hang: PositiveSeconds = 4.0
+    """Without any event of a rank, after which the supervisor ends a launch."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Scenario":
+        if not set(self.faults) & set(CLASSES):
+            raise ValueError(
+                f"faults {', '.join(self.faults)} end no launch; add one of {', '.join(CLASSES)}"
+            )
+        for place, policy in enumerate(self.policies):
+            if policy.replicas >= self.nodes:
+                raise ValueError(
+                    f"policies[{place}]: {policy.replicas} replicas need"
+                    f" {policy.replicas + 1} nodes, there are {self.nodes}"
+                )
+        return self
+
+    def rates(self) -> FailureRates:
+        """Return how often launches end, per second."""
+        total = sum(self.faults.values()) * self.mean_interval
+        rate = dict.fromkeys(FailureClass, 0.0)
+        for kind, weight in self.faults.items():
+            if kind in CLASSES:
+                rate[CLASSES[kind]] += weight / total
+        return FailureRates(
+            process_per_s=rate[FailureClass.PROCESS],
+            node_per_s=rate[FailureClass.NODE],
+            together_per_s=rate[FailureClass.TOGETHER],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault of a run."""
+
+    at_s: float
+    """Seconds since its first step began."""
+    kind: FaultKind
+    node: int
+    place: int
+    """Of the rank in its node, where one rank is meant."""
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Read a scenario.
+
+    Raises:
+        SpecError: the file, the field's path, its value, the rule.
+    """
+    return validate_spec(read_spec_keys(path), path, Scenario)
+
+
+def draw_faults(scenario: Scenario, *, ranks_per_node: int) -> tuple[Fault, ...]:
+    """Draw the faults of a scenario from its seed."""
+    rng = np.random.default_rng(scenario.seed)
+    kinds = list(scenario.faults)
+    weights = np.array([scenario.faults[kind] for kind in kinds])
+    at_s = np.cumsum(rng.exponential(scenario.mean_interval, size=scenario.most))
+    places = rng.choice(len(kinds), size=scenario.most, p=weights / weights.sum())
+    nodes = rng.integers(scenario.nodes, size=scenario.most)
+    ranks = rng.integers(ranks_per_node, size=scenario.most)
+    return tuple(
+        Fault(at_s=float(time_s), kind=kinds[kind], node=int(node), place=int(rank))
+        for time_s, kind, node, rank in zip(at_s, places, nodes, ranks, strict=True)
+    )
