@@ -1,4 +1,4 @@
-"""The runs of a scenario: one without faults, and of each policy a short one and one with faults."""
+"""The runs of a scenario: one without faults, and two of each policy, the first one short."""
 
 import shutil
 import tempfile
@@ -25,6 +25,7 @@ from tuner.verify.faults.supervisor import (
     memory_of_nodes,
     run_through_faults,
 )
+from tuner.verify.termination import ensure_ended
 
 LEAST_DEADLINE_S: Final = 600.0
 PATIENCE: Final = 20.0
@@ -37,6 +38,7 @@ def run_scenario(
     config: StepConfig,
     scenario: Scenario,
     *,
+    groups: Sequence[Path] = (),
     on_message: Callable[[str], None] = lambda _line: None,
 ) -> FaultReport:
     """Run a configuration of the reference step through the faults of a scenario.
@@ -54,7 +56,10 @@ def run_scenario(
     world = config.parallelism.world
     if world % scenario.nodes:
         raise SpecError(f"nodes: {scenario.nodes} do not divide the {world} ranks of the plan")
-    with tempfile.TemporaryDirectory(prefix="moetune-faults-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="moetune-faults-") as scratch,
+        ensure_ended(scratch),
+    ):
         runs = _Runs(
             config=config,
             scenario=scenario,

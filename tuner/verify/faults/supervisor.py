@@ -69,6 +69,11 @@ class LaunchLog:
         """When training went on."""
         return restored_at_s(self.ranks)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether all ranks have taken the last step."""
+        return all(rank.of("finished") for rank in self.ranks)
+
 
 def checkpointed(
     config: StepConfig, policy: StatedPolicy, *, steps: int, nodes: int, folder: Path, memory: Path
@@ -232,13 +237,13 @@ class _Run:
                 heard_s = now_s
             if self.first_step_at_s is None:
                 self.first_step_at_s = log.restored_at_s
+            if log.is_finished:
+                return
             self._inject_due(log, now_s)
-            ended = [one for one in self.processes if has_ended(one)]
-            if any(one.wait() for one in ended) or self._hangs(log, now_s - heard_s):
+            has_failed = any(has_ended(one) and one.wait() for one in self.processes)
+            if has_failed or self._hangs(log, now_s - heard_s):
                 log.failed_at_s = _failed_at_s(log, now_s)
                 log.noticed_at_s = now_s
-                return
-            if len(ended) == len(self.processes):
                 return
             time.sleep(POLL_S)
 

@@ -1,0 +1,148 @@
+"""Runs through faults on emulated nodes of this machine, against their prediction.
+
+    python tests/benchmarks/checkpoint_faults.py [FILE] [--measure]
+
+FILE, by default examples/profiles/epyc-faults/faults.json, is what `--measure` writes: the reference
+step on four nodes of one rank each suffers the same faults under every policy of `SCENARIO`, as
+`moetune verify --faults` does it. A node has `CORES` of a core (a control group of the kernel, which
+needs root) and a folder in memory; ranks talk over loopback. It takes 20 minutes on an idle machine
+of two cores. Exit code 1: a bound of `BOUNDS` is missed.
+
+A link of known speed: `unshare -n sh -c 'ip link set lo up; tc qdisc add dev lo root tbf rate 2gbit
+burst 256kb latency 50ms; python tests/benchmarks/checkpoint_faults.py --measure'`.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from profilers.steps.config import StepConfig
+from tuner.cli.faults_text import faults_text
+from tuner.verify.faults.comparison import FaultReport
+from tuner.verify.faults.runs import run_scenario
+from tuner.verify.faults.scenario import Scenario
+
+FILE: Final = Path(__file__).parents[2] / "examples/profiles/epyc-faults/faults.json"
+NODES: Final = 4
+CORES: Final = 0.45
+PERIOD_US: Final = 20_000
+"""Of the kernel's accounting: short beside a step."""
+GROUPS: Final = Path("/sys/fs/cgroup")
+BOUNDS: Final = {"replay": 0.10, "deviations": 2.0, "choice": 0.02}
+
+CONFIG: Final = StepConfig.model_validate(
+    {
+        "model": {
+            "hidden_size": 192,
+            "num_heads": 6,
+            "num_kv_heads": 6,
+            "head_dim": 32,
+            "vocab_size": 2048,
+            "layers": ["moe"] * 4,
+            "num_experts": 12,
+            "top_k": 2,
+            "moe_ffn_size": 512,
+        },
+        "parallelism": {"data": 4, "expert": 4, "zero_stage": 1},
+        "stages": [{"num_layers": 4}],
+        "sequence_length": 64,
+        "global_batch_size": 8,
+        "micro_batch_size": 1,
+        "precision": "fp32",
+        "device": "cpu",
+    }
+)
+SCENARIO: Final = Scenario.model_validate(
+    {
+        "steps": 100,
+        "nodes": NODES,
+        "seed": 20261127,
+        "mean_interval": "14s",
+        "most": 10,
+        "faults": {"kill": 4, "freeze": 1, "lose_node": 4, "lose_together": 1},
+        "policies": [
+            {"shared": 4},
+            {"shared": 16},
+            {"shared": 16, "asynchronous": True},
+            {"shared": 48, "host": 4, "replicas": 1},
+            {"shared": 48, "host": 4, "replicas": 1, "asynchronous": True},
+        ],
+    }
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the stored runs and return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("file", type=Path, nargs="?", default=FILE)
+    parser.add_argument("--measure", action="store_true", help="run everything again")
+    options = parser.parse_args(arguments)
+    if options.measure:
+        options.file.parent.mkdir(parents=True, exist_ok=True)
+        options.file.write_text(measured().model_dump_json(indent=1) + "\n", encoding="utf-8")
+    report = FaultReport.model_validate_json(options.file.read_text(encoding="utf-8"))
+    sys.stdout.write(faults_text(report) + "\n\n")
+    misses = list(missed(report))
+    sys.stdout.write("".join(f"missed: {line}\n" for line in misses))
+    return int(bool(misses))
+
+
+def measured() -> FaultReport:
+    """Run the scenario."""
+    begin_s = time.monotonic()
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"{time.monotonic() - begin_s:6.0f} s  {line}\n")
+
+    with node_groups() as groups:
+        return run_scenario(CONFIG, SCENARIO, groups=groups, on_message=say)
+
+
+def missed(report: FaultReport) -> Iterator[str]:
+    """Name what is beyond its bound."""
+    for result in report.results:
+        words = result.policy.words
+        if abs(result.replay_error) > BOUNDS["replay"]:
+            yield f"{words}: replayed {result.replay_error:+.1%}"
+        if abs(result.deviations) > BOUNDS["deviations"]:
+            yield f"{words}: {result.deviations:+.1f} deviations from the expected wall clock"
+        if not result.is_on_curve:
+            yield f"{words}: losses differ"
+    if report.lost_goodput_ratio > BOUNDS["choice"]:
+        yield f"the choice loses {report.lost_goodput_ratio:.1%} of goodput"
+
+
+@contextmanager
+def node_groups(cores: float = CORES) -> Iterator[tuple[Path, ...]]:
+    """Make a control group for each node, of either version of the kernel's interface."""
+    is_first = (GROUPS / "cpu").is_dir()
+    root = Path(tempfile.mkdtemp(prefix="moetune-", dir=GROUPS / "cpu" if is_first else GROUPS))
+    quota_us = round(cores * PERIOD_US)
+    groups = tuple(root / f"node-{node}" for node in range(NODES))
+    try:
+        if not is_first:
+            (root / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
+        for group in groups:
+            group.mkdir()
+            if is_first:
+                (group / "cpu.cfs_period_us").write_text(str(PERIOD_US), encoding="ascii")
+                (group / "cpu.cfs_quota_us").write_text(str(quota_us), encoding="ascii")
+            else:
+                (group / "cpu.max").write_text(f"{quota_us} {PERIOD_US}", encoding="ascii")
+        yield groups
+    finally:
+        for group in (*groups, root):
+            if group.is_dir():
+                group.rmdir()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

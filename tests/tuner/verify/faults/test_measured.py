@@ -1,0 +1,139 @@
+"""Parts of a run from its events, by hand; and replays of the same run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from profilers.steps.events import file_of
+from tuner.faults.levels import FailureClass, Level, RunSeconds
+from tuner.faults.simulation import Failure, Outage, Run, simulate
+from tuner.verify.faults.calibration import measure_policy
+from tuner.verify.faults.events import EVENTS_NAME, rank_events
+from tuner.verify.faults.measured import measured_run
+from tuner.verify.faults.scenario import Fault, FaultKind, StatedPolicy
+from tuner.verify.faults.supervisor import Injected, LaunchLog
+
+
+def launch(folder: Path, *lines: tuple[str, float, dict[str, object]], **ended: float) -> LaunchLog:
+    """Write the events of one rank, and read them in two pieces."""
+    folder.mkdir()
+    path = file_of(folder / EVENTS_NAME, 0)
+    text = "".join(
+        json.dumps({"event": event, "time_s": time_s, "rank": 0, **fields}) + "\n"
+        for event, time_s, fields in lines
+    )
+    ranks = rank_events(folder, world=1)
+    assert ranks[0].read() == 0
+    path.write_text(text[:40], encoding="utf-8")
+    ranks[0].read()
+    path.write_text(text, encoding="utf-8")
+    ranks[0].read()
+    assert len(ranks[0].events) == len(lines)
+    return LaunchLog(ranks=ranks, **ended)
+
+
+def steps(first: int, last: int, *, begin_s: float) -> list[tuple[str, float, dict[str, object]]]:
+    """Steps of one second each."""
+    return [
+        (
+            "step_done",
+            begin_s + 1.0 + step - first,
+            {"step": step, "seconds": 1.0, "loss": 1 / step},
+        )
+        for step in range(first, last + 1)
+    ]
+
+
+def a_run(folder: Path) -> list[LaunchLog]:
+    """Save after every fourth step for half a second; killed 0.3 s into step 7, again at once."""
+    save = {"level": "shared", "step": 4}
+    first = launch(
+        folder / "0",
+        ("restored", 100.0, {"level": "none", "step": 0, "seconds": 0.0}),
+        *steps(1, 4, begin_s=100.0),
+        ("training_resumed", 104.5, save | {"stall_s": 0.5}),
+        ("durable", 104.5, save | {"seconds": 0.5}),
+        *steps(5, 6, begin_s=104.5),
+        failed_at_s=106.8,
+        noticed_at_s=107.0,
+    )
+    first.faults.append(
+        Injected(fault=Fault(at_s=6.8, kind=FaultKind.FREEZE, node=0, place=0), time_s=106.8)
+    )
+    second = launch(folder / "1", failed_at_s=108.0, noticed_at_s=108.0)
+    second.faults.append(
+        Injected(fault=Fault(at_s=8.0, kind=FaultKind.LOSE_NODE, node=0, place=0), time_s=108.0)
+    )
+    third = launch(
+        folder / "2",
+        ("restored", 110.0, {"level": "shared", "step": 4, "seconds": 0.1}),
+        *steps(5, 8, begin_s=110.0),
+        ("training_resumed", 114.5, {"level": "shared", "step": 8, "stall_s": 0.5}),
+    )
+    return [first, second, third]
+
+
+def test_the_parts_of_a_run_by_hand(tmp_path: Path) -> None:
+    run = measured_run(a_run(tmp_path))
+    assert run.wall_s == pytest.approx(14.0)
+    assert run.training_s == pytest.approx(8.0)
+    assert run.saving_s == pytest.approx(0.5)
+    assert run.recovery_s == pytest.approx(3.2)
+    assert run.lost_s == pytest.approx(2.3)
+    assert run.losses == tuple(1 / step for step in range(1, 9))
+    (restart,) = run.restarts
+    assert (restart.level, restart.kind) == (Level.SHARED, FailureClass.NODE)
+    assert (restart.step, restart.launches, restart.is_frozen) == (4, 2, True)
+    assert restart.unnoticed_s == pytest.approx(0.2)
+
+
+def test_a_replay_has_the_same_parts(tmp_path: Path) -> None:
+    run = measured_run(a_run(tmp_path))
+    seconds = RunSeconds(
+        step_s=1.0,
+        stall_s=dict.fromkeys(Level, 0.5),
+        durable_after_s=dict.fromkeys(Level, 0.0),
+        restart_s={(level, kind): 2.0 for level in Level for kind in FailureClass},
+    )
+    failures = [
+        Failure(at_s=6.8, kind=FailureClass.PROCESS, unnoticed_s=0.2),
+        Failure(at_s=8.0, kind=FailureClass.NODE),
+    ]
+    policy = StatedPolicy(shared=4).policy()
+    replayed = simulate(policy, Run(steps=8, seconds=seconds), failures=failures)
+    for part in ("wall_s", "training_s", "saving_s", "recovery_s", "lost_s"):
+        assert getattr(replayed, part) == pytest.approx(getattr(run, part)), part
+    # With a full disk at the save, the run begins anew.
+    without = simulate(
+        policy,
+        Run(steps=8, seconds=seconds),
+        failures=failures,
+        outages=[Outage(begin_s=4.2, end_s=4.3)],
+    )
+    assert without.restores[0].step == 0
+    assert without.wall_s == pytest.approx(run.wall_s + 4.0 + 0.5)
+
+
+def test_durations_of_a_short_run_by_hand(tmp_path: Path) -> None:
+    save = {"level": "host", "step": 3}
+    slow = [
+        ("step_done", 104.7, {"step": 4, "seconds": 1.5, "loss": 1.0}),
+        ("step_done", 105.7, {"step": 5, "seconds": 1.0, "loss": 1.0}),
+    ]
+    own = measure_policy(
+        [
+            launch(
+                tmp_path / "0",
+                ("restored", 100.0, {"level": "none", "step": 0, "seconds": 0.0}),
+                *steps(1, 3, begin_s=100.0),
+                ("training_resumed", 103.2, save | {"stall_s": 0.2}),
+                ("durable", 104.2, save | {"seconds": 1.2}),
+                *slow,
+            )
+        ]
+    )
+    # The step beside the write took half a second longer than the others.
+    assert own.step_s == pytest.approx(1.0)
+    assert own.stall_s[Level.HOST] == pytest.approx(0.2 + 0.5)
+    assert own.durable_after_s[Level.HOST] == pytest.approx(1.0)
