@@ -79,7 +79,7 @@ def megatron_flop(config: Configuration, model: ModelSpec) -> float:
     networks = float(dense * matrices * model.dense_ffn_size)
     if moe is not None:
         ratio = (moe.latent_size or hidden) / hidden
-        width = moe.top_k * moe.expert_ffn_size * ratio + moe.shared_ffn_size
+        width = moe.computed_top_k * moe.expert_ffn_size * ratio + moe.shared_ffn_size
         networks += extended.num_moe_layers * (matrices * width + 2 * moe.latent_size)
     block = VOCABULARY_MULTIPLE * config.tensor
     vocabulary = -(-model.vocab_size // block) * block

@@ -11,7 +11,7 @@ from tuner.faults.measured import node_bytes_per_s
 from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S
 from tuner.goals.profiles import is_of_device
 from tuner.plans.train import Plan
-from tuner.search.reasons import unmeasured_links
+from tuner.search.reasons import unmeasured_links, zero_experts_note
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
@@ -29,6 +29,8 @@ def analytic_notes(
     notes = []
     if spec.routing is None and spec.model.moe is not None:
         notes.append("routing is assumed balanced: no recording was given (goal.routing)")
+    if spec.model.moe is not None and spec.model.moe.zero_experts:
+        notes.append(zero_experts_note(spec.model.moe))
     notes += _assumed_checkpoints(spec, measured)
     notes += _failure_notes(spec)
     if measured:

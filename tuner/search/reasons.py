@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tuner.plans.breakdown import cause_words
 from tuner.plans.train import Certificate, TrainPrediction
+from tuner.spec.model import Moe
 from tuner.units import format_bytes, format_ratio, format_s
 
 MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -132,3 +133,11 @@ def printed_bytes(needed_bytes: float) -> int:
         unit *= 1024
     step = 10.0 ** (math.floor(math.log10(max(1.0, needed_bytes / unit))) - 2)
     return math.ceil(math.ceil(needed_bytes / unit / step - 1e-9) * step * unit)
+
+
+def zero_experts_note(moe: Moe) -> str:
+    """Say how many of a token's experts have weights, for the assumptions of a plan."""
+    return (
+        f"of the {moe.top_k} experts of a token {moe.computed_top_k:.3g} have weights on average:"
+        f" routing is taken as uniform over {moe.num_experts} with and {moe.zero_experts} without"
+    )

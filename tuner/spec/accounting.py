@@ -4,10 +4,12 @@
     f FFN width        E experts         k experts per token S sequence length
     l latent width of the experts        n_i, d_i heads and head width of an indexer
     s residual streams (hyper-connections)
+    z experts without weights, to which a share z / (E + z) of a token's k copies goes
 
 Parameters are those that `transformers` builds for the config: every weight and bias; the LM head
 counts in addition to the embedding unless tied. Not included: buffers (the score-correction bias of
-DeepSeek-V3 and GLM-4.5) and multi-token-prediction layers.
+DeepSeek-V3 and GLM-4.5), multi-token-prediction layers, and rows that no forward pass reads
+(transformers 5.17 to 5.24 give LongCat-Flash's experts without weights gate and up projections).
 
 FLOPs are those of matmuls only: an [m, k] x [k, n] matmul is 2 m k n operations; norms, rotary
 embeddings, softmax, biases and element-wise operations (the weighted means of compressors, the
@@ -45,7 +47,7 @@ class ForwardFlop(Record):
     dense_ffn: float
     router: float
     routed_experts: float
-    """The k experts that the token goes to."""
+    """The k experts that the token goes to; of those without weights none."""
     shared_experts: float
     head: float
     hyper_connections: float = 0.0
@@ -146,9 +148,9 @@ def ffn_parameters(model: ModelSpec) -> int:
 
 
 def router_parameters(model: ModelSpec) -> int:
-    """Count one router: h E, plus E with a bias; the score-correction bias is a buffer."""
+    """Count one router: h (E + z), and E + z with a bias; the score-correction bias is a buffer."""
     moe = _moe(model)
-    return model.hidden_size * moe.num_experts + (moe.num_experts if moe.router_bias else 0)
+    return model.hidden_size * moe.router_outputs + (moe.router_outputs if moe.router_bias else 0)
 
 
 def one_expert_parameters(model: ModelSpec) -> int:
@@ -248,12 +250,13 @@ def num_parameters(model: ModelSpec) -> int:
 def active_parameters(model: ModelSpec) -> int:
     """Count active parameters: all but those of the experts that a token is not routed to.
 
-    The embedding counts in full, as in model cards.
+    The embedding counts in full, as in model cards. With experts without weights it is the mean
+    over tokens.
     """
     if model.moe is None:
         return num_parameters(model)
-    idle = model.moe.num_experts - model.moe.top_k
-    return num_parameters(model) - model.num_moe_layers * idle * one_expert_parameters(model)
+    idle = model.moe.num_experts - model.moe.computed_top_k
+    return num_parameters(model) - round(model.num_moe_layers * idle * one_expert_parameters(model))
 
 
 def attended_tokens(*, sequence_length: int, window: int | None) -> float:
@@ -317,7 +320,7 @@ def forward_flop_per_token(model: ModelSpec, *, sequence_length: int) -> Forward
         projections += model.num_linear_layers * linear_weights(model.linear, hidden=hidden)
         scan = model.num_linear_layers * recurrence_flop(model.linear)
 
-    def in_moe_layers(weights: Callable[[Moe], int]) -> float:
+    def in_moe_layers(weights: Callable[[Moe], float]) -> float:
         return 0.0 if moe is None else 2.0 * model.num_moe_layers * weights(moe)
 
     return ForwardFlop(
@@ -325,10 +328,10 @@ def forward_flop_per_token(model: ModelSpec, *, sequence_length: int) -> Forward
         attention_core=core,
         linear_scan=scan,
         dense_ffn=2.0 * dense_layers * matrices * hidden * model.dense_ffn_size,
-        router=in_moe_layers(lambda m: hidden * m.num_experts),
+        router=in_moe_layers(lambda m: hidden * m.router_outputs),
         routed_experts=in_moe_layers(
             lambda m: (
-                m.top_k * matrices * (m.latent_size or hidden) * m.expert_ffn_size
+                m.computed_top_k * matrices * (m.latent_size or hidden) * m.expert_ffn_size
                 + 2 * hidden * m.latent_size
             )
         ),

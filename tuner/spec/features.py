@@ -84,6 +84,10 @@ class ModelFeature(StrEnum):
     """DeepSeek-V2 and V3."""
     LATENT_EXPERTS = "experts on a latent width"
     """Nemotron-3 Super and Ultra."""
+    ZERO_EXPERTS = "zero-computation experts"
+    """LongCat-Flash, MoE++: experts that return their input."""
+    SHORTCUT_MOE = "shortcut-connected experts"
+    """LongCat-Flash: their output joins the residual a layer later."""
 
 
 DEEPSEEK_V4: Final = frozenset(
@@ -95,6 +99,9 @@ DEEPSEEK_V4: Final = frozenset(
     }
 )
 """What DeepSeek-V4 brings, all of it together."""
+
+LONGCAT: Final = frozenset({ModelFeature.ZERO_EXPERTS, ModelFeature.SHORTCUT_MOE})
+"""What LongCat-Flash brings, both together."""
 
 NEW_MIXERS: Final = DEEPSEEK_V4 | frozenset(
     {
@@ -157,6 +164,8 @@ def features(model: ModelSpec) -> frozenset[ModelFeature]:
             ModelFeature.SOFTMAX_CORRECTION: softmax and moe.score_correction_bias,
             ModelFeature.GROUPED_ROUTING: moe.groups_per_token < moe.num_groups,
             ModelFeature.LATENT_EXPERTS: moe.latent_size > 0,
+            ModelFeature.ZERO_EXPERTS: moe.zero_experts > 0,
+            ModelFeature.SHORTCUT_MOE: moe.is_shortcut,
         }
     return frozenset(feature for feature, present in is_present.items() if present)
 

@@ -154,7 +154,13 @@ class Moe(Record):
     """The MoE block of a layer."""
 
     num_experts: Count
+    """With weights."""
     top_k: Annotated[int, Field(ge=1, le=MOST_TOP_K)]
+    """Experts that the router chooses for a token, those without weights included."""
+    zero_experts: Size = 0
+    """Experts without weights that the router also chooses among and that return their input, times
+    the router's weight, on the token's own rank (MoE++, arXiv:2410.07348; LongCat-Flash,
+    arXiv:2509.01322)."""
     expert_ffn_size: Count
     """Width of one routed expert."""
     latent_size: Size = 0
@@ -179,11 +185,34 @@ class Moe(Record):
     num_hash_layers: Size = 0
     """First layers in which a table chooses the experts by the token alone; the router still weighs
     them (DeepSeek-V4)."""
+    is_shortcut: bool = False
+    """Their output joins the residual behind the next layer, not behind their own
+    (shortcut-connected MoE, LongCat-Flash); no pipeline stage ends between the two."""
+
+    @property
+    def router_outputs(self) -> int:
+        """Width of the router: all experts, those without weights included."""
+        return self.num_experts + self.zero_experts
+
+    @property
+    def computed_top_k(self) -> float:
+        """Copies of a token that experts with weights compute, mean: k n / (n + z).
+
+        Uniform routing over n experts with weights and z without. Of LongCat-Flash that is 8 of 12,
+        which its bias controller aims at (arXiv:2509.01322, section 2.1: 27B active parameters of
+        18.6B with none and 31.3B with all twelve).
+        """
+        if not self.zero_experts:
+            return self.top_k
+        return self.top_k * self.num_experts / self.router_outputs
 
     @model_validator(mode="after")
     def _consistent(self) -> "Moe":
-        if self.top_k > self.num_experts:
-            raise ValueError(f"top_k {self.top_k} exceeds num_experts {self.num_experts}")
+        if self.top_k > self.router_outputs:
+            more = f" + zero_experts {self.zero_experts}" if self.zero_experts else ""
+            raise ValueError(f"top_k {self.top_k} exceeds num_experts {self.num_experts}{more}")
+        if self.zero_experts and self.num_groups > 1:
+            raise ValueError(f"zero_experts need num_groups 1, not {self.num_groups}")
         if self.num_experts % self.num_groups:
             raise ValueError(
                 f"num_groups {self.num_groups} does not divide num_experts {self.num_experts}"
@@ -246,6 +275,11 @@ class ModelSpec(Record):
             raise ValueError("dense layers need dense_ffn_size")
         if any(self.windowed) and self.attention.sliding_window is None:
             raise ValueError("windowed layers need attention.sliding_window")
+        behind = (*self.layers[1:], LayerKind.MOE)
+        if self.has_shortcut and (LayerKind.MOE, LayerKind.MOE) in zip(
+            self.layers, behind, strict=True
+        ):
+            raise ValueError("a shortcut-connected moe layer needs one without experts behind it")
         return self
 
     @model_validator(mode="after")
@@ -275,6 +309,16 @@ class ModelSpec(Record):
         if LayerKind.NONE in self.layers and not self.mixers:
             raise ValueError("layers without a network need mixers")
         return self
+
+    @property
+    def has_shortcut(self) -> bool:
+        """Whether the output of MoE layers joins the residual a layer later."""
+        return self.moe is not None and self.moe.is_shortcut
+
+    @property
+    def most_stages(self) -> int:
+        """Stages of the longest pipeline: layers that a shortcut joins stay together."""
+        return self.num_layers // 2 if self.has_shortcut else self.num_layers
 
     @property
     def num_moe_layers(self) -> int:

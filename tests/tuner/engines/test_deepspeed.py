@@ -12,6 +12,7 @@ import pytest
 
 from tests.rows import Failures
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner import api
 from tuner.costs.reference.workload import Workload
 from tuner.engines.capabilities import launchable
 from tuner.engines.deepspeed.write import emit
@@ -266,4 +267,37 @@ def test_the_script_hands_over_the_configuration(tmp_path: Path) -> None:
     assert (
         recorders.run(tmp_path / "run.sh", cwd=Path("/"), MASTER_ADDR="head", NODE_RANK="0").code
         != 0
+    )
+
+
+def test_zero_computation_experts_train_on_replicas_of_whole_layers(tmp_path: Path) -> None:
+    """LongCat-Flash, whose layers no AutoTP, AutoEP or pipeline takes."""
+    file = tmp_path / "spec.yaml"
+    file.write_text(
+        f"""
+schema_version: 1
+model: {MODELS / "longcat-flash"}
+cluster: {{pools: [{{name: b, device: b300-sxm, nodes: 32, devices_per_node: 8}}]}}
+goal: {{kind: train, sequence_length: 4096, global_batch_size: 2048, precision: bf16}}
+search: {{micro_batch_size: [1], zero_stage: [3]}}
+emit: [deepspeed]
+""",
+        encoding="utf-8",
+    )
+    plan = api.plan_training(file).plan
+    own = plan.decision
+    assert own is not None
+    assert (own.zero_stage, own.tensor_model_parallel_size, own.expert_model_parallel_size) == (
+        3,
+        1,
+        1,
+    )
+    assert own.pipeline_layout == (56,)
+    assert not broken_rules("deepspeed", plan, own)
+    assert any("8 have weights on average" in note for note in plan.provenance.notes)
+    split = own.model_copy(
+        update={"expert_model_parallel_size": 8, "expert_data_parallel_size": 32}
+    )
+    assert any(
+        "with shortcut-connected experts" in line for line in broken_rules("deepspeed", plan, split)
     )

@@ -44,6 +44,7 @@ NOT_BUILT = {
         "llama-4-scout": "attention inside chunks",
         "llama-4-maverick": "attention inside chunks",
         "deepseek-v4-flash": "entries that merge tokens",
+        "longcat-flash": "zero-computation experts",
     }
 }
 NOT_BUILT["megatron-lm-0.16"] = NOT_BUILT["megatron-lm"] | dict.fromkeys(

@@ -58,6 +58,12 @@ LANGUAGE_MODELS = {
 Reference = Callable[[dict[str, Any]], int]
 
 
+def unread_parameters(config: dict[str, Any]) -> int:
+    """Gate and up projections that transformers 5.24 gives experts that return their input."""
+    rows = config.get("zero_expert_num", 0) * 2 * config.get("expert_ffn_hidden_size", 0)
+    return int(rows * config["hidden_size"] * config["num_layers"]) if rows else 0
+
+
 @pytest.fixture(scope="session")
 def reference() -> Reference:
     """Count the parameters that transformers builds, without allocating any."""
@@ -72,7 +78,8 @@ def reference() -> Reference:
         model_class = getattr(transformers, name)
         with torch.device("meta"):
             model = model_class(model_class.config_class.from_dict(fields))
-        return sum(parameter.numel() for parameter in model.parameters())
+        built = sum(parameter.numel() for parameter in model.parameters())
+        return int(built - unread_parameters(fields))
 
     return count
 
@@ -105,6 +112,8 @@ def test_counts_the_parameters_that_transformers_builds(
         ("qwen3-30b-a3b", 30_532_122_624),
         ("llama-3.1-8b", 8_030_261_248),
         ("deepseek-v4-flash", 284_332_230_231),
+        # Published as 560B.
+        ("longcat-flash", 560_664_958_976),
     ],
 )
 def test_counts_the_published_totals(name: str, published: int) -> None:
@@ -169,6 +178,8 @@ def test_prediction_layers_add_up_to_the_checkpoints(
         ("llama-4-scout", 17.17),
         # Published as 13B of 284B.
         ("deepseek-v4-flash", 13.7996),
+        # Published as 27B on average, without the embedding's 0.8B.
+        ("longcat-flash", 27.954),
     ],
 )
 def test_active_parameters_match_the_model_cards(name: str, billions: float) -> None:
@@ -223,7 +234,7 @@ def configs(draw: st.DrawFn, architecture: str) -> dict[str, Any]:
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
-    if architecture.startswith(("Deepseek", "GlmMoeDsa", "Kimi")):
+    if architecture.startswith(("Deepseek", "GlmMoeDsa", "Kimi", "Longcat")):
         del config["head_dim"]
         config |= {
             "num_key_value_heads": num_heads,
@@ -235,6 +246,9 @@ def configs(draw: st.DrawFn, architecture: str) -> dict[str, Any]:
         }
     if architecture == "OlmoeForCausalLM":
         del config["head_dim"]
+    if architecture == "LongcatFlashForCausalLM":
+        # Other names of ffn_hidden_size and expert_ffn_hidden_size there.
+        del config["intermediate_size"], config["moe_intermediate_size"]
     if architecture in HYBRIDS:
         config |= draw(HYBRIDS[architecture](num_layers))
     if architecture == "DeepseekV4ForCausalLM":
@@ -363,6 +377,21 @@ def minimax(_: int) -> st.SearchStrategy[dict[str, Any]]:
     return st.just({"use_qk_norm": True})
 
 
+def longcat(num_layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "num_layers": st.just(num_layers),
+            "num_hidden_layers": st.just(2 * num_layers),
+            "ffn_hidden_size": widths(),
+            "expert_ffn_hidden_size": widths(),
+            "moe_topk": st.just(1),
+            "zero_expert_num": st.integers(0, 5),
+            "router_bias": st.booleans(),
+            "q_lora_rank": widths(),
+        }
+    )
+
+
 def joined(parts: tuple[dict[str, Any], ...]) -> dict[str, Any]:
     return {key: value for part in parts for key, value in part.items()}
 
@@ -374,6 +403,7 @@ HYBRIDS: dict[str, Callable[[int], st.SearchStrategy[dict[str, Any]]]] = {
     "KimiLinearForCausalLM": kimi,
     "Llama4ForCausalLM": llama4,
     "Llama4ForConditionalGeneration": llama4,
+    "LongcatFlashForCausalLM": longcat,
     "MiniMaxM2ForCausalLM": minimax,
     "NemotronHForCausalLM": nemotron,
     "Qwen3NextForCausalLM": gated_delta,
@@ -507,6 +537,8 @@ def test_windowed_layers_attend_to_less() -> None:
         ("llama-3.1-70b", 327_680),
         # 61 layers x (512 + 64) x 2 bytes.
         ("deepseek-v3", 70_272),
+        # 28 layers with two blocks of attention.
+        ("longcat-flash", 28 * 2 * (512 + 64) * 2),
         # 21 layers x (512 + 128) / 4 and 20 x 512 / 128 elements, x 2 bytes.
         ("deepseek-v4-flash", 6_880),
     ],
@@ -531,6 +563,35 @@ def test_compressors_by_hand() -> None:
     assert flop.hyper_connections == 2 * sites
     # Open entries in fp32: 8 x (2 x 2 x (512 + 128)) and 128 x (2 x 512).
     assert state_bytes_per_sequence(model) == 4 * (21 * 8 * 2560 + 20 * 128 * 1024)
+
+
+def test_zero_computation_experts_by_hand() -> None:
+    model = shipped("longcat-flash")
+    # h 6144, 64 heads: queries through 1536 to 64 x 192, keys and values through 512 + 64 to
+    # 64 x 256, output 64 x 128; two norms of ranks, one before the block.
+    attention = 6144 * 1536 + 1536 * 64 * 192 + 6144 * 576 + 512 * 64 * 256 + 64 * 128 * 6144
+    network = 3 * 6144 * 12288
+    expert = 3 * 6144 * 2048
+    # One layer of LongCat: twice attention and a dense network, four norms of h; the router scores
+    # 512 + 256, and no matrices belong to the 256.
+    layer = 2 * (attention + 1536 + 512 + network) + 4 * 6144 + 768 * 6144 + 512 * expert
+    assert layer_parameters(model, 0) + layer_parameters(model, 1) == layer
+    assert num_parameters(model) == 28 * layer + 2 * 131_072 * 6144 + 6144
+    # Of 12 copies 8 meet an expert with weights: 12 x 512 / 768.
+    flop = forward_flop_per_token(model, sequence_length=1)
+    assert flop.routed_experts == 2 * 28 * 8 * expert
+    assert flop.router == 2 * 28 * 768 * 6144
+    assert flop.dense_ffn == flop.shared_experts == 2 * 28 * network
+    # arXiv:2509.01322: 18.6B active parameters with none of them, 31.3B with twelve.
+    fixed = active_parameters(model) - 28 * 8 * expert - embedding_parameters(model)
+    assert fixed / 1e9 == pytest.approx(18.6, rel=0.006)
+    assert (fixed + 28 * 12 * expert) / 1e9 == pytest.approx(31.3, rel=0.006)
+    # Its prediction layer is dense.
+    mtp = training_flop_per_token(model, sequence_length=1, mtp_layers=1)
+    more = mtp - training_flop_per_token(model, sequence_length=1)
+    core = 2 * 64 * (192 + 128)
+    joined_and_head = 2 * (2 * 6144 * 6144 + 6144 * 131_072)
+    assert more == 3 * (2 * (attention + network) + core + joined_and_head)
 
 
 def test_megatron_bridge_counts_the_same_flop_for_deepseek_v4() -> None:

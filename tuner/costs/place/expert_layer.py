@@ -209,7 +209,7 @@ def dispatch_combine_s(
         near, far = most * (inside - 1.0) / ranks, most * (ranks - inside) / ranks
     else:
         domains = ranks / inside
-        tokens = most / machine.moe.top_k
+        tokens = most / machine.moe.computed_top_k
         near = tokens * reach.ranks * (inside - 1.0) / inside
         far = tokens * reach.domains * (domains - 1.0) / domains
     far = far * far_ratio

@@ -22,7 +22,7 @@ STEADY_TOLERANCE = 1e-9
 
 
 def most_loaded_activated(
-    *, slots: int, experts: int, top_k: int, tokens_Q: Floats, devices: int
+    *, slots: int, experts: int, top_k: float, tokens_Q: Floats, devices: int
 ) -> Floats:
     """Mean of the most-loaded device's distinct experts in one layer, for a decision.
 
@@ -74,13 +74,13 @@ def steady_batch(
     return high
 
 
-def _log_unread(experts: int, top_k: int) -> float:
+def _log_unread(experts: int, top_k: float) -> float:
     return -math.inf if top_k == experts else math.log1p(-top_k / experts)
 
 
-def _check(slots: int, experts: int, top_k: int, batch_tokens: float) -> None:
-    if not 1 <= top_k <= experts or slots < 1 or batch_tokens <= 0.0:
+def _check(slots: int, experts: int, top_k: float, batch_tokens: float) -> None:
+    if not 0 < top_k <= experts or slots < 1 or batch_tokens <= 0.0:
         raise ValueError(
-            f"top_k {top_k} must lie in 1..{experts} experts, slots {slots} be at least 1 and "
+            f"top_k {top_k} must lie in 0..{experts} experts, slots {slots} be at least 1 and "
             f"batch_tokens {batch_tokens} positive"
         )

@@ -46,7 +46,7 @@ def uniform_activated(experts: Experts, tokens_Q: Floats, devices: int) -> Float
     return most_loaded_activated(
         slots=-(-experts.num // devices),
         experts=experts.num,
-        top_k=experts.top_k,
+        top_k=experts.computed_top_k,
         tokens_Q=tokens_Q,
         devices=devices,
     )
@@ -92,7 +92,7 @@ def expert_seconds(
     kernel_Q = machine.seconds(routed)
     rate = STREAM_RATIO * machine.sheet.memory_bytes_per_s
     read_Q = activated(own, tokens_Q, devices) * expert_bytes(decoder, formats) / rate + LAUNCH_S
-    router = gemm(tokens_Q, own.num, decoder.hidden, dtype=BF16)
+    router = gemm(tokens_Q, own.router_outputs, decoder.hidden, dtype=BF16)
     router_Q = machine.seconds(replace(router, software=software))
     each_Q = (router_Q + np.maximum(kernel_Q, read_Q)) * sustained_factor(tokens_Q / devices)
     return np.asarray(decoder.moe_layers * each_Q)

@@ -39,7 +39,8 @@ class ExpertTraffic:
 
     machine: ServingMachine
     hidden: int
-    top_k: int
+    top_k: float
+    """Copies of a token that are dispatched, mean."""
     ranks: int
     """That share the experts."""
     a2a_backend: A2aBackend
@@ -81,7 +82,7 @@ class ExpertTraffic:
             return self._sent_s(m_Q, half_s=NORMAL_A2A_S)
         sheet = self.machine.sheet
         domains = self.ranks / sheet.scale_up_domain
-        reached = (domains - 1.0) * (1.0 - (1.0 - 1.0 / domains) ** self.top_k)
+        reached = float((domains - 1.0) * (1.0 - (1.0 - 1.0 / domains) ** self.top_k))
         moved_Q = m_Q * reached * self.hidden * (DISPATCH_BYTES + ELEMENT_BYTES)
         return 2.0 * NORMAL_A2A_OUTSIDE_S + moved_Q / (A2A_RATIO * sheet.scale_out_bytes_per_s)
 

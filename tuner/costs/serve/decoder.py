@@ -150,11 +150,24 @@ class Experts:
 
     num: int
     top_k: int
+    """Experts that the router chooses for a token, those without weights included."""
     ffn: int
     shared_ffn: int = 0
     latent: int = 0
     """Width that routed experts read and write, between two projections that every rank holds
     (Nemotron-3 Super); 0: the hidden size."""
+    zero: int = 0
+    """Experts without weights, beside `num` (LongCat-Flash)."""
+
+    @property
+    def router_outputs(self) -> int:
+        """Width of the router."""
+        return self.num + self.zero
+
+    @property
+    def computed_top_k(self) -> float:
+        """Copies of a token for experts with weights, mean (`Moe.computed_top_k`)."""
+        return self.top_k * self.num / self.router_outputs if self.zero else self.top_k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +183,8 @@ class Decoder:
     """Networks and experts have three matrices, else two."""
     streams: int = 1
     """Copies of the residual, with hyper-connections around mixers and networks; 1: plain."""
+    stage_unit: int = 1
+    """Consecutive layers that a pipeline does not part: two with shortcut-connected experts."""
 
     def __post_init__(self) -> None:
         if self.experts is None and any(group.has_experts for group in self.layers):
@@ -204,6 +219,11 @@ class Decoder:
     def num_layers(self) -> int:
         """All of them."""
         return sum(group.count for group in self.layers)
+
+    @property
+    def most_stages(self) -> int:
+        """Stages of the longest pipeline."""
+        return self.num_layers // self.stage_unit
 
     @property
     def network(self) -> str:
@@ -262,6 +282,7 @@ def decoder_of(model: ModelSpec) -> Decoder:
         experts=None if model.moe is None else _experts_of(model.moe),
         ffn_is_gated=model.ffn_is_gated,
         streams=model.residual_streams,
+        stage_unit=model.num_layers // model.most_stages,
     )
 
 
@@ -272,6 +293,7 @@ def _experts_of(moe: Moe) -> Experts:
         ffn=moe.expert_ffn_size,
         shared_ffn=moe.shared_ffn_size,
         latent=moe.latent_size,
+        zero=moe.zero_experts,
     )
 
 

@@ -51,7 +51,8 @@ class ExpertLoads:
 
     share_LE: Floats
     """Each row sums to 1."""
-    top_k: int
+    top_k: float
+    """Copies of a token among these shares, mean."""
     expert_LS: Ints | None = None
     """Expert of each slot, rank by rank; None: in order of ids, one slot each."""
     slots_R: tuple[int, ...] = ()
@@ -67,8 +68,8 @@ class ExpertLoads:
             raise ValueError("shares are [layers][experts], none empty or negative")
         if not np.allclose(share.sum(axis=1), 1.0, atol=1e-6):
             raise ValueError("the shares of each layer must sum to 1")
-        if not 1 <= self.top_k <= share.shape[1]:
-            raise ValueError(f"top_k {self.top_k} must lie in 1..{share.shape[1]}")
+        if not 0 < self.top_k <= share.shape[1]:
+            raise ValueError(f"top_k {self.top_k} must lie in 0..{share.shape[1]}")
         share.setflags(write=False)
         if self.expert_LS is None:
             return

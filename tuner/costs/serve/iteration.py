@@ -17,10 +17,15 @@ kernels/mhc: `mhc_fused_post_pre_tilelang`, which reads the streams for the weig
 and the block's output, and writes streams and input).
 
 With drafts a running sequence brings k + 1 tokens to a step; callers count them in m. Loads of
-experts that were recorded replace those of the tables. How the parts become a whole step, beside
-drafting, in two halves or through the stages of a pipeline, is whole_step.py's business.
+experts that were recorded replace those of the tables, as do those of experts without weights
+(zero_experts.py). How the parts become a whole step, beside drafting, in two halves or through the
+stages of a pipeline, is whole_step.py's business.
 
 Letters: Q query points. h hidden size.
+
+Not covered: dispatch of shortcut-connected experts behind the next layer's dense computation (the
+single-batch overlap of the LongCat team's own engine); vLLM 0.33.0 and SGLang 0.5.23 run them one
+after the other (models/longcat_flash.py).
 """
 
 from dataclasses import dataclass, replace
@@ -47,6 +52,7 @@ from tuner.costs.serve.machine import (
 from tuner.costs.serve.memory import connection_bytes, stage_ratio
 from tuner.costs.serve.ops import collective, routed_experts
 from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
+from tuner.costs.serve.zero_experts import computed_copies, computed_loads
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 from tuner.engines.serve_rules.traits import EngineTraits
@@ -55,7 +61,9 @@ SMALL_MIXER: Final = 1
 SMALL_LINEAR: Final = 2
 SMALL_DENSE: Final = 2
 SMALL_MOE: Final = 4
-"""Small kernels of token mixers, of linear ones, of networks and of experts."""
+SMALL_ZERO: Final = 2
+"""Small kernels of token mixers, of linear ones, of networks, of experts and, on top, of those
+without weights: one sums a token's copies, one adds them to the output."""
 CONNECTION_KERNELS: Final = 2
 """Of a hyper-connection."""
 SUSTAINED_FACTOR: Final = 1.1
@@ -120,6 +128,22 @@ class Iteration:
     def spare_experts(self) -> int:
         """Copies of experts of a layer beyond one of each."""
         return 0 if self.decoder.experts is None else self.num_slots - self.decoder.experts.num
+
+    @property
+    def computed_copies(self) -> float:
+        """Copies of a token that are dispatched and computed, mean; 0 without experts."""
+        own = self.decoder.experts
+        if own is None or not own.zero:
+            return 0 if own is None else own.top_k
+        return computed_copies(own, self.traits)
+
+    @cached_property
+    def computed_loads(self) -> ExpertLoads | None:
+        """Loads of these copies; None: those of the kernel tables."""
+        own = self.decoder.experts
+        if own is None or not own.zero:
+            return self.loads
+        return computed_loads(own, self.traits, self.loads, ranks=self.degrees.expert)
 
     @property
     def checked_tokens(self) -> int:
@@ -254,12 +278,15 @@ class Iteration:
             software=self.experts_table or self.engine,
             # Second copies are placed where loads are uneven, to level them.
             load=BALANCED if self.redundant_experts else LOAD,
+            copies=self.computed_copies,
         )
         seconds_by_part = {
             "experts": self._experts_s(m_Q, routed),
-            "router": self._gemm_s(m_Q, n=experts.num, k=self.decoder.hidden, dtype="bf16"),
+            "router": self._gemm_s(
+                m_Q, n=experts.router_outputs, k=self.decoder.hidden, dtype="bf16"
+            ),
             "exchange": self._moe_all_to_all_s(m_Q),
-            "small": self._small_s(m_Q, SMALL_MOE),
+            "small": self._small_s(m_Q, SMALL_MOE + (SMALL_ZERO if experts.zero else 0)),
         }
         shared_Q = np.zeros_like(m_Q)
         if experts.shared_ffn:
@@ -290,9 +317,9 @@ class Iteration:
         return np.where(m_Q <= LARGEST_DISPATCH_TOKENS, few_Q, many_Q)
 
     def _kernel_s(self, routed: Op) -> Floats:
-        if self.loads is None:
+        if self.computed_loads is None:
             return self.machine.seconds(routed)
-        return loaded_experts_s(self.machine, routed, loads=self.loads)
+        return loaded_experts_s(self.machine, routed, loads=self.computed_loads)
 
     def _dense_s(self, m_Q: Floats, *, width: float) -> Floats:
         hidden, dtype = self.decoder.hidden, self.formats.ffn
@@ -324,7 +351,7 @@ class Iteration:
         traffic = ExpertTraffic(
             machine=self.machine,
             hidden=self.decoder.expert_hidden,
-            top_k=self.decoder.experts.top_k if self.decoder.experts else 0,
+            top_k=self.computed_copies,
             ranks=self.degrees.attention_tensor * self.degrees.attention_data,
             a2a_backend=self.a2a_backend,
             software=self.engine,

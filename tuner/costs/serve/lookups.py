@@ -26,7 +26,7 @@ class NotedMachine(ServingMachine):
         return super().measured_s(op)
 
     def deepep_s(
-        self, tokens_Q: Floats, *, hidden: int, top_k: int, ranks: int
+        self, tokens_Q: Floats, *, hidden: int, top_k: float, ranks: int
     ) -> tuple[Floats | None, Floats | None]:
         """Dispatch and combine by DeepEP's kernels, which are imported only."""
         self.lookups.unmeasured.add("expert_all_to_all")

@@ -230,7 +230,7 @@ class ServingMachine:
         return ((op.software, rival), (own,), *others)
 
     def all_to_all_s(
-        self, tokens_Q: Floats, *, hidden: int, top_k: int, ranks: int
+        self, tokens_Q: Floats, *, hidden: int, top_k: float, ranks: int
     ) -> Floats | None:
         """Dispatch and combine by DeepEP's faster kernels; None where no table has them."""
         known_seconds = self.deepep_s(tokens_Q, hidden=hidden, top_k=top_k, ranks=ranks)
@@ -241,7 +241,7 @@ class ServingMachine:
         return np.asarray(best_Q) if np.isfinite(best_Q).all() else None
 
     def deepep_s(
-        self, tokens_Q: Floats, *, hidden: int, top_k: int, ranks: int
+        self, tokens_Q: Floats, *, hidden: int, top_k: float, ranks: int
     ) -> tuple[Floats | None, Floats | None]:
         """Dispatch and combine by DeepEP's normal and low-latency kernels; None if not measured.
 
@@ -267,12 +267,12 @@ class ServingMachine:
         return normal, low
 
     def _a2a_curves(
-        self, *, hidden: int, top_k: int, ranks: int
+        self, *, hidden: int, top_k: float, ranks: int
     ) -> Mapping[tuple[str, str], tuple[SizeCurve, ...]]:
         """Measured curves of the number of ranks that stands for this one."""
         if self.tables is None:
             return {}
-        measured: A2aCurves = self.tables.a2a_curves(hidden=hidden, top_k=top_k)
+        measured: A2aCurves = self.tables.a2a_curves(hidden=hidden, top_k=round(top_k))
         if not measured or not min(measured) <= ranks <= 2 * max(measured):
             return {}
         return measured[min((each for each in measured if each >= ranks), default=max(measured))]
@@ -359,7 +359,9 @@ def _measured_experts_s(tables: KernelTables, op: Op) -> Floats | None:
 
 def _expert_degrees(tables: KernelTables, op: Op) -> list[tuple[int, SizeCurve]]:
     expert = int(op.axes["expert"])
-    sizes = [int(op.axes[axis]) for axis in ("hidden", "ffn", "top_k", "experts", "tensor")]
+    # A mean of copies that is not whole is priced as the nearest that is.
+    names = ("hidden", "ffn", "top_k", "experts", "tensor")
+    sizes = [round(float(op.axes[name])) for name in names]
     dispatched, _, kind = op.kind.rpartition("/")
     if dispatched:
         kind = f"wideep_{dispatched}/{DISPATCHED_LOAD.get(kind, kind)}"

@@ -92,7 +92,8 @@ def _experts_bytes(decoder: Decoder, formats: Formats, degrees: InstanceDegrees)
     routed = own.num * expert_bytes(decoder, formats) / (degrees.moe_tensor * degrees.expert)
     shared = decoder.matrices * hidden * own.shared_ffn / degrees.attention_tensor
     latent = 2.0 * hidden * own.latent
-    return routed + (shared + latent) * BYTES[formats.ffn] + hidden * own.num * BYTES["bf16"]
+    router = hidden * own.router_outputs * BYTES["bf16"]
+    return routed + (shared + latent) * BYTES[formats.ffn] + router
 
 
 def attention_weight_bytes(decoder: Decoder, formats: Formats, degrees: InstanceDegrees) -> float:
@@ -106,7 +107,7 @@ def attention_weight_bytes(decoder: Decoder, formats: Formats, degrees: Instance
 
 def stage_ratio(decoder: Decoder, degrees: InstanceDegrees) -> float:
     """Share of all layers that the longest stage holds."""
-    return math.ceil(decoder.num_layers / degrees.pipeline) / decoder.num_layers
+    return math.ceil(decoder.most_stages / degrees.pipeline) / decoder.most_stages
 
 
 def _mixer_bytes(own: DecoderAttention, hidden: int, formats: Formats, ranks: int) -> float:

@@ -24,6 +24,7 @@ def routed_experts(
     expert: int,
     software: str,
     load: str,
+    copies: float | None = None,
 ) -> Op:
     """Routed experts on the most-loaded rank, for tokens over all ranks that share them.
 
@@ -37,6 +38,7 @@ def routed_experts(
         load: distribution of tokens over experts; `context/` or `generation/` before it where a
             rank holds the copies for its experts alone, as DeepEP's normal and low-latency kernels
             leave them.
+        copies: of a token that experts compute, mean; None: those for experts with weights.
     """
     experts = decoder.experts
     assert experts is not None
@@ -50,7 +52,7 @@ def routed_experts(
             "tokens": tokens_Q,
             "hidden": decoder.expert_hidden,
             "ffn": experts.ffn,
-            "top_k": experts.top_k,
+            "top_k": experts.computed_top_k if copies is None else copies,
             "experts": experts.num,
             "tensor": tensor,
             "expert": expert,

@@ -192,7 +192,7 @@ def _expert_bytes(iteration: Iteration, tokens: float) -> float:
     if degrees.attention_data > 1 and not _is_dispatched(iteration):
         together = tokens * degrees.attention_data
         gathered = 2.0 * together * hidden
-    copies = min(together, CHUNK_TOKENS) * own.top_k
+    copies = min(together, CHUNK_TOKENS) * iteration.computed_copies
     return ELEMENT_BYTES * (gathered + copies * (max(inner, hidden) + ffn))
 
 

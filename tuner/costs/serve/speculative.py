@@ -96,9 +96,15 @@ def draft_decoder(decoder: Decoder, method: DraftMethod) -> Decoder:
         dense = max((group.dense_ffn for group in decoder.layers), default=0)
         group = Layers(count=1, attention=attention, dense_ffn=dense or _reached_ffn(decoder))
         experts = None
-    return replace(decoder, name=f"{decoder.name} {method.value}", layers=(group,), experts=experts)
+    return replace(
+        decoder,
+        name=f"{decoder.name} {method.value}",
+        layers=(group,),
+        experts=experts,
+        stage_unit=1,
+    )
 
 
 def _reached_ffn(decoder: Decoder) -> int:
     own = decoder.experts
-    return 0 if own is None else own.top_k * own.ffn + own.shared_ffn
+    return 0 if own is None else round(own.computed_top_k * own.ffn) + own.shared_ffn

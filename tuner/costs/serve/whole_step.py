@@ -144,7 +144,7 @@ def round_s(iteration: Iteration, layers_Q: Floats, last_Q: Floats, busy_Q: Floa
         last_Q: what only the last stage does for it.
         busy_Q: micro-batches under way.
     """
-    stages, layers = iteration.degrees.pipeline, iteration.decoder.num_layers
+    stages, layers = iteration.degrees.pipeline, iteration.decoder.most_stages
     if stages == 1:
         return np.asarray(layers_Q + last_Q + iteration.scheduler_s)
     behind = layers // stages / layers

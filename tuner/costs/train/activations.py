@@ -397,7 +397,7 @@ def _moe(model: ModelShape, strategies: Strategies, own: Numbers, mixer: _Mix) -
     routed = copies * linear * trains + intermediate * (gates + linear * trains)
     rank = strategies.adapts_experts * strategies.adapter_rank * received * width
     routed = routed + 2.0 * rank
-    router = own * model.experts * SCORE_BYTES + sent * MAP_BYTES
+    router = own * model.router_outputs * SCORE_BYTES + sent * MAP_BYTES
     kept = keeps_input(strategies, strategies.adapts_down) * linear
     shared = strategies.tokens * model.shared_ffn / strategies.tensor * (gates + kept)
     router = router + own * model.moe_latent * (width + linear)

@@ -206,13 +206,15 @@ def distinct_places(places: Numbers, experts: Numbers, top_k: Numbers) -> Number
     """Expected number of places that hold at least one of a token's k experts, balanced routing.
 
     p (1 - C(E - E/p, k) / C(E, k)): the chance that none of k distinct experts is among the E/p of
-    one place, as in HierMoE's duplication analysis (arXiv:2508.09591).
+    one place, as in HierMoE's duplication analysis (arXiv:2508.09591). With a mean of k that is not
+    whole (experts without weights) tokens have the two whole numbers around it.
     """
     missed: Numbers = 1.0
-    for chosen in range(int(np.max(top_k))):
+    for chosen in range(int(np.ceil(np.max(top_k)))):
         left = np.maximum(experts - chosen, 1.0)
         miss = np.clip(1.0 - experts / np.maximum(places, 1.0) / left, 0.0, 1.0)
-        missed = np.where(chosen < top_k, missed * miss, missed)
+        part = np.clip(top_k - chosen, 0.0, 1.0)
+        missed = np.where(part < 1.0, missed * (1.0 - part * (1.0 - miss)), missed * miss)
     return places * (1.0 - missed)
 
 

@@ -91,13 +91,15 @@ def shape_of_model(model: ModelSpec, *, mtp_layers: int) -> ModelShape:
         dense_layers=float(model.num_layers - model.num_moe_layers),
         moe_layers=float(model.num_moe_layers),
         experts=float(moe.num_experts) if moe else 0.0,
-        top_k=float(moe.top_k) if moe else 0.0,
+        top_k=float(moe.computed_top_k) if moe else 0.0,
+        zero_experts=float(moe.zero_experts) if moe else 0.0,
         num_groups=float(moe.num_groups) if moe else 1.0,
         groups_per_token=float(moe.groups_per_token) if moe else 1.0,
         moe_ffn=float(moe.expert_ffn_size) if moe else 0.0,
         moe_latent=float(moe.latent_size) if moe else 0.0,
         shared_ffn=float(moe.shared_ffn_size) if moe else 0.0,
         mtp_layers=float(mtp_layers),
+        mtp_is_dense=float(model.layers[-1] is LayerKind.DENSE),
     )
 
 

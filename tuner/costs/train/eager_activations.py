@@ -263,7 +263,7 @@ def _moe(model: ModelShape, s: Strategies, widths: _Widths) -> _Part:
     per_token = (
         _norm(s, widths, hidden)
         + _inputs(s, widths, hidden, 1.0)
-        + SINGLE * model.experts
+        + SINGLE * model.router_outputs
         + COPY_INDEX_BYTES * model.top_k
         + widths.inner * model.shared_ffn * (1.0 + 2.0 * model.is_gated)
         + s.is_full * HALF * model.shared_ffn

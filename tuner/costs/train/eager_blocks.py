@@ -82,8 +82,8 @@ def eager_dense(setting: BlockInputs) -> Block:
 def eager_moe(setting: BlockInputs) -> tuple[Block, Block]:
     """Norm, router, shared experts; and routed experts."""
     m, s = setting.model, setting.strategies
-    router = gemm(setting, s.tokens, m.experts, m.hidden, dtype=BF16)
-    chosen = _moved(setting, (_EXPERT, m.experts), (_CHOICE, m.top_k))
+    router = gemm(setting, s.tokens, m.router_outputs, m.hidden, dtype=BF16)
+    chosen = _moved(setting, (_EXPERT, m.router_outputs), (_CHOICE, m.top_k))
     fixed = router + chosen + _outer(setting)
     fixed = fixed + Block(launches=_MOE_LAUNCHES - _NORM_LAUNCHES - 1.0)
     if is_any(m.shared_ffn):

@@ -3,13 +3,18 @@
     T          tokens of one tensor-parallel group             t     tensor-parallel degree
     h          hidden size; of a copy the latent width if any  E, k  experts, those of one token
     e          bytes of an element                             f     width of an expert
+    z          experts without weights
 
 Every rank sends T/t k copies of tokens, and receives as many on average times the expert-tensor
 degree. The most-loaded rank holds `expert_imbalance` times as many and sets the time of everything
 that follows the router. Permutation moves 6 e h bytes per copy and pass, the activation 3 e f, or
 2 e f without a gate.
 
-Not covered: auxiliary losses, capacity factors, experts that overlap with shared ones.
+With experts without weights the router scores E + z, and k is the mean of the copies that experts
+compute; the others are an addition of T/t h elements on the token's own rank, 3 e h bytes a token.
+
+Not covered: auxiliary losses, capacity factors, experts that overlap with shared ones, dispatch
+behind the next layer's dense computation (shortcut-connected MoE).
 """
 
 from dataclasses import replace
@@ -41,12 +46,12 @@ def moe_blocks(setting: BlockInputs) -> tuple[Block, Block]:
     """Norm, router and shared experts; and routed experts, on the most-loaded rank."""
     m, s, own = setting.model, setting.strategies, setting.constants
     rows = s.tokens * setting.norm_share
-    router = gemm(setting, rows, m.experts, m.hidden, dtype=BF16)
+    router = gemm(setting, rows, m.router_outputs, m.hidden, dtype=BF16)
     # Scores, top-k, probabilities and maps are some ten passes over fp32 scores. [Megatron-Core]
-    router_bytes = 40.0 * rows * m.experts
+    router_bytes = 40.0 * rows * m.router_outputs
     routing_s = setting.memory_bound_s(router_bytes)
     routing = Block(forward_s=routing_s, backward_s=routing_s)
-    shared = _shared_experts(setting) + _latent_projections(setting)
+    shared = _shared_experts(setting) + _latent_projections(setting) + _zero_experts(setting)
     fixed = router + routing + shared + norm_and_residual(setting, overlapped=False)
     counted = own.expert_launches * m.experts / s.expert
     fixed = replace(fixed, launches=own.moe_launches, expert_launches=counted)
@@ -83,6 +88,16 @@ def _latent_projections(setting: BlockInputs) -> Block:
     rows, width = s.tokens * setting.norm_share, np.maximum(m.moe_latent, 1.0)
     both = gemm(setting, rows, width, m.hidden) + gemm(setting, rows, m.hidden, width)
     return select_block(np.greater(m.moe_latent, 0.0), both, Block())
+
+
+def _zero_experts(setting: BlockInputs) -> Block:
+    """The sum of a token's copies for experts without weights: itself times their weights."""
+    m = setting.model
+    if not is_any(m.zero_experts):
+        return Block()
+    added_s = setting.memory_bound_s(setting.hidden_bytes(3.0))
+    added = Block(forward_s=added_s, backward_s=BACKWARD_BYTES * added_s)
+    return select_block(np.greater(m.zero_experts, 0.0), added, Block())
 
 
 def _routed(setting: BlockInputs) -> Block:

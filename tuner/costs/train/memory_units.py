@@ -112,7 +112,7 @@ def unit_bytes(
     )
     if is_any(strategies.eager_modules):
         kept = chosen_layers(strategies, eager_activation_bytes(model, strategies), kept)
-    moe = np.where(np.asarray(model.moe_layers) > 0.0, 1.0, 0.0)
+    moe = model.mtp_has_experts
     scale = constants.activation_ratio
     on_device = scale * (1.0 - strategies.activation_offload)
     prediction = kept.dense.saved + moe * (kept.moe.saved - kept.dense.saved) + 2.0 * kept.boundary
@@ -247,7 +247,7 @@ def _tuned_state(
         frozen_on_device(s, frozen, ranks=ranks[at])
         for frozen, at in ((linear, 0), (other, 1), (other, 0))
     )
-    router = model.hidden * model.experts
+    router = model.hidden * model.router_outputs
     frozen_dense = linear * (count.dense_mixer + count.dense_ffn)
     frozen_outside = linear * (count.moe_mixer + count.moe_outside - router) + other * router
     frozen_moe = frozen_outside + expert * count.experts

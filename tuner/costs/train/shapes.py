@@ -122,6 +122,9 @@ class ModelShape:
     moe_layers: Numbers = 0.0
     experts: Numbers = 0.0
     top_k: Numbers = 0.0
+    """Copies of a token that experts compute, mean: the router's k but for `zero_experts`."""
+    zero_experts: Numbers = 0.0
+    """Experts without weights, which the router chooses among and nothing computes."""
     num_groups: Numbers = 1.0
     """Groups of experts that routing is limited to some of."""
     groups_per_token: Numbers = 1.0
@@ -135,6 +138,8 @@ class ModelShape:
     """Multi-token-prediction layers, each with attention and a second head."""
     mtp_is_repeated: Numbers = 0.0
     """All of them are one layer's weights, applied several times."""
+    mtp_is_dense: Numbers = 0.0
+    """Their network is dense although the model has layers with experts (LongCat-Flash)."""
 
     @property
     def is_shared_kv(self) -> Numbers:
@@ -160,6 +165,17 @@ class ModelShape:
     def expert_hidden(self) -> Numbers:
         """Width of what routed experts read and write."""
         return np.where(np.greater(self.moe_latent, 0.0), self.moe_latent, self.hidden)
+
+    @property
+    def router_outputs(self) -> Numbers:
+        """Experts that the router chooses among, those without weights included."""
+        return self.experts + self.zero_experts
+
+    @property
+    def mtp_has_experts(self) -> Numbers:
+        """Whether multi-token-prediction layers have experts: as the last layer has."""
+        has_experts = np.greater(self.moe_layers, 0.0) & np.less_equal(self.mtp_is_dense, 0.0)
+        return np.where(has_experts, 1.0, 0.0)
 
     @property
     def mtp_weight_ratio(self) -> Numbers:

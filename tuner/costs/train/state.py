@@ -98,7 +98,7 @@ def parameters(model: ModelShape, strategies: Strategies) -> Parameters:
         + model.dense_network * around,
         moe_mixer=model.moe_attention * attention + model.moe_linear * linear + around,
         dense_ffn=model.dense_network * matrices * hidden * model.dense_ffn / split,
-        moe_outside=hidden * (model.experts + 2.0 * model.moe_latent)
+        moe_outside=hidden * (model.router_outputs + 2.0 * model.moe_latent)
         + matrices * hidden * model.shared_ffn / split,
         experts=expert * model.experts / strategies.expert,
         one_expert=expert,

@@ -371,7 +371,8 @@ def _with_offload_traffic(inputs: _Inputs, units: UnitCosts) -> UnitCosts:
     """
     s = inputs.strategies
     kept = activation_bytes(inputs.model, s, cp_output_copy_ratio=1.0)
-    last = np.where(np.greater(inputs.model.moe_layers, 0.0), kept.moe.saved, kept.dense.saved)
+    has_experts = np.greater(inputs.model.mtp_has_experts, 0.0)
+    last = np.where(has_experts, kept.moe.saved, kept.dense.saved)
     saved = {"dense": kept.dense.saved, "moe": kept.moe.saved, "mtp": last + 2.0 * kept.boundary}
     link = inputs.hardware.host_bytes_per_s * HOST_LINK_RATIO
     changed: dict[str, Any] = {}

@@ -152,7 +152,7 @@ def unit_costs(
         last = _layer(setting, bare + network)
         if has_moe:
             with_experts, _ = _moe_layer(setting, bare + fixed, routed)
-            last = _where(np.greater(model.moe_layers, 0.0), with_experts, last)
+            last = _where(np.greater(model.mtp_has_experts, 0.0), with_experts, last)
         mtp = _sum(last, joined, head)
     counted = _counted_parameters(model, strategies)
     trains = _trained_parameters(model, strategies, counted)
@@ -169,10 +169,10 @@ def unit_costs(
             mtp,
             parameters=model.mtp_weight_ratio * counted["mtp"],
             expert_parameters=model.mtp_weight_ratio
-            * np.where(np.greater(model.moe_layers, 0.0), counted["experts"], 0.0),
+            * np.where(np.greater(model.mtp_has_experts, 0.0), counted["experts"], 0.0),
             trained=model.mtp_weight_ratio * trains["mtp"],
             expert_trained=model.mtp_weight_ratio
-            * np.where(np.greater(model.moe_layers, 0.0), trains["experts"], 0.0),
+            * np.where(np.greater(model.mtp_has_experts, 0.0), trains["experts"], 0.0),
         ),
         embedding=replace(
             _embedding_or_head(setting, embedding_block(setting)),
@@ -298,9 +298,9 @@ def _counted_parameters(m: ModelShape, s: Strategies) -> dict[str, Numbers]:
     matrices = np.where(np.greater(m.is_gated, 0.0), 3.0, 2.0)
     network = matrices * m.hidden * m.dense_ffn / s.tensor + around
     shared = matrices * m.hidden * m.shared_ffn / s.tensor
-    shared = shared + m.hidden * (m.experts + 2.0 * m.moe_latent) + around
+    shared = shared + m.hidden * (m.router_outputs + 2.0 * m.moe_latent) + around
     experts = matrices * m.expert_hidden * m.moe_ffn * m.experts / (s.expert * s.expert_tensor)
-    last = np.where(np.greater(m.moe_layers, 0.0), shared, network)
+    last = np.where(np.greater(m.mtp_has_experts, 0.0), shared, network)
     return {
         "dense": m.dense_attention * attention
         + m.dense_linear * linear

@@ -15,6 +15,10 @@ Read from the package deepspeed 0.19.8 (`runtime/config.py`, `runtime/pipe/engin
 - DeepSeek-V4 is a class of transformers that AutoTP's patterns do not fit (its output projection is
   in groups, its key is one for all heads), and AutoEP's layers (`module_inject/auto_ep_layer.py`)
   take no token ids, which its first routers need: replicas and ZeRO alone.
+- LongCat-Flash is the code beside its checkpoint (transformers 5.17 to 5.24 build gate and up
+  projections for experts without weights, too, 741B parameters instead of 561B). AutoEP's layers
+  score as many experts as they hold (`module_inject/auto_ep_layer.py`), and layers that a shortcut
+  joins are no sequence of a `PipelineModule`: replicas and ZeRO alone.
 - Recomputation is turned on in the model's code, for whole layers.
 
 Adapters are PEFT's, attached before `deepspeed.initialize`, which casts them to bf16 with the
@@ -40,7 +44,7 @@ from typing import Final
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
 from tuner.engines.registry import LaunchFormat, Target
-from tuner.spec.features import ModelFeature
+from tuner.spec.features import LONGCAT, ModelFeature
 from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS
 
 DEEPSPEED_0_19: Final = Capabilities(
@@ -83,6 +87,7 @@ DEEPSPEED_0_19: Final = Capabilities(
     tied_embeddings_with_pipeline=False,
     restrictions=restricted(
         ModelFeature.COMPRESSED_ATTENTION,
+        *sorted(LONGCAT),
         tensor_parallel=False,
         expert_parallel=False,
         pipeline=False,

@@ -30,6 +30,7 @@ core_v0.17.1, core_v0.18.0 and core_v0.19.0 of github.com/NVIDIA/Megatron-LM:
 - No release has Kimi delta attention, attention inside chunks (Llama-4), or compressors and
   hyper-connections (DeepSeek-V4; the main branch after core_v0.19.0 has the latter in
   megatron/core/transformer/hyper_connection.py).
+- No release has experts without weights, or experts that join a layer later (LongCat-Flash).
 - The padded experts of a full-iteration CUDA graph are gated ones.
 - One switch enables all biases, the router's included; a second one only those of queries, keys and
   values.
@@ -46,7 +47,7 @@ from tuner.engines.megatron_lm.mixers import HYBRIDS
 from tuner.engines.place_rules import PlaceTarget
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.engines.rules.decision import Decision
-from tuner.spec.features import DEEPSEEK_V4, ModelFeature, features
+from tuner.spec.features import DEEPSEEK_V4, LONGCAT, ModelFeature, features
 from tuner.spec.model import ModelSpec
 
 _NOT_FULL: Final = frozenset({Recompute.NONE, Recompute.SELECTIVE})
@@ -114,6 +115,7 @@ MEGATRON_0_18: Final = Capabilities(
             ModelFeature.SIGMOID_UNNORMALISED,
             ModelFeature.SOFTMAX_CORRECTION,
             *DEEPSEEK_V4,
+            *LONGCAT,
         }
     ),
     restrictions=_EVERY_RELEASE

@@ -18,7 +18,7 @@ from typing import Final
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
 from tuner.engines.registry import Target
-from tuner.spec.features import NEW_MIXERS, ModelFeature
+from tuner.spec.features import LONGCAT, NEW_MIXERS, ModelFeature
 
 PEFT_0_21: Final = Capabilities(
     names=("transformers-peft",),
@@ -54,6 +54,7 @@ PEFT_0_21: Final = Capabilities(
     unsupported=frozenset(
         {
             *NEW_MIXERS,
+            *LONGCAT,
             ModelFeature.MLA,
             ModelFeature.SINKS,
             ModelFeature.CHUNKED_ATTENTION,

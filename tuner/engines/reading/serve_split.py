@@ -20,10 +20,10 @@ def pipeline_stages(flags: Flags, name: str, *, around: Surroundings) -> int:
         SpecError: there are more than layers.
     """
     stages = flags.number(name) or 1
-    if stages > around.model.num_layers:
+    most = around.model.most_stages
+    if stages > most:
         raise SpecError(
-            f"{flags.source}: --{name} {stages} stages of {around.model.num_layers} layers; the"
-            f" nearest is {around.model.num_layers}"
+            f"{flags.source}: --{name} {stages} stages of {most} layers; the nearest is {most}"
         )
     return stages
 

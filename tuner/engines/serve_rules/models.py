@@ -18,6 +18,8 @@ SPARSE: Final = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
 COMPRESSED: Final = frozenset({"DeepseekV4ForCausalLM"})
 """With compressors beside windows."""
 CHUNKED: Final = frozenset({"Llama4ForCausalLM", "Llama4ForConditionalGeneration"})
+ZERO_EXPERTS: Final = frozenset({"LongcatFlashForCausalLM"})
+"""With experts that return their input."""
 HYBRID: Final = frozenset(
     {
         "KimiLinearForCausalLM",
@@ -88,5 +90,5 @@ def model_refusals(
 
 def _family(architecture: str) -> frozenset[str]:
     """Return the models of the same kind."""
-    kinds = (SPARSE, COMPRESSED, CHUNKED, HYBRID)
+    kinds = (SPARSE, COMPRESSED, CHUNKED, ZERO_EXPERTS, HYBRID)
     return next((kind for kind in kinds if architecture in kind), frozenset())

@@ -100,6 +100,9 @@ class EngineTraits:
     """What hidden and expert width of a rank are padded to, of mxfp4 experts; None: as they are."""
     spoilt_gemms: frozenset[str] = frozenset()
     """Types whose measured GEMMs hold more than the kernel (tuner/costs/serve/tables.py)."""
+    computes_zero_copies: bool = False
+    """Copies for experts without weights are dispatched and computed all the same, by expert 0 with
+    weight 0 (tuner/costs/serve/zero_experts.py)."""
     experts_like: Mapping[tuple[str, Generation], str] = field(default_factory=dict)
     """By type and device: the engine whose table holds other expert kernels that this one chooses
     from."""

@@ -35,6 +35,11 @@ pd_disaggregation_hook.py), sglang/srt/environ.py and sglang/srt/layers/moe/toke
   layers of deepseek_v2.py.
 - DeepSeek-V4 (models/deepseek_v4.py) reads fp8 with experts in mxfp4 as it is published, and is
   moved between instances (disaggregation/common/conn.py, its layout of C4 and C128 caches).
+- LongCat-Flash (models/longcat_flash.py) runs in one stage, without DeepEP ("needs to be supported
+  in the future") and, by its own refusal, without redundant experts or placements. Copies for
+  experts without weights go to expert 0 with weight 0 (kernels/ops/moe/ep_moe_kernels.py,
+  `zero_experts_compute_triton`), so that they are dispatched and computed. MTP is one dense layer
+  (models/longcat_flash_nextn.py).
 - FP8 and NVFP4 weights use Marlin kernels where a device lacks tensor cores for them
   (layers/quantization/{fp8,modelopt_quant}.py, get_min_capability).
 - gpt-oss checkpoints say "quant_method": "mxfp4" themselves; no option is needed
@@ -56,7 +61,7 @@ from typing import Final
 from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.place_rules import DispatchOffer, PlaceTarget
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
-from tuner.engines.serve_rules.models import ServedModels
+from tuner.engines.serve_rules.models import EVERY, ZERO_EXPERTS, ServedModels
 from tuner.engines.serve_rules.routers import (
     GATEWAY_POLICIES,
     NGINX,
@@ -97,6 +102,7 @@ TRAITS: Final = EngineTraits(
         ),
     ),
     mxfp4_multiples=(256, 64),
+    computes_zero_copies=True,
 )
 """0.5.23: `managers/schedule_policy.py` sets `new_token_ratio` of what outputs may still grow by
 aside, which is taken as all of it. Memory: `mem_cache/kv_cache_configurator.py`,
@@ -131,12 +137,13 @@ _ONE_STAGE: Final = frozenset(
     {
         "Llama4ForCausalLM",
         "Llama4ForConditionalGeneration",
+        "LongcatFlashForCausalLM",
         "OlmoeForCausalLM",
         "Qwen3NextForCausalLM",
     }
 )
-"""models/{llama4,mllama4,olmoe}.py pass no hidden states between stages, and qwen3_next.py asserts
-one."""
+"""models/{llama4,mllama4,longcat_flash,olmoe}.py pass no hidden states between stages, and
+qwen3_next.py asserts one."""
 
 SGLANG_0_5_23: Final = ServingCapabilities(
     name="sglang",
@@ -273,6 +280,12 @@ SGLANG_0_5_23_CANN: Final = replace(
     kv_cache_dtype={"bf16": ""},
     connectors={"ascend": "ascend"},
     pages=ASCEND_PAGES,
+    models=replace(
+        SGLANG_0_5_23.models,
+        architectures=EVERY - ZERO_EXPERTS,
+        only_one={"pp": _ONE_STAGE - ZERO_EXPERTS},
+        source="srt/models, without pp_group; docs.sglang.io, Ascend NPUs, supported models",
+    ),
     a2a_backends=PLAIN_EXCHANGES,
     redundant_architectures=frozenset(),
     overlap_backends=frozenset(),

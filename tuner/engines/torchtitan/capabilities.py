@@ -17,7 +17,8 @@ Read from the package torchtitan 0.3.0 (`config/configs.py`, `trainer.py`, `dist
   fixed capacity, which only its DeepSeek models support, so it is not planned for MoE layers.
 - Its Qwen3.5 has the gated delta rule, gated attention and a gated shared expert, whose context
   parallelism it refuses (`models/qwen3_5/parallelize.py`). No model has Mamba-2, Kimi delta
-  attention, sparse or chunked attention, or layers that are a mixer or a network alone.
+  attention, sparse or chunked attention, layers that are a mixer or a network alone, or experts
+  without weights.
 - fp8 and MTP are part of a model's code there, not of the configuration.
 - Zero-bubble schedules (`InterleavedZeroBubble`) need several stages per rank. `ZBVZeroBubble` and
   `DualPipeV` place stages in a V, where stage s is not on rank s % PP, and are not planned.
@@ -49,7 +50,7 @@ from typing import Final
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
 from tuner.engines.registry import LaunchFormat, Target
-from tuner.spec.features import NEW_MIXERS, ModelFeature
+from tuner.spec.features import LONGCAT, NEW_MIXERS, ModelFeature
 from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, QKV
 
 TORCHTITAN_0_3: Final = Capabilities(
@@ -94,6 +95,7 @@ TORCHTITAN_0_3: Final = Capabilities(
             ModelFeature.QK_NORM_UNWEIGHTED,
             ModelFeature.LATENT_EXPERTS,
             *(NEW_MIXERS - {ModelFeature.GATED_DELTA, ModelFeature.OUTPUT_GATE}),
+            *LONGCAT,
             ModelFeature.UNGATED_FFN,
             ModelFeature.FFN_BIAS,
             ModelFeature.SOFTMAX_CORRECTION,

@@ -84,6 +84,7 @@ _ABSENT: Final = frozenset(
         "DeepseekV2ForCausalLM",
         "KimiLinearForCausalLM",
         "Llama4ForCausalLM",
+        "LongcatFlashForCausalLM",
         "OlmoeForCausalLM",
     }
 )

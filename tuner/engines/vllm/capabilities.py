@@ -35,6 +35,10 @@ docs/features/{nixl,mooncake}_connector_usage.md:
 - DeepSeek-V4 (vllm/models/deepseek_v4) reads fp8 with experts in mxfp4 as it is published
   (models/config.py, `DeepseekV4ForCausalLMConfig`); NIXL and Mooncake move its windows and entries
   (`SlidingWindowMLASpec` in nixl/base_worker.py and mooncake_connector.py).
+- LongCat-Flash (models/longcat_flash.py) runs in pipeline stages and with every exchange, and is no
+  `MixtureOfExperts`. Its router sends copies for experts without weights to expert 0 with weight 0
+  (fused_moe/router/zero_expert_router.py), so that they are dispatched and computed; their sum is a
+  Triton kernel. MTP is one dense layer (models/longcat_flash_mtp.py).
 - `--enable-dbo` works with DeepEP under data parallelism (docs/design/dbo.md, vllm/config/vllm.py).
 
 Not covered: context parallelism, elastic expert parallelism, external load balancing.
@@ -52,7 +56,14 @@ from typing import Final
 from tuner.devices.datasheet import Vendor
 from tuner.engines.place_rules import IN_TURN, PlaceTarget
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
-from tuner.engines.serve_rules.models import COMPRESSED, EVERY, HYBRID, SPARSE, ServedModels
+from tuner.engines.serve_rules.models import (
+    COMPRESSED,
+    EVERY,
+    HYBRID,
+    SPARSE,
+    ZERO_EXPERTS,
+    ServedModels,
+)
 from tuner.engines.serve_rules.routers import (
     GATEWAY_POLICIES,
     NGINX,
@@ -101,6 +112,7 @@ TRAITS: Final = EngineTraits(
         ),
     ),
     mxfp4_multiples=(256, 128),
+    computes_zero_copies=True,
     spoilt_gemms=frozenset({"fp8_block", "fp8"}),
 )
 """Read from 0.33.0. Admission: `v1/core/sched/scheduler.py` (allocate_slots for the tokens of a
@@ -266,8 +278,9 @@ VLLM_0_32_CPU: Final = replace(
     weight_only_fallback=False,
     kv_cache_dtype={"bf16": ""},
     models=ServedModels(
-        architectures=EVERY - HYBRID - SPARSE - COMPRESSED,
-        source="its kernels of linear and sparse attention were not tried on processors",
+        architectures=EVERY - HYBRID - SPARSE - COMPRESSED - ZERO_EXPERTS,
+        source="its kernels of linear and sparse attention and of zero-computation experts were not"
+        " tried on processors",
     ),
     modes=frozenset({"aggregated", "disaggregated"}),
     connectors={"nixl": "NixlConnector"},

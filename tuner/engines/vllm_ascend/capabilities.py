@@ -1,8 +1,8 @@
 """vLLM with vllm-ascend 0.23.0, on Huawei's Ascend.
 
 - docs.vllm.ai, projects/ascend: supported models and tutorials name Qwen3-Next, Qwen3.5, GLM-5,
-  DeepSeek-V3.2, DeepSeek-V4, Kimi-K2.5 and MiniMax-M2, no Kimi Linear and no Nemotron-H; Llama-4
-  is marked as not supported.
+  DeepSeek-V3.2, DeepSeek-V4, Kimi-K2.5 and MiniMax-M2, no Kimi Linear, no Nemotron-H and no
+  LongCat-Flash (whose code is pull request 3833); Llama-4 is marked as not supported.
 - vllm-ascend, branch releases/v0.23.0: community/versioning_policy.md (plugin 0.23.0 needs vllm
   0.23.0, so Ascend runs an older release), vllm_ascend/platform.py (device_type "npu",
   supported_quantization, ASCEND_RT_VISIBLE_DEVICES), utils.py (refresh_block_size: 128 tokens),
@@ -30,7 +30,7 @@ from tuner.engines.serve_rules.kv_cache import (
     LegalPages,
     PipelineRule,
 )
-from tuner.engines.serve_rules.models import CHUNKED, EVERY, ServedModels
+from tuner.engines.serve_rules.models import CHUNKED, EVERY, ZERO_EXPERTS, ServedModels
 from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
 from tuner.engines.vllm.capabilities import VLLM_0_33, VLLM_ROUTER
@@ -68,7 +68,10 @@ VLLM_ASCEND_0_23: Final = replace(
     whole_prompts_option="--no-enable-chunked-prefill",
     environment=frozenset(),
     models=ServedModels(
-        architectures=EVERY - CHUNKED - {"KimiLinearForCausalLM", "NemotronHForCausalLM"},
+        architectures=EVERY
+        - CHUNKED
+        - ZERO_EXPERTS
+        - {"KimiLinearForCausalLM", "NemotronHForCausalLM"},
         source="docs.vllm.ai, projects/ascend, supported models",
     ),
     quantization={"bf16": ""},

@@ -167,7 +167,7 @@ def _share_of_node(decision: TrainDecision, model: ModelSpec, block: int) -> flo
     if decision.dispatcher in ("deepep", "hybridep", "hierarchical"):
         shape = shape_of_model(model, mtp_layers=0)
         return float(np.max(reached_places(shape, float(block)))) / block
-    return model.moe.top_k / block
+    return model.moe.computed_top_k / block
 
 
 def _moe_passes_S(decision: TrainDecision, model: ModelSpec, ranks: range) -> Floats:

@@ -221,8 +221,8 @@ def _evaluate_offer(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, offer: DispatchOffer
 ) -> DispatchOutcome:
     moe = None if spec.model is None else spec.model.moe
-    of_model = None if moe is None else moe.top_k
-    top_ks = [one.recording.top_k or of_model for one in evidence]
+    of_model = None if moe is None else moe.computed_top_k
+    top_ks = [of_model or one.recording.top_k for one in evidence]
     counts_copies = None in top_ks
     expected, sampled, tokens, draws = [], [], [], []
     for one, top_k in zip(evidence, top_ks, strict=True):

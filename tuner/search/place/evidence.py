@@ -76,9 +76,10 @@ def split_recordings(spec: PlaceSpec) -> tuple[WorkloadEvidence, ...]:
     """Split every recording of a spec, scaled to the planned size of a pass."""
     goal = spec.goal
     total = math.fsum(workload.weight for workload in goal.workloads)
-    known = [one.top_k for one in spec.recordings.values()]
+    known: list[float | None] = [one.top_k for one in spec.recordings.values()]
     if spec.model is not None and spec.model.moe is not None:
-        known.append(spec.model.moe.top_k)
+        # Recordings count the copies for experts with weights.
+        known.insert(0, spec.model.moe.computed_top_k)
     top_k = next((one for one in known if one is not None), None)
     copies = None
     if goal.tokens_per_pass is not None and top_k is not None:

@@ -64,7 +64,7 @@ def time_gain(
         for one, comparison, times in zip(evidence, comparisons, priced, strict=True)
     ]
     eplb_s = np.dot(weights, eplb)
-    top_k = pricing.machine.moe.top_k
+    top_k = pricing.machine.moe.computed_top_k
     # Assume that layers without a recording are as imbalanced as the recorded ones.
     layers = pricing.machine.model.num_moe_layers / len(spec.layer_ids)
     rest_s = sum(

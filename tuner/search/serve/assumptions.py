@@ -5,6 +5,7 @@ from typing import Final
 
 from tuner.costs.serve.machine import LOAD
 from tuner.engines.registry import serve_traits
+from tuner.search.reasons import zero_experts_note
 from tuner.search.serve.choices import Choices
 from tuner.search.serve.demand import Demand
 from tuner.simulate.serving.client import DELAY_S, ROUNDS
@@ -21,6 +22,7 @@ said."""
 def plan_assumptions(spec: ServeSpec, demand: Demand, choices: Choices) -> Iterator[str]:
     """Say what is not known of a deployment and was assumed."""
     yield from _loads(spec, choices)
+    yield from _zero_experts(spec)
     yield from _states(spec)
     yield from _traffic(spec, demand)
     drafting = choices.drafting
@@ -52,6 +54,21 @@ def _loads(spec: ServeSpec, choices: Choices) -> Iterator[str]:
         yield (
             "copies of experts, where an instance has some, go where EPLB puts them for these"
             " loads, as the engine's own balancer does once it has recorded them"
+        )
+
+
+def _zero_experts(spec: ServeSpec) -> Iterator[str]:
+    """Say how many of a token's experts have weights, and what the engine does with the others."""
+    moe = spec.model.moe
+    if moe is None or not moe.zero_experts:
+        return
+    yield zero_experts_note(moe)
+    names = {spec.goal.engine_on(pool.name).name for pool in spec.cluster.pools}
+    computing = sorted(name for name in names if serve_traits()[name].computes_zero_copies)
+    if computing:
+        yield (
+            f"{', '.join(computing)}: copies for experts without weights are dispatched to expert 0"
+            " and computed with weight 0, which loads its rank most"
         )
 
 

@@ -52,7 +52,7 @@ def instance_degrees(
                 yield from _experts(
                     decoder, tensor=tensor, data=data, stages=1, has_copies=has_copies
                 )
-    for stages in _powers(min(most, decoder.num_layers))[1:]:
+    for stages in _powers(min(most, decoder.most_stages))[1:]:
         for tensor in _powers(min(most // stages, pool.domain)):
             if decoder.is_split_by(tensor):
                 yield from _experts(decoder, tensor=tensor, data=1, stages=stages)

@@ -104,7 +104,7 @@ class ExpertCopies:
 
     def _placed(self, own: Experts, *, ranks: int, nodes: int, redundant: int) -> ExpertLoads:
         loads = self.loads or ExpertLoads(
-            share_LE=np.full((1, own.num), 1.0 / own.num), top_k=own.top_k
+            share_LE=np.full((1, own.num), 1.0 / own.num), top_k=own.computed_top_k
         )
         placement = eplb(
             loads.share_LE,

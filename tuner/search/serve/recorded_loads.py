@@ -43,12 +43,12 @@ def expert_loads(goal: ServeGoal, model: ModelSpec) -> ExpertLoads | None:
     share_LE = np.array(record.of_phase(goal.routing.phase), dtype=np.float64)
     share_LE = share_LE / share_LE.sum(axis=1, keepdims=True)
     if goal.placement is None:
-        return ExpertLoads(share_LE=share_LE, top_k=moe.top_k)
+        return ExpertLoads(share_LE=share_LE, top_k=moe.computed_top_k)
     placed = read_placement(goal.placement)
     rows = _rows(placed, record, shown_path(goal.placement))
     return ExpertLoads(
         share_LE=share_LE,
-        top_k=moe.top_k,
+        top_k=moe.computed_top_k,
         expert_LS=np.array([placed.physical_to_logical[row] for row in rows], dtype=np.int64),
         slots_R=placed.slots_per_rank,
     )

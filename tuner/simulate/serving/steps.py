@@ -267,7 +267,7 @@ def _prompt_s(iteration: Iteration, s_Q: Floats, *, most_tokens: int) -> Floats:
 
 
 def _stages(iteration: Iteration) -> PipelineStages | None:
-    count, layers = iteration.degrees.pipeline, iteration.decoder.num_layers
+    count, layers = iteration.degrees.pipeline, iteration.decoder.most_stages
     if count == 1:
         return None
     none_s, one_s = iteration.passed_s(np.array([0.0, 1.0]))

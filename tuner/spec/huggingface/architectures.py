@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from profilers.steps.config import LayerKind
+from tuner.spec.files import shown_value
 from tuner.spec.huggingface import hybrids, parts
 from tuner.spec.huggingface.fields import ConfigFields
-from tuner.spec.model import LONGEST_POSITION, Attention, ModelSpec, QkNorm
+from tuner.spec.model import LONGEST_POSITION, MOST_LAYERS, Attention, ModelSpec, QkNorm
 
 
 def _mixtral(fields: ConfigFields) -> ModelSpec:
@@ -286,6 +287,53 @@ def _llama4(fields: ConfigFields) -> ModelSpec:
     )
 
 
+def _longcat_flash(fields: ConfigFields) -> ModelSpec:
+    """Read LongCat-Flash: each layer of its class is two here, with experts and without.
+
+    Such a layer has two blocks of attention, each before a dense network, and experts that read
+    what the first network reads and are added behind the second (arXiv:2509.01322). The first
+    network counts as a shared expert, which costs the same. Published configs leave out the one
+    prediction layer of the checkpoint, which is dense (vLLM 0.33.0, config/speculative.py and
+    longcat_flash_mtp.py; SGLang 0.5.23, configs/longcat_flash.py).
+    """
+    width = fields.size("ffn_hidden_size")
+    num_layers = fields.size("num_layers", most=MOST_LAYERS // 2)
+    # Transformers writes twice the number, vLLM reads the number itself.
+    stated = fields.size("num_hidden_layers", default=num_layers)
+    if stated not in (num_layers, 2 * num_layers):
+        raise fields.refusal(
+            "num_hidden_layers", f"{stated} is neither num_layers {num_layers} nor twice that"
+        )
+    kind = fields.text("zero_expert_type", default="identity")
+    if kind != "identity":
+        raise fields.refusal(
+            "zero_expert_type", f"{shown_value(kind)} is not supported; only 'identity' is"
+        )
+    for name in ("index_topk", "ngram_vocab_size_ratio", "oe_vocab_size_ratio"):
+        if fields.has(name):
+            raise fields.refusal(name, "not supported of this architecture; only null is")
+    return parts.build_model(
+        fields,
+        attention=parts.mla(fields),
+        layers=(LayerKind.MOE, LayerKind.DENSE) * num_layers,
+        dense_ffn_size=width,
+        moe=parts.moe(
+            fields,
+            experts="n_routed_experts",
+            width="expert_ffn_hidden_size",
+            chosen="moe_topk",
+            normalise=False,
+            shared_ffn_size=width,
+            router_bias=fields.flag("router_bias", default=False),
+            score_correction_bias=True,
+            zero_experts=fields.size("zero_expert_num", least=0),
+            is_shortcut=True,
+        ),
+        default_rope_theta=10_000_000.0,
+        mtp_num_layers=fields.size("num_nextn_predict_layers", default=1, least=0, most=64),
+    )
+
+
 def _llama(fields: ConfigFields) -> ModelSpec:
     bias = fields.flag("attention_bias", default=False)
     return _dense(
@@ -357,6 +405,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[ConfigFields], ModelSpec]]] = {
     "Llama4ForCausalLM": _llama4,
     "Llama4ForConditionalGeneration": _llama4,
     "LlamaForCausalLM": _llama,
+    "LongcatFlashForCausalLM": _longcat_flash,
     "MiniMaxM2ForCausalLM": _minimax_m2,
     "MistralForCausalLM": _mistral,
     "MixtralForCausalLM": _mixtral,

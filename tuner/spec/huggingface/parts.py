@@ -243,16 +243,17 @@ def moe(
 
     `experts`, `width` and `chosen` are the names of the architecture's fields.
     """
-    num_experts = fields.size(experts)
+    num_experts, zero_experts = fields.size(experts), more.get("zero_experts", 0)
     top_k = fields.size(chosen, most=MOST_TOP_K)
-    if top_k > num_experts:
-        raise fields.refusal(chosen, f"{top_k} exceeds {experts} {num_experts}")
+    if top_k > num_experts + zero_experts:
+        zero = f" + {zero_experts} without weights" if zero_experts else ""
+        raise fields.refusal(chosen, f"{top_k} exceeds {experts} {num_experts}{zero}")
     num_groups, groups_per_token = more.get("num_groups", 1), more.get("groups_per_token", 1)
     if num_experts % num_groups:
         raise fields.refusal("n_group", f"{num_groups} does not divide {experts} {num_experts}")
     if groups_per_token > num_groups:
         raise fields.refusal("topk_group", f"{groups_per_token} exceeds n_group {num_groups}")
-    reachable = groups_per_token * (num_experts // num_groups)
+    reachable = groups_per_token * (num_experts // num_groups) + zero_experts
     if top_k > reachable:
         raise fields.refusal(
             chosen, f"{top_k} exceeds the {reachable} experts of topk_group groups"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.rows import each_row
 from tests.tuner.engines.serving.testing import aggregated, sample_serving
-from tuner.devices.datasheet import Generation
+from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.registry import serve_releases
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_rules.models import (
@@ -15,6 +15,7 @@ from tuner.engines.serve_rules.models import (
     EVERY,
     HYBRID,
     SPARSE,
+    ZERO_EXPERTS,
     model_refusals,
 )
 from tuner.engines.serve_rules.rules import refusals
@@ -36,7 +37,7 @@ def refused(engine: str, folder: str, **degrees: int) -> tuple[str, ...]:
 
 
 def test_models_of_releases_and_families_are_read() -> None:
-    for family in (SPARSE, COMPRESSED, CHUNKED, HYBRID):
+    for family in (SPARSE, COMPRESSED, CHUNKED, HYBRID, ZERO_EXPERTS):
         assert family <= EVERY
     for release in serve_releases():
         assert release.models.architectures <= EVERY
@@ -54,13 +55,17 @@ def test_models_of_releases_and_families_are_read() -> None:
                 "deepseek-v4-flash",
                 "kimi-k2.5",
                 "kimi-linear-48b-a3b",
+                "longcat-flash",
                 "minimax-m2",
                 "nemotron-3-super",
                 "qwen3-next-80b-a3b",
                 "qwen3.5-397b-a17b",
             )
         ),
-        *(("sglang", folder) for folder in ("deepseek-v4-flash", "glm-5", "nemotron-3-nano")),
+        *(
+            ("sglang", folder)
+            for folder in ("deepseek-v4-flash", "glm-5", "longcat-flash", "nemotron-3-nano")
+        ),
         *(("trtllm", folder) for folder in ("glm-5", "minimax-m2", "nemotron-3-nano")),
     ],
 )
@@ -74,6 +79,28 @@ def test_a_model_that_a_release_lacks_is_refused_in_one_line() -> None:
         " NemotronHForCausalLM, Qwen3NextForCausalLM, Qwen3_5MoeForConditionalGeneration"
         " (docs/source/models/supported-models.md, PyTorch backend)",
     )
+
+
+def test_zero_computation_experts_run_where_a_release_has_them() -> None:
+    assert refused("trtllm", "longcat-flash") == (
+        "trtllm 1.3.0rc27: the release does not run LongcatFlashForCausalLM"
+        " (docs/source/models/supported-models.md, PyTorch backend)",
+    )
+    lacking = {
+        (release.name, release.vendor)
+        for release in serve_releases()
+        if "LongcatFlashForCausalLM" not in release.models.architectures
+    }
+    assert lacking == {
+        ("sglang", Vendor.HUAWEI),
+        ("trtllm", Vendor.NVIDIA),
+        ("vllm", Vendor.CPU),
+        ("vllm", Vendor.HUAWEI),
+    }
+    lines = refused("sglang", "longcat-flash", devices=16, pp=2)
+    assert any("the release runs LongcatFlashForCausalLM with pp 1 only" in line for line in lines)
+    lines = refused("vllm", "longcat-flash", devices=16, pp=2)
+    assert not any("LongcatFlash" in line for line in lines)
 
 
 def test_some_models_run_on_some_devices() -> None:

@@ -85,6 +85,36 @@ def test_hybrids_are_planned_with_their_states(
     assert group.kv_tokens > group.max_batch * 2300
 
 
+@each_row("engine", ["vllm", "sglang"])
+def test_zero_computation_experts_are_planned_as_engines_run_them(
+    tmp_path: Path, engine: str
+) -> None:
+    extra = "objective: devices\n  modes: [aggregated]\n  quantization: fp8_block"
+    made = planned(
+        tmp_path,
+        pools=H200,
+        model="longcat-flash",
+        engine=engine,
+        traffic="{rate: 0.5/s, input_tokens: 2000, output_tokens: 300}",
+        slo="{ttft: {p90: 10s}, tpot: {p90: 100ms}}",
+        extra=extra,
+    )
+    assert made.decision is not None
+    assert made.predicted is not None
+    # 561 GB of weights in fp8: a node of eight, or its half with little room beside them.
+    assert made.decision.num_devices in (4, 8)
+    # A step reads 18.7 billion parameters of attention and dense networks at least once.
+    assert 0.002 < made.predicted.tpot_s.mean < 0.1
+    notes = made.provenance.notes
+    assert any("of the 12 experts of a token 8 have weights on average" in note for note in notes)
+    assert any(f"{engine}: copies for experts without weights" in note for note in notes)
+    if engine == "sglang":
+        assert {(one.pp, one.a2a_backend) for one in made.decision.instances} <= {
+            (1, "none"),
+            (1, "allgather"),
+        }
+
+
 def test_a_release_that_lacks_the_model_says_so(tmp_path: Path) -> None:
     made = planned(
         tmp_path, pools=H200, model="kimi-linear-48b-a3b", engine="trtllm", extra=FEW_MODES

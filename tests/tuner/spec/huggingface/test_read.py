@@ -1,17 +1,19 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from profilers.steps.config import LayerKind
-from tests.rows import each_row
+from tests.rows import Failures, each_row
 from tuner.errors import SpecError
 from tuner.spec.huggingface.architectures import ARCHITECTURES
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.model import Mixer, QkNorm
+from tuner.spec.model import Mixer, ModelSpec, Moe, QkNorm
 from tuner.spec.sparse_attention import Indexer
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -30,7 +32,7 @@ def refusal(path: Path) -> str:
         read_model(path)
     message = str(error.value)
     assert len(message.splitlines()) == 1
-    assert len(message) < 700
+    assert len(message) < 800
     return message
 
 
@@ -109,6 +111,7 @@ def test_a_misspelt_architecture_is_answered_with_the_near_one(tmp_path: Path) -
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps")
 NEEDED_OF_HYBRIDS = ("hidden_size", "num_attention_heads", "vocab_size", "layer_norm_epsilon")
 """Of Nemotron-H, whose pattern says how many layers there are."""
+NEEDED_OF_LONGCAT = ("hidden_size", "num_layers", "zero_expert_num", "rms_norm_eps")
 
 
 @each_row("name", NAMES)
@@ -117,7 +120,8 @@ def test_a_missing_field_is_named(name: str, tmp_path: Path) -> None:
     is_nested = "text_config" in json.loads(text)
     file = tmp_path / "config.json"
     source = f"{file}: text_config" if is_nested else str(file)
-    for field in NEEDED_OF_HYBRIDS if name.startswith("nemotron") else NEEDED:
+    needed = {"nemotron": NEEDED_OF_HYBRIDS, "longcat": NEEDED_OF_LONGCAT}
+    for field in needed.get(name.partition("-")[0], NEEDED):
         config = json.loads(text)
         del (config["text_config"] if is_nested else config)[field]
         file.write_text(json.dumps(config))
@@ -208,6 +212,14 @@ def test_reads_what_hybrids_mix() -> None:
     assert (maverick.num_moe_layers, maverick.dense_ffn_size) == (24, 16384)
     glm = read_model(MODELS / "glm-5")
     assert glm.attention.indexer == Indexer(num_heads=32, head_dim=128, top_k=2048)
+    longcat = read_model(MODELS / "longcat-flash")
+    assert (longcat.num_layers, longcat.num_moe_layers) == (56, 28)
+    assert longcat.num_attention_layers == 56
+    assert longcat.layers[:3] == (LayerKind.MOE, LayerKind.DENSE, LayerKind.MOE)
+    assert (longcat.most_stages, longcat.mtp_num_layers) == (28, 1)
+    moe = longcat.moe
+    assert moe is not None
+    assert (moe.router_outputs, moe.top_k, moe.computed_top_k) == (768, 12, 8)
     v4 = read_model(MODELS / "deepseek-v4-flash")
     assert [v4.compress_ratios.count(ratio) for ratio in (0, 4, 128)] == [2, 21, 20]
     assert (v4.residual_streams, v4.mtp_num_layers, all(v4.windowed)) == (4, 1, True)
@@ -261,6 +273,26 @@ def test_nonsense_is_refused_by_field_value_and_rule(
         ("gpt-oss-20b", {"sliding_window": None}, "sliding_window: missing"),
         ("olmoe-1b-7b", {"head_dim": 64}, "head_dim: 64 is not hidden_size"),
         ("qwen3-30b-a3b", {"mlp_only_layers": ["a"]}, "mlp_only_layers[0]: 'a' is not of type int"),
+        ("longcat-flash", {"zero_expert_num": -1}, "zero_expert_num: -1 is not in 0..16777216"),
+        ("longcat-flash", {"zero_expert_num": 10**9}, "zero_expert_num: 1000000000 is not in 0.."),
+        ("longcat-flash", {"zero_expert_num": None}, "zero_expert_num: missing"),
+        (
+            "longcat-flash",
+            {"zero_expert_type": "copy"},
+            "zero_expert_type: 'copy' is not supported",
+        ),
+        ("longcat-flash", {"zero_expert_type": 0}, "zero_expert_type: 0 is not a text"),
+        (
+            "longcat-flash",
+            {"moe_topk": 769},
+            "moe_topk: 769 exceeds n_routed_experts 512 + 256 with",
+        ),
+        ("longcat-flash", {"moe_topk": 1001}, "moe_topk: 1001 is not in 1..1000"),
+        ("longcat-flash", {"num_layers": 501}, "num_layers: 501 is not in 1..500"),
+        ("longcat-flash", {"num_layers": None}, "num_layers: missing"),
+        ("longcat-flash", {"num_hidden_layers": 27}, "num_hidden_layers: 27 is neither num_layers"),
+        ("longcat-flash", {"index_topk": 2048}, "index_topk: not supported of this architecture"),
+        ("longcat-flash", {"oe_vocab_size_ratio": 78}, "oe_vocab_size_ratio: not supported"),
     ],
 )
 def test_nonsense_of_one_architecture_is_refused(
@@ -316,7 +348,7 @@ JSON = st.recursive(
 )
 
 
-@each_row("base", ["tiny-moe", "deepseek-v3", "gpt-oss-20b", "qwen3-30b-a3b"])
+@each_row("base", ["tiny-moe", "deepseek-v3", "gpt-oss-20b", "qwen3-30b-a3b", "longcat-flash"])
 def test_any_value_in_any_field_is_read_or_refused_in_one_line(base: str, tmp_path: Path) -> None:
     fields = sorted(json.loads((MODELS / base / "config.json").read_text()))
 
@@ -333,3 +365,22 @@ def test_any_value_in_any_field_is_read_or_refused_in_one_line(base: str, tmp_pa
         assert len(lines) == 1
 
     holds()
+
+
+def test_zero_experts_that_cannot_be_are_one_line() -> None:
+    longcat = read_model(MODELS / "longcat-flash")
+    assert longcat.moe is not None
+    moe = longcat.moe.model_dump()
+    failures = Failures()
+    for changes, said in (
+        ({"zero_experts": -1}, "greater than or equal to 0"),
+        ({"top_k": 769}, "top_k 769 exceeds num_experts 512 + zero_experts 256"),
+        ({"top_k": 13, "zero_experts": 0, "num_experts": 12}, "top_k 13 exceeds num_experts 12"),
+        ({"num_groups": 8}, "zero_experts need num_groups 1, not 8"),
+    ):
+        with failures.of(changes), pytest.raises(ValidationError, match=re.escape(said)):
+            Moe.model_validate(moe | changes)
+    failures.check()
+    for kept in ([0], [0, 2, 3]):
+        with pytest.raises(ValidationError, match="shortcut-connected moe layer needs one without"):
+            ModelSpec.model_validate(longcat.part(kept).model_dump())

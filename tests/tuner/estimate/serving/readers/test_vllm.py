@@ -188,3 +188,18 @@ def test_batches_that_are_not_stated_follow_the_device(deployment: Made) -> None
 def test_words_after_a_flag_with_an_equals_sign_are_not_its_value(deployment: Made) -> None:
     launch = deployment().read("vllm serve -tp 2 --gpu_memory_utilization=0.98 /models/mixtral")
     assert launch.memory_ratio == 0.98
+
+
+def test_stages_hold_whole_layers_that_a_shortcut_joins(deployment: Made) -> None:
+    longcat = deployment(model="longcat-flash", device="h200-sxm", nodes=8)
+    assert longcat.read("vllm serve m -tp 2 -pp 28").setting.degrees.pipeline == 28
+    with pytest.raises(SpecError, match="29 stages of 28 layers; the nearest is 28"):
+        longcat.read("vllm serve m -pp 29")
+
+
+def test_a_launch_of_zero_computation_experts_is_priced(deployment: Made) -> None:
+    longcat = deployment(model="longcat-flash", device="h200-sxm", extra="quantization: fp8_block")
+    estimate = longcat.estimate("vllm serve m -tp 8 --enable-expert-parallel --max-num-seqs 64")
+    # 561 GB in fp8 over eight devices, the embedding and routers in bf16.
+    assert 65e9 < estimate.memory.weight_bytes < 75e9
+    assert 0.005 < estimate.load.tpot_s.mean < 0.2
