@@ -156,6 +156,11 @@ def obstacle(jobs: Jobs, reliability: FailureModel, *, replicas: int, step_s: fl
             f"{format_counted(replicas, 'replica')} of every node's copy need groups of {group}"
             f" nodes, into which {format_counted(nodes, 'node')} cannot be divided"
         )
+    if replicas and float(jobs.devices) % nodes:
+        return (
+            f"replicas need as many devices on every node, and {float(jobs.devices):,.0f} devices"
+            f" are spread over {format_counted(nodes, 'node')}"
+        )
     needed = host_bytes(jobs, replicas=replicas)
     if host.memory_bytes is not None and needed > host.memory_bytes:
         return (
