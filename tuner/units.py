@@ -144,6 +144,18 @@ def parse_share_per_s(text: str) -> float:
     return ratio / period_s
 
 
+def parse_share(text: str) -> float:
+    """Read a share such as `2%`.
+
+    Raises:
+        ValueError: the text is no percentage; one line.
+    """
+    number = text.strip().removesuffix("%").strip()
+    if not text.strip().endswith("%") or not re.fullmatch(r"(\d+\.?\d*|\.\d+)", number):
+        raise ValueError(f"{_shown(text)} is not a share, such as '2%'")
+    return float(number) / 100.0
+
+
 def _shown(text: str) -> str:
     return text if len(text) <= _LONGEST_QUANTITY else text[: _LONGEST_QUANTITY - 3] + "..."
 

@@ -76,6 +76,8 @@ def _checkpoints(estimate: Estimate) -> Iterator[str]:
     else:
         how = "in the background" if checkpoints.in_background else "while training waits"
         every = format_s(checkpoints.interval_steps * estimate.step_time_s)
+        if checkpoints.host_interval_steps is not None:
+            how += f", and every {checkpoints.host_interval_steps:,} steps on hosts"
         yield (
             f"checkpoints    every {checkpoints.interval_steps:,} steps ({every}), {how}:"
             f" {format_ratio(checkpoints.run.effective_time_ratio)} of the time advances training"

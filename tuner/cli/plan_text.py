@@ -14,6 +14,7 @@ from tuner.faults.forecast import RunForecast
 from tuner.plans.proof import certificate_line, gap_words
 from tuner.plans.stage_placement import StagePlacement
 from tuner.plans.train import Plan, TrainPrediction
+from tuner.report.checkpoint_levels import levels_sentence
 from tuner.report.memory_headroom import (
     HARDLY_ANY,
     chance_sentence,
@@ -228,6 +229,9 @@ def _prediction_lines(
         yield f"MFU            {format_ratio(predicted.mfu_ratio)}"
     if predicted.run is not None:
         yield from _run_lines(predicted.run, currency)
+        saving = levels_sentence(predicted.run)
+        if saving:
+            yield from labelled("checkpoints", saving)
     peaks = predicted.peak_memory_bytes
     if len(peaks) > SHOWN_RANKS:
         highest = peaks.index(max(peaks))

@@ -83,6 +83,32 @@ def intersection(targets: Iterable[str], *, device_kind: DeviceKind = "cuda") ->
     return parts[0] if len(parts) == 1 else reduce(intersect, parts)
 
 
+def host_checkpoint_obstacle(
+    target: Capabilities, *, zero_stage: int, offloads_optimizer: bool
+) -> str:
+    """Say why a target cannot save a configuration to hosts; empty where it can."""
+    names, stages = " and ".join(target.names), target.host_checkpoint_zero_stages
+    if not stages:
+        return (
+            f"{names} has no checkpoints on hosts; {', '.join(with_host_checkpoints())} have them"
+        )
+    if zero_stage not in stages:
+        listed = " or ".join(map(str, sorted(stages)))
+        return f"checkpoints on hosts need zero_stage {listed} in {names}, and it is {zero_stage}"
+    if offloads_optimizer:
+        return f"{names} keeps no copy on hosts of an optimizer that is offloaded"
+    return ""
+
+
+def with_host_checkpoints() -> tuple[str, ...]:
+    """Return the programs that can save to hosts."""
+    return tuple(
+        name
+        for name, target in TARGETS.items()
+        if target.host_checkpoint_zero_stages and name not in WRAPPERS
+    )
+
+
 def launchable(
     targets: Iterable[str],
     *,

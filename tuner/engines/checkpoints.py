@@ -36,6 +36,27 @@ class CheckpointSchedule:
     """Why training waits although the plan saves in the background; empty: it does as planned."""
     removes_old: bool = False
     """The engine keeps `KEPT` finished checkpoints, not all."""
+    host_steps: int | None = None
+    """Steps between checkpoints on hosts, of which some are those on shared storage; None: there
+    are none."""
+    host_bytes: int = 0
+    """That they take of a node's memory."""
+    replicas: int = 0
+    """Other nodes that hold a copy of a node's."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The schedule, a line for each level."""
+        if self.host_steps is None:
+            return (self.words,)
+        others = {0: "", 1: " and of another one"}.get(
+            self.replicas, f" and of {self.replicas} others"
+        )
+        return (
+            self.words,
+            f"In between, every {self.host_steps:,} steps, to the memory of every node{others}"
+            f" (LOCAL_CHECKPOINTS): {format_bytes(self.host_bytes)} a node.",
+        )
 
     @property
     def words(self) -> str:
@@ -67,6 +88,7 @@ def checkpoint_schedule(
     if run is None or stated is None or run.checkpoint_interval_steps is None:
         return None
     is_planned = stated.checkpoint.asynchronous
+    levels = run.checkpoint_levels
     return CheckpointSchedule(
         steps=run.checkpoint_interval_steps,
         interval_s=run.checkpoint_interval_steps * verified.predicted.step_time_s,
@@ -74,4 +96,7 @@ def checkpoint_schedule(
         is_asynchronous=is_planned and not blocking,
         blocking=blocking if is_planned else "",
         removes_old=removes_old,
+        host_steps=None if levels is None else levels.host_interval_steps,
+        host_bytes=0 if levels is None else levels.host_bytes or 0,
+        replicas=0 if levels is None else levels.replicas,
     )

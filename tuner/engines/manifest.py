@@ -107,6 +107,9 @@ class Capabilities:
     """The same at zero_stage 0, of parameters in 16 bits or less."""
     optimizer_offload_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages whose optimizer state can be offloaded to host memory; empty: none."""
+    host_checkpoint_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
+    """Stages whose state can be saved to the memory of nodes between checkpoints on shared storage,
+    and restored from there; empty: none."""
     overlap_grad_reduce: bool = True
     """Gradient reduction can overlap with the backward pass."""
     ddp_bucket_size: bool = True

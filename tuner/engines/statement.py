@@ -33,7 +33,7 @@ def statement(
 
 
 def _checkpoints(schedule: CheckpointSchedule | None) -> tuple[str, ...]:
-    return () if schedule is None else (schedule.words,)
+    return () if schedule is None else schedule.lines
 
 
 def _trained(goal: TrainGoal) -> tuple[str, ...]:

@@ -2,20 +2,24 @@
 
 The run is forecast as a plan's is (tuner/faults), with the launch's interval and way of saving. A
 change sets the interval to the best one, or saves in the background, or both; of the two single
-ones the better is the smallest, unless only both bring `LEAST_GAIN` of the time.
+ones the better is the smallest, unless only both bring `LEAST_GAIN` of the time. A launch that
+saves to hosts keeps its replicas and is told both intervals; one that does not is told how to where
+the spec asks for it (`levels`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
-from tuner.costs.train.shapes import single
+from tuner.costs.train.shapes import number, single
+from tuner.engines.capabilities import TARGETS, host_checkpoint_obstacle
 from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
 from tuner.estimate.prices import PricedConfiguration, PricingSetup, to_strategies
 from tuner.estimate.records import CheckpointChange, CheckpointEstimate
 from tuner.faults.forecast import RunForecast, TrainingRun, forecast
-from tuner.faults.resolved import jobs_on_pool, resolved
+from tuner.faults.resolved import host_level, jobs_on_pool, resolved
 from tuner.spec.accounting import num_parameters
-from tuner.spec.goal import Reliability
+from tuner.spec.goal import ONE_LEVEL, TWO_LEVELS, Reliability
 from tuner.spec.spec import Spec
 
 LEAST_GAIN: Final = 0.002
@@ -25,16 +29,50 @@ FORMS: Final[Mapping[TrainingEngine, tuple[str, str]]] = {
     TrainingEngine.TORCHTITAN: ("checkpoint.interval = {}", 'checkpoint.async_mode = "async"'),
 }
 """By engine: how it writes the steps between checkpoints, and that it saves in the background."""
+HOST_FORM: Final = "--non-persistent-save-interval {}"
+TO_HOSTS: Final = (
+    "--non-persistent-ckpt-type local --non-persistent-local-ckpt-dir FOLDER"
+    " --non-persistent-save-interval {}"
+)
+REPLICATED: Final = " --replication --replication-jump {} --replication-factor {}"
 
+Replicas = Literal["auto"] | int
 Change = tuple[tuple[str, ...], RunForecast]
 """Lines of a launch, and the run with them."""
 
 
-class RunOf(Protocol):
-    """Forecasts the run with other checkpoints."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """How a launch saves; an interval of None: the best one."""
 
-    def __call__(self, steps: int | None, /, *, in_background: bool) -> RunForecast:
-        """Return it; without steps, at the best interval."""
+    steps: int | None
+    in_background: bool
+    on_hosts: bool = False
+    host_steps: int | None = None
+    replicas: Replicas = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedRun:
+    """A launch whose run is forecast."""
+
+    spec: Spec
+    stated: Reliability
+    priced: PricedConfiguration
+    setup: PricingSetup
+
+    def forecast(self, saving: Saving) -> RunForecast:
+        """Forecast the run with some way to save."""
+        step_s, levels = self.priced.step_s, TWO_LEVELS if saving.on_hosts else ONE_LEVEL
+        update = {
+            "interval": None if saving.steps is None else saving.steps * step_s,
+            "asynchronous": saving.in_background,
+            "levels": levels,
+            "host_interval": None if saving.host_steps is None else saving.host_steps * step_s,
+            "replicas": saving.replicas,
+        }
+        checkpoint = self.stated.checkpoint.model_copy(update=update)
+        return _forecast(self, self.stated.model_copy(update={"checkpoint": checkpoint}))
 
 
 def price_checkpoints(
@@ -47,36 +85,66 @@ def price_checkpoints(
     stated = spec.goal.reliability
     if stated is None or launch.engine not in FORMS:
         return None
-
-    def run_of(steps: int | None, *, in_background: bool) -> RunForecast:
-        interval_s = None if steps is None else steps * priced.step_s
-        update = {"interval": interval_s, "asynchronous": in_background}
-        checkpoint = stated.checkpoint.model_copy(update=update)
-        return _run(spec, stated.model_copy(update={"checkpoint": checkpoint}), priced, setup)
-
-    as_launched = (
-        None
-        if launch.save_interval is None
-        else run_of(launch.save_interval, in_background=launch.saves_in_background)
-    )
-    changes = list(_changes(launch, run_of))
+    run = LaunchedRun(spec=spec, stated=stated, priced=priced, setup=setup)
+    now = _as_launched(launch)
+    as_launched = None if now is None else run.forecast(now)
+    changes = list(_changes(launch, run))
     return CheckpointEstimate(
         interval_steps=launch.save_interval,
         in_background=launch.saves_in_background,
+        host_interval_steps=launch.host_save_interval if now is not None and now.on_hosts else None,
         run=as_launched,
         change=_smallest(as_launched, changes),
     )
 
 
-def _changes(launch: LaunchSettings, run_of: RunOf) -> Iterator[Change]:
+def _as_launched(launch: LaunchSettings) -> Saving | None:
+    """Return how it saves; None where it does not, or to hosts alone, which no lost node leaves."""
+    if launch.save_interval is None:
+        return None
+    host_steps = launch.host_save_interval
+    on_hosts = host_steps is not None and 2 * host_steps <= launch.save_interval
+    return Saving(
+        steps=launch.save_interval,
+        in_background=launch.saves_in_background,
+        on_hosts=on_hosts,
+        host_steps=host_steps if on_hosts else None,
+        replicas=launch.host_replicas if on_hosts else "auto",
+    )
+
+
+def _changes(launch: LaunchSettings, run: LaunchedRun) -> Iterator[Change]:
     """Yield the lines of every change with its run, single ones first."""
     interval, background = FORMS[launch.engine]
+    now = _as_launched(launch)
+    on_hosts = now is not None and now.on_hosts
+    replicas: Replicas = launch.host_replicas if on_hosts else "auto"
     for in_background in (launch.saves_in_background, True):
-        best = run_of(None, in_background=in_background)
-        lines = (interval.format(best.checkpoint_interval_steps),)
+        best = run.forecast(
+            Saving(steps=None, in_background=in_background, on_hosts=on_hosts, replicas=replicas)
+        )
+        lines: tuple[str, ...] = (interval.format(best.checkpoint_interval_steps),)
+        if best.checkpoint_levels is not None and on_hosts:
+            lines += (HOST_FORM.format(best.checkpoint_levels.host_interval_steps),)
         yield lines + (background,) * (in_background > launch.saves_in_background), best
-    if launch.save_interval is not None and not launch.saves_in_background:
-        yield (background,), run_of(launch.save_interval, in_background=True)
+    if now is not None and not launch.saves_in_background:
+        yield (background,), run.forecast(replace(now, in_background=True))
+    if not on_hosts and _may_save_to_hosts(launch, run):
+        best = run.forecast(
+            Saving(steps=None, in_background=launch.saves_in_background, on_hosts=True)
+        )
+        levels = best.checkpoint_levels
+        if levels is not None and levels.host_interval_steps is not None:
+            to_hosts = TO_HOSTS.format(levels.host_interval_steps)
+            if levels.replicas:
+                devices = run.setup.pool.devices_per_node
+                to_hosts += REPLICATED.format(devices, levels.replicas + 1)
+            yield (interval.format(best.checkpoint_interval_steps), to_hosts), best
+
+
+def _may_save_to_hosts(launch: LaunchSettings, run: LaunchedRun) -> bool:
+    """Whether the engine can, and the spec asks for it."""
+    return run.stated.checkpoint.keeps_host_copies and launch.engine is TrainingEngine.MEGATRON
 
 
 def _smallest(now: RunForecast | None, changes: Sequence[Change]) -> CheckpointChange | None:
@@ -85,7 +153,7 @@ def _smallest(now: RunForecast | None, changes: Sequence[Change]) -> CheckpointC
     def gain(one: Change) -> float:
         return one[1].effective_time_ratio - before
 
-    for lines in (1, 2):
+    for lines in (1, 2, 3):
         usable = [one for one in changes if len(one[0]) == lines and gain(one) >= LEAST_GAIN]
         if usable:
             best = max(usable, key=gain)
@@ -93,23 +161,31 @@ def _smallest(now: RunForecast | None, changes: Sequence[Change]) -> CheckpointC
     return None
 
 
-def _run(
-    spec: Spec, stated: Reliability, priced: PricedConfiguration, setup: PricingSetup
-) -> RunForecast:
-    pool = setup.pool
+def _forecast(run: LaunchedRun, stated: Reliability) -> RunForecast:
+    spec, pool, sheet = run.spec, run.setup.pool, run.setup.sheet
+    strategies = single(to_strategies(run.priced.configuration, run.setup))
     jobs = jobs_on_pool(
-        single(to_strategies(priced.configuration, setup)),
-        parameters=float(num_parameters(spec.model)),
-        pool=pool,
-        stated=stated,
+        strategies, parameters=float(num_parameters(spec.model)), pool=pool, stated=stated
     )
-    profile = None if setup.measured is None else setup.measured.profile
-    model = resolved(stated, host_bytes_per_s=setup.sheet.host_bytes_per_s, profile=profile)
-    run = TrainingRun(
-        step_s=priced.step_s,
-        tokens_per_step=priced.configuration.global_batch * priced.configuration.sequence,
+    profile = None if run.setup.measured is None else run.setup.measured.profile
+    host = host_level(
+        stated,
+        pool=pool,
+        nic_bytes_per_s=sheet.scale_out_bytes_per_s if pool.nic is None else pool.nic,
+        profile=profile,
+        obstacle=host_checkpoint_obstacle(
+            TARGETS["megatron-lm"],
+            zero_stage=round(number(strategies.zero_stage)),
+            offloads_optimizer=number(strategies.optimizer_offload) > 0.0,
+        ),
+    )
+    model = resolved(stated, host_bytes_per_s=sheet.host_bytes_per_s, profile=profile, host=host)
+    configuration = run.priced.configuration
+    training = TrainingRun(
+        step_s=run.priced.step_s,
+        tokens_per_step=configuration.global_batch * configuration.sequence,
         tokens=spec.goal.tokens,
         devices_per_node=pool.devices_per_node,
         price_per_device_hour=pool.price_per_device_hour,
     )
-    return forecast(run, jobs=jobs, reliability=model)
+    return forecast(training, jobs=jobs, reliability=model)

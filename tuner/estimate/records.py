@@ -118,6 +118,9 @@ class CheckpointEstimate(Record):
     interval_steps: Size | None
     """Steps between checkpoints; absent where the launch saves none before its end."""
     in_background: bool
+    host_interval_steps: Size | None = None
+    """Steps between checkpoints in the memory of nodes; absent where the launch makes none, or none
+    between two on shared storage."""
     run: RunForecast | None
     """As launched; absent without checkpoints: every failure then starts it again."""
     change: CheckpointChange | None

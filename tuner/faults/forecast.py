@@ -17,22 +17,20 @@ on; with fewer the lower end is clipped at the time without failures.
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from profilers.records import Record, Seconds
-from tuner.faults.interval import LEAST_EFFECTIVE_RATIO, CheckpointCycle, cycle
+from tuner.faults.interval import LEAST_EFFECTIVE_RATIO
 from tuner.faults.reliability import FailureModel, Jobs, longest_wait_s
-from tuner.units import format_s
+from tuner.faults.run_shares import CheckpointLevels, Ratio, RunShares, Whole, run_shares
 
 P90_DEVIATIONS: Final = 1.2815515655446004
 """Standard normal quantile of 0.9."""
 SECONDS_PER_HOUR: Final = 3600.0
 
-Ratio = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Whole = Annotated[int, Field(ge=0)]
 
 
 class RunForecast(Record):
@@ -76,6 +74,16 @@ class RunForecast(Record):
     """Of training and spare devices."""
     cost: Amount | None = None
     """Device hours times their price, in the user's currency; absent without a price."""
+    checkpoint_levels: CheckpointLevels | None = None
+    """Absent where the spec asks for shared storage alone."""
+
+    @model_serializer(mode="wrap")
+    def _without_levels(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the levels out where there are none."""
+        values: dict[str, Any] = serialize(self)
+        if self.checkpoint_levels is None:
+            values.pop("checkpoint_levels", None)
+        return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,28 +122,36 @@ def forecast(run: TrainingRun, *, jobs: Jobs, reliability: FailureModel | None) 
             jobs=jobs,
             deviation_s=0.0,
         )
-    times = cycle(jobs, reliability, step_s=run.step_s)
-    ratio = float(times.effective_ratio)
+    return _with_failures(
+        run_shares(jobs, reliability, step_s=run.step_s), run, jobs=jobs, reliability=reliability
+    )
+
+
+def _with_failures(
+    own: RunShares, run: TrainingRun, *, jobs: Jobs, reliability: FailureModel
+) -> RunForecast:
+    ratio = own.training
     finishes = ratio >= LEAST_EFFECTIVE_RATIO
     disturbed = RunForecast(
         finishes=finishes,
-        reason="" if finishes else _reason(times),
+        reason="" if finishes else own.reason,
         effective_time_ratio=ratio,
-        time_ratios=_time_ratios(times),
+        time_ratios=own.ratios,
         goodput_tokens_per_s=run.tokens_per_step * ratio / run.step_s if finishes else 0.0,
         effective_step_s=run.step_s / ratio if finishes else None,
         checkpoint_bytes=math.ceil(float(jobs.checkpoint_bytes)),
-        failure_interval_s=1.0 / float(times.failures_per_s),
-        checkpoint_interval_s=float(times.work_s),
-        checkpoint_interval_steps=max(1, round(float(times.work_s) / run.step_s)),
-        checkpoint_stall_s=float(times.stall_s),
-        checkpoint_write_s=float(times.stall_s) + float(times.background_s),
-        restart_s=float(times.restart_s),
+        failure_interval_s=1.0 / own.failures_per_s,
+        checkpoint_interval_s=own.work_s,
+        checkpoint_interval_steps=own.steps or max(1, round(own.work_s / run.step_s)),
+        checkpoint_stall_s=own.stall_s,
+        checkpoint_write_s=own.stall_s + own.background_s,
+        restart_s=own.restart_s,
+        checkpoint_levels=own.levels,
     )
     if not finishes:
         return disturbed.model_copy(update={"steps": run.steps})
-    loss_s = _loss_deviation_s(times, jobs=jobs, reliability=reliability)
-    return _with_bill(disturbed, run=run, jobs=jobs, deviation_s=loss_s)
+    deviation_s = _loss_deviation_s(own, jobs=jobs, reliability=reliability)
+    return _with_bill(disturbed, run=run, jobs=jobs, deviation_s=deviation_s)
 
 
 def _with_bill(
@@ -168,47 +184,15 @@ def _with_bill(
     )
 
 
-def _time_ratios(times: CheckpointCycle) -> dict[str, float]:
-    training, waiting = float(times.effective_ratio), float(times.waiting_ratio)
-    checkpoints = training * float(times.stall_s) / float(times.work_s)
-    cut_short = -math.expm1(-float(times.failures_per_s) * float(times.restart_s))
-    restarting = (1.0 - waiting) * cut_short
-    return {
-        "training": training,
-        "checkpoints": checkpoints,
-        "lost": max(0.0, 1.0 - training - checkpoints - restarting - waiting),
-        "restarting": restarting,
-        "waiting": waiting,
-    }
-
-
-def _loss_deviation_s(times: CheckpointCycle, *, jobs: Jobs, reliability: FailureModel) -> float:
+def _loss_deviation_s(own: RunShares, *, jobs: Jobs, reliability: FailureModel) -> float:
     """Root mean square of the seconds that one failure costs."""
-    cycle_s = float(times.work_s) + float(times.stall_s)
-    rate, waiting = float(times.failures_per_s), float(times.waiting_ratio)
-    mean_s = cycle_s / 2.0 + float(times.background_s) + float(times.restart_s)
-    square = mean_s**2 + cycle_s**2 / 12.0
+    mean_s, square = 0.0, 0.0
+    for loss in own.losses:
+        one_mean_s = loss.between_s / 2.0 + loss.background_s + loss.restart_s
+        mean_s += loss.share * one_mean_s
+        square += loss.share * (one_mean_s**2 + loss.between_s**2 / 12.0)
     # Some failures wait for the first of S + 1 repairs, exponential of mean one_s.
     one_s = longest_wait_s(jobs, reliability)
-    mean_wait_s = waiting / (1.0 - waiting) / rate
+    mean_wait_s = own.waiting / (1.0 - own.waiting) / own.failures_per_s
     square += 2.0 * mean_wait_s * (mean_s + one_s)
     return math.sqrt(square)
-
-
-def _reason(times: CheckpointCycle) -> str:
-    """Explain which interruption dominates, and what would help."""
-    between = format_s(1.0 / float(times.failures_per_s))
-    parts = {
-        "restarting": float(times.restart_s),
-        "a checkpoint": float(times.stall_s) + float(times.background_s),
-        "the work between two checkpoints": float(times.work_s),
-    }
-    longest = max(parts, key=lambda name: parts[name])
-    if float(times.waiting_ratio) > 0.9:
-        return (
-            "the job waits for repairs nearly all the time; keep spare nodes or use fewer devices"
-        )
-    return (
-        f"the job fails every {between} and {longest} takes {format_s(parts[longest])};"
-        " use fewer devices, faster storage or a shorter restart"
-    )

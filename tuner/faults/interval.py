@@ -32,11 +32,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers
+from tuner.faults.recovery import LARGEST_EXPONENT, equal_restart_s
 from tuner.faults.reliability import (
     FailureModel,
     Jobs,
     copy_s,
     failure_rate_per_s,
+    loss_rate_per_s,
+    process_rate_per_s,
     read_s,
     waiting_ratio,
     write_s,
@@ -44,8 +47,8 @@ from tuner.faults.reliability import (
 
 NEWTON_STEPS = 8
 """From Young's interval the error squares each time; 5 reach the last digit of a double."""
-LARGEST_EXPONENT = 700.0
-"""exp() of more overflows; the share of useful time is then 0 in any case."""
+LEAST_EFFECTIVE_RATIO: Final = 0.01
+"""A run that needs a hundred times its undisturbed time counts as one that never finishes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,8 +122,21 @@ def _cycle(jobs: Jobs, reliability: FailureModel, *, step_s: Numbers) -> Checkpo
         work_s=np.maximum(np.maximum(wanted_s, background_s), step_s),
         stall_s=stall_s,
         background_s=background_s,
-        restart_s=reliability.restart_s + read_s(jobs, storage),
+        restart_s=_restart_s(jobs, reliability),
         waiting_ratio=waiting_ratio(jobs, reliability),
+    )
+
+
+def _restart_s(jobs: Jobs, reliability: FailureModel) -> Numbers:
+    """Restart and reading the checkpoint, of every class of failure."""
+    loaded_s = read_s(jobs, reliability.storage)
+    if reliability.process_restart_s is None:
+        return reliability.restart_s + loaded_s
+    return equal_restart_s(
+        process_per_s=process_rate_per_s(jobs, reliability),
+        loss_per_s=loss_rate_per_s(jobs, reliability),
+        process_restart_s=reliability.process_restart_s + loaded_s,
+        restart_s=reliability.restart_s + loaded_s,
     )
 
 
@@ -138,23 +154,3 @@ def _better(one: CheckpointCycle, other: CheckpointCycle) -> CheckpointCycle:
 
 def _above_zero(value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.where(value > 0.0, value, 1.0)
-
-
-LEAST_EFFECTIVE_RATIO: Final = 0.01
-"""A run that needs a hundred times its undisturbed time counts as one that never finishes."""
-
-
-def goodput_step_s(
-    step_s: Numbers, *, jobs: Jobs, reliability: FailureModel | None
-) -> npt.NDArray[np.float64]:
-    """Wall clock per step with failures, seconds, per candidate.
-
-    Grows with step_s and is never below it, so a bound on the step time bounds this too; equals it
-    where no failures are priced (reliability None). Infinite where the run never finishes.
-    """
-    undisturbed_s = np.asarray(step_s, dtype=np.float64)
-    if reliability is None:
-        return undisturbed_s
-    ratio = np.asarray(cycle(jobs, reliability, step_s=step_s).effective_ratio)
-    finishes = ratio >= LEAST_EFFECTIVE_RATIO
-    return np.where(finishes, undisturbed_s / np.where(finishes, ratio, 1.0), np.inf)

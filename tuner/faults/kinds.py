@@ -35,7 +35,10 @@ def jobs_together(kinds: Sequence[Jobs], *, checkpoint_bytes: float) -> Jobs:
 
 
 def slowest(kinds: Sequence[FailureModel]) -> FailureModel:
-    """Take the slowest storage of the kinds, which are identical in all else."""
+    """Take the slowest storage of the kinds, which are identical in all else.
+
+    A level on hosts is not priced over several kinds of nodes, and left out.
+    """
     storages = [one.storage for one in kinds]
     storage = replace(
         storages[0],
@@ -43,4 +46,5 @@ def slowest(kinds: Sequence[FailureModel]) -> FailureModel:
         node_read_bytes_per_s=min(one.node_read_bytes_per_s for one in storages),
         host_bytes_per_s=min(one.host_bytes_per_s for one in storages),
     )
-    return replace(kinds[0], storage=storage)
+    host = kinds[0].host if len(kinds) == 1 else None
+    return replace(kinds[0], storage=storage, host=host)

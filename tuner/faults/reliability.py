@@ -1,9 +1,10 @@
 """How often a job fails, and how long it is down: failure rates, storage, spares.
 
     lambda   failures of the whole job per second, exponential: devices / MTBF_device
-             + nodes / MTBF_node
+             + nodes / MTBF_node + nodes / MTBF_process
     S        spare nodes, cold: they do not fail while they wait
-    a        lambda * repair: nodes in repair on average, if the job never waited
+    a        losses * repair: nodes in repair on average, if the job never waited; losses are the
+             failures without those of processes, after which every node goes on
 
 A failed node is replaced by a spare and goes into repair. With all S spares in repair the next
 failure leaves the job one node short, and it waits until the first repair is done. Nodes in repair
@@ -60,6 +61,37 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostLevel:
+    """Checkpoints in the memory of nodes, between those on shared storage."""
+
+    node_bytes_per_s: float
+    """From one node to another, all NICs of a node together."""
+    memory_bytes: float | None = None
+    """Of a node, that copies may take; None: not known."""
+    replicas: tuple[int, ...]
+    """Numbers of other nodes that may hold a node's copy, to choose from."""
+    together_ratio: float
+    """Share of lost nodes whose replicas are lost with them."""
+    is_optional: bool
+    """Shared storage alone may be chosen, too."""
+    interval_s: float | None = None
+    """Useful work between checkpoints; None: the best there is."""
+    obstacle: str = ""
+    """Why the engine cannot keep copies of a configuration on hosts; empty: it can."""
+
+    def __post_init__(self) -> None:
+        if not (self.node_bytes_per_s > 0.0 and 0.0 < self.together_ratio <= 1.0):
+            raise ValueError(
+                f"bandwidth {self.node_bytes_per_s} and share {self.together_ratio} of losses that"
+                " take replicas must be above zero, and a share is one at most"
+            )
+        if not self.replicas or min(self.replicas) < 0:
+            raise ValueError(f"replicas {self.replicas} cannot be below zero, and none is named")
+        if self.interval_s is not None and not 0.0 < self.interval_s < math.inf:
+            raise ValueError(f"interval {self.interval_s} s on hosts must be above zero")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailureModel:
     """How often machines fail and what is done about it."""
 
@@ -67,23 +99,31 @@ class FailureModel:
     """Mean time between failures of one device that stop the job; infinite where only whole nodes
     are said to fail."""
     node_mtbf_s: float = math.inf
-    """The same for the rest of a node: host, NICs, cables, software."""
+    """The same for the rest of a node: host, NICs, cables, and software unless it is stated."""
+    process_mtbf_s: float = math.inf
+    """The same for the processes of a node, which keeps its memory and goes on."""
     restart_s: float
     """From a failure to the first useful step, without reading the checkpoint: detect it, replace
     the node, start the processes, warm up."""
+    process_restart_s: float | None = None
+    """The same after a failure of processes alone; None: no shorter."""
     repair_s: float = 0.0
     """Mean time until a failed node can be used again; 0: there is always a replacement."""
     storage: Storage
     interval_s: float | None = None
-    """Useful work between checkpoints; None: the best there is."""
+    """Useful work between checkpoints on shared storage; None: the best there is."""
+    host: HostLevel | None = None
+    """A second level; None: there is shared storage alone."""
 
     def __post_init__(self) -> None:
-        rarest = (self.device_mtbf_s, self.node_mtbf_s)
+        rarest = (self.device_mtbf_s, self.node_mtbf_s, self.process_mtbf_s)
         if not (min(rarest) > 0.0 and min(rarest) < math.inf):
             raise ValueError(
-                f"mean times between failures {self.device_mtbf_s}, {self.node_mtbf_s} s"
+                f"mean times between failures {', '.join(map(str, rarest))} s"
                 " must be above zero, one of them finite"
             )
+        if self.process_restart_s is not None and not 0.0 <= self.process_restart_s < math.inf:
+            raise ValueError(f"restart {self.process_restart_s} s cannot be below zero")
         if not (0.0 <= self.restart_s < math.inf and 0.0 <= self.repair_s < math.inf):
             raise ValueError(
                 f"restart {self.restart_s} and repair {self.repair_s} s cannot be below zero"
@@ -123,9 +163,19 @@ def checkpoint_bytes(
     return parameters * (weight_bytes + optimizer_bytes)
 
 
+def loss_rate_per_s(jobs: Jobs, reliability: FailureModel) -> Numbers:
+    """Failures per second that take a node out of the job, with its memory."""
+    return jobs.devices / reliability.device_mtbf_s + jobs.nodes / reliability.node_mtbf_s
+
+
+def process_rate_per_s(jobs: Jobs, reliability: FailureModel) -> Numbers:
+    """Failures per second of processes alone."""
+    return jobs.nodes / reliability.process_mtbf_s
+
+
 def failure_rate_per_s(jobs: Jobs, reliability: FailureModel) -> Numbers:
     """Failures per second that stop the job, lambda."""
-    return jobs.devices / reliability.device_mtbf_s + jobs.nodes / reliability.node_mtbf_s
+    return loss_rate_per_s(jobs, reliability) + process_rate_per_s(jobs, reliability)
 
 
 def copy_s(jobs: Jobs, storage: Storage) -> Numbers:
@@ -159,7 +209,7 @@ def waiting_ratio(jobs: Jobs, reliability: FailureModel) -> Numbers:
         shares = [float(waiting_ratio(kind, reliability)) for kind in jobs.kinds]
         odds = sum(share / (1.0 - share) for share in shares)
         return odds / (1.0 + odds)
-    load = failure_rate_per_s(jobs, reliability) * reliability.repair_s
+    load = loss_rate_per_s(jobs, reliability) * reliability.repair_s
     servers = np.floor(np.asarray(jobs.spare_nodes, dtype=np.float64)) + 1.0
     blocked = np.ones(np.broadcast(load, servers).shape)
     for k in range(1, int(np.max(servers, initial=0.0)) + 1):

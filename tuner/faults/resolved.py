@@ -8,7 +8,7 @@ import numpy as np
 from profilers.records import Profile
 from tuner.config.columns import Numbers, Strategies
 from tuner.faults.measured import node_bytes_per_s
-from tuner.faults.reliability import FailureModel, Jobs, Storage, checkpoint_bytes
+from tuner.faults.reliability import FailureModel, HostLevel, Jobs, Storage, checkpoint_bytes
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import Reliability
 
@@ -18,7 +18,11 @@ parallel file system; our default, to be replaced by a measurement."""
 
 
 def resolved(
-    stated: Reliability, *, host_bytes_per_s: float, profile: Profile | None
+    stated: Reliability,
+    *,
+    host_bytes_per_s: float,
+    profile: Profile | None,
+    host: HostLevel | None = None,
 ) -> FailureModel:
     """Fill in what the spec leaves open.
 
@@ -34,7 +38,9 @@ def resolved(
     return FailureModel(
         device_mtbf_s=math.inf if stated.device_mtbf is None else stated.device_mtbf,
         node_mtbf_s=math.inf if stated.node_mtbf_s is None else stated.node_mtbf_s,
+        process_mtbf_s=math.inf if stated.process_mtbf is None else stated.process_mtbf,
         restart_s=stated.restart,
+        process_restart_s=stated.in_process_restart,
         repair_s=0.0 if stated.repair is None else stated.repair,
         storage=Storage(
             write_bytes_per_s=together,
@@ -45,6 +51,40 @@ def resolved(
             asynchronous=checkpoint.asynchronous,
         ),
         interval_s=checkpoint.interval,
+        host=host,
+    )
+
+
+def host_level(
+    stated: Reliability,
+    *,
+    pool: Pool,
+    nic_bytes_per_s: float,
+    profile: Profile | None,
+    obstacle: str,
+) -> HostLevel | None:
+    """Return the level on hosts that a spec asks for; None where it asks for shared storage alone.
+
+    Args:
+        stated: in the spec.
+        pool: whose nodes hold the copies.
+        nic_bytes_per_s: of one NIC.
+        profile: of the pool, which knows the memory of a node.
+        obstacle: why the engine cannot keep copies on hosts; empty: it can.
+    """
+    checkpoint = stated.checkpoint
+    if not checkpoint.keeps_host_copies:
+        return None
+    measured = None if profile is None else float(profile.header.machine.host_memory_bytes)
+    memory = measured if checkpoint.host_memory is None else float(checkpoint.host_memory)
+    return HostLevel(
+        node_bytes_per_s=nic_bytes_per_s * pool.nics / pool.oversubscription,
+        memory_bytes=memory,
+        replicas=(0, 1, 2) if checkpoint.replicas == "auto" else (checkpoint.replicas,),
+        together_ratio=stated.lost_together,
+        is_optional=checkpoint.levels == "auto",
+        interval_s=checkpoint.host_interval,
+        obstacle=obstacle,
     )
 
 

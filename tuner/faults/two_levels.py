@@ -42,14 +42,10 @@ windows for background writes, and failures during restarts, it is our own.
 import math
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from tuner.faults.levels import FailureClass, FailureRates, Level, RunSeconds, SavePolicy
 from tuner.faults.recovery import LARGEST_EXPONENT, Recovery, recovery
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int_]
+LARGEST_BELOW_ONE = 1.0 - 2.0**-53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +82,9 @@ def level_shares(policy: SavePolicy, seconds: RunSeconds, rates: FailureRates) -
             the copies on hosts.
     """
     shared = _recovery(policy, seconds, rates, newest=Level.SHARED)
-    with np.errstate(under="ignore"):
-        if policy.segments == 1:
-            return _one_level(policy, seconds, rates, shared)
-        return _two_levels(policy, seconds, rates, shared)
+    if policy.segments == 1:
+        return _one_level(policy, seconds, rates, shared)
+    return _two_levels(policy, seconds, rates, shared)
 
 
 def unfinished(policy: SavePolicy, seconds: RunSeconds) -> Level | None:
@@ -195,6 +190,15 @@ class _Times:
     def shared_segment_s(self) -> float:
         return self.work_s + self.shared_stall_s
 
+    @property
+    def period_s(self) -> float:
+        """From the end of one shared checkpoint's stall to that of the next."""
+        return (self.segments - 1) * self.host_segment_s + self.shared_segment_s
+
+    def host_durable_s(self, segment: int) -> float:
+        """From B until the copy of a segment of the next period is durable on hosts."""
+        return segment * self.host_segment_s + self.host_background_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cycle:
@@ -208,29 +212,33 @@ class _Cycle:
     """Whose newest durable copy is the shared one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Chances:
-    """Of getting somewhere, and of not; numbers, or one per segment. They add up to one."""
+    """Of getting somewhere, and of not; they add up to one."""
 
-    reach: Floats | float
-    miss: Floats | float
+    reach: float
+    miss: float
 
-    def scaled(self, other: "_Chances") -> "_Chances":
+    def then(self, other: "_Chances") -> "_Chances":
         """Both in turn."""
-        return _Chances(reach=self.reach * other.reach, miss=self.miss + self.reach * other.miss)
+        return _Chances(self.reach * other.reach, self.miss + self.reach * other.miss)
+
+    def loss(self, lost_ratio: float) -> float:
+        """Chance that a failure leaves no copy on a host, or a later one before this is reached."""
+        return lost_ratio + (1.0 - lost_ratio) * self.miss
 
 
 def _without_failure(rate: float, time_s: float) -> _Chances:
-    return _Chances(reach=math.exp(-rate * time_s), miss=-math.expm1(-rate * time_s))
+    return _Chances(math.exp(-rate * time_s), -math.expm1(-rate * time_s))
 
 
 def _repeated(once: _Chances, lost_ratio: float) -> _Chances:
     """Until it is reached, or the copies are lost: failures that leave them begin it again."""
     fresh = once.reach + once.miss * lost_ratio
-    return _Chances(reach=once.reach / fresh, miss=once.miss * lost_ratio / fresh)
+    return _Chances(once.reach / fresh, once.miss * lost_ratio / fresh)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Segments:
     """Chances of getting to the next B: C, and 1 - C without the difference."""
 
@@ -246,94 +254,74 @@ class _Segments:
 
     @classmethod
     def of(cls, times: _Times, rate: float, lost_ratio: float) -> "_Segments":
-        host_s, shared_s, b_h = (
-            times.host_segment_s,
-            times.shared_segment_s,
-            times.host_background_s,
-        )
-        ahead = _repeated(_without_failure(rate, host_s + b_h), lost_ratio)
-        restarted_last = _repeated(_without_failure(rate, shared_s), lost_ratio)
-        running = _without_failure(rate, shared_s - b_h)
+        host_s, shared_s = times.host_segment_s, times.shared_segment_s
+        ahead = _repeated(_without_failure(rate, host_s + times.host_background_s), lost_ratio)
+        last = _repeated(_without_failure(rate, shared_s), lost_ratio)
+        running = _without_failure(rate, shared_s - times.host_background_s)
+        lost_a_segment = _without_failure(rate, host_s).miss * ahead.loss(lost_ratio)
         return cls(
             num=times.segments,
             restarted_ahead=ahead,
-            restarted_last=restarted_last,
+            restarted_last=last,
             running_last=_Chances(
-                reach=running.reach + running.miss * (1.0 - lost_ratio) * restarted_last.reach,
-                miss=running.miss * _loss(lost_ratio, restarted_last),
+                running.reach + running.miss * (1.0 - lost_ratio) * last.reach,
+                running.miss * last.loss(lost_ratio),
             ),
-            log_factor=math.log1p(-_without_failure(rate, host_s).miss * _loss(lost_ratio, ahead)),
+            log_factor=math.log1p(-min(lost_a_segment, LARGEST_BELOW_ONE)),
         )
 
-    def running(self, segment_J: Ints) -> _Chances:
-        """From Q_j, 1 <= j < k."""
-        exponent_J = (self.num - 1 - segment_J) * self.log_factor
-        until_last = _Chances(reach=np.exp(exponent_J), miss=-np.expm1(exponent_J))
-        return until_last.scaled(self.running_last)
+    def running(self, segment: int) -> _Chances:
+        """From Q_j, 1 <= j < k; j = k is the next B itself."""
+        if segment == self.num:
+            return _Chances(1.0, 0.0)
+        exponent = (self.num - 1 - segment) * self.log_factor
+        return _Chances(math.exp(exponent), -math.expm1(exponent)).then(self.running_last)
 
-    def restarted(self, segment_J: Ints) -> _Chances:
+    def restarted(self, segment: int) -> _Chances:
         """From R_j, 1 <= j < k."""
-        last = self.restarted_last
-        other = self.restarted_ahead.scaled(self.running(np.minimum(segment_J + 1, self.num - 1)))
-        is_last_J = segment_J == self.num - 1
-        return _Chances(
-            reach=np.where(is_last_J, last.reach, other.reach),
-            miss=np.where(is_last_J, last.miss, other.miss),
-        )
-
-
-def _loss(lost_ratio: float, onward: _Chances) -> Floats | float:
-    """Chance that a failure leaves no copy on a host, or a later one before the next B."""
-    return lost_ratio + (1.0 - lost_ratio) * onward.miss
+        if segment == self.num - 1:
+            return self.restarted_last
+        return self.restarted_ahead.then(self.running(segment + 1))
 
 
 def _cycle(times: _Times, rate: float, *, host: Recovery, shared: Recovery) -> _Cycle | None:
     """Solve a cycle; None where it advances by less than the smallest number."""
     lost_h, lost_s = host.lost_ratio, shared.lost_ratio
     segments = _Segments.of(times, rate, lost_h)
-    first = _number(segments.running(np.array([1])))
     start = _without_failure(rate, times.host_segment_s + times.host_background_s)
-    fresh = start.reach + start.miss * lost_s
-    from_R0 = _repeated(start, lost_s).scaled(first)
+    from_R0 = _repeated(start, lost_s).then(segments.running(1))
+    at_R0 = start.miss / (start.reach + start.miss * lost_s)
 
-    # From B on: host copies of the next period become durable, the shared one among them.
-    b_s = times.shared_background_s
-    durable_J = np.arange(1, times.segments) * times.host_segment_s + times.host_background_s
-    overlapped = int(np.count_nonzero(durable_J <= b_s))
-    before = _without_failure(rate, float(durable_J[0]) if overlapped else b_s)
-    begin_J = durable_J[:overlapped]
-    end_J = np.append(begin_J[1:], b_s)[:overlapped]
-    fail_J = np.exp(-rate * begin_J) * -np.expm1(-rate * (end_J - begin_J))
-    pending_J = segments.restarted(np.arange(1, overlapped + 1))
-    miss_before = before.miss * _loss(lost_h, segments.restarted_last)
-    missed = miss_before + float(np.sum(fail_J * _loss(lost_h, pending_J)))
-    durable = math.exp(-rate * b_s)
+    # From B on: host copies of the next period become durable, and the shared one among them.
+    durable_s = times.shared_background_s
+    durable = math.exp(-rate * durable_s)
+    begin_s = min(times.host_durable_s(1), durable_s)
+    before = _without_failure(rate, begin_s)
+    miss_before = before.miss * segments.restarted_last.loss(lost_h)
+    missed, newest = miss_before, 0
+    while newest < times.segments - 1 and times.host_durable_s(newest + 1) <= durable_s:
+        newest += 1
+        next_s = times.host_durable_s(newest + 1) if newest < times.segments - 1 else durable_s
+        end_s = min(next_s, durable_s)
+        fails = math.exp(-rate * begin_s) * -math.expm1(-rate * (end_s - begin_s))
+        missed += fails * segments.restarted(newest).loss(lost_h)
+        begin_s = end_s
 
     # From the moment that the shared copy is durable to the next host copy, or the next B.
-    if overlapped < times.segments - 1:
-        next_s = float(durable_J[overlapped])
-        onward = _number(segments.running(np.array([overlapped + 1])))
-    else:
-        next_s = (times.segments - 1) * times.host_segment_s + times.shared_segment_s
-        onward = _Chances(reach=1.0, miss=0.0)
-    failed = durable * -math.expm1(-rate * (next_s - b_s))
-    loss = np.ravel(_loss(lost_h, pending_J) if overlapped else _loss(lost_s, from_R0))[-1]
-    missed_after = failed * float(loss)
-    missed_B = missed + missed_after + math.exp(-rate * next_s) * onward.miss
-    advance = before.reach + miss_before
+    next_s = times.period_s
+    if newest < times.segments - 1:
+        next_s = times.host_durable_s(newest + 1)
+    fails = durable * -math.expm1(-rate * (next_s - durable_s))
+    later_loss = segments.restarted(newest).loss(lost_h) if newest else from_R0.loss(lost_s)
+    onward = segments.running(newest + 1)
+    missed_from_B = missed + fails * later_loss + math.exp(-rate * next_s) * onward.miss
     reached = from_R0.reach * durable / (durable + missed)
-    if not (reached > 0.0 and missed_B > 0.0):
+    if not (reached > 0.0 and missed_from_B > 0.0):
         return None
-    at_R0 = start.miss / fresh
-    at_B = 0.0 if overlapped else failed * (1.0 + (1.0 - lost_s) * at_R0) / missed_B
-    shared_failures = float(at_R0 + from_R0.reach * at_B)
+    at_B = 0.0 if newest else fails * (1.0 + (1.0 - lost_s) * at_R0) / missed_from_B
+    shared_failures = at_R0 + from_R0.reach * at_B
     return _Cycle(
-        periods=float(reached * advance / missed_B),
+        periods=reached * (before.reach + miss_before) / missed_from_B,
         host_failures=(1.0 - lost_s * shared_failures) / lost_h,
         shared_failures=shared_failures,
     )
-
-
-def _number(one: _Chances) -> _Chances:
-    """Return the chances of a single segment."""
-    return _Chances(reach=float(np.ravel(one.reach)[0]), miss=float(np.ravel(one.miss)[0]))

@@ -11,6 +11,7 @@ from tuner.faults.measured import node_bytes_per_s
 from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S
 from tuner.goals.profiles import is_of_device
 from tuner.plans.train import Plan
+from tuner.report.checkpoint_levels import level_notes
 from tuner.search.reasons import unmeasured_links, zero_experts_note
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.spec.cluster import Pool
@@ -48,11 +49,13 @@ def analytic_notes(
 
 
 def with_assumptions(plan: Plan) -> Plan:
-    """Add the assumptions of the launch files to a plan's notes."""
+    """Add its checkpoint levels and the assumptions of its launch files to a plan's notes."""
     if plan.decision is None:
         return plan
     assumptions = plan_assumptions(programs(plan.emit), plan.model, plan.goal, plan.decision)
-    notes = (*plan.provenance.notes, *assumptions)
+    run = None if plan.predicted is None else plan.predicted.run
+    levels = () if run is None else tuple(level_notes(run))
+    notes = (*plan.provenance.notes, *levels, *assumptions)
     provenance = plan.provenance.model_copy(update={"notes": notes})
     return plan.model_copy(update={"provenance": provenance})
 

@@ -104,6 +104,12 @@ class FailureLog(Record):
         num = sum(count for name, count in self.counts.items() if name != "device")
         return self.node_s / num if num else None
 
+    @property
+    def lost_node_mtbf_s(self) -> float | None:
+        """The same for what takes a node out of its job: its own failures and its links'."""
+        num = self.counts.get("node", 0) + self.counts.get("link", 0)
+        return self.node_s / num if num else None
+
     def mtbf_s(self, component: Component) -> float | None:
         """Mean time between failures of a component, a device's or a node's."""
         num = self.counts.get(component, 0)

@@ -18,6 +18,7 @@ from tuner.units import (
     parse_bytes_per_s,
     parse_per_s,
     parse_seconds,
+    parse_share,
     parse_share_per_s,
 )
 
@@ -86,6 +87,14 @@ SharePerSecond = Annotated[
     _text_schema("1% per week"),
 ]
 """Share per second; in a file a percentage of a period."""
+
+Share = Annotated[
+    float,
+    Field(gt=0.0, le=1.0, allow_inf_nan=False),
+    BeforeValidator(_quantity(parse_share, "2%")),
+    _text_schema("2%"),
+]
+"""A share above zero; in a file a percentage."""
 
 PerSecond = Annotated[
     float,

@@ -1,13 +1,21 @@
 """The training goal: run, precision, recorded routing, failures."""
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from profilers.records import Record
 from tuner.spec.failure_log import StatedLog
 from tuner.spec.fields import (
+    Bytes,
     BytesPerSecond,
     Count,
     FilePath,
@@ -15,9 +23,12 @@ from tuner.spec.fields import (
     Number,
     PositiveSeconds,
     Seconds,
+    Share,
     SharePerSecond,
+    one_or_many,
 )
 from tuner.spec.tune import FULL, Adapters, Tune
+from tuner.units import format_s
 
 
 class Precision(StrEnum):
@@ -63,6 +74,35 @@ class Routing(Record):
     phase: Phase = Phase.STEADY
 
 
+ONE_LEVEL: Final = ("shared",)
+TWO_LEVELS: Final = ("host", "shared")
+
+
+def _levels(value: object) -> object:
+    """Read levels in any order."""
+    if value == "auto":
+        return value
+    stated = one_or_many(value)
+    names = [str(name) for name in stated] if isinstance(stated, list | tuple) else [str(value)]
+    unknown = [name for name in names if name not in TWO_LEVELS]
+    if unknown:
+        raise ValueError(
+            f"{unknown[0]!r} is no level of checkpoints; write auto, [shared] or [host, shared]"
+        )
+    if "shared" not in names:
+        raise ValueError("copies on hosts alone do not outlive all failures; add shared")
+    return tuple(name for name in TWO_LEVELS if name in names)
+
+
+def _replicas(value: object) -> object:
+    if value != "auto" and (isinstance(value, bool) or value not in (0, 1, 2)):
+        raise ValueError(f"{value!r} is no number of replicas; write auto, 0, 1 or 2")
+    return value
+
+
+_OF_TWO_LEVELS: Final = ("levels", "host_interval", "replicas", "host_memory")
+
+
 class Checkpoint(Record):
     """Checkpointing."""
 
@@ -72,14 +112,56 @@ class Checkpoint(Record):
     asynchronous: bool = False
     """Asynchronous: copied to host memory and written during the following steps."""
     interval: PositiveSeconds | None = None
-    """Seconds between checkpoints; absent: optimised."""
+    """Seconds between checkpoints on shared storage; absent: optimised."""
+    levels: Annotated[
+        Literal["auto"] | tuple[Literal["host", "shared"], ...], BeforeValidator(_levels)
+    ] = ONE_LEVEL
+    """Where checkpoints are kept: `[shared]` on shared storage; `[host, shared]` also in the memory
+    of the nodes, which a failure of processes leaves; `auto`: whichever lets the run train more of
+    the time, if the engine has both."""
+    host_interval: PositiveSeconds | None = None
+    """Seconds between checkpoints on hosts; absent: optimised."""
+    replicas: Annotated[Literal["auto", 0, 1, 2], BeforeValidator(_replicas)] = "auto"
+    """Other machines that hold a copy of a machine's, from which a lost one is restored; `auto`:
+    optimised."""
+    host_memory: Bytes | None = None
+    """Memory of a machine that copies may take; absent: all that the profile measured, otherwise
+    without limit, and the plan says what they take."""
+
+    @model_serializer(mode="wrap")
+    def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what two levels have, where there is one."""
+        later = () if self.keeps_host_copies else _OF_TWO_LEVELS
+        return {name: value for name, value in serialize(self).items() if name not in later}
+
+    @property
+    def keeps_host_copies(self) -> bool:
+        """Whether checkpoints on hosts may be planned."""
+        return self.levels != ONE_LEVEL
+
+    @model_validator(mode="after")
+    def _levels_agree(self) -> "Checkpoint":
+        stated = [
+            name
+            for name in ("host_interval", "replicas", "host_memory")
+            if getattr(self, name) not in (None, "auto")
+        ]
+        if stated and not self.keeps_host_copies:
+            raise ValueError(f"{stated[0]} needs levels: auto or [host, shared]")
+        host_s, shared_s = self.host_interval, self.interval
+        if host_s is not None and shared_s is not None and shared_s < 2.0 * host_s:
+            raise ValueError(
+                f"interval {format_s(shared_s)} is shorter than twice host_interval"
+                f" {format_s(host_s)}; copies on hosts are made between those on shared storage"
+            )
+        return self
 
 
 class Reliability(Record):
     """Failure rates of devices and machines, and their cost.
 
-    At least one of `device_mtbf`, `node_mtbf`, `nodes_lost` and `log` is needed; what is not stated
-    never fails. Failure rates of devices and machines add up.
+    At least one of `device_mtbf`, `node_mtbf`, `nodes_lost`, `process_mtbf` and `log` is needed;
+    what is not stated never fails. Failure rates add up.
     """
 
     device_mtbf: PositiveSeconds | None = None
@@ -92,9 +174,19 @@ class Reliability(Record):
     """Instead of `node_mtbf`: the share of machines that fail in a period, e.g. `1% per week`. A
     share p in a time T is a mean time between failures of T / p a machine, 100 weeks here: machines
     that failed are replaced or repaired, so that the share of a longer period may exceed 100 %."""
+    process_mtbf: PositiveSeconds | None = None
+    """Mean time between failures of the processes of a machine, which goes on with its memory and
+    needs no repair; None: they fail only with their machine."""
+    in_process_restart: Seconds | None = None
+    """Instead of `restart`, after failures of processes alone: for engines that restart without
+    ending the other processes."""
+    lost_together: Share = 0.02
+    """Share of lost machines, devices that take theirs along included, whose replicas of
+    checkpoints are lost with them, e.g. of one rack; default: 2 %, our assumption."""
     log: StatedLog | None = None
-    """Instead of all three: failures that were seen. Those of devices give `device_mtbf`, those of
-    machines, links and software `node_mtbf`."""
+    """Instead of all rates: failures that were seen. Those of devices give `device_mtbf`, those of
+    machines, links and software `node_mtbf`; with checkpoints on hosts those of software give
+    `process_mtbf`."""
     checkpoint: Checkpoint = Checkpoint()
     spare_nodes: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Spare machines of the cluster, not used by the plan. A spare replaces machines of its own
@@ -103,6 +195,17 @@ class Reliability(Record):
     machine."""
     repair: PositiveSeconds | None = None
     """Repair time of a failed machine; absent: repaired before spares run out."""
+
+    @model_serializer(mode="wrap")
+    def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what plans did not have before failures were classed, where it is not used."""
+        values: dict[str, Any] = serialize(self)
+        for name in ("process_mtbf", "in_process_restart"):
+            if getattr(self, name) is None:
+                values.pop(name, None)
+        if not self.checkpoint.keeps_host_copies:
+            values.pop("lost_together", None)
+        return values
 
     @property
     def node_mtbf_s(self) -> float | None:
@@ -113,10 +216,16 @@ class Reliability(Record):
     def _something_fails(self) -> "Reliability":
         if self.node_mtbf is not None and self.nodes_lost is not None:
             raise ValueError("node_mtbf and nodes_lost say the same; give one of them")
-        if self.device_mtbf is None and self.node_mtbf_s is None and self.log is None:
+        losses = (self.device_mtbf, self.node_mtbf_s)
+        if losses == (None, None) and self.log is None and self.process_mtbf is None:
             raise ValueError(
                 "nothing is said to fail: give nodes_lost (e.g. 1% per week), node_mtbf,"
-                " device_mtbf (e.g. 50000h) or a log"
+                " device_mtbf (e.g. 50000h), process_mtbf or a log"
+            )
+        if losses == (None, None) and self.log is None and self.checkpoint.keeps_host_copies:
+            raise ValueError(
+                "checkpoint.levels: no machine is said to be lost, so that copies on hosts last"
+                " for ever: give nodes_lost, node_mtbf or device_mtbf, too"
             )
         return self
 

@@ -70,13 +70,16 @@ def _with_failures(goal: TrainGoal, source: str) -> tuple[TrainGoal, FailureLog 
     stated = goal.reliability
     if stated is None or stated.log is None:
         return goal, None
-    if stated.device_mtbf is not None or stated.node_mtbf_s is not None:
+    if (stated.device_mtbf, stated.node_mtbf_s, stated.process_mtbf) != (None, None, None):
         raise SpecError(
             f"{source}: goal.reliability: the log says how often devices and machines fail; leave"
-            " out device_mtbf, node_mtbf and nodes_lost"
+            " out device_mtbf, node_mtbf, nodes_lost and process_mtbf"
         )
     log = read_failure_log(stated.log)
     rates = {"device_mtbf": log.device_mtbf_s, "node_mtbf": log.node_mtbf_s}
+    if stated.checkpoint.keeps_host_copies:
+        rates["node_mtbf"] = log.lost_node_mtbf_s
+        rates["process_mtbf"] = log.mtbf_s("software")
     return goal.model_copy(update={"reliability": stated.model_copy(update=rates)}), log
 
 

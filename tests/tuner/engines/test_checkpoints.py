@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.rows import Failures
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.engines.checkpoints import checkpoint_schedule
+from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.writers import emit
 from tuner.faults.forecast import RunForecast
+from tuner.faults.levels import Level
+from tuner.faults.run_shares import CheckpointLevels
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import Checkpoint, Reliability
 from tuner.spec.huggingface.read import read_model
@@ -37,7 +41,11 @@ RESUMED = {
 
 
 def saving(
-    target: str, *, is_asynchronous: bool = False, zero_stage: int | None = None
+    target: str,
+    *,
+    is_asynchronous: bool = False,
+    zero_stage: int | None = None,
+    devices_per_node: int = 8,
 ) -> VerifiedPlan:
     """Return a plan that saves every 120 steps of two seconds."""
     model = read_model(MODELS / "qwen3-30b-a3b" / "config.json")
@@ -50,13 +58,36 @@ def saving(
         "pipeline_layout": (model.num_layers,),
         "zero_stage": zero_stage or (2 if target == "torchtitan" else 1),
     }
-    made = sample_verified(model, sample_decision(**one_stage), emit=(target,))
+    made = sample_verified(
+        model,
+        sample_decision(**one_stage),
+        emit=(target,),
+        devices_per_node=devices_per_node,
+    )
     stated = Reliability(
         device_mtbf=1e8, restart=60.0, checkpoint=Checkpoint(asynchronous=is_asynchronous)
     )
     goal = made.plan.goal.model_copy(update={"reliability": stated})
     predicted = made.predicted.model_copy(update={"run": RUN})
     plan = made.plan.model_copy(update={"goal": goal, "predicted": predicted})
+    return made.model_copy(update={"plan": plan, "predicted": predicted})
+
+
+def saving_on_hosts(target: str, *, replicas: int) -> VerifiedPlan:
+    """Return a plan of two nodes that saves to hosts every 30 steps, elsewhere every 120."""
+    made = saving(target, devices_per_node=4)
+    levels = CheckpointLevels(
+        levels=(Level.HOST, Level.SHARED),
+        replicas=replicas,
+        host_interval_s=60.0,
+        host_interval_steps=30,
+        host_bytes=7 * 2**30,
+        compared=(),
+        num_priced=1,
+    )
+    run = RUN.model_copy(update={"checkpoint_levels": levels})
+    predicted = made.predicted.model_copy(update={"run": run})
+    plan = made.plan.model_copy(update={"predicted": predicted})
     return made.model_copy(update={"plan": plan, "predicted": predicted})
 
 
@@ -141,6 +172,76 @@ def test_a_script_saves_to_and_resumes_from_a_folder_that_is_named(
         argv = ran.only("torchrun")
         assert argv[len(argv) - len(words) :] == words
         assert ("/shared" in " ".join(argv)) == bool(words)
+
+
+def test_megatron_saves_to_hosts_in_between(tmp_path: Path) -> None:
+    failures = Failures()
+    for target in ("megatron-lm", "megatron-lm-0.16"):
+        for replicas in (0, 1):
+            verified = saving_on_hosts(target, replicas=replicas)
+            folder = tmp_path / f"{target}-{replicas}"
+            write_emitted(folder, emit(target, verified))
+            shape = launch_shape(verified.plan, verified.decision)
+            local = ["--non-persistent-ckpt-type", "local", "--non-persistent-save-interval", "30"]
+            local += ["--non-persistent-local-ckpt-dir", "/dev/shm/mine"]
+            if replicas:
+                local += ["--replication", "--replication-jump", str(shape.devices_per_node)]
+                local += ["--replication-factor", "2"]
+            recorders = Recorders(tmp_path / f"recorders-{target}-{replicas}")
+            for environment, words in (
+                ({}, []),
+                (
+                    {"CHECKPOINTS": "/shared", "LOCAL_CHECKPOINTS": "/dev/shm/mine"},
+                    [*local, *RESUMED[target]],
+                ),
+            ):
+                ran = recorders.run(
+                    folder / "run.sh",
+                    cwd=Path("/"),
+                    MASTER_ADDR="head",
+                    NODE_RANK="0",
+                    MEGATRON_LM="/megatron",
+                    **environment,
+                )
+                with failures.of(target, replicas, environment):
+                    assert ran.code == 0, ran.stderr
+                    argv = ran.only("torchrun")
+                    assert argv[len(argv) - len(words) :] == words
+                    assert ("--non-persistent-ckpt-type" in argv) == bool(words)
+            ran = recorders.run(
+                folder / "run.sh",
+                cwd=Path("/"),
+                MASTER_ADDR="head",
+                NODE_RANK="0",
+                MEGATRON_LM="/megatron",
+                CHECKPOINTS="/shared",
+            )
+            with failures.of(target, replicas, "without a folder"):
+                assert ran.code != 0
+                assert "LOCAL_CHECKPOINTS: must name a folder in the memory" in ran.stderr
+            script = (folder / "run.sh").read_text()
+            where = " and of another one" if replicas else ""
+            with failures.of(target, replicas, "header"):
+                assert (
+                    f"# In between, every 30 steps, to the memory of every node{where}"
+                    " (LOCAL_CHECKPOINTS): 7.00 GiB a node."
+                ) in script
+                assert "need the package nvidia-resiliency-ext" in script
+                assert "LOCAL_CHECKPOINTS: the run then goes on from CHECKPOINTS." in script
+            flags = {word for word in local if word.startswith("--")}
+            for release, known in FLAGS["releases"].items():
+                with failures.of(target, replicas, release):
+                    assert flags <= set(known)
+    failures.check()
+    with pytest.raises(ValueError, match="cannot be divided into groups of 3"):
+        emit("megatron-lm", saving_on_hosts("megatron-lm", replicas=2))
+
+
+def test_scripts_with_one_level_are_silent_about_hosts() -> None:
+    for target in ("megatron-lm", "megatron-lm-0.16"):
+        script = emitted(saving(target), "run.sh")
+        assert "LOCAL_CHECKPOINTS" not in script
+        assert "non-persistent" not in script
 
 
 def test_without_failures_nothing_is_said_of_checkpoints() -> None:

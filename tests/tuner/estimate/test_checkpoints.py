@@ -112,3 +112,74 @@ def test_other_engines_say_it_in_their_own_words(spec_of: MakeSpec) -> None:
     assert estimate(spec, titan).checkpoints is None
     zero = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}'
     assert estimate(failing(spec), deepspeed.read(zero, source="ds.json")).checkpoints is None
+
+
+LOCAL = "--non-persistent-ckpt-type local --non-persistent-local-ckpt-dir /dev/shm/mine"
+
+
+def test_checkpoints_on_hosts_of_a_launch_are_priced(
+    estimated: Callable[[str], Estimate], spec_of: MakeSpec
+) -> None:
+    without = checkpoints_of(estimated("--save-interval 400"))
+    hosts = checkpoints_of(
+        estimated(
+            f"--save-interval 400 {LOCAL} --non-persistent-save-interval 40 --replication"
+            " --replication-jump 8"
+        )
+    )
+    assert without.host_interval_steps is None
+    assert hosts.host_interval_steps == 40
+    assert hosts.run is not None
+    assert without.run is not None
+    levels = hosts.run.checkpoint_levels
+    assert levels is not None
+    # A factor of two is one replica; without process failures only they restore from hosts.
+    assert (levels.replicas, levels.host_interval_steps) == (1, 40)
+    assert hosts.run.checkpoint_interval_steps == 400
+    assert hosts.run.effective_time_ratio > without.run.effective_time_ratio
+    # Without replicas every lost node takes the copies.
+    single = checkpoints_of(
+        estimated(f"--save-interval 400 {LOCAL} --non-persistent-save-interval 40")
+    )
+    assert single.run is not None
+    assert single.run.effective_time_ratio < without.run.effective_time_ratio
+    # No copy on a host lies between two on shared storage.
+    rare = checkpoints_of(
+        estimated(f"--save-interval 400 {LOCAL} --non-persistent-save-interval 300")
+    )
+    assert rare.host_interval_steps is None
+    assert rare.run == without.run
+    # Global checkpoints between others are on shared storage.
+    elsewhere = checkpoints_of(estimated("--save-interval 400 --non-persistent-ckpt-type global"))
+    assert elsewhere.run == without.run
+    text = estimate_text(estimated(f"--save-interval 400 {LOCAL} --non-persistent-save-interval 9"))
+    assert "and every 9 steps on hosts:" in text
+
+
+def test_a_launch_is_told_how_to_save_to_hosts_where_the_spec_asks(spec_of: MakeSpec) -> None:
+    text = (LAUNCHES / "mixtral.sh").read_text()
+    spec = failing(spec_of("mixtral-8x7b", nodes=8))
+    # Processes fail every ten hours, and reading from shared storage takes minutes.
+    often = FAILING.model_copy(update={"process_mtbf": 3e5})
+    behind = "--async-save --use-persistent-ckpt-worker"
+
+    def changed(flags: str, levels: object) -> tuple[str, ...]:
+        asks = often.checkpoint.model_copy(update={"levels": levels, "bandwidth": 2e9})
+        goal = spec.goal.model_copy(
+            update={"reliability": often.model_copy(update={"checkpoint": asks})}
+        )
+        launch = text.replace("--micro-batch-size", f"{flags} --micro-batch-size", 1)
+        own = spec.model_copy(update={"goal": goal})
+        change = checkpoints_of(estimate(own, megatron.read(launch, source="mixtral.sh"))).change
+        return () if change is None else change.lines
+
+    (best,) = changed(f"--save-interval 20000 {behind}", ("shared",))
+    assert best.startswith("--save-interval ")
+    assert changed(f"{best} {behind}", ("shared",)) == ()
+    interval, to_hosts = changed(f"{best} {behind}", "auto")
+    assert interval.startswith("--save-interval ")
+    assert to_hosts.startswith("--non-persistent-ckpt-type local --non-persistent-local-ckpt-dir")
+    assert to_hosts.endswith(" --replication --replication-jump 8 --replication-factor 2")
+    # Told both, it has nothing left to gain.
+    hosts = to_hosts.replace("FOLDER", "/dev/shm/mine")
+    assert changed(f"{interval} {hosts} {behind}", "auto") == ()

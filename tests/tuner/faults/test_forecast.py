@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.tuner.faults.testing import Habits, lived
 from tuner.faults.forecast import RunForecast, TrainingRun, forecast
-from tuner.faults.interval import goodput_step_s
+from tuner.faults.goodput import goodput_step_s
 from tuner.faults.reliability import FailureModel, Jobs, Storage
 
 HOUR = 3600.0
@@ -84,14 +84,15 @@ def test_without_a_price_there_are_hours_and_no_bill() -> None:
 
 
 def test_a_run_that_never_finishes_says_why() -> None:
-    cases: list[tuple[dict[str, float], str]] = [
-        ({"device_mtbf_s": 30 * HOUR}, "a checkpoint takes 3.92 min"),
-        ({"device_mtbf_s": 300 * HOUR, "restart_s": 6 * HOUR}, "restarting takes 6.03 h"),
-        ({"device_mtbf_s": 300 * HOUR, "interval_s": 20 * HOUR}, "two checkpoints takes 20.0 h"),
+    cases: list[tuple[float, float, float | None, str]] = [
+        (30 * HOUR, 60.0, None, "a checkpoint takes 3.92 min"),
+        (300 * HOUR, 6 * HOUR, None, "restarting takes 6.03 h"),
+        (300 * HOUR, 60.0, 20 * HOUR, "two checkpoints takes 20.0 h"),
     ]
-    for changed, said in cases:
-        values = {"device_mtbf_s": 1e9, "restart_s": 60.0} | changed
-        hopeless = FailureModel(storage=STORAGE, **values)
+    for mtbf_s, restart_s, interval_s, said in cases:
+        hopeless = FailureModel(
+            storage=STORAGE, device_mtbf_s=mtbf_s, restart_s=restart_s, interval_s=interval_s
+        )
         run_forecast = forecast(RUN, jobs=JOBS, reliability=hopeless)
         assert not run_forecast.finishes
         assert said in run_forecast.reason

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tuner.faults.interval import goodput_step_s
+from tuner.faults.goodput import goodput_step_s
 from tuner.faults.reliability import FailureModel, Jobs, Storage, checkpoint_bytes
 
 HOUR = 3600.0

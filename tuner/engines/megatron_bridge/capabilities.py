@@ -13,6 +13,8 @@ github.com/NVIDIA-NeMo/Megatron-Bridge. Bridge has the rules of megatron-core; i
   and MTP layers from 0.4 on (core 0.17);
 - Megatron-FSDP excludes the rank order in which replicas are the most distant.
 
+Checkpoints on hosts are not planned: only Megatron-LM's were read.
+
 LoRA (`megatron.bridge.peft`) freezes all else; adapters have the type of the model's parameters.
 Until 0.4 all experts of a rank share one adapter, which is no adapter of each and is not planned;
 0.5 has one for each with `share_expert_adapters=False`. Its 4-bit weights are not those of nf4.
@@ -38,12 +40,14 @@ _NOT_INTERLEAVED: Final = restricted(*HYBRIDS, virtual_pipeline=False)
 
 _WITH_0_18: Final = replace(
     MEGATRON_0_18,
+    host_checkpoint_zero_stages=frozenset(),
     adapters=frozenset({"lora"}),
     fused_layers=frozenset({QKV, GATE_UP}),
     adapter_dtypes=frozenset({"bf16"}),
 )
 _WITH_0_16: Final = replace(
     MEGATRON_0_16,
+    host_checkpoint_zero_stages=frozenset(),
     adapters=frozenset({"lora"}),
     adapter_targets=frozenset(ADAPTER_TARGETS) - {EXPERTS},
     fused_layers=frozenset({QKV, GATE_UP}),

@@ -31,6 +31,9 @@ core_v0.17.1, core_v0.18.0 and core_v0.19.0 of github.com/NVIDIA/Megatron-LM:
   hyper-connections (DeepSeek-V4; the main branch after core_v0.19.0 has the latter in
   megatron/core/transformer/hyper_connection.py).
 - No release has experts without weights, or experts that join a layer later (LongCat-Flash).
+- Checkpoints on hosts (`--non-persistent-ckpt-type local`) need CUDA and the package
+  nvidia-resiliency-ext. Tensors of Megatron-FSDP are no part of its format, and its replicas are
+  broadcast from devices, so that an optimizer offloaded to host memory has none.
 - The padded experts of a full-iteration CUDA graph are gated ones.
 - One switch enables all biases, the router's included; a second one only those of queries, keys and
   values.
@@ -85,6 +88,7 @@ MEGATRON_0_18: Final = Capabilities(
     source="github.com/NVIDIA/Megatron-LM core_v0.18.0, core_v0.19.0",
     zero_stages_with_pipeline=frozenset({0, 1}),
     optimizer_offload_zero_stages=frozenset({1}),
+    host_checkpoint_zero_stages=frozenset({0, 1}),
     param_gather_needs_grad_reduce=True,
     recompute_per_stage=False,
     activation_offload=Conditions(recompute=_NOT_FULL, cuda_graphs=_NOT_WHOLE),
@@ -129,6 +133,7 @@ MEGATRON_0_19_CPU: Final = replace(
     " (examples/engines/megatron_lm)",
     context_parallel=False,
     optimizer_offload_zero_stages=frozenset(),
+    host_checkpoint_zero_stages=frozenset(),
     activation_offload=None,
     dispatchers=frozenset({"alltoall", "allgather"}),
     a2a_overlap=None,

@@ -97,6 +97,10 @@ OTHERS: Final = unpriced.FLAGS | frozenset(
         "account-for-loss-in-pipeline-split",
         "async-save",
         "save-interval",
+        "non-persistent-ckpt-type",
+        "non-persistent-save-interval",
+        "replication",
+        "replication-factor",
         "bf16",
         "fp16",
         "fp8-format",
@@ -137,6 +141,7 @@ OTHERS: Final = unpriced.FLAGS | frozenset(
 SWITCHES: Final = unpriced.SWITCHES | frozenset(
     {
         "async-save",
+        "replication",
         "sequence-parallel",
         "overlap-moe-expert-parallel-comm",
         "moe-shared-expert-overlap",

@@ -192,6 +192,7 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         mtp_layers=_mtp_layers(flags, hybrid),
         save_interval=flags.number("save-interval"),
         saves_in_background=flags.is_on("async-save"),
+        **_saves_to_hosts(flags),
         balance="the recipe" if has_recipe and not balance(flags) else balance(flags),
         differing_settings=dict(differing_settings(flags, has_recipe=has_recipe)),
         stated=tuple(_stated(flags)),
@@ -386,6 +387,17 @@ def _graphs(flags: Flags) -> Graphs:
     if kind == "full_iteration" or (kind == "local" and "full_iteration" in scope):
         return Graphs.FULL
     return Graphs.NONE if kind == "none" else Graphs.PARTIAL
+
+
+def _saves_to_hosts(flags: Flags) -> dict[str, int | None]:
+    """Return what a launch says of checkpoints on hosts; empty where it has none."""
+    if flags.word("non-persistent-ckpt-type") != "local":
+        return {}
+    group = (flags.number("replication-factor") or 2) if flags.is_on("replication") else 1
+    return {
+        "host_save_interval": flags.number("non-persistent-save-interval"),
+        "host_replicas": group - 1,
+    }
 
 
 def _bucket(flags: Flags) -> int | None:

@@ -22,7 +22,7 @@ from tuner.engines.assumptions import assumptions
 from tuner.engines.capabilities import DeviceKind
 from tuner.engines.checkpoints import FOLDER_NOTE, CheckpointSchedule, checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
-from tuner.engines.launchers.shape import launch_shape
+from tuner.engines.launchers.shape import LaunchShape, launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.engines.manifest import PIPELINE_INSIDE_ORDER
 from tuner.engines.megatron_lm.core import (
@@ -33,6 +33,12 @@ from tuner.engines.megatron_lm.core import (
     model_fields,
 )
 from tuner.engines.megatron_lm.environment import environment
+from tuner.engines.megatron_lm.local_checkpoints import (
+    LOCAL_NOTE,
+    NOTES,
+    has_local,
+    save_arguments,
+)
 from tuner.engines.megatron_lm.mixers import Value, is_hybrid
 from tuner.engines.priced_settings import written
 from tuner.engines.statement import brief_statement, statement
@@ -128,6 +134,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
         *statement(verified, schedule=schedule),
         f"The plan assumes a vocabulary of {plan.model.vocab_size}; the tokenizer decides.",
         *warnings,
+        *(NOTES if has_local(schedule) else ()),
         "",
         *_YOURS,
     )
@@ -154,14 +161,25 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
                     *ENVIRONMENT_NOTE,
                     "  MEGATRON_LM              the folder of a Megatron-LM checkout; needed",
                     *FOLDER_NOTE,
+                    *(LOCAL_NOTE if has_local(schedule) else ()),
                 )
             )
             + preamble(shape)
             + environment(verified.decision, device_kind=shape.device_kind)
-            + _START.format(program=program(plan.model, core=core)),
+            + _start(schedule, shape, program=program(plan.model, core=core)),
             executable=True,
         ),
     )
+
+
+def _start(schedule: CheckpointSchedule | None, shape: LaunchShape, *, program: str) -> str:
+    """Return bash that starts the program, saving and resuming where folders are named."""
+    if schedule is None or not has_local(schedule):
+        return _START.format(needs="", program=program, local="")
+    lines = "".join(
+        f"  ${{CHECKPOINTS:+{words}}} \\\n" for words in save_arguments(schedule, shape)
+    )
+    return _START.format(needs=_NEEDS_LOCAL, program=program, local=lines)
 
 
 def _checkpoints(schedule: CheckpointSchedule | None) -> Iterator[Argument]:
@@ -344,8 +362,12 @@ def _state(decision: TrainDecision) -> Iterator[Argument]:
 
 _START: Final = """\
 : "${{MEGATRON_LM:?must name the folder of a Megatron-LM checkout}}"
-mapfile -t ARGUMENTS < <(grep -v '^#' "$FILES/megatron_args.txt" | tr ' ' '\\n')
+{needs}mapfile -t ARGUMENTS < <(grep -v '^#' "$FILES/megatron_args.txt" | tr ' ' '\\n')
 
 exec "${{LAUNCHER[@]}}" "$MEGATRON_LM/{program}" "${{ARGUMENTS[@]}}" \\
-  ${{CHECKPOINTS:+--save "$CHECKPOINTS" --load "$CHECKPOINTS"}} "$@"
+{local}  ${{CHECKPOINTS:+--save "$CHECKPOINTS" --load "$CHECKPOINTS"}} "$@"
+"""
+
+_NEEDS_LOCAL: Final = """\
+: "${CHECKPOINTS:+${LOCAL_CHECKPOINTS:?must name a folder in the memory of every node}}"
 """

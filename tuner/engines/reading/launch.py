@@ -174,6 +174,10 @@ class LaunchSettings(Record):
     """Steps from one checkpoint to the next; absent: none is saved before the end."""
     saves_in_background: bool = False
     """Training waits for the copy to host memory only."""
+    host_save_interval: Count | None = None
+    """Steps from one checkpoint in the memory of nodes to the next; absent: none is."""
+    host_replicas: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Other nodes that hold a copy of a node's."""
     balance: str = ""
     """The flag that balances tokens over experts, as the launch writes it; empty: none."""
     differing_settings: dict[str, str] = Field(default_factory=dict)

@@ -14,6 +14,7 @@ REFERENCE: Final = Capabilities(
     shard_ranks_zero_stages=frozenset(),
     gradient_bytes=frozenset({4}),
     optimizer_offload_zero_stages=frozenset(),
+    host_checkpoint_zero_stages=frozenset(),
     overlap_grad_reduce=False,
     ddp_bucket_size=False,
     overlap_param_gather=False,

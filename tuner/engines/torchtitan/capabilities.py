@@ -40,6 +40,9 @@ gradients and moments. A profile of the reference step does not price that
 - Names are matched by their last part, so that Qwen3.5's vision tower would get adapters too.
 - Frozen weights in 4 bits do not exist.
 
+Checkpoints are kept on shared storage alone. Its fault tolerance by replicas (torchft, `ft/`) ships
+a trainer of Llama 3 only, none of models with experts.
+
 HSDP replicas (`data_parallel_replicate_degree` with `data_parallel_shard_degree`) are outside the
 expert-parallel mesh, as in megatron-core.
 """
@@ -64,6 +67,7 @@ TORCHTITAN_0_3: Final = Capabilities(
     synchronizes_every_microbatch=True,
     # enable_cpu_offload also moves parameters and gradients, which is not priced.
     optimizer_offload_zero_stages=frozenset(),
+    host_checkpoint_zero_stages=frozenset(),
     recompute=frozenset({Recompute.NONE, Recompute.FULL}),
     recompute_modules=frozenset(),
     recompute_num_layers=False,

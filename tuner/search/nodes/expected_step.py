@@ -62,8 +62,19 @@ def _stretched(run: RunForecast, ratio: float, step_s: float) -> RunForecast:
     if run.wall_clock_s_band is not None:
         update["wall_clock_s_band"] = tuple(end * ratio for end in run.wall_clock_s_band)
     if run.checkpoint_interval_s is not None:
-        update["checkpoint_interval_steps"] = max(1, round(run.checkpoint_interval_s / step_s))
+        update |= _saving_steps(run, run.checkpoint_interval_s, step_s)
     return run.model_copy(update=update)
+
+
+def _saving_steps(run: RunForecast, interval_s: float, step_s: float) -> dict[str, object]:
+    """Steps between checkpoints with another step; those on hosts still divide the others."""
+    levels, steps = run.checkpoint_levels, max(1, round(interval_s / step_s))
+    if levels is None or levels.host_interval_s is None or not levels.host_interval_steps:
+        return {"checkpoint_interval_steps": steps}
+    segments = round(interval_s / levels.host_interval_s)
+    on_hosts = max(1, round(levels.host_interval_s / step_s))
+    own = levels.model_copy(update={"host_interval_steps": on_hosts})
+    return {"checkpoint_interval_steps": segments * on_hosts, "checkpoint_levels": own}
 
 
 Floats = npt.NDArray[np.float64]

@@ -21,11 +21,17 @@ from tuner.costs.train.memory_constants import memory_constants
 from tuner.costs.train.shapes import single
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation
-from tuner.engines.capabilities import intersection, launchable, programs
+from tuner.engines.capabilities import (
+    host_checkpoint_obstacle,
+    intersection,
+    launchable,
+    programs,
+)
 from tuner.errors import SpecError
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.regimes import OF_TARGET, priced_release, regime_of
 from tuner.spec.cluster import Pool
+from tuner.spec.goal import TWO_LEVELS
 from tuner.spec.search import Search as Limits
 from tuner.spec.spec import Spec
 
@@ -100,6 +106,7 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
     mtp = spec.model.mtp_num_layers if capabilities.mtp else 0
     _refuse_precision(spec, priced_pool.sheet)
     _refuse_dispatcher(spec)
+    _refuse_host_checkpoints(spec)
     hardware = hardware_of_pool(priced_pool.sheet, priced_pool.pool, precision=precision)
     constants = single(constants_of([regime], priced_pool.residuals))
     prices: Prices | None = None
@@ -182,6 +189,16 @@ def _refuse_dispatcher(spec: Spec) -> None:
         ]
     works = ", ".join(map(repr, usable))
     raise SpecError(f"search.dispatcher: {'; '.join(reasons)}; {works} would do")
+
+
+def _refuse_host_checkpoints(spec: Spec) -> None:
+    """Refuse stated checkpoints on hosts that the targets do not have."""
+    stated, able = spec.goal.reliability, intersection(spec.emit)
+    if stated is None or stated.checkpoint.levels != TWO_LEVELS:
+        return
+    if not able.host_checkpoint_zero_stages:
+        reason = host_checkpoint_obstacle(able, zero_stage=0, offloads_optimizer=False)
+        raise SpecError(f"goal.reliability.checkpoint.levels: {reason}; or write auto")
 
 
 def _gradient_bytes(spec: Spec) -> int:

@@ -13,10 +13,11 @@ import numpy as np
 from tuner.config.columns import Strategies
 from tuner.config.train import TrainDecision
 from tuner.costs.train.shapes import number, single
+from tuner.engines.capabilities import host_checkpoint_obstacle, intersection
 from tuner.faults.forecast import RunForecast, TrainingRun, forecast
-from tuner.faults.interval import goodput_step_s
+from tuner.faults.goodput import goodput_step_s
 from tuner.faults.reliability import FailureModel, Jobs
-from tuner.faults.resolved import jobs_on_pool, resolved
+from tuner.faults.resolved import host_level, jobs_on_pool, resolved
 from tuner.plans.train import (
     Alternative,
     Band,
@@ -413,8 +414,21 @@ def failure_model(
     if stated is None:
         return jobs, None
     profile = None if priced_pool.measured is None else priced_pool.measured.profile
-    host_bytes_per_s = priced_pool.sheet.host_bytes_per_s
-    return jobs, resolved(stated, host_bytes_per_s=host_bytes_per_s, profile=profile)
+    pool, sheet = priced_pool.pool, priced_pool.sheet
+    host = host_level(
+        stated,
+        pool=pool,
+        nic_bytes_per_s=sheet.scale_out_bytes_per_s if pool.nic is None else pool.nic,
+        profile=profile,
+        obstacle=host_checkpoint_obstacle(
+            intersection(spec.emit),
+            zero_stage=round(number(strategies.zero_stage)),
+            offloads_optimizer=number(strategies.optimizer_offload) > 0.0,
+        ),
+    )
+    return jobs, resolved(
+        stated, host_bytes_per_s=sheet.host_bytes_per_s, profile=profile, host=host
+    )
 
 
 def stage_predictions(detail: Detail) -> tuple[StagePrediction, ...]:

@@ -7,6 +7,8 @@ import pytest
 from profilers.imports.link_matrix import LinkMatrix
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner.faults.forecast import RunForecast
+from tuner.faults.levels import Level
+from tuner.faults.run_shares import CheckpointLevels
 from tuner.plans.train import Plan
 from tuner.search.nodes.expected_step import SLOW_LINKS, slowed
 from tuner.search.nodes.to_plan import with_node_order
@@ -120,3 +122,30 @@ def test_oversubscription_with_a_matrix_is_noted() -> None:
 def test_without_matrices_a_plan_stays_itself() -> None:
     made = plan()
     assert with_node_order(made, {}, cluster=made.cluster, time_limit_s=1.0) is made
+
+
+def test_checkpoints_on_hosts_still_divide_those_on_shared_storage_of_longer_steps() -> None:
+    made = plan().predicted
+    assert made is not None
+    run = RunForecast(
+        finishes=True,
+        effective_time_ratio=0.9,
+        time_ratios={"training": 0.9},
+        goodput_tokens_per_s=1.0,
+        checkpoint_bytes=1,
+        checkpoint_interval_s=210.0 * made.step_time_s,
+        checkpoint_interval_steps=210,
+        checkpoint_levels=CheckpointLevels(
+            levels=(Level.HOST, Level.SHARED),
+            host_interval_s=30.0 * made.step_time_s,
+            host_interval_steps=30,
+            compared=(),
+            num_priced=1,
+        ),
+    )
+    # Steps take 1.4 times as long: 21.4 of them are as long as 30 were, and seven times 21 of both.
+    longer = slowed(made.model_copy(update={"run": run}), 0.4 * made.step_time_s).run
+    assert longer is not None
+    assert longer.checkpoint_levels is not None
+    assert longer.checkpoint_levels.host_interval_steps == 21
+    assert longer.checkpoint_interval_steps == 147

@@ -16,6 +16,7 @@ from tuner.search.train.extrapolation import EXTRAPOLATED_FACTOR, extrapolated_b
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.ties import pool_band, pool_ratios
 from tuner.spec.cluster import Cluster, Pool
+from tuner.spec.goal import TWO_LEVELS
 from tuner.spec.spec import Spec
 
 
@@ -103,6 +104,7 @@ def build_pools_problem(
         build_problem(own, priced_pool)
         for own, priced_pool in zip(specs, priced_pools, strict=True)
     )
+    _refuse_host_checkpoints(spec)
     able = problems[0].capabilities
     if not able.uneven_layout:
         raise SpecError(
@@ -130,6 +132,15 @@ def build_pools_problem(
             ]
         ),
     )
+
+
+def _refuse_host_checkpoints(spec: Spec) -> None:
+    stated = spec.goal.reliability
+    if stated is not None and stated.checkpoint.levels == TWO_LEVELS:
+        raise SpecError(
+            "goal.reliability.checkpoint.levels: checkpoints on hosts are priced on one pool of"
+            " identical machines; keep one pool, or write auto"
+        )
 
 
 def _specs(spec: Spec) -> tuple[Spec, ...]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tuner.config.train import TrainDecision
 from tuner.costs.train.shapes import number, single
 from tuner.faults.forecast import RunForecast
-from tuner.faults.interval import goodput_step_s
+from tuner.faults.goodput import goodput_step_s
 from tuner.faults.kinds import jobs_together, slowest
 from tuner.faults.reliability import FailureModel, Jobs, checkpoint_bytes
 from tuner.plans.stage_placement import StageDevices, StagePlacement

@@ -1,0 +1,176 @@
+"""Plans with checkpoint levels: which engines have them, what is chosen, what is said of it."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.printed import unwrapped
+from tests.rows import Failures
+from tuner.cli.plan_text import plan_text
+from tuner.config.columns import Strategies
+from tuner.costs.train.calibration import shipped
+from tuner.errors import SpecError
+from tuner.faults.policies import choose_policy
+from tuner.goals.train_notes import with_assumptions
+from tuner.plans.train import Plan, Provenance
+from tuner.search.settings import SearchSettings
+from tuner.search.train.build_problem import build_problem, price_pool
+from tuner.search.train.plan_fields import failure_model
+from tuner.search.train.plan_train import make_analytic_plan
+from tuner.search.train.pools.build_problem import build_pools_problem
+from tuner.spec.cluster import Cluster, Link, Pool
+from tuner.spec.goal import Checkpoint, Reliability
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.read import read_spec
+from tuner.spec.spec import Spec
+
+HOUR = 3600.0
+WORKED = Path(__file__).parents[4] / "examples" / "worked" / "mixtral-8x7b-64-a100" / "spec.yaml"
+OLMOE = Path(__file__).parents[4] / "examples" / "models" / "olmoe-1b-7b"
+NICS = 8
+NOTHING = Provenance(
+    moetune_version="", spec_sha256="", profile_sha256={}, profile_source={}, extrapolated=()
+)
+FEW = {
+    "context_parallel_size": (1,),
+    "micro_batch_size": (1,),
+    "tensor_model_parallel_size": (1,),
+    "zero_stage": (0, 1),
+}
+
+
+def spec_with(checkpoint: Checkpoint, *, emit: str = "megatron-lm", **more: Any) -> Spec:
+    """OLMoE on two H100 servers."""
+    spec = read_spec(WORKED)
+    pool = Pool(
+        name="h", device="h100-sxm", nodes=2, devices_per_node=8, nics_per_node=NICS, nic=25e9
+    )
+    values: dict[str, Any] = {
+        "device_mtbf": 3000 * HOUR,
+        "process_mtbf": 20 * HOUR,
+        "restart": 300.0,
+    }
+    stated = Reliability(checkpoint=checkpoint, **(values | more))
+    goal = spec.goal.model_copy(update={"reliability": stated, "global_batch_size": 64})
+    return spec.model_copy(
+        update={
+            "cluster": Cluster(pools=(pool,)),
+            "goal": goal,
+            "emit": (emit,),
+            "model": read_model(OLMOE),
+            "search": spec.search.model_copy(update=FEW),
+        }
+    )
+
+
+def planned(spec: Spec) -> Plan:
+    made = make_analytic_plan(
+        spec,
+        price_pool(spec.cluster.pools[0], residuals=shipped()),
+        settings=SearchSettings(top=2, time_limit_s=60.0, clock=time.perf_counter),
+        provenance=NOTHING,
+        with_unlaunchable=False,
+    )
+    return with_assumptions(made)
+
+
+SLOW_STORAGE: dict[str, Any] = {"bandwidth": 5e8}
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return planned(spec_with(Checkpoint(levels="auto", **SLOW_STORAGE)))
+
+
+def test_levels_are_chosen_and_said(plan: Plan) -> None:
+    assert plan.predicted is not None
+    run = plan.predicted.run
+    assert run is not None
+    levels = run.checkpoint_levels
+    assert levels is not None
+    assert levels.levels == ("host", "shared")
+    assert levels.host_interval_steps is not None
+    assert run.checkpoint_interval_steps is not None
+    assert run.checkpoint_interval_steps % levels.host_interval_steps == 0
+    assert run.checkpoint_interval_steps > levels.host_interval_steps
+    # Two nodes are one pair, and no group of three.
+    assert {one.replicas for one in levels.compared if "host" in one.levels} == {0, 1}
+    only = next(one for one in levels.compared if one.levels == ("shared",))
+    assert only.effective_time_ratio < run.effective_time_ratio
+    text = unwrapped(plan_text(plan, folder=Path("p"), verbose=True))
+    for words in (
+        f"every {levels.host_interval_steps:,} step",
+        "in the memory of every machine",
+        f"every {run.checkpoint_interval_steps:,} steps",
+        "on shared storage",
+        "on shared storage alone",
+        "of restarts continue from copies on hosts",
+        "not possible: 2 replicas of every node's copy need groups of 3 nodes",
+    ):
+        assert words in text, words
+
+
+def test_a_configuration_that_an_engine_cannot_copy_keeps_to_shared_storage() -> None:
+    failures = Failures()
+    no_level = "has no checkpoints on hosts; megatron-lm, megatron-lm-0.16 have them"
+    for emit, columns, message in (
+        ("torchtitan", {}, f"torchtitan {no_level}"),
+        ("deepspeed", {}, f"deepspeed {no_level}"),
+        ("megatron-bridge", {}, f"megatron-bridge {no_level}"),
+        ("megatron-lm", {"zero_stage": 2.0}, "zero_stage 0 or 1 in megatron-lm, and it is 2"),
+        ("megatron-lm", {"optimizer_offload": 1.0}, "of an optimizer that is offloaded"),
+        ("megatron-lm", {}, ""),
+    ):
+        spec = spec_with(Checkpoint(levels="auto", replicas=1), emit=emit)
+        strategies = Strategies(
+            sequence=4096.0, micro_batch=1.0, num_microbatches=4.0, data=16.0, **columns
+        )
+        priced_pool = price_pool(spec.cluster.pools[0], residuals=shipped())
+        jobs, model = failure_model(spec, priced_pool, strategies)
+        assert model is not None
+        assert model.host is not None
+        choice = choose_policy(jobs, model, step_s=2.0)
+        with failures.of(emit, columns):
+            assert message in model.host.obstacle
+            assert bool(message) == bool(choice.left_out)
+            assert bool(message) == (choice.chosen is None)
+            # Eight NICs of 200 Gbit/s a node.
+            assert model.host.node_bytes_per_s == pytest.approx(NICS * 25e9)
+    failures.check()
+
+
+def test_what_cannot_be_kept_is_refused_in_one_line() -> None:
+    failures = Failures()
+    stated: dict[str, Any] = {"levels": ("host", "shared"), **SLOW_STORAGE}
+    for emit, more, message in (
+        ("torchtitan", {}, "levels: torchtitan has no checkpoints on hosts; megatron-lm"),
+        ("megatron-lm", {"host_memory": 2**30}, "of a node's memory, and host_memory is 1.00 GiB"),
+    ):
+        spec = spec_with(Checkpoint(**(stated | more)), emit=emit)
+        with failures.of(emit, more), pytest.raises(SpecError) as caught:
+            planned(spec)
+        with failures.of(emit, more, "words"):
+            assert str(caught.value).startswith("goal.reliability.checkpoint")
+            assert message in str(caught.value)
+            assert "\n" not in str(caught.value)
+    failures.check()
+
+
+def test_several_pools_have_one_level() -> None:
+    pools = tuple(
+        Pool(name=name, device=device, nodes=2, devices_per_node=8, nic=50e9)
+        for name, device in (("a", "a100-80gb"), ("h", "h100-sxm"))
+    )
+    links = (Link(between=("a", "h"), bandwidth=5e10, latency=1e-5),)
+    both = spec_with(Checkpoint(levels=("host", "shared")))
+    spec = both.model_copy(update={"cluster": Cluster(pools=pools, links=links)})
+    with pytest.raises(SpecError, match="priced on one pool of identical machines"):
+        build_pools_problem(spec, residuals=shipped(), measured={})
+
+
+def test_a_stated_level_of_an_engine_that_has_it_is_built() -> None:
+    for emit in ("megatron-lm", "megatron-lm-0.16"):
+        spec = spec_with(Checkpoint(levels=("host", "shared")), emit=emit)
+        build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))

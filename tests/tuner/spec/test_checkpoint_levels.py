@@ -1,0 +1,119 @@
+"""Checkpoint levels in a spec: what may be stated, and what is refused in one line."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.rows import Failures
+from tuner.errors import SpecError
+from tuner.spec.goal import Checkpoint, Reliability
+from tuner.spec.read import read_spec
+
+HOUR = 3600.0
+
+
+def _read(file: Path, reliability: dict[str, Any]) -> Reliability:
+    spec = yaml.safe_load(file.read_text())
+    spec["goal"]["reliability"] = {"restart": "10min"} | reliability
+    file.write_text(yaml.safe_dump(spec))
+    stated = read_spec(file).goal.reliability
+    assert stated is not None
+    return stated
+
+
+def test_levels_are_stated_in_words_and_quantities(tiny_spec: Callable[..., Path]) -> None:
+    checkpoint = {
+        "levels": ["shared", "host"],
+        "host_interval": "1min",
+        "interval": "30min",
+        "replicas": 1,
+        "host_memory": "512GiB",
+    }
+    stated = _read(
+        tiny_spec(),
+        {
+            "nodes_lost": "1% per week",
+            "process_mtbf": "1000h",
+            "in_process_restart": "45s",
+            "lost_together": "0.5%",
+            "checkpoint": checkpoint,
+        },
+    )
+    assert stated.checkpoint.levels == ("host", "shared")
+    assert (stated.checkpoint.replicas, stated.checkpoint.host_memory) == (1, 512 * 2**30)
+    assert stated.process_mtbf == 1000 * HOUR
+    assert (stated.in_process_restart, stated.lost_together) == (45.0, 0.005)
+
+
+def test_one_level_is_the_default(tiny_spec: Callable[..., Path]) -> None:
+    stated = _read(tiny_spec(), {"device_mtbf": "50000h"})
+    assert stated.checkpoint.levels == ("shared",)
+    assert not stated.checkpoint.keeps_host_copies
+    assert stated.lost_together == 0.02
+    # A stored plan of one level has no field of two, and is read again.
+    stored = stated.model_dump()
+    assert "lost_together" not in stored
+    assert "levels" not in stored["checkpoint"]
+    assert Reliability.model_validate(stored) == stated
+    both = stated.model_copy(update={"checkpoint": Checkpoint(levels="auto", replicas=1)})
+    assert Reliability.model_validate_json(both.model_dump_json()) == both
+
+
+def test_nonsense_is_refused_in_one_line(tiny_spec: Callable[..., Path]) -> None:
+    failures = Failures()
+    for checkpoint, more, message in (
+        ({"levels": ["disk"]}, {}, "'disk' is no level of checkpoints; write auto"),
+        ({"levels": "both"}, {}, "'both' is no level of checkpoints"),
+        ({"levels": 2}, {}, "'2' is no level"),
+        ({"levels": []}, {}, "add shared"),
+        ({"levels": ["host"]}, {}, "copies on hosts alone do not outlive all failures"),
+        ({"levels": "auto", "replicas": 3}, {}, "3 is no number of replicas"),
+        ({"levels": "auto", "replicas": True}, {}, "True is no number of replicas"),
+        ({"levels": "auto", "host_interval": 60}, {}, "60 has no unit"),
+        ({"levels": "auto", "host_interval": "0s"}, {}, "greater than 0"),
+        ({"host_interval": "1min"}, {}, "host_interval needs levels"),
+        ({"replicas": 0}, {}, "replicas needs levels"),
+        ({"host_memory": "1TiB"}, {}, "host_memory needs levels"),
+        (
+            {"levels": "auto", "interval": "1min", "host_interval": "50s"},
+            {},
+            "interval 1.00 min is shorter than twice host_interval 50.0 s",
+        ),
+        ({}, {"lost_together": "0%"}, "greater than 0"),
+        ({}, {"lost_together": "101%"}, "less than or equal to 1"),
+        ({}, {"lost_together": 0.02}, "0.02 has no unit"),
+        ({}, {"lost_together": "two %"}, "is not a share, such as '2%'"),
+        ({}, {"process_mtbf": "0h"}, "greater than 0"),
+    ):
+        stated: dict[str, Any] = {"device_mtbf": "50000h", "checkpoint": checkpoint}
+        stated |= more
+        with failures.of(checkpoint, more), pytest.raises(SpecError) as caught:
+            _read(tiny_spec(), stated)
+        with failures.of(checkpoint, more, "words"):
+            assert message in str(caught.value)
+            assert "\n" not in str(caught.value)
+    failures.check()
+    with pytest.raises(SpecError, match="no machine is said to be lost"):
+        _read(tiny_spec(), {"process_mtbf": "1000h", "checkpoint": {"levels": "auto"}})
+    assert _read(tiny_spec(), {"process_mtbf": "1000h"}).node_mtbf_s is None
+
+
+def test_a_log_parts_what_takes_a_machine_from_software(
+    tiny_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("component,count\ndevice,4\nnode,2\nlink,1\nsoftware,6\n")
+    stated_log = {"path": str(log), "devices": 16, "period": "1000h"}
+    one = _read(tiny_spec(), {"log": stated_log})
+    # Two nodes for 1000 hours: nine failures of theirs, or three and six.
+    assert one.node_mtbf == pytest.approx(2000 * HOUR / 9)
+    assert one.process_mtbf is None
+    both = _read(tiny_spec(), {"log": stated_log, "checkpoint": {"levels": "auto"}})
+    assert both.device_mtbf == one.device_mtbf
+    assert both.node_mtbf == pytest.approx(2000 * HOUR / 3)
+    assert both.process_mtbf == pytest.approx(2000 * HOUR / 6)
+    with pytest.raises(SpecError, match="leave out device_mtbf, node_mtbf, nodes_lost and process"):
+        _read(tiny_spec(), {"log": stated_log, "process_mtbf": "10h"})

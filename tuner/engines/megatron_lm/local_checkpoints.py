@@ -1,0 +1,57 @@
+"""Megatron-LM's checkpoints on hosts: "local" ones, by NVIDIA's resiliency extension.
+
+Read from `checkpoint_and_decide_exit`, `save_checkpoint` and `_load_base_checkpoint` of
+core_v0.16.1 to core_v0.19.0, and `LocalCheckpointManager` and `CliqueReplicationStrategy` of
+nvidia-resiliency-ext 0.5:
+
+- Every rank writes files of its own below one folder, which lies in the memory of a node (tmpfs)
+  here and outlives the processes. The newest iteration of which every rank has its files is loaded,
+  unless the shared checkpoint is newer.
+- In a step that both are due, only the shared one is written.
+- Replicas are broadcast within groups of `replication_factor` ranks that lie `replication_jump`
+  apart, a node here, while training waits. The number of ranks must be a multiple of both together.
+- Files belong to a rank, not to a layout: after a restart with other degrees, or of nodes in
+  another order, those of another rank would be read.
+- `torch.load` reads them, which runs what a file says: only their owner may write to the folder.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from tuner.engines.checkpoints import CheckpointSchedule
+from tuner.engines.launchers.shape import LaunchShape
+
+LOCAL_NOTE: Final = (
+    "  LOCAL_CHECKPOINTS        a folder in the memory of every node, e.g. below /dev/shm, that",
+    "                           this run alone writes to; needed where CHECKPOINTS is named",
+)
+
+NOTES: Final = (
+    "Checkpoints on hosts need the package nvidia-resiliency-ext, and belong to the ranks that",
+    "wrote them: restart every node with its own NODE_RANK, and a replacement with that of the",
+    "lost one. Before a restart on fewer nodes, with other degrees or in another order, empty",
+    "LOCAL_CHECKPOINTS: the run then goes on from CHECKPOINTS.",
+)
+
+
+def has_local(schedule: CheckpointSchedule | None) -> bool:
+    """Whether a plan saves to hosts."""
+    return schedule is not None and schedule.host_steps is not None
+
+
+def save_arguments(schedule: CheckpointSchedule, shape: LaunchShape) -> Iterator[str]:
+    """Yield the lines of `run.sh` that name when and where to save to hosts.
+
+    Raises:
+        ValueError: the ranks cannot be divided into groups that hold each other's replicas.
+    """
+    group = schedule.replicas + 1
+    yield (f"--non-persistent-ckpt-type local --non-persistent-save-interval {schedule.host_steps}")
+    yield '--non-persistent-local-ckpt-dir "$LOCAL_CHECKPOINTS"'
+    if group == 1:
+        return
+    if shape.nodes % group:
+        raise ValueError(f"{shape.nodes} nodes cannot be divided into groups of {group}")
+    yield (
+        f"--replication --replication-jump {shape.devices_per_node} --replication-factor {group}"
+    )

@@ -1,0 +1,426 @@
+"""The checkpoints of a run: levels, replicas, and steps between them.
+
+Shared storage alone is priced by interval.py, with the best or the stated interval. Every number of
+replicas on hosts is priced by two_levels.py, in whole steps: n steps to a host checkpoint, k of
+these to a shared one. Both are optimised where they are not stated: the best of a grid of powers of
+two, from the shortest intervals that writes allow to four times the best ones of one level, then
+from there and from the one-level estimates to ever nearer neighbours, until none is better.
+
+What is exact: the share of every policy that is compared. That the optimum is one of all whole
+numbers is tested by enumeration, not proven; none of its neighbours is better.
+
+Seconds of a checkpoint on hosts, as NVIDIA's resiliency extension saves it, which Megatron-LM uses:
+
+    part       bytes of a node: of the checkpoint, over the nodes that write
+    stall      (1 + replicas) copies to the node's memory, its own and those that it holds, and
+               replicas * part / bandwidth of the node: replicas are sent before training goes on
+    until it   another (1 + replicas) copies, from the process to files in memory
+    is durable
+    memory     COPIES (1 + replicas) parts: the last complete files, those being written, and the
+               processes' own
+    restart    a copy back to the devices; a replaced node's part comes over its NICs first
+
+Not covered: writes that slow down training or each other, replicas within a node.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.faults.interval import CheckpointCycle, best_work_s, cycle
+from tuner.faults.levels import FailureClass, FailureRates, Level, RunSeconds, SavePolicy
+from tuner.faults.reliability import (
+    FailureModel,
+    Jobs,
+    copy_s,
+    loss_rate_per_s,
+    process_rate_per_s,
+    read_s,
+    waiting_ratio,
+    write_s,
+)
+from tuner.faults.two_levels import LevelShares, level_shares, unfinished
+from tuner.units import format_bytes, format_counted, format_s
+
+COPIES: Final = 3
+"""Of what a node holds: complete, being written, and in the processes that write it."""
+FARTHEST: Final = 4.0
+"""Times the best interval of one level: the longest that the grid has."""
+APPROACH: Final = (1.5, 1.2, 1.05, 1.0)
+"""Factors between neighbours, the last one for a difference of one."""
+MOST_TRIES: Final = 2000
+"""Intervals of one number of replicas; a hundred are usual."""
+
+Intervals = tuple[int, int]
+"""Steps to a host checkpoint, and of these checkpoints to a shared one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPolicy:
+    """A policy with copies on hosts, and what it makes of a run."""
+
+    policy: SavePolicy
+    seconds: RunSeconds
+    shares: LevelShares
+    """Without waiting for repairs."""
+    ratio: float
+    """Share of the wall clock that advances training."""
+    host_bytes: float
+    """That copies take of a node's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PolicyChoice:
+    """The best policy, and what it was compared with."""
+
+    chosen: HostPolicy | None
+    """None: shared storage alone, or nothing."""
+    shared_only: CheckpointCycle
+    """Shared storage alone."""
+    is_shared_enough: bool
+    by_replicas: tuple[HostPolicy, ...]
+    """The best of each number of replicas, best first."""
+    left_out: tuple[str, ...]
+    """Why other numbers of replicas are not possible."""
+    num_priced: int
+    """Policies whose share was computed."""
+
+    @property
+    def ratio(self) -> float:
+        """Share of the wall clock that advances training; 0 where no stated policy is possible."""
+        if self.chosen is not None:
+            return self.chosen.ratio
+        return float(self.shared_only.effective_ratio) if self.is_shared_enough else 0.0
+
+
+def choose_policy(jobs: Jobs, reliability: FailureModel, *, step_s: float) -> PolicyChoice:
+    """Choose the policy with the largest share; of equals the one with fewer copies.
+
+    Args:
+        jobs: numbers, not arrays, on nodes of one kind.
+        reliability: with a level on hosts.
+        step_s: of the configuration.
+    """
+    host = reliability.host
+    if host is None:
+        raise ValueError("the failure model has no level on hosts")
+    shared_only = cycle(jobs, reliability, step_s=step_s)
+    best: list[HostPolicy] = []
+    left_out: dict[str, None] = {}
+    num_priced = 1
+    for replicas in sorted(set(host.replicas)):
+        reason = obstacle(jobs, reliability, replicas=replicas, step_s=step_s)
+        if reason:
+            left_out[reason] = None
+            continue
+        price = _Price.of(jobs, reliability, replicas=replicas, step_s=step_s)
+        own = price.best(shared_only)
+        num_priced += len(price.shares)
+        if own is None:
+            left_out[_too_short(reliability, price.seconds)] = None
+        else:
+            best.append(own)
+    best.sort(key=lambda one: -one.ratio)
+    chosen = best[0] if best else None
+    if (
+        chosen is not None
+        and host.is_optional
+        and chosen.ratio <= float(shared_only.effective_ratio)
+    ):
+        chosen = None
+    return PolicyChoice(
+        chosen=chosen,
+        shared_only=shared_only,
+        is_shared_enough=host.is_optional,
+        by_replicas=tuple(best),
+        left_out=tuple(left_out),
+        num_priced=num_priced,
+    )
+
+
+def obstacle(jobs: Jobs, reliability: FailureModel, *, replicas: int, step_s: float) -> str:
+    """Say why a number of replicas is not possible; empty where it is."""
+    host = reliability.host
+    assert host is not None
+    nodes, group = round(float(jobs.nodes)), replicas + 1
+    if host.obstacle:
+        return host.obstacle
+    if not loss_rate_per_s(jobs, reliability) > 0.0:
+        return (
+            "checkpoints on hosts need a rate at which nodes are lost: state node_mtbf, nodes_lost"
+            " or device_mtbf"
+        )
+    if nodes % group:
+        return (
+            f"{format_counted(replicas, 'replica')} of every node's copy need groups of {group}"
+            f" nodes, into which {format_counted(nodes, 'node')} cannot be divided"
+        )
+    if replicas and float(jobs.devices) % nodes:
+        return (
+            f"replicas need as many devices on every node, and {float(jobs.devices):,.0f} devices"
+            f" are spread over {format_counted(nodes, 'node')}"
+        )
+    needed = host_bytes(jobs, replicas=replicas)
+    if host.memory_bytes is not None and needed > host.memory_bytes:
+        return (
+            f"checkpoints on hosts with {format_counted(replicas, 'replica')} take"
+            f" {format_bytes(needed)} of a node's memory, and host_memory is"
+            f" {format_bytes(host.memory_bytes)}"
+        )
+    if host.interval_s is not None and host.interval_s < step_s:
+        return (
+            f"host_interval {format_s(host.interval_s)} is shorter than a step of"
+            f" {format_s(step_s)}"
+        )
+    return ""
+
+
+def host_bytes(jobs: Jobs, *, replicas: int) -> float:
+    """Bytes that copies take of the memory of a node."""
+    return COPIES * (1 + replicas) * _part_bytes(jobs)
+
+
+def failure_rates(jobs: Jobs, reliability: FailureModel) -> FailureRates:
+    """Failures per second by what they take."""
+    host = reliability.host
+    together = 0.0 if host is None else host.together_ratio
+    losses = float(loss_rate_per_s(jobs, reliability))
+    return FailureRates(
+        process_per_s=float(process_rate_per_s(jobs, reliability)),
+        node_per_s=losses * (1.0 - together),
+        together_per_s=losses * together,
+    )
+
+
+def run_seconds(
+    jobs: Jobs, reliability: FailureModel, *, replicas: int, step_s: float
+) -> RunSeconds:
+    """Durations of checkpoints and restarts on both levels."""
+    host, storage = reliability.host, reliability.storage
+    assert host is not None
+    copied_s, loaded_s = float(copy_s(jobs, storage)), float(read_s(jobs, storage))
+    sent_s = _part_bytes(jobs) / host.node_bytes_per_s
+    restart_s = reliability.restart_s
+    shorter_s = restart_s
+    if reliability.process_restart_s is not None:
+        shorter_s = reliability.process_restart_s
+    return RunSeconds(
+        step_s=step_s,
+        stall_s={
+            Level.HOST: (1 + replicas) * copied_s + replicas * sent_s,
+            Level.SHARED: copied_s,
+        },
+        durable_after_s={
+            Level.HOST: (1 + replicas) * copied_s,
+            Level.SHARED: float(write_s(jobs, storage)),
+        },
+        restart_s={
+            (Level.HOST, FailureClass.PROCESS): shorter_s + copied_s,
+            (Level.HOST, FailureClass.NODE): restart_s + sent_s + copied_s,
+            (Level.SHARED, FailureClass.PROCESS): shorter_s + loaded_s,
+            (Level.SHARED, FailureClass.NODE): restart_s + loaded_s,
+            (Level.SHARED, FailureClass.TOGETHER): restart_s + loaded_s,
+        },
+    )
+
+
+def _part_bytes(jobs: Jobs) -> float:
+    return float(jobs.checkpoint_bytes) / min(float(jobs.nodes), float(jobs.writers))
+
+
+def _too_short(reliability: FailureModel, seconds: RunSeconds) -> str:
+    """Say which stated intervals leave no room for a host checkpoint and its write."""
+    host = reliability.host
+    assert host is not None
+    written_s = seconds.durable_after_s[Level.HOST]
+    if host.interval_s is not None and reliability.interval_s is None:
+        return (
+            f"host_interval {format_s(host.interval_s)} is shorter than the write of a copy on"
+            f" hosts, {format_s(written_s)}"
+        )
+    if reliability.interval_s is not None:
+        return (
+            f"interval {format_s(reliability.interval_s)} has no room for a host checkpoint, whose"
+            f" interval is {format_s(max(host.interval_s or 0.0, written_s, seconds.step_s))} or"
+            f" more, and for a write to shared storage of"
+            f" {format_s(seconds.durable_after_s[Level.SHARED])}"
+        )
+    return "no intervals are long enough for the writes of both levels"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Price:
+    """Shares of policies with one number of replicas; mutable, as it remembers them."""
+
+    jobs: Jobs
+    reliability: FailureModel
+    replicas: int
+    seconds: RunSeconds
+    rates: FailureRates
+    waiting: float
+    shares: dict[Intervals, LevelShares | None]
+    """None: a write outlasts its interval."""
+
+    @classmethod
+    def of(cls, jobs: Jobs, reliability: FailureModel, *, replicas: int, step_s: float) -> "_Price":
+        return cls(
+            jobs=jobs,
+            reliability=reliability,
+            replicas=replicas,
+            seconds=run_seconds(jobs, reliability, replicas=replicas, step_s=step_s),
+            rates=failure_rates(jobs, reliability),
+            waiting=float(waiting_ratio(jobs, reliability)),
+            shares={},
+        )
+
+    def policy(self, intervals: Intervals) -> SavePolicy:
+        steps, segments = intervals
+        return SavePolicy(
+            host_interval_steps=steps,
+            shared_interval_steps=steps * segments,
+            replicas=self.replicas,
+            asynchronous=self.reliability.storage.asynchronous,
+        )
+
+    def training(self, intervals: Intervals) -> float:
+        """Share that trains; below zero where a write outlasts its interval."""
+        if intervals not in self.shares:
+            policy = self.policy(intervals)
+            late = unfinished(policy, self.seconds)
+            self.shares[intervals] = (
+                None if late else level_shares(policy, self.seconds, self.rates)
+            )
+        shares = self.shares[intervals]
+        return -1.0 if shares is None else shares.training
+
+    def best(self, shared_only: CheckpointCycle) -> HostPolicy | None:
+        """Return the policy with the best intervals; None where none is possible."""
+        allowed = _Allowed.of(self.reliability, self.seconds)
+        starts = list(allowed.grid(self.rates, shared_only))
+        if not starts:
+            return None
+        intervals = _climb(max(starts, key=self.training), self.training, allowed)
+        shares = self.shares[intervals]
+        if shares is None:
+            return None
+        return HostPolicy(
+            policy=self.policy(intervals),
+            seconds=self.seconds,
+            shares=shares,
+            ratio=shares.training * (1.0 - self.waiting),
+            host_bytes=host_bytes(self.jobs, replicas=self.replicas),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Allowed:
+    """The intervals that a spec leaves open."""
+
+    step_s: float
+    least_steps: int
+    """Of a host interval."""
+    fixed_steps: int | None
+    """Of a stated host interval."""
+    shared_steps: float | None
+    """Of a stated shared interval."""
+    stall_s: float
+    """Of a host checkpoint."""
+    shared_stall_s: float
+    shared_background_s: float
+
+    @classmethod
+    def of(cls, reliability: FailureModel, seconds: RunSeconds) -> "_Allowed":
+        host, is_async = reliability.host, reliability.storage.asynchronous
+        assert host is not None
+        step_s, stated_s = seconds.step_s, reliability.interval_s
+        written_s = seconds.background_s(Level.HOST, asynchronous=is_async)
+        return cls(
+            step_s=step_s,
+            least_steps=max(1, math.ceil(written_s / step_s)),
+            fixed_steps=None
+            if host.interval_s is None
+            else max(1, round(host.interval_s / step_s)),
+            shared_steps=None if stated_s is None else stated_s / step_s,
+            stall_s=seconds.stopped_s(Level.HOST, asynchronous=is_async),
+            shared_stall_s=seconds.stopped_s(Level.SHARED, asynchronous=is_async),
+            shared_background_s=seconds.background_s(Level.SHARED, asynchronous=is_async),
+        )
+
+    def least_segments(self, steps: int) -> int:
+        """That a write to shared storage needs, two at least."""
+        segment_s = steps * self.step_s + self.stall_s
+        return max(2, math.ceil((self.shared_background_s + self.stall_s) / segment_s))
+
+    def usable(self, steps: int, segments: float) -> Intervals | None:
+        """Return the nearest intervals that may be used; None where there are none."""
+        if self.fixed_steps is not None:
+            steps = self.fixed_steps
+        if steps < self.least_steps:
+            return None
+        if self.shared_steps is not None:
+            segments = self.shared_steps / steps
+            if round(segments) < self.least_segments(steps):
+                return None
+        return steps, max(self.least_segments(steps), round(segments))
+
+    def grid(self, rates: FailureRates, shared_only: CheckpointCycle) -> Iterator[Intervals]:
+        """Yield powers of two, and the best intervals of either level by itself."""
+        rate = rates.per_s
+        rarest = rates.together_per_s or rates.node_per_s
+        shared_s = float(best_work_s(failures_per_s=rarest, stall_s=self.shared_stall_s))
+        host_s = float(best_work_s(failures_per_s=rate, stall_s=self.stall_s))
+        farthest = max(host_s, float(shared_only.work_s)) * FARTHEST / self.step_s
+        steps_N = [max(1, round(host_s / self.step_s)), *_powers(self.least_steps, farthest)]
+        for steps in dict.fromkeys(max(self.least_steps, one) for one in steps_N):
+            near = shared_s / (steps * self.step_s)
+            least = self.least_segments(steps)
+            for segments in (near, *_powers(least, FARTHEST * near)):
+                intervals = self.usable(steps, segments)
+                if intervals is not None:
+                    yield intervals
+
+
+def _climb(
+    start: Intervals, training: Callable[[Intervals], float], allowed: _Allowed
+) -> Intervals:
+    """Go to better neighbours until there is none."""
+    best = start
+    tries = 0
+    for factor in APPROACH:
+        while tries < MOST_TRIES:
+            around = [
+                near
+                for steps, segments in _neighbours(best, factor)
+                if (near := allowed.usable(steps, segments)) is not None
+            ]
+            tries += len(around)
+            nearest = max(around, key=training, default=best)
+            if not training(nearest) > training(best):
+                break
+            best = nearest
+    return best
+
+
+def _neighbours(intervals: Intervals, factor: float) -> Iterator[tuple[int, float]]:
+    """Yield nearby intervals of hosts, and with each the same shared interval or a nearby one."""
+    steps, segments = intervals
+    for near in (steps, max(steps + 1, round(steps * factor)), _less(steps, factor)):
+        same = segments * steps / near
+        yield near, segments
+        yield near, same
+        yield near, max(round(same) + 1, same * factor)
+        yield near, min(round(same) - 1, same / factor)
+
+
+def _powers(first: int, last: float) -> Iterator[int]:
+    """Yield a number and its doubles until they exceed another."""
+    while True:
+        yield first
+        if first > last:
+            return
+        first *= 2
+
+
+def _less(steps: int, factor: float) -> int:
+    return max(1, min(steps - 1, round(steps / factor)))
