@@ -8,6 +8,7 @@ plans are made once (plan.py), so that a save needs three short gathers and no p
 import os
 import shutil
 from collections.abc import Sequence
+from errno import EACCES
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,7 +84,7 @@ class SharedLevel:
             self._folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(self._folder)
             if not os.access(self._folder, os.W_OK | os.X_OK):
-                raise PermissionError(13, "Permission denied", str(self._folder))
+                raise PermissionError(EACCES, os.strerror(EACCES), str(self._folder))
 
     def steps(self) -> list[int]:
         """List the steps that have a checkpoint, as the first rank sees them."""
