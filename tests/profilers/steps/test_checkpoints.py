@@ -283,7 +283,8 @@ def test_any_layout_goes_on_from_any(
 PHASES: Mapping[str, tuple[str, float | None]] = {
     "began": ("save_began", None),
     "copying": ("save_began", 0.002),
-    "writing": ("training_resumed", 0.02),
+    "writing": ("save_began", 0.04),
+    "writing beside the next steps": ("training_resumed", 0.04),
     "written, not yet renamed": ("written", None),
     "renaming": ("written", 0.005),
     "renamed": ("durable", None),
@@ -297,7 +298,7 @@ def _kill_often(
     new_run: Callable[[str], Run], fields: Fields, *, kills: int, modes: Iterable[bool]
 ) -> None:
     """Kill a run in every phase of a save in turn, in each mode of writing."""
-    unbroken, total = new_run("unbroken"), 5 * kills
+    unbroken, total = new_run("unbroken"), 5 * kills + 5
     assert not any(unbroken.launch(fields, total=total)), unbroken.log.read_text()
     wrong, left = [], 0
     for seed, asynchronous in enumerate(modes):
@@ -374,7 +375,7 @@ def test_a_run_survives_kills_while_it_saves(
 def test_a_run_survives_a_hundred_kills_in_every_phase_of_a_save(
     new_run: Callable[[str], Run], config: Callable[..., Fields]
 ) -> None:
-    _kill_often(new_run, config(data=2, expert=2), kills=56, modes=[True, False])
+    _kill_often(new_run, config(data=2, expert=2), kills=7 * len(PHASES), modes=[True, False])
 
 
 def test_a_lost_node_gets_its_state_from_another(
