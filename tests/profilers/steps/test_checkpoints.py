@@ -157,6 +157,12 @@ SAME_LAYOUT: Mapping[str, Fields] = {
     "data 2, zero 0": {"data": 2, "zero": 0},
     "data 2, zero 3": {"data": 2, "zero": 3},
     "pipeline 2": {"pipeline": 2},
+    "adapters, expert 2, bf16": {
+        "data": 2,
+        "expert": 2,
+        "precision": "bf16",
+        "adapters": {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "down_proj", "experts"]},
+    },
 }
 
 
