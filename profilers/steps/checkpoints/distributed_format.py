@@ -44,9 +44,10 @@ BROKEN: Final = (
     TypeError,
     ValueError,
     ArithmeticError,
-    RecursionError,
+    AssertionError,
+    RuntimeError,
 )
-"""What reading a damaged pickle raises, beside OSError."""
+"""What reading a damaged pickle, or tensors from other places than it says, raises."""
 
 
 class DamagedError(OSError):
@@ -105,7 +106,7 @@ def read_metadata(folder: Path, *, files: Mapping[str, FileFacts]) -> Metadata:
             stored = _MetadataUnpickler(file).load()
     except pickle.UnpicklingError as error:
         raise DamagedError(f"{path} is refused: {error}") from error
-    except BROKEN as error:
+    except (*BROKEN, MemoryError) as error:
         raise DamagedError(f"{path} is damaged") from error
     try:
         is_sound = isinstance(stored, Metadata) and _is_sound(stored, files)
@@ -134,7 +135,7 @@ def load_pieces(folder: Path, pieces: Sequence[Piece], *, files: Mapping[str, Fi
     reader.set_up_storage_reader(stored, is_coordinator=False)
     try:
         reader.read_data(LoadPlan(reads), _PiecePlanner(pieces)).wait()
-    except (*BROKEN, AssertionError, RuntimeError) as error:
+    except BROKEN as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise DamagedError(f"{folder} cannot be loaded: {reason}") from error
 

@@ -16,6 +16,7 @@ Not covered: a change of how many ranks a node has; the shared level is restored
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from errno import EACCES, EPERM
 from pathlib import Path
 from typing import Any, Final
 
@@ -107,7 +108,10 @@ class HostLevel:
         Raises:
             OSError: it cannot be written.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        # Memory is a place where every user may make folders; this one is for nobody else.
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._folder.stat().st_uid != os.getuid():
+            raise PermissionError(EPERM, "belongs to another user", str(self._folder))
         if not self._is_first_of_node:
             return
         remove_leftovers(self._folder)
@@ -115,7 +119,7 @@ class HostLevel:
             for path in folder.glob(f"{PARTIAL}*"):
                 path.unlink()
         if not os.access(self._folder, os.W_OK | os.X_OK):
-            raise PermissionError(13, "Permission denied", str(self._folder))
+            raise PermissionError(EACCES, os.strerror(EACCES), str(self._folder))
 
     def sets(self) -> list[StoredSet]:
         """List what every rank's state is kept of, somewhere, by step.

@@ -8,6 +8,7 @@ plans are made once (plan.py), so that a save needs three short gathers and no p
 import os
 import shutil
 from collections.abc import Sequence
+from errno import EACCES
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,7 +84,7 @@ class SharedLevel:
             self._folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(self._folder)
             if not os.access(self._folder, os.W_OK | os.X_OK):
-                raise PermissionError(13, "Permission denied", str(self._folder))
+                raise PermissionError(EACCES, os.strerror(EACCES), str(self._folder))
 
     def steps(self) -> list[int]:
         """List the steps that have a checkpoint, as the first rank sees them."""
@@ -112,11 +113,12 @@ class SharedLevel:
         if manifest is None or reason is not None:
             return reason
         wanted = [*pieces, *(generators if manifest.layout == self._plan.layout else ())]
-        reason = attempt(lambda: load_pieces(folder, wanted, files=manifest.files), self._group)
-        if reason is None:
-            older = (name for other, name in self._names() if other <= step)
-            self._finished = [*older][-self._kept :]
-        return reason
+        return attempt(lambda: load_pieces(folder, wanted, files=manifest.files), self._group)
+
+    def resume(self, step: int) -> None:
+        """Count the checkpoints up to the step that was restored, from wherever, as finished."""
+        folders = [folder.name for other, _, folder in step_folders(self._folder) if other <= step]
+        self._finished = folders[-self._kept :]
 
     def save(self, step: int, snapshot: Snapshot, emit: Emit) -> str | None:
         """Write a checkpoint on all ranks and complete it.
@@ -209,9 +211,6 @@ class SharedLevel:
     def _remove_older(self) -> None:
         if self._is_first:
             keep_only(self._folder, self._finished)
-
-    def _names(self) -> list[tuple[int, str]]:
-        return [(step, folder.name) for step, _, folder in step_folders(self._folder)]
 
     def _verified(self, folder: Path, step: int) -> tuple[Manifest | None, str | None]:
         """Read the manifest and compare its files, each on one rank."""

@@ -116,6 +116,7 @@ class CheckpointStore:
             level, source, reason = self._restored(candidate)
             if reason is None:
                 set_generators(self._generators, self._layout)
+                self._shared.resume(candidate.step)
                 seconds = time.perf_counter() - begin_s
                 self._emit(
                     "restored", level=level, step=candidate.step, source=source, seconds=seconds
