@@ -2,11 +2,11 @@
 
     python tests/benchmarks/checkpoint_faults.py [FILE] [--measure]
 
-FILE, by default examples/profiles/epyc-faults/faults.json, is what `--measure` writes: the reference
-step on four nodes of one rank each suffers the same faults under every policy of `SCENARIO`, as
-`moetune verify --faults` does it. A node has `CORES` of a core (a control group of the kernel, which
-needs root) and a folder in memory; ranks talk over loopback. It takes 20 minutes on an idle machine
-of two cores. Exit code 1: a bound of `BOUNDS` is missed.
+FILE, by default examples/profiles/epyc-faults/faults.json, is what `--measure` writes: the
+reference step on four nodes of one rank each suffers the same faults under every policy of
+`SCENARIO`, as `moetune verify --faults` does it. A node has `CORES` of a core (a control group of
+the kernel, which needs root) and a folder in memory; ranks talk over loopback. It takes 20 minutes
+on an idle machine of two cores. Exit code 1: a bound of `BOUNDS` is missed.
 
 A link of known speed: `unshare -n sh -c 'ip link set lo up; tc qdisc add dev lo root tbf rate 2gbit
 burst 256kb latency 50ms; python tests/benchmarks/checkpoint_faults.py --measure'`.

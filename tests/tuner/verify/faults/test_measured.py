@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,15 @@ from tuner.verify.faults.scenario import Fault, FaultKind, StatedPolicy
 from tuner.verify.faults.supervisor import Injected, LaunchLog
 
 
-def launch(folder: Path, *lines: tuple[str, float, dict[str, object]], **ended: float) -> LaunchLog:
+Line = tuple[str, float, dict[str, Any]]
+
+
+def launch(
+    folder: Path,
+    *lines: Line,
+    failed_at_s: float | None = None,
+    noticed_at_s: float | None = None,
+) -> LaunchLog:
     """Write the events of one rank, and read them in two pieces."""
     folder.mkdir()
     path = file_of(folder / EVENTS_NAME, 0)
@@ -30,10 +39,10 @@ def launch(folder: Path, *lines: tuple[str, float, dict[str, object]], **ended: 
     path.write_text(text, encoding="utf-8")
     ranks[0].read()
     assert len(ranks[0].events) == len(lines)
-    return LaunchLog(ranks=ranks, **ended)
+    return LaunchLog(ranks=ranks, failed_at_s=failed_at_s, noticed_at_s=noticed_at_s)
 
 
-def steps(first: int, last: int, *, begin_s: float) -> list[tuple[str, float, dict[str, object]]]:
+def steps(first: int, last: int, *, begin_s: float) -> list[Line]:
     """Steps of one second each."""
     return [
         (
@@ -117,7 +126,7 @@ def test_a_replay_has_the_same_parts(tmp_path: Path) -> None:
 
 def test_durations_of_a_short_run_by_hand(tmp_path: Path) -> None:
     save = {"level": "host", "step": 3}
-    slow = [
+    slow: list[Line] = [
         ("step_done", 104.7, {"step": 4, "seconds": 1.5, "loss": 1.0}),
         ("step_done", 105.7, {"step": 5, "seconds": 1.0, "loss": 1.0}),
     ]
