@@ -15,7 +15,6 @@ from tuner.verify.faults.measured import measured_run
 from tuner.verify.faults.scenario import Fault, FaultKind, StatedPolicy
 from tuner.verify.faults.supervisor import Injected, LaunchLog
 
-
 Line = tuple[str, float, dict[str, Any]]
 
 

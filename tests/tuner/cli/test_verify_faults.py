@@ -1,0 +1,64 @@
+"""`moetune verify --faults` as it is typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tuner.cli import app as frame
+from tuner.goals.train_folder import read_plan
+from tuner.goals.verify_faults import REPORT_NAME
+from tuner.verify.faults.comparison import FaultReport
+
+Captured = pytest.CaptureFixture[str]
+
+
+def written(folder: Path, *, nodes: int, steps: int = 30) -> Path:
+    scenario = {
+        "steps": steps,
+        "nodes": nodes,
+        "mean_interval": "3s",
+        "most": 1,
+        "faults": {"kill": 1},
+        "hang": "30s",
+        "policies": [{"shared": 10}, {"shared": 20, "host": 5}],
+    }
+    path = folder / "scenario.yaml"
+    path.write_text(json.dumps(scenario), encoding="utf-8")
+    return path
+
+
+def ranks_of(planned: Path) -> int:
+    decision = read_plan(planned).decision
+    assert decision is not None
+    return decision.num_devices
+
+
+def test_what_cannot_be_run_is_refused_before_anything_starts(
+    planned: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    cases = {
+        str(tmp_path / "absent.yaml"): "absent.yaml",
+        str(written(tmp_path, nodes=ranks_of(planned) + 1)): "do not divide",
+    }
+    for file, reason in cases.items():
+        assert frame.run(["verify", str(planned), "--faults", file]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert reason in line
+    assert not (planned / REPORT_NAME).exists()
+
+
+@pytest.mark.slow
+def test_a_plan_goes_on_after_a_kill_as_if_there_had_been_none(
+    planned: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    scenario = written(tmp_path, nodes=ranks_of(planned))
+    assert frame.run(["verify", str(planned), "--faults", str(scenario)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("every loss equals that of the run without faults") == 2
+    assert "Chosen: " in printed
+    report = FaultReport.model_validate_json((planned / REPORT_NAME).read_text(encoding="utf-8"))
+    for result in report.results:
+        assert result.faults == 1
+        assert sum(result.restores.values()) == 1
+        assert result.measured.wall_s > result.measured.overhead_s > 0.0
