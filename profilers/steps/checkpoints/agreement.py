@@ -11,6 +11,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from profilers.errors import CheckpointDamagedError
+
 SAVE_TIMEOUT: Final = timedelta(minutes=30)
 """Of a rank that waits for the slowest one to write; one that died closes its connections."""
 
@@ -41,7 +43,7 @@ def attempt(action: Callable[[], None], group: dist.ProcessGroup) -> str | None:
     reason = None
     try:
         action()
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, CheckpointDamagedError) as error:
         reason = describe(error)
     reasons = gather(reason, group)
     return next((one for one in reasons if one is not None), None)

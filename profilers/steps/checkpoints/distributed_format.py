@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from profilers.errors import CheckpointDamagedError
 from profilers.steps.checkpoints.manifest import FileFacts
 from profilers.steps.checkpoints.pieces import Piece
 
@@ -48,10 +49,6 @@ BROKEN: Final = (
     RuntimeError,
 )
 """What reading a damaged pickle, or tensors from other places than it says, raises."""
-
-
-class DamagedError(OSError):
-    """A checkpoint on storage is not what it should be; the message is one line."""
 
 
 def _allowed() -> dict[tuple[str, str], Any]:
@@ -97,7 +94,7 @@ def read_metadata(folder: Path, *, files: Mapping[str, FileFacts]) -> Metadata:
         files: that its tensors may lie in.
 
     Raises:
-        DamagedError: it is none, or says what cannot be.
+        CheckpointDamagedError: it is none, or says what cannot be.
         OSError: it cannot be read.
     """
     path = folder / METADATA
@@ -105,15 +102,15 @@ def read_metadata(folder: Path, *, files: Mapping[str, FileFacts]) -> Metadata:
         with path.open("rb") as file:
             stored = _MetadataUnpickler(file).load()
     except pickle.UnpicklingError as error:
-        raise DamagedError(f"{path} is refused: {error}") from error
+        raise CheckpointDamagedError(f"{path} is refused: {error}") from error
     except (*BROKEN, MemoryError) as error:
-        raise DamagedError(f"{path} is damaged") from error
+        raise CheckpointDamagedError(f"{path} is damaged") from error
     try:
         is_sound = isinstance(stored, Metadata) and _is_sound(stored, files)
     except BROKEN:
         is_sound = False
     if not is_sound:
-        raise DamagedError(f"{path} describes tensors that its files cannot hold")
+        raise CheckpointDamagedError(f"{path} describes tensors that its files cannot hold")
     return stored  # type: ignore[no-any-return]  # checked above
 
 
@@ -126,7 +123,7 @@ def load_pieces(folder: Path, pieces: Sequence[Piece], *, files: Mapping[str, Fi
         files: that its tensors may lie in.
 
     Raises:
-        DamagedError: a tensor is missing, or of another size or type.
+        CheckpointDamagedError: a tensor is missing, or of another size or type.
         OSError: a file cannot be read.
     """
     stored = read_metadata(folder, files=files)
@@ -137,7 +134,7 @@ def load_pieces(folder: Path, pieces: Sequence[Piece], *, files: Mapping[str, Fi
         reader.read_data(LoadPlan(reads), _PiecePlanner(pieces)).wait()
     except BROKEN as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise DamagedError(f"{folder} cannot be loaded: {reason}") from error
+        raise CheckpointDamagedError(f"{folder} cannot be loaded: {reason}") from error
 
 
 def _is_sound(stored: Metadata, files: Mapping[str, FileFacts]) -> bool:
@@ -178,9 +175,9 @@ def _reads(piece: Piece, stored: Metadata, path: Path) -> list[ReadItem]:
     """List which parts of the stored chunks fill a piece."""
     tensor = stored.state_dict_metadata.get(piece.name)
     if not isinstance(tensor, TensorStorageMetadata):
-        raise DamagedError(f"{path} has no tensor {piece.name}")
+        raise CheckpointDamagedError(f"{path} has no tensor {piece.name}")
     if tuple(tensor.size) != piece.size or tensor.properties.dtype != piece.values.dtype:
-        raise DamagedError(
+        raise CheckpointDamagedError(
             f"{path}: {piece.name} is {tensor.properties.dtype} {list(tensor.size)} there,"
             f" {piece.values.dtype} {list(piece.size)} here"
         )
@@ -190,7 +187,7 @@ def _reads(piece: Piece, stored: Metadata, path: Path) -> list[ReadItem]:
     if covered != piece.values.numel() or any(
         read.storage_index not in stored.storage_data for read in reads
     ):
-        raise DamagedError(f"{path}: parts of {piece.name} are missing")
+        raise CheckpointDamagedError(f"{path}: parts of {piece.name} are missing")
     return reads
 
 
@@ -205,4 +202,4 @@ class _PiecePlanner(DefaultLoadPlanner):
         return self._values[index.fqn, tuple(index.offset or ())]
 
     def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
-        raise DamagedError(f"{read_item.dest_index.fqn} is no tensor")
+        raise CheckpointDamagedError(f"{read_item.dest_index.fqn} is no tensor")

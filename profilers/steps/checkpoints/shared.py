@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-from profilers.errors import RankError, first_problem
+from profilers.errors import CheckpointDamagedError, RankError, first_problem
 from profilers.steps.checkpoints.agreement import attempt, describe, gather
 from profilers.steps.checkpoints.distributed_format import METADATA, load_pieces, read_metadata
 from profilers.steps.checkpoints.folders import (
@@ -244,12 +244,18 @@ class SharedLevel:
             if number % self._group.size() != self._group.rank():
                 continue
             if Path(name).name != name:
-                raise OSError(f"{folder / NAME} names {name!r}, which is no file beside it")
+                raise CheckpointDamagedError(
+                    f"{folder / NAME} names {name!r}, which is no file beside it"
+                )
             facts = FileFacts(**facts_of(folder / name))
             if facts.bytes != expected.bytes:
-                raise OSError(f"{folder / name} has {facts.bytes} of {expected.bytes} bytes")
+                raise CheckpointDamagedError(
+                    f"{folder / name} has {facts.bytes} of {expected.bytes} bytes"
+                )
             if facts != expected:
-                raise OSError(f"{folder / name} has another checksum than when it was written")
+                raise CheckpointDamagedError(
+                    f"{folder / name} has another checksum than when it was written"
+                )
         # On every rank, before anything is loaded on any of them.
         read_metadata(folder, files=manifest.files)
 

@@ -19,7 +19,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from profilers.steps.checkpoints.distributed_format import DamagedError, read_metadata
+from profilers.errors import CheckpointDamagedError
+from profilers.steps.checkpoints.distributed_format import read_metadata
 from profilers.steps.checkpoints.manifest import FileFacts
 
 FILE = "__0_0.distcp"
@@ -80,7 +81,7 @@ def test_whatever_else_it_holds_is_refused(tmp_path: Path) -> None:
     for said, stored in hostile:
         values = stored if isinstance(stored, bytes) else pickle.dumps(stored)
         (tmp_path / ".metadata").write_bytes(values)
-        with pytest.raises(DamagedError) as error:
+        with pytest.raises(CheckpointDamagedError) as error:
             read_metadata(tmp_path, files=FILES)
         if said not in str(error.value) or "\n" in str(error.value):
             wrong.append(f"{said!r} expected, not {error.value}")
