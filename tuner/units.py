@@ -152,7 +152,7 @@ def parse_share(text: str) -> float:
     """
     number = text.strip().removesuffix("%").strip()
     if not text.strip().endswith("%") or not re.fullmatch(r"(\d+\.?\d*|\.\d+)", number):
-        raise ValueError(f"{_shown(text)} is not a share, such as '2%'")
+        raise ValueError(f"{_shown(text)!r} is not a share, such as '2%'")
     return float(number) / 100.0
 
 

@@ -17,6 +17,7 @@ from tuner.units import (
     parse_bytes_per_s,
     parse_per_s,
     parse_seconds,
+    parse_share,
     parse_share_per_s,
 )
 
@@ -192,6 +193,14 @@ def test_a_share_of_a_period_is_a_ratio_a_second() -> None:
 def test_what_is_no_share_of_a_period_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r"1% per week|week|above zero"):
         parse_share_per_s(text)
+
+
+def test_shares_are_read_as_ratios() -> None:
+    texts = {"2%": 0.02, " 0.5 % ": 0.005, "100%": 1.0, ".1%": 0.001}
+    assert {text: parse_share(text) for text in texts} == pytest.approx(texts)
+    for text in ("2", "%", "two%", "-2%", "2%%", "1e3%", "nan%", "2% per week", "9" * 5000):
+        with pytest.raises(ValueError, match="is not a share, such as '2%'"):
+            parse_share(text)
 
 
 def test_a_long_share_is_refused_at_once() -> None:

@@ -34,6 +34,9 @@ def analytic_notes(
         notes.append(zero_experts_note(spec.model.moe))
     notes += _assumed_checkpoints(spec, measured)
     notes += _failure_notes(spec)
+    stated = spec.goal.reliability
+    if stated is not None and stated.checkpoint.keeps_host_copies and len(spec.cluster.pools) > 1:
+        notes.append("checkpoints on hosts are not priced over several pools at once")
     if measured:
         if calibrated and not all(one.own_residuals for one in measured.values()):
             notes.append("what was not measured is corrected by residuals of published runs")

@@ -7,6 +7,7 @@ from tuner.config.train import TrainDecision
 from tuner.plans.proof import gap_words, proof_words
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.candidates import candidates_figure
+from tuner.report.checkpoint_levels import levels_sentence
 from tuner.report.content import (
     Block,
     Cell,
@@ -247,6 +248,9 @@ def _run(predicted: TrainPrediction, currency: str | None) -> NamedValues | None
                 number(run.expected_failures, key="predicted.run.expected_failures"),
             )
         )
+    saving = levels_sentence(run)
+    if saving:
+        facts.append(("checkpoints", word(saving)))
     return NamedValues(facts=tuple(facts)) if facts else None
 
 

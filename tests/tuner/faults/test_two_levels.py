@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.rows import Failures
+from tests.tuner.faults.embedded_chain import training_share
 from tests.tuner.faults.level_table import TABLE, Case, case, seconds
 from tuner.faults.interval import CheckpointCycle
 from tuner.faults.levels import FailureClass, FailureRates, Level, SavePolicy
@@ -67,6 +68,24 @@ def test_free_copies_that_no_failure_spares_change_nothing() -> None:
             with failures.of(mean_s, host, background_s):
                 assert shares.training == pytest.approx(expected, rel=1e-9)
                 assert shares.host_restores == pytest.approx(0.0, abs=1e-12)
+    failures.check()
+
+
+def test_the_chain_of_restarts_has_the_same_share() -> None:
+    failures = Failures()
+    for name, one in TABLE.items():
+        for often in (1.0, 4.0):
+            own = replace(
+                one,
+                rates=FailureRates(
+                    process_per_s=one.rates.process_per_s * often,
+                    node_per_s=one.rates.node_per_s * often,
+                    together_per_s=one.rates.together_per_s * often,
+                ),
+            )
+            with failures.of(name, often):
+                shares = level_shares(own.policy, own.seconds, own.rates)
+                assert shares.training == pytest.approx(training_share(own), rel=1e-9)
     failures.check()
 
 
