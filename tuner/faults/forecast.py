@@ -1,6 +1,7 @@
 """The whole run of `goal.tokens`: its length, its failures, its share of training, its cost.
 
-Letters as in tuner/faults/interval.py. Shares of the wall clock, exact for exponential failures:
+Letters as in tuner/faults/interval.py. Shares of the wall clock (run_shares.py), here for shared
+storage alone:
 
     training     tau / E, less the time spent waiting
     checkpoints  training * c / tau: stalls of checkpoints that were kept

@@ -9,14 +9,9 @@ from tests.rows import Failures
 from tuner.faults.forecast import TrainingRun, forecast
 from tuner.faults.goodput import goodput_step_s
 from tuner.faults.interval import cycle
+from tuner.faults.level_seconds import COPIES, failure_rates, host_bytes, run_seconds
 from tuner.faults.levels import FailureClass, Level, SavePolicy
-from tuner.faults.policies import (
-    COPIES,
-    choose_policy,
-    failure_rates,
-    host_bytes,
-    run_seconds,
-)
+from tuner.faults.policies import choose_policy
 from tuner.faults.reliability import FailureModel, HostLevel, Jobs, Storage
 from tuner.faults.two_levels import level_shares, unfinished
 
