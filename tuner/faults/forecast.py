@@ -1,6 +1,7 @@
 """The whole run of `goal.tokens`: its length, its failures, its share of training, its cost.
 
-Letters as in tuner/faults/interval.py. Shares of the wall clock, exact for exponential failures:
+Letters as in tuner/faults/interval.py. Shares of the wall clock (run_shares.py), here for shared
+storage alone:
 
     training     tau / E, less the time spent waiting
     checkpoints  training * c / tau: stalls of checkpoints that were kept
@@ -23,6 +24,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from profilers.records import Record, Seconds
 from tuner.faults.interval import LEAST_EFFECTIVE_RATIO
+from tuner.faults.levels import SavePolicy
 from tuner.faults.reliability import FailureModel, Jobs, longest_wait_s
 from tuner.faults.run_shares import CheckpointLevels, Ratio, RunShares, Whole, run_shares
 
@@ -124,6 +126,25 @@ def forecast(run: TrainingRun, *, jobs: Jobs, reliability: FailureModel | None) 
         )
     return _with_failures(
         run_shares(jobs, reliability, step_s=run.step_s), run, jobs=jobs, reliability=reliability
+    )
+
+
+def save_policy(run: RunForecast, *, asynchronous: bool) -> SavePolicy | None:
+    """Return when a forecast run saves, as the simulation takes it; None where it does not.
+
+    Args:
+        run: of a plan.
+        asynchronous: training goes on while a copy is not durable; stated in the spec.
+    """
+    if run.checkpoint_interval_steps is None:
+        return None
+    levels = run.checkpoint_levels
+    host_steps = None if levels is None else levels.host_interval_steps
+    return SavePolicy(
+        host_interval_steps=host_steps,
+        shared_interval_steps=run.checkpoint_interval_steps,
+        replicas=0 if levels is None else levels.replicas,
+        asynchronous=asynchronous,
     )
 
 

@@ -8,19 +8,6 @@ from there and from the one-level estimates to ever nearer neighbours, until non
 
 What is exact: the share of every policy that is compared. That the optimum is one of all whole
 numbers is tested by enumeration, not proven; none of its neighbours is better.
-
-Seconds of a checkpoint on hosts, as NVIDIA's resiliency extension saves it, which Megatron-LM uses:
-
-    part       bytes of a node: of the checkpoint, over the nodes that write
-    stall      (1 + replicas) copies to the node's memory, its own and those that it holds, and
-               replicas * part / bandwidth of the node: replicas are sent before training goes on
-    until it   another (1 + replicas) copies, from the process to files in memory
-    is durable
-    memory     COPIES (1 + replicas) parts: the last complete files, those being written, and the
-               processes' own
-    restart    a copy back to the devices; a replaced node's part comes over its NICs first
-
-Not covered: writes that slow down training or each other, replicas within a node.
 """
 
 import math
@@ -29,22 +16,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.faults.interval import CheckpointCycle, best_work_s, cycle
-from tuner.faults.levels import FailureClass, FailureRates, Level, RunSeconds, SavePolicy
-from tuner.faults.reliability import (
-    FailureModel,
-    Jobs,
-    copy_s,
-    loss_rate_per_s,
-    process_rate_per_s,
-    read_s,
-    waiting_ratio,
-    write_s,
-)
+from tuner.faults.level_seconds import failure_rates, host_bytes, obstacle, run_seconds
+from tuner.faults.levels import FailureRates, Level, RunSeconds, SavePolicy
+from tuner.faults.reliability import FailureModel, Jobs, waiting_ratio
 from tuner.faults.two_levels import LevelShares, level_shares, unfinished
-from tuner.units import format_bytes, format_counted, format_s
+from tuner.units import format_s
 
-COPIES: Final = 3
-"""Of what a node holds: complete, being written, and in the processes that write it."""
 FARTHEST: Final = 4.0
 """Times the best interval of one level: the longest that the grid has."""
 APPROACH: Final = (1.5, 1.2, 1.05, 1.0)
@@ -137,96 +114,6 @@ def choose_policy(jobs: Jobs, reliability: FailureModel, *, step_s: float) -> Po
         left_out=tuple(left_out),
         num_priced=num_priced,
     )
-
-
-def obstacle(jobs: Jobs, reliability: FailureModel, *, replicas: int, step_s: float) -> str:
-    """Say why a number of replicas is not possible; empty where it is."""
-    host = reliability.host
-    assert host is not None
-    nodes, group = round(float(jobs.nodes)), replicas + 1
-    if host.obstacle:
-        return host.obstacle
-    if not loss_rate_per_s(jobs, reliability) > 0.0:
-        return (
-            "checkpoints on hosts need a rate at which nodes are lost: state node_mtbf, nodes_lost"
-            " or device_mtbf"
-        )
-    if nodes % group:
-        return (
-            f"{format_counted(replicas, 'replica')} of every node's copy need groups of {group}"
-            f" nodes, into which {format_counted(nodes, 'node')} cannot be divided"
-        )
-    if replicas and float(jobs.devices) % nodes:
-        return (
-            f"replicas need as many devices on every node, and {float(jobs.devices):,.0f} devices"
-            f" are spread over {format_counted(nodes, 'node')}"
-        )
-    needed = host_bytes(jobs, replicas=replicas)
-    if host.memory_bytes is not None and needed > host.memory_bytes:
-        return (
-            f"checkpoints on hosts with {format_counted(replicas, 'replica')} take"
-            f" {format_bytes(needed)} of a node's memory, and host_memory is"
-            f" {format_bytes(host.memory_bytes)}"
-        )
-    if host.interval_s is not None and host.interval_s < step_s:
-        return (
-            f"host_interval {format_s(host.interval_s)} is shorter than a step of"
-            f" {format_s(step_s)}"
-        )
-    return ""
-
-
-def host_bytes(jobs: Jobs, *, replicas: int) -> float:
-    """Bytes that copies take of the memory of a node."""
-    return COPIES * (1 + replicas) * _part_bytes(jobs)
-
-
-def failure_rates(jobs: Jobs, reliability: FailureModel) -> FailureRates:
-    """Failures per second by what they take."""
-    host = reliability.host
-    together = 0.0 if host is None else host.together_ratio
-    losses = float(loss_rate_per_s(jobs, reliability))
-    return FailureRates(
-        process_per_s=float(process_rate_per_s(jobs, reliability)),
-        node_per_s=losses * (1.0 - together),
-        together_per_s=losses * together,
-    )
-
-
-def run_seconds(
-    jobs: Jobs, reliability: FailureModel, *, replicas: int, step_s: float
-) -> RunSeconds:
-    """Durations of checkpoints and restarts on both levels."""
-    host, storage = reliability.host, reliability.storage
-    assert host is not None
-    copied_s, loaded_s = float(copy_s(jobs, storage)), float(read_s(jobs, storage))
-    sent_s = _part_bytes(jobs) / host.node_bytes_per_s
-    restart_s = reliability.restart_s
-    shorter_s = restart_s
-    if reliability.process_restart_s is not None:
-        shorter_s = reliability.process_restart_s
-    return RunSeconds(
-        step_s=step_s,
-        stall_s={
-            Level.HOST: (1 + replicas) * copied_s + replicas * sent_s,
-            Level.SHARED: copied_s,
-        },
-        durable_after_s={
-            Level.HOST: (1 + replicas) * copied_s,
-            Level.SHARED: float(write_s(jobs, storage)),
-        },
-        restart_s={
-            (Level.HOST, FailureClass.PROCESS): shorter_s + copied_s,
-            (Level.HOST, FailureClass.NODE): restart_s + sent_s + copied_s,
-            (Level.SHARED, FailureClass.PROCESS): shorter_s + loaded_s,
-            (Level.SHARED, FailureClass.NODE): restart_s + loaded_s,
-            (Level.SHARED, FailureClass.TOGETHER): restart_s + loaded_s,
-        },
-    )
-
-
-def _part_bytes(jobs: Jobs) -> float:
-    return float(jobs.checkpoint_bytes) / min(float(jobs.nodes), float(jobs.writers))
 
 
 def _too_short(reliability: FailureModel, seconds: RunSeconds) -> str:

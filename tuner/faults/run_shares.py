@@ -1,7 +1,8 @@
 """What failures make of a run, with one checkpoint level (interval.py) or two (policies.py).
 
-Restarts in the middle of a write to shared storage count as if they went back to the newest copy of
-their level; that is exact for the shares, and only the band of the wall clock takes it so.
+Shares of the wall clock are exact for exponential failures. With two levels the time that one
+failure costs, which only the band of the wall clock needs, is taken as uniform between two
+checkpoints of the level that is restored.
 """
 
 import math

@@ -122,6 +122,8 @@ def _one_level(
         return NEVER
     failures = math.expm1(inside) * math.exp(rate * background_s)
     wall_s = failures * (1.0 / rate + shared.mean_s)
+    if math.isinf(wall_s):
+        return NEVER
     return LevelShares(
         training=work_s / wall_s,
         checkpoints=stopped_s / wall_s,
@@ -148,6 +150,8 @@ def _two_levels(
     failures = cycle.host_failures + cycle.shared_failures
     restarting_s = cycle.host_failures * host.mean_s + cycle.shared_failures * shared.mean_s
     wall_s = failures / rates.per_s + restarting_s
+    if math.isinf(wall_s):
+        return NEVER
     return LevelShares(
         training=cycle.periods * times.segments * times.work_s / wall_s,
         checkpoints=cycle.periods * stopped_s / wall_s,

@@ -16,7 +16,7 @@ from tuner.search.reasons import unmeasured_links, zero_experts_note
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
-from tuner.units import format_bytes_per_s, format_s
+from tuner.units import format_bytes_per_s, format_ratio, format_s
 from tuner.verify.launches import REFERENCE
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def analytic_notes(
     stated = spec.goal.reliability
     if stated is not None and stated.checkpoint.keeps_host_copies and len(spec.cluster.pools) > 1:
         notes.append("checkpoints on hosts are not priced over several pools at once")
+    notes += _assumed_losses(spec)
     if measured:
         if calibrated and not all(one.own_residuals for one in measured.values()):
             notes.append("what was not measured is corrected by residuals of published runs")
@@ -83,6 +84,19 @@ def _failure_notes(spec: Spec) -> Iterator[str]:
         yield (
             f"failures in the log are not exponential (p = {tested.probability:.2g}): they come"
             f" {how}, so the checkpoint interval and the effective share are less certain"
+        )
+
+
+def _assumed_losses(spec: Spec) -> Iterator[str]:
+    """Note the assumed share of losses that take replicas along where copies may be on hosts."""
+    stated = spec.goal.reliability
+    if stated is None or not stated.checkpoint.keeps_host_copies:
+        return
+    if "lost_together" not in stated.model_fields_set:
+        yield (
+            f"{format_ratio(stated.lost_together)} of lost machines are assumed to take the"
+            " replicas of their copies along, e.g. with a rack; checkpoints on shared storage are"
+            " as rare as that allows: set goal.reliability.lost_together, or checkpoint.interval"
         )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.rows import Failures
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.engines.checkpoints import checkpoint_schedule
 from tuner.engines.launchers.shape import launch_shape
+from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.writers import emit
 from tuner.faults.forecast import RunForecast
 from tuner.faults.levels import Level
@@ -228,6 +230,10 @@ def test_megatron_saves_to_hosts_in_between(tmp_path: Path) -> None:
                 ) in script
                 assert "need the package nvidia-resiliency-ext" in script
                 assert "LOCAL_CHECKPOINTS: the run then goes on from CHECKPOINTS." in script
+            read = megatron.read(script, source="run.sh", beside=partial(_text, folder))
+            with failures.of(target, replicas, "read"):
+                saved = (read.save_interval, read.host_save_interval, read.host_replicas)
+                assert saved == (120, 30, replicas)
             flags = {word for word in local if word.startswith("--")}
             for release, known in FLAGS["releases"].items():
                 with failures.of(target, replicas, release):
@@ -235,6 +241,10 @@ def test_megatron_saves_to_hosts_in_between(tmp_path: Path) -> None:
     failures.check()
     with pytest.raises(ValueError, match="cannot be divided into groups of 3"):
         emit("megatron-lm", saving_on_hosts("megatron-lm", replicas=2))
+
+
+def _text(folder: Path, name: str) -> str:
+    return (folder / name).read_text()
 
 
 def test_scripts_with_one_level_are_silent_about_hosts() -> None:

@@ -6,17 +6,12 @@ from dataclasses import replace
 import pytest
 
 from tests.rows import Failures
-from tuner.faults.forecast import TrainingRun, forecast
+from tuner.faults.forecast import TrainingRun, forecast, save_policy
 from tuner.faults.goodput import goodput_step_s
 from tuner.faults.interval import cycle
+from tuner.faults.level_seconds import COPIES, failure_rates, host_bytes, run_seconds
 from tuner.faults.levels import FailureClass, Level, SavePolicy
-from tuner.faults.policies import (
-    COPIES,
-    choose_policy,
-    failure_rates,
-    host_bytes,
-    run_seconds,
-)
+from tuner.faults.policies import choose_policy
 from tuner.faults.reliability import FailureModel, HostLevel, Jobs, Storage
 from tuner.faults.two_levels import level_shares, unfinished
 
@@ -137,6 +132,8 @@ def test_plan_and_forecast_have_the_same_share() -> None:
         assert levels.levels == (Level.HOST, Level.SHARED)
         assert levels.host_interval_steps == chosen.policy.segment_steps
         assert made.checkpoint_interval_steps == chosen.policy.shared_interval_steps
+        is_async = model.storage.asynchronous
+        assert save_policy(made, asynchronous=is_async) == chosen.policy
         assert levels.compared[0].effective_time_ratio == choice.ratio
         assert levels.compared[-1].effective_time_ratio < choice.ratio
         assert {one.replicas for one in levels.compared} == {0, 1}
@@ -157,6 +154,12 @@ def test_where_shared_storage_is_chosen_nothing_changes() -> None:
     assert made.model_copy(update={"checkpoint_levels": None}) == without
     assert "checkpoint_levels" not in without.model_dump()
     assert "checkpoint_levels" in made.model_dump()
+    only = save_policy(without, asynchronous=True)
+    assert only is not None
+    assert (only.levels, only.segments) == ((Level.SHARED,), 1)
+    assert only.shared_interval_steps == without.checkpoint_interval_steps
+    never = forecast(run, jobs=JOBS, reliability=None)
+    assert save_policy(never, asynchronous=False) is None
 
 
 def test_stated_intervals_are_kept() -> None:

@@ -227,10 +227,16 @@ def test_what_is_worse_is_never_better() -> None:
 
 
 def test_a_hopeless_run_trains_nothing() -> None:
-    times = seconds(shared_restart_s=(1e5, 1e5, 1e5), host_restart_s=(1e5, 1e5))
     for host in (None, 3):
-        one = case(host, 12, times, (20.0, 20.0, 20.0), replicas=int(host is not None))
-        assert level_shares(one.policy, one.seconds, one.rates).training < 1e-9
+        for restart_s, mean_s in ((1e5, 20.0), (1e12, 1e9), (10.0, 1e-3), (1e300, 1e3)):
+            alike = (restart_s,) * 3
+            times = seconds(shared_restart_s=alike, host_restart_s=alike[:2])
+            one = case(host, 12, times, (mean_s,) * 3, replicas=int(host is not None))
+            shares = level_shares(one.policy, one.seconds, one.rates)
+            assert 0.0 <= shares.training < 1e-9
+            assert 0.0 <= shares.lost <= 1.0
+            assert 0.0 <= shares.restarting <= 1.0
+            assert 0.0 <= shares.host_restores <= 1.0
 
 
 def test_what_the_model_does_not_hold_for_is_refused() -> None:

@@ -47,7 +47,7 @@ def save_arguments(schedule: CheckpointSchedule, shape: LaunchShape) -> Iterator
     """
     group = schedule.replicas + 1
     yield (f"--non-persistent-ckpt-type local --non-persistent-save-interval {schedule.host_steps}")
-    yield '--non-persistent-local-ckpt-dir "$LOCAL_CHECKPOINTS"'
+    yield '--non-persistent-local-ckpt-dir "${LOCAL_CHECKPOINTS:-}"'
     if group == 1:
         return
     if shape.nodes % group:

@@ -176,10 +176,9 @@ def _start(schedule: CheckpointSchedule | None, shape: LaunchShape, *, program: 
     """Return bash that starts the program, saving and resuming where folders are named."""
     if schedule is None or not has_local(schedule):
         return _START.format(needs="", program=program, local="")
-    lines = "".join(
-        f"  ${{CHECKPOINTS:+{words}}} \\\n" for words in save_arguments(schedule, shape)
-    )
-    return _START.format(needs=_NEEDS_LOCAL, program=program, local=lines)
+    listed = "".join(f"  {words}\n" for words in save_arguments(schedule, shape))
+    needs = _NEEDS_LOCAL.format(listed=listed)
+    return _START.format(needs=needs, program=program, local='  "${LOCAL[@]}" \\\n')
 
 
 def _checkpoints(schedule: CheckpointSchedule | None) -> Iterator[Argument]:
@@ -369,5 +368,9 @@ exec "${{LAUNCHER[@]}}" "$MEGATRON_LM/{program}" "${{ARGUMENTS[@]}}" \\
 """
 
 _NEEDS_LOCAL: Final = """\
-: "${CHECKPOINTS:+${LOCAL_CHECKPOINTS:?must name a folder in the memory of every node}}"
+: "${{CHECKPOINTS:+${{LOCAL_CHECKPOINTS:?must name a folder in the memory of every node}}}}"
+LOCAL=(
+{listed})
+# Without a folder on shared storage nothing is saved to hosts either.
+[[ -n "${{CHECKPOINTS:-}}" ]] || read -r -a LOCAL <<< ""
 """

@@ -13,7 +13,7 @@ from tuner.config.columns import Strategies
 from tuner.costs.train.calibration import shipped
 from tuner.errors import SpecError
 from tuner.faults.policies import choose_policy
-from tuner.goals.train_notes import with_assumptions
+from tuner.goals.train_notes import analytic_notes, with_assumptions
 from tuner.plans.train import Plan, Provenance
 from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import build_problem, price_pool
@@ -156,6 +156,23 @@ def test_what_cannot_be_kept_is_refused_in_one_line() -> None:
             assert message in str(caught.value)
             assert "\n" not in str(caught.value)
     failures.check()
+
+
+def test_an_assumed_share_of_losses_is_noted() -> None:
+    words = "2.0 % of lost machines are assumed to take the replicas of their copies along"
+    assumed = spec_with(Checkpoint(levels="auto"))
+    stated = spec_with(Checkpoint(levels="auto"), lost_together=0.05)
+    one_level = spec_with(Checkpoint())
+    for spec, is_noted in ((assumed, True), (stated, False), (one_level, False)):
+        notes = analytic_notes(spec, {}, calibrated=False)
+        assert any(note.startswith(words) for note in notes) == is_noted
+    pools = tuple(
+        spec.cluster.pools[0].model_copy(update={"name": name}) for name in ("one", "other")
+    )
+    several = assumed.model_copy(update={"cluster": Cluster(pools=pools)})
+    note = "checkpoints on hosts are not priced over several pools at once"
+    assert note in analytic_notes(several, {}, calibrated=False)
+    assert note not in analytic_notes(assumed, {}, calibrated=False)
 
 
 def test_several_pools_have_one_level() -> None:
