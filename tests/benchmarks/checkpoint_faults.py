@@ -64,7 +64,7 @@ SCENARIO: Final = Scenario.model_validate(
     {
         "steps": 100,
         "nodes": NODES,
-        "seed": 20261127,
+        "seed": 20261128,
         "mean_interval": "14s",
         "most": 10,
         "faults": {"kill": 4, "freeze": 1, "lose_node": 4, "lose_together": 1},

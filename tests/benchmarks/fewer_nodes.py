@@ -5,8 +5,8 @@
 The reference step of tests/benchmarks/checkpoint_faults.py with 32 micro-batches trains on four
 nodes of one rank, then from its shared checkpoint on three, 11 + 11 + 10 micro-batches and experts
 in three parts instead of four. The bound of the three is three quarters of what the four reached.
-Needs root (control groups) and two idle cores for six minutes. Exit code 1: less than `LEAST` of it,
-or a loss that does not follow that of the four.
+Needs root (control groups) and two idle cores for three minutes. Exit code 1: less than `LEAST` of
+it, or another step than the next one.
 """
 
 import os

@@ -22,7 +22,9 @@ whole step, so tau >= one step. Both only matter where they exceed the best tau:
 both sides of it. Where failures are so frequent that a write outlasts the best tau, training waits
 for it as if it were synchronous if that wastes less.
 
-Not covered: background writes that slow down training or exceed host memory, failing checkpoints.
+What background writes take from the computation beside them is part of c (reliability.py).
+
+Not covered: background writes that exceed host memory, failing checkpoints.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -36,11 +38,11 @@ from tuner.faults.recovery import LARGEST_EXPONENT, equal_restart_s
 from tuner.faults.reliability import (
     FailureModel,
     Jobs,
-    copy_s,
     failure_rate_per_s,
     loss_rate_per_s,
     process_rate_per_s,
     read_s,
+    stall_s,
     waiting_ratio,
     write_s,
 )
@@ -109,18 +111,17 @@ def cycle(jobs: Jobs, reliability: FailureModel, *, step_s: Numbers) -> Checkpoi
 def _cycle(jobs: Jobs, reliability: FailureModel, *, step_s: Numbers) -> CheckpointCycle:
     storage = reliability.storage
     rate = failure_rate_per_s(jobs, reliability)
-    copied_s, written_s = copy_s(jobs, storage), write_s(jobs, storage)
-    stall_s = copied_s if storage.asynchronous else copied_s + written_s
+    written_s, stopped_s = write_s(jobs, storage), stall_s(jobs, storage)
     background_s = written_s if storage.asynchronous else written_s * 0.0
     wanted_s: Numbers
     if reliability.interval_s is None:
-        wanted_s = best_work_s(failures_per_s=rate, stall_s=stall_s)
+        wanted_s = best_work_s(failures_per_s=rate, stall_s=stopped_s)
     else:
         wanted_s = reliability.interval_s
     return CheckpointCycle(
         failures_per_s=rate,
         work_s=np.maximum(np.maximum(wanted_s, background_s), step_s),
-        stall_s=stall_s,
+        stall_s=stopped_s,
         background_s=background_s,
         restart_s=_restart_s(jobs, reliability),
         waiting_ratio=waiting_ratio(jobs, reliability),

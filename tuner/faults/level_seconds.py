@@ -14,7 +14,8 @@ Seconds of a checkpoint on hosts, as NVIDIA's resiliency extension saves it, whi
 Failures of devices and nodes take a node with its memory, a stated share of them its replicas too;
 those of processes leave it.
 
-Not covered: writes that slow down training or each other, replicas within a node.
+Not covered: writes to hosts that slow down training, writes that slow down each other, replicas
+within a node.
 """
 
 from typing import Final
@@ -27,6 +28,7 @@ from tuner.faults.reliability import (
     loss_rate_per_s,
     process_rate_per_s,
     read_s,
+    stall_s,
     write_s,
 )
 from tuner.units import format_bytes, format_counted, format_s
@@ -105,7 +107,7 @@ def run_seconds(
         step_s=step_s,
         stall_s={
             Level.HOST: (1 + replicas) * copied_s + replicas * sent_s,
-            Level.SHARED: copied_s,
+            Level.SHARED: float(stall_s(jobs, storage)) if storage.asynchronous else copied_s,
         },
         durable_after_s={
             Level.HOST: (1 + replicas) * copied_s,

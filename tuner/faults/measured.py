@@ -21,3 +21,13 @@ def node_bytes_per_s(profile: Profile, *, kind: Literal["write", "read"]) -> flo
     largest = max(rows, key=lambda row: row.case.axes["bytes"])
     per_rank = largest.case.axes["bytes"] / largest.expected_s
     return per_rank * machine.world / machine.nodes
+
+
+def background_delay_s_per_byte(profile: Profile) -> float:
+    """Seconds of computation that a rank loses for each byte saved beside it; 0: not measured."""
+    rows = [row for row in profile.table("background_save") if row.case.kind == "delay"]
+    rows = [row for row in rows if row.times_s]
+    if not rows:
+        return 0.0
+    largest = max(row.case.axes["bytes"] for row in rows)
+    return max(row.median_s for row in rows if row.case.axes["bytes"] == largest) / largest

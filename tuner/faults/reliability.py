@@ -47,6 +47,8 @@ class Storage:
     """From one device to its host's memory."""
     asynchronous: bool = False
     """Training stops for the copy to host memory only; the write is in the background."""
+    delay_s_per_byte: float = 0.0
+    """Seconds of computation that a writer loses for each byte that it writes in the background."""
 
     def __post_init__(self) -> None:
         rates = (
@@ -181,6 +183,18 @@ def failure_rate_per_s(jobs: Jobs, reliability: FailureModel) -> Numbers:
 def copy_s(jobs: Jobs, storage: Storage) -> Numbers:
     """Seconds to copy the largest writer's part from device to host memory."""
     return jobs.checkpoint_bytes / jobs.writers / storage.host_bytes_per_s
+
+
+def stall_s(jobs: Jobs, storage: Storage) -> Numbers:
+    """Seconds of training that one checkpoint on storage costs.
+
+    Where it is written in the background, the copy to host memory and what computation loses
+    meanwhile, which counts as if training stopped for it at once.
+    """
+    if not storage.asynchronous:
+        return copy_s(jobs, storage) + write_s(jobs, storage)
+    delay_s = jobs.checkpoint_bytes / jobs.writers * storage.delay_s_per_byte
+    return copy_s(jobs, storage) + delay_s
 
 
 def write_s(jobs: Jobs, storage: Storage) -> Numbers:

@@ -7,7 +7,7 @@ import numpy as np
 
 from profilers.records import Profile
 from tuner.config.columns import Numbers, Strategies
-from tuner.faults.measured import node_bytes_per_s
+from tuner.faults.measured import background_delay_s_per_byte, node_bytes_per_s
 from tuner.faults.reliability import FailureModel, HostLevel, Jobs, Storage, checkpoint_bytes
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import Reliability
@@ -49,6 +49,7 @@ def resolved(
             node_read_bytes_per_s=read,
             host_bytes_per_s=host_bytes_per_s,
             asynchronous=checkpoint.asynchronous,
+            delay_s_per_byte=0.0 if profile is None else background_delay_s_per_byte(profile),
         ),
         interval_s=checkpoint.interval,
         host=host,

@@ -7,10 +7,12 @@ held against the other.
     save     a checkpoint is due after the last step of its interval, not after that of the run. An
              earlier write of its level that is not durable by then is waited for first
     failure  copies that are not durable by then are lost, and those on hosts where the failure
-             takes them. If all nodes that hold copies of each other are lost before training goes
-             on, that counts as one failure of them together. Nodes exchange copies in groups of
-             neighbours: 0 with 1, 2 with 3 where there is one replica (as with a replication jump
-             of one node in NVIDIA's resiliency extension)
+             takes them. If all nodes that hold a node's copy are lost before it is back, that
+             counts as one failure of them together. Nodes exchange copies in groups of neighbours,
+             0 with 1, 2 with 3 where there is one replica (as with a replication jump of one node
+             in NVIDIA's resiliency extension), and copies are back when training goes on; or each
+             sends its own to the next ones around (as the reference step), and a node that was
+             lost has none until the next checkpoint on hosts is durable
     restart  from the newest copy that is left, or the start of the run; a failure during it begins
              it again
     repair   a lost node is replaced by a spare one and repaired; where no spare is left the job
@@ -68,6 +70,8 @@ class Run:
     repair_s: float = 0.0
     """Of every node; 0: there is always a replacement."""
     spare_nodes: int = 0
+    ring_nodes: int | None = None
+    """Nodes that each send their copy to the next ones around; None: groups exchange copies."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.spare_nodes < 0 or not 0.0 <= self.repair_s < math.inf:
@@ -186,6 +190,8 @@ class _State:
     failures: int = 0
     durable: dict[Level, _Copy] = field(default_factory=dict)
     pending: dict[Level, _Copy] = field(default_factory=dict)
+    empty_nodes: set[int] = field(default_factory=set)
+    """That were lost and have no copies."""
     repairs: list[float] = field(default_factory=list)
     """When each node in repair is back."""
     restores: list[Restore] = field(default_factory=list)
@@ -197,6 +203,12 @@ class _State:
     @property
     def fails_at_s(self) -> float:
         return math.inf if self.failure is None else self.failure.at_s
+
+    def set_durable(self, level: Level, copy: "_Copy") -> None:
+        """Count a copy as durable; one on hosts is on all of them."""
+        self.durable[level] = copy
+        if level is Level.HOST:
+            self.empty_nodes.clear()
 
     def spend(self, time_s: float) -> float | None:
         """Let time pass; return what passed of it before a failure, None where all did."""
@@ -238,7 +250,7 @@ def _save(state: _State, level: Level) -> bool:
     if spent_s is not None:
         return False
     if earlier is not None:
-        state.durable[level] = earlier
+        state.set_durable(level, earlier)
     durable_at_s = state.clock_s + seconds.background_s(level, asynchronous=is_async)
     state.pending.pop(level, None)
     begin_s = state.clock_s - stall_s
@@ -253,13 +265,13 @@ def _recover(state: _State) -> None:
     """Restart until a restart succeeds, and go back to the copy that is left."""
     for level, copy in state.pending.items():
         if copy.durable_at_s <= state.clock_s:
-            state.durable[level] = copy
+            state.set_durable(level, copy)
     state.pending.clear()
     position_s = state.step * state.run.seconds.step_s + state.into_s
-    worst, lost_nodes = FailureClass.PROCESS, set[int]()
+    worst = FailureClass.PROCESS
     while True:
         assert state.failure is not None
-        worst = _worse(worst, _kind_of(state.failure, lost_nodes, state.policy))
+        worst = _worse(worst, _kind_of(state.failure, state))
         is_node_lost = state.failure.kind is not FailureClass.PROCESS
         unnoticed_s = state.failure.unnoticed_s
         state.failures += 1
@@ -274,6 +286,8 @@ def _recover(state: _State) -> None:
         state.recovery_s += restart_s if spent_s is None else spent_s
         if spent_s is None:
             break
+    if state.run.ring_nodes is None:
+        state.empty_nodes.clear()
     copy = state.durable[level]
     state.lost_s += position_s - copy.step * state.run.seconds.step_s
     state.lost_s += state.saving_s - copy.saving_s
@@ -281,15 +295,22 @@ def _recover(state: _State) -> None:
     state.restores.append(Restore(at_s=state.clock_s, step=copy.step, level=level, kind=worst))
 
 
-def _kind_of(failure: Failure, lost_nodes: set[int], policy: SavePolicy) -> FailureClass:
-    """Return what a failure takes, after those nodes; add its own to them."""
+def _kind_of(failure: Failure, state: _State) -> FailureClass:
+    """Return what a failure takes, after those before it; note the node that it empties."""
     if failure.node is None or failure.kind is FailureClass.PROCESS:
         return failure.kind
-    lost_nodes.add(failure.node)
-    each = policy.replicas + 1
-    first = failure.node // each * each
-    is_all = policy.replicas > 0 and lost_nodes >= set(range(first, first + each))
-    return FailureClass.TOGETHER if is_all else failure.kind
+    state.empty_nodes.add(failure.node)
+    replicas, ring = state.policy.replicas, state.run.ring_nodes
+    if not replicas:
+        return failure.kind
+    firsts: Iterable[int] = (failure.node // (replicas + 1) * (replicas + 1),)
+    if ring is not None:
+        firsts = range(failure.node - replicas, failure.node + 1)
+    for first in firsts:
+        holders = range(first, first + replicas + 1)
+        if state.empty_nodes >= {node % ring if ring else node for node in holders}:
+            return FailureClass.TOGETHER
+    return failure.kind
 
 
 def _replace_node(state: _State) -> None:

@@ -7,12 +7,14 @@ from typing import Final
 
 from tuner.engines.reference.step_config import step_config
 from tuner.errors import EnvironmentMissingError, SpecError
+from tuner.faults.forecast import save_policy
 from tuner.goals.train_folder import read_plan
 from tuner.output import write_files
 from tuner.paths import AnyPath, plan_folder
+from tuner.plans.train import Plan
 from tuner.verify.faults.comparison import FaultReport
 from tuner.verify.faults.runs import run_scenario
-from tuner.verify.faults.scenario import read_scenario
+from tuner.verify.faults.scenario import Scenario, StatedPolicy, read_scenario
 
 REPORT_NAME: Final = "faults.json"
 
@@ -45,7 +47,23 @@ def verify_faults(
         )
     if plan.decision is None:
         raise SpecError("the plan has no decision that could be launched")
+    if not scenario.policies:
+        scenario = scenario.model_copy(update={"policies": (_planned(plan, scenario),)})
     config = step_config(plan, plan.decision, steps=1, warmup_steps=0)
     report = run_scenario(config, scenario, on_message=on_message)
     write_files(folder, {REPORT_NAME: report.model_dump_json(indent=1) + "\n"})
     return report
+
+
+def _planned(plan: Plan, scenario: Scenario) -> StatedPolicy:
+    """Return the policy of a plan."""
+    run, stated = plan.predicted and plan.predicted.run, plan.goal.reliability
+    own = run and stated and save_policy(run, asynchronous=stated.checkpoint.asynchronous)
+    if not own:
+        raise SpecError("policies: none is stated, and the plan has no goal.reliability")
+    policy = StatedPolicy.of(own)
+    try:
+        scenario.check(policy)
+    except ValueError as error:
+        raise SpecError(f"the plan's policy: {error}") from error
+    return policy

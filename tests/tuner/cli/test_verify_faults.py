@@ -37,7 +37,12 @@ def ranks_of(planned: Path) -> int:
 def test_what_cannot_be_run_is_refused_before_anything_starts(
     planned: Path, tmp_path: Path, capsys: Captured
 ) -> None:
+    no_policy = tmp_path / "no policy.yaml"
+    no_policy.write_text(
+        "{steps: 9, nodes: 1, mean_interval: 3s, faults: {kill: 1}}", encoding="utf-8"
+    )
     cases = {
+        str(no_policy): "no goal.reliability",
         str(tmp_path / "absent.yaml"): "absent.yaml",
         str(written(tmp_path, nodes=ranks_of(planned) + 1)): "do not divide",
     }

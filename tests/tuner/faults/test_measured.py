@@ -1,13 +1,14 @@
 """A node's storage as a profile saw it."""
 
 from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
-from tuner.faults.measured import node_bytes_per_s
+from tuner.faults.measured import background_delay_s_per_byte, node_bytes_per_s
 
 
-def _row(kind: str, *, size: int, times_s: tuple[float, ...]) -> Measurement:
-    return Measurement(
-        case=Case(operation="storage", kind=kind, axes={"bytes": size}), times_s=times_s
-    )
+def _row(
+    kind: str, *, size: int, times_s: tuple[float, ...], operation: str = "storage", rank: int = 0
+) -> Measurement:
+    case = Case(operation=operation, kind=kind, axes={"bytes": size})
+    return Measurement(case=case, rank=rank, times_s=times_s)
 
 
 def _profile(*rows: Measurement) -> Profile:
@@ -42,3 +43,17 @@ def test_the_ranks_of_a_node_add_up_at_the_largest_size() -> None:
 
 def test_storage_that_was_not_measured_has_no_rate() -> None:
     assert node_bytes_per_s(_profile(), kind="write") is None
+
+
+def test_a_save_in_the_background_costs_what_the_slowest_rank_lost_at_the_largest_size() -> None:
+    def delay(size: int, times_s: tuple[float, ...], *, rank: int) -> Measurement:
+        return _row("delay", size=size, times_s=times_s, operation="background_save", rank=rank)
+
+    profile = _profile(
+        delay(10**6, (1.0,), rank=0),
+        delay(10**8, (0.1, 0.3, 0.2), rank=0),
+        delay(10**8, (0.4,), rank=1),
+        _row("save", size=10**9, times_s=(9.0,), operation="background_save"),
+    )
+    assert background_delay_s_per_byte(profile) == 0.4 / 10**8
+    assert background_delay_s_per_byte(_profile()) == 0.0

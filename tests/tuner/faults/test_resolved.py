@@ -1,13 +1,14 @@
 """What a spec states, a profile measured and a strategy decides, brought together."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
 from tuner.config.columns import Strategies
-from tuner.faults.reliability import read_s, write_s
+from tuner.faults.reliability import Jobs, read_s, stall_s, write_s
 from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S, jobs_on_pool, resolved
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import Checkpoint, Reliability
@@ -64,6 +65,14 @@ def test_a_measured_machine_is_taken_and_a_stated_bandwidth_goes_before_it() -> 
     assert found.storage.node_write_bytes_per_s == math.inf
     assert found.storage.asynchronous
     assert found.interval_s == 1800.0
+    # 64 writers of 2 GB each lose 0.5 ns a byte, beside copies at 50 GB/s.
+    jobs = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=128e9, writers=64.0)
+    slowed = replace(found.storage, delay_s_per_byte=0.5e-9)
+    assert stall_s(jobs, found.storage) == pytest.approx(0.04)
+    assert stall_s(jobs, slowed) == pytest.approx(0.04 + 1.0)
+    # Nothing is beside a write that training waits for.
+    waiting = replace(slowed, asynchronous=False)
+    assert stall_s(jobs, waiting) == pytest.approx(0.04 + 12.8)
 
 
 def test_columns_say_who_writes_and_how_many_machines_they_fill() -> None:

@@ -122,6 +122,27 @@ def test_nodes_that_hold_each_other_s_copies_are_lost_together() -> None:
     assert after(4, 5, at_s=(55.0, 185.0)) is Level.HOST
 
 
+def test_nodes_around_a_ring_have_no_copies_until_the_next_checkpoint_on_hosts() -> None:
+    ring = Run(steps=12, seconds=seconds(), ring_nodes=4)
+
+    def after(*nodes: int, at_s: float) -> Level:
+        failures = (
+            Failure(at_s=time_s, kind=NODE, node=node)
+            for time_s, node in zip((55.0, at_s), nodes, strict=True)
+        )
+        return _restores(TWO, ring, *failures)[-1][2]
+
+    # Every neighbour counts, the last node's the first; others do not.
+    assert after(1, 2, at_s=60.0) is Level.SHARED
+    assert after(2, 1, at_s=60.0) is Level.SHARED
+    assert after(3, 0, at_s=60.0) is Level.SHARED
+    assert after(1, 3, at_s=60.0) is Level.HOST
+    # Training goes on at 175 s; steps 5 and 6 end in a shared checkpoint at 199 s, 7 and 8 in one
+    # on hosts at 220 s.
+    assert after(1, 2, at_s=185.0) is Level.SHARED
+    assert after(1, 2, at_s=225.0) is Level.HOST
+
+
 def test_without_a_spare_node_the_job_waits_for_a_repair() -> None:
     run = Run(steps=12, seconds=seconds(), repair_s=500.0, spare_nodes=1)
     failures = (

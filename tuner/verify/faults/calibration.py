@@ -20,6 +20,7 @@ from typing import Final
 
 from tuner.faults.levels import FailureClass, Level, RunSeconds
 from tuner.verify.faults.measured import (
+    MeasuredRestart,
     MeasuredRun,
     Step,
     durable_of,
@@ -83,10 +84,11 @@ def measure_policy(launches: Sequence[LaunchLog]) -> PolicySeconds:
     )
 
 
-def run_seconds(own: PolicySeconds, all_policies: Sequence[PolicySeconds]) -> RunSeconds:
-    """Return the durations of a policy as the models take them."""
-    restarts = [one.seconds for policy in all_policies for one in policy.run.restarts]
-    restart_s = statistics.fmean(restarts)
+def run_seconds(own: PolicySeconds, restarts: Sequence[MeasuredRestart]) -> RunSeconds:
+    """Return the durations of a policy as the models take them, with the mean of some restarts."""
+    # Those that several launches took are longer by the time between their faults.
+    single = [one.seconds - one.unnoticed_s for one in restarts if one.launches == 1]
+    restart_s = statistics.fmean(single or [one.seconds / one.launches for one in restarts])
     both = (Level.HOST, Level.SHARED)
     return RunSeconds(
         step_s=own.step_s,

@@ -1,8 +1,11 @@
 """Measured runs through faults against simulated ones.
 
-    replayed     the simulation with the measured durations and the faults of the scenario at the
-                 times at which they were done to the run: its lost, saving and recovery seconds
-    expected     mean and deviation over many scenarios that differ in their seed alone
+    replayed     the simulation with the durations of the run itself and the faults of the scenario
+                 at the times at which they were done: its lost, saving and recovery seconds
+    expected     mean and deviation over many scenarios that differ in their seed alone, with
+                 durations that were measured before
+
+What steps take beyond their median beside background writes counts as saving.
 
 The policy of the largest expected effective share is the choice; what it lost against the best is
 measured.
@@ -109,7 +112,8 @@ def policy_result(
     measured: MeasuredRun,
     *,
     scenario: Scenario,
-    seconds: RunSeconds,
+    before: RunSeconds,
+    during: RunSeconds,
     done: Sequence[Fault],
     ranks_per_node: int,
     losses: Sequence[float],
@@ -120,18 +124,22 @@ def policy_result(
         policy: of the run.
         measured: the run.
         scenario: of which it suffered the faults.
-        seconds: durations, measured before.
+        before: durations, measured before.
+        during: durations of the run itself.
         done: faults, with the times at which they were done.
         ranks_per_node: of its nodes.
         losses: of a run without faults.
     """
-    run, own = Run(steps=scenario.steps, seconds=seconds), policy.policy()
-    replayed = _simulated(own, run, done, scenario)
+    own = policy.policy()
+    replayed = _simulated(own, during, done, scenario)
     drawn = [
-        _simulated(own, run, draw_faults(other, ranks_per_node=ranks_per_node), other)
+        _simulated(own, before, draw_faults(other, ranks_per_node=ranks_per_node), other)
         for other in _other_seeds(scenario)
     ]
     walls = [one.wall_s for one in drawn]
+    slowed_s = 0.0
+    if policy.asynchronous:
+        slowed_s = max(0.0, measured.training_s - scenario.steps * during.step_s)
     restores: dict[str, int] = {}
     for one in measured.restarts:
         restores[one.level.value] = restores.get(one.level.value, 0) + 1
@@ -142,7 +150,7 @@ def policy_result(
         measured=RunParts(
             wall_s=measured.wall_s,
             lost_s=measured.lost_s,
-            saving_s=measured.saving_s,
+            saving_s=measured.saving_s + slowed_s,
             recovery_s=measured.recovery_s,
         ),
         replayed=RunParts(
@@ -151,7 +159,7 @@ def policy_result(
             saving_s=replayed.saving_s,
             recovery_s=replayed.recovery_s,
         ),
-        effective_ratio=min(1.0, measured.effective_ratio),
+        effective_ratio=min(1.0, (measured.training_s - slowed_s) / measured.wall_s),
         expected_ratio=statistics.fmean(one.training_s / one.wall_s for one in drawn),
         expected_wall_s=statistics.fmean(walls),
         deviation_s=statistics.stdev(walls),
@@ -165,13 +173,14 @@ def _other_seeds(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _simulated(
-    policy: SavePolicy, run: Run, faults: Sequence[Fault], scenario: Scenario
+    policy: SavePolicy, seconds: RunSeconds, faults: Sequence[Fault], scenario: Scenario
 ) -> SimulatedRun:
+    run = Run(steps=scenario.steps, seconds=seconds, ring_nodes=scenario.nodes)
     failures = [
         Failure(
             at_s=one.at_s,
             kind=_class_of(one.kind, policy),
-            node=None,
+            node=one.node,
             unnoticed_s=scenario.hang if one.kind is FaultKind.FREEZE else 0.0,
         )
         for one in faults

@@ -57,11 +57,6 @@ class MeasuredRun:
         """Steps and stalls that were repeated or cut off."""
         return max(0.0, self.wall_s - self.training_s - self.saving_s - self.recovery_s)
 
-    @property
-    def effective_ratio(self) -> float:
-        """Share of the wall clock that advanced training."""
-        return self.training_s / self.wall_s
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:

@@ -17,7 +17,7 @@ from tuner.verify.faults.calibration import (
     short_faults,
 )
 from tuner.verify.faults.comparison import FaultReport, PolicyResult, policy_result
-from tuner.verify.faults.measured import MeasuredRun, measured_run
+from tuner.verify.faults.measured import MeasuredRestart, MeasuredRun, measured_run
 from tuner.verify.faults.scenario import Fault, Scenario, StatedPolicy, draw_faults
 from tuner.verify.faults.supervisor import (
     LaunchLog,
@@ -99,7 +99,7 @@ class _Runs:
             self._result(policy, own, calibrated, faults=faults, unbroken=unbroken)
             for policy, own in zip(scenario.policies, calibrated, strict=True)
         )
-        seconds = run_seconds(calibrated[0], calibrated)
+        seconds = run_seconds(calibrated[0], _restarts(calibrated))
         return FaultReport(
             scenario=scenario,
             step_s=step_s,
@@ -127,11 +127,14 @@ class _Runs:
         unbroken: MeasuredRun,
     ) -> PolicyResult:
         launches = self._run(policy, faults, steps=self._scenario.steps)
+        restarts = _restarts(calibrated)
+        during = measure_policy(launches)
         result = policy_result(
             policy,
-            measured_run(launches),
+            during.run,
             scenario=self._scenario,
-            seconds=run_seconds(own, calibrated),
+            before=run_seconds(own, restarts),
+            during=run_seconds(during, during.run.restarts or restarts),
             done=_done(launches),
             ranks_per_node=self._ranks_per_node,
             losses=unbroken.losses,
@@ -164,6 +167,10 @@ class _Runs:
             )
         shutil.rmtree(own / "shared", ignore_errors=True)
         return launches
+
+
+def _restarts(calibrated: Sequence[PolicySeconds]) -> list[MeasuredRestart]:
+    return [restart for one in calibrated for restart in one.run.restarts]
 
 
 def _done(launches: Sequence[LaunchLog]) -> tuple[Fault, ...]:

@@ -10,7 +10,8 @@
       - {shared: 20}
       - {shared: 40, host: 5, replicas: 1, asynchronous: true}
 
-Faults are drawn once, so that every policy suffers the same ones at the same times.
+Without policies the run saves as the plan says. Faults are drawn once, so that every policy suffers
+the same ones at the same times.
 """
 
 from dataclasses import dataclass
@@ -67,6 +68,16 @@ class StatedPolicy(Record):
         self.policy()
         return self
 
+    @classmethod
+    def of(cls, policy: SavePolicy) -> "StatedPolicy":
+        """Return a policy of the models."""
+        return cls(
+            shared=policy.shared_interval_steps,
+            host=policy.host_interval_steps,
+            replicas=policy.replicas,
+            asynchronous=policy.asynchronous,
+        )
+
     def policy(self) -> SavePolicy:
         """Return it as the models take it."""
         return SavePolicy(
@@ -94,7 +105,8 @@ class Scenario(Record):
     mean_interval: PositiveSeconds
     most: Annotated[int, Field(ge=1, le=1000)] = 10
     faults: Annotated[dict[FaultKind, Weight], Field(min_length=1)]
-    policies: Annotated[tuple[StatedPolicy, ...], Field(min_length=1, max_length=64)]
+    policies: Annotated[tuple[StatedPolicy, ...], Field(max_length=64)] = ()
+    """Empty: the plan's own."""
     disk_full: PositiveSeconds = 2.0
     """How long the disk is full each time."""
     hang: PositiveSeconds = 4.0
@@ -106,13 +118,21 @@ class Scenario(Record):
             raise ValueError(
                 f"faults {', '.join(self.faults)} end no launch; add one of {', '.join(CLASSES)}"
             )
-        for place, policy in enumerate(self.policies):
-            if policy.replicas >= self.nodes:
-                raise ValueError(
-                    f"policies[{place}]: {policy.replicas} replicas need"
-                    f" {policy.replicas + 1} nodes, there are {self.nodes}"
-                )
+        for policy in self.policies:
+            self.check(policy)
         return self
+
+    def check(self, policy: StatedPolicy) -> None:
+        """Refuse a policy that has more replicas than there are nodes for.
+
+        Raises:
+            ValueError: it has.
+        """
+        if policy.replicas >= self.nodes:
+            raise ValueError(
+                f"{policy.words}: {policy.replicas} replicas need {policy.replicas + 1} nodes,"
+                f" there are {self.nodes}"
+            )
 
     def rates(self) -> FailureRates:
         """Return how often launches end, per second."""

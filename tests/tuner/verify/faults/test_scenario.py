@@ -7,7 +7,7 @@ import pytest
 
 from tuner.errors import SpecError
 from tuner.faults.levels import FailureClass
-from tuner.verify.faults.scenario import FaultKind, draw_faults, read_scenario
+from tuner.verify.faults.scenario import FaultKind, StatedPolicy, draw_faults, read_scenario
 
 FAULTS = "faults: {kill: 4, freeze: 1, lose_node: 3, lose_together: 1, fill_disk: 1}"
 GOOD = f"""
@@ -71,6 +71,13 @@ def test_faults_are_exponential_and_the_same_for_the_same_seed(tmp_path: Path) -
     assert {one.place for one in faults} == {0, 1}
     other = draw_faults(many.model_copy(update={"seed": 8}), ranks_per_node=2)
     assert other[0] != faults[0]
+
+
+def test_a_policy_of_the_models_is_said_as_in_a_scenario(tmp_path: Path) -> None:
+    scenario = read_scenario(written(tmp_path, GOOD))
+    assert all(StatedPolicy.of(one.policy()) == one for one in scenario.policies)
+    last = scenario.policies[1]
+    assert last.words == "host every 5, shared every 40, 1 replica, asynchronous"
 
 
 def test_rates_are_of_what_ends_launches(tmp_path: Path) -> None:
