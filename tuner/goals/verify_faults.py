@@ -21,7 +21,7 @@ REPORT_NAME: Final = "faults.json"
 
 def verify_faults(
     folder: AnyPath,
-    scenario_file: Path,
+    scenario_file: AnyPath,
     *,
     on_message: Callable[[str], None] = lambda _line: None,
 ) -> FaultReport:
@@ -40,7 +40,7 @@ def verify_faults(
         OutputError: the folder cannot be written.
     """
     folder = plan_folder(folder)
-    plan, scenario = read_plan(folder), read_scenario(scenario_file)
+    plan, scenario = read_plan(folder), read_scenario(Path(scenario_file))
     if importlib.util.find_spec("torch") is None:
         raise EnvironmentMissingError(
             "runs with faults need PyTorch, which is not installed: pip install 'moetune[torch]'"

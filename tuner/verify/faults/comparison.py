@@ -196,5 +196,5 @@ def _simulated(
 
 def _class_of(kind: FaultKind, policy: SavePolicy) -> FailureClass:
     """Without replicas, a node that is lost takes all copies of its state along."""
-    is_alone = policy.replicas == 0 and kind is FaultKind.LOSE_TOGETHER
-    return FailureClass.NODE if is_alone else CLASSES[kind]
+    has_no_replica = policy.replicas == 0 and kind is FaultKind.LOSE_TOGETHER
+    return FailureClass.NODE if has_no_replica else CLASSES[kind]

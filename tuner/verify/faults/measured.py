@@ -88,10 +88,10 @@ def measured_run(launches: Sequence[LaunchLog]) -> MeasuredRun:
     working = [one for one in launches if one.restored_at_s is not None]
     if not working:
         raise TunerError("no launch of the run took a step")
-    ends = [_restored_step(one) for one in working[1:]] + [None]
+    last_steps = [*map(_restored_step, working[1:]), None]
     training: dict[int, Step] = {}
     saving_s = 0.0
-    for launch, last_kept in zip(working, ends, strict=True):
+    for launch, last_kept in zip(working, last_steps, strict=True):
         for step in steps_of(launch):
             if last_kept is None or step.number <= last_kept:
                 training[step.number] = step

@@ -192,10 +192,10 @@ class _Run:
         log = LaunchLog(ranks=rank_events(own, world=world))
         program = (sys.executable, "-P", "-m", "profilers.steps", str(self.folder / CONFIG_NAME))
         written = ("--report", str(own / REPORT_NAME), "--events", str(own / EVENTS_NAME))
-        with rendezvous_folder() as meeting, (own / LOG_NAME).open("wb") as output:
+        with rendezvous_folder() as rendezvous, (own / LOG_NAME).open("wb") as output:
             try:
                 for rank in range(world):
-                    environment = rank_environment(rank, ranks=world, folder=meeting)
+                    environment = rank_environment(rank, ranks=world, folder=rendezvous)
                     self._start((*program, *written), environment, output=output.fileno())
                     if self.groups:
                         members = self.groups[rank // self.ranks_per_node] / "cgroup.procs"
