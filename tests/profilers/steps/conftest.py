@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from profilers.local_ranks import LOOPBACK_ONLY
+from profilers.steps.__main__ import main as run_rank
 from tests.profilers.steps.testing import main
 
 Fields = dict[str, Any]
@@ -120,3 +123,23 @@ def observe_cases() -> Callable[..., Observed]:
 
 def _environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """Run what must be refused in this process: refused(fields, *options) -> its one line."""
+    for name, card in LOOPBACK_ONLY.items():
+        monkeypatch.setenv(name, card)
+
+    def line(fields: Fields, *options: str) -> str:
+        config = tmp_path / "step.json"
+        config.write_text(json.dumps(fields), encoding="utf-8")
+        assert run_rank([str(config), "--report", str(tmp_path / "report.json"), *options]) == 2
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        (said,) = capsys.readouterr().err.splitlines()
+        return said
+
+    return line

@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from pydantic import ValidationError
 
-from profilers.local_ranks import LOOPBACK_ONLY
-from profilers.steps.__main__ import main
 from profilers.steps.config import StepConfig, StepReport
 
 Fields = dict[str, Any]
@@ -25,26 +22,6 @@ Start = Callable[..., subprocess.CompletedProcess[str]]
 def _checkpoints(folder: Path, **changed: Any) -> Fields:
     shared = {"folder": str(folder / "shared"), "interval_steps": 2}
     return {"total_steps": 4, "shared": shared} | changed
-
-
-@pytest.fixture
-def refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., str]:
-    """Run what must be refused in this process: refused(fields, *options) -> its one line."""
-    for name, card in LOOPBACK_ONLY.items():
-        monkeypatch.setenv(name, card)
-
-    def line(fields: Fields, *options: str) -> str:
-        config = tmp_path / "step.json"
-        config.write_text(json.dumps(fields), encoding="utf-8")
-        assert main([str(config), "--report", str(tmp_path / "report.json"), *options]) == 2
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        (said,) = capsys.readouterr().err.splitlines()
-        return said
-
-    return line
 
 
 def test_events_say_when_each_phase_of_a_launch_was_reached(

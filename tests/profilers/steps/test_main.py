@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
-from profilers.local_ranks import LOOPBACK_ONLY
-from profilers.steps.__main__ import main
 from profilers.steps.config import StepReport
 from tests.rows import each_row
 
@@ -29,26 +26,6 @@ def run_config(tmp_path: Path, start_ranks: Start) -> Start:
         )
 
     return started
-
-
-@pytest.fixture
-def refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., str]:
-    """Run what must be refused in this process: refused(fields, *options) -> its one line."""
-    for name, card in LOOPBACK_ONLY.items():
-        monkeypatch.setenv(name, card)
-
-    def line(fields: Fields, *options: str) -> str:
-        config = tmp_path / "step.json"
-        config.write_text(json.dumps(fields), encoding="utf-8")
-        assert main([str(config), "--report", str(tmp_path / "report.json"), *options]) == 2
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        (said,) = capsys.readouterr().err.splitlines()
-        return said
-
-    return line
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def short_faults(*, mean_step_s: float) -> tuple[Fault, ...]:
 
 
 def measure_policy(launches: Sequence[LaunchLog]) -> PolicySeconds:
-    """Measure the durations of a short run."""
+    """Measure the durations of a run."""
     steps, writes = [], []
     for launch in launches:
         # The first step of a launch warms up.
@@ -75,9 +75,7 @@ def measure_policy(launches: Sequence[LaunchLog]) -> PolicySeconds:
         step_s=step_s,
         stall_s={level: statistics.median(values) for level, values in stalls.items()},
         durable_after_s={
-            level: statistics.median(
-                one.end_s - one.begin_s for one in writes if one.level is level
-            )
+            level: statistics.median(one.background_s for one in writes if one.level is level)
             for level in stalls
         },
         run=measured_run(launches),

@@ -13,6 +13,7 @@ measured.
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
@@ -140,13 +141,11 @@ def policy_result(
     slowed_s = 0.0
     if policy.asynchronous:
         slowed_s = max(0.0, measured.training_s - scenario.steps * during.step_s)
-    restores: dict[str, int] = {}
-    for one in measured.restarts:
-        restores[one.level.value] = restores.get(one.level.value, 0) + 1
+    restores = Counter(one.level.value for one in measured.restarts)
     return PolicyResult(
         policy=policy,
         faults=len(done),
-        restores=restores,
+        restores=dict(restores),
         measured=RunParts(
             wall_s=measured.wall_s,
             lost_s=measured.lost_s,

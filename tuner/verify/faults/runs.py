@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -178,12 +179,7 @@ def _done(launches: Sequence[LaunchLog]) -> tuple[Fault, ...]:
     begin_s = launches[0].restored_at_s
     assert begin_s is not None
     return tuple(
-        Fault(
-            at_s=one.time_s - begin_s,
-            kind=one.fault.kind,
-            node=one.fault.node,
-            place=one.fault.place,
-        )
+        replace(one.fault, at_s=one.time_s - begin_s)
         for launch in launches
         for one in launch.faults
     )

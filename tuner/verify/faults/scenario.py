@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from profilers.records import Record
-from tuner.faults.levels import FailureClass, FailureRates, SavePolicy
+from tuner.faults.levels import FailureClass, SavePolicy
 from tuner.spec.fields import PositiveSeconds
 from tuner.spec.spec_file import read_spec_keys, validate_spec
 
@@ -133,19 +133,6 @@ class Scenario(Record):
                 f"{policy.words}: {policy.replicas} replicas need {policy.replicas + 1} nodes,"
                 f" there are {self.nodes}"
             )
-
-    def rates(self) -> FailureRates:
-        """Return how often launches end, per second."""
-        total = sum(self.faults.values()) * self.mean_interval
-        rate = dict.fromkeys(FailureClass, 0.0)
-        for kind, weight in self.faults.items():
-            if kind in CLASSES:
-                rate[CLASSES[kind]] += weight / total
-        return FailureRates(
-            process_per_s=rate[FailureClass.PROCESS],
-            node_per_s=rate[FailureClass.NODE],
-            together_per_s=rate[FailureClass.TOGETHER],
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

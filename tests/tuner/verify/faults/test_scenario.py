@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tuner.errors import SpecError
-from tuner.faults.levels import FailureClass
 from tuner.verify.faults.scenario import FaultKind, StatedPolicy, draw_faults, read_scenario
 
 FAULTS = "faults: {kill: 4, freeze: 1, lose_node: 3, lose_together: 1, fill_disk: 1}"
@@ -78,10 +77,3 @@ def test_a_policy_of_the_models_is_said_as_in_a_scenario(tmp_path: Path) -> None
     assert all(StatedPolicy.of(one.policy()) == one for one in scenario.policies)
     last = scenario.policies[1]
     assert last.words == "host every 5, shared every 40, 1 replica, asynchronous"
-
-
-def test_rates_are_of_what_ends_launches(tmp_path: Path) -> None:
-    rates = read_scenario(written(tmp_path, GOOD)).rates()
-    assert rates.of(FailureClass.PROCESS) == pytest.approx(0.5 / 9.0)
-    assert rates.of(FailureClass.NODE) == pytest.approx(0.3 / 9.0)
-    assert rates.per_s == pytest.approx(0.9 / 9.0)
