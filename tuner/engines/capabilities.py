@@ -100,6 +100,17 @@ def host_checkpoint_obstacle(
     return ""
 
 
+def background_checkpoint_obstacle(target: Capabilities, *, zero_stage: int) -> str:
+    """Say why a target waits until a checkpoint is written; empty where it need not."""
+    names, stages = " and ".join(target.names), target.background_checkpoint_zero_stages
+    if zero_stage in stages:
+        return ""
+    if not stages:
+        return f"{names} waits until a checkpoint is written"
+    listed = " or ".join(map(str, sorted(stages)))
+    return f"{names} writes checkpoints in the background with zero_stage {listed} only"
+
+
 def with_host_checkpoints() -> tuple[str, ...]:
     """Return the programs that can save to hosts."""
     return tuple(

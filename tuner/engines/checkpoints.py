@@ -33,7 +33,7 @@ class CheckpointSchedule:
     is_asynchronous: bool
     """Training stops for the copy to host memory only."""
     blocking: str = ""
-    """Why training waits although the plan saves in the background; empty: it does as planned."""
+    """Why training waits although the spec asks for the background; empty: it does as planned."""
     removes_old: bool = False
     """The engine keeps `KEPT` finished checkpoints, not all."""
     host_steps: int | None = None
@@ -63,7 +63,7 @@ class CheckpointSchedule:
         """The schedule in a line."""
         how = "written in the background" if self.is_asynchronous else "training waits for it"
         if self.blocking:
-            how += f", which the plan does not count: {self.blocking}"
+            how += f": {self.blocking}"
         kept = "all of them are kept: remove old ones"
         if self.removes_old:
             most = format_bytes((KEPT + 1) * self.size_bytes)
@@ -87,14 +87,16 @@ def checkpoint_schedule(
     run, stated = verified.predicted.run, verified.plan.goal.reliability
     if run is None or stated is None or run.checkpoint_interval_steps is None:
         return None
-    is_planned = stated.checkpoint.asynchronous
+    is_wanted, is_planned = bool(stated.checkpoint.asynchronous), run.checkpoint_in_background
+    if is_planned is None:
+        is_planned = is_wanted
     levels = run.checkpoint_levels
     return CheckpointSchedule(
         steps=run.checkpoint_interval_steps,
         interval_s=run.checkpoint_interval_steps * verified.predicted.step_time_s,
         size_bytes=run.checkpoint_bytes,
         is_asynchronous=is_planned and not blocking,
-        blocking=blocking if is_planned else "",
+        blocking=blocking if is_wanted else "",
         removes_old=removes_old,
         host_steps=None if levels is None else levels.host_interval_steps,
         host_bytes=0 if levels is None else levels.host_bytes or 0,

@@ -51,7 +51,7 @@ class RunForecast(Record):
     """Wall clock per step, failures included; absent when the run never finishes."""
     checkpoint_bytes: Whole
     failure_interval_s: Seconds | None = None
-    """Mean time between failures of the whole job; this and the next five are absent when no
+    """Mean time between failures of the whole job; this and the next six are absent when no
     failures are priced."""
     checkpoint_interval_s: Seconds | None = None
     """Useful work between checkpoints."""
@@ -61,6 +61,9 @@ class RunForecast(Record):
     """Time that one checkpoint stops training."""
     checkpoint_write_s: Seconds | None = None
     """From the start of a checkpoint until it is durable."""
+    checkpoint_in_background: bool | None = None
+    """Training goes on while one is written; absent from plans of before it was decided, which do
+    as `goal.reliability.checkpoint` says."""
     restart_s: Seconds | None = None
     """From a failure (or the repair that it waited for) to the first useful step, reading the
     checkpoint included."""
@@ -129,13 +132,8 @@ def forecast(run: TrainingRun, *, jobs: Jobs, reliability: FailureModel | None) 
     )
 
 
-def save_policy(run: RunForecast, *, asynchronous: bool) -> SavePolicy | None:
-    """Return when a forecast run saves, as the simulation takes it; None where it does not.
-
-    Args:
-        run: of a plan.
-        asynchronous: training goes on while a copy is not durable; stated in the spec.
-    """
+def save_policy(run: RunForecast) -> SavePolicy | None:
+    """Return when a forecast run saves, as the simulation takes it; None where it does not."""
     if run.checkpoint_interval_steps is None:
         return None
     levels = run.checkpoint_levels
@@ -144,7 +142,7 @@ def save_policy(run: RunForecast, *, asynchronous: bool) -> SavePolicy | None:
         host_interval_steps=host_steps,
         shared_interval_steps=run.checkpoint_interval_steps,
         replicas=0 if levels is None else levels.replicas,
-        asynchronous=asynchronous,
+        asynchronous=bool(run.checkpoint_in_background),
     )
 
 
@@ -166,6 +164,7 @@ def _with_failures(
         checkpoint_interval_steps=own.steps or max(1, round(own.work_s / run.step_s)),
         checkpoint_stall_s=own.stall_s,
         checkpoint_write_s=own.stall_s + own.background_s,
+        checkpoint_in_background=own.background_s > 0.0,
         restart_s=own.restart_s,
         checkpoint_levels=own.levels,
     )

@@ -99,10 +99,11 @@ def cycle(jobs: Jobs, reliability: FailureModel, *, step_s: Numbers) -> Checkpoi
     """Return the cycle of every candidate, with the best or the stated checkpoint interval."""
     storage = reliability.storage
     chosen = _cycle(jobs, reliability, step_s=step_s)
-    if not storage.asynchronous or reliability.interval_s is not None:
+    if not storage.asynchronous:
         return chosen
-    if np.all(chosen.work_s > chosen.background_s):
-        # No write lengthens the interval, and overlapped with training it never costs more.
+    # Where no write lengthens the interval, overlapped with training it never costs more.
+    is_longer = reliability.interval_s is None and np.any(chosen.work_s <= chosen.background_s)
+    if not (storage.may_wait or is_longer):
         return chosen
     waiting = replace(reliability, storage=replace(storage, asynchronous=False))
     return _better(chosen, _cycle(jobs, waiting, step_s=step_s))

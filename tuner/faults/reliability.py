@@ -47,6 +47,8 @@ class Storage:
     """From one device to its host's memory."""
     asynchronous: bool = False
     """Training stops for the copy to host memory only; the write is in the background."""
+    may_wait: bool = False
+    """It stops for the write, too, where the run trains more of the time then."""
     delay_s_per_byte: float = 0.0
     """Seconds of computation that a writer loses for each byte that it writes in the background."""
 

@@ -23,11 +23,13 @@ def resolved(
     host_bytes_per_s: float,
     profile: Profile | None,
     host: HostLevel | None = None,
+    has_background: bool = True,
 ) -> FailureModel:
     """Fill in what the spec leaves open.
 
     A stated bandwidth is that of all nodes together, for reading too. Without one each node has the
-    rate that the profile measured, or the default.
+    rate that the profile measured, or the default. `has_background`: the engine can write
+    checkpoints while training goes on; otherwise it waits, whatever the spec says.
     """
     checkpoint = stated.checkpoint
     together = math.inf if checkpoint.bandwidth is None else checkpoint.bandwidth
@@ -48,7 +50,8 @@ def resolved(
             node_write_bytes_per_s=write,
             node_read_bytes_per_s=read,
             host_bytes_per_s=host_bytes_per_s,
-            asynchronous=checkpoint.asynchronous,
+            asynchronous=bool(checkpoint.asynchronous) and has_background,
+            may_wait=checkpoint.asynchronous == "auto",
             delay_s_per_byte=0.0 if profile is None else background_delay_s_per_byte(profile),
         ),
         interval_s=checkpoint.interval,

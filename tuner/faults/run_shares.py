@@ -88,6 +88,7 @@ class RunShares:
     """The same, where it is whole steps."""
     stall_s: float
     background_s: float
+    """Of writing; 0 where training waits for it."""
     restart_s: float
     losses: tuple["Loss", ...]
     """By the level that is restored."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from profilers.records import Profile
 from tuner.engines.assumptions import plan_assumptions
-from tuner.engines.capabilities import programs
+from tuner.engines.capabilities import background_checkpoint_obstacle, intersection, programs
 from tuner.faults.failure_rates import exponential_test, observed_rates
 from tuner.faults.measured import node_bytes_per_s
 from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S
@@ -59,9 +59,28 @@ def with_assumptions(plan: Plan) -> Plan:
     assumptions = plan_assumptions(programs(plan.emit), plan.model, plan.goal, plan.decision)
     run = None if plan.predicted is None else plan.predicted.run
     levels = () if run is None else tuple(level_notes(run))
-    notes = (*plan.provenance.notes, *levels, *assumptions)
+    notes = (*plan.provenance.notes, *levels, *_write_mode_notes(plan), *assumptions)
     provenance = plan.provenance.model_copy(update={"notes": notes})
     return plan.model_copy(update={"provenance": provenance})
+
+
+def _write_mode_notes(plan: Plan) -> Iterator[str]:
+    """Say how checkpoints are written where the spec leaves it open, or asks for what cannot be."""
+    stated = plan.goal.reliability
+    run = None if plan.predicted is None else plan.predicted.run
+    if stated is None or run is None or plan.decision is None or not stated.checkpoint.asynchronous:
+        return
+    if run.checkpoint_in_background:
+        if stated.checkpoint.asynchronous == "auto":
+            yield "checkpoints are written in the background"
+        return
+    reason = background_checkpoint_obstacle(
+        intersection(plan.emit), zero_stage=plan.decision.zero_stage
+    )
+    yield (
+        "training waits until checkpoints are written: "
+        f"{reason or 'more of the time trains than with writes in the background'}"
+    )
 
 
 def _failure_notes(spec: Spec) -> Iterator[str]:

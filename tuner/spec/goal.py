@@ -109,8 +109,9 @@ class Checkpoint(Record):
     bandwidth: BytesPerSecond | None = None
     """Bytes per second of all writers together; absent: what the profile measured, otherwise
     2 GB/s a machine."""
-    asynchronous: bool = False
-    """Asynchronous: copied to host memory and written during the following steps."""
+    asynchronous: bool | Literal["auto"] = False
+    """Asynchronous: copied to host memory and written during the following steps, if the engine
+    can; otherwise training waits. `auto`: whichever lets the run train more of the time."""
     interval: PositiveSeconds | None = None
     """Seconds between checkpoints on shared storage; absent: optimised."""
     levels: Annotated[

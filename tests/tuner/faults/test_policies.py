@@ -132,8 +132,8 @@ def test_plan_and_forecast_have_the_same_share() -> None:
         assert levels.levels == (Level.HOST, Level.SHARED)
         assert levels.host_interval_steps == chosen.policy.segment_steps
         assert made.checkpoint_interval_steps == chosen.policy.shared_interval_steps
-        is_async = model.storage.asynchronous
-        assert save_policy(made, asynchronous=is_async) == chosen.policy
+        assert made.checkpoint_in_background is model.storage.asynchronous
+        assert save_policy(made) == chosen.policy
         assert levels.compared[0].effective_time_ratio == choice.ratio
         assert levels.compared[-1].effective_time_ratio < choice.ratio
         assert {one.replicas for one in levels.compared} == {0, 1}
@@ -141,6 +141,27 @@ def test_plan_and_forecast_have_the_same_share() -> None:
         assert made.wall_clock_s is not None
         low_s, high_s = made.wall_clock_s_band
         assert low_s < made.wall_clock_s < high_s
+
+
+def test_the_way_to_write_is_chosen_where_it_is_left_open() -> None:
+    run = TrainingRun(step_s=10.0, tokens_per_step=10**7, tokens=1e13, devices_per_node=8)
+    slowing = replace(STORAGE, asynchronous=True, delay_s_per_byte=1e-6)
+    for host in (None, HOST):
+        for storage, is_async in ((BESIDE.storage, True), (slowing, False)):
+            models = [
+                replace(MODEL, host=host, storage=one)
+                for one in (
+                    replace(storage, may_wait=True),
+                    storage,
+                    replace(storage, asynchronous=False),
+                )
+            ]
+            free, beside, waiting = (forecast(run, jobs=JOBS, reliability=one) for one in models)
+            best = beside if is_async else waiting
+            assert free.effective_time_ratio == best.effective_time_ratio, (host, is_async)
+            assert free.checkpoint_interval_steps == best.checkpoint_interval_steps
+            assert free.checkpoint_in_background is is_async
+            assert beside.effective_time_ratio != waiting.effective_time_ratio
 
 
 def test_where_shared_storage_is_chosen_nothing_changes() -> None:
@@ -154,12 +175,12 @@ def test_where_shared_storage_is_chosen_nothing_changes() -> None:
     assert made.model_copy(update={"checkpoint_levels": None}) == without
     assert "checkpoint_levels" not in without.model_dump()
     assert "checkpoint_levels" in made.model_dump()
-    only = save_policy(without, asynchronous=True)
+    only = save_policy(without)
     assert only is not None
     assert (only.levels, only.segments) == ((Level.SHARED,), 1)
     assert only.shared_interval_steps == without.checkpoint_interval_steps
     never = forecast(run, jobs=JOBS, reliability=None)
-    assert save_policy(never, asynchronous=False) is None
+    assert save_policy(never) is None
 
 
 def test_stated_intervals_are_kept() -> None:

@@ -56,6 +56,7 @@ DEEPSPEED_0_19: Final = Capabilities(
     shard_ranks_zero_stages=frozenset(),
     optimizer_offload_zero_stages=frozenset({1, 2, 3}),
     host_checkpoint_zero_stages=frozenset(),
+    background_checkpoint_zero_stages=frozenset(),
     ddp_bucket_size=False,
     recompute=frozenset({Recompute.NONE, Recompute.FULL}),
     recompute_modules=frozenset(),

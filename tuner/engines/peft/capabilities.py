@@ -30,6 +30,7 @@ PEFT_0_21: Final = Capabilities(
     gradient_bytes=frozenset({2, 4}),
     optimizer_offload_zero_stages=frozenset(),
     host_checkpoint_zero_stages=frozenset(),
+    background_checkpoint_zero_stages=frozenset(),
     overlap_grad_reduce=False,
     ddp_bucket_size=False,
     overlap_param_gather=False,

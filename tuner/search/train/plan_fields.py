@@ -13,7 +13,11 @@ import numpy as np
 from tuner.config.columns import Strategies
 from tuner.config.train import TrainDecision
 from tuner.costs.train.shapes import number, single
-from tuner.engines.capabilities import host_checkpoint_obstacle, intersection
+from tuner.engines.capabilities import (
+    background_checkpoint_obstacle,
+    host_checkpoint_obstacle,
+    intersection,
+)
 from tuner.faults.forecast import RunForecast, TrainingRun, forecast
 from tuner.faults.goodput import goodput_step_s
 from tuner.faults.reliability import FailureModel, Jobs
@@ -414,20 +418,25 @@ def failure_model(
     if stated is None:
         return jobs, None
     profile = None if priced_pool.measured is None else priced_pool.measured.profile
-    pool, sheet = priced_pool.pool, priced_pool.sheet
+    pool, sheet, engines = priced_pool.pool, priced_pool.sheet, intersection(spec.emit)
     host = host_level(
         stated,
         pool=pool,
         nic_bytes_per_s=sheet.scale_out_bytes_per_s if pool.nic is None else pool.nic,
         profile=profile,
         obstacle=host_checkpoint_obstacle(
-            intersection(spec.emit),
+            engines,
             zero_stage=round(number(strategies.zero_stage)),
             offloads_optimizer=number(strategies.optimizer_offload) > 0.0,
         ),
     )
+    zero_stage = round(number(strategies.zero_stage))
     return jobs, resolved(
-        stated, host_bytes_per_s=sheet.host_bytes_per_s, profile=profile, host=host
+        stated,
+        host_bytes_per_s=sheet.host_bytes_per_s,
+        profile=profile,
+        host=host,
+        has_background=not background_checkpoint_obstacle(engines, zero_stage=zero_stage),
     )
 
 

@@ -191,3 +191,31 @@ def test_a_stated_level_of_an_engine_that_has_it_is_built() -> None:
     for emit in ("megatron-lm", "megatron-lm-0.16"):
         spec = spec_with(Checkpoint(levels=("host", "shared")), emit=emit)
         build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
+
+
+def test_a_plan_waits_for_writes_where_its_engine_does() -> None:
+    runs = {}
+    for emit, asynchronous, reason in (
+        ("deepspeed", True, "deepspeed waits until a checkpoint is written"),
+        ("deepspeed", False, ""),
+        ("megatron-lm", True, ""),
+        ("megatron-lm", "auto", "checkpoints are written in the background"),
+    ):
+        checkpoint = Checkpoint(asynchronous=asynchronous, **SLOW_STORAGE)
+        made = planned(spec_with(checkpoint, emit=emit))
+        assert made.predicted is not None
+        runs[emit, asynchronous] = made.predicted.run
+        said = [
+            note for note in made.provenance.notes if "written" in note and "checkpoint" in note
+        ]
+        assert bool(said) == bool(reason), (emit, asynchronous)
+        assert all(reason in note for note in said)
+    waiting = runs["deepspeed", False]
+    assert waiting is not None
+    assert waiting.checkpoint_in_background is False
+    assert runs["deepspeed", True] == waiting
+    assert runs["megatron-lm", True] == runs["megatron-lm", "auto"]
+    beside = runs["megatron-lm", "auto"]
+    assert beside is not None
+    assert beside.checkpoint_in_background
+    assert beside.effective_time_ratio > waiting.effective_time_ratio
