@@ -29,7 +29,7 @@ from pydantic import ValidationError
 from profilers.devices import is_out_of_memory, pick_device
 from profilers.errors import RankError, first_problem
 from profilers.heap import map_blocks
-from profilers.local_ranks import LOOPBACK_ONLY
+from profilers.local_ranks import LOOPBACK_ONLY, RENDEZVOUS
 from profilers.steps.checkpointed_run import run_with_checkpoints
 from profilers.steps.config import StepConfig
 from profilers.steps.events import Emit, events_file, ignore
@@ -84,8 +84,8 @@ def _events_refusal(config: StepConfig, events: Path | None) -> str | None:
 
 
 def _run_and_report(config: StepConfig, report: Path, progress: Path | None, emit: Emit) -> None:
-    if not dist.is_torchelastic_launched():
-        # gloo opens a socket even for a single rank.
+    if not dist.is_torchelastic_launched() and RENDEZVOUS not in os.environ:
+        # gloo opens a socket even for a single rank. profilers/local_ranks.py has named a device.
         os.environ.update(LOOPBACK_ONLY)
     device = pick_device(config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     if config.memory_limit_bytes is not None and device.type == "cpu":

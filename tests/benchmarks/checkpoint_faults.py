@@ -5,11 +5,8 @@
 FILE, by default examples/profiles/epyc-faults/faults.json, is what `--measure` writes: the
 reference step on four nodes of one rank each suffers the same faults under every policy of
 `SCENARIO`, as `moetune verify --faults` does it. A node has `CORES` of a core (a control group of
-the kernel, which needs root) and a folder in memory; ranks talk over loopback. It takes 20 minutes
-on an idle machine of two cores. Exit code 1: a bound of `BOUNDS` is missed.
-
-A link of known speed: `unshare -n sh -c 'ip link set lo up; tc qdisc add dev lo root tbf rate 2gbit
-burst 256kb latency 50ms; python tests/benchmarks/checkpoint_faults.py --measure'`.
+the kernel, which needs root), a folder in memory and a link of its own. It takes 35 minutes on an
+idle machine of two cores. Exit code 1: a bound of `BOUNDS` is missed.
 """
 
 import argparse
@@ -62,12 +59,14 @@ CONFIG: Final = StepConfig.model_validate(
 )
 SCENARIO: Final = Scenario.model_validate(
     {
-        "steps": 100,
+        "steps": 180,
         "nodes": NODES,
-        "seed": 20261128,
-        "mean_interval": "14s",
+        "seed": 20261129,
+        "mean_interval": "35s",
         "most": 10,
-        "faults": {"kill": 4, "freeze": 1, "lose_node": 4, "lose_together": 1},
+        "faults": {"kill": 4, "freeze": 1, "lose_node": 3, "lose_together": 1, "slow_link": 2},
+        "link": "500Mbit/s",
+        "start_limit": "20s",
         "policies": [
             {"shared": 4},
             {"shared": 16},

@@ -20,10 +20,11 @@ from typing import Final
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from profilers.steps.config import StepConfig
-from tests.benchmarks.checkpoint_faults import CONFIG, NODES, node_groups
+from tests.benchmarks.checkpoint_faults import CONFIG, NODES, SCENARIO, node_groups
 from tuner.verify.faults.measured import Step, steps_of
+from tuner.verify.faults.nodes import emulated_nodes
 from tuner.verify.faults.scenario import StatedPolicy
-from tuner.verify.faults.supervisor import checkpointed, memory_of_nodes, run_through_faults
+from tuner.verify.faults.supervisor import checkpointed, run_through_faults
 
 STEPS: Final = 16
 """On four nodes, and again on three."""
@@ -37,11 +38,10 @@ def main() -> int:
     """Run both layouts and compare them."""
     with (
         tempfile.TemporaryDirectory(prefix="moetune-nodes-") as scratch,
-        memory_of_nodes() as memory,
         node_groups() as groups,
     ):
-        whole = _steps(NODES, STEPS, scratch=Path(scratch), memory=memory, groups=groups)
-        rest = _steps(NODES - 1, 2 * STEPS, scratch=Path(scratch), memory=memory, groups=groups)
+        whole = _steps(NODES, STEPS, scratch=Path(scratch), groups=groups)
+        rest = _steps(NODES - 1, 2 * STEPS, scratch=Path(scratch), groups=groups)
     before_s, after_s = map(_median_s, (whole, rest))
     bound_s = before_s * NODES / (NODES - 1)
     reached = bound_s / after_s
@@ -55,9 +55,7 @@ def main() -> int:
     return int(reached < LEAST or first.number != STEPS + 1)
 
 
-def _steps(
-    nodes: int, steps: int, *, scratch: Path, memory: Path, groups: Sequence[Path]
-) -> list[Step]:
+def _steps(nodes: int, steps: int, *, scratch: Path, groups: Sequence[Path]) -> list[Step]:
     degrees = CONFIG.parallelism.model_copy(update={"data": nodes, "expert": nodes})
     counts = MICROBATCHES[nodes]
     layout = CONFIG.model_copy(
@@ -67,24 +65,18 @@ def _steps(
             "microbatches": counts,
         }
     )
-    config = checkpointed(
-        StepConfig.model_validate(layout.model_dump()),
-        StatedPolicy(shared=STEPS),
-        steps=steps,
-        nodes=nodes,
-        folder=scratch,
-        memory=memory,
-    )
-    (launch,) = run_through_faults(
-        config,
-        (),
-        folder=scratch / f"{nodes}-nodes",
-        memory=memory,
-        hang_s=60.0,
-        disk_full_s=0.0,
-        deadline_s=DEADLINE_S,
-        groups=groups,
-    )
+    config = StepConfig.model_validate(layout.model_dump())
+    with emulated_nodes(nodes, ranks=nodes, groups=groups) as emulated:
+        (launch,) = run_through_faults(
+            checkpointed(
+                config, StatedPolicy(shared=STEPS), steps=steps, nodes=emulated, folder=scratch
+            ),
+            (),
+            folder=scratch / f"{nodes}-nodes",
+            nodes=emulated,
+            scenario=SCENARIO.model_copy(update={"hang": 60.0}),
+            deadline_s=DEADLINE_S,
+        )
     return list(steps_of(launch))
 
 

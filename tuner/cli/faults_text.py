@@ -49,7 +49,8 @@ def _policy_lines(result: PolicyResult) -> Iterator[str]:
 
 
 def _parts(parts: RunParts) -> str:
+    slowed = f", slowed {parts.slowed_s:.1f}" if parts.slowed_s else ""
     return (
         f"{parts.wall_s:7.1f} s: lost {parts.lost_s:.1f}, saving {parts.saving_s:.1f},"
-        f" recovery {parts.recovery_s:.1f}"
+        f" recovery {parts.recovery_s:.1f}{slowed}"
     )

@@ -15,6 +15,9 @@ held against the other.
              lost has none until the next checkpoint on hosts is durable
     restart  from the newest copy that is left, or the start of the run; a failure during it begins
              it again
+    notice   a failure that says nothing of itself leaves the job standing still until it has been
+             silent for a while since its last step, or, during a start, until that has taken
+             longer than a start may
     repair   a lost node is replaced by a spare one and repaired; where no spare is left the job
              waits for the first repair. Nothing runs by then, so that failures in this time are
              not counted
@@ -49,8 +52,8 @@ class Failure:
     kind: FailureClass
     node: int | None = None
     """The node that failed, counted from 0; None: any, which takes no other's replica along."""
-    unnoticed_s: float = 0.0
-    """Until the job is ended; it stands still by then."""
+    silence_s: float = 0.0
+    """Without a step, after which it is noticed and the job is ended; 0: at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,15 @@ class Outage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """A time in which steps take longer, e.g. because a link is slow; saves do not."""
+
+    begin_s: float
+    end_s: float
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A run to simulate."""
 
@@ -70,6 +82,8 @@ class Run:
     repair_s: float = 0.0
     """Of every node; 0: there is always a replacement."""
     spare_nodes: int = 0
+    start_limit_s: float = math.inf
+    """Of a start, after which it is ended."""
     ring_nodes: int | None = None
     """Nodes that each send their copy to the next ones around; None: groups exchange copies."""
 
@@ -103,6 +117,8 @@ class SimulatedRun:
     """Steps of the run, each once."""
     lost_s: float
     """Steps, and stalls of checkpoints, that were repeated."""
+    slowed_s: float
+    """That steps of the run took longer in slowdowns."""
     saving_s: float
     """Stalls of checkpoints that were kept."""
     recovery_s: float
@@ -120,6 +136,7 @@ def simulate(
     *,
     failures: Iterable[Failure],
     outages: Sequence[Outage] = (),
+    slowdowns: Sequence[Slowdown] = (),
 ) -> SimulatedRun:
     """Simulate a run until its last step.
 
@@ -128,17 +145,25 @@ def simulate(
         run: its length and durations.
         failures: in the order of time; those after its end are not used.
         outages: a checkpoint that is written during one is never durable.
+        slowdowns: where several overlap, the slowest counts.
 
     Raises:
         ValueError: a failure comes before the one above it.
     """
-    state = _State(policy=policy, run=run, coming=_in_order(failures), outages=outages)
+    state = _State(
+        policy=policy,
+        run=run,
+        coming=_in_order(failures),
+        outages=outages,
+        slowdowns=slowdowns,
+    )
     while not _train(state):
         _recover(state)
     return SimulatedRun(
         wall_s=state.clock_s,
         training_s=run.steps * run.seconds.step_s,
         lost_s=state.lost_s,
+        slowed_s=state.slowed_s,
         saving_s=state.saving_s,
         recovery_s=state.recovery_s,
         waiting_s=state.waiting_s,
@@ -165,6 +190,8 @@ class _Copy:
     step: int
     saving_s: float
     """Stalls of all checkpoints that were kept until then, its own included."""
+    slowed_s: float
+    """The same of slowdowns."""
     durable_at_s: float
 
 
@@ -176,6 +203,7 @@ class _State:
     run: Run
     coming: Iterator[Failure]
     outages: Sequence[Outage]
+    slowdowns: Sequence[Slowdown]
     failure: Failure | None = None
     """The next one."""
     clock_s: float = 0.0
@@ -184,6 +212,7 @@ class _State:
     into_s: float = 0.0
     """Work after them."""
     saving_s: float = 0.0
+    slowed_s: float = 0.0
     lost_s: float = 0.0
     recovery_s: float = 0.0
     waiting_s: float = 0.0
@@ -197,7 +226,7 @@ class _State:
     restores: list[Restore] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.durable[Level.SHARED] = _Copy(step=0, saving_s=0.0, durable_at_s=0.0)
+        self.durable[Level.SHARED] = _Copy(step=0, saving_s=0.0, slowed_s=0.0, durable_at_s=0.0)
         self.failure = next(self.coming, None)
 
     @property
@@ -219,6 +248,27 @@ class _State:
         self.clock_s += time_s
         return None
 
+    def take_steps(self, time_s: float) -> float | None:
+        """Train for so long, slower in slowdowns; return what was done of it before a failure."""
+        done_s = 0.0
+        while done_s < time_s:
+            factor, until_s = self._pace()
+            longer_s = min((time_s - done_s) * factor, until_s - self.clock_s)
+            spent_s = self.spend(longer_s)
+            part_s = (longer_s if spent_s is None else spent_s) / factor
+            self.slowed_s += part_s * (factor - 1.0)
+            done_s += part_s
+            if spent_s is not None:
+                return done_s
+        return None
+
+    def _pace(self) -> tuple[float, float]:
+        """Return how many times longer a step takes now, and when that changes."""
+        now_s = self.clock_s
+        factors = [one.factor for one in self.slowdowns if one.begin_s <= now_s < one.end_s]
+        edges = [edge_s for one in self.slowdowns for edge_s in (one.begin_s, one.end_s)]
+        return max(factors, default=1.0), min((at for at in edges if at > now_s), default=math.inf)
+
 
 def _train(state: _State) -> bool:
     """Train and save until the next failure; True: until the end."""
@@ -226,7 +276,7 @@ def _train(state: _State) -> bool:
     step_s, each = state.run.seconds.step_s, state.policy.segment_steps
     while True:
         target = min((state.step // each + 1) * each, steps)
-        spent_s = state.spend((target - state.step) * step_s)
+        spent_s = state.take_steps((target - state.step) * step_s)
         if spent_s is not None:
             state.into_s = spent_s
             return False
@@ -256,7 +306,10 @@ def _save(state: _State, level: Level) -> bool:
     begin_s = state.clock_s - stall_s
     if not any(one.begin_s < durable_at_s and begin_s < one.end_s for one in state.outages):
         state.pending[level] = _Copy(
-            step=state.step, saving_s=state.saving_s, durable_at_s=durable_at_s
+            step=state.step,
+            saving_s=state.saving_s,
+            slowed_s=state.slowed_s,
+            durable_at_s=durable_at_s,
         )
     return True
 
@@ -269,11 +322,14 @@ def _recover(state: _State) -> None:
     state.pending.clear()
     position_s = state.step * state.run.seconds.step_s + state.into_s
     worst = FailureClass.PROCESS
+    assert state.failure is not None
+    # Until the job is ended if it says nothing more.
+    patience_s = max(0.0, state.failure.silence_s - state.into_s % state.run.seconds.step_s)
     while True:
         assert state.failure is not None
         worst = _worse(worst, _kind_of(state.failure, state))
         is_node_lost = state.failure.kind is not FailureClass.PROCESS
-        unnoticed_s = state.failure.unnoticed_s
+        unnoticed_s = patience_s if state.failure.silence_s else 0.0
         state.failures += 1
         state.failure = next(state.coming, None)
         if is_node_lost:
@@ -286,12 +342,17 @@ def _recover(state: _State) -> None:
         state.recovery_s += restart_s if spent_s is None else spent_s
         if spent_s is None:
             break
+        # The next one meets the job that still stands still, or a start.
+        patience_s = unnoticed_s - spent_s
+        if patience_s <= 0.0:
+            patience_s = max(0.0, state.run.start_limit_s + patience_s)
     if state.run.ring_nodes is None:
         state.empty_nodes.clear()
     copy = state.durable[level]
     state.lost_s += position_s - copy.step * state.run.seconds.step_s
-    state.lost_s += state.saving_s - copy.saving_s
-    state.step, state.into_s, state.saving_s = copy.step, 0.0, copy.saving_s
+    state.lost_s += state.saving_s - copy.saving_s + state.slowed_s - copy.slowed_s
+    state.step, state.into_s = copy.step, 0.0
+    state.saving_s, state.slowed_s = copy.saving_s, copy.slowed_s
     state.restores.append(Restore(at_s=state.clock_s, step=copy.step, level=level, kind=worst))
 
 

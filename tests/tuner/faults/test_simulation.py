@@ -1,11 +1,14 @@
 """Runs with given failures, worked by hand."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.tuner.faults.level_table import TABLE, seconds
 from tuner.faults.levels import FailureClass, FailureRates, Level, SavePolicy
-from tuner.faults.simulation import Failure, Run, drawn_failures, simulate
+from tuner.faults.simulation import Failure, Run, Slowdown, drawn_failures, simulate
 
 PROCESS, NODE, TOGETHER = FailureClass
 TWO = SavePolicy(host_interval_steps=2, shared_interval_steps=6, replicas=1)
@@ -104,6 +107,42 @@ def test_a_failure_in_a_restart_begins_it_again() -> None:
     simulated = simulate(TWO, RUN, failures=both)
     assert simulated.failures == 2
     assert simulated.recovery_s == pytest.approx(330.0)
+
+
+def test_a_silent_failure_is_noticed_after_a_while() -> None:
+    run = replace(RUN, start_limit_s=90.0)
+    # Fifth step since 52 s.
+    first = Failure(at_s=55.0, kind=PROCESS, silence_s=10.0)
+    during_start = Failure(at_s=75.0, kind=PROCESS, silence_s=10.0)
+    cases = (
+        ((first,), 62.0 + 60.0),
+        # 20 s after the start began, which may take 90 s; 58 s: nobody has noticed the first yet.
+        ((Failure(at_s=55.0, kind=PROCESS), during_start), 55.0 + 90.0 + 60.0),
+        ((first, replace(first, at_s=58.0)), 62.0 + 60.0),
+        ((first, Failure(at_s=58.0, kind=PROCESS)), 58.0 + 60.0),
+        ((first, during_start), 62.0 + 90.0 + 60.0),
+    )
+    for failures, at_s in cases:
+        assert _restores(TWO, run, *failures) == [(at_s, 4, Level.HOST)], failures
+    silent = simulate(TWO, RUN, failures=(Failure(at_s=55.0, kind=PROCESS), during_start))
+    assert silent.wall_s == math.inf
+
+
+def test_steps_take_longer_in_slowdowns() -> None:
+    slow = (
+        Slowdown(begin_s=0.0, end_s=30.0, factor=2.0),
+        Slowdown(begin_s=10.0, end_s=20.0, factor=3.0),
+        Slowdown(begin_s=500.0, end_s=600.0, factor=9.0),
+    )
+    # 5, 10/3 and 5 s of steps in the first 30 s.
+    simulated = simulate(TWO, RUN, failures=(), slowdowns=slow)
+    assert simulated.slowed_s == pytest.approx(30.0 - 40.0 / 3.0)
+    assert simulated.wall_s == pytest.approx(128.0 + simulated.slowed_s)
+    lost = Failure(at_s=30.0, kind=TOGETHER)
+    simulated = simulate(TWO, RUN, failures=(lost,), slowdowns=slow)
+    assert simulated.lost_s == pytest.approx(30.0)
+    assert simulated.slowed_s == 0.0
+    assert simulated.wall_s == pytest.approx(30.0 + 300.0 + 128.0)
 
 
 def test_nodes_that_hold_each_other_s_copies_are_lost_together() -> None:

@@ -1,9 +1,10 @@
 """The durations of a run, measured before it is made to suffer faults.
 
 One short run of each policy, with its checkpoints closer together, loses a rank at the middle of
-its steps. Of it count
+its steps; where links become slow, one does at its beginning. Of it count
 
-    step         median of the steps beside which nothing is written
+    step         median of the steps beside which nothing is written and no link is slow
+    slow step    median of those that are wholly beside a slow link, over all policies
     stall        median of what a checkpoint of a level stops training for; where it is written in
                  the background, also what the steps beside the write take beyond the median
     durable      median from the end of the stall until the checkpoint is durable
@@ -15,25 +16,27 @@ The run with faults is predicted from these alone.
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tuner.faults.levels import FailureClass, Level, RunSeconds
 from tuner.verify.faults.measured import (
-    MeasuredRestart,
     MeasuredRun,
     Step,
     durable_of,
     measured_run,
+    slow_windows,
     stalls_of,
     steps_of,
 )
-from tuner.verify.faults.scenario import Fault, FaultKind, StatedPolicy
+from tuner.verify.faults.scenario import Fault, FaultKind, Scenario, StatedPolicy
 from tuner.verify.faults.supervisor import LaunchLog
 
 HOST_STEPS: Final = 4
 SHARED_STEPS: Final = 8
 STEPS: Final = 28
+WARM_STEPS: Final = 2
+"""Before a link becomes slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +44,20 @@ class PolicySeconds:
     """Durations of one policy, before the restarts of all are taken together."""
 
     step_s: float
+    slow_steps_s: tuple[float, ...]
+    """Of steps beside a slow link."""
     stall_s: Mapping[Level, float]
     durable_after_s: Mapping[Level, float]
     run: MeasuredRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """Durations of one policy as the simulation takes them."""
+
+    seconds: RunSeconds
+    slow_factor: float
+    """How many times longer a step takes beside a slow link."""
 
 
 def short(policy: StatedPolicy) -> StatedPolicy:
@@ -52,27 +66,43 @@ def short(policy: StatedPolicy) -> StatedPolicy:
     return policy.model_copy(update={"shared": SHARED_STEPS, "host": host})
 
 
-def short_faults(*, mean_step_s: float) -> tuple[Fault, ...]:
-    """Return the one fault of a short run, a rank that is killed about its middle."""
-    return (Fault(at_s=STEPS / 2 * mean_step_s, kind=FaultKind.KILL, node=0, place=0),)
+def short_faults(scenario: Scenario, *, mean_step_s: float) -> tuple[Fault, ...]:
+    """Return the faults of a short run: a rank is killed about its middle, after a slow link."""
+    middle_s = STEPS / 2 * mean_step_s
+    kill = Fault(at_s=middle_s, kind=FaultKind.KILL, node=0, place=0)
+    if FaultKind.SLOW_LINK not in scenario.faults:
+        return (kill,)
+    slow = Fault(at_s=WARM_STEPS * mean_step_s, kind=FaultKind.SLOW_LINK, node=0, place=0)
+    return slow, replace(kill, at_s=middle_s + scenario.link_slow)
 
 
 def measure_policy(launches: Sequence[LaunchLog]) -> PolicySeconds:
     """Measure the durations of a run."""
     steps, writes = [], []
+    slow = slow_windows(launches)
     for launch in launches:
         # The first step of a launch warms up.
         steps += list(steps_of(launch))[1:]
         writes += list(_writes(launch))
-    quiet = [one.seconds for one in steps if not any(write.is_beside(one) for write in writes)]
+    quiet = [
+        one.seconds
+        for one in steps
+        if not any(write.is_beside(one) for write in writes)
+        and not any(window.is_beside(one) for window in slow)
+    ]
     step_s = statistics.median(quiet or [one.seconds for one in steps])
     stalls: dict[Level, list[float]] = {}
     for write in writes:
-        beside = [one.seconds for one in steps if write.is_beside(one)]
+        beside = [
+            one.seconds
+            for one in steps
+            if write.is_beside(one) and not any(window.is_beside(one) for window in slow)
+        ]
         slowed_s = max(0.0, sum(beside) - len(beside) * step_s)
         stalls.setdefault(write.level, []).append(write.stall_s + slowed_s)
     return PolicySeconds(
         step_s=step_s,
+        slow_steps_s=tuple(one.seconds for one in steps if any(window.has(one) for window in slow)),
         stall_s={level: statistics.median(values) for level, values in stalls.items()},
         durable_after_s={
             level: statistics.median(one.background_s for one in writes if one.level is level)
@@ -82,17 +112,23 @@ def measure_policy(launches: Sequence[LaunchLog]) -> PolicySeconds:
     )
 
 
-def run_seconds(own: PolicySeconds, restarts: Sequence[MeasuredRestart]) -> RunSeconds:
-    """Return the durations of a policy as the models take them, with the mean of some restarts."""
+def durations(own: PolicySeconds, *others: PolicySeconds) -> Durations:
+    """Return the durations of a policy; restarts and slow steps are those of all that are given."""
+    every = (own, *others)
+    restarts = [restart for one in every for restart in one.run.restarts]
     # Those that several launches took are longer by the time between their faults.
     single = [one.seconds - one.unnoticed_s for one in restarts if one.launches == 1]
     restart_s = statistics.fmean(single or [one.seconds / one.launches for one in restarts])
     both = (Level.HOST, Level.SHARED)
-    return RunSeconds(
-        step_s=own.step_s,
-        stall_s={level: own.stall_s.get(level, 0.0) for level in both},
-        durable_after_s={level: own.durable_after_s.get(level, 0.0) for level in both},
-        restart_s={(level, kind): restart_s for level in both for kind in FailureClass},
+    slowed = [slow_s / one.step_s for one in every for slow_s in one.slow_steps_s]
+    return Durations(
+        seconds=RunSeconds(
+            step_s=own.step_s,
+            stall_s={level: own.stall_s.get(level, 0.0) for level in both},
+            durable_after_s={level: own.durable_after_s.get(level, 0.0) for level in both},
+            restart_s={(level, kind): restart_s for level in both for kind in FailureClass},
+        ),
+        slow_factor=max(1.0, statistics.median(slowed or [1.0])),
     )
 
 
@@ -114,7 +150,7 @@ class _Write:
 
     def is_beside(self, step: Step) -> bool:
         """Whether a step was taken while it was written."""
-        return self.begin_s < step.end_s and self.end_s > step.end_s - step.seconds
+        return self.begin_s < step.end_s and self.end_s > step.begin_s
 
 
 def _writes(launch: LaunchLog) -> Iterator[_Write]:

@@ -5,7 +5,8 @@
     expected     mean and deviation over many scenarios that differ in their seed alone, with
                  durations that were measured before
 
-What steps take beyond their median beside background writes counts as saving.
+What steps take beyond their median beside slow links counts as slowed, beside background writes as
+saving.
 
 The policy of the largest expected effective share is the choice; what it lost against the best is
 measured.
@@ -20,9 +21,10 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from profilers.records import Record
-from tuner.faults.levels import FailureClass, RunSeconds, SavePolicy
-from tuner.faults.simulation import Failure, Outage, Run, SimulatedRun, simulate
-from tuner.verify.faults.measured import MeasuredRun
+from tuner.faults.levels import FailureClass, SavePolicy
+from tuner.faults.simulation import Failure, Outage, Run, SimulatedRun, Slowdown, simulate
+from tuner.verify.faults.calibration import Durations
+from tuner.verify.faults.measured import MeasuredRun, Window
 from tuner.verify.faults.scenario import (
     CLASSES,
     Fault,
@@ -43,13 +45,15 @@ class RunParts(Record):
 
     wall_s: Amount
     lost_s: Amount
+    slowed_s: Amount = 0.0
+    """By slow links."""
     saving_s: Amount
     recovery_s: Amount
 
     @property
     def overhead_s(self) -> float:
-        """What failures and checkpoints took."""
-        return self.lost_s + self.saving_s + self.recovery_s
+        """What faults and checkpoints took."""
+        return self.lost_s + self.slowed_s + self.saving_s + self.recovery_s
 
 
 class PolicyResult(Record):
@@ -113,9 +117,10 @@ def policy_result(
     measured: MeasuredRun,
     *,
     scenario: Scenario,
-    before: RunSeconds,
-    during: RunSeconds,
+    before: Durations,
+    during: Durations,
     done: Sequence[Fault],
+    windows: Sequence[Window],
     ranks_per_node: int,
     losses: Sequence[float],
 ) -> PolicyResult:
@@ -128,6 +133,7 @@ def policy_result(
         before: durations, measured before.
         during: durations of the run itself.
         done: faults, with the times at which they were done.
+        windows: in which links were slow.
         ranks_per_node: of its nodes.
         losses: of a run without faults.
     """
@@ -138,9 +144,13 @@ def policy_result(
         for other in _other_seeds(scenario)
     ]
     walls = [one.wall_s for one in drawn]
-    slowed_s = 0.0
+    step_s = during.seconds.step_s
+    slow = [one for one in measured.steps if any(each.is_beside(one) for each in windows)]
+    slowed_s = max(0.0, sum(one.seconds for one in slow) - len(slow) * step_s)
+    beside_writes_s = 0.0
     if policy.asynchronous:
-        slowed_s = max(0.0, measured.training_s - scenario.steps * during.step_s)
+        longer_s = measured.training_s - scenario.steps * step_s
+        beside_writes_s = max(0.0, longer_s - slowed_s)
     restores = Counter(one.level.value for one in measured.restarts)
     return PolicyResult(
         policy=policy,
@@ -149,16 +159,20 @@ def policy_result(
         measured=RunParts(
             wall_s=measured.wall_s,
             lost_s=measured.lost_s,
-            saving_s=measured.saving_s + slowed_s,
+            slowed_s=slowed_s,
+            saving_s=measured.saving_s + beside_writes_s,
             recovery_s=measured.recovery_s,
         ),
         replayed=RunParts(
             wall_s=replayed.wall_s,
             lost_s=replayed.lost_s,
+            slowed_s=replayed.slowed_s,
             saving_s=replayed.saving_s,
             recovery_s=replayed.recovery_s,
         ),
-        effective_ratio=min(1.0, (measured.training_s - slowed_s) / measured.wall_s),
+        effective_ratio=min(
+            1.0, (measured.training_s - slowed_s - beside_writes_s) / measured.wall_s
+        ),
         expected_ratio=statistics.fmean(one.training_s / one.wall_s for one in drawn),
         expected_wall_s=statistics.fmean(walls),
         deviation_s=statistics.stdev(walls),
@@ -172,15 +186,20 @@ def _other_seeds(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _simulated(
-    policy: SavePolicy, seconds: RunSeconds, faults: Sequence[Fault], scenario: Scenario
+    policy: SavePolicy, durations: Durations, faults: Sequence[Fault], scenario: Scenario
 ) -> SimulatedRun:
-    run = Run(steps=scenario.steps, seconds=seconds, ring_nodes=scenario.nodes)
+    run = Run(
+        steps=scenario.steps,
+        seconds=durations.seconds,
+        start_limit_s=scenario.start_limit,
+        ring_nodes=scenario.nodes,
+    )
     failures = [
         Failure(
             at_s=one.at_s,
             kind=_class_of(one.kind, policy),
             node=one.node,
-            unnoticed_s=scenario.hang if one.kind is FaultKind.FREEZE else 0.0,
+            silence_s=scenario.hang if one.kind is FaultKind.FREEZE else 0.0,
         )
         for one in faults
         if one.kind in CLASSES
@@ -190,7 +209,14 @@ def _simulated(
         for one in faults
         if one.kind is FaultKind.FILL_DISK
     ]
-    return simulate(policy, run, failures=failures, outages=outages)
+    slowdowns = [
+        Slowdown(
+            begin_s=one.at_s, end_s=one.at_s + scenario.link_slow, factor=durations.slow_factor
+        )
+        for one in faults
+        if one.kind is FaultKind.SLOW_LINK
+    ]
+    return simulate(policy, run, failures=failures, outages=outages, slowdowns=slowdowns)
 
 
 def _class_of(kind: FaultKind, policy: SavePolicy) -> FailureClass:

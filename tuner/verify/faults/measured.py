@@ -1,7 +1,8 @@
 """What a run through faults took, from the events of its launches.
 
     wall        from the first step of the first launch to the end of the last step
-    training    every step once, as it took when it was taken for the last time
+    training    every step once, as it took when it was taken for the last time; what steps beside
+                a slow link took longer is told apart by those who know how long a step is
     saving      stalls of checkpoints that the run did not go back behind
     recovery    from each fault that ended a launch until training went on
     lost        the rest: steps and stalls that were repeated or cut off
@@ -49,8 +50,13 @@ class MeasuredRun:
     saving_s: float
     recovery_s: float
     restarts: tuple[MeasuredRestart, ...]
-    losses: tuple[float, ...]
-    """Of every step, as it was taken for the last time."""
+    steps: tuple["Step", ...]
+    """All of them, as they were taken for the last time."""
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Of every step."""
+        return tuple(step.loss for step in self.steps)
 
     @property
     def lost_s(self) -> float:
@@ -67,6 +73,27 @@ class Step:
     """Wall clock since the step or stall before it."""
     loss: float
     end_s: float
+
+    @property
+    def begin_s(self) -> float:
+        """Since 1970, as its end."""
+        return self.end_s - self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A time, since 1970, in which a node's link was slow."""
+
+    begin_s: float
+    end_s: float
+
+    def is_beside(self, step: Step) -> bool:
+        """Whether some of a step is in it."""
+        return self.begin_s < step.end_s and self.end_s > step.begin_s
+
+    def has(self, step: Step) -> bool:
+        """Whether all of a step is in it."""
+        return self.begin_s <= step.begin_s and step.end_s <= self.end_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +140,7 @@ def measured_run(launches: Sequence[LaunchLog]) -> MeasuredRun:
         saving_s=saving_s - after_s,
         recovery_s=sum(one.seconds for one in restarts),
         restarts=restarts,
-        losses=tuple(step.loss for step in ordered),
+        steps=tuple(ordered),
     )
 
 
@@ -142,6 +169,16 @@ def stalls_of(launch: LaunchLog) -> Iterator[Stall]:
             seconds=float(event["stall_s"]),
             end_s=float(event["time_s"]),
         )
+
+
+def slow_windows(launches: Sequence[LaunchLog]) -> list[Window]:
+    """Return when links were slow."""
+    return [
+        Window(begin_s=one.time_s, end_s=one.time_s + one.lasts_s)
+        for launch in launches
+        for one in launch.faults
+        if one.fault.kind is FaultKind.SLOW_LINK
+    ]
 
 
 def durable_of(launch: LaunchLog) -> dict[tuple[Level, int], float]:

@@ -12,20 +12,16 @@ from tuner.errors import SpecError
 from tuner.verify.faults.calibration import (
     STEPS,
     PolicySeconds,
+    durations,
     measure_policy,
-    run_seconds,
     short,
     short_faults,
 )
 from tuner.verify.faults.comparison import FaultReport, PolicyResult, policy_result
-from tuner.verify.faults.measured import MeasuredRestart, MeasuredRun, measured_run
+from tuner.verify.faults.measured import MeasuredRun, measured_run, slow_windows
+from tuner.verify.faults.nodes import emulated_nodes
 from tuner.verify.faults.scenario import Fault, Scenario, StatedPolicy, draw_faults
-from tuner.verify.faults.supervisor import (
-    LaunchLog,
-    checkpointed,
-    memory_of_nodes,
-    run_through_faults,
-)
+from tuner.verify.faults.supervisor import LaunchLog, checkpointed, run_through_faults
 from tuner.verify.termination import ensure_ended
 
 LEAST_DEADLINE_S: Final = 600.0
@@ -100,7 +96,7 @@ class _Runs:
             self._result(policy, own, calibrated, faults=faults, unbroken=unbroken)
             for policy, own in zip(scenario.policies, calibrated, strict=True)
         )
-        seconds = run_seconds(calibrated[0], _restarts(calibrated))
+        seconds = durations(*calibrated).seconds
         return FaultReport(
             scenario=scenario,
             step_s=step_s,
@@ -109,11 +105,11 @@ class _Runs:
         )
 
     def _calibrated(self, policy: StatedPolicy, *, step_s: float) -> PolicySeconds:
-        own = measure_policy(
-            self._run(short(policy), short_faults(mean_step_s=step_s), steps=STEPS)
-        )
+        faults = short_faults(self._scenario, mean_step_s=step_s)
+        own = measure_policy(self._run(short(policy), faults, steps=STEPS))
+        slow = f", beside a slow link {max(own.slow_steps_s):.3f} s" if own.slow_steps_s else ""
         self._say(
-            f"durations of {policy.words}: step {own.step_s:.3f} s,"
+            f"durations of {policy.words}: step {own.step_s:.3f} s{slow},"
             f" restart {own.run.recovery_s:.2f} s"
         )
         return own
@@ -128,15 +124,16 @@ class _Runs:
         unbroken: MeasuredRun,
     ) -> PolicyResult:
         launches = self._run(policy, faults, steps=self._scenario.steps)
-        restarts = _restarts(calibrated)
         during = measure_policy(launches)
+        before = durations(own, *(one for one in calibrated if one is not own))
         result = policy_result(
             policy,
             during.run,
             scenario=self._scenario,
-            before=run_seconds(own, restarts),
-            during=run_seconds(during, during.run.restarts or restarts),
+            before=before,
+            during=durations(during) if during.run.restarts else durations(during, *calibrated),
             done=_done(launches),
+            windows=slow_windows(launches),
             ranks_per_node=self._ranks_per_node,
             losses=unbroken.losses,
         )
@@ -147,31 +144,22 @@ class _Runs:
         scenario, own = self._scenario, self._folder / f"run-{self._number}"
         self._number += 1
         restarts_s = (len(faults) + 1) * (RESTART_S + scenario.mean_interval)
-        with memory_of_nodes() as memory:
-            config = checkpointed(
-                self._config,
-                policy,
-                steps=steps,
-                nodes=scenario.nodes,
-                folder=own,
-                memory=memory,
-            )
+        with emulated_nodes(
+            scenario.nodes,
+            ranks=self._config.parallelism.world,
+            link_bytes_per_s=scenario.link,
+            groups=self._groups,
+        ) as nodes:
             launches = run_through_faults(
-                config,
+                checkpointed(self._config, policy, steps=steps, nodes=nodes, folder=own),
                 faults,
                 folder=own,
-                memory=memory,
-                groups=self._groups,
-                hang_s=scenario.hang,
-                disk_full_s=scenario.disk_full,
+                nodes=nodes,
+                scenario=scenario,
                 deadline_s=max(LEAST_DEADLINE_S, PATIENCE * restarts_s),
             )
         shutil.rmtree(own / "shared", ignore_errors=True)
         return launches
-
-
-def _restarts(calibrated: Sequence[PolicySeconds]) -> list[MeasuredRestart]:
-    return [restart for one in calibrated for restart in one.run.restarts]
 
 
 def _done(launches: Sequence[LaunchLog]) -> tuple[Fault, ...]:

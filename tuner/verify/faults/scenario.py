@@ -5,7 +5,8 @@
     seed: 7
     mean_interval: 9s         # between two faults, exponential
     most: 10                  # faults of a run
-    faults: {kill: 4, freeze: 1, lose_node: 3, lose_together: 1, fill_disk: 1}
+    faults: {kill: 4, freeze: 1, lose_node: 3, lose_together: 1, fill_disk: 1, slow_link: 1}
+    link: 2Gbit/s             # that each node sends at most; needs root
     policies:                 # in steps
       - {shared: 20}
       - {shared: 40, host: 5, replicas: 1, asynchronous: true}
@@ -24,7 +25,7 @@ from pydantic import Field, model_validator
 
 from profilers.records import Record
 from tuner.faults.levels import FailureClass, SavePolicy
-from tuner.spec.fields import PositiveSeconds
+from tuner.spec.fields import BytesPerSecond, PositiveSeconds, Share
 from tuner.spec.spec_file import read_spec_keys, validate_spec
 
 Steps = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -44,6 +45,8 @@ class FaultKind(StrEnum):
     """The same of a node and those that hold its replicas."""
     FILL_DISK = "fill_disk"
     """Every file that is written fails as on a full disk, for a while."""
+    SLOW_LINK = "slow_link"
+    """A node sends at a share of its rate, for a while."""
 
 
 CLASSES: Final = {
@@ -100,7 +103,7 @@ class Scenario(Record):
     """A scenario of `moetune verify --faults`."""
 
     steps: Steps
-    nodes: Annotated[int, Field(ge=1, le=1024)]
+    nodes: Annotated[int, Field(ge=1, le=250)]
     seed: Annotated[int, Field(ge=0, le=2**32)] = 0
     mean_interval: PositiveSeconds
     most: Annotated[int, Field(ge=1, le=1000)] = 10
@@ -110,7 +113,16 @@ class Scenario(Record):
     disk_full: PositiveSeconds = 2.0
     """How long the disk is full each time."""
     hang: PositiveSeconds = 4.0
-    """Without any event of a rank, after which the supervisor ends a launch."""
+    """Without any event of a rank, after which the supervisor ends a launch that trains."""
+    start_limit: PositiveSeconds = 120.0
+    """After which it ends a launch that does not train yet."""
+    link: BytesPerSecond | None = None
+    """That each node sends at most, in a network of its own, which needs root; absent: ranks talk
+    over loopback."""
+    link_slow: PositiveSeconds = 8.0
+    """How long a link is slow each time."""
+    link_slow_ratio: Share = 0.1
+    """Its rate by then, of the usual one."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Scenario":
@@ -118,6 +130,8 @@ class Scenario(Record):
             raise ValueError(
                 f"faults {', '.join(self.faults)} end no launch; add one of {', '.join(CLASSES)}"
             )
+        if FaultKind.SLOW_LINK in self.faults and self.link is None:
+            raise ValueError("faults.slow_link needs the rate of a link, e.g. link: 2Gbit/s")
         for policy in self.policies:
             self.check(policy)
         return self

@@ -9,7 +9,7 @@ import pytest
 from profilers.steps.events import file_of
 from tuner.faults.levels import FailureClass, Level, RunSeconds
 from tuner.faults.simulation import Failure, Outage, Run, simulate
-from tuner.verify.faults.calibration import measure_policy
+from tuner.verify.faults.calibration import durations, measure_policy
 from tuner.verify.faults.events import EVENTS_NAME, rank_events
 from tuner.verify.faults.measured import measured_run
 from tuner.verify.faults.scenario import Fault, FaultKind, StatedPolicy
@@ -105,7 +105,7 @@ def test_a_replay_has_the_same_parts(tmp_path: Path) -> None:
         restart_s={(level, kind): 2.0 for level in Level for kind in FailureClass},
     )
     failures = [
-        Failure(at_s=6.8, kind=FailureClass.PROCESS, unnoticed_s=0.2),
+        Failure(at_s=6.8, kind=FailureClass.PROCESS, silence_s=0.5),
         Failure(at_s=8.0, kind=FailureClass.NODE),
     ]
     policy = StatedPolicy(shared=4).policy()
@@ -145,3 +145,30 @@ def test_durations_of_a_short_run_by_hand(tmp_path: Path) -> None:
     assert own.step_s == pytest.approx(1.0)
     assert own.stall_s[Level.HOST] == pytest.approx(0.2 + 0.5)
     assert own.durable_after_s[Level.HOST] == pytest.approx(1.0)
+
+
+def test_slow_steps_by_hand(tmp_path: Path) -> None:
+    slow: list[Line] = [
+        ("step_done", 105.0, {"step": 4, "seconds": 2.0, "loss": 1.0}),
+        ("step_done", 107.5, {"step": 5, "seconds": 2.5, "loss": 1.0}),
+        ("step_done", 109.0, {"step": 6, "seconds": 1.5, "loss": 1.0}),
+        ("step_done", 110.0, {"step": 7, "seconds": 1.0, "loss": 1.0}),
+    ]
+    log = launch(
+        tmp_path / "0",
+        ("restored", 100.0, {"level": "none", "step": 0, "seconds": 0.0}),
+        *steps(1, 3, begin_s=100.0),
+        *slow,
+    )
+    fault = Fault(at_s=2.9, kind=FaultKind.SLOW_LINK, node=0, place=0)
+    log.faults.append(Injected(fault=fault, time_s=102.9, lasts_s=5.1))
+    own = measure_policy([log])
+    assert own.step_s == pytest.approx(1.0)
+    # The third and the sixth step are partly beside the slow link.
+    assert own.slow_steps_s == pytest.approx((2.0, 2.5))
+    other = tmp_path / "other"
+    other.mkdir()
+    both = durations(own, measure_policy(a_run(other)))
+    assert both.slow_factor == pytest.approx(2.25)
+    # Of the one restart, which two launches took.
+    assert both.seconds.restart_s[Level.SHARED, FailureClass.NODE] == pytest.approx(3.2 / 2)
