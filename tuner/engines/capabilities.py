@@ -112,12 +112,13 @@ def background_checkpoint_obstacle(target: Capabilities, *, zero_stage: int) -> 
 
 
 def with_host_checkpoints() -> tuple[str, ...]:
-    """Return the programs that can save to hosts."""
-    return tuple(
+    """Return the programs that can save to hosts, without the names of older releases."""
+    able = [
         name
         for name, target in TARGETS.items()
         if target.host_checkpoint_zero_stages and name not in WRAPPERS
-    )
+    ]
+    return tuple(name for name in able if not any(name.startswith(f"{newest}-") for newest in able))
 
 
 def launchable(

@@ -243,6 +243,63 @@ def test_megatron_saves_to_hosts_in_between(tmp_path: Path) -> None:
         emit("megatron-lm", saving_on_hosts("megatron-lm", replicas=2))
 
 
+def test_bridge_saves_to_hosts_in_between(tmp_path: Path) -> None:
+    failures = Failures()
+    folders = {"CHECKPOINTS": "/shared", "LOCAL_CHECKPOINTS": "/dev/shm/mine"}
+    for target in ("megatron-bridge", "megatron-bridge-26.04", "megatron-bridge-26.02"):
+        for replicas in (0, 1):
+            verified = saving_on_hosts(target, replicas=replicas)
+            folder = tmp_path / f"{target}-{replicas}"
+            write_emitted(folder, emit(target, verified))
+            local = {
+                "non_persistent_ckpt_type": "local",
+                "non_persistent_save_interval": "30",
+                "non_persistent_local_ckpt_dir": "'/dev/shm/mine'",
+            }
+            if replicas:
+                jump = launch_shape(verified.plan, verified.decision).devices_per_node
+                local |= {
+                    "replication": "true",
+                    "replication_jump": f"{jump}",
+                    "replication_factor": "2",
+                }
+            words = [f"checkpoint.{name}={value}" for name, value in local.items()]
+            recorders = Recorders(tmp_path / f"recorders-{target}-{replicas}")
+            for environment, expected in (
+                ({}, []),
+                (folders, [*RESUMED["megatron-bridge"], *words]),
+            ):
+                ran = recorders.run(
+                    folder / "run.sh",
+                    cwd=Path("/"),
+                    MASTER_ADDR="head",
+                    NODE_RANK="0",
+                    RECIPE="mine",
+                    **environment,
+                )
+                with failures.of(target, replicas, environment):
+                    assert ran.code == 0, ran.stderr
+                    argv = ran.only("torchrun")
+                    assert argv[len(argv) - len(expected) :] == expected
+                    assert ("non_persistent" in " ".join(argv)) == bool(expected)
+            ran = recorders.run(
+                folder / "run.sh",
+                cwd=Path("/"),
+                MASTER_ADDR="head",
+                NODE_RANK="0",
+                RECIPE="mine",
+                CHECKPOINTS="/shared",
+            )
+            with failures.of(target, replicas, "without a folder"):
+                assert ran.code != 0
+                assert "LOCAL_CHECKPOINTS: must name a folder in the memory" in ran.stderr
+            with failures.of(target, replicas, "header"):
+                assert "need the package nvidia-resiliency-ext" in (folder / "run.sh").read_text()
+            with failures.of(target, replicas, "one level"):
+                assert "non_persistent" not in emitted(saving(target), "run.sh")
+    failures.check()
+
+
 def _text(folder: Path, name: str) -> str:
     return (folder / name).read_text()
 

@@ -40,14 +40,12 @@ _NOT_INTERLEAVED: Final = restricted(*HYBRIDS, virtual_pipeline=False)
 
 _WITH_0_18: Final = replace(
     MEGATRON_0_18,
-    host_checkpoint_zero_stages=frozenset(),
     adapters=frozenset({"lora"}),
     fused_layers=frozenset({QKV, GATE_UP}),
     adapter_dtypes=frozenset({"bf16"}),
 )
 _WITH_0_16: Final = replace(
     MEGATRON_0_16,
-    host_checkpoint_zero_stages=frozenset(),
     adapters=frozenset({"lora"}),
     adapter_targets=frozenset(ADAPTER_TARGETS) - {EXPERTS},
     fused_layers=frozenset({QKV, GATE_UP}),

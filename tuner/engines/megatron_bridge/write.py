@@ -19,7 +19,7 @@ from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
 from tuner.engines.checkpoints import FOLDER_NOTE, KEPT, CheckpointSchedule
 from tuner.engines.files import EmittedFile, comment
-from tuner.engines.launchers.shape import launch_shape
+from tuner.engines.launchers.shape import LaunchShape, launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.engines.manifest import PIPELINE_INSIDE_ORDER
 from tuner.engines.megatron_bridge.lora import lora_arguments
@@ -31,6 +31,12 @@ from tuner.engines.megatron_lm.core import (
     model_fields,
 )
 from tuner.engines.megatron_lm.environment import environment
+from tuner.engines.megatron_lm.local_checkpoints import (
+    LOCAL_NOTE,
+    NOTES,
+    has_local,
+    local_settings,
+)
 from tuner.engines.megatron_lm.mixers import Value, is_hybrid
 from tuner.engines.megatron_lm.write import cautions, release_schedule
 from tuner.engines.priced_settings import overridden
@@ -98,9 +104,15 @@ export RECIPE={recipe}
 SAVED=()
 if [[ -n "${{CHECKPOINTS:-}}" ]]; then
   SAVED=("checkpoint.save=$CHECKPOINTS" "checkpoint.load=$CHECKPOINTS"{asynchronous})
-fi
+{local}fi
 
 exec "${{LAUNCHER[@]}}" "$FILES/train.py" ${{SAVED[@]+"${{SAVED[@]}}"}} "$@"
+"""
+
+_LOCAL: Final = """\
+  : "${{LOCAL_CHECKPOINTS:?must name a folder in the memory of every node}}"
+  SAVED+=(
+{words}  )
 """
 
 _YOURS: Final = (
@@ -134,6 +146,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     plan, decision = verified.plan, verified.decision
     exact, nearest = _recipe(plan.model, core=core)
     schedule = release_schedule(verified, core=core, removes_old=True)
+    shape, is_local = launch_shape(plan, decision), has_local(schedule)
     recipe = exact or nearest
     named = bool(exact) or core is not Core.V0_16 or nearest != _PLAIN
     said = (
@@ -141,6 +154,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
         *cautions(plan.model, decision),
         *assumptions("megatron-bridge", plan.model, plan.goal, decision),
         f"Recipe: {recipe}." if named else "Recipe: none fits in this release; name a near one.",
+        *(NOTES if is_local else ()),
         "",
         *_YOURS,
         *(() if plan.goal.adapters is None else _PRETRAINED),
@@ -165,15 +179,17 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
                     *ENVIRONMENT_NOTE,
                     "  RECIPE                   a recipe of megatron.bridge.recipes",
                     *FOLDER_NOTE,
+                    *(LOCAL_NOTE if is_local else ()),
                 )
             )
-            + preamble(launch_shape(plan, decision))
+            + preamble(shape)
             + environment(decision)
             + _START.format(
                 recipe=default,
                 asynchronous=" checkpoint.async_save=true"
                 if schedule is not None and schedule.is_asynchronous
                 else "",
+                local=_local(schedule, shape),
             ),
             executable=True,
         ),
@@ -184,6 +200,17 @@ def _checkpoints(schedule: CheckpointSchedule | None) -> Iterator[Override]:
     if schedule is not None:
         yield "checkpoint.save_interval", schedule.steps
         yield "checkpoint.most_recent_k", KEPT
+
+
+def _local(schedule: CheckpointSchedule | None, shape: LaunchShape) -> str:
+    """Return the lines of bash that add when and where to save to hosts."""
+    if schedule is None or not has_local(schedule):
+        return ""
+    words = (
+        f'    "checkpoint.{name}={_written(value)}"\n'
+        for name, value in local_settings(schedule, shape)
+    )
+    return _LOCAL.format(words="".join(words))
 
 
 def _program(

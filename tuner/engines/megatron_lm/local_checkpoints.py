@@ -1,8 +1,8 @@
-"""Megatron-LM's checkpoints on hosts: "local" ones, by NVIDIA's resiliency extension.
+"""Checkpoints on hosts of Megatron-LM and Bridge: "local" ones, by NVIDIA's resiliency extension.
 
 Read from `checkpoint_and_decide_exit`, `save_checkpoint` and `_load_base_checkpoint` of
-core_v0.16.1 to core_v0.19.0, and `LocalCheckpointManager` and `CliqueReplicationStrategy` of
-nvidia-resiliency-ext 0.5:
+core_v0.16.1 to core_v0.19.0, their counterparts in Bridge v0.3.0 to v0.5.0, and
+`LocalCheckpointManager` and `CliqueReplicationStrategy` of nvidia-resiliency-ext 0.5:
 
 - Every rank writes files of its own below one folder, which lies in the memory of a node (tmpfs)
   here and outlives the processes. The newest iteration of which every rank has its files is loaded,
@@ -39,19 +39,25 @@ def has_local(schedule: CheckpointSchedule | None) -> bool:
     return schedule is not None and schedule.host_steps is not None
 
 
-def save_arguments(schedule: CheckpointSchedule, shape: LaunchShape) -> Iterator[str]:
-    """Yield the lines of `run.sh` that name when and where to save to hosts.
+def local_settings(
+    schedule: CheckpointSchedule, shape: LaunchShape
+) -> Iterator[tuple[str, str | int | bool]]:
+    """Yield when and where to save to hosts, as fields of Megatron's CheckpointConfig.
+
+    The folder is a variable of the shell that is to start the ranks.
 
     Raises:
         ValueError: the ranks cannot be divided into groups that hold each other's replicas.
     """
+    assert schedule.host_steps is not None
     group = schedule.replicas + 1
-    yield (f"--non-persistent-ckpt-type local --non-persistent-save-interval {schedule.host_steps}")
-    yield '--non-persistent-local-ckpt-dir "${LOCAL_CHECKPOINTS:-}"'
+    yield "non_persistent_ckpt_type", "local"
+    yield "non_persistent_save_interval", schedule.host_steps
+    yield "non_persistent_local_ckpt_dir", "${LOCAL_CHECKPOINTS:-}"
     if group == 1:
         return
     if shape.nodes % group:
         raise ValueError(f"{shape.nodes} nodes cannot be divided into groups of {group}")
-    yield (
-        f"--replication --replication-jump {shape.devices_per_node} --replication-factor {group}"
-    )
+    yield "replication", True
+    yield "replication_jump", shape.devices_per_node
+    yield "replication_factor", group

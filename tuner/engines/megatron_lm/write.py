@@ -37,7 +37,7 @@ from tuner.engines.megatron_lm.local_checkpoints import (
     LOCAL_NOTE,
     NOTES,
     has_local,
-    save_arguments,
+    local_settings,
 )
 from tuner.engines.megatron_lm.mixers import Value, is_hybrid
 from tuner.engines.priced_settings import written
@@ -176,9 +176,15 @@ def _start(schedule: CheckpointSchedule | None, shape: LaunchShape, *, program: 
     """Return bash that starts the program, saving and resuming where folders are named."""
     if schedule is None or not has_local(schedule):
         return _START.format(needs="", program=program, local="")
-    listed = "".join(f"  {words}\n" for words in save_arguments(schedule, shape))
+    listed = "".join(f"  {_local_argument(*one)}\n" for one in local_settings(schedule, shape))
     needs = _NEEDS_LOCAL.format(listed=listed)
     return _START.format(needs=needs, program=program, local='  "${LOCAL[@]}" \\\n')
+
+
+def _local_argument(name: str, value: str | int | bool) -> str:
+    """Write a setting of checkpoints on hosts as words of the shell."""
+    flag = f"--{name.replace('_', '-')}"
+    return flag if value is True else f'{flag} "{value}"'
 
 
 def _checkpoints(schedule: CheckpointSchedule | None) -> Iterator[Argument]:
