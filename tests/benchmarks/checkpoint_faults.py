@@ -59,7 +59,7 @@ CONFIG: Final = StepConfig.model_validate(
 )
 SCENARIO: Final = Scenario.model_validate(
     {
-        "steps": 180,
+        "steps": 160,
         "nodes": NODES,
         "seed": 20261129,
         "mean_interval": "35s",
