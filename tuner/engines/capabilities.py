@@ -100,6 +100,36 @@ def host_checkpoint_obstacle(
     return ""
 
 
+def reshard_obstacle(target: Capabilities, *, zero_stage: int, on_hosts: bool) -> str:
+    """Say why a target cannot restore a checkpoint in another layout; empty where it can.
+
+    Args:
+        target: program, or several.
+        zero_stage: of both layouts.
+        on_hosts: whether the run also keeps checkpoints in the memory of nodes.
+    """
+    names, stages = " and ".join(target.names), target.reshard_zero_stages
+    if not stages:
+        able = [
+            name
+            for name, one in TARGETS.items()
+            if one.reshard_zero_stages and name not in WRAPPERS
+        ]
+        return (
+            f"{names} does not restore a checkpoint in another layout by itself;"
+            f" {', '.join(able)} do"
+        )
+    if zero_stage not in stages:
+        listed = " or ".join(map(str, sorted(stages)))
+        return f"{names} restores another layout at zero_stage {listed}, and it is {zero_stage}"
+    if on_hosts and zero_stage not in target.reshard_zero_stages_with_host_copies:
+        return (
+            f"{names} has no checkpoints that another layout can restore at zero_stage"
+            f" {zero_stage} beside checkpoints on hosts; write levels: [shared]"
+        )
+    return ""
+
+
 def with_host_checkpoints() -> tuple[str, ...]:
     """Return the programs that can save to hosts."""
     return tuple(

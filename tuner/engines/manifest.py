@@ -110,6 +110,13 @@ class Capabilities:
     host_checkpoint_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages whose state can be saved to the memory of nodes between checkpoints on shared storage,
     and restored from there; empty: none."""
+    reshard_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
+    """Stages whose checkpoints on shared storage are restored in another layout, with the optimizer
+    and without a conversion; empty: none."""
+    reshard_zero_stages_with_host_copies: frozenset[int] = frozenset({0, 1, 2, 3})
+    """The same beside checkpoints in the memory of nodes."""
+    reshards_data_parallel: bool = True
+    """Such a layout may have another number of replicas."""
     overlap_grad_reduce: bool = True
     """Gradient reduction can overlap with the backward pass."""
     ddp_bucket_size: bool = True

@@ -120,7 +120,7 @@ class ContinuedRun:
     training: float
     """That advances training, at the speed of the full layout."""
     slower: float
-    """Lost to the longer steps of fewer nodes."""
+    """Lost to the longer steps of fewer nodes; none where these are shorter."""
     checkpoints: float
     restarting: float
     """Planned restarts included."""
@@ -206,7 +206,7 @@ def continued_run(losses: Losses, full: LayoutShares, fewer: LayoutShares) -> Co
     restarting += switches * (restart_s + back_s - full.restart_s)
     return ContinuedRun(
         training=max(0.0, full.training * running + slow * speed - lost),
-        slower=slow * (1.0 - speed),
+        slower=max(0.0, slow * (1.0 - speed)),
         checkpoints=full.checkpoints * running + fewer.checkpoints * other,
         restarting=max(0.0, restarting),
         waiting=times.waiting,

@@ -9,6 +9,7 @@ emitted files start is examples/finetuning/finetune.py:
   reduces them in every one.
 - All layers are checkpointed, or none.
 - 4-bit weights (`qlora`) are not sharded: FSDP2 does not take bitsandbytes' parameters.
+- The loop restores a checkpoint on as many devices as wrote it.
 - Weights are bf16, the forward pass without autocast; adapters are fp32 unless `tune.dtype` says
   bf16, and all weights are trained with bf16 moments.
 """
@@ -30,6 +31,7 @@ PEFT_0_21: Final = Capabilities(
     gradient_bytes=frozenset({2, 4}),
     optimizer_offload_zero_stages=frozenset(),
     host_checkpoint_zero_stages=frozenset(),
+    reshard_zero_stages=frozenset(),
     overlap_grad_reduce=False,
     ddp_bucket_size=False,
     overlap_param_gather=False,
