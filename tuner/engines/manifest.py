@@ -117,6 +117,8 @@ class Capabilities:
     """The same beside checkpoints in the memory of nodes."""
     reshards_data_parallel: bool = True
     """Such a layout may have another number of replicas."""
+    reshard_needs_expert_ranks: bool = False
+    """Expert parallelism is above 1 in both layouts, or in none."""
     overlap_grad_reduce: bool = True
     """Gradient reduction can overlap with the backward pass."""
     ddp_bucket_size: bool = True

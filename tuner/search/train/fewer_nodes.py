@@ -42,6 +42,7 @@ from tuner.search.train.build_problem import PricedPool, build_problem
 from tuner.search.train.degrees import legal_degrees
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.plan_fields import failure_model
+from tuner.search.train.rules import divisors
 from tuner.search.train.search import search
 from tuner.spec.cluster import Pool
 from tuner.spec.fewer_nodes import FewerNodesSpec, fewer_nodes_yaml, with_fewer_nodes
@@ -264,9 +265,7 @@ def _best_nodes(
     nodes: int,
 ) -> FewerNodesSpec | None:
     """Return how many of the nodes that are left have the fastest step; None: no layout fits."""
-    limits: dict[str, tuple[int, ...]] = {"zero_stage": (decision.zero_stage,)}
-    if not intersection(spec.emit).reshards_data_parallel:
-        limits["data_parallel_size"] = (decision.data_parallel_size,)
+    limits = _limits(decision, spec)
     deadline = settings.begin(SEARCH_SHARE)
     best: FewerNodesSpec | None = None
     below_s = math.inf
@@ -282,6 +281,21 @@ def _best_nodes(
         if step_s < below_s:
             best, below_s = one, step_s
     return best
+
+
+def _limits(decision: TrainDecision, spec: Spec) -> dict[str, tuple[int, ...]]:
+    """Return what of a layout stays, so that the targets restore its checkpoints."""
+    able, moe = intersection(spec.emit), spec.model.moe
+    limits: dict[str, tuple[int, ...]] = {"zero_stage": (decision.zero_stage,)}
+    if not able.reshards_data_parallel:
+        limits["data_parallel_size"] = (decision.data_parallel_size,)
+    if able.reshard_needs_expert_ranks and moe is not None:
+        has_ranks = decision.expert_model_parallel_size > 1
+        allowed = spec.search.expert_model_parallel_size or divisors(moe.num_experts).tolist()
+        limits["expert_model_parallel_size"] = tuple(
+            one for one in allowed if (one > 1) is has_ranks
+        )
+    return limits
 
 
 def _search(

@@ -106,6 +106,9 @@ def test_the_layout_of_fewer_nodes_is_a_plan_of_its_own(continued: Planned) -> N
     assert fewer.devices == 2 * fewer.nodes
     assert fewer.nodes + fewer.idle_nodes == 2
     assert small.decision.zero_stage == full.decision.zero_stage
+    # Megatron-LM restores no optimizer of experts where there are no expert ranks.
+    expert_ranks = [one.expert_model_parallel_size > 1 for one in (full.decision, small.decision)]
+    assert expert_ranks[0] is expert_ranks[1]
     assert small.goal.global_batch_size == full.goal.global_batch_size
     assert small.cluster.pools[0].nodes == 2
     assert fewer.step_time_s == small.predicted.step_time_s
@@ -260,6 +263,18 @@ def test_an_engine_that_needs_as_many_replicas_gets_them(tmp_path: Path) -> None
     # Without a pipeline every replica is another rank, and none fits fewer nodes.
     alone = _plan(_emit("torchtitan", search=LIMITS | {"zero_stage": [2]}), tmp_path)
     assert _record(alone.plan).reason.startswith("no layout of 2 to 2 nodes")
+
+
+def test_megatron_keeps_expert_ranks_or_none(tmp_path: Path) -> None:
+    for sizes in ([1], [2], [2, 1, 4]):
+        made = _plan(_keys() | {"search": LIMITS | {"expert_model_parallel_size": sizes}}, tmp_path)
+        assert made.plan.decision is not None
+        assert made.fewer is not None
+        has_ranks = made.plan.decision.expert_model_parallel_size > 1
+        same = tuple(one for one in sizes if (one > 1) is has_ranks)
+        assert made.fewer.spec.search.expert_model_parallel_size == same, sizes
+        assert made.fewer.plan.decision is not None
+        assert made.fewer.plan.decision.expert_model_parallel_size in same, sizes
 
 
 def test_the_folder_holds_both_plans_and_forgets_the_other(
