@@ -115,9 +115,10 @@ def reshard_obstacle(target: Capabilities, *, zero_stage: int, on_hosts: bool) -
             for name, one in TARGETS.items()
             if one.reshard_zero_stages and name not in WRAPPERS
         ]
+        first = " and ".join(sorted(target.reshard_converters))
+        until = f" until {first} has converted it" if first else ""
         return (
-            f"{names} does not restore a checkpoint in another layout by itself;"
-            f" {', '.join(able)} do"
+            f"{names} does not restore a checkpoint in another layout{until}; {', '.join(able)} do"
         )
     if zero_stage not in stages:
         listed = " or ".join(map(str, sorted(stages)))

@@ -54,6 +54,7 @@ _FORBID: Final = frozenset(
         "partial_graph_excludes",
         "fused_layers",
         "adapter_limits",
+        "reshard_converters",
     }
 )
 """Sets that grow in an intersection of manifests; every other set shrinks."""
@@ -115,6 +116,8 @@ class Capabilities:
     and without a conversion; empty: none."""
     reshard_zero_stages_with_host_copies: frozenset[int] = frozenset({0, 1, 2, 3})
     """The same beside checkpoints in the memory of nodes."""
+    reshard_converters: frozenset[str] = frozenset()
+    """Programs that have to convert a checkpoint first."""
     reshards_data_parallel: bool = True
     """Such a layout may have another number of replicas."""
     reshard_needs_expert_ranks: bool = False

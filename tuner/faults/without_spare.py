@@ -16,6 +16,8 @@ class FewerNodes(Record):
     """That it uses."""
     idle_nodes: Whole = 0
     """That are not lost and have nothing to do in it; they are its spares."""
+    fewest_searched: Whole
+    """Layouts of fewer nodes were not searched."""
     devices: Whole
     layout: str
     """Its parallel degrees, e.g. `pp7 dp8 ep4`."""

@@ -1,5 +1,6 @@
 """What a plan's job does without a spare node, in words."""
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -47,6 +48,11 @@ def without_spare_notes(run: RunForecast) -> Iterator[str]:
         f" {format_bytes(fewer.fewer_node_read_bytes)} by each of {fewer.nodes} nodes or"
         f" {format_bytes(fewer.node_read_bytes)} by each of {record.nodes}"
     )
+    if fewer.fewest_searched > math.ceil(record.nodes / 2):
+        yield (
+            "--time-limit left no time to search layouts of fewer than"
+            f" {fewer.fewest_searched} nodes for when one is missing"
+        )
     idle = format_counted(fewer.idle_nodes, "idle node")
     further = f"after {idle} " if fewer.idle_nodes else ""
     yield (

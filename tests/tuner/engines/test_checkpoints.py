@@ -99,6 +99,7 @@ def continuing(target: str, *, zero_stage: int | None = None, **changes: Any) ->
     made = saving(target, zero_stage=zero_stage)
     fewer = FewerNodes(
         nodes=7,
+        fewest_searched=4,
         devices=56,
         layout="pp7 dp8",
         step_time_s=3.0,

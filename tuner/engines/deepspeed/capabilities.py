@@ -59,6 +59,7 @@ DEEPSPEED_0_19: Final = Capabilities(
     optimizer_offload_zero_stages=frozenset({1, 2, 3}),
     host_checkpoint_zero_stages=frozenset(),
     reshard_zero_stages=frozenset(),
+    reshard_converters=frozenset({"ds_to_universal.py"}),
     ddp_bucket_size=False,
     recompute=frozenset({Recompute.NONE, Recompute.FULL}),
     recompute_modules=frozenset(),

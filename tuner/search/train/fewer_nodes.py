@@ -11,11 +11,12 @@ that of the larger effective share (tuner/faults/fewer_nodes.py), or the stated 
 together are planned as if the job waited: without a spare node it is the same for every layout.
 
 Not covered: several pools, nodes that share a scale-up domain, micro-batches of unequal number,
-and bytes that would move if the state were resharded from memory of the nodes that are left.
+measured links between nodes (of the layout of fewer nodes, as any may be missing), and bytes that
+would move if the state were resharded from memory of the nodes that are left.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -94,7 +95,7 @@ def plan_without_spare(
     run = None if plan.predicted is None else plan.predicted.run
     if run is None:
         return plan, None
-    nodes = _num_nodes(plan.decision, spec.cluster.pools[0])
+    nodes = _num_nodes(plan.decision, spec.cluster.pools)
     waits = WithoutSpare(
         decision="wait", nodes=nodes, wait_effective_time_ratio=run.effective_time_ratio
     )
@@ -103,31 +104,40 @@ def plan_without_spare(
         return _with_run(plan, _with_record(run, waits, reason=reason)), None
     settings.watch(PlanningEvent(stage="nodes", text="layouts of one node less"))
     quiet = replace(settings, watch=ignore_progress)
-    fewer = _best_nodes(plan.decision, spec, price=price, settings=quiet, nodes=nodes)
-    if fewer is None:
-        reason = f"no layout of {_fewest(nodes)} to {nodes - 1} nodes fits at the same global batch"
+    searched = _best_nodes(plan.decision, spec, price=price, settings=quiet, nodes=nodes)
+    if searched.best is None:
+        reason = (
+            f"no layout of {searched.fewest} to {nodes - 1} nodes fits at the same global batch"
+        )
         return _with_run(plan, _with_record(run, waits, reason=reason)), None
-    return _decide(plan, spec, fewer, waits, price=price, make_plan=make_plan)
+    return _decide(plan, spec, searched, waits, price=price, make_plan=make_plan)
 
 
 def _decide(
     plan: Plan,
     spec: Spec,
-    fewer: FewerNodesSpec,
+    searched: "_Searched",
     waits: WithoutSpare,
     *,
     price: Callable[[Pool], PricedPool],
     make_plan: MakePlan,
 ) -> tuple[Plan, FewerNodesPlan | None]:
+    fewer = searched.best
+    assert fewer is not None
     smaller, text = with_fewer_nodes(spec, fewer), fewer_nodes_yaml(spec, fewer)
-    other = make_plan(smaller, text)
+    try:
+        other = make_plan(smaller, text)
+        refused = "" if other.decision is not None else other.binding_constraint
+    except SpecError as error:
+        refused = str(error)
     full = _PricedRun.of(plan, spec, price(spec.cluster.pools[0]))
+    if refused:
+        reason = f"no plan of {fewer.nodes - fewer.spare_nodes} nodes: {refused}"
+        return _with_run(plan, _with_record(full.forecast, waits, reason=reason)), None
     small = _PricedRun.of(other, smaller, price(smaller.cluster.pools[0]))
     losses = node_losses(full.jobs, small.jobs, full.reliability, idle_nodes=fewer.spare_nodes)
     continued = continued_run(losses, full.shares, small.shares)
-    record = waits.model_copy(
-        update={"fewer": _record(full, small, continued, idle_nodes=fewer.spare_nodes)}
-    )
+    record = waits.model_copy(update={"fewer": _layout(full, small, continued, searched)})
     stated = spec.goal.reliability
     assert stated is not None
     if stated.without_spare == "auto" and continued.training <= full.own.training:
@@ -195,14 +205,16 @@ class _PricedRun:
         )
 
 
-def _record(
-    full: _PricedRun, small: _PricedRun, continued: ContinuedRun, *, idle_nodes: int
+def _layout(
+    full: _PricedRun, small: _PricedRun, continued: ContinuedRun, searched: "_Searched"
 ) -> FewerNodes:
+    assert searched.best is not None
     read, nodes = float(full.jobs.checkpoint_bytes), float(small.jobs.nodes)
     return FewerNodes.model_validate(
         {
             "nodes": round(nodes),
-            "idle_nodes": idle_nodes,
+            "idle_nodes": searched.best.spare_nodes,
+            "fewest_searched": searched.fewest,
             "devices": small.decision.num_devices,
             "layout": short_layout(small.decision),
             "step_time_s": small.run.step_s,
@@ -226,8 +238,10 @@ def _with_record(run: RunForecast, waits: WithoutSpare, *, reason: str) -> RunFo
     return run.model_copy(update={"without_spare": waits.model_copy(update={"reason": reason})})
 
 
-def _num_nodes(decision: TrainDecision, pool: Pool) -> int:
-    return math.ceil(decision.num_devices / pool.devices_per_node)
+def _num_nodes(decision: TrainDecision, pools: Sequence[Pool]) -> int:
+    if len(pools) > 1:
+        return sum(pool.nodes for pool in pools)
+    return math.ceil(decision.num_devices / pools[0].devices_per_node)
 
 
 def _fewest(nodes: int) -> int:
@@ -256,6 +270,15 @@ def _obstacle(plan: Plan, spec: Spec, run: RunForecast, *, nodes: int) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Searched:
+    """Numbers of nodes that were searched."""
+
+    best: FewerNodesSpec | None
+    """That with the fastest step; None: no layout fits."""
+    fewest: int
+
+
 def _best_nodes(
     decision: TrainDecision,
     spec: Spec,
@@ -263,24 +286,25 @@ def _best_nodes(
     price: Callable[[Pool], PricedPool],
     settings: SearchSettings,
     nodes: int,
-) -> FewerNodesSpec | None:
-    """Return how many of the nodes that are left have the fastest step; None: no layout fits."""
+) -> _Searched:
+    """Find how many of the nodes that are left have the fastest step."""
     limits = _limits(decision, spec)
     deadline = settings.begin(SEARCH_SHARE)
     best: FewerNodesSpec | None = None
-    below_s = math.inf
+    below_s, fewest = math.inf, nodes
     for used in range(nodes - 1, _fewest(nodes) - 1, -1):
         left = replace(settings.until(deadline), top=1, band_ratio=0.0, below_s=below_s)
         if not left.time_limit_s:
             break
         one = FewerNodesSpec(nodes=nodes - 1, spare_nodes=nodes - 1 - used, limits=limits)
         outcome = _search(with_fewer_nodes(spec, one), price=price, settings=left)
+        fewest = used
         if outcome is None or outcome.solutions is None:
             continue
         step_s = float(outcome.solutions.step_s[0])
         if step_s < below_s:
             best, below_s = one, step_s
-    return best
+    return _Searched(best=best, fewest=fewest)
 
 
 def _limits(decision: TrainDecision, spec: Spec) -> dict[str, tuple[int, ...]]:

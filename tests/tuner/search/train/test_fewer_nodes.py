@@ -105,6 +105,7 @@ def test_the_layout_of_fewer_nodes_is_a_plan_of_its_own(continued: Planned) -> N
     assert (full.decision.num_devices, small.decision.num_devices) == (6, fewer.devices)
     assert fewer.devices == 2 * fewer.nodes
     assert fewer.nodes + fewer.idle_nodes == 2
+    assert fewer.fewest_searched == 2
     assert small.decision.zero_stage == full.decision.zero_stage
     # Megatron-LM restores no optimizer of experts where there are no expert ranks.
     expert_ranks = [one.expert_model_parallel_size > 1 for one in (full.decision, small.decision)]
@@ -210,7 +211,7 @@ def test_a_job_that_cannot_continue_waits_for_one_reason(tmp_path: Path) -> None
             "search": {name: values for name, values in LIMITS.items() if "pipeline" not in name},
         },
         "share a scale-up domain": _pools(POOL | {"scale_up_domain": 6}),
-        "does not restore a checkpoint in another layout": _emit(
+        "until ds_to_universal.py has converted it": _emit(
             "deepspeed", search=LIMITS | {"recompute": ["full"]}
         ),
         "no layout of 2 to 2 nodes": _keys() | {"search": LIMITS | {"data_parallel_size": [6]}},
@@ -228,6 +229,20 @@ def test_a_job_that_cannot_continue_waits_for_one_reason(tmp_path: Path) -> None
             assert reason in record.reason
             assert "\n" not in record.reason
     failures.check()
+
+
+def test_checkpoints_that_the_other_layout_has_no_time_for_are_a_reason(tmp_path: Path) -> None:
+    # Copies on hosts more often than steps of fewer nodes end, but not than those of all nodes.
+    made = _plan(_keys(), tmp_path)
+    assert made.plan.predicted is not None
+    between_s = (made.plan.predicted.step_time_s + _fewer(made).step_time_s) / 2.0
+    host = {"levels": ["host", "shared"], "replicas": 0, "host_interval": f"{between_s:.6f}s"}
+    keys = _keys(checkpoint=host) | {"search": LIMITS | {"zero_stage": [0]}}
+    other = _plan(keys, tmp_path)
+    record = _record(other.plan)
+    assert (record.decision, other.fewer) == ("wait", None)
+    assert record.reason.startswith("no plan of 2 nodes: ")
+    assert "host_interval" in record.reason
 
 
 def test_bad_values_are_refused_in_a_line(tmp_path: Path) -> None:
