@@ -108,21 +108,14 @@ def reshard_obstacle(target: Capabilities, *, zero_stage: int, on_hosts: bool) -
         zero_stage: of both layouts.
         on_hosts: whether the run also keeps checkpoints in the memory of nodes.
     """
-    names, stages = " and ".join(target.names), target.reshard_zero_stages
-    if not stages:
-        able = [
-            name
-            for name, one in TARGETS.items()
-            if one.reshard_zero_stages and name not in WRAPPERS
-        ]
+    names = " and ".join(target.names)
+    if not target.reshards:
+        able = [name for name, one in TARGETS.items() if one.reshards and name not in WRAPPERS]
         first = " and ".join(sorted(target.reshard_converters))
         until = f" until {first} has converted it" if first else ""
         return (
             f"{names} does not restore a checkpoint in another layout{until}; {', '.join(able)} do"
         )
-    if zero_stage not in stages:
-        listed = " or ".join(map(str, sorted(stages)))
-        return f"{names} restores another layout at zero_stage {listed}, and it is {zero_stage}"
     if on_hosts and zero_stage not in target.reshard_zero_stages_with_host_copies:
         return (
             f"{names} has no checkpoints that another layout can restore at zero_stage"

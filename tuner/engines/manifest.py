@@ -111,11 +111,11 @@ class Capabilities:
     host_checkpoint_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages whose state can be saved to the memory of nodes between checkpoints on shared storage,
     and restored from there; empty: none."""
-    reshard_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
-    """Stages whose checkpoints on shared storage are restored in another layout, with the optimizer
-    and without a conversion; empty: none."""
+    reshards: bool = True
+    """Checkpoints on shared storage are restored in another layout of the same zero_stage, with the
+    optimizer and without a conversion."""
     reshard_zero_stages_with_host_copies: frozenset[int] = frozenset({0, 1, 2, 3})
-    """The same beside checkpoints in the memory of nodes."""
+    """Stages of which they also are beside checkpoints in the memory of nodes."""
     reshard_converters: frozenset[str] = frozenset()
     """Programs that have to convert a checkpoint first."""
     reshards_data_parallel: bool = True

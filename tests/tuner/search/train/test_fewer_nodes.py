@@ -10,8 +10,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from tests.printed import unwrapped
 from tests.rows import Failures
 from tuner.cli.app import app
+from tuner.cli.plan_text import plan_text
 from tuner.config.candidates import strategies_of
 from tuner.errors import SpecError
 from tuner.faults.fewer_nodes import LayoutShares, continued_run, layout_shares, node_losses
@@ -180,6 +182,8 @@ def test_auto_takes_the_larger_share_and_names_the_other(
     sentence = without_spare_sentence(continued.plan.predicted.run)
     assert "of 3 nodes in" in sentence
     assert "waiting" in sentence
+    shown = unwrapped(plan_text(continued.plan, folder=tmp_path))
+    assert sentence in shown
     notes = continued.plan.provenance.notes
     assert any("are read from shared storage" in note for note in notes)
 
