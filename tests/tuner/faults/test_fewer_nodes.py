@@ -110,6 +110,15 @@ def test_with_short_repairs_and_a_spare_nothing_changes() -> None:
     assert continued_run(at_once, full, fewer).training == pytest.approx(full.training)
 
 
+def test_processes_that_fail_take_no_node() -> None:
+    model = replace(MODEL, device_mtbf_s=math.inf, process_mtbf_s=100 * HOUR)
+    own = run_shares(JOBS, model, step_s=STEP_S)
+    full = layout_shares(own, JOBS, model, step_s=STEP_S)
+    continued = continued_run(node_losses(JOBS, JOBS, model), full, full)
+    assert continued.training == pytest.approx(own.training)
+    assert (continued.switches_per_s, continued.fewer, continued.waiting) == (0.0, 0.0, 0.0)
+
+
 def test_the_parts_of_a_continued_run_fit_into_its_time() -> None:
     failures = Failures()
     for name, one in TABLE.items():
