@@ -15,6 +15,7 @@ from tuner.plans.proof import certificate_line, gap_words
 from tuner.plans.stage_placement import StagePlacement
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.checkpoint_levels import levels_sentence
+from tuner.report.fewer_nodes import without_spare_sentence
 from tuner.report.memory_headroom import (
     HARDLY_ANY,
     chance_sentence,
@@ -232,6 +233,9 @@ def _prediction_lines(
         saving = levels_sentence(predicted.run)
         if saving:
             yield from labelled("checkpoints", saving)
+        without = without_spare_sentence(predicted.run)
+        if without:
+            yield from labelled("without spare", without)
     peaks = predicted.peak_memory_bytes
     if len(peaks) > SHOWN_RANKS:
         highest = peaks.index(max(peaks))

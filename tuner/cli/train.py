@@ -44,7 +44,10 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[Plan, Callable[..., str]]":
             processes=len(usable_cores()),
             watch=watch,
         )
-    return write_plan(options.out, made.plan, spec=made.spec, profiles=made.profiles), plan_text
+    written = write_plan(
+        options.out, made.plan, spec=made.spec, profiles=made.profiles, fewer=made.fewer
+    )
+    return written, plan_text
 
 
 def estimate(spec: Path, options: EstimateOptions) -> None:

@@ -111,6 +111,30 @@ def background_checkpoint_obstacle(target: Capabilities, *, zero_stage: int) -> 
     return f"{names} writes checkpoints in the background with zero_stage {listed} only"
 
 
+def reshard_obstacle(target: Capabilities, *, zero_stage: int, on_hosts: bool) -> str:
+    """Say why a target cannot restore a checkpoint in another layout; empty where it can.
+
+    Args:
+        target: program, or several.
+        zero_stage: of both layouts.
+        on_hosts: whether the run also keeps checkpoints in the memory of nodes.
+    """
+    names = " and ".join(target.names)
+    if not target.reshards:
+        able = [name for name, one in TARGETS.items() if one.reshards and name not in WRAPPERS]
+        first = " and ".join(sorted(target.reshard_converters))
+        until = f" until {first} has converted it" if first else ""
+        return (
+            f"{names} does not restore a checkpoint in another layout{until}; {', '.join(able)} do"
+        )
+    if on_hosts and zero_stage not in target.reshard_zero_stages_with_host_copies:
+        return (
+            f"{names} has no checkpoints that another layout can restore at zero_stage"
+            f" {zero_stage} beside checkpoints on hosts; write levels: [shared]"
+        )
+    return ""
+
+
 def with_host_checkpoints() -> tuple[str, ...]:
     """Return the programs that can save to hosts, without the names of older releases."""
     able = [

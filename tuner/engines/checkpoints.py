@@ -8,7 +8,8 @@ names a folder that all nodes share, to save to and to resume from.
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.plans.train import VerifiedPlan
+from tuner.plans.folder import FEWER_NODES
+from tuner.plans.train import Plan, VerifiedPlan
 from tuner.units import format_bytes, format_s
 
 KEPT: Final = 2
@@ -43,12 +44,15 @@ class CheckpointSchedule:
     """That they take of a node's memory."""
     replicas: int = 0
     """Other nodes that hold a copy of a node's."""
+    other_layout: str = ""
+    """The layout that restores these checkpoints, too, in words; empty: none has to."""
 
     @property
     def lines(self) -> tuple[str, ...]:
         """The schedule, a line for each level."""
+        also = (self.other_layout,) if self.other_layout else ()
         if self.host_steps is None:
-            return (self.words,)
+            return (self.words, *also)
         others = {0: "", 1: " and of another one"}.get(
             self.replicas, f" and of {self.replicas} others"
         )
@@ -56,6 +60,7 @@ class CheckpointSchedule:
             self.words,
             f"In between, every {self.host_steps:,} steps, to the memory of every node{others}"
             f" (LOCAL_CHECKPOINTS): {format_bytes(self.host_bytes)} a node.",
+            *also,
         )
 
     @property
@@ -101,4 +106,23 @@ def checkpoint_schedule(
         host_steps=None if levels is None else levels.host_interval_steps,
         host_bytes=0 if levels is None else levels.host_bytes or 0,
         replicas=0 if levels is None else levels.replicas,
+        other_layout=_other_layout(verified.plan),
+    )
+
+
+def _other_layout(plan: Plan) -> str:
+    """Name the layout that takes over when the number of nodes changes; empty where none does."""
+    run = None if plan.predicted is None else plan.predicted.run
+    record = None if run is None else run.without_spare
+    if record is None or record.fewer is None or record.decision == "wait":
+        return ""
+    fewer = record.fewer
+    if record.is_fewer:
+        return (
+            f"For {fewer.nodes} of {record.nodes} nodes, while one is missing: once it is back,"
+            " start the launch files of all nodes from the same CHECKPOINTS."
+        )
+    return (
+        f"When one of {record.nodes} nodes is missing and no spare is left, start the launch files"
+        f" of {FEWER_NODES}/ on {fewer.nodes} nodes, from the same CHECKPOINTS."
     )

@@ -54,6 +54,7 @@ _FORBID: Final = frozenset(
         "partial_graph_excludes",
         "fused_layers",
         "adapter_limits",
+        "reshard_converters",
     }
 )
 """Sets that grow in an intersection of manifests; every other set shrinks."""
@@ -112,6 +113,17 @@ class Capabilities:
     and restored from there; empty: none."""
     background_checkpoint_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages whose state can be written to shared storage while training goes on; empty: none."""
+    reshards: bool = True
+    """Checkpoints on shared storage are restored in another layout of the same zero_stage, with the
+    optimizer and without a conversion."""
+    reshard_zero_stages_with_host_copies: frozenset[int] = frozenset({0, 1, 2, 3})
+    """Stages of which they also are beside checkpoints in the memory of nodes."""
+    reshard_converters: frozenset[str] = frozenset()
+    """Programs that have to convert a checkpoint first."""
+    reshards_data_parallel: bool = True
+    """Such a layout may have another number of replicas."""
+    reshard_needs_expert_ranks: bool = False
+    """Expert parallelism is above 1 in both layouts, or in none."""
     overlap_grad_reduce: bool = True
     """Gradient reduction can overlap with the backward pass."""
     ddp_bucket_size: bool = True

@@ -98,6 +98,17 @@ def price_checkpoints(
     )
 
 
+def waiting_notes(spec: Spec) -> Iterator[str]:
+    """Say that a launch, which has one layout, waits without a spare node."""
+    stated = spec.goal.reliability
+    if stated is not None and stated.without_spare != "wait":
+        yield (
+            f"goal.reliability.without_spare: {stated.without_spare} has no effect on a launch:"
+            " without a spare node it waits for a repair; `moetune plan` plans the layout for one"
+            " node less"
+        )
+
+
 def _as_launched(launch: LaunchSettings) -> Saving | None:
     """Return how it saves; None where it does not, or to hosts alone, which no lost node leaves."""
     if launch.save_interval is None:

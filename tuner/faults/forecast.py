@@ -6,6 +6,7 @@ storage alone:
     training     tau / E, less the time spent waiting
     checkpoints  training * c / tau: stalls of checkpoints that were kept
     waiting      for a repair
+    slower       lost to longer steps where the job goes on with fewer nodes (fewer_nodes.py)
     restarting   (1 - waiting) (1 - exp(-lambda R)): each failure starts a restart, which takes
                  (1 - exp(-lambda R)) / lambda on average, since it may be interrupted
     lost         the rest: work and stalls that had to be repeated
@@ -27,6 +28,7 @@ from tuner.faults.interval import LEAST_EFFECTIVE_RATIO
 from tuner.faults.levels import SavePolicy
 from tuner.faults.reliability import FailureModel, Jobs, longest_wait_s
 from tuner.faults.run_shares import CheckpointLevels, Ratio, RunShares, Whole, run_shares
+from tuner.faults.without_spare import WithoutSpare
 
 P90_DEVIATIONS: Final = 1.2815515655446004
 """Standard normal quantile of 0.9."""
@@ -44,7 +46,8 @@ class RunForecast(Record):
     effective_time_ratio: Ratio
     """Share of the wall clock that advances training."""
     time_ratios: dict[str, Ratio]
-    """Shares of the wall clock: training, checkpoints, lost, restarting, waiting."""
+    """Shares of the wall clock: training, checkpoints, lost, restarting, waiting; slower where the
+    job goes on with fewer nodes."""
     goodput_tokens_per_s: Amount
     """Tokens trained per second of wall clock; 0 when the run never finishes."""
     effective_step_s: Seconds | None = None
@@ -81,13 +84,16 @@ class RunForecast(Record):
     """Device hours times their price, in the user's currency; absent without a price."""
     checkpoint_levels: CheckpointLevels | None = None
     """Absent where the spec asks for shared storage alone."""
+    without_spare: WithoutSpare | None = None
+    """What the job does without a spare node; absent where the spec says that it waits."""
 
     @model_serializer(mode="wrap")
     def _without_levels(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the levels out where there are none."""
+        """Leave out what the spec does not ask for."""
         values: dict[str, Any] = serialize(self)
-        if self.checkpoint_levels is None:
-            values.pop("checkpoint_levels", None)
+        for name in ("checkpoint_levels", "without_spare"):
+            if getattr(self, name) is None:
+                values.pop(name, None)
         return values
 
 
@@ -127,9 +133,8 @@ def forecast(run: TrainingRun, *, jobs: Jobs, reliability: FailureModel | None) 
             jobs=jobs,
             deviation_s=0.0,
         )
-    return _with_failures(
-        run_shares(jobs, reliability, step_s=run.step_s), run, jobs=jobs, reliability=reliability
-    )
+    own = run_shares(jobs, reliability, step_s=run.step_s)
+    return forecast_shares(own, run, jobs=jobs, reliability=reliability)
 
 
 def save_policy(run: RunForecast) -> SavePolicy | None:
@@ -146,9 +151,10 @@ def save_policy(run: RunForecast) -> SavePolicy | None:
     )
 
 
-def _with_failures(
+def forecast_shares(
     own: RunShares, run: TrainingRun, *, jobs: Jobs, reliability: FailureModel
 ) -> RunForecast:
+    """Forecast the run whose shares of the wall clock are known."""
     ratio = own.training
     finishes = ratio >= LEAST_EFFECTIVE_RATIO
     disturbed = RunForecast(

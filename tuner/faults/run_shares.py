@@ -81,6 +81,8 @@ class RunShares:
     checkpoints: float
     restarting: float
     waiting: float
+    slower: float = 0.0
+    """Lost to longer steps on fewer nodes."""
     failures_per_s: float
     work_s: float
     """Between checkpoints on shared storage."""
@@ -99,7 +101,9 @@ class RunShares:
     @property
     def ratios(self) -> dict[str, float]:
         parts = {"training": self.training, "checkpoints": self.checkpoints}
-        rest = 1.0 - self.training - self.checkpoints - self.restarting - self.waiting
+        if self.slower:
+            parts["slower"] = self.slower
+        rest = 1.0 - sum(parts.values()) - self.restarting - self.waiting
         return parts | {
             "lost": max(0.0, rest),
             "restarting": self.restarting,

@@ -21,9 +21,14 @@ held against the other.
     repair   a lost node is replaced by a spare one and repaired; where no spare is left the job
              waits for the first repair. Nothing runs by then, so that failures in this time are
              not counted
+    fewer    where the run has a layout of fewer nodes, it goes on in that instead, from shared
+             storage: copies on hosts belong to the ranks that wrote them. Every restart takes the
+             layout that there are nodes for, and so does the next shared checkpoint after a repair,
+             once it is durable. Only where even fewer nodes are left the job waits
 """
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +59,8 @@ class Failure:
     """The node that failed, counted from 0; None: any, which takes no other's replica along."""
     silence_s: float = 0.0
     """Without a step, after which it is noticed and the job is ended; 0: at once."""
+    repair_s: float | None = None
+    """Until its node can be used again; None: that of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +81,47 @@ class Slowdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """When a run in one layout saves, and how long that and its steps take."""
+
+    policy: SavePolicy
+    seconds: RunSeconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewerNodes:
+    """How a run goes on without a spare node, on one node less."""
+
+    layout: Layout
+    idle_nodes: int = 0
+    """Nodes beside it that are not lost and have nothing to do; they are its spares."""
+    return_s: float
+    """From a durable checkpoint on shared storage to the first step of all nodes."""
+    failures: Iterable["Failure"] | None = None
+    """Those of its nodes, by time; None: those of all."""
+
+    def __post_init__(self) -> None:
+        if self.idle_nodes < 0 or not 0.0 <= self.return_s < math.inf:
+            raise ValueError(
+                f"{self.idle_nodes} idle nodes, return {self.return_s} s: nothing is below zero"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A run to simulate."""
 
     steps: int
     seconds: RunSeconds
     repair_s: float = 0.0
-    """Of every node; 0: there is always a replacement."""
+    """Of a node whose failure states none; 0: there is always a replacement."""
     spare_nodes: int = 0
     start_limit_s: float = math.inf
     """Of a start, after which it is ended."""
     ring_nodes: int | None = None
     """Nodes that each send their copy to the next ones around; None: groups exchange copies."""
+    fewer: FewerNodes | None = None
+    """The layout without a spare node; None: the job waits for a repair."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.spare_nodes < 0 or not 0.0 <= self.repair_s < math.inf:
@@ -93,6 +129,8 @@ class Run:
                 f"{self.steps} steps, {self.spare_nodes} spare nodes, repairs of {self.repair_s} s:"
                 " a run has one step or more, and nothing is below zero"
             )
+        if self.fewer is not None and not self.repair_s > 0.0:
+            raise ValueError("a layout of fewer nodes needs a repair time: without, none is short")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +166,10 @@ class SimulatedRun:
     failures: int
     """That met a run that was there."""
     restores: tuple[Restore, ...]
+    fewer_s: float = 0.0
+    """In the layout of fewer nodes, from the first step to the failure or return that ends it."""
+    returns: int = 0
+    """To all nodes, at a checkpoint."""
 
 
 def simulate(
@@ -143,15 +185,17 @@ def simulate(
     Args:
         policy: when it saves.
         run: its length and durations.
-        failures: in the order of time; those after its end are not used.
+        failures: in the order of time; those after its end are not used. In the layout of fewer
+            nodes its own count instead, if it has some.
         outages: a checkpoint that is written during one is never durable.
         slowdowns: where several overlap, the slowest counts.
 
     Raises:
         ValueError: a failure comes before the one above it.
     """
+    everything = Layout(policy=policy, seconds=run.seconds)
     state = _State(
-        policy=policy,
+        full=everything,
         run=run,
         coming=_in_order(failures),
         outages=outages,
@@ -159,9 +203,10 @@ def simulate(
     )
     while not _train(state):
         _recover(state)
+    state.leave_layout()
     return SimulatedRun(
         wall_s=state.clock_s,
-        training_s=run.steps * run.seconds.step_s,
+        training_s=state.trained_s,
         lost_s=state.lost_s,
         slowed_s=state.slowed_s,
         saving_s=state.saving_s,
@@ -169,6 +214,8 @@ def simulate(
         waiting_s=state.waiting_s,
         failures=state.failures,
         restores=tuple(state.restores),
+        fewer_s=state.fewer_s,
+        returns=state.returns,
     )
 
 
@@ -188,6 +235,8 @@ def drawn_failures(rates: FailureRates, *, rng: np.random.Generator) -> Iterator
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
     step: int
+    trained_s: float
+    """Seconds of its steps."""
     saving_s: float
     """Stalls of all checkpoints that were kept until then, its own included."""
     slowed_s: float
@@ -199,16 +248,24 @@ class _Copy:
 class _State:
     """The run at one moment; mutable while it lasts."""
 
-    policy: SavePolicy
+    full: Layout
     run: Run
     coming: Iterator[Failure]
     outages: Sequence[Outage]
     slowdowns: Sequence[Slowdown]
+    layout: Layout = field(init=False)
+    """In use."""
+    began_s: float = 0.0
+    """When the first step in it began."""
+    other: Iterator[Failure] | None = None
+    """Failures in the other layout; None: the same."""
     failure: Failure | None = None
     """The next one."""
     clock_s: float = 0.0
     step: int = 0
     """Steps until the last checkpoint or restart."""
+    trained_s: float = 0.0
+    """What they took."""
     into_s: float = 0.0
     """Work after them."""
     saving_s: float = 0.0
@@ -224,10 +281,63 @@ class _State:
     repairs: list[float] = field(default_factory=list)
     """When each node in repair is back."""
     restores: list[Restore] = field(default_factory=list)
+    fewer_s: float = 0.0
+    returns: int = 0
 
     def __post_init__(self) -> None:
-        self.durable[Level.SHARED] = _Copy(step=0, saving_s=0.0, slowed_s=0.0, durable_at_s=0.0)
+        self.layout = self.full
+        self.durable[Level.SHARED] = _Copy(
+            step=0, trained_s=0.0, saving_s=0.0, slowed_s=0.0, durable_at_s=0.0
+        )
         self.failure = next(self.coming, None)
+        fewer = self.run.fewer
+        if fewer is not None and fewer.failures is not None:
+            self.other = _in_order(fewer.failures)
+
+    @property
+    def policy(self) -> SavePolicy:
+        return self.layout.policy
+
+    @property
+    def seconds(self) -> RunSeconds:
+        return self.layout.seconds
+
+    @property
+    def is_full(self) -> bool:
+        return self.layout is self.full
+
+    @property
+    def nodes_short(self) -> int:
+        """Nodes in repair beyond the spare ones."""
+        while self.repairs and self.repairs[0] <= self.clock_s:
+            heapq.heappop(self.repairs)
+        return max(0, len(self.repairs) - self.run.spare_nodes)
+
+    def enter(self, layout: Layout) -> None:
+        """Go on in a layout; copies on hosts belong to the ranks of another one."""
+        if layout is self.layout:
+            return
+        self.layout = layout
+        self.durable.pop(Level.HOST, None)
+        self.empty_nodes.clear()
+        if self.other is None:
+            return
+        self.coming, self.other = self.other, self.coming
+        if self.failure is not None:
+            # Of the other layout, whose next one it stays.
+            self.other = itertools.chain((self.failure,), self.other)
+        self.failure = next(self.coming, None)
+        self.skip_failures()
+
+    def skip_failures(self) -> None:
+        """Leave out failures that met nothing."""
+        while self.failure is not None and self.failure.at_s < self.clock_s:
+            self.failure = next(self.coming, None)
+
+    def leave_layout(self) -> None:
+        """Count the time in it."""
+        if not self.is_full:
+            self.fewer_s += max(0.0, self.clock_s - self.began_s)
 
     @property
     def fails_at_s(self) -> float:
@@ -272,25 +382,28 @@ class _State:
 
 def _train(state: _State) -> bool:
     """Train and save until the next failure; True: until the end."""
-    policy, steps = state.policy, state.run.steps
-    step_s, each = state.run.seconds.step_s, state.policy.segment_steps
+    steps = state.run.steps
     while True:
+        policy, step_s, each = state.policy, state.seconds.step_s, state.policy.segment_steps
         target = min((state.step // each + 1) * each, steps)
-        spent_s = state.take_steps((target - state.step) * step_s)
+        work_s = (target - state.step) * step_s
+        spent_s = state.take_steps(work_s)
         if spent_s is not None:
             state.into_s = spent_s
             return False
-        state.step = target
+        state.step, state.trained_s = target, state.trained_s + work_s
         if target == steps:
             return True
         is_shared = target % policy.shared_interval_steps == 0
         if not _save(state, Level.SHARED if is_shared else Level.HOST):
             return False
+        if is_shared and not state.is_full and not state.nodes_short and not _return(state):
+            return False
 
 
 def _save(state: _State, level: Level) -> bool:
     """Stall for a checkpoint and begin its write; False: it failed before."""
-    seconds, is_async = state.run.seconds, state.policy.asynchronous
+    seconds, is_async = state.seconds, state.policy.asynchronous
     stall_s = seconds.stopped_s(level, asynchronous=is_async)
     earlier = state.pending.get(level)
     if earlier is not None:
@@ -307,10 +420,33 @@ def _save(state: _State, level: Level) -> bool:
     if not any(one.begin_s < durable_at_s and begin_s < one.end_s for one in state.outages):
         state.pending[level] = _Copy(
             step=state.step,
+            trained_s=state.trained_s,
             saving_s=state.saving_s,
             slowed_s=state.slowed_s,
             durable_at_s=durable_at_s,
         )
+    return True
+
+
+def _return(state: _State) -> bool:
+    """Go back to all nodes from the checkpoint that was just made; False: it failed before.
+
+    Where nothing could be written, the run goes on and returns at a later checkpoint.
+    """
+    copy, fewer = state.pending.get(Level.SHARED), state.run.fewer
+    if copy is None:
+        return True
+    assert fewer is not None
+    state.leave_layout()
+    for part_s in (max(0.0, copy.durable_at_s - state.clock_s), fewer.return_s):
+        spent_s = state.spend(part_s)
+        state.recovery_s += part_s if spent_s is None else spent_s
+        if spent_s is not None:
+            state.began_s = state.clock_s
+            return False
+    state.set_durable(Level.SHARED, state.pending.pop(Level.SHARED))
+    state.enter(state.full)
+    state.returns += 1
     return True
 
 
@@ -320,24 +456,28 @@ def _recover(state: _State) -> None:
         if copy.durable_at_s <= state.clock_s:
             state.set_durable(level, copy)
     state.pending.clear()
-    position_s = state.step * state.run.seconds.step_s + state.into_s
+    state.leave_layout()
+    position_s = state.trained_s + state.into_s
     worst = FailureClass.PROCESS
     assert state.failure is not None
     # Until the job is ended if it says nothing more.
-    patience_s = max(0.0, state.failure.silence_s - state.into_s % state.run.seconds.step_s)
+    patience_s = max(0.0, state.failure.silence_s - state.into_s % state.seconds.step_s)
     while True:
         assert state.failure is not None
         worst = _worse(worst, _kind_of(state.failure, state))
         is_node_lost = state.failure.kind is not FailureClass.PROCESS
         unnoticed_s = patience_s if state.failure.silence_s else 0.0
+        repair_s = state.failure.repair_s
         state.failures += 1
         state.failure = next(state.coming, None)
         if is_node_lost:
-            _replace_node(state)
+            _replace_node(state, state.run.repair_s if repair_s is None else repair_s)
         if not state.policy.survives(worst):
             state.durable.pop(Level.HOST, None)
+        fewer = state.run.fewer
+        state.enter(state.full if fewer is None or not state.nodes_short else fewer.layout)
         level = max(state.durable, key=lambda one: (state.durable[one].step, one))
-        restart_s = unnoticed_s + state.run.seconds.restart_s[level, worst]
+        restart_s = unnoticed_s + state.seconds.restart_s[level, worst]
         spent_s = state.spend(restart_s)
         state.recovery_s += restart_s if spent_s is None else spent_s
         if spent_s is None:
@@ -349,9 +489,10 @@ def _recover(state: _State) -> None:
     if state.run.ring_nodes is None:
         state.empty_nodes.clear()
     copy = state.durable[level]
-    state.lost_s += position_s - copy.step * state.run.seconds.step_s
+    state.lost_s += position_s - copy.trained_s
     state.lost_s += state.saving_s - copy.saving_s + state.slowed_s - copy.slowed_s
-    state.step, state.into_s = copy.step, 0.0
+    state.step, state.trained_s = copy.step, copy.trained_s
+    state.into_s, state.began_s = 0.0, state.clock_s
     state.saving_s, state.slowed_s = copy.saving_s, copy.slowed_s
     state.restores.append(Restore(at_s=state.clock_s, step=copy.step, level=level, kind=worst))
 
@@ -374,20 +515,18 @@ def _kind_of(failure: Failure, state: _State) -> FailureClass:
     return failure.kind
 
 
-def _replace_node(state: _State) -> None:
-    """Put a spare node in the place of a lost one, or wait for a repair."""
+def _replace_node(state: _State, repair_s: float) -> None:
+    """Put a spare node in the place of a lost one, do without it, or wait for a repair."""
     if state.run.repair_s == 0.0:
         return
-    while state.repairs and state.repairs[0] <= state.clock_s:
-        heapq.heappop(state.repairs)
-    heapq.heappush(state.repairs, state.clock_s + state.run.repair_s)
-    if len(state.repairs) <= state.run.spare_nodes:
+    fewer = state.run.fewer
+    heapq.heappush(state.repairs, state.clock_s + repair_s)
+    if state.nodes_short <= (0 if fewer is None else 1 + fewer.idle_nodes):
         return
     back_at_s = heapq.heappop(state.repairs)
     state.waiting_s += back_at_s - state.clock_s
     state.clock_s = back_at_s
-    while state.failure is not None and state.failure.at_s < back_at_s:
-        state.failure = next(state.coming, None)
+    state.skip_failures()
 
 
 def _worse(one: FailureClass, other: FailureClass) -> FailureClass:

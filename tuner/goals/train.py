@@ -126,7 +126,7 @@ GOAL: Final = Goal(
     explained=ExplainedPlan,
     plan=plan_training,
     write=lambda folder, made: write_plan(
-        folder, made.plan, spec=made.spec, profiles=made.profiles
+        folder, made.plan, spec=made.spec, profiles=made.profiles, fewer=made.fewer
     ),
     read=read_plan,
     spec=_spec,

@@ -1,8 +1,11 @@
 """What lies in the folder of a training plan beside `plan.json` (tuner/plans/folder.py).
 
-    used/       the spec, the model's config, the routing record, the failure log's counts, the link
-                matrix of pool N in `links-N.csv`, and the profile in `profile/`; where several
-                pools have one, each in `profiles/N/` with N the pool's position in the spec, from 0
+    used/         the spec, the model's config, the routing record, the failure log's counts, the
+                  link matrix of pool N in `links-N.csv`, and the profile in `profile/`; where
+                  several pools have one, each in `profiles/N/` with N the pool's position in the
+                  spec, from 0
+    fewer-nodes/  a folder of the same kind, of the layout for one node less; only where the job
+                  goes on without a spare node
 
 Everything but `trials/` can be derived again from the other files.
 """
@@ -19,21 +22,31 @@ from tuner.engines.writers import emit_all
 from tuner.output import write_files
 from tuner.paths import AnyPath
 from tuner.plans.folder import (
+    FEWER_NODES,
     VERIFIED_NAME,
     model_config,
+    plan_files,
     read_plan_as,
     read_verified_as,
     used_profiles,
     write_plan_folder,
 )
 from tuner.plans.train import Plan, VerifiedPlan
+from tuner.search.train.fewer_nodes import FewerNodesPlan
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.routing import routing_json
 from tuner.spec.spec import Spec
 from tuner.verify.records import Verified
 
 
-def write_plan(folder: AnyPath, plan: Plan, *, spec: Spec, profiles: Mapping[str, AnyPath]) -> Plan:
+def write_plan(
+    folder: AnyPath,
+    plan: Plan,
+    *,
+    spec: Spec,
+    profiles: Mapping[str, AnyPath],
+    fewer: FewerNodesPlan | None = None,
+) -> Plan:
     """Write a new plan and everything that it used; return it with its files named.
 
     Args:
@@ -42,20 +55,46 @@ def write_plan(folder: AnyPath, plan: Plan, *, spec: Spec, profiles: Mapping[str
         spec: that it was made from.
         profiles: folders of the stored profiles that it used, by pool; none where it rests on
             datasheets.
+        fewer: its layout for one node less, which is written into the same folder; None: it has
+            none.
 
     Raises:
         OutputError: the folder cannot be written.
     """
-    folder = Path(folder)
-    files: dict[str, str | bytes] = {f"used/{name}": data for name, data in _used(spec).items()}
-    files |= used_profiles(spec.cluster, profiles)
-    launch = LaunchFiles(contents={}, executable=frozenset())
-    if plan.decision is not None:
-        waived = VerifiedPlan.waive(plan, reason="no trial was launched yet; run moetune verify")
-        launch = launch_files(emit_all(waived))
+    files = _files(plan, spec, profiles=profiles)
+    inside = _fewer_files(fewer, profiles=profiles)
     return write_plan_folder(
-        folder, plan, {**files, **launch.contents}, executable=launch.executable
+        Path(folder),
+        plan,
+        {**files.contents, **inside.contents},
+        executable=files.executable | inside.executable,
     )
+
+
+def _fewer_files(fewer: FewerNodesPlan | None, *, profiles: Mapping[str, AnyPath]) -> LaunchFiles:
+    """Return the files of the layout for one node less, by path relative to the plan's folder."""
+    if fewer is None:
+        return LaunchFiles(contents={}, executable=frozenset())
+    own = _files(fewer.plan, fewer.spec, profiles=profiles, spec_yaml=fewer.spec_yaml)
+    _, contents = plan_files(fewer.plan, own.contents)
+    return LaunchFiles(
+        contents={f"{FEWER_NODES}/{name}": content for name, content in contents.items()},
+        executable=frozenset(f"{FEWER_NODES}/{name}" for name in own.executable),
+    )
+
+
+def _files(
+    plan: Plan, spec: Spec, *, profiles: Mapping[str, AnyPath], spec_yaml: bytes | None = None
+) -> LaunchFiles:
+    """Return what lies beside a plan, by path relative to its folder."""
+    used = _used(spec) if spec_yaml is None else _used(spec) | {"spec.yaml": spec_yaml}
+    files: dict[str, str | bytes] = {f"used/{name}": data for name, data in used.items()}
+    files |= used_profiles(spec.cluster, profiles)
+    if plan.decision is None:
+        return LaunchFiles(contents=files, executable=frozenset())
+    waived = VerifiedPlan.waive(plan, reason="no trial was launched yet; run moetune verify")
+    launch = launch_files(emit_all(waived))
+    return LaunchFiles(contents={**files, **launch.contents}, executable=launch.executable)
 
 
 def read_plan(folder: Path) -> Plan:

@@ -38,6 +38,9 @@ from tuner.verify.launches import REFERENCE
 
 if TYPE_CHECKING:
     from tuner.costs.train.measured_profile import MeasuredProfile
+    from tuner.search.train.build_problem import PricedPool
+    from tuner.search.train.fewer_nodes import FewerNodesPlan
+    from tuner.spec.cluster import Pool
 
 NODE_ORDER_SHARE = 0.25
 """Of the time limit, for putting the nodes of one pool in order."""
@@ -56,6 +59,8 @@ class Planned:
     spec: Spec
     profiles: Mapping[str, Path]
     """Folders of the stored profiles by pool; none where the plan rests on datasheets."""
+    fewer: "FewerNodesPlan | None" = None
+    """Its layout for one node less; None where the job has none."""
 
 
 def plan_training(
@@ -236,6 +241,7 @@ def _plan_on_the_model(
     from tuner.search.nodes.node_order import read_links
     from tuner.search.nodes.to_plan import with_node_order
     from tuner.search.train.build_problem import price_pool
+    from tuner.search.train.fewer_nodes import plan_without_spare
     from tuner.search.train.plan_train import make_analytic_plan
 
     refuse_unlaunchable(spec)
@@ -260,6 +266,10 @@ def _plan_on_the_model(
             *profile_notes(spec, measured),
         ),
     )
+
+    def price(pool: "Pool") -> "PricedPool":
+        return price_pool(pool, residuals=residuals, measured=measured.get(pool.name))
+
     if len(spec.cluster.pools) > 1:
         from tuner.search.train.pools.plan_pools import plan_over_pools
 
@@ -274,7 +284,7 @@ def _plan_on_the_model(
         (pool,) = spec.cluster.pools
         made = make_analytic_plan(
             spec,
-            price_pool(pool, residuals=residuals, measured=measured.get(pool.name)),
+            price(pool),
             settings=settings,
             provenance=provenance,
             with_unlaunchable=with_unlaunchable,
@@ -285,8 +295,30 @@ def _plan_on_the_model(
     made = with_node_order(
         made, links, cluster=spec.cluster, time_limit_s=NODE_ORDER_SHARE * settings.time_limit_s
     )
-    made = with_assumptions(made).model_copy(update={"failures": spec.failures})
-    return Planned(plan=made, spec=spec, profiles=profiles)
+
+    def plan_smaller(smaller: Spec, text: bytes) -> Plan:
+        own = provenance.model_copy(
+            update={"spec_sha256": hashlib.sha256(text).hexdigest(), "links_sha256": {}}
+        )
+        return make_analytic_plan(
+            smaller,
+            price(smaller.cluster.pools[0]),
+            settings=replace(settings, watch=ignore_progress),
+            provenance=own,
+            with_unlaunchable=False,
+        )
+
+    made, fewer = plan_without_spare(
+        made, spec, price=price, make_plan=plan_smaller, settings=settings
+    )
+    if fewer is not None:
+        fewer = replace(fewer, plan=_with_notes_and_failures(fewer.plan, spec))
+    made = _with_notes_and_failures(made, spec)
+    return Planned(plan=made, spec=spec, profiles=profiles, fewer=fewer)
+
+
+def _with_notes_and_failures(plan: Plan, spec: Spec) -> Plan:
+    return with_assumptions(plan).model_copy(update={"failures": spec.failures})
 
 
 def refuse_unpriced(spec: Spec) -> None:

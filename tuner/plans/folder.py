@@ -5,6 +5,7 @@
     launch/<target>/        files that start the job
     trials/NNNN.json        one record per launch; study.journal* is Optuna's
     verified.json           the results of the trials
+    fewer-nodes/            of training plans: another folder of a plan, for one node less
 
 What `used/` and `launch/` hold is the goal's (tuner/goals/*_folder.py).
 """
@@ -33,11 +34,14 @@ from tuner.spec.files import LARGEST_FILE_BYTES
 PLAN_NAME: Final = "plan.json"
 VERIFIED_NAME: Final = "verified.json"
 TRIALS_NAME: Final = "trials"
+FEWER_NODES: Final = "fewer-nodes"
 JOURNAL_NAME: Final = "study.journal"
 WORKERS_SUFFIX: Final = ".workers"
 """Of the folder of workers beside a journal."""
 STAGED_PREFIX: Final = ".moetune-"
 """Of the staging folder of a plan that replaces another."""
+FORMER: Final = ("launch/", "used/", "report/", f"{FEWER_NODES}/")
+"""How the names of the files begin that a new plan replaces."""
 STAGED_S: Final = 600.0
 """Longer than any plan takes to write."""
 
@@ -71,11 +75,23 @@ def write_plan_folder(
     Raises:
         OutputError: the folder cannot be written.
     """
-    plan = plan.model_copy(update={"files": (*sorted(files), PLAN_NAME)})
-    # Last, so that a folder with a plan.json is complete.
-    every = {**files, PLAN_NAME: plan.model_dump_json(indent=2) + "\n"}
+    plan, every = plan_files(plan, files)
     write_folder(folder, every, executable=executable)
     return plan
+
+
+def plan_files(
+    plan: AnyPlan, files: Mapping[str, str | bytes]
+) -> tuple[AnyPlan, dict[str, str | bytes]]:
+    """Return a plan with its files named, and all files of its folder, `plan.json` last.
+
+    Args:
+        plan: of any goal.
+        files: beside it, by path relative to the folder.
+    """
+    plan = plan.model_copy(update={"files": (*sorted(files), PLAN_NAME)})
+    # Last, so that a folder with a plan.json is complete.
+    return plan, {**files, PLAN_NAME: plan.model_dump_json(indent=2) + "\n"}
 
 
 def write_folder(
@@ -284,6 +300,7 @@ def _replace_plan(
         (folder / PLAN_NAME).unlink(missing_ok=True)
         if had_plan:
             _forget_trials(folder)
+            _forget_trials(folder / FEWER_NODES)
         for name in sorted(stale):
             _remove(folder, name)
         for name in files:
@@ -305,7 +322,7 @@ def _former_files(folder: Path) -> frozenset[str]:
     except PlanUnreadableError:
         return frozenset()
     texts = (name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
-    inside = (name for name in texts if name.startswith(("launch/", "used/", "report/")))
+    inside = (name for name in texts if name.startswith(FORMER))
     return frozenset(name for name in inside if ".." not in Path(name).parts)
 
 

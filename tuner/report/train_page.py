@@ -30,6 +30,7 @@ from tuner.report.decision_section import decision_section
 from tuner.report.decisions import train_words
 from tuner.report.expert_loads import loads_section
 from tuner.report.failures import failures_section
+from tuner.report.fewer_nodes import without_spare_sentence
 from tuner.report.launch_section import launch_section
 from tuner.report.memory_headroom import (
     chance_sentence,
@@ -251,6 +252,9 @@ def _run(predicted: TrainPrediction, currency: str | None) -> NamedValues | None
     saving = levels_sentence(run)
     if saving:
         facts.append(("checkpoints", word(saving)))
+    without = without_spare_sentence(run)
+    if without:
+        facts.append(("without spare", word(without)))
     return NamedValues(facts=tuple(facts)) if facts else None
 
 

@@ -196,6 +196,12 @@ class Reliability(Record):
     machine."""
     repair: PositiveSeconds | None = None
     """Repair time of a failed machine; absent: repaired before spares run out."""
+    without_spare: Literal["wait", "continue", "auto"] = "wait"
+    """What the job does when a machine fails and no spare is left: `wait` for a repair; `continue`
+    on one machine less, in a layout that is planned beforehand, from the checkpoint on shared
+    storage, and go back at a checkpoint after the repair; `auto`: whichever lets the run train
+    more of the time. Both need `repair`, one pool, and a target that restores checkpoints in
+    another layout."""
 
     @model_serializer(mode="wrap")
     def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -206,12 +212,23 @@ class Reliability(Record):
                 values.pop(name, None)
         if not self.checkpoint.keeps_host_copies:
             values.pop("lost_together", None)
+        if self.without_spare == "wait":
+            values.pop("without_spare", None)
         return values
 
     @property
     def node_mtbf_s(self) -> float | None:
         """Mean time between failures of one machine, from either form."""
         return self.node_mtbf if self.nodes_lost is None else 1.0 / self.nodes_lost
+
+    @model_validator(mode="after")
+    def _some_job_waits(self) -> "Reliability":
+        if self.without_spare != "wait" and self.repair is None:
+            raise ValueError(
+                f"without_spare: {self.without_spare} needs repair, the time until a machine is"
+                " back: without it spares never run out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _something_fails(self) -> "Reliability":

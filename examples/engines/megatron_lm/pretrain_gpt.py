@@ -315,6 +315,13 @@ def resume_as_fused_optimizers_do() -> None:
                     # Read, one tensor counts for all parameters, and every one of them adds to it.
                     state["step"] = torch.tensor(float(group["step"]))
 
+    own = DistributedOptimizer._set_main_param_and_optimizer_states
+
+    def with_steps(self: Any, model_param: Any, tensors: Any) -> None:
+        # What another layout restores is read without a count of steps.
+        own(self, model_param, {"step": torch.tensor(0.0)} | tensors)
+
+    DistributedOptimizer._set_main_param_and_optimizer_states = with_steps
     DistributedOptimizer.sharded_state_dict = filled
     DistributedOptimizer.load_state_dict = loaded
 

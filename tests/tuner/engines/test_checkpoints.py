@@ -17,6 +17,7 @@ from tuner.engines.writers import emit
 from tuner.faults.forecast import RunForecast
 from tuner.faults.levels import Level
 from tuner.faults.run_shares import CheckpointLevels
+from tuner.faults.without_spare import FewerNodes, WithoutSpare
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import Checkpoint, Reliability
 from tuner.spec.huggingface.read import read_model
@@ -93,6 +94,34 @@ def saving_on_hosts(target: str, *, replicas: int) -> VerifiedPlan:
     return made.model_copy(update={"plan": plan, "predicted": predicted})
 
 
+def continuing(target: str, *, zero_stage: int | None = None, **changes: Any) -> VerifiedPlan:
+    """Return a plan of eight nodes that goes on with seven where no spare is left."""
+    made = saving(target, zero_stage=zero_stage)
+    fewer = FewerNodes(
+        nodes=7,
+        fewest_searched=4,
+        devices=56,
+        layout="pp7 dp8",
+        step_time_s=3.0,
+        throughput_ratio=0.7,
+        effective_time_ratio=0.9,
+        fewer_ratio=0.1,
+        waiting_ratio=0.01,
+        restart_s=700.0,
+        return_s=600.0,
+        read_bytes=8 * 2**30,
+        fewer_node_read_bytes=2**30,
+        node_read_bytes=2**30,
+    )
+    record = WithoutSpare(
+        decision="continue", nodes=8, wait_effective_time_ratio=0.8, fewer=fewer
+    ).model_copy(update=changes)
+    run = RUN.model_copy(update={"without_spare": record})
+    predicted = made.predicted.model_copy(update={"run": run})
+    plan = made.plan.model_copy(update={"predicted": predicted})
+    return made.model_copy(update={"plan": plan, "predicted": predicted})
+
+
 def emitted(verified: VerifiedPlan, name: str) -> str:
     """Return the text of one emitted file."""
     (target,) = verified.plan.emit
@@ -118,6 +147,39 @@ def test_megatron_saves_in_the_background_where_the_plan_does() -> None:
         assert {"--async-save", "--use-persistent-ckpt-worker"} <= set(background)
         new = {"--save-interval", "--async-save", "--use-persistent-ckpt-worker"}
         assert all(new <= set(flags) for flags in FLAGS["releases"].values())
+
+
+def test_megatron_saves_what_the_other_layout_restores() -> None:
+    flag = "--dist-ckpt-optim-fully-reshardable"
+    override = "checkpoint.dist_ckpt_optim_fully_reshardable=true"
+    assert all(flag in flags for flags in FLAGS["releases"].values())
+    targets = {
+        "megatron-lm": ("megatron_args.txt", flag),
+        "megatron-lm-0.16": ("megatron_args.txt", flag),
+        "megatron-bridge": ("overrides.txt", override),
+        "megatron-bridge-26.04": ("overrides.txt", override),
+        "megatron-bridge-26.02": ("overrides.txt", override),
+    }
+    for target, (name, line) in targets.items():
+        assert line in emitted(continuing(target), name).splitlines(), target
+        assert line in emitted(continuing(target, is_fewer=True), name).splitlines(), target
+        # Megatron-FSDP's need no flag; nothing changes for a job that waits.
+        for other in (
+            continuing(target, zero_stage=2),
+            continuing(target, decision="wait"),
+            saving(target),
+        ):
+            assert line not in emitted(other, name), target
+
+
+def test_scripts_name_the_launch_files_of_the_other_layout() -> None:
+    for target in RESUMED:
+        full = emitted(continuing(target), "run.sh")
+        assert "launch files of fewer-nodes/ on 7 nodes, from the same CHECKPOINTS." in full, target
+        fewer = emitted(continuing(target, is_fewer=True), "run.sh")
+        assert "For 7 of 8 nodes, while one is missing" in fewer, target
+        waits = emitted(continuing(target, decision="wait"), "run.sh")
+        assert "missing and no spare" not in waits, target
 
 
 def test_releases_that_cannot_save_megatron_fsdp_in_the_background_wait_and_say_so() -> None:

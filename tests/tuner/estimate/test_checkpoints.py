@@ -10,6 +10,7 @@ from tuner.engines.deepspeed import read as deepspeed
 from tuner.engines.megatron_bridge import read as bridge
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.torchtitan import read as torchtitan
+from tuner.estimate.checkpoints import waiting_notes
 from tuner.estimate.estimate import estimate
 from tuner.estimate.records import CheckpointEstimate, Estimate
 from tuner.spec.goal import Reliability
@@ -87,6 +88,19 @@ def test_a_launch_without_checkpoints_is_told_so(estimated: Callable[[str], Esti
     assert "checkpoints    none before the end: every failure starts the run again" in text
     assert f"with {told.change.lines[0]}" in text
     assert "% of the time advances training" in estimate_text(estimated("--save-interval 100"))
+
+
+def test_a_launch_waits_without_a_spare_and_says_so(spec_of: MakeSpec) -> None:
+    spec = failing(spec_of("mixtral-8x7b", nodes=8))
+    assert not list(waiting_notes(spec))
+    both = {"repair": 86400.0, "without_spare": "auto"}
+    goal = spec.goal.model_copy(update={"reliability": FAILING.model_copy(update=both)})
+    stated = spec.model_copy(update={"goal": goal})
+    one = estimate(
+        stated, megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
+    )
+    assert set(waiting_notes(stated)) <= set(one.notes)
+    assert any("without_spare: auto has no effect on a launch" in note for note in one.notes)
 
 
 def test_other_engines_say_it_in_their_own_words(spec_of: MakeSpec) -> None:

@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tests.tuner.verify.environments import require_environment
 from tuner import api
 from tuner.engines.writers import emit
 from tuner.faults.forecast import RunForecast
+from tuner.faults.without_spare import FewerNodes, WithoutSpare
 from tuner.goals.verify import command_trials
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import Reliability
@@ -109,8 +110,14 @@ def _adapted(engine: LaunchedEngine, targets: tuple[str, ...], **changes: Any) -
     return _with_goal(_verified(engine, **changes), tune=tune)
 
 
-def _saving(engine: LaunchedEngine, *, steps: int) -> VerifiedPlan:
-    verified = _verified(engine, zero_stage=2 if engine.name == "torchtitan" else 1, **TWO_RANKS)
+def _saving(
+    engine: LaunchedEngine,
+    *,
+    steps: int,
+    changes: Mapping[str, Any] = TWO_RANKS,
+    without_spare: WithoutSpare | None = None,
+) -> VerifiedPlan:
+    verified = _verified(engine, zero_stage=2 if engine.name == "torchtitan" else 1, **changes)
     run = RunForecast(
         finishes=True,
         effective_time_ratio=0.9,
@@ -118,6 +125,7 @@ def _saving(engine: LaunchedEngine, *, steps: int) -> VerifiedPlan:
         goodput_tokens_per_s=100.0,
         checkpoint_bytes=2**20,
         checkpoint_interval_steps=steps,
+        without_spare=without_spare,
     )
     predicted = verified.predicted.model_copy(update={"run": run})
     plan = verified.plan.model_copy(update={"predicted": predicted})
@@ -250,6 +258,63 @@ def test_an_engine_that_is_killed_goes_on_from_its_last_checkpoint(
     # torchtitan's came out 0.3 % off; why is not known.
     tolerance = 0.02 if name == "torchtitan" else 0.0
     assert float(resumed[8]) == pytest.approx(float(unbroken[8]), rel=tolerance, abs=0.0)
+
+
+CONTINUES = WithoutSpare(
+    decision="continue",
+    nodes=2,
+    wait_effective_time_ratio=0.8,
+    fewer=FewerNodes(
+        nodes=1,
+        fewest_searched=1,
+        devices=1,
+        layout="one device",
+        step_time_s=2.0,
+        throughput_ratio=0.5,
+        effective_time_ratio=0.9,
+        fewer_ratio=0.1,
+        waiting_ratio=0.0,
+        restart_s=60.0,
+        return_s=60.0,
+        read_bytes=2**20,
+        fewer_node_read_bytes=2**20,
+        node_read_bytes=2**19,
+    ),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_megatron_goes_on_with_fewer_ranks_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, name = _environment("megatron-lm", monkeypatch), "megatron-lm"
+    half = read_model(engine.model).num_layers // 2
+    stages: dict[str, Any] = {
+        "pipeline_model_parallel_size": 2,
+        "pipeline_layout": (half, half),
+        "stage_recompute": ("none", "none"),
+        "chunks": (1, 1),
+    }
+    commands = []
+    for is_fewer in (False, True):
+        record = CONTINUES.model_copy(update={"is_fewer": is_fewer})
+        verified = _saving(
+            engine, steps=2, changes={} if is_fewer else stages, without_spare=record
+        )
+        folder = tmp_path / f"launch-{is_fewer}"
+        write_emitted(folder, emit(name, verified))
+        commands.append(_command(engine, folder, steps=6))
+    full, fewer = commands
+    unbroken = dict(_losses(full, name, tmp_path, checkpoints=tmp_path / "whole"))
+    parts = tmp_path / "parts"
+    assert 3 in dict(_losses(full, name, tmp_path, checkpoints=parts, kill_after=3))
+    with_fewer = dict(_losses(fewer, name, tmp_path, checkpoints=parts, kill_after=5))
+    assert list(with_fewer)[:3] == [3, 4, 5]
+    assert float(with_fewer[3]) == pytest.approx(float(unbroken[3]), rel=1e-5)
+    back = dict(_losses(full, name, tmp_path, checkpoints=parts))
+    assert list(back) == [5, 6]
+    assert float(back[5]) == pytest.approx(float(unbroken[5]), rel=1e-3)
 
 
 def _losses(

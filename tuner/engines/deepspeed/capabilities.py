@@ -20,6 +20,8 @@ Read from the package deepspeed 0.19.8 (`runtime/config.py`, `runtime/pipe/engin
   score as many experts as they hold (`module_inject/auto_ep_layer.py`), and layers that a shortcut
   joins are no sequence of a `PipelineModule`: replicas and ZeRO alone.
 - Recomputation is turned on in the model's code, for whole layers.
+- A checkpoint is restored in another layout once `checkpoint/ds_to_universal.py` has converted it
+  and the configuration has `load_universal`, not by itself.
 
 Adapters are PEFT's, attached before `deepspeed.initialize`, which casts them to bf16 with the
 model; ZeRO then has fp32 masters of them alone, and stage 3 partitions frozen weights too. Started
@@ -57,6 +59,8 @@ DEEPSPEED_0_19: Final = Capabilities(
     optimizer_offload_zero_stages=frozenset({1, 2, 3}),
     host_checkpoint_zero_stages=frozenset(),
     background_checkpoint_zero_stages=frozenset(),
+    reshards=False,
+    reshard_converters=frozenset({"ds_to_universal.py"}),
     ddp_bucket_size=False,
     recompute=frozenset({Recompute.NONE, Recompute.FULL}),
     recompute_modules=frozenset(),

@@ -38,7 +38,7 @@ from tuner.engines.megatron_lm.local_checkpoints import (
     local_settings,
 )
 from tuner.engines.megatron_lm.mixers import Value, is_hybrid
-from tuner.engines.megatron_lm.write import cautions, release_schedule
+from tuner.engines.megatron_lm.write import cautions, is_reshardable, release_schedule
 from tuner.engines.priced_settings import overridden
 from tuner.engines.statement import statement
 from tuner.plans.train import VerifiedPlan
@@ -159,7 +159,10 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
         *_YOURS,
         *(() if plan.goal.adapters is None else _PRETRAINED),
     )
-    lines = (*overrides(plan.model, plan.goal, decision, core=core), *_checkpoints(schedule))
+    lines = (
+        *overrides(plan.model, plan.goal, decision, core=core),
+        *_checkpoints(schedule, decision),
+    )
     text = "".join(f"{path}={_written(value)}\n" for path, value in lines)
     precision = _PRECISIONS[decision.fp8_recipe or plan.goal.precision.value]
     default = f'"${{RECIPE:-{recipe}}}"' if named else '"${RECIPE:?must name a recipe}"'
@@ -196,10 +199,16 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     )
 
 
-def _checkpoints(schedule: CheckpointSchedule | None) -> Iterator[Override]:
-    if schedule is not None:
-        yield "checkpoint.save_interval", schedule.steps
-        yield "checkpoint.most_recent_k", KEPT
+def _checkpoints(
+    schedule: CheckpointSchedule | None, decision: TrainDecision
+) -> Iterator[Override]:
+    if schedule is None:
+        return
+    yield "checkpoint.save_interval", schedule.steps
+    yield "checkpoint.most_recent_k", KEPT
+    if is_reshardable(schedule, decision):
+        # Of v0.3.0 itself; v0.4.0 and v0.5.0 take it from Megatron-LM's CheckpointConfig.
+        yield "checkpoint.dist_ckpt_optim_fully_reshardable", True
 
 
 def _local(schedule: CheckpointSchedule | None, shape: LaunchShape) -> str:

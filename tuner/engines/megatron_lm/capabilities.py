@@ -34,6 +34,13 @@ core_v0.17.1, core_v0.18.0 and core_v0.19.0 of github.com/NVIDIA/Megatron-LM:
 - Checkpoints on hosts (`--non-persistent-ckpt-type local`) need CUDA and the package
   nvidia-resiliency-ext. Tensors of Megatron-FSDP are no part of its format, and its replicas are
   broadcast from devices, so that an optimizer offloaded to host memory has none.
+- Distributed checkpoints are restored in any layout. Those of the distributed optimizer (ZeRO 1)
+  are only with `--dist-ckpt-optim-fully-reshardable` (docs/api-guide/core/dist_checkpointing.md),
+  with which `save_checkpoint` of every release refuses checkpoints on hosts; and expert
+  parallelism makes an optimizer of its own for experts (`ChainedOptimizer`), which a layout without
+  it does not read. Both seen with 0.19 (examples/engines/megatron_lm). Megatron-FSDP's
+  (ZeRO 2 and 3) are DTensors, restored over another FSDP layout, too
+  (docs/user-guide/hybrid-model-migration.md).
 - The padded experts of a full-iteration CUDA graph are gated ones.
 - One switch enables all biases, the router's included; a second one only those of queries, keys and
   values.
@@ -89,6 +96,8 @@ MEGATRON_0_18: Final = Capabilities(
     zero_stages_with_pipeline=frozenset({0, 1}),
     optimizer_offload_zero_stages=frozenset({1}),
     host_checkpoint_zero_stages=frozenset({0, 1}),
+    reshard_zero_stages_with_host_copies=frozenset({0}),
+    reshard_needs_expert_ranks=True,
     param_gather_needs_grad_reduce=True,
     recompute_per_stage=False,
     activation_offload=Conditions(recompute=_NOT_FULL, cuda_graphs=_NOT_WHOLE),

@@ -143,7 +143,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
         *arguments(
             plan.model, plan.goal, verified.decision, core=core, device_kind=shape.device_kind
         ),
-        *_checkpoints(schedule),
+        *_checkpoints(schedule, verified.decision),
     )
     return (
         EmittedFile(
@@ -187,15 +187,28 @@ def _local_argument(name: str, value: str | int | bool) -> str:
     return flag if value is True else f'{flag} "{value}"'
 
 
-def _checkpoints(schedule: CheckpointSchedule | None) -> Iterator[Argument]:
-    """Yield when to save; without a folder to save to, Megatron-LM ignores it."""
+def _checkpoints(
+    schedule: CheckpointSchedule | None, decision: TrainDecision
+) -> Iterator[Argument]:
+    """Yield when and how to save; without a folder to save to, Megatron-LM ignores it."""
     if schedule is None:
         return
     yield ("--save-interval", str(schedule.steps))
+    if is_reshardable(schedule, decision):
+        yield ("--dist-ckpt-optim-fully-reshardable",)
     if schedule.is_asynchronous:
         yield ("--async-save",)
         # Without it Megatron-LM turns asynchronous saving off.
         yield ("--use-persistent-ckpt-worker",)
+
+
+def is_reshardable(schedule: CheckpointSchedule, decision: TrainDecision) -> bool:
+    """Whether the distributed optimizer must save what another layout can restore.
+
+    By default its `distrib_optim_sharding_type` is `dp_reshardable`, which `load_checkpoint`
+    refuses with another TP or PP (core_v0.16.1 to core_v0.19.0).
+    """
+    return bool(schedule.other_layout) and decision.zero_stage == 1
 
 
 def release_schedule(

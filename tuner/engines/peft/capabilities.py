@@ -9,6 +9,7 @@ emitted files start is examples/finetuning/finetune.py:
   reduces them in every one.
 - All layers are checkpointed, or none.
 - 4-bit weights (`qlora`) are not sharded: FSDP2 does not take bitsandbytes' parameters.
+- The loop restores a checkpoint on as many devices as wrote it.
 - Weights are bf16, the forward pass without autocast; adapters are fp32 unless `tune.dtype` says
   bf16, and all weights are trained with bf16 moments.
 """
@@ -31,6 +32,7 @@ PEFT_0_21: Final = Capabilities(
     optimizer_offload_zero_stages=frozenset(),
     host_checkpoint_zero_stages=frozenset(),
     background_checkpoint_zero_stages=frozenset(),
+    reshards=False,
     overlap_grad_reduce=False,
     ddp_bucket_size=False,
     overlap_param_gather=False,

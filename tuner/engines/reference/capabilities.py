@@ -1,4 +1,7 @@
-"""The reference training step that ships with moetune (profilers/steps/)."""
+"""The reference training step that ships with moetune (profilers/steps/).
+
+Its checkpoints are files of a rank each, restored in the same layout.
+"""
 
 from dataclasses import replace
 from typing import Final
@@ -15,6 +18,7 @@ REFERENCE: Final = Capabilities(
     gradient_bytes=frozenset({4}),
     optimizer_offload_zero_stages=frozenset(),
     host_checkpoint_zero_stages=frozenset(),
+    reshards=False,
     overlap_grad_reduce=False,
     ddp_bucket_size=False,
     overlap_param_gather=False,

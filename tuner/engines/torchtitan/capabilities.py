@@ -41,7 +41,9 @@ gradients and moments. A profile of the reference step does not price that
 - Frozen weights in 4 bits do not exist.
 
 Checkpoints are kept on shared storage alone. Its fault tolerance by replicas (torchft, `ft/`) ships
-a trainer of Llama 3 only, none of models with experts.
+a trainer of Llama 3 only, none of models with experts. Distributed checkpoints of PyTorch are
+restored in another layout, but the data loader asserts as many replicas as before
+(`components/dataloader.py`).
 
 HSDP replicas (`data_parallel_replicate_degree` with `data_parallel_shard_degree`) are outside the
 expert-parallel mesh, as in megatron-core.
@@ -68,6 +70,7 @@ TORCHTITAN_0_3: Final = Capabilities(
     # enable_cpu_offload also moves parameters and gradients, which is not priced.
     optimizer_offload_zero_stages=frozenset(),
     host_checkpoint_zero_stages=frozenset(),
+    reshards_data_parallel=False,
     recompute=frozenset({Recompute.NONE, Recompute.FULL}),
     recompute_modules=frozenset(),
     recompute_num_layers=False,

@@ -1,0 +1,329 @@
+"""What a planned job does without a spare node, and the plan of its layout for one node less."""
+
+import hashlib
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tests.printed import unwrapped
+from tests.rows import Failures
+from tuner.cli.app import app
+from tuner.cli.plan_text import plan_text
+from tuner.config.candidates import strategies_of
+from tuner.errors import SpecError
+from tuner.faults.fewer_nodes import LayoutShares, continued_run, layout_shares, node_losses
+from tuner.faults.reliability import FailureModel, Jobs
+from tuner.faults.run_shares import run_shares
+from tuner.faults.without_spare import FewerNodes, WithoutSpare
+from tuner.goals.train_folder import read_plan, write_plan
+from tuner.goals.train_plan import Planned, plan_training
+from tuner.plans.train import Plan
+from tuner.report.fewer_nodes import without_spare_notes, without_spare_sentence
+from tuner.search.train.build_problem import price_pool
+from tuner.search.train.plan_fields import failure_model
+from tuner.spec.read import read_spec
+from tuner.spec.spec import Spec
+
+MODEL = Path(__file__).parents[4] / "examples" / "models" / "small-moe"
+RELIABILITY: dict[str, Any] = {
+    "nodes_lost": "40% per week",
+    "restart": "10min",
+    "repair": "24h",
+    "without_spare": "continue",
+}
+POOL: dict[str, Any] = {"name": "a", "device": "h100-sxm", "nodes": 3, "devices_per_node": 2}
+LIMITS: dict[str, Any] = {
+    "tensor_model_parallel_size": [1],
+    "context_parallel_size": [1],
+    "pipeline_model_parallel_size": [1],
+    "expert_tensor_parallel_size": [1],
+    "micro_batch_size": [1],
+    "recompute": ["none"],
+    "dispatcher": ["alltoall"],
+    "a2a_overlap": [False],
+    "cuda_graph": ["none"],
+    "chunks": [1],
+}
+
+
+def _keys(**reliability: Any) -> dict[str, Any]:
+    """The keys of a spec; a value of None leaves a key out."""
+    stated = {name: value for name, value in (RELIABILITY | reliability).items() if value}
+    return {
+        "schema_version": 1,
+        "model": str(MODEL),
+        "cluster": {"pools": [dict(POOL)]},
+        "goal": {
+            "kind": "train",
+            "sequence_length": 1024,
+            "global_batch_size": 96,
+            "tokens": 1e11,
+            "reliability": stated,
+        },
+        "search": dict(LIMITS),
+        "emit": ["megatron-lm"],
+    }
+
+
+def _plan(keys: dict[str, Any], folder: Path) -> Planned:
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+    return plan_training(path, with_unlaunchable=False)
+
+
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    """A plan that goes on with fewer nodes."""
+    return _plan(_keys(), tmp_path_factory.mktemp("continued"))
+
+
+def _record(plan: Plan) -> WithoutSpare:
+    assert plan.predicted is not None
+    assert plan.predicted.run is not None
+    record = plan.predicted.run.without_spare
+    assert record is not None
+    return record
+
+
+def _fewer(planned: Planned) -> FewerNodes:
+    fewer = _record(planned.plan).fewer
+    assert fewer is not None
+    return fewer
+
+
+def test_the_layout_of_fewer_nodes_is_a_plan_of_its_own(continued: Planned) -> None:
+    full, fewer, made = continued.plan, _fewer(continued), continued.fewer
+    assert made is not None
+    small = made.plan
+    assert full.decision is not None
+    assert small.decision is not None
+    assert full.predicted is not None
+    assert small.predicted is not None
+    assert (full.decision.num_devices, small.decision.num_devices) == (6, fewer.devices)
+    assert fewer.devices == 2 * fewer.nodes
+    assert fewer.nodes + fewer.idle_nodes == 2
+    assert fewer.fewest_searched == 2
+    assert small.decision.zero_stage == full.decision.zero_stage
+    # Megatron-LM restores no optimizer of experts where there are no expert ranks.
+    expert_ranks = [one.expert_model_parallel_size > 1 for one in (full.decision, small.decision)]
+    assert expert_ranks[0] is expert_ranks[1]
+    assert small.goal.global_batch_size == full.goal.global_batch_size
+    assert small.cluster.pools[0].nodes == 2
+    assert fewer.step_time_s == small.predicted.step_time_s
+    assert fewer.throughput_ratio == pytest.approx(
+        full.predicted.step_time_s / small.predicted.step_time_s
+    )
+    assert _record(small) == _record(full).model_copy(update={"is_fewer": True})
+    # Every byte once; a third of them by each of three nodes.
+    assert fewer.read_bytes == pytest.approx(3 * fewer.node_read_bytes, abs=3)
+    assert fewer.read_bytes == pytest.approx(fewer.nodes * fewer.fewer_node_read_bytes, abs=3)
+
+
+def _shares(plan: Plan, spec: Spec) -> tuple[Jobs, FailureModel, LayoutShares, float]:
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    strategies = strategies_of(
+        plan.decision,
+        sequence_length=spec.goal.sequence_length,
+        global_batch_size=spec.goal.global_batch_size,
+    )
+    pool = price_pool(spec.cluster.pools[0], residuals=None)
+    jobs, model = failure_model(spec, pool, strategies)
+    assert model is not None
+    step_s = plan.predicted.step_time_s
+    own = run_shares(jobs, model, step_s=step_s)
+    return jobs, model, layout_shares(own, jobs, model, step_s=step_s), own.training
+
+
+def test_the_run_of_the_plan_is_that_of_the_formula(continued: Planned) -> None:
+    assert continued.fewer is not None
+    jobs, model, full, waited = _shares(continued.plan, continued.spec)
+    others, _, small, _ = _shares(continued.fewer.plan, continued.fewer.spec)
+    fewer = _fewer(continued)
+    made = continued_run(node_losses(jobs, others, model, idle_nodes=fewer.idle_nodes), full, small)
+    record, predicted = _record(continued.plan), continued.plan.predicted
+    assert predicted is not None
+    run = predicted.run
+    assert run is not None
+    assert record.decision == "continue"
+    assert record.wait_effective_time_ratio == pytest.approx(waited, rel=1e-6)
+    assert run.effective_time_ratio == pytest.approx(made.training, rel=1e-6)
+    assert run.effective_time_ratio == fewer.effective_time_ratio > waited
+    assert run.time_ratios["slower"] == pytest.approx(made.slower, rel=1e-6)
+    assert sum(run.time_ratios.values()) == pytest.approx(1.0)
+
+
+def test_auto_takes_the_larger_share_and_names_the_other(
+    continued: Planned, tmp_path: Path
+) -> None:
+    # A restart longer than the repair: two more restarts are all that fewer nodes bring.
+    waits = _plan(_keys(without_spare="auto", restart="3h", repair="30min"), tmp_path)
+    record = _record(waits.plan)
+    assert (record.decision, waits.fewer) == ("wait", None)
+    assert record.fewer is not None
+    assert record.fewer.effective_time_ratio < record.wait_effective_time_ratio
+    assert waits.plan.predicted is not None
+    run = waits.plan.predicted.run
+    assert run is not None
+    assert run.effective_time_ratio == record.wait_effective_time_ratio
+    assert without_spare_sentence(run).startswith("wait for a repair: ")
+    assert not list(without_spare_notes(run))
+    # The stated decision is kept.
+    stated = _plan(_keys(restart="3h", repair="30min"), tmp_path)
+    assert _record(stated.plan).decision == "continue"
+    assert stated.fewer is not None
+    assert continued.plan.predicted is not None
+    assert continued.plan.predicted.run is not None
+    sentence = without_spare_sentence(continued.plan.predicted.run)
+    assert "of 3 nodes in" in sentence
+    assert "waiting" in sentence
+    shown = unwrapped(plan_text(continued.plan, folder=tmp_path))
+    assert sentence in shown
+    notes = continued.plan.provenance.notes
+    assert any("are read from shared storage" in note for note in notes)
+
+
+def test_without_it_a_plan_says_nothing_of_it(tmp_path: Path) -> None:
+    made = _plan(_keys(without_spare=None), tmp_path)
+    assert made.fewer is None
+    assert "without_spare" not in json.dumps(made.plan.model_dump(mode="json"))
+
+
+def _emit(*names: str, **changes: Any) -> dict[str, Any]:
+    return _keys() | {"emit": list(names)} | changes
+
+
+def _pools(*pools: dict[str, Any]) -> dict[str, Any]:
+    return _keys() | {"cluster": {"pools": list(pools)}}
+
+
+def test_a_job_that_cannot_continue_waits_for_one_reason(tmp_path: Path) -> None:
+    host = {"levels": ["host", "shared"], "replicas": 0}
+    rows = {
+        "uses a single node": _pools(POOL | {"nodes": 1, "devices_per_node": 4}),
+        "planned on one pool": _keys()
+        | {
+            "cluster": {
+                "pools": [POOL, POOL | {"name": "b"}],
+                "links": [{"between": ["a", "b"], "bandwidth": "50GB/s", "latency": "10us"}],
+            },
+            "search": {name: values for name, values in LIMITS.items() if "pipeline" not in name},
+        },
+        "share a scale-up domain": _pools(POOL | {"scale_up_domain": 6}),
+        "until ds_to_universal.py has converted it": _emit(
+            "deepspeed", search=LIMITS | {"recompute": ["full"]}
+        ),
+        "no layout of 2 to 2 nodes": _keys() | {"search": LIMITS | {"data_parallel_size": [6]}},
+        "beside checkpoints on hosts": _keys(checkpoint=host)
+        | {"search": LIMITS | {"zero_stage": [1]}},
+    }
+    failures = Failures()
+    for number, (reason, keys) in enumerate(rows.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with failures.of(reason):
+            made = _plan(keys, folder)
+            record = _record(made.plan)
+            assert (record.decision, made.fewer, record.fewer) == ("wait", None, None)
+            assert reason in record.reason
+            assert "\n" not in record.reason
+    failures.check()
+
+
+def test_checkpoints_that_the_other_layout_has_no_time_for_are_a_reason(tmp_path: Path) -> None:
+    # Copies on hosts more often than steps of fewer nodes end, but not than those of all nodes.
+    made = _plan(_keys(), tmp_path)
+    assert made.plan.predicted is not None
+    between_s = (made.plan.predicted.step_time_s + _fewer(made).step_time_s) / 2.0
+    host = {"levels": ["host", "shared"], "replicas": 0, "host_interval": f"{between_s:.6f}s"}
+    keys = _keys(checkpoint=host) | {"search": LIMITS | {"zero_stage": [0]}}
+    other = _plan(keys, tmp_path)
+    record = _record(other.plan)
+    assert (record.decision, other.fewer) == ("wait", None)
+    assert record.reason.startswith("no plan of 2 nodes: ")
+    assert "host_interval" in record.reason
+
+
+def test_bad_values_are_refused_in_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    rows = {
+        "'wait', 'continue' or 'auto'": _keys(without_spare="go on"),
+        "without_spare: continue needs repair": _keys(repair=None),
+        "without_spare: auto needs repair": _keys(without_spare="auto", repair=None),
+    }
+    failures = Failures()
+    for message, keys in rows.items():
+        path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+        with failures.of(message):
+            with pytest.raises(SpecError) as refused:
+                read_spec(path)
+            assert message in str(refused.value)
+            assert "\n" not in str(refused.value)
+    failures.check()
+    result = CliRunner().invoke(app, ["plan", str(path), "-o", str(tmp_path / "plan")])
+    assert result.exit_code == 2 or isinstance(result.exception, SpecError)
+
+
+def test_an_engine_that_needs_as_many_replicas_gets_them(tmp_path: Path) -> None:
+    # torchtitan's data loader asserts it: 3 stages of 2 replicas each, then 2 stages.
+    stages = {"pipeline_model_parallel_size": [1, 2, 3], "zero_stage": [2]}
+    made = _plan(
+        _emit("torchtitan", search=LIMITS | stages | {"data_parallel_size": [2]}), tmp_path
+    )
+    assert made.fewer is not None
+    decisions = [one.decision for one in (made.plan, made.fewer.plan)]
+    assert [one and one.data_parallel_size for one in decisions] == [2, 2]
+    assert [one and one.num_devices for one in decisions] == [6, 4]
+    # Without a pipeline every replica is another rank, and none fits fewer nodes.
+    alone = _plan(_emit("torchtitan", search=LIMITS | {"zero_stage": [2]}), tmp_path)
+    assert _record(alone.plan).reason.startswith("no layout of 2 to 2 nodes")
+
+
+def test_megatron_keeps_expert_ranks_or_none(tmp_path: Path) -> None:
+    for sizes in ([1], [2], [2, 1, 4]):
+        made = _plan(_keys() | {"search": LIMITS | {"expert_model_parallel_size": sizes}}, tmp_path)
+        assert made.plan.decision is not None
+        assert made.fewer is not None
+        has_ranks = made.plan.decision.expert_model_parallel_size > 1
+        same = tuple(one for one in sizes if (one > 1) is has_ranks)
+        assert made.fewer.spec.search.expert_model_parallel_size == same, sizes
+        assert made.fewer.plan.decision is not None
+        assert made.fewer.plan.decision.expert_model_parallel_size in same, sizes
+
+
+def test_the_folder_holds_both_plans_and_forgets_the_other(
+    continued: Planned, tmp_path: Path
+) -> None:
+    folder = tmp_path / "plan"
+    write = partial(
+        write_plan, folder, continued.plan, spec=continued.spec, profiles=continued.profiles
+    )
+    written = write(fewer=continued.fewer)
+    inside = folder / "fewer-nodes"
+    small = read_plan(inside)
+    assert set(written.files) == {
+        str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()
+    }
+    assert set(small.files) == {
+        str(file.relative_to(inside)) for file in inside.rglob("*") if file.is_file()
+    }
+    text = (inside / "used" / "spec.yaml").read_bytes()
+    assert hashlib.sha256(text).hexdigest() == small.provenance.spec_sha256
+    keys = yaml.safe_load(text)
+    assert keys["cluster"]["pools"][0]["nodes"] == 2
+    assert "without_spare" not in keys["goal"]["reliability"]
+    for one, nodes in ((folder, 3), (inside, _fewer(continued).nodes)):
+        launch = one / "launch" / "megatron-lm"
+        assert (launch / "run.sh").stat().st_mode & 0o100
+        assert f"NNODES:-{nodes}" in (launch / "run.sh").read_text(encoding="utf-8")
+    (inside / "trials").mkdir()
+    (inside / "trials" / "0001.json").write_text("{}", encoding="utf-8")
+    write(fewer=None)
+    assert not (inside / "plan.json").exists()
+    assert not (inside / "launch").exists()
+    assert not (inside / "trials" / "0001.json").exists()

@@ -1,0 +1,223 @@
+"""Without a spare node: the share of the time that trains if the job goes on with one node less.
+
+    S    spare nodes                        l    losses of a node per second in the full layout
+    I    nodes that the layout of fewer     l'   the same in the layout of fewer nodes; idle nodes
+         nodes leaves idle                       do not fail
+    m    1 / repair                         k    nodes in repair
+
+k is a birth-death chain: l up to k = S, where the layout is full; l' from S + 1 to S + 1 + I, where
+it has fewer nodes and idle ones replace what is lost; from S + 2 + I the job waits, and nothing
+fails. Every node in repair is repaired by itself, k m, so that the shares of time
+
+    p_k = p_0 * l_0 ... l_(k-1) / (k! m^k)
+
+depend on the mean of the repair time and not on its distribution (Sevastyanov 1957, whose loss
+systems may have any arrival rates). With I = -1 it is the system of tuner/faults/reliability.py.
+
+    F, D, W   shares of time with the full layout, fewer nodes, and waiting
+    f, f'     shares of its running time that a layout trains
+    x         step / step': speed with fewer nodes at the same global batch, as a share of full
+    r         restart of a failure in the full layout, R from shared storage, R' the same with fewer
+    q         running seconds that a failure loses, q_s where it restores from shared storage
+    u         share of running seconds without failures that trains
+    T', b'    from one shared checkpoint to the next with fewer nodes, and until one is durable
+
+    into it   a failure at k = S loses q_s and restarts in R' from shared storage, whatever copies
+              hosts have: those belong to the ranks of the other layout
+    back      once a node is repaired, at the next shared checkpoint: d seconds later, T' / 2 and
+              what is left of R', then b' and R in the full layout
+
+The time of the chain begins with the failure, so that R' is part of D; f counts a restart r for
+every failure of the full layout, so also for those whose restart is R' instead. With s times per
+second from the full layout to fewer nodes,
+
+    share = f (F - s d + s r - s (b' + R)) + f' x (D + s d - s R') - s u (q_s - q)
+
+    s = l p_S / (1 + l d),  d = T' / 2 + R' - (1 - exp(-n R')) / n,  n = (S + 1) m
+
+Exact are the shares of time; the rest is right to first order in failures per d, R and b'.
+tests/tuner/faults/test_fewer_nodes.py holds it against simulated runs.
+
+Not covered: layouts of even fewer nodes, for which the job waits instead.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.faults.reliability import FailureModel, Jobs, loss_rate_per_s, read_s
+from tuner.faults.run_shares import RunShares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """How often nodes are lost, and how long they are missed."""
+
+    per_s: float
+    """Of the full layout, l."""
+    fewer_per_s: float
+    """With fewer nodes, l'."""
+    repair_s: float
+    spare_nodes: int = 0
+    idle_nodes: int = 0
+    """That the layout of fewer nodes has no use for."""
+
+    def __post_init__(self) -> None:
+        if min(self.per_s, self.fewer_per_s, self.repair_s) < 0.0:
+            raise ValueError(
+                f"losses {self.per_s} and {self.fewer_per_s} a second, repair {self.repair_s} s:"
+                " nothing is below zero"
+            )
+        if self.spare_nodes < 0 or self.idle_nodes < 0:
+            raise ValueError(f"{self.spare_nodes} spare, {self.idle_nodes} idle nodes: below zero")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutShares:
+    """A run in one layout, as if no node were ever missed; seconds, and shares of its time."""
+
+    step_s: float
+    training: float
+    checkpoints: float
+    """Stalls of checkpoints that were kept."""
+    restarting: float
+    restart_s: float
+    """Of a failure, mean, r."""
+    lost_node_restart_s: float
+    """After the loss of a node, from shared storage, R."""
+    lost_s: float
+    """Running seconds that a failure loses, mean, q."""
+    shared_lost_s: float
+    """The same where shared storage is restored, q_s."""
+    shared_interval_s: float
+    """From one shared checkpoint to the next, T."""
+    background_s: float
+    """After its stall until it is durable, b."""
+
+    @property
+    def useful(self) -> float:
+        """Share of running seconds without failures that trains, u."""
+        running = self.training + self.checkpoints
+        return self.training / running if running > 0.0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeShares:
+    """Shares of the time by layout; they add up to one."""
+
+    full: float
+    last_spare: float
+    """Part of the above with no spare node left."""
+    fewer: float
+    waiting: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuedRun:
+    """A run that goes on with fewer nodes; shares of the wall clock."""
+
+    training: float
+    """That advances training, at the speed of the full layout."""
+    slower: float
+    """Lost to the longer steps of fewer nodes; none where these are shorter."""
+    checkpoints: float
+    restarting: float
+    """Planned restarts included."""
+    waiting: float
+    fewer: float
+    """With fewer nodes, restarts into that layout included; the others' parts."""
+    switches_per_s: float
+    """From the full layout to fewer nodes, and as often back."""
+
+
+def layout_shares(
+    own: RunShares, jobs: Jobs, reliability: FailureModel, *, step_s: float
+) -> LayoutShares:
+    """Return what a layout makes of its running time.
+
+    Args:
+        own: shares of its run; time that it waits for repairs is left out.
+        jobs: of the layout.
+        reliability: of the nodes.
+        step_s: of the layout.
+    """
+    running = 1.0 - own.waiting
+    # Shared storage is the last level.
+    lost_s = [loss.between_s / 2.0 + loss.background_s for loss in own.losses]
+    return LayoutShares(
+        step_s=step_s,
+        training=own.training / running if running > 0.0 else 0.0,
+        checkpoints=own.checkpoints / running if running > 0.0 else 0.0,
+        restarting=own.restarting / running if running > 0.0 else 1.0,
+        restart_s=own.restart_s,
+        lost_node_restart_s=reliability.restart_s + float(read_s(jobs, reliability.storage)),
+        lost_s=sum(loss.share * one_s for loss, one_s in zip(own.losses, lost_s, strict=True)),
+        shared_lost_s=lost_s[-1],
+        shared_interval_s=own.losses[-1].between_s,
+        background_s=own.background_s,
+    )
+
+
+def node_losses(
+    full: Jobs, fewer: Jobs, reliability: FailureModel, *, idle_nodes: int = 0
+) -> Losses:
+    """Return the losses of two layouts; numbers, on nodes of one kind."""
+    return Losses(
+        per_s=float(loss_rate_per_s(full, reliability)),
+        fewer_per_s=float(loss_rate_per_s(fewer, reliability)),
+        repair_s=reliability.repair_s,
+        spare_nodes=math.floor(float(full.spare_nodes)),
+        idle_nodes=idle_nodes,
+    )
+
+
+def time_shares(losses: Losses) -> TimeShares:
+    """Solve the chain of nodes in repair."""
+    spare, last = losses.spare_nodes, losses.spare_nodes + 2 + losses.idle_nodes
+    births = np.array([losses.per_s] * (spare + 1) + [losses.fewer_per_s] * (losses.idle_nodes + 1))
+    with np.errstate(divide="ignore"):
+        ratios = np.log(births * losses.repair_s) - np.log(np.arange(1, last + 1))
+    logs = np.concatenate([[0.0], np.cumsum(ratios)])
+    shares = np.exp(logs - logs.max())
+    shares /= shares.sum()
+    return TimeShares(
+        full=float(shares[: spare + 1].sum()),
+        last_spare=float(shares[spare]),
+        fewer=float(shares[spare + 1 : last].sum()),
+        waiting=float(shares[last]),
+    )
+
+
+def continued_run(losses: Losses, full: LayoutShares, fewer: LayoutShares) -> ContinuedRun:
+    """Return the shares of a run that goes on with fewer nodes when no spare is left."""
+    times = time_shares(losses)
+    restart_s = fewer.lost_node_restart_s
+    speed = full.step_s / fewer.step_s
+    back_s = fewer.background_s + full.lost_node_restart_s
+    late_s = fewer.shared_interval_s / 2.0 + _after_repair_s(losses, restart_s)
+    switches = losses.per_s * times.last_spare / (1.0 + losses.per_s * late_s)
+    whole_layout = times.full + switches * (full.restart_s - late_s - back_s)
+    fewer_layout = times.fewer + switches * (late_s - restart_s)
+    running, other = max(0.0, whole_layout), max(0.0, fewer_layout)
+    lost = switches * full.useful * (full.shared_lost_s - full.lost_s)
+    slow = fewer.training * other
+    restarting = full.restarting * running + fewer.restarting * other
+    restarting += switches * (restart_s + back_s - full.restart_s)
+    return ContinuedRun(
+        training=max(0.0, full.training * running + slow * speed - lost),
+        slower=max(0.0, slow * (1.0 - speed)),
+        checkpoints=full.checkpoints * running + fewer.checkpoints * other,
+        restarting=max(0.0, restarting),
+        waiting=times.waiting,
+        fewer=min(1.0, times.fewer + switches * late_s),
+        switches_per_s=switches,
+    )
+
+
+def _after_repair_s(losses: Losses, restart_s: float) -> float:
+    """Mean seconds of a restart with fewer nodes that are left when a node is back."""
+    if not losses.repair_s > 0.0:
+        return restart_s
+    rate = (losses.spare_nodes + 1) / losses.repair_s
+    return restart_s + math.expm1(-rate * restart_s) / rate

@@ -1,0 +1,333 @@
+"""A plan's layout for one node less, and whether the job goes on in it without a spare node.
+
+The nodes that are left are searched as the plan's were, with the same model, goal and global batch.
+Engines divide a batch evenly, so that the best layout may be one of fewer devices still: every
+number of nodes from one less to half is searched for a faster step than those before, the largest
+first, and the rest is idle. The fastest is then planned like any other.
+
+The layout must restore the checkpoints of the plan's, and the other way round: the ZeRO stage
+stays, and what else the engine needs (tuner/engines/manifest.py). The decision between the two is
+that of the larger effective share (tuner/faults/fewer_nodes.py), or the stated one. All nodes
+together are planned as if the job waited: without a spare node it is the same for every layout.
+
+Not covered: several pools, nodes that share a scale-up domain, micro-batches of unequal number,
+measured links between nodes (of the layout of fewer nodes, as any may be missing), and bytes that
+would move if the state were resharded from memory of the nodes that are left.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tuner.config.candidates import strategies_of
+from tuner.config.train import TrainDecision
+from tuner.config.train_words import short_layout
+from tuner.engines.capabilities import intersection, reshard_obstacle
+from tuner.errors import SpecError
+from tuner.faults.fewer_nodes import (
+    ContinuedRun,
+    LayoutShares,
+    continued_run,
+    layout_shares,
+    node_losses,
+)
+from tuner.faults.forecast import RunForecast, TrainingRun, forecast_shares
+from tuner.faults.reliability import FailureModel, Jobs
+from tuner.faults.run_shares import RunShares, run_shares
+from tuner.faults.without_spare import FewerNodes, WithoutSpare, ratios
+from tuner.plans.train import Plan
+from tuner.search.progress import PlanningEvent, ignore_progress
+from tuner.search.settings import SearchSettings
+from tuner.search.train.build_problem import PricedPool, build_problem
+from tuner.search.train.degrees import legal_degrees
+from tuner.search.train.incumbents import SearchOutcome
+from tuner.search.train.plan_fields import failure_model
+from tuner.search.train.rules import divisors
+from tuner.search.train.search import search
+from tuner.spec.cluster import Pool
+from tuner.spec.fewer_nodes import FewerNodesSpec, fewer_nodes_yaml, with_fewer_nodes
+from tuner.spec.spec import Spec
+
+LEAST_SHARE: Final = 0.5
+"""Of the plan's nodes, that are searched."""
+SEARCH_SHARE: Final = 0.5
+"""Of the time limit, for finding how many nodes are best."""
+
+MakePlan = Callable[[Spec, bytes], Plan]
+"""Plans a spec that is written in a file of these bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewerNodesPlan:
+    """The plan of the layout with fewer nodes, and its spec."""
+
+    plan: Plan
+    spec: Spec
+    spec_yaml: bytes
+    """The file that says the same."""
+
+
+def plan_without_spare(
+    plan: Plan,
+    spec: Spec,
+    *,
+    price: Callable[[Pool], PricedPool],
+    make_plan: MakePlan,
+    settings: SearchSettings,
+) -> tuple[Plan, FewerNodesPlan | None]:
+    """Decide what the job of a plan does without a spare node.
+
+    Args:
+        plan: of all nodes.
+        spec: that it was made from.
+        price: describes a pool.
+        make_plan: plans a spec.
+        settings: of the search for the number of nodes.
+
+    Returns:
+        The plan with the decision in `predicted.run`, and the plan of fewer nodes where the job
+        continues; the plan itself where the spec says that the job waits.
+    """
+    stated = spec.goal.reliability
+    if stated is None or stated.without_spare == "wait" or plan.decision is None:
+        return plan, None
+    run = None if plan.predicted is None else plan.predicted.run
+    if run is None:
+        return plan, None
+    nodes = _num_nodes(plan.decision, spec.cluster.pools)
+    waits = WithoutSpare(
+        decision="wait", nodes=nodes, wait_effective_time_ratio=run.effective_time_ratio
+    )
+    reason = _obstacle(plan, spec, run, nodes=nodes)
+    if reason:
+        return _with_run(plan, _with_record(run, waits, reason=reason)), None
+    settings.watch(PlanningEvent(stage="nodes", text="layouts of one node less"))
+    quiet = replace(settings, watch=ignore_progress)
+    searched = _best_nodes(plan.decision, spec, price=price, settings=quiet, nodes=nodes)
+    if searched.best is None:
+        reason = (
+            f"no layout of {searched.fewest} to {nodes - 1} nodes fits at the same global batch"
+        )
+        return _with_run(plan, _with_record(run, waits, reason=reason)), None
+    return _decide(plan, spec, searched, waits, price=price, make_plan=make_plan)
+
+
+def _decide(
+    plan: Plan,
+    spec: Spec,
+    searched: "_Searched",
+    waits: WithoutSpare,
+    *,
+    price: Callable[[Pool], PricedPool],
+    make_plan: MakePlan,
+) -> tuple[Plan, FewerNodesPlan | None]:
+    fewer = searched.best
+    assert fewer is not None
+    smaller, text = with_fewer_nodes(spec, fewer), fewer_nodes_yaml(spec, fewer)
+    try:
+        other = make_plan(smaller, text)
+        refused = "" if other.decision is not None else other.binding_constraint
+    except SpecError as error:
+        refused = str(error)
+    full = _PricedRun.of(plan, spec, price(spec.cluster.pools[0]))
+    if refused:
+        reason = f"no plan of {fewer.nodes - fewer.spare_nodes} nodes: {refused}"
+        return _with_run(plan, _with_record(full.forecast, waits, reason=reason)), None
+    small = _PricedRun.of(other, smaller, price(smaller.cluster.pools[0]))
+    losses = node_losses(full.jobs, small.jobs, full.reliability, idle_nodes=fewer.spare_nodes)
+    continued = continued_run(losses, full.shares, small.shares)
+    record = waits.model_copy(update={"fewer": _layout(full, small, continued, searched)})
+    stated = spec.goal.reliability
+    assert stated is not None
+    if stated.without_spare == "auto" and continued.training <= full.own.training:
+        return _with_run(plan, full.forecast.model_copy(update={"without_spare": record})), None
+    record = record.model_copy(update={"decision": "continue"})
+    own = replace(
+        full.own,
+        training=min(1.0, continued.training),
+        checkpoints=continued.checkpoints,
+        restarting=continued.restarting,
+        waiting=continued.waiting,
+        slower=continued.slower,
+    )
+    run = forecast_shares(own, full.run, jobs=full.jobs, reliability=full.reliability)
+    of_fewer = small.forecast.model_copy(
+        update={"without_spare": record.model_copy(update={"is_fewer": True})}
+    )
+    return (
+        _with_run(plan, run.model_copy(update={"without_spare": record})),
+        FewerNodesPlan(plan=_with_run(other, of_fewer), spec=smaller, spec_yaml=text),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PricedRun:
+    """The run of a plan on one pool, as it was priced."""
+
+    decision: TrainDecision
+    forecast: RunForecast
+    run: TrainingRun
+    jobs: Jobs
+    reliability: FailureModel
+    own: RunShares
+    shares: LayoutShares
+
+    @classmethod
+    def of(cls, plan: Plan, spec: Spec, priced_pool: PricedPool) -> "_PricedRun":
+        decision, predicted, goal = plan.decision, plan.predicted, spec.goal
+        assert decision is not None
+        assert predicted is not None
+        assert predicted.run is not None
+        strategies = strategies_of(
+            decision,
+            sequence_length=goal.sequence_length,
+            global_batch_size=goal.global_batch_size,
+        )
+        jobs, reliability = failure_model(spec, priced_pool, strategies)
+        assert reliability is not None
+        step_s = predicted.step_time_s
+        own = run_shares(jobs, reliability, step_s=step_s)
+        return cls(
+            decision=decision,
+            forecast=predicted.run,
+            run=TrainingRun(
+                step_s=step_s,
+                tokens_per_step=goal.tokens_per_step,
+                tokens=goal.tokens,
+                devices_per_node=priced_pool.pool.devices_per_node,
+                price_per_device_hour=priced_pool.pool.price_per_device_hour,
+            ),
+            jobs=jobs,
+            reliability=reliability,
+            own=own,
+            shares=layout_shares(own, jobs, reliability, step_s=step_s),
+        )
+
+
+def _layout(
+    full: _PricedRun, small: _PricedRun, continued: ContinuedRun, searched: "_Searched"
+) -> FewerNodes:
+    assert searched.best is not None
+    read, nodes = float(full.jobs.checkpoint_bytes), float(small.jobs.nodes)
+    return FewerNodes.model_validate(
+        {
+            "nodes": round(nodes),
+            "idle_nodes": searched.best.spare_nodes,
+            "fewest_searched": searched.fewest,
+            "devices": small.decision.num_devices,
+            "layout": short_layout(small.decision),
+            "step_time_s": small.run.step_s,
+            "throughput_ratio": full.run.step_s / small.run.step_s,
+            "restart_s": small.shares.lost_node_restart_s,
+            "return_s": small.shares.background_s + full.shares.lost_node_restart_s,
+            "read_bytes": math.ceil(read),
+            "fewer_node_read_bytes": math.ceil(read / nodes),
+            "node_read_bytes": math.ceil(read / float(full.jobs.nodes)),
+            **ratios(continued),
+        }
+    )
+
+
+def _with_run(plan: Plan, run: RunForecast) -> Plan:
+    assert plan.predicted is not None
+    return plan.model_copy(update={"predicted": plan.predicted.model_copy(update={"run": run})})
+
+
+def _with_record(run: RunForecast, waits: WithoutSpare, *, reason: str) -> RunForecast:
+    return run.model_copy(update={"without_spare": waits.model_copy(update={"reason": reason})})
+
+
+def _num_nodes(decision: TrainDecision, pools: Sequence[Pool]) -> int:
+    if len(pools) > 1:
+        return sum(pool.nodes for pool in pools)
+    return math.ceil(decision.num_devices / pools[0].devices_per_node)
+
+
+def _fewest(nodes: int) -> int:
+    return max(1, math.ceil(LEAST_SHARE * nodes))
+
+
+def _obstacle(plan: Plan, spec: Spec, run: RunForecast, *, nodes: int) -> str:
+    """Say why no layout of fewer nodes can be used; empty where one may."""
+    decision, pools = plan.decision, spec.cluster.pools
+    assert decision is not None
+    if len(pools) > 1:
+        names = ", ".join(pool.name for pool in pools)
+        return f"layouts of fewer nodes are planned on one pool, and there are several: {names}"
+    if nodes < 2:
+        return "the plan uses a single node, so that none is left without it"
+    if pools[0].domain > pools[0].devices_per_node:
+        return (
+            f"several nodes share a scale-up domain of {pools[0].domain} devices, and a domain that"
+            " lacks a node is not priced"
+        )
+    levels = run.checkpoint_levels
+    return reshard_obstacle(
+        intersection(spec.emit),
+        zero_stage=decision.zero_stage,
+        on_hosts=levels is not None and levels.host_interval_steps is not None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Searched:
+    """Numbers of nodes that were searched."""
+
+    best: FewerNodesSpec | None
+    """That with the fastest step; None: no layout fits."""
+    fewest: int
+
+
+def _best_nodes(
+    decision: TrainDecision,
+    spec: Spec,
+    *,
+    price: Callable[[Pool], PricedPool],
+    settings: SearchSettings,
+    nodes: int,
+) -> _Searched:
+    """Find how many of the nodes that are left have the fastest step."""
+    limits = _limits(decision, spec)
+    deadline = settings.begin(SEARCH_SHARE)
+    best: FewerNodesSpec | None = None
+    below_s, fewest = math.inf, nodes
+    for used in range(nodes - 1, _fewest(nodes) - 1, -1):
+        left = replace(settings.until(deadline), top=1, band_ratio=0.0, below_s=below_s)
+        if not left.time_limit_s:
+            break
+        one = FewerNodesSpec(nodes=nodes - 1, spare_nodes=nodes - 1 - used, limits=limits)
+        outcome = _search(with_fewer_nodes(spec, one), price=price, settings=left)
+        fewest = used
+        if outcome is None or outcome.solutions is None:
+            continue
+        step_s = float(outcome.solutions.step_s[0])
+        if step_s < below_s:
+            best, below_s = one, step_s
+    return _Searched(best=best, fewest=fewest)
+
+
+def _limits(decision: TrainDecision, spec: Spec) -> dict[str, tuple[int, ...]]:
+    """Return what of a layout stays, so that the targets restore its checkpoints."""
+    able, moe = intersection(spec.emit), spec.model.moe
+    limits: dict[str, tuple[int, ...]] = {"zero_stage": (decision.zero_stage,)}
+    if not able.reshards_data_parallel:
+        limits["data_parallel_size"] = (decision.data_parallel_size,)
+    if able.reshard_needs_expert_ranks and moe is not None:
+        has_ranks = decision.expert_model_parallel_size > 1
+        allowed = spec.search.expert_model_parallel_size or divisors(moe.num_experts).tolist()
+        limits["expert_model_parallel_size"] = tuple(
+            one for one in allowed if (one > 1) is has_ranks
+        )
+    return limits
+
+
+def _search(
+    spec: Spec, *, price: Callable[[Pool], PricedPool], settings: SearchSettings
+) -> SearchOutcome | None:
+    """Search one number of nodes; None where nothing is legal."""
+    try:
+        problem = build_problem(spec, price(spec.cluster.pools[0]))
+    except SpecError:
+        return None
+    return search(problem, settings) if legal_degrees(problem).num_legal else None
