@@ -1,4 +1,4 @@
-"""Restarts: phases of processes that really start, and what a process that does not start leaves."""
+"""Restarts: phases of processes that really start, and what one that does not start leaves."""
 
 import sys
 from pathlib import Path
