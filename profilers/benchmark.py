@@ -27,6 +27,9 @@ class Setting:
     clock: Clock
     directory: Path
     """Where storage is measured."""
+    rendezvous: str = ""
+    """Where further processes of the ranks connect, `file:PATH` or `tcp:HOST:PORT`; empty: there is
+    one rank."""
     noise: NoisePolicy = QUIET
     """How timing reacts to other load on the host."""
 

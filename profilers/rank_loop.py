@@ -82,6 +82,7 @@ def run_rank(
         team=team,
         clock=clock,
         directory=Path(job.storage_directory or job.out),
+        rendezvous=team.rendezvous if isinstance(team, ConnectedTeam) else "",
         noise=choose_policy(
             device.type,
             team=team,

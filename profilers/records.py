@@ -102,6 +102,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "every_rank": ("size", "world"),
     "storage": ("bytes",),
     "background_save": ("bytes",),
+    "restart": ("ranks",),
     "kv_conversion": (
         "tokens",
         "heads",
@@ -148,6 +149,8 @@ every_rank    the same work on every rank at once, a row a rank; `kind`: gemm of
 storage       `kind`: write, read
 background_save  `bytes` saved beside GEMMs; `kind`: save, delay, see
               profilers/background_save.py
+restart       `kind`: a phase of starting the processes of `ranks` ranks anew, on the slowest rank,
+              see profilers/restart.py
 kv_conversion  one layer of a request's KV cache, from the pages of `tensor_from` ranks into those
               of `tensor_to` others, all on one device; `kind`: layout from and to, or latent, and
               the receiver's type where it is not the dtype, see profilers/kv_transfer/suite.py

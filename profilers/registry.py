@@ -12,7 +12,11 @@ SUITES: Final[Mapping[str, str]] = {
     "links": "profilers.links.suite:benchmarks",
     "storage": "profilers.background_save:benchmarks",
     "kv": "profilers.kv_transfer.suite:benchmarks",
+    "restart": "profilers.restart:benchmarks",
 }
+
+DEFAULT_SUITES: Final = tuple(name for name in SUITES if name != "restart")
+"""Those that are measured unasked: restarts take their time whatever the budget."""
 
 
 def load_suite(name: str) -> Suite:

@@ -20,6 +20,7 @@ G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
     every_rank       0                                 2 n^3 as bytes' worth; a copy twice its bytes
     storage          0                                 the bytes
     background_save  0                                 the bytes
+    restart          0                                 none; the ranks are used
     kv_conversion    0                                 2 T G D (latent T D) read and written, once
                                                        for every rank that holds it
     windowed_attention  2 B A D S min(S, 2 W)          as attention
@@ -249,4 +250,6 @@ def _moved(
         return _kv_conversion(axes, kind=kind, size=size)
     if operation == "rendezvous":
         return axes["work_us"]
+    if operation == "restart":
+        return axes["ranks"]
     raise ValueError(f"the work of operation {operation!r} is not described")

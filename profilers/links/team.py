@@ -106,10 +106,13 @@ class ConnectedTeam:
         self.rank = info.rank
         self.world = info.world
         self._address = ""
+        self.rendezvous = f"file:{rendezvous}"
+        """Where further processes of these ranks connect."""
         store: TCPStore | FileStore
         if rendezvous is None:
             ranks = wait_for_ranks(info, patience_s=PATIENCE_S)
             store, self._address = ranks.store, ranks.address
+            self.rendezvous = f"tcp:{ranks.address}:{info.master_port}"
             if ranks.nic:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", ranks.nic)
         else:

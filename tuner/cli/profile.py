@@ -49,8 +49,8 @@ def measure(
     suite: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: kernels, links, storage, kv; engine (needs --for and --command),"
-            " or routing (needs --model and --text); default all but the last two."
+            help="Comma-separated: kernels, links, storage, kv; restart; engine (needs --for and"
+            " --command), or routing (needs --model and --text); default the first four."
         ),
     ] = "",
     budget: Annotated[str, typer.Option(help="Target time, with its unit.")] = "60s",
@@ -98,17 +98,17 @@ def measure(
 ) -> None:
     """Measure this machine and its engine, or record a model's routing.
 
-    Suites: kernels, links, storage and KV transfers; the steps of an engine; or routing of a model
-    on text.
+    Suites: kernels, links, storage and KV transfers; the start of a job's processes; the steps of
+    an engine; or routing of a model on text.
     """
     if context.invoked_subcommand is not None:
         return
     if out is None:
         raise TunerError("--out is missing: say where to write, moetune profile -o FOLDER")
 
-    from profilers.registry import SUITES
+    from profilers.registry import DEFAULT_SUITES
 
-    names = tuple(name.strip() for name in suite.split(",") if name.strip()) or tuple(SUITES)
+    names = tuple(name.strip() for name in suite.split(",") if name.strip()) or DEFAULT_SUITES
     measured = tuple(name for name in names if name not in (ROUTING, ENGINE))
     _refuse_unused(has_engine=ENGINE in names, spec=spec, command=command, url=url)
     if ROUTING not in names:

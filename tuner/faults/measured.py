@@ -1,4 +1,4 @@
-"""Storage bandwidth of a node, from a profile.
+"""Storage bandwidth of a node and the start of a job's processes, from a profile.
 
 In profilers/storage.py all ranks write (or read) their own files at once, so a node's bandwidth is
 a rank's times the ranks per node. The largest file counts, since checkpoints are larger still.
@@ -7,6 +7,7 @@ Not covered: whether a shared storage keeps up with more nodes than were measure
 in the spec where it does not.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 from profilers.records import Profile
@@ -31,3 +32,14 @@ def background_delay_s_per_byte(profile: Profile) -> float:
         return 0.0
     largest = max(row.case.axes["bytes"] for row in rows)
     return max(row.median_s for row in rows if row.case.axes["bytes"] == largest) / largest
+
+
+def restart_phases_s(profile: Profile) -> Mapping[str, float]:
+    """Median seconds of each phase of a restart, in order, as profilers/restart.py names them.
+
+    Of the most ranks that were measured; empty where none were. They grow with the ranks, and leave
+    out what no profile sees: noticing the failure, a new node, what an engine sets up.
+    """
+    rows = [row for row in profile.table("restart") if row.times_s]
+    most = max((row.case.axes["ranks"] for row in rows), default=0)
+    return {row.case.kind: row.median_s for row in rows if row.case.axes["ranks"] == most}

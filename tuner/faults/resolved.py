@@ -7,7 +7,12 @@ import numpy as np
 
 from profilers.records import Profile
 from tuner.config.columns import Numbers, Strategies
-from tuner.faults.measured import background_delay_s_per_byte, node_bytes_per_s
+from tuner.errors import SpecError
+from tuner.faults.measured import (
+    background_delay_s_per_byte,
+    node_bytes_per_s,
+    restart_phases_s,
+)
 from tuner.faults.reliability import FailureModel, HostLevel, Jobs, Storage, checkpoint_bytes
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import Reliability
@@ -28,8 +33,12 @@ def resolved(
     """Fill in what the spec leaves open.
 
     A stated bandwidth is that of all nodes together, for reading too. Without one each node has the
-    rate that the profile measured, or the default. `has_background`: the engine can write
-    checkpoints while training goes on; otherwise it waits, whatever the spec says.
+    rate that the profile measured, or the default. Without a stated restart it is the start of the
+    processes that the profile measured. `has_background`: the engine can write checkpoints while
+    training goes on; otherwise it waits, whatever the spec says.
+
+    Raises:
+        SpecError: the time of a restart is neither stated nor measured.
     """
     checkpoint = stated.checkpoint
     together = math.inf if checkpoint.bandwidth is None else checkpoint.bandwidth
@@ -41,7 +50,7 @@ def resolved(
         device_mtbf_s=math.inf if stated.device_mtbf is None else stated.device_mtbf,
         node_mtbf_s=math.inf if stated.node_mtbf_s is None else stated.node_mtbf_s,
         process_mtbf_s=math.inf if stated.process_mtbf is None else stated.process_mtbf,
-        restart_s=stated.restart,
+        restart_s=_restart_s(stated, profile),
         process_restart_s=stated.in_process_restart,
         repair_s=0.0 if stated.repair is None else stated.repair,
         storage=Storage(
@@ -117,6 +126,18 @@ def jobs_on_pool(
         writers=writers,
         spare_nodes=spare,
     )
+
+
+def _restart_s(stated: Reliability, profile: Profile | None) -> float:
+    if stated.restart is not None:
+        return stated.restart
+    phases_s = {} if profile is None else restart_phases_s(profile)
+    if not phases_s:
+        raise SpecError(
+            "goal.reliability.restart is missing, and no profile of the pool has it: state it, e.g."
+            " 10min, or measure the start of the processes with `moetune profile --suite restart`"
+        )
+    return math.fsum(phases_s.values())
 
 
 def _measured(profile: Profile | None, kind: Literal["write", "read"]) -> float | None:

@@ -7,7 +7,7 @@ from profilers.records import Profile
 from tuner.engines.assumptions import plan_assumptions
 from tuner.engines.capabilities import background_checkpoint_obstacle, intersection, programs
 from tuner.faults.failure_rates import exponential_test, observed_rates
-from tuner.faults.measured import node_bytes_per_s
+from tuner.faults.measured import node_bytes_per_s, restart_phases_s
 from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S
 from tuner.goals.profiles import is_of_device
 from tuner.plans.train import Plan
@@ -34,6 +34,7 @@ def analytic_notes(
     if spec.model.moe is not None and spec.model.moe.zero_experts:
         notes.append(zero_experts_note(spec.model.moe))
     notes += _assumed_checkpoints(spec, measured)
+    notes += _measured_restarts(spec, measured)
     notes += _failure_notes(spec)
     stated = spec.goal.reliability
     if stated is not None and stated.checkpoint.keeps_host_copies and len(spec.cluster.pools) > 1:
@@ -137,6 +138,25 @@ def _assumed_checkpoints(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) 
             f"checkpoint bandwidth is assumed to be {format_bytes_per_s(USUAL_NODE_BYTES_PER_S)} a"
             f" machine{where}; set goal.reliability.checkpoint.bandwidth (all machines"
             " together) or measure it with `moetune profile --suite storage`"
+        )
+
+
+def _measured_restarts(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:
+    """Say what a restart consists of where it is not stated."""
+    stated = spec.goal.reliability
+    if stated is None or stated.restart is not None:
+        return
+    for pool in spec.cluster.pools:
+        if pool.name not in measured:
+            continue
+        profile = measured[pool.name].profile
+        phases_s = restart_phases_s(profile)
+        listed = ", ".join(f"{phase} {format_s(s)}" for phase, s in phases_s.items() if s >= 0.01)
+        yield (
+            f"a restart of pool {pool.name!r} takes {format_s(sum(phases_s.values()))}, as the"
+            f" profile measured on {profile.header.machine.world} ranks ({listed}): a lower bound,"
+            " without noticing the failure, a new node and the engine's own set-up (data index,"
+            " compiled kernels, graphs); state goal.reliability.restart when you know it"
         )
 
 

@@ -167,8 +167,9 @@ class Reliability(Record):
 
     device_mtbf: PositiveSeconds | None = None
     """Mean time between failures of one device, seconds; None: it fails only with its machine."""
-    restart: Seconds
-    """Time from a failure to the first step after it, without loading the checkpoint."""
+    restart: Seconds | None = None
+    """Time from a failure to the first step after it, without loading the checkpoint. None: the
+    start of the processes alone, from a profile with the suite restart: a lower bound."""
     node_mtbf: PositiveSeconds | None = None
     """Mean time between failures of what the devices of a machine share; None: it never fails."""
     nodes_lost: SharePerSecond | None = None

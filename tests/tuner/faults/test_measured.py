@@ -1,7 +1,18 @@
 """A node's storage as a profile saw it."""
 
-from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
-from tuner.faults.measured import background_delay_s_per_byte, node_bytes_per_s
+from profilers.records import (
+    Case,
+    Machine,
+    Measurement,
+    MeasurementStatus,
+    Profile,
+    ProfileHeader,
+)
+from tuner.faults.measured import (
+    background_delay_s_per_byte,
+    node_bytes_per_s,
+    restart_phases_s,
+)
 
 
 def _row(
@@ -57,3 +68,23 @@ def test_a_save_in_the_background_costs_what_the_slowest_rank_lost_at_the_larges
     )
     assert background_delay_s_per_byte(profile) == 0.4 / 10**8
     assert background_delay_s_per_byte(_profile()) == 0.0
+
+
+def test_the_phases_of_a_restart_are_those_of_the_most_ranks() -> None:
+    def phase(kind: str, times_s: tuple[float, ...], *, ranks: int) -> Measurement:
+        case = Case(operation="restart", kind=kind, axes={"ranks": ranks})
+        return Measurement(case=case, times_s=times_s)
+
+    failed = Measurement(
+        case=Case(operation="restart", kind="process", axes={"ranks": 64}),
+        status=MeasurementStatus.FAILED,
+        error="rank 3: no such device",
+    )
+    profile = _profile(
+        phase("process", (1.0,), ranks=1),
+        phase("process", (0.1, 0.3, 0.2), ranks=16),
+        phase("imports", (4.0,), ranks=16),
+        failed,
+    )
+    assert restart_phases_s(profile) == {"process": 0.2, "imports": 4.0}
+    assert restart_phases_s(_profile(failed)) == {}

@@ -34,6 +34,7 @@ READ_OPERATIONS: Final = frozenset(
         "collective",
         "expert_all_to_all",
         "storage",
+        "restart",
     }
 )
 """Tables that the analytic model reads."""

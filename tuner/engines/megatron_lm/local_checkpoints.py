@@ -12,6 +12,9 @@ core_v0.16.1 to core_v0.19.0, their counterparts in Bridge v0.3.0 to v0.5.0, and
   apart, a node here, while training waits. The number of ranks must be a multiple of both together.
 - Files belong to a rank, not to a layout: after a restart with other degrees, or of nodes in
   another order, those of another rank would be read.
+- With `--async-save` another process writes them, and reads what is no sharded tensor while
+  training goes on: the count of steps of PyTorch's Adam, a tensor, is then a later one. That of
+  Transformer Engine's and Apex's Adam is a plain number (examples/profiles/h200-megatron-lm).
 - `torch.load` reads them, which runs what a file says: only their owner may write to the folder.
 """
 

@@ -180,7 +180,7 @@ def loss_prices(goal: TrainGoal) -> LossPrices:
     """Read the cost of running out from a goal."""
     stated = goal.reliability
     interval_s = None if stated is None else stated.checkpoint.interval
-    restart_s = RESTART_S if stated is None else stated.restart
+    restart_s = RESTART_S if stated is None or stated.restart is None else stated.restart
     return LossPrices(
         failed_start_s=FAILED_START_S if goal.failed_start is None else goal.failed_start,
         crash_s=restart_s + (interval_s or CHECKPOINT_INTERVAL_S) / 2.0,
