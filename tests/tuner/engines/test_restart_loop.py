@@ -130,7 +130,7 @@ class Lab:
         self._program("scontrol", SCONTROL)
         self._program("sinfo", 'cat "$TEST/drained"')
         self._program("scancel", 'echo "scancel $*" >> "$TEST/log"; touch "$TEST/signalled"')
-        self._program("sleep", "exit 0")
+        self._program("sleep", "read -r -t 0.01 < <(:) || true")
 
     def write(self, verified: VerifiedPlan, *, under: str = "plan") -> Path:
         launch = self.folder / under / "launch"

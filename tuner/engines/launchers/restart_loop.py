@@ -8,8 +8,10 @@
 
 Before every start each node of the allocation is asked to run an empty task, or the user's
 HEALTH_CHECK. One that does not answer, or that Slurm has taken out of service (down, drained,
-failing), is left out for good. Ranks fail before Slurm notices a dead node (SlurmdTimeout), which
-is why nodes are asked at all; a Slurm without controller is waited for.
+failing), is left out for good. Ranks fail before Slurm notices a dead node (SlurmdTimeout, 300 s
+unless set), which is why nodes are asked at all, and why tasks note in a file beside the job's
+output that they failed: srun goes on waiting for a dead node. A controller that is down is waited
+for.
 
 `--no-kill` keeps the allocation when a node fails, and takes the requeue of Slurm away with it: a
 job whose batch host dies stays in state RUNNING without its script (seen on Slurm 22.05). A small
@@ -35,6 +37,8 @@ MOST_FAILURES: Final = 3
 """Restarts in a row without progress, and requeues of a job that never made any."""
 PROBE_S: Final = 60
 """For an empty task; Slurm gives an ending step about as long."""
+END_S: Final = 60
+"""For a step of which a task has failed; Slurm kills the others after KillWait, 30 s unless set."""
 PROBES_AT_ONCE: Final = 64
 """Each is an srun on the batch host."""
 SIGNAL_MARGIN_S: Final = 60
@@ -142,6 +146,7 @@ def body(
         progress_s=loop.progress_s,
         most=MOST_FAILURES,
         probe_s=PROBE_S,
+        end_s=END_S,
         at_once=PROBES_AT_ONCE,
         watch_s=WATCH_S,
     )
@@ -165,6 +170,7 @@ _BODY: Final = """\
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 {lines}
 OWN_HOSTFILE="$PWD/moetune-$SLURM_JOB_ID.hosts"
+TASK_FAILED="$PWD/moetune-$SLURM_JOB_ID.failed"
 FEWER="$JOB/../../fewer-nodes/launch"
 STARTS=0 FAILURES=0 PROGRESSED=0 STOPPED=0 CODE=0
 trap 'STOPPED=1; scancel --signal=TERM "$SLURM_JOB_ID" || true' TERM
@@ -220,24 +226,30 @@ replace_failed() {{
 
 # Each task gets its line as its number, which Slurm's own (SLURM_NODEID) is not.
 start_program() {{
-  local step code=0
+  local step code=0 failed_s=
   STARTS=$((STARTS + 1))
-  printf '%s\\n' "${{LINES[@]}}" > "$OWN_HOSTFILE"
-  export HOSTFILE="$OWN_HOSTFILE"
+  printf '%s\n' "${{LINES[@]}}" > "$OWN_HOSTFILE"
+  rm -f -- "$TASK_FAILED"
+  export HOSTFILE="$OWN_HOSTFILE" TASK_FAILED
   # Where Slurm's node names are no host names, set MASTER_ADDR before sbatch. Jobs that share a
   # node, and starts of one job, need different ports.
-  # shellcheck disable=SC2016 # expanded there
-  SLURM_HOSTFILE="$OWN_HOSTFILE" MASTER_ADDR="${{MASTER_ADDR:-${{LINES[0]}}}}" \\
-    MASTER_PORT="${{MASTER_PORT:-$((20000 + (SLURM_JOB_ID + 997 * STARTS) % 20000))}}" \\
-    srun --nodes="$NNODES" --ntasks="$NNODES" --distribution=arbitrary --overlap \\
-    --kill-on-bad-exit=1 bash -c 'NODE_RANK="$SLURM_PROCID" exec bash "$@"' bash "$PROGRAM" "$@" &
+  # shellcheck disable=SC2016 # expanded on the nodes
+  SLURM_HOSTFILE="$OWN_HOSTFILE" MASTER_ADDR="${{MASTER_ADDR:-${{LINES[0]}}}}" \
+    MASTER_PORT="${{MASTER_PORT:-$((20000 + (SLURM_JOB_ID + 997 * STARTS) % 20000))}}" \
+    srun --nodes="$NNODES" --ntasks="$NNODES" --distribution=arbitrary --overlap \
+    --kill-on-bad-exit=1 bash -c 'trap : TERM
+      NODE_RANK="$SLURM_PROCID" bash "$@" && exit
+      code=$? && touch "$TASK_FAILED"
+      exit "$code"' bash "$PROGRAM" "$@" &
   step=$!
-  wait "$step" || code=$?
-  # A signal ends the waiting, not the program.
   while kill -0 "$step" 2> /dev/null; do
-    code=0
-    wait "$step" || code=$?
+    sleep 2
+    # Once a task has failed, srun would wait for a dead node's as long as Slurm does.
+    [[ ! -e "$TASK_FAILED" ]] || : "${{failed_s:=$SECONDS}}"
+    ((SECONDS - ${{failed_s:-$SECONDS}} <= {end_s})) || kill "$step" 2> /dev/null || true
+    ((SECONDS - ${{failed_s:-$SECONDS}} <= 2 * {end_s})) || kill -KILL "$step" 2> /dev/null || true
   done
+  wait "$step" || code=$?
   return "$code"
 }}
 
