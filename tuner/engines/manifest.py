@@ -110,6 +110,8 @@ class Capabilities:
     host_checkpoint_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages whose state can be saved to the memory of nodes between checkpoints on shared storage,
     and restored from there; empty: none."""
+    background_checkpoint_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
+    """Stages whose checkpoints can be written while training goes on; empty: none."""
     overlap_grad_reduce: bool = True
     """Gradient reduction can overlap with the backward pass."""
     ddp_bucket_size: bool = True
