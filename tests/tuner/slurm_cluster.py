@@ -41,7 +41,7 @@ ReturnToService=2
 SwitchType=switch/none
 MailProg=/bin/true
 SlurmdTimeout={down_after_s}
-KillWait=3
+KillWait={kill_wait_s}
 PartitionName=lab Nodes={nodes} Default=YES MaxTime=60 State=UP
 """
 _NODE = (
@@ -160,12 +160,13 @@ def _is_outlived(process: psutil.Process) -> tuple[bool, bool]:
 
 
 @contextlib.contextmanager
-def running_cluster(*, nodes: int, down_after_s: int) -> Iterator[Cluster]:
+def running_cluster(*, nodes: int, down_after_s: int, kill_wait_s: int = 3) -> Iterator[Cluster]:
     """Start nodes n1, n2, ... of two cores; whatever is left of them at the end is ended.
 
     Args:
         nodes: how many.
         down_after_s: when a node that does not answer is down (SlurmdTimeout).
+        kill_wait_s: between SIGTERM and SIGKILL (KillWait).
     """
     programs = ("/usr/sbin/slurmctld", "/usr/sbin/slurmd", "/usr/sbin/munged", "sbatch")
     missing = [program for program in programs if shutil.which(program) is None]
@@ -188,6 +189,7 @@ def running_cluster(*, nodes: int, down_after_s: int) -> Iterator[Cluster]:
             host=host,
             controller=controller,
             down_after_s=down_after_s,
+            kill_wait_s=kill_wait_s,
             nodes=",".join(names),
         )
         text += "".join(

@@ -79,7 +79,7 @@ class Job:
 @pytest.fixture
 def four_nodes() -> Iterator[Cluster]:
     """Nodes whose loss Slurm notices later than ranks do, as everywhere."""
-    with running_cluster(nodes=4, down_after_s=20) as one:
+    with running_cluster(nodes=4, down_after_s=20, kill_wait_s=15) as one:
         yield one
 
 
@@ -92,7 +92,7 @@ def write(verified: VerifiedPlan, folder: Path, *, nodes: int = 2) -> Path:
     job = launch / "slurm" / "job.sbatch"
     # A minute is long for a test.
     text = job.read_text().replace(f"while sleep {WATCH_S};", "while sleep 1;")
-    text = text.replace(f"<= {END_S}))", "<= 5))")
+    text = text.replace(f"> {END_S} *", "> 5 *")
     job.write_text(text.replace("NNODES=2", f"NNODES={nodes}"))
     (launch / PROGRAM).mkdir()
     (launch / PROGRAM / "run.sh").write_text(RUN.format(name=folder.name))

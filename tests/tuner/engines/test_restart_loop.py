@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 
 from tests.rows import Failures
 from tests.tuner.engines.test_checkpoints import saving, saving_on_hosts
+from tests.tuner.engines.test_registry import GOLDEN, UPDATE
 from tests.tuner.engines.testing import write_emitted
 from tuner.engines.launchers import restart_loop
 from tuner.engines.launchers.restart_loop import LONGEST_SIGNAL_S, MOST_FAILURES
@@ -193,6 +195,27 @@ def test_a_plan_that_counts_on_no_checkpoints_keeps_its_job() -> None:
     (job,) = emit(without)
     assert "requeue" not in job.text
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n" in job.text
+
+
+def test_the_job_equals_the_golden_one() -> None:
+    (job,) = emit(reliable(hosts=("n2", "n1")))
+    golden = GOLDEN / "slurm-restarts" / "job.sbatch"
+    if UPDATE in os.environ:
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(job.text, encoding="utf-8")
+    assert job.text == golden.read_text(encoding="utf-8"), f"set {UPDATE}=1 to accept {golden}"
+
+
+def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("needs shellcheck")
+    for number, hosts in enumerate(((), ("n2", "n1"))):
+        (job,) = emit(reliable(hosts=hosts))
+        file = tmp_path / f"job-{number}.sbatch"
+        file.write_text(job.text)
+        done = subprocess.run([shellcheck, file], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
 
 
 def test_the_job_requests_its_spares_and_keeps_its_allocation() -> None:

@@ -72,10 +72,11 @@ class RestartLoop:
             "After a failure the job starts the program again, on nodes that answer. Export",
             "CHECKPOINTS, a folder that all nodes share, or every start begins anew.",
             f"Spare nodes of the allocation: {self.spare_nodes}; {spare}.",
-            "With too few nodes the job starts the plan in ../../fewer-nodes if there is one, else",
-            f"goes back to the queue. It ends after {MOST_FAILURES} restarts in a row without"
-            " progress, i.e.",
-            f"within {format_s(self.progress_s)} of a start, and on SIGTERM, which it passes on.",
+            "With too few nodes the job starts the plan in ../../fewer-nodes if there is one, and",
+            "stays with it until scontrol requeue; else it goes back to the queue itself.",
+            f"It ends after {MOST_FAILURES} restarts in a row without progress, i.e. within"
+            f" {format_s(self.progress_s)}",
+            "of a start, and on SIGTERM, which it passes on.",
             "HEALTH_CHECK may hold a command that fails on nodes that must not be used.",
         )
 
@@ -160,8 +161,12 @@ _CHECKS: Final = {
 """A device that has fallen off the bus is not listed, while its node still runs tasks."""
 
 _UNNAMED: Final = """\
-  # Not by name again: the queue would wait for the very nodes that have failed.
-  scontrol update "JobId=$SLURM_JOB_ID" NodeList= || true
+  # Not by name again: the queue would wait for the very nodes that have failed. Slurm may not take
+  # changes for a moment.
+  for _ in {1..20}; do
+    ! scontrol update "JobId=$SLURM_JOB_ID" NodeList= || break
+    sleep 1
+  done
 """
 
 _BODY: Final = """\
@@ -226,17 +231,17 @@ replace_failed() {{
 
 # Each task gets its line as its number, which Slurm's own (SLURM_NODEID) is not.
 start_program() {{
-  local step code=0 failed_s=
+  local step code=0 failed_s='' signal=TERM signals=0
   STARTS=$((STARTS + 1))
-  printf '%s\n' "${{LINES[@]}}" > "$OWN_HOSTFILE"
+  printf '%s\\n' "${{LINES[@]}}" > "$OWN_HOSTFILE"
   rm -f -- "$TASK_FAILED"
   export HOSTFILE="$OWN_HOSTFILE" TASK_FAILED
   # Where Slurm's node names are no host names, set MASTER_ADDR before sbatch. Jobs that share a
   # node, and starts of one job, need different ports.
   # shellcheck disable=SC2016 # expanded on the nodes
-  SLURM_HOSTFILE="$OWN_HOSTFILE" MASTER_ADDR="${{MASTER_ADDR:-${{LINES[0]}}}}" \
-    MASTER_PORT="${{MASTER_PORT:-$((20000 + (SLURM_JOB_ID + 997 * STARTS) % 20000))}}" \
-    srun --nodes="$NNODES" --ntasks="$NNODES" --distribution=arbitrary --overlap \
+  SLURM_HOSTFILE="$OWN_HOSTFILE" MASTER_ADDR="${{MASTER_ADDR:-${{LINES[0]}}}}" \\
+    MASTER_PORT="${{MASTER_PORT:-$((20000 + (SLURM_JOB_ID + 997 * STARTS) % 20000))}}" \\
+    srun --nodes="$NNODES" --ntasks="$NNODES" --distribution=arbitrary --overlap \\
     --kill-on-bad-exit=1 bash -c 'trap : TERM
       NODE_RANK="$SLURM_PROCID" bash "$@" && exit
       code=$? && touch "$TASK_FAILED"
@@ -246,8 +251,10 @@ start_program() {{
     sleep 2
     # Once a task has failed, srun would wait for a dead node's as long as Slurm does.
     [[ ! -e "$TASK_FAILED" ]] || : "${{failed_s:=$SECONDS}}"
-    ((SECONDS - ${{failed_s:-$SECONDS}} <= {end_s})) || kill "$step" 2> /dev/null || true
-    ((SECONDS - ${{failed_s:-$SECONDS}} <= 2 * {end_s})) || kill -KILL "$step" 2> /dev/null || true
+    if ((SECONDS - ${{failed_s:-$SECONDS}} > {end_s} * (signals + 1))); then
+      kill -s "$signal" "$step" 2> /dev/null || true
+      signal=KILL signals=$((signals + 1))
+    fi
   done
   wait "$step" || code=$?
   return "$code"
@@ -273,10 +280,9 @@ back_to_queue() {{
     say "requeued ${{SLURM_RESTART_COUNT:-0}} times, and no progress since: the job ends"
     exit "$((CODE ? CODE : 1))"
   fi
-  trap '' TERM
+  trap '' TERM  # Slurm ends this run, in KillWait seconds at the latest.
   scontrol requeue "$SLURM_JOB_ID" || exit 1
-{unnamed}  sleep 600  # Slurm ends this run.
-  exit 1
+{unnamed}  exit 0
 }}
 
 # With --no-kill, Slurm does not requeue a job whose script died with its node: another node does.
