@@ -4,7 +4,8 @@ The run is forecast as a plan's is (tuner/faults), with the launch's interval an
 change sets the interval to the best one, or saves in the background, or both; of the two single
 ones the better is the smallest, unless only both bring `LEAST_GAIN` of the time. A launch that
 saves to hosts keeps its replicas and is told both intervals; one that does not is told how to where
-the spec asks for it (`levels`).
+the spec asks for it (`levels`). A folder or switch without which an interval has no effect is named
+with it, saving in the background only where the releases can that the spec names.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,10 @@ from tuner.spec.spec import Spec
 
 LEAST_GAIN: Final = 0.002
 """Share of the wall clock; less is not worth a change."""
+SAVE_FORM: Final = "--save DIR "
+"""Megatron-LM saves nothing without a folder."""
+ENABLE_FORM: Final = "checkpoint.enable = true, "
+"""Torchtitan saves nothing without it."""
 FORMS: Final[Mapping[TrainingEngine, tuple[str, str]]] = {
     TrainingEngine.MEGATRON: ("--save-interval {}", "--async-save --use-persistent-ckpt-worker"),
     TrainingEngine.TORCHTITAN: ("checkpoint.interval = {}", 'checkpoint.async_mode = "async"'),
@@ -128,9 +133,11 @@ def _changes(launch: LaunchSettings, run: LaunchedRun) -> Iterator[Change]:
     """Yield the lines of every change with its run, single ones first."""
     interval, background = FORMS[launch.engine]
     now = _as_launched(launch)
+    interval = _missing(launch) + interval
+    may_save_behind = _may_save_in_background(launch, run)
     on_hosts = now is not None and now.on_hosts
     replicas: Replicas = launch.host_replicas if on_hosts else "auto"
-    for in_background in (launch.saves_in_background, True):
+    for in_background in (launch.saves_in_background, *([True] if may_save_behind else [])):
         best = run.forecast(
             Saving(steps=None, in_background=in_background, on_hosts=on_hosts, replicas=replicas)
         )
@@ -138,7 +145,7 @@ def _changes(launch: LaunchSettings, run: LaunchedRun) -> Iterator[Change]:
         if best.checkpoint_levels is not None and on_hosts:
             lines += (HOST_FORM.format(best.checkpoint_levels.host_interval_steps),)
         yield lines + (background,) * (in_background > launch.saves_in_background), best
-    if now is not None and not launch.saves_in_background:
+    if now is not None and may_save_behind and not launch.saves_in_background:
         yield (background,), run.forecast(replace(now, in_background=True))
     if not on_hosts and _may_save_to_hosts(launch, run):
         best = run.forecast(
@@ -151,6 +158,28 @@ def _changes(launch: LaunchSettings, run: LaunchedRun) -> Iterator[Change]:
                 devices = run.setup.pool.devices_per_node
                 to_hosts += REPLICATED.format(devices, levels.replicas + 1)
             yield (interval.format(best.checkpoint_interval_steps), to_hosts), best
+
+
+def _missing(launch: LaunchSettings) -> str:
+    """Return what an interval is worth nothing without, where the launch lacks it."""
+    if launch.engine is TrainingEngine.TORCHTITAN:
+        return ENABLE_FORM if launch.save_interval is None else ""
+    return SAVE_FORM if launch.saves_nowhere else ""
+
+
+def _may_save_in_background(launch: LaunchSettings, run: LaunchedRun) -> bool:
+    """Whether every release can that the spec names; without one, the newest."""
+    if launch.engine is not TrainingEngine.MEGATRON:
+        return True
+    strategies = single(to_strategies(run.priced.configuration, run.setup))
+    zero_stage = round(number(strategies.zero_stage))
+    engine = run.spec.goal.engine
+    names = (*run.spec.emit, "" if engine is None else f"{engine.name}-{engine.version}")
+    return all(
+        zero_stage in TARGETS[name].background_checkpoint_zero_stages
+        for name in names
+        if name in TARGETS
+    )
 
 
 def _may_save_to_hosts(launch: LaunchSettings, run: LaunchedRun) -> bool:

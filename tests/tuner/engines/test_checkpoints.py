@@ -24,6 +24,10 @@ from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 FLAGS = json.loads((Path(__file__).parent / "megatron_flags.json").read_text(encoding="utf-8"))
+RELEASES = {
+    "megatron-lm": ("core_v0.18.0", "core_v0.19.0"),
+    "megatron-lm-0.16": ("core_v0.16.1", "core_v0.17.1"),
+}
 RUN = RunForecast(
     finishes=True,
     effective_time_ratio=0.9,
@@ -378,3 +382,54 @@ def test_without_failures_nothing_is_said_of_checkpoints() -> None:
         read_model(MODELS / "qwen3-30b-a3b" / "config.json"), sample_decision()
     )
     assert checkpoint_schedule(verified) is None
+
+
+def restarting(
+    target: str, *, restart_s: float, zero_stage: int = 1, devices_per_node: int = 8
+) -> VerifiedPlan:
+    """Return a saving plan that restarts in its processes, and whose checkpoints take so long."""
+    made = saving(target, zero_stage=zero_stage, devices_per_node=devices_per_node)
+    stated = made.plan.goal.reliability
+    assert stated is not None
+    stated = stated.model_copy(update={"in_process_restart": 20.0})
+    run = RUN.model_copy(update={"restart_s": (stated.restart or 0.0) + restart_s})
+    predicted = made.predicted.model_copy(update={"run": run})
+    goal = made.plan.goal.model_copy(update={"reliability": stated})
+    plan = made.plan.model_copy(update={"goal": goal, "predicted": predicted})
+    return made.model_copy(update={"plan": plan, "predicted": predicted})
+
+
+def test_megatron_restarts_in_its_processes_where_the_plan_counts_on_it() -> None:
+    failures = Failures()
+    for target in ("megatron-lm", "megatron-lm-0.16"):
+        quick = emitted(restarting(target, restart_s=30.0), "megatron_args.txt").splitlines()
+        slow = emitted(restarting(target, restart_s=300.0), "megatron_args.txt").splitlines()
+        flags = [line for line in slow if line.startswith(("--inprocess", "--distributed-t"))]
+        script = emitted(restarting(target, restart_s=30.0), "run.sh")
+        with failures.of(target):
+            # Twice 30 s to load are the parser's own 60 s.
+            assert [line for line in quick if "inprocess" in line] == [
+                "--inprocess-restart",
+                "--inprocess-empty-cuda-cache",
+            ]
+            # Worked by hand: twice 300 s, then 30 and 60 s more as the defaults have it; PyTorch
+            # waits longer than the 630 s.
+            assert flags == [
+                "--inprocess-restart",
+                "--inprocess-empty-cuda-cache",
+                "--inprocess-soft-timeout 600",
+                "--inprocess-hard-timeout 630",
+                "--inprocess-barrier-timeout 660",
+                "--inprocess-completion-timeout 660",
+                "--distributed-timeout-minutes 11",
+            ]
+            for release in RELEASES[target]:
+                assert {line.split()[0] for line in flags} <= set(FLAGS["releases"][release])
+            assert 'export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}"' in script
+            assert "needs the package\n# nvidia-resiliency-ext" in script
+        # Groups of Megatron-FSDP outlive a restart.
+        sharded = restarting(target, restart_s=30.0, zero_stage=2)
+        without = (emitted(sharded, "megatron_args.txt"), emitted(saving(target), "run.sh"))
+        with failures.of(target, "none"):
+            assert not any(name in text for text in without for name in ("inprocess", "NVLS"))
+    failures.check()

@@ -197,3 +197,52 @@ def test_a_launch_is_told_how_to_save_to_hosts_where_the_spec_asks(spec_of: Make
     # Told both, it has nothing left to gain.
     hosts = to_hosts.replace("FOLDER", "/dev/shm/mine")
     assert changed(f"{interval} {hosts} {behind}", "auto") == ()
+
+
+def test_what_an_interval_is_worth_nothing_without_is_named(spec_of: MakeSpec) -> None:
+    text = (LAUNCHES / "mixtral.sh").read_text().replace('"$@"', "")
+    spec = failing(spec_of("mixtral-8x7b", nodes=8))
+
+    def changed(flags: str) -> str:
+        launch = text.replace("--micro-batch-size", f"{flags} --micro-batch-size", 1)
+        change = checkpoints_of(estimate(spec, megatron.read(launch, source="run.sh"))).change
+        assert change is not None
+        return change.lines[0]
+
+    assert changed("").startswith("--save DIR --save-interval ")
+    assert changed("--save-interval 9000").startswith("--save DIR --save-interval ")
+    assert changed("--save /shared").startswith("--save-interval ")
+    # A variable may hold the folder.
+    assert changed('${CHECKPOINTS:+--save "$CHECKPOINTS"}').startswith("--save-interval ")
+    assert changed('"$@"').startswith("--save-interval ")
+    toml = (
+        "[training]\nlocal_batch_size = 8\nseq_len = 4096\n[parallelism]\n"
+        "data_parallel_shard_degree = -1\n[checkpoint]\ninterval = 7\n"
+    )
+    titan = torchtitan.read(toml, source="run.toml")
+    change = checkpoints_of(estimate(failing(spec_of("llama-3.1-8b", nodes=1)), titan)).change
+    assert change is not None
+    assert change.lines[0].startswith("checkpoint.enable = true, checkpoint.interval = ")
+
+
+def test_sharded_launches_save_in_the_background_where_their_release_can(
+    spec_of: MakeSpec,
+) -> None:
+    text = (LAUNCHES / "mixtral.sh").read_text().replace("CONNECTIONS=1", "CONNECTIONS=32")
+    text = text.replace("PP=4", "PP=1")
+    sharded = (
+        "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads --ckpt-format"
+        " fsdp_dtensor"
+    )
+    for sharding, emit, is_told in (
+        (sharded, ("megatron-lm",), True),
+        (sharded, ("megatron-lm-0.16",), False),
+        (sharded, ("reference",), True),
+        ("", ("megatron-lm-0.16",), True),
+    ):
+        spec = failing(spec_of("mixtral-8x7b", nodes=8)).model_copy(update={"emit": emit})
+        flags = f"--save /shared --save-interval 2 {sharding} --micro-batch-size"
+        launch = megatron.read(text.replace("--micro-batch-size", flags, 1), source="run.sh")
+        change = checkpoints_of(estimate(spec, launch)).change
+        assert change is not None
+        assert any("--async-save" in line for line in change.lines) == is_told, (sharding, emit)

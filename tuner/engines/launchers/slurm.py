@@ -3,27 +3,31 @@
 The program is the first one that the plan emits; its `run.sh` is in the neighbouring folder. Slurm
 copies a batch script away before it runs, so the job looks for that folder from where it was
 submitted. Where the order of nodes matters, the job requests those nodes and places its tasks in
-the order of `hosts.txt` (SLURM_HOSTFILE with --distribution=arbitrary, srun(1)).
+the order of `hosts.txt` (SLURM_HOSTFILE with --distribution=arbitrary, srun(1)). Where the plan
+counts on checkpoints the job starts its program again after failures (restart_loop.py).
 """
 
 from pathlib import PurePosixPath
 
 from tuner.engines.capabilities import programs
 from tuner.engines.files import JOB_FOLDER, JOB_NAME, EmittedFile, comment, label
+from tuner.engines.launchers import restart_loop
 from tuner.engines.launchers.hosts import HOSTS_NAME, hosts, notes
+from tuner.engines.launchers.restart_loop import RestartLoop
 from tuner.engines.launchers.sbatch import directives, training_resources
 from tuner.engines.launchers.shape import LaunchShape, launch_shape
 from tuner.engines.statement import brief_statement
-from tuner.plans.train import VerifiedPlan
+from tuner.plans.train import Plan, VerifiedPlan
 
 
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the batch script, sized for exactly the devices of the decision."""
     shape = launch_shape(verified.plan, verified.decision)
     program = programs(verified.plan.emit)[0]
+    loop = restart_loop.restart_loop(verified, has_pools=_has_pools(verified.plan))
     text = (
         "#!/usr/bin/env bash\n"
-        + _directives(shape, name=f"moetune-{label(verified.plan.model.name)}")
+        + _directives(shape, loop, name=f"moetune-{label(verified.plan.model.name)}")
         + comment(
             (
                 *brief_statement(verified),
@@ -31,20 +35,39 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
                 "Submit it by this name: sbatch [PATH/]job.sbatch [arguments of the program]",
                 "Account, partition and time limit are yours: sbatch --partition=... job.sbatch",
                 *notes(shape),
+                *(() if loop is None else ("", *loop.lines)),
             )
         )
-        + _body(shape, program=program)
+        + (
+            _body(shape, program=program)
+            if loop is None
+            else _restarting_body(shape, loop, program=program)
+        )
     )
     return (EmittedFile(path=PurePosixPath(JOB_NAME), text=text, executable=True),)
 
 
-def _directives(shape: LaunchShape, *, name: str) -> str:
-    nodelist = hosts(shape) if shape.hosts and not shape.unnamed else ()
+def _has_pools(plan: Plan) -> bool:
+    placement = plan.placement
+    return placement is not None and len({stage.pool for stage in placement.stages}) > 1
+
+
+def _directives(shape: LaunchShape, loop: RestartLoop | None, *, name: str) -> str:
+    nodelist = hosts(shape) if _is_named(shape) else ()
     requested = training_resources(shape, name=name, nodelist=nodelist)
+    if loop is not None:
+        # Slurm would give the fewest nodes that hold the tasks.
+        del requested["ntasks-per-node"]
+        requested |= restart_loop.options(loop, nodes=shape.nodes)
     return directives((*requested.items(), ("output", "%x-%j.out")))
 
 
-def _body(shape: LaunchShape, *, program: str) -> str:
+def _is_named(shape: LaunchShape) -> bool:
+    return bool(shape.hosts) and not shape.unnamed
+
+
+def _program(program: str) -> str:
+    """Return bash that finds the program from wherever the job was submitted."""
     return f"""\
 set -euo pipefail
 {JOB_FOLDER}PROGRAM="$JOB/../{program}/run.sh"
@@ -52,7 +75,28 @@ if [[ ! -f "$PROGRAM" ]]; then
   echo "$PROGRAM is missing; {JOB_NAME} belongs beside its folder, under this name" >&2
   exit 2
 fi
-{_hostfile(shape)}
+"""
+
+
+def _restarting_body(shape: LaunchShape, loop: RestartLoop, *, program: str) -> str:
+    hostfile = f'HOSTFILE="${{HOSTFILE:-$JOB/{HOSTS_NAME}}}"\n' if shape.hosts else ""
+    return (
+        _program(program)
+        + hostfile
+        + f"export NNODES={shape.nodes}\nexport NPROC_PER_NODE={shape.devices_per_node}\n"
+        + restart_loop.body(
+            loop,
+            program=program,
+            has_hosts=bool(shape.hosts),
+            is_named=_is_named(shape),
+            device_kind=shape.device_kind,
+        )
+    )
+
+
+def _body(shape: LaunchShape, *, program: str) -> str:
+    return f"""\
+{_program(program)}{_hostfile(shape)}
 export NNODES={shape.nodes}
 export NPROC_PER_NODE={shape.devices_per_node}
 # Where Slurm's node names are no host names, set MASTER_ADDR before sbatch.

@@ -17,7 +17,7 @@ from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
 from tuner.engines.megatron_lm import flags as table
 from tuner.engines.megatron_lm.unpriced import balance, differing_settings
-from tuner.engines.reading.arguments import Flags, training_flags
+from tuner.engines.reading.arguments import UNSET, Flags, training_flags
 from tuner.engines.reading.hybrid_pattern import HybridPattern, hybrid_pattern
 from tuner.engines.reading.launch import (
     Graphs,
@@ -191,6 +191,7 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         activation_offload=flags.is_on("fine-grained-activation-offloading"),
         mtp_layers=_mtp_layers(flags, hybrid),
         save_interval=flags.number("save-interval"),
+        saves_nowhere=not has_recipe and _saves_nowhere(flags),
         saves_in_background=flags.is_on("async-save"),
         **_saves_to_hosts(flags),
         balance="the recipe" if has_recipe and not balance(flags) else balance(flags),
@@ -387,6 +388,11 @@ def _graphs(flags: Flags) -> Graphs:
     if kind == "full_iteration" or (kind == "local" and "full_iteration" in scope):
         return Graphs.FULL
     return Graphs.NONE if kind == "none" else Graphs.PARTIAL
+
+
+def _saves_nowhere(flags: Flags) -> bool:
+    """Say whether no folder is named, not even by a variable that the text leaves open."""
+    return "save" not in flags.values and not any(note.startswith(UNSET) for note in flags.notes)
 
 
 def _saves_to_hosts(flags: Flags) -> dict[str, int | None]:

@@ -25,6 +25,7 @@ from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import LaunchShape, launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.engines.manifest import PIPELINE_INSIDE_ORDER
+from tuner.engines.megatron_lm import in_process
 from tuner.engines.megatron_lm.core import (
     GPT_OSS,
     NEMOTRON_H,
@@ -126,6 +127,8 @@ def emit_0_16(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
 def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     plan = verified.plan
     schedule = release_schedule(verified, core=core)
+    shape = launch_shape(plan, verified.decision)
+    restarts_in_place = in_process.restarts_in_process(verified, shape)
     warnings = (
         *cautions(plan.model, verified.decision),
         *assumptions("megatron-lm", plan.model, plan.goal, verified.decision),
@@ -135,15 +138,16 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
         f"The plan assumes a vocabulary of {plan.model.vocab_size}; the tokenizer decides.",
         *warnings,
         *(NOTES if has_local(schedule) else ()),
+        *(in_process.NOTES if restarts_in_place else ()),
         "",
         *_YOURS,
     )
-    shape = launch_shape(plan, verified.decision)
     lines = (
         *arguments(
             plan.model, plan.goal, verified.decision, core=core, device_kind=shape.device_kind
         ),
         *_checkpoints(schedule, verified.decision),
+        *in_process.arguments(verified, shape),
     )
     return (
         EmittedFile(
@@ -166,6 +170,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
             )
             + preamble(shape)
             + environment(verified.decision, device_kind=shape.device_kind)
+            + (in_process.ENVIRONMENT if restarts_in_place else "")
             + _start(schedule, shape, program=program(plan.model, core=core)),
             executable=True,
         ),

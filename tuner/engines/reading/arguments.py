@@ -31,6 +31,10 @@ _RENDEZVOUS: Final = re.compile(
 _SCRIPT: Final = re.compile(r"[^\s=]*\.py|[\w.]+\.pretrain_gpt|pretrain_gpt")
 
 
+UNSET: Final = "not read, because the text does not set it"
+"""Begins the note of a variable that may hold any flag."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
     """The flags of one command."""
@@ -188,7 +192,7 @@ def training_flags(
     launcher = _parsed(words[:split])
     undecided = [one for one in shell.skipped if not _is_rendezvous(one)]
     notes = [
-        *(f"not read, because the text does not set it: {word}" for word in aside),
+        *(f"{UNSET}: {word}" for word in aside),
         *_notes(shell.commands, scored, chosen, is_list=is_list),
         *(f"not read, because a condition decides: {skipped}" for skipped in undecided[:8]),
         *(

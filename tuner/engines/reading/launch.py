@@ -172,6 +172,8 @@ class LaunchSettings(Record):
     mtp_layers: Annotated[int, Field(ge=0)] = 0
     save_interval: Count | None = None
     """Steps from one checkpoint to the next; absent: none is saved before the end."""
+    saves_nowhere: bool = False
+    """The launch names no folder, without which Megatron-LM saves nothing at any interval."""
     saves_in_background: bool = False
     """Training waits for the copy to host memory only."""
     host_save_interval: Count | None = None

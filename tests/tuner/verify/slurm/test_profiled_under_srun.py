@@ -17,7 +17,7 @@ from profilers.links.matrix import links_of
 from profilers.store import read_profile
 
 if TYPE_CHECKING:
-    from tests.tuner.verify.slurm.conftest import Cluster
+    from tests.tuner.slurm_cluster import Cluster
 else:
     Cluster = Any
 

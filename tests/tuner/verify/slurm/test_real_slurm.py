@@ -19,7 +19,7 @@ from tuner.verify.slurm.folder import TICKET_NAME
 from tuner.verify.termination import TRIAL_MARK
 
 if TYPE_CHECKING:
-    from tests.tuner.verify.slurm.conftest import Cluster
+    from tests.tuner.slurm_cluster import Cluster
 else:
     Cluster = Any
 

@@ -1,0 +1,390 @@
+"""The loop of an emitted job, run by bash with programs of the test in the place of Slurm's."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.rows import Failures
+from tests.tuner.engines.test_checkpoints import saving, saving_on_hosts
+from tests.tuner.engines.test_registry import GOLDEN, UPDATE
+from tests.tuner.engines.testing import write_emitted
+from tuner.engines.launchers import restart_loop
+from tuner.engines.launchers.restart_loop import LONGEST_SIGNAL_S, MOST_FAILURES
+from tuner.engines.launchers.slurm import emit
+from tuner.engines.reading.launch import TrainingEngine
+from tuner.engines.writers import emit_all
+from tuner.estimate.registry import read_launch
+from tuner.plans.stage_placement import NodeOrder, StageDevices, StagePlacement
+from tuner.plans.train import VerifiedPlan
+
+PROGRAM = "megatron-lm"
+
+SRUN = """\
+words=" $* "
+if [[ "$words" == *" --distribution=arbitrary "* ]]; then
+  mapfile -t nodes < "$SLURM_HOSTFILE"
+  echo "start ${nodes[*]}" >> "$TEST/log"
+  while [[ "$1" == --* ]]; do shift; done
+  for number in "${!nodes[@]}"; do
+    SLURM_PROCID="$number" SLURMD_NODENAME="${nodes[number]}" "$@" || exit
+  done
+  outcome="$(head -n 1 "$TEST/outcomes")" && sed -i 1d "$TEST/outcomes"
+  read -r code dead <<< "$outcome"
+  printf '%s\\n' $dead >> "$TEST/dead"
+  if [[ "$code" == TERM ]]; then
+    kill -TERM "$PPID"
+    until [[ -e "$TEST/signalled" ]]; do read -r -t 0.02 < <(:) || true; done
+    exit 143
+  fi
+  exit "$code"
+fi
+[[ "$words" == *"squeue"* ]] && exit 0  # the guard
+node="${words#*--nodelist=}" node="${node%% *}"
+! grep -Fxq -- "$node" "$TEST/dead" || exit 1
+while [[ "$1" == --* ]]; do shift; done
+SLURMD_NODENAME="$node" exec "$@"
+"""
+SCONTROL = """\
+case "$1 ${2:-}" in
+  "show hostnames") printf '%s\\n' $ALLOCATION ;;
+  "show job") echo "   Command=$TEST/plan/launch/slurm/job.sbatch" ;;
+  "ping "*) echo "Slurmctld(primary) at one is UP" ;;
+  *) echo "scontrol $*" >> "$TEST/log" ;;
+esac
+"""
+RUN = (
+    'echo "rank $NODE_RANK of $NNODES x $NPROC_PER_NODE: $SLURMD_NODENAME'
+    ' at $MASTER_ADDR:$MASTER_PORT {name} $*" >> "$TEST/log"\n'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What a job did."""
+
+    code: int
+    said: str
+    log: tuple[str, ...]
+
+    @property
+    def starts(self) -> list[str]:
+        """The nodes of every start, in the order of ranks."""
+        return [line.removeprefix("start ") for line in self.log if line.startswith("start ")]
+
+    @property
+    def asked(self) -> list[str]:
+        """What was asked of scontrol."""
+        return [line for line in self.log if line.startswith("scontrol ")]
+
+    @property
+    def ranks(self) -> list[str]:
+        return [line for line in self.log if line.startswith("rank ")]
+
+
+def reliable(*, spare_nodes: int = 1, hosts: Sequence[str] = (), pools: int = 1) -> VerifiedPlan:
+    """Return a plan of two nodes of four devices that saves every 240 s."""
+    made = saving(PROGRAM, devices_per_node=4)
+    stated = made.plan.goal.reliability
+    assert stated is not None
+    goal = made.plan.goal.model_copy(
+        update={"reliability": stated.model_copy(update={"spare_nodes": spare_nodes})}
+    )
+    changes: dict[str, object] = {"goal": goal}
+    if hosts or pools > 1:
+        order = NodeOrder(
+            pool="pool",
+            nodes=tuple(hosts),
+            spare=(),
+            step_time_before_s=3.0,
+            step_time_after_s=2.0,
+            bound_s=2.0,
+        )
+        changes["placement"] = StagePlacement(
+            stages=tuple(
+                StageDevices(pool="pool" if stage == 0 else "old", layers=24, devices=4)
+                for stage in range(pools)
+            ),
+            hosts=tuple(hosts) or ("a", "b"),
+            node_orders=(order,) if hosts else (),
+        )
+    return made.model_copy(update={"plan": made.plan.model_copy(update=changes)})
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> "Lab":
+    return Lab(tmp_path / "it's a test")
+
+
+class Lab:
+    """A plan's folder, and Slurm's programs in a folder on PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.programs = folder / "programs"
+        self.programs.mkdir(parents=True)
+        self._program("srun", SRUN)
+        self._program("scontrol", SCONTROL)
+        self._program("sinfo", 'cat "$TEST/drained"')
+        self._program("scancel", 'echo "scancel $*" >> "$TEST/log"; touch "$TEST/signalled"')
+        self._program("sleep", "read -r -t 0.01 < <(:) || true")
+
+    def write(self, verified: VerifiedPlan, *, under: str = "plan") -> Path:
+        launch = self.folder / under / "launch"
+        write_emitted(launch / "slurm", emit(verified))
+        for target, files in emit_all(verified).items():
+            for file in files:
+                if file.path.name == "hosts.txt":
+                    write_emitted(launch / "slurm", (file,))
+            (launch / target).mkdir(exist_ok=True)
+            (launch / target / "run.sh").write_text(RUN.format(name=under))
+        return launch / "slurm" / "job.sbatch"
+
+    def run(
+        self,
+        job: Path,
+        outcomes: Iterable[str],
+        *,
+        allocation: str = "n1 n2 n3",
+        drained: str = "",
+        **environment: str,
+    ) -> Ended:
+        """Run the job; of every start: its exit code, and the nodes that die with it."""
+        (self.folder / "outcomes").write_text("".join(f"{one}\n" for one in outcomes))
+        (self.folder / "drained").write_text(drained)
+        for name in ("dead", "log"):
+            (self.folder / name).write_text("")
+        (self.folder / "signalled").unlink(missing_ok=True)
+        spooled = self.folder / "slurm_script"
+        spooled.write_text(job.read_text())
+        done = subprocess.run(
+            ["bash", str(spooled), "--train-iters", "10 000"],
+            cwd=self.folder,
+            env={
+                "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
+                "TEST": str(self.folder),
+                "ALLOCATION": allocation,
+                "SLURM_JOB_ID": "41",
+                "SLURM_JOB_NODELIST": "n[1-9]",
+                "SLURMD_NODENAME": allocation.split()[0],
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        log = (self.folder / "log").read_text().splitlines()
+        return Ended(code=done.returncode, said=done.stderr, log=tuple(log))
+
+    def _program(self, name: str, text: str) -> None:
+        file = self.programs / name
+        file.write_text(f"#!/usr/bin/env bash\n{text}\n")
+        file.chmod(0o755)
+
+
+def test_a_plan_that_counts_on_no_checkpoints_keeps_its_job() -> None:
+    made = reliable()
+    goal = made.plan.goal.model_copy(update={"reliability": None})
+    without = made.model_copy(update={"plan": made.plan.model_copy(update={"goal": goal})})
+    (job,) = emit(without)
+    assert "requeue" not in job.text
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n" in job.text
+
+
+def test_the_job_equals_the_golden_one() -> None:
+    (job,) = emit(reliable(hosts=("n2", "n1")))
+    golden = GOLDEN / "slurm-restarts" / "job.sbatch"
+    if UPDATE in os.environ:
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(job.text, encoding="utf-8")
+    assert job.text == golden.read_text(encoding="utf-8"), f"set {UPDATE}=1 to accept {golden}"
+
+
+def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("needs shellcheck")
+    for number, hosts in enumerate(((), ("n2", "n1"))):
+        (job,) = emit(reliable(hosts=hosts))
+        file = tmp_path / f"job-{number}.sbatch"
+        file.write_text(job.text)
+        done = subprocess.run([shellcheck, file], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_the_job_requests_its_spares_and_keeps_its_allocation() -> None:
+    for spare, nodes in ((0, "2"), (1, "2-3"), (3, "2-5")):
+        (job,) = emit(reliable(spare_nodes=spare))
+        options = re.findall(r"^#SBATCH --(.*)$", job.text, re.MULTILINE)
+        assert f"nodes={nodes}" in options
+        assert {"no-kill", "requeue", "open-mode=append", "signal=B:TERM@60"} <= set(options)
+        # With it Slurm would give the fewest nodes.
+        assert not any(option.startswith("ntasks") for option in options)
+        assert f"# Spare nodes of the allocation: {spare}; each takes" in job.text
+
+
+def test_a_spare_fits_one_pool_only() -> None:
+    (job,) = emit(reliable(pools=2))
+    assert "#SBATCH --nodes=2\n" in job.text
+    assert "# Spare nodes of the allocation: 0; nodes are of several pools" in job.text
+
+
+def test_progress_is_a_restart_and_the_shortest_interval() -> None:
+    loop = restart_loop.restart_loop(reliable(), has_pools=False)
+    # Worked by hand: restart 60 s + 120 steps of 2 s.
+    assert loop is not None
+    assert (loop.progress_s, loop.signal_s) == (300, 60)
+    # Copies on hosts every 30 steps: 60 s + 60 s.
+    loop = restart_loop.restart_loop(saving_on_hosts(PROGRAM, replicas=1), has_pools=False)
+    assert loop is not None
+    assert loop.progress_s == 120
+    made = reliable()
+    run = made.predicted.run
+    assert run is not None
+    slow = run.model_copy(update={"checkpoint_write_s": 1e6, "restart_s": 100.0})
+    predicted = made.predicted.model_copy(update={"run": slow})
+    loop = restart_loop.restart_loop(
+        made.model_copy(update={"predicted": predicted}), has_pools=False
+    )
+    assert loop is not None
+    assert (loop.progress_s, loop.signal_s) == (1_000_340, LONGEST_SIGNAL_S)
+
+
+def test_failed_nodes_are_replaced_in_place(lab: Lab) -> None:
+    job = lab.write(reliable())
+    failures = Failures()
+    cases: list[tuple[list[str], dict[str, str], int, list[str]]] = [
+        (["0"], {}, 0, ["n1 n2"]),
+        (["1", "0"], {}, 0, ["n1 n2", "n1 n2"]),
+        (["1 n2", "0"], {}, 0, ["n1 n2", "n1 n3"]),
+        (["137 n1", "0"], {}, 0, ["n1 n2", "n3 n2"]),
+        # A spare that died before it was needed; the other one serves.
+        (["1 n1 n3", "0"], {"allocation": "n1 n2 n3 n4"}, 0, ["n1 n2", "n4 n2"]),
+        # Both nodes at once, then a spare.
+        (
+            ["1 n1 n2", "1 n3", "0"],
+            {"allocation": "n1 n2 n3 n4 n5"},
+            0,
+            ["n1 n2", "n3 n4", "n5 n4"],
+        ),
+        # Slurm took it out of service, although it answers.
+        (["0"], {"drained": "n2\n"}, 0, ["n1 n3"]),
+        # The user's check fails there, although Slurm knows nothing.
+        (["0"], {"HEALTH_CHECK": '[[ "$SLURMD_NODENAME" != n1 ]]'}, 0, ["n3 n2"]),
+        # No spare was free: the job got the nodes of the plan.
+        (["1", "0"], {"allocation": "n8 n9"}, 0, ["n8 n9", "n8 n9"]),
+        # Restarts without progress are bounded, and the last exit code is the job's.
+        (["5", "6", "7", "8", "0"], {}, 8, ["n1 n2"] * (MOST_FAILURES + 1)),
+        # A signal ends the program and the job.
+        (["TERM", "0"], {}, 143, ["n1 n2"]),
+    ]
+    for outcomes, settings, code, starts in cases:
+        ended = lab.run(job, outcomes, **settings)
+        with failures.of(outcomes, settings):
+            assert ended.code == code, ended.said
+            assert ended.starts == starts, ended.said
+            assert ended.asked == []
+            ranks = [line.split(" at ")[0] for line in ended.ranks]
+            assert ranks == [
+                f"rank {number} of 2 x 4: {node}"
+                for start in starts
+                for number, node in enumerate(start.split())
+            ]
+            signals = [line for line in ended.log if line.startswith("scancel")]
+            assert signals == (["scancel --signal=TERM 41"] if "TERM" in outcomes else [])
+    failures.check()
+
+
+def test_every_start_has_its_first_node_and_a_port_of_its_own(lab: Lab) -> None:
+    ended = lab.run(lab.write(reliable()), ["1 n1", "1", "0"])
+    addresses = [line.split(" at ")[1].split()[0] for line in ended.ranks]
+    # Worked by hand: 20000 + 41 + 997 a start.
+    assert addresses[::2] == ["n1:21038", "n3:22035", "n3:23032"]
+    assert addresses[1::2] == addresses[::2]
+    assert ended.ranks[0].endswith("plan --train-iters 10 000")
+    ended = lab.run(lab.write(reliable()), ["0"], MASTER_ADDR="127.0.0.1", MASTER_PORT="7")
+    assert " at 127.0.0.1:7 " in ended.ranks[0]
+
+
+def test_progress_starts_the_count_anew(lab: Lab) -> None:
+    job = lab.write(reliable())
+    text = job.read_text()
+    assert text.count("<= 300") == 1
+    job.write_text(text.replace("<= 300", "<= -1"))
+    assert lab.run(job, ["1"] * 9 + ["0"]).code == 0
+
+
+def test_too_few_nodes_go_back_to_the_queue_in_bounds(lab: Lab) -> None:
+    job, outcomes = lab.write(reliable()), ["1 n2", "9 n1"]
+    ended = lab.run(job, outcomes)
+    assert ended.starts == ["n1 n2", "n1 n3"]
+    assert ended.asked == ["scontrol requeue 41"]
+    assert "1 nodes are healthy, 2 are needed" in ended.said
+    ended = lab.run(job, outcomes, SLURM_RESTART_COUNT=str(MOST_FAILURES))
+    assert (ended.code, ended.asked) == (9, [])
+    assert "no progress since" in ended.said
+    job.write_text(job.read_text().replace("<= 300", "<= -1"))
+    assert lab.run(job, outcomes, SLURM_RESTART_COUNT="99").asked == ["scontrol requeue 41"]
+
+
+def test_too_few_nodes_start_the_plan_for_fewer(lab: Lab) -> None:
+    job = lab.write(reliable())
+    fewer = lab.write(reliable(), under="plan/fewer-nodes")
+    fewer.write_text(fewer.read_text().replace("NNODES=2", "NNODES=1"))
+    ended = lab.run(job, ["1 n2", "1 n1", "0"])
+    assert ended.starts == ["n1 n2", "n1 n3", "n3"]
+    assert (ended.code, ended.asked) == (0, [])
+    assert "rank 0 of 1 x 4: n3 at n3:" in ended.ranks[-1]
+    assert ended.ranks[-1].endswith("plan/fewer-nodes --train-iters 10 000")
+    assert ended.ranks[0].endswith("plan --train-iters 10 000")
+    # It survives as long as there are nodes for it.
+    ended = lab.run(job, ["1 n2", "1", "1 n1", "1 n3"])
+    assert ended.starts == ["n1 n2", "n1 n3", "n1 n3", "n3"]
+    assert ended.asked == ["scontrol requeue 41"]
+    # A plan for as many nodes is none for fewer.
+    fewer.write_text(fewer.read_text().replace("NNODES=1", "NNODES=2"))
+    assert lab.run(job, ["1 n2", "1 n1", "0"]).asked == ["scontrol requeue 41"]
+
+
+def test_nodes_in_an_order_keep_their_lines(lab: Lab) -> None:
+    job = lab.write(reliable(hosts=("n2", "n1")))
+    assert "#SBATCH --nodelist=n2,n1\n" in job.read_text()
+    ended = lab.run(job, ["1 n2", "1 n1", "0"], allocation="n1 n2 n3 n4")
+    assert ended.starts == ["n2 n1", "n3 n1", "n3 n4"]
+    # Requeued, and not for the nodes that failed.
+    ended = lab.run(job, ["1 n2", "1 n1"])
+    assert ended.starts == ["n2 n1", "n3 n1"]
+    assert ended.asked == ["scontrol requeue 41", "scontrol update JobId=41 NodeList="]
+    # The allocation of a requeued job holds other nodes.
+    ended = lab.run(job, ["0"], allocation="n1 n7 n8")
+    assert ended.starts == ["n7 n1"]
+    # The order that the plan wrote stays what it was.
+    assert (job.parent / "hosts.txt").read_text() == "n2\nn1\n"
+
+
+def test_more_nodes_than_are_asked_at_once(lab: Lab) -> None:
+    job = lab.write(reliable())
+    job.write_text(job.read_text().replace(f">= {restart_loop.PROBES_AT_ONCE}", ">= 2"))
+    nodes = [f"n{number}" for number in range(9)]
+    ended = lab.run(job, [f"1 {nodes[0]} {nodes[7]}", "0"], allocation=" ".join(nodes))
+    assert ended.starts == ["n0 n1", "n2 n1"]
+    left_out = re.findall(r"node (\w+) is left out", ended.said)
+    assert left_out == ["n0", "n7"]
+
+
+def test_whoever_asks_what_the_job_starts_is_led_to_its_program(lab: Lab) -> None:
+    verified = reliable()
+    launch = lab.folder / "asked" / "launch"
+    plan = verified.plan.model_copy(update={"emit": (PROGRAM, "slurm")})
+    for target, files in emit_all(verified.model_copy(update={"plan": plan})).items():
+        write_emitted(launch / target, files)
+    read = read_launch(str(launch / "slurm" / "job.sbatch"))
+    assert read.engine is TrainingEngine.MEGATRON
+    assert (read.devices, read.devices_per_node, read.save_interval) == (8, 4, 120)
+    assert read.notes == read_launch(str(launch / PROGRAM / "run.sh")).notes

@@ -1,0 +1,324 @@
+"""Bash of a batch job that outlives failures: it starts the program again on healthy nodes.
+
+    allocation   N nodes of the plan and up to S spares, those that the spec keeps back and pays for
+                 (`spare_nodes`); unused nodes of the pool come through the queue
+    lines        the N nodes in the order of ranks; a spare takes the line of a failed node, so that
+                 the others keep their ranks
+    progress     a start that lasted as long as restarting, training to a checkpoint and writing it
+
+Before every start each node of the allocation is asked to run an empty task, or the user's
+HEALTH_CHECK. One that does not answer, or that Slurm has taken out of service (down, drained,
+failing), is left out for good. Ranks fail before Slurm notices a dead node (SlurmdTimeout, 300 s
+unless set), which is why nodes are asked at all, and why tasks note in a file beside the job's
+output that they failed: srun goes on waiting for a dead node. A controller that is down is waited
+for.
+
+`--no-kill` keeps the allocation when a node fails, and takes the requeue of Slurm away with it: a
+job whose batch host dies stays in state RUNNING without its script (seen on Slurm 22.05). A small
+step on another node therefore watches the batch host and requeues the job. `--nodes=N-M` gives M
+nodes where they are idle, and starts a requeued job on N instead of waiting for repairs; with
+--ntasks-per-node it would give N only, so tasks are counted by the steps. SIGTERM is passed on with
+scancel, because an srun that receives it kills its tasks at once.
+
+Sources: sbatch(1), srun(1), scancel(1), scontrol(1); tests/tuner/engines/test_real_restarts.py runs
+the emitted file on a real Slurm.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tuner.engines.checkpoints import checkpoint_schedule
+from tuner.engines.files import JOB_NAME
+from tuner.plans.train import VerifiedPlan
+from tuner.units import format_s
+
+MOST_FAILURES: Final = 3
+"""Restarts in a row without progress, and requeues of a job that never made any."""
+PROBE_S: Final = 60
+"""For an empty task; Slurm gives an ending step about as long."""
+END_S: Final = 60
+"""For a step of which a task has failed; Slurm kills the others after KillWait, 30 s unless set."""
+PROBES_AT_ONCE: Final = 64
+"""Each is an srun on the batch host."""
+SIGNAL_MARGIN_S: Final = 60
+"""Slurm may signal so much earlier than asked (sbatch(1), --signal)."""
+LONGEST_SIGNAL_S: Final = 65_535
+"""Of --signal (sbatch(1))."""
+WATCH_S: Final = 60
+"""Between two looks at the batch host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartLoop:
+    """How often and where a job starts its program again."""
+
+    spare_nodes: int
+    """Of the allocation, beside those of the plan."""
+    progress_s: int
+    """A start that lasts longer has left a checkpoint that it did not begin from."""
+    signal_s: int
+    """SIGTERM comes so long before the time limit."""
+    has_pools: bool
+    """Nodes are of several kinds, so that no spare fits every line."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What the job does, for its header."""
+        spare = "each takes the place of a failed node"
+        if self.has_pools:
+            spare = "nodes are of several pools, and a spare fits one of them only"
+        return (
+            "After a failure the job starts the program again, on nodes that answer. Export",
+            "CHECKPOINTS, a folder that all nodes share, or every start begins anew.",
+            f"Spare nodes of the allocation: {self.spare_nodes}; {spare}.",
+            "With too few nodes the job starts the plan in ../../fewer-nodes if there is one, and",
+            "stays with it until scontrol requeue; else it goes back to the queue itself.",
+            f"It ends after {MOST_FAILURES} restarts in a row without progress, i.e. within"
+            f" {format_s(self.progress_s)}",
+            "of a start, and on SIGTERM, which it passes on.",
+            "HEALTH_CHECK may hold a command that fails on nodes that must not be used.",
+        )
+
+
+def restart_loop(verified: VerifiedPlan, *, has_pools: bool) -> RestartLoop | None:
+    """Return how a plan's job restarts; None where the plan counts on no checkpoints.
+
+    Args:
+        verified: the plan.
+        has_pools: its nodes are of several kinds.
+    """
+    stated, run = verified.plan.goal.reliability, verified.predicted.run
+    schedule = checkpoint_schedule(verified)
+    if stated is None or run is None or schedule is None:
+        return None
+    interval_s, write_s = schedule.interval_s, run.checkpoint_write_s or 0.0
+    if schedule.host_steps is not None:
+        interval_s *= schedule.host_steps / schedule.steps
+    restart_s = max(stated.restart or 0.0, run.restart_s or 0.0)
+    return RestartLoop(
+        spare_nodes=0 if has_pools else stated.spare_nodes,
+        progress_s=math.ceil(restart_s + interval_s + write_s),
+        signal_s=min(SIGNAL_MARGIN_S + math.ceil(write_s), LONGEST_SIGNAL_S),
+        has_pools=has_pools,
+    )
+
+
+def options(loop: RestartLoop, *, nodes: int) -> dict[str, str]:
+    """Return the options of sbatch that a restarting job has beside, or instead of, its own."""
+    most = nodes + loop.spare_nodes
+    return {
+        "nodes": f"{nodes}-{most}" if most > nodes else str(nodes),
+        "no-kill": "",
+        "requeue": "",
+        "open-mode": "append",
+        "signal": f"B:TERM@{loop.signal_s}",
+    }
+
+
+def body(
+    loop: RestartLoop,
+    *,
+    program: str,
+    has_hosts: bool,
+    is_named: bool,
+    device_kind: Literal["cpu", "cuda"],
+) -> str:
+    """Return the bash that follows `PROGRAM`, `NNODES` and `NPROC_PER_NODE`.
+
+    Args:
+        loop: of the plan.
+        program: folder of the program, beside the job's.
+        has_hosts: `hosts.txt` orders the nodes.
+        is_named: the job requests those nodes by name.
+        device_kind: decides what an unset HEALTH_CHECK asks of a node.
+    """
+    lines = (
+        'mapfile -t LINES < "$HOSTFILE"'
+        if has_hosts
+        else 'LINES=("${NODES[@]:0:NNODES}") HOSTFILE='
+    )
+    return _BODY.format(
+        program=program,
+        job=JOB_NAME,
+        lines=lines,
+        check=_CHECKS[device_kind],
+        unnamed=_UNNAMED if is_named else "",
+        progress_s=loop.progress_s,
+        most=MOST_FAILURES,
+        probe_s=PROBE_S,
+        end_s=END_S,
+        at_once=PROBES_AT_ONCE,
+        watch_s=WATCH_S,
+    )
+
+
+_CHECKS: Final = {
+    "cpu": "true",
+    "cuda": "! command -v nvidia-smi"
+    ' || (("$(nvidia-smi --list-gpus | grep --count ^GPU)" >= NPROC_PER_NODE))',
+}
+"""A device that has fallen off the bus is not listed, while its node still runs tasks."""
+
+_UNNAMED: Final = """\
+  # Not by name again: the queue would wait for the very nodes that have failed. Slurm may not take
+  # changes for a moment.
+  for _ in {1..20}; do
+    ! scontrol update "JobId=$SLURM_JOB_ID" NodeList= || break
+    sleep 1
+  done
+"""
+
+_BODY: Final = """\
+# shellcheck disable=SC2016 # expanded on the node
+[[ -n "${{HEALTH_CHECK:-}}" ]] || HEALTH_CHECK='{check}'
+mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+{lines}
+OWN_HOSTFILE="$PWD/moetune-$SLURM_JOB_ID.hosts"
+TASK_FAILED="$PWD/moetune-$SLURM_JOB_ID.failed"
+FEWER="$JOB/../../fewer-nodes/launch"
+STARTS=0 FAILURES=0 PROGRESSED=0 STOPPED=0 CODE=0
+trap 'STOPPED=1; scancel --signal=TERM "$SLURM_JOB_ID" || true' TERM
+
+say() {{ echo "$(date +%FT%T) {job}: $*" >&2; }}
+has() {{ [[ " ${{*:2}} " == *" $1 "* ]]; }}
+
+# Whether a node runs a task and passes the check.
+answers() {{
+  timeout --kill-after=10 {probe_s} srun --nodes=1 --ntasks=1 --nodelist="$1" --overlap \\
+    bash -c "$HEALTH_CHECK" < /dev/null &> /dev/null
+}}
+
+answering() {{
+  local node
+  for node; do
+    while (($(jobs -pr | wc -l) >= {at_once})); do wait -n || true; done
+    {{ ! answers "$node" || echo "$node"; }} &
+  done
+  wait
+}}
+
+# Leave out of NODES what Slurm has taken out of service, and what does not answer.
+keep_healthy() {{
+  local node out answered healthy=()
+  until [[ "$(scontrol ping)" == *" is UP"* ]]; do sleep 15; done
+  out="$(IFS=, && sinfo -h -N -n "${{NODES[*]}}" -t down,drain,fail -o %N | tr '\\n' ' ')" || out=
+  answered="$(answering "${{NODES[@]}}" | tr '\\n' ' ')"
+  for node in "${{NODES[@]}}"; do
+    if has "$node" "$answered" && ! has "$node" "$out"; then
+      healthy+=("$node")
+    else
+      say "node $node is left out"
+    fi
+  done
+  NODES=("${{healthy[@]}}")
+}}
+
+# Give the lines of failed nodes to spares; fail if there are too few.
+replace_failed() {{
+  local index node spares=()
+  for node in "${{NODES[@]}}"; do
+    has "$node" "${{LINES[@]}}" || spares+=("$node")
+  done
+  for index in "${{!LINES[@]}}"; do
+    node="${{LINES[index]}}"
+    has "$node" "${{NODES[@]}}" && continue
+    ((${{#spares[@]}})) || return 1
+    say "node ${{spares[0]}} takes the place of $node, number $index"
+    LINES[index]="${{spares[0]}}" spares=("${{spares[@]:1}}")
+  done
+}}
+
+# Each task gets its line as its number, which Slurm's own (SLURM_NODEID) is not.
+start_program() {{
+  local step code=0 failed_s='' signal=TERM signals=0
+  STARTS=$((STARTS + 1))
+  printf '%s\\n' "${{LINES[@]}}" > "$OWN_HOSTFILE"
+  rm -f -- "$TASK_FAILED"
+  export HOSTFILE="$OWN_HOSTFILE" TASK_FAILED
+  # Where Slurm's node names are no host names, set MASTER_ADDR before sbatch. Jobs that share a
+  # node, and starts of one job, need different ports.
+  # shellcheck disable=SC2016 # expanded on the nodes
+  SLURM_HOSTFILE="$OWN_HOSTFILE" MASTER_ADDR="${{MASTER_ADDR:-${{LINES[0]}}}}" \\
+    MASTER_PORT="${{MASTER_PORT:-$((20000 + (SLURM_JOB_ID + 997 * STARTS) % 20000))}}" \\
+    srun --nodes="$NNODES" --ntasks="$NNODES" --distribution=arbitrary --overlap \\
+    --kill-on-bad-exit=1 bash -c 'trap : TERM
+      NODE_RANK="$SLURM_PROCID" bash "$@" && exit
+      code=$? && touch "$TASK_FAILED"
+      exit "$code"' bash "$PROGRAM" "$@" &
+  step=$!
+  while kill -0 "$step" 2> /dev/null; do
+    sleep 2
+    # Once a task has failed, srun would wait for a dead node's as long as Slurm does.
+    [[ ! -e "$TASK_FAILED" ]] || : "${{failed_s:=$SECONDS}}"
+    if ((SECONDS - ${{failed_s:-$SECONDS}} > {end_s} * (signals + 1))); then
+      kill -s "$signal" "$step" 2> /dev/null || true
+      signal=KILL signals=$((signals + 1))
+    fi
+  done
+  wait "$step" || code=$?
+  return "$code"
+}}
+
+# Turn to the plan for fewer nodes, on the first that are left; fail if there is none.
+use_fewer_nodes() {{
+  local node left=() job="$FEWER/slurm/{job}" nodes
+  [[ -f "$job" && -f "$FEWER/{program}/run.sh" ]] || return 1
+  nodes="$(sed -n 's/^export NNODES=//p' "$job")"
+  ((nodes < NNODES && nodes <= ${{#NODES[@]}})) || return 1
+  for node in "${{LINES[@]}}" "${{NODES[@]}}"; do
+    ! has "$node" "${{NODES[@]}}" || has "$node" "${{left[@]}}" || left+=("$node")
+  done
+  PROGRAM="$FEWER/{program}/run.sh" NNODES="$nodes" LINES=("${{left[@]:0:nodes}}")
+  NPROC_PER_NODE="$(sed -n 's/^export NPROC_PER_NODE=//p' "$job")"
+  say "the plan for $NNODES nodes is started"
+}}
+
+back_to_queue() {{
+  say "${{#NODES[@]}} nodes are healthy, $NNODES are needed"
+  if ((!PROGRESSED && ${{SLURM_RESTART_COUNT:-0}} >= {most})); then
+    say "requeued ${{SLURM_RESTART_COUNT:-0}} times, and no progress since: the job ends"
+    exit "$((CODE ? CODE : 1))"
+  fi
+  trap '' TERM  # Slurm ends this run, in KillWait seconds at the latest.
+  scontrol requeue "$SLURM_JOB_ID" || exit 1
+{unnamed}  exit 0
+}}
+
+# With --no-kill, Slurm does not requeue a job whose script died with its node: another node does.
+guard_batch_host() {{
+  local node
+  [[ -z "${{GUARD:-}}" ]] || kill "$GUARD" 2> /dev/null || true
+  for node in "${{LINES[@]}}" "${{NODES[@]}}"; do
+    [[ "$node" != "$SLURMD_NODENAME" ]] || continue
+    # shellcheck disable=SC2016 # expanded there
+    srun --nodes=1 --ntasks=1 --nodelist="$node" --overlap bash -c '
+      while sleep {watch_s}; do
+        left="$(squeue -h -j "$SLURM_JOB_ID" -o %N)" || continue
+        [[ -z "$left" ]] || scontrol show hostnames "$left" | grep -Fxq -- "$0" \\
+          || scontrol requeue "$SLURM_JOB_ID"
+      done' "$SLURMD_NODENAME" < /dev/null &> /dev/null &
+    GUARD=$!
+    return
+  done
+}}
+
+while true; do
+  LEFT=${{#NODES[@]}}
+  keep_healthy
+  ((${{#NODES[@]}} == LEFT)) || FAILURES=0  # Nodes failed, not the program.
+  if ((FAILURES > {most})); then
+    say "$FAILURES failures in a row without progress: the job ends"
+    exit "$CODE"
+  fi
+  replace_failed || {{ use_fewer_nodes && replace_failed; }} || back_to_queue
+  ((!STOPPED)) || exit 143
+  guard_batch_host
+  BEGAN=$SECONDS CODE=0
+  start_program "$@" || CODE=$?
+  ((CODE && !STOPPED)) || exit "$CODE"
+  ((SECONDS - BEGAN <= {progress_s})) || PROGRESSED=1 FAILURES=0
+  FAILURES=$((FAILURES + 1))
+  say "the program ended with $CODE after $((SECONDS - BEGAN)) s on ${{LINES[*]}}"
+done
+"""
