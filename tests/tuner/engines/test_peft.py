@@ -2,6 +2,8 @@
 
 import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,28 @@ def test_the_example_reads_every_setting() -> None:
     read = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     found = settings(MIXTRAL, goal_of("all-linear"), sample_decision(**REPLICAS))
     assert {*found, *found["adapters"]} <= read
+
+
+@pytest.mark.slow
+def test_the_loop_keeps_freed_memory_on_a_processor() -> None:
+    # 64 MiB have 16,384 pages, which are mapped again where freed blocks go back to the kernel.
+    program = """
+import importlib.util, resource, sys, torch
+spec = importlib.util.spec_from_file_location("finetune", sys.argv[1])
+loop = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(loop)
+loop.keep_memory_and_kernels()
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**24)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(faults)
+"""
+    path = str(ROOT / "examples/finetuning/finetune.py")
+    done = subprocess.run(
+        [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 1000
 
 
 def test_torchtitan_gets_the_last_part_of_its_modules_names() -> None:
