@@ -12,6 +12,7 @@ import pytest
 from tests.rows import Failures, each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tests.tuner.spec.test_tune import written
+from tuner.engines.capabilities import launchable
 from tuner.engines.megatron_bridge.lora import lora_arguments
 from tuner.engines.megatron_bridge.write import overrides
 from tuner.engines.megatron_lm.core import Core
@@ -23,6 +24,7 @@ from tuner.goals.train_plan import plan_training
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
+from tuner.spec.refusals import refusals
 from tuner.spec.tune import Adapters
 
 ROOT = Path(__file__).parents[3]
@@ -124,6 +126,49 @@ def test_models_and_matrices_without_adapters_are_refused_by_name(tmp_path: Path
         with failures.of(emit_to, model), pytest.raises(SpecError, match=said):
             plan_training(path)
     failures.check()
+
+
+def test_tensor_ranks_of_megatron_bridge_divide_the_rank_that_they_split() -> None:
+    dense = {"tensor_model_parallel_size": 4, "data_parallel_size": 2}
+    experts = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 4}
+    failures = Failures()
+    for target, targets, degrees, said in (
+        ("megatron-bridge", ("q_proj", "k_proj", "v_proj"), dense, "tensor_model_parallel_size 4"),
+        ("megatron-bridge-26.02", ("gate_proj", "up_proj"), dense, "tensor_model_parallel_size 4"),
+        ("megatron-bridge", ("o_proj", "down_proj"), dense, ""),
+        ("megatron-bridge", ("experts",), dense, ""),
+        ("megatron-bridge", ("experts",), experts, "expert_tensor_parallel_size 4"),
+        ("megatron-bridge", ("attention",), experts, ""),
+    ):
+        for rank in (6, 8):
+            able = launchable(
+                (target,),
+                model=MIXTRAL,
+                precision="bf16",
+                adapters=Adapters(method="lora", rank=rank, targets=targets),
+            )
+            decision = sample_decision(**degrees)
+            lines = [
+                line
+                for line in refusals(able, model=MIXTRAL, decision=decision)
+                if "rank" in line.split()
+            ]
+            expected = f"{target}: {said} must divide rank 6 beside adapters"
+            with failures.of(target, targets, rank):
+                assert lines == ([expected] if said and rank == 6 else [])
+    failures.check()
+
+
+def test_a_plan_for_megatron_bridge_needs_tensor_ranks_that_divide_the_rank(
+    tmp_path: Path,
+) -> None:
+    for rank, expected in ((2, None), (4, 4)):
+        path = written(tmp_path, {"method": "lora", "rank": rank, "targets": "attention"})
+        text = path.read_text(encoding="utf-8").replace("transformers-peft", "megatron-bridge")
+        text += "search: {tensor_model_parallel_size: [4]}\n"
+        path.write_text(text, encoding="utf-8")
+        decision = plan_training(path).plan.decision
+        assert (decision and decision.tensor_model_parallel_size) == expected
 
 
 def test_every_field_for_megatron_bridge_is_one_of_its_release() -> None:
