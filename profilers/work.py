@@ -64,6 +64,7 @@ PASSES: Final[Mapping[str, tuple[float, float]]] = {
     "router": (3.0, 3.0),
     "cross_entropy": (2.0, 3.0),
     "embedding": (2.0, 2.0),
+    "masked_fill": (3.0, 3.0),
 }
 """Row widths read plus written, forward and backward, by kind of memory-bound operation."""
 

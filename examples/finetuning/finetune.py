@@ -10,9 +10,12 @@ only the configuration in FOLDER. Adapters, or all weights, are saved in OUT.
 
 One device is used as it is. On several, `fully_shard` shards every layer (FSDP2); otherwise each
 rank holds a copy and gradients are averaged once a step, after its last backward pass.
+
+A processor keeps freed memory and the kernels that it has compiled (`keep_memory_and_kernels`).
 """
 
 import argparse
+import ctypes
 import json
 import os
 import time
@@ -27,6 +30,12 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 HALF = torch.bfloat16
+
+KEPT_BY_MALLOC = ((-4, 0), (-1, 2**31 - 1), (-2, 64 * 2**20))
+"""glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD: freed blocks stay in the heap."""
+KEPT_KERNELS = 4096
+"""Of oneDNN, at about 0.6 MB each, where it keeps 1024: every expert has GEMMs of its own number of
+rows, and compiling one of a new size takes as long as running it several times."""
 
 
 def parse() -> argparse.Namespace:
@@ -52,9 +61,22 @@ def start() -> tuple[torch.device, int, int]:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
+        keep_memory_and_kernels()
     if world > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return device, rank, world
+
+
+def keep_memory_and_kernels() -> None:
+    """On a processor: reuse freed memory and compiled GEMMs instead of making them anew each step.
+
+    To be called before the first GEMM. Without it, each gathered layer (FSDP2) and much of what is
+    saved for the backward pass lies in pages that the kernel maps and clears again every step.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KEPT_KERNELS))
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    for setting, value in KEPT_BY_MALLOC if mallopt else ():
+        mallopt(setting, value)
 
 
 def load(options: argparse.Namespace, settings: dict[str, Any], device: torch.device) -> nn.Module:

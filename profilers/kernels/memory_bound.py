@@ -12,6 +12,8 @@
     embedding      tokens x hidden                    lookups in a table of as many rows
     frozen_rms_norm  rows x hidden                    rms_norm without a gradient of its weights,
                                                       where a spec asks for it
+    masked_fill    token copies x width               zeros in the rows of a mask, where a spec asks
+                                                      for it
 
 The gradient of a larger table costs writing the difference once more. Widths that heads of 64 do
 not divide are rotated as one head; odd numbers of copies belong to one copy a token.
@@ -39,6 +41,9 @@ from profilers.steps.functional import (
 )
 
 FROZEN_NORM = "frozen_rms_norm"
+MASKED_FILL = "masked_fill"
+ON_REQUEST: Final = frozenset({FROZEN_NORM, MASKED_FILL})
+"""Kinds that only specs ask for."""
 MIN_TABLE_ROWS = 256
 EPSILON = 1e-5
 THETA = 1e4
@@ -62,7 +67,7 @@ def cases(device: torch.device, dtypes: Sequence[str]) -> tuple[Case, ...]:
             axes={"rows": rows, "width": width},
         )
         for kind in BUILDERS
-        if kind != FROZEN_NORM
+        if kind not in ON_REQUEST
         for dtype in dtypes_of(kind, dtypes)
         for rows in (CUDA_ROWS if on_cuda else CPU_ROWS)
         for width in widths_of(kind, on_cuda=on_cuda)
@@ -188,6 +193,16 @@ def _embedding(rows: int, width: int, dtype: torch.dtype, device: torch.device) 
     )
 
 
+def _masked_fill(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Prepared:
+    mask = torch.zeros(rows, 1, dtype=torch.bool, device=device)
+    mask[-1] = True
+    return through_autograd(
+        lambda x: x.masked_fill(mask, 0.0),
+        operands=lambda: (random(rows, width, dtype=dtype, device=device),),
+        device=device,
+    )
+
+
 def _routed(copies: int, device: torch.device) -> tuple[int, Tensor]:
     """Choices per token, and a random order of the copies by eight experts."""
     top_k = 2 if copies % 2 == 0 else 1
@@ -206,4 +221,5 @@ BUILDERS: Final[Mapping[str, Build]] = {
     "cross_entropy": _cross_entropy,
     "embedding": _embedding,
     FROZEN_NORM: partial(_rms_norm, is_frozen=True),
+    MASKED_FILL: _masked_fill,
 }

@@ -36,6 +36,7 @@ from tuner.costs.prices.measured import MeasuredPrices
 from tuner.costs.train.calibration import Regime, constants_of
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.constants import GemmPrecision, Software
+from tuner.costs.train.measured_links import with_measured_links
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import MemoryConstants, constants_of_family
 from tuner.costs.train.prices import MemoryPrice
@@ -206,6 +207,7 @@ def seconds_of(
     prices: Prices = DatasheetPrices(hardware=hardware, constants=constants)
     if curves is not None:
         prices = MeasuredPrices(curves=curves, fallback=prices)
+        hardware = with_measured_links(hardware, constants, curves)
     price = price_step(
         shape_of_model(model, mtp_layers=0),
         strategy_of(row),

@@ -141,6 +141,8 @@ def _measured_axes(op: Op) -> dict[str, Numbers] | None:
             return {axis: axes[axis] for axis in AXES["linear_scan"]}
         case "decode_attention" if not op.kind:
             return dict(axes)
+        case "memory_bound" if op.kind:
+            return {axis: axes[axis] for axis in AXES["memory_bound"]}
         case "memory_bound":
             rows, width = bytes_to_rows(axes["bytes"])
             return {"rows": rows, "width": width}

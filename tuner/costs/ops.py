@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 from profilers.records import Case, Direction
+from profilers.work import PASSES
 from tuner.config.columns import Numbers
 
 
@@ -74,6 +75,7 @@ def adapted_kind(rank: int, *, has_input_gradient: bool) -> str:
 
 BF16: Final = "bf16"
 FP32: Final = "fp32"
+BF16_BYTES: Final = 2.0
 
 
 def gemm(m: Numbers, n: Numbers, k: Numbers, *, dtype: str = "", kind: str = "") -> Op:
@@ -92,6 +94,17 @@ def memory_bound(moved_bytes: Numbers) -> Op:
     """Element-wise kernels that read and write so many bytes."""
     axes = {"bytes": moved_bytes}
     return Op(operation="memory_bound", dtype=BF16, direction="forward", axes=axes)
+
+
+def on_rows(kind: str, rows: Numbers, width: Numbers, *, is_backward: bool) -> Op:
+    """An indexing kernel over bf16 rows, of a kind that a profile measures by its own name.
+
+    Where none did, the bytes that it moves stand for it. The kinds: profilers/kernels/memory_bound.
+    """
+    moved_bytes = PASSES[kind][is_backward] * BF16_BYTES * rows * width
+    axes = {"bytes": moved_bytes, "rows": rows, "width": width}
+    direction: Direction = "backward" if is_backward else "forward"
+    return Op(operation="memory_bound", kind=kind, dtype=BF16, direction=direction, axes=axes)
 
 
 class TrainedOp(NamedTuple):

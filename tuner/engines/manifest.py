@@ -18,7 +18,7 @@ from typing import Any, Final
 from profilers.steps.config import Recompute
 from tuner.spec.features import ModelFeature
 from tuner.spec.goal import Precision
-from tuner.spec.tune import ADAPTER_TARGETS, Adapters
+from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, Adapters, members
 
 LARGEST_CHUNKS: Final = 64
 """Larger chunk counts leave too few rows for an expert's GEMMs; no target needs more."""
@@ -55,6 +55,7 @@ _FORBID: Final = frozenset(
         "fused_layers",
         "adapter_limits",
         "reshard_converters",
+        "rank_splitting_targets",
     }
 )
 """Sets that grow in an intersection of manifests; every other set shrinks."""
@@ -214,6 +215,12 @@ class Capabilities:
     """Types of adapters, their gradients and moments."""
     adapter_limits: frozenset[tuple[str, Any]] = frozenset()
     """Fields of this, and what is left of them where adapters are trained."""
+    rank_splitting_targets: frozenset[str] = frozenset()
+    """Matrices whose tensor ranks split the rank of their adapters, and must divide it."""
+    rank_over_tensor: int = 0
+    """The rank that tensor ranks split where adapters are trained; 0: none."""
+    rank_over_expert_tensor: int = 0
+    """The same of the tensor ranks of experts."""
     frozen_in_compute_type: bool = True
     """Frozen weights are kept in the type of the computation, and whole below zero_stage 3."""
     quantised_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
@@ -292,8 +299,11 @@ def with_adapters(target: Capabilities, adapters: Adapters | None) -> Capabiliti
     able = restrict(target, target.adapter_limits)
     if adapters.is_quantised:
         able = restrict(able, (("zero_stages", target.quantised_zero_stages),))
+    split = target.rank_splitting_targets & members(adapters)
     return replace(
         able,
+        rank_over_tensor=adapters.rank if split - {EXPERTS} else 0,
+        rank_over_expert_tensor=adapters.rank if EXPERTS in split else 0,
         parts=tuple(with_adapters(part, adapters) for part in target.parts),
         without_adapters=target,
     )

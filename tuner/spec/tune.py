@@ -15,7 +15,7 @@ of it:
 Not covered: projections of linear attention, routers, embeddings, DoRA, a rank for each matrix.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -138,12 +138,17 @@ def adapted(tune: Adapters, model: ModelSpec) -> tuple[str, ...]:
     return tuple(chosen)
 
 
+def members(tune: Adapters) -> frozenset[str]:
+    """Return the matrices that the targets name in any model."""
+    return frozenset(name for target in tune.targets for name in _members(target, ADAPTER_TARGETS))
+
+
 def matrices(model: ModelSpec) -> Mapping[str, Matrix]:
     """Return the adaptable matrices of a model; of shared and dense networks the larger."""
     return dict(_attention(model)) | dict(_networks(model))
 
 
-def _members(target: str, present: Mapping[str, Matrix]) -> tuple[str, ...]:
+def _members(target: str, present: Collection[str]) -> tuple[str, ...]:
     networks = (*NETWORK, EXPERTS)
     if target == "mlp":
         return tuple(name for name in present if name in networks)

@@ -5,7 +5,7 @@ import numpy as np
 
 from tuner.config.columns import Numbers
 from tuner.costs.lookups import MOST_LENGTHS, Lookups, NotedPrices
-from tuner.costs.ops import Op, batched_gemm, gemm, memory_bound, trained_experts
+from tuner.costs.ops import Op, batched_gemm, gemm, memory_bound, on_rows, trained_experts
 
 
 class OneSecond:
@@ -26,6 +26,14 @@ def test_every_lookup_is_noted_as_what_a_profiler_measures() -> None:
         "grouped_gemm/bf16/forward/experts8-tokens256-largest32-hidden64-ffn16",
     }
     assert lookups.wanted().unmeasured == ()
+
+
+def test_kernels_with_a_table_of_their_own_are_noted_under_its_name() -> None:
+    lookups = Lookups()
+    for is_backward in (False, True):
+        lookups.note(on_rows("masked_fill", 10.0, 96.0, is_backward=is_backward))
+    (case,) = lookups.wanted().cases
+    assert case.id == "memory_bound/masked_fill/bf16/forward/rows10-width96"
 
 
 def test_what_no_profiler_measures_is_named() -> None:

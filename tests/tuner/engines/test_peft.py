@@ -2,6 +2,8 @@
 
 import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from tests.rows import Failures, each_row
 from tests.tuner.engines.testing import sample_decision, sample_verified
 from tests.tuner.spec.test_tune import written
+from tuner.engines.capabilities import launchable
 from tuner.engines.megatron_bridge.lora import lora_arguments
 from tuner.engines.megatron_bridge.write import overrides
 from tuner.engines.megatron_lm.core import Core
@@ -21,6 +24,7 @@ from tuner.goals.train_plan import plan_training
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
+from tuner.spec.refusals import refusals
 from tuner.spec.tune import Adapters
 
 ROOT = Path(__file__).parents[3]
@@ -67,6 +71,28 @@ def test_the_example_reads_every_setting() -> None:
     assert {*found, *found["adapters"]} <= read
 
 
+@pytest.mark.slow
+def test_the_loop_keeps_freed_memory_on_a_processor() -> None:
+    # 64 MiB have 16,384 pages, which are mapped again where freed blocks go back to the kernel.
+    program = """
+import importlib.util, resource, sys, torch
+spec = importlib.util.spec_from_file_location("finetune", sys.argv[1])
+loop = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(loop)
+loop.keep_memory_and_kernels()
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**24)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(faults)
+"""
+    path = str(ROOT / "examples/finetuning/finetune.py")
+    done = subprocess.run(
+        [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 1000
+
+
 def test_torchtitan_gets_the_last_part_of_its_modules_names() -> None:
     llama, deepseek = (
         read_model(ROOT / "examples/models" / name) for name in ("llama-3.1-8b", "deepseek-v3")
@@ -100,6 +126,49 @@ def test_models_and_matrices_without_adapters_are_refused_by_name(tmp_path: Path
         with failures.of(emit_to, model), pytest.raises(SpecError, match=said):
             plan_training(path)
     failures.check()
+
+
+def test_tensor_ranks_of_megatron_bridge_divide_the_rank_that_they_split() -> None:
+    dense = {"tensor_model_parallel_size": 4, "data_parallel_size": 2}
+    experts = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 4}
+    failures = Failures()
+    for target, targets, degrees, said in (
+        ("megatron-bridge", ("q_proj", "k_proj", "v_proj"), dense, "tensor_model_parallel_size 4"),
+        ("megatron-bridge-26.02", ("gate_proj", "up_proj"), dense, "tensor_model_parallel_size 4"),
+        ("megatron-bridge", ("o_proj", "down_proj"), dense, ""),
+        ("megatron-bridge", ("experts",), dense, ""),
+        ("megatron-bridge", ("experts",), experts, "expert_tensor_parallel_size 4"),
+        ("megatron-bridge", ("attention",), experts, ""),
+    ):
+        for rank in (6, 8):
+            able = launchable(
+                (target,),
+                model=MIXTRAL,
+                precision="bf16",
+                adapters=Adapters(method="lora", rank=rank, targets=targets),
+            )
+            decision = sample_decision(**degrees)
+            lines = [
+                line
+                for line in refusals(able, model=MIXTRAL, decision=decision)
+                if "rank" in line.split()
+            ]
+            expected = f"{target}: {said} must divide rank 6 beside adapters"
+            with failures.of(target, targets, rank):
+                assert lines == ([expected] if said and rank == 6 else [])
+    failures.check()
+
+
+def test_a_plan_for_megatron_bridge_needs_tensor_ranks_that_divide_the_rank(
+    tmp_path: Path,
+) -> None:
+    for rank, expected in ((2, None), (4, 4)):
+        path = written(tmp_path, {"method": "lora", "rank": rank, "targets": "attention"})
+        text = path.read_text(encoding="utf-8").replace("transformers-peft", "megatron-bridge")
+        text += "search: {tensor_model_parallel_size: [4]}\n"
+        path.write_text(text, encoding="utf-8")
+        decision = plan_training(path).plan.decision
+        assert (decision and decision.tensor_model_parallel_size) == expected
 
 
 def test_every_field_for_megatron_bridge_is_one_of_its_release() -> None:

@@ -11,7 +11,8 @@ operation:
     attention       attention(batch, sequence, heads, kv_heads, head_dim), scaled by the pairs that
                     are computed and by the mean of key and value width
     linear scans    linear_scan(batch, sequence, heads, key_heads, key_dim, value_dim, chunk)
-    memory-bound    residual_add(rows, width) of 3 passes at bf16, taken as a rate of bytes
+    memory-bound    residual_add(rows, width) of 3 passes at bf16, taken as a rate of bytes; or of
+                    its own kind, where an operation states one and the profile has it
 
 The memory-bound curve is tabulated a quarter octave apart and made monotonic: it is evaluated at
 more sizes than any other.
@@ -22,7 +23,7 @@ of attention without FlashAttention.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import numpy as np
@@ -89,11 +90,14 @@ class MeasuredPrices:
     def seconds(self, op: Op) -> Numbers:
         """Wall time of running it once."""
         series = self._series(op)
+        if op.operation == "memory_bound" and op.kind and series not in self.curves:
+            op = replace(op, kind="", direction="forward")
+            series = self._series(op)
         axes = op.axes
         if series not in self.curves or not self._has_network(op):
             return self.fallback.seconds(op)
         match op.operation:
-            case "memory_bound":
+            case "memory_bound" if not op.kind:
                 return self._memory_bound_s(series, axes["bytes"])
             case "attention":
                 causal = axes["batch"] * axes["sequence"] * (axes["sequence"] + 1.0) / 2.0
@@ -168,7 +172,7 @@ class MeasuredPrices:
 
 def kind_in_profile(op: Op) -> str:
     """Return the kind of the measured rows that price an operation."""
-    kinds = {"memory_bound": FLAT_KIND, "linear_scan": op.kind}
+    kinds = {"memory_bound": op.kind or FLAT_KIND, "linear_scan": op.kind}
     return kinds.get(op.operation, "")
 
 

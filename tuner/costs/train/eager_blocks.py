@@ -16,9 +16,15 @@ Transformers 5.17 (models/llama, olmoe, qwen3_moe) under PEFT 0.21.2:
     nf4 matrix      2.52 bytes a weight, in either pass         6
     loss            20 V                20 V                    32 of embedding, norm and head
 
-Adapters: adapter_blocks.py. On stacked experts W + B A is built: a copy and a GEMM that adds to it,
-8 bytes a weight, and the gradient of W, written at full size, is read twice. Frozen matrices have
-no weight gradients.
+Adapters: adapter_blocks.py. On stacked experts W + B A is built in every forward pass: a copy of W
+(4 bytes a weight) and a GEMM of the rank's depth that adds to it (reads 2, writes 2). The gradient
+of W is written at full size, and two GEMMs reduce it to those of A and B. Frozen matrices have no
+weight gradients.
+
+A processor runs the gathers, scatters and masks of routed copies one element after the other, some
+ten times slower than their bytes: there they are priced as the profile measured such kernels. Of a
+copy of width h in a network of width f: a gather and its scatter, the weighted sum, and masks of h,
+2 f and h (integrations/moe.py, `grouped_mm_experts_forward`).
 
 Not covered: tensor, context and expert parallelism; experts one by one; the first layer, part of
 whose input gradients is not computed.
@@ -29,11 +35,19 @@ from collections.abc import Iterable
 import numpy as np
 
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.ops import BF16, trained_experts
+from tuner.costs.ops import BF16, SKINNY, on_rows, trained_experts, trained_gemm
 from tuner.costs.train.adapter_blocks import adapter_block
 from tuner.costs.train.adapters import AdaptedMatrix, attention_matrices, network_matrices
 from tuner.costs.train.attention import attention_core
-from tuner.costs.train.parts import Block, BlockInputs, gemm, is_any, trained
+from tuner.costs.train.parts import (
+    Block,
+    BlockInputs,
+    gemm,
+    is_any,
+    scale_block,
+    select_block,
+    trained,
+)
 
 LOSS_BYTES = 20.0
 
@@ -51,6 +65,8 @@ _ROTARY_LAUNCHES = 11.0
 _MOE_LAUNCHES = 35.0
 _HEAD_LAUNCHES = 32.0
 _NF4_LAUNCHES = 6.0
+_MERGED_MOVED = 6.0
+"""Bytes of a weight that building W + B A moves beside what its GEMM writes."""
 _NF4_MOVED = 2.516
 """Bytes of a weight that is dequantised: 0.516 read, 2 written."""
 CHECKPOINT_LAUNCHES = 0.45
@@ -159,19 +175,44 @@ def _experts(setting: BlockInputs) -> Block:
         (_COPY_HIDDEN, slower * m.top_k * m.expert_hidden),
         (_COPY_INNER, slower * m.top_k * m.moe_ffn),
     )
+    is_processor = np.greater(setting.hardware.is_processor, 0.0)
+    if np.any(is_processor):
+        moved = select_block(is_processor, _on_processor(setting, copies), moved)
     return gemms + moved + _merged(setting)
+
+
+def _on_processor(setting: BlockInputs, copies: Numbers) -> Block:
+    """Gathers, scatters and masks of routed copies, and the activation, on a processor."""
+    m = setting.model
+    masked = 2.0 * m.expert_hidden + (1.0 + m.is_gated) * m.moe_ffn
+    hidden = m.expert_hidden
+    kernels = (("permute", hidden), ("unpermute", hidden), ("masked_fill", masked))
+    forward_s, backward_s = (
+        sum(
+            setting.prices.seconds(on_rows(kind, copies, width, is_backward=is_backward))
+            for kind, width in kernels
+        )
+        for is_backward in (False, True)
+    )
+    moved = Block(forward_s=forward_s, backward_s=backward_s)
+    return moved + _moved(setting, (_NETWORK, m.top_k * m.moe_ffn))
 
 
 def _merged(setting: BlockInputs) -> Block:
     """Building W + B A, and reducing the gradient of W to those of A and B."""
     m, s = setting.model, setting.strategies
-    weights = m.experts * (2.0 + m.is_gated) * m.expert_hidden * m.moe_ffn
-    is_cast = np.greater(s.adapter_bytes, 2.0)
-    return Block(
-        forward_s=setting.memory_bound_s(s.adapts_experts * 8.0 * weights),
-        backward_s=setting.memory_bound_s(s.adapts_experts * 4.0 * weights),
-        launches=s.adapts_experts * np.where(is_cast, 10.0, 6.0),
-    )
+    if not is_any(s.adapts_experts):
+        return Block()
+    inner = (1.0 + m.is_gated) * m.moe_ffn
+    block = Block()
+    for outputs, inputs in ((inner, m.expert_hidden), (m.expert_hidden, m.moe_ffn)):
+        rows = m.experts * outputs
+        rank = np.maximum(s.adapter_rank, 1.0)
+        low_rank = trained_gemm(rows, inputs, rank, dtype=BF16, kind=SKINNY)
+        copied = Block(forward_s=setting.memory_bound_s(_MERGED_MOVED * rows * inputs))
+        block = block + trained(setting, low_rank, trains=1.0) + copied
+    launches = np.where(np.greater(s.adapter_bytes, 2.0), 10.0, 6.0)
+    return scale_block(s.adapts_experts, block + Block(launches=launches))
 
 
 def _hooked(s: Strategies, block: Block) -> Block:

@@ -61,6 +61,7 @@ from tuner.costs.train.fold import (
     per_device,
     weighted_sum,
 )
+from tuner.costs.train.gathered_layers import gathered_bytes
 from tuner.costs.train.gradient_buckets import (
     ReducedGradients,
     bucketed_reduction_s,
@@ -143,6 +144,9 @@ def assemble(
             inputs, default_s, parameters_PC[0], experts_PC[0], backward_PC[0]
         ),
     )
+    if is_any(hardware.is_processor):
+        update_s = weighted_sum(layer_counts, units, "update_launch_s", shape=width).max(axis=0)
+        once_s = once_s + np.where(np.greater(s.zero_stage, 2.0), update_s, 0.0)
     forward_SC, backward_SC = _by_stage(inputs, units, stages, columns)
     parts = _parts(units, layer_counts, s)
     return StepPrice(
@@ -331,31 +335,43 @@ def _zero_stage(s: Strategies) -> Numbers:
 
 
 def _with_zero_traffic(inputs: _Inputs, units: UnitCosts) -> UnitCosts:
-    """Add what ZeRO-2 and ZeRO-3 move in every micro-batch, overlapped layer by layer."""
-    return _map_layers(units, lambda cost: _layer_with_zero_traffic(inputs, cost))
+    """Add what ZeRO-2 and ZeRO-3 move in every micro-batch, overlapped layer by layer.
+
+    The fine-tuning loop's FSDP2 keeps the outermost module, embedding and head, until its backward
+    pass.
+    """
+    is_kept = inputs.strategies.eager_modules
+    changed: dict[str, Any] = {
+        kind: _layer_with_zero_traffic(
+            inputs, getattr(units, kind), again=1.0 - is_kept * (kind in ("embedding", "head"))
+        )
+        for kind in KINDS
+    }
+    return replace(units, **changed)
 
 
-def _layer_with_zero_traffic(inputs: _Inputs, cost: LayerCost) -> LayerCost:
+def _layer_with_zero_traffic(inputs: _Inputs, cost: LayerCost, *, again: Numbers) -> LayerCost:
+    """Add a layer's gathers and reductions; `again` is 1 where the backward pass gathers too."""
     s, machine, own = inputs.strategies, inputs.hardware, inputs.constants
     shared, copies = inputs.groups.shared, num_copies(s)
-    weight_bytes = np.minimum(s.weight_bytes, 2.0)
     near = of_one_copy(shared, copies)
-    gather_s = all_gather_s(cost.parameters * weight_bytes, near, machine, own)
+    gathered = gathered_bytes(s, cost.parameters, cost.trained)
+    gather_s = all_gather_s(gathered, near, machine, own) + cost.gather_launch_s
+    gather_s = gather_s + cost.copied_s * (1.0 + 1.0 / near.ranks)
     sum_s = _sharded_reduction_s(inputs, cost.trained * s.gradient_bytes, shared)
     if is_any(cost.expert_parameters):
         group = inputs.groups.expert_data
         near = of_one_copy(group, copies)
-        gather_s = gather_s + all_gather_s(
-            cost.expert_parameters * weight_bytes, near, machine, own
-        )
+        gathered = gathered_bytes(s, cost.expert_parameters, cost.expert_trained)
+        gather_s = gather_s + all_gather_s(gathered, near, machine, own)
         sum_s = sum_s + _sharded_reduction_s(inputs, cost.expert_trained * s.gradient_bytes, group)
     gather_s = np.where(np.greater(_zero_stage(s), 2.0), gather_s, 0.0)
-    sum_s = np.where(np.greater(_zero_stage(s), 1.0), sum_s, 0.0)
+    sum_s = np.where(np.greater(_zero_stage(s), 1.0), sum_s + cost.reduce_launch_s, 0.0)
     exposed = _exposed(inputs, own.fsdp_exposed_ratio)
     return _with_passes(
         cost,
         forward_s=_overlapped_s(gather_s, cost.forward_s, exposed),
-        backward_s=_overlapped_s(gather_s + sum_s, cost.backward_s, exposed),
+        backward_s=_overlapped_s(again * gather_s + sum_s, cost.backward_s, exposed),
     )
 
 

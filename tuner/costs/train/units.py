@@ -24,6 +24,7 @@ Letters: C columns. Not covered: hosts that are slower on some ranks.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,7 @@ from tuner.costs.train.eager_blocks import (
     eager_moe,
 )
 from tuner.costs.train.experts import moe_blocks
+from tuner.costs.train.gathered_layers import GatheredLayer, gathered_bytes, gathered_layer
 from tuner.costs.train.linear_attention import linear_block
 from tuner.costs.train.parts import Block, BlockInputs, is_any, scale_block, select_block
 from tuner.costs.train.shapes import Hardware, ModelShape, taken
@@ -80,6 +82,14 @@ class LayerCost:
     trained: Numbers = 0.0
     """Of `parameters`, those with a gradient; or of adapters beside them."""
     expert_trained: Numbers = 0.0
+    copied_s: Numbers = 0.0
+    """Reading and writing its parameters once, where a gather does so (gathered_layers.py)."""
+    gather_launch_s: Numbers = 0.0
+    """Launches of one gather, where they are not hidden; the same of the next two."""
+    reduce_launch_s: Numbers = 0.0
+    """Of one reduction of its gradients."""
+    update_launch_s: Numbers = 0.0
+    """Of the optimizer, where parameters are sharded tensors."""
 
 
 KINDS = ("dense", "moe", "mtp", "embedding", "head")
@@ -156,7 +166,7 @@ def unit_costs(
         mtp = _sum(last, joined, head)
     counted = _counted_parameters(model, strategies)
     trains = _trained_parameters(model, strategies, counted)
-    return UnitCosts(
+    units = UnitCosts(
         dense=replace(dense, parameters=counted["dense"], trained=trains["dense"]),
         moe=replace(
             moe,
@@ -182,6 +192,21 @@ def unit_costs(
         head=replace(head, parameters=counted["table"], trained=trains["table"]),
         load_forward_s=slopes[0],
         load_backward_s=slopes[1],
+    )
+    if not is_any(hardware.is_processor):
+        return units
+    changed: dict[str, Any] = {kind: _gathered(setting, kind, units) for kind in KINDS}
+    return replace(units, **changed)
+
+
+def _gathered(setting: BlockInputs, kind: str, units: UnitCosts) -> LayerCost:
+    """Add what FSDP2 adds to a layer on a processor."""
+    cost: LayerCost = getattr(units, kind)
+    trained = cost.trained + cost.expert_trained
+    size = gathered_bytes(setting.strategies, cost.parameters + cost.expert_parameters, trained)
+    more = gathered_layer(setting, kind, layer_bytes=size)
+    return replace(
+        cost, **{field.name: getattr(more, field.name) for field in fields(GatheredLayer)}
     )
 
 

@@ -18,6 +18,8 @@ Checkpoints on hosts are not planned: only Megatron-LM's were read.
 LoRA (`megatron.bridge.peft`) freezes all else; adapters have the type of the model's parameters.
 Until 0.4 all experts of a rank share one adapter, which is no adapter of each and is not planned;
 0.5 has one for each with `share_expert_adapters=False`. Its 4-bit weights are not those of nf4.
+An adapter's first matrix is a `ColumnParallelLinear` of the rank's width (peft/utils.py,
+`ParallelLinearAdapter`), except beside layers whose input is split, `linear_proj` and `linear_fc2`.
 Fields of overrides and of `LoRA` were compared with the dataclasses of the three tags
 (tests/tuner/engines/bridge_fields.json). No emitted file was started: Bridge needs a CUDA device.
 """
@@ -38,11 +40,14 @@ _UNSUPPORTED: Final = (MEGATRON_0_18.unsupported - {ModelFeature.QK_NORM_FULL}) 
 }
 _NOT_INTERLEAVED: Final = restricted(*HYBRIDS, virtual_pipeline=False)
 
+_RANK_SPLITTING: Final = frozenset(ADAPTER_TARGETS) - {"o_proj", "down_proj"}
+
 _WITH_0_18: Final = replace(
     MEGATRON_0_18,
     adapters=frozenset({"lora"}),
     fused_layers=frozenset({QKV, GATE_UP}),
     adapter_dtypes=frozenset({"bf16"}),
+    rank_splitting_targets=_RANK_SPLITTING,
 )
 _WITH_0_16: Final = replace(
     MEGATRON_0_16,
@@ -50,6 +55,7 @@ _WITH_0_16: Final = replace(
     adapter_targets=frozenset(ADAPTER_TARGETS) - {EXPERTS},
     fused_layers=frozenset({QKV, GATE_UP}),
     adapter_dtypes=frozenset({"bf16"}),
+    rank_splitting_targets=_RANK_SPLITTING,
 )
 
 BRIDGE_26_06: Final = replace(

@@ -18,6 +18,7 @@ def broken(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterat
     """Yield every rule of this kind that the decision breaks."""
     yield from _architecture(target, model, decision)
     yield from _degrees(target, model, decision)
+    yield from _split_ranks(target, decision)
     yield from _schedule(target, decision)
     yield from _stages(target, model, decision)
     yield from _experts(target, model, decision)
@@ -82,6 +83,16 @@ def _degrees(target: Capabilities, model: ModelSpec, decision: Decision) -> Iter
             yield "always splits the sequence over the tensor ranks; sequence_parallel must be true"
         elif model.num_moe_layers and target.moe_needs_sequence_parallel:
             yield "MoE layers under tensor parallelism need sequence_parallel"
+
+
+def _split_ranks(target: Capabilities, decision: Decision) -> Iterator[str]:
+    """Degrees that split the rank of adapters."""
+    for degree, rank in (
+        ("tensor_model_parallel_size", target.rank_over_tensor),
+        ("expert_tensor_parallel_size", target.rank_over_expert_tensor),
+    ):
+        if rank % getattr(decision, degree):
+            yield f"{degree} {getattr(decision, degree)} must divide rank {rank}"
 
 
 def _linear_heads(model: ModelSpec, *, tensor: int, context: int) -> Iterator[str]:

@@ -73,6 +73,8 @@ def dense_rules(problem: TrainProblem) -> Iterator[Rule]:
             text="tensor and context ranks do not divide the heads of linear attention",
             broken=lambda c: ~splits_heads(linear, tensor=c["tensor"], context=c["context"]),
         )
+    if target.rank_over_tensor:
+        yield _divides("tensor", target.rank_over_tensor, "the adapters' rank")
     yield _divides("tensor", sequence, "the sequence")
     # Causal attention is balanced by giving each rank one piece of both halves of the sequence.
     yield Rule(
@@ -161,6 +163,9 @@ def expert_rules(problem: TrainProblem) -> Iterator[Rule]:
     else:
         yield _divides("expert", moe.num_experts, f"the {moe.num_experts} experts", EXPERT_NAMES)
         yield _divides("expert_tensor", moe.expert_ffn_size, "the experts' width", EXPERT_NAMES)
+    if target.rank_over_expert_tensor:
+        rank = target.rank_over_expert_tensor
+        yield _divides("expert_tensor", rank, "the adapters' rank", EXPERT_NAMES)
     if moe is not None and target.moe_tensor_needs_experts:
         yield Rule(
             text="the target's tensor parallelism with experts needs expert parallelism",

@@ -5,7 +5,7 @@ import pytest
 
 from profilers.interpolation import Bools, Curve, Floats
 from profilers.series import Series
-from tuner.costs.ops import attention, gemm, memory_bound, trained_experts
+from tuner.costs.ops import attention, gemm, memory_bound, on_rows, trained_experts
 from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.prices.measured import MeasuredPrices
 from tuner.costs.train.constants import Constants
@@ -109,3 +109,17 @@ def test_no_bytes_take_no_time() -> None:
     assert np.asarray(prices.seconds(memory_bound(np.array([0.0, 24576.0])))) == pytest.approx(
         [0.0, 4096.0]
     )
+
+
+def test_kernels_on_rows_come_from_their_own_curve_else_from_their_bytes() -> None:
+    flat = series("memory_bound", kind="residual_add")
+    # Two reads or writes of 2 bytes forward, three backward, in rows of three passes.
+    forward, backward = (
+        on_rows("unpermute", 12.0, 4096.0, is_backward=is_backward) for is_backward in (False, True)
+    )
+    by_bytes = measured({flat: Product()})
+    assert np.asarray(by_bytes.seconds(forward)) == pytest.approx(8.0 * 4096.0)
+    assert np.asarray(by_bytes.seconds(backward)) == pytest.approx(12.0 * 4096.0)
+    own = series("memory_bound", kind="unpermute")
+    assert measured({flat: Product(), own: Product()}).seconds(forward) == 12.0 * 4096.0
+    assert measured({}).seconds(forward) == SHEET.seconds(memory_bound(12.0 * 4096.0 * 4.0))

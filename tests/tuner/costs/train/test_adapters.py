@@ -10,6 +10,8 @@ import pytest
 from tuner.backtest.columns import device_hardware
 from tuner.config.columns import Strategies
 from tuner.config.tune_columns import NF4_BYTES, Stack, stack_of, tune_columns
+from tuner.costs.lookups import Lookups, NotedPrices
+from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.adapters import adapter_counts, frozen_on_device
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
@@ -200,6 +202,28 @@ def test_a_larger_rank_and_more_targets_never_take_less() -> None:
         more = step(strategy(lora("attention", "mlp"), stack))
         wide = step(strategy(lora("attention", "mlp").model_copy(update={"rank": 256}), stack))
         assert number(few.step_s) < number(more.step_s) < number(wide.step_s)
+
+
+def test_merged_experts_take_a_gemm_of_the_ranks_depth_and_two_in_the_backward_pass() -> None:
+    lookups = Lookups()
+    tune = strategy(lora("experts"), Stack.TRANSFORMERS, MIXTRAL)
+    constants = uncalibrated(
+        SHEET.generation, precision=GemmPrecision.BF16, software=Software.TRANSFORMERS
+    )
+    prices = NotedPrices(
+        own=DatasheetPrices(hardware=HARDWARE, constants=constants), lookups=lookups
+    )
+    shape = shape_of_model(MIXTRAL, mtp_layers=0)
+    price_step(shape, tune, HARDWARE, constants, one_stage(MIXTRAL), prices=prices)
+    gemms = {
+        sizes
+        for series, counted in lookups.num_uses.items()
+        if series.operation == "gemm"
+        for sizes in counted
+    }
+    # 8 experts: gate and up [2 x 14336, 4096], down [4096, 14336]; rank 16.
+    for outputs, inputs in ((8 * 2 * 14336, 4096), (8 * 4096, 14336)):
+        assert {(outputs, inputs, 16), (outputs, 16, inputs), (inputs, 16, outputs)} <= gemms
 
 
 def test_gradients_of_adapters_alone_are_reduced() -> None:
