@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 LOOP: Final = Path(__file__).parents[2] / "examples/finetuning/finetune.py"
-STEPS: Final = 8
-WARM_UP: Final = {"dense": 3, "experts": 24}
+STEPS: Final = 6
+WARM_UP: Final = {"dense": 3, "experts": 16}
 SETTINGS: Final = (
     # Method, rank, targets, sequences, tokens of one, checkpointing.
     ("lora", 8, "attention", 1, 512, 0),

@@ -17,6 +17,8 @@ and, sharded by FSDP2, nine on two (tests/benchmarks/lora_loop.py), predicted by
 on the curves of a profile of what it looks up, and for the rest on the rates that were reached
 (tuner/devices/measured.py). Their bytes are those saved when the loss has been computed: the peak
 without the loss's gradients.
+Those of two ranks are of the loop that keeps freed memory, with the profile measured right after
+them; those of one rank are older.
 
 Peaks are those of a whole step, counted by the kernel as under a limit
 (profilers/steps/limit.py).
