@@ -12,8 +12,8 @@ an accelerator they share its memory and its link to the host.
 
 All ranks save at the same time. As with other storage, a disk without room is recorded as a
 failure instead of being filled.
-Not covered: the copy that training waits for, which is the table of copies, and collectives beside
-a save.
+Not covered: the copy that training waits for (profilers/host_memory.py), and collectives beside a
+save.
 """
 
 import os
@@ -29,6 +29,7 @@ import torch
 
 from profilers.benchmark import Benchmark, Setting
 from profilers.clock import HostClock
+from profilers.host_memory import HostMemoryBenchmark
 from profilers.records import Case, Measurement
 from profilers.storage import BLOCK_BYTES, StorageBenchmark, measured_on_disk
 
@@ -40,8 +41,12 @@ GEMM_SIZES: Final = {"cpu": 384, "cuda": 4096}
 
 
 def benchmarks(setting: Setting) -> tuple[Benchmark, ...]:
-    """The suite of storage: alone, and beside computation."""
-    return (StorageBenchmark(setting=setting), BackgroundSaveBenchmark(setting=setting))
+    """The suite of storage: alone, beside computation, and in host memory."""
+    return (
+        StorageBenchmark(setting=setting),
+        BackgroundSaveBenchmark(setting=setting),
+        HostMemoryBenchmark(setting=setting),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

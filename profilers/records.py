@@ -102,6 +102,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "every_rank": ("size", "world"),
     "storage": ("bytes",),
     "background_save": ("bytes",),
+    "host_memory": ("bytes",),
     "restart": ("ranks",),
     "kv_conversion": (
         "tokens",
@@ -149,6 +150,7 @@ every_rank    the same work on every rank at once, a row a rank; `kind`: gemm of
 storage       `kind`: write, read
 background_save  `bytes` saved beside GEMMs; `kind`: save, delay, see
               profilers/background_save.py
+host_memory   `bytes` into host memory; `kind`: fresh, save, load, see profilers/host_memory.py
 restart       `kind`: a phase of starting the processes of `ranks` ranks anew, on the slowest rank,
               see profilers/restart.py
 kv_conversion  one layer of a request's KV cache, from the pages of `tensor_from` ranks into those

@@ -20,6 +20,7 @@ G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
     every_rank       0                                 2 n^3 as bytes' worth; a copy twice its bytes
     storage          0                                 the bytes
     background_save  0                                 the bytes
+    host_memory      0                                 the bytes
     restart          0                                 none; the ranks are used
     kv_conversion    0                                 2 T G D (latent T D) read and written, once
                                                        for every rank that holds it
@@ -243,7 +244,7 @@ def _moved(
         share = (ranks - 1.0) / ranks
         factor = {"all_reduce": 2.0 * share, "send_recv": np.ones_like(share)}
         return axes["bytes"] * factor.get(kind.partition("/")[0], share)
-    if operation in ("storage", "background_save", "link"):
+    if operation in ("storage", "background_save", "host_memory", "link"):
         return axes["bytes"]
     if operation == "every_rank":
         return 2.0 * axes["size"] if kind == "copy" else axes["size"] ** 3 / 8.0

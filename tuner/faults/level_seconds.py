@@ -5,11 +5,15 @@ Seconds of a checkpoint on hosts, as NVIDIA's resiliency extension saves it, whi
     part       bytes of a node: of the checkpoint, over the nodes that write
     stall      (1 + replicas) copies to the node's memory, its own and those that it holds, and
                replicas * part / bandwidth of the node: replicas are sent before training goes on
-    until it   another (1 + replicas) copies, from the process to files in memory
+    until it   as many files in memory, which each process writes one after the other
     is durable
     memory     COPIES (1 + replicas) parts: the last complete files, those being written, and the
                processes' own
-    restart    a copy back to the devices; a replaced node's part comes over its NICs first
+    restart    reading the files, and a copy back to the devices; a replaced node's part comes over
+               its NICs first
+
+Copies to the host go into memory that was not there before. Rates of that and of the files are a
+process's, from the profile or as measured with Megatron-LM (tuner/faults/resolved.py).
 
 Failures of devices and nodes take a node with its memory, a stated share of them its replicas too;
 those of processes leave it.
@@ -25,6 +29,7 @@ from tuner.faults.reliability import (
     FailureModel,
     Jobs,
     copy_s,
+    fresh_copy_s,
     loss_rate_per_s,
     process_rate_per_s,
     read_s,
@@ -97,8 +102,11 @@ def run_seconds(
     """Durations of checkpoints and restarts on both levels."""
     host, storage = reliability.host, reliability.storage
     assert host is not None
-    copied_s, loaded_s = float(copy_s(jobs, storage)), float(read_s(jobs, storage))
+    copied_s, loaded_s = float(fresh_copy_s(jobs, storage)), float(read_s(jobs, storage))
     sent_s = _part_bytes(jobs) / host.node_bytes_per_s
+    writer_bytes = float(jobs.checkpoint_bytes) / float(jobs.writers)
+    written_s = writer_bytes / host.save_bytes_per_s
+    back_s = writer_bytes / host.load_bytes_per_s + float(copy_s(jobs, storage))
     restart_s = reliability.restart_s
     shorter_s = restart_s
     if reliability.process_restart_s is not None:
@@ -110,12 +118,12 @@ def run_seconds(
             Level.SHARED: float(stall_s(jobs, storage)) if storage.asynchronous else copied_s,
         },
         durable_after_s={
-            Level.HOST: (1 + replicas) * copied_s,
+            Level.HOST: (1 + replicas) * written_s,
             Level.SHARED: float(write_s(jobs, storage)),
         },
         restart_s={
-            (Level.HOST, FailureClass.PROCESS): shorter_s + copied_s,
-            (Level.HOST, FailureClass.NODE): restart_s + sent_s + copied_s,
+            (Level.HOST, FailureClass.PROCESS): shorter_s + back_s,
+            (Level.HOST, FailureClass.NODE): restart_s + sent_s + back_s,
             (Level.SHARED, FailureClass.PROCESS): shorter_s + loaded_s,
             (Level.SHARED, FailureClass.NODE): restart_s + loaded_s,
             (Level.SHARED, FailureClass.TOGETHER): restart_s + loaded_s,

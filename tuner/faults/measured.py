@@ -1,4 +1,4 @@
-"""Storage bandwidth of a node and the start of a job's processes, from a profile.
+"""Storage and host memory of a node, and the start of a job's processes, from a profile.
 
 In profilers/storage.py all ranks write (or read) their own files at once, so a node's bandwidth is
 a rank's times the ranks per node. The largest file counts, since checkpoints are larger still.
@@ -8,6 +8,7 @@ in the spec where it does not.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from profilers.records import Profile
@@ -32,6 +33,33 @@ def background_delay_s_per_byte(profile: Profile) -> float:
         return 0.0
     largest = max(row.case.axes["bytes"] for row in rows)
     return max(row.median_s for row in rows if row.case.axes["bytes"] == largest) / largest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemoryRates:
+    """Bytes per second of one rank while all of a node do the same."""
+
+    fresh: float
+    """From its device into memory that it has not touched before."""
+    save: float
+    """From its memory into files there."""
+    load: float
+    """From such files."""
+
+
+def host_memory_rates(profile: Profile) -> HostMemoryRates | None:
+    """Rates of the slowest rank at the largest size; None where they were not measured."""
+    rates: dict[str, float] = {}
+    for kind in ("fresh", "save", "load"):
+        rows = [
+            row for row in profile.table("host_memory") if row.case.kind == kind and row.times_s
+        ]
+        if not rows:
+            return None
+        largest = max(row.case.axes["bytes"] for row in rows)
+        slowest_s = max(row.median_s for row in rows if row.case.axes["bytes"] == largest)
+        rates[kind] = largest / slowest_s
+    return HostMemoryRates(**rates)
 
 
 def restart_phases_s(profile: Profile) -> Mapping[str, float]:

@@ -44,7 +44,9 @@ class Storage:
     """The most that one node sends to storage."""
     node_read_bytes_per_s: float = math.inf
     host_bytes_per_s: float
-    """From one device to its host's memory."""
+    """Between one device and its host's memory."""
+    fresh_bytes_per_s: float = math.inf
+    """From one device into memory of its host that was not there before, as frameworks save it."""
     asynchronous: bool = False
     """Training stops for the copy to host memory only; the write is in the background."""
     may_wait: bool = False
@@ -59,6 +61,7 @@ class Storage:
             self.node_write_bytes_per_s,
             self.node_read_bytes_per_s,
             self.host_bytes_per_s,
+            self.fresh_bytes_per_s,
         )
         if not min(rates) > 0.0:
             raise ValueError(f"bandwidths {rates} must be above zero")
@@ -70,6 +73,10 @@ class HostLevel:
 
     node_bytes_per_s: float
     """From one node to another, all NICs of a node together."""
+    save_bytes_per_s: float = math.inf
+    """Of one writer, from its memory into files there."""
+    load_bytes_per_s: float = math.inf
+    """Of one writer, from such files."""
     memory_bytes: float | None = None
     """Of a node, that copies may take; None: not known."""
     replicas: tuple[int, ...]
@@ -84,10 +91,11 @@ class HostLevel:
     """Why the engine cannot keep copies of a configuration on hosts; empty: it can."""
 
     def __post_init__(self) -> None:
-        if not (self.node_bytes_per_s > 0.0 and 0.0 < self.together_ratio <= 1.0):
+        rates = (self.node_bytes_per_s, self.save_bytes_per_s, self.load_bytes_per_s)
+        if not (min(rates) > 0.0 and 0.0 < self.together_ratio <= 1.0):
             raise ValueError(
-                f"bandwidth {self.node_bytes_per_s} and share {self.together_ratio} of losses that"
-                " take replicas must be above zero, and a share is one at most"
+                f"bandwidths {rates} and share {self.together_ratio} of losses that take replicas"
+                " must be above zero, and a share is one at most"
             )
         if not self.replicas or min(self.replicas) < 0:
             raise ValueError(f"replicas {self.replicas} cannot be below zero, and none is named")
@@ -183,8 +191,14 @@ def failure_rate_per_s(jobs: Jobs, reliability: FailureModel) -> Numbers:
 
 
 def copy_s(jobs: Jobs, storage: Storage) -> Numbers:
-    """Seconds to copy the largest writer's part from device to host memory."""
+    """Seconds to copy the largest writer's part between device and host memory."""
     return jobs.checkpoint_bytes / jobs.writers / storage.host_bytes_per_s
+
+
+def fresh_copy_s(jobs: Jobs, storage: Storage) -> Numbers:
+    """Seconds to copy it from the device into memory that was not there before."""
+    rate = min(storage.host_bytes_per_s, storage.fresh_bytes_per_s)
+    return jobs.checkpoint_bytes / jobs.writers / rate
 
 
 def stall_s(jobs: Jobs, storage: Storage) -> Numbers:
@@ -194,9 +208,9 @@ def stall_s(jobs: Jobs, storage: Storage) -> Numbers:
     meanwhile, which counts as if training stopped for it at once.
     """
     if not storage.asynchronous:
-        return copy_s(jobs, storage) + write_s(jobs, storage)
+        return fresh_copy_s(jobs, storage) + write_s(jobs, storage)
     delay_s = jobs.checkpoint_bytes / jobs.writers * storage.delay_s_per_byte
-    return copy_s(jobs, storage) + delay_s
+    return fresh_copy_s(jobs, storage) + delay_s
 
 
 def write_s(jobs: Jobs, storage: Storage) -> Numbers:

@@ -7,8 +7,13 @@ from profilers.records import Profile
 from tuner.engines.assumptions import plan_assumptions
 from tuner.engines.capabilities import background_checkpoint_obstacle, intersection, programs
 from tuner.faults.failure_rates import exponential_test, observed_rates
-from tuner.faults.measured import node_bytes_per_s, restart_phases_s
-from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S
+from tuner.faults.measured import host_memory_rates, node_bytes_per_s, restart_phases_s
+from tuner.faults.resolved import (
+    FRESH_BYTES_PER_S,
+    MEMORY_LOAD_BYTES_PER_S,
+    MEMORY_SAVE_BYTES_PER_S,
+    USUAL_NODE_BYTES_PER_S,
+)
 from tuner.goals.profiles import is_of_device
 from tuner.plans.train import Plan
 from tuner.report.checkpoint_levels import level_notes
@@ -34,6 +39,7 @@ def analytic_notes(
     if spec.model.moe is not None and spec.model.moe.zero_experts:
         notes.append(zero_experts_note(spec.model.moe))
     notes += _assumed_checkpoints(spec, measured)
+    notes += _assumed_host_memory(spec, measured)
     notes += _measured_restarts(spec, measured)
     notes += _failure_notes(spec)
     stated = spec.goal.reliability
@@ -139,6 +145,29 @@ def _assumed_checkpoints(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) 
             f" machine{where}; set goal.reliability.checkpoint.bandwidth (all machines"
             " together) or measure it with `moetune profile --suite storage`"
         )
+
+
+def _assumed_host_memory(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:
+    """Note the assumed rates of host memory where checkpoints rest on them."""
+    stated = spec.goal.reliability
+    if stated is None:
+        return
+    keeps_copies = stated.checkpoint.keeps_host_copies
+    pools = (pool.name for pool in spec.cluster.pools)
+    is_measured = all(
+        name in measured and host_memory_rates(measured[name].profile) for name in pools
+    )
+    if is_measured or not (keeps_copies or stated.checkpoint.asynchronous):
+        return
+    files = ""
+    if keeps_copies:
+        written, read = map(format_bytes_per_s, (MEMORY_SAVE_BYTES_PER_S, MEMORY_LOAD_BYTES_PER_S))
+        files = f", files in memory to be written at {written} and read at {read}"
+    yield (
+        "what a device saves is assumed to be copied into its host's memory at"
+        f" {format_bytes_per_s(FRESH_BYTES_PER_S)}{files}; measure that with `moetune profile"
+        " --suite storage`"
+    )
 
 
 def _measured_restarts(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from profilers.records import (
 )
 from tuner.faults.measured import (
     background_delay_s_per_byte,
+    host_memory_rates,
     node_bytes_per_s,
     restart_phases_s,
 )
@@ -68,6 +69,23 @@ def test_a_save_in_the_background_costs_what_the_slowest_rank_lost_at_the_larges
     )
     assert background_delay_s_per_byte(profile) == 0.4 / 10**8
     assert background_delay_s_per_byte(_profile()) == 0.0
+
+
+def test_host_memory_has_the_rates_of_the_slowest_rank_at_the_largest_size() -> None:
+    def row(kind: str, size: int, time_s: float, *, rank: int = 0) -> Measurement:
+        return _row(kind, size=size, times_s=(time_s,), operation="host_memory", rank=rank)
+
+    rows = (
+        row("fresh", 10**9, 0.4),
+        row("fresh", 10**9, 0.5, rank=1),
+        row("fresh", 10**6, 9.0),
+        row("save", 10**9, 1.0),
+        row("load", 10**9, 2.0),
+    )
+    rates = host_memory_rates(_profile(*rows))
+    assert rates is not None
+    assert (rates.fresh, rates.save, rates.load) == (2e9, 1e9, 5e8)
+    assert host_memory_rates(_profile(*rows[:-1])) is None
 
 
 def test_the_phases_of_a_restart_are_those_of_the_most_ranks() -> None:

@@ -19,7 +19,14 @@ HOUR = 3600.0
 JOBS = Jobs(devices=2048.0, nodes=256.0, checkpoint_bytes=9.4e12, writers=2048.0)
 """671 B parameters of 14 bytes each."""
 STORAGE = Storage(write_bytes_per_s=40e9, read_bytes_per_s=80e9, host_bytes_per_s=25e9)
-HOST = HostLevel(node_bytes_per_s=400e9, replicas=(0, 1), together_ratio=0.02, is_optional=True)
+HOST = HostLevel(
+    node_bytes_per_s=400e9,
+    save_bytes_per_s=25e9,
+    load_bytes_per_s=25e9,
+    replicas=(0, 1),
+    together_ratio=0.02,
+    is_optional=True,
+)
 MODEL = FailureModel(
     device_mtbf_s=50_000 * HOUR,
     process_mtbf_s=20_000 * HOUR,
@@ -47,14 +54,25 @@ def test_seconds_follow_from_bytes_and_bandwidths() -> None:
     loaded_s = 117.5 + 0.18359
     assert seconds.restart_s == pytest.approx(
         {
-            (Level.HOST, FailureClass.PROCESS): 60.18359,
-            (Level.HOST, FailureClass.NODE): 600.0 + 0.09180 + 0.18359,
+            (Level.HOST, FailureClass.PROCESS): 60.0 + 2 * 0.18359,
+            (Level.HOST, FailureClass.NODE): 600.0 + 0.09180 + 2 * 0.18359,
             (Level.SHARED, FailureClass.PROCESS): 60.0 + loaded_s,
             (Level.SHARED, FailureClass.NODE): 600.0 + loaded_s,
             (Level.SHARED, FailureClass.TOGETHER): 600.0 + loaded_s,
         },
         abs=1e-4,
     )
+    # New pages at half the link's rate, files in memory at a quarter of it, read at a fifth.
+    slow = replace(
+        MODEL,
+        storage=replace(STORAGE, fresh_bytes_per_s=12.5e9),
+        host=replace(HOST, save_bytes_per_s=6.25e9, load_bytes_per_s=5e9),
+    )
+    seconds = run_seconds(JOBS, slow, replicas=0, step_s=10.0)
+    assert seconds.stall_s == pytest.approx(dict.fromkeys(Level, 2 * 0.18359), abs=1e-4)
+    assert seconds.durable_after_s[Level.HOST] == pytest.approx(4 * 0.18359, abs=1e-4)
+    from_host_s = seconds.restart_s[Level.HOST, FailureClass.PROCESS]
+    assert from_host_s == pytest.approx(600.0 + (5 + 1) * 0.18359, abs=1e-4)
     assert host_bytes(JOBS, replicas=1) == pytest.approx(COPIES * 2 * 9.4e12 / 256)
     rates = failure_rates(JOBS, MODEL)
     assert rates.process_per_s == pytest.approx(256 / (20_000 * HOUR))

@@ -9,9 +9,17 @@ import pytest
 from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
 from tuner.config.columns import Strategies
 from tuner.faults.reliability import Jobs, read_s, stall_s, write_s
-from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S, jobs_on_pool, resolved
+from tuner.faults.resolved import (
+    FRESH_BYTES_PER_S,
+    MEMORY_LOAD_BYTES_PER_S,
+    MEMORY_SAVE_BYTES_PER_S,
+    USUAL_NODE_BYTES_PER_S,
+    host_level,
+    jobs_on_pool,
+    resolved,
+)
 from tuner.spec.cluster import Pool
-from tuner.spec.goal import Checkpoint, Reliability
+from tuner.spec.goal import TWO_LEVELS, Checkpoint, Reliability
 
 STATED = Reliability(device_mtbf=1.8e8, restart=600.0)
 POOL = Pool(name="h", device="h100-sxm", nodes=32, devices_per_node=8)
@@ -40,8 +48,8 @@ def _profile(*rows: Measurement) -> Profile:
     return Profile(header=header, measurements=rows)
 
 
-def _row(kind: str, time_s: float) -> Measurement:
-    case = Case(operation="storage", kind=kind, axes={"bytes": 10**9})
+def _row(kind: str, time_s: float, *, operation: str = "storage") -> Measurement:
+    case = Case(operation=operation, kind=kind, axes={"bytes": 10**9})
     return Measurement(case=case, times_s=(time_s,))
 
 
@@ -65,14 +73,37 @@ def test_a_measured_machine_is_taken_and_a_stated_bandwidth_goes_before_it() -> 
     assert found.storage.node_write_bytes_per_s == math.inf
     assert found.storage.asynchronous
     assert found.interval_s == 1800.0
-    # 64 writers of 2 GB each lose 0.5 ns a byte, beside copies at 50 GB/s.
+    # 64 writers of 2 GB each lose 0.5 ns a byte, beside copies into new memory.
     jobs = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=128e9, writers=64.0)
     slowed = replace(found.storage, delay_s_per_byte=0.5e-9)
-    assert stall_s(jobs, found.storage) == pytest.approx(0.04)
-    assert stall_s(jobs, slowed) == pytest.approx(0.04 + 1.0)
+    copied_s = 2e9 / FRESH_BYTES_PER_S
+    assert stall_s(jobs, found.storage) == pytest.approx(copied_s)
+    assert stall_s(jobs, slowed) == pytest.approx(copied_s + 1.0)
     # Nothing is beside a write that training waits for.
     waiting = replace(slowed, asynchronous=False)
-    assert stall_s(jobs, waiting) == pytest.approx(0.04 + 12.8)
+    assert stall_s(jobs, waiting) == pytest.approx(copied_s + 12.8)
+
+
+def test_host_memory_has_the_rates_of_a_profile_where_it_has_them() -> None:
+    jobs = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=128e9, writers=64.0)
+    beside = STATED.model_copy(update={"checkpoint": Checkpoint(asynchronous=True)})
+    both = STATED.model_copy(update={"checkpoint": Checkpoint(levels=TWO_LEVELS)})
+    profile = _profile(
+        *(
+            _row(kind, time_s, operation="host_memory")
+            for kind, time_s in (("fresh", 0.01), ("save", 0.5), ("load", 0.25))
+        )
+    )
+    # New memory is never faster than the link.
+    fast = resolved(beside, host_bytes_per_s=5e10, profile=profile)
+    assert stall_s(jobs, fast.storage) == pytest.approx(0.04)
+    for measured, expected in (
+        (profile, (2e9, 4e9)),
+        (None, (MEMORY_SAVE_BYTES_PER_S, MEMORY_LOAD_BYTES_PER_S)),
+    ):
+        level = host_level(both, pool=POOL, nic_bytes_per_s=5e10, profile=measured, obstacle="")
+        assert level is not None
+        assert (level.save_bytes_per_s, level.load_bytes_per_s) == expected
 
 
 def test_columns_say_who_writes_and_how_many_machines_they_fill() -> None:

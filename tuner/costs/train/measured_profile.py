@@ -34,6 +34,8 @@ READ_OPERATIONS: Final = frozenset(
         "collective",
         "expert_all_to_all",
         "storage",
+        "background_save",
+        "host_memory",
         "restart",
     }
 )

@@ -343,15 +343,19 @@ def _with_zero_traffic(inputs: _Inputs, units: UnitCosts) -> UnitCosts:
     is_kept = inputs.strategies.eager_modules
     changed: dict[str, Any] = {
         kind: _layer_with_zero_traffic(
-            inputs, getattr(units, kind), again=1.0 - is_kept * (kind in ("embedding", "head"))
+            inputs,
+            getattr(units, kind),
+            num_backward=1.0 - is_kept * (kind in ("embedding", "head")),
         )
         for kind in KINDS
     }
     return replace(units, **changed)
 
 
-def _layer_with_zero_traffic(inputs: _Inputs, cost: LayerCost, *, again: Numbers) -> LayerCost:
-    """Add a layer's gathers and reductions; `again` is 1 where the backward pass gathers too."""
+def _layer_with_zero_traffic(
+    inputs: _Inputs, cost: LayerCost, *, num_backward: Numbers
+) -> LayerCost:
+    """Add a layer's gathers and reductions; `num_backward`: of its gathers in the backward pass."""
     s, machine, own = inputs.strategies, inputs.hardware, inputs.constants
     shared, copies = inputs.groups.shared, num_copies(s)
     near = of_one_copy(shared, copies)
@@ -371,7 +375,7 @@ def _layer_with_zero_traffic(inputs: _Inputs, cost: LayerCost, *, again: Numbers
     return _with_passes(
         cost,
         forward_s=_overlapped_s(gather_s, cost.forward_s, exposed),
-        backward_s=_overlapped_s(again * gather_s + sum_s, cost.backward_s, exposed),
+        backward_s=_overlapped_s(num_backward * gather_s + sum_s, cost.backward_s, exposed),
     )
 
 
