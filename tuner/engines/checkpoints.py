@@ -8,6 +8,8 @@ names a folder that all nodes share, to save to and to resume from.
 from dataclasses import dataclass
 from typing import Final
 
+from tuner.engines.capabilities import intersection, programs
+from tuner.faults.forecast import writes_in_background
 from tuner.plans.folder import FEWER_NODES
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.units import format_bytes, format_s
@@ -92,21 +94,31 @@ def checkpoint_schedule(
     run, stated = verified.predicted.run, verified.plan.goal.reliability
     if run is None or stated is None or run.checkpoint_interval_steps is None:
         return None
-    is_wanted, is_planned = bool(stated.checkpoint.asynchronous), run.checkpoint_in_background
-    if is_planned is None:
-        is_planned = is_wanted
-    levels = run.checkpoint_levels
+    levels, other = run.checkpoint_levels, _other_layout(verified.plan)
     return CheckpointSchedule(
         steps=run.checkpoint_interval_steps,
         interval_s=run.checkpoint_interval_steps * verified.predicted.step_time_s,
         size_bytes=run.checkpoint_bytes,
-        is_asynchronous=is_planned and not blocking,
-        blocking=blocking if is_wanted else "",
+        is_asynchronous=writes_in_background(run, stated) and not blocking,
+        blocking=blocking if stated.checkpoint.asynchronous else "",
         removes_old=removes_old,
         host_steps=None if levels is None else levels.host_interval_steps,
         host_bytes=0 if levels is None else levels.host_bytes or 0,
         replicas=0 if levels is None else levels.replicas,
-        other_layout=_other_layout(verified.plan),
+        other_layout=other if other and keeps_checkpoints(verified) else "",
+    )
+
+
+def keeps_checkpoints(verified: VerifiedPlan) -> bool:
+    """Whether the layout to launch restores what the plan's own does, and the other way round."""
+    planned, own = verified.plan.decision, verified.decision
+    if planned is None:
+        return False
+    target = intersection(programs(verified.plan.emit))
+    return (
+        own.zero_stage == planned.zero_stage
+        and (own.expert_model_parallel_size > 1) == (planned.expert_model_parallel_size > 1)
+        and (target.reshards_data_parallel or own.data_parallel_size == planned.data_parallel_size)
     )
 
 

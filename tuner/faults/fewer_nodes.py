@@ -24,8 +24,8 @@ systems may have any arrival rates). With I = -1 it is the system of tuner/fault
 
     into it   a failure at k = S loses q_s and restarts in R' from shared storage, whatever copies
               hosts have: those belong to the ranks of the other layout
-    back      once a node is repaired, at the next shared checkpoint: d seconds later, T' / 2 and
-              what is left of R', then b' and R in the full layout
+    back      once a node is repaired, at the next shared checkpoint after R', which is d seconds
+              later on average over repairs; then b' and R in the full layout
 
 The time of the chain begins with the failure, so that R' is part of D; f counts a restart r for
 every failure of the full layout, so also for those whose restart is R' instead. With s times per
@@ -33,7 +33,7 @@ second from the full layout to fewer nodes,
 
     share = f (F - s d + s r - s (b' + R)) + f' x (D + s d - s R') - s u (q_s - q)
 
-    s = l p_S / (1 + l d),  d = T' / 2 + R' - (1 - exp(-n R')) / n,  n = (S + 1) m
+    s = l p_S / (1 + l d),  d = R' + T' (1 + exp(-n R') / (exp(n T') - 1)) - 1 / n,  n = (S + 1) m
 
 Exact are the shares of time; the rest is right to first order in failures per d, R and b'.
 tests/tuner/faults/test_fewer_nodes.py holds it against simulated runs.
@@ -46,6 +46,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.faults.recovery import LARGEST_EXPONENT
 from tuner.faults.reliability import FailureModel, Jobs, loss_rate_per_s, read_s
 from tuner.faults.run_shares import RunShares
 
@@ -195,7 +196,7 @@ def continued_run(losses: Losses, full: LayoutShares, fewer: LayoutShares) -> Co
     restart_s = fewer.lost_node_restart_s
     speed = full.step_s / fewer.step_s
     back_s = fewer.background_s + full.lost_node_restart_s
-    late_s = fewer.shared_interval_s / 2.0 + _after_repair_s(losses, restart_s)
+    late_s = _late_s(losses, fewer)
     switches = losses.per_s * times.last_spare / (1.0 + losses.per_s * late_s)
     whole_layout = times.full + switches * (full.restart_s - late_s - back_s)
     fewer_layout = times.fewer + switches * (late_s - restart_s)
@@ -215,9 +216,14 @@ def continued_run(losses: Losses, full: LayoutShares, fewer: LayoutShares) -> Co
     )
 
 
-def _after_repair_s(losses: Losses, restart_s: float) -> float:
-    """Mean seconds of a restart with fewer nodes that are left when a node is back."""
+def _late_s(losses: Losses, fewer: LayoutShares) -> float:
+    """Mean seconds from a repair to the next shared checkpoint, d; they follow the restart."""
+    restart_s, interval_s = fewer.lost_node_restart_s, fewer.shared_interval_s
     if not losses.repair_s > 0.0:
-        return restart_s
+        return restart_s + interval_s
     rate = (losses.spare_nodes + 1) / losses.repair_s
-    return restart_s + math.expm1(-rate * restart_s) / rate
+    exponent = min(rate * interval_s, LARGEST_EXPONENT)
+    # x / (exp(x) - 1), which is 1 where checkpoints follow at once.
+    ratio = exponent / math.expm1(exponent) if exponent else 1.0
+    missed_s = ratio * math.exp(-rate * restart_s) / rate
+    return restart_s + interval_s + missed_s - 1.0 / rate

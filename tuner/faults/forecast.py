@@ -29,6 +29,7 @@ from tuner.faults.levels import SavePolicy
 from tuner.faults.reliability import FailureModel, Jobs, longest_wait_s
 from tuner.faults.run_shares import CheckpointLevels, Ratio, RunShares, Whole, run_shares
 from tuner.faults.without_spare import WithoutSpare
+from tuner.spec.goal import Reliability
 
 P90_DEVIATIONS: Final = 1.2815515655446004
 """Standard normal quantile of 0.9."""
@@ -137,7 +138,14 @@ def forecast(run: TrainingRun, *, jobs: Jobs, reliability: FailureModel | None) 
     return forecast_shares(own, run, jobs=jobs, reliability=reliability)
 
 
-def save_policy(run: RunForecast) -> SavePolicy | None:
+def writes_in_background(run: RunForecast, stated: Reliability) -> bool:
+    """Whether training goes on while a checkpoint is written; of older plans, as the spec says."""
+    if run.checkpoint_in_background is None:
+        return bool(stated.checkpoint.asynchronous)
+    return run.checkpoint_in_background
+
+
+def save_policy(run: RunForecast, stated: Reliability) -> SavePolicy | None:
     """Return when a forecast run saves, as the simulation takes it; None where it does not."""
     if run.checkpoint_interval_steps is None:
         return None
@@ -147,7 +155,7 @@ def save_policy(run: RunForecast) -> SavePolicy | None:
         host_interval_steps=host_steps,
         shared_interval_steps=run.checkpoint_interval_steps,
         replicas=0 if levels is None else levels.replicas,
-        asynchronous=bool(run.checkpoint_in_background),
+        asynchronous=writes_in_background(run, stated),
     )
 
 
@@ -221,4 +229,8 @@ def _loss_deviation_s(own: RunShares, *, jobs: Jobs, reliability: FailureModel) 
     one_s = longest_wait_s(jobs, reliability)
     mean_wait_s = own.waiting / (1.0 - own.waiting) / own.failures_per_s
     square += 2.0 * mean_wait_s * (mean_s + one_s)
+    if own.slower and own.switches_per_s:
+        # Some switch to fewer nodes, for an exponential time of longer steps.
+        mean_slower_s = own.slower / (1.0 - own.waiting) / own.failures_per_s
+        square += 2.0 * mean_slower_s * (mean_s + own.slower / own.switches_per_s)
     return math.sqrt(square)

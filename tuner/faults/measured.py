@@ -8,10 +8,13 @@ in the spec where it does not.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from profilers.records import Profile
+
+MEMORY_KINDS: Final = ("fresh", "save", "load")
+LEAST_MEMORY_BYTES: Final = 2**26
+"""Of a row of host memory that counts."""
 
 
 def node_bytes_per_s(profile: Profile, *, kind: Literal["write", "read"]) -> float | None:
@@ -35,31 +38,22 @@ def background_delay_s_per_byte(profile: Profile) -> float:
     return max(row.median_s for row in rows if row.case.axes["bytes"] == largest) / largest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemoryRates:
-    """Bytes per second of one rank while all of a node do the same."""
+def host_memory_rates(profile: Profile) -> Mapping[str, float]:
+    """Bytes per second by kind (profilers/host_memory.py), of the slowest rank at the largest size.
 
-    fresh: float
-    """From its device into memory that it has not touched before."""
-    save: float
-    """From its memory into files there."""
-    load: float
-    """From such files."""
-
-
-def host_memory_rates(profile: Profile) -> HostMemoryRates | None:
-    """Rates of the slowest rank at the largest size; None where they were not measured."""
+    Kinds that were not measured at sizes beyond a processor's caches are left out.
+    """
     rates: dict[str, float] = {}
-    for kind in ("fresh", "save", "load"):
+    for kind in MEMORY_KINDS:
         rows = [
             row for row in profile.table("host_memory") if row.case.kind == kind and row.times_s
         ]
-        if not rows:
-            return None
-        largest = max(row.case.axes["bytes"] for row in rows)
+        largest = max((row.case.axes["bytes"] for row in rows), default=0)
+        if largest < LEAST_MEMORY_BYTES:
+            continue
         slowest_s = max(row.median_s for row in rows if row.case.axes["bytes"] == largest)
         rates[kind] = largest / slowest_s
-    return HostMemoryRates(**rates)
+    return rates
 
 
 def restart_phases_s(profile: Profile) -> Mapping[str, float]:

@@ -1,6 +1,7 @@
 """Reliability inputs of the formulas, from the spec and the profile."""
 
 import math
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import numpy as np
@@ -9,7 +10,6 @@ from profilers.records import Profile
 from tuner.config.columns import Numbers, Strategies
 from tuner.errors import SpecError
 from tuner.faults.measured import (
-    HostMemoryRates,
     background_delay_s_per_byte,
     host_memory_rates,
     node_bytes_per_s,
@@ -70,7 +70,7 @@ def resolved(
             node_write_bytes_per_s=write,
             node_read_bytes_per_s=read,
             host_bytes_per_s=host_bytes_per_s,
-            fresh_bytes_per_s=_memory_rates(profile).fresh,
+            fresh_bytes_per_s=_memory_rates(profile)["fresh"],
             asynchronous=bool(checkpoint.asynchronous) and has_background,
             may_wait=checkpoint.asynchronous == "auto",
             delay_s_per_byte=0.0 if profile is None else background_delay_s_per_byte(profile),
@@ -104,8 +104,8 @@ def host_level(
     memory = measured if checkpoint.host_memory is None else float(checkpoint.host_memory)
     return HostLevel(
         node_bytes_per_s=nic_bytes_per_s * pool.nics / pool.oversubscription,
-        save_bytes_per_s=_memory_rates(profile).save,
-        load_bytes_per_s=_memory_rates(profile).load,
+        save_bytes_per_s=_memory_rates(profile)["save"],
+        load_bytes_per_s=_memory_rates(profile)["load"],
         memory_bytes=memory,
         replicas=(0, 1, 2) if checkpoint.replicas == "auto" else (checkpoint.replicas,),
         together_ratio=stated.lost_together,
@@ -154,11 +154,14 @@ def _restart_s(stated: Reliability, profile: Profile | None) -> float:
     return math.fsum(phases_s.values())
 
 
-def _memory_rates(profile: Profile | None) -> HostMemoryRates:
-    measured = None if profile is None else host_memory_rates(profile)
-    return measured or HostMemoryRates(
-        fresh=FRESH_BYTES_PER_S, save=MEMORY_SAVE_BYTES_PER_S, load=MEMORY_LOAD_BYTES_PER_S
-    )
+def _memory_rates(profile: Profile | None) -> Mapping[str, float]:
+    measured = {} if profile is None else host_memory_rates(profile)
+    return {
+        "fresh": FRESH_BYTES_PER_S,
+        "save": MEMORY_SAVE_BYTES_PER_S,
+        "load": MEMORY_LOAD_BYTES_PER_S,
+        **measured,
+    }
 
 
 def _measured(profile: Profile | None, kind: Literal["write", "read"]) -> float | None:

@@ -83,6 +83,8 @@ class RunShares:
     waiting: float
     slower: float = 0.0
     """Lost to longer steps on fewer nodes."""
+    switches_per_s: float = 0.0
+    """To fewer nodes."""
     failures_per_s: float
     work_s: float
     """Between checkpoints on shared storage."""

@@ -73,7 +73,10 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """A time in which steps take longer, e.g. because a link is slow; saves do not."""
+    """A time in which steps take longer, e.g. because a link is slow.
+
+    Not covered: replicas that are sent over that link meanwhile.
+    """
 
     begin_s: float
     end_s: float
@@ -89,7 +92,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FewerNodes:
+class FewerNodesLayout:
     """How a run goes on without a spare node, on one node less."""
 
     layout: Layout
@@ -120,7 +123,7 @@ class Run:
     """Of a start, after which it is ended."""
     ring_nodes: int | None = None
     """Nodes that each send their copy to the next ones around; None: groups exchange copies."""
-    fewer: FewerNodes | None = None
+    fewer: FewerNodesLayout | None = None
     """The layout without a spare node; None: the job waits for a repair."""
 
     def __post_init__(self) -> None:

@@ -7,7 +7,12 @@ from profilers.records import Profile
 from tuner.engines.assumptions import plan_assumptions
 from tuner.engines.capabilities import background_checkpoint_obstacle, intersection, programs
 from tuner.faults.failure_rates import exponential_test, observed_rates
-from tuner.faults.measured import host_memory_rates, node_bytes_per_s, restart_phases_s
+from tuner.faults.measured import (
+    MEMORY_KINDS,
+    host_memory_rates,
+    node_bytes_per_s,
+    restart_phases_s,
+)
 from tuner.faults.resolved import (
     FRESH_BYTES_PER_S,
     MEMORY_LOAD_BYTES_PER_S,
@@ -155,7 +160,8 @@ def _assumed_host_memory(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) 
     keeps_copies = stated.checkpoint.keeps_host_copies
     pools = (pool.name for pool in spec.cluster.pools)
     is_measured = all(
-        name in measured and host_memory_rates(measured[name].profile) for name in pools
+        name in measured and len(host_memory_rates(measured[name].profile)) == len(MEMORY_KINDS)
+        for name in pools
     )
     if is_measured or not (keeps_copies or stated.checkpoint.asynchronous):
         return

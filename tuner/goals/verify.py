@@ -6,6 +6,7 @@ Launchers enter here, and trials and conclusions are written into the folder of 
 import contextlib
 import importlib.util
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from profilers.machine import fingerprint
 from profilers.records import Machine, Profile
 from tuner.costs.residuals import Residual, residual_for
+from tuner.engines.checkpoints import keeps_checkpoints
 from tuner.engines.files import launch_files
 from tuner.engines.writers import broken_rules, emit_all, emitted_targets
 from tuner.errors import PlanUnreadableError
@@ -21,7 +23,7 @@ from tuner.goals.study_folder import opened_study, plan_sha256, trial_folders
 from tuner.goals.train_folder import read_plan, read_used_profile, write_verified
 from tuner.output import write_files
 from tuner.paths import AnyPath, plan_folder
-from tuner.plans.folder import PLAN_NAME, TRIALS_NAME
+from tuner.plans.folder import FEWER_NODES, PLAN_NAME, TRIALS_NAME
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.spec.routing import RoutingRecord, read_routing
 from tuner.verify.budget.measured import work_of as work_of
@@ -166,9 +168,15 @@ def verify(
             notes=(*notes, *stopped),
             possible=possible,
         )
-        emitted = (
-            launch_files(emit_all(verified_plan(space, verified))) if verified.winner else None
-        )
+        emitted = None
+        if verified.winner:
+            chosen = verified_plan(space, verified)
+            emitted = launch_files(emit_all(chosen))
+            if (folder / FEWER_NODES).is_dir() and not keeps_checkpoints(chosen):
+                # It would be started from checkpoints that it cannot restore.
+                shutil.rmtree(folder / FEWER_NODES)
+                removed = f"{FEWER_NODES}/ does not restore the winner's checkpoints: removed"
+                verified = verified.model_copy(update={"notes": (*verified.notes, removed)})
         write_verified(folder, verified, launch=emitted)
     return verified
 

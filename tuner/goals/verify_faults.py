@@ -57,8 +57,8 @@ def verify_faults(
 
 def _planned(plan: Plan, scenario: Scenario) -> StatedPolicy:
     """Return the policy of a plan."""
-    run = plan.predicted and plan.predicted.run
-    own = run and save_policy(run)
+    run, stated = plan.predicted and plan.predicted.run, plan.goal.reliability
+    own = run and stated and save_policy(run, stated)
     if not own:
         raise SpecError("policies: none is stated, and the plan has no goal.reliability")
     policy = StatedPolicy.of(own)

@@ -6,12 +6,16 @@ node is missing is not known beforehand, so that measured links between nodes do
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
+from tuner.spec.goal import ONE_LEVEL
 from tuner.spec.spec import Spec
 from tuner.spec.spec_file import read_spec_keys
+
+_OF_HOSTS: Final = ("host_interval", "replicas", "host_memory")
+"""Keys of `checkpoint` that need a level on hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,8 @@ class FewerNodesSpec:
     spare_nodes: int
     limits: Mapping[str, tuple[int, ...]]
     """Of the search, by decision: what must stay for a checkpoint to be restored."""
+    is_shared_only: bool = False
+    """Checkpoints are kept on shared storage alone, as those of all nodes."""
 
 
 def with_fewer_nodes(spec: Spec, fewer: FewerNodesSpec) -> Spec:
@@ -31,7 +37,11 @@ def with_fewer_nodes(spec: Spec, fewer: FewerNodesSpec) -> Spec:
     smaller = pool.model_copy(update={"nodes": fewer.nodes, "link_matrix": None})
     stated = spec.goal.reliability
     assert stated is not None
-    own = stated.model_copy(update={"spare_nodes": fewer.spare_nodes, "without_spare": "wait"})
+    update: dict[str, Any] = {"spare_nodes": fewer.spare_nodes, "without_spare": "wait"}
+    if fewer.is_shared_only:
+        shared_only = {"levels": ONE_LEVEL, **dict.fromkeys(_OF_HOSTS), "replicas": "auto"}
+        update["checkpoint"] = stated.checkpoint.model_copy(update=shared_only)
+    own = stated.model_copy(update=update)
     return spec.model_copy(
         update={
             "cluster": spec.cluster.model_copy(update={"pools": (smaller,)}),
@@ -54,6 +64,9 @@ def fewer_nodes_yaml(spec: Spec, fewer: FewerNodesSpec) -> bytes:
     stated = keys["goal"]["reliability"]
     stated["spare_nodes"] = fewer.spare_nodes
     stated.pop("without_spare", None)
+    if fewer.is_shared_only:
+        for name in ("levels", *_OF_HOSTS):
+            stated.get("checkpoint", {}).pop(name, None)
     if fewer.limits:
         limits = {name: list(values) for name, values in fewer.limits.items()}
         keys["search"] = (keys.get("search") or {}) | limits

@@ -392,7 +392,7 @@ def restarting(
     stated = made.plan.goal.reliability
     assert stated is not None
     stated = stated.model_copy(update={"in_process_restart": 20.0})
-    run = RUN.model_copy(update={"restart_s": (stated.restart or 0.0) + restart_s})
+    run = RUN.model_copy(update={"restart_s": 20.0 + restart_s})
     predicted = made.predicted.model_copy(update={"run": run})
     goal = made.plan.goal.model_copy(update={"reliability": stated})
     plan = made.plan.model_copy(update={"goal": goal, "predicted": predicted})

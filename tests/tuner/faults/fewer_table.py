@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tests.tuner.faults.level_table import Case, case, seconds
 from tuner.faults.fewer_nodes import LayoutShares, Losses
 from tuner.faults.levels import FailureClass, Level, RunSeconds
-from tuner.faults.simulation import FewerNodes, Layout, Run
+from tuner.faults.simulation import FewerNodesLayout, Layout, Run
 from tuner.faults.two_levels import level_shares
 
 HOUR = 3600.0
@@ -38,7 +38,7 @@ class Row:
             idle_nodes=self.idle_nodes,
         )
 
-    def run(self, steps: int, *, fewer: FewerNodes | None) -> Run:
+    def run(self, steps: int, *, fewer: FewerNodesLayout | None) -> Run:
         """Simulated."""
         return Run(
             steps=steps,
@@ -48,9 +48,9 @@ class Row:
             fewer=fewer,
         )
 
-    def fewer_nodes(self, **more: object) -> FewerNodes:
+    def fewer_nodes(self, **more: object) -> FewerNodesLayout:
         """Its layout of fewer nodes."""
-        return FewerNodes(
+        return FewerNodesLayout(
             layout=Layout(policy=self.fewer.policy, seconds=self.fewer.seconds),
             idle_nodes=self.idle_nodes,
             return_s=self.full.seconds.restart_s[Level.SHARED, FailureClass.NODE],

@@ -22,7 +22,7 @@ from tuner.faults.reliability import FailureModel, Jobs, Storage, waiting_ratio
 from tuner.faults.run_shares import run_shares
 from tuner.faults.simulation import (
     Failure,
-    FewerNodes,
+    FewerNodesLayout,
     Layout,
     Run,
     SimulatedRun,
@@ -207,7 +207,7 @@ def _load(one: Row) -> float:
 
 NODE, PROCESS = FailureClass.NODE, FailureClass.PROCESS
 FULL = SavePolicy(shared_interval_steps=4)
-FEWER = FewerNodes(
+FEWER = FewerNodesLayout(
     layout=Layout(policy=SavePolicy(shared_interval_steps=3), seconds=seconds(step_s=20.0)),
     return_s=150.0,
 )

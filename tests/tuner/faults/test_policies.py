@@ -14,8 +14,10 @@ from tuner.faults.levels import FailureClass, Level, SavePolicy
 from tuner.faults.policies import choose_policy
 from tuner.faults.reliability import FailureModel, HostLevel, Jobs, Storage
 from tuner.faults.two_levels import level_shares, unfinished
+from tuner.spec.goal import Checkpoint, Reliability
 
 HOUR = 3600.0
+STATED = Reliability(device_mtbf=1.8e8, restart=600.0)
 JOBS = Jobs(devices=2048.0, nodes=256.0, checkpoint_bytes=9.4e12, writers=2048.0)
 """671 B parameters of 14 bytes each."""
 STORAGE = Storage(write_bytes_per_s=40e9, read_bytes_per_s=80e9, host_bytes_per_s=25e9)
@@ -151,7 +153,10 @@ def test_plan_and_forecast_have_the_same_share() -> None:
         assert levels.host_interval_steps == chosen.policy.segment_steps
         assert made.checkpoint_interval_steps == chosen.policy.shared_interval_steps
         assert made.checkpoint_in_background is model.storage.asynchronous
-        assert save_policy(made) == chosen.policy
+        assert save_policy(made, STATED) == chosen.policy
+        older = made.model_copy(update={"checkpoint_in_background": None})
+        beside = STATED.model_copy(update={"checkpoint": Checkpoint(asynchronous=True)})
+        assert save_policy(older, beside) == replace(chosen.policy, asynchronous=True)
         assert levels.compared[0].effective_time_ratio == choice.ratio
         assert levels.compared[-1].effective_time_ratio < choice.ratio
         assert {one.replicas for one in levels.compared} == {0, 1}
@@ -193,12 +198,12 @@ def test_where_shared_storage_is_chosen_nothing_changes() -> None:
     assert made.model_copy(update={"checkpoint_levels": None}) == without
     assert "checkpoint_levels" not in without.model_dump()
     assert "checkpoint_levels" in made.model_dump()
-    only = save_policy(without)
+    only = save_policy(without, STATED)
     assert only is not None
     assert (only.levels, only.segments) == ((Level.SHARED,), 1)
     assert only.shared_interval_steps == without.checkpoint_interval_steps
     never = forecast(run, jobs=JOBS, reliability=None)
-    assert save_policy(never) is None
+    assert save_policy(never, STATED) is None
 
 
 def test_stated_intervals_are_kept() -> None:

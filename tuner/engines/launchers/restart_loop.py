@@ -4,7 +4,8 @@
                  (`spare_nodes`); unused nodes of the pool come through the queue
     lines        the N nodes in the order of ranks; a spare takes the line of a failed node, so that
                  the others keep their ranks
-    progress     a start that lasted as long as restarting, training to a checkpoint and writing it
+    progress     a start that lasted as long as restarting, training to a checkpoint and writing it,
+                 and longer than a hang, where CHECKPOINTS names a folder that keeps it
 
 Before every start each node of the allocation is asked to run an empty task, or the user's
 HEALTH_CHECK. One that does not answer, or that Slurm has taken out of service (down, drained,
@@ -41,10 +42,10 @@ END_S: Final = 60
 """For a step of which a task has failed; Slurm kills the others after KillWait, 30 s unless set."""
 PROBES_AT_ONCE: Final = 64
 """Each is an srun on the batch host."""
-SIGNAL_MARGIN_S: Final = 60
-"""Slurm may signal so much earlier than asked (sbatch(1), --signal)."""
-LONGEST_SIGNAL_S: Final = 65_535
-"""Of --signal (sbatch(1))."""
+SIGNAL_S: Final = 60
+"""Before the time limit, for the job to end its step."""
+LONGEST_HANG_S: Final = 1800
+"""More than ranks wait in a collective that never returns, 10 minutes by default."""
 WATCH_S: Final = 60
 """Between two looks at the batch host."""
 
@@ -57,8 +58,6 @@ class RestartLoop:
     """Of the allocation, beside those of the plan."""
     progress_s: int
     """A start that lasts longer has left a checkpoint that it did not begin from."""
-    signal_s: int
-    """SIGTERM comes so long before the time limit."""
     has_pools: bool
     """Nodes are of several kinds, so that no spare fits every line."""
 
@@ -76,7 +75,8 @@ class RestartLoop:
             "stays with it until scontrol requeue; else it goes back to the queue itself.",
             f"It ends after {MOST_FAILURES} restarts in a row without progress, i.e. within"
             f" {format_s(self.progress_s)}",
-            "of a start, and on SIGTERM, which it passes on.",
+            "of a start, and on SIGTERM, which it passes on: by preemption, or shortly before the",
+            "time limit. What was trained since the last checkpoint is lost then.",
             "HEALTH_CHECK may hold a command that fails on nodes that must not be used.",
         )
 
@@ -98,8 +98,7 @@ def restart_loop(verified: VerifiedPlan, *, has_pools: bool) -> RestartLoop | No
     restart_s = max(stated.restart or 0.0, run.restart_s or 0.0)
     return RestartLoop(
         spare_nodes=0 if has_pools else stated.spare_nodes,
-        progress_s=math.ceil(restart_s + interval_s + write_s),
-        signal_s=min(SIGNAL_MARGIN_S + math.ceil(write_s), LONGEST_SIGNAL_S),
+        progress_s=max(math.ceil(restart_s + interval_s + write_s), LONGEST_HANG_S),
         has_pools=has_pools,
     )
 
@@ -112,7 +111,7 @@ def options(loop: RestartLoop, *, nodes: int) -> dict[str, str]:
         "no-kill": "",
         "requeue": "",
         "open-mode": "append",
-        "signal": f"B:TERM@{loop.signal_s}",
+        "signal": f"B:TERM@{SIGNAL_S}",
     }
 
 
@@ -161,13 +160,14 @@ _CHECKS: Final = {
 """A device that has fallen off the bus is not listed, while its node still runs tasks."""
 
 _UNNAMED: Final = """\
-  # Not by name again: the queue would wait for the very nodes that have failed. Slurm may not take
-  # changes for a moment.
-  for _ in {1..20}; do
-    ! scontrol update "JobId=$SLURM_JOB_ID" NodeList= || break
-    sleep 1
-  done
-"""
+ && {
+    # Not by name again: the queue would wait for the very nodes that have failed. Slurm may not
+    # take changes for a moment.
+    for _ in {1..20}; do
+      ! scontrol update "JobId=$SLURM_JOB_ID" NodeList= || break
+      sleep 1
+    done
+  }"""
 
 _BODY: Final = """\
 # shellcheck disable=SC2016 # expanded on the node
@@ -175,10 +175,15 @@ _BODY: Final = """\
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 {lines}
 OWN_HOSTFILE="$PWD/moetune-$SLURM_JOB_ID.hosts"
-TASK_FAILED="$PWD/moetune-$SLURM_JOB_ID.failed"
+REQUEUED="$PWD/moetune-$SLURM_JOB_ID.requeued"
 FEWER="$JOB/../../fewer-nodes/launch"
-STARTS=0 FAILURES=0 PROGRESSED=0 STOPPED=0 CODE=0
+STARTS=0 FAILURES=0 STOPPED=0 CODE=0
 trap 'STOPPED=1; scancel --signal=TERM "$SLURM_JOB_ID" || true' TERM
+
+requeue() {{
+  scontrol requeue "$SLURM_JOB_ID"{unnamed}
+}}
+export -f requeue
 
 say() {{ echo "$(date +%FT%T) {job}: $*" >&2; }}
 has() {{ [[ " ${{*:2}} " == *" $1 "* ]]; }}
@@ -229,17 +234,24 @@ replace_failed() {{
   done
 }}
 
+# Where a node is reached, which need not be its name.
+address() {{
+  local at
+  at="$(scontrol show node -o "$1" | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')" || at=
+  echo "${{at:-$1}}"
+}}
+
 # Each task gets its line as its number, which Slurm's own (SLURM_NODEID) is not.
 start_program() {{
   local step code=0 failed_s='' signal=TERM signals=0
   STARTS=$((STARTS + 1))
   printf '%s\\n' "${{LINES[@]}}" > "$OWN_HOSTFILE"
-  rm -f -- "$TASK_FAILED"
+  # Of this start: a task of an earlier one may still be there, on a node that Slurm has lost.
+  TASK_FAILED="$PWD/moetune-$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}.$STARTS.failed"
   export HOSTFILE="$OWN_HOSTFILE" TASK_FAILED
-  # Where Slurm's node names are no host names, set MASTER_ADDR before sbatch. Jobs that share a
-  # node, and starts of one job, need different ports.
+  # Jobs that share a node, and starts of one job, need different ports.
   # shellcheck disable=SC2016 # expanded on the nodes
-  SLURM_HOSTFILE="$OWN_HOSTFILE" MASTER_ADDR="${{MASTER_ADDR:-${{LINES[0]}}}}" \\
+  SLURM_HOSTFILE="$OWN_HOSTFILE" MASTER_ADDR="$(address "${{LINES[0]}}")" \\
     MASTER_PORT="${{MASTER_PORT:-$((20000 + (SLURM_JOB_ID + 997 * STARTS) % 20000))}}" \\
     srun --nodes="$NNODES" --ntasks="$NNODES" --distribution=arbitrary --overlap \\
     --kill-on-bad-exit=1 bash -c 'trap : TERM
@@ -257,6 +269,7 @@ start_program() {{
     fi
   done
   wait "$step" || code=$?
+  rm -f -- "$TASK_FAILED"
   return "$code"
 }}
 
@@ -271,18 +284,21 @@ use_fewer_nodes() {{
   done
   PROGRAM="$FEWER/{program}/run.sh" NNODES="$nodes" LINES=("${{left[@]:0:nodes}}")
   NPROC_PER_NODE="$(sed -n 's/^export NPROC_PER_NODE=//p' "$job")"
+  # Copies in the memory of nodes belong to the ranks of the other layout.
+  [[ -z "${{LOCAL_CHECKPOINTS:-}}" ]] || export LOCAL_CHECKPOINTS="$LOCAL_CHECKPOINTS/$NNODES-nodes"
   say "the plan for $NNODES nodes is started"
 }}
 
 back_to_queue() {{
   say "${{#NODES[@]}} nodes are healthy, $NNODES are needed"
-  if ((!PROGRESSED && ${{SLURM_RESTART_COUNT:-0}} >= {most})); then
-    say "requeued ${{SLURM_RESTART_COUNT:-0}} times, and no progress since: the job ends"
+  date +%FT%T >> "$REQUEUED"
+  if (($(wc -l < "$REQUEUED") > {most})); then
+    say "requeued {most} times, and no progress since: the job ends"
     exit "$((CODE ? CODE : 1))"
   fi
   trap '' TERM  # Slurm ends this run, in KillWait seconds at the latest.
-  scontrol requeue "$SLURM_JOB_ID" || exit 1
-{unnamed}  exit 0
+  requeue || exit 1
+  exit 0
 }}
 
 # With --no-kill, Slurm does not requeue a job whose script died with its node: another node does.
@@ -294,9 +310,9 @@ guard_batch_host() {{
     # shellcheck disable=SC2016 # expanded there
     srun --nodes=1 --ntasks=1 --nodelist="$node" --overlap bash -c '
       while sleep {watch_s}; do
-        left="$(squeue -h -j "$SLURM_JOB_ID" -o %N)" || continue
-        [[ -z "$left" ]] || scontrol show hostnames "$left" | grep -Fxq -- "$0" \\
-          || scontrol requeue "$SLURM_JOB_ID"
+        # A job that is completing gives its nodes back one by one.
+        left="$(squeue -h -t RUNNING -j "$SLURM_JOB_ID" -o %N)" || continue
+        [[ -z "$left" ]] || scontrol show hostnames "$left" | grep -Fxq -- "$0" || requeue
       done' "$SLURMD_NODENAME" < /dev/null &> /dev/null &
     GUARD=$!
     return
@@ -317,7 +333,10 @@ while true; do
   BEGAN=$SECONDS CODE=0
   start_program "$@" || CODE=$?
   ((CODE && !STOPPED)) || exit "$CODE"
-  ((SECONDS - BEGAN <= {progress_s})) || PROGRESSED=1 FAILURES=0
+  if [[ -n "${{CHECKPOINTS:-}}" ]] && ((SECONDS - BEGAN > {progress_s})); then
+    FAILURES=0
+    rm -f -- "$REQUEUED"
+  fi
   FAILURES=$((FAILURES + 1))
   say "the program ended with $CODE after $((SECONDS - BEGAN)) s on ${{LINES[*]}}"
 done

@@ -91,6 +91,8 @@ def arguments(verified: VerifiedPlan, shape: LaunchShape) -> Iterator[Argument]:
 def _longest_wait_s(verified: VerifiedPlan, run: RunForecast) -> float:
     """Return the longest of a step, and of writing or reading a checkpoint, in seconds."""
     stated = verified.plan.goal.reliability
-    read_s = 0.0 if stated is None else (run.restart_s or 0.0) - (stated.restart or 0.0)
+    # The mean restart has the shorter one of processes and the longer one of nodes in it.
+    shorter_s = 0.0 if stated is None else stated.in_process_restart or 0.0
+    read_s = max(0.0, (run.restart_s or 0.0) - shorter_s)
     write_s = max(run.checkpoint_stall_s or 0.0, run.checkpoint_write_s or 0.0)
     return max(verified.predicted.step_time_s_band[1], write_s, read_s)

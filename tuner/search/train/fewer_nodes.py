@@ -104,7 +104,14 @@ def plan_without_spare(
         return _with_run(plan, _with_record(run, waits, reason=reason)), None
     settings.watch(PlanningEvent(stage="nodes", text="layouts of one node less"))
     quiet = replace(settings, watch=ignore_progress)
-    searched = _best_nodes(plan.decision, spec, price=price, settings=quiet, nodes=nodes)
+    searched = _best_nodes(
+        plan.decision,
+        spec,
+        price=price,
+        settings=quiet,
+        nodes=nodes,
+        is_shared_only=not _keeps_host_copies(run),
+    )
     if searched.best is None:
         reason = (
             f"no layout of {searched.fewest} to {nodes - 1} nodes fits at the same global batch"
@@ -150,6 +157,7 @@ def _decide(
         restarting=continued.restarting,
         waiting=continued.waiting,
         slower=continued.slower,
+        switches_per_s=continued.switches_per_s,
     )
     run = forecast_shares(own, full.run, jobs=full.jobs, reliability=full.reliability)
     of_fewer = small.forecast.model_copy(
@@ -262,12 +270,14 @@ def _obstacle(plan: Plan, spec: Spec, run: RunForecast, *, nodes: int) -> str:
             f"several nodes share a scale-up domain of {pools[0].domain} devices, and a domain that"
             " lacks a node is not priced"
         )
-    levels = run.checkpoint_levels
     return reshard_obstacle(
-        intersection(spec.emit),
-        zero_stage=decision.zero_stage,
-        on_hosts=levels is not None and levels.host_interval_steps is not None,
+        intersection(spec.emit), zero_stage=decision.zero_stage, on_hosts=_keeps_host_copies(run)
     )
+
+
+def _keeps_host_copies(run: RunForecast) -> bool:
+    levels = run.checkpoint_levels
+    return levels is not None and levels.host_interval_steps is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +296,7 @@ def _best_nodes(
     price: Callable[[Pool], PricedPool],
     settings: SearchSettings,
     nodes: int,
+    is_shared_only: bool,
 ) -> _Searched:
     """Find how many of the nodes that are left have the fastest step."""
     limits = _limits(decision, spec)
@@ -296,7 +307,12 @@ def _best_nodes(
         left = replace(settings.until(deadline), top=1, band_ratio=0.0, below_s=below_s)
         if not left.time_limit_s:
             break
-        one = FewerNodesSpec(nodes=nodes - 1, spare_nodes=nodes - 1 - used, limits=limits)
+        one = FewerNodesSpec(
+            nodes=nodes - 1,
+            spare_nodes=nodes - 1 - used,
+            limits=limits,
+            is_shared_only=is_shared_only,
+        )
         outcome = _search(with_fewer_nodes(spec, one), price=price, settings=left)
         fewest = used
         if outcome is None or outcome.solutions is None:

@@ -14,6 +14,7 @@ its steps; where links become slow, one does at its beginning. Of it count
 The run with faults is predicted from these alone.
 """
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from tuner.verify.faults.measured import (
     steps_of,
 )
 from tuner.verify.faults.scenario import Fault, FaultKind, Scenario, StatedPolicy
-from tuner.verify.faults.supervisor import LaunchLog
+from tuner.verify.faults.supervisor import FaultRunError, LaunchLog
 
 HOST_STEPS: Final = 4
 SHARED_STEPS: Final = 8
@@ -76,6 +77,12 @@ def short_faults(scenario: Scenario, *, mean_step_s: float) -> tuple[Fault, ...]
     return slow, replace(kill, at_s=middle_s + scenario.link_slow)
 
 
+def short_steps(scenario: Scenario, *, mean_step_s: float) -> int:
+    """Return the steps of a short run, enough for its faults."""
+    *_, kill = short_faults(scenario, mean_step_s=mean_step_s)
+    return STEPS + math.ceil(kill.at_s / mean_step_s - STEPS / 2)
+
+
 def measure_policy(launches: Sequence[LaunchLog]) -> PolicySeconds:
     """Measure the durations of a run."""
     steps, writes = [], []
@@ -113,10 +120,16 @@ def measure_policy(launches: Sequence[LaunchLog]) -> PolicySeconds:
 
 
 def durations(own: PolicySeconds, *others: PolicySeconds) -> Durations:
-    """Return the durations of a policy; restarts and slow steps are those of all that are given."""
+    """Return the durations of a policy; restarts and slow steps are those of all that are given.
+
+    Raises:
+        FaultRunError: none of them was restarted.
+    """
     every = (own, *others)
     restarts = [restart for one in every for restart in one.run.restarts]
     # Those that several launches took are longer by the time between their faults.
+    if not restarts:
+        raise FaultRunError("no run was restarted, so that the time of a restart is not known")
     single = [one.seconds - one.unnoticed_s for one in restarts if one.launches == 1]
     restart_s = statistics.fmean(single or [one.seconds / one.launches for one in restarts])
     both = (Level.HOST, Level.SHARED)

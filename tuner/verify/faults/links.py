@@ -1,4 +1,4 @@
-"""Links of emulated nodes: network namespaces behind a bridge, each node's way out with a rate.
+"""Links of emulated nodes: network namespaces behind a bridge, each node's egress rate-limited.
 
 Every namespace belongs to a small process that waits for the end of its input, so that namespaces,
 devices and rates are gone with this process however it ends. Nothing of the host's own network is
@@ -38,7 +38,7 @@ class NodeLinks:
     spaces: list["_Namespace"] = field(default_factory=list)
 
     def entering(self, node: int) -> tuple[str, ...]:
-        """Return the words before a command that make it run on a node."""
+        """Return the prefix of a command that is to run on a node."""
         return self.spaces[node].entering
 
     @property

@@ -1,8 +1,8 @@
 """What a run through faults took, from the events of its launches.
 
     wall        from the first step of the first launch to the end of the last step
-    training    every step once, as it took when it was taken for the last time; what steps beside
-                a slow link took longer is told apart by those who know how long a step is
+    training    every step once, as it took when it was taken for the last time; comparison.py
+                separates what steps beside a slow link took longer
     saving      stalls of checkpoints that the run did not go back behind
     recovery    from each fault that ended a launch until training went on
     lost        the rest: steps and stalls that were repeated or cut off

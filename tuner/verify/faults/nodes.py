@@ -19,7 +19,6 @@ from typing import Final
 
 import psutil
 
-from profilers.steps.config import StepConfig
 from tuner.verify.faults.links import NodeLinks, node_links
 from tuner.verify.faults.scenario import Fault, FaultKind, Scenario
 
@@ -54,7 +53,7 @@ class Nodes:
         return rank // self.ranks_per_node
 
     def entering(self, rank: int) -> tuple[str, ...]:
-        """Return the words before a command that make it run on the node of a rank."""
+        """Return the prefix of a command that is to run on the node of a rank."""
         return () if self.links is None else self.links.entering(self.node_of(rank))
 
     @property
@@ -74,10 +73,15 @@ class Nodes:
         self.processes.clear()
         self.full_until_s = None
 
-    def inject(
-        self, fault: Fault, *, scenario: Scenario, config: StepConfig, now_s: float
-    ) -> float:
-        """Do a fault to the nodes; return how long it lasts, 0 for those that happen at once."""
+    def inject(self, fault: Fault, *, scenario: Scenario, replicas: int, now_s: float) -> float:
+        """Do a fault to the nodes; return how long it lasts, 0 for those that happen at once.
+
+        Args:
+            fault: what, and where.
+            scenario: how long it lasts.
+            replicas: other nodes that hold a copy of a node's.
+            now_s: since 1970.
+        """
         first = fault.node * self.ranks_per_node
         match fault.kind:
             case FaultKind.KILL:
@@ -87,9 +91,7 @@ class Nodes:
             case FaultKind.LOSE_NODE:
                 self._lose([fault.node])
             case FaultKind.LOSE_TOGETHER:
-                host = config.checkpoints and config.checkpoints.host
-                each = 1 + (host.replicas if host else 0)
-                self._lose([(fault.node + one) % self.num for one in range(each)])
+                self._lose([(fault.node + one) % self.num for one in range(1 + replicas)])
             case FaultKind.FILL_DISK:
                 self._limit_files(FULL_DISK_BYTES)
                 self.full_until_s = now_s + scenario.disk_full
@@ -121,9 +123,10 @@ class Nodes:
     def _signal(self, ranks: Sequence[int], number: signal.Signals) -> None:
         for rank in ranks:
             process = self.processes[rank]
-            # One that has ended is not reaped before this launch is over, so its number is its own.
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, number)
+            # The number of one that was waited for may be another's by now.
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
             if number is signal.SIGKILL:
                 process.wait()
 

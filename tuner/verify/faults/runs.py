@@ -10,18 +10,29 @@ from typing import Final
 from profilers.steps.config import StepConfig
 from tuner.errors import SpecError
 from tuner.verify.faults.calibration import (
-    STEPS,
     PolicySeconds,
     durations,
     measure_policy,
     short,
     short_faults,
+    short_steps,
 )
 from tuner.verify.faults.comparison import FaultReport, PolicyResult, policy_result
 from tuner.verify.faults.measured import MeasuredRun, measured_run, slow_windows
 from tuner.verify.faults.nodes import emulated_nodes
-from tuner.verify.faults.scenario import Fault, Scenario, StatedPolicy, draw_faults
-from tuner.verify.faults.supervisor import LaunchLog, checkpointed, run_through_faults
+from tuner.verify.faults.scenario import (
+    Fault,
+    FaultKind,
+    Scenario,
+    StatedPolicy,
+    draw_faults,
+)
+from tuner.verify.faults.supervisor import (
+    FaultRunError,
+    LaunchLog,
+    checkpointed,
+    run_through_faults,
+)
 from tuner.verify.termination import ensure_ended
 
 LEAST_DEADLINE_S: Final = 600.0
@@ -53,6 +64,8 @@ def run_scenario(
     world = config.parallelism.world
     if world % scenario.nodes:
         raise SpecError(f"nodes: {scenario.nodes} do not divide the {world} ranks of the plan")
+    if scenario.link is not None and config.device != "cpu":
+        raise SpecError("link: emulated links carry ranks on processors only; leave it out")
     with (
         tempfile.TemporaryDirectory(prefix="moetune-faults-") as scratch,
         ensure_ended(scratch),
@@ -91,6 +104,13 @@ class _Runs:
         step_s = unbroken.training_s / scenario.steps
         self._say(f"without faults: {scenario.steps} steps of {step_s:.3f} s")
         calibrated = [self._calibrated(one, step_s=step_s) for one in scenario.policies]
+        if FaultKind.SLOW_LINK in scenario.faults and not any(
+            one.slow_steps_s for one in calibrated
+        ):
+            raise FaultRunError(
+                "no step lies wholly beside a slow link, so that its length is not known: state a"
+                " longer link_slow"
+            )
         faults = draw_faults(scenario, ranks_per_node=self._ranks_per_node)
         results = tuple(
             self._result(policy, own, calibrated, faults=faults, unbroken=unbroken)
@@ -106,7 +126,8 @@ class _Runs:
 
     def _calibrated(self, policy: StatedPolicy, *, step_s: float) -> PolicySeconds:
         faults = short_faults(self._scenario, mean_step_s=step_s)
-        own = measure_policy(self._run(short(policy), faults, steps=STEPS))
+        steps = short_steps(self._scenario, mean_step_s=step_s)
+        own = measure_policy(self._run(short(policy), faults, steps=steps))
         slow = f", beside a slow link {max(own.slow_steps_s):.3f} s" if own.slow_steps_s else ""
         self._say(
             f"durations of {policy.words}: step {own.step_s:.3f} s{slow},"

@@ -25,7 +25,7 @@ from tuner.errors import TunerError
 from tuner.units import format_s
 from tuner.verify.faults.events import EVENTS_NAME, RankEvents, rank_events, restored_at_s
 from tuner.verify.faults.nodes import NODE_NAME, Nodes
-from tuner.verify.faults.scenario import CLASSES, Fault, Scenario, StatedPolicy
+from tuner.verify.faults.scenario import CLASSES, Fault, FaultKind, Scenario, StatedPolicy
 from tuner.verify.launcher import CONFIG_NAME, LOG_NAME, REPORT_NAME
 from tuner.verify.termination import TRIAL_MARK
 
@@ -174,10 +174,12 @@ class _Run:
                     nodes.add(self._started(command, environment, output=output.fileno()))
                 self._watch(log)
             finally:
+                # A stopped one would not heed SIGTERM; the number of one that was waited for may be
+                # another's by now.
                 for process in nodes.processes:
-                    # A stopped one would not heed SIGTERM.
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
+                    if process.returncode is None:
+                        with suppress(ProcessLookupError):
+                            os.killpg(process.pid, signal.SIGKILL)
                 end_sessions(nodes.processes)
                 nodes.clear()
                 for rank_log in log.ranks:
@@ -211,7 +213,13 @@ class _Run:
             self._inject_due(log, now_s)
             has_failed = self._has_failed()
             log.is_overdue = not has_failed and self._is_overdue(log, begin_s)
-            if has_failed or log.is_overdue or self._hangs(log, heard_s):
+            hangs = not has_failed and self._hangs(log, heard_s)
+            if hangs and not any(one.fault.kind is FaultKind.FREEZE for one in log.faults):
+                raise FaultRunError(
+                    f"no rank said anything for {format_s(self.scenario.hang)}, and none was"
+                    " stopped: state a longer hang"
+                )
+            if has_failed or log.is_overdue or hangs:
                 log.failed_at_s = _failed_at_s(log, now_s)
                 log.noticed_at_s = now_s
                 return
@@ -232,8 +240,12 @@ class _Run:
         while begin_s is not None and self.coming and self.coming[0].at_s <= now_s - begin_s:
             fault = self.coming.pop(0)
             time_s = time.time()
+            host = self.config.checkpoints and self.config.checkpoints.host
             lasts_s = self.nodes.inject(
-                fault, scenario=self.scenario, config=self.config, now_s=time_s
+                fault,
+                scenario=self.scenario,
+                replicas=host.replicas if host else 0,
+                now_s=time_s,
             )
             log.faults.append(Injected(fault=fault, time_s=time_s, lasts_s=lasts_s))
 

@@ -9,10 +9,18 @@ import pytest
 from profilers.steps.events import file_of
 from tuner.faults.levels import FailureClass, Level, RunSeconds
 from tuner.faults.simulation import Failure, Outage, Run, simulate
-from tuner.verify.faults.calibration import durations, measure_policy
+from tuner.verify.faults.calibration import (
+    STEPS,
+    durations,
+    measure_policy,
+    short_faults,
+    short_steps,
+)
 from tuner.verify.faults.events import EVENTS_NAME, rank_events
+from tuner.verify.faults.links import NodeLinks
 from tuner.verify.faults.measured import measured_run
-from tuner.verify.faults.scenario import Fault, FaultKind, StatedPolicy
+from tuner.verify.faults.nodes import emulated_nodes
+from tuner.verify.faults.scenario import Fault, FaultKind, Scenario, StatedPolicy
 from tuner.verify.faults.supervisor import Injected, LaunchLog
 
 Line = tuple[str, float, dict[str, Any]]
@@ -172,3 +180,41 @@ def test_slow_steps_by_hand(tmp_path: Path) -> None:
     assert both.slow_factor == pytest.approx(2.25)
     # Of the one restart, which two launches took.
     assert both.seconds.restart_s[Level.SHARED, FailureClass.NODE] == pytest.approx(3.2 / 2)
+
+
+def test_a_short_run_is_long_enough_for_its_faults() -> None:
+    for faults, slow_s in (({"kill": 1}, 0.0), ({"kill": 1, "slow_link": 1}, 8.0)):
+        scenario = Scenario.model_validate(
+            {"steps": 9, "nodes": 2, "mean_interval": 9.0, "faults": faults, "link": 1e9}
+        )
+        for step_s in (0.01, 0.3, 2.0):
+            *slow, kill = short_faults(scenario, mean_step_s=step_s)
+            assert kill.kind is FaultKind.KILL
+            assert all(one.at_s + slow_s <= kill.at_s for one in slow)
+            # However fast its steps are, half of the usual ones are left after the kill.
+            steps_left = short_steps(scenario, mean_step_s=step_s) - kill.at_s / step_s
+            assert steps_left >= STEPS / 2 - 1
+
+
+def test_a_slow_link_ends_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[tuple[int, float]] = []
+    monkeypatch.setattr(
+        NodeLinks, "set_rate", lambda _self, node, *, ratio=1.0: rates.append((node, ratio))
+    )
+    scenario = Scenario.model_validate(
+        {
+            "steps": 9,
+            "nodes": 2,
+            "mean_interval": 9.0,
+            "faults": {"kill": 1, "slow_link": 1},
+            "link": 1e9,
+            "link_slow_ratio": 0.25,
+        }
+    )
+    with emulated_nodes(2, ranks=2) as nodes:
+        nodes.links = NodeLinks(bytes_per_s=1e9)
+        fault = Fault(at_s=1.0, kind=FaultKind.SLOW_LINK, node=1, place=0)
+        assert nodes.inject(fault, scenario=scenario, replicas=0, now_s=100.0) == 8.0
+        for now_s in (104.0, 107.9, 108.0, 109.0):
+            nodes.undo_due(now_s)
+    assert rates == [(1, 0.25), (1, 1.0)]
