@@ -10,7 +10,7 @@ import pytest
 
 from tests.rows import Failures
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
-from tuner.engines.checkpoints import checkpoint_schedule
+from tuner.engines.checkpoints import checkpoint_schedule, keeps_checkpoints
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.writers import emit
@@ -213,6 +213,23 @@ def test_bridge_and_torchtitan_keep_the_last_two() -> None:
         verified = saving("torchtitan", is_asynchronous=is_asynchronous)
         written = tomllib.loads(emitted(verified, "torchtitan.toml"))["checkpoint"]
         assert written == {"interval": 120, "async_mode": mode, "keep_latest_k": 2}
+
+
+def test_a_winner_whose_checkpoints_the_other_layout_cannot_restore_is_not_told_of_it() -> None:
+    for target, changes, keeps in (
+        ("megatron-lm", {}, True),
+        ("megatron-lm", {"data_parallel_size": 64}, True),
+        ("megatron-lm", {"zero_stage": 2}, False),
+        ("megatron-lm", {"expert_model_parallel_size": 1}, False),
+        ("torchtitan", {"data_parallel_size": 64}, False),
+    ):
+        made = continuing(target)
+        winner = made.decision.model_copy(update=changes)
+        verified = made.model_copy(update={"decision": winner})
+        assert keeps_checkpoints(verified) is keeps, (target, changes)
+        schedule = checkpoint_schedule(verified)
+        assert schedule is not None
+        assert bool(schedule.other_layout) is keeps, (target, changes)
 
 
 def test_the_author_of_a_deepspeed_program_is_told_when_to_save() -> None:

@@ -26,6 +26,7 @@ from tuner.plans.train import Plan
 from tuner.report.fewer_nodes import without_spare_notes, without_spare_sentence
 from tuner.search.train.build_problem import price_pool
 from tuner.search.train.plan_fields import failure_model
+from tuner.spec.fewer_nodes import FewerNodesSpec, fewer_nodes_yaml, with_fewer_nodes
 from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
 
@@ -327,3 +328,20 @@ def test_the_folder_holds_both_plans_and_forgets_the_other(
     assert not (inside / "plan.json").exists()
     assert not (inside / "launch").exists()
     assert not (inside / "trials" / "0001.json").exists()
+
+
+def test_its_checkpoints_are_on_shared_storage_alone_where_those_of_all_nodes_are(
+    tmp_path: Path,
+) -> None:
+    levels = {"levels": "auto", "replicas": 1, "host_interval": "5min", "host_memory": "40GB"}
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(_keys(checkpoint=levels)), encoding="utf-8")
+    spec = read_spec(path)
+    for is_shared_only, keeps in ((True, False), (False, True)):
+        fewer = FewerNodesSpec(nodes=2, spare_nodes=0, limits={}, is_shared_only=is_shared_only)
+        path_of_fewer = tmp_path / "fewer.yaml"
+        path_of_fewer.write_bytes(fewer_nodes_yaml(spec, fewer))
+        stated = with_fewer_nodes(spec, fewer).goal.reliability
+        assert stated is not None
+        assert stated.checkpoint.keeps_host_copies is keeps
+        assert read_spec(path_of_fewer).goal.reliability == stated
