@@ -31,7 +31,7 @@ from profilers.benchmark import Benchmark, Setting
 from profilers.clock import HostClock
 from profilers.host_memory import HostMemoryBenchmark
 from profilers.records import Case, Measurement
-from profilers.storage import BLOCK_BYTES, StorageBenchmark, measured_on_disk
+from profilers.storage import BLOCK_BYTES, StorageBenchmark, cases_of, measured_on_disk
 
 KINDS: Final = ("save", "delay")
 SIZES: Final = tuple(2**power for power in (23, 25, 27))
@@ -62,11 +62,7 @@ class BackgroundSaveBenchmark:
         return ""
 
     def cases(self) -> Sequence[Case]:
-        return tuple(
-            Case(operation="background_save", kind=kind, axes={"bytes": size})
-            for size in SIZES
-            for kind in KINDS
-        )
+        return cases_of(self.operation, kinds=KINDS, sizes=SIZES)
 
     def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
         def times_s(size: int) -> tuple[float, ...]:

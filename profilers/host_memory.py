@@ -23,7 +23,7 @@ import torch
 from profilers.benchmark import Setting
 from profilers.clock import HostClock
 from profilers.records import Case, Measurement
-from profilers.storage import measured_on_disk
+from profilers.storage import cases_of, measured_on_disk
 from profilers.timing import measure
 
 KINDS: Final = ("fresh", "save", "load")
@@ -45,11 +45,7 @@ class HostMemoryBenchmark:
         return ""
 
     def cases(self) -> Sequence[Case]:
-        return tuple(
-            Case(operation="host_memory", kind=kind, axes={"bytes": size})
-            for size in SIZES
-            for kind in KINDS
-        )
+        return cases_of(self.operation, kinds=KINDS, sizes=SIZES)
 
     def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
         device = torch.device(self.setting.device)

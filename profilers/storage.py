@@ -38,11 +38,7 @@ class StorageBenchmark:
         return "" if can_drop_cache() else "reads may come from the page cache"
 
     def cases(self) -> Sequence[Case]:
-        return tuple(
-            Case(operation="storage", kind=kind, axes={"bytes": size})
-            for size in SIZES
-            for kind in ("write", "read")
-        )
+        return cases_of(self.operation, kinds=("write", "read"), sizes=SIZES)
 
     def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
         directory = self.setting.directory
@@ -53,6 +49,15 @@ class StorageBenchmark:
                 case.kind, directory=directory, size=size, budget_s=budget_s
             ),
         )
+
+
+def cases_of(operation: str, *, kinds: Sequence[str], sizes: Sequence[int]) -> tuple[Case, ...]:
+    """Return the cases of a table over bytes: every kind at every size."""
+    return tuple(
+        Case(operation=operation, kind=kind, axes={"bytes": size})
+        for size in sizes
+        for kind in kinds
+    )
 
 
 def measured_on_disk(

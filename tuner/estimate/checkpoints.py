@@ -13,7 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from tuner.costs.train.shapes import number, single
-from tuner.engines.capabilities import TARGETS, host_checkpoint_obstacle
+from tuner.engines.capabilities import (
+    TARGETS,
+    background_checkpoint_obstacle,
+    host_checkpoint_obstacle,
+)
 from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
 from tuner.estimate.prices import PricedConfiguration, PricingSetup, to_strategies
 from tuner.estimate.records import CheckpointChange, CheckpointEstimate
@@ -175,8 +179,8 @@ def _may_save_in_background(launch: LaunchSettings, run: LaunchedRun) -> bool:
     zero_stage = round(number(strategies.zero_stage))
     engine = run.spec.goal.engine
     names = (*run.spec.emit, "" if engine is None else f"{engine.name}-{engine.version}")
-    return all(
-        zero_stage in TARGETS[name].background_checkpoint_zero_stages
+    return not any(
+        background_checkpoint_obstacle(TARGETS[name], zero_stage=zero_stage)
         for name in names
         if name in TARGETS
     )

@@ -8,7 +8,7 @@ in the spec where it does not.
 """
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from profilers.records import Profile
 
@@ -30,12 +30,8 @@ def node_bytes_per_s(profile: Profile, *, kind: Literal["write", "read"]) -> flo
 
 def background_delay_s_per_byte(profile: Profile) -> float:
     """Seconds of computation that a rank loses for each byte saved beside it; 0: not measured."""
-    rows = [row for row in profile.table("background_save") if row.case.kind == "delay"]
-    rows = [row for row in rows if row.times_s]
-    if not rows:
-        return 0.0
-    largest = max(row.case.axes["bytes"] for row in rows)
-    return max(row.median_s for row in rows if row.case.axes["bytes"] == largest) / largest
+    slowest = _slowest(profile, "background_save", kind="delay")
+    return 0.0 if slowest is None else slowest.seconds / slowest.num_bytes
 
 
 def host_memory_rates(profile: Profile) -> Mapping[str, float]:
@@ -43,17 +39,12 @@ def host_memory_rates(profile: Profile) -> Mapping[str, float]:
 
     Kinds that were not measured at sizes beyond a processor's caches are left out.
     """
-    rates: dict[str, float] = {}
-    for kind in MEMORY_KINDS:
-        rows = [
-            row for row in profile.table("host_memory") if row.case.kind == kind and row.times_s
-        ]
-        largest = max((row.case.axes["bytes"] for row in rows), default=0)
-        if largest < LEAST_MEMORY_BYTES:
-            continue
-        slowest_s = max(row.median_s for row in rows if row.case.axes["bytes"] == largest)
-        rates[kind] = largest / slowest_s
-    return rates
+    slowest = {kind: _slowest(profile, "host_memory", kind=kind) for kind in MEMORY_KINDS}
+    return {
+        kind: one.num_bytes / one.seconds
+        for kind, one in slowest.items()
+        if one is not None and one.num_bytes >= LEAST_MEMORY_BYTES
+    }
 
 
 def restart_phases_s(profile: Profile) -> Mapping[str, float]:
@@ -65,3 +56,19 @@ def restart_phases_s(profile: Profile) -> Mapping[str, float]:
     rows = [row for row in profile.table("restart") if row.times_s]
     most = max((row.case.axes["ranks"] for row in rows), default=0)
     return {row.case.kind: row.median_s for row in rows if row.case.axes["ranks"] == most}
+
+
+class _Slowest(NamedTuple):
+    """The slowest rank at the largest size that was measured."""
+
+    num_bytes: int
+    seconds: float
+
+
+def _slowest(profile: Profile, operation: str, *, kind: str) -> _Slowest | None:
+    rows = [row for row in profile.table(operation) if row.case.kind == kind and row.times_s]
+    if not rows:
+        return None
+    largest = max(row.case.axes["bytes"] for row in rows)
+    seconds = max(row.median_s for row in rows if row.case.axes["bytes"] == largest)
+    return _Slowest(num_bytes=largest, seconds=seconds)
