@@ -8,7 +8,7 @@ names a folder that all nodes share, to save to and to resume from.
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.engines.capabilities import intersection, programs
+from tuner.engines.capabilities import background_checkpoint_obstacle, intersection
 from tuner.faults.forecast import writes_in_background
 from tuner.plans.folder import FEWER_NODES
 from tuner.plans.train import Plan, VerifiedPlan
@@ -82,19 +82,21 @@ class CheckpointSchedule:
 
 
 def checkpoint_schedule(
-    verified: VerifiedPlan, *, blocking: str = "", removes_old: bool = False
+    verified: VerifiedPlan, *, removes_old: bool = False
 ) -> CheckpointSchedule | None:
     """Return when a plan saves; None where no failures were stated.
 
     Args:
         verified: the plan.
-        blocking: why the engine cannot save in the background; empty: it can.
         removes_old: the engine is told to keep `KEPT` checkpoints.
     """
     run, stated = verified.predicted.run, verified.plan.goal.reliability
     if run is None or stated is None or run.checkpoint_interval_steps is None:
         return None
     levels, other = run.checkpoint_levels, _other_layout(verified.plan)
+    blocking = background_checkpoint_obstacle(
+        intersection(verified.plan.emit), zero_stage=verified.decision.zero_stage
+    )
     return CheckpointSchedule(
         steps=run.checkpoint_interval_steps,
         interval_s=run.checkpoint_interval_steps * verified.predicted.step_time_s,
@@ -114,7 +116,7 @@ def keeps_checkpoints(verified: VerifiedPlan) -> bool:
     planned, own = verified.plan.decision, verified.decision
     if planned is None:
         return False
-    target = intersection(programs(verified.plan.emit))
+    target = intersection(verified.plan.emit)
     return (
         own.zero_stage == planned.zero_stage
         and (own.expert_model_parallel_size > 1) == (planned.expert_model_parallel_size > 1)

@@ -199,7 +199,7 @@ def test_releases_that_cannot_save_megatron_fsdp_in_the_background_wait_and_say_
             waits = zero_stage == 2 and target not in ("megatron-lm", "megatron-bridge")
             assert (option in emitted(verified, name)) != waits, (target, zero_stage)
             script = emitted(verified, "run.sh")
-            how = "training waits for it: core 0.16 and Bridge 0.3"
+            how = f"training waits for it: {target} writes checkpoints in the background with"
             assert (how in script) == waits, (target, zero_stage)
             assert ("written in the background;" in script) != waits, (target, zero_stage)
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
-from tuner.engines.checkpoints import FOLDER_NOTE, KEPT, CheckpointSchedule
+from tuner.engines.checkpoints import FOLDER_NOTE, KEPT, CheckpointSchedule, checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import LaunchShape, launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
@@ -38,7 +38,7 @@ from tuner.engines.megatron_lm.local_checkpoints import (
     local_settings,
 )
 from tuner.engines.megatron_lm.mixers import Value, is_hybrid
-from tuner.engines.megatron_lm.write import cautions, is_reshardable, release_schedule
+from tuner.engines.megatron_lm.write import cautions, is_reshardable
 from tuner.engines.priced_settings import overridden
 from tuner.engines.statement import statement
 from tuner.plans.train import VerifiedPlan
@@ -145,7 +145,7 @@ def emit_26_02(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
 def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     plan, decision = verified.plan, verified.decision
     exact, nearest = _recipe(plan.model, core=core)
-    schedule = release_schedule(verified, core=core, removes_old=True)
+    schedule = checkpoint_schedule(verified, removes_old=True)
     shape, is_local = launch_shape(plan, decision), has_local(schedule)
     recipe = exact or nearest
     named = bool(exact) or core is not Core.V0_16 or nearest != _PLAIN

@@ -166,7 +166,8 @@ MEGATRON_0_16: Final = replace(
     names=("megatron-lm-0.16",),
     release="core 0.16 and 0.17",
     source="github.com/NVIDIA/Megatron-LM core_v0.16.1, core_v0.17.1",
-    # Megatron-FSDP's are saved no other way (tuner/engines/megatron_lm/write.py).
+    # `save_checkpoint` of core_v0.16.1 raises on Megatron-FSDP's fsdp_dtensor, the configuration of
+    # Bridge v0.3.0 and v0.4.0 asserts torch_dist. Core 0.17 could, but has this target.
     background_checkpoint_zero_stages=frozenset({0, 1}),
     largest_chunks=1,
     a2a_overlap=replace(_OVERLAP, cuda_graphs=_NOT_WHOLE, mtp_needs_pipeline=True),

@@ -103,10 +103,6 @@ _ON_PROCESSORS: Final[tuple[Argument, ...]] = (
 _SHARDING: Final = {2: "optim_grads", 3: "optim_grads_params"}
 """Megatron-FSDP's names of ZeRO stages 2 and 3."""
 
-_BLOCKING: Final = "core 0.16 and Bridge 0.3 and 0.4 save Megatron-FSDP's checkpoints no other way"
-"""`save_checkpoint` of core_v0.16.1 raises on fsdp_dtensor, the configuration of Bridge v0.3.0 and
-v0.4.0 asserts torch_dist. Core 0.17 could, but has the target of 0.16."""
-
 _YOURS: Final = (
     "Not set here, because no plan depends on it: data, tokenizer, optimizer,",
     "learning rate, rope scaling, partial rotary, routed scaling factor. Add them after run.sh:",
@@ -126,7 +122,7 @@ def emit_0_16(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
 
 def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     plan = verified.plan
-    schedule = release_schedule(verified, core=core)
+    schedule = checkpoint_schedule(verified)
     shape = launch_shape(plan, verified.decision)
     restarts_in_place = in_process.restarts_in_process(verified, shape)
     warnings = (
@@ -214,16 +210,6 @@ def is_reshardable(schedule: CheckpointSchedule, decision: TrainDecision) -> boo
     refuses with another TP or PP (core_v0.16.1 to core_v0.19.0).
     """
     return bool(schedule.other_layout) and decision.zero_stage == 1
-
-
-def release_schedule(
-    verified: VerifiedPlan, *, core: Core, removes_old: bool = False
-) -> CheckpointSchedule | None:
-    """Return when a plan saves on a release; None where no failures were stated."""
-    waits = core is not Core.V0_18 and verified.decision.zero_stage in _SHARDING
-    return checkpoint_schedule(
-        verified, blocking=_BLOCKING if waits else "", removes_old=removes_old
-    )
 
 
 def program(model: ModelSpec, *, core: Core = Core.V0_18) -> str:
