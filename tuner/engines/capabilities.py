@@ -6,7 +6,7 @@ targets can express, `refusals` (tuner/spec/refusals.py) says which rules a deci
 program's plain name is its newest release; older ones have theirs in the name.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Final, Literal
 
@@ -121,7 +121,7 @@ def reshard_obstacle(target: Capabilities, *, zero_stage: int, on_hosts: bool) -
     """
     names = " and ".join(target.names)
     if not target.reshards:
-        able = [name for name, one in TARGETS.items() if one.reshards and name not in WRAPPERS]
+        able = _programs_that(lambda one: one.reshards)
         first = " and ".join(sorted(target.reshard_converters))
         until = f" until {first} has converted it" if first else ""
         return (
@@ -137,11 +137,11 @@ def reshard_obstacle(target: Capabilities, *, zero_stage: int, on_hosts: bool) -
 
 def with_host_checkpoints() -> tuple[str, ...]:
     """Return the programs that can save to hosts, without the names of older releases."""
-    able = [
-        name
-        for name, target in TARGETS.items()
-        if target.host_checkpoint_zero_stages and name not in WRAPPERS
-    ]
+    return _programs_that(lambda one: bool(one.host_checkpoint_zero_stages))
+
+
+def _programs_that(can: Callable[[Capabilities], bool]) -> tuple[str, ...]:
+    able = [name for name, one in TARGETS.items() if can(one) and name not in WRAPPERS]
     return tuple(name for name in able if not any(name.startswith(f"{newest}-") for newest in able))
 
 
