@@ -112,6 +112,15 @@ class RunSeconds:
         if not all(0.0 <= value < math.inf for value in values):
             raise ValueError(f"durations {values} s cannot be below zero")
 
+    def times(self, factor: float) -> "RunSeconds":
+        """Return them on a machine on which everything takes so many times longer."""
+        return RunSeconds(
+            step_s=self.step_s * factor,
+            stall_s={level: value * factor for level, value in self.stall_s.items()},
+            durable_after_s={key: value * factor for key, value in self.durable_after_s.items()},
+            restart_s={key: value * factor for key, value in self.restart_s.items()},
+        )
+
     def stopped_s(self, level: Level, *, asynchronous: bool) -> float:
         """Seconds that one checkpoint stops training."""
         return self.stall_s[level] + (0.0 if asynchronous else self.durable_after_s[level])

@@ -1,9 +1,13 @@
 """The durations of a run, measured before it is made to suffer faults.
 
 One short run of each policy, with its checkpoints closer together, loses a rank at the middle of
-its steps; where links become slow, one does at its beginning. Of it count
+its steps; where links become slow, one does at its beginning. Of it and of the run without faults
+count
 
-    step         median of the steps beside which nothing is written and no link is slow
+    step         median of the steps beside which nothing is written and no link is slow; mean over
+                 all runs, whose policies do not change it
+    speed        deviation of those medians over their mean: the machine is so much faster or slower
+                 from one run to the next
     slow step    median of those that are wholly beside a slow link, over all policies
     stall        median of what a checkpoint of a level stops training for; where it is written in
                  the background, also what the steps beside the write take beyond the median
@@ -59,6 +63,13 @@ class Durations:
     seconds: RunSeconds
     slow_factor: float
     """How many times longer a step takes beside a slow link."""
+    speed_deviation: float = 0.0
+    """Of the logarithm of all seconds, from one run to the next."""
+
+    def at_speed(self, deviations: float) -> "Durations":
+        """Return those of a run on a machine that is slower than usual by so many deviations."""
+        factor = math.exp(deviations * self.speed_deviation)
+        return replace(self, seconds=self.seconds.times(factor))
 
 
 def short(policy: StatedPolicy) -> StatedPolicy:
@@ -142,6 +153,24 @@ def durations(own: PolicySeconds, *others: PolicySeconds) -> Durations:
             restart_s={(level, kind): restart_s for level in both for kind in FailureClass},
         ),
         slow_factor=max(1.0, statistics.median(slowed or [1.0])),
+    )
+
+
+def expected_durations(
+    own: PolicySeconds, others: Sequence[PolicySeconds], *, unbroken: PolicySeconds
+) -> Durations:
+    """Return the durations of a policy on a machine whose speed changes as it did between the runs.
+
+    Raises:
+        FaultRunError: none of the short runs was restarted.
+    """
+    of_own = durations(own, *others)
+    steps_s = [one.step_s for one in (own, *others, unbroken)]
+    step_s = statistics.fmean(steps_s)
+    return replace(
+        of_own,
+        seconds=replace(of_own.seconds, step_s=step_s),
+        speed_deviation=statistics.stdev(steps_s) / step_s,
     )
 
 

@@ -2,8 +2,8 @@
 
     replayed     the simulation with the durations of the run itself and the faults of the scenario
                  at the times at which they were done: its lost, saving and recovery seconds
-    expected     mean and deviation over many scenarios that differ in their seed alone, with
-                 durations that were measured before
+    expected     mean and deviation over many scenarios that differ in their seed and in the speed
+                 of the machine, with durations that were measured before
 
 What steps take beyond their median beside slow links counts as slowed, beside background writes as
 saving.
@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
+import numpy as np
 from pydantic import Field
 
 from profilers.records import Record
@@ -71,7 +72,7 @@ class PolicyResult(Record):
     expected_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     expected_wall_s: Amount
     deviation_s: Amount
-    """Of the wall clock between scenarios."""
+    """Of the wall clock, between scenarios and between speeds of the machine."""
     is_on_curve: bool
     """Every loss equals that of the run without faults, to the last bit."""
 
@@ -139,9 +140,12 @@ def policy_result(
     """
     own = policy.policy()
     replayed = _simulated(own, during, done, scenario)
+    slower = np.random.default_rng(scenario.seed).standard_normal(RUNS)
     drawn = [
-        _simulated(own, before, draw_faults(other, ranks_per_node=ranks_per_node), other)
-        for other in _other_seeds(scenario)
+        _simulated(
+            own, before.at_speed(by), draw_faults(other, ranks_per_node=ranks_per_node), other
+        )
+        for other, by in zip(_other_seeds(scenario), slower.tolist(), strict=True)
     ]
     walls = [one.wall_s for one in drawn]
     step_s = during.seconds.step_s

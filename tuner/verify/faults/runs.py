@@ -12,13 +12,14 @@ from tuner.errors import SpecError
 from tuner.verify.faults.calibration import (
     PolicySeconds,
     durations,
+    expected_durations,
     measure_policy,
     short,
     short_faults,
     short_steps,
 )
 from tuner.verify.faults.comparison import FaultReport, PolicyResult, policy_result
-from tuner.verify.faults.measured import MeasuredRun, measured_run, slow_windows
+from tuner.verify.faults.measured import slow_windows
 from tuner.verify.faults.nodes import emulated_nodes
 from tuner.verify.faults.scenario import (
     Fault,
@@ -100,8 +101,8 @@ class _Runs:
     def report(self) -> FaultReport:
         """Measure durations, then every policy, and compare."""
         scenario = self._scenario
-        unbroken = measured_run(self._run(scenario.policies[0], (), steps=scenario.steps))
-        step_s = unbroken.training_s / scenario.steps
+        unbroken = measure_policy(self._run(scenario.policies[0], (), steps=scenario.steps))
+        step_s = unbroken.run.training_s / scenario.steps
         self._say(f"without faults: {scenario.steps} steps of {step_s:.3f} s")
         calibrated = [self._calibrated(one, step_s=step_s) for one in scenario.policies]
         if FaultKind.SLOW_LINK in scenario.faults and not any(
@@ -142,11 +143,12 @@ class _Runs:
         calibrated: Sequence[PolicySeconds],
         *,
         faults: Sequence[Fault],
-        unbroken: MeasuredRun,
+        unbroken: PolicySeconds,
     ) -> PolicyResult:
         launches = self._run(policy, faults, steps=self._scenario.steps)
         during = measure_policy(launches)
-        before = durations(own, *(one for one in calibrated if one is not own))
+        others = [one for one in calibrated if one is not own]
+        before = expected_durations(own, others, unbroken=unbroken)
         result = policy_result(
             policy,
             during.run,
@@ -156,7 +158,7 @@ class _Runs:
             done=_done(launches),
             windows=slow_windows(launches),
             ranks_per_node=self._ranks_per_node,
-            losses=unbroken.losses,
+            losses=unbroken.run.losses,
         )
         self._say(f"{policy.words}: {result.effective_ratio:.1%} of {result.measured.wall_s:.1f} s")
         return result

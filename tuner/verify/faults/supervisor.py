@@ -29,7 +29,7 @@ from tuner.verify.faults.scenario import CLASSES, Fault, FaultKind, Scenario, St
 from tuner.verify.launcher import CONFIG_NAME, LOG_NAME, REPORT_NAME
 from tuner.verify.termination import TRIAL_MARK
 
-POLL_S: Final = 0.005
+POLL_S: Final = 0.02
 MOST_WORDS: Final = 1000
 """Of a launch that are repeated, in bytes."""
 MOST_IN_VAIN: Final = 5

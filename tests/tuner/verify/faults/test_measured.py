@@ -1,6 +1,8 @@
 """Parts of a run from its events, by hand; and replays of the same run."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from tuner.faults.simulation import Failure, Outage, Run, simulate
 from tuner.verify.faults.calibration import (
     STEPS,
     durations,
+    expected_durations,
     measure_policy,
     short_faults,
     short_steps,
@@ -180,6 +183,22 @@ def test_slow_steps_by_hand(tmp_path: Path) -> None:
     assert both.slow_factor == pytest.approx(2.25)
     # Of the one restart, which two launches took.
     assert both.seconds.restart_s[Level.SHARED, FailureClass.NODE] == pytest.approx(3.2 / 2)
+
+
+def test_the_speed_of_the_machine_changes_as_it_did_between_runs(tmp_path: Path) -> None:
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+    own, other = (measure_policy(a_run(tmp_path / name)) for name in ("own", "other"))
+    expected = expected_durations(own, [replace(other, step_s=1.3)], unbroken=own)
+    assert expected.seconds.step_s == pytest.approx(1.1)
+    assert expected.speed_deviation == pytest.approx(0.3 / math.sqrt(3) / 1.1)
+    usual, slower = expected.at_speed(0.0).seconds, expected.at_speed(1.0).seconds
+    assert usual == expected.seconds
+    factor = math.exp(expected.speed_deviation)
+    for name in ("stall_s", "durable_after_s", "restart_s"):
+        pairs = zip(getattr(slower, name).values(), getattr(usual, name).values(), strict=True)
+        assert all(more == pytest.approx(less * factor) for more, less in pairs), name
+    assert slower.step_s == pytest.approx(1.1 * factor)
 
 
 def test_a_short_run_is_long_enough_for_its_faults() -> None:
