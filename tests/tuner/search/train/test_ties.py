@@ -26,7 +26,7 @@ MakeProblem = Callable[..., TrainProblem]
 RATIOS = Ratios(same_kernels=(0.96, 1.05), other_kernels=(0.8, 1.25))
 SETTINGS = SearchSettings(clock=time.perf_counter, top=200, band_ratio=1.0)
 WAYS_OF_ROW = 4
-NUM_CHOSEN = 20
+NUM_CHOSEN = 60
 
 
 def _searched(
