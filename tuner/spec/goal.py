@@ -187,8 +187,7 @@ class Reliability(Record):
     checkpoints are lost with them, e.g. of one rack; default: 2 %, our assumption."""
     log: StatedLog | None = None
     """Instead of all rates: failures that were seen. Those of devices give `device_mtbf`, those of
-    machines, links and software `node_mtbf`; with checkpoints on hosts those of software give
-    `process_mtbf`."""
+    machines and links `node_mtbf`, those of software `process_mtbf`."""
     checkpoint: Checkpoint = Checkpoint()
     spare_nodes: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Spare machines of the cluster, not used by the plan. A spare replaces machines of its own

@@ -76,10 +76,11 @@ def _with_failures(goal: TrainGoal, source: str) -> tuple[TrainGoal, FailureLog 
             " out device_mtbf, node_mtbf, nodes_lost and process_mtbf"
         )
     log = read_failure_log(stated.log)
-    rates = {"device_mtbf": log.device_mtbf_s, "node_mtbf": log.node_mtbf_s}
-    if stated.checkpoint.keeps_host_copies:
-        rates["node_mtbf"] = log.lost_node_mtbf_s
-        rates["process_mtbf"] = log.mtbf_s("software")
+    rates = {
+        "device_mtbf": log.device_mtbf_s,
+        "node_mtbf": log.lost_node_mtbf_s,
+        "process_mtbf": log.mtbf_s("software"),
+    }
     return goal.model_copy(update={"reliability": stated.model_copy(update=rates)}), log
 
 
