@@ -24,7 +24,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from profilers.records import Record, Seconds
-from tuner.faults.interval import LEAST_EFFECTIVE_RATIO
+from tuner.faults.interval import LEAST_EFFECTIVE_RATIO, interval_steps
 from tuner.faults.levels import SavePolicy
 from tuner.faults.reliability import FailureModel, Jobs, longest_wait_s
 from tuner.faults.run_shares import CheckpointLevels, Ratio, RunShares, Whole, run_shares
@@ -175,7 +175,8 @@ def forecast_shares(
         checkpoint_bytes=math.ceil(float(jobs.checkpoint_bytes)),
         failure_interval_s=1.0 / own.failures_per_s,
         checkpoint_interval_s=own.work_s,
-        checkpoint_interval_steps=own.steps or max(1, round(own.work_s / run.step_s)),
+        checkpoint_interval_steps=own.steps
+        or interval_steps(own.work_s, background_s=own.background_s, step_s=run.step_s),
         checkpoint_stall_s=own.stall_s,
         checkpoint_write_s=own.stall_s + own.background_s,
         checkpoint_in_background=own.background_s > 0.0,

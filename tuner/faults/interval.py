@@ -27,6 +27,7 @@ What background writes take from the computation beside them is part of c (relia
 Not covered: background writes that exceed host memory, failing checkpoints.
 """
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
@@ -49,6 +50,8 @@ from tuner.faults.reliability import (
 
 NEWTON_STEPS = 8
 """From Young's interval the error squares each time; 5 reach the last digit of a double."""
+ROUNDING: Final = 1e-9
+"""Of a step, by which a write may last longer than whole steps."""
 LEAST_EFFECTIVE_RATIO: Final = 0.01
 """A run that needs a hundred times its undisturbed time counts as one that never finishes."""
 
@@ -93,6 +96,17 @@ def best_work_s(*, failures_per_s: Numbers, stall_s: Numbers) -> Numbers:
         x = x - np.where(slope > 0.0, (x + np.expm1(-x - stall)) / _above_zero(slope), 0.0)
     best = x / failures_per_s
     return float(best) if np.ndim(best) == 0 else best
+
+
+def interval_steps(work_s: float, *, background_s: float, step_s: float) -> int:
+    """Return an interval in whole steps, never so few that a write in the background is not done.
+
+    Args:
+        work_s: of the interval.
+        background_s: of one checkpoint's write, beside training.
+        step_s: of a step.
+    """
+    return max(round(work_s / step_s), math.ceil(background_s / step_s - ROUNDING), 1)
 
 
 def cycle(jobs: Jobs, reliability: FailureModel, *, step_s: Numbers) -> CheckpointCycle:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from profilers.records import Record, Seconds
-from tuner.faults.interval import CheckpointCycle, cycle
+from tuner.faults.interval import CheckpointCycle, cycle, interval_steps
 from tuner.faults.levels import Level
 from tuner.faults.policies import HostPolicy, PolicyChoice, choose_policy
 from tuner.faults.reliability import FailureModel, Jobs, failure_rate_per_s, waiting_ratio
@@ -197,7 +197,9 @@ def _levels(choice: PolicyChoice, *, step_s: float) -> CheckpointLevels:
     compared.append(
         PolicyRatio(
             levels=(Level.SHARED,),
-            shared_interval_steps=max(1, round(float(only.work_s) / step_s)),
+            shared_interval_steps=interval_steps(
+                float(only.work_s), background_s=float(only.background_s), step_s=step_s
+            ),
             effective_time_ratio=float(only.effective_ratio),
         )
     )

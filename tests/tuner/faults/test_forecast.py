@@ -56,6 +56,15 @@ def test_the_run_of_a_real_model_adds_up() -> None:
     )
 
 
+def test_a_write_in_the_background_is_done_before_the_next_checkpoint() -> None:
+    """9.4 TB at 40 GB/s take 235 s, 7.34 steps of 32 s, which rounds to 7: too few."""
+    beside = replace(RELIABILITY, storage=replace(STORAGE, asynchronous=True))
+    for step_s, steps in ((32.0, 8), (47.0, 5), (235.0, 1), (10.0, 24)):
+        made = forecast(replace(RUN, step_s=step_s), jobs=JOBS, reliability=beside)
+        assert made.checkpoint_in_background
+        assert made.checkpoint_interval_steps == steps, step_s
+
+
 def test_the_plan_s_objective_and_its_forecast_agree() -> None:
     objective = float(goodput_step_s(RUN.step_s, jobs=JOBS, reliability=RELIABILITY))
     run_forecast = forecast(RUN, jobs=JOBS, reliability=RELIABILITY)

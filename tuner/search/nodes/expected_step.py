@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from tuner.config.train import TrainDecision
 from tuner.faults.forecast import RunForecast
+from tuner.faults.interval import interval_steps
 from tuner.plans.train import Plan, Roomier, TrainPrediction
 from tuner.search.train.memory_risk import Chances, LossPrices
 from tuner.search.train.preference import MEMORY_STEPS, TOLERANCE_RATIO, fit_C
@@ -68,11 +69,20 @@ def _stretched(run: RunForecast, ratio: float, step_s: float) -> RunForecast:
 
 def _saving_steps(run: RunForecast, interval_s: float, step_s: float) -> dict[str, object]:
     """Steps between checkpoints with another step; those on hosts still divide the others."""
-    levels, steps = run.checkpoint_levels, max(1, round(interval_s / step_s))
+    levels, background_s = run.checkpoint_levels, 0.0
+    if run.checkpoint_in_background:
+        background_s = (run.checkpoint_write_s or 0.0) - (run.checkpoint_stall_s or 0.0)
+    steps = interval_steps(interval_s, background_s=background_s, step_s=step_s)
     if levels is None or levels.host_interval_s is None or not levels.host_interval_steps:
         return {"checkpoint_interval_steps": steps}
     segments = round(interval_s / levels.host_interval_s)
-    on_hosts = max(1, round(levels.host_interval_s / step_s))
+    on_hosts = interval_steps(
+        levels.host_interval_s,
+        background_s=max(
+            (levels.host_write_s or 0.0) - (levels.host_stall_s or 0.0), background_s / segments
+        ),
+        step_s=step_s,
+    )
     own = levels.model_copy(update={"host_interval_steps": on_hosts})
     return {"checkpoint_interval_steps": segments * on_hosts, "checkpoint_levels": own}
 
