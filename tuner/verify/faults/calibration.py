@@ -9,8 +9,9 @@ count
     speed        deviation of those medians over their mean: the machine is so much faster or slower
                  from one run to the next
     slow step    median of those that are wholly beside a slow link, over all policies
-    stall        median of what a checkpoint of a level stops training for; where it is written in
-                 the background, also what the steps beside the write take beyond the median
+    stall        median of what a checkpoint of a level stops training for, less its wait for an
+                 earlier write; where it is written in the background, also what the steps beside
+                 the write take beyond the median
     durable      median from the end of the stall until the checkpoint is durable
     restart      mean from the fault to the next step, over all policies: a restart is mostly the
                  start of processes
@@ -196,13 +197,15 @@ class _Write:
 
 
 def _writes(launch: LaunchLog) -> Iterator[_Write]:
-    durable = durable_of(launch)
+    durable, earlier_s = durable_of(launch), -math.inf
     for stall in stalls_of(launch):
         durable_s = durable.get((stall.level, stall.step))
+        waited_s = min(stall.seconds, max(0.0, earlier_s - (stall.end_s - stall.seconds)))
         if durable_s is not None:
+            earlier_s = max(earlier_s, durable_s)
             yield _Write(
                 level=stall.level,
-                stall_s=stall.seconds,
+                stall_s=stall.seconds - waited_s,
                 begin_s=stall.end_s,
                 end_s=max(stall.end_s, durable_s),
             )

@@ -115,7 +115,7 @@ def measured_run(launches: Sequence[LaunchLog]) -> MeasuredRun:
     working = [one for one in launches if one.restored_at_s is not None]
     if not working:
         raise TunerError("no launch of the run took a step")
-    last_steps = [*map(_restored_step, working[1:]), None]
+    last_steps = _last_kept_steps(working)
     training: dict[int, Step] = {}
     saving_s = 0.0
     for launch, last_kept in zip(working, last_steps, strict=True):
@@ -193,6 +193,15 @@ def _restored(rank: RankEvents) -> Event:
 
 def _restored_step(launch: LaunchLog) -> int:
     return int(_restored(launch.ranks[0])["step"])
+
+
+def _last_kept_steps(working: Sequence[LaunchLog]) -> list[int | None]:
+    """Return the last step of each launch that no later restart went back behind; None: all."""
+    kept: list[int | None] = [None]
+    for later in reversed(working[1:]):
+        restored = _restored_step(later)
+        kept.append(restored if kept[-1] is None else min(restored, kept[-1]))
+    return kept[::-1]
 
 
 def _restarts(launches: Sequence[LaunchLog]) -> Iterator[MeasuredRestart]:

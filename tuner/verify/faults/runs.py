@@ -187,8 +187,8 @@ class _Runs:
 
 def _done(launches: Sequence[LaunchLog]) -> tuple[Fault, ...]:
     """Return the faults that were done, with the seconds since the first step when they were."""
-    begin_s = launches[0].restored_at_s
-    assert begin_s is not None
+    # The first launch may have ended before its first step.
+    begin_s = next(one.restored_at_s for one in launches if one.restored_at_s is not None)
     return tuple(
         replace(one.fault, at_s=one.time_s - begin_s)
         for launch in launches

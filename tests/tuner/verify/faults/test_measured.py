@@ -107,6 +107,40 @@ def test_the_parts_of_a_run_by_hand(tmp_path: Path) -> None:
     assert restart.unnoticed_s == pytest.approx(0.2)
 
 
+def test_a_stall_that_a_later_restart_went_back_behind_is_lost(tmp_path: Path) -> None:
+    """Saves after steps 4 and 8, half a second each; the third launch begins anew."""
+    begun = ("restored", 100.0, {"level": "none", "step": 0, "seconds": 0.0})
+    save = {"level": "shared", "stall_s": 0.5}
+    first = launch(
+        tmp_path / "0",
+        begun,
+        *steps(1, 4, begin_s=100.0),
+        ("training_resumed", 104.5, save | {"step": 4}),
+        *steps(5, 8, begin_s=104.5),
+        ("training_resumed", 109.0, save | {"step": 8}),
+        failed_at_s=109.0,
+        noticed_at_s=109.0,
+    )
+    second = launch(
+        tmp_path / "1",
+        ("restored", 111.0, {"level": "shared", "step": 8, "seconds": 0.1}),
+        failed_at_s=111.0,
+        noticed_at_s=111.0,
+    )
+    third = launch(
+        tmp_path / "2",
+        ("restored", 113.0, {"level": "none", "step": 0, "seconds": 0.1}),
+        *steps(1, 4, begin_s=113.0),
+        ("training_resumed", 117.5, save | {"step": 4}),
+        *steps(5, 6, begin_s=117.5),
+    )
+    run = measured_run([first, second, third])
+    assert (run.wall_s, run.training_s) == pytest.approx((19.5, 6.0))
+    assert run.saving_s == pytest.approx(0.5)
+    assert run.recovery_s == pytest.approx(4.0)
+    assert run.lost_s == pytest.approx(9.0)
+
+
 def test_a_replay_has_the_same_parts(tmp_path: Path) -> None:
     run = measured_run(a_run(tmp_path))
     seconds = RunSeconds(
@@ -156,6 +190,27 @@ def test_durations_of_a_short_run_by_hand(tmp_path: Path) -> None:
     assert own.step_s == pytest.approx(1.0)
     assert own.stall_s[Level.HOST] == pytest.approx(0.2 + 0.5)
     assert own.durable_after_s[Level.HOST] == pytest.approx(1.0)
+
+
+def test_the_wait_for_an_earlier_write_is_not_part_of_a_stall(tmp_path: Path) -> None:
+    """A write of 6 s; the next checkpoint, 4 s later, waits for 2 s of its 2.1."""
+    own = measure_policy(
+        [
+            launch(
+                tmp_path / "0",
+                ("restored", 100.0, {"level": "none", "step": 0, "seconds": 0.0}),
+                *steps(1, 4, begin_s=100.0),
+                ("training_resumed", 104.1, {"level": "shared", "step": 4, "stall_s": 0.1}),
+                *steps(5, 8, begin_s=104.1),
+                ("durable", 110.1, {"level": "shared", "step": 4, "seconds": 6.0}),
+                ("training_resumed", 110.2, {"level": "shared", "step": 8, "stall_s": 2.1}),
+                *steps(9, 12, begin_s=110.2),
+                ("durable", 116.2, {"level": "shared", "step": 8, "seconds": 6.0}),
+            )
+        ]
+    )
+    assert own.stall_s[Level.SHARED] == pytest.approx(0.1)
+    assert own.durable_after_s[Level.SHARED] == pytest.approx(6.0)
 
 
 def test_slow_steps_by_hand(tmp_path: Path) -> None:
