@@ -22,6 +22,7 @@ from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
 from tuner.estimate.prices import PricedConfiguration, PricingSetup, to_strategies
 from tuner.estimate.records import CheckpointChange, CheckpointEstimate
 from tuner.faults.forecast import RunForecast, TrainingRun, forecast
+from tuner.faults.levels import Level
 from tuner.faults.resolved import host_level, jobs_on_pool, resolved
 from tuner.spec.accounting import num_parameters
 from tuner.spec.goal import ONE_LEVEL, TWO_LEVELS, Reliability
@@ -81,7 +82,14 @@ class LaunchedRun:
             "replicas": saving.replicas,
         }
         checkpoint = self.stated.checkpoint.model_copy(update=update)
-        return _forecast(self, self.stated.model_copy(update={"checkpoint": checkpoint}))
+        made = _forecast(self, self.stated.model_copy(update={"checkpoint": checkpoint}))
+        own = made.checkpoint_levels
+        if own is None or own.levels:
+            return made
+        # Copies on hosts that no rate gives a use to do no harm to a run.
+        on_shared = self.forecast(replace(saving, on_hosts=False, host_steps=None))
+        on_one = own.model_copy(update={"levels": (Level.SHARED,)})
+        return on_shared.model_copy(update={"checkpoint_levels": on_one})
 
 
 def price_checkpoints(
@@ -94,6 +102,8 @@ def price_checkpoints(
     stated = spec.goal.reliability
     if stated is None or launch.engine not in FORMS:
         return None
+    if launch.engine is not TrainingEngine.MEGATRON:
+        stated = stated.model_copy(update={"in_process_restart": None})
     run = LaunchedRun(spec=spec, stated=stated, priced=priced, setup=setup)
     now = _as_launched(launch)
     as_launched = None if now is None else run.forecast(now)
@@ -146,8 +156,9 @@ def _changes(launch: LaunchSettings, run: LaunchedRun) -> Iterator[Change]:
             Saving(steps=None, in_background=in_background, on_hosts=on_hosts, replicas=replicas)
         )
         lines: tuple[str, ...] = (interval.format(best.checkpoint_interval_steps),)
-        if best.checkpoint_levels is not None and on_hosts:
-            lines += (HOST_FORM.format(best.checkpoint_levels.host_interval_steps),)
+        levels = best.checkpoint_levels
+        if levels is not None and levels.host_interval_steps is not None:
+            lines += (HOST_FORM.format(levels.host_interval_steps),)
         yield lines + (background,) * (in_background > launch.saves_in_background), best
     if now is not None and may_save_behind and not launch.saves_in_background:
         yield (background,), run.forecast(replace(now, in_background=True))

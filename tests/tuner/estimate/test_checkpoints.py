@@ -172,6 +172,25 @@ def test_checkpoints_on_hosts_of_a_launch_are_priced(
     assert "and every 90 steps on hosts:" in text
 
 
+def test_copies_on_hosts_that_no_rate_gives_a_use_to_do_no_harm(spec_of: MakeSpec) -> None:
+    spec, text = spec_of("mixtral-8x7b", nodes=8), (LAUNCHES / "mixtral.sh").read_text()
+    only = {"device_mtbf": None, "process_mtbf": 1e6}
+    goal = spec.goal.model_copy(update={"reliability": FAILING.model_copy(update=only)})
+    runs = []
+    for flags in ("", f"{LOCAL} --non-persistent-save-interval 400"):
+        more = text.replace(
+            "--micro-batch-size", f"--save-interval 4000 {flags} --micro-batch-size", 1
+        )
+        stated = spec.model_copy(update={"goal": goal})
+        run = checkpoints_of(estimate(stated, megatron.read(more, source="mixtral.sh"))).run
+        assert run is not None
+        runs.append(run)
+    without, with_copies = runs
+    assert with_copies.effective_time_ratio == without.effective_time_ratio > 0.0
+    assert with_copies.checkpoint_levels is not None
+    assert "need a rate at which nodes are lost" in with_copies.checkpoint_levels.left_out[0]
+
+
 def test_a_launch_is_told_how_to_save_to_hosts_where_the_spec_asks(spec_of: MakeSpec) -> None:
     text = (LAUNCHES / "mixtral.sh").read_text()
     spec = failing(spec_of("mixtral-8x7b", nodes=8))
