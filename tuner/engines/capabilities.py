@@ -111,6 +111,17 @@ def background_checkpoint_obstacle(target: Capabilities, *, zero_stage: int) -> 
     return f"{names} writes checkpoints in the background with zero_stage {listed} only"
 
 
+def in_process_restart_obstacle(target: Capabilities, *, zero_stage: int) -> str:
+    """Say why a target ends its processes to restart; empty where it need not."""
+    names, stages = " and ".join(target.names), target.in_process_restart_zero_stages
+    if zero_stage in stages:
+        return ""
+    if not stages:
+        return f"{names} does not restart inside its processes"
+    listed = " or ".join(map(str, sorted(stages)))
+    return f"{names} restarts inside its processes with zero_stage {listed} only"
+
+
 def reshard_obstacle(target: Capabilities, *, zero_stage: int, on_hosts: bool) -> str:
     """Say why a target cannot restore a checkpoint in another layout; empty where it can.
 

@@ -44,6 +44,7 @@ _RANK_SPLITTING: Final = frozenset(ADAPTER_TARGETS) - {"o_proj", "down_proj"}
 
 _WITH_0_18: Final = replace(
     MEGATRON_0_18,
+    in_process_restart_zero_stages=frozenset(),
     adapters=frozenset({"lora"}),
     fused_layers=frozenset({QKV, GATE_UP}),
     adapter_dtypes=frozenset({"bf16"}),
@@ -51,6 +52,7 @@ _WITH_0_18: Final = replace(
 )
 _WITH_0_16: Final = replace(
     MEGATRON_0_16,
+    in_process_restart_zero_stages=frozenset(),
     adapters=frozenset({"lora"}),
     adapter_targets=frozenset(ADAPTER_TARGETS) - {EXPERTS},
     fused_layers=frozenset({QKV, GATE_UP}),

@@ -16,6 +16,7 @@ from tuner.costs.train.shapes import number, single
 from tuner.engines.capabilities import (
     background_checkpoint_obstacle,
     host_checkpoint_obstacle,
+    in_process_restart_obstacle,
     intersection,
 )
 from tuner.faults.forecast import RunForecast, TrainingRun, forecast
@@ -437,6 +438,7 @@ def failure_model(
         profile=profile,
         host=host,
         has_background=not background_checkpoint_obstacle(engines, zero_stage=zero_stage),
+        restarts_in_process=not in_process_restart_obstacle(engines, zero_stage=zero_stage),
     )
 
 

@@ -193,6 +193,29 @@ def test_a_stated_level_of_an_engine_that_has_it_is_built() -> None:
         build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
 
 
+def test_a_restart_in_place_counts_where_the_engine_has_it() -> None:
+    ratios = {}
+    for emit, in_place in (
+        ("megatron-lm", None),
+        ("megatron-lm", 20.0),
+        ("megatron-bridge", 20.0),
+        ("torchtitan", 20.0),
+    ):
+        made = planned(spec_with(Checkpoint(), emit=emit, in_process_restart=in_place))
+        assert made.predicted is not None
+        assert made.predicted.run is not None
+        ratios[emit, in_place] = made.predicted.run.effective_time_ratio
+        said = [note for note in made.provenance.notes if "in_process_restart" in note]
+        has_none = in_place is not None and emit != "megatron-lm"
+        expected = [
+            f"goal.reliability.in_process_restart has no effect: {emit} does not restart inside"
+            " its processes"
+        ]
+        assert said == expected * has_none, emit
+    assert ratios["megatron-lm", 20.0] > ratios["megatron-lm", None]
+    assert ratios["megatron-bridge", 20.0] == ratios["megatron-lm", None]
+
+
 def test_a_plan_waits_for_writes_where_its_engine_does() -> None:
     runs = {}
     for emit, asynchronous, reason in (
