@@ -1,7 +1,8 @@
 """Storage and host memory of a node, and the start of a job's processes, from a profile.
 
 In profilers/storage.py all ranks write (or read) their own files at once, so a node's bandwidth is
-a rank's times the ranks per node. The largest file counts, since checkpoints are larger still.
+the slowest rank's times the ranks per node. The largest file counts, since checkpoints are larger
+still.
 
 Not covered: whether a shared storage keeps up with more nodes than were measured; state its limit
 in the spec where it does not.
@@ -12,7 +13,6 @@ from typing import Final, Literal, NamedTuple
 
 from profilers.records import Profile
 
-MEMORY_KINDS: Final = ("fresh", "save", "load")
 LEAST_MEMORY_BYTES: Final = 2**26
 """Of a row of host memory that counts."""
 
@@ -20,12 +20,13 @@ LEAST_MEMORY_BYTES: Final = 2**26
 def node_bytes_per_s(profile: Profile, *, kind: Literal["write", "read"]) -> float | None:
     """Bytes per second of one node's ranks together; None where storage was not measured."""
     machine = profile.header.machine
-    rows = [row for row in profile.table("storage") if row.case.kind == kind]
+    rows = [row for row in profile.table("storage") if row.case.kind == kind and row.times_s]
     if not rows:
         return None
-    largest = max(rows, key=lambda row: row.case.axes["bytes"])
-    per_rank = largest.case.axes["bytes"] / largest.expected_s
-    return per_rank * machine.world / machine.nodes
+    largest = max(row.case.axes["bytes"] for row in rows)
+    # A checkpoint is there once the last rank has written its own.
+    slowest_s = max(row.expected_s for row in rows if row.case.axes["bytes"] == largest)
+    return largest / slowest_s * machine.world / machine.nodes
 
 
 def background_delay_s_per_byte(profile: Profile) -> float:
@@ -39,7 +40,8 @@ def host_memory_rates(profile: Profile) -> Mapping[str, float]:
 
     Kinds that were not measured at sizes beyond a processor's caches are left out.
     """
-    slowest = {kind: _slowest(profile, "host_memory", kind=kind) for kind in MEMORY_KINDS}
+    kinds = dict.fromkeys(row.case.kind for row in profile.table("host_memory"))
+    slowest = {kind: _slowest(profile, "host_memory", kind=kind) for kind in kinds}
     return {
         kind: one.num_bytes / one.seconds
         for kind, one in slowest.items()

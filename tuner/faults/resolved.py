@@ -23,14 +23,15 @@ USUAL_NODE_BYTES_PER_S: Final = 2e9
 """Write rate of one node where nothing is stated or measured: about that of one client of a
 parallel file system; our default, to be replaced by a measurement."""
 
-FRESH_BYTES_PER_S: Final = 2.3e9
-"""From a device into memory that was not there before: 6.85 GB in 2.8 to 3.2 s; this and the next
-two of Megatron-LM's checkpoints on one H200 (examples/profiles/h200-megatron-lm)."""
-MEMORY_SAVE_BYTES_PER_S: Final = 2.0e9
-"""Of a process into files in memory: what tmpfs takes; with the copy before, a save of 6.85 GB
-takes 6.4 s, which is the mean of those that training waited for."""
-MEMORY_LOAD_BYTES_PER_S: Final = 0.6e9
-"""The same back, with all that the engine does meanwhile: 10.6 and 12.4 s."""
+HOST_MEMORY_BYTES_PER_S: Final[Mapping[str, float]] = {"fresh": 2.3e9, "save": 2.0e9, "load": 0.6e9}
+"""Of one process, by kind (profilers/host_memory.py); of Megatron-LM's checkpoints of 6.85 GB on
+one H200 (examples/profiles/h200-megatron-lm).
+
+    fresh    from a device into memory that was not there before: 2.8 to 3.2 s
+    save     into files in memory, what tmpfs takes; with the copy before it 6.4 s, the mean of
+             those that training waited for
+    load     the same back, with all that the engine does meanwhile: 10.6 and 12.4 s
+"""
 
 
 def resolved(
@@ -40,13 +41,15 @@ def resolved(
     profile: Profile | None,
     host: HostLevel | None = None,
     has_background: bool = True,
+    restarts_in_process: bool = True,
 ) -> FailureModel:
     """Fill in what the spec leaves open.
 
     A stated bandwidth is that of all nodes together, for reading too. Without one each node has the
     rate that the profile measured, or the default. Without a stated restart it is the start of the
     processes that the profile measured. `has_background`: the engine can write checkpoints while
-    training goes on; otherwise it waits, whatever the spec says.
+    training goes on; otherwise it waits, whatever the spec says. `restarts_in_process`: it restarts
+    inside its processes after failures that leave them.
 
     Raises:
         SpecError: the time of a restart is neither stated nor measured.
@@ -62,7 +65,7 @@ def resolved(
         node_mtbf_s=math.inf if stated.node_mtbf_s is None else stated.node_mtbf_s,
         process_mtbf_s=math.inf if stated.process_mtbf is None else stated.process_mtbf,
         restart_s=_restart_s(stated, profile),
-        process_restart_s=stated.in_process_restart,
+        process_restart_s=stated.in_process_restart if restarts_in_process else None,
         repair_s=0.0 if stated.repair is None else stated.repair,
         storage=Storage(
             write_bytes_per_s=together,
@@ -156,12 +159,7 @@ def _restart_s(stated: Reliability, profile: Profile | None) -> float:
 
 def _memory_rates(profile: Profile | None) -> Mapping[str, float]:
     measured = {} if profile is None else host_memory_rates(profile)
-    return {
-        "fresh": FRESH_BYTES_PER_S,
-        "save": MEMORY_SAVE_BYTES_PER_S,
-        "load": MEMORY_LOAD_BYTES_PER_S,
-        **measured,
-    }
+    return {**HOST_MEMORY_BYTES_PER_S, **measured}
 
 
 def _measured(profile: Profile | None, kind: Literal["write", "read"]) -> float | None:

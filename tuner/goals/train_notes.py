@@ -5,20 +5,15 @@ from typing import TYPE_CHECKING
 
 from profilers.records import Profile
 from tuner.engines.assumptions import plan_assumptions
-from tuner.engines.capabilities import background_checkpoint_obstacle, intersection, programs
+from tuner.engines.capabilities import (
+    background_checkpoint_obstacle,
+    in_process_restart_obstacle,
+    intersection,
+    programs,
+)
 from tuner.faults.failure_rates import exponential_test, observed_rates
-from tuner.faults.measured import (
-    MEMORY_KINDS,
-    host_memory_rates,
-    node_bytes_per_s,
-    restart_phases_s,
-)
-from tuner.faults.resolved import (
-    FRESH_BYTES_PER_S,
-    MEMORY_LOAD_BYTES_PER_S,
-    MEMORY_SAVE_BYTES_PER_S,
-    USUAL_NODE_BYTES_PER_S,
-)
+from tuner.faults.measured import host_memory_rates, node_bytes_per_s, restart_phases_s
+from tuner.faults.resolved import HOST_MEMORY_BYTES_PER_S, USUAL_NODE_BYTES_PER_S
 from tuner.goals.profiles import is_of_device
 from tuner.plans.train import Plan
 from tuner.report.checkpoint_levels import level_notes
@@ -72,7 +67,13 @@ def with_assumptions(plan: Plan) -> Plan:
     assumptions = plan_assumptions(programs(plan.emit), plan.model, plan.goal, plan.decision)
     run = None if plan.predicted is None else plan.predicted.run
     levels = () if run is None else (*level_notes(run), *without_spare_notes(run))
-    notes = (*plan.provenance.notes, *levels, *_write_mode_notes(plan), *assumptions)
+    notes = (
+        *plan.provenance.notes,
+        *levels,
+        *_write_mode_notes(plan),
+        *_restart_notes(plan),
+        *assumptions,
+    )
     provenance = plan.provenance.model_copy(update={"notes": notes})
     return plan.model_copy(update={"provenance": provenance})
 
@@ -94,6 +95,16 @@ def _write_mode_notes(plan: Plan) -> Iterator[str]:
         "training waits until checkpoints are written: "
         f"{reason or 'more of the time trains than with writes in the background'}"
     )
+
+
+def _restart_notes(plan: Plan) -> Iterator[str]:
+    """Say why failures of processes restart the whole job although the spec asks for less."""
+    stated, decision = plan.goal.reliability, plan.decision
+    if stated is None or decision is None or stated.in_process_restart is None:
+        return
+    reason = in_process_restart_obstacle(intersection(plan.emit), zero_stage=decision.zero_stage)
+    if reason:
+        yield f"goal.reliability.in_process_restart has no effect: {reason}"
 
 
 def _failure_notes(spec: Spec) -> Iterator[str]:
@@ -160,18 +171,19 @@ def _assumed_host_memory(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) 
     keeps_copies = stated.checkpoint.keeps_host_copies
     pools = (pool.name for pool in spec.cluster.pools)
     is_measured = all(
-        name in measured and len(host_memory_rates(measured[name].profile)) == len(MEMORY_KINDS)
+        name in measured
+        and host_memory_rates(measured[name].profile).keys() >= HOST_MEMORY_BYTES_PER_S.keys()
         for name in pools
     )
     if is_measured or not (keeps_copies or stated.checkpoint.asynchronous):
         return
+    usual = {kind: format_bytes_per_s(rate) for kind, rate in HOST_MEMORY_BYTES_PER_S.items()}
     files = ""
     if keeps_copies:
-        written, read = map(format_bytes_per_s, (MEMORY_SAVE_BYTES_PER_S, MEMORY_LOAD_BYTES_PER_S))
-        files = f", files in memory to be written at {written} and read at {read}"
+        files = f", files in memory to be written at {usual['save']} and read at {usual['load']}"
     yield (
         "what a device saves is assumed to be copied into its host's memory at"
-        f" {format_bytes_per_s(FRESH_BYTES_PER_S)}{files}; measure that with `moetune profile"
+        f" {usual['fresh']}{files}; measure that with `moetune profile"
         " --suite storage`"
     )
 

@@ -10,9 +10,7 @@ from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
 from tuner.config.columns import Strategies
 from tuner.faults.reliability import Jobs, read_s, stall_s, write_s
 from tuner.faults.resolved import (
-    FRESH_BYTES_PER_S,
-    MEMORY_LOAD_BYTES_PER_S,
-    MEMORY_SAVE_BYTES_PER_S,
+    HOST_MEMORY_BYTES_PER_S,
     USUAL_NODE_BYTES_PER_S,
     host_level,
     jobs_on_pool,
@@ -76,7 +74,7 @@ def test_a_measured_machine_is_taken_and_a_stated_bandwidth_goes_before_it() -> 
     # 64 writers of 2 GB each lose 0.5 ns a byte, beside copies into new memory.
     jobs = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=128e9, writers=64.0)
     slowed = replace(found.storage, delay_s_per_byte=0.5e-9)
-    copied_s = 2e9 / FRESH_BYTES_PER_S
+    copied_s = 2e9 / HOST_MEMORY_BYTES_PER_S["fresh"]
     assert stall_s(jobs, found.storage) == pytest.approx(copied_s)
     assert stall_s(jobs, slowed) == pytest.approx(copied_s + 1.0)
     # Nothing is beside a write that training waits for.
@@ -99,7 +97,7 @@ def test_host_memory_has_the_rates_of_a_profile_where_it_has_them() -> None:
     assert stall_s(jobs, fast.storage) == pytest.approx(0.04)
     for measured, expected in (
         (profile, (2e9, 4e9)),
-        (None, (MEMORY_SAVE_BYTES_PER_S, MEMORY_LOAD_BYTES_PER_S)),
+        (None, (HOST_MEMORY_BYTES_PER_S["save"], HOST_MEMORY_BYTES_PER_S["load"])),
     ):
         level = host_level(both, pool=POOL, nic_bytes_per_s=5e10, profile=measured, obstacle="")
         assert level is not None
