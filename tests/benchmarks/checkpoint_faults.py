@@ -118,7 +118,7 @@ def missed(report: FaultReport) -> Iterator[str]:
         if abs(result.replay_error) > BOUNDS["replay"]:
             yield f"{words}: replayed {result.replay_error:+.1%}"
         if abs(result.deviations) > BOUNDS["deviations"]:
-            yield f"{words}: {result.deviations:+.1f} deviations from the expected wall clock"
+            yield f"{words}: {result.deviations:+.1f} deviations from what is expected"
         if not result.is_on_curve:
             yield f"{words}: losses differ"
     if report.lost_goodput_ratio > BOUNDS["choice"]:

@@ -39,9 +39,14 @@ def _policy_lines(result: PolicyResult) -> Iterator[str]:
     yield f"  replayed  {_parts(result.replayed)}: {result.replay_error:+.1%}"
     yield (
         f"  effective share {result.effective_ratio:.1%}, expected {result.expected_ratio:.1%};"
-        f" wall clock {result.deviations:+.1f} deviations from the expected"
+        f" wall clock {result.wall_deviations:+.1f} deviations from the expected"
         f" {result.expected_wall_s:.0f} s"
     )
+    if result.expected_overhead is not None:
+        yield (
+            f"  overhead {result.measured.overhead_s:.1f} s, {result.deviations:+.1f} deviations"
+            f" from the expected {result.expected_overhead.mean_s:.0f} s"
+        )
     if result.is_on_curve:
         yield "  every loss equals that of the run without faults"
     else:

@@ -57,6 +57,23 @@ class RunParts(Record):
         return self.lost_s + self.slowed_s + self.saving_s + self.recovery_s
 
 
+class Expectation(Record):
+    """Of many scenarios, at many speeds of the machine."""
+
+    mean_s: Amount
+    deviation_s: Amount
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Expectation":
+        """Return that of simulated runs, two or more."""
+        return cls(mean_s=statistics.fmean(seconds), deviation_s=statistics.stdev(seconds))
+
+    def deviations(self, measured_s: float) -> float:
+        """How many deviations a measured time lies from the mean."""
+        distance_s = measured_s - self.mean_s
+        return distance_s / self.deviation_s if self.deviation_s else math.copysign(0, distance_s)
+
+
 class PolicyResult(Record):
     """One policy."""
 
@@ -73,6 +90,8 @@ class PolicyResult(Record):
     expected_wall_s: Amount
     deviation_s: Amount
     """Of the wall clock, between scenarios and between speeds of the machine."""
+    expected_overhead: Expectation | None = None
+    """Of lost, slowed, saving and recovery seconds together; absent from reports of before it."""
     is_on_curve: bool
     """Every loss equals that of the run without faults, to the last bit."""
 
@@ -83,9 +102,19 @@ class PolicyResult(Record):
 
     @property
     def deviations(self) -> float:
-        """How many deviations the measured wall clock lies from the expected one."""
-        distance_s = self.measured.wall_s - self.expected_wall_s
-        return distance_s / self.deviation_s if self.deviation_s else math.copysign(0, distance_s)
+        """How many deviations the measured overhead lies from the expected one.
+
+        Of the wall clock where no overhead was expected.
+        """
+        if self.expected_overhead is None:
+            return self.wall_deviations
+        return self.expected_overhead.deviations(self.measured.overhead_s)
+
+    @property
+    def wall_deviations(self) -> float:
+        """The same of the wall clock, which also follows the speed of the machine."""
+        wall = Expectation(mean_s=self.expected_wall_s, deviation_s=self.deviation_s)
+        return wall.deviations(self.measured.wall_s)
 
 
 class FaultReport(Record):
@@ -147,7 +176,7 @@ def policy_result(
         )
         for other, by in zip(_other_seeds(scenario), slower.tolist(), strict=True)
     ]
-    walls = [one.wall_s for one in drawn]
+    wall = Expectation.of([one.wall_s for one in drawn])
     step_s = during.seconds.step_s
     slow = [one for one in measured.steps if any(each.is_beside(one) for each in windows)]
     slowed_s = max(0.0, sum(one.seconds for one in slow) - len(slow) * step_s)
@@ -167,20 +196,25 @@ def policy_result(
             saving_s=measured.saving_s + beside_writes_s,
             recovery_s=measured.recovery_s,
         ),
-        replayed=RunParts(
-            wall_s=replayed.wall_s,
-            lost_s=replayed.lost_s,
-            slowed_s=replayed.slowed_s,
-            saving_s=replayed.saving_s,
-            recovery_s=replayed.recovery_s,
-        ),
+        replayed=_parts(replayed),
         effective_ratio=min(
             1.0, (measured.training_s - slowed_s - beside_writes_s) / measured.wall_s
         ),
         expected_ratio=statistics.fmean(one.training_s / one.wall_s for one in drawn),
-        expected_wall_s=statistics.fmean(walls),
-        deviation_s=statistics.stdev(walls),
+        expected_wall_s=wall.mean_s,
+        deviation_s=wall.deviation_s,
+        expected_overhead=Expectation.of([_parts(one).overhead_s for one in drawn]),
         is_on_curve=tuple(losses) == measured.losses,
+    )
+
+
+def _parts(run: SimulatedRun) -> RunParts:
+    return RunParts(
+        wall_s=run.wall_s,
+        lost_s=run.lost_s,
+        slowed_s=run.slowed_s,
+        saving_s=run.saving_s,
+        recovery_s=run.recovery_s,
     )
 
 

@@ -19,6 +19,7 @@ from tuner.verify.faults.calibration import (
     short_faults,
     short_steps,
 )
+from tuner.verify.faults.comparison import Expectation, policy_result
 from tuner.verify.faults.events import EVENTS_NAME, rank_events
 from tuner.verify.faults.links import NodeLinks
 from tuner.verify.faults.measured import measured_run
@@ -105,6 +106,38 @@ def test_the_parts_of_a_run_by_hand(tmp_path: Path) -> None:
     assert (restart.level, restart.kind) == (Level.SHARED, FailureClass.NODE)
     assert (restart.step, restart.launches, restart.is_frozen) == (4, 2, True)
     assert restart.unnoticed_s == pytest.approx(0.2)
+
+
+def test_what_is_expected_by_hand(tmp_path: Path) -> None:
+    """Faults every 30 years, so that only one of two checkpoints, half a second, is expected."""
+    launches = a_run(tmp_path)
+    during = measure_policy(launches)
+    scenario = Scenario.model_validate(
+        {"steps": 8, "nodes": 2, "mean_interval": 1e9, "faults": {"kill": 1}}
+    )
+    result = policy_result(
+        StatedPolicy(shared=4),
+        during.run,
+        scenario=scenario,
+        before=durations(during),
+        during=durations(during),
+        done=(),
+        windows=(),
+        ranks_per_node=1,
+        losses=during.run.losses,
+    )
+    assert result.is_on_curve
+    assert result.replayed.overhead_s == pytest.approx(0.5)
+    assert result.expected_wall_s == pytest.approx(8.5)
+    assert result.expected_overhead is not None
+    assert result.expected_overhead.mean_s == pytest.approx(0.5)
+    # The run took 14 s, 6 of them beside its steps.
+    expected = Expectation(mean_s=4.0, deviation_s=0.5)
+    other = result.model_copy(update={"expected_overhead": expected, "deviation_s": 11.0})
+    assert other.deviations == pytest.approx(4.0)
+    assert other.wall_deviations == pytest.approx(0.5)
+    older = other.model_copy(update={"expected_overhead": None})
+    assert older.deviations == pytest.approx(0.5)
 
 
 def test_a_stall_that_a_later_restart_went_back_behind_is_lost(tmp_path: Path) -> None:
