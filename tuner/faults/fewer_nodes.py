@@ -17,8 +17,9 @@ systems may have any arrival rates). With I = -1 it is the system of tuner/fault
     F, D, W   shares of time with the full layout, fewer nodes, and waiting
     f, f'     shares of its running time that a layout trains
     x         step / step': speed with fewer nodes at the same global batch, as a share of full
-    r         restart of a failure in the full layout, R from shared storage, R' the same with fewer
-    q         running seconds that a failure loses, q_s where it restores from shared storage
+    r         restart after a lost node in the full layout, R from shared storage, R' the same with
+              fewer
+    q         running seconds that a lost node costs, q_s where shared storage is restored
     u         share of running seconds without failures that trains
     T', b'    from one shared checkpoint to the next with fewer nodes, and until one is durable
 
@@ -27,9 +28,10 @@ systems may have any arrival rates). With I = -1 it is the system of tuner/fault
     back      once a node is repaired, at the next shared checkpoint after R', which is d seconds
               later on average over repairs; then b' and R in the full layout
 
-The time of the chain begins with the failure, so that R' is part of D; f counts a restart r for
-every failure of the full layout, so also for those whose restart is R' instead. With s times per
-second from the full layout to fewer nodes,
+The time of the chain begins with the failure, so that R' is part of D; f counts a restart r and a
+loss q for every node that the full layout loses, so also for those whose restart is R' instead and
+whose loss is q_s. Failures of processes, which may restart and lose otherwise, never end the full
+layout. With s times per second from the full layout to fewer nodes,
 
     share = f (F - s d + s r - s (b' + R)) + f' x (D + s d - s R') - s u (q_s - q)
 
@@ -83,12 +85,12 @@ class LayoutShares:
     checkpoints: float
     """Stalls of checkpoints that were kept."""
     restarting: float
-    restart_s: float
-    """Of a failure, mean, r."""
-    lost_node_restart_s: float
-    """After the loss of a node, from shared storage, R."""
-    lost_s: float
-    """Running seconds that a failure loses, mean, q."""
+    node_restart_s: float
+    """After the loss of a node, mean over the levels that are restored, r."""
+    shared_restart_s: float
+    """The same from shared storage, R."""
+    node_lost_s: float
+    """Running seconds that the loss of a node loses, mean over the levels, q."""
     shared_lost_s: float
     """The same where shared storage is restored, q_s."""
     shared_interval_s: float
@@ -151,9 +153,11 @@ def layout_shares(
         training=own.training / running if running > 0.0 else 0.0,
         checkpoints=own.checkpoints / running if running > 0.0 else 0.0,
         restarting=own.restarting / running if running > 0.0 else 1.0,
-        restart_s=own.restart_s,
-        lost_node_restart_s=reliability.restart_s + float(read_s(jobs, reliability.storage)),
-        lost_s=sum(loss.share * one_s for loss, one_s in zip(own.losses, lost_s, strict=True)),
+        node_restart_s=own.node_restart_s,
+        shared_restart_s=reliability.restart_s + float(read_s(jobs, reliability.storage)),
+        node_lost_s=sum(
+            loss.node_share * one_s for loss, one_s in zip(own.losses, lost_s, strict=True)
+        ),
         shared_lost_s=lost_s[-1],
         shared_interval_s=own.losses[-1].between_s,
         background_s=own.background_s,
@@ -193,18 +197,18 @@ def time_shares(losses: Losses) -> TimeShares:
 def continued_run(losses: Losses, full: LayoutShares, fewer: LayoutShares) -> ContinuedRun:
     """Return the shares of a run that goes on with fewer nodes when no spare is left."""
     times = time_shares(losses)
-    restart_s = fewer.lost_node_restart_s
+    restart_s = fewer.shared_restart_s
     speed = full.step_s / fewer.step_s
-    back_s = fewer.background_s + full.lost_node_restart_s
+    back_s = fewer.background_s + full.shared_restart_s
     late_s = _late_s(losses, fewer)
     switches = losses.per_s * times.last_spare / (1.0 + losses.per_s * late_s)
-    whole_layout = times.full + switches * (full.restart_s - late_s - back_s)
+    whole_layout = times.full + switches * (full.node_restart_s - late_s - back_s)
     fewer_layout = times.fewer + switches * (late_s - restart_s)
     running, other = max(0.0, whole_layout), max(0.0, fewer_layout)
-    lost = switches * full.useful * (full.shared_lost_s - full.lost_s)
+    lost = switches * full.useful * (full.shared_lost_s - full.node_lost_s)
     slow = fewer.training * other
     restarting = full.restarting * running + fewer.restarting * other
-    restarting += switches * (restart_s + back_s - full.restart_s)
+    restarting += switches * (restart_s + back_s - full.node_restart_s)
     return ContinuedRun(
         training=max(0.0, full.training * running + slow * speed - lost),
         slower=max(0.0, slow * (1.0 - speed)),
@@ -218,7 +222,7 @@ def continued_run(losses: Losses, full: LayoutShares, fewer: LayoutShares) -> Co
 
 def _late_s(losses: Losses, fewer: LayoutShares) -> float:
     """Mean seconds from a repair to the next shared checkpoint, d; they follow the restart."""
-    restart_s, interval_s = fewer.lost_node_restart_s, fewer.shared_interval_s
+    restart_s, interval_s = fewer.shared_restart_s, fewer.shared_interval_s
     if not losses.repair_s > 0.0:
         return restart_s + interval_s
     rate = (losses.spare_nodes + 1) / losses.repair_s

@@ -37,6 +37,9 @@ class Recovery:
     """Until training goes on."""
     lost_ratio: float
     """Chance that no copy on a host is left."""
+    node_mean_s: float
+    """The mean of failures that take a node, of either class; this and the next."""
+    node_lost_ratio: float
 
 
 def recovery(
@@ -72,9 +75,18 @@ def recovery(
             if survives[kind]
             else 1.0
         )
+    together = shares[FailureClass.TOGETHER]
+    nodes = shares[FailureClass.NODE] + together
+    # Of those that take a node.
+    of_node = {
+        FailureClass.NODE: shares[FailureClass.NODE] / nodes if nodes else 1.0,
+        FailureClass.TOGETHER: together / nodes if nodes else 0.0,
+    }
     return Recovery(
         mean_s=sum(shares[kind] * seconds[kind] for kind in CLASSES),
         lost_ratio=sum(shares[kind] * lost[kind] for kind in CLASSES),
+        node_mean_s=sum(share * seconds[kind] for kind, share in of_node.items()),
+        node_lost_ratio=sum(share * lost[kind] for kind, share in of_node.items()),
     )
 
 

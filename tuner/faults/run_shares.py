@@ -15,7 +15,13 @@ from profilers.records import Record, Seconds
 from tuner.faults.interval import CheckpointCycle, cycle, interval_steps
 from tuner.faults.levels import Level
 from tuner.faults.policies import HostPolicy, PolicyChoice, choose_policy
-from tuner.faults.reliability import FailureModel, Jobs, failure_rate_per_s, waiting_ratio
+from tuner.faults.reliability import (
+    FailureModel,
+    Jobs,
+    failure_rate_per_s,
+    read_s,
+    waiting_ratio,
+)
 from tuner.units import format_s
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
@@ -66,6 +72,8 @@ class Loss:
 
     share: float
     """Of all failures."""
+    node_share: float
+    """Of those that take a node."""
     between_s: float
     """From one checkpoint of the restored level to the next."""
     background_s: float
@@ -94,6 +102,8 @@ class RunShares:
     background_s: float
     """Of writing; 0 where training waits for it."""
     restart_s: float
+    node_restart_s: float
+    """Of failures that take a node."""
     losses: tuple["Loss", ...]
     """By the level that is restored."""
     reason: str
@@ -113,7 +123,7 @@ class RunShares:
         }
 
 
-def _on_shared_storage(times: CheckpointCycle) -> RunShares:
+def _on_shared_storage(times: CheckpointCycle, jobs: Jobs, reliability: FailureModel) -> RunShares:
     training, waiting = float(times.effective_ratio), float(times.waiting_ratio)
     rate, restart_s = float(times.failures_per_s), float(times.restart_s)
     return RunShares(
@@ -126,9 +136,11 @@ def _on_shared_storage(times: CheckpointCycle) -> RunShares:
         stall_s=float(times.stall_s),
         background_s=float(times.background_s),
         restart_s=restart_s,
+        node_restart_s=reliability.restart_s + float(read_s(jobs, reliability.storage)),
         losses=(
             Loss(
                 share=1.0,
+                node_share=1.0,
                 between_s=float(times.work_s) + float(times.stall_s),
                 background_s=float(times.background_s),
                 restart_s=restart_s,
@@ -148,7 +160,7 @@ def _on_both_levels(chosen: HostPolicy, jobs: Jobs, reliability: FailureModel) -
     written_s = {one: seconds.background_s(one, asynchronous=is_async) for one in Level}
     period_s = (policy.segments - 1) * (segment_s + stall_s[Level.HOST])
     period_s += segment_s + stall_s[Level.SHARED]
-    from_host = shares.host_restores
+    from_host, node_from_host = shares.host_restores, shares.node_host_restores
     return RunShares(
         training=running * shares.training,
         checkpoints=running * shares.checkpoints,
@@ -160,15 +172,18 @@ def _on_both_levels(chosen: HostPolicy, jobs: Jobs, reliability: FailureModel) -
         stall_s=stall_s[Level.SHARED],
         background_s=written_s[Level.SHARED],
         restart_s=shares.restart_s,
+        node_restart_s=shares.node_restart_s,
         losses=(
             Loss(
                 share=from_host,
+                node_share=node_from_host,
                 between_s=segment_s + stall_s[Level.HOST],
                 background_s=written_s[Level.HOST],
                 restart_s=shares.restart_s,
             ),
             Loss(
                 share=1.0 - from_host,
+                node_share=1.0 - node_from_host,
                 between_s=period_s,
                 background_s=written_s[Level.SHARED],
                 restart_s=shares.restart_s,
@@ -233,15 +248,15 @@ def run_shares(jobs: Jobs, reliability: FailureModel, *, step_s: float) -> RunSh
     Where no stated ones are possible nothing trains, and the reason says why.
     """
     if reliability.host is None:
-        return _on_shared_storage(cycle(jobs, reliability, step_s=step_s))
+        return _on_shared_storage(cycle(jobs, reliability, step_s=step_s), jobs, reliability)
     choice = choose_policy(jobs, reliability, step_s=step_s)
     if choice.chosen is not None:
         own = _on_both_levels(choice.chosen, jobs, reliability)
     elif choice.is_shared_enough:
-        own = _on_shared_storage(choice.shared_only)
+        own = _on_shared_storage(choice.shared_only, jobs, reliability)
     else:
         own = replace(
-            _on_shared_storage(choice.shared_only),
+            _on_shared_storage(choice.shared_only, jobs, reliability),
             training=0.0,
             checkpoints=0.0,
             reason="; ".join(choice.left_out),

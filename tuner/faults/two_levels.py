@@ -61,6 +61,9 @@ class LevelShares:
     """Share of restarts that continue from copies on hosts."""
     restart_s: float
     """Mean time from a failure to the first step."""
+    node_host_restores: float
+    """The same two of failures that take a node: the share that continues from copies on hosts."""
+    node_restart_s: float
 
     @property
     def lost(self) -> float:
@@ -69,7 +72,13 @@ class LevelShares:
 
 
 NEVER = LevelShares(
-    training=0.0, checkpoints=0.0, restarting=1.0, host_restores=0.0, restart_s=math.inf
+    training=0.0,
+    checkpoints=0.0,
+    restarting=1.0,
+    host_restores=0.0,
+    restart_s=math.inf,
+    node_host_restores=0.0,
+    node_restart_s=math.inf,
 )
 """Failures are so frequent that nothing is finished between them."""
 
@@ -130,6 +139,8 @@ def _one_level(
         restarting=failures * shared.mean_s / wall_s,
         host_restores=0.0,
         restart_s=shared.mean_s,
+        node_host_restores=0.0,
+        node_restart_s=shared.node_mean_s,
     )
 
 
@@ -152,12 +163,16 @@ def _two_levels(
     wall_s = failures / rates.per_s + restarting_s
     if math.isinf(wall_s):
         return NEVER
+    from_host = cycle.host_failures / failures
+    from_shared = cycle.shared_failures / failures
     return LevelShares(
         training=cycle.periods * times.segments * times.work_s / wall_s,
         checkpoints=cycle.periods * stopped_s / wall_s,
         restarting=restarting_s / wall_s,
-        host_restores=cycle.host_failures * (1.0 - host.lost_ratio) / failures,
+        host_restores=from_host * (1.0 - host.lost_ratio),
         restart_s=restarting_s / failures,
+        node_host_restores=from_host * (1.0 - host.node_lost_ratio),
+        node_restart_s=from_host * host.node_mean_s + from_shared * shared.node_mean_s,
     )
 
 

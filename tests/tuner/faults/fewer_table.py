@@ -74,30 +74,28 @@ def shares_of(one: Case) -> LayoutShares:
     period_s += (policy.segments - 1) * stall_s[Level.HOST]
     host_lost_s = (work_s + stall_s[Level.HOST]) / 2.0 + behind_s[Level.HOST]
     shared_lost_s = period_s / 2.0 + behind_s[Level.SHARED]
-    from_host = shares.host_restores
+    from_host = shares.node_host_restores
     return LayoutShares(
         step_s=times.step_s,
         training=shares.training,
         checkpoints=shares.checkpoints,
         restarting=shares.restarting,
-        restart_s=shares.restart_s,
-        lost_node_restart_s=times.restart_s[Level.SHARED, FailureClass.NODE],
-        lost_s=from_host * host_lost_s + (1.0 - from_host) * shared_lost_s,
+        node_restart_s=shares.node_restart_s,
+        shared_restart_s=times.restart_s[Level.SHARED, FailureClass.NODE],
+        node_lost_s=from_host * host_lost_s + (1.0 - from_host) * shared_lost_s,
         shared_lost_s=shared_lost_s,
         shared_interval_s=period_s,
         background_s=behind_s[Level.SHARED],
     )
 
 
-def _times(
-    step_s: float = STEP_S, *, write_s: float = 60.0, restart_s: float = 900.0
-) -> RunSeconds:
+def _times(step_s: float, *, restart_s: float, process_restart_s: float) -> RunSeconds:
     return seconds(
         step_s=step_s,
         stall_s=(1.0, 5.0),
-        durable_after_s=(2.0, write_s),
-        host_restart_s=(restart_s, restart_s),
-        shared_restart_s=(restart_s,) * 3,
+        durable_after_s=(2.0, 60.0),
+        host_restart_s=(process_restart_s, restart_s),
+        shared_restart_s=(process_restart_s, restart_s, restart_s),
     )
 
 
@@ -109,19 +107,22 @@ def row(
     fewer_nodes: float = 7 / 8,
     process_s: float = 0.0,
     host: int | None = None,
+    replicas: int = 1,
     asynchronous: bool = False,
     spare_nodes: int = 0,
     idle_nodes: int = 0,
     is_repair_drawn: bool = False,
     restart_s: float = 900.0,
+    process_restart_s: float | None = None,
 ) -> Row:
     """Make a row; `speed` of fewer nodes and their number as shares of all, means in seconds."""
-    replicas = 0 if host is None else 1
+    shorter_s = restart_s if process_restart_s is None else process_restart_s
 
     def layout(step_s: float, often: float) -> Case:
         rates = (process_s / often, loss_s / often / 0.9, loss_s / often / 0.1)
-        times = _times(step_s, restart_s=restart_s)
-        return case(host, 360, times, rates, replicas=replicas, asynchronous=asynchronous)
+        times = _times(step_s, restart_s=restart_s, process_restart_s=shorter_s)
+        others = 0 if host is None else replicas
+        return case(host, 360, times, rates, replicas=others, asynchronous=asynchronous)
 
     return Row(
         full=layout(STEP_S, 1.0),
@@ -148,6 +149,12 @@ TABLE = {
     "copies on hosts": row(0.85, process_s=16 * HOUR, host=30, asynchronous=True),
     "copies on hosts, a spare": row(
         0.8, loss_s=12 * HOUR, host=60, spare_nodes=1, is_repair_drawn=True
+    ),
+    "processes restart at once": row(
+        0.85, process_s=8 * HOUR, repair_s=3 * HOUR, restart_s=3000.0, process_restart_s=60.0
+    ),
+    "copies on hosts that lost nodes take along": row(
+        0.85, process_s=8 * HOUR, repair_s=3 * HOUR, host=30, replicas=0, asynchronous=True
     ),
     "long repairs": row(0.9, loss_s=60 * HOUR, repair_s=90 * HOUR),
     "long restarts": row(0.85, restart_s=3600.0),

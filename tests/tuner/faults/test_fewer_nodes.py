@@ -18,7 +18,7 @@ from tuner.faults.fewer_nodes import (
     time_shares,
 )
 from tuner.faults.levels import FailureClass, FailureRates, Level, SavePolicy
-from tuner.faults.reliability import FailureModel, Jobs, Storage, waiting_ratio
+from tuner.faults.reliability import FailureModel, HostLevel, Jobs, Storage, waiting_ratio
 from tuner.faults.run_shares import run_shares
 from tuner.faults.simulation import (
     Failure,
@@ -81,7 +81,7 @@ def _waiting_row(spare_nodes: int) -> tuple[float, float]:
     own = run_shares(jobs, MODEL, step_s=STEP_S)
     full = layout_shares(own, jobs, MODEL, step_s=STEP_S)
     nothing = replace(
-        full, training=0.0, lost_node_restart_s=0.0, shared_interval_s=0.0, background_s=0.0
+        full, training=0.0, shared_restart_s=0.0, shared_interval_s=0.0, background_s=0.0
     )
     losses = replace(node_losses(jobs, jobs, MODEL), fewer_per_s=0.0)
     return continued_run(losses, full, nothing).training, own.training
@@ -117,6 +117,34 @@ def test_processes_that_fail_take_no_node() -> None:
     continued = continued_run(node_losses(JOBS, JOBS, model), full, full)
     assert continued.training == pytest.approx(own.training)
     assert (continued.switches_per_s, continued.fewer, continued.waiting) == (0.0, 0.0, 0.0)
+
+
+def test_only_losses_of_nodes_count_where_a_node_is_missed() -> None:
+    # A node lost takes its copies along: the run restarts from shared storage, whether it goes on
+    # with as many nodes or with fewer, and no failure of processes changes what that costs.
+    quick = replace(MODEL, process_mtbf_s=64 * HOUR, process_restart_s=30.0)
+    host = HostLevel(
+        node_bytes_per_s=400e9,
+        replicas=(0,),
+        together_ratio=0.1,
+        is_optional=False,
+        interval_s=60.0,
+    )
+    failures = Failures()
+    for name, model in (("shared", quick), ("host", replace(quick, host=host))):
+        own = run_shares(JOBS, model, step_s=STEP_S)
+        shares = layout_shares(own, JOBS, model, step_s=STEP_S)
+        with failures.of(name):
+            assert shares.node_restart_s == pytest.approx(shares.shared_restart_s, rel=3e-2)
+            assert shares.node_lost_s == pytest.approx(shares.shared_lost_s)
+            assert own.restart_s < 0.5 * shares.node_restart_s
+    # With replicas one loss in ten takes those along, too.
+    model = replace(quick, host=replace(host, replicas=(1,)))
+    shares = layout_shares(run_shares(JOBS, model, step_s=STEP_S), JOBS, model, step_s=STEP_S)
+    with failures.of("replicas"):
+        assert shares.node_restart_s < shares.shared_restart_s
+        assert 0.1 < shares.node_lost_s / shares.shared_lost_s < 0.5
+    failures.check()
 
 
 def test_the_parts_of_a_continued_run_fit_into_its_time() -> None:
