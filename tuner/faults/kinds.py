@@ -1,7 +1,8 @@
 """One job on nodes of several kinds: a failed node is replaced by one of its own kind only.
 
-Failure rates, writers and bytes add up. The slowest kind's storage bandwidth counts for all, since
-a checkpoint is durable when its last part is. Every kind has its own spares:
+Failure rates, writers and bytes add up. The slowest kind's way to storage and its start count for
+all, since a checkpoint is durable when its last part is, and training goes on when the last rank
+does. Every kind has its own spares:
 
     w / (1 - w) = sum over kinds of w_k / (1 - w_k)
 
@@ -35,9 +36,11 @@ def jobs_together(kinds: Sequence[Jobs], *, checkpoint_bytes: float) -> Jobs:
 
 
 def slowest(kinds: Sequence[FailureModel]) -> FailureModel:
-    """Take the slowest storage of the kinds, which are identical in all else.
+    """Take the slowest of what profiles and datasheets say of the kinds; a spec says the rest.
 
-    A level on hosts is not priced over several kinds of nodes, and left out.
+    That is what a node and a device reach to storage and to memory, what writing takes from
+    computation, and restarts; the order of the kinds does not matter. A level on hosts is not
+    priced over several kinds of nodes, and left out.
     """
     storages = [one.storage for one in kinds]
     storage = replace(
@@ -45,6 +48,17 @@ def slowest(kinds: Sequence[FailureModel]) -> FailureModel:
         node_write_bytes_per_s=min(one.node_write_bytes_per_s for one in storages),
         node_read_bytes_per_s=min(one.node_read_bytes_per_s for one in storages),
         host_bytes_per_s=min(one.host_bytes_per_s for one in storages),
+        fresh_bytes_per_s=min(one.fresh_bytes_per_s for one in storages),
+        delay_s_per_byte=max(one.delay_s_per_byte for one in storages),
     )
+    restart_s = max(one.restart_s for one in kinds)
+    shorter_s = None
+    if any(one.process_restart_s is not None for one in kinds):
+        shorter_s = max(
+            one.restart_s if one.process_restart_s is None else one.process_restart_s
+            for one in kinds
+        )
     host = kinds[0].host if len(kinds) == 1 else None
-    return replace(kinds[0], storage=storage, host=host)
+    return replace(
+        kinds[0], storage=storage, restart_s=restart_s, process_restart_s=shorter_s, host=host
+    )

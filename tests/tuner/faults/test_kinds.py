@@ -12,6 +12,7 @@ from tuner.faults.reliability import FailureModel, Jobs, Storage, longest_wait_s
 
 STORAGE = Storage(write_bytes_per_s=40e9, read_bytes_per_s=80e9, host_bytes_per_s=25e9)
 RELIABILITY = FailureModel(device_mtbf_s=1e6, restart_s=600.0, repair_s=5_000.0, storage=STORAGE)
+WHOLE = FailureModel(device_mtbf_s=1e6, restart_s=70.0, storage=STORAGE)
 
 
 def job(devices: int, *, spares: int) -> Jobs:
@@ -102,13 +103,15 @@ def test_the_bill_counts_spares_and_every_price() -> None:
     assert found.failure_interval_s == pytest.approx(1e6 / 192)
 
 
-def test_the_slowest_way_to_storage_is_that_of_all() -> None:
+def test_the_slowest_kind_counts_for_all_in_any_order() -> None:
     fast = Storage(
         write_bytes_per_s=40e9,
         read_bytes_per_s=80e9,
         node_write_bytes_per_s=4e9,
         node_read_bytes_per_s=1e9,
         host_bytes_per_s=50e9,
+        fresh_bytes_per_s=2e9,
+        delay_s_per_byte=1e-10,
     )
     slow = Storage(
         write_bytes_per_s=40e9,
@@ -116,10 +119,32 @@ def test_the_slowest_way_to_storage_is_that_of_all() -> None:
         node_write_bytes_per_s=2e9,
         node_read_bytes_per_s=3e9,
         host_bytes_per_s=25e9,
+        fresh_bytes_per_s=3e9,
+        delay_s_per_byte=4e-10,
     )
     both = [
-        FailureModel(device_mtbf_s=1e6, restart_s=60.0, storage=storage) for storage in (fast, slow)
+        FailureModel(
+            device_mtbf_s=1e6, restart_s=whole_s, process_restart_s=shorter_s, storage=storage
+        )
+        for storage, whole_s, shorter_s in ((fast, 60.0, 30.0), (slow, 90.0, 20.0))
     ]
-    found = slowest(both).storage
-    assert (found.node_write_bytes_per_s, found.node_read_bytes_per_s) == (2e9, 1e9)
-    assert found.host_bytes_per_s == 25e9
+    for order in (both, both[::-1]):
+        together = slowest(order)
+        assert together == FailureModel(
+            device_mtbf_s=1e6,
+            restart_s=90.0,
+            process_restart_s=30.0,
+            storage=Storage(
+                write_bytes_per_s=40e9,
+                read_bytes_per_s=80e9,
+                node_write_bytes_per_s=2e9,
+                node_read_bytes_per_s=1e9,
+                host_bytes_per_s=25e9,
+                fresh_bytes_per_s=2e9,
+                delay_s_per_byte=4e-10,
+            ),
+        )
+    # A kind whose processes restart as a whole node does.
+    for order in ([both[0], WHOLE], [WHOLE, both[0]]):
+        assert slowest(order).process_restart_s == WHOLE.restart_s
+    assert slowest([WHOLE, WHOLE]).process_restart_s is None
