@@ -6,6 +6,11 @@ these to a shared one. Both are optimised where they are not stated: the best of
 two, from the shortest intervals that writes allow to four times the best ones of one level, then
 from there and from the one-level estimates to ever nearer neighbours, until none is better.
 
+A stated interval is kept. The shared one is a whole number of host ones: with it alone stated, host
+intervals are compared of which a multiple lies within a step or `NEAR` of it, and if none of these
+can be used, the one with the nearest multiple is taken; with both stated, the shared one is the
+nearest multiple of the host's.
+
 What is exact: the share of every policy that is compared. That the optimum is one of all whole
 numbers is tested by enumeration, not proven; none of its neighbours is better.
 """
@@ -26,6 +31,8 @@ FARTHEST: Final = 4.0
 """Times the best interval of one level: the longest that the grid has."""
 APPROACH: Final = (1.5, 1.2, 1.05, 1.0)
 """Factors between neighbours, the last one for a difference of one."""
+NEAR: Final = 0.02
+"""Share of a stated shared interval by which the planned one may differ, where a step is less."""
 MOST_TRIES: Final = 2000
 """Intervals of one number of replicas; a hundred are usual."""
 
@@ -195,10 +202,16 @@ class _Price:
     def best(self, shared_only: CheckpointCycle) -> HostPolicy | None:
         """Return the policy with the best intervals; None where none is possible."""
         allowed = _Allowed.of(self.reliability, self.seconds)
-        starts = list(allowed.grid(self.rates, shared_only))
+        stated = allowed.shared_steps
+        if stated is None:
+            starts = list(allowed.grid(self.rates, shared_only))
+        else:
+            starts = allowed.near(stated)
         if not starts:
             return None
-        intervals = _climb(max(starts, key=self.training), self.training, allowed)
+        intervals = max(starts, key=self.training)
+        if stated is None:
+            intervals = _climb(intervals, self.training, allowed)
         shares = self.shares[intervals]
         if shares is None:
             return None
@@ -256,11 +269,18 @@ class _Allowed:
             steps = self.fixed_steps
         if steps < self.least_steps:
             return None
-        if self.shared_steps is not None:
-            segments = self.shared_steps / steps
-            if round(segments) < self.least_segments(steps):
-                return None
         return steps, max(self.least_segments(steps), round(segments))
+
+    def near(self, stated: float) -> list[Intervals]:
+        """Return the intervals that keep a stated shared one; none where there is no room."""
+        usable = [
+            (steps, segments)
+            for steps, segments in _multiples(stated, steps=self.fixed_steps)
+            if steps >= self.least_steps and segments >= self.least_segments(steps)
+        ]
+        distances = [abs(steps * segments - stated) for steps, segments in usable]
+        allowed = max(1.0, NEAR * stated, min(distances, default=0.0))
+        return [one for one, far in zip(usable, distances, strict=True) if far <= allowed]
 
     def grid(self, rates: FailureRates, shared_only: CheckpointCycle) -> Iterator[Intervals]:
         """Yield powers of two, and the best intervals of either level by itself."""
@@ -277,6 +297,25 @@ class _Allowed:
                 intervals = self.usable(steps, segments)
                 if intervals is not None:
                     yield intervals
+
+
+def _multiples(stated: float, *, steps: int | None) -> Iterator[Intervals]:
+    """Yield host intervals and a multiple near a stated number of steps.
+
+    For a stated host interval the nearest one; otherwise, for every number of segments up to the
+    root of the stated steps, and every host interval up to it, the ones just below and above.
+    """
+    if steps is not None:
+        yield steps, round(stated / steps)
+        return
+    few = math.isqrt(math.ceil(stated)) + 1
+    near = {(each, times) for each in range(1, few + 1) for times in _around(stated / each)}
+    near |= {(times, each) for each in range(2, few + 1) for times in _around(stated / each)}
+    yield from sorted(near)
+
+
+def _around(value: float) -> tuple[int, int]:
+    return math.floor(value), math.ceil(value)
 
 
 def _climb(

@@ -37,6 +37,8 @@ MODEL = FailureModel(
     host=HOST,
 )
 BESIDE = replace(MODEL, storage=replace(STORAGE, asynchronous=True))
+QUICK = replace(BESIDE, storage=replace(BESIDE.storage, write_bytes_per_s=4e12))
+"""A write to shared storage takes less than a step."""
 FRAGILE = replace(MODEL, device_mtbf_s=400 * HOUR, process_mtbf_s=100 * HOUR)
 """Something fails every seven minutes."""
 FEW_STEPS = replace(MODEL, device_mtbf_s=900 * HOUR)
@@ -213,12 +215,53 @@ def test_stated_intervals_are_kept() -> None:
     both = replace(MODEL, host=host, interval_s=1000.0)
     policy = choose_policy(JOBS, both, step_s=10.0).by_replicas[0].policy
     assert (policy.host_interval_steps, policy.shared_interval_steps) == (10, 100)
-    shared = replace(MODEL, host=replace(HOST, replicas=(1,)), interval_s=1000.0)
-    policy = choose_policy(JOBS, shared, step_s=10.0).by_replicas[0].policy
-    assert policy.shared_interval_steps == pytest.approx(100, abs=policy.segment_steps / 2)
     free = choose_policy(JOBS, MODEL, step_s=10.0)
-    for stated in (replace(MODEL, host=host), both, shared):
+    for stated in (replace(MODEL, host=host), both, replace(MODEL, interval_s=1000.0)):
         assert choose_policy(JOBS, stated, step_s=10.0).ratio < free.ratio
+
+
+def test_a_stated_shared_interval_moves_by_a_step_or_two_percent() -> None:
+    failures = Failures()
+    one_copy = replace(HOST, replicas=(1,))
+    # Also intervals whose only divisors are far from the best host interval, and no whole steps.
+    for stated_s in (40.0, 70.0, 130.0, 470.0, 1000.0, 1013.0, 1990.0, 20_000.0):
+        for model in (MODEL, FRAGILE, QUICK):
+            stated = replace(model, host=one_copy, interval_s=stated_s)
+            with failures.of(stated_s, model):
+                policy = choose_policy(JOBS, stated, step_s=10.0).by_replicas[0].policy
+                moved_s = abs(policy.shared_interval_steps * 10.0 - stated_s)
+                assert moved_s <= max(10.0, 0.02 * stated_s)
+                assert policy.segments > 1
+    # A host write of five steps leaves one policy, the nearest.
+    slow = replace(QUICK, host=replace(one_copy, save_bytes_per_s=2e8), interval_s=85.0)
+    policy = choose_policy(JOBS, slow, step_s=10.0).by_replicas[0].policy
+    assert (policy.segment_steps, policy.shared_interval_steps) == (5, 10)
+    failures.check()
+
+
+def test_no_host_interval_beside_a_stated_one_is_better() -> None:
+    failures = Failures()
+    for model, stated_steps in ((MODEL, 100), (FRAGILE, 150), (FEW_STEPS, 64)):
+        stated = replace(model, interval_s=10.0 * stated_steps)
+        choice = choose_policy(JOBS, stated, step_s=10.0)
+        for one in choice.by_replicas:
+            seconds = run_seconds(JOBS, stated, replicas=one.policy.replicas, step_s=10.0)
+            rates = failure_rates(JOBS, stated)
+            divisors = [steps for steps in range(1, stated_steps) if stated_steps % steps == 0]
+            with failures.of(stated_steps, one.policy.replicas):
+                assert one.shares.training >= max(
+                    level_shares(
+                        replace(
+                            one.policy,
+                            host_interval_steps=steps,
+                            shared_interval_steps=stated_steps,
+                        ),
+                        seconds,
+                        rates,
+                    ).training
+                    for steps in divisors
+                )
+    failures.check()
 
 
 def test_what_is_not_possible_says_why() -> None:
