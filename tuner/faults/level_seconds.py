@@ -18,8 +18,8 @@ process's, from the profile or as measured with Megatron-LM (tuner/faults/resolv
 Failures of devices and nodes take a node with its memory, a stated share of them its replicas too;
 those of processes leave it.
 
-Not covered: writes to hosts that slow down training, writes that slow down each other, replicas
-within a node.
+Not covered: writes to hosts that slow down training, memory of copies on hosts that wait until a
+write to shared storage is done, replicas within a node.
 """
 
 from typing import Final

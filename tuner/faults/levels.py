@@ -9,6 +9,13 @@ written, as Megatron-LM does (`checkpoint_and_decide_exit`). A copy counts once 
 complete and seen to be so by all ranks; one that is not at a failure is lost with it. The newest
 durable copy that survives is restored.
 
+Each rank has one writer in the background, which writes the copies of both levels one after the
+other: a copy on hosts that is made while shared storage is written is durable only after that.
+Megatron-LM puts both into the queue of one process (`schedule_async_save`,
+`PersistentAsyncCaller.async_loop` of core_v0.19.0). Those on hosts are in memory by then, so that
+training goes on; those for shared storage are copied from the device by that process, so that
+training waits until it gets to them (`preload_fn`).
+
 The renewal model (two_levels.py) and the simulation (simulation.py) read the same values, which
 hold no word of a spec: they may as well be measured.
 
@@ -100,7 +107,7 @@ class RunSeconds:
     stall_s: Mapping[Level, float]
     """That a checkpoint stops training in any case."""
     durable_after_s: Mapping[Level, float]
-    """From the end of the stall until the copy is durable."""
+    """From the end of the stall until the copy is durable, if no other one is being written."""
     restart_s: Mapping[tuple[Level, FailureClass], float]
     """From a failure to the first step, by the level that is restored and the worst failure since
     the run stood still; for the host level only of classes that its copies can outlive."""

@@ -237,6 +237,8 @@ class _Allowed:
     """Of a stated shared interval."""
     stall_s: float
     """Of a host checkpoint."""
+    background_s: float
+    """Of writing it."""
     shared_stall_s: float
     shared_background_s: float
 
@@ -254,14 +256,17 @@ class _Allowed:
             else max(1, round(host.interval_s / step_s)),
             shared_steps=None if stated_s is None else stated_s / step_s,
             stall_s=seconds.stopped_s(Level.HOST, asynchronous=is_async),
+            background_s=written_s,
             shared_stall_s=seconds.stopped_s(Level.SHARED, asynchronous=is_async),
             shared_background_s=seconds.background_s(Level.SHARED, asynchronous=is_async),
         )
 
     def least_segments(self, steps: int) -> int:
-        """That a write to shared storage needs, two at least."""
-        segment_s = steps * self.step_s + self.stall_s
-        return max(2, math.ceil((self.shared_background_s + self.stall_s) / segment_s))
+        """That a write to shared storage and those of hosts need, two at least."""
+        needed_s = self.shared_background_s - self.background_s + self.stall_s
+        # Of each segment, beside the write of its own copy.
+        free_s = steps * self.step_s + self.stall_s - self.background_s
+        return max(2, math.ceil(needed_s / free_s)) if free_s > 0.0 else 2
 
     def usable(self, steps: int, segments: float) -> Intervals | None:
         """Return the nearest intervals that may be used; None where there are none."""

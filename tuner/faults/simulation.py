@@ -4,8 +4,10 @@ Failures are given, e.g. those that a real run was made to suffer, or drawn from
 are those of tuner/faults/levels.py; the formulas of two_levels.py are not used, so that each can be
 held against the other.
 
-    save     a checkpoint is due after the last step of its interval, not after that of the run. An
-             earlier write of its level that is not durable by then is waited for first
+    save     a checkpoint is due after the last step of its interval, not after that of the run.
+             Copies are written one after the other, of whichever level: one on hosts waits for its
+             turn while training goes on, and before one on shared storage training waits until all
+             others are durable (levels.py); or before either, as in the reference step
     failure  copies that are not durable by then are lost, and those on hosts where the failure
              takes them. If all nodes that hold a node's copy are lost before it is back, that
              counts as one failure of them together. Nodes exchange copies in groups of neighbours,
@@ -123,6 +125,9 @@ class Run:
     """Of a start, after which it is ended."""
     ring_nodes: int | None = None
     """Nodes that each send their copy to the next ones around; None: groups exchange copies."""
+    waits_for_writes: bool = False
+    """Training stops before any checkpoint until all earlier ones are durable; False: only before
+    one on shared storage."""
     fewer: FewerNodesLayout | None = None
     """The layout without a spare node; None: the job waits for a repair."""
 
@@ -237,6 +242,7 @@ def drawn_failures(rates: FailureRates, *, rng: np.random.Generator) -> Iterator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
+    level: Level
     step: int
     trained_s: float
     """Seconds of its steps."""
@@ -278,7 +284,8 @@ class _State:
     waiting_s: float = 0.0
     failures: int = 0
     durable: dict[Level, _Copy] = field(default_factory=dict)
-    pending: dict[Level, _Copy] = field(default_factory=dict)
+    pending: list[_Copy] = field(default_factory=list)
+    """Copies that are not durable, in the order of their writes."""
     empty_nodes: set[int] = field(default_factory=set)
     """That were lost and have no copies."""
     repairs: list[float] = field(default_factory=list)
@@ -290,7 +297,7 @@ class _State:
     def __post_init__(self) -> None:
         self.layout = self.full
         self.durable[Level.SHARED] = _Copy(
-            step=0, trained_s=0.0, saving_s=0.0, slowed_s=0.0, durable_at_s=0.0
+            level=Level.SHARED, step=0, trained_s=0.0, saving_s=0.0, slowed_s=0.0, durable_at_s=0.0
         )
         self.failure = next(self.coming, None)
         fewer = self.run.fewer
@@ -346,11 +353,19 @@ class _State:
     def fails_at_s(self) -> float:
         return math.inf if self.failure is None else self.failure.at_s
 
-    def set_durable(self, level: Level, copy: "_Copy") -> None:
-        """Count a copy as durable; one on hosts is on all of them."""
-        self.durable[level] = copy
-        if level is Level.HOST:
-            self.empty_nodes.clear()
+    @property
+    def unwritten_s(self) -> float:
+        """Seconds until all copies are durable."""
+        last_s = self.pending[-1].durable_at_s if self.pending else self.clock_s
+        return last_s - self.clock_s if last_s > self.clock_s else 0.0
+
+    def finish_writes(self) -> None:
+        """Count the copies as durable that are by now; one on hosts is on all of them."""
+        while self.pending and self.pending[0].durable_at_s <= self.clock_s:
+            copy = self.pending.pop(0)
+            self.durable[copy.level] = copy
+            if copy.level is Level.HOST:
+                self.empty_nodes.clear()
 
     def spend(self, time_s: float) -> float | None:
         """Let time pass; return what passed of it before a failure, None where all did."""
@@ -408,25 +423,26 @@ def _save(state: _State, level: Level) -> bool:
     """Stall for a checkpoint and begin its write; False: it failed before."""
     seconds, is_async = state.seconds, state.policy.asynchronous
     stall_s = seconds.stopped_s(level, asynchronous=is_async)
-    earlier = state.pending.get(level)
-    if earlier is not None:
-        stall_s += max(0.0, earlier.durable_at_s - state.clock_s)
+    if level is Level.SHARED or state.run.waits_for_writes:
+        stall_s += state.unwritten_s
     spent_s = state.spend(stall_s)
     state.saving_s += stall_s if spent_s is None else spent_s
     if spent_s is not None:
         return False
-    if earlier is not None:
-        state.set_durable(level, earlier)
-    durable_at_s = state.clock_s + seconds.background_s(level, asynchronous=is_async)
-    state.pending.pop(level, None)
+    state.finish_writes()
+    background_s = seconds.background_s(level, asynchronous=is_async)
+    durable_at_s = state.clock_s + state.unwritten_s + background_s
     begin_s = state.clock_s - stall_s
     if not any(one.begin_s < durable_at_s and begin_s < one.end_s for one in state.outages):
-        state.pending[level] = _Copy(
-            step=state.step,
-            trained_s=state.trained_s,
-            saving_s=state.saving_s,
-            slowed_s=state.slowed_s,
-            durable_at_s=durable_at_s,
+        state.pending.append(
+            _Copy(
+                level=level,
+                step=state.step,
+                trained_s=state.trained_s,
+                saving_s=state.saving_s,
+                slowed_s=state.slowed_s,
+                durable_at_s=durable_at_s,
+            )
         )
     return True
 
@@ -436,18 +452,18 @@ def _return(state: _State) -> bool:
 
     Where nothing could be written, the run goes on and returns at a later checkpoint.
     """
-    copy, fewer = state.pending.get(Level.SHARED), state.run.fewer
-    if copy is None:
+    fewer = state.run.fewer
+    if not state.pending:
         return True
     assert fewer is not None
     state.leave_layout()
-    for part_s in (max(0.0, copy.durable_at_s - state.clock_s), fewer.return_s):
+    for part_s in (state.unwritten_s, fewer.return_s):
         spent_s = state.spend(part_s)
         state.recovery_s += part_s if spent_s is None else spent_s
         if spent_s is not None:
             state.began_s = state.clock_s
             return False
-    state.set_durable(Level.SHARED, state.pending.pop(Level.SHARED))
+    state.finish_writes()
     state.enter(state.full)
     state.returns += 1
     return True
@@ -455,9 +471,7 @@ def _return(state: _State) -> bool:
 
 def _recover(state: _State) -> None:
     """Restart until a restart succeeds, and go back to the copy that is left."""
-    for level, copy in state.pending.items():
-        if copy.durable_at_s <= state.clock_s:
-            state.set_durable(level, copy)
+    state.finish_writes()
     state.pending.clear()
     state.leave_layout()
     position_s = state.trained_s + state.into_s

@@ -2,8 +2,8 @@
 
     tau   work of a segment             a    tau + c_h: a segment that ends with a host checkpoint
     k     segments of a period          c    seconds that a checkpoint stops training
-    b     seconds after its stall until a copy is durable: b_h <= tau, b_s before the next shared
-          checkpoint begins
+    b     seconds that a copy is written in the background after its stall, one after the other
+          (levels.py): b_h <= tau, and b_s + (k - 1) b_h before the next shared checkpoint begins
     l     failures per second           L    chance that a failure leaves no copy on a host, r its
                                              mean restart (recovery.py)
 
@@ -23,20 +23,27 @@ backwards from the last segment:
     C(R_j) = e C(Q_j+1) / (e + (1 - e) L)                e = exp(-l (a + b_h))
     C(Q_j) = e' C(Q_j+1) + (1 - e') (1 - L) C(R_j)       e' = exp(-l a)
 
-so that Q loses a constant factor a segment. From B, the write of the shared copy may overlap with
-several host checkpoints; a failure in between leaves their copies, but ends the write, so that the
-next B is one period later and the copy on shared storage is a period older: unboundedly many may be
-lost in turn. With q the chance that a shared copy becomes durable before hosts lose theirs, a cycle
-advances by C(R_0) q / (1 - C(B)) periods, and takes 1 / l + r for each of its failures. Of these
-1 / L are expected, as each ends the cycle with chance L; failures whose newest copy is the shared
-one, which restart otherwise, are counted apart.
+so that Q loses a constant factor a segment. From B, the shared copy is durable after b_s, and those
+of hosts that were made meanwhile after it, one by one, until the writer has caught up:
+
+    D_j = max(b_s + j b_h, j a + b_h)                    from B until the copy of segment j is
+
+Before b_s a failure goes back to the last segment before B, which is then made once more, and its
+write begins again; from b_s to D_1 to the shared copy; from D_j to the copy of segment j. Once D_j
+is j a + b_h, the rest is C(Q_j). A cycle comes to B with chance C(R_0), is there 1 / (1 - C(B))
+times on average, and advances by a period each time that b_s passes without a failure. It takes
+1 / l + r for each of its failures. Of these 1 / L are expected, as each ends the cycle with chance
+L; failures whose newest copy is the shared one, which restart otherwise, are counted apart.
 
 All are sums and quotients of positive terms, so that no digits are lost where failures are rare.
 With k = 1 this is the formula of tuner/faults/interval.py. tests/tuner/faults/test_two_levels.py
 holds it against simulated runs.
 
 Source: after the Markov model of Moody et al. (SC10), whose checkpoints are durable at once; with
-windows for background writes, and failures during restarts, it is our own.
+background writes of one writer, and failures during restarts, it is our own.
+
+Not covered: a writer that training waits for before it copies anything, as the reference step's
+(profilers/steps/checkpoints/store.py): of b_s > tau at most b_s - tau a period are stalls then.
 """
 
 import math
@@ -97,17 +104,21 @@ def level_shares(policy: SavePolicy, seconds: RunSeconds, rates: FailureRates) -
 
 
 def unfinished(policy: SavePolicy, seconds: RunSeconds) -> Level | None:
-    """Return the level whose write outlasts its interval, if any."""
+    """Return the level whose interval is too short for its writes, if any.
+
+    From one shared checkpoint to the next those of both levels are written.
+    """
+    is_async, others = policy.asynchronous, policy.segments - 1
     work_s = policy.segment_steps * seconds.step_s
-    host_s = seconds.background_s(Level.HOST, asynchronous=policy.asynchronous)
-    if policy.segments > 1 and host_s > work_s:
+    host_s = seconds.background_s(Level.HOST, asynchronous=is_async)
+    if others and host_s > work_s:
         return Level.HOST
     between_s = work_s * policy.segments
-    if policy.segments > 1:
-        stopped_s = seconds.stopped_s(Level.HOST, asynchronous=policy.asynchronous)
-        between_s += (policy.segments - 1) * stopped_s
-    shared_s = seconds.background_s(Level.SHARED, asynchronous=policy.asynchronous)
-    return Level.SHARED if shared_s > between_s * (1.0 + 1e-12) else None
+    written_s = seconds.background_s(Level.SHARED, asynchronous=is_async)
+    if others:
+        between_s += others * seconds.stopped_s(Level.HOST, asynchronous=is_async)
+        written_s += others * host_s
+    return Level.SHARED if written_s > between_s * (1.0 + 1e-12) else None
 
 
 def _recovery(
@@ -214,9 +225,18 @@ class _Times:
         """From the end of one shared checkpoint's stall to that of the next."""
         return (self.segments - 1) * self.host_segment_s + self.shared_segment_s
 
-    def host_durable_s(self, segment: int) -> float:
-        """From B until the copy of a segment of the next period is durable on hosts."""
-        return segment * self.host_segment_s + self.host_background_s
+    def has_caught_up(self, segment: int) -> bool:
+        """Whether the copy of a segment is written without waiting for those before it."""
+        waiting_s = self.shared_background_s + (segment - 1) * self.host_background_s
+        return waiting_s <= segment * self.host_segment_s
+
+    def newer_s(self, segment: int) -> float:
+        """From B until the copy of a segment of the next period is durable; its last is B."""
+        if segment == self.segments:
+            return self.period_s
+        if self.has_caught_up(segment):
+            return segment * self.host_segment_s + self.host_background_s
+        return self.shared_background_s + segment * self.host_background_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,36 +331,27 @@ def _cycle(times: _Times, rate: float, *, host: Recovery, shared: Recovery) -> _
     from_R0 = _repeated(start, lost_s).then(segments.running(1))
     at_R0 = start.miss / (start.reach + start.miss * lost_s)
 
-    # From B on: host copies of the next period become durable, and the shared one among them.
-    durable_s = times.shared_background_s
-    durable = math.exp(-rate * durable_s)
-    begin_s = min(times.host_durable_s(1), durable_s)
-    before = _without_failure(rate, begin_s)
-    miss_before = before.miss * segments.restarted_last.loss(lost_h)
-    missed, newest = miss_before, 0
-    while newest < times.segments - 1 and times.host_durable_s(newest + 1) <= durable_s:
-        newest += 1
-        next_s = times.host_durable_s(newest + 1) if newest < times.segments - 1 else durable_s
-        end_s = min(next_s, durable_s)
+    # From B on: first the shared copy becomes durable, then those of hosts made meanwhile.
+    durable = _without_failure(rate, times.shared_background_s)
+    missed_from_B = durable.miss * segments.restarted_last.loss(lost_h)
+    from_shared = 0.0
+    begin_s, newest = times.shared_background_s, 0
+    while newest < times.segments and not (newest and times.has_caught_up(newest)):
+        end_s = times.newer_s(newest + 1)
         fails = math.exp(-rate * begin_s) * -math.expm1(-rate * (end_s - begin_s))
-        missed += fails * segments.restarted(newest).loss(lost_h)
-        begin_s = end_s
-
-    # From the moment that the shared copy is durable to the next host copy, or the next B.
-    next_s = times.period_s
-    if newest < times.segments - 1:
-        next_s = times.host_durable_s(newest + 1)
-    fails = durable * -math.expm1(-rate * (next_s - durable_s))
-    later_loss = segments.restarted(newest).loss(lost_h) if newest else from_R0.loss(lost_s)
-    onward = segments.running(newest + 1)
-    missed_from_B = missed + fails * later_loss + math.exp(-rate * next_s) * onward.miss
-    reached = from_R0.reach * durable / (durable + missed)
-    if not (reached > 0.0 and missed_from_B > 0.0):
+        if newest:
+            missed_from_B += fails * segments.restarted(newest).loss(lost_h)
+        else:
+            from_shared = fails * (1.0 + (1.0 - lost_s) * at_R0)
+            missed_from_B += fails * from_R0.loss(lost_s)
+        begin_s, newest = end_s, newest + 1
+    missed_from_B += math.exp(-rate * begin_s) * segments.running(newest).miss
+    advance = from_R0.reach * durable.reach
+    if not (advance > 0.0 and missed_from_B > 0.0):
         return None
-    at_B = 0.0 if newest else fails * (1.0 + (1.0 - lost_s) * at_R0) / missed_from_B
-    shared_failures = at_R0 + from_R0.reach * at_B
+    shared_failures = at_R0 + from_R0.reach * from_shared / missed_from_B
     return _Cycle(
-        periods=reached * (before.reach + miss_before) / missed_from_B,
+        periods=advance / missed_from_B,
         host_failures=(1.0 - lost_s * shared_failures) / lost_h,
         shared_failures=shared_failures,
     )

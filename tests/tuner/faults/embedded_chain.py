@@ -79,14 +79,15 @@ def timeline(case: Case, state: int) -> list[Moment]:
     policy, seconds = case.policy, case.seconds
     is_async, k = policy.asynchronous, policy.segments
     events: list[tuple[float, int, bool]] = []
-    clock_s, segment = 0.0, state
+    clock_s, written_s, segment = 0.0, 0.0, state
     while math.exp(-case.rates.per_s * clock_s) > CERTAIN:
         segment += 1
         level = Level.HOST if segment % k else Level.SHARED
         clock_s += policy.segment_steps * seconds.step_s
         clock_s += seconds.stopped_s(level, asynchronous=is_async)
-        durable_s = clock_s + seconds.background_s(level, asynchronous=is_async)
-        events.append((durable_s, segment, level is Level.SHARED))
+        # One writer: after all that was made before.
+        written_s = max(clock_s, written_s) + seconds.background_s(level, asynchronous=is_async)
+        events.append((written_s, segment, level is Level.SHARED))
     moments = [Moment(at_s=0.0, newest=state, shared=None)]
     for at_s, segment, is_shared in sorted(events):
         before = moments[-1]

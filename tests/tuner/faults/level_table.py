@@ -62,7 +62,7 @@ def case(
 
 
 BEHIND = seconds(durable_after_s=(8.0, 35.0))
-FAR_BEHIND = seconds(durable_after_s=(15.0, 130.0))
+FAR_BEHIND = seconds(durable_after_s=(3.0, 110.0))
 LONG_RESTARTS = seconds(
     host_restart_s=(300.0, 900.0), shared_restart_s=(700.0, 1200.0, 1500.0), stall_s=(0.5, 9.0)
 )
@@ -84,8 +84,16 @@ TABLE = {
     "the write ends in the last segment": case(
         3,
         12,
-        seconds(durable_after_s=(20.0, 122.0)),
+        seconds(durable_after_s=(4.0, 111.0)),
         (500.0, 800.0, 1200.0),
+        replicas=1,
+        asynchronous=True,
+    ),
+    "copies on hosts wait for a long write": case(
+        1,
+        12,
+        seconds(durable_after_s=(1.0, 100.0)),
+        (400.0, 600.0, 1500.0),
         replicas=1,
         asynchronous=True,
     ),

@@ -70,29 +70,46 @@ def test_a_copy_counts_once_it_is_durable() -> None:
     assert _restores(BESIDE, run, Failure(at_s=49.0, kind=PROCESS))[0][1:] == (2, Level.HOST)
     assert _restores(BESIDE, run, Failure(at_s=51.0, kind=PROCESS))[0][1:] == (4, Level.HOST)
     # The shared copy of step 6 stalls until 66 s and is durable at 101 s; the host's copy of step 8
-    # at 95 s.
+    # stalls until 87 s and is written after it, until 109 s.
     at = {
         90.0: ((4, Level.HOST), (0, Level.SHARED)),
-        96.0: ((8, Level.HOST), (0, Level.SHARED)),
-        102.0: ((8, Level.HOST), (6, Level.SHARED)),
+        96.0: ((4, Level.HOST), (0, Level.SHARED)),
+        102.0: ((6, Level.SHARED), (6, Level.SHARED)),
+        108.0: ((6, Level.SHARED), (6, Level.SHARED)),
+        110.0: ((8, Level.HOST), (6, Level.SHARED)),
     }
     for time_s, (kept, lost) in at.items():
         assert _restores(BESIDE, run, Failure(at_s=time_s, kind=PROCESS))[0][1:] == kept, time_s
         assert _restores(BESIDE, run, Failure(at_s=time_s, kind=TOGETHER))[0][1:] == lost, time_s
-    # Lost with the failure, and not written again before step 12, which ends the run.
+    # The write of step 6 ended with the first failure, and has not begun again by the second.
     both = (Failure(at_s=96.0, kind=PROCESS), Failure(at_s=170.0, kind=TOGETHER))
     assert [one[1:] for one in _restores(BESIDE, run, *both)] == [
-        (8, Level.HOST),
+        (4, Level.HOST),
         (0, Level.SHARED),
     ]
 
 
-def test_a_write_that_is_not_done_is_waited_for() -> None:
-    # Copies of hosts are durable 30 s after their stall: at 51 s, so the one of step 4, due at
-    # 41 s, begins then.
-    run = Run(steps=6, seconds=seconds(durable_after_s=(30.0, 0.0)))
+def test_writes_follow_each_other() -> None:
+    # Copies of hosts take 30 s after their stall: until 51 s, then that of step 4, which stalls
+    # from 41 to 42 s, until 81 s. The shared checkpoint of step 6 is due at 62 s and waits for it.
+    run = Run(steps=12, seconds=seconds(durable_after_s=(30.0, 0.0)))
+    at = {50.0: 0, 52.0: 2, 80.0: 2, 84.0: 4}
+    for time_s, step in at.items():
+        assert _restores(BESIDE, run, Failure(at_s=time_s, kind=PROCESS))[0][1] == step, time_s
     simulated = simulate(BESIDE, run, failures=())
+    assert simulated.saving_s == pytest.approx(4 * 1.0 + 19.0 + 4.0)
+    # Training that waits before every checkpoint stalls for the first one from 41 s to 51 s, then
+    # saves from 51 to 52 s, and again for that one, due at 72 s, until 82 s.
+    waits = replace(run, waits_for_writes=True)
+    simulated = simulate(BESIDE, replace(waits, steps=6), failures=())
     assert simulated.saving_s == pytest.approx(1.0 + 10.0 + 1.0)
+    simulated = simulate(BESIDE, replace(waits, steps=7), failures=())
+    assert simulated.saving_s == pytest.approx(1.0 + 10.0 + 1.0 + 10.0 + 4.0)
+    # A copy on hosts waits for shared storage, too: from 86 s to 101 s.
+    long = Run(steps=9, seconds=seconds(durable_after_s=(0.0, 35.0)))
+    assert simulate(BESIDE, long, failures=()).saving_s == pytest.approx(3 * 1.0 + 4.0)
+    simulated = simulate(BESIDE, replace(long, waits_for_writes=True), failures=())
+    assert simulated.saving_s == pytest.approx(3 * 1.0 + 4.0 + 15.0)
 
 
 def test_a_failure_in_a_restart_begins_it_again() -> None:

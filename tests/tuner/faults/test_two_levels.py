@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -171,36 +172,41 @@ def test_two_thousand_simulated_runs_agree_with_the_renewal_model() -> None:
 
 
 def test_rare_failures_cost_no_digits() -> None:
-    # To first order a failure of a class costs half of what it loses, and its restart.
+    # To first order a failure of a class costs half of what it loses, and its restart. Ten segments
+    # of 41 s, the last one of 42 s.
     policy = SavePolicy(
         host_interval_steps=4, shared_interval_steps=40, replicas=1, asynchronous=True
     )
-    times = seconds(stall_s=(1.0, 2.0), durable_after_s=(5.0, 30.0))
-    for rate in (1e-9, 1e-12):
-        rates = FailureRates(process_per_s=rate, node_per_s=2 * rate, together_per_s=3 * rate)
-        shares = level_shares(policy, times, rates)
-        period_s = 400.0 + 9 * 1.0 + 2.0
-        # Between two durable copies: eight host gaps of 41 s, then 41 + 42 s around the shared one,
-        # less and plus what is in the background.
-        host_at = [40.0 * j + 1.0 * j + 5.0 for j in range(1, 10)]
-        shared_at = period_s + 30.0
-        newest = [*host_at, shared_at, period_s + host_at[0]]
-        lost_of = [41.0 * j for j in range(1, 10)] + [period_s]
-        # A host copy of the next period is durable after the shared one: 46 s against 30 s.
+    period_s = 400.0 + 9 * 1.0 + 2.0
+    # The write to shared storage ends before the first copy on hosts is made; or in the ninth
+    # segment, so that eight of them wait for it, and each for those before it.
+    hardly = [46.0 + 41.0 * j for j in range(9)]
+    long = [355.0 + 5.0 * j for j in range(9)]
+    failures = Failures()
+    for write_s, host_at in ((30.0, hardly), (350.0, long)):
+        times = seconds(stall_s=(1.0, 2.0), durable_after_s=(5.0, write_s))
+        # From one shared copy to the next, and what each newest copy holds.
+        newest = [write_s, *host_at, period_s + write_s]
         lost_s = sum(
-            ((begin + end) / 2 - at) * (end - begin)
-            for begin, end, at in zip(newest[:-1], newest[1:], lost_of, strict=True)
+            ((begin + end) / 2 - 41.0 * segment) * (end - begin)
+            for segment, (begin, end) in enumerate(pairwise(newest))
         )
-        from_host = rates.process_per_s + rates.node_per_s
-        host_cost_s = from_host * lost_s / period_s
-        host_cost_s += rates.process_per_s * 60.0 + rates.node_per_s * 120.0
-        newest_shared = (newest[-1] - shared_at) / period_s
-        host_cost_s += newest_shared * (
-            rates.process_per_s * (100.0 - 60.0) + rates.node_per_s * (200.0 - 120.0)
-        )
-        all_cost_s = rates.together_per_s * (period_s / 2 + 30.0 + 300.0)
-        expected = 400.0 / period_s * (1.0 - host_cost_s - all_cost_s)
-        assert shares.training == pytest.approx(expected, rel=20 * 600 * 600 * rate * rate + 1e-13)
+        newest_shared = (host_at[0] - write_s) / period_s
+        for rate in (1e-9, 1e-12):
+            rates = FailureRates(process_per_s=rate, node_per_s=2 * rate, together_per_s=3 * rate)
+            shares = level_shares(policy, times, rates)
+            from_host = rates.process_per_s + rates.node_per_s
+            host_cost_s = from_host * lost_s / period_s
+            host_cost_s += rates.process_per_s * 60.0 + rates.node_per_s * 120.0
+            host_cost_s += newest_shared * (
+                rates.process_per_s * (100.0 - 60.0) + rates.node_per_s * (200.0 - 120.0)
+            )
+            all_cost_s = rates.together_per_s * (period_s / 2 + write_s + 300.0)
+            expected = 400.0 / period_s * (1.0 - host_cost_s - all_cost_s)
+            close = 20 * 900 * 900 * rate * rate + 1e-13
+            with failures.of(write_s, rate):
+                assert shares.training == pytest.approx(expected, rel=close)
+    failures.check()
 
 
 def test_what_is_worse_is_never_better() -> None:
@@ -242,8 +248,11 @@ def test_a_hopeless_run_trains_nothing() -> None:
 def test_what_the_model_does_not_hold_for_is_refused() -> None:
     late = case(3, 12, seconds(durable_after_s=(31.0, 0.0)), (9.0, 9.0, 9.0), asynchronous=True)
     assert unfinished(late.policy, late.seconds) is Level.HOST
-    later = case(3, 12, seconds(durable_after_s=(0.0, 124.0)), (9.0, 9.0, 9.0), asynchronous=True)
+    # 123 s pass between shared checkpoints, in which three copies on hosts are written, too.
+    later = case(3, 12, seconds(durable_after_s=(5.0, 109.0)), (9.0, 9.0, 9.0), asynchronous=True)
     assert unfinished(later.policy, later.seconds) is Level.SHARED
+    sooner = case(3, 12, seconds(durable_after_s=(5.0, 108.0)), (9.0, 9.0, 9.0), asynchronous=True)
+    assert unfinished(sooner.policy, sooner.seconds) is None
     for one in (late, later):
         with pytest.raises(ValueError, match="outlasts its interval"):
             level_shares(one.policy, one.seconds, one.rates)

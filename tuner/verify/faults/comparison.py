@@ -231,6 +231,7 @@ def _simulated(
         seconds=durations.seconds,
         start_limit_s=scenario.start_limit,
         ring_nodes=scenario.nodes,
+        waits_for_writes=True,
     )
     failures = [
         Failure(
