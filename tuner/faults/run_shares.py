@@ -22,6 +22,7 @@ from tuner.faults.reliability import (
     read_s,
     waiting_ratio,
 )
+from tuner.faults.two_levels import host_lost_s
 from tuner.units import format_s
 
 Ratio = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
@@ -77,7 +78,7 @@ class Loss:
     between_s: float
     """From one checkpoint of the restored level to the next."""
     background_s: float
-    """Until one is durable, after its stall."""
+    """Until one is durable, after its stall; mean, as it may wait for other writes."""
     restart_s: float
 
 
@@ -156,6 +157,7 @@ def _on_both_levels(chosen: HostPolicy, jobs: Jobs, reliability: FailureModel) -
     running, is_async = 1.0 - waiting, policy.asynchronous
     rate = float(failure_rate_per_s(jobs, reliability))
     segment_s = policy.segment_steps * seconds.step_s
+    lost_s = host_lost_s(policy, seconds)
     stall_s = {one: seconds.stopped_s(one, asynchronous=is_async) for one in Level}
     written_s = {one: seconds.background_s(one, asynchronous=is_async) for one in Level}
     period_s = (policy.segments - 1) * (segment_s + stall_s[Level.HOST])
@@ -178,7 +180,7 @@ def _on_both_levels(chosen: HostPolicy, jobs: Jobs, reliability: FailureModel) -
                 share=from_host,
                 node_share=node_from_host,
                 between_s=segment_s + stall_s[Level.HOST],
-                background_s=written_s[Level.HOST],
+                background_s=lost_s - (segment_s + stall_s[Level.HOST]) / 2.0,
                 restart_s=shares.restart_s,
             ),
             Loss(

@@ -48,6 +48,7 @@ Not covered: a writer that training waits for before it copies anything, as the 
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tuner.faults.levels import FailureClass, FailureRates, Level, RunSeconds, SavePolicy
 from tuner.faults.recovery import LARGEST_EXPONENT, Recovery, recovery
@@ -119,6 +120,24 @@ def unfinished(policy: SavePolicy, seconds: RunSeconds) -> Level | None:
         between_s += others * seconds.stopped_s(Level.HOST, asynchronous=is_async)
         written_s += others * host_s
     return Level.SHARED if written_s > between_s * (1.0 + 1e-12) else None
+
+
+def host_lost_s(policy: SavePolicy, seconds: RunSeconds) -> float:
+    """Mean running seconds that a restart from copies on hosts repeats, where failures are rare.
+
+    Args:
+        policy: of two levels, whose writes end within their intervals.
+        seconds: of its run.
+    """
+    times = _Times.of(policy, seconds)
+    durable_s = [times.newer_s(segment) for segment in range(1, times.segments)]
+    # The next shared one is durable.
+    durable_s.append(times.period_s + times.shared_background_s)
+    lost = sum(
+        (end_s - begin_s) * ((begin_s + end_s) / 2.0 - segment * times.host_segment_s)
+        for segment, (begin_s, end_s) in enumerate(pairwise(durable_s), start=1)
+    )
+    return lost / (durable_s[-1] - durable_s[0])
 
 
 def _recovery(

@@ -9,7 +9,7 @@ from tests.tuner.faults.level_table import Case, case, seconds
 from tuner.faults.fewer_nodes import LayoutShares, Losses
 from tuner.faults.levels import FailureClass, Level, RunSeconds
 from tuner.faults.simulation import FewerNodesLayout, Layout, Run
-from tuner.faults.two_levels import level_shares
+from tuner.faults.two_levels import host_lost_s, level_shares
 
 HOUR = 3600.0
 STEP_S = 10.0
@@ -72,7 +72,7 @@ def shares_of(one: Case) -> LayoutShares:
     behind_s = {level: times.background_s(level, asynchronous=is_async) for level in Level}
     period_s = policy.segments * work_s + stall_s[Level.SHARED]
     period_s += (policy.segments - 1) * stall_s[Level.HOST]
-    host_lost_s = (work_s + stall_s[Level.HOST]) / 2.0 + behind_s[Level.HOST]
+    lost_s = host_lost_s(policy, times) if policy.segments > 1 else 0.0
     shared_lost_s = period_s / 2.0 + behind_s[Level.SHARED]
     from_host = shares.node_host_restores
     return LayoutShares(
@@ -82,18 +82,20 @@ def shares_of(one: Case) -> LayoutShares:
         restarting=shares.restarting,
         node_restart_s=shares.node_restart_s,
         shared_restart_s=times.restart_s[Level.SHARED, FailureClass.NODE],
-        node_lost_s=from_host * host_lost_s + (1.0 - from_host) * shared_lost_s,
+        node_lost_s=from_host * lost_s + (1.0 - from_host) * shared_lost_s,
         shared_lost_s=shared_lost_s,
         shared_interval_s=period_s,
         background_s=behind_s[Level.SHARED],
     )
 
 
-def _times(step_s: float, *, restart_s: float, process_restart_s: float) -> RunSeconds:
+def _times(
+    step_s: float, *, write_s: float, restart_s: float, process_restart_s: float
+) -> RunSeconds:
     return seconds(
         step_s=step_s,
         stall_s=(1.0, 5.0),
-        durable_after_s=(2.0, 60.0),
+        durable_after_s=(2.0, write_s),
         host_restart_s=(process_restart_s, restart_s),
         shared_restart_s=(process_restart_s, restart_s, restart_s),
     )
@@ -112,6 +114,7 @@ def row(
     spare_nodes: int = 0,
     idle_nodes: int = 0,
     is_repair_drawn: bool = False,
+    write_s: float = 60.0,
     restart_s: float = 900.0,
     process_restart_s: float | None = None,
 ) -> Row:
@@ -120,7 +123,7 @@ def row(
 
     def layout(step_s: float, often: float) -> Case:
         rates = (process_s / often, loss_s / often / 0.9, loss_s / often / 0.1)
-        times = _times(step_s, restart_s=restart_s, process_restart_s=shorter_s)
+        times = _times(step_s, write_s=write_s, restart_s=restart_s, process_restart_s=shorter_s)
         others = 0 if host is None else replicas
         return case(host, 360, times, rates, replicas=others, asynchronous=asynchronous)
 
@@ -155,6 +158,9 @@ TABLE = {
     ),
     "copies on hosts that lost nodes take along": row(
         0.85, process_s=8 * HOUR, repair_s=3 * HOUR, host=30, replicas=0, asynchronous=True
+    ),
+    "copies on hosts wait for a long write": row(
+        0.85, loss_s=16 * HOUR, repair_s=3 * HOUR, host=15, asynchronous=True, write_s=3000.0
     ),
     "long repairs": row(0.9, loss_s=60 * HOUR, repair_s=90 * HOUR),
     "long restarts": row(0.85, restart_s=3600.0),

@@ -13,7 +13,7 @@ from tests.tuner.faults.level_table import TABLE, Case, case, seconds
 from tuner.faults.interval import CheckpointCycle
 from tuner.faults.levels import FailureClass, FailureRates, Level, SavePolicy
 from tuner.faults.simulation import Run, SimulatedRun, drawn_failures, simulate
-from tuner.faults.two_levels import level_shares, unfinished
+from tuner.faults.two_levels import host_lost_s, level_shares, unfinished
 
 PERIODS = (3, 11)
 """Shared checkpoints of a shorter and a longer run, whose difference is free of how runs begin and
@@ -207,6 +207,19 @@ def test_rare_failures_cost_no_digits() -> None:
             with failures.of(write_s, rate):
                 assert shares.training == pytest.approx(expected, rel=close)
     failures.check()
+
+
+def test_what_restarts_from_hosts_repeat_by_hand() -> None:
+    # Segments of 21 and 24 s. The copy on hosts is durable 23 s after the one on shared storage
+    # began to be written, and the newest until the next of these is, at 45 s; or, where that takes
+    # 30 s, from 32 s until 75 s.
+    policy = SavePolicy(host_interval_steps=2, shared_interval_steps=4, asynchronous=True)
+    for write_s, lost_s in ((0.0, (23.0 + 45.0) / 2 - 21.0), (30.0, (32.0 + 75.0) / 2 - 21.0)):
+        times = seconds(durable_after_s=(2.0, write_s))
+        assert host_lost_s(policy, times) == pytest.approx(lost_s), write_s
+    # Many segments: half of one and the write of its copy.
+    policy = SavePolicy(host_interval_steps=2, shared_interval_steps=4000, asynchronous=True)
+    assert host_lost_s(policy, times) == pytest.approx(21.0 / 2 + 2.0, rel=1e-2)
 
 
 def test_what_is_worse_is_never_better() -> None:
