@@ -22,7 +22,6 @@ from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
 from tuner.estimate.prices import PricedConfiguration, PricingSetup, to_strategies
 from tuner.estimate.records import CheckpointChange, CheckpointEstimate
 from tuner.faults.forecast import RunForecast, TrainingRun, forecast
-from tuner.faults.levels import Level
 from tuner.faults.resolved import host_level, jobs_on_pool, resolved
 from tuner.spec.accounting import num_parameters
 from tuner.spec.goal import ONE_LEVEL, TWO_LEVELS, Reliability
@@ -73,7 +72,8 @@ class LaunchedRun:
 
     def forecast(self, saving: Saving) -> RunForecast:
         """Forecast the run with some way to save."""
-        step_s, levels = self.priced.step_s, TWO_LEVELS if saving.on_hosts else ONE_LEVEL
+        step_s = self.priced.step_s
+        levels = TWO_LEVELS if saving.on_hosts and _loses_nodes(self.stated) else ONE_LEVEL
         update = {
             "interval": None if saving.steps is None else saving.steps * step_s,
             "asynchronous": saving.in_background,
@@ -82,14 +82,7 @@ class LaunchedRun:
             "replicas": saving.replicas,
         }
         checkpoint = self.stated.checkpoint.model_copy(update=update)
-        made = _forecast(self, self.stated.model_copy(update={"checkpoint": checkpoint}))
-        own = made.checkpoint_levels
-        if own is None or own.levels:
-            return made
-        # Copies on hosts that no rate gives a use to do no harm to a run.
-        on_shared = self.forecast(replace(saving, on_hosts=False, host_steps=None))
-        on_one = own.model_copy(update={"levels": (Level.SHARED,)})
-        return on_shared.model_copy(update={"checkpoint_levels": on_one})
+        return _forecast(self, self.stated.model_copy(update={"checkpoint": checkpoint}))
 
 
 def price_checkpoints(
@@ -102,7 +95,7 @@ def price_checkpoints(
     stated = spec.goal.reliability
     if stated is None or launch.engine not in FORMS:
         return None
-    if launch.engine is not TrainingEngine.MEGATRON:
+    if not launch.restarts_in_process:
         stated = stated.model_copy(update={"in_process_restart": None})
     run = LaunchedRun(spec=spec, stated=stated, priced=priced, setup=setup)
     now = _as_launched(launch)
@@ -117,15 +110,31 @@ def price_checkpoints(
     )
 
 
-def waiting_notes(spec: Spec) -> Iterator[str]:
-    """Say that a launch, which has one layout, waits without a spare node."""
-    stated = spec.goal.reliability
-    if stated is not None and stated.without_spare != "wait":
+def failure_notes(spec: Spec, launch: LaunchSettings) -> Iterator[str]:
+    """Say what of the stated failures has no effect on a launch."""
+    stated, now = spec.goal.reliability, _as_launched(launch)
+    if stated is None:
+        return
+    if now is not None and now.on_hosts and not _loses_nodes(stated):
+        yield (
+            "checkpoints on hosts are left out of the forecast, which needs a rate at which nodes"
+            " are lost: state node_mtbf, nodes_lost or device_mtbf"
+        )
+    if stated.in_process_restart is not None and not launch.restarts_in_process:
+        yield (
+            "goal.reliability.in_process_restart has no effect on this launch, which does not"
+            " restart inside its processes (--inprocess-restart of Megatron-LM)"
+        )
+    if stated.without_spare != "wait":
         yield (
             f"goal.reliability.without_spare: {stated.without_spare} has no effect on a launch:"
             " without a spare node it waits for a repair; `moetune plan` plans the layout for one"
             " node less"
         )
+
+
+def _loses_nodes(stated: Reliability) -> bool:
+    return (stated.device_mtbf, stated.node_mtbf_s) != (None, None)
 
 
 def _as_launched(launch: LaunchSettings) -> Saving | None:

@@ -26,7 +26,7 @@ from tuner.engines.reading.launch import LaunchSettings, TokenDispatcher
 from tuner.errors import SpecError
 from tuner.estimate import environment
 from tuner.estimate.changes import LEAST_GAIN_RATIO, find_changes, manifest_refusals
-from tuner.estimate.checkpoints import price_checkpoints, waiting_notes
+from tuner.estimate.checkpoints import failure_notes, price_checkpoints
 from tuner.estimate.configuration import Configuration, build_configuration
 from tuner.estimate.decision import to_decision
 from tuner.estimate.flop_counts import CONVENTION, megatron_flop, model_flop, recomputed_flop
@@ -140,7 +140,7 @@ def estimate(
             *notes,
             *_notes(spec, configuration, setup, launch.environment),
             *unpriced_notes(launch, configuration, spec),
-            *waiting_notes(spec),
+            *failure_notes(spec, launch),
             *rests_on,
         ),
     )

@@ -10,7 +10,7 @@ from tuner.engines.deepspeed import read as deepspeed
 from tuner.engines.megatron_bridge import read as bridge
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.torchtitan import read as torchtitan
-from tuner.estimate.checkpoints import waiting_notes
+from tuner.estimate.checkpoints import failure_notes
 from tuner.estimate.estimate import estimate
 from tuner.estimate.records import CheckpointEstimate, Estimate
 from tuner.spec.goal import Reliability
@@ -92,14 +92,13 @@ def test_a_launch_without_checkpoints_is_told_so(estimated: Callable[[str], Esti
 
 def test_a_launch_waits_without_a_spare_and_says_so(spec_of: MakeSpec) -> None:
     spec = failing(spec_of("mixtral-8x7b", nodes=8))
-    assert not list(waiting_notes(spec))
+    launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
+    assert not list(failure_notes(spec, launch))
     both = {"repair": 86400.0, "without_spare": "auto"}
     goal = spec.goal.model_copy(update={"reliability": FAILING.model_copy(update=both)})
     stated = spec.model_copy(update={"goal": goal})
-    one = estimate(
-        stated, megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
-    )
-    assert set(waiting_notes(stated)) <= set(one.notes)
+    one = estimate(stated, launch)
+    assert set(failure_notes(stated, launch)) <= set(one.notes)
     assert any("without_spare: auto has no effect on a launch" in note for note in one.notes)
 
 
@@ -176,19 +175,55 @@ def test_copies_on_hosts_that_no_rate_gives_a_use_to_do_no_harm(spec_of: MakeSpe
     spec, text = spec_of("mixtral-8x7b", nodes=8), (LAUNCHES / "mixtral.sh").read_text()
     only = {"device_mtbf": None, "process_mtbf": 1e6}
     goal = spec.goal.model_copy(update={"reliability": FAILING.model_copy(update=only)})
-    runs = []
-    for flags in ("", f"{LOCAL} --non-persistent-save-interval 400"):
-        more = text.replace(
-            "--micro-batch-size", f"--save-interval 4000 {flags} --micro-batch-size", 1
-        )
-        stated = spec.model_copy(update={"goal": goal})
-        run = checkpoints_of(estimate(stated, megatron.read(more, source="mixtral.sh"))).run
-        assert run is not None
-        runs.append(run)
-    without, with_copies = runs
-    assert with_copies.effective_time_ratio == without.effective_time_ratio > 0.0
-    assert with_copies.checkpoint_levels is not None
-    assert "need a rate at which nodes are lost" in with_copies.checkpoint_levels.left_out[0]
+    stated = spec.model_copy(update={"goal": goal})
+    without, with_copies = (
+        estimate(stated, megatron.read(saving_as(text, flags), source="mixtral.sh"))
+        for flags in ("", f"{LOCAL} --non-persistent-save-interval 400")
+    )
+    assert checkpoints_of(with_copies).run == checkpoints_of(without).run
+    assert checkpoints_of(without).run is not None
+    said = {note for note in with_copies.notes if "checkpoints on hosts are left out" in note}
+    assert len(said) == 1
+    assert not said & set(without.notes)
+    # Copies that do not fit are another matter: such a launch runs out of memory.
+    small = FAILING.checkpoint.model_copy(update={"host_memory": 10**9})
+    goal = spec.goal.model_copy(
+        update={"reliability": FAILING.model_copy(update={"checkpoint": small})}
+    )
+    full = estimate(
+        spec.model_copy(update={"goal": goal}),
+        megatron.read(
+            saving_as(text, f"{LOCAL} --non-persistent-save-interval 400"), source="mixtral.sh"
+        ),
+    )
+    run = checkpoints_of(full).run
+    assert run is not None
+    assert not run.finishes
+    assert "host_memory is" in run.reason
+
+
+def saving_as(text: str, flags: str) -> str:
+    """Let a launch save every 4,000 steps, and have some more flags."""
+    return text.replace("--micro-batch-size", f"--save-interval 4000 {flags} --micro-batch-size", 1)
+
+
+def test_restarts_in_place_count_for_launches_that_have_them(spec_of: MakeSpec) -> None:
+    spec, text = spec_of("mixtral-8x7b", nodes=8), (LAUNCHES / "mixtral.sh").read_text()
+    shorter = FAILING.model_copy(update={"process_mtbf": 1e6, "in_process_restart": 5.0})
+    goal = spec.goal.model_copy(update={"reliability": shorter})
+    stated = spec.model_copy(update={"goal": goal})
+    without, with_it = (
+        estimate(stated, megatron.read(saving_as(text, flags), source="mixtral.sh"))
+        for flags in ("", "--inprocess-restart")
+    )
+    runs = [checkpoints_of(one).run for one in (without, with_it)]
+    assert runs[0] is not None
+    assert runs[1] is not None
+    assert runs[1].effective_time_ratio > runs[0].effective_time_ratio
+    said = [
+        any("in_process_restart has no" in note for note in one.notes) for one in (without, with_it)
+    ]
+    assert said == [True, False]
 
 
 def test_a_launch_is_told_how_to_save_to_hosts_where_the_spec_asks(spec_of: MakeSpec) -> None:

@@ -96,6 +96,7 @@ OTHERS: Final = unpriced.FLAGS | frozenset(
         "account-for-embedding-in-pipeline-split",
         "account-for-loss-in-pipeline-split",
         "async-save",
+        "inprocess-restart",
         "save-interval",
         "non-persistent-ckpt-type",
         "non-persistent-save-interval",
@@ -141,6 +142,7 @@ OTHERS: Final = unpriced.FLAGS | frozenset(
 SWITCHES: Final = unpriced.SWITCHES | frozenset(
     {
         "async-save",
+        "inprocess-restart",
         "replication",
         "sequence-parallel",
         "overlap-moe-expert-parallel-comm",

@@ -194,6 +194,7 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         saves_nowhere=not has_recipe and _saves_nowhere(flags),
         saves_in_background=flags.is_on("async-save"),
         **_saves_to_hosts(flags),
+        restarts_in_process=flags.is_on("inprocess-restart"),
         balance="the recipe" if has_recipe and not balance(flags) else balance(flags),
         differing_settings=dict(differing_settings(flags, has_recipe=has_recipe)),
         stated=tuple(_stated(flags)),

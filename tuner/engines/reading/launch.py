@@ -180,6 +180,8 @@ class LaunchSettings(Record):
     """Steps from one checkpoint in the memory of nodes to the next; absent: none is."""
     host_replicas: Annotated[int, Field(ge=0, le=1000)] = 0
     """Other nodes that hold a copy of a node's."""
+    restarts_in_process: bool = False
+    """Training restarts inside its processes after failures that leave them."""
     balance: str = ""
     """The flag that balances tokens over experts, as the launch writes it; empty: none."""
     differing_settings: dict[str, str] = Field(default_factory=dict)
