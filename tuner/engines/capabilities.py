@@ -112,14 +112,15 @@ def background_checkpoint_obstacle(target: Capabilities, *, zero_stage: int) -> 
 
 
 def in_process_restart_obstacle(target: Capabilities, *, zero_stage: int) -> str:
-    """Say why a target ends its processes to restart; empty where it need not."""
+    """Say why a target is not told to restart inside its processes; empty where it is."""
     names, stages = " and ".join(target.names), target.in_process_restart_zero_stages
     if zero_stage in stages:
         return ""
     if not stages:
-        return f"{names} does not restart inside its processes"
+        able = _programs_that(lambda one: bool(one.in_process_restart_zero_stages))
+        return f"restarts inside processes are written for {', '.join(able)}, not for {names}"
     listed = " or ".join(map(str, sorted(stages)))
-    return f"{names} restarts inside its processes with zero_stage {listed} only"
+    return f"restarts inside the processes of {names} need zero_stage {listed}"
 
 
 def reshard_obstacle(target: Capabilities, *, zero_stage: int, on_hosts: bool) -> str:

@@ -115,7 +115,7 @@ class Capabilities:
     background_checkpoint_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages whose state can be written to shared storage while training goes on; empty: none."""
     in_process_restart_zero_stages: frozenset[int] = frozenset()
-    """Stages whose training restarts after a failure without ending its processes; empty: none."""
+    """Stages whose training is told to restart without ending its processes; empty: none."""
     reshards: bool = True
     """Checkpoints on shared storage are restored in another layout of the same zero_stage, with the
     optimizer and without a conversion."""
