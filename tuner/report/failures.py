@@ -137,7 +137,8 @@ def _facts(log: FailureLog) -> NamedValues:
     facts = [
         ("observed", seconds(log.period_s, key="failures.period_s")),
         ("one device fails every", _every(log.device_mtbf_s)),
-        ("one machine fails every", _every(log.node_mtbf_s)),
+        ("one machine is lost every", _every(log.node_mtbf_s)),
+        ("processes of a machine fail every", _every(log.mtbf_s("software"))),
     ]
     tested = exponential_test(log)
     if tested is not None:

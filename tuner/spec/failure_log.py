@@ -100,13 +100,7 @@ class FailureLog(Record):
 
     @property
     def node_mtbf_s(self) -> float | None:
-        """The same of one node, for whatever is not of a device."""
-        num = sum(count for name, count in self.counts.items() if name != "device")
-        return self.node_s / num if num else None
-
-    @property
-    def lost_node_mtbf_s(self) -> float | None:
-        """The same for what takes a node out of its job: its own failures and its links'."""
+        """The same of one node, for what takes it out of its job: its own failures, its links'."""
         num = self.counts.get("node", 0) + self.counts.get("link", 0)
         return self.node_s / num if num else None
 

@@ -78,7 +78,7 @@ def _with_failures(goal: TrainGoal, source: str) -> tuple[TrainGoal, FailureLog 
     log = read_failure_log(stated.log)
     rates = {
         "device_mtbf": log.device_mtbf_s,
-        "node_mtbf": log.lost_node_mtbf_s,
+        "node_mtbf": log.node_mtbf_s,
         "process_mtbf": log.mtbf_s("software"),
     }
     return goal.model_copy(update={"reliability": stated.model_copy(update=rates)}), log

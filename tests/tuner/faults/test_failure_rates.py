@@ -90,6 +90,7 @@ def test_the_interruptions_of_llama_3_give_its_effective_share() -> None:
     model = FailureModel(
         device_mtbf_s=log.device_mtbf_s or math.inf,
         node_mtbf_s=log.node_mtbf_s or math.inf,
+        process_mtbf_s=log.mtbf_s("software") or math.inf,
         restart_s=600.0,
         storage=Storage(write_bytes_per_s=2e12, read_bytes_per_s=2e12, host_bytes_per_s=25e9),
     )
