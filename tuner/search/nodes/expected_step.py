@@ -76,11 +76,13 @@ def _saving_steps(run: RunForecast, interval_s: float, step_s: float) -> dict[st
     if levels is None or levels.host_interval_s is None or not levels.host_interval_steps:
         return {"checkpoint_interval_steps": steps}
     segments = round(interval_s / levels.host_interval_s)
+    stall_s = levels.host_stall_s or 0.0
+    host_background_s = (levels.host_write_s or 0.0) - stall_s
+    # One writer writes all copies of a period, one after the other (two_levels.py).
+    together_s = background_s + (segments - 1) * (host_background_s - stall_s)
     on_hosts = interval_steps(
         levels.host_interval_s,
-        background_s=max(
-            (levels.host_write_s or 0.0) - (levels.host_stall_s or 0.0), background_s / segments
-        ),
+        background_s=max(host_background_s, together_s / segments),
         step_s=step_s,
     )
     own = levels.model_copy(update={"host_interval_steps": on_hosts})
