@@ -6,10 +6,10 @@ these to a shared one. Both are optimised where they are not stated: the best of
 two, from the shortest intervals that writes allow to four times the best ones of one level, then
 from there and from the one-level estimates to ever nearer neighbours, until none is better.
 
-A stated interval is kept. The shared one is a whole number of host ones: with it alone stated, host
-intervals are compared of which a multiple lies within a step or `NEAR` of it, and if none of these
-can be used, the one with the nearest multiple is taken; with both stated, the shared one is the
-nearest multiple of the host's.
+The shared interval is a whole number of host ones. With it alone stated, host intervals are
+compared of which a multiple lies within `NEAR` of it, or within a step where it has `FEW_STEPS` or
+more; if none of these can be used, the one with the nearest multiple is taken. With both stated,
+the shared one is the nearest multiple of the host's.
 
 What is exact: the share of every policy that is compared. That the optimum is one of all whole
 numbers is tested by enumeration, not proven; none of its neighbours is better.
@@ -32,7 +32,9 @@ FARTHEST: Final = 4.0
 APPROACH: Final = (1.5, 1.2, 1.05, 1.0)
 """Factors between neighbours, the last one for a difference of one."""
 NEAR: Final = 0.02
-"""Share of a stated shared interval by which the planned one may differ, where a step is less."""
+"""Share of a stated shared interval by which the planned one may differ."""
+FEW_STEPS: Final = 20
+"""Of a stated shared interval, of which one step is 5 %."""
 MOST_TRIES: Final = 2000
 """Intervals of one number of replicas; a hundred are usual."""
 
@@ -284,7 +286,8 @@ class _Allowed:
             if steps >= self.least_steps and segments >= self.least_segments(steps)
         ]
         distances = [abs(steps * segments - stated) for steps, segments in usable]
-        allowed = max(1.0, NEAR * stated, min(distances, default=0.0))
+        a_step = 1.0 if stated >= FEW_STEPS else 0.0
+        allowed = max(a_step, NEAR * stated, min(distances, default=0.0))
         return [one for one, far in zip(usable, distances, strict=True) if far <= allowed]
 
     def grid(self, rates: FailureRates, shared_only: CheckpointCycle) -> Iterator[Intervals]:
