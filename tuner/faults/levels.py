@@ -119,7 +119,7 @@ class RunSeconds:
         if not all(0.0 <= value < math.inf for value in values):
             raise ValueError(f"durations {values} s cannot be below zero")
 
-    def times(self, factor: float) -> "RunSeconds":
+    def scaled(self, factor: float) -> "RunSeconds":
         """Return them on a machine on which everything takes so many times longer."""
         return RunSeconds(
             step_s=self.step_s * factor,

@@ -70,7 +70,7 @@ class Durations:
     def at_speed(self, deviations: float) -> "Durations":
         """Return those of a run on a machine that is slower than usual by so many deviations."""
         factor = math.exp(deviations * self.speed_deviation)
-        return replace(self, seconds=self.seconds.times(factor))
+        return replace(self, seconds=self.seconds.scaled(factor))
 
 
 def short(policy: StatedPolicy) -> StatedPolicy:

@@ -91,7 +91,7 @@ class PolicyResult(Record):
     deviation_s: Amount
     """Of the wall clock, between scenarios and between speeds of the machine."""
     expected_overhead: Expectation | None = None
-    """Of lost, slowed, saving and recovery seconds together; absent from reports of before it."""
+    """Of lost, slowed, saving and recovery seconds together; absent from older reports."""
     is_on_curve: bool
     """Every loss equals that of the run without faults, to the last bit."""
 
@@ -104,7 +104,7 @@ class PolicyResult(Record):
     def deviations(self) -> float:
         """How many deviations the measured overhead lies from the expected one.
 
-        Of the wall clock where no overhead was expected.
+        Older reports expect no overhead; of these that of the wall clock.
         """
         if self.expected_overhead is None:
             return self.wall_deviations

@@ -206,7 +206,9 @@ def _last_kept_steps(working: Sequence[LaunchLog]) -> list[int | None]:
 
 def _restarts(launches: Sequence[LaunchLog]) -> Iterator[MeasuredRestart]:
     failed: list[LaunchLog] = []
-    for launch in launches:
+    # Launches before the first one that trains are before the run.
+    begin = next(place for place, one in enumerate(launches) if one.restored_at_s is not None)
+    for launch in launches[begin:]:
         if failed and launch.restored_at_s is not None:
             first = failed[0]
             assert first.failed_at_s is not None

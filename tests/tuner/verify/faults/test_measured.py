@@ -174,6 +174,13 @@ def test_a_stall_that_a_later_restart_went_back_behind_is_lost(tmp_path: Path) -
     assert run.lost_s == pytest.approx(9.0)
 
 
+def test_launches_before_the_first_step_are_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    in_vain = launch(tmp_path / "in-vain", failed_at_s=80.0, noticed_at_s=80.0)
+    launches = a_run(tmp_path / "run")
+    assert measured_run([in_vain, *launches]) == measured_run(launches)
+
+
 def test_a_replay_has_the_same_parts(tmp_path: Path) -> None:
     run = measured_run(a_run(tmp_path))
     seconds = RunSeconds(
