@@ -38,7 +38,7 @@ def main() -> int:
     """Run both layouts and compare them."""
     with (
         tempfile.TemporaryDirectory(prefix="moetune-nodes-") as scratch,
-        node_groups() as groups,
+        node_groups(cores=0.45) as groups,
     ):
         whole = _steps(NODES, STEPS, scratch=Path(scratch), groups=groups)
         rest = _steps(NODES - 1, 2 * STEPS, scratch=Path(scratch), groups=groups)

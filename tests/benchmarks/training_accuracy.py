@@ -112,9 +112,13 @@ def _choice(made: Calibration, residual: Floats) -> list[bool]:
 
 def _memory(simumax: Errors | None, total: Errors) -> list[bool]:
     result = simumax.memory_median_ape if simumax is not None else None
-    misfits = total.false_misfits or 0
+    missed = [_check("simumax-b200 peak memory, median", result, 0.025)]
+    misfits = total.false_misfits
+    if misfits is None:
+        _say("runs that ran and are said not to fit: nothing to measure")
+        return missed
     _say(f"runs that ran and are said not to fit: {misfits}, aim 0, {_word(misfits > 0)}")
-    return [_check("simumax-b200 peak memory, median", result, 0.025), misfits > 0]
+    return [*missed, misfits > 0]
 
 
 def _of(made: Calibration, source: str) -> npt.NDArray[np.bool_]:

@@ -1,7 +1,7 @@
 """One job on nodes of several kinds: a failed node is replaced by one of its own kind only.
 
-Failure rates, writers and bytes add up. The slowest kind's way to storage and its start count for
-all, since a checkpoint is durable when its last part is, and training goes on when the last rank
+Failure rates, writers and bytes add up. The slowest storage bandwidth and restart count for all,
+since a checkpoint is durable when its last part is, and training goes on when the last rank
 does. Every kind has its own spares:
 
     w / (1 - w) = sum over kinds of w_k / (1 - w_k)
@@ -52,13 +52,5 @@ def slowest(kinds: Sequence[FailureModel]) -> FailureModel:
         delay_s_per_byte=max(one.delay_s_per_byte for one in storages),
     )
     restart_s = max(one.restart_s for one in kinds)
-    shorter_s = None
-    if any(one.process_restart_s is not None for one in kinds):
-        shorter_s = max(
-            one.restart_s if one.process_restart_s is None else one.process_restart_s
-            for one in kinds
-        )
     host = kinds[0].host if len(kinds) == 1 else None
-    return replace(
-        kinds[0], storage=storage, restart_s=restart_s, process_restart_s=shorter_s, host=host
-    )
+    return replace(kinds[0], storage=storage, restart_s=restart_s, host=host)

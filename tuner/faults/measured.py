@@ -19,14 +19,11 @@ LEAST_MEMORY_BYTES: Final = 2**26
 
 def node_bytes_per_s(profile: Profile, *, kind: Literal["write", "read"]) -> float | None:
     """Bytes per second of one node's ranks together; None where storage was not measured."""
-    machine = profile.header.machine
-    rows = [row for row in profile.table("storage") if row.case.kind == kind and row.times_s]
-    if not rows:
+    machine, slowest = profile.header.machine, _slowest(profile, "storage", kind=kind)
+    if slowest is None:
         return None
-    largest = max(row.case.axes["bytes"] for row in rows)
     # A checkpoint is there once the last rank has written its own.
-    slowest_s = max(row.expected_s for row in rows if row.case.axes["bytes"] == largest)
-    return largest / slowest_s * machine.world / machine.nodes
+    return slowest.num_bytes / slowest.seconds * machine.world / machine.nodes
 
 
 def background_delay_s_per_byte(profile: Profile) -> float:

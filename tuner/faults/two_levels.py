@@ -43,7 +43,7 @@ Source: after the Markov model of Moody et al. (SC10), whose checkpoints are dur
 background writes of one writer, and failures during restarts, it is our own.
 
 Not covered: a writer that training waits for before it copies anything, as the reference step's
-(profilers/steps/checkpoints/store.py): of b_s > tau at most b_s - tau a period are stalls then.
+(profilers/steps/checkpoints/store.py): where b_s > tau, up to b_s - tau of a period are stalls.
 """
 
 import math
@@ -130,7 +130,7 @@ def host_lost_s(policy: SavePolicy, seconds: RunSeconds) -> float:
         seconds: of its run.
     """
     times = _Times.of(policy, seconds)
-    durable_s = [times.newer_s(segment) for segment in range(1, times.segments)]
+    durable_s = [times.durable_s(segment) for segment in range(1, times.segments)]
     # The next shared one is durable.
     durable_s.append(times.period_s + times.shared_background_s)
     lost = sum(
@@ -249,8 +249,8 @@ class _Times:
         waiting_s = self.shared_background_s + (segment - 1) * self.host_background_s
         return waiting_s <= segment * self.host_segment_s
 
-    def newer_s(self, segment: int) -> float:
-        """From B until the copy of a segment of the next period is durable; its last is B."""
+    def durable_s(self, segment: int) -> float:
+        """D_j of a segment; for the last one, which ends with the next shared one, the period."""
         if segment == self.segments:
             return self.period_s
         if self.has_caught_up(segment):
@@ -356,7 +356,7 @@ def _cycle(times: _Times, rate: float, *, host: Recovery, shared: Recovery) -> _
     from_shared = 0.0
     begin_s, newest = times.shared_background_s, 0
     while newest < times.segments and not (newest and times.has_caught_up(newest)):
-        end_s = times.newer_s(newest + 1)
+        end_s = times.durable_s(newest + 1)
         fails = math.exp(-rate * begin_s) * -math.expm1(-rate * (end_s - begin_s))
         if newest:
             missed_from_B += fails * segments.restarted(newest).loss(lost_h)

@@ -123,17 +123,14 @@ def test_the_slowest_kind_counts_for_all_in_any_order() -> None:
         delay_s_per_byte=4e-10,
     )
     both = [
-        FailureModel(
-            device_mtbf_s=1e6, restart_s=whole_s, process_restart_s=shorter_s, storage=storage
-        )
-        for storage, whole_s, shorter_s in ((fast, 60.0, 30.0), (slow, 90.0, 20.0))
+        FailureModel(device_mtbf_s=1e6, restart_s=restart_s, storage=storage)
+        for storage, restart_s in ((fast, 60.0), (slow, 90.0))
     ]
     for order in (both, both[::-1]):
         together = slowest(order)
         assert together == FailureModel(
             device_mtbf_s=1e6,
             restart_s=90.0,
-            process_restart_s=30.0,
             storage=Storage(
                 write_bytes_per_s=40e9,
                 read_bytes_per_s=80e9,
@@ -144,7 +141,3 @@ def test_the_slowest_kind_counts_for_all_in_any_order() -> None:
                 delay_s_per_byte=4e-10,
             ),
         )
-    # A kind whose processes restart as a whole node does.
-    for order in ([both[0], WHOLE], [WHOLE, both[0]]):
-        assert slowest(order).process_restart_s == WHOLE.restart_s
-    assert slowest([WHOLE, WHOLE]).process_restart_s is None
