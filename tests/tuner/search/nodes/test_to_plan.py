@@ -149,3 +149,44 @@ def test_checkpoints_on_hosts_still_divide_those_on_shared_storage_of_longer_ste
     assert longer.checkpoint_levels is not None
     assert longer.checkpoint_levels.host_interval_steps == 21
     assert longer.checkpoint_interval_steps == 147
+
+
+def test_longer_steps_leave_room_for_the_writes_of_a_period() -> None:
+    """Worked by hand: 100 s to shared storage and eleven copies of 48 s beside their stalls of 1 s.
+
+    They are 628 s, of which every one of twelve segments must have 52.3 s: three steps of 25 s.
+    """
+    made = plan().predicted
+    assert made is not None
+    predicted = made.model_copy(
+        update={
+            "step_time_s": 10.0,
+            "step_time_s_band": (9.0, 11.0),
+            "run": RunForecast(
+                finishes=True,
+                effective_time_ratio=0.9,
+                time_ratios={"training": 0.9},
+                goodput_tokens_per_s=1.0,
+                checkpoint_bytes=1,
+                checkpoint_interval_s=720.0,
+                checkpoint_interval_steps=72,
+                checkpoint_stall_s=1.0,
+                checkpoint_write_s=101.0,
+                checkpoint_in_background=True,
+                checkpoint_levels=CheckpointLevels(
+                    levels=(Level.HOST, Level.SHARED),
+                    host_interval_s=60.0,
+                    host_interval_steps=6,
+                    host_stall_s=1.0,
+                    host_write_s=50.0,
+                    compared=(),
+                    num_priced=1,
+                ),
+            ),
+        }
+    )
+    run = slowed(predicted, 15.0).run
+    assert run is not None
+    assert run.checkpoint_levels is not None
+    assert run.checkpoint_levels.host_interval_steps == 3
+    assert run.checkpoint_interval_steps == 36
