@@ -5,15 +5,18 @@ engine's own default holds. Where checkpoints go is the user's: `CHECKPOINTS` of
 names a folder that all nodes share, to save to and to resume from.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
 from tuner.engines.capabilities import background_checkpoint_obstacle, intersection
-from tuner.faults.forecast import writes_in_background
+from tuner.faults.forecast import RunForecast, writes_in_background
 from tuner.plans.folder import FEWER_NODES
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.units import format_bytes, format_s
 
+ENDING_LEEWAY: Final = 2.0
+"""Times the forecast seconds of a last step and checkpoint."""
 KEPT: Final = 2
 """Finished checkpoints that are kept by engines that remove old ones: one more than needed, should
 the newest be damaged."""
@@ -46,6 +49,9 @@ class CheckpointSchedule:
     """That they take of a node's memory."""
     replicas: int = 0
     """Other nodes that hold a copy of a node's."""
+    ending_s: int = 0
+    """From any time in a step until a last checkpoint is written, with leeway: that step, a write
+    in the background and its own. Evaluation is not in it."""
     other_layout: str = ""
     """The layout that restores these checkpoints, too, in words; empty: none has to."""
 
@@ -107,8 +113,14 @@ def checkpoint_schedule(
         host_steps=None if levels is None else levels.host_interval_steps,
         host_bytes=0 if levels is None else levels.host_bytes or 0,
         replicas=0 if levels is None else levels.replicas,
+        ending_s=_ending_s(verified.predicted.step_time_s, run),
         other_layout=other if other and keeps_checkpoints(verified) else "",
     )
+
+
+def _ending_s(step_s: float, run: RunForecast) -> int:
+    write_s = max(run.checkpoint_stall_s or 0.0, run.checkpoint_write_s or 0.0)
+    return math.ceil(ENDING_LEEWAY * (step_s + 2.0 * write_s))
 
 
 def keeps_checkpoints(verified: VerifiedPlan) -> bool:

@@ -232,6 +232,15 @@ def test_the_job_requests_its_spares_and_keeps_its_allocation() -> None:
         assert f"# Spare nodes of the allocation: {spare}; each takes" in job.text
 
 
+def test_the_job_says_what_becomes_of_the_last_steps() -> None:
+    for program, saves in ((PROGRAM, True), ("megatron-bridge", True), ("torchtitan", False)):
+        loop = restart_loop.restart_loop(reliable(), program=program, has_pools=False)
+        assert loop is not None
+        said = " ".join(loop.lines)
+        assert "What was trained since the last checkpoint is lost then." in said, program
+        assert ("The program forestalls the time limit" in said) is saves, program
+
+
 def test_a_spare_fits_one_pool_only() -> None:
     (job,) = emit(reliable(pools=2))
     assert "#SBATCH --nodes=2\n" in job.text
@@ -245,7 +254,7 @@ def test_progress_is_a_restart_and_the_shortest_interval() -> None:
         slow = run.model_copy(update={"checkpoint_write_s": 1e6, "restart_s": 100.0})
         predicted = made.predicted.model_copy(update={"run": slow})
         loop = restart_loop.restart_loop(
-            made.model_copy(update={"predicted": predicted}), has_pools=False
+            made.model_copy(update={"predicted": predicted}), program=PROGRAM, has_pools=False
         )
         assert loop is not None
         return loop.progress_s
@@ -254,7 +263,7 @@ def test_progress_is_a_restart_and_the_shortest_interval() -> None:
     assert progress_s(reliable()) == 1_000_340
     assert progress_s(saving_on_hosts(PROGRAM, replicas=1)) == 1_000_160
     # Ranks that wait for each other in vain make none.
-    loop = restart_loop.restart_loop(reliable(), has_pools=False)
+    loop = restart_loop.restart_loop(reliable(), program=PROGRAM, has_pools=False)
     assert loop is not None
     assert loop.progress_s == LONGEST_HANG_S
 

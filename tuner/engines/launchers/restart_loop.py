@@ -29,8 +29,10 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from tuner.engines.capabilities import intersection
 from tuner.engines.checkpoints import checkpoint_schedule
 from tuner.engines.files import JOB_NAME
+from tuner.engines.launchers.time_limit import SIGNAL_S
 from tuner.plans.train import VerifiedPlan
 from tuner.units import format_s
 
@@ -42,8 +44,6 @@ END_S: Final = 60
 """For a step of which a task has failed; Slurm kills the others after KillWait, 30 s unless set."""
 PROBES_AT_ONCE: Final = 64
 """Each is an srun on the batch host."""
-SIGNAL_S: Final = 60
-"""Before the time limit, for the job to end its step."""
 LONGEST_HANG_S: Final = 1800
 """More than ranks wait in a collective that never returns, 10 minutes by default."""
 WATCH_S: Final = 60
@@ -60,6 +60,8 @@ class RestartLoop:
     """A start that lasts longer has left a checkpoint that it did not begin from."""
     has_pools: bool
     """Nodes are of several kinds, so that no spare fits every line."""
+    ends_before_time_limit: bool
+    """The program saves before it, and ends."""
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -75,17 +77,25 @@ class RestartLoop:
             "stays with it until scontrol requeue; else it goes back to the queue itself.",
             f"It ends after {MOST_FAILURES} restarts in a row without progress, i.e. within"
             f" {format_s(self.progress_s)}",
-            "of a start, and on SIGTERM, which it passes on: by preemption, or shortly before the",
-            "time limit. What was trained since the last checkpoint is lost then.",
+            "of a start, and on SIGTERM, which it passes on: by preemption, by scancel, or shortly",
+            "before the time limit. What was trained since the last checkpoint is lost then.",
+            *(_LAST_CHECKPOINT if self.ends_before_time_limit else ()),
             "HEALTH_CHECK may hold a command that fails on nodes that must not be used.",
         )
 
 
-def restart_loop(verified: VerifiedPlan, *, has_pools: bool) -> RestartLoop | None:
+_LAST_CHECKPOINT: Final = (
+    "The program forestalls the time limit: it saves before, unless that takes longer than",
+    "forecast, and ends with 0, and so does the job. Submit it again to go on.",
+)
+
+
+def restart_loop(verified: VerifiedPlan, *, program: str, has_pools: bool) -> RestartLoop | None:
     """Return how a plan's job restarts; None where the plan counts on no checkpoints.
 
     Args:
         verified: the plan.
+        program: that the job starts.
         has_pools: its nodes are of several kinds.
     """
     stated, run = verified.plan.goal.reliability, verified.predicted.run
@@ -100,6 +110,7 @@ def restart_loop(verified: VerifiedPlan, *, has_pools: bool) -> RestartLoop | No
         spare_nodes=0 if has_pools else stated.spare_nodes,
         progress_s=max(math.ceil(restart_s + interval_s + write_s), LONGEST_HANG_S),
         has_pools=has_pools,
+        ends_before_time_limit=intersection((program,)).ends_before_time_limit,
     )
 
 

@@ -24,7 +24,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the batch script, sized for exactly the devices of the decision."""
     shape = launch_shape(verified.plan, verified.decision)
     program = programs(verified.plan.emit)[0]
-    loop = restart_loop.restart_loop(verified, has_pools=_has_pools(verified.plan))
+    loop = restart_loop.restart_loop(verified, program=program, has_pools=_has_pools(verified.plan))
     text = (
         "#!/usr/bin/env bash\n"
         + _directives(shape, loop, name=f"moetune-{label(verified.plan.model.name)}")

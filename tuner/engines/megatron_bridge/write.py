@@ -20,6 +20,7 @@ from tuner.engines.assumptions import assumptions
 from tuner.engines.checkpoints import FOLDER_NOTE, KEPT, CheckpointSchedule, checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import LaunchShape, launch_shape
+from tuner.engines.launchers.time_limit import LIMIT_NOTE, exit_minutes
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.engines.manifest import PIPELINE_INSIDE_ORDER
 from tuner.engines.megatron_bridge.lora import lora_arguments
@@ -101,12 +102,16 @@ _OF_PRECISION: Final = frozenset({"fp8", "fp8_recipe", "fp4", "fp4_recipe"})
 
 _START: Final = """\
 export RECIPE={recipe}
-SAVED=()
+{minutes}SAVED=()
 if [[ -n "${{CHECKPOINTS:-}}" ]]; then
   SAVED=("checkpoint.save=$CHECKPOINTS" "checkpoint.load=$CHECKPOINTS"{asynchronous})
-{local}fi
+{last}{local}fi
 
 exec "${{LAUNCHER[@]}}" "$FILES/train.py" ${{SAVED[@]+"${{SAVED[@]}}"}} "$@"
+"""
+
+_LAST: Final = """\
+  [[ -z "$EXIT_MINUTES" ]] || SAVED+=("train.exit_duration_in_mins=$EXIT_MINUTES")
 """
 
 _LOCAL: Final = """\
@@ -182,6 +187,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
                     *ENVIRONMENT_NOTE,
                     "  RECIPE                   a recipe of megatron.bridge.recipes",
                     *FOLDER_NOTE,
+                    *(() if schedule is None else LIMIT_NOTE),
                     *(LOCAL_NOTE if is_local else ()),
                 )
             )
@@ -192,6 +198,8 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
                 asynchronous=" checkpoint.async_save=true"
                 if schedule is not None and schedule.is_asynchronous
                 else "",
+                minutes="" if schedule is None else exit_minutes(schedule.ending_s),
+                last="" if schedule is None else _LAST,
                 local=_local(schedule, shape),
             ),
             executable=True,

@@ -41,6 +41,12 @@ core_v0.17.1, core_v0.18.0 and core_v0.19.0 of github.com/NVIDIA/Megatron-LM:
   it does not read. Both seen with 0.19 (examples/engines/megatron_lm). Megatron-FSDP's
   (ZeRO 2 and 3) are DTensors, restored over another FSDP layout, too
   (docs/user-guide/hybrid-model-migration.md).
+- `--exit-duration-in-mins` is looked at after every step, after the checkpoints that are due then:
+  any rank beyond it makes all save, unless that step was saved (to hosts counts, too), finish what
+  is written in the background, and end with 0. Evaluation looks at it after every batch. Minutes
+  count from the start of the first process, and a restart inside the processes does not reset them.
+  `--exit-signal-handler` is not written: torchrun sends SIGTERM to the process groups of its ranks,
+  and the processes that write checkpoints are in them.
 - The padded experts of a full-iteration CUDA graph are gated ones.
 - One switch enables all biases, the router's included; a second one only those of queries, keys and
   values.
@@ -97,6 +103,7 @@ MEGATRON_0_18: Final = Capabilities(
     optimizer_offload_zero_stages=frozenset({1}),
     host_checkpoint_zero_stages=frozenset({0, 1}),
     in_process_restart_zero_stages=frozenset({0, 1}),
+    ends_before_time_limit=True,
     reshard_zero_stages_with_host_copies=frozenset({0}),
     reshard_needs_expert_ranks=True,
     param_gather_needs_grad_reduce=True,

@@ -11,6 +11,9 @@ and from the usage guide and `Wrapper` of nvidia-resiliency-ext 0.7:
 - torchrun ends a node's ranks when one process ends, so that exceptions and hangs are survived in
   place and a process that dies is not: whatever started the job starts it again.
 - `--inprocess-max-iterations` is parsed and never used: restarts in place have no bound.
+- The end that `--exit-duration-in-mins` asks for raises SystemExit in every rank, after the last
+  checkpoint is finished. `Wrapper` lets it through once all ranks have raised it; one that is some
+  seconds behind the others may be interrupted first, and the exit code is then not 0.
 - All ranks work (`--inprocess-active-world-size` is their number by default), none is a reserve.
 - Groups of Megatron-FSDP are not among those that a restart destroys (`destroy_global_state`), and
   gloo cannot abort a collective, so neither is started so.

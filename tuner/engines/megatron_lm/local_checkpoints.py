@@ -34,6 +34,8 @@ NOTES: Final = (
     "wrote them: restart every node with its own NODE_RANK, and a replacement with that of the",
     "lost one. Before a restart on fewer nodes, with other degrees or in another order, empty",
     "LOCAL_CHECKPOINTS: the run then goes on from CHECKPOINTS.",
+    "A run that ends before the time limit of its job does not save a step to CHECKPOINTS that it",
+    "has just saved to hosts.",
 )
 
 

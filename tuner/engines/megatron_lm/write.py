@@ -23,6 +23,7 @@ from tuner.engines.capabilities import DeviceKind
 from tuner.engines.checkpoints import FOLDER_NOTE, CheckpointSchedule, checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import LaunchShape, launch_shape
+from tuner.engines.launchers.time_limit import LIMIT_NOTE, exit_minutes
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.engines.manifest import PIPELINE_INSIDE_ORDER
 from tuner.engines.megatron_lm import in_process
@@ -161,6 +162,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
                     *ENVIRONMENT_NOTE,
                     "  MEGATRON_LM              the folder of a Megatron-LM checkout; needed",
                     *FOLDER_NOTE,
+                    *(() if schedule is None else LIMIT_NOTE),
                     *(LOCAL_NOTE if has_local(schedule) else ()),
                 )
             )
@@ -175,11 +177,14 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
 
 def _start(schedule: CheckpointSchedule | None, shape: LaunchShape, *, program: str) -> str:
     """Return bash that starts the program, saving and resuming where folders are named."""
-    if schedule is None or not has_local(schedule):
-        return _START.format(needs="", program=program, local="")
-    listed = "".join(f"  {_local_argument(*one)}\n" for one in local_settings(schedule, shape))
-    needs = _NEEDS_LOCAL.format(listed=listed)
-    return _START.format(needs=needs, program=program, local='  "${LOCAL[@]}" \\\n')
+    if schedule is None:
+        return _START.format(needs="", program=program, local="", last="")
+    needs, local = exit_minutes(schedule.ending_s), ""
+    if has_local(schedule):
+        listed = "".join(f"  {_local_argument(*one)}\n" for one in local_settings(schedule, shape))
+        needs += _NEEDS_LOCAL.format(listed=listed)
+        local = '  "${LOCAL[@]}" \\\n'
+    return _START.format(needs=needs, program=program, local=local, last=_LAST)
 
 
 def _local_argument(name: str, value: str | int | bool) -> str:
@@ -374,7 +379,11 @@ _START: Final = """\
 {needs}mapfile -t ARGUMENTS < <(grep -v '^#' "$FILES/megatron_args.txt" | tr ' ' '\\n')
 
 exec "${{LAUNCHER[@]}}" "$MEGATRON_LM/{program}" "${{ARGUMENTS[@]}}" \\
-{local}  ${{CHECKPOINTS:+--save "$CHECKPOINTS" --load "$CHECKPOINTS"}} "$@"
+{local}{last}  ${{CHECKPOINTS:+--save "$CHECKPOINTS" --load "$CHECKPOINTS"}} "$@"
+"""
+
+_LAST: Final = """\
+  ${EXIT_MINUTES:+--exit-duration-in-mins "$EXIT_MINUTES"} \\
 """
 
 _NEEDS_LOCAL: Final = """\
