@@ -1,9 +1,13 @@
 """The loop of an emitted job, run by bash with programs of the test in the place of Slurm's."""
 
+import fcntl
 import os
+import pty
 import re
 import shutil
+import struct
 import subprocess
+import termios
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,19 +31,36 @@ PROGRAM = "megatron-lm"
 
 SRUN = """\
 words=" $* "
+signal_job() {
+  kill -TERM "$TEST_JOB"
+  until [[ -e "$TEST/signalled" ]]; do read -r -t 0.02 < <(:) || true; done
+}
+start_task() { SLURM_PROCID="$1" SLURMD_NODENAME="${nodes[$1]}" "${task[@]}"; }
 if [[ "$words" == *" --distribution=arbitrary "* ]]; then
   mapfile -t nodes < "$SLURM_HOSTFILE"
   echo "start ${nodes[*]}" >> "$TEST/log"
   while [[ "$1" == --* ]]; do shift; done
-  for number in "${!nodes[@]}"; do
-    SLURM_PROCID="$number" SLURMD_NODENAME="${nodes[number]}" "$@" || exit
-  done
+  task=("$@")
   outcome="$(head -n 1 "$TEST/outcomes")" && sed -i 1d "$TEST/outcomes"
   read -r code dead <<< "$outcome"
   printf '%s\\n' $dead >> "$TEST/dead"
+  export TEST_OUTCOME="$code"
+  if [[ "$code" == HANGS ]]; then
+    # The second task ends when srun is told to, long after the first has failed.
+    start_task 1 & last=$!
+    until [[ -s "$TEST/pid" ]]; do read -r -t 0.02 < <(:) || true; done
+    trap 'kill -TERM $(cat "$TEST/pid")' TERM
+    start_task 0 || true
+    wait "$last" || true
+    wait "$last"
+    exit
+  fi
+  [[ "$code" != CREATED ]] || signal_job
+  for number in "${!nodes[@]}"; do
+    start_task "$number" || exit
+  done
   if [[ "$code" == TERM ]]; then
-    kill -TERM "$PPID"
-    until [[ -e "$TEST/signalled" ]]; do read -r -t 0.02 < <(:) || true; done
+    signal_job
     exit 143
   fi
   exit "$code"
@@ -55,14 +76,30 @@ case "$1 ${2:-}" in
   "show hostnames") printf '%s\\n' $ALLOCATION ;;
   "show job") echo "   Command=$TEST/plan/launch/slurm/job.sbatch" ;;
   "show node") echo "NodeName=$4 CPUTot=1 NodeAddr=at-$4 State=IDLE" ;;
-  "ping "*) echo "Slurmctld(primary) at one is UP" ;;
+  "ping "*)
+    state=UP
+    if [[ -n "${TEST_DOWN:-}" ]]; then state=DOWN; kill -TERM "$TEST_JOB"; fi
+    echo "Slurmctld(primary) at one is $state" ;;
   *) echo "scontrol $*" >> "$TEST/log" ;;
 esac
 """
-RUN = (
-    'echo "rank $NODE_RANK of $NNODES x $NPROC_PER_NODE: $SLURMD_NODENAME'
-    ' at $MASTER_ADDR:$MASTER_PORT {name} $*" >> "$TEST/log"\n'
-)
+SINFO = """\
+cat "$TEST/drained"
+echo >> "$TEST/checks"
+if (("$(wc -l < "$TEST/checks")" == ${TEST_STOP_AT:-0})); then kill -TERM "$TEST_JOB"; fi
+"""
+RUN = """\
+echo "rank $NODE_RANK of $NNODES x $NPROC_PER_NODE: $SLURMD_NODENAME at\
+ $MASTER_ADDR:$MASTER_PORT {name} $*" >> "$TEST/log"
+case "$TEST_OUTCOME $NODE_RANK" in
+  "TASKS 0") kill -TERM "$PPID"; exit 143 ;;
+  "HANGS 0") exit 1 ;;
+  "HANGS 1")
+    trap 'exit 143' TERM
+    echo "$PPID $$" > "$TEST/pid"
+    while true; do read -r -t 0.02 < <(:) || true; done ;;
+esac
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +169,7 @@ class Lab:
         self.programs.mkdir(parents=True)
         self._program("srun", SRUN)
         self._program("scontrol", SCONTROL)
-        self._program("sinfo", 'cat "$TEST/drained"')
+        self._program("sinfo", SINFO)
         self._program("scancel", 'echo "scancel $*" >> "$TEST/log"; touch "$TEST/signalled"')
         self._program("sleep", "read -r -t 0.01 < <(:) || true")
 
@@ -154,19 +191,33 @@ class Lab:
         *,
         allocation: str = "n1 n2 n3",
         drained: str = "",
+        stderr: int = subprocess.PIPE,
         **environment: str,
     ) -> Ended:
-        """Run the job; of every start: its exit code, and the nodes that die with it."""
+        """Run the job.
+
+        Args:
+            job: its file.
+            outcomes: of every start: its exit code, and the nodes that die with it. Instead of a
+                code, who gets SIGTERM: TERM, the job, when the tasks have ended; CREATED, the job,
+                before they begin; TASKS, a task; HANGS, a task that srun ends, after another has
+                failed.
+            allocation: its nodes.
+            drained: those that Slurm has taken out of service.
+            stderr: where it talks to.
+            environment: variables; TEST_STOP_AT, the check of nodes in which the job gets SIGTERM;
+                TEST_DOWN, the controller is down and it gets SIGTERM.
+        """
         (self.folder / "outcomes").write_text("".join(f"{one}\n" for one in outcomes))
         (self.folder / "drained").write_text(drained)
-        for name in ("dead", "log"):
+        for name in ("dead", "log", "checks", "pid"):
             (self.folder / name).write_text("")
         (self.folder / "moetune-41.requeued").write_text("then\n" * self.requeues)
         (self.folder / "signalled").unlink(missing_ok=True)
         spooled = self.folder / "slurm_script"
         spooled.write_text(job.read_text())
         done = subprocess.run(
-            ["bash", str(spooled), "--train-iters", "10 000"],
+            ["bash", "-c", 'TEST_JOB=$$ exec bash "$@"', "-", spooled, "--train-iters", "10 000"],
             cwd=self.folder,
             env={
                 "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
@@ -177,13 +228,14 @@ class Lab:
                 "SLURMD_NODENAME": allocation.split()[0],
                 **environment,
             },
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             check=False,
             timeout=60,
         )
         log = (self.folder / "log").read_text().splitlines()
-        return Ended(code=done.returncode, said=done.stderr, log=tuple(log))
+        return Ended(code=done.returncode, said=done.stderr or "", log=tuple(log))
 
     def _program(self, name: str, text: str) -> None:
         file = self.programs / name
@@ -318,6 +370,21 @@ def test_failed_nodes_are_replaced_in_place(lab: Lab) -> None:
             signals = [line for line in ended.log if line.startswith("scancel")]
             assert signals == (["scancel --signal=TERM 41"] if "TERM" in outcomes else [])
     failures.check()
+
+
+def test_a_terminal_does_not_rename_nodes(lab: Lab) -> None:
+    """Bash sets variables to the size of a window, scripts' too (checkwinsize)."""
+    screen, terminal = pty.openpty()
+    try:
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        ended = lab.run(lab.write(reliable()), ["1", "0"], stderr=terminal)
+        said = os.read(screen, 4096).decode()
+    finally:
+        os.close(terminal)
+        os.close(screen)
+    assert (ended.code, ended.starts) == (0, ["n1 n2", "n1 n2"])
+    assert "the program ended with 1" in said
+    assert "takes the place" not in said
 
 
 def test_every_start_has_its_first_node_and_a_port_of_its_own(lab: Lab) -> None:

@@ -144,9 +144,9 @@ def body(
         device_kind: decides what an unset HEALTH_CHECK asks of a node.
     """
     lines = (
-        'mapfile -t LINES < "$HOSTFILE"'
+        'mapfile -t HOSTS < "$HOSTFILE"'
         if has_hosts
-        else 'LINES=("${NODES[@]:0:NNODES}") HOSTFILE='
+        else 'HOSTS=("${NODES[@]:0:NNODES}") HOSTFILE='
     )
     return _BODY.format(
         program=program,
@@ -234,14 +234,14 @@ keep_healthy() {{
 replace_failed() {{
   local index node spares=()
   for node in "${{NODES[@]}}"; do
-    has "$node" "${{LINES[@]}}" || spares+=("$node")
+    has "$node" "${{HOSTS[@]}}" || spares+=("$node")
   done
-  for index in "${{!LINES[@]}}"; do
-    node="${{LINES[index]}}"
+  for index in "${{!HOSTS[@]}}"; do
+    node="${{HOSTS[index]}}"
     has "$node" "${{NODES[@]}}" && continue
     ((${{#spares[@]}})) || return 1
     say "node ${{spares[0]}} takes the place of $node, number $index"
-    LINES[index]="${{spares[0]}}" spares=("${{spares[@]:1}}")
+    HOSTS[index]="${{spares[0]}}" spares=("${{spares[@]:1}}")
   done
 }}
 
@@ -256,13 +256,13 @@ address() {{
 start_program() {{
   local step code=0 failed_s='' signal=TERM signals=0
   STARTS=$((STARTS + 1))
-  printf '%s\\n' "${{LINES[@]}}" > "$OWN_HOSTFILE"
+  printf '%s\\n' "${{HOSTS[@]}}" > "$OWN_HOSTFILE"
   # Of this start: a task of an earlier one may still be there, on a node that Slurm has lost.
   TASK_FAILED="$PWD/moetune-$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}.$STARTS.failed"
   export HOSTFILE="$OWN_HOSTFILE" TASK_FAILED
   # Jobs that share a node, and starts of one job, need different ports.
   # shellcheck disable=SC2016 # expanded on the nodes
-  SLURM_HOSTFILE="$OWN_HOSTFILE" MASTER_ADDR="$(address "${{LINES[0]}}")" \\
+  SLURM_HOSTFILE="$OWN_HOSTFILE" MASTER_ADDR="$(address "${{HOSTS[0]}}")" \\
     MASTER_PORT="${{MASTER_PORT:-$((20000 + (SLURM_JOB_ID + 997 * STARTS) % 20000))}}" \\
     srun --nodes="$NNODES" --ntasks="$NNODES" --distribution=arbitrary --overlap \\
     --kill-on-bad-exit=1 bash -c 'trap : TERM
@@ -290,10 +290,10 @@ use_fewer_nodes() {{
   [[ -f "$job" && -f "$FEWER/{program}/run.sh" ]] || return 1
   nodes="$(sed -n 's/^export NNODES=//p' "$job")"
   ((nodes < NNODES && nodes <= ${{#NODES[@]}})) || return 1
-  for node in "${{LINES[@]}}" "${{NODES[@]}}"; do
+  for node in "${{HOSTS[@]}}" "${{NODES[@]}}"; do
     ! has "$node" "${{NODES[@]}}" || has "$node" "${{left[@]}}" || left+=("$node")
   done
-  PROGRAM="$FEWER/{program}/run.sh" NNODES="$nodes" LINES=("${{left[@]:0:nodes}}")
+  PROGRAM="$FEWER/{program}/run.sh" NNODES="$nodes" HOSTS=("${{left[@]:0:nodes}}")
   NPROC_PER_NODE="$(sed -n 's/^export NPROC_PER_NODE=//p' "$job")"
   # Copies in the memory of nodes belong to the ranks of the other layout.
   [[ -z "${{LOCAL_CHECKPOINTS:-}}" ]] || export LOCAL_CHECKPOINTS="$LOCAL_CHECKPOINTS/$NNODES-nodes"
@@ -316,7 +316,7 @@ back_to_queue() {{
 guard_batch_host() {{
   local node
   [[ -z "${{GUARD:-}}" ]] || kill "$GUARD" 2> /dev/null || true
-  for node in "${{LINES[@]}}" "${{NODES[@]}}"; do
+  for node in "${{HOSTS[@]}}" "${{NODES[@]}}"; do
     [[ "$node" != "$SLURMD_NODENAME" ]] || continue
     # shellcheck disable=SC2016 # expanded there
     srun --nodes=1 --ntasks=1 --nodelist="$node" --overlap bash -c '
@@ -349,6 +349,6 @@ while true; do
     rm -f -- "$REQUEUED"
   fi
   FAILURES=$((FAILURES + 1))
-  say "the program ended with $CODE after $((SECONDS - BEGAN)) s on ${{LINES[*]}}"
+  say "the program ended with $CODE after $((SECONDS - BEGAN)) s on ${{HOSTS[*]}}"
 done
 """
