@@ -19,7 +19,7 @@ from tests.tuner.engines.test_checkpoints import saving, saving_on_hosts
 from tests.tuner.engines.test_registry import GOLDEN, UPDATE
 from tests.tuner.engines.testing import write_emitted
 from tuner.engines.launchers import restart_loop
-from tuner.engines.launchers.restart_loop import LONGEST_HANG_S, MOST_FAILURES
+from tuner.engines.launchers.restart_loop import END_S, LONGEST_HANG_S, MOST_FAILURES
 from tuner.engines.launchers.slurm import emit
 from tuner.engines.reading.launch import TrainingEngine
 from tuner.engines.writers import emit_all
@@ -165,6 +165,8 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.requeues = 0
+        self.stderr = subprocess.PIPE
+        """Where the job talks to."""
         self.programs = folder / "programs"
         self.programs.mkdir(parents=True)
         self._program("srun", SRUN)
@@ -191,7 +193,6 @@ class Lab:
         *,
         allocation: str = "n1 n2 n3",
         drained: str = "",
-        stderr: int = subprocess.PIPE,
         **environment: str,
     ) -> Ended:
         """Run the job.
@@ -204,7 +205,6 @@ class Lab:
                 failed.
             allocation: its nodes.
             drained: those that Slurm has taken out of service.
-            stderr: where it talks to.
             environment: variables; TEST_STOP_AT, the check of nodes in which the job gets SIGTERM;
                 TEST_DOWN, the controller is down and it gets SIGTERM.
         """
@@ -229,7 +229,7 @@ class Lab:
                 **environment,
             },
             stdout=subprocess.PIPE,
-            stderr=stderr,
+            stderr=self.stderr,
             text=True,
             check=False,
             timeout=60,
@@ -372,12 +372,30 @@ def test_failed_nodes_are_replaced_in_place(lab: Lab) -> None:
     failures.check()
 
 
+def test_a_signal_that_reaches_the_tasks_alone_ends_the_job(lab: Lab) -> None:
+    """As Slurm sends it when a job is preempted, and scancel --signal does."""
+    ended = lab.run(lab.write(reliable()), ["TASKS", "0"])
+    assert (ended.code, ended.starts) == (143, ["n1 n2"]), ended.said
+    assert "its tasks were signalled" in ended.said
+
+
+def test_a_step_that_the_job_ends_itself_is_no_signal(lab: Lab) -> None:
+    job = lab.write(reliable())
+    text = job.read_text()
+    assert text.count(f"> {END_S} * (signals + 1)") == 1
+    job.write_text(text.replace(f"> {END_S} * (signals + 1)", "> signals"))
+    ended = lab.run(job, ["HANGS", "0"])
+    assert (ended.code, ended.starts) == (0, ["n1 n2", "n1 n2"]), ended.said
+    assert "the program ended with 143" in ended.said
+
+
 def test_a_terminal_does_not_rename_nodes(lab: Lab) -> None:
     """Bash sets variables to the size of a window, scripts' too (checkwinsize)."""
     screen, terminal = pty.openpty()
     try:
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-        ended = lab.run(lab.write(reliable()), ["1", "0"], stderr=terminal)
+        lab.stderr = terminal
+        ended = lab.run(lab.write(reliable()), ["1", "0"])
         said = os.read(screen, 4096).decode()
     finally:
         os.close(terminal)

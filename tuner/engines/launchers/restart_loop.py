@@ -14,6 +14,11 @@ unless set), which is why nodes are asked at all, and why tasks note in a file b
 output that they failed: srun goes on waiting for a dead node. A controller that is down is waited
 for.
 
+SIGTERM ends the job, whoever gets it: the script (--signal), or its tasks alone (preemption with a
+grace time; scancel --signal). The first task that fails notes whether it was signalled. Slurm ends
+the others, and those that outlive a lost node, with SIGKILL (_handle_terminate of slurmstepd).
+From 24.05 on Slurm requeues what ends in its grace time, where preempted jobs are requeued.
+
 `--no-kill` keeps the allocation when a node fails, and takes the requeue of Slurm away with it: a
 job whose batch host dies stays in state RUNNING without its script (seen on Slurm 22.05). A small
 step on another node therefore watches the batch host and requeues the job. `--nodes=N-M` gives M
@@ -253,6 +258,18 @@ address() {{
 }}
 
 # Each task gets its line as its number, which Slurm's own (SLURM_NODEID) is not.
+run_task() {{
+  local code=0 signal=
+  trap 'signal=TERM' TERM
+  NODE_RANK="$SLURM_PROCID" bash "$@" || code=$?
+  ((code)) || exit 0
+  # The first task that fails says whether it was told to end: others fail because of it.
+  set -o noclobber
+  {{ echo "$signal" > "$TASK_FAILED"; }} 2> /dev/null
+  exit "$code"
+}}
+export -f run_task
+
 start_program() {{
   local step code=0 failed_s='' signal=TERM signals=0
   STARTS=$((STARTS + 1))
@@ -265,10 +282,7 @@ start_program() {{
   SLURM_HOSTFILE="$OWN_HOSTFILE" MASTER_ADDR="$(address "${{HOSTS[0]}}")" \\
     MASTER_PORT="${{MASTER_PORT:-$((20000 + (SLURM_JOB_ID + 997 * STARTS) % 20000))}}" \\
     srun --nodes="$NNODES" --ntasks="$NNODES" --distribution=arbitrary --overlap \\
-    --kill-on-bad-exit=1 bash -c 'trap : TERM
-      NODE_RANK="$SLURM_PROCID" bash "$@" && exit
-      code=$? && touch "$TASK_FAILED"
-      exit "$code"' bash "$PROGRAM" "$@" &
+    --kill-on-bad-exit=1 bash -c 'run_task "$@"' bash "$PROGRAM" "$@" &
   step=$!
   while kill -0 "$step" 2> /dev/null; do
     sleep 2
@@ -280,6 +294,10 @@ start_program() {{
     fi
   done
   wait "$step" || code=$?
+  if [[ "$(cat -- "$TASK_FAILED" 2> /dev/null)" == TERM ]] && ((!STOPPED)); then
+    say "its tasks were signalled: the job ends"
+    STOPPED=1
+  fi
   rm -f -- "$TASK_FAILED"
   return "$code"
 }}
