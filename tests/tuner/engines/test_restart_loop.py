@@ -379,6 +379,25 @@ def test_a_signal_that_reaches_the_tasks_alone_ends_the_job(lab: Lab) -> None:
     assert "its tasks were signalled" in ended.said
 
 
+def test_a_signal_between_starts_ends_the_job(lab: Lab) -> None:
+    job, failures = lab.write(reliable()), Failures()
+    cases: list[tuple[str, list[str], dict[str, str], list[str]]] = [
+        ("while nodes are asked", ["1", "0"], {"TEST_STOP_AT": "2"}, ["n1 n2"]),
+        # Nor is it queued again.
+        ("with too few nodes", ["1 n1 n2 n3"], {"TEST_STOP_AT": "2"}, ["n1 n2"]),
+        ("while the controller is down", ["0"], {"TEST_DOWN": "1"}, []),
+        ("before tasks begin", ["CREATED", "0"], {}, ["n1 n2"]),
+    ]
+    for name, outcomes, settings, starts in cases:
+        ended = lab.run(job, outcomes, **settings)
+        with failures.of(name):
+            assert (ended.code, ended.starts, ended.asked) == (143, starts, []), ended.said
+            assert "scancel --signal=TERM 41" in ended.log
+            assert len(ended.ranks) == (0 if outcomes[0] == "CREATED" else 2 * len(starts))
+            assert not list(lab.folder.glob("*.stopped"))
+    failures.check()
+
+
 def test_a_step_that_the_job_ends_itself_is_no_signal(lab: Lab) -> None:
     job = lab.write(reliable())
     text = job.read_text()

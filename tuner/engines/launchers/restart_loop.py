@@ -194,7 +194,15 @@ OWN_HOSTFILE="$PWD/moetune-$SLURM_JOB_ID.hosts"
 REQUEUED="$PWD/moetune-$SLURM_JOB_ID.requeued"
 FEWER="$JOB/../../fewer-nodes/launch"
 STARTS=0 FAILURES=0 STOPPED=0 CODE=0
-trap 'STOPPED=1; scancel --signal=TERM "$SLURM_JOB_ID" || true' TERM
+# scancel reaches tasks that run; those that begin later look for this file.
+export JOB_STOPPED="$PWD/moetune-$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}.stopped"
+stop() {{
+  STOPPED=1
+  : > "$JOB_STOPPED" || true
+  scancel --signal=TERM "$SLURM_JOB_ID" || true
+}}
+trap stop TERM
+trap 'rm -f -- "$JOB_STOPPED"' EXIT
 
 requeue() {{
   scontrol requeue "$SLURM_JOB_ID"{unnamed}
@@ -222,7 +230,7 @@ answering() {{
 # Leave out of NODES what Slurm has taken out of service, and what does not answer.
 keep_healthy() {{
   local node out answered healthy=()
-  until [[ "$(scontrol ping)" == *" is UP"* ]]; do sleep 15; done
+  until ((STOPPED)) || [[ "$(scontrol ping)" == *" is UP"* ]]; do sleep 15; done
   out="$(IFS=, && sinfo -h -N -n "${{NODES[*]}}" -t down,drain,fail -o %N | tr '\\n' ' ')" || out=
   answered="$(answering "${{NODES[@]}}" | tr '\\n' ' ')"
   for node in "${{NODES[@]}}"; do
@@ -261,6 +269,7 @@ address() {{
 run_task() {{
   local code=0 signal=
   trap 'signal=TERM' TERM
+  [[ ! -e "$JOB_STOPPED" ]] || exit 143
   NODE_RANK="$SLURM_PROCID" bash "$@" || code=$?
   ((code)) || exit 0
   # The first task that fails says whether it was told to end: others fail because of it.
@@ -351,14 +360,15 @@ guard_batch_host() {{
 while true; do
   LEFT=${{#NODES[@]}}
   keep_healthy
+  ((!STOPPED)) || exit 143
   ((${{#NODES[@]}} == LEFT)) || FAILURES=0  # Nodes failed, not the program.
   if ((FAILURES > {most})); then
     say "$FAILURES failures in a row without progress: the job ends"
     exit "$CODE"
   fi
   replace_failed || {{ use_fewer_nodes && replace_failed; }} || back_to_queue
-  ((!STOPPED)) || exit 143
   guard_batch_host
+  ((!STOPPED)) || exit 143
   BEGAN=$SECONDS CODE=0
   start_program "$@" || CODE=$?
   ((CODE && !STOPPED)) || exit "$CODE"
