@@ -398,6 +398,18 @@ def test_a_signal_between_starts_ends_the_job(lab: Lab) -> None:
     failures.check()
 
 
+def test_an_element_of_an_array_acts_on_itself_alone(lab: Lab) -> None:
+    job = lab.write(reliable(hosts=("n2", "n1")))
+    element = {"SLURM_ARRAY_JOB_ID": "41", "SLURM_ARRAY_TASK_ID": "3"}
+    assert "scancel --signal=TERM 41_3" in lab.run(job, ["TERM"], **element).log
+    ended = lab.run(job, ["1 n2", "1 n1"], **element)
+    assert ended.asked == ["scontrol requeue 41_3", "scontrol update JobId=41_3 NodeList="]
+    # What runs elsewhere asks for the element, too.
+    used = [line for line in job.read_text().splitlines() if re.search(r"squeue .* -j ", line)]
+    assert used
+    assert all('-j "$JOB_ID"' in line for line in used)
+
+
 def test_a_step_that_the_job_ends_itself_is_no_signal(lab: Lab) -> None:
     job = lab.write(reliable())
     text = job.read_text()

@@ -180,7 +180,7 @@ _UNNAMED: Final = """\
     # Not by name again: the queue would wait for the very nodes that have failed. Slurm may not
     # take changes for a moment.
     for _ in {1..20}; do
-      ! scontrol update "JobId=$SLURM_JOB_ID" NodeList= || break
+      ! scontrol update "JobId=$JOB_ID" NodeList= || break
       sleep 1
     done
   }"""
@@ -190,6 +190,9 @@ _BODY: Final = """\
 [[ -n "${{HEALTH_CHECK:-}}" ]] || HEALTH_CHECK='{check}'
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 {lines}
+# The number of the first element of an array names all of them.
+export JOB_ID="$SLURM_JOB_ID"
+[[ -z "${{SLURM_ARRAY_TASK_ID:-}}" ]] || JOB_ID="${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
 OWN_HOSTFILE="$PWD/moetune-$SLURM_JOB_ID.hosts"
 REQUEUED="$PWD/moetune-$SLURM_JOB_ID.requeued"
 FEWER="$JOB/../../fewer-nodes/launch"
@@ -199,13 +202,13 @@ export JOB_STOPPED="$PWD/moetune-$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}.stopp
 stop() {{
   STOPPED=1
   : > "$JOB_STOPPED" || true
-  scancel --signal=TERM "$SLURM_JOB_ID" || true
+  scancel --signal=TERM "$JOB_ID" || true
 }}
 trap stop TERM
 trap 'rm -f -- "$JOB_STOPPED"' EXIT
 
 requeue() {{
-  scontrol requeue "$SLURM_JOB_ID"{unnamed}
+  scontrol requeue "$JOB_ID"{unnamed}
 }}
 export -f requeue
 
@@ -349,7 +352,7 @@ guard_batch_host() {{
     srun --nodes=1 --ntasks=1 --nodelist="$node" --overlap bash -c '
       while sleep {watch_s}; do
         # A job that is completing gives its nodes back one by one.
-        left="$(squeue -h -t RUNNING -j "$SLURM_JOB_ID" -o %N)" || continue
+        left="$(squeue -h -t RUNNING -j "$JOB_ID" -o %N)" || continue
         [[ -z "$left" ]] || scontrol show hostnames "$left" | grep -Fxq -- "$0" || requeue
       done' "$SLURMD_NODENAME" < /dev/null &> /dev/null &
     GUARD=$!
