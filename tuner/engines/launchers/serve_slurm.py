@@ -158,6 +158,8 @@ fi
 {checks}export MODEL
 export RUN="$PWD/run-$SLURM_JOB_ID"
 mkdir -p -- "$RUN"
+# A job that is queued again keeps its number.
+rm -f -- "$RUN"/*.url
 
 """
 

@@ -549,6 +549,30 @@ def test_a_separate_draft_layer_is_named(
         assert "set DRAFT_MODEL to the path or name" in done.stderr
 
 
+def test_a_requeued_job_forgets_the_addresses_of_its_earlier_run(
+    deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    """It keeps its number, and so the folder of the run."""
+    verified = sample_serving(deepseek, aggregated(), engine="sglang", emit=("slurm",))
+    for target in ("sglang", "slurm"):
+        write_emitted(launch / target, emit_serving(target, verified))
+    run = launch / "slurm" / "run-7"
+    run.mkdir()
+    for instance in (0, 9):
+        (run / f"aggregated.{instance}.url").write_text("http://lost:1\n")
+    done = programs.run(
+        "job.sbatch",
+        cwd=launch / "slurm",
+        servers=2,
+        SLURM_JOB_ID="7",
+        SLURM_JOB_NODELIST="n0,n1",
+    )
+    assert done.code == 0, done.stderr
+    left = {file.name: file.read_text() for file in run.glob("*.url")}
+    assert sorted(left) == ["aggregated.0.url", "aggregated.1.url"]
+    assert "lost" not in "".join(left.values())
+
+
 def test_vllm_captures_the_whole_batch(start: Any) -> None:
     failures = Failures()
     # Captured sizes: 1, 2, 4, multiples of 8 below 256, then of 16; whole requests of drafts + 1.
