@@ -153,6 +153,17 @@ def test_megatron_saves_in_the_background_where_the_plan_does() -> None:
         assert all(new <= set(flags) for flags in FLAGS["releases"].values())
 
 
+def test_megatron_says_what_saving_in_the_background_needs() -> None:
+    line = "# From core 0.17 on, --async-save needs the package nvidia-resiliency-ext"
+    for target in ("megatron-lm", "megatron-lm-0.16"):
+        for name in ("run.sh", "megatron_args.txt"):
+            for is_asynchronous in (False, True):
+                text = emitted(saving(target, is_asynchronous=is_asynchronous), name)
+                assert (line in text) is is_asynchronous, (target, name, is_asynchronous)
+    # Bridge cannot be started without the package.
+    assert "resiliency" not in emitted(saving("megatron-bridge", is_asynchronous=True), "run.sh")
+
+
 def test_megatron_saves_what_the_other_layout_restores() -> None:
     flag = "--dist-ckpt-optim-fully-reshardable"
     override = "checkpoint.dist_ckpt_optim_fully_reshardable=true"

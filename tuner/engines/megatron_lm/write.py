@@ -111,6 +111,14 @@ _YOURS: Final = (
 )
 
 
+_BACKGROUND: Final = (
+    "From core 0.17 on, --async-save needs the package nvidia-resiliency-ext (0.7.0 has run with",
+    "core 0.19.1), or --async-strategy mcore beside it, which logs that it will be removed.",
+)
+"""`get_async_strategy` (megatron/core/dist_checkpointing/strategies/torch.py) raises without it;
+the strategy is "nvrx" by default. 0.16 has its own writer only."""
+
+
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the argument file and a script that starts Megatron-LM with it."""
     return _emit(verified, core=Core.V0_18)
@@ -129,6 +137,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     warnings = (
         *cautions(plan.model, verified.decision),
         *assumptions("megatron-lm", plan.model, plan.goal, verified.decision),
+        *(_BACKGROUND if schedule is not None and schedule.is_asynchronous else ()),
     )
     said = (
         *statement(verified, schedule=schedule),
