@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ cd "$CHECKPOINTS" || exit
 step="$(cat step 2> /dev/null || echo 0)"
 rm -f "beat.$NODE_RANK"
 echo "{name}: rank $NODE_RANK of $NNODES on $SLURMD_NODENAME from ${{step:-0}}" >> "$LOG"
+echo "$SLURM_JOB_END_TIME" > until
 silent=0 before=
 while ((step < STEPS)); do
   sleep 0.2
@@ -126,6 +128,9 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_the_queue_gives_another(
     )
     starts = ["plan: rank 0 of 2 on n2", "plan: rank 1 of 2 on n1"]
     job.wait_for_ranks(*starts)
+    (stated,) = re.findall(r"EndTime=(\S+)", cluster.ask("scontrol", "show", "job", job.number))
+    until = int((tmp_path / "checkpoints" / "until").read_text())
+    assert datetime.fromtimestamp(until).isoformat() == stated
     cluster.lose_node("n2")
     starts += ["plan: rank 0 of 2 on n3", "plan: rank 1 of 2 on n1"]
     job.wait_for_ranks(*starts)

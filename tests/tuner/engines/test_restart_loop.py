@@ -88,7 +88,13 @@ cat "$TEST/drained"
 echo >> "$TEST/checks"
 if (("$(wc -l < "$TEST/checks")" == ${TEST_STOP_AT:-0})); then kill -TERM "$TEST_JOB"; fi
 """
+SQUEUE = """\
+[[ "$SLURM_TIME_FORMAT $*" == "standard "*" -j 41 "*%e* ]] || exit
+if [[ -z "${TEST_END:-}" ]]; then exit 1; fi
+echo "$TEST_END"
+"""
 RUN = """\
+[[ -z "${{SLURM_JOB_END_TIME:-}}" ]] || echo "until $SLURM_JOB_END_TIME" >> "$TEST/log"
 echo "rank $NODE_RANK of $NNODES x $NPROC_PER_NODE: $SLURMD_NODENAME at\
  $MASTER_ADDR:$MASTER_PORT {name} $*" >> "$TEST/log"
 case "$TEST_OUTCOME $NODE_RANK" in
@@ -172,6 +178,7 @@ class Lab:
         self._program("srun", SRUN)
         self._program("scontrol", SCONTROL)
         self._program("sinfo", SINFO)
+        self._program("squeue", SQUEUE)
         self._program("scancel", 'echo "scancel $*" >> "$TEST/log"; touch "$TEST/signalled"')
         self._program("sleep", "read -r -t 0.01 < <(:) || true")
 
@@ -205,8 +212,9 @@ class Lab:
                 failed.
             allocation: its nodes.
             drained: those that Slurm has taken out of service.
-            environment: variables; TEST_STOP_AT, the check of nodes in which the job gets SIGTERM;
-                TEST_DOWN, the controller is down and it gets SIGTERM.
+            environment: variables; TEST_END, when the job ends, by squeue; TEST_STOP_AT, the check
+                of nodes in which it gets SIGTERM; TEST_DOWN, the controller is down and the job
+                gets SIGTERM.
         """
         (self.folder / "outcomes").write_text("".join(f"{one}\n" for one in outcomes))
         (self.folder / "drained").write_text(drained)
@@ -395,6 +403,25 @@ def test_a_signal_between_starts_ends_the_job(lab: Lab) -> None:
             assert "scancel --signal=TERM 41" in ended.log
             assert len(ended.ranks) == (0 if outcomes[0] == "CREATED" else 2 * len(starts))
             assert not list(lab.folder.glob("*.stopped"))
+    failures.check()
+
+
+def test_the_program_is_told_when_the_job_ends(lab: Lab) -> None:
+    job, failures = lab.write(reliable()), Failures()
+    cases: list[tuple[dict[str, str], list[str]]] = [
+        ({"TEST_END": "2033-05-18T03:33:20"}, ["until 2000000000"] * 4),
+        # Slurm says so itself.
+        ({"TEST_END": "2033-05-18T03:33:20", "SLURM_JOB_END_TIME": "7"}, ["until 7"] * 4),
+        # Without a limit; the controller is down.
+        ({"TEST_END": "NONE"}, []),
+        ({"TEST_END": "N/A"}, []),
+        ({}, []),
+    ]
+    for environment, expected in cases:
+        ended = lab.run(job, ["1", "0"], TZ="UTC", **environment)
+        with failures.of(environment):
+            assert ended.code == 0, ended.said
+            assert [line for line in ended.log if line.startswith("until ")] == expected
     failures.check()
 
 

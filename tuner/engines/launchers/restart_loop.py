@@ -268,6 +268,13 @@ address() {{
   echo "${{at:-$1}}"
 }}
 
+# When the job ends, in seconds since 1970; nothing without a limit. Slurm says so from 23.02 on.
+job_end() {{
+  local at
+  at="$(SLURM_TIME_FORMAT=standard squeue -h -j "$JOB_ID" -o %e 2> /dev/null)" || return 0
+  [[ "$at" != *T* ]] || date -d "$at" +%s
+}}
+
 # Each task gets its line as its number, which Slurm's own (SLURM_NODEID) is not.
 run_task() {{
   local code=0 signal=
@@ -291,7 +298,8 @@ start_program() {{
   export HOSTFILE="$OWN_HOSTFILE" TASK_FAILED
   # Jobs that share a node, and starts of one job, need different ports.
   # shellcheck disable=SC2016 # expanded on the nodes
-  SLURM_HOSTFILE="$OWN_HOSTFILE" MASTER_ADDR="$(address "${{HOSTS[0]}}")" \\
+  SLURM_JOB_END_TIME="${{SLURM_JOB_END_TIME:-$(job_end)}}" \\
+    SLURM_HOSTFILE="$OWN_HOSTFILE" MASTER_ADDR="$(address "${{HOSTS[0]}}")" \\
     MASTER_PORT="${{MASTER_PORT:-$((20000 + (SLURM_JOB_ID + 997 * STARTS) % 20000))}}" \\
     srun --nodes="$NNODES" --ntasks="$NNODES" --distribution=arbitrary --overlap \\
     --kill-on-bad-exit=1 bash -c 'run_task "$@"' bash "$PROGRAM" "$@" &

@@ -4,7 +4,7 @@ Engines that count the minutes from their own start save after the first step be
 with exit code 0 (`exit_duration_in_mins` of Megatron). Slurm says in SLURM_JOB_END_TIME when a job
 ends, in seconds since 1970: slurmstepd sets it for the batch script and for every task, from the
 credential of the step, so that a later start sees a limit that was extended (23.02 and later;
-src/common/env.c and src/interfaces/cred.c). restart_loop.py asks older releases.
+src/common/env.c and src/interfaces/cred.c). With older releases job.sbatch asks squeue.
 
     until the limit   minutes of training | a step, two writes, leeway | START_S | SIGNAL_S
 
