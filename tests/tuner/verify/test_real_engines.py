@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from tests.rows import Failures
 from tests.tuner.engines.testing import sample_decision, sample_verified, write_emitted
 from tests.tuner.verify.environments import require_environment
 from tuner import api
+from tuner.engines.checkpoints import checkpoint_schedule
+from tuner.engines.launchers.time_limit import SIGNAL_S, START_S
 from tuner.engines.writers import emit
 from tuner.faults.forecast import RunForecast
 from tuner.faults.without_spare import FewerNodes, WithoutSpare
@@ -260,6 +263,36 @@ def test_an_engine_that_is_killed_goes_on_from_its_last_checkpoint(
     assert float(resumed[8]) == pytest.approx(float(unbroken[8]), rel=tolerance, abs=0.0)
 
 
+PAUSE_S = 61.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_megatron_ends_with_a_last_checkpoint_before_the_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, name = _environment("megatron-lm", monkeypatch), "megatron-lm"
+    folder, parts = tmp_path / "launch", tmp_path / "parts"
+    verified = _saving(engine, steps=4)
+    write_emitted(folder, emit(name, verified))
+    command = _command(engine, folder, steps=10)
+    unbroken = dict(_losses(command, name, tmp_path, checkpoints=tmp_path / "whole"))
+    assert list(unbroken) == list(range(1, 11))
+    schedule = checkpoint_schedule(verified)
+    assert schedule is not None
+    # A minute and a half: one minute.
+    left_s = SIGNAL_S + START_S + schedule.ending_s + 90
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + left_s))
+    broken = dict(_losses(command, name, tmp_path, checkpoints=parts, pause_after=5))
+    monkeypatch.delenv("SLURM_JOB_END_TIME")
+    # The fourth step was saved as planned.
+    last = max(broken)
+    assert last in (5, 6, 7)
+    resumed = dict(_losses(command, name, tmp_path, checkpoints=parts))
+    assert list(resumed) == list(range(last + 1, 11))
+    assert (resumed[last + 1], resumed[10]) == (unbroken[last + 1], unbroken[10])
+
+
 CONTINUES = WithoutSpare(
     decision="continue",
     nodes=2,
@@ -318,9 +351,15 @@ def test_megatron_goes_on_with_fewer_ranks_and_back(
 
 
 def _losses(
-    command: list[str], name: str, cwd: Path, *, checkpoints: Path, kill_after: int = 0
+    command: list[str],
+    name: str,
+    cwd: Path,
+    *,
+    checkpoints: Path,
+    kill_after: int = 0,
+    pause_after: int = 0,
 ) -> Iterator[tuple[int, str]]:
-    """Yield steps and losses; kill all ranks when a step is logged."""
+    """Yield steps and losses; kill all ranks when a step is logged, or let a minute pass."""
     environment = {**os.environ, "CHECKPOINTS": str(checkpoints)}
     said = []
     with subprocess.Popen(
@@ -338,9 +377,15 @@ def _losses(
             if found is None:
                 continue
             yield int(found[1]), found[2]
-            if int(found[1]) == kill_after:
-                # Workers are in sessions of their own.
-                root = psutil.Process(process.pid)
-                for one in (root, *root.children(recursive=True)):
-                    one.kill()
+            if int(found[1]) not in (kill_after, pause_after):
+                continue
+            # Workers are in sessions of their own.
+            root = psutil.Process(process.pid)
+            processes = (root, *root.children(recursive=True))
+            for one in processes:
+                one.kill() if int(found[1]) == kill_after else one.suspend()
+            if int(found[1]) == pause_after:
+                time.sleep(PAUSE_S)
+                for one in processes:
+                    one.resume()
     assert (process.returncode == 0) == (not kill_after), "".join(said)[-3000:]
