@@ -116,7 +116,7 @@ class Capabilities:
     """Stages whose state can be written to shared storage while training goes on; empty: none."""
     in_process_restart_zero_stages: frozenset[int] = frozenset()
     """Stages whose training is told to restart without ending its processes; empty: none."""
-    ends_before_time_limit: bool = False
+    saves_before_time_limit: bool = False
     """A run inside a Slurm job can be told when to save to shared storage for the last time."""
     reshards: bool = True
     """Checkpoints on shared storage are restored in another layout of the same zero_stage, with the

@@ -65,7 +65,7 @@ class RestartLoop:
     """A start that lasts longer has left a checkpoint that it did not begin from."""
     has_pools: bool
     """Nodes are of several kinds, so that no spare fits every line."""
-    ends_before_time_limit: bool
+    saves_before_time_limit: bool
     """The program saves before it, and ends."""
 
     @property
@@ -84,7 +84,7 @@ class RestartLoop:
             f" {format_s(self.progress_s)}",
             "of a start, and on SIGTERM, which it passes on: by preemption, by scancel, or shortly",
             "before the time limit. What was trained since the last checkpoint is lost then.",
-            *(_LAST_CHECKPOINT if self.ends_before_time_limit else ()),
+            *(_LAST_CHECKPOINT if self.saves_before_time_limit else ()),
             "HEALTH_CHECK may hold a command that fails on nodes that must not be used.",
         )
 
@@ -115,7 +115,7 @@ def restart_loop(verified: VerifiedPlan, *, program: str, has_pools: bool) -> Re
         spare_nodes=0 if has_pools else stated.spare_nodes,
         progress_s=max(math.ceil(restart_s + interval_s + write_s), LONGEST_HANG_S),
         has_pools=has_pools,
-        ends_before_time_limit=intersection((program,)).ends_before_time_limit,
+        saves_before_time_limit=intersection((program,)).saves_before_time_limit,
     )
 
 
