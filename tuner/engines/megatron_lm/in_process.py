@@ -23,6 +23,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
+from tuner.engines.capabilities import in_process_restart_obstacle, intersection
 from tuner.engines.launchers.shape import LaunchShape
 from tuner.faults.forecast import RunForecast
 from tuner.plans.train import VerifiedPlan
@@ -62,8 +63,10 @@ def restarts_in_process(verified: VerifiedPlan, shape: LaunchShape) -> bool:
         and run.checkpoint_interval_steps is not None
         and stated is not None
         and stated.in_process_restart is not None
-        and shape.device_kind == "cuda"
-        and verified.decision.zero_stage < 2
+        and not in_process_restart_obstacle(
+            intersection(("megatron-lm",), device_kind=shape.device_kind),
+            zero_stage=verified.decision.zero_stage,
+        )
     )
 
 
