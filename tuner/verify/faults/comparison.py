@@ -58,7 +58,7 @@ class RunParts(Record):
 
 
 class Expectation(Record):
-    """Of many scenarios, at many speeds of the machine."""
+    """Seconds of many simulated runs, which differ in their faults and in the machine's speed."""
 
     mean_s: Amount
     deviation_s: Amount
@@ -104,7 +104,7 @@ class PolicyResult(Record):
     def deviations(self) -> float:
         """How many deviations the measured overhead lies from the expected one.
 
-        Older reports expect no overhead; of these that of the wall clock.
+        Older reports hold no expected overhead: of those, `wall_deviations`.
         """
         if self.expected_overhead is None:
             return self.wall_deviations

@@ -12,6 +12,7 @@ as in tuner/faults/simulation.py, so that a measured and a simulated run have th
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Final
 
 from tuner.errors import TunerError
@@ -207,8 +208,7 @@ def _last_kept_steps(working: Sequence[LaunchLog]) -> list[int | None]:
 def _restarts(launches: Sequence[LaunchLog]) -> Iterator[MeasuredRestart]:
     failed: list[LaunchLog] = []
     # Launches before the first one that trains are before the run.
-    begin = next(place for place, one in enumerate(launches) if one.restored_at_s is not None)
-    for launch in launches[begin:]:
+    for launch in dropwhile(lambda one: one.restored_at_s is None, launches):
         if failed and launch.restored_at_s is not None:
             first = failed[0]
             assert first.failed_at_s is not None
