@@ -298,7 +298,7 @@ def test_the_job_says_what_becomes_of_the_last_steps() -> None:
         assert loop is not None
         said = " ".join(loop.lines)
         assert "What was trained since the last checkpoint is lost then." in said, program
-        assert ("The program forestalls the time limit" in said) is saves, program
+        assert ("The program saves before the time limit" in said) is saves, program
 
 
 def test_a_spare_fits_one_pool_only() -> None:

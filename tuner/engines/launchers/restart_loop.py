@@ -90,8 +90,8 @@ class RestartLoop:
 
 
 _LAST_CHECKPOINT: Final = (
-    "The program forestalls the time limit: it saves before, unless that takes longer than",
-    "forecast, and ends with 0, and so does the job. Submit it again to go on.",
+    "The program saves before the time limit, unless that takes longer than forecast, and ends",
+    "with 0; so does the job. Submit it again to go on.",
 )
 
 
