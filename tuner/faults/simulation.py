@@ -75,10 +75,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """A time in which steps take longer, e.g. because a link is slow.
-
-    Not covered: replicas that are sent over that link meanwhile.
-    """
+    """A time in which a link is slow: steps and copies to other nodes take longer."""
 
     begin_s: float
     end_s: float
@@ -164,7 +161,7 @@ class SimulatedRun:
     lost_s: float
     """Steps, and stalls of checkpoints, that were repeated."""
     slowed_s: float
-    """That steps of the run took longer in slowdowns."""
+    """That steps of the run took longer in slowdowns; what checkpoints did is saving."""
     saving_s: float
     """Stalls of checkpoints that were kept."""
     recovery_s: float
@@ -251,6 +248,21 @@ class _Copy:
     slowed_s: float
     """The same of slowdowns."""
     durable_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """What was done with the links, as long as it usually takes, and how long it took."""
+
+    done_s: float
+    took_s: float
+    is_done: bool
+    """Whether no failure cut it off."""
+
+    @property
+    def slowed_s(self) -> float:
+        """That it took longer."""
+        return max(0.0, self.took_s - self.done_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -376,19 +388,17 @@ class _State:
         self.clock_s += time_s
         return None
 
-    def take_steps(self, time_s: float) -> float | None:
-        """Train for so long, slower in slowdowns; return what was done of it before a failure."""
-        done_s = 0.0
+    def use_links(self, time_s: float) -> _Use:
+        """Do what usually takes so long, slower in slowdowns, until it is done or a failure."""
+        begin_s, done_s = self.clock_s, 0.0
         while done_s < time_s:
             factor, until_s = self._pace()
             longer_s = min((time_s - done_s) * factor, until_s - self.clock_s)
             spent_s = self.spend(longer_s)
-            part_s = (longer_s if spent_s is None else spent_s) / factor
-            self.slowed_s += part_s * (factor - 1.0)
-            done_s += part_s
+            done_s += (longer_s if spent_s is None else spent_s) / factor
             if spent_s is not None:
-                return done_s
-        return None
+                return _Use(done_s=done_s, took_s=self.clock_s - begin_s, is_done=False)
+        return _Use(done_s=time_s, took_s=self.clock_s - begin_s, is_done=True)
 
     def _pace(self) -> tuple[float, float]:
         """Return how many times longer a step takes now, and when that changes."""
@@ -405,9 +415,10 @@ def _train(state: _State) -> bool:
         policy, step_s, each = state.policy, state.seconds.step_s, state.policy.segment_steps
         target = min((state.step // each + 1) * each, steps)
         work_s = (target - state.step) * step_s
-        spent_s = state.take_steps(work_s)
-        if spent_s is not None:
-            state.into_s = spent_s
+        use = state.use_links(work_s)
+        state.slowed_s += use.slowed_s
+        if not use.is_done:
+            state.into_s = use.done_s
             return False
         state.step, state.trained_s = target, state.trained_s + work_s
         if target == steps:
@@ -422,17 +433,19 @@ def _train(state: _State) -> bool:
 def _save(state: _State, level: Level) -> bool:
     """Stall for a checkpoint and begin its write; False: it failed before."""
     seconds, is_async = state.seconds, state.policy.asynchronous
-    stall_s = seconds.stopped_s(level, asynchronous=is_async)
-    if level is Level.SHARED or state.run.waits_for_writes:
-        stall_s += state.unwritten_s
-    spent_s = state.spend(stall_s)
-    state.saving_s += stall_s if spent_s is None else spent_s
-    if spent_s is not None:
+    begin_s, stall_s = state.clock_s, seconds.stopped_s(level, asynchronous=is_async)
+    waits = level is Level.SHARED or state.run.waits_for_writes
+    is_done = not waits or state.spend(state.unwritten_s) is None
+    if is_done and level is Level.HOST and state.policy.replicas:
+        is_done = state.use_links(stall_s).is_done
+    elif is_done:
+        is_done = state.spend(stall_s) is None
+    state.saving_s += state.clock_s - begin_s
+    if not is_done:
         return False
     state.finish_writes()
     background_s = seconds.background_s(level, asynchronous=is_async)
     durable_at_s = state.clock_s + state.unwritten_s + background_s
-    begin_s = state.clock_s - stall_s
     if not any(one.begin_s < durable_at_s and begin_s < one.end_s for one in state.outages):
         state.pending.append(
             _Copy(

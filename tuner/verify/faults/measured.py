@@ -88,9 +88,9 @@ class Window:
     begin_s: float
     end_s: float
 
-    def is_beside(self, step: Step) -> bool:
-        """Whether some of a step is in it."""
-        return self.begin_s < step.end_s and self.end_s > step.begin_s
+    def is_beside(self, other: "Step | Stall") -> bool:
+        """Whether some of a step or a stall is in it."""
+        return self.begin_s < other.end_s and self.end_s > other.begin_s
 
     def has(self, step: Step) -> bool:
         """Whether all of a step is in it."""
@@ -105,6 +105,11 @@ class Stall:
     step: int
     seconds: float
     end_s: float
+
+    @property
+    def begin_s(self) -> float:
+        """Since 1970, as its end."""
+        return self.end_s - self.seconds
 
 
 def measured_run(launches: Sequence[LaunchLog]) -> MeasuredRun:
