@@ -2,7 +2,7 @@
 
     python tests/benchmarks/checkpoint_faults.py [FILE] [--measure] [--seed N]
 
-FILE, by default examples/profiles/epyc-faults/fifth.json, is what `--measure` writes: the
+FILE, by default examples/profiles/epyc-faults/seventh.json, is what `--measure` writes: the
 reference step on four nodes of one rank each suffers the same faults under every policy of
 `SCENARIO`, as `moetune verify --faults` does it. A node has `CORES` of a core (a control group of
 the kernel, which needs root), a folder in memory and a link of its own. The runs go on well past
@@ -28,7 +28,7 @@ from tuner.verify.faults.comparison import FaultReport
 from tuner.verify.faults.runs import run_scenario
 from tuner.verify.faults.scenario import Scenario
 
-FILE: Final = Path(__file__).parents[2] / "examples/profiles/epyc-faults/fifth.json"
+FILE: Final = Path(__file__).parents[2] / "examples/profiles/epyc-faults/seventh.json"
 NODES: Final = 4
 CORES: Final = 0.4
 """Four take 1.6 of two, so that what else runs, the supervisor first, slows no step."""
@@ -63,7 +63,7 @@ SCENARIO: Final = Scenario.model_validate(
     {
         "steps": 400,
         "nodes": NODES,
-        "seed": 20261201,
+        "seed": 20261203,
         "mean_interval": "25s",
         "most": 9,
         "faults": {"kill": 4, "freeze": 1, "lose_node": 3, "lose_together": 1, "slow_link": 2},

@@ -162,6 +162,23 @@ def test_steps_take_longer_in_slowdowns() -> None:
     assert simulated.wall_s == pytest.approx(30.0 + 300.0 + 128.0)
 
 
+def test_copies_to_other_nodes_take_longer_over_a_slow_link() -> None:
+    # The first checkpoint, at 20 s, is on hosts; the third, at 62 s, on shared storage.
+    at_host = (Slowdown(begin_s=20.0, end_s=23.0, factor=4.0),)
+    simulated = simulate(TWO, RUN, failures=(), slowdowns=at_host)
+    assert simulated.saving_s == pytest.approx(8.0 + 3.0 - 3.0 / 4.0)
+    assert simulated.slowed_s == 0.0
+    at_shared = (Slowdown(begin_s=62.0, end_s=66.0, factor=4.0),)
+    assert simulate(TWO, RUN, failures=(), slowdowns=at_shared).saving_s == pytest.approx(8.0)
+    alone = replace(TWO, replicas=0)
+    assert simulate(alone, RUN, failures=(), slowdowns=at_host).saving_s == pytest.approx(8.0)
+    # A failure cuts the copy off.
+    lost = Failure(at_s=22.0, kind=TOGETHER)
+    simulated = simulate(TWO, RUN, failures=(lost,), slowdowns=at_host)
+    assert simulated.lost_s == pytest.approx(22.0)
+    assert simulated.restores[0].step == 0
+
+
 def test_nodes_that_hold_each_other_s_copies_are_lost_together() -> None:
     def after(*nodes: int, at_s: tuple[float, ...] = (55.0, 60.0)) -> Level:
         failures = (

@@ -13,9 +13,11 @@ from tuner.faults.levels import FailureClass, Level, RunSeconds
 from tuner.faults.simulation import Failure, Outage, Run, simulate
 from tuner.verify.faults.calibration import (
     STEPS,
+    PolicySeconds,
     durations,
     expected_durations,
     measure_policy,
+    replay_durations,
     short_faults,
     short_steps,
 )
@@ -280,6 +282,41 @@ def test_slow_steps_by_hand(tmp_path: Path) -> None:
     assert both.seconds.restart_s[Level.SHARED, FailureClass.NODE] == pytest.approx(3.2 / 2)
 
 
+def test_checkpoints_beside_a_slow_link_do_not_count_where_there_are_others(
+    tmp_path: Path,
+) -> None:
+    def own(*levels: str) -> PolicySeconds:
+        lines: list[Line] = []
+        begin_s = 100.0
+        for number, (level, stall_s) in enumerate(zip(levels, (4.0, 1.0, 2.0), strict=True), 1):
+            step = 2 * number
+            lines += steps(step - 1, step, begin_s=begin_s)
+            begin_s += 2.0 + stall_s
+            save = {"level": level, "step": step}
+            lines.append(("training_resumed", begin_s, save | {"stall_s": stall_s}))
+            lines.append(("durable", begin_s, save | {"seconds": 0.0}))
+        start: Line = ("restored", 100.0, {"level": "none", "step": 0, "seconds": 0.0})
+        log = launch(tmp_path / "-".join(levels), start, *lines)
+        fault = Fault(at_s=3.0, kind=FaultKind.SLOW_LINK, node=0, place=0)
+        log.faults.append(Injected(fault=fault, time_s=103.0, lasts_s=1.0))
+        return measure_policy([log])
+
+    assert own("host", "host", "host").stall_s == pytest.approx({Level.HOST: 1.5})
+    only_slow = own("host", "shared", "shared")
+    assert only_slow.stall_s == pytest.approx({Level.HOST: 4.0, Level.SHARED: 1.5})
+    # A run without a restart and without steps beside slow links has those of others.
+    assert not only_slow.slow_steps_s
+    other = tmp_path / "other"
+    other.mkdir()
+    slow = replace(measure_policy(a_run(other)), slow_steps_s=(3.0,))
+    during = replay_durations(only_slow, [slow])
+    assert during.slow_factor == pytest.approx(3.0 / slow.step_s)
+    assert during.seconds.restart_s[Level.SHARED, FailureClass.NODE] == pytest.approx(3.2 / 2)
+    assert during.seconds.stall_s == only_slow.stall_s
+    both = replace(slow, slow_steps_s=(2.0,))
+    assert replay_durations(both, [slow]).slow_factor == pytest.approx(2.0 / slow.step_s)
+
+
 def test_the_speed_of_the_machine_changes_as_it_did_between_runs(tmp_path: Path) -> None:
     for name in ("own", "other"):
         (tmp_path / name).mkdir()
@@ -305,9 +342,10 @@ def test_a_short_run_is_long_enough_for_its_faults() -> None:
             *slow, kill = short_faults(scenario, mean_step_s=step_s)
             assert kill.kind is FaultKind.KILL
             assert all(one.at_s + slow_s <= kill.at_s for one in slow)
-            # However fast its steps are, half of the usual ones are left after the kill.
+            # Half of the usual steps are left after the kill, or the time between two faults.
             steps_left = short_steps(scenario, mean_step_s=step_s) - kill.at_s / step_s
             assert steps_left >= STEPS / 2 - 1
+            assert 9.0 <= steps_left * step_s < max(9.0, STEPS / 2 * step_s) + step_s + 1e-9
 
 
 def test_a_slow_link_ends_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
