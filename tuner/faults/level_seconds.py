@@ -7,8 +7,8 @@ Seconds of a checkpoint on hosts, as NVIDIA's resiliency extension saves it, whi
                replicas * part / bandwidth of the node: replicas are sent before training goes on
     until it   as many files in memory, which each process writes one after the other
     is durable
-    memory     COPIES (1 + replicas) parts: the last complete files, those being written, and the
-               processes' own
+    memory     (FILES + queued) (1 + replicas) parts: the last complete files, those being written,
+               and those of the processes, which wait there for a write to shared storage to end
     restart    reading the files, and a copy back to the devices; a replaced node's part comes over
                its NICs first
 
@@ -18,8 +18,7 @@ process's, from the profile or as measured with Megatron-LM (tuner/faults/resolv
 Failures of devices and nodes take a node with its memory, a stated share of them its replicas too;
 those of processes leave it.
 
-Not covered: writes to hosts that slow down training, memory of copies on hosts that wait until a
-write to shared storage is done, replicas within a node.
+Not covered: writes to hosts that slow down training, replicas within a node.
 """
 
 from typing import Final
@@ -38,8 +37,8 @@ from tuner.faults.reliability import (
 )
 from tuner.units import format_bytes, format_counted, format_s
 
-COPIES: Final = 3
-"""Of what a node holds: complete, being written, and in the processes that write it."""
+FILES: Final = 2
+"""Of each copy: complete ones, and those being written."""
 
 
 def obstacle(jobs: Jobs, reliability: FailureModel, *, replicas: int, step_s: float) -> str:
@@ -79,9 +78,15 @@ def obstacle(jobs: Jobs, reliability: FailureModel, *, replicas: int, step_s: fl
     return ""
 
 
-def host_bytes(jobs: Jobs, *, replicas: int) -> float:
-    """Bytes that copies take of the memory of a node."""
-    return COPIES * (1 + replicas) * _part_bytes(jobs)
+def host_bytes(jobs: Jobs, *, replicas: int, queued: int = 1) -> float:
+    """Bytes that copies take of the memory of a node.
+
+    Args:
+        jobs: whose nodes hold the copies.
+        replicas: other nodes that hold a copy of a node's.
+        queued: copies that processes hold at one time, as they are not written yet.
+    """
+    return (FILES + queued) * (1 + replicas) * _part_bytes(jobs)
 
 
 def failure_rates(jobs: Jobs, reliability: FailureModel) -> FailureRates:

@@ -24,8 +24,8 @@ from tuner.faults.interval import CheckpointCycle, best_work_s, cycle
 from tuner.faults.level_seconds import failure_rates, host_bytes, obstacle, run_seconds
 from tuner.faults.levels import FailureRates, Level, RunSeconds, SavePolicy
 from tuner.faults.reliability import FailureModel, Jobs, waiting_ratio
-from tuner.faults.two_levels import LevelShares, level_shares, unfinished
-from tuner.units import format_s
+from tuner.faults.two_levels import LevelShares, level_shares, queued_copies, unfinished
+from tuner.units import format_bytes, format_s
 
 FARTHEST: Final = 4.0
 """Times the best interval of one level: the longest that the grid has."""
@@ -109,7 +109,7 @@ def choose_policy(jobs: Jobs, reliability: FailureModel, *, step_s: float) -> Po
         if possible:
             best.append(max(possible, key=lambda one: one.ratio))
         else:
-            left_out[_too_short(reliability, prices[0].seconds)] = None
+            left_out[_impossible(reliability, prices[0])] = None
     best.sort(key=lambda one: -one.ratio)
     chosen = best[0] if best else None
     if (
@@ -136,11 +136,18 @@ def _write_modes(reliability: FailureModel) -> tuple[FailureModel, ...]:
     return reliability, replace(reliability, storage=replace(storage, asynchronous=False))
 
 
-def _too_short(reliability: FailureModel, seconds: RunSeconds) -> str:
-    """Say which stated intervals leave no room for a host checkpoint and its write."""
-    host = reliability.host
+def _impossible(reliability: FailureModel, price: "_Price") -> str:
+    """Say which stated intervals leave no room for a host checkpoint and its write, or memory."""
+    host, seconds = reliability.host, price.seconds
     assert host is not None
     written_s = seconds.durable_after_s[Level.HOST]
+    if price.least_bytes < math.inf:
+        return (
+            f"checkpoints on hosts that wait for a write to shared storage of"
+            f" {format_s(seconds.durable_after_s[Level.SHARED])} take"
+            f" {format_bytes(price.least_bytes)} of a node's memory, and host_memory is"
+            f" {format_bytes(host.memory_bytes or 0.0)}"
+        )
     if host.interval_s is not None and reliability.interval_s is None:
         return (
             f"host_interval {format_s(host.interval_s)} is shorter than the write of a copy on"
@@ -167,7 +174,9 @@ class _Price:
     rates: FailureRates
     waiting: float
     shares: dict[Intervals, LevelShares | None]
-    """None: a write outlasts its interval."""
+    """None: a write outlasts its interval, or copies take more memory than there is."""
+    least_bytes: float = math.inf
+    """Of those that take more memory than there is."""
 
     @classmethod
     def of(cls, jobs: Jobs, reliability: FailureModel, *, replicas: int, step_s: float) -> "_Price":
@@ -191,15 +200,30 @@ class _Price:
         )
 
     def training(self, intervals: Intervals) -> float:
-        """Share that trains; below zero where a write outlasts its interval."""
+        """Share that trains; below zero where the policy is not possible."""
         if intervals not in self.shares:
             policy = self.policy(intervals)
-            late = unfinished(policy, self.seconds)
+            is_possible = unfinished(policy, self.seconds) is None and self._fits(policy)
             self.shares[intervals] = (
-                None if late else level_shares(policy, self.seconds, self.rates)
+                level_shares(policy, self.seconds, self.rates) if is_possible else None
             )
         shares = self.shares[intervals]
         return -1.0 if shares is None else shares.training
+
+    def _fits(self, policy: SavePolicy) -> bool:
+        """Whether the copies on hosts have room."""
+        host = self.reliability.host
+        assert host is not None
+        needed = self.host_bytes(policy)
+        if host.memory_bytes is None or needed <= host.memory_bytes:
+            return True
+        self.least_bytes = min(self.least_bytes, needed)
+        return False
+
+    def host_bytes(self, policy: SavePolicy) -> float:
+        """Bytes that copies take of a node's memory."""
+        queued = queued_copies(policy, self.seconds)
+        return host_bytes(self.jobs, replicas=self.replicas, queued=queued)
 
     def best(self, shared_only: CheckpointCycle) -> HostPolicy | None:
         """Return the policy with the best intervals; None where none is possible."""
@@ -217,12 +241,13 @@ class _Price:
         shares = self.shares[intervals]
         if shares is None:
             return None
+        policy = self.policy(intervals)
         return HostPolicy(
-            policy=self.policy(intervals),
+            policy=policy,
             seconds=self.seconds,
             shares=shares,
             ratio=shares.training * (1.0 - self.waiting),
-            host_bytes=host_bytes(self.jobs, replicas=self.replicas),
+            host_bytes=self.host_bytes(policy),
         )
 
 

@@ -122,6 +122,25 @@ def unfinished(policy: SavePolicy, seconds: RunSeconds) -> Level | None:
     return Level.SHARED if written_s > between_s * (1.0 + 1e-12) else None
 
 
+def queued_copies(policy: SavePolicy, seconds: RunSeconds) -> int:
+    """Most copies on hosts that are made and not durable, one at least.
+
+    They queue behind a write to shared storage. Their number right after copy j is made,
+    j - (j a - b_s) / b_h rounded up, grows by one a segment until b_s and falls from then on.
+    """
+    times = _Times.of(policy, seconds)
+    most = 1
+    before = math.ceil(times.shared_background_s / times.host_segment_s) - 1
+    for made in (before, before + 1):
+        made = min(made, times.segments - 1)
+        since_s = made * times.host_segment_s - times.shared_background_s
+        if since_s < 0.0:
+            most = max(most, made)
+        elif since_s < made * times.host_background_s:
+            most = max(most, made - math.floor(since_s / times.host_background_s))
+    return most
+
+
 def host_lost_s(policy: SavePolicy, seconds: RunSeconds) -> float:
     """Mean running seconds that a restart from copies on hosts repeats, where failures are rare.
 

@@ -9,12 +9,13 @@ from tests.rows import Failures
 from tuner.faults.forecast import TrainingRun, forecast, save_policy
 from tuner.faults.goodput import goodput_step_s
 from tuner.faults.interval import cycle
-from tuner.faults.level_seconds import COPIES, failure_rates, host_bytes, run_seconds
+from tuner.faults.level_seconds import failure_rates, host_bytes, run_seconds
 from tuner.faults.levels import FailureClass, Level, SavePolicy
-from tuner.faults.policies import choose_policy
+from tuner.faults.policies import PolicyChoice, choose_policy
 from tuner.faults.reliability import FailureModel, HostLevel, Jobs, Storage
-from tuner.faults.two_levels import level_shares, unfinished
+from tuner.faults.two_levels import level_shares, queued_copies, unfinished
 from tuner.spec.goal import Checkpoint, Reliability
+from tuner.units import format_bytes
 
 HOUR = 3600.0
 STATED = Reliability(device_mtbf=1.8e8, restart=600.0)
@@ -41,6 +42,7 @@ QUICK = replace(BESIDE, storage=replace(BESIDE.storage, write_bytes_per_s=4e12))
 """A write to shared storage takes less than a step."""
 FRAGILE = replace(MODEL, device_mtbf_s=400 * HOUR, process_mtbf_s=100 * HOUR)
 """Something fails every seven minutes."""
+FRAGILE_BESIDE = replace(FRAGILE, storage=BESIDE.storage)
 FEW_STEPS = replace(MODEL, device_mtbf_s=900 * HOUR)
 SMALL = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=4e11, writers=64.0)
 
@@ -77,7 +79,8 @@ def test_seconds_follow_from_bytes_and_bandwidths() -> None:
     assert seconds.durable_after_s[Level.HOST] == pytest.approx(4 * 0.18359, abs=1e-4)
     from_host_s = seconds.restart_s[Level.HOST, FailureClass.PROCESS]
     assert from_host_s == pytest.approx(600.0 + (5 + 1) * 0.18359, abs=1e-4)
-    assert host_bytes(JOBS, replicas=1) == pytest.approx(COPIES * 2 * 9.4e12 / 256)
+    assert host_bytes(JOBS, replicas=1) == pytest.approx(3 * 2 * 9.4e12 / 256)
+    assert host_bytes(JOBS, replicas=1, queued=4) == pytest.approx(6 * 2 * 9.4e12 / 256)
     rates = failure_rates(JOBS, MODEL)
     assert rates.process_per_s == pytest.approx(256 / (20_000 * HOUR))
     assert rates.together_per_s == pytest.approx(0.02 * 2048 / (50_000 * HOUR))
@@ -302,6 +305,31 @@ def test_what_is_not_possible_says_why() -> None:
             assert made.checkpoint_levels.levels == ()
             assert math.isinf(float(goodput_step_s(step_s, jobs=jobs, reliability=needed)))
     failures.check()
+
+
+def test_copies_that_wait_for_a_write_need_memory() -> None:
+    # Written in 235 s, during which a copy is made every minute where memory is no limit.
+    def chosen(**more: float) -> PolicyChoice:
+        host = replace(HOST, replicas=(1,), is_optional=False, **more)
+        return choose_policy(JOBS, replace(FRAGILE_BESIDE, host=host), step_s=10.0)
+
+    free = chosen().chosen
+    assert free is not None
+    queued = queued_copies(free.policy, free.seconds)
+    assert queued > 3
+    assert free.host_bytes == host_bytes(JOBS, replicas=1, queued=queued)
+    memory = host_bytes(JOBS, replicas=1, queued=2)
+    less = chosen(memory_bytes=memory).chosen
+    assert less is not None
+    assert less.host_bytes <= memory
+    assert less.ratio < free.ratio
+    assert less.policy.segment_steps > free.policy.segment_steps
+    # Stated intervals leave no choice.
+    stated = chosen(memory_bytes=memory, interval_s=20.0)
+    assert stated.chosen is None
+    (reason,) = stated.left_out
+    assert "wait for a write to shared storage of 3.92 min take" in reason
+    assert f"host_memory is {format_bytes(memory)}" in reason
 
 
 def test_impossible_levels_are_refused() -> None:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.tuner.faults.level_table import TABLE, Case, case, seconds
 from tuner.faults.interval import CheckpointCycle
 from tuner.faults.levels import FailureClass, FailureRates, Level, SavePolicy
 from tuner.faults.simulation import Run, SimulatedRun, drawn_failures, simulate
-from tuner.faults.two_levels import host_lost_s, level_shares, unfinished
+from tuner.faults.two_levels import host_lost_s, level_shares, queued_copies, unfinished
 
 PERIODS = (3, 11)
 """Shared checkpoints of a shorter and a longer run, whose difference is free of how runs begin and
@@ -220,6 +220,35 @@ def test_what_restarts_from_hosts_repeat_by_hand() -> None:
     # Many segments: half of one and the write of its copy.
     policy = SavePolicy(host_interval_steps=2, shared_interval_steps=4000, asynchronous=True)
     assert host_lost_s(policy, times) == pytest.approx(21.0 / 2 + 2.0, rel=1e-2)
+
+
+def test_copies_on_hosts_queue_behind_a_write_to_shared_storage() -> None:
+    failures = Failures()
+    for segments, host_s, shared_s in product(
+        (1, 2, 3, 5, 40), (0.0, 2.0, 11.5, 20.0), (0.0, 3.0, 21.0, 50.0, 84.0, 300.0)
+    ):
+        policy = SavePolicy(
+            host_interval_steps=2, shared_interval_steps=2 * segments, asynchronous=True
+        )
+        own = seconds(durable_after_s=(host_s, shared_s))
+        if unfinished(policy, own) is not None:
+            continue
+        # A segment takes 21 s; one writer takes one copy after the other.
+        made_s = [21.0 * number for number in range(1, segments)]
+        free_s, durable_s = shared_s, []
+        for each_s in made_s:
+            free_s = max(free_s, each_s) + host_s
+            durable_s.append(free_s)
+        most = max(
+            (
+                sum(made <= now < durable for made, durable in zip(made_s, durable_s, strict=True))
+                for now in made_s
+            ),
+            default=0,
+        )
+        with failures.of(segments, host_s, shared_s):
+            assert queued_copies(policy, own) == max(1, most)
+    failures.check()
 
 
 def test_what_is_worse_is_never_better() -> None:
