@@ -15,8 +15,9 @@ gated delta rule is one number per head, that of KDA one per channel of a key.
 
 Sources: Mamba-2, arXiv 2405.21060, section 6; Gated DeltaNet, arXiv 2412.06464, section 3.3; Kimi
 Linear, arXiv 2510.26692, section 3.
-Not covered: the short convolution, normalised keys and gated norms around it (memory-bound), and
-decoding one token.
+Queries and keys of the delta rules are normalised as a part of it.
+
+Not covered: the short convolution and gated norms around it (memory-bound), and decoding one token.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,11 +90,15 @@ def prepare(case: Case, device: torch.device) -> Prepared:
         return tuple(random(*shape, dtype=dtype, device=device) for shape in shapes)
 
     return through_autograd(
-        _kernel(case.kind, device, chunk=axes["chunk"]), operands=operands, device=device
+        _kernel(case.kind, device, chunk=axes["chunk"], decays=decays),
+        operands=operands,
+        device=device,
     )
 
 
-def _kernel(kind: str, device: torch.device, *, chunk: int) -> Callable[..., Tensor]:
+def _kernel(
+    kind: str, device: torch.device, *, chunk: int, decays: Sequence[int]
+) -> Callable[..., Tensor]:
     if device.type != "cuda" or find_spec(LIBRARIES[kind]) is None:
         return lambda *operands: scan(kind, *operands, chunk=chunk)
     if kind == MAMBA2:
@@ -113,20 +118,48 @@ def _kernel(kind: str, device: torch.device, *, chunk: int) -> Callable[..., Ten
             return output
 
         return mamba2
-    rule: Any = import_module("fla.ops.kda" if kind == KDA else "fla.ops.gated_delta_rule")
-    run = rule.chunk_kda if kind == KDA else rule.chunk_gated_delta_rule
+    return _kda(device, decays) if kind == KDA else _gated_delta
 
-    def delta(queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, writes: Tensor) -> Any:
-        return run(
+
+def _gated_delta(
+    queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, writes: Tensor
+) -> Tensor:
+    library: Any = import_module("fla.ops.gated_delta_rule")
+    output: Tensor = library.chunk_gated_delta_rule(
+        queries,
+        keys,
+        values,
+        g=-torch.nn.functional.softplus(decays.float() - DECAY_SHIFT),
+        beta=writes.sigmoid(),
+        use_qk_l2norm_in_kernel=True,
+    )[0]
+    return output
+
+
+def _kda(device: torch.device, decays: Sequence[int]) -> Callable[..., Tensor]:
+    """With decays computed by the kernel that adds them up, as the library's layer does."""
+    library: Any = import_module("fla.ops.kda")
+    heads, channels = decays
+    rates = torch.zeros(heads, device=device)
+    shift = torch.full((heads * channels,), -DECAY_SHIFT, device=device)
+
+    def run(
+        queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, writes: Tensor
+    ) -> Tensor:
+        output: Tensor = library.chunk_kda(
             queries,
             keys,
             values,
-            g=-torch.nn.functional.softplus(decays.float() - DECAY_SHIFT),
+            g=decays,
             beta=writes.sigmoid(),
+            A_log=rates,
+            dt_bias=shift,
+            use_gate_in_kernel=True,
             use_qk_l2norm_in_kernel=True,
         )[0]
+        return output
 
-    return delta
+    return run
 
 
 def scan(

@@ -309,8 +309,14 @@ def test_what_is_not_possible_says_why() -> None:
 
 def test_copies_that_wait_for_a_write_need_memory() -> None:
     # Written in 235 s, during which a copy is made every minute where memory is no limit.
-    def chosen(**more: float) -> PolicyChoice:
-        host = replace(HOST, replicas=(1,), is_optional=False, **more)
+    def chosen(memory_bytes: float | None = None, interval_s: float | None = None) -> PolicyChoice:
+        host = replace(
+            HOST,
+            replicas=(1,),
+            is_optional=False,
+            memory_bytes=memory_bytes,
+            interval_s=interval_s,
+        )
         return choose_policy(JOBS, replace(FRAGILE_BESIDE, host=host), step_s=10.0)
 
     free = chosen().chosen

@@ -8,7 +8,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.config.columns import Strategies
-from tuner.costs.ops import linear_scan
+from tuner.costs.ops import linear_scan, memory_bound
 from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.prices.linear_scan import scan_bytes, scan_flop
 from tuner.costs.train.activations import activation_bytes
@@ -79,10 +79,10 @@ def test_a_scan_by_hand() -> None:
 
 
 def test_bytes_of_a_scan_by_hand() -> None:
-    # A head of Qwen3-Next: 14 x 128 of keys, 12 x 128 of values, 12 x 64 of scores, and states.
-    assert scan_bytes(heads=1.0, **DELTA_SCAN, **GATED_DELTA) == 1792 + 1536 + 768 + 1024
-    # One of Kimi Linear has decays of 128 channels, too.
-    assert scan_bytes(heads=1.0, **DELTA_SCAN, **KDA) == 1792 + 1536 + 768 + 1024 + 20 * 128
+    # A head of Qwen3-Next: 22 x 128 of keys, 12 x 128 of values, 6 x 64 of scores, and states.
+    assert scan_bytes(heads=1.0, **DELTA_SCAN, **GATED_DELTA) == 2816 + 1536 + 384 + 1024
+    # One of Kimi Linear has decays of 128 channels, and a second matrix of scores.
+    assert scan_bytes(heads=1.0, **DELTA_SCAN, **KDA) == 5760 + 28 * 128 + 6 * 64
 
 
 def test_state_bytes_by_hand() -> None:
@@ -128,7 +128,22 @@ def test_a_scan_takes_what_one_h200_took() -> None:
         **(DELTA_SCAN | {"key_heads": 16.0}),
         **GATED_DELTA,
     )
-    assert prices.seconds(delta) == pytest.approx(2.171e-3, rel=0.15)
+    assert prices.seconds(delta) == pytest.approx(2.171e-3, rel=0.05)
+    # Of Kimi Linear, with the kernels of PyTorch that computed decays beside it: 5.247, 16.79 ms.
+    kda = linear_scan(
+        kind="kda",
+        batch=4.0,
+        sequence=8192.0,
+        heads=32.0,
+        **(DELTA_SCAN | {"key_heads": 32.0}),
+        **KDA,
+    )
+    decays = 4.0 * 8192.0 * 32.0 * 128.0
+    forward_s = prices.seconds(kda) + prices.seconds(memory_bound(30.0 * decays))
+    assert forward_s == pytest.approx(5.247e-3, rel=0.15)
+    backward_s = prices.seconds(replace(kda, direction="backward"))
+    backward_s += prices.seconds(memory_bound(26.0 * decays))
+    assert backward_s == pytest.approx(16.79e-3, rel=0.25)
 
 
 def step(shape: ModelShape, model: ModelSpec, **more: float) -> float:
