@@ -33,7 +33,7 @@ class SoftwareFamily:
     """The field of `Strategies` that is on by default."""
     overlaps_gradients: bool = True
     overlaps_tensor: bool = False
-    """Userbuffers in dense models."""
+    """Userbuffers in dense models, but not in NVFP4."""
     counts_full_square: bool = True
     """Its TFLOP/s count attention over the full square of the sequence, not the causal half."""
     keeps_quantized: bool = False
@@ -79,7 +79,8 @@ _BRIDGE: Final = SoftwareFamily(
     gradient_bytes=2.0,
     overlaps_tensor=True,
 )
-"""Megatron-Bridge's performance recipes: gradients in bf16, userbuffers."""
+"""Megatron-Bridge's performance recipes: gradients in bf16; userbuffers, which all recipes in NVFP4
+of tags v0.2 to v0.5 switch off (scripts/performance/configs/llama)."""
 _AUTOMODEL: Final = SoftwareFamily(
     family="automodel",
     software=Software.TORCH_FSDP,

@@ -17,13 +17,13 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from tuner.backtest.engines import SoftwareFamily
+from tuner.backtest.engines import SoftwareFamily, parse_precision
 from tuner.backtest.flags import RowFlags, read_flags
 from tuner.backtest.rows import Row
 from tuner.backtest.stages import divide_layers
 from tuner.config.columns import Strategies
 from tuner.config.knobs import COLUMN_OF_MODULE
-from tuner.costs.train.constants import Software
+from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.costs.train.shapes import ModelShape
 from tuner.devices.datasheet import Datasheet
 
@@ -92,7 +92,10 @@ def build_strategy(
             dropout=engine.dropout,
             overlap_gradients=float(engine.overlaps_gradients),
             overlap_tensor=float(
-                engine.overlaps_tensor and degrees["tensor"] > 1.0 and not shape.experts
+                engine.overlaps_tensor
+                and degrees["tensor"] > 1.0
+                and not shape.experts
+                and parse_precision(row) is not GemmPrecision.NVFP4
             )
             or float("async TP" in row.text("notes") or "AsyncTP" in row.text("notes")),
             embedding_loss_as_layers=float(embedding_loss_count),

@@ -86,6 +86,17 @@ def test_flags_of_a_known_recipe_are_taken_and_others_follow_the_majority(
     assert guessed.strategy.expert == 4.0
 
 
+def test_recipes_overlap_tensor_parallelism_but_in_nvfp4(rows: dict[str, Row]) -> None:
+    def overlap(precision: str, **numbers: float) -> float:
+        row = _with(rows["dense-b"], **numbers)
+        texts = {**row.texts, "gpu": "DGX-GB200", "release": "nemo-26.04", "precision": precision}
+        return float(build_run(replace(row, texts=texts)).strategy.overlap_tensor)
+
+    assert (overlap("bf16"), overlap("MXFP8"), overlap("NVFP4")) == (1.0, 1.0, 0.0)
+    assert overlap("MXFP8", tp=1.0) == 0.0
+    assert build_run(rows["dense-b"]).strategy.overlap_tensor == 0.0
+
+
 def test_release_and_precision_choose_software_and_peak(rows: dict[str, Row]) -> None:
     run = build_run(rows["moe-a"])
     assert (run.family, run.release) == ("nemo", "26.04")

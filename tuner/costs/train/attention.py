@@ -66,7 +66,7 @@ def _gqa_projections(setting: BlockInputs) -> Block:
     queries = m.heads / s.tensor * m.head_dim * (1.0 + m.has_output_gate)
     wide = queries + kv_heads * (m.head_dim + m.value_dim)
     inputs = gemm(setting, s.tokens, wide, m.hidden, follows_norm=True)
-    outputs = gemm(setting, s.tokens, m.hidden, m.heads / s.tensor * m.value_dim)
+    outputs = gemm(setting, s.tokens, m.hidden, m.heads / s.tensor * m.value_dim, is_scattered=True)
     # Rotation, or with learned positions the split of queries, keys and values.
     rotary = 2.0 * s.element_bytes * s.tokens * (m.heads / s.tensor + kv_heads) * m.head_dim
     gate = 3.0 * m.has_output_gate * s.element_bytes * s.tokens * m.heads / s.tensor * m.value_dim
@@ -93,7 +93,7 @@ def _mla_projections(setting: BlockInputs) -> Block:
         np.maximum(m.kv_lora_rank, 1.0),
         follows_norm=True,
     )
-    outputs = gemm(setting, rows, m.hidden, heads * m.value_dim)
+    outputs = gemm(setting, rows, m.hidden, heads * m.value_dim, is_scattered=True)
     # Norms of the latents, rotation and concatenation of queries, keys and values.
     moved = 2.0 * s.element_bytes * rows * (heads * (2.0 * m.head_dim + m.value_dim))
     moved = moved + 2.0 * s.element_bytes * down_rows * (m.q_lora_rank + m.kv_lora_rank)
@@ -119,7 +119,7 @@ def _shared_kv_projections(setting: BlockInputs) -> Block:
     )
     # One GEMM per group; together they do as much as one of all groups' outputs.
     grouped = gemm(setting, rows, joined, heads * m.head_dim / groups)
-    outputs = gemm(setting, rows, m.hidden, joined)
+    outputs = gemm(setting, rows, m.hidden, joined, is_scattered=True)
     # Norms of the low rank and the key, norm and rotation of queries, rotation back of the output.
     moved = 2.0 * s.element_bytes * rows * heads * m.head_dim * 2.0
     moved = moved + 2.0 * s.element_bytes * down_rows * (m.q_lora_rank + m.head_dim)

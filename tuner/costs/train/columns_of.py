@@ -168,15 +168,8 @@ def _linear_widths(model: ModelSpec) -> dict[str, float]:
 
 
 def matmul_peak(sheet: Datasheet, precision: GemmPrecision) -> float:
-    """Return the peak of GEMMs in FLOP/s, that of the next wider type where there is none.
-
-    In fp4 it is at most twice that of fp8: B300 and GB300 multiply fp4 three times as fast by their
-    datasheets, but feed the units no faster, and published NVFP4 runs on GB300 are about a tenth
-    faster than on GB200, not half as fast again.
-    """
-    peak = next(name for name in PEAK_OF[precision] if name in sheet.flop_per_s)
-    fp8 = sheet.flop_per_s.get("fp8", sheet.flop_per_s[peak])
-    return min(sheet.flop_per_s[peak], 2.0 * fp8)
+    """Return the peak of GEMMs in FLOP/s, that of the next wider type where there is none."""
+    return next(sheet.flop_per_s[name] for name in PEAK_OF[precision] if name in sheet.flop_per_s)
 
 
 def hardware_of_pool(sheet: Datasheet, pool: Pool, *, precision: GemmPrecision) -> Hardware:

@@ -39,7 +39,7 @@ def linear_block(setting: BlockInputs) -> Block:
         setting, rows, np.maximum(m.linear_inputs / s.tensor, 1.0), m.hidden, follows_norm=True
     )
     values = np.maximum(m.linear_values / s.tensor, 1.0)
-    outputs = gemm(setting, rows, m.hidden, values)
+    outputs = gemm(setting, rows, m.hidden, values, is_scattered=True)
     second = gemm(
         setting,
         rows,

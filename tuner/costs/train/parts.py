@@ -125,16 +125,27 @@ def gemm(
     *,
     dtype: str = "",
     follows_norm: bool = False,
+    is_scattered: bool = False,
 ) -> Block:
     """[rows, k] x [k, n], and both GEMMs of its backward pass.
 
-    Its input is quantised by the kernel of a norm before it, or by one of its own.
+    Args:
+        setting: of the block.
+        rows: tokens.
+        n: width of the output on this rank.
+        k: width of the input on this rank.
+        dtype: in which it is computed; empty: that of the linear layers.
+        follows_norm: its input is quantised by the kernel of a norm, not by one of its own.
+        is_scattered: sequence parallelism scatters its output: each rank quantises the gradient of
+            its own tokens before all gather it (Transformer Engine, pytorch/module/base.py,
+            `grad_output_preprocess`).
     """
     gemms = trained(setting, trained_gemm(rows, n, k, dtype=dtype))
     if dtype:
         return gemms
     inputs = 0.0 if follows_norm else rows * k
-    return gemms + quantisation(setting, inputs=inputs, gradients=rows * n)
+    gradients = rows * n * (setting.norm_share if is_scattered else 1.0)
+    return gemms + quantisation(setting, inputs=inputs, gradients=gradients)
 
 
 def quantisation(setting: BlockInputs, *, inputs: Numbers, gradients: Numbers) -> Block:
@@ -159,7 +170,7 @@ def feed_forward(setting: BlockInputs, *, rows: Numbers, width: Numbers) -> Bloc
     m, s = setting.model, setting.strategies
     inner = np.where(np.greater(m.is_gated, 0.0), 2.0, 1.0)
     up = gemm(setting, rows, inner * width, m.hidden, follows_norm=True)
-    down = gemm(setting, rows, m.hidden, width)
+    down = gemm(setting, rows, m.hidden, width, is_scattered=True)
     act_s = setting.memory_bound_s((inner + 1.0) * s.element_bytes * rows * width)
     block = up + down + Block(forward_s=act_s, backward_s=BACKWARD_BYTES * act_s)
     return replace(block, launches=setting.constants.dense_launches * 0.5)

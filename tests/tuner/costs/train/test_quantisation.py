@@ -1,0 +1,61 @@
+"""Kernels that write the linear layers' narrow type, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.tuner.costs.train.test_zero_experts import ALONE, PLAIN
+from tuner.config.columns import Strategies
+from tuner.costs.prices.datasheet import DatasheetPrices
+from tuner.costs.train.collectives import groups
+from tuner.costs.train.columns_of import hardware_of_pool, matmul_peak
+from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
+from tuner.costs.train.parts import QUANTISED_BYTES, BlockInputs, gemm
+from tuner.devices.catalogue import find_device
+from tuner.devices.datasheet import Generation
+from tuner.spec.cluster import Pool
+
+ROWS, N, K = 4096.0, 8192.0, 2048.0
+
+
+def setting(strategies: Strategies, precision: GemmPrecision) -> BlockInputs:
+    pool = Pool(name="p", device="gb300", devices_per_node=4)
+    hardware = hardware_of_pool(find_device("gb300"), pool, precision=precision)
+    constants = uncalibrated(
+        Generation.BLACKWELL, precision=precision, software=Software.MEGATRON_2026
+    )
+    return BlockInputs(
+        model=PLAIN,
+        strategies=strategies,
+        hardware=hardware,
+        constants=constants,
+        prices=DatasheetPrices(hardware=hardware, constants=constants),
+        groups=groups(strategies, hardware),
+    )
+
+
+def test_gradients_are_quantised_before_they_are_gathered() -> None:
+    split = replace(ALONE, tensor=4.0, sequence_parallel=1.0)
+    narrow = setting(split, GemmPrecision.MXFP8)
+    scattered = gemm(narrow, ROWS, N, K, is_scattered=True)
+    whole = gemm(narrow, ROWS, N, K)
+    spared_s = narrow.memory_bound_s(QUANTISED_BYTES * ROWS * N * 3 / 4)
+    assert whole.backward_s - scattered.backward_s == pytest.approx(spared_s)
+    assert whole.forward_s == scattered.forward_s
+    # A norm before it quantises the input.
+    fused = gemm(narrow, ROWS, N, K, follows_norm=True)
+    input_s = narrow.memory_bound_s(QUANTISED_BYTES * ROWS * K)
+    assert whole.forward_s - fused.forward_s == pytest.approx(input_s)
+    # Without sequence parallelism every rank has all tokens; bf16 needs no kernel at all.
+    for one in (
+        setting(replace(split, sequence_parallel=0.0), GemmPrecision.MXFP8),
+        setting(split, GemmPrecision.BF16),
+    ):
+        scattered, whole = gemm(one, ROWS, N, K, is_scattered=True), gemm(one, ROWS, N, K)
+        assert scattered.backward_s == whole.backward_s
+
+
+def test_the_narrowest_peak_is_that_of_the_datasheet() -> None:
+    gb300, h200 = find_device("gb300"), find_device("h200-sxm")
+    assert matmul_peak(gb300, GemmPrecision.NVFP4) == gb300.flop_per_s["fp4"]
+    assert matmul_peak(h200, GemmPrecision.NVFP4) == h200.flop_per_s["fp8"]
