@@ -9,14 +9,13 @@ decays added up inside it:
                   under their keys: V' = T V - T K S with T = (1 + strict lower part of
                   beta k k^T exp(a_i - a_j))^-1 beta
 
-On CUDA the kernels of mamba_ssm and flash-linear-attention run where they are installed; elsewhere
-the chunks run as PyTorch's products, which is what transformers falls back to. The decay of the
-gated delta rule is one number per head, that of KDA one per channel of a key.
+Queries and keys of the delta rules are normalised first. On CUDA the kernels of mamba_ssm and
+flash-linear-attention run where they are installed; elsewhere the chunks run as PyTorch's products,
+which is what transformers falls back to. The decay of the gated delta rule is one number per head,
+that of KDA one per channel of a key.
 
 Sources: Mamba-2, arXiv 2405.21060, section 6; Gated DeltaNet, arXiv 2412.06464, section 3.3; Kimi
 Linear, arXiv 2510.26692, section 3.
-Queries and keys of the delta rules are normalised as a part of it.
-
 Not covered: the short convolution and gated norms around it (memory-bound), and decoding one token.
 """
 

@@ -5,9 +5,9 @@
 FILE, by default examples/profiles/epyc-faults/seventh.json, is what `--measure` writes: the
 reference step on four nodes of one rank each suffers the same faults under every policy of
 `SCENARIO`, as `moetune verify --faults` does it. A node has `CORES` of a core (a control group of
-the kernel, which needs root), a folder in memory and a link of its own. The runs go on well past
-their last fault: 45 minutes on an idle machine of two cores. Exit code 1: a bound of `BOUNDS` is
-missed.
+the kernel, which needs root), a folder in memory and a link of its own. The runs go on past
+most of their faults: 45 minutes on an idle machine of two cores. Exit code 1: a bound of `BOUNDS`
+is missed.
 """
 
 import argparse

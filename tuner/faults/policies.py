@@ -146,7 +146,8 @@ def _impossible(reliability: FailureModel, price: "_Price") -> str:
             f"checkpoints on hosts that wait for a write to shared storage of"
             f" {format_s(seconds.durable_after_s[Level.SHARED])} take"
             f" {format_bytes(price.least_bytes)} of a node's memory, and host_memory is"
-            f" {format_bytes(host.memory_bytes or 0.0)}"
+            f" {format_bytes(host.memory_bytes or 0.0)}; state a longer host_interval or more"
+            " host_memory"
         )
     if host.interval_s is not None and reliability.interval_s is None:
         return (

@@ -75,7 +75,11 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """A time in which a link is slow: steps and copies to other nodes take longer."""
+    """A time in which a link is slow: steps and copies to other nodes take longer.
+
+    Copies are sent while training waits, but by the reference step's asynchronous ones, which it
+    sends in the background (profilers/steps/checkpoints/store.py).
+    """
 
     begin_s: float
     end_s: float
@@ -252,7 +256,7 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Use:
-    """What was done with the links, as long as it usually takes, and how long it took."""
+    """Work that needs the links: its seconds at their usual rate, and those it took."""
 
     done_s: float
     took_s: float
@@ -392,7 +396,7 @@ class _State:
         """Do what usually takes so long, slower in slowdowns, until it is done or a failure."""
         begin_s, done_s = self.clock_s, 0.0
         while done_s < time_s:
-            factor, until_s = self._pace()
+            factor, until_s = self._pace(self.clock_s)
             longer_s = min((time_s - done_s) * factor, until_s - self.clock_s)
             spent_s = self.spend(longer_s)
             done_s += (longer_s if spent_s is None else spent_s) / factor
@@ -400,9 +404,16 @@ class _State:
                 return _Use(done_s=done_s, took_s=self.clock_s - begin_s, is_done=False)
         return _Use(done_s=time_s, took_s=self.clock_s - begin_s, is_done=True)
 
-    def _pace(self) -> tuple[float, float]:
-        """Return how many times longer a step takes now, and when that changes."""
-        now_s = self.clock_s
+    def sent_at_s(self, begin_s: float, time_s: float) -> float:
+        """When what usually takes so long is sent, if it begins then and nothing fails."""
+        while time_s > 0.0:
+            factor, until_s = self._pace(begin_s)
+            longer_s = min(time_s * factor, until_s - begin_s)
+            begin_s, time_s = begin_s + longer_s, time_s - longer_s / factor
+        return begin_s
+
+    def _pace(self, now_s: float) -> tuple[float, float]:
+        """Return how many times longer the links take then, and when that changes."""
         factors = [one.factor for one in self.slowdowns if one.begin_s <= now_s < one.end_s]
         edges = [edge_s for one in self.slowdowns for edge_s in (one.begin_s, one.end_s)]
         return max(factors, default=1.0), min((at for at in edges if at > now_s), default=math.inf)
@@ -435,8 +446,10 @@ def _save(state: _State, level: Level) -> bool:
     seconds, is_async = state.seconds, state.policy.asynchronous
     begin_s, stall_s = state.clock_s, seconds.stopped_s(level, asynchronous=is_async)
     waits = level is Level.SHARED or state.run.waits_for_writes
+    is_sent = level is Level.HOST and state.policy.replicas > 0
+    is_sent_later = is_sent and is_async and state.run.waits_for_writes
     is_done = not waits or state.spend(state.unwritten_s) is None
-    if is_done and level is Level.HOST and state.policy.replicas:
+    if is_done and is_sent and not is_sent_later:
         is_done = state.use_links(stall_s).is_done
     elif is_done:
         is_done = state.spend(stall_s) is None
@@ -445,7 +458,10 @@ def _save(state: _State, level: Level) -> bool:
         return False
     state.finish_writes()
     background_s = seconds.background_s(level, asynchronous=is_async)
-    durable_at_s = state.clock_s + state.unwritten_s + background_s
+    written_from_s = state.clock_s + state.unwritten_s
+    durable_at_s = written_from_s + background_s
+    if is_sent_later:
+        durable_at_s = state.sent_at_s(written_from_s, background_s)
     if not any(one.begin_s < durable_at_s and begin_s < one.end_s for one in state.outages):
         state.pending.append(
             _Copy(

@@ -126,7 +126,8 @@ def queued_copies(policy: SavePolicy, seconds: RunSeconds) -> int:
     """Most copies on hosts that are made and not durable, one at least.
 
     They queue behind a write to shared storage. Their number right after copy j is made,
-    j - (j a - b_s) / b_h rounded up, grows by one a segment until b_s and falls from then on.
+    j - (j a - b_s) / b_h rounded up, grows by one a segment until b_s and falls from then on. The
+    next copy, while it is made, has the room of a file: none is written to hosts meanwhile.
     """
     times = _Times.of(policy, seconds)
     most = 1

@@ -172,6 +172,17 @@ def test_copies_to_other_nodes_take_longer_over_a_slow_link() -> None:
     assert simulate(TWO, RUN, failures=(), slowdowns=at_shared).saving_s == pytest.approx(8.0)
     alone = replace(TWO, replicas=0)
     assert simulate(alone, RUN, failures=(), slowdowns=at_host).saving_s == pytest.approx(8.0)
+    # The reference step sends them in the background: 4 s of writing take 8.5 s, from 21 s to
+    # 29.5 s, beside which only steps are slow.
+    run = replace(RUN, seconds=seconds(durable_after_s=(4.0, 0.0)), waits_for_writes=True)
+    later = (Slowdown(begin_s=21.0, end_s=27.0, factor=4.0),)
+    simulated = simulate(BESIDE, run, failures=(), slowdowns=later)
+    assert simulated.saving_s == pytest.approx(8.0)
+    at_29 = Failure(at_s=29.0, kind=PROCESS)
+    at_30 = Failure(at_s=30.0, kind=PROCESS)
+    for lost, step in ((at_29, 0), (at_30, 2)):
+        simulated = simulate(BESIDE, run, failures=(lost,), slowdowns=later)
+        assert simulated.restores[0].step == step
     # A failure cuts the copy off.
     lost = Failure(at_s=22.0, kind=TOGETHER)
     simulated = simulate(TWO, RUN, failures=(lost,), slowdowns=at_host)

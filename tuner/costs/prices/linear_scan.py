@@ -54,9 +54,10 @@ def scan_bytes(
     Delta rules, per head in bf16 unless said: queries and keys are normalised (8 N); keys read by
     four kernels, queries by one, products of keys written and read (14 N); values, corrected twice
     on their way to outputs (12 P); scores and their inverse cleared, written and read once (6 Q);
-    states written and read once (4 N P / Q). Decays per channel of KDA: read, added up in fp32 and
-    read by four kernels (22 N), queries and keys by two kernels more that keep the exponentials in
-    range (6 N); a second matrix of scores, and its diagonal blocks in fp32 (6 Q).
+    states written and read once (4 N P / Q). KDA: decays of every channel are read, added up in
+    fp32 and read by four kernels (22 N); scores are computed by two kernels that read queries and
+    keys, and decayed keys are written and read (20 N instead of 14 N); a second matrix of scores,
+    and its diagonal blocks in fp32 (6 Q).
 
     On an H200 with 32,768 tokens `DatasheetPrices` gives Mamba-2 1.02 of the measured time, the
     gated delta rule 1.01; KDA, whose measurement computed decays by four more kernels of PyTorch

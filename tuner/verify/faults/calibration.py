@@ -1,9 +1,10 @@
 """The durations of a run, measured before it is made to suffer faults.
 
 One short run of each policy, with its checkpoints closer together, loses a rank early on; where
-links become slow, one does at its beginning. It goes on for the mean time between two faults, since
-checkpoints take less and less time in a process that has made some: on a processor with its folder
-in memory 0.53 s at first, 0.30 s after 40 s. Of it and of the run without faults count
+links become slow, one does at its beginning. It goes on for the mean time between two faults, 14
+steps at least and `LONGEST_S` at most, since checkpoints take less and less time in a process that
+has run for a while: on a processor with its folder in memory 0.53 s at first, 0.30 s after 40 s. Of
+it and of the run without faults count
 
     step         median of the steps beside which nothing is written and no link is slow; mean over
                  all runs, whose policies do not change it
@@ -12,7 +13,7 @@ in memory 0.53 s at first, 0.30 s after 40 s. Of it and of the run without fault
     slow step    median of those that are wholly beside a slow link, over all policies
     stall        mean of what a checkpoint of a level stops training for, less its wait for an
                  earlier write; where it is written in the background, also what the steps beside
-                 the write take beyond the median. Those beside a slow link are left out
+                 the write take beyond the median; those beside a slow link are left out
     durable      median from the end of the stall until the checkpoint is durable
     restart      mean from the fault to the next step, over all policies: a restart is mostly the
                  start of processes
@@ -31,7 +32,6 @@ from tuner.verify.faults.measured import (
     MeasuredRun,
     Stall,
     Step,
-    Window,
     durable_of,
     measured_run,
     slow_windows,
@@ -118,21 +118,27 @@ def measure_policy(launches: Sequence[LaunchLog]) -> PolicySeconds:
     ]
     step_s = statistics.median(quiet or [one.seconds for one in steps])
     stalls: dict[Level, list[float]] = {}
-    for write in _usual(writes, slow):
+    slowed: dict[Level, list[float]] = {}
+    for write in writes:
+        if any(window.is_beside(write.stall) for window in slow):
+            continue
         beside = [
             one.seconds
             for one in steps
             if write.is_beside(one) and not any(window.is_beside(one) for window in slow)
         ]
-        slowed_s = max(0.0, sum(beside) - len(beside) * step_s)
-        stalls.setdefault(write.level, []).append(write.stopped_s + slowed_s)
+        stalls.setdefault(write.level, []).append(write.stopped_s)
+        slowed.setdefault(write.level, []).append(sum(beside) - len(beside) * step_s)
     return PolicySeconds(
         step_s=step_s,
         slow_steps_s=tuple(one.seconds for one in steps if any(window.has(one) for window in slow)),
-        stall_s={level: statistics.fmean(values) for level, values in stalls.items()},
+        stall_s={
+            level: statistics.fmean(values) + max(0.0, statistics.fmean(slowed[level]))
+            for level, values in stalls.items()
+        },
         durable_after_s={
             level: statistics.median(one.background_s for one in writes if one.level is level)
-            for level in stalls
+            for level in {one.level for one in writes}
         },
         run=measured_run(launches),
     )
@@ -148,15 +154,24 @@ def durations(own: PolicySeconds, *others: PolicySeconds) -> Durations:
     return _durations(own, restarted=every, slowed=every)
 
 
-def replay_durations(during: PolicySeconds, calibrated: Sequence[PolicySeconds]) -> Durations:
-    """Return the durations of a run; of restarts and slow steps, all runs' if it had none.
+def replay_durations(
+    during: PolicySeconds, before: PolicySeconds, *others: PolicySeconds
+) -> Durations:
+    """Return the durations of a run; what it lacks is filled from the short runs.
+
+    Args:
+        during: of the run.
+        before: of its policy's short run, whose stalls count for a level whose own are all beside
+            a slow link.
+        others: of the short runs of other policies. Restarts and slow steps are those of all short
+            runs if the run had none.
 
     Raises:
         FaultRunError: none of the runs was restarted.
     """
-    every = (during, *calibrated)
+    every = (during, before, *others)
     return _durations(
-        during,
+        replace(during, stall_s={**before.stall_s, **during.stall_s}),
         restarted=(during,) if during.run.restarts else every,
         slowed=(during,) if during.slow_steps_s else every,
     )
@@ -240,10 +255,3 @@ def _writes(launch: LaunchLog) -> Iterator[_Write]:
         if durable_s is not None:
             earlier_s = max(earlier_s, durable_s)
             yield _Write(stall=stall, waited_s=waited_s, durable_s=max(stall.end_s, durable_s))
-
-
-def _usual(writes: Sequence[_Write], slow: Sequence[Window]) -> list[_Write]:
-    """Leave out checkpoints beside a slow link, of levels that have others."""
-    usual = [one for one in writes if not any(window.is_beside(one.stall) for window in slow)]
-    levels = {one.level for one in usual}
-    return usual + [one for one in writes if one.level not in levels]

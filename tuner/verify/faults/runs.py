@@ -155,7 +155,7 @@ class _Runs:
             during.run,
             scenario=self._scenario,
             before=before,
-            during=replay_durations(during, calibrated),
+            during=replay_durations(during, own, *others),
             done=_done(launches),
             windows=slow_windows(launches),
             ranks_per_node=self._ranks_per_node,

@@ -1,16 +1,19 @@
 """Kernels that write the linear layers' narrow type, by hand."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from tests.tuner.costs.train.test_zero_experts import ALONE, PLAIN
-from tuner.config.columns import Strategies
+from tuner.config.columns import Numbers, Strategies
 from tuner.costs.prices.datasheet import DatasheetPrices
+from tuner.costs.train import parts
+from tuner.costs.train.attention import attention_block
 from tuner.costs.train.collectives import groups
 from tuner.costs.train.columns_of import hardware_of_pool, matmul_peak
 from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
-from tuner.costs.train.parts import QUANTISED_BYTES, BlockInputs, gemm
+from tuner.costs.train.parts import QUANTISED_BYTES, Block, BlockInputs, feed_forward, gemm
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.spec.cluster import Pool
@@ -59,3 +62,29 @@ def test_the_narrowest_peak_is_that_of_the_datasheet() -> None:
     gb300, h200 = find_device("gb300"), find_device("h200-sxm")
     assert matmul_peak(gb300, GemmPrecision.NVFP4) == gb300.flop_per_s["fp4"]
     assert matmul_peak(h200, GemmPrecision.NVFP4) == h200.flop_per_s["fp8"]
+
+
+def test_networks_and_attention_quantise_gradients_of_their_own_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    split = replace(ALONE, tensor=4.0, sequence_parallel=1.0)
+    narrow = setting(split, GemmPrecision.MXFP8)
+    model = replace(PLAIN, is_mla=0.0, q_lora_rank=0.0, kv_heads=8.0)
+    narrow = replace(narrow, model=model)
+    heads, tokens = model.heads / 4.0, split.tokens
+    queries = heads * model.head_dim + 2.0 * (model.head_dim + model.value_dim)
+    rows: tuple[tuple[str, Callable[[], Block], Numbers, Numbers], ...] = (
+        ("network", lambda: feed_forward(narrow, rows=tokens, width=2048.0), 2.0 * 2048.0, 2048.0),
+        ("attention", lambda: attention_block(narrow), queries, heads * model.value_dim),
+    )
+    for name, block, outputs, inner in rows:
+        priced = block()
+        with monkeypatch.context() as patch:
+            patch.setattr(parts, "QUANTISED_BYTES", 0.0)
+            free = block()
+        gradients_s = narrow.memory_bound_s(
+            QUANTISED_BYTES * tokens * (outputs + model.hidden / 4.0)
+        )
+        inputs_s = narrow.memory_bound_s(QUANTISED_BYTES * tokens * inner)
+        assert priced.backward_s - free.backward_s == pytest.approx(gradients_s), name
+        assert priced.forward_s - free.forward_s == pytest.approx(inputs_s), name
