@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 
 from tests.tuner.costs.train.test_zero_experts import ALONE, PLAIN
+from tests.tuner.costs.train.test_zero_experts import setting as setting_of
 from tuner.config.columns import Numbers, Strategies
-from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train import parts
 from tuner.costs.train.attention import attention_block
-from tuner.costs.train.collectives import groups
 from tuner.costs.train.columns_of import hardware_of_pool, matmul_peak
 from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.parts import QUANTISED_BYTES, Block, BlockInputs, feed_forward, gemm
@@ -27,14 +26,7 @@ def setting(strategies: Strategies, precision: GemmPrecision) -> BlockInputs:
     constants = uncalibrated(
         Generation.BLACKWELL, precision=precision, software=Software.MEGATRON_2026
     )
-    return BlockInputs(
-        model=PLAIN,
-        strategies=strategies,
-        hardware=hardware,
-        constants=constants,
-        prices=DatasheetPrices(hardware=hardware, constants=constants),
-        groups=groups(strategies, hardware),
-    )
+    return setting_of(PLAIN, strategies, hardware=hardware, constants=constants)
 
 
 def test_gradients_are_quantised_before_they_are_gathered() -> None:

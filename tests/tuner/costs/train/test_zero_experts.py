@@ -11,10 +11,10 @@ from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.activations import activation_bytes
 from tuner.costs.train.collectives import distinct_places, groups
 from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
-from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
+from tuner.costs.train.constants import Constants, GemmPrecision, Software, uncalibrated
 from tuner.costs.train.experts import moe_blocks
 from tuner.costs.train.parts import BlockInputs
-from tuner.costs.train.shapes import ModelShape
+from tuner.costs.train.shapes import Hardware, ModelShape
 from tuner.costs.train.state import parameters
 from tuner.costs.train.units import unit_costs
 from tuner.devices.catalogue import find_device
@@ -39,14 +39,20 @@ CONSTANTS = uncalibrated(
 )
 
 
-def setting(model: ModelShape, strategies: Strategies) -> BlockInputs:
+def setting(
+    model: ModelShape,
+    strategies: Strategies,
+    *,
+    hardware: Hardware = HARDWARE,
+    constants: Constants = CONSTANTS,
+) -> BlockInputs:
     return BlockInputs(
         model=model,
         strategies=strategies,
-        hardware=HARDWARE,
-        constants=CONSTANTS,
-        prices=DatasheetPrices(hardware=HARDWARE, constants=CONSTANTS),
-        groups=groups(strategies, HARDWARE),
+        hardware=hardware,
+        constants=constants,
+        prices=DatasheetPrices(hardware=hardware, constants=constants),
+        groups=groups(strategies, hardware),
     )
 
 
