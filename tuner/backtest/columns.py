@@ -187,7 +187,7 @@ def build_run(row: Row) -> PublishedRun:
             row,
             shape=shape,
             sequence=float(strategy.sequence),
-            tokens=tokens,
+            tokens_per_device=tokens / float(strategy.world),
             device=device,
             is_causal=not engine.counts_full_square,
         )

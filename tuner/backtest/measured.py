@@ -20,18 +20,17 @@ def measured_step_s(
     *,
     shape: ModelShape,
     sequence: float,
-    tokens: float,
+    tokens_per_device: float,
     device: Datasheet,
     is_causal: bool,
 ) -> float:
-    """Return the seconds of one step; `tokens` are those of the global batch.
+    """Return the seconds of one step; `tokens_per_device` those of the global batch.
 
     Raises:
         ValueError: nothing was printed that gives a time.
     """
     if "step_time_s" in row.numbers:
         return row.numbers["step_time_s"]
-    tokens_per_device = tokens / row.numbers["num_gpus"]
     if "tokens_per_sec_per_gpu" in row.numbers:
         return tokens_per_device / row.numbers["tokens_per_sec_per_gpu"]
     flop = tokens_per_device * flop_per_token(shape, sequence=sequence, is_causal=is_causal)

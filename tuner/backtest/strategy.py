@@ -1,7 +1,8 @@
 """Reads the layout of a published run: degrees, batch, sharding, flags; blanks are filled by rule.
 
-- degrees: 1; dp: num_gpus / (tp * pp * cp). Where the printed degrees and dp do not give the
-  devices, cp is what is missing, as in NeMo's long-context tables.
+- degrees: 1; dp: num_gpus / (tp * pp * cp). Where the degrees that are printed give fewer devices,
+  a blank cp is what is missing; with nothing blank num_gpus is a multiple of the devices, as in the
+  B200 table of NeMo's long-context page (below).
 - ep of a model with experts: as many as a server has devices, as far as that divides, until
   tuner/backtest/assumptions.py chooses; etp: 1.
 - micro-batch: 1. Global batch: one micro-batch per replica. Sequence: the architecture's, else the
@@ -120,11 +121,17 @@ def _degrees_of(row: Row) -> tuple[Fields, tuple[str, ...]]:
     assumed = tuple(name for name in ("tp", "pp", "cp") if name not in row.numbers)
     if pipeline > 1.0 and "vpp" not in row.numbers:
         assumed += ("vpp",)
-    model_ranks = tensor * pipeline * context
-    data = row.number_or("dp", devices / model_ranks)
-    if model_ranks * data != devices and devices % (tensor * pipeline * data) == 0:
-        context = devices / (tensor * pipeline * data)
-        assumed += ("cp",)
+    data = row.number_or("dp", devices / (tensor * pipeline * context))
+    missing = devices / (tensor * pipeline * context * data)
+    if missing > 1.0 and missing % 1.0 == 0.0:
+        if "cp" not in row.numbers:
+            context *= missing
+        else:
+            # The page prints four times tp * pp * cp * dp in every row for B200. Its two runs with
+            # cp 1 equal those "without CP", so cp is right, and two batches (8 and 4 sequences) do
+            # not divide by a dp four times as large.
+            assumed += ("num_gpus",)
+            devices /= missing
     if data < 1.0 or data % 1.0 or tensor * pipeline * context * data != devices:
         raise ValueError(
             f"tp {tensor:g} * pp {pipeline:g} * cp {context:g}"

@@ -54,6 +54,23 @@ def test_data_parallelism_is_what_the_devices_leave(rows: dict[str, Row]) -> Non
     assert "vpp" in run.assumed
 
 
+def test_degrees_that_give_fewer_devices_leave_context_parallelism_or_the_devices(
+    rows: dict[str, Row],
+) -> None:
+    # TP 4 * DP 1 on 8 devices: two ranks share a sequence, if the row does not say otherwise.
+    dense = rows["dense-c"]
+    numbers = {**dense.numbers, "dp": 1.0}
+    del numbers["cp"]
+    run = build_run(replace(dense, numbers=numbers))
+    assert (run.strategy.context, run.strategy.data) == (2.0, 1.0)
+    assert "cp" in run.assumed
+    run = build_run(replace(dense, numbers={**numbers, "cp": 1.0}))
+    assert (run.strategy.context, run.strategy.data, run.strategy.world) == (1.0, 1.0, 4.0)
+    assert "num_gpus" in run.assumed
+    # 420 TFLOP/s of each of four devices instead of eight, for as many tokens.
+    assert run.measured_s == pytest.approx(2.0 * (build_run(dense).measured_s or 0.0))
+
+
 def test_seconds_come_from_what_was_printed(rows: dict[str, Row]) -> None:
     assert build_run(rows["dense-a"]).measured_s == 14.0
     # 128 * 8192 tokens / 8 devices / 9000 tokens per second and device.
