@@ -139,7 +139,7 @@ def _loses_nodes(stated: Reliability) -> bool:
 
 def _as_launched(launch: LaunchSettings) -> Saving | None:
     """Return how it saves; None where it does not, or to hosts alone, which no lost node leaves."""
-    if launch.save_interval is None:
+    if launch.save_interval is None or launch.saves_nowhere:
         return None
     host_steps = launch.host_save_interval
     on_hosts = host_steps is not None and 2 * host_steps <= launch.save_interval

@@ -10,6 +10,7 @@ from tuner.engines.deepspeed import read as deepspeed
 from tuner.engines.megatron_bridge import read as bridge
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.torchtitan import read as torchtitan
+from tuner.errors import SpecError
 from tuner.estimate.checkpoints import failure_notes
 from tuner.estimate.estimate import estimate
 from tuner.estimate.records import CheckpointEstimate, Estimate
@@ -27,6 +28,9 @@ def failing(spec: Spec) -> Spec:
     """Let the devices of a spec fail every two months."""
     goal = spec.goal.model_copy(update={"reliability": FAILING})
     return spec.model_copy(update={"goal": goal})
+
+
+BEHIND = "--async-save --use-persistent-ckpt-worker"
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,7 @@ def test_the_launch_is_forecast_as_it_saves(estimated: Callable[[str], Estimate]
         for flags in (
             "--save-interval 2000",
             "--save-interval 80",
-            "--save-interval 2000 --async-save",
+            f"--save-interval 2000 {BEHIND}",
         )
     )
     for one in (rare, often, behind):
@@ -64,7 +68,7 @@ def test_the_launch_is_forecast_as_it_saves(estimated: Callable[[str], Estimate]
         assert one.change.gain_ratio > 0.0
     # Waiting so often is best mended by not waiting.
     assert often.change is not None
-    assert often.change.lines == ("--async-save --use-persistent-ckpt-worker",)
+    assert often.change.lines == (BEHIND,)
     for one in (rare, behind):
         assert one.change is not None
         steps = one.change.run.checkpoint_interval_steps
@@ -73,6 +77,10 @@ def test_the_launch_is_forecast_as_it_saves(estimated: Callable[[str], Estimate]
         assert 80 < steps < 2000
     assert rare.interval_steps == 2000
     assert behind.in_background
+    # Megatron-LM turns the one off without the other.
+    alone = estimated("--save-interval 80 --async-save")
+    assert checkpoints_of(alone).change == often.change
+    assert any("training waits for checkpoints" in note for note in alone.notes)
     # With the better interval nothing is left to gain by another one.
     again = checkpoints_of(estimated(rare.change.lines[0])) if rare.change else None
     assert again is not None
@@ -150,6 +158,16 @@ def test_checkpoints_on_hosts_of_a_launch_are_priced(
     assert (levels.replicas, levels.host_interval_steps) == (1, 400)
     assert hosts.run.checkpoint_interval_steps == 4000
     assert hosts.run.effective_time_ratio > without.run.effective_time_ratio
+    # Ranks of a node that copy to each other lose both copies with it.
+    near = estimated(
+        f"--save-interval 4000 {LOCAL} --non-persistent-save-interval 400 --replication"
+        " --replication-jump 1"
+    )
+    levels = (checkpoints_of(near).run or hosts.run).checkpoint_levels
+    assert levels is None or levels.replicas == 0
+    assert any("--replication-jump 8 sends them to others" in note for note in near.notes)
+    with pytest.raises(SpecError, match="--replication needs --replication-jump"):
+        estimated(f"{LOCAL} --non-persistent-save-interval 400 --replication")
     # Without replicas every lost node takes the copies.
     single = checkpoints_of(
         estimated(f"--save-interval 4000 {LOCAL} --non-persistent-save-interval 400")
@@ -231,7 +249,6 @@ def test_a_launch_is_told_how_to_save_to_hosts_where_the_spec_asks(spec_of: Make
     spec = failing(spec_of("mixtral-8x7b", nodes=8))
     # Processes fail every ten hours, and reading from shared storage takes minutes.
     often = FAILING.model_copy(update={"process_mtbf": 3e5})
-    behind = "--async-save --use-persistent-ckpt-worker"
 
     def changed(flags: str, levels: object) -> tuple[str, ...]:
         asks = often.checkpoint.model_copy(update={"levels": levels, "bandwidth": 2e9})
@@ -243,16 +260,16 @@ def test_a_launch_is_told_how_to_save_to_hosts_where_the_spec_asks(spec_of: Make
         change = checkpoints_of(estimate(own, megatron.read(launch, source="mixtral.sh"))).change
         return () if change is None else change.lines
 
-    (best,) = changed(f"--save-interval 20000 {behind}", ("shared",))
+    (best,) = changed(f"--save-interval 20000 {BEHIND}", ("shared",))
     assert best.startswith("--save-interval ")
-    assert changed(f"{best} {behind}", ("shared",)) == ()
-    interval, to_hosts = changed(f"{best} {behind}", "auto")
+    assert changed(f"{best} {BEHIND}", ("shared",)) == ()
+    interval, to_hosts = changed(f"{best} {BEHIND}", "auto")
     assert interval.startswith("--save-interval ")
     assert to_hosts.startswith("--non-persistent-ckpt-type local --non-persistent-local-ckpt-dir")
     assert to_hosts.endswith(" --replication --replication-jump 8 --replication-factor 2")
     # Told both, it has nothing left to gain.
     hosts = to_hosts.replace("FOLDER", "/dev/shm/mine")
-    assert changed(f"{interval} {hosts} {behind}", "auto") == ()
+    assert changed(f"{interval} {hosts} {BEHIND}", "auto") == ()
 
 
 def test_what_an_interval_is_worth_nothing_without_is_named(spec_of: MakeSpec) -> None:
@@ -261,16 +278,20 @@ def test_what_an_interval_is_worth_nothing_without_is_named(spec_of: MakeSpec) -
 
     def changed(flags: str) -> str:
         launch = text.replace("--micro-batch-size", f"{flags} --micro-batch-size", 1)
-        change = checkpoints_of(estimate(spec, megatron.read(launch, source="run.sh"))).change
-        assert change is not None
-        return change.lines[0]
+        one = checkpoints_of(estimate(spec, megatron.read(launch, source="run.sh")))
+        assert one.change is not None
+        # What is saved nowhere is no checkpoint.
+        assert (one.run is None) == one.change.lines[0].startswith("--save DIR ")
+        return one.change.lines[0]
 
     assert changed("").startswith("--save DIR --save-interval ")
     assert changed("--save-interval 9000").startswith("--save DIR --save-interval ")
-    assert changed("--save /shared").startswith("--save-interval ")
+    assert changed("--save-interval 9000 --save /shared").startswith("--save-interval ")
     # A variable may hold the folder.
-    assert changed('${CHECKPOINTS:+--save "$CHECKPOINTS"}').startswith("--save-interval ")
-    assert changed('"$@"').startswith("--save-interval ")
+    assert changed('--save-interval 9000 ${CHECKPOINTS:+--save "$CHECKPOINTS"}').startswith(
+        "--save-interval "
+    )
+    assert changed('--save-interval 9000 "$@"').startswith("--save-interval ")
     toml = (
         "[training]\nlocal_batch_size = 8\nseq_len = 4096\n[parallelism]\n"
         "data_parallel_shard_degree = -1\n[checkpoint]\ninterval = 7\n"

@@ -29,6 +29,8 @@ _RECIPES: Final = {
     "bf16_with_mxfp8_mixed": "mxfp8",
 }
 """Bridge's precisions with 8-bit GEMMs: Megatron-LM's name of the recipe."""
+_FOLDER: Final = "nemo_experiments/default/checkpoints"
+"""Where recipes save that are told nothing else."""
 _RENAMED: Final = {"gated-linear-unit": "swiglu"}
 """Fields that are flags of another name, without being the same for every engine."""
 
@@ -90,6 +92,11 @@ def _implied(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         values.pop("virtual-pipeline-model-parallel-size", None)
     for name in ("hidden-dropout", "attention-dropout"):
         implied[name] = values.get(name, ("0.0",))
+    if "save-interval" in values:
+        implied["save"] = values.get("save", (_FOLDER,))
+    if "async-save" in values:
+        # A default of Bridge's CheckpointConfig (v0.5.0).
+        implied["use-persistent-ckpt-worker"] = values.get("use-persistent-ckpt-worker", ())
     return implied
 
 
