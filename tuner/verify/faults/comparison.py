@@ -97,8 +97,11 @@ class PolicyResult(Record):
 
     @property
     def replay_error(self) -> float:
-        """Replayed over measured overhead, less one."""
-        return self.replayed.overhead_s / self.measured.overhead_s - 1.0
+        """Replayed over measured overhead, less one; 0 of a run that has none in either."""
+        measured_s, replayed_s = self.measured.overhead_s, self.replayed.overhead_s
+        if not measured_s:
+            return math.inf if replayed_s else 0.0
+        return replayed_s / measured_s - 1.0
 
     @property
     def deviations(self) -> float:

@@ -105,6 +105,13 @@ class _Runs:
         unbroken = measure_policy(self._run(scenario.policies[0], (), steps=scenario.steps))
         step_s = unbroken.run.training_s / scenario.steps
         self._say(f"without faults: {scenario.steps} steps of {step_s:.3f} s")
+        faults = draw_faults(scenario, ranks_per_node=self._ranks_per_node)
+        if faults[0].at_s > unbroken.run.training_s:
+            raise FaultRunError(
+                f"the first fault comes after {faults[0].at_s:.0f} s, and {scenario.steps} steps"
+                f" take {unbroken.run.training_s:.0f} s: state more steps or a shorter"
+                " mean_interval"
+            )
         calibrated = [self._calibrated(one, step_s=step_s) for one in scenario.policies]
         if FaultKind.SLOW_LINK in scenario.faults and not any(
             one.slow_steps_s for one in calibrated
@@ -113,7 +120,6 @@ class _Runs:
                 "no step lies wholly beside a slow link, so that its length is not known: state a"
                 " longer link_slow"
             )
-        faults = draw_faults(scenario, ranks_per_node=self._ranks_per_node)
         results = tuple(
             self._result(policy, own, calibrated, faults=faults, unbroken=unbroken)
             for policy, own in zip(scenario.policies, calibrated, strict=True)

@@ -1,5 +1,7 @@
 """What a measured run is compared with."""
 
+import math
+
 import pytest
 
 from tests.tuner.faults.level_table import seconds
@@ -30,3 +32,7 @@ def test_replays_wait_for_writes_as_the_reference_step_does() -> None:
     )
     assert result.replayed.saving_s == pytest.approx(3 * 1.0 + 4.0 + 15.0)
     assert result.expected_wall_s == pytest.approx(90.0 + 22.0)
+    # Nothing of it was measured: there is no ratio.
+    assert result.replay_error == math.inf
+    same = result.model_copy(update={"replayed": result.measured})
+    assert same.replay_error == 0.0
