@@ -6,8 +6,11 @@ Tensor parallelism splits heads and what is projected for them. The convolution 
 reads and writes 2 (2 K N + H P) e bytes per token, the gated norm 3 H P e. The scan is priced by
 its FLOPs and bytes (tuner/costs/prices/linear_scan.py).
 
-Not covered: the all-to-alls that exchange sequence for heads under context parallelism; documents
-inside a sequence.
+Under context parallelism all-to-alls exchange sequence for heads: what the convolution and the scan
+read goes to the rank that has the head, and the scan's output back. Nothing runs beside them
+(Megatron-Core, core_v0.19.0, megatron/core/ssm/mamba_context_parallel.py and gated_delta_net).
+
+Not covered: documents inside a sequence.
 """
 
 from dataclasses import replace
@@ -16,6 +19,7 @@ import numpy as np
 
 from tuner.config.columns import Numbers
 from tuner.costs.ops import linear_scan
+from tuner.costs.train.collectives import all_to_all_s, latency_s
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
     Block,
@@ -29,6 +33,9 @@ from tuner.spec.linear_attention import LINEAR_NAMES
 SCAN_LAUNCHES = 6.0
 """Convolution with the norm's kernel, and those of a scan: decays, scores, states of chunks,
 passing them on, outputs."""
+
+MAMBA_INPUTS = 5.0
+"""All-to-alls of what Mamba-2 projects: gate, values, B, C and time steps each by itself."""
 
 
 def linear_block(setting: BlockInputs) -> Block:
@@ -63,12 +70,34 @@ def linear_block(setting: BlockInputs) -> Block:
     )
     scan_s = setting.prices.seconds(scan)
     scan_back_s = setting.prices.seconds(replace(scan, direction="backward"))
+    exchange_s = _exchange_s(setting)
     own = Block(
         forward_s=moved_s + scan_s,
         backward_s=BACKWARD_BYTES * moved_s + scan_back_s,
+        context_s=exchange_s,
+        context_backward_s=exchange_s,
         launches=setting.constants.dense_launches * 0.5 + SCAN_LAUNCHES,
     )
     return inputs + outputs + second + own + norm_and_residual(setting, overlapped=True)
+
+
+def _exchange_s(setting: BlockInputs) -> Numbers:
+    """All-to-alls of one pass between ranks that share a sequence; none without such."""
+    m, s, own = setting.model, setting.strategies, setting.constants
+    group, machine = setting.groups.context, setting.hardware
+    # Each rank needs the key heads of its heads, and one at least.
+    keys = m.linear_key_heads / s.tensor
+    repeated = 2.0 * m.linear_key_dim * np.maximum(s.context - keys, 0.0)
+    element = s.element_bytes * s.tokens
+    inputs = element * (m.linear_inputs / s.tensor + repeated)
+    outputs = element * m.linear_values / s.tensor
+    inside, outside = (group.inside - 1.0) / group.ranks, 1.0 - group.inside / group.ranks
+    parts_s = sum(
+        all_to_all_s(inside * sent, outside * sent, group, machine, own)
+        for sent in (inputs, outputs)
+    )
+    more = np.where(np.greater(m.linear_is_delta, 0.0), 0.0, MAMBA_INPUTS - 1.0)
+    return np.where(group.ranks > 1.0, parts_s + more * latency_s(group, own), 0.0)
 
 
 def _kind(codes: Numbers) -> str:
