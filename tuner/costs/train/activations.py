@@ -11,8 +11,10 @@ input (but D for the norm's output before experts, which the router reads too):
     attention     N (a + g) (d + v) D / T    q, k, v and the core's output; g at least T
     flash         4 N a / T                  log-sum-exp
     MLA           n (2 r_q + 2 r_kv + rope) D   low ranks before and after their norms, on top
-    shared KV     n (2 r_q + 2 d) D + N (G o / T + c + a_i (d_i + 1)) D    instead of low ranks: c
-                                             outputs of compressors, queries and weights of indexers
+    shared KV     n (2 r_q + 2 d) D + N (G o / T + c) D    instead of low ranks: c outputs of
+                                             compressors
+    indexer       N ((a_i (d_i + 1) + d_i) D + 8 k_i)    queries, weights, keys (over compressors
+                                             none of its own), the chosen tokens
     output in fp8 N a v B / T                where B < D: what the output projection reads
     q, k norm     N (a + g) d D / T          where there is one: q and k before it
     output gate   2 N a v D / T              where there is one: the gate, and its product
@@ -84,8 +86,8 @@ from tuner.costs.train.state import padded_vocab
 SCORE_BYTES = 4.0
 """Log-sum-exp, norm scales and router probabilities are fp32."""
 
-MAP_BYTES = 8.0
-"""Per routed copy: where it went, a 64-bit index."""
+INDEX_BYTES = 8.0
+"""A 64-bit index: where a routed copy went, or which token an indexer chose."""
 
 MASK_BYTES = 1.0
 """A dropout mask."""
@@ -286,7 +288,7 @@ def _attention(
     quantised = quantised * keeps_input(strategies, strategies.adapts_o)
     output = output * width
     low_ranks = 2.0 * (model.q_lora_rank + model.kv_lora_rank) + model.rope_dim
-    low_ranks = model.is_mla * own * low_ranks * width
+    low_ranks = model.is_mla * (own * low_ranks * width + _indexer(model, strategies))
     low_ranks = low_ranks + model.is_shared_kv * _shared_kv(model, strategies, own)
     flash = strategies.has_flash_attention
     scores = tokens * model.heads * SCORE_BYTES * flash
@@ -313,8 +315,22 @@ def _shared_kv(model: ModelShape, strategies: Strategies, own: Numbers) -> Numbe
     ranks = own * 2.0 * (model.q_lora_rank + model.head_dim)
     groups = model.output_groups * model.output_rank / strategies.tensor
     merged = model.csa_share * model.csa_outputs + model.hca_share * model.hca_outputs
-    picked = model.csa_share * model.index_heads * (model.index_dim + 1.0)
-    return (ranks + strategies.tokens * (groups + merged + picked)) * strategies.element_bytes
+    kept = (ranks + strategies.tokens * (groups + merged)) * strategies.element_bytes
+    # The keys of its indexers are their compressors'.
+    return kept + model.csa_share * _indexer(model, strategies, keys=0.0)
+
+
+def _indexer(model: ModelShape, strategies: Strategies, *, keys: Numbers = 1.0) -> Numbers:
+    """Queries, weights and keys of an indexer, whole on every tensor rank, and what it chose.
+
+    Its loss reads them (Megatron-Core, `FusedDSAIndexerLoss` of core_v0.19.0); frozen, it has none.
+    """
+    has_one = np.greater(model.index_heads, 0.0)
+    vectors = model.index_heads * (model.index_dim + 1.0) + keys * model.index_dim
+    entries = strategies.sequence / np.maximum(model.csa_ratio, 1.0)
+    chosen = np.minimum(model.index_top_k, entries) * INDEX_BYTES
+    kept = strategies.is_full * vectors * strategies.element_bytes
+    return has_one * strategies.tokens * (kept + chosen)
 
 
 def _inner_widths(strategies: Strategies, matrices: tuple[AdaptedMatrix, ...]) -> Numbers:
@@ -397,7 +413,7 @@ def _moe(model: ModelShape, strategies: Strategies, own: Numbers, mixer: _Mix) -
     routed = copies * linear * trains + intermediate * (gates + linear * trains)
     rank = strategies.adapts_experts * strategies.adapter_rank * received * width
     routed = routed + 2.0 * rank
-    router = own * model.router_outputs * SCORE_BYTES + sent * MAP_BYTES
+    router = own * model.router_outputs * SCORE_BYTES + sent * INDEX_BYTES
     kept = keeps_input(strategies, strategies.adapts_down) * linear
     shared = strategies.tokens * model.shared_ffn / strategies.tensor * (gates + kept)
     router = router + own * model.moe_latent * (width + linear)

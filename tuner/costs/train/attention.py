@@ -144,7 +144,8 @@ def _compressor(setting: BlockInputs, *, outputs: Numbers) -> Block:
 def _indexer(setting: BlockInputs) -> Block:
     """Projections of an indexer and its scores, on every tensor rank, and the choice of tokens.
 
-    Over the entries of a compressor, its keys are the compressor's.
+    Over the entries of a compressor, its keys are the compressor's. Its loss is what trains it;
+    frozen, it has no backward pass.
     """
     m, s = setting.model, setting.strategies
     heads = np.maximum(m.index_heads, 1.0)
@@ -170,6 +171,7 @@ def _indexer(setting: BlockInputs) -> Block:
     chosen_s = setting.memory_bound_s(8.0 * pairs)
     block = queries + keys
     block = block + Block(forward_s=scores_s + chosen_s, backward_s=2.0 * scores_s)
+    block = replace(block, backward_s=s.is_full * block.backward_s)
     return select_block(np.greater(m.index_heads, 0.0), block, Block())
 
 

@@ -237,7 +237,9 @@ def cautions(model: ModelSpec, decision: TrainDecision) -> tuple[str, ...]:
     if model.attention.indexer is not None:
         lines.append(
             "Sparse attention is priced with its kernels: core 0.19 has them (add "
-            "--dsa-kernel-backend tilelang or cudnn), 0.18 computes every score and keeps it."
+            "--dsa-kernel-backend tilelang or cudnn), 0.18 computes every score and keeps it. Its"
+            " indexers are trained by their loss alone, which is priced and which you must add"
+            " (dsa_indexer_loss_coeff; Megatron-Bridge trains GLM-5 with 0.001)."
         )
     if not model.ffn_is_gated and model.architecture != NEMOTRON_H:
         lines.append("The feed-forward activation is GELU unless you name another.")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
+from tests.tuner.costs.train.test_zero_experts import setting as setting_of
 from tuner.config.columns import Strategies
 from tuner.costs.ops import linear_scan, memory_bound
 from tuner.costs.prices.datasheet import DatasheetPrices
@@ -15,6 +16,7 @@ from tuner.costs.train.activations import activation_bytes
 from tuner.costs.train.columns_of import StageLayers, hardware_of_pool, stages_of_layouts
 from tuner.costs.train.columns_of import shape_of_model as to_shape
 from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
+from tuner.costs.train.linear_attention import linear_block
 from tuner.costs.train.shapes import Hardware, ModelShape
 from tuner.costs.train.state import parameters
 from tuner.costs.train.step import price_step
@@ -180,6 +182,36 @@ def test_a_layer_is_the_average_of_its_kind() -> None:
     assert saved[0] == pytest.approx(0.25 * saved[1] + 0.75 * saved[2], rel=1e-9)
 
 
+def test_ranks_of_a_sequence_exchange_it_for_heads() -> None:
+    """Nano on 8,192 tokens of a rank, two to a sequence: half of what it projects, and of y."""
+    own = uncalibrated(
+        Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
+    )
+    own = replace(own, collective_s=0.0, hop_s=0.0, all_to_all_ratio=1.0)
+    bus = find_device("h200-sxm").scale_up_bytes_per_s * own.scale_up_ratio
+    nano = to_shape(shipped("nemotron-3-nano"), mtp_layers=0)
+    linear = replace(nano, dense_attention=0.0, dense_linear=1.0)
+    for context, repeated in ((1.0, 0.0), (2.0, 0.0), (16.0, 8.0)):
+        # Gate and values of 64 heads of 64, B and C of 8 groups of 128, 64 time steps; ranks beyond
+        # the 8 groups have copies of one.
+        elements = 2 * 4096 + 2 * 128 * (8 + repeated) + 64 + 4096
+        sent = 2.0 * 8192.0 * elements * (context - 1.0) / context
+        strategies = Strategies(
+            sequence=8192.0 * context, micro_batch=1.0, num_microbatches=1.0, context=context
+        )
+        hardware = replace(h200(), domain=16.0)
+        setting = setting_of(linear, strategies, hardware=hardware, constants=own)
+        block = linear_block(setting)
+        assert float(block.context_s) == pytest.approx(sent / bus)
+        assert float(block.context_backward_s) == pytest.approx(sent / bus)
+    # A collective has a fixed cost: five of Mamba-2 and one back, of a delta rule one and one.
+    late = replace(own, collective_s=1.0)
+    for name, count in (("nemotron-3-nano", 6), ("qwen3-next-80b-a3b", 2)):
+        shape = to_shape(shipped(name), mtp_layers=0)
+        setting = setting_of(shape, strategies, hardware=hardware, constants=late)
+        assert float(linear_block(setting).context_s) == pytest.approx(count, rel=0.01)
+
+
 def test_models_of_attention_alone_have_shares_of_one() -> None:
     model = shipped("mixtral-8x7b")
     shape = to_shape(model, mtp_layers=0)
@@ -245,8 +277,9 @@ def test_what_deepseek_v4_keeps_of_a_token_by_hand() -> None:
     # Queries and output of 64 x 512, rank and key before and after their norms, 8 groups of 1,024,
     # the log-sum-exp.
     attention = 2 * 32_768 * 2 + 2 * (1024 + 512) * 2 + 8192 * 2 + 64 * 4
-    # Keys and gates of entries (and of indexers), queries and weights of 64 heads of 128.
-    merged = (21 * (4 * 640 + 64 * 129) + 20 * 2 * 512) * 2 / 43
+    # Keys and gates of entries (and of indexers), queries and weights of 64 heads of 128, and 512
+    # chosen entries.
+    merged = (21 * ((4 * 640 + 64 * 129) * 2 + 512 * 8) + 20 * 2 * 512 * 2) / 43
     # Scores of 256 experts, 6 copies of 4,096 in and 2,048 wide, a shared expert.
     experts = 256 * 4 + 6 * 8 + 6 * (4096 * 2 + 2048 * 6) + 2048 * 6
     kept = activation_bytes(shape, alone, cp_output_copy_ratio=0.0)
@@ -255,6 +288,21 @@ def test_what_deepseek_v4_keeps_of_a_token_by_hand() -> None:
     assert float(kept.boundary) == 4096 * 4 * 4096 * 2
     full = activation_bytes(shape, replace(alone, recompute_full=1.0), cp_output_copy_ratio=0.0)
     assert float(full.moe.saved) == float(kept.boundary)
+
+
+def test_what_an_indexer_keeps_of_a_token_by_hand() -> None:
+    """DeepSeek-V3.2: queries of 64 heads of 128, their weights, one key; 2,048 chosen tokens."""
+    sparse = to_shape(shipped("deepseek-v3.2"), mtp_layers=0)
+    dense = replace(sparse, index_heads=0.0)
+    for more, elements in (({}, 64 * 128 + 64 + 128), ({"adapter_rank": 16.0}, 0)):
+        strategies = Strategies(
+            sequence=4096.0, micro_batch=1.0, num_microbatches=1.0, tensor=8.0, **more
+        )
+        kept = [
+            float(activation_bytes(one, strategies, cp_output_copy_ratio=0.0).moe.saved)
+            for one in (sparse, dense)
+        ]
+        assert kept[0] - kept[1] == pytest.approx(4096 * (2 * elements + 2048 * 8))
 
 
 def test_compressors_and_streams_take_time() -> None:
