@@ -79,7 +79,8 @@ class RestartLoop:
             "CHECKPOINTS, a folder that all nodes share, or every start begins anew.",
             f"Spare nodes of the allocation: {self.spare_nodes}; {spare}.",
             "With too few nodes the job starts the plan in ../../fewer-nodes if there is one, and",
-            "stays with it until scontrol requeue; else it goes back to the queue itself.",
+            "stays with it until scontrol requeue, which the forecast counts on at the first",
+            "checkpoint after a repair; else it goes back to the queue itself.",
             f"It ends after {MOST_FAILURES} restarts in a row without progress, i.e. within"
             f" {format_s(self.progress_s)}",
             "of a start, and on SIGTERM, which it passes on: by preemption, by scancel, or shortly",
