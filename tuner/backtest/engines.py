@@ -32,8 +32,8 @@ class SoftwareFamily:
     recompute: str = ""
     """The field of `Strategies` that is on by default."""
     overlaps_gradients: bool = True
-    overlaps_tensor: bool = False
-    """Userbuffers in dense models, but not in NVFP4."""
+    overlaps_tensor: frozenset[GemmPrecision] = frozenset()
+    """Precisions in which dense models have userbuffers."""
     counts_full_square: bool = True
     """Its TFLOP/s count attention over the full square of the sequence, not the causal half."""
     keeps_quantized: bool = False
@@ -77,7 +77,7 @@ _BRIDGE: Final = SoftwareFamily(
     software=Software.MEGATRON_2025,
     keeps_quantized=True,
     gradient_bytes=2.0,
-    overlaps_tensor=True,
+    overlaps_tensor=frozenset({GemmPrecision.BF16, GemmPrecision.FP8, GemmPrecision.MXFP8}),
 )
 """Megatron-Bridge's performance recipes: gradients in bf16; userbuffers, which all recipes in NVFP4
 of tags v0.2 to v0.5 switch off (scripts/performance/configs/llama)."""

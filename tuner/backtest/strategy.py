@@ -24,7 +24,7 @@ from tuner.backtest.rows import Row
 from tuner.backtest.stages import divide_layers
 from tuner.config.columns import Strategies
 from tuner.config.knobs import COLUMN_OF_MODULE
-from tuner.costs.train.constants import GemmPrecision, Software
+from tuner.costs.train.constants import Software
 from tuner.costs.train.shapes import ModelShape
 from tuner.devices.datasheet import Datasheet
 
@@ -93,10 +93,9 @@ def build_strategy(
             dropout=engine.dropout,
             overlap_gradients=float(engine.overlaps_gradients),
             overlap_tensor=float(
-                engine.overlaps_tensor
+                parse_precision(row) in engine.overlaps_tensor
                 and degrees["tensor"] > 1.0
                 and not shape.experts
-                and parse_precision(row) is not GemmPrecision.NVFP4
             )
             or float("async TP" in row.text("notes") or "AsyncTP" in row.text("notes")),
             embedding_loss_as_layers=float(embedding_loss_count),

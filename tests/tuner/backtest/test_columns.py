@@ -144,12 +144,6 @@ def test_degrees_that_cannot_be_are_refused(rows: dict[str, Row]) -> None:
         build_run(_with(rows["dense-b"], vpp=32.0))
 
 
-def test_context_parallelism_fills_what_the_printed_degrees_leave(rows: dict[str, Row]) -> None:
-    run = build_run(_with(rows["dense-a"], dp=2.0))
-    assert run.strategy.context == 4.0
-    assert "cp" in run.assumed
-
-
 def test_columns_keep_the_order_of_the_runs(rows: dict[str, Row]) -> None:
     runs, _ = build_runs(tuple(rows.values()))
     batch = stack_runs(runs)
@@ -166,7 +160,7 @@ def test_torchtitan_of_2024_cut_a_batch_into_as_many_micro_batches_as_ranks(
         url = f"https://github.com/pytorch/torchtitan/benchmarks/llama3_h100_{month}_torchtitan.md"
         texts = {**rows["dense-a"].texts, "source": "torchtitan", "release": ""}
         row = replace(rows["dense-a"], texts={**texts, "url": url, "notes": notes})
-        at = build_run(_with(row, pp=4.0, dp=2.0, mbs=local, gbs=2.0 * local)).strategy
+        at = build_run(_with(row, pp=4.0, cp=1.0, dp=2.0, mbs=local, gbs=2.0 * local)).strategy
         fields = (at.micro_batch, at.num_microbatches, at.virtual_pipeline)
         return tuple(float(field) for field in fields)
 
