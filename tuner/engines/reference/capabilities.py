@@ -1,6 +1,7 @@
 """The reference training step that ships with moetune (profilers/steps/).
 
-Its checkpoints are files of a rank each, restored in the same layout.
+What is emitted for it saves no checkpoints; `moetune verify --faults` has the step save, and go on
+in any layout (profilers/steps/checkpoints/).
 """
 
 from dataclasses import replace
