@@ -1,0 +1,342 @@
+"""What one token mixer runs on one rank, as operations without prices.
+
+    gemms        projections of the hidden state, those of an indexer or a compressor included
+    up_gemms     up-projections of compressed keys and values: of a prompt's tokens once, absorbed
+                 in decode, with as many operations
+    decode_ops   attention of one new token for each of n sequences over a past of so many tokens
+    prompt_ops   attention of one prompt from its start
+
+Linear attention reads and writes its state for every new token, in fp32, and reads prompts in
+chunks; its short convolution does so with its last inputs (tuner/spec/linear_attention.py).
+
+Sparse attention (DSA) has scores of an indexer over all earlier tokens, and attends to top_k of
+them on the compressed keys.
+
+Shared keys (DeepSeek-V4) are one kernel over the tokens of a window and the entries of the layer's
+compressor, behind an indexer's scores where it has one; projections are separate, those of
+compressors and indexers whole on every rank. A compressor writes every token's keys and gates to
+the open entries, in fp32, and reads a whole entry of them when it closes.
+
+Letters: Q query points.
+
+Sources: DeepSeek-V3.2, arXiv:2512.02556, equations 1 and 2; vLLM 0.33.0, models/deepseek_v32 (the
+indexer is whole on every rank) and models/deepseek_v4; transformers 5.24, models/deepseek_v4.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tuner.config.columns import Numbers
+from tuner.costs.ops import Op, linear_scan, memory_bound
+from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Formats
+from tuner.costs.serve.work import CONV_STATE_BYTES, INDEX_KEY_BYTES, STATE_BYTES, entry_bytes
+from tuner.spec.linear_attention import LINEAR_KINDS, LinearAttention, LinearName
+
+Gemm = tuple[float, float, str]
+"""Outputs, inputs, format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MixerOps:
+    """One layer's token mixer on one rank."""
+
+    attention: DecoderAttention
+    hidden: int
+    formats: Formats
+    tensor: int = 1
+    """Ranks that share the heads."""
+    software: str = ""
+
+    @property
+    def heads(self) -> int:
+        """Query heads of the rank."""
+        return max(self.attention.heads // self.tensor, 1)
+
+    @property
+    def kv_heads(self) -> int:
+        """Key heads of the rank; at least one, copied where there are fewer than ranks."""
+        return max(self.attention.kv_heads // self.tensor, 1)
+
+    @property
+    def linear(self) -> LinearAttention:
+        """The rank's part of linear attention."""
+        assert self.attention.linear is not None  # DecoderAttention refuses its kinds without
+        return self.attention.linear.shard(self.tensor)
+
+    @property
+    def gemms(self) -> tuple[Gemm, ...]:
+        """Projections of the hidden state."""
+        own, hidden = self.attention, self.hidden
+        match own.kind:
+            case AttentionKind.NONE:
+                return ()
+            case AttentionKind.LATENT | AttentionKind.SPARSE_LATENT:
+                return self._latent_gemms
+            case AttentionKind.COMPRESSED:
+                return self._shared_gemms
+            case AttentionKind.GATED_DELTA | AttentionKind.MAMBA2 | AttentionKind.KDA:
+                return self._linear_gemms
+            case AttentionKind.GROUPED:
+                queries = self.heads * (2 if own.has_gate else 1)
+                width = (queries + 2 * self.kv_heads) * own.head_dim
+                inner, outer = self.formats.attention, self.formats.output
+                return ((width, hidden, inner), (hidden, self.heads * own.head_dim, outer))
+
+    @property
+    def up_gemms(self) -> tuple[Gemm, ...]:
+        """Up-projections of compressed keys and values (MLA)."""
+        own = self.attention
+        if own.kind not in (AttentionKind.LATENT, AttentionKind.SPARSE_LATENT):
+            return ()
+        width = self.heads * (own.head_dim - own.rope_dim + own.value_dim)
+        return ((width, own.kv_rank, self.formats.attention),)
+
+    @property
+    def _latent_gemms(self) -> tuple[Gemm, ...]:
+        own, hidden, index = self.attention, self.hidden, self.attention.indexer
+        inner, outer = self.formats.attention, self.formats.output
+        down = own.query_rank + own.kv_rank + own.rope_dim
+        gemms = (
+            (down, hidden, inner),
+            (self.heads * own.head_dim, own.query_rank or hidden, inner),
+            (hidden, self.heads * own.value_dim, outer),
+        )
+        if index is None:
+            return gemms
+        return (
+            *gemms,
+            (index.num_heads * index.head_dim, own.query_rank, inner),
+            (index.head_dim + index.num_heads, hidden, inner),
+        )
+
+    @property
+    def _shared_gemms(self) -> tuple[Gemm, ...]:
+        own, hidden = self.attention, self.hidden
+        inner, outer = self.formats.attention, self.formats.output
+        groups = max(own.output_groups // self.tensor, 1)
+        queries = self.heads * own.head_dim
+        gemms = [
+            (own.query_rank + own.head_dim, hidden, inner),
+            (queries, own.query_rank, inner),
+            # One of each group, as much together as one of the width of a group's heads.
+            (groups * own.output_rank, queries / groups, outer),
+            (hidden, groups * own.output_rank, outer),
+        ]
+        merged = own.compressor
+        if merged is not None:
+            gemms.append((merged.outputs(own.head_dim), hidden, "bf16"))
+            if (index := merged.indexer) is not None:
+                gemms.append((index.num_heads * index.head_dim, own.query_rank, inner))
+                gemms.append((index.num_heads + merged.outputs(index.head_dim), hidden, "bf16"))
+        return tuple(gemms)
+
+    @property
+    def _linear_gemms(self) -> tuple[Gemm, ...]:
+        own, hidden = self.linear, self.hidden
+        widths = LINEAR_KINDS[own.kind].projections(own)
+        inner, outer = self.formats.attention, self.formats.output
+        gemms = (
+            (widths.inputs - widths.scalars, hidden, inner),
+            (widths.scalars, hidden, "bf16"),
+            (widths.low_rank_outputs, widths.low_rank, inner),
+            (hidden, own.value_dim, outer),
+        )
+        return tuple(one for one in gemms if one[0])
+
+    def decode_ops(self, n_Q: Floats, past_Q: Floats) -> tuple[Op, ...]:
+        """One new token for each of n sequences."""
+        match self.attention.kind:
+            case AttentionKind.NONE:
+                return ()
+            case AttentionKind.GROUPED | AttentionKind.LATENT:
+                return (self.decode_core(n_Q, past_Q),)
+            case AttentionKind.SPARSE_LATENT:
+                return self._sparse_ops(n_Q, past_Q)
+            case AttentionKind.COMPRESSED:
+                return self._compressed_ops(n_Q, past_Q)
+            case AttentionKind.GATED_DELTA | AttentionKind.MAMBA2 | AttentionKind.KDA:
+                own = self.linear
+                past_bytes = 2.0 * CONV_STATE_BYTES * own.conv_state_elements
+                update = self._op("linear_update", tokens=n_Q, elements=own.state_elements)
+                return update, memory_bound(n_Q * past_bytes)
+
+    def piece_Q(self, s_Q: Floats) -> Floats:
+        """Tokens of the independent pieces that a prompt of s tokens costs as much as.
+
+        A window of w costs s w pairs, as many as s / 2 w prompts of 2 w tokens; chunks are prompts
+        of their own.
+        """
+        own = self.attention
+        if own.kind is not AttentionKind.GROUPED or not own.window:
+            return s_Q
+        return np.minimum(s_Q, own.window if own.window_is_chunk else 2.0 * own.window)
+
+    def prompt_ops(self, s_Q: Floats) -> tuple[Op, ...]:
+        """One prompt of s tokens, or one piece of it, from its start."""
+        own = self.attention
+        match own.kind:
+            case AttentionKind.NONE:
+                return ()
+            case AttentionKind.GROUPED:
+                prompt = self._op(
+                    "attention",
+                    kind=self._kv,
+                    batch=1,
+                    sequence=s_Q,
+                    heads=self.heads,
+                    kv_heads=self.kv_heads,
+                    head_dim=own.head_dim,
+                )
+                return (replace(prompt, direction="forward"),)
+            case AttentionKind.LATENT:
+                core = self._op(
+                    "latent_attention",
+                    kind=joined("core", self._kv),
+                    batch=1,
+                    sequence=s_Q,
+                    heads=self.heads,
+                    head_dim=own.head_dim,
+                    value_dim=own.value_dim,
+                )
+                return (core,)
+            case AttentionKind.SPARSE_LATENT:
+                return self._sparse_ops(s_Q)
+            case AttentionKind.COMPRESSED:
+                return self._compressed_ops(s_Q)
+            case AttentionKind.GATED_DELTA | AttentionKind.MAMBA2 | AttentionKind.KDA:
+                return self._scan_ops(s_Q)
+
+    def decode_core(self, n_Q: Floats, past_Q: Floats) -> Op:
+        """Attention of one new token for each of n sequences, without what surrounds it."""
+        own = self.attention
+        if own.kind is AttentionKind.GROUPED:
+            if own.window_is_chunk:
+                # Sequences are anywhere in their chunk, halfway on average.
+                past_Q = np.where(past_Q > own.window, 0.5 * own.window, past_Q)
+            return self._op(
+                "decode_attention",
+                kind=self._kv,
+                batch=n_Q,
+                past=past_Q,
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+                head_dim=own.head_dim,
+                window=0 if own.window_is_chunk else own.window,
+            )
+        return self._latent_decode(joined("core", self._kv), n_Q, past_Q)
+
+    def _latent_decode(self, kind: str, n_Q: Floats, past_Q: Floats) -> Op:
+        return self._op(
+            "latent_decode",
+            kind=kind,
+            batch=n_Q,
+            past=past_Q,
+            heads=self.heads,
+            kv_elements=self.attention.kv_elements,
+        )
+
+    def _sparse_ops(self, m_Q: Floats, past_Q: Floats | None = None) -> tuple[Op, ...]:
+        """One prompt of m tokens, or one new token of m sequences: scores, then attention."""
+        own = self.attention
+        index = own.indexer
+        assert index is not None  # DecoderAttention refuses sparse attention without
+        if past_Q is None:
+            all_Q, kept_Q = 0.5 * m_Q**2, _kept_pairs(m_Q, most=index.top_k)
+            read_Q = m_Q
+        else:
+            all_Q, kept_Q = m_Q * past_Q, m_Q * np.minimum(past_Q, index.top_k)
+            read_Q = all_Q
+        scores = self._op(
+            "index_scores",
+            pairs=all_Q,
+            elements=index.num_heads * index.head_dim,
+            bytes=read_Q * INDEX_KEY_BYTES * index.head_dim,
+        )
+        width = 1.0 if self._kv else 2.0
+        core = self._op(
+            "sparse_core",
+            pairs=kept_Q,
+            elements=self.heads * (own.kv_elements + own.kv_rank),
+            bytes=(m_Q if past_Q is None else kept_Q) * own.kv_elements * width,
+        )
+        return scores, core
+
+    def _compressed_ops(self, m_Q: Floats, past_Q: Floats | None = None) -> tuple[Op, ...]:
+        """One prompt of m tokens, or one new token of m sequences, over window and entries.
+
+        Scores of every entry in fp8; the open entries; attention over the window and the entries
+        that are kept, read once per sequence (decode) or written once (prompt).
+        """
+        own, merged = self.attention, self.attention.compressor
+        token = entry_bytes(own.kv_elements)
+        if past_Q is None:
+            kept_Q, kept_bytes_Q = _kept_pairs(m_Q, most=own.window), m_Q * token
+        else:
+            kept_Q = m_Q * np.minimum(past_Q, own.window)
+            kept_bytes_Q = kept_Q * token
+        ops: list[Op] = []
+        if merged is not None:
+            if past_Q is None:
+                entries_Q = m_Q / merged.ratio
+                kept_Q = kept_Q + m_Q * merged.mean_kept(m_Q)
+                kept_bytes_Q = kept_bytes_Q + entries_Q * token
+                every_Q = 0.5 * m_Q * entries_Q
+            else:
+                entries_Q = every_Q = m_Q * (past_Q // merged.ratio)
+                more_Q = m_Q * merged.kept(past_Q)
+                kept_Q, kept_bytes_Q = kept_Q + more_Q, kept_bytes_Q + more_Q * token
+            if (index := merged.indexer) is not None:
+                scores = self._op(
+                    "index_scores",
+                    pairs=every_Q,
+                    elements=index.num_heads * index.head_dim,
+                    bytes=entries_Q * INDEX_KEY_BYTES * index.head_dim,
+                )
+                ops.append(scores)
+            # A row is written for each token, and as many read for each as overlap.
+            row = STATE_BYTES * merged.state_elements(own.head_dim) / merged.series / merged.ratio
+            ops.append(memory_bound(m_Q * row * (1 + merged.series)))
+        core = self._op(
+            "sparse_core",
+            pairs=kept_Q,
+            elements=self.heads * (own.head_dim + own.value_dim),
+            bytes=kept_bytes_Q,
+        )
+        return (*ops, core)
+
+    def _scan_ops(self, s_Q: Floats) -> tuple[Op, ...]:
+        own = self.linear
+        scan = linear_scan(
+            kind=own.kind.value,
+            batch=1.0,
+            sequence=s_Q,
+            heads=own.num_value_heads,
+            key_heads=own.num_key_heads,
+            key_dim=own.key_head_dim,
+            value_dim=own.value_head_dim,
+            chunk=own.chunk_size,
+            is_delta=float(own.kind is not LinearName.MAMBA2),
+            decays_channels=float(own.kind is LinearName.KDA),
+        )
+        moved_Q = 2.0 * CONV_STATE_BYTES * own.conv_channels * s_Q
+        return replace(scan, software=self.software), memory_bound(moved_Q)
+
+    @property
+    def _kv(self) -> str:
+        return "kv_fp8" if self.formats.kv == "fp8" else ""
+
+    def _op(self, operation: str, *, kind: str = "", dtype: str = "", **axes: Numbers) -> Op:
+        return Op(operation=operation, kind=kind, dtype=dtype, axes=axes, software=self.software)
+
+
+def joined(*words: str) -> str:
+    """Join the words of an operation's kind, without those that are empty."""
+    return "/".join(word for word in words if word)
+
+
+def _kept_pairs(s_Q: Floats, *, most: int) -> Floats:
+    """Pairs of queries and tokens of a prompt, where a query sees so many earlier ones at most."""
+    inside_Q = np.minimum(s_Q, most)
+    return np.asarray(0.5 * inside_Q**2 + (s_Q - inside_Q) * most)
