@@ -78,7 +78,7 @@ def megatron_flop(config: Configuration, model: ModelSpec) -> float:
     dense = extended.layers.count(LayerKind.DENSE)
     networks = float(dense * matrices * model.dense_ffn_size)
     if moe is not None:
-        ratio = (moe.latent_size or hidden) / hidden
+        ratio = model.expert_hidden / hidden
         width = moe.computed_top_k * moe.expert_ffn_size * ratio + moe.shared_ffn_size
         networks += extended.num_moe_layers * (matrices * width + 2 * moe.latent_size)
     block = VOCABULARY_MULTIPLE * config.tensor

@@ -161,7 +161,7 @@ def one_expert_parameters(model: ModelSpec) -> int:
         width=moe.expert_ffn_size,
         gated=model.ffn_is_gated,
         has_bias=moe.expert_bias,
-        inputs=moe.latent_size or model.hidden_size,
+        inputs=model.expert_hidden,
     )
 
 
@@ -331,7 +331,7 @@ def forward_flop_per_token(model: ModelSpec, *, sequence_length: int) -> Forward
         router=in_moe_layers(lambda m: hidden * m.router_outputs),
         routed_experts=in_moe_layers(
             lambda m: (
-                m.computed_top_k * matrices * (m.latent_size or hidden) * m.expert_ffn_size
+                m.computed_top_k * matrices * model.expert_hidden * m.expert_ffn_size
                 + 2 * hidden * m.latent_size
             )
         ),

@@ -311,6 +311,12 @@ class ModelSpec(Record):
         return self
 
     @property
+    def expert_hidden(self) -> int:
+        """Width that routed experts read and write, and that their tokens travel with."""
+        latent = 0 if self.moe is None else self.moe.latent_size
+        return latent or self.hidden_size
+
+    @property
     def has_shortcut(self) -> bool:
         """Whether the output of MoE layers joins the residual a layer later."""
         return self.moe is not None and self.moe.is_shortcut

@@ -191,4 +191,4 @@ def _networks(model: ModelSpec) -> Iterator[tuple[str, Matrix]]:
         yield "up_proj", Matrix(hidden, width)
         yield "down_proj", Matrix(width, hidden)
     if moe is not None and model.num_moe_layers:
-        yield EXPERTS, Matrix(moe.latent_size or hidden, moe.expert_ffn_size)
+        yield EXPERTS, Matrix(model.expert_hidden, moe.expert_ffn_size)
