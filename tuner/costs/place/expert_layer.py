@@ -1,20 +1,23 @@
 """Seconds of the expert layers of one forward pass, from the token copies that each rank gets.
 
     P passes   L MoE layers   G ranks   C columns
-    h hidden size   f width of an expert   e bytes of an element
+    h hidden size; of latent experts their latent width   f width of an expert
+    e bytes of an element
 
 A rank with n token copies on a active experts computes the grouped GEMMs of a experts with n/a rows
-each and moves 6 e h bytes a copy to permute and 3 e f to activate. The grouped GEMMs include
-reading the weights of active experts, which dominates in decode. A fractional average a
-interpolates between the neighbouring whole numbers. A rank's time is divided by its speed, and the
-slowest rank sets the time of a layer. Dispatch and combine wait for the rank that receives the most
-copies:
+each and moves 6 e h bytes a copy to permute and 3 e f to activate (2 e f without a gate). The
+grouped GEMMs include reading the weights of active experts, which dominates in decode. A fractional
+average a interpolates between the neighbouring whole numbers. A rank's time is divided by its
+speed, and the slowest rank sets the time of a layer. Dispatch and combine wait for the rank that
+receives the most copies:
 
     plain       every copy is sent
     merged      a token is sent once to each domain and there once to each rank that it reaches
 
-The rest of a pass is priced roughly, to state a gain as a share of the pass: projections, attention
-over a stated context, shared experts and dense layers, data parallel over the ranks.
+The rest of a pass is priced roughly, to state a gain as a share of the pass: head, dense networks,
+shared experts and latent projections, and token mixers, data parallel over the ranks. Mixers run
+what tuner/costs/serve/mixer_ops.py lists for an engine: decode takes as long as their bytes over a
+stated context, prompts as long as their operations, an indexer's scores at the rate of attention.
 
 Not covered: overlap of all-to-all and GEMMs, launch overhead of the host, tensor parallelism inside
 an expert. A rank's experts have equal rows; the additional tiles of an uneven split are a few per
@@ -22,10 +25,11 @@ cent at ten rows a tile and less.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from profilers.steps.config import LayerKind
+from tuner.config.columns import Numbers
 from tuner.costs.ops import (
     BF16,
     Op,
@@ -35,10 +39,13 @@ from tuner.costs.ops import (
     memory_bound,
     trained_experts,
 )
+from tuner.costs.serve.decoder import Formats, Layers, decoder_of
+from tuner.costs.serve.mixer_ops import MixerOps
+from tuner.costs.serve.work import work
 from tuner.costs.train.collectives import Group, all_to_all_s
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.shapes import Hardware, number
-from tuner.spec.linear_attention import LINEAR_KINDS
+from tuner.spec.accounting import one_expert_parameters
 from tuner.spec.model import ModelSpec, Moe
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -46,13 +53,13 @@ Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 MOST_PRICED = 2**18
 """Ranks priced at a time, which bounds memory."""
 
+AS_PRICED: Final = Formats(attention="", output="", ffn="", experts="", kv="bf16")
+"""GEMMs in the format that the machine's prices are of, and a cache in bf16."""
+
 
 def expert_bytes(model: ModelSpec, *, element_bytes: float) -> float:
     """Weights of one expert of one layer."""
-    if model.moe is None:
-        raise ValueError(f"{model.name} has no experts")
-    matrices = 3.0 if model.ffn_is_gated else 2.0
-    return matrices * model.hidden_size * model.moe.expert_ffn_size * element_bytes
+    return one_expert_parameters(model) * element_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,6 +98,17 @@ class ExpertMachine:
         if self.model.moe is None:
             raise ValueError(f"{self.model.name} has no experts")
         return self.model.moe
+
+    @property
+    def up_matrices(self) -> float:
+        """Matrices into the inner width of a network or an expert: two with a gate."""
+        return 2.0 if self.model.ffn_is_gated else 1.0
+
+    def grouped_gemms(self, experts: Numbers, rows: Numbers) -> Op:
+        """Grouped GEMMs of so many experts of so many rows each."""
+        width = float(self.moe.expert_ffn_size)
+        hidden, inner = float(self.model.expert_hidden), self.up_matrices * width
+        return trained_experts(experts, rows, hidden=hidden, ffn=width, inner=inner).forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -174,19 +192,15 @@ def grouped_gemms_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -
 
 
 def _whole_experts_s(machine: ExpertMachine, *, copies: Floats, experts: Floats) -> Floats:
-    model, width = machine.model, float(machine.moe.expert_ffn_size)
-    inner = (2.0 if model.ffn_is_gated else 1.0) * width
-    network = trained_experts(
-        experts, copies / experts, hidden=float(model.hidden_size), ffn=width, inner=inner
-    )
-    return np.asarray(machine.prices.seconds(network.forward), dtype=np.float64)
+    op = machine.grouped_gemms(experts, copies / experts)
+    return np.asarray(machine.prices.seconds(op), dtype=np.float64)
 
 
 def experts_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Floats:
     """Seconds of GEMMs and permutation of ranks with so many copies and active experts."""
-    own, model = machine.constants, machine.model
-    width = float(machine.moe.expert_ffn_size)
-    per_copy = machine.element_bytes * (6.0 * model.hidden_size + 3.0 * width)
+    own = machine.constants
+    activated = (1.0 + machine.up_matrices) * machine.moe.expert_ffn_size
+    per_copy = machine.element_bytes * (6.0 * machine.model.expert_hidden + activated)
     factor = own.moe_memory_factor / own.memory_factor
     moved_s = machine.prices.seconds(memory_bound(copies * per_copy * factor))
     return np.asarray(grouped_gemms_s(machine, copies=copies, active=active) + moved_s)
@@ -204,7 +218,7 @@ def dispatch_combine_s(
     ranks, inside = float(group.ranks), float(group.inside)
     if ranks <= 1.0:
         return np.zeros_like(most)
-    row_bytes = machine.dispatched_element_bytes * machine.model.hidden_size
+    row_bytes = machine.dispatched_element_bytes * machine.model.expert_hidden
     if reach is None:
         near, far = most * (inside - 1.0) / ranks, most * (ranks - inside) / ranks
     else:
@@ -251,111 +265,77 @@ def rest_s(machine: ExpertMachine, *, tokens: float, context_tokens: float, deco
     """
     model = machine.model
     rows = max(tokens / machine.ranks, 1.0)
-    each = (
-        _projections_s(machine, rows=rows)
-        + _attention_s(machine, rows=rows, context=context_tokens, decodes=decodes)
-        + _seconds(machine, memory_bound(10.0 * machine.element_bytes * rows * model.hidden_size))
-    )
-    dense = model.layers.count(LayerKind.DENSE)
-    shared = 0.0 if model.moe is None else float(model.moe.shared_ffn_size)
-    networks = dense * _network_s(machine, rows=rows, width=float(model.dense_ffn_size))
-    networks += model.num_moe_layers * _network_s(machine, rows=rows, width=shared)
     sampled = rows if decodes else max(rows / context_tokens, 1.0)
     head = gemm(sampled, float(model.vocab_size), float(model.hidden_size), dtype=BF16)
-    mixers = model.num_attention_layers * each + model.num_linear_layers * _linear_s(machine, rows)
-    return mixers + networks + _seconds(machine, head)
+    total_s = _seconds(machine, head)
+    for group in decoder_of(model).layers:
+        # Norm before a mixer or network, residual addition behind it.
+        around = 5.0 * (group.has_mixer + group.has_network) * machine.element_bytes
+        layer_s = _seconds(machine, memory_bound(around * rows * model.hidden_size))
+        layer_s += _network_s(machine, group, rows=rows)
+        mixer = MixerOps(attention=group.attention, hidden=model.hidden_size, formats=AS_PRICED)
+        layer_s += _seconds(machine, *_projections(mixer, rows=rows))
+        if decodes:
+            layer_s += _decode_s(machine, mixer, rows=rows, context=context_tokens)
+        else:
+            layer_s += _prompts_s(machine, mixer, rows=rows, sequence=min(context_tokens, rows))
+        total_s += group.count * layer_s
+    return total_s
 
 
 def _seconds(machine: ExpertMachine, *ops: Op) -> float:
     return sum(number(machine.prices.seconds(op)) for op in ops)
 
 
-def _linear_s(machine: ExpertMachine, rows: float) -> float:
-    """Linear attention: its matrices, and its state once in and out for every chunk of tokens."""
-    model, own = machine.model, machine.model.linear
-    if own is None:
+def _network_s(machine: ExpertMachine, group: Layers, *, rows: float) -> float:
+    """Dense network, or what surrounds routed experts: shared ones and latent projections."""
+    if group.dense_ffn:
+        return _feed_forward_s(machine, rows=rows, width=float(group.dense_ffn))
+    if not group.has_experts:
         return 0.0
-    widths, hidden = LINEAR_KINDS[own.kind].projections(own), float(model.hidden_size)
-    gemms = [gemm(rows, float(widths.inputs), hidden), gemm(rows, hidden, float(own.value_dim))]
-    if widths.low_rank:
-        gemms.append(gemm(rows, float(widths.low_rank_outputs), float(widths.low_rank)))
-    states = 8.0 * own.state_elements * max(rows / own.chunk_size, 1.0)
-    return _seconds(machine, *gemms, memory_bound(states))
+    shared_s = _feed_forward_s(machine, rows=rows, width=float(machine.moe.shared_ffn_size))
+    if not machine.moe.latent_size:
+        return shared_s
+    hidden, latent = float(machine.model.hidden_size), float(machine.moe.latent_size)
+    return shared_s + _seconds(machine, gemm(rows, latent, hidden), gemm(rows, hidden, latent))
 
 
-def _projections_s(machine: ExpertMachine, *, rows: float) -> float:
-    model, attention = machine.model, machine.model.attention
-    hidden, heads = float(model.hidden_size), float(attention.num_heads)
-    values = heads * attention.value_head_dim
-    shapes = [(hidden, values)]
-    if attention.kind == "mla":
-        rank = float(attention.q_lora_rank or hidden)
-        queries = heads * attention.head_dim
-        if attention.q_lora_rank is not None:
-            shapes.append((rank, hidden))
-        shapes += [
-            (queries, rank),
-            (float(attention.kv_lora_rank + attention.qk_rope_head_dim), hidden),
-            (
-                heads * (attention.qk_nope_head_dim + attention.v_head_dim),
-                float(attention.kv_lora_rank),
-            ),
-        ]
-    elif attention.kind == "shared_kv":
-        # The output projection is one of each group, and one that joins them.
-        rank, joined = float(attention.q_lora_rank or 0), float(attention.output_rank)
-        groups = float(attention.output_groups)
-        shapes = [
-            (rank + attention.head_dim, hidden),
-            (values, rank),
-            (groups * joined, values / groups),
-            (hidden, groups * joined),
-        ]
-    else:
-        kv = 2.0 * attention.num_kv_heads * attention.head_dim
-        queries = heads * attention.head_dim * (2.0 if attention.has_output_gate else 1.0)
-        shapes.append((queries + kv, hidden))
-    return _seconds(machine, *(gemm(rows, n, k) for n, k in shapes))
-
-
-def _attention_s(machine: ExpertMachine, *, rows: float, context: float, decodes: bool) -> float:
-    own = machine.model.attention
-    if decodes:
-        if own.kind == "shared_kv":
-            cached, context = float(own.head_dim), _attended(machine.model, context)
-        elif own.kind == "mla":
-            cached = float(own.kv_lora_rank + own.qk_rope_head_dim)
-        else:
-            cached = 2.0 * own.num_kv_heads * own.head_dim
-        read_bytes = rows * context * cached * machine.dispatched_element_bytes
-        return _seconds(machine, memory_bound(read_bytes))
-    sequence = min(context, rows)
-    pairs = rows * sequence / 2.0
-    if own.kind == "shared_kv":
-        pairs = min(pairs, rows * _attended(machine.model, sequence))
-    prompt = attention(
-        pairs=pairs,
-        batch=rows / sequence,
-        sequence=sequence,
-        heads=float(own.num_heads),
-        kv_heads=float(own.num_kv_heads),
-        head_dim=float(own.head_dim),
-        value_dim=float(own.value_head_dim),
-    )
-    return _seconds(machine, prompt)
-
-
-def _attended(model: ModelSpec, context: float) -> float:
-    """Tokens of a window and entries of a compressor that the last query sees, mean of layers."""
-    window = min(context, float(model.attention.sliding_window or context))
-    seen = [one.kept(context) for one in model.compressor_by_layer if one is not None]
-    return window + float(sum(seen)) / model.num_layers
-
-
-def _network_s(machine: ExpertMachine, *, rows: float, width: float) -> float:
+def _feed_forward_s(machine: ExpertMachine, *, rows: float, width: float) -> float:
     if width <= 0.0:
         return 0.0
-    hidden = float(machine.model.hidden_size)
-    inner = (2.0 if machine.model.ffn_is_gated else 1.0) * width
-    activation = memory_bound(3.0 * machine.element_bytes * rows * width)
+    hidden, inner = float(machine.model.hidden_size), machine.up_matrices * width
+    activation = memory_bound(machine.element_bytes * rows * (inner + width))
     return _seconds(machine, gemm(rows, inner, hidden), gemm(rows, hidden, width), activation)
+
+
+def _projections(mixer: MixerOps, *, rows: float) -> tuple[Op, ...]:
+    return tuple(gemm(rows, n, k, dtype=dtype) for n, k, dtype in (*mixer.gemms, *mixer.up_gemms))
+
+
+def _decode_s(machine: ExpertMachine, mixer: MixerOps, *, rows: float, context: float) -> float:
+    """Attention of one new token of each of so many sequences, by its bytes."""
+    ops = mixer.decode_ops(np.array([rows]), np.array([context]))
+    return _seconds(machine, *(memory_bound(work(op)[1]) for op in ops))
+
+
+def _prompts_s(machine: ExpertMachine, mixer: MixerOps, *, rows: float, sequence: float) -> float:
+    """Attention of prompts of so many tokens each, by its operations."""
+    own, piece_Q = mixer.attention, mixer.piece_Q(np.array([sequence]))
+    count = rows / number(piece_Q)
+    total_s = 0.0
+    for op in mixer.prompt_ops(piece_Q):
+        if op.operation in ("linear_scan", "memory_bound"):
+            total_s += count * _seconds(machine, op)
+            continue
+        flop = number(work(op)[0])
+        prompts = attention(
+            pairs=count * flop / (2.0 * own.heads * (own.head_dim + own.value_dim)),
+            batch=count,
+            sequence=number(piece_Q),
+            heads=float(own.heads),
+            kv_heads=float(own.kv_heads),
+            head_dim=float(own.head_dim),
+            value_dim=float(own.value_dim),
+        )
+        total_s += _seconds(machine, prompts)
+    return total_s

@@ -1,6 +1,7 @@
 """Links between the ranks of a placement, and the cost of one token copy from rank to rank.
 
-    G ranks   N nodes   row   bytes of a token copy: hidden size times two bytes
+    G ranks   N nodes   row   bytes of a token copy, two an element: of what routed experts read,
+                              or in a layer chain of the hidden state, which moves on
     n         token copies that a rank sends in one layer of a pass
 
 Three sources; the first that covers a pair of ranks counts:
@@ -42,7 +43,8 @@ from tuner.plans.place import LinkFacts
 from tuner.search.nodes.node_order import scaled_to_nics
 from tuner.search.place.evidence import WorkloadEvidence, weight_W
 from tuner.spec.cluster import Pool
-from tuner.spec.place import PlaceGoal
+from tuner.spec.model import ModelSpec
+from tuner.spec.place import Objective, PlaceGoal
 from tuner.spec.place_read import PlaceSpec
 
 Allowed = npt.NDArray[np.bool_]
@@ -117,9 +119,14 @@ def links_between(
         source,
         goal=spec.goal,
         ranks=spec.ranks,
-        row_bytes=None if spec.model is None else ROW_ELEMENT_BYTES * spec.model.hidden_size,
+        row_bytes=None if spec.model is None else _row_bytes(spec.model, spec.goal),
         copies=max(mean, 1.0),
     )
+
+
+def _row_bytes(model: ModelSpec, goal: PlaceGoal) -> float:
+    is_chain = goal.objective is Objective.LAYER_CHAIN
+    return ROW_ELEMENT_BYTES * (model.hidden_size if is_chain else model.expert_hidden)
 
 
 def link_costs(

@@ -9,7 +9,7 @@ import numpy as np
 
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from tuner.costs.lookups import Lookups, NotedPrices
-from tuner.costs.ops import Prices, memory_bound, trained_experts
+from tuner.costs.ops import Prices, memory_bound
 from tuner.costs.place.expert_layer import (
     ExpertMachine,
     LayerSeconds,
@@ -134,16 +134,8 @@ class Pricing:
         machine = self.machine
         weights_s = float(np.max(machine.prices.seconds(memory_bound(machine.expert_bytes))))
         many = 65_536.0
-        moe = machine.moe
-        inner = (2.0 if machine.model.ffn_is_gated else 1.0) * moe.expert_ffn_size
-        network = trained_experts(
-            1.0,
-            many,
-            hidden=float(machine.model.hidden_size),
-            ffn=float(moe.expert_ffn_size),
-            inner=inner,
-        )
-        return weights_s / (float(np.max(machine.prices.seconds(network.forward))) / many)
+        computed_s = float(np.max(machine.prices.seconds(machine.grouped_gemms(1.0, many))))
+        return weights_s / (computed_s / many)
 
     def bound_L(self, *, load_LE: Floats, ranks: Ranks) -> Floats:
         """Lower bound on the seconds of each layer of a pass, replicas shared evenly.

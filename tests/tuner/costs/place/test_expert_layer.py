@@ -1,15 +1,20 @@
 """Seconds of expert layers against counts of operations and bytes made by hand."""
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.rows import each_row
+from tuner.config.columns import Numbers
+from tuner.costs.ops import Op
 from tuner.costs.place.expert_layer import (
     ExpertMachine,
     Reach,
+    dispatch_combine_s,
+    experts_s,
     grouped_gemms_s,
     layer_seconds,
     rest_s,
@@ -18,6 +23,7 @@ from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool
 from tuner.costs.train.constants import Software, uncalibrated
 from tuner.devices.catalogue import find_device
+from tuner.spec.accounting import forward_flop_per_token
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
 
@@ -45,6 +51,33 @@ def seconds(made: ExpertMachine, copies_G: list[float], *, reach: Reach | None =
     active_PLG = np.ones_like(copies_PLG)
     priced = layer_seconds(made, copies_PLG=copies_PLG, active_PLG=active_PLG, reach=reach)
     return float(priced.pass_P[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Prices that count something of one operation, and nothing of the others."""
+
+    operation: str
+    amount: Callable[[Mapping[str, Numbers]], Numbers]
+
+    def seconds(self, op: Op) -> Numbers:
+        return self.amount(op.axes) if op.operation == self.operation else 0.0
+
+
+MOVED_BYTES = Counted(operation="memory_bound", amount=lambda axes: axes["bytes"])
+GEMM_FLOP = Counted(operation="gemm", amount=lambda axes: 2.0 * axes["m"] * axes["n"] * axes["k"])
+EXPERT_FLOP = Counted(
+    operation="grouped_gemm",
+    amount=lambda axes: (
+        2.0 * axes["experts"] * axes["largest"] * axes["hidden"] * (axes["inner"] + axes["ffn"])
+    ),
+)
+ATTENTION_FLOP = Counted(
+    operation="attention",
+    amount=lambda axes: (
+        2.0 * axes["pairs"] * axes["heads"] * (axes["head_dim"] + axes["value_dim"])
+    ),
+)
 
 
 def test_many_tokens_take_what_their_gemms_take() -> None:
@@ -151,3 +184,98 @@ def test_ranks_that_share_a_node_with_others_are_neighbours_of_fewer() -> None:
     made = machine(name="qwen3-30b-a3b", ranks=8, nodes=2)
     assert made.group.inside == 8.0
     assert replace(made, ranks_per_node=4).group.inside == 4.0
+
+
+def test_latent_experts_read_compute_and_send_their_latent_width() -> None:
+    """Nemotron-3 Super: two matrices of 1,024 x 2,688 beside a hidden size of 4,096."""
+    made = machine(name="nemotron-3-super", ranks=16, nodes=2)
+    assert made.expert_bytes == 2 * 1024 * 2688 * 2 == 11_010_048
+    # Ultra: 2,048 x 5,120 beside 8,192.
+    assert machine(name="nemotron-3-ultra").expert_bytes == 2 * 2048 * 5120 * 2
+    copies, active = np.array([65_536.0]), np.array([32.0])
+    computed = grouped_gemms_s(replace(made, prices=EXPERT_FLOP), copies=copies, active=active)
+    assert computed == pytest.approx([65_536 * 2 * 2 * 1024 * 2688])
+    # Six passes over the latent rows, and one over either side of the activation.
+    factor = made.constants.moe_memory_factor / made.constants.memory_factor
+    moved = experts_s(replace(made, prices=MOVED_BYTES), copies=copies, active=active)
+    assert moved == pytest.approx([65_536 * 2 * (6 * 1024 + 2 * 2688) * factor])
+    # Half of a million copies of 2 KiB leave the node at 50 GB/s, and as many come back: 41 ms.
+    sent_s = float(dispatch_combine_s(made, most=np.array([1e6]), reach=None)[0])
+    assert 1.0 < sent_s / (2 * 5e5 * 2048 / 50e9) < 2.0
+
+
+@each_row(
+    "name",
+    [
+        "mixtral-8x7b",
+        "deepseek-v2",
+        "deepseek-v3.2",
+        "deepseek-v4-flash",
+        "gpt-oss-20b",
+        "kimi-linear-48b-a3b",
+        "nemotron-3-super",
+    ],
+)
+def test_the_rest_of_a_pass_multiplies_what_the_model_has(name: str) -> None:
+    made = machine(name=name, ranks=1)
+    flop = rest_s(replace(made, prices=GEMM_FLOP), tokens=64.0, context_tokens=4096.0, decodes=True)
+    own = forward_flop_per_token(made.model, sequence_length=4096)
+    latent = 4 * made.model.hidden_size * made.moe.latent_size * made.model.num_moe_layers
+    wanted = own.attention_projections + own.dense_ffn + own.shared_experts + own.head + latent
+    assert flop == pytest.approx(64 * wanted, rel=1e-9)
+
+
+# Layers with attention of each kind, and what one token of a request reads between two contexts.
+READ_BYTES = [
+    # Twelve of 24 layers look back 128 tokens: they read no more than before.
+    ("gpt-oss-20b", (32_768, 65_536), 12 * 32_768 * 2 * 8 * 64 * 2),
+    # Chunks of 8,192 tokens, halfway full on average, in 36 of 48 layers.
+    ("llama-4-scout", (32_768, 65_536), 12 * 32_768 * 2 * 8 * 128 * 2),
+    ("llama-4-scout", (2048, 8192), 48 * (8192 - 2048) * 2 * 8 * 128 * 2),
+    # 61 layers: an indexer's key of 128 bytes and a scale of four, and beyond 2,048 tokens no more
+    # of the 576 elements of keys and values.
+    ("deepseek-v3.2", (65_536, 131_072), 61 * 65_536 * 132),
+    ("deepseek-v3.2", (1024, 2048), 61 * 1024 * (132 + 576 * 2)),
+    # The same without an indexer: every token of the context.
+    ("deepseek-v3", (65_536, 131_072), 61 * 65_536 * 576 * 2),
+    # Eight layers of two key heads; states do not grow.
+    ("nemotron-3-super", (32_768, 65_536), 8 * 32_768 * 2 * 2 * 128 * 2),
+]
+
+
+@each_row(("name", "contexts", "more"), READ_BYTES)
+def test_decode_reads_what_the_layers_look_at(
+    name: str, contexts: tuple[int, int], more: int
+) -> None:
+    made = replace(machine(name=name, ranks=1), prices=MOVED_BYTES)
+    short, long = (
+        rest_s(made, tokens=64.0, context_tokens=float(context), decodes=True)
+        for context in contexts
+    )
+    assert long - short == pytest.approx(64 * more, rel=1e-9)
+
+
+def test_every_sequence_has_states_of_its_own() -> None:
+    """Nemotron-3 Super: 40 Mamba-2 layers, 8 of attention, 40 networks of experts."""
+    made = replace(machine(name="nemotron-3-super", ranks=1), prices=MOVED_BYTES)
+    moved = rest_s(made, tokens=64.0, context_tokens=1000.0, decodes=True)
+    # 128 heads of 128 x 64 in fp32, and three past inputs of 10,240 channels, in and out.
+    states = 40 * 2 * (128 * 128 * 64 * 4 + 3 * (8192 + 2 * 8 * 128) * 2)
+    cached = 8 * 1000 * 2 * 2 * 128 * 2
+    # A norm and a residual addition around each of the 88; the shared expert's activation.
+    around = 88 * 5 * 4096 * 2 + 40 * 2 * 5376 * 2
+    assert moved == pytest.approx(64 * (states + cached + around), rel=1e-9)
+
+
+def test_prompts_compute_the_pairs_that_the_layers_look_at() -> None:
+    def attention_flop(name: str) -> float:
+        made = replace(machine(name=name, ranks=1), prices=ATTENTION_FLOP)
+        return rest_s(made, tokens=8192.0, context_tokens=4096.0, decodes=False)
+
+    # Two prompts of 4,096 tokens: half of all pairs in twelve layers, 128 a token in the others.
+    pairs = 12 * 8192 * 4096 / 2 + 12 * 8192 * 128
+    assert attention_flop("gpt-oss-20b") == pytest.approx(2 * pairs * 64 * (64 + 64))
+    # 64 heads of 128 score half of all pairs; 128 heads look at 2,048 tokens of 576 + 512 elements.
+    scored = 2 * 8192 * 4096 / 2 * 64 * 128
+    kept = 2 * 2 * (2048**2 / 2 + 2048 * 2048) * 128 * (576 + 512)
+    assert attention_flop("deepseek-v3.2") == pytest.approx(61 * (scored + kept))

@@ -20,8 +20,10 @@ from tuner.search.place import plan_place as planning
 from tuner.search.place import search as searching
 from tuner.search.place.candidates import balance_problem, eplb_baseline, layer_time_candidates
 from tuner.search.place.evidence import split_recordings
+from tuner.search.place.link_source import link_source
 from tuner.search.place.links import LinkSource, links_between
 from tuner.search.place.savings import Gain, load_gain
+from tuner.spec.place import Objective
 from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -42,6 +44,7 @@ def write_recording(
     skew: float = 0.8,
     tokens: int = 20_000,
     top_k: int = 2,
+    layer_ids: tuple[int, ...] = (),
 ) -> None:
     shares = np.exp(skew * rng.standard_normal((layers, experts)))
     shares /= shares.sum(axis=1, keepdims=True)
@@ -52,7 +55,7 @@ def write_recording(
             {
                 "num_logical_experts": experts,
                 "top_k": top_k,
-                "layer_ids": list(range(layers)),
+                "layer_ids": list(layer_ids or range(layers)),
                 "logical_count": total.tolist(),
                 "passes": counts,
             }
@@ -72,6 +75,7 @@ def planned(
     experts: int = 16,
     tokens: int = 20_000,
     top_k: int = 2,
+    layer_ids: tuple[int, ...] = (),
     time_limit_s: float = 1.0,
 ) -> PlacePlan:
     rng = np.random.default_rng(7)
@@ -86,6 +90,7 @@ def planned(
             experts=experts,
             tokens=tokens,
             top_k=top_k,
+            layer_ids=layer_ids,
         )
     listed = ", ".join(f"{{name: {name}, path: {name}.json}}" for name in names)
     path = folder / "spec.yaml"
@@ -384,6 +389,45 @@ def test_recordings_must_hold_what_the_objective_looks_at(
 ) -> None:
     with pytest.raises(SpecError, match=lacks):
         planned(tmp_path, f"  ranks: 4\n  objective: {objective}\n")
+
+
+def test_latent_experts_are_moved_and_sent_at_their_latent_width(tmp_path: Path) -> None:
+    head = f"model: {MODELS / 'nemotron-3-super'}\n{CLUSTER.replace('8}', '8, nic: 1Gbit/s}')}"
+    (tmp_path / "current.json").write_text(json.dumps([[*range(511, -1, -1)]] * 2))
+    goal = "  ranks: 16\n  phase: decode\n  current: current.json\n"
+    plan = planned(
+        tmp_path,
+        goal,
+        head=head,
+        workloads=1,
+        layers=2,
+        layer_ids=(1, 3),
+        experts=512,
+        top_k=22,
+        tokens=200_000,
+        time_limit_s=0.5,
+    )
+    assert plan.predicted is not None
+    moved = plan.predicted.migration
+    assert moved is not None
+    # Two matrices of 1,024 x 2,688 in bf16.
+    assert moved.moved_experts > 0
+    assert moved.moved_bytes == moved.moved_experts * 2 * 1024 * 2688 * 2
+    assert plan.verdict is not None
+    assert plan.verdict.step_gain_ratio is not None
+    assert plan.verdict.step_gain_ratio < plan.verdict.gain_ratio
+    # Dispatch sends 1,024 elements; a token of a layer chain moves on with all 4,096.
+    spec = read_place_spec(tmp_path / "spec.yaml")
+    evidence = split_recordings(spec)
+    source = link_source(spec.cluster, spec.goal, profile=None, residuals=None, measured=None)
+    chain = spec.goal.model_copy(update={"objective": Objective.LAYER_CHAIN})
+    sent, kept = (
+        links_between(replace(spec, goal=one), evidence, source).facts.between_cost
+        for one in (spec.goal, chain)
+    )
+    assert sent is not None
+    assert kept is not None
+    assert kept / sent == pytest.approx(4.0, rel=0.05)
 
 
 @pytest.mark.slow
