@@ -4,7 +4,7 @@ Ranks are numbered tensor, context, data, pipeline, innermost first, so that a s
 nodes that follow each other: R nodes a stage, or several stages a node. Between nodes travel
 
     sends       2 t h / TP bytes (bf16) of each device at a stage boundary, v times per micro-batch
-    all-to-all  2 t h / TP k/g bytes of each device to each of the g nodes of its expert group, for
+    all-to-all  2 t l / TP k/g bytes of each device to each of the g nodes of its expert group, for
                 dispatch and combine of every MoE layer, forward and backward, once more where the
                 layer is recomputed; DeepEP, HybridEP and hierarchical dispatch send a token to a
                 node once, reached / g
@@ -13,9 +13,10 @@ nodes that follow each other: R nodes a stage, or several stages a node. Between
                     ZeRO 0   2 G             ZeRO 1   G + W
                     ZeRO 2   m G + W         ZeRO 3   m G + 2 m W
 
-with t tokens of a micro-batch, G and W bytes of gradients and bf16 weights. Sources: Pipette
-(arXiv:2405.18093) for the problem; tuner/costs/train/experts.py for the all-to-all; ZeRO
-(arXiv:1910.02054, section 7) for gradients, which ZeRO 2 and 3 reduce in every micro-batch.
+with t tokens of a micro-batch, l the width that experts read (h, or their latent width), G and W
+bytes of gradients and bf16 weights. Sources: Pipette (arXiv:2405.18093) for the problem;
+tuner/costs/train/experts.py for the all-to-all; ZeRO (arXiv:1910.02054, section 7) for gradients,
+which ZeRO 2 and 3 reduce in every micro-batch.
 
 Letters: R nodes of a stage, S groups of stages that share nodes, m micro-batches, k experts of a
 token, v model chunks of a pipeline rank. Not covered: context and tensor parallelism across nodes,
@@ -142,6 +143,7 @@ def traffic(
     chunks = decision.virtual_pipeline_model_parallel_size
     ring_S, block_ring_S = _reduced_bytes_S(decision, model, node, ranks, microbatches)
     is_ring = stage > node
+    copy_bytes = row_bytes * model.expert_hidden / model.hidden_size
     all_to_all_S = _moe_passes_S(decision, model, ranks) * _share_of_node(decision, model, block)
     return NodeTraffic(
         nodes_of_stage=max(1, stage // node),
@@ -149,7 +151,7 @@ def traffic(
         num_microbatches=microbatches,
         hop_bytes=model.residual_streams * row_bytes * min(node, stage) * chunks * recurring,
         block=block,
-        all_to_all_bytes_S=(all_to_all_S * row_bytes * node if block > 1 else np.zeros(groups)),
+        all_to_all_bytes_S=(all_to_all_S * copy_bytes * node if block > 1 else np.zeros(groups)),
         gradient_bytes_S=ring_S if is_ring else np.zeros(groups),
         block_gradient_bytes_S=block_ring_S if is_ring else np.zeros(groups),
         hidden_s=_hidden_s(decision, predicted, ranks, microbatches),

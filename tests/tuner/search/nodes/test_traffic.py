@@ -153,3 +153,16 @@ def test_stages_that_fill_no_nodes_are_reported(
     assert obstacle(sample_decision(**changes), pool) == why
     with pytest.raises(ValueError, match=why):
         sent(mixtral, node=node, **changes)
+
+
+def test_copies_for_latent_experts_are_as_wide_as_they(mixtral: ModelSpec) -> None:
+    assert mixtral.moe is not None
+    latent = mixtral.model_copy(
+        update={"moe": mixtral.moe.model_copy(update={"latent_size": 1024})}
+    )
+    changes = WIDE | {"expert_tensor_parallel_size": 2, "expert_data_parallel_size": 2}
+    found = sent(latent, **changes)
+    # A copy of each of the 8 x 4,096 tokens to either node, as above, with 1,024 elements of 4,096;
+    # stages still send whole ones.
+    assert found.all_to_all_bytes_S.tolist() == [16 * 4 * 8 * 4096 * 1024 * 2] * 2
+    assert found.hop_bytes == 8 * 4096 * 4096 * 2
