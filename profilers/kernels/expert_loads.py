@@ -6,7 +6,7 @@ what it takes for the experts and rows of a rank is what that rank would take.
 Letters: N loads to time, S experts of a rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,6 +21,7 @@ from profilers.devices import (
 from profilers.errors import RankError
 from profilers.kernels.autograd import random
 from profilers.steps.experts import expert_ffn
+from profilers.steps.functional import swiglu
 from profilers.timing import measure
 
 CPU_FLOP_PER_S = 2e10
@@ -36,17 +37,19 @@ def time_expert_loads(
     ffn: int,
     budget_s: float,
     device_kind: str = "auto",
+    is_gated: bool = True,
     dtype: str = "bf16",
     clock: Clock | None = None,
 ) -> tuple[str, tuple[tuple[float, ...], ...]]:
-    """Run the SwiGLU networks of every load and return the device's name and seconds of repeats.
+    """Run the expert networks of every load and return the device's name and seconds of repeats.
 
     Args:
         rows_NS: rows of each expert of a rank, a load a rank; zeros are fine.
-        hidden: width of the model.
+        hidden: width that experts read.
         ffn: width of an expert.
         budget_s: for all loads together, warm-up included as far as five repeats allow.
         device_kind: auto, cpu or cuda.
+        is_gated: SwiGLU's three matrices, or two and a squared ReLU.
         dtype: of weights and activations; a processor takes fp32 instead of bf16.
         clock: None: the device's own.
 
@@ -54,10 +57,11 @@ def time_expert_loads(
         RankError: no room for the weights, or more work than a processor does in the time.
     """
     device = pick_device(device_kind, local_rank=0)
+    up_matrices = 2 if is_gated else 1
     kind = DTYPES["fp32" if device.type == "cpu" else dtype]
     most_rows = max(sum(rows) for rows in rows_NS)
     experts = max(len(rows) for rows in rows_NS)
-    weight_bytes = 3 * experts * hidden * ffn * kind.itemsize
+    weight_bytes = (up_matrices + 1) * experts * hidden * ffn * kind.itemsize
     live_bytes = weight_bytes + 8 * most_rows * (hidden + ffn) * kind.itemsize
     room = free_bytes(device, local_world=1)
     if live_bytes > room:
@@ -67,7 +71,7 @@ def time_expert_loads(
         )
     if device.type == "cpu":
         all_rows = sum(sum(rows) for rows in rows_NS)
-        needed_s = LEAST_RUNS * 6.0 * all_rows * hidden * ffn / CPU_FLOP_PER_S
+        needed_s = LEAST_RUNS * 2.0 * (up_matrices + 1) * all_rows * hidden * ffn / CPU_FLOP_PER_S
         if needed_s > 2.0 * budget_s:
             raise RankError(
                 f"{all_rows} rows through experts of {hidden} x {ffn} take this processor about"
@@ -77,8 +81,11 @@ def time_expert_loads(
         return _name(device), _timed(
             rows_NS,
             rows=random(most_rows, hidden, dtype=kind, device=device, grad=False),
-            gate_up=random(experts, 2 * ffn, hidden, dtype=kind, device=device, grad=False),
+            gate_up=random(
+                experts, up_matrices * ffn, hidden, dtype=kind, device=device, grad=False
+            ),
             down=random(experts, hidden, ffn, dtype=kind, device=device, grad=False),
+            activation=swiglu if is_gated else _squared_relu,
             clock=clock or clock_of(device),
             budget_s=budget_s,
         )
@@ -94,6 +101,7 @@ def _timed(
     rows: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
+    activation: Callable[[torch.Tensor], torch.Tensor],
     clock: Clock,
     budget_s: float,
 ) -> tuple[tuple[float, ...], ...]:
@@ -108,11 +116,16 @@ def _timed(
             inputs: torch.Tensor = inputs,
             num_experts: int = num_experts,
         ) -> object:
-            return expert_ffn(inputs, counts, gate_up[:num_experts], down[:num_experts])
+            weights = gate_up[:num_experts], down[:num_experts]
+            return expert_ffn(inputs, counts, *weights, activation=activation)
 
         with torch.no_grad():
             times.append(measure(run, clock=clock, budget_s=share_s))
     return tuple(times)
+
+
+def _squared_relu(up: torch.Tensor) -> torch.Tensor:
+    return up.relu().square()
 
 
 def _name(device: torch.device) -> str:

@@ -12,7 +12,7 @@ ranks, 8 experts of 256 by 512, 256 rows each).
 Letters: E experts on this rank, M rows (token copies), H hidden size, F expert width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -41,15 +41,17 @@ def expert_ffn(
     gate_up: Tensor,
     down: Tensor,
     adapters: ExpertAdapters | None = None,
+    activation: Callable[[Tensor], Tensor] = swiglu,
 ) -> Tensor:
     """Run every expert on its rows.
 
     Args:
         x_sorted: [M, H], rows grouped by expert in order.
         counts: rows of each of the E experts; they sum to M, zeros are fine.
-        gate_up: [E, 2F, H], the gate's F rows first.
+        gate_up: [E, 2F, H], the gate's F rows first; [E, F, H] without a gate.
         down: [E, H, F].
         adapters: of both; None: none.
+        activation: of what gate and up give, to [M, F].
 
     Returns:
         [M, H]. Kept for backward: x_sorted, the outputs of gate and up [M, 2F], and their SwiGLU
@@ -57,8 +59,8 @@ def expert_ffn(
         r in whole `RANK_BLOCK` where the GEMM is grouped.
     """
     if adapters is None:
-        return _grouped_linear(swiglu(_grouped_linear(x_sorted, counts, gate_up)), counts, down)
-    hidden = swiglu(_adapted(x_sorted, counts, gate_up, adapters.gate_up, scale=adapters.scale))
+        return _grouped_linear(activation(_grouped_linear(x_sorted, counts, gate_up)), counts, down)
+    hidden = activation(_adapted(x_sorted, counts, gate_up, adapters.gate_up, scale=adapters.scale))
     return _adapted(hidden, counts, down, adapters.down, scale=adapters.scale)
 
 

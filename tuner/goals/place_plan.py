@@ -234,8 +234,9 @@ def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto")
 
         return time_expert_loads(
             rows_NS,
-            hidden=model.hidden_size,
+            hidden=model.expert_hidden,
             ffn=moe.expert_ffn_size,
+            is_gated=model.ffn_is_gated,
             budget_s=budget_s,
             device_kind=device_kind,
         )

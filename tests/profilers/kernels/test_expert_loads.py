@@ -8,17 +8,19 @@ from tests.profilers.testing import UnmappedClock
 
 
 def test_every_load_is_timed_several_times() -> None:
-    name, times = time_expert_loads(
-        [[8, 0, 3], [0, 0, 0], [64, 64]],
-        hidden=16,
-        ffn=32,
-        budget_s=0.05,
-        device_kind="cpu",
-        clock=UnmappedClock(),
-    )
-    assert name == "cpu"
-    assert len(times) == 3
-    assert all(len(repeats) >= 5 and min(repeats) > 0.0 for repeats in times)
+    for is_gated in (True, False):
+        name, times = time_expert_loads(
+            [[8, 0, 3], [0, 0, 0], [64, 64]],
+            hidden=16,
+            ffn=32,
+            is_gated=is_gated,
+            budget_s=0.05,
+            device_kind="cpu",
+            clock=UnmappedClock(),
+        )
+        assert name == "cpu"
+        assert len(times) == 3
+        assert all(len(repeats) >= 5 and min(repeats) > 0.0 for repeats in times)
 
 
 def test_more_rows_take_longer() -> None:
@@ -34,5 +36,14 @@ def test_what_a_processor_would_take_minutes_for_is_refused() -> None:
 
 
 def test_weights_that_do_not_fit_are_refused_before_anything_is_made() -> None:
-    with pytest.raises(RankError, match="are free"):
-        time_expert_loads([[1] * 512], hidden=65_536, ffn=65_536, budget_s=1.0, device_kind="cpu")
+    # 512 experts of three matrices, or of two without a gate, of 65,536 x 65,536 in fp32.
+    for is_gated, needed in ((True, "2.64e"), (False, "1.76e")):
+        with pytest.raises(RankError, match=rf"about {needed}\+13 bytes, .* are free"):
+            time_expert_loads(
+                [[1] * 512],
+                hidden=65_536,
+                ffn=65_536,
+                is_gated=is_gated,
+                budget_s=1.0,
+                device_kind="cpu",
+            )

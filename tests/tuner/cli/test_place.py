@@ -197,6 +197,25 @@ def test_verify_runs_the_experts_of_every_placement(
     assert shown["regret_ratio"] >= 0.0
 
 
+# Seconds, of importing torch.
+@pytest.mark.slow
+def test_verify_takes_latent_experts_at_their_latent_width(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((ROOT / "examples/models/nemotron-3-super/config.json").read_text())
+    config |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_latent_size": 8192}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    spec = spec_file(tmp_path)
+    tiny = ROOT / "examples" / "models" / "tiny-moe"
+    spec.write_text(spec.read_text().replace(str(tiny), str(tmp_path / "model")))
+    assert run(["plan", str(spec), "-o", str(tmp_path / "out"), "--time-limit", "1s"]) == 0
+    capsys.readouterr()
+    # Beside a hidden size of 4,096; a processor would take minutes.
+    assert run(["verify", str(tmp_path / "out")]) != 0
+    assert "rows through experts of 8192 x 2688 take" in capsys.readouterr().err
+
+
 @each_row(
     ("options", "said"),
     [
