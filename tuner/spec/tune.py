@@ -12,7 +12,8 @@ of it:
     mlp          gate_proj, up_proj and down_proj of dense and shared networks, and all experts
     all-linear   both
 
-Not covered: projections of linear attention, routers, embeddings, DoRA, a rank for each matrix.
+Not covered: attention with one key for all heads (DeepSeek-V4), projections of linear attention,
+routers, embeddings, DoRA, a rank for each matrix.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -122,8 +123,15 @@ def adapted(tune: Adapters, model: ModelSpec) -> tuple[str, ...]:
     """Return the matrices that adapters attach to, by name.
 
     Raises:
-        ValueError: the model lacks one, or one is smaller than the rank.
+        ValueError: the model lacks one, one is smaller than the rank, or attention beside
+            adapters has no price.
     """
+    if model.attention.kind == "shared_kv":
+        # Compressors and indexers have modules of the same names (kv_proj, gate_proj, q_b_proj).
+        raise ValueError(
+            f"method: {tune.method} is not priced beside {model.name}'s attention, which has one"
+            " key for all heads; train all weights (tune: full)"
+        )
     present = matrices(model)
     chosen = dict.fromkeys(name for target in tune.targets for name in _members(target, present))
     for name in chosen:

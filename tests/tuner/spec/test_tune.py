@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.rows import each_row
+from tests.rows import Failures, each_row
 from tuner.errors import SpecError
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
@@ -92,3 +92,19 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
         read_spec(written(tmp_path, tune))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_attention_with_one_key_for_all_heads_has_no_adapters(tmp_path: Path) -> None:
+    # DeepseekV4Attention has q_a_proj, q_b_proj, kv_proj, o_a_proj and o_b_proj.
+    said = (
+        "goal.tune.method: lora is not priced beside deepseek-v4-flash's attention, which has one"
+        " key for all heads; train all weights (tune: full)"
+    )
+    failures = Failures()
+    for targets in (["attention"], ["q_a_proj", "o_proj"], ["mlp"]):
+        tune = {"method": "lora", "rank": 16, "targets": targets}
+        with failures.of(targets):
+            with pytest.raises(SpecError) as refused:
+                read_spec(written(tmp_path, tune, model="deepseek-v4-flash"))
+            assert str(refused.value).endswith(said)
+    failures.check()
