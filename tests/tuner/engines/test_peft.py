@@ -20,10 +20,12 @@ from tuner.engines.peft.write import settings
 from tuner.engines.torchtitan.lora import lora_fields
 from tuner.engines.writers import emit
 from tuner.errors import SpecError
+from tuner.goals.train_notes import analytic_notes
 from tuner.goals.train_plan import plan_training
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
+from tuner.spec.read import read_spec
 from tuner.spec.refusals import refusals
 from tuner.spec.tune import Adapters
 
@@ -104,6 +106,25 @@ def test_torchtitan_gets_the_last_part_of_its_modules_names() -> None:
     ):
         found = lora_fields(Adapters(method="lora", rank=8, targets=targets), model)
         assert found == {"rank": 8, "alpha": 16.0, "target_modules": modules}
+
+
+def test_a_plan_says_which_layers_have_no_adapters_of_attention(tmp_path: Path) -> None:
+    failures = Failures()
+    for model, targets, layers in (
+        ("kimi-linear-48b-a3b", "attention", (7, 20)),
+        ("nemotron-3-nano", "all-linear", (6, 23)),
+        ("kimi-linear-48b-a3b", "gate_proj", None),
+        ("mixtral-8x7b", "attention", None),
+    ):
+        path = written(tmp_path, {"method": "lora", "rank": 8, "targets": targets}, model=model)
+        notes = analytic_notes(read_spec(path), {}, calibrated=False)
+        said = layers and (
+            f"goal.tune.targets: {layers[0]} layers with softmax attention have adapters of it;"
+            f" projections of the {layers[1]} with linear attention have none"
+        )
+        with failures.of(model, targets):
+            assert [note for note in notes if "goal.tune" in note] == ([said] if said else [])
+    failures.check()
 
 
 def test_models_and_matrices_without_adapters_are_refused_by_name(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Adapters by hand: parameters, bytes of state, what is kept, seconds."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tuner.costs.train.memory_constants import constants_of_family
 from tuner.costs.train.shapes import Stages, number
 from tuner.costs.train.step import price_step
 from tuner.devices.catalogue import find_device
+from tuner.engines.peft.lora import lora_config
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.tune import Adapters
 
@@ -262,3 +264,37 @@ def test_columns_of_several_kinds_are_priced_as_each_alone() -> None:
     assert peaks[0] == pytest.approx(
         [number(memory(one, family="transformers").total_PC) for one in kinds]
     )
+
+
+def test_what_peft_adapts_of_hybrids_is_what_is_counted() -> None:
+    """PEFT adapts linear modules whose names end in a target (`check_target_module_exists`)."""
+    import torch
+    import transformers
+
+    counted, adapted_by_peft = {}, {}
+    for name, class_name, networks in (
+        # 7 layers of 16 x (2304 + 6144, 2304 + 576, 512 + 8192 and 4096 + 2304), of 27.
+        ("kimi-linear-48b-a3b", "KimiLinearForCausalLM", ()),
+        ("qwen3-next-80b-a3b", "Qwen3NextForCausalLM", ("gate_proj", "up_proj", "down_proj")),
+        ("qwen3.5-397b-a17b", "Qwen3_5MoeForCausalLM", ("gate_proj", "up_proj", "down_proj")),
+        ("nemotron-3-nano", "NemotronHForCausalLM", ("up_proj", "down_proj")),
+    ):
+        model, tune = read_model(MODELS / name), lora("attention", *networks)
+        config = json.loads((MODELS / name / "config.json").read_text(encoding="utf-8"))
+        fields = dict(config.get("text_config", config))
+        fields.pop("rope_scaling", None)
+        model_class = getattr(transformers, class_name)
+        with torch.device("meta"):
+            built = model_class(model_class.config_class.from_dict(fields))
+        targets = tuple(f".{target}" for target in lora_config(tune, model)["target_modules"])
+        adapted_by_peft[name] = sum(
+            tune.rank * (module.in_features + module.out_features)
+            for path, module in built.named_modules()
+            if isinstance(module, torch.nn.Linear) and path.endswith(targets)
+        )
+        shape = shape_of_model(model, mtp_layers=0)
+        counts = adapter_counts(shape, strategy(tune, Stack.PYTORCH, model))
+        dense = shape.dense_layers * counts.dense_layer(shape)
+        counted[name] = number(dense + shape.moe_layers * counts.moe_layer(shape))
+    assert adapted_by_peft["kimi-linear-48b-a3b"] == 7 * 16 * (8448 + 2880 + 8704 + 6400)
+    assert counted == pytest.approx(adapted_by_peft)
