@@ -108,8 +108,16 @@ def _nemotron_moe(fields: ConfigFields) -> Moe:
 
 
 def qwen3_next(fields: ConfigFields) -> ModelSpec:
-    """Read Qwen3-Next: the gated delta rule, and attention with an output gate in every fourth."""
-    return _gated_delta_model(fields, layers=parts.sparse_steps(fields))
+    """Read Qwen3-Next: the gated delta rule, and attention with an output gate in every fourth.
+
+    Published configs leave out the one prediction layer of the checkpoint (vLLM 0.33.0,
+    qwen3_next_mtp.py; SGLang, models/qwen3_next_mtp.py; Megatron-Bridge, qwen3_next_bridge.py).
+    """
+    return _gated_delta_model(
+        fields,
+        layers=parts.sparse_steps(fields),
+        mtp_num_layers=fields.size("num_nextn_predict_layers", default=1, least=0, most=64),
+    )
 
 
 def qwen3_5_moe(fields: ConfigFields) -> ModelSpec:
@@ -123,7 +131,7 @@ def qwen3_5_moe(fields: ConfigFields) -> ModelSpec:
 
 
 def _gated_delta_model(
-    fields: ConfigFields, *, layers: tuple[LayerKind, ...], mtp_num_layers: int = 0
+    fields: ConfigFields, *, layers: tuple[LayerKind, ...], mtp_num_layers: int
 ) -> ModelSpec:
     mixers = _full_and_linear(fields, len(layers))
     bias = fields.flag("attention_bias", default=False)

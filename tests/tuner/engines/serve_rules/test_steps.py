@@ -95,6 +95,9 @@ def test_drafting_needs_somebody_who_drafts(
     assert not _refused(engine, decision, deepseek, MTP)
     assert "need goal.speculative with the method" in _refused(engine, decision, deepseek)
     assert "Qwen3MoeForCausalLM has no MTP layers" in _refused(engine, decision, qwen, MTP)
+    # Its config leaves out the layer of its checkpoint.
+    hybrid = read_model(EXAMPLES / "qwen3-next-80b-a3b")
+    assert "no MTP layers" not in _refused(engine, decision, hybrid, MTP)
     eagle = _refused(engine, decision, qwen, EAGLE)
     assert ("drafting by eagle is not one of mtp" in eagle) == (engine == "trtllm")
 

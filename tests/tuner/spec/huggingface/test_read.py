@@ -206,6 +206,8 @@ def test_reads_what_hybrids_mix() -> None:
     qwen = read_model(MODELS / "qwen3.5-397b-a17b")
     assert (qwen.num_linear_layers, qwen.num_attention_layers) == (45, 15)
     assert qwen.attention.has_output_gate
+    # Its checkpoint has a layer of multi-token prediction, which published configs leave out.
+    assert read_model(MODELS / "qwen3-next-80b-a3b").mtp_num_layers == 1
     scout = read_model(MODELS / "llama-4-scout")
     assert (scout.windowed.count(True), scout.attention.window_is_chunk) == (36, True)
     maverick = read_model(MODELS / "llama-4-maverick")
