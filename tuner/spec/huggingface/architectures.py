@@ -233,13 +233,17 @@ def _gpt_oss(fields: ConfigFields) -> ModelSpec:
 
 
 def _minimax_m2(fields: ConfigFields) -> ModelSpec:
+    num_layers = parts.num_layers(fields)
+    # Of MiniMax-Text-01 0 is lightning attention.
+    only_full = "full attention in every layer, which alone is supported,"
+    parts.check_layers(fields, "attn_type_list", (1,) * num_layers, by=only_full)
     return parts.build_model(
         fields,
         attention=parts.gqa(
             fields,
             qk_norm=QkNorm.FULL if fields.flag("use_qk_norm", default=True) else QkNorm.NONE,
         ),
-        layers=(LayerKind.MOE,) * parts.num_layers(fields),
+        layers=(LayerKind.MOE,) * num_layers,
         moe=parts.moe(
             fields,
             experts="num_local_experts",
@@ -254,10 +258,10 @@ def _minimax_m2(fields: ConfigFields) -> ModelSpec:
 def _llama4(fields: ConfigFields) -> ModelSpec:
     """Read Llama-4's language model: layers with rotary embedding attend inside chunks."""
     text = fields.text_config() if "text_config" in fields.values else fields
-    num_layers = parts.num_layers(text)
-    chunk = text.size("attention_chunk_size", default=8192, most=LONGEST_POSITION)
-    global_step = text.size("no_rope_layer_interval", default=4)
-    moe_step = text.size("interleave_moe_layer_step", default=1)
+    chunk = text.optional_size("attention_chunk_size", most=LONGEST_POSITION)
+    if "attention_chunk_size" not in text.values:
+        chunk = 8192
+    layers, windowed = _llama4_layers(text, has_chunks=chunk is not None)
     bias = text.flag("attention_bias", default=False)
     has_norm = text.flag("use_qk_norm", default=True)
     return parts.build_model(
@@ -270,11 +274,9 @@ def _llama4(fields: ConfigFields) -> ModelSpec:
             sliding_window=chunk,
             window_is_chunk=True,
         ),
-        layers=tuple(
-            LayerKind.MOE if (i + 1) % moe_step == 0 else LayerKind.DENSE for i in range(num_layers)
-        ),
-        windowed=tuple((i + 1) % global_step != 0 for i in range(num_layers)),
-        dense_ffn_size=text.size("intermediate_size_mlp") if moe_step > 1 else 0,
+        layers=layers,
+        windowed=windowed,
+        dense_ffn_size=text.size("intermediate_size_mlp") if LayerKind.DENSE in layers else 0,
         moe=parts.moe(
             text,
             experts="num_local_experts",
@@ -285,6 +287,32 @@ def _llama4(fields: ConfigFields) -> ModelSpec:
         ),
         default_rope_theta=500_000.0,
     )
+
+
+def _llama4_layers(
+    text: ConfigFields, *, has_chunks: bool
+) -> tuple[tuple[LayerKind, ...], tuple[bool, ...]]:
+    """Read the networks of layers, and which attend inside chunks; lists of them must agree."""
+    count = parts.num_layers(text)
+    interval = text.size("no_rope_layer_interval", default=4)
+    step = text.size("interleave_moe_layer_step", default=1)
+    rotary = tuple(int((i + 1) % interval != 0) for i in range(count))
+    # The class takes an empty list for none.
+    if text.values.get("no_rope_layers") != []:
+        by = f"no_rope_layer_interval {interval}"
+        parts.check_layers(text, "no_rope_layers", rotary, by=by)
+    windowed = tuple(has_chunks and bool(one) for one in rotary)
+    names = tuple("chunked_attention" if one else "full_attention" for one in windowed)
+    by = f"no_rope_layer_interval {interval} with{'' if has_chunks else 'out'} attention_chunk_size"
+    parts.check_layers(text, "layer_types", names, by=by)
+    with_experts = list(range(step - 1, count, step))
+    stated = text.typed_list("moe_layers", int)
+    if stated is not None and sorted(stated) != with_experts:
+        raise text.refusal(
+            "moe_layers", f"not the layers that interleave_moe_layer_step {step} gives experts"
+        )
+    layers = tuple(LayerKind.MOE if i in with_experts else LayerKind.DENSE for i in range(count))
+    return layers, windowed
 
 
 def _longcat_flash(fields: ConfigFields) -> ModelSpec:

@@ -58,8 +58,19 @@ def nemotron_h(fields: ConfigFields) -> ModelSpec:
 
 
 def _nemotron_blocks(fields: ConfigFields) -> tuple[Block, ...]:
-    """Read the pattern of layers, a text of letters or a list of names."""
-    name = "layers_block_type" if fields.has("layers_block_type") else "hybrid_override_pattern"
+    """Read the pattern of layers: a list of names, a text of letters, or both alike."""
+    stated = [name for name in ("layers_block_type", "hybrid_override_pattern") if fields.has(name)]
+    patterns = [_nemotron_letters(fields, name) for name in stated or ["hybrid_override_pattern"]]
+    if patterns[0] != patterns[-1]:
+        raise fields.refusal(
+            "hybrid_override_pattern",
+            "its layers are not those of layers_block_type; leave one of the two out",
+        )
+    return tuple(_NEMOTRON_LETTERS[letter] for letter in patterns[0])
+
+
+def _nemotron_letters(fields: ConfigFields, name: str) -> list[str]:
+    """Read one of the patterns."""
     if name == "layers_block_type":
         kinds = fields.typed_list(name, str) or []
         letters = [_NEMOTRON_NAMES.get(kind, "") for kind in kinds]
@@ -79,7 +90,7 @@ def _nemotron_blocks(fields: ConfigFields) -> tuple[Block, ...]:
         raise fields.refusal(
             name, f"{len(kinds)} layers for num_hidden_layers {parts.num_layers(fields)}"
         )
-    return tuple(_NEMOTRON_LETTERS[letter] for letter in letters)
+    return letters
 
 
 def _mamba2(fields: ConfigFields) -> LinearAttention:
@@ -162,14 +173,10 @@ def _gated_delta_model(
 
 
 def _full_and_linear(fields: ConfigFields, num_layers: int) -> tuple[Mixer, ...]:
-    kinds = fields.typed_list("layer_types", str)
+    kinds = parts.layer_list(fields, "layer_types", str, count=num_layers)
     if kinds is None:
         step = fields.size("full_attention_interval", default=4)
         return tuple(Mixer.LINEAR if (i + 1) % step else Mixer.ATTENTION for i in range(num_layers))
-    if len(kinds) != num_layers:
-        raise fields.refusal(
-            "layer_types", f"{len(kinds)} entries for num_hidden_layers {num_layers}"
-        )
     named = {"full_attention": Mixer.ATTENTION, "linear_attention": Mixer.LINEAR}
     for position, kind in enumerate(kinds):
         if kind not in named:

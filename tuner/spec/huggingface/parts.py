@@ -1,5 +1,6 @@
 """Parts of a config that architectures share: attention, experts, layer kinds, windows."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from profilers.steps.config import LayerKind
@@ -318,15 +319,29 @@ def upper_windowed(fields: ConfigFields, *, window: int | None) -> tuple[bool, .
     return windowed(fields, default=[i >= first for i in range(num_layers(fields))], window=window)
 
 
+def layer_list(fields: ConfigFields, name: str, kind: type, *, count: int) -> list[Any] | None:
+    """Read a list with an entry for each of so many layers; None when absent or null."""
+    entries = fields.typed_list(name, kind)
+    if entries is not None and len(entries) != count:
+        raise fields.refusal(name, f"{len(entries)} entries for num_hidden_layers {count}")
+    return entries
+
+
+def check_layers(fields: ConfigFields, name: str, derived: Sequence[Any], *, by: str) -> None:
+    """Refuse a list of layers, if there is one, that is not what `by` makes of them."""
+    stated = layer_list(fields, name, type(derived[0]), count=len(derived)) or ()
+    for position, (entry, own) in enumerate(zip(stated, derived, strict=False)):
+        if entry != own:
+            raise fields.refusal(
+                f"{name}[{position}]", f"{shown_value(entry)}, but {by} makes it {shown_value(own)}"
+            )
+
+
 def windowed(fields: ConfigFields, *, default: list[bool], window: int | None) -> tuple[bool, ...]:
     """Return the sliding-window layers, from `layer_types` if stated."""
-    kinds = fields.typed_list("layer_types", str)
+    kinds = layer_list(fields, "layer_types", str, count=len(default))
     if kinds is None:
         return tuple(window is not None and choice for choice in default)
-    if len(kinds) != len(default):
-        raise fields.refusal(
-            "layer_types", f"{len(kinds)} entries for num_hidden_layers {len(default)}"
-        )
     for position, kind in enumerate(kinds):
         if kind not in ("full_attention", "sliding_attention"):
             raise fields.refusal(

@@ -144,6 +144,11 @@ def changed(name: str, changes: dict[str, Any], folder: Path) -> Path:
         ("nemotron-3-nano", {"hybrid_override_pattern": "ME*X"}, "[3]: 'X' is not a kind of layer"),
         ("nemotron-3-nano", {"hybrid_override_pattern": ""}, "hybrid_override_pattern: missing"),
         ("nemotron-3-nano", {"hybrid_override_pattern": 5}, "5 is not a text"),
+        (
+            "nemotron-3-nano",
+            {"layers_block_type": ["mamba", "moe"] * 26},
+            "hybrid_override_pattern: its layers are not those of layers_block_type",
+        ),
         ("nemotron-3-nano", {"n_groups": 7}, "n_groups: 7 does not divide mamba_num_heads 64"),
         ("nemotron-3-ultra", {"layers_block_type": ["mamba", "conv"]}, "[1]: 'conv' is not a kind"),
         (
@@ -183,6 +188,34 @@ def changed(name: str, changes: dict[str, Any], folder: Path) -> Path:
         ("deepseek-v4-flash", {"qk_rope_head_dim": 513}, "513 exceeds head_dim 512"),
         ("deepseek-v4-flash", {"scoring_func": "relu"}, "scoring_func: 'relu' is none of softmax"),
         ("llama-4-scout", {"attention_chunk_size": -1}, "attention_chunk_size: -1 is not in 1.."),
+        ("llama-4-scout", {"no_rope_layers": [1, 1, 1, 0]}, "4 entries for num_hidden_layers 48"),
+        (
+            "llama-4-scout",
+            {"no_rope_layers": [1] * 48},
+            "no_rope_layers[3]: 1, but no_rope_layer_interval 4 makes it 0",
+        ),
+        (
+            "llama-4-scout",
+            {"layer_types": ["chunked_attention"] * 48},
+            "layer_types[3]: 'chunked_attention', but no_rope_layer_interval 4 with",
+        ),
+        (
+            "llama-4-scout",
+            {"attention_chunk_size": None, "layer_types": ["chunked_attention"] * 48},
+            "layer_types[0]: 'chunked_attention', but no_rope_layer_interval 4 without",
+        ),
+        (
+            "llama-4-maverick",
+            {"moe_layers": list(range(48))},
+            "moe_layers: not the layers that interleave_moe_layer_step 2 gives experts",
+        ),
+        ("llama-4-maverick", {"moe_layers": []}, "moe_layers: not the layers that"),
+        ("minimax-m2", {"attn_type_list": [1] * 61}, "61 entries for num_hidden_layers 62"),
+        (
+            "minimax-m2",
+            {"attn_type_list": [1] * 7 + [0] + [1] * 54},
+            "attn_type_list[7]: 0, but full attention in every layer, which alone is supported,",
+        ),
         ("glm-5", {"q_lora_rank": None}, "an indexer needs mla with q_lora_rank"),
     ],
 )
@@ -192,6 +225,30 @@ def test_a_hybrid_that_cannot_be_is_one_line(
     message = refusal(changed(name, changes, tmp_path))
     assert said in message
     assert "\n" not in message
+
+
+def test_lists_of_layers_that_agree_change_nothing(tmp_path: Path) -> None:
+    rotary, chunked = [1, 1, 1, 0] * 12, ["chunked_attention"] * 3 + ["full_attention"]
+    blocks = {"M": "mamba", "E": "moe", "*": "full_attention"}
+    nano = json.loads((MODELS / "nemotron-3-nano" / "config.json").read_text())
+    failures = Failures()
+    for name, changes in (
+        ("llama-4-scout", {"no_rope_layers": rotary, "layer_types": chunked * 12}),
+        ("llama-4-scout", {"no_rope_layers": [], "moe_layers": list(range(48))}),
+        ("llama-4-maverick", {"moe_layers": list(range(1, 48, 2))}),
+        ("minimax-m2", {"attn_type_list": None}),
+        (
+            "nemotron-3-nano",
+            {"layers_block_type": [blocks[one] for one in nano["hybrid_override_pattern"]]},
+        ),
+    ):
+        plain = read_model(MODELS / name)
+        with failures.of(name, changes):
+            own = read_model(changed(name, changes, tmp_path))
+            assert own.model_copy(update={"name": plain.name}) == plain
+    failures.check()
+    without = read_model(changed("llama-4-scout", {"attention_chunk_size": None}, tmp_path))
+    assert not any(without.windowed)
 
 
 def test_reads_what_hybrids_mix() -> None:
