@@ -185,6 +185,8 @@ class Decoder:
     """Copies of the residual, with hyper-connections around mixers and networks; 1: plain."""
     stage_unit: int = 1
     """Consecutive layers that a pipeline does not part: two with shortcut-connected experts."""
+    architecture: str = ""
+    """The class in transformers, which decides the type of states; empty: not one of a config."""
 
     def __post_init__(self) -> None:
         if self.experts is None and any(group.has_experts for group in self.layers):
@@ -283,6 +285,7 @@ def decoder_of(model: ModelSpec) -> Decoder:
         ffn_is_gated=model.ffn_is_gated,
         streams=model.residual_streams,
         stage_unit=model.num_layers // model.most_stages,
+        architecture=model.architecture,
     )
 
 

@@ -182,6 +182,7 @@ class Iteration:
     @cached_property
     def attention_layers(self) -> tuple[tuple[int, AttentionLayer], ...]:
         """Counts and one layer of each kind."""
+        states = self.traits.memory_rule().states
         return tuple(
             (
                 group.count,
@@ -192,6 +193,7 @@ class Iteration:
                     tensor=self.degrees.attention_tensor,
                     machine=self.machine,
                     software=self.engine,
+                    state_bytes=states.element_bytes(self.decoder.architecture),
                 ),
             )
             for group in self.decoder.layers

@@ -100,6 +100,7 @@ def rank_kv_bytes(
     decode: CacheDegrees,
     tokens: int,
     bytes_per_element: float,
+    state_bytes: float = STATE_BYTES,
 ) -> RankBytes:
     """Bytes that the most-loaded sender and the most-loaded receiver move for one request."""
     shape = cache_shape(model)
@@ -110,7 +111,7 @@ def rank_kv_bytes(
     if model.attention.kind == "shared_kv":
         each = entry_bytes(model.attention.head_dim)
     cached = [layer for layer in model.each_layer if layer.mixer is Mixer.ATTENTION]
-    state = state_bytes_per_sequence(model, state_bytes=STATE_BYTES, conv_bytes=CONV_STATE_BYTES)
+    state = state_bytes_per_sequence(model, state_bytes=state_bytes, conv_bytes=CONV_STATE_BYTES)
 
     def moved(one: Transfer) -> float:
         share = len(one.tokens) / tokens

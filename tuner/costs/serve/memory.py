@@ -234,8 +234,9 @@ def state_bytes_per_request(
     ]
     if not shards:
         return ratio * _held_bytes(decoder)
+    element = states.element_bytes(decoder.architecture)
     each = max(
-        STATE_BYTES * own.state_elements + CONV_STATE_BYTES * own.conv_state_elements
+        element * own.state_elements + CONV_STATE_BYTES * own.conv_state_elements
         for _, own in shards
     )
     layers = float(sum(count for count, _ in shards))

@@ -6,8 +6,8 @@
     decode_ops   attention of one new token for each of n sequences over a past of so many tokens
     prompt_ops   attention of one prompt from its start
 
-Linear attention reads and writes its state for every new token, in fp32, and reads prompts in
-chunks; its short convolution does so with its last inputs (tuner/spec/linear_attention.py).
+Linear attention reads and writes its state for every new token, and reads prompts in chunks; its
+short convolution does so with its last inputs (tuner/spec/linear_attention.py).
 
 Sparse attention (DSA) has scores of an indexer over all earlier tokens, and attends to top_k of
 them on the compressed keys.
@@ -48,6 +48,8 @@ class MixerOps:
     tensor: int = 1
     """Ranks that share the heads."""
     software: str = ""
+    state_bytes: float = STATE_BYTES
+    """Of an element of a state of linear attention."""
 
     @property
     def heads(self) -> int:
@@ -159,7 +161,12 @@ class MixerOps:
             case AttentionKind.GATED_DELTA | AttentionKind.MAMBA2 | AttentionKind.KDA:
                 own = self.linear
                 past_bytes = 2.0 * CONV_STATE_BYTES * own.conv_state_elements
-                update = self._op("linear_update", tokens=n_Q, elements=own.state_elements)
+                update = self._op(
+                    "linear_update",
+                    tokens=n_Q,
+                    elements=own.state_elements,
+                    state_bytes=self.state_bytes,
+                )
                 return update, memory_bound(n_Q * past_bytes)
 
     def piece_Q(self, s_Q: Floats) -> Floats:

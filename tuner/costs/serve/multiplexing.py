@@ -46,7 +46,7 @@ from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import SMALL_S, ServingMachine
-from tuner.costs.serve.work import STATE_BYTES, Work, work
+from tuner.costs.serve.work import Work, work
 
 PORT_BYTES_PER_S: Final = 67e9
 """Of one multiprocessor; see above."""
@@ -125,7 +125,7 @@ def _decode_work(layer: AttentionLayer, n_Q: Floats, past_Q: Floats) -> Work:
         return work(layer.decode_core(n_Q, past_Q))
     if own.linear is not None:
         # A state of fixed size is read and written.
-        return 0.0 * n_Q, n_Q * 2.0 * STATE_BYTES * layer.linear.state_elements
+        return 0.0 * n_Q, n_Q * 2.0 * layer.state_bytes * layer.linear.state_elements
     # Few tokens or entries are read.
     width = 1.0 if layer.formats.kv == "fp8" else 2.0
     return 0.0 * n_Q, n_Q * float(own.kv_elements) * width

@@ -17,10 +17,11 @@ Work = tuple[Floats, Floats]
 """Floating-point operations, and bytes from and to memory."""
 
 STATE_BYTES: Final = 4.0
-"""Of an element of a state, fp32 by the engines' defaults (vLLM 0.33.0,
+"""Of an element of a state, fp32 by most engines' defaults (vLLM 0.33.0,
 model_executor/models/config.py, which takes `mamba_ssm_cache_dtype` or `mamba_ssm_dtype` of a
-config.json, float32 in all published ones, and layers/mamba/mamba_utils.py, `kda_state_dtype`;
-SGLang 0.5.23, configs/mamba_utils.py, `mamba2_state_dtype`)."""
+config.json for Nemotron-H and Qwen3.5, float32 in all published ones, and
+layers/mamba/mamba_utils.py, `kda_state_dtype`; SGLang 0.5.23, configs/mamba_utils.py,
+`mamba2_state_dtype`). `StateRule.element_bytes` knows the others."""
 CONV_STATE_BYTES: Final = 2.0
 """Of an element of a convolution's last inputs, in the model's bf16 (the same places)."""
 INDEX_KEY_BYTES: Final = 1.0 + 4.0 / 128.0
@@ -110,7 +111,7 @@ def _pairs(_: Op, axes: Axes) -> Work:
 def _linear_update(_: Op, axes: Axes) -> Work:
     """Count decay, write and read-out of a state, which is read and written once."""
     elements_Q = axes["tokens"] * axes["elements"]
-    return 7.0 * elements_Q, 2.0 * STATE_BYTES * elements_Q
+    return 7.0 * elements_Q, 2.0 * axes["state_bytes"] * elements_Q
 
 
 def _linear_scan(_: Op, axes: Axes) -> Work:

@@ -36,6 +36,12 @@ class StateRule:
     page_tokens: int | None = None
     """States and keys share pages of one size, whose tokens are a multiple of this; None: states
     have a pool of their own."""
+    narrow_architectures: frozenset[str] = frozenset()
+    """Models whose states have the 16 bits of the model; others are in fp32."""
+
+    def element_bytes(self, architecture: str) -> float:
+        """Bytes of an element of a state."""
+        return 2.0 if architecture in self.narrow_architectures else 4.0
 
 
 ONE_STATE: Final = StateRule()

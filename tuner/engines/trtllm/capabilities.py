@@ -34,7 +34,13 @@ from tuner.engines.place_rules import IN_TURN, PlaceTarget
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.models import EVERY, ServedModels
 from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
-from tuner.engines.serve_rules.traits import Batching, EngineTraits, MemoryFractionKind, MemoryRule
+from tuner.engines.serve_rules.traits import (
+    Batching,
+    EngineTraits,
+    MemoryFractionKind,
+    MemoryRule,
+    StateRule,
+)
 from tuner.engines.trtllm.kv import PAGES, TRANSFERS
 from tuner.spec.serving.routers import RouterPolicy
 
@@ -42,16 +48,25 @@ TRAITS: Final = EngineTraits(
     batching=Batching.WHOLE,
     step_tokens=8192,
     scheduler_s=0.5e-3,
-    memory=(MemoryRule(share=MemoryFractionKind.OF_LEFT, ratio=0.9, sampler_bytes=22.0),),
+    memory=(
+        MemoryRule(
+            share=MemoryFractionKind.OF_LEFT,
+            ratio=0.9,
+            sampler_bytes=22.0,
+            states=StateRule(narrow_architectures=frozenset({"Qwen3NextForCausalLM"})),
+        ),
+    ),
     spoilt_gemms=frozenset({"fp8", "nvfp4"}),
     experts_like={("fp8_block", Generation.BLACKWELL): "sglang"},
 )
 """Admission: the default policy GUARANTEED_NO_EVICT. Memory: `llmapi/llm_args.py`,
 `free_gpu_memory_fraction`; the sampler holds logits, as fp32, probabilities, sorted, order
-(2 + 4 + 4 + 4 + 8). Measured GEMMs of fp8 and nvfp4 hold a quantisation that static checkpoints do
-not run (6 to 9 us). Block-scaled experts were timed with DeepGEMM, which its recipes take for many
-tokens; for few they take generated kernels (`moe_config.backend: TRTLLM`), which SGLang's table
-measured."""
+(2 + 4 + 4 + 4 + 8). States: `mamba_ssm_cache_dtype` auto is that of config.json, else the type of
+the model (_torch/pyexecutor/config_utils.py, `extract_mamba_kv_cache_params`); Qwen3.5's
+`mamba_ssm_dtype`, float32, is taken, which the main branch no longer reads (pull request 16065).
+Measured GEMMs of fp8 and nvfp4 hold a quantisation that static checkpoints do not run (6 to 9 us).
+Block-scaled experts were timed with DeepGEMM, which its recipes take for many tokens; for few they
+take generated kernels (`moe_config.backend: TRTLLM`), which SGLang's table measured."""
 
 TRTLLM_DISAGGREGATED: Final = RouterCapabilities(
     name="trtllm-serve disaggregated",

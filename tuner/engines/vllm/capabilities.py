@@ -81,10 +81,17 @@ from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
 from tuner.engines.vllm.kv import CPU_PAGES, PAGES, TRANSFERS, nixl_rules
 from tuner.spec.serving.routers import RouterPolicy
 
-_STATES: Final = StateRule(per_request=2, page_tokens=16)
+_STATES: Final = StateRule(
+    per_request=2, page_tokens=16, narrow_architectures=frozenset({"Qwen3NextForCausalLM"})
+)
 """With prefix caching, its default (`mamba_cache_mode` "align"): v1/kv_cache_interface.py,
 `MambaSpec.max_memory_usage_bytes`; one more for each draft. Pages: platforms/interface.py,
-`_align_hybrid_block_size`. A prefix hit ends where a state was cached, at the end of a page."""
+`_align_hybrid_block_size`. A prefix hit ends where a state was cached, at the end of a page.
+
+Types: `--mamba-ssm-cache-dtype auto` is the type of the model (layers/mamba/mamba_utils.py,
+`_mamba_state_dtype`; vllm-project/vllm#34489), but where models/config.py reads another from
+config.json: for Nemotron-H and Qwen3.5, float32 in all published ones, and not for Qwen3-Next.
+States of KDA are float32 (`kda_state_dtype`)."""
 
 TRAITS: Final = EngineTraits(
     batching=Batching.CHUNKED,

@@ -76,12 +76,14 @@ def _states(spec: ServeSpec) -> Iterator[str]:
     """Say what linear attention keeps, and what that does to prefix caches."""
     if spec.model.linear is None:
         return
-    size = format_bytes(state_bytes_per_sequence(spec.model))
-    kept = serve_traits()[spec.goal.engine.name].memory_rule().states.per_request
+    states = serve_traits()[spec.goal.engine.name].memory_rule().states
+    element = states.element_bytes(spec.model.architecture)
+    size = format_bytes(state_bytes_per_sequence(spec.model, state_bytes=element))
+    bits = "fp32" if element == 4.0 else "16 bits"
     yield (
-        f"linear attention keeps {size} of a request, whatever its length, in fp32; memory has room"
-        f" for {format_counted(kept, 'such state')} of every running request, as the engine keeps"
-        " them at most"
+        f"linear attention keeps {size} of a request, whatever its length, in {bits}; memory has"
+        f" room for {format_counted(states.per_request, 'such state')} of every running request, as"
+        " the engine keeps them at most"
     )
     yield (
         "a prefix is found up to where its state was kept: block ids of a trace are not counted as"

@@ -39,6 +39,7 @@ from tuner.costs.serve.kv_transfer import (
     rank_kv_bytes,
     whole_s,
 )
+from tuner.engines.registry import serve_traits
 from tuner.engines.serve_capabilities import releases_by_pool
 from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
 from tuner.engines.serve_rules.kv_refusals import (
@@ -226,6 +227,7 @@ def build_kv_transfers(
     """Count the bytes of every pair of degrees."""
     degrees = tuple(dict.fromkeys(kept_by(option) for option in options))
     tokens = max(1, round(input_tokens))
+    states = serve_traits()[spec.goal.engine.name].memory_rule().states
     return KvTransfers(
         spec=spec,
         releases=releases_by_pool(spec.goal, spec.cluster.pools),
@@ -237,6 +239,7 @@ def build_kv_transfers(
                 decode=other,
                 tokens=tokens,
                 bytes_per_element=1.0 if spec.goal.kv_cache_dtype == "fp8" else 2.0,
+                state_bytes=states.element_bytes(spec.model.architecture),
             )
             for one, other in product(degrees, degrees)
         },

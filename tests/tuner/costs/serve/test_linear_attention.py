@@ -78,13 +78,17 @@ def test_states_pass_through_memory_as_on_one_h200(
     one = layer(linear_mixer(linear))
     sequences = np.array([1.0, 8.0, 64.0, 256.0])
     alone = one.machine.seconds(
-        one._op("linear_update", tokens=sequences, elements=linear.state_elements)
+        one._op("linear_update", tokens=sequences, elements=linear.state_elements, state_bytes=4.0)
     )
     assert alone * 1e6 == pytest.approx(measured_us, rel=0.25)
     # Beside it the convolution reads and writes the last three inputs of its channels, in bf16.
     conv_s = 1.5e-6 + sequences * 2 * 3 * linear.conv_channels * 2 / (0.7 * 4.8e12)
     past = np.full_like(sequences, 5000.0)
     assert one.decode_s(sequences, past) == pytest.approx(alone + conv_s)
+    # States of half the width take half the bytes.
+    narrow = replace(one, state_bytes=2.0)
+    less_s = sequences * 2 * 2 * linear.state_elements / (0.7 * 4.8e12)
+    assert alone + conv_s - narrow.decode_s(sequences, past) == pytest.approx(less_s)
     assert one.machine.estimated == {"linear_update"}
 
 

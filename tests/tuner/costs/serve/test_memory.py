@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.rows import each_row
+from tests.rows import Failures, each_row
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import (
     attention_weight_bytes,
     expert_bytes,
@@ -16,6 +18,8 @@ from tuner.costs.serve.memory import (
     state_bytes_per_request,
     weight_bytes,
 )
+from tuner.devices.catalogue import find_device
+from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.traits import StateRule
 from tuner.spec.huggingface.read import read_model
 
@@ -90,6 +94,32 @@ def test_hybrids_cache_keys_of_some_layers_and_a_state_of_the_others(
     shared = InstanceDegrees(attention_tensor=8, expert=8)
     drafted = state_bytes_per_request(decoder, BF16, shared, drafts=3)
     assert drafted == pytest.approx(4 * state_bytes / 8)
+
+
+def test_engines_keep_states_of_qwen3_next_in_different_types() -> None:
+    # 36 layers of 32 heads of 128 x 128, and 3 inputs of 8,192 channels in bf16.
+    narrow = 36 * (32 * 128 * 128 * 2 + 3 * 8192 * 2)
+    wide, one = narrow + 36 * 32 * 128 * 128 * 2, InstanceDegrees()
+    failures = Failures()
+    for name, engine, width in (
+        ("qwen3-next-80b-a3b", "vllm", 2.0),
+        ("qwen3-next-80b-a3b", "trtllm", 2.0),
+        ("qwen3-next-80b-a3b", "sglang", 4.0),
+        ("qwen3.5-397b-a17b", "vllm", 4.0),
+        ("nemotron-3-nano", "vllm", 4.0),
+        ("kimi-linear-48b-a3b", "vllm", 4.0),
+    ):
+        decoder = decoder_of(read_model(MODELS / name))
+        rule = serve_traits()[engine].memory_rule().states
+        kept = state_bytes_per_request(
+            decoder, BF16, one, states=replace(rule, per_request=1, page_tokens=None)
+        )
+        machine = ServingMachine(sheet=find_device("h200-sxm"), tables=None)
+        step = Iteration(decoder=decoder, formats=BF16, degrees=one, engine=engine, machine=machine)
+        with failures.of(name, engine):
+            assert {layer.state_bytes for _, layer in step.attention_layers} == {width}
+            assert "next" not in name or kept == (narrow if width == 2.0 else wide)
+    failures.check()
 
 
 def test_indexers_cache_a_key_of_their_own() -> None:

@@ -68,6 +68,13 @@ def test_a_plan_meets_its_targets_on_a_certified_number_of_devices(plan: ServePl
         ("nemotron-3-nano", "vllm", "46.8 MiB", {1, 2}),
         # 159 GB: two devices at least; five states of every request are kept beside the pages.
         ("qwen3-next-80b-a3b", "sglang", "73.7 MiB", {2, 4}),
+        # Two states of half the width.
+        (
+            "qwen3-next-80b-a3b",
+            "vllm",
+            "37.7 MiB of a request, whatever its length, in 16 bits",
+            {2},
+        ),
     ],
 )
 def test_hybrids_are_planned_with_their_states(
