@@ -19,6 +19,7 @@ from tuner.engines.manifest import (
     with_gradients,
 )
 from tuner.engines.registry import train_targets
+from tuner.engines.saved_bytes import SavedBytes
 from tuner.errors import UnknownTargetError
 from tuner.spec.features import features
 from tuner.spec.model import ModelSpec
@@ -51,6 +52,10 @@ TARGETS: Final[Mapping[str, Capabilities]] = {
     **{name: anything(name) for name in sorted(WRAPPERS)},
 }
 
+_SAVED_BYTES: Final[Mapping[str, Callable[[Adapters | None, int], SavedBytes]]] = {
+    target.name: target.saved_bytes for _, target in train_targets()
+}
+
 _ON_PROCESSORS: Final[Mapping[str, Capabilities]] = {
     target.name: target.on_processors
     for _, target in train_targets()
@@ -81,6 +86,22 @@ def intersection(targets: Iterable[str], *, device_kind: DeviceKind = "cuda") ->
     wrappers = (name for name in named if name in WRAPPERS)
     parts = tuple(_target(name, device_kind) for name in (*programs(named), *wrappers))
     return parts[0] if len(parts) == 1 else reduce(intersect, parts)
+
+
+def saved_bytes(
+    targets: Iterable[str], *, adapters: Adapters | None, zero_stage: int
+) -> SavedBytes:
+    """Return what checkpoints hold of a parameter; of several targets the larger of each.
+
+    Raises:
+        UnknownTargetError: a name is not in `TARGETS`.
+    """
+    each = [_SAVED_BYTES[name](adapters, zero_stage) for name in programs(targets)]
+    return SavedBytes(
+        trained=max(one.trained for one in each),
+        frozen=max(one.frozen for one in each),
+        reread=max(one.reread for one in each),
+    )
 
 
 def host_checkpoint_obstacle(

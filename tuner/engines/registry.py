@@ -12,7 +12,7 @@ and `knob_flags` in read.py. Its folder has the engine's name; a plugin has a fo
 engine that takes a placement has `PLACE_TARGET` in capabilities.py, and `emit` in placement.py.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -21,9 +21,11 @@ from typing import Final, get_args
 
 from tuner.engines.manifest import Capabilities
 from tuner.engines.place_rules import PlaceTarget
+from tuner.engines.saved_bytes import SavedBytes
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.traits import EngineTraits
 from tuner.spec.serving.goal import EngineName
+from tuner.spec.tune import Adapters
 
 TRAIN_ENGINES: Final = (
     "reference",
@@ -55,6 +57,8 @@ class Target:
     """Those runs are of its own layers, so that their band holds for it."""
     on_processors: Capabilities | None = None
     """What it can launch where the profile is of processors; None: the same."""
+    saved_bytes: Callable[[Adapters | None, int], SavedBytes]
+    """Of a parameter in its checkpoints, by what is trained and the zero_stage."""
     emitter: str = "emit"
     """Function of write.py: (verified) -> tuple of EmittedFile."""
 

@@ -23,12 +23,13 @@ def jobs_together(kinds: Sequence[Jobs], *, checkpoint_bytes: float) -> Jobs:
 
     Args:
         kinds: devices, nodes, writers and spares of each.
-        checkpoint_bytes: of the whole model.
+        checkpoint_bytes: of the whole job.
     """
     return Jobs(
         devices=sum(float(one.devices) for one in kinds),
         nodes=sum(float(one.nodes) for one in kinds),
         checkpoint_bytes=checkpoint_bytes,
+        reread_bytes=max(float(one.reread_bytes) for one in kinds),
         writers=sum(float(one.writers) for one in kinds),
         spare_nodes=sum(float(one.spare_nodes) for one in kinds),
         kinds=tuple(kinds),

@@ -10,7 +10,7 @@ Seconds of a checkpoint on hosts, as NVIDIA's resiliency extension saves it, whi
     memory     (FILES + queued) (1 + replicas) parts: the last complete files, those being written,
                and those of the processes, which wait there for a write to shared storage to end
     restart    reading the files, and a copy back to the devices; a replaced node's part comes over
-               its NICs first
+               its NICs first. Frozen weights that no checkpoint holds come from shared storage
 
 Copies to the host go into memory that was not there before. Rates of that and of the files are a
 process's, from the profile or as measured with Megatron-LM (tuner/faults/resolved.py).
@@ -32,6 +32,7 @@ from tuner.faults.reliability import (
     loss_rate_per_s,
     process_rate_per_s,
     read_s,
+    reread_s,
     stall_s,
     write_s,
 )
@@ -112,6 +113,7 @@ def run_seconds(
     writer_bytes = float(jobs.checkpoint_bytes) / float(jobs.writers)
     written_s = writer_bytes / host.save_bytes_per_s
     back_s = writer_bytes / host.load_bytes_per_s + float(copy_s(jobs, storage))
+    back_s += float(reread_s(jobs, storage))
     restart_s = reliability.restart_s
     shorter_s = restart_s
     if reliability.process_restart_s is not None:

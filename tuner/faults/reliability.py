@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.config.columns import Numbers
+from tuner.engines.saved_bytes import SavedBytes
 
 NEGLIGIBLE_RATIO = 1e-15
 """Below this a share of time is rounding."""
@@ -152,7 +153,9 @@ class Jobs:
     nodes: Numbers
     """Nodes that the devices fill, in whole nodes."""
     checkpoint_bytes: Numbers
-    """Of the whole model, every byte once."""
+    """Of one checkpoint, every byte once."""
+    reread_bytes: Numbers = 0.0
+    """Frozen weights that a checkpoint does not hold: a restart reads them, too."""
     writers: Numbers
     """Devices that each write their own part: all of them where the optimizer state is sharded and
     saved in parallel, TP * PP (one replica) otherwise."""
@@ -162,17 +165,21 @@ class Jobs:
     """The parts of a job on nodes of several kinds (kinds.py), whose sums the above are; empty
     where all nodes are identical."""
 
+    @property
+    def read_bytes(self) -> Numbers:
+        """That a restart reads from shared storage."""
+        return self.checkpoint_bytes + self.reread_bytes
 
-def checkpoint_bytes(
-    parameters: Numbers, *, weight_bytes: float = 2.0, optimizer_bytes: float = 12.0
-) -> Numbers:
+
+def checkpoint_bytes(saved: SavedBytes, *, trained: Numbers, frozen: Numbers = 0.0) -> Numbers:
     """Bytes of one checkpoint from which training continues exactly.
 
-    Model:   parameters * (2 bf16 weights + 4 fp32 master + 4 + 4 fp32 Adam moments)
-    Source:  what training with Adam in mixed precision keeps; the 13.8 TB that arXiv 2104.04473
-             states for 1,008 B parameters are 13.7 a parameter.
+    Args:
+        saved: by the engine.
+        trained: parameters that the optimizer updates.
+        frozen: the others.
     """
-    return parameters * (weight_bytes + optimizer_bytes)
+    return trained * saved.trained + frozen * saved.frozen
 
 
 def loss_rate_per_s(jobs: Jobs, reliability: FailureModel) -> Numbers:
@@ -221,12 +228,21 @@ def write_s(jobs: Jobs, storage: Storage) -> Numbers:
 
 
 def read_s(jobs: Jobs, storage: Storage) -> Numbers:
-    """Seconds to load a checkpoint: every byte is read once, then copied to the devices.
+    """Seconds to load a checkpoint and what it leaves out: every byte is read once, then copied.
 
     The broadcast between replicas is left out: that network is faster than storage.
     """
+    return _plain(_load_s(jobs.read_bytes, jobs, storage))
+
+
+def reread_s(jobs: Jobs, storage: Storage) -> Numbers:
+    """Seconds of that for the frozen weights that a checkpoint leaves out."""
+    return _plain(_load_s(jobs.reread_bytes, jobs, storage))
+
+
+def _load_s(size_bytes: Numbers, jobs: Jobs, storage: Storage) -> Numbers:
     rate = np.minimum(storage.read_bytes_per_s, storage.node_read_bytes_per_s * jobs.nodes)
-    return _plain(jobs.checkpoint_bytes / rate + copy_s(jobs, storage))
+    return size_bytes / rate + size_bytes / jobs.writers / storage.host_bytes_per_s
 
 
 def waiting_ratio(jobs: Jobs, reliability: FailureModel) -> Numbers:

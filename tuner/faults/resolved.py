@@ -8,6 +8,7 @@ import numpy as np
 
 from profilers.records import Profile
 from tuner.config.columns import Numbers, Strategies
+from tuner.engines.saved_bytes import MIXED_PRECISION, SavedBytes
 from tuner.errors import SpecError
 from tuner.faults.measured import (
     background_delay_s_per_byte,
@@ -119,13 +120,27 @@ def host_level(
 
 
 def jobs_on_pool(
-    strategies: Strategies, *, parameters: Numbers, pool: Pool, stated: Reliability
+    strategies: Strategies,
+    *,
+    parameters: Numbers,
+    pool: Pool,
+    stated: Reliability,
+    adapters: float = 0.0,
+    saved: SavedBytes = MIXED_PRECISION,
 ) -> Jobs:
     """Return the quantities of each strategy that decide its failures, on one pool.
 
     With the optimizer state sharded (ZeRO 1 and above) every device writes; otherwise one replica
     of each part. Where repairs are priced, every unused node of the pool is a spare; otherwise only
     those that the spec keeps back.
+
+    Args:
+        strategies: on the pool.
+        parameters: of the model.
+        pool: whose nodes run it.
+        stated: in the spec.
+        adapters: parameters of adapters, beside which those of the model are frozen; 0: none.
+        saved: of a parameter by the engine.
     """
     world = strategies.world
     nodes = np.ceil(world / pool.devices_per_node)
@@ -136,10 +151,15 @@ def jobs_on_pool(
     spare: Numbers = float(stated.spare_nodes)
     if stated.repair is not None:
         spare = np.maximum(pool.nodes - nodes, 0.0)
+    trained: Numbers = parameters
+    frozen: Numbers = 0.0
+    if adapters:
+        trained, frozen = adapters, parameters
     return Jobs(
         devices=world,
         nodes=nodes,
-        checkpoint_bytes=checkpoint_bytes(parameters),
+        checkpoint_bytes=checkpoint_bytes(saved, trained=trained, frozen=frozen),
+        reread_bytes=frozen * saved.reread,
         writers=writers,
         spare_nodes=spare,
     )

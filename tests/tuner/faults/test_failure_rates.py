@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from tuner.engines.saved_bytes import MIXED_PRECISION
 from tuner.faults.failure_rates import exponential_test, observed_rates, poisson_interval
 from tuner.faults.forecast import TrainingRun, forecast
 from tuner.faults.reliability import FailureModel, Jobs, Storage, checkpoint_bytes
@@ -97,7 +98,7 @@ def test_the_interruptions_of_llama_3_give_its_effective_share() -> None:
     jobs = Jobs(
         devices=float(devices),
         nodes=devices / 8,
-        checkpoint_bytes=checkpoint_bytes(405e9),
+        checkpoint_bytes=checkpoint_bytes(MIXED_PRECISION, trained=405e9),
         writers=float(devices),
     )
     # 16 M tokens a step at 400 TFLOP/s a device: 6 x 405e9 x 16e6 / (16,384 x 400e12) s.

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tuner.engines.saved_bytes import MIXED_PRECISION, SavedBytes
 from tuner.faults.goodput import goodput_step_s
 from tuner.faults.reliability import FailureModel, Jobs, Storage, checkpoint_bytes
 
@@ -78,10 +79,12 @@ def test_a_run_that_cannot_finish_is_infinitely_long_beside_ones_that_can() -> N
     assert np.isinf(steps_s[1])
 
 
-def test_a_checkpoint_holds_14_bytes_a_parameter() -> None:
-    assert checkpoint_bytes(10.0) == 140.0
+def test_a_checkpoint_holds_what_is_trained_and_what_its_engine_adds() -> None:
+    assert checkpoint_bytes(MIXED_PRECISION, trained=10.0) == 140.0
+    both = SavedBytes(trained=12.0, frozen=4.0, reread=2.0)
+    assert checkpoint_bytes(both, trained=10.0, frozen=100.0) == 520.0
     # arXiv 2104.04473 states 13.8 TB for its model of 1,008 billion parameters.
-    assert checkpoint_bytes(1008e9) == pytest.approx(13.8e12, rel=0.03)
+    assert checkpoint_bytes(MIXED_PRECISION, trained=1008e9) == pytest.approx(13.8e12, rel=0.03)
 
 
 reliabilities = st.builds(

@@ -8,6 +8,7 @@ import pytest
 
 from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
 from tuner.config.columns import Strategies
+from tuner.engines.saved_bytes import SavedBytes
 from tuner.faults.reliability import Jobs, read_s, stall_s, write_s
 from tuner.faults.resolved import (
     HOST_MEMORY_BYTES_PER_S,
@@ -80,6 +81,24 @@ def test_a_measured_machine_is_taken_and_a_stated_bandwidth_goes_before_it() -> 
     # Nothing is beside a write that training waits for.
     waiting = replace(slowed, asynchronous=False)
     assert stall_s(jobs, waiting) == pytest.approx(copied_s + 12.8)
+
+
+def test_a_restart_also_reads_weights_that_no_checkpoint_holds() -> None:
+    # Adapters of 1e8 parameters beside 1e10 frozen ones: 1.2 GB and 20 GB. 1.2 GB are written at
+    # 2 GB/s a machine by one of them in 0.6 s; 21.2 GB are read in 10.6 s and copied by eight
+    # devices at 50 GB/s in 0.053 s.
+    found = resolved(STATED, host_bytes_per_s=5e10, profile=None)
+    jobs = jobs_on_pool(
+        _strategies(data=[8.0]),
+        parameters=1e10,
+        pool=POOL,
+        stated=STATED,
+        adapters=1e8,
+        saved=SavedBytes(trained=12.0, reread=2.0),
+    )
+    assert (jobs.checkpoint_bytes, jobs.read_bytes) == (1.2e9, 2.12e10)
+    assert np.asarray(write_s(jobs, found.storage)).tolist() == pytest.approx([0.6])
+    assert np.asarray(read_s(jobs, found.storage)).tolist() == pytest.approx([10.653])
 
 
 def test_host_memory_has_the_rates_of_a_profile_where_it_has_them() -> None:

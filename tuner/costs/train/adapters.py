@@ -19,7 +19,7 @@ Not covered: biases of adapters, DoRA, adapters of linear attention and of multi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -127,6 +127,13 @@ def adapter_counts(m: ModelShape, s: Strategies) -> AdapterCounts:
         * np.where(np.greater(m.shared_ffn, 0.0), 1.0, 0.0),
         experts=s.adapts_experts * s.adapter_rank * expert * local,
     )
+
+
+def num_adapter_parameters(m: ModelShape, s: Strategies) -> Numbers:
+    """Count adapters' parameters of the whole model, without multi-token prediction."""
+    counts = adapter_counts(m, replace(s, tensor=1.0, expert=1.0, expert_tensor=1.0))
+    moe = counts.moe_layer(m) + counts.experts
+    return m.dense_layers * counts.dense_layer(m) + m.moe_layers * moe
 
 
 def _count(matrices: Sequence[AdaptedMatrix], s: Strategies) -> Numbers:

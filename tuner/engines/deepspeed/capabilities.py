@@ -23,6 +23,10 @@ Read from the package deepspeed 0.19.8 (`runtime/config.py`, `runtime/pipe/engin
 - A checkpoint is restored in another layout once `checkpoint/ds_to_universal.py` has converted it
   and the configuration has `load_universal`, not by itself.
 
+`save_checkpoint` writes the module in bf16 beside the fp32 state of what is trained; stage 3 writes
+placeholders for the module, and from stage 2 on frozen weights by themselves, unless it is called
+with `exclude_frozen_parameters` (`_save_checkpoint`, `_get_zero_frozen_param_attributes`).
+
 Adapters are PEFT's, attached before `deepspeed.initialize`, which casts them to bf16 with the
 model; ZeRO then has fp32 masters of them alone, and stage 3 partitions frozen weights too. Started
 with peft 0.21.2 on one and two ranks of a CPU, stages 0 to 3, adapters of attention and of experts.
@@ -41,13 +45,15 @@ adapters of experts, whose merged weights PEFT keeps unsharded, and frozen weigh
 Not covered: Ulysses sequence parallelism, ZenFlow, ZeRO++, MiCS and parameter offload.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
 from tuner.engines.registry import LaunchFormat, Target
+from tuner.engines.saved_bytes import MIXED_PRECISION, SINGLE_COPY, SavedBytes
 from tuner.spec.features import LONGCAT, ModelFeature
-from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS
+from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, Adapters
 
 DEEPSPEED_0_19: Final = Capabilities(
     names=("deepspeed",),
@@ -100,12 +106,21 @@ DEEPSPEED_0_19: Final = Capabilities(
     ),
 )
 
+
+def saved_bytes(tune: Adapters | None, zero_stage: int) -> SavedBytes:
+    """Return bytes of a parameter: stage 3 has no bf16 copy, stage 2 frozen weights twice."""
+    if zero_stage == 3:
+        return replace(SINGLE_COPY, frozen=2.0)
+    return replace(MIXED_PRECISION, frozen=4.0 if zero_stage == 2 else 2.0)
+
+
 TARGETS: Final = (
     Target(
         capabilities=DEEPSPEED_0_19,
         family="llm-foundry",
         software="torch-fsdp",
         runs_same_layers=False,
+        saved_bytes=saved_bytes,
     ),
 )
 FORMATS: Final = (LaunchFormat(name="deepspeed", suffixes=(".json",)),)

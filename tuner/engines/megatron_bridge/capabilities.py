@@ -18,6 +18,8 @@ Checkpoints on hosts are not planned: only Megatron-LM's were read.
 LoRA (`megatron.bridge.peft`) freezes all else; adapters have the type of the model's parameters.
 Until 0.4 all experts of a rank share one adapter, which is no adapter of each and is not planned;
 0.5 has one for each with `share_expert_adapters=False`. Its 4-bit weights are not those of nf4.
+Checkpoints hold adapters alone (`apply_peft_adapter_filter_to_state_dict` of
+training/checkpointing.py), and a restart loads `pretrained_checkpoint` first (training/setup.py).
 An adapter's first matrix is a `ColumnParallelLinear` of the rank's width (peft/utils.py,
 `ParallelLinearAdapter`), except beside layers whose input is split, `linear_proj` and `linear_fc2`.
 Fields of overrides and of `LoRA` were compared with the dataclasses of the three tags
@@ -28,7 +30,12 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.engines.manifest import restricted
-from tuner.engines.megatron_lm.capabilities import MEGATRON_0_16, MEGATRON_0_18, WITH_0_17
+from tuner.engines.megatron_lm.capabilities import (
+    MEGATRON_0_16,
+    MEGATRON_0_18,
+    WITH_0_17,
+    saved_bytes,
+)
 from tuner.engines.megatron_lm.mixers import HYBRIDS
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.spec.features import ModelFeature
@@ -87,12 +94,22 @@ BRIDGE_26_02: Final = replace(
 )
 
 TARGETS: Final = (
-    Target(capabilities=BRIDGE_26_06, family="nemo", software="megatron-2026"),
     Target(
-        capabilities=BRIDGE_26_04, family="nemo", software="megatron-2026", emitter="emit_26_04"
+        capabilities=BRIDGE_26_06, family="nemo", software="megatron-2026", saved_bytes=saved_bytes
     ),
     Target(
-        capabilities=BRIDGE_26_02, family="nemo", software="megatron-2025", emitter="emit_26_02"
+        capabilities=BRIDGE_26_04,
+        family="nemo",
+        software="megatron-2026",
+        saved_bytes=saved_bytes,
+        emitter="emit_26_04",
+    ),
+    Target(
+        capabilities=BRIDGE_26_02,
+        family="nemo",
+        software="megatron-2025",
+        saved_bytes=saved_bytes,
+        emitter="emit_26_02",
     ),
 )
 FORMATS: Final = (LaunchFormat(name="megatron-bridge"),)

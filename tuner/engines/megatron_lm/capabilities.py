@@ -63,8 +63,10 @@ from tuner.engines.megatron_lm.mixers import HYBRIDS
 from tuner.engines.place_rules import PlaceTarget
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.engines.rules.decision import Decision
+from tuner.engines.saved_bytes import MIXED_PRECISION, SINGLE_COPY, SavedBytes
 from tuner.spec.features import DEEPSEEK_V4, LONGCAT, ModelFeature, features
 from tuner.spec.model import ModelSpec
+from tuner.spec.tune import Adapters
 
 _NOT_FULL: Final = frozenset({Recompute.NONE, Recompute.SELECTIVE})
 
@@ -189,15 +191,32 @@ MEGATRON_0_16: Final = replace(
     | restricted(ModelFeature.GATED_DELTA, a2a_overlap=None),
 )
 
+
+def saved_bytes(tune: Adapters | None, zero_stage: int) -> SavedBytes:
+    """Return bytes of a parameter: bf16 weights and the fp32 state, of Megatron-FSDP fp32 alone.
+
+    The former is `sharded_state_dict` of core/optimizer/distrib_optimizer.py, the latter
+    `_init_distributed_params` of megatron_fsdp/param_and_grad_buffer.py (core_v0.16.1, 0.18.0). Of
+    adapters, which Bridge alone has, only these are saved; frozen weights in bf16 are read from the
+    pretrained checkpoint at every start.
+    """
+    return replace(SINGLE_COPY if zero_stage in (2, 3) else MIXED_PRECISION, reread=2.0)
+
+
 TARGETS: Final = (
     Target(
         capabilities=MEGATRON_0_18,
         on_processors=MEGATRON_0_19_CPU,
         family="nemo",
         software="megatron-2025",
+        saved_bytes=saved_bytes,
     ),
     Target(
-        capabilities=MEGATRON_0_16, family="nemo", software="megatron-2025", emitter="emit_0_16"
+        capabilities=MEGATRON_0_16,
+        family="nemo",
+        software="megatron-2025",
+        saved_bytes=saved_bytes,
+        emitter="emit_0_16",
     ),
 )
 FORMATS: Final = (

@@ -19,7 +19,9 @@ from typing import Final
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
 from tuner.engines.registry import Target
+from tuner.engines.saved_bytes import SavedBytes
 from tuner.spec.features import LONGCAT, NEW_MIXERS, ModelFeature
+from tuner.spec.tune import Adapters
 
 PEFT_0_21: Final = Capabilities(
     names=("transformers-peft",),
@@ -67,12 +69,20 @@ PEFT_0_21: Final = Capabilities(
     ),
 )
 
+
+def saved_bytes(tune: Adapters | None, zero_stage: int) -> SavedBytes:
+    """Return bytes of a parameter, thrice its own type; frozen ones are loaded at every start."""
+    each = 2.0 if tune is None or tune.dtype == "bf16" else 4.0
+    return SavedBytes(trained=3.0 * each, reread=2.0)
+
+
 TARGETS: Final = (
     Target(
         capabilities=PEFT_0_21,
         family="transformers",
         software="transformers",
         runs_same_layers=False,
+        saved_bytes=saved_bytes,
     ),
 )
 METRICS: Final = "peft"

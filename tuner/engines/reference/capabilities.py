@@ -9,7 +9,9 @@ from typing import Final
 
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
 from tuner.engines.registry import Target
+from tuner.engines.saved_bytes import SINGLE_COPY, SavedBytes
 from tuner.spec.features import ModelFeature
+from tuner.spec.tune import Adapters
 
 REFERENCE: Final = Capabilities(
     names=("reference",),
@@ -53,7 +55,19 @@ REFERENCE: Final = Capabilities(
 TORCHRUN: Final = replace(REFERENCE, names=("torchrun",))
 """The same program, named after its launcher."""
 
+
+def saved_bytes(tune: Adapters | None, zero_stage: int) -> SavedBytes:
+    """Return bytes of a parameter; frozen ones are drawn from the seed again and not saved."""
+    return SINGLE_COPY
+
+
 TARGETS: Final = tuple(
-    Target(capabilities=one, family="torchtitan", software="torch-fsdp", runs_same_layers=False)
+    Target(
+        capabilities=one,
+        family="torchtitan",
+        software="torch-fsdp",
+        runs_same_layers=False,
+        saved_bytes=saved_bytes,
+    )
     for one in (REFERENCE, TORCHRUN)
 )

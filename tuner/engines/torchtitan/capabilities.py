@@ -40,10 +40,11 @@ gradients and moments. A profile of the reference step does not price that
 - Names are matched by their last part, so that Qwen3.5's vision tower would get adapters too.
 - Frozen weights in 4 bits do not exist.
 
-Checkpoints are kept on shared storage alone. Its fault tolerance by replicas (torchft, `ft/`) ships
-a trainer of Llama 3 only, none of models with experts. Distributed checkpoints of PyTorch are
-restored in another layout, but the data loader asserts as many replicas as before
-(`components/dataloader.py`).
+Checkpoints are kept on shared storage alone. They hold the whole model, frozen weights too, in
+`training.dtype`, and the moments (`ModelWrapper` of `components/checkpointer/base.py`). Its fault
+tolerance by replicas (torchft, `ft/`) ships a trainer of Llama 3 only, none of models with experts.
+Distributed checkpoints of PyTorch are restored in another layout, but the data loader asserts as
+many replicas as before (`components/dataloader.py`).
 
 HSDP replicas (`data_parallel_replicate_degree` with `data_parallel_shard_degree`) are outside the
 expert-parallel mesh, as in megatron-core.
@@ -55,8 +56,9 @@ from typing import Final
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
 from tuner.engines.registry import LaunchFormat, Target
+from tuner.engines.saved_bytes import SavedBytes
 from tuner.spec.features import LONGCAT, NEW_MIXERS, ModelFeature
-from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, QKV
+from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, QKV, Adapters
 
 TORCHTITAN_0_3: Final = Capabilities(
     names=("torchtitan",),
@@ -120,12 +122,20 @@ ON_PROCESSORS: Final = replace(
     unsupported=TORCHTITAN_0_3.unsupported | {ModelFeature.GATED_DELTA},
 )
 
+
+def saved_bytes(tune: Adapters | None, zero_stage: int) -> SavedBytes:
+    """Return bytes of a parameter: `training.dtype`, that of frozen ones and of moments, too."""
+    each = 2.0 if tune is not None and tune.dtype == "bf16" else 4.0
+    return SavedBytes(trained=3.0 * each, frozen=each)
+
+
 TARGETS: Final = (
     Target(
         capabilities=TORCHTITAN_0_3,
         family="torchtitan",
         software="torch-fsdp",
         on_processors=ON_PROCESSORS,
+        saved_bytes=saved_bytes,
     ),
 )
 FORMATS: Final = (LaunchFormat(name="torchtitan", suffixes=(".toml",)),)

@@ -9,16 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tuner.config.columns import Strategies
 from tuner.config.knobs import OFFLOADS, PRICED_DISPATCHERS
 from tuner.config.tune_columns import stack_of, tune_columns
 from tuner.costs.ops import Prices
+from tuner.costs.train.adapters import num_adapter_parameters
 from tuner.costs.train.calibration import Residuals, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
 from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.expert_imbalance import expert_imbalances
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory_constants import memory_constants
-from tuner.costs.train.shapes import single
+from tuner.costs.train.shapes import number, single
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.engines.capabilities import (
@@ -148,6 +150,15 @@ def tuned_columns(spec: Spec) -> dict[str, float]:
     """Return the columns of what the goal trains on the first program's stack."""
     own = OF_TARGET[programs(spec.emit)[0]]
     return tune_columns(spec.goal.adapters, spec.model, stack_of(own.software, own.family))
+
+
+def adapter_parameters(spec: Spec) -> float:
+    """Count what is trained beside frozen weights; 0 where all weights are."""
+    if spec.goal.adapters is None:
+        return 0.0
+    shape = shape_of_model(spec.model, mtp_layers=0)
+    own = Strategies(sequence=1.0, micro_batch=1.0, num_microbatches=1.0, **tuned_columns(spec))
+    return number(num_adapter_parameters(shape, own))
 
 
 def _refuse_precision(spec: Spec, sheet: Datasheet) -> None:

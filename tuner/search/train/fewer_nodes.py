@@ -217,7 +217,7 @@ def _layout(
     full: _PricedRun, small: _PricedRun, continued: ContinuedRun, searched: "_Searched"
 ) -> FewerNodes:
     assert searched.best is not None
-    read, nodes = float(full.jobs.checkpoint_bytes), float(small.jobs.nodes)
+    read, nodes = float(full.jobs.read_bytes), float(small.jobs.nodes)
     return FewerNodes.model_validate(
         {
             "nodes": round(nodes),

@@ -18,6 +18,7 @@ from tuner.engines.capabilities import (
     host_checkpoint_obstacle,
     in_process_restart_obstacle,
     intersection,
+    saved_bytes,
 )
 from tuner.faults.forecast import RunForecast, TrainingRun, forecast
 from tuner.faults.goodput import goodput_step_s
@@ -35,7 +36,7 @@ from tuner.plans.train import (
 from tuner.search.layout_groups import layout_of, num_runners_up
 from tuner.search.ratios import Ratios
 from tuner.search.to_plan import to_alternative
-from tuner.search.train.build_problem import PricedPool
+from tuner.search.train.build_problem import PricedPool, adapter_parameters
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.finalists import simulated_s
 from tuner.search.train.gradient_buckets import saved_s, with_best_bucket
@@ -410,11 +411,14 @@ def failure_model(
 ) -> tuple[Jobs, FailureModel | None]:
     """Jobs of one decision that can fail, and how often they do."""
     stated = spec.goal.reliability
+    zero_stage = round(number(strategies.zero_stage))
     jobs = jobs_on_pool(
         single(strategies),
         parameters=float(num_parameters(spec.model)),
         pool=priced_pool.pool,
         stated=stated or NEVER_FAILS,
+        adapters=adapter_parameters(spec),
+        saved=saved_bytes(spec.emit, adapters=spec.goal.adapters, zero_stage=zero_stage),
     )
     if stated is None:
         return jobs, None
@@ -427,11 +431,10 @@ def failure_model(
         profile=profile,
         obstacle=host_checkpoint_obstacle(
             engines,
-            zero_stage=round(number(strategies.zero_stage)),
+            zero_stage=zero_stage,
             offloads_optimizer=number(strategies.optimizer_offload) > 0.0,
         ),
     )
-    zero_stage = round(number(strategies.zero_stage))
     return jobs, resolved(
         stated,
         host_bytes_per_s=sheet.host_bytes_per_s,

@@ -13,7 +13,7 @@ from tuner.config.columns import Strategies
 from tuner.config.tune_columns import NF4_BYTES, Stack, stack_of, tune_columns
 from tuner.costs.lookups import Lookups, NotedPrices
 from tuner.costs.prices.datasheet import DatasheetPrices
-from tuner.costs.train.adapters import adapter_counts, frozen_on_device
+from tuner.costs.train.adapters import adapter_counts, frozen_on_device, num_adapter_parameters
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.memory import price_memory
@@ -78,6 +78,9 @@ def test_an_adapter_has_rank_times_both_widths() -> None:
     # q and o 4096 x 4096, k and v 4096 x 1024; gate and up 4096 x 14336, down the other way.
     assert number(separate.attention) == 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024))
     assert number(separate.dense) == 16 * 3 * (4096 + 14336)
+    every = strategy(lora("all-linear"), Stack.PYTORCH, tensor=4.0)
+    layer = number(separate.attention) + number(separate.dense)
+    assert number(num_adapter_parameters(shape, every)) == 32 * layer
     fused = adapter_counts(shape, strategy(lora("all-linear"), Stack.MEGATRON))
     # One input of 4096 for q, k, v, and one for gate and up.
     assert number(separate.attention) - number(fused.attention) == 16 * 2 * 4096

@@ -20,11 +20,13 @@ from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.plan_fields import failure_model
 from tuner.search.train.plan_train import make_analytic_plan
 from tuner.search.train.pools.build_problem import build_pools_problem
+from tuner.spec.accounting import num_parameters
 from tuner.spec.cluster import Cluster, Link, Pool
 from tuner.spec.goal import Checkpoint, Reliability
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
+from tuner.spec.tune import FULL, Adapters
 
 HOUR = 3600.0
 WORKED = Path(__file__).parents[4] / "examples" / "worked" / "mixtral-8x7b-64-a100" / "spec.yaml"
@@ -138,6 +140,48 @@ def test_a_configuration_that_an_engine_cannot_copy_keeps_to_shared_storage() ->
             assert bool(message) == (choice.chosen is None)
             # Eight NICs of 200 Gbit/s a node.
             assert model.host.node_bytes_per_s == pytest.approx(NICS * 25e9)
+    failures.check()
+
+
+def test_a_checkpoint_holds_what_its_engine_saves() -> None:
+    # Adapters of rank 16 on attention of OLMoE, 16 layers of four matrices 2048 x 2048: 16 * 4 *
+    # 16 * 4096 parameters; 16 * 16 * (2048 * 4 + 4096) where q, k and v share one of them.
+    separate, fused, full = 4_194_304, 3_145_728, num_parameters(read_model(OLMOE))
+    lora = Adapters(method="lora", rank=16)
+    half = lora.model_copy(update={"dtype": "bf16"})
+    quantised = lora.model_copy(update={"method": "qlora"})
+    failures = Failures()
+    for emit, tune, stage, saved, reread in (
+        (("reference",), FULL, 1, 12 * full, 0),
+        (("megatron-lm", "slurm"), FULL, 1, 14 * full, 0),
+        (("megatron-lm",), FULL, 3, 12 * full, 0),
+        (("megatron-lm", "reference"), FULL, 1, 14 * full, 0),
+        (("torchtitan",), FULL, 2, 12 * full, 0),
+        (("deepspeed",), FULL, 2, 14 * full, 0),
+        (("deepspeed",), FULL, 3, 12 * full, 0),
+        (("transformers-peft",), FULL, 3, 6 * full, 0),
+        (("reference",), lora, 1, 12 * fused, 0),
+        (("megatron-bridge",), half, 1, 14 * fused, 2 * full),
+        (("megatron-bridge",), half, 2, 12 * fused, 2 * full),
+        (("torchtitan",), lora, 3, 12 * fused + 4 * full, 0),
+        (("torchtitan",), half, 3, 6 * fused + 2 * full, 0),
+        (("deepspeed",), half, 1, 14 * separate + 2 * full, 0),
+        (("deepspeed",), half, 2, 14 * separate + 4 * full, 0),
+        (("deepspeed",), half, 3, 12 * separate + 2 * full, 0),
+        (("transformers-peft",), quantised, 0, 12 * separate, 2 * full),
+        (("transformers-peft",), half, 3, 6 * separate, 2 * full),
+    ):
+        spec = spec_with(Checkpoint())
+        goal = spec.goal.model_copy(update={"tune": tune})
+        spec = spec.model_copy(update={"goal": goal, "emit": emit})
+        strategies = Strategies(
+            sequence=4096.0, micro_batch=1.0, num_microbatches=4.0, data=16.0, zero_stage=stage
+        )
+        jobs, _ = failure_model(
+            spec, price_pool(spec.cluster.pools[0], residuals=shipped()), strategies
+        )
+        with failures.of(emit, tune, stage):
+            assert (jobs.checkpoint_bytes, jobs.reread_bytes) == (saved, reread)
     failures.check()
 
 

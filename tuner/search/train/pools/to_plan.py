@@ -19,7 +19,7 @@ from tuner.costs.train.shapes import number, single
 from tuner.faults.forecast import RunForecast
 from tuner.faults.goodput import goodput_step_s
 from tuner.faults.kinds import jobs_together, slowest
-from tuner.faults.reliability import FailureModel, Jobs, checkpoint_bytes
+from tuner.faults.reliability import FailureModel, Jobs
 from tuner.plans.stage_placement import StageDevices, StagePlacement
 from tuner.plans.train import Band, RankAtRisk, StagePrediction, TrainPrediction
 from tuner.search.train.layouts import to_stages
@@ -36,7 +36,6 @@ from tuner.search.train.pools.build_problem import PoolsProblem
 from tuner.search.train.pools.chains import Chain, stretches
 from tuner.search.train.search_result import decision_fields
 from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
-from tuner.spec.accounting import num_parameters
 from tuner.spec.cluster import Pool
 
 
@@ -293,8 +292,8 @@ def _failure_model(chain: Chain, problem: PoolsProblem) -> tuple[Jobs, FailureMo
         kinds.append(jobs)
         if reliability is not None:
             reliabilities.append(reliability)
-    parameters = float(num_parameters(problem.any_pool.model))
-    jobs = jobs_together(kinds, checkpoint_bytes=number(checkpoint_bytes(parameters)))
+    # Each was given all parameters of the model.
+    jobs = jobs_together(kinds, checkpoint_bytes=number(kinds[0].checkpoint_bytes))
     return jobs, slowest(reliabilities) if reliabilities else None
 
 
