@@ -131,8 +131,8 @@ def jobs_on_pool(
     """Return the quantities of each strategy that decide its failures, on one pool.
 
     With the optimizer state sharded (ZeRO 1 and above) every device writes; otherwise one replica
-    of each part. Where repairs are priced, every unused node of the pool is a spare; otherwise only
-    those that the spec keeps back.
+    of each part. Spares are those that the spec keeps back, which a job allocates and pays for;
+    other unused nodes of the pool come through the queue, after a time that nobody knows.
 
     Args:
         strategies: on the pool.
@@ -148,9 +148,6 @@ def jobs_on_pool(
         strategies.tensor, strategies.expert * strategies.expert_tensor
     )
     writers = np.where(np.greater(strategies.zero_stage, 0.0), world, np.minimum(world, parts))
-    spare: Numbers = float(stated.spare_nodes)
-    if stated.repair is not None:
-        spare = np.maximum(pool.nodes - nodes, 0.0)
     trained: Numbers = parameters
     frozen: Numbers = 0.0
     if adapters:
@@ -161,7 +158,7 @@ def jobs_on_pool(
         checkpoint_bytes=checkpoint_bytes(saved, trained=trained, frozen=frozen),
         reread_bytes=frozen * saved.reread,
         writers=writers,
-        spare_nodes=spare,
+        spare_nodes=float(stated.spare_nodes),
     )
 
 

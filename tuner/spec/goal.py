@@ -190,10 +190,10 @@ class Reliability(Record):
     machines and links `node_mtbf`, those of software `process_mtbf`."""
     checkpoint: Checkpoint = Checkpoint()
     spare_nodes: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """Spare machines of the cluster, not used by the plan. A spare replaces machines of its own
-    pool only, so over several pools spares are apportioned by the number of machines
-    (Sainte-Lague's rule: the first from the largest pool), and every pool keeps one working
-    machine."""
+    """Spare machines of the cluster, not used by the plan. A job allocates and pays for them; other
+    machines that it leaves unused are no spares. A spare replaces machines of its own pool only, so
+    over several pools spares are apportioned by the number of machines (Sainte-Lague's rule: the
+    first from the largest pool), and every pool keeps one working machine."""
     repair: PositiveSeconds | None = None
     """Repair time of a failed machine; absent: repaired before spares run out."""
     without_spare: Literal["wait", "continue", "auto"] = "wait"

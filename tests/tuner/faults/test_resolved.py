@@ -141,11 +141,11 @@ def test_columns_say_who_writes_and_how_many_machines_they_fill() -> None:
     assert jobs.spare_nodes == 0.0
 
 
-def test_unused_machines_stand_by_once_repairs_are_priced() -> None:
-    strategies = _strategies(data=[256.0, 128.0])
-    stated = STATED.model_copy(update={"repair": 86400.0})
-    jobs = jobs_on_pool(strategies, parameters=1e10, pool=POOL, stated=stated)
-    assert np.asarray(jobs.spare_nodes).tolist() == [0.0, 16.0]
+def test_spares_are_those_that_the_spec_keeps_back_and_no_other_unused_machines() -> None:
+    # Of 32 machines, 16 train and one is kept back: a job allocates 17 and pays for them.
+    stated = STATED.model_copy(update={"repair": 86400.0, "spare_nodes": 1})
+    jobs = jobs_on_pool(_strategies(data=[128.0]), parameters=1e10, pool=POOL, stated=stated)
+    assert jobs.spare_nodes == 1.0
 
 
 def test_the_usual_rate_of_all_machines_writes_and_reads_a_checkpoint() -> None:
