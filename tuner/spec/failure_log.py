@@ -13,7 +13,8 @@
 
 Further columns and lines are ignored. A table and NVRx's log do not say how much was observed:
 `goal.reliability.log` states devices, devices of a node, and the period where there are no times.
-Of sacct's jobs it is the sum over jobs; devices are those of `gres/gpu`, else `devices_per_node`.
+Of sacct's jobs it is the sum over jobs; devices are those of `gres/gpu`, else `devices_per_node`,
+which is the cluster's (tuner/spec/read.py) unless it is stated.
 
 Source: sacct(1) of Slurm 24.05; shared_utils/profiling.py of nvidia-resiliency-ext 0.5.
 
@@ -69,8 +70,9 @@ class StatedLog(Record):
     tuner/spec/failure_log.py."""
     devices: Count | None = None
     """That were observed; absent: sacct's jobs say it."""
-    devices_per_node: Count = 8
-    """For the nodes of a table, and the devices of jobs whose AllocTRES has none."""
+    devices_per_node: Count | None = None
+    """For the nodes of a table, and the devices of jobs whose AllocTRES has none; absent: as in all
+    pools of the cluster."""
     period: PositiveSeconds | None = None
     """That was observed; absent: as many mean gaps between the log's times as it has times."""
     components: Annotated[tuple[Component, ...], Field(min_length=1)] = COMPONENTS
@@ -191,6 +193,12 @@ def _of_table(
             raise SpecError(
                 one_line(f"{source}: {where}: {field}: {problem['msg']}, not {problem['input']!r}")
             ) from error
+        if number and ("time" in row) != bool(times):
+            has, others = ("a", "none") if "time" in row else ("no", "one")
+            raise SpecError(
+                f"{source}: {where}: {has} time, though lines above have {others}; give every line"
+                " its time, or none"
+            )
         if "time" in row:
             times.append(_seconds(row["time"], f"{source}: {where}"))
             if len(times) > 1 and times[-1] < times[-2]:
@@ -198,8 +206,6 @@ def _of_table(
                     f"{source}: {where}: time {shown_value(row['time'])} lies before that of the"
                     " line above; sort the log by time"
                 )
-        elif times:
-            raise SpecError(f"{source}: {where}: no time, though lines above have one")
         if event.component in counts:
             counts[event.component] += event.count
             clock += times[-1:] * event.count
@@ -261,7 +267,7 @@ def _observed(
             f"{source}: goal.reliability.log.period: {period:g} s are shorter than the log, whose"
             f" times span {span:g} s"
         )
-    nodes = math.ceil(stated.devices / stated.devices_per_node)
+    nodes = math.ceil(stated.devices / _devices_per_node(stated, source))
     return FailureLog(
         counts=counts,
         device_s=stated.devices * period,
@@ -293,7 +299,7 @@ def _of_jobs(text: str, stated: StatedLog, source: str) -> FailureLog:
             raise SpecError(f"{where}: End {row['End']} lies before Start {row['Start']}")
         nodes = _whole(row["NNodes"], f"{where}: NNodes")
         gpus = _GPUS.search(row.get("AllocTRES") or "")
-        devices = int(gpus[1]) if gpus else nodes * stated.devices_per_node
+        devices = int(gpus[1]) if gpus else nodes * _devices_per_node(stated, where)
         spans.append((start, end, nodes))
         device_s += devices * (end - start)
         component = OF_STATE.get((row["State"] or "").split(" ")[0])
@@ -324,6 +330,15 @@ def _of_jobs(text: str, stated: StatedLog, source: str) -> FailureLog:
         period_s=node_s / mean_nodes,
         left_out=left_out,
     )
+
+
+def _devices_per_node(stated: StatedLog, where: str) -> int:
+    if stated.devices_per_node is None:
+        raise SpecError(
+            f"{where}: goal.reliability.log.devices_per_node: state how many devices a machine of"
+            " the log has; it does not say so, and the cluster's pools differ"
+        )
+    return stated.devices_per_node
 
 
 def _whole(value: Any, where: str) -> int:

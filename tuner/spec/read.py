@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from profilers.steps.config import LayerKind
 from tuner.errors import SpecError
+from tuner.spec.cluster import Cluster
 from tuner.spec.failure_log import FailureLog, read_failure_log
 from tuner.spec.files import shown_path
 from tuner.spec.goal import TrainGoal
@@ -40,7 +41,7 @@ def read_spec(path: Path) -> Spec:
         )
     if file.goal.adapters is not None:
         _check_adapters(file.goal.adapters, model, source)
-    goal, failures = _with_failures(file.goal, source)
+    goal, failures = _with_failures(file.goal, file.cluster, source)
     return Spec(
         path=path,
         model_path=file.model,
@@ -65,8 +66,10 @@ def _check_goal_kind(raw: dict[str, Any], source: str) -> None:
         )
 
 
-def _with_failures(goal: TrainGoal, source: str) -> tuple[TrainGoal, FailureLog | None]:
-    """Fill in the rates that a failure log shows."""
+def _with_failures(
+    goal: TrainGoal, cluster: Cluster, source: str
+) -> tuple[TrainGoal, FailureLog | None]:
+    """Fill in the rates that a failure log shows, by default of machines like the cluster's."""
     stated = goal.reliability
     if stated is None or stated.log is None:
         return goal, None
@@ -75,7 +78,10 @@ def _with_failures(goal: TrainGoal, source: str) -> tuple[TrainGoal, FailureLog 
             f"{source}: goal.reliability: the log says how often devices and machines fail; leave"
             " out device_mtbf, node_mtbf, nodes_lost and process_mtbf"
         )
-    log = read_failure_log(stated.log)
+    own, sizes = stated.log, {pool.devices_per_node for pool in cluster.pools}
+    if own.devices_per_node is None and len(sizes) == 1:
+        own = own.model_copy(update={"devices_per_node": sizes.pop()})
+    log = read_failure_log(own)
     rates = {
         "device_mtbf": log.device_mtbf_s,
         "node_mtbf": log.node_mtbf_s,

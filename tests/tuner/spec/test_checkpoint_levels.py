@@ -110,9 +110,9 @@ def test_a_log_parts_what_takes_a_machine_from_software(
     one = _read(tiny_spec(), {"log": stated_log})
     both = _read(tiny_spec(), {"log": stated_log, "checkpoint": {"levels": "auto"}})
     for stated in (one, both):
-        # Two nodes for 1000 hours, of which software loses none.
+        # Four machines of four devices, as in the cluster, for 1000 hours; software loses none.
         assert stated.device_mtbf == pytest.approx(16_000 * HOUR / 4)
-        assert stated.node_mtbf == pytest.approx(2000 * HOUR / 3)
-        assert stated.process_mtbf == pytest.approx(2000 * HOUR / 6)
+        assert stated.node_mtbf == pytest.approx(4000 * HOUR / 3)
+        assert stated.process_mtbf == pytest.approx(4000 * HOUR / 6)
     with pytest.raises(SpecError, match="leave out device_mtbf, node_mtbf, nodes_lost and process"):
         _read(tiny_spec(), {"log": stated_log, "process_mtbf": "10h"})

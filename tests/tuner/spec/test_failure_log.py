@@ -1,14 +1,21 @@
 """Failure logs of every format, and what is refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tuner.errors import SpecError
 from tuner.spec.failure_log import FailureLog, StatedLog, read_failure_log
+from tuner.spec.read import read_spec
 
-OBSERVED: dict[str, object] = {"devices": 1024, "period": 54 * 86_400.0}
+OBSERVED: dict[str, object] = {
+    "devices": 1024,
+    "devices_per_node": 8,
+    "period": 54 * 86_400.0,
+}
 
 SACCT = """\
 JobID|State|Start|End|NNodes|AllocTRES
@@ -50,8 +57,7 @@ def test_counts_without_times_give_rates(tmp_path: Path) -> None:
         tmp_path,
         "component,count\ndevice,1\nnode,2\nsoftware,9\n",
         components=("device", "node"),
-        devices_per_node=4,
-        **OBSERVED,
+        **(OBSERVED | {"devices_per_node": 4}),
     )
     assert machines.node_mtbf_s == 256 * 54 * 86_400.0 / 2
 
@@ -61,7 +67,7 @@ def test_tables_of_times_as_csv_and_as_json_lines_are_the_same(tmp_path: Path) -
     rows = list(zip(lines, ("device", "node", "node"), strict=True))
     table = "time,component\n" + "".join(f"{time}, {what}\n" for time, what in rows)
     objects = "".join(json.dumps({"time": time, "component": what}) + "\n" for time, what in rows)
-    one, other = (read(tmp_path, text, devices=16) for text in (table, objects))
+    one, other = (read(tmp_path, text, devices=16, devices_per_node=8) for text in (table, objects))
     assert one == other
     assert one.clock_s == (0.0, 3600.0, 21_600.0)
     # Three failures, whose mean gap is three hours.
@@ -70,7 +76,7 @@ def test_tables_of_times_as_csv_and_as_json_lines_are_the_same(tmp_path: Path) -
 
 
 def test_sacct_gives_failures_and_how_long_nodes_ran(tmp_path: Path) -> None:
-    log = read(tmp_path, SACCT)
+    log = read(tmp_path, SACCT, devices_per_node=8)
     day = 86_400.0
     node_s = (16 + 2 * 8 + 16 * (300 / day + 10 / 24 + 6 / 24)) * day
     assert log.counts == {"device": 0, "node": 1, "link": 0, "software": 1}
@@ -84,15 +90,15 @@ def test_sacct_gives_failures_and_how_long_nodes_ran(tmp_path: Path) -> None:
 
 
 def test_the_resiliency_extension_counts_a_failure_once(tmp_path: Path) -> None:
-    log = read(tmp_path, NVRX, devices=64)
+    log = read(tmp_path, NVRX, devices=64, devices_per_node=8)
     assert log.counts == {"device": 0, "node": 2, "link": 0, "software": 0}
     assert log.clock_s == (0.0, 3 * 86_400.0)
-    software = read(tmp_path, NVRX, devices=64, components=("software",))
+    software = read(tmp_path, NVRX, components=("software",), **OBSERVED)
     assert software.counts == {"software": 2}
 
 
 def test_a_log_is_read_again_from_what_a_plan_keeps(tmp_path: Path) -> None:
-    log = read(tmp_path, SACCT)
+    log = read(tmp_path, SACCT, devices_per_node=8)
     assert read(tmp_path, log.model_dump_json()) == log
 
 
@@ -125,7 +131,22 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
     "a time is missing": (
         "time,component\n1,node\n,node\n",
         OBSERVED,
-        "line 3: no time, though lines above have one",
+        "line 3: no time, though lines above have one; give every line its time, or none",
+    ),
+    "a time comes late": (
+        "time,component\n,node\n,node\n5,node\n",
+        OBSERVED,
+        "line 4: a time, though lines above have none; give every line its time, or none",
+    ),
+    "machines of unknown size": (
+        "component\nnode\n",
+        {"devices": 8, "period": 3600.0},
+        "goal.reliability.log.devices_per_node: state how many devices a machine of the log has",
+    ),
+    "jobs of unknown size": (
+        SACCT,
+        {},
+        "line 5: goal.reliability.log.devices_per_node: state how many devices a machine",
     ),
     "how many": ("component\nnode\n", {}, "goal.reliability.log.devices: state how many devices"),
     "how long": ("component\nnode\n", {"devices": 8}, "log.period: state how long the devices"),
@@ -171,3 +192,33 @@ def test_unusable_logs_are_refused_in_a_line(tmp_path: Path) -> None:
         else:
             wrong.append((name, "read"))
     assert not wrong, wrong
+
+
+def test_machines_of_a_log_are_by_default_those_of_the_cluster(
+    tiny_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    file, log = tiny_spec(), tmp_path / "failures.csv"
+    log.write_text("component,count\nnode,2\n", encoding="utf-8")
+    keys = yaml.safe_load(file.read_text())
+    (pool,) = keys["cluster"]["pools"]
+    # 64 devices in machines of 4 are 16 machines; as stated, 8 of 8.
+    for stated, sizes, nodes in (
+        ({}, (4,), 16),
+        ({}, (4, 4), 16),
+        ({"devices_per_node": 8}, (4, 2), 8),
+    ):
+        keys["cluster"]["pools"] = [
+            pool | {"name": f"pool{index}", "devices_per_node": size}
+            for index, size in enumerate(sizes)
+        ]
+        observed = {"path": str(log), "devices": 64, "period": "10d"} | stated
+        keys["goal"]["reliability"] = {"restart": "10min", "log": observed}
+        file.write_text(yaml.safe_dump(keys))
+        goal = read_spec(file).goal
+        assert goal.reliability is not None
+        assert goal.reliability.node_mtbf == nodes * 10 * 86_400.0 / 2
+    keys["goal"]["reliability"]["log"].pop("devices_per_node")
+    file.write_text(yaml.safe_dump(keys))
+    with pytest.raises(SpecError, match=r"log\.devices_per_node: state how many") as refused:
+        read_spec(file)
+    assert "\n" not in str(refused.value)
