@@ -26,6 +26,7 @@ from typing import Final
 from tuner.faults.levels import FailureClass, FailureRates, Level, RunSeconds
 from tuner.faults.reliability import (
     FailureModel,
+    HostLevel,
     Jobs,
     copy_s,
     fresh_copy_s,
@@ -68,8 +69,7 @@ def obstacle(jobs: Jobs, reliability: FailureModel, *, replicas: int, step_s: fl
     if host.memory_bytes is not None and needed > host.memory_bytes:
         return (
             f"checkpoints on hosts with {format_counted(replicas, 'replica')} take"
-            f" {format_bytes(needed)} of a node's memory, and host_memory is"
-            f" {format_bytes(host.memory_bytes)}"
+            f" {format_bytes(needed)} of a node's memory, and {memory_words(host)}"
         )
     if host.interval_s is not None and host.interval_s < step_s:
         return (
@@ -88,6 +88,12 @@ def host_bytes(jobs: Jobs, *, replicas: int, queued: int = 1) -> float:
         queued: copies that processes hold at one time, as they are not written yet.
     """
     return (FILES + queued) * (1 + replicas) * _part_bytes(jobs)
+
+
+def memory_words(host: HostLevel) -> str:
+    """Say what copies may take of a node's memory, where that is known."""
+    default = ", half of what was measured" if host.memory_is_assumed else ""
+    return f"host_memory is {format_bytes(host.memory_bytes or 0.0)}{default}"
 
 
 def failure_rates(jobs: Jobs, reliability: FailureModel) -> FailureRates:

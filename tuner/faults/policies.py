@@ -21,7 +21,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tuner.faults.interval import CheckpointCycle, best_work_s, cycle
-from tuner.faults.level_seconds import failure_rates, host_bytes, obstacle, run_seconds
+from tuner.faults.level_seconds import (
+    failure_rates,
+    host_bytes,
+    memory_words,
+    obstacle,
+    run_seconds,
+)
 from tuner.faults.levels import FailureRates, Level, RunSeconds, SavePolicy
 from tuner.faults.reliability import FailureModel, Jobs, waiting_ratio
 from tuner.faults.two_levels import LevelShares, level_shares, queued_copies, unfinished
@@ -145,9 +151,8 @@ def _impossible(reliability: FailureModel, price: "_Price") -> str:
         return (
             f"checkpoints on hosts that wait for a write to shared storage of"
             f" {format_s(seconds.durable_after_s[Level.SHARED])} take"
-            f" {format_bytes(price.least_bytes)} of a node's memory, and host_memory is"
-            f" {format_bytes(host.memory_bytes or 0.0)}; state a longer host_interval or more"
-            " host_memory"
+            f" {format_bytes(price.least_bytes)} of a node's memory, and {memory_words(host)};"
+            " state a longer host_interval or more host_memory"
         )
     if host.interval_s is not None and reliability.interval_s is None:
         return (

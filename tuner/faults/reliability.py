@@ -80,6 +80,8 @@ class HostLevel:
     """Of one writer, from such files."""
     memory_bytes: float | None = None
     """Of a node, that copies may take; None: not known."""
+    memory_is_assumed: bool = False
+    """It is a default share of the measured memory."""
     replicas: tuple[int, ...]
     """Numbers of other nodes that may hold a node's copy, to choose from."""
     together_ratio: float

@@ -34,6 +34,11 @@ one H200 (examples/profiles/h200-megatron-lm).
     load     the same back, with all that the engine does meanwhile: 10.6 and 12.4 s
 """
 
+TMPFS_RATIO: Final = 0.5
+"""Of a node's memory, that files in it may take: the size of a tmpfs unless its mount says another
+one (Documentation/filesystems/tmpfs.rst of Linux). Launch files name a folder below /dev/shm, which
+is one; the rest is for processes and for cached files."""
+
 
 def resolved(
     stated: Reliability,
@@ -104,13 +109,12 @@ def host_level(
     checkpoint = stated.checkpoint
     if not checkpoint.keeps_host_copies:
         return None
-    measured = None if profile is None else float(profile.header.machine.host_memory_bytes)
-    memory = measured if checkpoint.host_memory is None else float(checkpoint.host_memory)
     return HostLevel(
         node_bytes_per_s=nic_bytes_per_s * pool.nics / pool.oversubscription,
         save_bytes_per_s=_memory_rates(profile)["save"],
         load_bytes_per_s=_memory_rates(profile)["load"],
-        memory_bytes=memory,
+        memory_bytes=_host_memory_bytes(stated, profile),
+        memory_is_assumed=checkpoint.host_memory is None,
         replicas=(0, 1, 2) if checkpoint.replicas == "auto" else (checkpoint.replicas,),
         together_ratio=stated.lost_together,
         is_optional=checkpoint.levels == "auto",
@@ -160,6 +164,14 @@ def jobs_on_pool(
         writers=writers,
         spare_nodes=float(stated.spare_nodes),
     )
+
+
+def _host_memory_bytes(stated: Reliability, profile: Profile | None) -> float | None:
+    """Bytes of a node that copies may take; None where neither the spec nor the profile knows."""
+    if stated.checkpoint.host_memory is not None:
+        return float(stated.checkpoint.host_memory)
+    measured = 0 if profile is None else profile.header.machine.host_memory_bytes
+    return TMPFS_RATIO * measured if measured else None
 
 
 def _restart_s(stated: Reliability, profile: Profile | None) -> float:

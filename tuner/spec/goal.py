@@ -126,8 +126,9 @@ class Checkpoint(Record):
     """Other machines that hold a copy of a machine's, from which a lost one is restored; `auto`:
     optimised."""
     host_memory: Bytes | None = None
-    """Memory of a machine that copies may take; absent: all that the profile measured, otherwise
-    without limit, and the plan says what they take."""
+    """Memory of a machine that copies may take; absent: half of what the profile measured, the size
+    of a memory file system unless it is mounted with another one, otherwise without limit, and the
+    plan says what they take."""
 
     @model_serializer(mode="wrap")
     def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
 from tuner.config.columns import Strategies
 from tuner.engines.saved_bytes import SavedBytes
+from tuner.faults.level_seconds import obstacle
 from tuner.faults.reliability import Jobs, read_s, stall_s, write_s
 from tuner.faults.resolved import (
     HOST_MEMORY_BYTES_PER_S,
@@ -121,6 +122,32 @@ def test_host_memory_has_the_rates_of_a_profile_where_it_has_them() -> None:
         level = host_level(both, pool=POOL, nic_bytes_per_s=5e10, profile=measured, obstacle="")
         assert level is not None
         assert (level.save_bytes_per_s, level.load_bytes_per_s) == expected
+
+
+def test_copies_on_hosts_may_by_default_take_half_of_the_measured_memory() -> None:
+    # Of 1e12 bytes. 1e12 bytes of checkpoints are 250 GB on each of four machines, thrice (two
+    # files and what waits): 750 GB. A profile that was imported does not know the memory.
+    jobs = Jobs(devices=32.0, nodes=4.0, checkpoint_bytes=1e12, writers=32.0)
+    unknown = _profile()
+    machine = unknown.header.machine.model_copy(update={"host_memory_bytes": 0})
+    header = unknown.header.model_copy(update={"machine": machine})
+    unknown = unknown.model_copy(update={"header": header})
+    for stated, profile, memory, reason in (
+        (None, _profile(), 5e11, "host_memory is 466 GiB, half of what was measured"),
+        (6 * 10**11, _profile(), 6e11, "and host_memory is 559 GiB"),
+        (8 * 10**11, _profile(), 8e11, ""),
+        (None, None, None, ""),
+        (None, unknown, None, ""),
+    ):
+        checkpoint = Checkpoint(levels=TWO_LEVELS, host_memory=stated)
+        both = STATED.model_copy(update={"checkpoint": checkpoint})
+        host = host_level(both, pool=POOL, nic_bytes_per_s=5e10, profile=profile, obstacle="")
+        assert host is not None
+        assert host.memory_bytes == memory
+        model = resolved(both, host_bytes_per_s=5e10, profile=profile, host=host)
+        left_out = obstacle(jobs, model, replicas=0, step_s=1.0)
+        assert left_out.endswith(reason)
+        assert bool(left_out) == bool(reason)
 
 
 def test_columns_say_who_writes_and_how_many_machines_they_fill() -> None:
