@@ -27,4 +27,6 @@ def goodput_step_s(
     else:
         ratio = np.asarray(choose_policy(jobs, reliability, step_s=float(undisturbed_s)).ratio)
     finishes = ratio >= LEAST_EFFECTIVE_RATIO
+    if reliability.interval_s is not None:
+        finishes = finishes & (undisturbed_s <= reliability.interval_s)
     return np.where(finishes, undisturbed_s / np.where(finishes, ratio, 1.0), np.inf)

@@ -19,8 +19,9 @@ that advances training is tau / E, and its best tau does not depend on R and w:
 
 A write must be done before the next checkpoint begins, so tau >= w; and a checkpoint follows a
 whole step, so tau >= one step. Both only matter where they exceed the best tau: the share falls on
-both sides of it. Where failures are so frequent that a write outlasts the best tau, training waits
-for it as if it were synchronous if that wastes less.
+both sides of it. A stated tau that is shorter than a step is refused. Where failures are so
+frequent that a write outlasts the best tau, training waits for it as if it were synchronous if that
+wastes less.
 
 What background writes take from the computation beside them is part of c (reliability.py).
 
@@ -47,6 +48,7 @@ from tuner.faults.reliability import (
     waiting_ratio,
     write_s,
 )
+from tuner.units import format_s
 
 NEWTON_STEPS = 8
 """From Young's interval the error squares each time; 5 reach the last digit of a double."""
@@ -109,8 +111,19 @@ def interval_steps(work_s: float, *, background_s: float, step_s: float) -> int:
     return max(round(work_s / step_s), math.ceil(background_s / step_s - ROUNDING), 1)
 
 
+def step_obstacle(reliability: FailureModel, *, step_s: float) -> str:
+    """Say why the stated interval is not possible with a step; empty where it is, or none is."""
+    stated_s = reliability.interval_s
+    if stated_s is None or stated_s >= step_s:
+        return ""
+    return f"interval {format_s(stated_s)} is shorter than a step of {format_s(step_s)}"
+
+
 def cycle(jobs: Jobs, reliability: FailureModel, *, step_s: Numbers) -> CheckpointCycle:
-    """Return the cycle of every candidate, with the best or the stated checkpoint interval."""
+    """Return the cycle of every candidate, with the best or the stated checkpoint interval.
+
+    The latter may be shorter than the step of a candidate, which is then not possible.
+    """
     storage = reliability.storage
     chosen = _cycle(jobs, reliability, step_s=step_s)
     if not storage.asynchronous:
@@ -130,12 +143,12 @@ def _cycle(jobs: Jobs, reliability: FailureModel, *, step_s: Numbers) -> Checkpo
     background_s = written_s if storage.asynchronous else written_s * 0.0
     wanted_s: Numbers
     if reliability.interval_s is None:
-        wanted_s = best_work_s(failures_per_s=rate, stall_s=stopped_s)
+        wanted_s = np.maximum(best_work_s(failures_per_s=rate, stall_s=stopped_s), step_s)
     else:
         wanted_s = reliability.interval_s
     return CheckpointCycle(
         failures_per_s=rate,
-        work_s=np.maximum(np.maximum(wanted_s, background_s), step_s),
+        work_s=np.maximum(wanted_s, background_s),
         stall_s=stopped_s,
         background_s=background_s,
         restart_s=_restart_s(jobs, reliability),

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from profilers.records import Record, Seconds
-from tuner.faults.interval import CheckpointCycle, cycle, interval_steps
+from tuner.faults.interval import CheckpointCycle, cycle, interval_steps, step_obstacle
 from tuner.faults.levels import Level
 from tuner.faults.policies import HostPolicy, PolicyChoice, choose_policy
 from tuner.faults.reliability import (
@@ -249,21 +249,24 @@ def run_shares(jobs: Jobs, reliability: FailureModel, *, step_s: float) -> RunSh
 
     Where no stated ones are possible nothing trains, and the reason says why.
     """
+    short = step_obstacle(reliability, step_s=step_s)
     if reliability.host is None:
-        return _on_shared_storage(cycle(jobs, reliability, step_s=step_s), jobs, reliability)
+        times = cycle(jobs, reliability, step_s=step_s)
+        return _without_training(_on_shared_storage(times, jobs, reliability), short)
     choice = choose_policy(jobs, reliability, step_s=step_s)
     if choice.chosen is not None:
         own = _on_both_levels(choice.chosen, jobs, reliability)
     elif choice.is_shared_enough:
         own = _on_shared_storage(choice.shared_only, jobs, reliability)
     else:
-        own = replace(
-            _on_shared_storage(choice.shared_only, jobs, reliability),
-            training=0.0,
-            checkpoints=0.0,
-            reason="; ".join(choice.left_out),
-        )
-    return replace(own, levels=_levels(choice, step_s=step_s))
+        own = _on_shared_storage(choice.shared_only, jobs, reliability)
+        short = short or "; ".join(choice.left_out)
+    return replace(_without_training(own, short), levels=_levels(choice, step_s=step_s))
+
+
+def _without_training(own: RunShares, reason: str) -> RunShares:
+    """Let nothing train where there is a reason; the shares themselves where there is none."""
+    return replace(own, training=0.0, checkpoints=0.0, reason=reason) if reason else own
 
 
 def _reason(times: CheckpointCycle) -> str:

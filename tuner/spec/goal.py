@@ -113,7 +113,8 @@ class Checkpoint(Record):
     """Asynchronous: copied to host memory and written during the following steps, if the engine
     can; otherwise training waits. `auto`: whichever lets the run train more of the time."""
     interval: PositiveSeconds | None = None
-    """Seconds between checkpoints on shared storage; absent: optimised."""
+    """Seconds between checkpoints on shared storage; absent: optimised. No less than a step of the
+    plan."""
     levels: Annotated[
         Literal["auto"] | tuple[Literal["host", "shared"], ...], BeforeValidator(_levels)
     ] = ONE_LEVEL

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from tests.rows import Failures
 from tests.tuner.faults.testing import Habits, lived
+from tuner.faults.goodput import goodput_step_s
 from tuner.faults.interval import CheckpointCycle, best_work_s, cycle
-from tuner.faults.reliability import FailureModel, Jobs, Storage, waiting_ratio
+from tuner.faults.reliability import FailureModel, HostLevel, Jobs, Storage, waiting_ratio
+from tuner.faults.run_shares import run_shares
 
 HOUR = 3600.0
 REPLICAS = 8
@@ -222,8 +224,33 @@ def test_an_asynchronous_write_is_done_before_the_next_begins() -> None:
 
 
 def test_a_checkpoint_follows_a_whole_step() -> None:
-    assert cycle(BIG, _whole(interval_s=60.0), step_s=90.0).work_s == 90.0
+    # The best interval, sqrt(2 * 235 s * 24.4 h) = 6,400 s, is shorter than this step.
+    assert cycle(BIG, _whole(), step_s=9000.0).work_s == 9000.0
     assert cycle(BIG, _whole(interval_s=600.0), step_s=90.0).work_s == 600.0
+
+
+def test_a_stated_interval_shorter_than_a_step_is_not_possible() -> None:
+    failures = Failures()
+    short = _whole(interval_s=60.0)
+    both = replace(
+        short,
+        host=HostLevel(node_bytes_per_s=5e10, replicas=(1,), together_ratio=0.02, is_optional=True),
+    )
+    for model in (short, both):
+        for step_s, reason in (
+            (60.0, ""),
+            (90.0, "interval 1.00 min is shorter than a step of 1.50 min"),
+        ):
+            shares = run_shares(BIG, model, step_s=step_s)
+            with failures.of(model, step_s):
+                assert (shares.training == 0.0) == bool(reason)
+                assert not reason or shares.reason == reason
+                wall_s = float(goodput_step_s(step_s, jobs=BIG, reliability=model))
+                assert math.isinf(wall_s) == bool(reason)
+    # Of several candidates, those with shorter steps are left.
+    together_s = goodput_step_s(np.array([30.0, 60.0, 90.0]), jobs=BIG, reliability=short)
+    assert np.isfinite(together_s).tolist() == [True, True, False]
+    failures.check()
 
 
 def test_one_node_cannot_write_faster_than_its_cards() -> None:

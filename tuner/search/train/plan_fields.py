@@ -20,6 +20,7 @@ from tuner.engines.capabilities import (
     intersection,
     saved_bytes,
 )
+from tuner.errors import SpecError
 from tuner.faults.forecast import RunForecast, TrainingRun, forecast
 from tuner.faults.goodput import goodput_step_s
 from tuner.faults.reliability import FailureModel, Jobs
@@ -65,6 +66,7 @@ from tuner.search.train.ties import tied_rows
 from tuner.spec.accounting import num_parameters, training_flop_per_token
 from tuner.spec.goal import Reliability, TrainGoal
 from tuner.spec.spec import Spec
+from tuner.units import format_s
 
 MOST_TIES = 16
 """Alternatives inside the error band that are listed, where there are as many."""
@@ -396,6 +398,25 @@ def forecast_run(
         price_per_device_hour=price_per_device_hour,
     )
     return forecast(run, jobs=jobs, reliability=reliability)
+
+
+def refuse_impossible_checkpoints(goal: TrainGoal, predicted: TrainPrediction) -> None:
+    """Refuse stated checkpoints for which the chosen decision leaves no room.
+
+    Raises:
+        SpecError: its step is longer than the stated interval, or copies on hosts have no room.
+    """
+    stated, run = goal.reliability, predicted.run
+    if stated is None or run is None:
+        return
+    interval_s, step_s = stated.checkpoint.interval, predicted.step_time_s
+    if interval_s is not None and interval_s < step_s:
+        raise SpecError(
+            f"goal.reliability.checkpoint.interval: {format_s(interval_s)} is shorter than a step"
+            f" of the plan, {format_s(step_s)}; state a longer one, or leave it out"
+        )
+    if run.checkpoint_levels is not None and not run.checkpoint_levels.levels:
+        raise SpecError(f"goal.reliability.checkpoint: {run.reason}")
 
 
 def effective_step_s(

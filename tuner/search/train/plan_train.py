@@ -20,8 +20,6 @@ from tuner.config.train import TrainDecision
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.shapes import number
 from tuner.devices.datasheet import Generation
-from tuner.errors import SpecError
-from tuner.faults.forecast import RunForecast
 from tuner.plans.train import Band, Plan, Provenance, Relaxation, TrainPrediction
 from tuner.search.forked import numbers
 from tuner.search.layout_groups import by_layout
@@ -53,6 +51,7 @@ from tuner.search.train.plan_fields import (
     PlanFormatter,
     PricedDecision,
     effective_step_s,
+    refuse_impossible_checkpoints,
 )
 from tuner.search.train.preference import TOLERANCE_RATIO, Preferred, choose_preferred
 from tuner.search.train.problem import TrainProblem
@@ -134,7 +133,7 @@ def make_analytic_plan(
     provenance = with_extrapolation_notes(with_notes(provenance, notes), problem, rests_on)
     deadline = settings.begin()
     predicted = formatter.simulated_prediction(best)
-    _refuse_impossible_checkpoints(predicted.run)
+    refuse_impossible_checkpoints(spec.goal, predicted)
     room = formatter.roomier(choice)
     chance = predicted.out_of_memory_probability or 0.0
     room_out: tuple[Relaxation, ...] = ()
@@ -189,12 +188,6 @@ def make_analytic_plan(
         pareto=formatter.pareto(),
         unlaunchable=unlaunchable(outcome, step_s_of) if with_unlaunchable else (),
     )
-
-
-def _refuse_impossible_checkpoints(run: RunForecast | None) -> None:
-    """Raise SpecError where the chosen decision leaves no room for the stated checkpoints."""
-    if run is not None and run.checkpoint_levels is not None and not run.checkpoint_levels.levels:
-        raise SpecError(f"goal.reliability.checkpoint: {run.reason}")
 
 
 def _plan_nothing(

@@ -191,6 +191,11 @@ def test_what_cannot_be_kept_is_refused_in_one_line() -> None:
     for emit, more, message in (
         ("torchtitan", {}, "levels: torchtitan has no checkpoints on hosts; megatron-lm"),
         ("megatron-lm", {"host_memory": 2**30}, "of a node's memory, and host_memory is 1.00 GiB"),
+        (
+            "megatron-lm",
+            {"levels": ("shared",), "interval": 0.01},
+            ".interval: 10.0 ms is shorter than a step of the plan, ",
+        ),
     ):
         spec = spec_with(Checkpoint(**(stated | more)), emit=emit)
         with failures.of(emit, more), pytest.raises(SpecError) as caught:

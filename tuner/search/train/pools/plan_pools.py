@@ -32,6 +32,7 @@ from tuner.search.settings import SearchSettings
 from tuner.search.to_plan import certify, to_alternative, to_plan, with_notes, without_decision
 from tuner.search.train.extrapolation import extrapolated_by_search, with_extrapolation_notes
 from tuner.search.train.memory_risk import LIKELY, SMALL, loss_prices
+from tuner.search.train.plan_fields import refuse_impossible_checkpoints
 from tuner.search.train.pools.build_problem import PoolsProblem, build_pools_problem
 from tuner.search.train.pools.ranking import (
     PoolsDecision,
@@ -177,6 +178,7 @@ def _plan_chains(
         )
     best, *others = order
     predicted = to_prediction(best, problem)
+    refuse_impossible_checkpoints(spec.goal, predicted)
     decision = to_decision(best.chain, problem, options)
     relaxed: tuple[Relaxation, ...] = ()
     if ranking.risks[best].chance > LIKELY:

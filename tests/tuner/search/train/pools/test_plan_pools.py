@@ -246,6 +246,14 @@ def test_a_run_over_pools_is_forecast(spec: MakeSpec, provenance: Provenance) ->
     assert run.cost == pytest.approx((6 * 3.0 + 4 * 1.0) * run.wall_clock_s / 3600)
 
 
+def test_an_interval_shorter_than_a_step_over_pools_is_refused(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    short = {"device_mtbf": 5e6, "restart": 600.0, "checkpoint": {"interval": 0.001}}
+    with pytest.raises(SpecError, match=r"interval: 1\.00 ms is shorter than a step"):
+        plan(spec("olmoe-1b-7b", **TWO, reliability=short), provenance)
+
+
 def test_tokens_without_reliability_give_the_length_of_a_run(
     spec: MakeSpec, provenance: Provenance
 ) -> None:
