@@ -12,11 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from tuner.costs.train.adapters import num_adapter_parameters
+from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.shapes import number, single
 from tuner.engines.capabilities import (
     TARGETS,
     background_checkpoint_obstacle,
     host_checkpoint_obstacle,
+    saved_bytes,
 )
 from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
 from tuner.estimate.prices import PricedConfiguration, PricingSetup, to_strategies
@@ -38,6 +41,10 @@ FORMS: Final[Mapping[TrainingEngine, tuple[str, str]]] = {
     TrainingEngine.TORCHTITAN: ("checkpoint.interval = {}", 'checkpoint.async_mode = "async"'),
 }
 """By engine: how it writes the steps between checkpoints, and that it saves in the background."""
+_TARGET_OF: Final[Mapping[TrainingEngine, str]] = {
+    TrainingEngine.MEGATRON: "megatron-lm",
+    TrainingEngine.TORCHTITAN: "torchtitan",
+}
 HOST_FORM: Final = "--non-persistent-save-interval {}"
 TO_HOSTS: Final = (
     "--non-persistent-ckpt-type local --non-persistent-local-ckpt-dir FOLDER"
@@ -228,8 +235,17 @@ def _smallest(now: RunForecast | None, changes: Sequence[Change]) -> CheckpointC
 def _forecast(run: LaunchedRun, stated: Reliability) -> RunForecast:
     spec, pool, sheet = run.spec, run.setup.pool, run.setup.sheet
     strategies = single(to_strategies(run.priced.configuration, run.setup))
+    zero_stage, adapters = round(number(strategies.zero_stage)), spec.goal.adapters
+    shape = shape_of_model(spec.model, mtp_layers=0)
     jobs = jobs_on_pool(
-        strategies, parameters=float(num_parameters(spec.model)), pool=pool, stated=stated
+        strategies,
+        parameters=float(num_parameters(spec.model)),
+        pool=pool,
+        stated=stated,
+        adapters=number(num_adapter_parameters(shape, strategies)) if adapters else 0.0,
+        saved=saved_bytes(
+            (_TARGET_OF[run.priced.configuration.engine],), adapters=adapters, zero_stage=zero_stage
+        ),
     )
     profile = None if run.setup.measured is None else run.setup.measured.profile
     host = host_level(
@@ -239,7 +255,7 @@ def _forecast(run: LaunchedRun, stated: Reliability) -> RunForecast:
         profile=profile,
         obstacle=host_checkpoint_obstacle(
             TARGETS["megatron-lm"],
-            zero_stage=round(number(strategies.zero_stage)),
+            zero_stage=zero_stage,
             offloads_optimizer=number(strategies.optimizer_offload) > 0.0,
         ),
     )
