@@ -100,6 +100,8 @@ class DatasheetPrices:
         """Two GEMMs over the unmasked pairs: 2 pairs heads (d_qk + d_v) operations.
 
         Five in the backward pass: recomputed scores, gradients of queries, keys, scores and values.
+        Every query costs `extra_keys` more pairs; in a ring of context parallelism, which computes
+        its own part of the keys at each step, as many times as there are steps.
         """
         own, axes = self.constants, op.axes
         rate = self.hardware.attention_flop_per_s * own.attention_ratio
@@ -108,7 +110,8 @@ class DatasheetPrices:
         else:
             flop_per_pair = self._widened(3.0 * axes["head_dim"] + 2.0 * axes["value_dim"], 5.0)
             rate = rate * own.attention_backward_ratio
-        return 2.0 * axes["pairs"] * axes["heads"] * flop_per_pair / rate
+        pairs = axes["pairs"] + own.extra_keys * axes["batch"] * axes["sequence"]
+        return 2.0 * pairs * axes["heads"] * flop_per_pair / rate
 
     def _linear_scan_s(self, op: Op) -> Numbers:
         """FLOPs at attention's rate and bytes at that of element-wise kernels, one after the other.
