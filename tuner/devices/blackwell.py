@@ -16,6 +16,9 @@ _ULTRA: Final = "NVIDIA Blackwell Ultra datasheet, column HGX B300 (NVIDIA, 2025
 _GB200: Final = "NVIDIA GB200 NVL72, specifications (NVIDIA, 2024), per rack of 72"
 _GB300: Final = "NVIDIA GB300 NVL72, specifications (NVIDIA, 2025), per rack of 72"
 _QUERIED: Final = "as CUDA's device query prints on the device"
+_SOFTMAX: Final = (
+    "Making Softmax More Efficient with NVIDIA Blackwell Ultra (NVIDIA): twice as many"
+)
 
 B200: Final = Datasheet(
     name="b200-sxm",
@@ -48,6 +51,7 @@ B300: Final = Datasheet(
     generation=Generation.BLACKWELL,
     compute_units=148,
     flop_per_s={"bf16": 2250e12, "fp8": 4500e12, "fp4": 14000e12, "tf32": 1125e12},
+    exponential_ratio=2.0,
     memory_bytes=parse_bytes("268GiB"),
     memory_bytes_per_s=parse_bytes_per_s("8TB/s"),
     scale_up_bytes_per_s=parse_bytes_per_s("900GB/s"),
@@ -58,6 +62,7 @@ B300: Final = Datasheet(
     sources={
         "flop_per_s": f"{_ULTRA}: fp4 dense 14 PFLOP/s, others sparse and halved",
         "compute_units": f"148 SMs {_QUERIED}",
+        "exponential_ratio": _SOFTMAX,
         "memory_bytes": f"{_HGX}: 2.1 TB of 8 GPUs; 275,040 MiB, as the driver prints",
         "memory_bytes_per_s": f"{_DGX_B300}: 8 TB/s",
         "scale_up_bytes_per_s": f"{_HGX}: NVLink 1.8 TB/s, both directions together",
@@ -99,6 +104,7 @@ GB300: Final = Datasheet(
     generation=Generation.BLACKWELL,
     compute_units=152,
     flop_per_s={"bf16": 2500e12, "fp8": 5000e12, "fp4": 15000e12, "tf32": 1250e12},
+    exponential_ratio=2.0,
     memory_bytes=parse_bytes("277GiB"),
     memory_bytes_per_s=parse_bytes_per_s("8TB/s"),
     scale_up_bytes_per_s=parse_bytes_per_s("900GB/s"),
@@ -109,6 +115,7 @@ GB300: Final = Datasheet(
     sources={
         "flop_per_s": f"{_GB300}: fp4 dense 1,080 PFLOP/s, others sparse and halved",
         "compute_units": f"152 SMs {_QUERIED}",
+        "exponential_ratio": _SOFTMAX,
         "memory_bytes": f"{_GB300}: 20 TB; 284,208 MiB each, as the driver prints",
         "memory_bytes_per_s": f"{_GB300}: 576 TB/s",
         "scale_up_bytes_per_s": f"{_GB300}: NVLink 130 TB/s, both directions together",

@@ -67,6 +67,8 @@ class Datasheet(Record):
     """Streaming multiprocessors, compute units or cube cores."""
     flop_per_s: dict[str, Positive]
     """Dense matmuls by type: `bf16` always; `fp8`, `fp4`, `tf32` where supported."""
+    exponential_ratio: Positive = 1.0
+    """Exponentials of a unit and clock over those of its generation's other devices."""
     memory_bytes: Annotated[int, Field(ge=1)]
     memory_bytes_per_s: Positive
     scale_up_bytes_per_s: Positive
@@ -80,7 +82,7 @@ class Datasheet(Record):
     host_bytes_per_s: Positive
     """Bandwidth to host memory, for offloading."""
     sources: dict[str, str]
-    """Source of each field."""
+    """Source of each field that is stated."""
 
     @model_validator(mode="after")
     def _stated(self) -> "Datasheet":

@@ -131,9 +131,11 @@ class DatasheetPrices:
         return op.axes["bytes"] * factor
 
     def _widened(self, widths: Numbers, gemms: float) -> Numbers:
-        # Exponentials cost as much as additional width; ratios are stated at width 128.
+        # Exponentials cost as much as additional width; ratios are stated at width 128, for devices
+        # with as many exponentials as their generation has.
         more = gemms * self.constants.softmax_width
-        return (widths + more) * (gemms * 128.0) / (gemms * 128.0 + more)
+        own = more / self.hardware.exponential_ratio
+        return (widths + own) * (gemms * 128.0) / (gemms * 128.0 + more)
 
     @property
     def _speedup(self) -> Numbers:

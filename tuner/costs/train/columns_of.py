@@ -190,6 +190,7 @@ def hardware_of_pool(sheet: Datasheet, pool: Pool, *, precision: GemmPrecision) 
     return Hardware(
         matmul_flop_per_s=matmul_peak(sheet, precision),
         attention_flop_per_s=sheet.flop_per_s["bf16"],
+        exponential_ratio=sheet.exponential_ratio,
         compute_units=float(sheet.compute_units),
         memory_bytes=float(pool.memory_per_device or sheet.memory_bytes),
         memory_bytes_per_s=sheet.memory_bytes_per_s,

@@ -79,13 +79,14 @@ class Constants:
     """Share of the bf16 peak that causal flash attention reaches in the forward pass."""
     attention_backward_ratio: Numbers = 0.80
     """What its backward pass reaches of `attention_ratio`. [P] FlashAttention-2, fig. 4 to 6."""
-    extra_keys: Numbers = 300.0
-    """Keys more per query that the prologue and epilogue of a tile of queries cost. [P] Causal,
-    width 128: FlashAttention-2 on A100 and -3 on H100 lose 15 to 25 % from 16,384 tokens to 2,048."""
+    extra_keys: Numbers = 200.0
+    """Keys more per query that the prologue and epilogue of a tile of queries cost. [P] H100,
+    causal, width 128, 1,024 to 16,384 tokens, figure 5 of FlashAttention-3 (arXiv:2407.08608): 230
+    of its kernel, 130 to 170 of cuDNN's and of FlashAttention-2's."""
     softmax_width: Numbers = 48.0
     """Head width at which the GEMMs take as long as the exponentials; the two do not overlap.
     [P] FlashAttention-2 and 3 at widths 64 and 128: 16 on A100, 64 on H100."""
-    sink_ratio: Numbers = 0.3
+    sink_ratio: Numbers = 0.4
     """What attention with sinks reaches of `attention_ratio`. [T]"""
     memory_factor: Numbers = 1.2
     """Time of memory-bound kernels over their bytes at the datasheet's bandwidth. [T]"""
@@ -174,9 +175,9 @@ FITTED: Final = {
     "extra_depth": Prior(256.0, 1.0, 16.0, 6000.0),
     "attention_ratio": Prior(0.40, 0.4, 0.05, 0.9),
     "attention_backward_ratio": Prior(0.80, 0.2, 0.4, 1.1),
-    "extra_keys": Prior(300.0, 0.5, 10.0, 2000.0),
+    "extra_keys": Prior(200.0, 0.5, 10.0, 2000.0),
     "softmax_width": Prior(48.0, 0.5, 2.0, 300.0),
-    "sink_ratio": Prior(0.3, 0.5, 0.05, 1.0),
+    "sink_ratio": Prior(0.4, 0.5, 0.05, 1.0),
     "memory_factor": Prior(1.2, 0.3, 0.6, 5.0),
     "score_factor": Prior(1.2, 0.3, 0.6, 5.0),
     "batch_s": Prior(0.3e-3, 0.8, 1e-5, 20e-3),

@@ -84,8 +84,9 @@ def of_width(width: float) -> Op:
 
 
 def test_attention_reaches_its_share_at_a_width_of_128() -> None:
-    # 2 GEMMs of 2 x 10^6 pairs x 8 heads x 128 operations; backward 5 of them at 0.8 of it
-    forward = 4 * 1e6 * 8 * 128 / (0.40 * 100e12)
+    # 2 GEMMs of 2 x 10^6 pairs x 8 heads x 128 operations, and 200 more pairs for each of 1,414
+    # queries; backward 5 of them at 0.8 of it
+    forward = 4 * (1e6 + 200 * 1414) * 8 * 128 / (0.40 * 100e12)
     assert PRICES.seconds(of_width(128.0)) == pytest.approx(forward)
     backward = replace(of_width(128.0), direction="backward")
     assert PRICES.seconds(backward) == pytest.approx(2.5 * forward / 0.8)
