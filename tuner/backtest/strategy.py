@@ -1,8 +1,7 @@
 """Reads the layout of a published run: degrees, batch, sharding, flags; blanks are filled by rule.
 
 - degrees: 1; dp: num_gpus / (tp * pp * cp). Where the degrees that are printed give fewer devices,
-  a blank cp is what is missing; with nothing blank num_gpus is a multiple of the devices, as in the
-  B200 table of NeMo's long-context page (below).
+  a blank cp is what is missing.
 - ep of a model with experts: as many as a server has devices, as far as that divides, until
   tuner/backtest/assumptions.py chooses; etp: 1.
 - micro-batch: 1. Global batch: one micro-batch per replica. Sequence: the architecture's, else the
@@ -31,6 +30,10 @@ from tuner.devices.datasheet import Datasheet
 INTERLEAVED_CHUNKS = 2.0
 """Of torchtitan's interleaved schedule, where a row names the schedule and not its depth."""
 
+COUNTED_TOO_OFTEN: Final[Mapping[str, float]] = {"nemo-longctx": 4.0}
+"""By source, devices that are printed for each that runs. NeMo's page of long sequences prints four
+times tp * pp * cp * dp in every row of B200: its two runs with cp 1 equal those "without CP", so cp
+is right, and two batches, of 8 and 4 sequences, do not divide by a dp four times as large."""
 
 Fields = Mapping[str, float]
 """Of `Strategies`."""
@@ -122,15 +125,11 @@ def _degrees_of(row: Row) -> tuple[Fields, tuple[str, ...]]:
         assumed += ("vpp",)
     data = row.number_or("dp", devices / (tensor * pipeline * context))
     missing = devices / (tensor * pipeline * context * data)
-    if missing > 1.0 and missing % 1.0 == 0.0:
-        if "cp" not in row.numbers:
-            context *= missing
-        else:
-            # The page prints four times tp * pp * cp * dp in every row for B200. Its two runs with
-            # cp 1 equal those "without CP", so cp is right, and two batches (8 and 4 sequences) do
-            # not divide by a dp four times as large.
-            assumed += ("num_gpus",)
-            devices /= missing
+    if missing > 1.0 and missing % 1.0 == 0.0 and "cp" not in row.numbers:
+        context *= missing
+    elif missing == COUNTED_TOO_OFTEN.get(row.source):
+        assumed += ("num_gpus",)
+        devices /= missing
     if data < 1.0 or data % 1.0 or tensor * pipeline * context * data != devices:
         raise ValueError(
             f"tp {tensor:g} * pp {pipeline:g} * cp {context:g}"

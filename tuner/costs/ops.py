@@ -199,6 +199,7 @@ def attention(
     kv_heads: Numbers,
     head_dim: Numbers,
     value_dim: Numbers,
+    queries: Numbers = 0.0,
 ) -> Op:
     """Flash attention's forward pass on one rank over a micro-batch.
 
@@ -210,6 +211,8 @@ def attention(
         kv_heads: of keys and values.
         head_dim: of queries and keys.
         value_dim: of values.
+        queries: that its kernels begin, per head, all sequences together; in a ring of context
+            parallelism those of the rank at each of its steps. 0: their cost is none of its own.
     """
     return Op(
         operation="attention",
@@ -223,5 +226,6 @@ def attention(
             "kv_heads": kv_heads,
             "head_dim": head_dim,
             "value_dim": value_dim,
+            "queries": queries,
         },
     )

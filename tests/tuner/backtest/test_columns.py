@@ -64,10 +64,16 @@ def test_degrees_that_give_fewer_devices_leave_context_parallelism_or_the_device
     run = build_run(replace(dense, numbers=numbers))
     assert (run.strategy.context, run.strategy.data) == (2.0, 1.0)
     assert "cp" in run.assumed
-    run = build_run(replace(dense, numbers={**numbers, "cp": 1.0}))
+    contradictory = replace(dense, numbers={**numbers, "cp": 1.0})
+    with pytest.raises(ValueError, match="dp 1 does not divide num_gpus 8"):
+        build_run(contradictory)
+    # NeMo's page prints four devices for each of these runs: 16 of 4, with 420 TFLOP/s of each.
+    texts = {**dense.texts, "source": "nemo-longctx", "release": "", "notes": "NeMo 25.04.rc2 best"}
+    long = replace(contradictory, texts=texts)
+    run = build_run(_with(long, num_gpus=16.0))
     assert (run.strategy.context, run.strategy.data, run.strategy.world) == (1.0, 1.0, 4.0)
     assert "num_gpus" in run.assumed
-    # 420 TFLOP/s of each of four devices instead of eight, for as many tokens.
+    assert run.release == "25.04"
     assert run.measured_s == pytest.approx(2.0 * (build_run(dense).measured_s or 0.0))
 
 

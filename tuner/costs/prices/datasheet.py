@@ -16,9 +16,9 @@ quantisation); derates and the mean are ours.
 
 GEMMs of dtype bf16 stay there under every recipe: those of head and router. Of an adapter's GEMM,
 the rank is padded to a tile or the bytes of both wide matrices decide; in fp32 it runs on vector
-units, since PyTorch does not allow TF32 for it. Attention counts the unmasked pairs. Exponentials
-add time to the GEMMs, as if every head were wider by a constant; the share of the peak is stated at
-a width of 128.
+units, since PyTorch does not allow TF32 for it. Attention counts the unmasked pairs, and some more
+for every query that a kernel begins. Exponentials add time to the GEMMs, as if every head were
+wider by a constant; the share of the peak is stated at a width of 128.
 
 Not covered: split-k, 2-SM tiles, alignment.
 """
@@ -100,8 +100,7 @@ class DatasheetPrices:
         """Two GEMMs over the unmasked pairs: 2 pairs heads (d_qk + d_v) operations.
 
         Five in the backward pass: recomputed scores, gradients of queries, keys, scores and values.
-        Every query costs `extra_keys` more pairs; in a ring of context parallelism, which computes
-        its own part of the keys at each step, as many times as there are steps.
+        Every query that a kernel begins costs `extra_keys` more pairs.
         """
         own, axes = self.constants, op.axes
         rate = self.hardware.attention_flop_per_s * own.attention_ratio
@@ -110,7 +109,7 @@ class DatasheetPrices:
         else:
             flop_per_pair = self._widened(3.0 * axes["head_dim"] + 2.0 * axes["value_dim"], 5.0)
             rate = rate * own.attention_backward_ratio
-        pairs = axes["pairs"] + own.extra_keys * axes["batch"] * axes["sequence"]
+        pairs = axes["pairs"] + own.extra_keys * axes["queries"]
         return 2.0 * pairs * axes["heads"] * flop_per_pair / rate
 
     def _linear_scan_s(self, op: Op) -> Numbers:
@@ -134,8 +133,8 @@ class DatasheetPrices:
         # Exponentials cost as much as additional width; ratios are stated at width 128, for devices
         # with as many exponentials as their generation has.
         more = gemms * self.constants.softmax_width
-        own = more / self.hardware.exponential_ratio
-        return (widths + own) * (gemms * 128.0) / (gemms * 128.0 + more)
+        on_device = more / self.hardware.exponential_ratio
+        return (widths + on_device) * (gemms * 128.0) / (gemms * 128.0 + more)
 
     @property
     def _speedup(self) -> Numbers:

@@ -165,6 +165,7 @@ def _indexer(setting: BlockInputs) -> Block:
         kv_heads=1.0,
         head_dim=m.index_dim,
         value_dim=0.0,
+        queries=s.micro_batch * s.sequence / s.context,
     )
     scores_s = setting.prices.seconds(scores)
     # Scores are written once and read by the choice, in fp32.
@@ -181,6 +182,8 @@ def attention_core(setting: BlockInputs, *, launches: Numbers) -> Block:
     heads = m.heads / s.tensor
     sequences = s.micro_batch
     pairs = sequences * _mean_pairs(m, s) / s.context
+    # A ring computes a part of the keys at each step; sparse attention gathers all of them first.
+    has_ring = np.equal(m.index_heads, 0.0)
     forward = attention(
         pairs=pairs,
         batch=sequences,
@@ -189,6 +192,7 @@ def attention_core(setting: BlockInputs, *, launches: Numbers) -> Block:
         kv_heads=np.maximum(m.kv_heads / s.tensor, 1.0),
         head_dim=m.head_dim,
         value_dim=m.value_dim,
+        queries=sequences * s.sequence / np.where(has_ring, 1.0, s.context),
     )
     # Windows of a few tiles and attention sinks leave the kernels' fast path.
     slower = np.where(

@@ -175,7 +175,7 @@ FITTED: Final = {
     "extra_depth": Prior(256.0, 1.0, 16.0, 6000.0),
     "attention_ratio": Prior(0.40, 0.4, 0.05, 0.9),
     "attention_backward_ratio": Prior(0.80, 0.2, 0.4, 1.1),
-    "extra_keys": Prior(200.0, 0.5, 10.0, 2000.0),
+    "extra_keys": Prior(200.0, 0.5, 1.0, 2000.0),
     "softmax_width": Prior(48.0, 0.5, 2.0, 300.0),
     "sink_ratio": Prior(0.4, 0.5, 0.05, 1.0),
     "memory_factor": Prior(1.2, 0.3, 0.6, 5.0),
@@ -257,6 +257,9 @@ _SOFTMAX_WIDTH: Final = {
 """Matrix units double with every generation, units for exponentials do not. [P] A100 and H100:
 figures of FlashAttention-2 and 3 at head widths 64 and 128; others [T]."""
 
+_EXTRA_KEYS: Final = {Generation.PROCESSOR: 1.0}
+"""Attention of a processor begins no tiles on units of its own. [T]"""
+
 _MEMORY: Final = {
     Generation.AMPERE: 1.2,
     Generation.ADA: 1.2,
@@ -315,6 +318,7 @@ def uncalibrated(
         attention_ratio=_ATTENTION[generation],
         memory_factor=_MEMORY[generation],
         softmax_width=_SOFTMAX_WIDTH[generation],
+        extra_keys=_EXTRA_KEYS.get(generation, FITTED["extra_keys"].default),
     )
     if software is Software.TORCH_FSDP:
         generic = replace(

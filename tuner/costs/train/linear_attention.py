@@ -6,9 +6,9 @@ Tensor parallelism splits heads and what is projected for them. The convolution 
 reads and writes 2 (2 K N + H P) e bytes per token, the gated norm 3 H P e. The scan is priced by
 its FLOPs and bytes (tuner/costs/prices/linear_scan.py).
 
-Under context parallelism all-to-alls exchange sequence for heads: what the convolution and the scan
-read goes to the rank that has the head, and the scan's output back. Nothing runs beside them
-(Megatron-Core, core_v0.19.0, megatron/core/ssm/mamba_context_parallel.py and gated_delta_net).
+Under context parallelism all-to-alls give each rank the whole sequence for a part of its heads:
+what the convolution and the scan read is sent, and the scan's output back. Nothing runs beside
+them (Megatron-Core, core_v0.19.0, megatron/core/ssm/mamba_context_parallel.py, gated_delta_net).
 
 Not covered: documents inside a sequence.
 """
@@ -59,9 +59,9 @@ def linear_block(setting: BlockInputs) -> Block:
     scan = linear_scan(
         kind=_kind(m.linear_kind),
         batch=s.micro_batch,
-        sequence=s.sequence / s.context,
-        heads=np.maximum(m.linear_heads / s.tensor, 1.0),
-        key_heads=np.maximum(m.linear_key_heads / s.tensor, 1.0),
+        sequence=s.sequence,
+        heads=np.maximum(m.linear_heads / (s.tensor * s.context), 1.0),
+        key_heads=np.maximum(m.linear_key_heads / (s.tensor * s.context), 1.0),
         key_dim=m.linear_key_dim,
         value_dim=m.linear_value_dim,
         chunk=np.maximum(m.linear_chunk, 1.0),
@@ -70,18 +70,18 @@ def linear_block(setting: BlockInputs) -> Block:
     )
     scan_s = setting.prices.seconds(scan)
     scan_back_s = setting.prices.seconds(replace(scan, direction="backward"))
-    exchange_s = _exchange_s(setting)
+    sent_s = _all_to_alls_s(setting)
     own = Block(
         forward_s=moved_s + scan_s,
         backward_s=BACKWARD_BYTES * moved_s + scan_back_s,
-        context_s=exchange_s,
-        context_backward_s=exchange_s,
+        context_s=sent_s,
+        context_backward_s=sent_s,
         launches=setting.constants.dense_launches * 0.5 + SCAN_LAUNCHES,
     )
     return inputs + outputs + second + own + norm_and_residual(setting, overlapped=True)
 
 
-def _exchange_s(setting: BlockInputs) -> Numbers:
+def _all_to_alls_s(setting: BlockInputs) -> Numbers:
     """All-to-alls of one pass between ranks that share a sequence; none without such."""
     m, s, own = setting.model, setting.strategies, setting.constants
     group, machine = setting.groups.context, setting.hardware
@@ -89,7 +89,10 @@ def _exchange_s(setting: BlockInputs) -> Numbers:
     keys = m.linear_key_heads / s.tensor
     repeated = 2.0 * m.linear_key_dim * np.maximum(s.context - keys, 0.0)
     element = s.element_bytes * s.tokens
-    inputs = element * (m.linear_inputs / s.tensor + repeated)
+    # What has a low rank is sent at its full width.
+    low_ranks = m.linear_rank * m.linear_rank_outputs / np.maximum(m.linear_values, 1.0)
+    read = m.linear_inputs - low_ranks + m.linear_rank_outputs
+    inputs = element * (read / s.tensor + repeated)
     outputs = element * m.linear_values / s.tensor
     inside, outside = (group.inside - 1.0) / group.ranks, 1.0 - group.inside / group.ranks
     parts_s = sum(

@@ -331,7 +331,7 @@ def _all_to_all(
         ranks = ", ".join(map(str, sorted(DEEPEP_RANKS)))
         yield f"DeepEP's normal kernels run on {ranks} ranks, not ep {group.ep}"
     if backend == "deepep_low_latency":
-        yield from _low_latency(engine, group, hidden_size=model.hidden_size)
+        yield from _low_latency(engine, group, width=model.expert_hidden)
 
 
 def _runs_normal(engine: ServingCapabilities, group: InstanceFields) -> bool:
@@ -342,11 +342,11 @@ def _runs_normal(engine: ServingCapabilities, group: InstanceFields) -> bool:
 
 
 def _low_latency(
-    engine: ServingCapabilities, group: InstanceFields, *, hidden_size: int
+    engine: ServingCapabilities, group: InstanceFields, *, width: int
 ) -> Iterator[str]:
-    if hidden_size not in DEEPEP_HIDDEN_SIZES:
+    if width not in DEEPEP_HIDDEN_SIZES:
         sizes = ", ".join(map(str, sorted(DEEPEP_HIDDEN_SIZES)))
-        yield f"low-latency DeepEP is built for hidden sizes {sizes}, not {hidden_size}"
+        yield f"low-latency DeepEP is built for hidden sizes {sizes}, not {width}"
     tokens = dispatch_tokens(engine, group)
     if tokens > LARGEST_DISPATCH_TOKENS:
         yield (

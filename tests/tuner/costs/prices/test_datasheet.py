@@ -9,6 +9,7 @@ from tuner.costs.ops import BF16, Op, attention, gemm, memory_bound, trained_exp
 from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.shapes import Hardware
+from tuner.devices.catalogue import find_device
 
 MACHINE = Hardware(
     matmul_flop_per_s=100e12,
@@ -80,6 +81,7 @@ def of_width(width: float) -> Op:
         kv_heads=8.0,
         head_dim=width,
         value_dim=width,
+        queries=1414.0,
     )
 
 
@@ -90,6 +92,16 @@ def test_attention_reaches_its_share_at_a_width_of_128() -> None:
     assert PRICES.seconds(of_width(128.0)) == pytest.approx(forward)
     backward = replace(of_width(128.0), direction="backward")
     assert PRICES.seconds(backward) == pytest.approx(2.5 * forward / 0.8)
+
+
+def test_twice_as_many_exponentials_take_half_their_time() -> None:
+    # At a width of 128 exponentials are as long as 48 of 128 + 48 (softmax_width).
+    faster = replace(PRICES, hardware=replace(PRICES.hardware, exponential_ratio=2.0))
+    ratio = float(faster.seconds(of_width(128.0))) / float(PRICES.seconds(of_width(128.0)))
+    assert ratio == pytest.approx((128 + 24) / (128 + 48))
+    # NVIDIA's figure for Blackwell Ultra is that of the catalogue.
+    gb200, gb300 = find_device("gb200-nvl72"), find_device("gb300-nvl72")
+    assert (gb200.exponential_ratio, gb300.exponential_ratio) == (1.0, 2.0)
 
 
 def test_narrow_heads_spend_more_time_per_operation() -> None:

@@ -13,6 +13,7 @@ from tuner.costs.ops import linear_scan, memory_bound
 from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.prices.linear_scan import scan_bytes, scan_flop
 from tuner.costs.train.activations import activation_bytes
+from tuner.costs.train.attention import attention_core
 from tuner.costs.train.columns_of import StageLayers, hardware_of_pool, stages_of_layouts
 from tuner.costs.train.columns_of import shape_of_model as to_shape
 from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
@@ -182,7 +183,7 @@ def test_a_layer_is_the_average_of_its_kind() -> None:
     assert saved[0] == pytest.approx(0.25 * saved[1] + 0.75 * saved[2], rel=1e-9)
 
 
-def test_ranks_of_a_sequence_exchange_it_for_heads() -> None:
+def test_ranks_of_a_sequence_send_it_for_heads() -> None:
     """Nano on 8,192 tokens of a rank, two to a sequence: half of what it projects, and of y."""
     own = uncalibrated(
         Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
@@ -204,12 +205,41 @@ def test_ranks_of_a_sequence_exchange_it_for_heads() -> None:
         block = linear_block(setting)
         assert float(block.context_s) == pytest.approx(sent / bus)
         assert float(block.context_backward_s) == pytest.approx(sent / bus)
+    # A rank of two has the whole sequence of half the heads: as many operations as before.
+    kda = to_shape(shipped("kimi-linear-48b-a3b"), mtp_layers=0)
+    shared = Strategies(sequence=16384.0, micro_batch=1.0, num_microbatches=1.0, context=2.0)
+    block = linear_block(setting_of(kda, shared, hardware=hardware, constants=own))
+    # KDA: q, k, v of 32 heads of 128, write strengths, decays of 128, gate; and the output.
+    sent = 2.0 * 8192.0 * (3 * 4096 + 32 + 4096 + 4096 + 4096) / 2.0
+    assert float(block.context_s) == pytest.approx(sent / bus)
     # A collective has a fixed cost: five of Mamba-2 and one back, of a delta rule one and one.
     late = replace(own, collective_s=1.0)
     for name, count in (("nemotron-3-nano", 6), ("qwen3-next-80b-a3b", 2)):
         shape = to_shape(shipped(name), mtp_layers=0)
         setting = setting_of(shape, strategies, hardware=hardware, constants=late)
         assert float(linear_block(setting).context_s) == pytest.approx(count, rel=0.01)
+
+
+def test_a_ring_begins_its_queries_at_every_step_and_sparse_attention_once() -> None:
+    own = uncalibrated(
+        Generation.HOPPER, precision=GemmPrecision.BF16, software=Software.MEGATRON_2026
+    )
+    for name, steps in (("mixtral-8x7b", 4.0), ("deepseek-v3.2", 1.0)):
+        shape = to_shape(shipped(name), mtp_layers=0)
+
+        def core_s(context: float, keys: float, shape: ModelShape = shape) -> float:
+            strategies = Strategies(
+                sequence=8192.0, micro_batch=1.0, num_microbatches=1.0, context=context
+            )
+            constants = replace(own, extra_keys=keys)
+            setting = setting_of(shape, strategies, hardware=h200(), constants=constants)
+            return float(attention_core(setting, launches=0.0).forward_s)
+
+        # Beyond what the pairs cost, of which a rank of four has a quarter.
+        per_rank_s = core_s(4.0, 200.0) - core_s(4.0, 0.0)
+        whole_s = core_s(1.0, 200.0) - core_s(1.0, 0.0)
+        assert core_s(4.0, 0.0) == pytest.approx(core_s(1.0, 0.0) / 4.0)
+        assert per_rank_s == pytest.approx(whole_s * steps / 4.0)
 
 
 def test_models_of_attention_alone_have_shares_of_one() -> None:
