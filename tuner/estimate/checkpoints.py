@@ -45,6 +45,7 @@ _TARGET_OF: Final[Mapping[TrainingEngine, str]] = {
     TrainingEngine.MEGATRON: "megatron-lm",
     TrainingEngine.TORCHTITAN: "torchtitan",
 }
+"""By engine: the target whose checkpoints a launch of it has."""
 HOST_FORM: Final = "--non-persistent-save-interval {}"
 TO_HOSTS: Final = (
     "--non-persistent-ckpt-type local --non-persistent-local-ckpt-dir FOLDER"
@@ -105,7 +106,7 @@ def price_checkpoints(
     if not launch.restarts_in_process:
         stated = stated.model_copy(update={"in_process_restart": None})
     run = LaunchedRun(spec=spec, stated=stated, priced=priced, setup=setup)
-    now = _as_launched(launch)
+    now = _as_launched(launch, devices_per_node=setup.pool.devices_per_node)
     as_launched = None if now is None else run.forecast(now)
     changes = list(_changes(launch, run))
     return CheckpointEstimate(
@@ -119,9 +120,17 @@ def price_checkpoints(
 
 def failure_notes(spec: Spec, launch: LaunchSettings) -> Iterator[str]:
     """Say what of the stated failures has no effect on a launch."""
-    stated, now = spec.goal.reliability, _as_launched(launch)
+    stated = spec.goal.reliability
     if stated is None:
         return
+    devices = spec.cluster.pools[0].devices_per_node
+    now = _as_launched(launch, devices_per_node=devices)
+    if launch.host_copies > 1 and now is not None and now.replicas == 0:
+        yield (
+            f"--replication-jump {launch.copies_apart} leaves all {launch.host_copies} copies of a"
+            f" rank on its own node, which takes them along; --replication-jump {devices} sends"
+            " them to others"
+        )
     if now is not None and now.on_hosts and not _loses_nodes(stated):
         yield (
             "checkpoints on hosts are left out of the forecast, which needs a rate at which nodes"
@@ -144,7 +153,7 @@ def _loses_nodes(stated: Reliability) -> bool:
     return (stated.device_mtbf, stated.node_mtbf_s) != (None, None)
 
 
-def _as_launched(launch: LaunchSettings) -> Saving | None:
+def _as_launched(launch: LaunchSettings, *, devices_per_node: int) -> Saving | None:
     """Return how it saves; None where it does not, or to hosts alone, which no lost node leaves."""
     if launch.save_interval is None or launch.saves_nowhere:
         return None
@@ -155,18 +164,24 @@ def _as_launched(launch: LaunchSettings) -> Saving | None:
         in_background=launch.saves_in_background,
         on_hosts=on_hosts,
         host_steps=host_steps if on_hosts else None,
-        replicas=launch.host_replicas if on_hosts else "auto",
+        replicas=_replicas(launch, devices_per_node) if on_hosts else "auto",
     )
+
+
+def _replicas(launch: LaunchSettings, devices_per_node: int) -> int:
+    """Other nodes that hold a copy of a rank's: those that its group of ranks reaches."""
+    apart, others = launch.copies_apart or devices_per_node, launch.host_copies - 1
+    return others if apart >= devices_per_node else others * apart // devices_per_node
 
 
 def _changes(launch: LaunchSettings, run: LaunchedRun) -> Iterator[Change]:
     """Yield the lines of every change with its run, single ones first."""
     interval, background = FORMS[launch.engine]
-    now = _as_launched(launch)
+    now = _as_launched(launch, devices_per_node=run.setup.pool.devices_per_node)
     interval = _missing(launch) + interval
     may_save_behind = _may_save_in_background(launch, run)
     on_hosts = now is not None and now.on_hosts
-    replicas: Replicas = launch.host_replicas if on_hosts else "auto"
+    replicas: Replicas = now.replicas if now is not None else "auto"
     for in_background in (launch.saves_in_background, *([True] if may_save_behind else [])):
         best = run.forecast(
             Saving(steps=None, in_background=in_background, on_hosts=on_hosts, replicas=replicas)

@@ -326,8 +326,8 @@ def test_megatron_saves_to_hosts_in_between(tmp_path: Path) -> None:
                 assert "LOCAL_CHECKPOINTS: the run then goes on from CHECKPOINTS." in script
             read = megatron.read(script, source="run.sh", beside=partial(_text, folder))
             with failures.of(target, replicas, "read"):
-                saved = (read.save_interval, read.host_save_interval, read.host_replicas)
-                assert saved == (120, 30, replicas)
+                saved = (read.save_interval, read.host_save_interval, read.host_copies)
+                assert saved == (120, 30, replicas + 1)
             flags = {word for word in local if word.startswith("--")}
             for release, known in FLAGS["releases"].items():
                 with failures.of(target, replicas, release):

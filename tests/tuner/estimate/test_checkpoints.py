@@ -19,6 +19,7 @@ from tuner.spec.spec import Spec
 
 LAUNCHES = Path(__file__).parent / "launches"
 MakeSpec = Callable[..., Spec]
+IN_BACKGROUND = "--async-save --use-persistent-ckpt-worker"
 FAILING = Reliability.model_validate(
     {"device_mtbf": 5e6, "restart": 300.0, "checkpoint": {"bandwidth": 40e9}}
 )
@@ -28,9 +29,6 @@ def failing(spec: Spec) -> Spec:
     """Let the devices of a spec fail every two months."""
     goal = spec.goal.model_copy(update={"reliability": FAILING})
     return spec.model_copy(update={"goal": goal})
-
-
-BEHIND = "--async-save --use-persistent-ckpt-worker"
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +55,7 @@ def test_the_launch_is_forecast_as_it_saves(estimated: Callable[[str], Estimate]
         for flags in (
             "--save-interval 2000",
             "--save-interval 80",
-            f"--save-interval 2000 {BEHIND}",
+            f"--save-interval 2000 {IN_BACKGROUND}",
         )
     )
     for one in (rare, often, behind):
@@ -68,7 +66,7 @@ def test_the_launch_is_forecast_as_it_saves(estimated: Callable[[str], Estimate]
         assert one.change.gain_ratio > 0.0
     # Waiting so often is best mended by not waiting.
     assert often.change is not None
-    assert often.change.lines == (BEHIND,)
+    assert often.change.lines == (IN_BACKGROUND,)
     for one in (rare, behind):
         assert one.change is not None
         steps = one.change.run.checkpoint_interval_steps
@@ -126,6 +124,13 @@ def test_other_engines_say_it_in_their_own_words(spec_of: MakeSpec) -> None:
         source="overrides.txt",
     )
     assert (overrides.save_interval, overrides.saves_in_background) == (50, True)
+    switched_off = bridge.read(
+        "train.micro_batch_size=1\ncheckpoint.async_save=true\n"
+        "checkpoint.use_persistent_ckpt_worker=false\n",
+        source="overrides.txt",
+    )
+    assert not switched_off.saves_in_background
+    assert not switched_off.saves_nowhere
     spec = spec_of("llama-3.1-8b", nodes=1)
     estimated = checkpoints_of(estimate(failing(spec), titan))
     assert estimated.change is not None
@@ -166,6 +171,13 @@ def test_checkpoints_on_hosts_of_a_launch_are_priced(
     levels = (checkpoints_of(near).run or hosts.run).checkpoint_levels
     assert levels is None or levels.replicas == 0
     assert any("--replication-jump 8 sends them to others" in note for note in near.notes)
+    # Ranks 0, 4 and 8 are on two nodes of eight devices.
+    wide = estimated(
+        f"--save-interval 4000 {LOCAL} --non-persistent-save-interval 400 --replication"
+        " --replication-jump 4 --replication-factor 3"
+    )
+    assert checkpoints_of(wide).run == hosts.run
+    assert not any("sends them to others" in note for note in wide.notes)
     with pytest.raises(SpecError, match="--replication needs --replication-jump"):
         estimated(f"{LOCAL} --non-persistent-save-interval 400 --replication")
     # Without replicas every lost node takes the copies.
@@ -260,16 +272,16 @@ def test_a_launch_is_told_how_to_save_to_hosts_where_the_spec_asks(spec_of: Make
         change = checkpoints_of(estimate(own, megatron.read(launch, source="mixtral.sh"))).change
         return () if change is None else change.lines
 
-    (best,) = changed(f"--save-interval 20000 {BEHIND}", ("shared",))
+    (best,) = changed(f"--save-interval 20000 {IN_BACKGROUND}", ("shared",))
     assert best.startswith("--save-interval ")
-    assert changed(f"{best} {BEHIND}", ("shared",)) == ()
-    interval, to_hosts = changed(f"{best} {BEHIND}", "auto")
+    assert changed(f"{best} {IN_BACKGROUND}", ("shared",)) == ()
+    interval, to_hosts = changed(f"{best} {IN_BACKGROUND}", "auto")
     assert interval.startswith("--save-interval ")
     assert to_hosts.startswith("--non-persistent-ckpt-type local --non-persistent-local-ckpt-dir")
     assert to_hosts.endswith(" --replication --replication-jump 8 --replication-factor 2")
     # Told both, it has nothing left to gain.
     hosts = to_hosts.replace("FOLDER", "/dev/shm/mine")
-    assert changed(f"{interval} {hosts} {BEHIND}", "auto") == ()
+    assert changed(f"{interval} {hosts} {IN_BACKGROUND}", "auto") == ()
 
 
 def test_what_an_interval_is_worth_nothing_without_is_named(spec_of: MakeSpec) -> None:

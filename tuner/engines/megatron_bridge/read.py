@@ -92,11 +92,9 @@ def _implied(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         values.pop("virtual-pipeline-model-parallel-size", None)
     for name in ("hidden-dropout", "attention-dropout"):
         implied[name] = values.get(name, ("0.0",))
-    if "save-interval" in values:
-        implied["save"] = values.get("save", (_FOLDER,))
-    if "async-save" in values:
-        # A default of Bridge's CheckpointConfig (v0.5.0).
-        implied["use-persistent-ckpt-worker"] = values.get("use-persistent-ckpt-worker", ())
+    # Defaults of Bridge's recipes and of its CheckpointConfig (v0.5.0).
+    implied["save"] = values.get("save", (_FOLDER,))
+    implied["use-persistent-ckpt-worker"] = values.get("use-persistent-ckpt-worker", ())
     return implied
 
 

@@ -192,7 +192,8 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         mtp_layers=_mtp_layers(flags, hybrid),
         save_interval=flags.number("save-interval"),
         saves_nowhere=not has_recipe and _saves_nowhere(flags),
-        saves_in_background=flags.is_on("async-save") and not _waits_for_saves(flags, has_recipe),
+        saves_in_background=flags.is_on("async-save")
+        and not _waits_for_saves(flags, has_recipe=has_recipe),
         **_saves_to_hosts(flags),
         restarts_in_process=flags.is_on("inprocess-restart"),
         balance="the recipe" if has_recipe and not balance(flags) else balance(flags),
@@ -257,15 +258,10 @@ def _remarks(flags: Flags, *, has_recipe: bool) -> Iterator[str]:
         )
     elif "ddp-bucket-size" in flags.values and not flags.is_on("overlap-grad-reduce"):
         yield f"{flags.said('ddp-bucket-size')} has no effect without --overlap-grad-reduce"
-    if flags.is_on("async-save") and _waits_for_saves(flags, has_recipe):
+    if flags.is_on("async-save") and _waits_for_saves(flags, has_recipe=has_recipe):
         yield (
             "--async-save without --use-persistent-ckpt-worker: training waits for checkpoints, as"
             " Megatron-LM turns the one off without the other from core_v0.16.0 on"
-        )
-    if flags.is_on("replication") and _nodes_with_copies(flags) == 1:
-        yield (
-            f"{flags.said('replication-jump')} leaves all copies of a rank on its own node, which"
-            f" takes them along; --replication-jump {flags.devices_per_node} sends them to others"
         )
     if "recompute-method" in flags.values and "recompute-granularity" not in flags.values:
         yield f"{flags.said('recompute-method')} has no effect without --recompute-granularity full"
@@ -406,35 +402,26 @@ def _saves_nowhere(flags: Flags) -> bool:
     return "save" not in flags.values and not any(note.startswith(UNSET) for note in flags.notes)
 
 
-def _waits_for_saves(flags: Flags, has_recipe: bool) -> bool:
+def _waits_for_saves(flags: Flags, *, has_recipe: bool) -> bool:
     """Whether asynchronous saving is turned off; Megatron-Bridge has the worker by default."""
-    return not has_recipe and not flags.is_on("use-persistent-ckpt-worker")
+    worker = "use-persistent-ckpt-worker"
+    return not (flags.is_on(worker) if worker in flags.values else has_recipe)
 
 
 def _saves_to_hosts(flags: Flags) -> dict[str, int | None]:
     """Return what a launch says of checkpoints on hosts; empty where it has none."""
     if flags.word("non-persistent-ckpt-type") != "local":
         return {}
-    return {
-        "host_save_interval": flags.number("non-persistent-save-interval"),
-        "host_replicas": _nodes_with_copies(flags) - 1,
-    }
-
-
-def _nodes_with_copies(flags: Flags) -> int:
-    """Return the nodes that hold a copy of a rank's state, its own included.
-
-    The ranks of a group lie `--replication-jump` apart, without which Megatron-LM does not start.
-    """
+    own = {"host_save_interval": flags.number("non-persistent-save-interval")}
     if not flags.is_on("replication"):
-        return 1
-    group, jump = flags.number("replication-factor") or 2, flags.number("replication-jump")
-    if jump is None:
+        return own
+    apart = flags.number("replication-jump")
+    if apart is None:
         raise SpecError(
             f"{flags.source}: --replication needs --replication-jump, the devices of a node"
         )
-    devices = flags.devices_per_node
-    return group if devices is None or jump >= devices else max(1, group * jump // devices)
+    copies = flags.number("replication-factor") or 2
+    return own | {"host_copies": copies, "copies_apart": apart}
 
 
 def _bucket(flags: Flags) -> int | None:
