@@ -127,9 +127,9 @@ def failure_notes(spec: Spec, launch: LaunchSettings) -> Iterator[str]:
     now = _as_launched(launch, devices_per_node=devices)
     if launch.host_copies > 1 and now is not None and now.replicas == 0:
         yield (
-            f"--replication-jump {launch.copies_apart} leaves all {launch.host_copies} copies of a"
-            f" rank on its own node, which takes them along; --replication-jump {devices} sends"
-            " them to others"
+            f"--replication-jump {launch.replication_jump} leaves all {launch.host_copies} copies"
+            f" of a rank on its own node, which takes them along; --replication-jump {devices}"
+            " sends them to others"
         )
     if now is not None and now.on_hosts and not _loses_nodes(stated):
         yield (
@@ -170,8 +170,8 @@ def _as_launched(launch: LaunchSettings, *, devices_per_node: int) -> Saving | N
 
 def _replicas(launch: LaunchSettings, devices_per_node: int) -> int:
     """Other nodes that hold a copy of a rank's: those that its group of ranks reaches."""
-    apart, others = launch.copies_apart or devices_per_node, launch.host_copies - 1
-    return others if apart >= devices_per_node else others * apart // devices_per_node
+    jump, others = launch.replication_jump or devices_per_node, launch.host_copies - 1
+    return others if jump >= devices_per_node else others * jump // devices_per_node
 
 
 def _changes(launch: LaunchSettings, run: LaunchedRun) -> Iterator[Change]:

@@ -103,7 +103,12 @@ class Predictor:
         isolated = self._times(launch, replace(reading, busy_ratio=0.0), 1, shared).times
         most_busy = prefill.degrees.attention_data
         each = kv_bytes_per_token(launch.decoder, launch.formats, InstanceDegrees())
-        state = state_bytes_per_request(launch.decoder, launch.formats, InstanceDegrees())
+        state = state_bytes_per_request(
+            launch.decoder,
+            launch.formats,
+            InstanceDegrees(),
+            states=reading.traits.memory_rule().states.sent,
+        )
         nic_bytes_per_s = reading.machine.sheet.scale_out_bytes_per_s
         path = KvPath(
             network_bytes_per_s=NIC_RATIO * nic_bytes_per_s, latency_s=KV_TRANSFER_LATENCY_S

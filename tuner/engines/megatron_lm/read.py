@@ -415,13 +415,13 @@ def _saves_to_hosts(flags: Flags) -> dict[str, int | None]:
     own = {"host_save_interval": flags.number("non-persistent-save-interval")}
     if not flags.is_on("replication"):
         return own
-    apart = flags.number("replication-jump")
-    if apart is None:
+    jump = flags.number("replication-jump")
+    if jump is None:
         raise SpecError(
             f"{flags.source}: --replication needs --replication-jump, the devices of a node"
         )
     copies = flags.number("replication-factor") or 2
-    return own | {"host_copies": copies, "copies_apart": apart}
+    return own | {"host_copies": copies, "replication_jump": jump}
 
 
 def _bucket(flags: Flags) -> int | None:

@@ -180,7 +180,7 @@ class LaunchSettings(Record):
     """Steps from one checkpoint in the memory of nodes to the next; absent: none is."""
     host_copies: Annotated[int, Field(ge=1, le=1000)] = 1
     """Ranks that hold a rank's state, itself included."""
-    copies_apart: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    replication_jump: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Ranks from one of them to the next; absent: a node."""
     restarts_in_process: bool = False
     """Training restarts inside its processes after failures that leave them."""

@@ -1,7 +1,7 @@
 """How a serving engine batches, admits and measures memory: `TRAITS` of its capabilities."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -36,12 +36,17 @@ class StateRule:
     page_tokens: int | None = None
     """States and keys share pages of one size, whose tokens are a multiple of this; None: states
     have a pool of their own."""
-    narrow_architectures: frozenset[str] = frozenset()
-    """Models whose states have the 16 bits of the model; others are in fp32."""
+    bf16_architectures: frozenset[str] = frozenset()
+    """Models whose states are in bf16; others' are in fp32."""
 
     def element_bytes(self, architecture: str) -> float:
         """Bytes of an element of a state."""
-        return 2.0 if architecture in self.narrow_architectures else 4.0
+        return 2.0 if architecture in self.bf16_architectures else 4.0
+
+    @property
+    def sent(self) -> "StateRule":
+        """The one state that a finished prompt leaves, outside the engine's pages."""
+        return replace(self, per_request=1, page_tokens=None)
 
 
 ONE_STATE: Final = StateRule()

@@ -53,7 +53,7 @@ TRAITS: Final = EngineTraits(
             share=MemoryFractionKind.OF_LEFT,
             ratio=0.9,
             sampler_bytes=22.0,
-            states=StateRule(narrow_architectures=frozenset({"Qwen3NextForCausalLM"})),
+            states=StateRule(bf16_architectures=frozenset({"Qwen3NextForCausalLM"})),
         ),
     ),
     spoilt_gemms=frozenset({"fp8", "nvfp4"}),

@@ -82,7 +82,7 @@ from tuner.engines.vllm.kv import CPU_PAGES, PAGES, TRANSFERS, nixl_rules
 from tuner.spec.serving.routers import RouterPolicy
 
 _STATES: Final = StateRule(
-    per_request=2, page_tokens=16, narrow_architectures=frozenset({"Qwen3NextForCausalLM"})
+    per_request=2, page_tokens=16, bf16_architectures=frozenset({"Qwen3NextForCausalLM"})
 )
 """With prefix caching, its default (`mamba_cache_mode` "align"): v1/kv_cache_interface.py,
 `MambaSpec.max_memory_usage_bytes`; one more for each draft. Pages: platforms/interface.py,

@@ -145,7 +145,9 @@ def _reaches(afd: AfdDeployment, demand: Demand, cluster: Cluster) -> bool:
         rates.append(0.0 if wire is None else wire.bytes_per_s)
     own = afd.prefill.iteration
     whole = own.decoder, own.formats, InstanceDegrees()
-    each = kv_bytes_per_token(*whole) * demand.input_tokens + state_bytes_per_request(*whole)
+    each = kv_bytes_per_token(*whole) * demand.input_tokens + state_bytes_per_request(
+        *whole, states=own.traits.memory_rule().states.sent
+    )
     return demand.rate_per_s * each <= min(rates)
 
 

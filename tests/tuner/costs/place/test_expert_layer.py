@@ -216,7 +216,7 @@ def test_latent_experts_read_compute_and_send_their_latent_width() -> None:
         "nemotron-3-super",
     ],
 )
-def test_the_rest_of_a_pass_multiplies_what_the_model_has(name: str) -> None:
+def test_dense_gemms_of_a_pass_are_those_of_the_model(name: str) -> None:
     made = machine(name=name, ranks=1)
     flop = rest_s(replace(made, prices=GEMM_FLOP), tokens=64.0, context_tokens=4096.0, decodes=True)
     own = forward_flop_per_token(made.model, sequence_length=4096)

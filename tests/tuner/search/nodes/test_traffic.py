@@ -155,7 +155,7 @@ def test_stages_that_fill_no_nodes_are_reported(
         sent(mixtral, node=node, **changes)
 
 
-def test_copies_for_latent_experts_are_as_wide_as_they(mixtral: ModelSpec) -> None:
+def test_dispatched_copies_of_latent_experts_have_the_latent_width(mixtral: ModelSpec) -> None:
     assert mixtral.moe is not None
     latent = mixtral.model_copy(
         update={"moe": mixtral.moe.model_copy(update={"latent_size": 1024})}
