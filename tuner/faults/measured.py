@@ -1,4 +1,4 @@
-"""Storage and host memory of a node, and the start of a job's processes, from a profile.
+"""Storage, host memory and network of a node, and a job's start of processes, from a profile.
 
 In profilers/storage.py all ranks write (or read) their own files at once, so a node's bandwidth is
 the slowest rank's times the ranks per node. The largest file counts, since checkpoints are larger
@@ -24,6 +24,26 @@ def node_bytes_per_s(profile: Profile, *, kind: Literal["write", "read"]) -> flo
         return None
     # A checkpoint is there once the last rank has written its own.
     return slowest.num_bytes / slowest.seconds * machine.world / machine.nodes
+
+
+def sent_bytes_per_s(profile: Profile) -> float | None:
+    """Bytes per second that one node's ranks send to others at once; None: not measured.
+
+    Of groups of ranks that each lie on a node of their own (`send_recv` of profilers/links), the
+    slowest at the largest size.
+    """
+    machine = profile.header.machine
+    local = machine.world // machine.nodes
+    rows = [
+        row
+        for row in profile.table("collective")
+        if row.case.kind == "send_recv" and row.times_s and row.case.axes["stride"] >= local
+    ]
+    if machine.nodes < 2 or not rows:
+        return None
+    largest = max(row.case.axes["bytes"] for row in rows)
+    seconds = max(row.median_s for row in rows if row.case.axes["bytes"] == largest)
+    return local * largest / seconds
 
 
 def background_delay_s_per_byte(profile: Profile) -> float:

@@ -15,6 +15,7 @@ from tuner.faults.measured import (
     host_memory_rates,
     node_bytes_per_s,
     restart_phases_s,
+    sent_bytes_per_s,
 )
 from tuner.faults.reliability import FailureModel, HostLevel, Jobs, Storage, checkpoint_bytes
 from tuner.spec.cluster import Pool
@@ -102,15 +103,16 @@ def host_level(
     Args:
         stated: in the spec.
         pool: whose nodes hold the copies.
-        nic_bytes_per_s: of one NIC.
+        nic_bytes_per_s: of one NIC, where no profile has what a node sends to others.
         profile: of the pool, which knows the memory of a node.
         obstacle: why the engine cannot keep copies on hosts; empty: it can.
     """
     checkpoint = stated.checkpoint
     if not checkpoint.keeps_host_copies:
         return None
+    sent = None if profile is None else sent_bytes_per_s(profile)
     return HostLevel(
-        node_bytes_per_s=nic_bytes_per_s * pool.nics / pool.oversubscription,
+        node_bytes_per_s=sent or nic_bytes_per_s * pool.nics / pool.oversubscription,
         save_bytes_per_s=_memory_rates(profile)["save"],
         load_bytes_per_s=_memory_rates(profile)["load"],
         memory_bytes=_host_memory_bytes(stated, profile),

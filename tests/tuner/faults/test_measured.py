@@ -1,5 +1,7 @@
 """A node's storage as a profile saw it."""
 
+import pytest
+
 from profilers.records import (
     Case,
     Machine,
@@ -13,6 +15,7 @@ from tuner.faults.measured import (
     host_memory_rates,
     node_bytes_per_s,
     restart_phases_s,
+    sent_bytes_per_s,
 )
 
 
@@ -52,6 +55,23 @@ def test_the_ranks_of_a_node_add_up_at_the_largest_size() -> None:
     )
     assert node_bytes_per_s(profile, kind="write") == 3.2e9
     assert node_bytes_per_s(profile, kind="read") == 16e9
+
+
+def test_ranks_of_a_node_that_send_to_other_nodes_add_up() -> None:
+    def sent(stride: int, *, size: int, time_s: float) -> Measurement:
+        axes = {"bytes": size, "ranks": 2, "stride": stride, "world": 16}
+        return Measurement(
+            case=Case(operation="collective", kind="send_recv", axes=axes), times_s=(time_s,)
+        )
+
+    # Neighbours are on one node; a stride of 8 leaves it: 8 ranks of 100 MB in 20 ms.
+    rows = (
+        sent(1, size=10**8, time_s=1e-3),
+        sent(8, size=10**6, time_s=1e-3),
+        sent(8, size=10**8, time_s=20e-3),
+    )
+    assert sent_bytes_per_s(_profile(*rows)) == pytest.approx(40e9)
+    assert sent_bytes_per_s(_profile(*rows[:1])) is None
 
 
 def test_storage_that_was_not_measured_has_no_rate() -> None:

@@ -122,6 +122,17 @@ def test_host_memory_has_the_rates_of_a_profile_where_it_has_them() -> None:
         level = host_level(both, pool=POOL, nic_bytes_per_s=5e10, profile=measured, obstacle="")
         assert level is not None
         assert (level.save_bytes_per_s, level.load_bytes_per_s) == expected
+        assert level.node_bytes_per_s == 5e10 * POOL.nics
+    # What a node's 8 ranks send to another one, measured: 8 x 1 GB in 0.1 s.
+    axes = {"bytes": 10**9, "ranks": 2, "stride": 8, "world": 16}
+    case = Case(operation="collective", kind="send_recv", axes=axes)
+    sending = _profile(Measurement(case=case, times_s=(0.1,)))
+    machine = sending.header.machine.model_copy(update={"nodes": 2, "world": 16})
+    header = sending.header.model_copy(update={"machine": machine})
+    sending = sending.model_copy(update={"header": header})
+    level = host_level(both, pool=POOL, nic_bytes_per_s=5e10, profile=sending, obstacle="")
+    assert level is not None
+    assert level.node_bytes_per_s == pytest.approx(8e10)
 
 
 def test_copies_on_hosts_may_by_default_take_half_of_the_measured_memory() -> None:
