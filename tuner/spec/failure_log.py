@@ -267,7 +267,10 @@ def _observed(
             f"{source}: goal.reliability.log.period: {period:g} s are shorter than the log, whose"
             f" times span {span:g} s"
         )
-    nodes = math.ceil(stated.devices / _devices_per_node(stated, source))
+    # Failures of devices alone have no rate of machines.
+    of_devices = set(counts) == {"device"}
+    each = 1 if of_devices else _devices_per_node(stated, source)
+    nodes = math.ceil(stated.devices / each)
     return FailureLog(
         counts=counts,
         device_s=stated.devices * period,

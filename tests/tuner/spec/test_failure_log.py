@@ -222,3 +222,10 @@ def test_machines_of_a_log_are_by_default_those_of_the_cluster(
     with pytest.raises(SpecError, match=r"log\.devices_per_node: state how many") as refused:
         read_spec(file)
     assert "\n" not in str(refused.value)
+    # Machines have no part in the rate of devices.
+    log.write_text("component,count\ndevice,2\n", encoding="utf-8")
+    keys["goal"]["reliability"]["log"]["components"] = ["device"]
+    file.write_text(yaml.safe_dump(keys))
+    devices = read_spec(file).goal.reliability
+    assert devices is not None
+    assert devices.device_mtbf == 64 * 10 * 86_400.0 / 2
