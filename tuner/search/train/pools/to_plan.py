@@ -4,8 +4,8 @@ The objective of a chain is the larger of its closed form and its simulated sche
 pool, so that every bound on the closed form bounds it.
 
 Each pool's nodes fail at the stated rate and are replaced by spares of the same pool
-(tuner/faults/kinds.py). Where repairs are priced, nodes of a used pool that the chain leaves idle
-are spares too; pools that it does not use are neither waited for nor paid.
+(tuner/faults/kinds.py), those that the spec keeps back; pools that a chain does not use are neither
+waited for nor paid.
 """
 
 from collections.abc import Sequence
@@ -230,7 +230,10 @@ def _spare_notes(used: Sequence[int], problem: PoolsProblem) -> tuple[str, ...]:
         for index in used
         if (spare := problem.priced_pools[index].pool.nodes - problem.cluster.pools[index].nodes)
     ]
-    return (f"spare nodes that replace those of their own pool: {', '.join(kept)}",) if kept else ()
+    if not kept:
+        return ()
+    by_hand = "" if len(used) == 1 else "; a Slurm job over several pools does not allocate them"
+    return (f"spare nodes that replace those of their own pool: {', '.join(kept)}{by_hand}",)
 
 
 def _stage(chain: Chain, stage: int) -> StagePrediction:
