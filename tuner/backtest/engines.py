@@ -138,7 +138,7 @@ OF_RELEASE: Final[Mapping[str, SoftwareFamily]] = {
 
 _DATED_PAGE: Final = re.compile(r"_(20\d\d)-?(\d\d)_")
 """torchtitan names its pages of measurements by month."""
-_NOTED_CONTAINER: Final = re.compile(r"NeMo (?:container )?(\d\d\.\d\d)")
+_CONTAINER: Final = re.compile(r"NeMo (?:container )?(\d\d\.\d\d)")
 """NeMo's pages name their containers above the tables."""
 _FIRST_YEAR: Final = 2024
 """Releases from here on are months, not versions; torchtitan was published in 2024."""
@@ -155,9 +155,9 @@ def identify_engine(row: Row) -> tuple[SoftwareFamily, str]:
     engine = named or OF_SOURCE.get(row.source, _UNSTATED)
     if engine is _MEGATRON_2023 and row.text("notes").startswith("MegaScale"):
         engine = _MEGASCALE
-    noted = _NOTED_CONTAINER.search(row.text("notes"))
-    if engine is _BRIDGE and not row.text("release") and noted:
-        return engine, noted.group(1)
+    container = _CONTAINER.search(row.text("notes"))
+    if engine is _BRIDGE and not row.text("release") and container:
+        return engine, container.group(1)
     dated = _DATED_PAGE.search(row.text("url"))
     if engine is _TITAN and not row.text("release") and dated:
         return engine, f"{dated.group(1)}.{dated.group(2)}"

@@ -212,7 +212,7 @@ def attention(
         head_dim: of queries and keys.
         value_dim: of values.
         queries: that its kernels begin, per head, all sequences together; in a ring of context
-            parallelism those of the rank at each of its steps. 0: their cost is none of its own.
+            parallelism those of the rank at each of its steps. 0: only pairs count.
     """
     return Op(
         operation="attention",

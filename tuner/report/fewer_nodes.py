@@ -43,7 +43,7 @@ def without_spare_notes(run: RunForecast) -> Iterator[str]:
         often = f", about every {format_s(fewer.switch_interval_s)},"
     yield (
         f"without a spare node{often} the job restarts with fewer in {format_s(fewer.restart_s)};"
-        f" fewer-nodes/ is that plan. Starting the plan of all nodes again (a Slurm job: scontrol"
+        " fewer-nodes/ is that plan. Starting the plan of all nodes again (a Slurm job: scontrol"
         f" requeue) takes {format_s(fewer.return_s)}, and the share counts on it at the first"
         " checkpoint after a repair."
         f" Either way {format_bytes(fewer.read_bytes)} are read from shared storage,"

@@ -30,7 +30,7 @@ from tuner.costs.ops import Op, gemm
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind
 from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.mixer_ops import Gemm, MixerOps, joined
+from tuner.costs.serve.mixer_ops import Gemm, MixerOps, join_words
 from tuner.costs.serve.work import work
 
 
@@ -130,7 +130,7 @@ class AttentionLayer(MixerOps):
 
     def _latent_decode_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
         core_Q = self.machine.seconds(self.decode_core(n_Q, past_Q))
-        module = joined("module", self._kv, f"gemm_{self._gemm_format}")
+        module = join_words("module", self._kv, f"gemm_{self._gemm_format}")
         module_Q = self.machine.measured_s(self._latent_decode(module, n_Q, past_Q))
         best_Q = core_Q + self._absorbed_gemms_s(n_Q)
         if module_Q is not None:
@@ -140,7 +140,7 @@ class AttentionLayer(MixerOps):
 
     def _sparse_s(self, operation: str, **sizes: Numbers) -> Floats | None:
         """Return a whole module as measured; None where no table has it."""
-        kind = joined(self.attention.architecture, self._kv, f"gemm_{self._gemm_format}")
+        kind = join_words(self.attention.architecture, self._kv, f"gemm_{self._gemm_format}")
         dtype = self.formats.attention
         op = self._op(operation, kind=kind, dtype=dtype, heads=self.heads, **sizes)
         return self.machine.measured_s(op)

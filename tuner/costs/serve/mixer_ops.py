@@ -200,7 +200,7 @@ class MixerOps:
             case AttentionKind.LATENT:
                 core = self._op(
                     "latent_attention",
-                    kind=joined("core", self._kv),
+                    kind=join_words("core", self._kv),
                     batch=1,
                     sequence=s_Q,
                     heads=self.heads,
@@ -232,7 +232,7 @@ class MixerOps:
                 head_dim=own.head_dim,
                 window=0 if own.window_is_chunk else own.window,
             )
-        return self._latent_decode(joined("core", self._kv), n_Q, past_Q)
+        return self._latent_decode(join_words("core", self._kv), n_Q, past_Q)
 
     def _latent_decode(self, kind: str, n_Q: Floats, past_Q: Floats) -> Op:
         return self._op(
@@ -338,7 +338,7 @@ class MixerOps:
         return Op(operation=operation, kind=kind, dtype=dtype, axes=axes, software=self.software)
 
 
-def joined(*words: str) -> str:
+def join_words(*words: str) -> str:
     """Join the words of an operation's kind, without those that are empty."""
     return "/".join(word for word in words if word)
 

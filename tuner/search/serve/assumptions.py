@@ -79,9 +79,9 @@ def _states(spec: ServeSpec) -> Iterator[str]:
     states = serve_traits()[spec.goal.engine.name].memory_rule().states
     element = states.element_bytes(spec.model.architecture)
     size = format_bytes(state_bytes_per_sequence(spec.model, state_bytes=element))
-    bits = "fp32" if element == 4.0 else "16 bits"
+    dtype = "fp32" if element == 4.0 else "bf16"
     yield (
-        f"linear attention keeps {size} of a request, whatever its length, in {bits}; memory has"
+        f"linear attention keeps {size} of a request, whatever its length, in {dtype}; memory has"
         f" room for {format_counted(states.per_request, 'such state')} of every running request, as"
         " the engine keeps them at most"
     )

@@ -72,7 +72,7 @@ def test_a_plan_meets_its_targets_on_a_certified_number_of_devices(plan: ServePl
         (
             "qwen3-next-80b-a3b",
             "vllm",
-            "37.7 MiB of a request, whatever its length, in 16 bits",
+            "37.7 MiB of a request, whatever its length, in bf16",
             {2},
         ),
     ],
