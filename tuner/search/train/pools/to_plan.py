@@ -232,8 +232,10 @@ def _spare_notes(used: Sequence[int], problem: PoolsProblem) -> tuple[str, ...]:
     ]
     if not kept:
         return ()
-    by_hand = "" if len(used) == 1 else "; a Slurm job over several pools does not allocate them"
-    return (f"spare nodes that replace those of their own pool: {', '.join(kept)}{by_hand}",)
+    notes = (f"spare nodes that replace those of their own pool: {', '.join(kept)}",)
+    if len(used) == 1:
+        return notes
+    return (*notes, "a Slurm job over several pools does not allocate spare nodes")
 
 
 def _stage(chain: Chain, stage: int) -> StagePrediction:
