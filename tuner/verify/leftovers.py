@@ -21,6 +21,7 @@ import fcntl
 import glob
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,9 @@ DISMISS_S: Final = 5.0
 
 GUARDIAN: Final = ("/bin/sh", "-c", 'trap "" HUP INT TERM; read -r line || exec "$@"', "sh")
 """A shell and not Python: it starts within milliseconds and holds next to no memory."""
+
+HELD_BACK: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+"""Signals that a guardian survives: a scheduler sends them to every process at once."""
 
 
 @contextmanager
@@ -95,6 +99,8 @@ def _start_guardian(own: Path, *, scratch: Path) -> subprocess.Popen[bytes]:
     ender = (sys.executable, "-P", "-m", "tuner.verify.leftovers", str(own), str(scratch.resolve()))
     # It must not count as a process of a trial that this verification may be.
     environment = {name: value for name, value in os.environ.items() if name != TRIAL_MARK}
+    # The shell inherits the mask, which holds back what arrives before its trap is set.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     try:
         return subprocess.Popen(
             (*GUARDIAN, *ender),
@@ -106,6 +112,8 @@ def _start_guardian(own: Path, *, scratch: Path) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise EnvironmentMissingError(f"{GUARDIAN[0]}: {error.strerror}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_leftovers(trials: Path) -> int:
