@@ -18,8 +18,8 @@ on; with fewer the lower end is clipped at the time without failures.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -36,6 +36,17 @@ P90_DEVIATIONS: Final = 1.2815515655446004
 SECONDS_PER_HOUR: Final = 3600.0
 
 Amount = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class ProcessRestart(Record):
+    """The restart after failures of processes alone; seconds without reading the checkpoint."""
+
+    decision: Literal["in_process", "full"]
+    """The shorter one, with which more of the time trains."""
+    in_process_s: Seconds
+    full_s: Seconds
+    full_effective_time_ratio: Ratio
+    """Share of the wall clock that advances training if all processes were started again."""
 
 
 class RunForecast(Record):
@@ -68,6 +79,8 @@ class RunForecast(Record):
     checkpoint_in_background: bool | None = None
     """Training goes on while one is written; absent from plans of before it was decided, which do
     as `goal.reliability.checkpoint` says."""
+    process_restart: ProcessRestart | None = None
+    """After failures of processes alone; absent where the spec or the engine has one kind."""
     restart_s: Seconds | None = None
     """From a failure (or the repair that it waited for) to the first useful step, reading the
     checkpoint included."""
@@ -92,7 +105,7 @@ class RunForecast(Record):
     def _without_levels(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what the spec does not ask for."""
         values: dict[str, Any] = serialize(self)
-        for name in ("checkpoint_levels", "without_spare"):
+        for name in ("checkpoint_levels", "without_spare", "process_restart"):
             if getattr(self, name) is None:
                 values.pop(name, None)
         return values
@@ -135,7 +148,25 @@ def forecast(run: TrainingRun, *, jobs: Jobs, reliability: FailureModel | None) 
             deviation_s=0.0,
         )
     own = run_shares(jobs, reliability, step_s=run.step_s)
-    return forecast_shares(own, run, jobs=jobs, reliability=reliability)
+    made = forecast_shares(own, run, jobs=jobs, reliability=reliability)
+    restart = _process_restart(run, jobs=jobs, reliability=reliability)
+    return made.model_copy(update={"process_restart": restart})
+
+
+def _process_restart(
+    run: TrainingRun, *, jobs: Jobs, reliability: FailureModel
+) -> ProcessRestart | None:
+    """Compare both kinds of restart; None where there is one kind."""
+    inside_s = reliability.in_process_restart_s
+    if inside_s is None:
+        return None
+    without = replace(reliability, in_process_restart_s=None)
+    return ProcessRestart(
+        decision="in_process" if reliability.restarts_in_process else "full",
+        in_process_s=inside_s,
+        full_s=reliability.restart_s,
+        full_effective_time_ratio=run_shares(jobs, without, step_s=run.step_s).training,
+    )
 
 
 def writes_in_background(run: RunForecast, stated: Reliability) -> bool:

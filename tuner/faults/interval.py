@@ -159,7 +159,7 @@ def _cycle(jobs: Jobs, reliability: FailureModel, *, step_s: Numbers) -> Checkpo
 def _restart_s(jobs: Jobs, reliability: FailureModel) -> Numbers:
     """Restart and reading the checkpoint, of every class of failure."""
     loaded_s = read_s(jobs, reliability.storage)
-    if reliability.process_restart_s is None:
+    if not reliability.restarts_in_process:
         return reliability.restart_s + loaded_s
     return equal_restart_s(
         process_per_s=process_rate_per_s(jobs, reliability),

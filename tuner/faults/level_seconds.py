@@ -120,10 +120,7 @@ def run_seconds(
     written_s = writer_bytes / host.save_bytes_per_s
     back_s = writer_bytes / host.load_bytes_per_s + float(copy_s(jobs, storage))
     back_s += float(reread_s(jobs, storage))
-    restart_s = reliability.restart_s
-    shorter_s = restart_s
-    if reliability.process_restart_s is not None:
-        shorter_s = reliability.process_restart_s
+    restart_s, shorter_s = reliability.restart_s, reliability.process_restart_s
     return RunSeconds(
         step_s=step_s,
         stall_s={

@@ -120,8 +120,9 @@ class FailureModel:
     restart_s: float
     """From a failure to the first useful step, without reading the checkpoint: detect it, replace
     the node, start the processes, warm up."""
-    process_restart_s: float | None = None
-    """The same after a failure of processes alone; None: no shorter."""
+    in_process_restart_s: float | None = None
+    """The same after a failure of processes alone, if the others are not ended; None: the engine
+    starts all of them again."""
     repair_s: float = 0.0
     """Mean time until a failed node can be used again; 0: there is always a replacement."""
     storage: Storage
@@ -137,14 +138,26 @@ class FailureModel:
                 f"mean times between failures {', '.join(map(str, rarest))} s"
                 " must be above zero, one of them finite"
             )
-        if self.process_restart_s is not None and not 0.0 <= self.process_restart_s < math.inf:
-            raise ValueError(f"restart {self.process_restart_s} s cannot be below zero")
+        inside_s = self.in_process_restart_s
+        if inside_s is not None and not 0.0 <= inside_s < math.inf:
+            raise ValueError(f"restart {inside_s} s cannot be below zero")
         if not (0.0 <= self.restart_s < math.inf and 0.0 <= self.repair_s < math.inf):
             raise ValueError(
                 f"restart {self.restart_s} and repair {self.repair_s} s cannot be below zero"
             )
         if self.interval_s is not None and not 0.0 < self.interval_s < math.inf:
             raise ValueError(f"checkpoint interval {self.interval_s} s must be above zero")
+
+    @property
+    def restarts_in_process(self) -> bool:
+        """Whether processes restart inside themselves, since that is shorter."""
+        return self.in_process_restart_s is not None and self.in_process_restart_s < self.restart_s
+
+    @property
+    def process_restart_s(self) -> float:
+        """Seconds of the shorter restart after a failure of processes alone."""
+        inside_s = self.in_process_restart_s
+        return self.restart_s if inside_s is None else min(inside_s, self.restart_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -35,6 +35,11 @@ one H200 (examples/profiles/h200-megatron-lm).
     load     the same back, with all that the engine does meanwhile: 10.6 and 12.4 s
 """
 
+IN_PROCESS_PHASES: Final = ("group", "first_collective")
+"""Of a measured restart, that one inside the processes takes again: it keeps what was imported, the
+device's context and its kernels (`Wrapper` of nvidia-resiliency-ext 0.7 aborts the communicators,
+and makes them anew)."""
+
 TMPFS_RATIO: Final = 0.5
 """Of a node's memory, that files in it may take: the size of a tmpfs unless its mount says another
 one (Documentation/filesystems/tmpfs.rst of Linux). Launch files name a folder below /dev/shm, which
@@ -54,12 +59,14 @@ def resolved(
 
     A stated bandwidth is that of all nodes together, for reading too. Without one each node has the
     rate that the profile measured, or the default. Without a stated restart it is the start of the
-    processes that the profile measured. `has_background`: the engine can write checkpoints while
+    processes that the profile measured; one inside them, `auto`, is its phases that connect them
+    again. `has_background`: the engine can write checkpoints while
     training goes on; otherwise it waits, whatever the spec says. `restarts_in_process`: it restarts
     inside its processes after failures that leave them.
 
     Raises:
-        SpecError: the time of a restart is neither stated nor measured.
+        SpecError: the time of a restart, or of one inside the processes, is neither stated nor
+            measured.
     """
     checkpoint = stated.checkpoint
     together = math.inf if checkpoint.bandwidth is None else checkpoint.bandwidth
@@ -72,7 +79,7 @@ def resolved(
         node_mtbf_s=math.inf if stated.node_mtbf_s is None else stated.node_mtbf_s,
         process_mtbf_s=math.inf if stated.process_mtbf is None else stated.process_mtbf,
         restart_s=_restart_s(stated, profile),
-        process_restart_s=stated.in_process_restart if restarts_in_process else None,
+        in_process_restart_s=_in_process_s(stated, profile) if restarts_in_process else None,
         repair_s=0.0 if stated.repair is None else stated.repair,
         storage=Storage(
             write_bytes_per_s=together,
@@ -186,6 +193,18 @@ def _restart_s(stated: Reliability, profile: Profile | None) -> float:
             " 10min, or measure the start of the processes with `moetune profile --suite restart`"
         )
     return math.fsum(phases_s.values())
+
+
+def _in_process_s(stated: Reliability, profile: Profile | None) -> float | None:
+    if stated.in_process_restart != "auto":
+        return stated.in_process_restart
+    phases_s = {} if profile is None else restart_phases_s(profile)
+    if not phases_s:
+        raise SpecError(
+            "goal.reliability.in_process_restart: auto needs a profile that has the start of the"
+            " processes (`moetune profile --suite restart`); state it, e.g. 45s"
+        )
+    return math.fsum(phases_s.get(phase, 0.0) for phase in IN_PROCESS_PHASES)
 
 
 def _memory_rates(profile: Profile | None) -> Mapping[str, float]:

@@ -100,13 +100,30 @@ def _write_mode_notes(plan: Plan) -> Iterator[str]:
 
 
 def _restart_notes(plan: Plan) -> Iterator[str]:
-    """Say why failures of processes restart the whole job although the spec asks for less."""
+    """Say how the job restarts after failures of processes alone, where the spec has two ways."""
     stated, decision = plan.goal.reliability, plan.decision
     if stated is None or decision is None or stated.in_process_restart is None:
         return
     reason = in_process_restart_obstacle(intersection(plan.emit), zero_stage=decision.zero_stage)
     if reason:
         yield f"goal.reliability.in_process_restart has no effect: {reason}"
+    run = None if plan.predicted is None else plan.predicted.run
+    restart = None if run is None else run.process_restart
+    if run is None or restart is None:
+        return
+    inside_s, full_s = format_s(restart.in_process_s), format_s(restart.full_s)
+    if restart.decision == "full":
+        yield (
+            f"after failures of processes alone all of them start again in {full_s}: a restart"
+            f" inside them takes {inside_s}"
+        )
+        return
+    ratios = (run.effective_time_ratio, restart.full_effective_time_ratio)
+    own, full = (format_ratio(one, digits=2) for one in ratios)
+    yield (
+        f"after failures of processes alone the job restarts inside them in {inside_s}: {own} of"
+        f" the time trains, against {full} if all processes started again in {full_s}"
+    )
 
 
 def _unadapted_layers(spec: Spec) -> Iterator[str]:

@@ -181,9 +181,10 @@ class Reliability(Record):
     process_mtbf: PositiveSeconds | None = None
     """Mean time between failures of the processes of a machine, which goes on with its memory and
     needs no repair; None: they fail only with their machine."""
-    in_process_restart: Seconds | None = None
+    in_process_restart: Seconds | Literal["auto"] | None = None
     """Instead of `restart`, after failures of processes alone: for engines that restart without
-    ending the other processes."""
+    ending the other processes, and only where it is the shorter one. `auto`: what a profile with
+    the suite restart measured of connecting the processes, a lower bound."""
     lost_together: Share = 0.02
     """Share of lost machines, devices that take theirs along included, whose replicas of
     checkpoints are lost with them, e.g. of one rack; default: 2 %, our assumption."""

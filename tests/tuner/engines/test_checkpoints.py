@@ -14,7 +14,7 @@ from tuner.engines.checkpoints import checkpoint_schedule, keeps_checkpoints
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.writers import emit
-from tuner.faults.forecast import RunForecast
+from tuner.faults.forecast import ProcessRestart, RunForecast
 from tuner.faults.levels import Level
 from tuner.faults.run_shares import CheckpointLevels
 from tuner.faults.without_spare import FewerNodes, WithoutSpare
@@ -417,13 +417,12 @@ def restarting(
 ) -> VerifiedPlan:
     """Return a saving plan that restarts in its processes, and whose checkpoints take so long."""
     made = saving(target, zero_stage=zero_stage, devices_per_node=devices_per_node)
-    stated = made.plan.goal.reliability
-    assert stated is not None
-    stated = stated.model_copy(update={"in_process_restart": 20.0})
-    run = RUN.model_copy(update={"restart_s": 20.0 + restart_s})
+    restart = ProcessRestart(
+        decision="in_process", in_process_s=20.0, full_s=600.0, full_effective_time_ratio=0.8
+    )
+    run = RUN.model_copy(update={"restart_s": 20.0 + restart_s, "process_restart": restart})
     predicted = made.predicted.model_copy(update={"run": run})
-    goal = made.plan.goal.model_copy(update={"reliability": stated})
-    plan = made.plan.model_copy(update={"goal": goal, "predicted": predicted})
+    plan = made.plan.model_copy(update={"predicted": predicted})
     return made.model_copy(update={"plan": plan, "predicted": predicted})
 
 

@@ -122,7 +122,7 @@ def test_processes_that_fail_take_no_node() -> None:
 def test_only_losses_of_nodes_count_where_a_node_is_missed() -> None:
     # A node lost takes its copies along: the run restarts from shared storage, whether it goes on
     # with as many nodes or with fewer, and no failure of processes changes what that costs.
-    quick = replace(MODEL, process_mtbf_s=64 * HOUR, process_restart_s=30.0)
+    quick = replace(MODEL, process_mtbf_s=64 * HOUR, in_process_restart_s=30.0)
     host = HostLevel(
         node_bytes_per_s=400e9,
         replicas=(0,),

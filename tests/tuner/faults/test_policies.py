@@ -50,7 +50,7 @@ SMALL = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=4e11, writers=64.0)
 def test_seconds_follow_from_bytes_and_bandwidths() -> None:
     # A node's part is 9.4e12 / 256 = 36.72 GB, a device's copy 9.4e12 / 2048 / 25e9 = 0.18359 s, a
     # part over the NICs 0.09180 s; the storage is written in 235 s and read in 117.5 s.
-    seconds = run_seconds(JOBS, replace(MODEL, process_restart_s=60.0), replicas=1, step_s=10.0)
+    seconds = run_seconds(JOBS, replace(MODEL, in_process_restart_s=60.0), replicas=1, step_s=10.0)
     assert seconds.stall_s == pytest.approx(
         {Level.HOST: 2 * 0.18359 + 0.09180, Level.SHARED: 0.18359}, abs=1e-4
     )
@@ -144,7 +144,7 @@ def test_the_best_level_depends_on_what_fails() -> None:
 
 def test_plan_and_forecast_have_the_same_share() -> None:
     run = TrainingRun(step_s=10.0, tokens_per_step=10**7, tokens=1e13, devices_per_node=8)
-    for model in (MODEL, BESIDE, replace(MODEL, repair_s=24 * HOUR, process_restart_s=30.0)):
+    for model in (MODEL, BESIDE, replace(MODEL, repair_s=24 * HOUR, in_process_restart_s=30.0)):
         choice = choose_policy(JOBS, model, step_s=10.0)
         made = forecast(run, jobs=JOBS, reliability=model)
         objective_s = float(goodput_step_s(10.0, jobs=JOBS, reliability=model))
@@ -354,12 +354,12 @@ def test_impossible_levels_are_refused() -> None:
 def test_restarts_in_the_process_shorten_one_level_too() -> None:
     one = replace(MODEL, host=None)
     usual = cycle(JOBS, one, step_s=10.0)
-    same = cycle(JOBS, replace(one, process_restart_s=600.0), step_s=10.0)
-    shorter = cycle(JOBS, replace(one, process_restart_s=30.0), step_s=10.0)
+    same = cycle(JOBS, replace(one, in_process_restart_s=600.0), step_s=10.0)
+    shorter = cycle(JOBS, replace(one, in_process_restart_s=30.0), step_s=10.0)
     assert float(same.restart_s) == pytest.approx(float(usual.restart_s), rel=1e-12)
     # The model of two levels without copies on hosts, which restarts each class by itself.
     policy = SavePolicy(shared_interval_steps=500)
-    seconds = run_seconds(JOBS, replace(MODEL, process_restart_s=30.0), replicas=0, step_s=10.0)
+    seconds = run_seconds(JOBS, replace(MODEL, in_process_restart_s=30.0), replicas=0, step_s=10.0)
     shares = level_shares(policy, seconds, failure_rates(JOBS, MODEL))
     at_500 = replace(shorter, work_s=5000.0)
     assert float(at_500.effective_ratio) == pytest.approx(shares.training, rel=1e-12)

@@ -9,6 +9,7 @@ import pytest
 from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
 from tuner.config.columns import Strategies
 from tuner.engines.saved_bytes import SavedBytes
+from tuner.errors import SpecError
 from tuner.faults.level_seconds import obstacle
 from tuner.faults.reliability import Jobs, read_s, stall_s, write_s
 from tuner.faults.resolved import (
@@ -193,3 +194,27 @@ def test_the_usual_rate_of_all_machines_writes_and_reads_a_checkpoint() -> None:
     jobs = jobs_on_pool(strategies, parameters=1e10, pool=POOL, stated=STATED)
     assert np.asarray(write_s(jobs, found.storage)).tolist() == pytest.approx([4.375])
     assert np.asarray(read_s(jobs, found.storage)).tolist() == pytest.approx([4.396875])
+
+
+def test_a_restart_inside_processes_takes_the_phases_that_connect_them_again() -> None:
+    def phase(kind: str, time_s: float) -> Measurement:
+        case = Case(operation="restart", kind=kind, axes={"ranks": 8})
+        return Measurement(case=case, times_s=(time_s,))
+
+    profile = _profile(
+        phase("process", 0.5),
+        phase("imports", 8.0),
+        phase("device", 2.0),
+        phase("group", 1.0),
+        phase("first_collective", 3.0),
+        phase("first_kernels", 4.0),
+    )
+    stated = STATED.model_copy(update={"in_process_restart": "auto"})
+    found = resolved(stated, host_bytes_per_s=5e10, profile=profile)
+    assert (found.process_restart_s, found.restarts_in_process) == (4.0, True)
+    # What is longer than starting all of them again is not done.
+    quick = stated.model_copy(update={"restart": 3.0})
+    found = resolved(quick, host_bytes_per_s=5e10, profile=profile)
+    assert (found.process_restart_s, found.restarts_in_process) == (3.0, False)
+    with pytest.raises(SpecError, match="in_process_restart: auto needs a profile"):
+        resolved(stated, host_bytes_per_s=5e10, profile=None)

@@ -1,6 +1,6 @@
 """Restarts of Megatron-LM's training function inside its processes, by NVIDIA's extension.
 
-Written where the spec states what such a restart costs (`in_process_restart`). Read from
+Written where the plan chose such a restart over one of all processes. Read from
 `inprocess_restart.py` and the parsers of core_v0.16.1 to core_v0.19.0, which have the same flags,
 and from the usage guide and `Wrapper` of nvidia-resiliency-ext 0.7:
 
@@ -56,13 +56,13 @@ export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-error}"
 
 
 def restarts_in_process(verified: VerifiedPlan, shape: LaunchShape) -> bool:
-    """Whether a plan asks for it and Megatron-LM can."""
-    stated, run = verified.plan.goal.reliability, verified.predicted.run
+    """Whether a plan chose it and Megatron-LM can."""
+    run = verified.predicted.run
     return (
         run is not None
         and run.checkpoint_interval_steps is not None
-        and stated is not None
-        and stated.in_process_restart is not None
+        and run.process_restart is not None
+        and run.process_restart.decision == "in_process"
         and not in_process_restart_obstacle(
             intersection(("megatron-lm",), device_kind=shape.device_kind),
             zero_stage=verified.decision.zero_stage,
@@ -96,9 +96,8 @@ def arguments(verified: VerifiedPlan, shape: LaunchShape) -> Iterator[Argument]:
 
 def _longest_wait_s(verified: VerifiedPlan, run: RunForecast) -> float:
     """Return the longest of a step, and of writing or reading a checkpoint, in seconds."""
-    stated = verified.plan.goal.reliability
     # The mean restart has the shorter one of processes and the longer one of nodes in it.
-    shorter_s = 0.0 if stated is None else stated.in_process_restart or 0.0
+    shorter_s = 0.0 if run.process_restart is None else run.process_restart.in_process_s
     read_s = max(0.0, (run.restart_s or 0.0) - shorter_s)
     write_s = max(run.checkpoint_stall_s or 0.0, run.checkpoint_write_s or 0.0)
     return max(verified.predicted.step_time_s_band[1], write_s, read_s)

@@ -247,6 +247,7 @@ def test_a_restart_in_place_counts_where_the_engine_has_it() -> None:
     for emit, in_place in (
         ("megatron-lm", None),
         ("megatron-lm", 20.0),
+        ("megatron-lm", 7200.0),
         ("megatron-bridge", 20.0),
         ("torchtitan", 20.0),
     ):
@@ -255,13 +256,23 @@ def test_a_restart_in_place_counts_where_the_engine_has_it() -> None:
         assert made.predicted.run is not None
         ratios[emit, in_place] = made.predicted.run.effective_time_ratio
         said = [note for note in made.provenance.notes if "in_process_restart" in note]
-        has_none = in_place is not None and emit != "megatron-lm"
+        restart, is_able = made.predicted.run.process_restart, emit == "megatron-lm"
+        decisions = {None: None, 20.0: "in_process", 7200.0: "full"}
+        chosen = None if restart is None else restart.decision
+        assert chosen == (decisions[in_place] if is_able else None), (emit, in_place)
+        words = {20.0: "restarts inside them in 20.0 s", 7200.0: "all of them start again in"}
+        if is_able and in_place is not None:
+            (told,) = [one for one in made.provenance.notes if "failures of processes alone" in one]
+            assert words[in_place] in told
+        has_none = in_place is not None and not is_able
         expected = [
             "goal.reliability.in_process_restart has no effect: restarts inside processes are"
             f" written for megatron-lm, not for {emit}"
         ]
         assert said == expected * has_none, emit
     assert ratios["megatron-lm", 20.0] > ratios["megatron-lm", None]
+    # A longer restart inside the processes is not taken.
+    assert ratios["megatron-lm", 7200.0] == ratios["megatron-lm", None]
     assert ratios["megatron-bridge", 20.0] == ratios["megatron-lm", None]
 
 
