@@ -14,8 +14,6 @@ from tuner.faults.forecast import RunForecast
 from tuner.plans.proof import certificate_line, gap_words
 from tuner.plans.stage_placement import StagePlacement
 from tuner.plans.train import Plan, TrainPrediction
-from tuner.report.checkpoint_levels import levels_sentence
-from tuner.report.fewer_nodes import without_spare_sentence
 from tuner.report.memory_headroom import (
     HARDLY_ANY,
     chance_sentence,
@@ -24,6 +22,7 @@ from tuner.report.memory_headroom import (
     peak_band_words,
     trade_words,
 )
+from tuner.report.run_decisions import run_decisions
 from tuner.search.layout_groups import layout_of, variants_of, variants_words
 from tuner.spec.accounting import (
     active_parameters,
@@ -230,12 +229,8 @@ def _prediction_lines(
         yield f"MFU            {format_ratio(predicted.mfu_ratio)}"
     if predicted.run is not None:
         yield from _run_lines(predicted.run, currency)
-        saving = levels_sentence(predicted.run)
-        if saving:
-            yield from labelled("checkpoints", saving)
-        without = without_spare_sentence(predicted.run)
-        if without:
-            yield from labelled("without spare", without)
+        for label, sentence in run_decisions(predicted.run):
+            yield from labelled(label, sentence)
     peaks = predicted.peak_memory_bytes
     if len(peaks) > SHOWN_RANKS:
         highest = peaks.index(max(peaks))

@@ -45,7 +45,12 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[Plan, Callable[..., str]]":
             watch=watch,
         )
     written = write_plan(
-        options.out, made.plan, spec=made.spec, profiles=made.profiles, fewer=made.fewer
+        options.out,
+        made.plan,
+        spec=made.spec,
+        profiles=made.profiles,
+        fewer=made.fewer,
+        spec_yaml=made.spec_yaml,
     )
     return written, plan_text
 

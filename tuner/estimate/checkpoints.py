@@ -141,6 +141,11 @@ def failure_notes(spec: Spec, launch: LaunchSettings) -> Iterator[str]:
             "goal.reliability.in_process_restart has no effect on this launch, which does not"
             " restart inside its processes (--inprocess-restart of Megatron-LM)"
         )
+    if stated.spare_nodes == "auto":
+        yield (
+            "goal.reliability.spare_nodes: auto has no effect on a launch, which is priced without"
+            " spares; `moetune plan` chooses their number"
+        )
     if stated.without_spare != "wait":
         yield (
             f"goal.reliability.without_spare: {stated.without_spare} has no effect on a launch:"

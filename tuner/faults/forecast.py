@@ -28,6 +28,7 @@ from tuner.faults.interval import LEAST_EFFECTIVE_RATIO, interval_steps
 from tuner.faults.levels import SavePolicy
 from tuner.faults.reliability import FailureModel, Jobs, longest_wait_s
 from tuner.faults.run_shares import CheckpointLevels, Ratio, RunShares, Whole, run_shares
+from tuner.faults.spare_choice import SpareChoice
 from tuner.faults.without_spare import WithoutSpare
 from tuner.spec.goal import Reliability
 
@@ -98,6 +99,8 @@ class RunForecast(Record):
     """Device hours times their price, in the user's currency; absent without a price."""
     checkpoint_levels: CheckpointLevels | None = None
     """Absent where the spec asks for shared storage alone."""
+    spares: SpareChoice | None = None
+    """How many nodes train and how many are spares; absent where the spec states it."""
     without_spare: WithoutSpare | None = None
     """What the job does without a spare node; absent where the spec says that it waits."""
 
@@ -105,7 +108,7 @@ class RunForecast(Record):
     def _without_levels(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what the spec does not ask for."""
         values: dict[str, Any] = serialize(self)
-        for name in ("checkpoint_levels", "without_spare", "process_restart"):
+        for name in ("checkpoint_levels", "without_spare", "process_restart", "spares"):
             if getattr(self, name) is None:
                 values.pop(name, None)
         return values

@@ -171,7 +171,7 @@ def jobs_on_pool(
         checkpoint_bytes=checkpoint_bytes(saved, trained=trained, frozen=frozen),
         reread_bytes=frozen * saved.reread,
         writers=writers,
-        spare_nodes=float(stated.spare_nodes),
+        spare_nodes=float(stated.num_spare_nodes),
     )
 
 

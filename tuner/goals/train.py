@@ -126,7 +126,12 @@ GOAL: Final = Goal(
     explained=ExplainedPlan,
     plan=plan_training,
     write=lambda folder, made: write_plan(
-        folder, made.plan, spec=made.spec, profiles=made.profiles, fewer=made.fewer
+        folder,
+        made.plan,
+        spec=made.spec,
+        profiles=made.profiles,
+        fewer=made.fewer,
+        spec_yaml=made.spec_yaml,
     ),
     read=read_plan,
     spec=_spec,

@@ -46,6 +46,7 @@ def write_plan(
     spec: Spec,
     profiles: Mapping[str, AnyPath],
     fewer: FewerNodesPlan | None = None,
+    spec_yaml: bytes | None = None,
 ) -> Plan:
     """Write a new plan and everything that it used; return it with its files named.
 
@@ -57,11 +58,12 @@ def write_plan(
             datasheets.
         fewer: its layout for one node less, which is written into the same folder; None: it has
             none.
+        spec_yaml: the spec's file; None: the one it was read from.
 
     Raises:
         OutputError: the folder cannot be written.
     """
-    files = _files(plan, spec, profiles=profiles)
+    files = _files(plan, spec, profiles=profiles, spec_yaml=spec_yaml)
     inside = _fewer_files(fewer, profiles=profiles)
     return write_plan_folder(
         Path(folder),

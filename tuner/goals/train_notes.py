@@ -18,6 +18,7 @@ from tuner.goals.profiles import is_of_device
 from tuner.plans.train import Plan
 from tuner.report.checkpoint_levels import level_notes
 from tuner.report.fewer_nodes import without_spare_notes
+from tuner.report.spare_choice import spares_notes
 from tuner.search.reasons import unmeasured_links, zero_experts_note
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.spec.cluster import Pool
@@ -68,7 +69,9 @@ def with_assumptions(plan: Plan) -> Plan:
         return plan
     assumptions = plan_assumptions(programs(plan.emit), plan.model, plan.goal, plan.decision)
     run = None if plan.predicted is None else plan.predicted.run
-    levels = () if run is None else (*level_notes(run), *without_spare_notes(run))
+    levels = (
+        () if run is None else (*level_notes(run), *spares_notes(run), *without_spare_notes(run))
+    )
     notes = (
         *plan.provenance.notes,
         *levels,

@@ -61,6 +61,8 @@ class Planned:
     """Folders of the stored profiles by pool; none where the plan rests on datasheets."""
     fewer: "FewerNodesPlan | None" = None
     """Its layout for one node less; None where the job has none."""
+    spec_yaml: bytes | None = None
+    """The spec's file where that is not the one it was read from: numbers of nodes are chosen."""
 
 
 def plan_training(
@@ -243,14 +245,22 @@ def _plan_on_the_model(
     from tuner.search.train.build_problem import price_pool
     from tuner.search.train.fewer_nodes import plan_without_spare
     from tuner.search.train.plan_train import make_analytic_plan
+    from tuner.search.train.spare_nodes import decide_spare_nodes, with_choice
 
     refuse_unlaunchable(spec)
     links = read_links(spec.cluster)
     residuals = shipped() if calibrated else None
     measured = {name: read_measured(path, calibrated=calibrated) for name, path in profiles.items()}
+
+    def price(pool: "Pool") -> "PricedPool":
+        return price_pool(pool, residuals=residuals, measured=measured.get(pool.name))
+
+    decided = decide_spare_nodes(spec, price=price, settings=settings)
+    if decided is not None:
+        spec = decided.spec
     provenance = Provenance(
         moetune_version=version(),
-        spec_sha256=_sha256(spec.path),
+        spec_sha256=_sha256(spec.path) if decided is None else decided.sha256,
         profile_sha256={name: _folder_sha256(path) for name, path in profiles.items()},
         profile_source={
             pool.name: measured[pool.name].source if pool.name in measured else "datasheet"
@@ -266,9 +276,6 @@ def _plan_on_the_model(
             *profile_notes(spec, measured),
         ),
     )
-
-    def price(pool: "Pool") -> "PricedPool":
-        return price_pool(pool, residuals=residuals, measured=measured.get(pool.name))
 
     if len(spec.cluster.pools) > 1:
         from tuner.search.train.pools.plan_pools import plan_over_pools
@@ -311,10 +318,18 @@ def _plan_on_the_model(
     made, fewer = plan_without_spare(
         made, spec, price=price, make_plan=plan_smaller, settings=settings
     )
+    if decided is not None:
+        made = with_choice(made, decided)
     if fewer is not None:
         fewer = replace(fewer, plan=_with_notes_and_failures(fewer.plan, spec))
     made = _with_notes_and_failures(made, spec)
-    return Planned(plan=made, spec=spec, profiles=profiles, fewer=fewer)
+    return Planned(
+        plan=made,
+        spec=spec,
+        profiles=profiles,
+        fewer=fewer,
+        spec_yaml=None if decided is None else decided.spec_yaml,
+    )
 
 
 def _with_notes_and_failures(plan: Plan, spec: Spec) -> Plan:

@@ -7,7 +7,6 @@ from tuner.config.train import TrainDecision
 from tuner.plans.proof import gap_words, proof_words
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.candidates import candidates_figure
-from tuner.report.checkpoint_levels import levels_sentence
 from tuner.report.content import (
     Block,
     Cell,
@@ -30,7 +29,6 @@ from tuner.report.decision_section import decision_section
 from tuner.report.decisions import train_words
 from tuner.report.expert_loads import loads_section
 from tuner.report.failures import failures_section
-from tuner.report.fewer_nodes import without_spare_sentence
 from tuner.report.launch_section import launch_section
 from tuner.report.memory_headroom import (
     chance_sentence,
@@ -39,6 +37,7 @@ from tuner.report.memory_headroom import (
     trade_words,
 )
 from tuner.report.provenance import provenance_section
+from tuner.report.run_decisions import run_decisions
 from tuner.report.step_figures import (
     breakdown_figure,
     peak_figure,
@@ -249,12 +248,7 @@ def _run(predicted: TrainPrediction, currency: str | None) -> NamedValues | None
                 number(run.expected_failures, key="predicted.run.expected_failures"),
             )
         )
-    saving = levels_sentence(run)
-    if saving:
-        facts.append(("checkpoints", word(saving)))
-    without = without_spare_sentence(run)
-    if without:
-        facts.append(("without spare", word(without)))
+    facts += [(label, word(sentence)) for label, sentence in run_decisions(run)]
     return NamedValues(facts=tuple(facts)) if facts else None
 
 

@@ -11,20 +11,17 @@ from typing import Any, Final
 import yaml
 
 from tuner.spec.goal import ONE_LEVEL
+from tuner.spec.node_numbers import NodeNumbers, node_numbers_keys, with_node_numbers
 from tuner.spec.spec import Spec
-from tuner.spec.spec_file import read_spec_keys
 
 _OF_HOSTS: Final = ("host_interval", "replicas", "host_memory")
 """Keys of `checkpoint` that need a level on hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FewerNodesSpec:
+class FewerNodesSpec(NodeNumbers):
     """What the spec of fewer nodes changes."""
 
-    nodes: int
-    """Of the pool."""
-    spare_nodes: int
     limits: Mapping[str, tuple[int, ...]]
     """Of the search, by decision: what must stay for a checkpoint to be restored."""
     is_shared_only: bool = False
@@ -33,11 +30,11 @@ class FewerNodesSpec:
 
 def with_fewer_nodes(spec: Spec, fewer: FewerNodesSpec) -> Spec:
     """Return the spec on fewer nodes of its only pool; a job that waits for repairs."""
-    (pool,) = spec.cluster.pools
-    smaller = pool.model_copy(update={"nodes": fewer.nodes, "link_matrix": None})
+    spec = with_node_numbers(spec, fewer)
+    smaller = spec.cluster.pools[0].model_copy(update={"link_matrix": None})
     stated = spec.goal.reliability
     assert stated is not None
-    update: dict[str, Any] = {"spare_nodes": fewer.spare_nodes, "without_spare": "wait"}
+    update: dict[str, Any] = {"without_spare": "wait"}
     if fewer.is_shared_only:
         shared_only = {"levels": ONE_LEVEL, **dict.fromkeys(_OF_HOSTS), "replicas": "auto"}
         update["checkpoint"] = stated.checkpoint.model_copy(update=shared_only)
@@ -57,12 +54,9 @@ def fewer_nodes_yaml(spec: Spec, fewer: FewerNodesSpec) -> bytes:
     Raises:
         SpecError: that file can no longer be read.
     """
-    keys: dict[str, Any] = read_spec_keys(spec.path)
-    (pool,) = keys["cluster"]["pools"]
-    pool["nodes"] = fewer.nodes
-    pool.pop("link_matrix", None)
+    keys = node_numbers_keys(spec, fewer)
+    keys["cluster"]["pools"][0].pop("link_matrix", None)
     stated = keys["goal"]["reliability"]
-    stated["spare_nodes"] = fewer.spare_nodes
     stated.pop("without_spare", None)
     if fewer.is_shared_only:
         for name in ("levels", *_OF_HOSTS):

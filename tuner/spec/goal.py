@@ -74,6 +74,7 @@ class Routing(Record):
     phase: Phase = Phase.STEADY
 
 
+GOODPUT: Final = "goodput"
 ONE_LEVEL: Final = ("shared",)
 TWO_LEVELS: Final = ("host", "shared")
 
@@ -192,11 +193,16 @@ class Reliability(Record):
     """Instead of all rates: failures that were seen. Those of devices give `device_mtbf`, those of
     machines and links `node_mtbf`, those of software `process_mtbf`."""
     checkpoint: Checkpoint = Checkpoint()
-    spare_nodes: Annotated[int, Field(ge=0, le=100_000)] = 0
+    spare_nodes: Annotated[int, Field(ge=0, le=100_000)] | Literal["auto"] = 0
     """Spare machines of the cluster, not used by the plan. A job allocates and pays for them; other
     machines that it leaves unused are no spares. A spare replaces machines of its own pool only, so
     over several pools spares are apportioned by the number of machines (Sainte-Lague's rule: the
-    first from the largest pool), and every pool keeps one working machine."""
+    first from the largest pool), and every pool keeps one working machine. `auto`: as many as serve
+    `objective` best, of one pool, which may leave machines unused; it needs `repair`."""
+    objective: Literal["goodput", "cost"] = GOODPUT
+    """What `spare_nodes: auto` is chosen for: `goodput`, the most tokens a second of the whole run,
+    which are the fewest days; or `cost`, the fewest device hours, spares and waiting included, on
+    half of the machines or more."""
     repair: PositiveSeconds | None = None
     """Repair time of a failed machine; absent: repaired before spares run out."""
     without_spare: Literal["wait", "continue", "auto"] = "wait"
@@ -215,9 +221,15 @@ class Reliability(Record):
                 values.pop(name, None)
         if not self.checkpoint.keeps_host_copies:
             values.pop("lost_together", None)
-        if self.without_spare == "wait":
-            values.pop("without_spare", None)
+        for name, default in (("without_spare", "wait"), ("objective", GOODPUT)):
+            if values[name] == default:
+                values.pop(name)
         return values
+
+    @property
+    def num_spare_nodes(self) -> int:
+        """Spare machines; 0 where their number is open."""
+        return 0 if self.spare_nodes == "auto" else self.spare_nodes
 
     @property
     def node_mtbf_s(self) -> float | None:
@@ -231,6 +243,17 @@ class Reliability(Record):
                 f"without_spare: {self.without_spare} needs repair, the time until a machine is"
                 " back: without it spares never run out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _spares_run_out(self) -> "Reliability":
+        if self.spare_nodes == "auto" and self.repair is None:
+            raise ValueError(
+                "spare_nodes: auto needs repair, the time until a machine is back: without it none"
+                " is needed"
+            )
+        if self.spare_nodes != "auto" and self.objective != GOODPUT:
+            raise ValueError(f"objective: {self.objective} needs spare_nodes: auto")
         return self
 
     @model_validator(mode="after")

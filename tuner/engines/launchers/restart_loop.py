@@ -113,7 +113,7 @@ def restart_loop(verified: VerifiedPlan, *, program: str, has_pools: bool) -> Re
         interval_s *= schedule.host_steps / schedule.steps
     restart_s = max(stated.restart or 0.0, run.restart_s or 0.0)
     return RestartLoop(
-        spare_nodes=0 if has_pools else stated.spare_nodes,
+        spare_nodes=0 if has_pools else stated.num_spare_nodes,
         progress_s=max(math.ceil(restart_s + interval_s + write_s), LONGEST_HANG_S),
         has_pools=has_pools,
         saves_before_time_limit=intersection((program,)).saves_before_time_limit,

@@ -246,7 +246,7 @@ def _limits(spec: Spec) -> Limits:
 
 def _num_devices(spec: Spec, pool: Pool) -> int:
     stated = spec.goal.reliability
-    spare = 0 if stated is None else stated.spare_nodes
+    spare = 0 if stated is None else stated.num_spare_nodes
     if spare >= pool.nodes:
         raise SpecError(
             f"goal.reliability.spare_nodes: {spare} leaves none of the {pool.nodes} nodes of pool "

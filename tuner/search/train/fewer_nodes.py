@@ -299,7 +299,7 @@ def _best_nodes(
     is_shared_only: bool,
 ) -> _Searched:
     """Find how many of the nodes that are left have the fastest step."""
-    limits = _limits(decision, spec)
+    limits = kept_limits(decision, spec)
     deadline = settings.begin(SEARCH_SHARE)
     best: FewerNodesSpec | None = None
     below_s, fewest = math.inf, nodes
@@ -313,7 +313,7 @@ def _best_nodes(
             limits=limits,
             is_shared_only=is_shared_only,
         )
-        outcome = _search(with_fewer_nodes(spec, one), price=price, settings=left)
+        outcome = search_nodes(with_fewer_nodes(spec, one), price=price, settings=left)
         fewest = used
         if outcome is None or outcome.solutions is None:
             continue
@@ -323,7 +323,7 @@ def _best_nodes(
     return _Searched(best=best, fewest=fewest)
 
 
-def _limits(decision: TrainDecision, spec: Spec) -> dict[str, tuple[int, ...]]:
+def kept_limits(decision: TrainDecision, spec: Spec) -> dict[str, tuple[int, ...]]:
     """Return what of a layout stays, so that the targets restore its checkpoints."""
     able, moe = intersection(spec.emit), spec.model.moe
     limits: dict[str, tuple[int, ...]] = {"zero_stage": (decision.zero_stage,)}
@@ -338,10 +338,10 @@ def _limits(decision: TrainDecision, spec: Spec) -> dict[str, tuple[int, ...]]:
     return limits
 
 
-def _search(
+def search_nodes(
     spec: Spec, *, price: Callable[[Pool], PricedPool], settings: SearchSettings
 ) -> SearchOutcome | None:
-    """Search one number of nodes; None where nothing is legal."""
+    """Search the nodes of a spec; None where nothing is legal."""
     try:
         problem = build_problem(spec, price(spec.cluster.pools[0]))
     except SpecError:

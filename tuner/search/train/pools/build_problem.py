@@ -145,7 +145,7 @@ def _refuse_host_checkpoints(spec: Spec) -> None:
 
 def _specs(spec: Spec) -> tuple[Spec, ...]:
     pools, stated = spec.cluster.pools, spec.goal.reliability
-    spares = spares_by_pool(pools, 0 if stated is None else stated.spare_nodes)
+    spares = spares_by_pool(pools, 0 if stated is None else stated.num_spare_nodes)
 
     def own(pool: Pool, spare_nodes: int) -> Spec:
         kept = None if stated is None else stated.model_copy(update={"spare_nodes": spare_nodes})

@@ -1,0 +1,174 @@
+"""How many nodes train and how many are spares, where the spec leaves it open."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tests.printed import unwrapped
+from tests.rows import Failures
+from tuner.cli.app import app
+from tuner.cli.plan_text import plan_text
+from tuner.errors import SpecError
+from tuner.faults.forecast import RunForecast
+from tuner.faults.spare_choice import CLOSE_RATIO, NodeRatio, SpareChoice, choose_numbers
+from tuner.goals.train_folder import read_plan, write_plan
+from tuner.goals.train_plan import Planned, plan_training
+from tuner.report.spare_choice import spares_notes
+
+MODEL = Path(__file__).parents[4] / "examples" / "models" / "small-moe"
+POOL: dict[str, Any] = {"name": "a", "device": "h100-sxm", "nodes": 4, "devices_per_node": 2}
+LIMITS: dict[str, Any] = {
+    "tensor_model_parallel_size": [1],
+    "context_parallel_size": [1],
+    "expert_tensor_parallel_size": [1],
+    "micro_batch_size": [1],
+    "recompute": ["none"],
+    "dispatcher": ["alltoall"],
+    "a2a_overlap": [False],
+    "cuda_graph": ["none"],
+    "chunks": [1],
+}
+RELIABILITY: dict[str, Any] = {"nodes_lost": "40% per week", "restart": "10min", "repair": "24h"}
+
+
+def _keys(**reliability: Any) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "model": str(MODEL),
+        "cluster": {"pools": [dict(POOL)]},
+        "goal": {
+            "kind": "train",
+            "sequence_length": 1024,
+            "global_batch_size": 480,
+            "tokens": 1e11,
+            "reliability": RELIABILITY | reliability,
+        },
+        "search": dict(LIMITS),
+        "emit": ["megatron-lm", "slurm"],
+    }
+
+
+def _planned(keys: dict[str, Any], folder: Path) -> Planned:
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+    return plan_training(path, with_unlaunchable=False)
+
+
+def _run(made: Planned) -> RunForecast:
+    assert made.plan.predicted is not None
+    assert made.plan.predicted.run is not None
+    return made.plan.predicted.run
+
+
+def _choice(made: Planned) -> SpareChoice:
+    choice = _run(made).spares
+    assert choice is not None
+    return choice
+
+
+def _bill(made: Planned) -> float:
+    hours = _run(made).device_hours
+    assert hours is not None
+    return hours
+
+
+def test_the_chosen_numbers_are_the_best_of_all_that_can_be_stated(tmp_path: Path) -> None:
+    failures = Failures()
+    for without_spare in ("wait", "auto"):
+        stated: dict[tuple[int, int], Planned] = {}
+        for spares in range(3):
+            for nodes in range(2, POOL["nodes"] - spares + 1):
+                keys = _keys(spare_nodes=spares, without_spare=without_spare)
+                keys["cluster"]["pools"][0]["nodes"] = nodes + spares
+                stated[nodes, spares] = _planned(keys, tmp_path)
+        goodputs = {pair: _run(one).goodput_tokens_per_s for pair, one in stated.items()}
+        bills = {pair: _bill(one) for pair, one in stated.items()}
+        for objective in ("goodput", "cost"):
+            keys = _keys(spare_nodes="auto", objective=objective, without_spare=without_spare)
+            made = _planned(keys, tmp_path)
+            choice = _choice(made)
+            pair = (choice.chosen.nodes, choice.chosen.spare_nodes)
+            with failures.of((without_spare, objective, pair)):
+                assert choice.pool_nodes == POOL["nodes"]
+                assert choice.fewest_searched == 2
+                assert made.plan.decision is not None
+                assert made.plan.decision.num_devices == 2 * pair[0]
+                assert made.plan.cluster.pools[0].nodes == sum(pair)
+                # It is the plan of a spec that states these numbers.
+                assert made.plan.decision == stated[pair].plan.decision
+                assert _run(made).goodput_tokens_per_s == pytest.approx(goodputs[pair])
+                # A plan may prefer a layout that is 2 % slower than the fastest.
+                if objective == "goodput":
+                    assert goodputs[pair] >= 0.98 * max(goodputs.values())
+                else:
+                    assert bills[pair] <= 1.02 * min(bills.values())
+    failures.check()
+
+
+def test_equal_goodput_takes_the_fewest_nodes() -> None:
+    def priced(nodes: int, spares: int, goodput: float) -> NodeRatio:
+        return NodeRatio(
+            nodes=nodes,
+            spare_nodes=spares,
+            step_time_s=1.0,
+            effective_time_ratio=0.9,
+            goodput_tokens_per_s=goodput,
+            device_s_per_token=(nodes + spares) / goodput,
+        )
+
+    close = 100.0 * (1.0 - 0.5 * CLOSE_RATIO)
+    pairs = [priced(8, 3, 100.0), priced(8, 2, close), priced(8, 1, 90.0), priced(4, 0, 60.0)]
+    assert choose_numbers(pairs, "goodput") is pairs[1]
+    assert choose_numbers(pairs, "cost") is pairs[3]
+
+
+def test_the_folder_holds_the_spec_with_its_numbers(tmp_path: Path) -> None:
+    made = _planned(_keys(spare_nodes="auto"), tmp_path)
+    folder = tmp_path / "plan"
+    write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles, spec_yaml=made.spec_yaml)
+    text = (folder / "used" / "spec.yaml").read_bytes()
+    assert hashlib.sha256(text).hexdigest() == made.plan.provenance.spec_sha256
+    choice = _choice(made)
+    keys = yaml.safe_load(text)
+    assert keys["goal"]["reliability"]["spare_nodes"] == choice.chosen.spare_nodes
+    assert _choice(Planned(plan=read_plan(folder), spec=made.spec, profiles={})) == choice
+    job = (folder / "launch" / "slurm" / "job.sbatch").read_text()
+    assert f"Spare nodes of the allocation: {choice.chosen.spare_nodes};" in job
+    printed = unwrapped(plan_text(made.plan, folder=folder))
+    assert f"{choice.chosen.nodes} of {POOL['nodes']} train" in printed
+    (note,) = spares_notes(_run(made))
+    assert f"of {choice.num_priced} pairs" in note
+    result = CliRunner().invoke(app, ["explain", str(folder), "--what-if", "nodes=x2"])
+    assert result.exit_code == 0, result.output
+
+
+def test_numbers_that_cannot_be_chosen_are_refused_in_a_line(tmp_path: Path) -> None:
+    failures = Failures()
+    two = _keys(spare_nodes="auto")
+    two["cluster"] = {
+        "pools": [dict(POOL), POOL | {"name": "b"}],
+        "links": [{"between": ["a", "b"], "bandwidth": "50GB/s", "latency": "10us"}],
+    }
+    linked = _keys(spare_nodes="auto")
+    linked["cluster"]["pools"][0]["link_matrix"] = "links.csv"
+    names = ",".join(f"n{index}" for index in range(POOL["nodes"]))
+    rows = (f"n{index}" + ",5e10" * POOL["nodes"] for index in range(POOL["nodes"]))
+    (tmp_path / "links.csv").write_text("\n".join([f"bytes_per_s,{names}", *rows]) + "\n")
+    without_repair = _keys(spare_nodes="auto")
+    del without_repair["goal"]["reliability"]["repair"]
+    for keys, words in (
+        (two, "auto chooses for one pool"),
+        (linked, "link_matrix"),
+        (without_repair, "auto needs repair"),
+        (_keys(spare_nodes=1, objective="cost"), "needs spare_nodes: auto"),
+        (_keys(spare_nodes="some"), "spare_nodes"),
+    ):
+        with failures.of(words):
+            with pytest.raises(SpecError, match=words) as raised:
+                _planned(keys, tmp_path)
+            assert "\n" not in str(raised.value)
+    failures.check()

@@ -1,0 +1,82 @@
+"""How many nodes train and how many are spares, and what else was compared: `predicted.run.spares`.
+
+With U nodes that train and S spares, step(U) the seconds of the fastest layout of U nodes, and
+share(U, S) the share of the wall clock that advances training:
+
+    goodput   tokens of a step * share(U, S) / step(U)
+    bill      (U + S) * devices of a node / goodput, device seconds per token; spares and all time
+              that is lost or waited are paid for
+
+`share` is that of tuner/faults/run_shares.py, or of tuner/faults/fewer_nodes.py where the job goes
+on with fewer nodes. Only waiting depends on S where it does not, by a factor 1 - B(S + 1, a).
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from profilers.records import Record, Seconds
+from tuner.faults.run_shares import Ratio, Whole
+
+Objective = Literal["goodput", "cost"]
+
+CLOSE_RATIO: Final = 1e-3
+"""Of the best goodput; of numbers that are this close, the one with the fewest nodes is chosen."""
+MOST_COMPARED: Final = 12
+
+
+class NodeRatio(Record):
+    """What a run would make of some numbers of nodes."""
+
+    nodes: Whole
+    """That train."""
+    spare_nodes: Whole
+    step_time_s: Seconds
+    """Of the fastest layout that the search has found for them."""
+    effective_time_ratio: Ratio
+    goodput_tokens_per_s: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+    device_s_per_token: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+    """Paid for."""
+
+
+class SpareChoice(Record):
+    """The decision, and what it was compared with."""
+
+    objective: Objective
+    pool_nodes: Whole
+    """That the spec has; those that neither train nor wait are not allocated."""
+    chosen: NodeRatio
+    compared: tuple[NodeRatio, ...]
+    """The best of each number of spares, the chosen one's too, best first."""
+    fewest_searched: Whole
+    """Fewer training nodes were not searched."""
+    num_priced: Whole
+    """Pairs of numbers whose share was computed."""
+
+
+def choose_numbers(priced: Sequence[NodeRatio], objective: Objective) -> NodeRatio:
+    """Choose the best pair for an objective.
+
+    Args:
+        priced: one or more.
+        objective: `cost` is the least bill; `goodput` the most, see `CLOSE_RATIO`.
+    """
+    if objective == "cost":
+        return min(priced, key=lambda one: one.device_s_per_token)
+    best = max(one.goodput_tokens_per_s for one in priced)
+    close = [one for one in priced if one.goodput_tokens_per_s >= best * (1.0 - CLOSE_RATIO)]
+    return min(close, key=lambda one: (one.nodes + one.spare_nodes, -one.goodput_tokens_per_s))
+
+
+def best_by_spares(priced: Sequence[NodeRatio], objective: Objective) -> tuple[NodeRatio, ...]:
+    """Return the best pair of each number of spares, best first, `MOST_COMPARED` at most."""
+    by_spares: dict[int, list[NodeRatio]] = {}
+    for one in priced:
+        by_spares.setdefault(one.spare_nodes, []).append(one)
+    best = [choose_numbers(group, objective) for group in by_spares.values()]
+    if objective == "cost":
+        best.sort(key=lambda one: one.device_s_per_token)
+    else:
+        best.sort(key=lambda one: -one.goodput_tokens_per_s)
+    return tuple(best[:MOST_COMPARED])

@@ -1,0 +1,289 @@
+"""The numbers of training and spare nodes of a pool, where the spec leaves them open.
+
+Every number U of training nodes, from all to half, is searched for its fastest layout, the largest
+first, and the run is priced with every number S of spares that the pool has left, up to one with
+which it hardly ever waits. The best pair by the spec's objective (tuner/faults/spare_choice.py) is
+then planned like a spec that states it. Layouts that cannot be part of a better pair are not
+searched to the end: no share exceeds 1, so that a step must be shorter than tokens / goodput of the
+best so far, or than its bill / U where the bill counts.
+
+Where the job may go on with fewer nodes, the layout for that is the fastest of fewer nodes among
+those found, if the engine restores its checkpoints.
+
+Exact are the shares and the choice among the pairs; the steps are the search's closed form. Not
+covered: several pools, measured links between nodes (which nodes are left is not known), a choice
+on fewer than half of the nodes.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tuner.config.train import TrainDecision
+from tuner.engines.capabilities import intersection, reshard_obstacle
+from tuner.errors import SpecError
+from tuner.faults.fewer_nodes import LayoutShares, continued_run, layout_shares, node_losses
+from tuner.faults.reliability import FailureModel, Jobs, waiting_ratio
+from tuner.faults.run_shares import run_shares
+from tuner.faults.spare_choice import (
+    CLOSE_RATIO,
+    NodeRatio,
+    Objective,
+    SpareChoice,
+    best_by_spares,
+    choose_numbers,
+)
+from tuner.plans.train import Plan
+from tuner.search.progress import PlanningEvent, ignore_progress
+from tuner.search.settings import SearchSettings
+from tuner.search.train.build_problem import PricedPool
+from tuner.search.train.fewer_nodes import LEAST_SHARE, kept_limits, search_nodes
+from tuner.search.train.incumbents import SearchOutcome
+from tuner.search.train.plan_fields import failure_model
+from tuner.search.train.search_result import price_solution, solution_fields
+from tuner.spec.cluster import Pool
+from tuner.spec.node_numbers import NodeNumbers, node_numbers_yaml, with_node_numbers
+from tuner.spec.spec import Spec
+
+NEVER_WAITS: Final = 1e-6
+"""Share of the time that a run waits for repairs, with which further spares bring nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecidedNodes:
+    """A spec with the chosen numbers, and how they were chosen."""
+
+    spec: Spec
+    spec_yaml: bytes
+    """The file that says the same."""
+    choice: SpareChoice | None
+    """None where no layout fits on any number of nodes."""
+
+    @property
+    def sha256(self) -> str:
+        """Of that file."""
+        return hashlib.sha256(self.spec_yaml).hexdigest()
+
+
+def decide_spare_nodes(
+    spec: Spec, *, price: Callable[[Pool], PricedPool], settings: SearchSettings
+) -> DecidedNodes | None:
+    """Choose the numbers of nodes; None where the spec states them.
+
+    Args:
+        spec: of the job.
+        price: describes a pool.
+        settings: of the searches, all of which share the time limit.
+
+    Raises:
+        SpecError: the numbers are open and there are several pools, or measured links.
+    """
+    stated = spec.goal.reliability
+    if stated is None or stated.spare_nodes != "auto":
+        return None
+    _refuse_uncovered(spec)
+    settings.watch(PlanningEvent(stage="nodes", text="numbers of training and spare nodes"))
+    pool, objective = spec.cluster.pools[0], stated.objective
+    layouts, fewest = _searched(spec, price=price, settings=settings)
+    pairs = [pair for one in layouts for pair in _pairs(one, layouts, spec)]
+    if not pairs:
+        return _decided(spec, NodeNumbers(nodes=pool.nodes, spare_nodes=0), choice=None)
+    chosen = choose_numbers(pairs, objective)
+    numbers = NodeNumbers(nodes=chosen.nodes + chosen.spare_nodes, spare_nodes=chosen.spare_nodes)
+    choice = SpareChoice(
+        objective=objective,
+        pool_nodes=pool.nodes,
+        chosen=chosen,
+        compared=best_by_spares(pairs, objective),
+        fewest_searched=fewest,
+        num_priced=len(pairs),
+    )
+    return _decided(spec, numbers, choice=choice)
+
+
+def with_choice(plan: Plan, decided: DecidedNodes) -> Plan:
+    """Return a plan of the chosen numbers with the choice in `predicted.run`."""
+    predicted = plan.predicted
+    if predicted is None or predicted.run is None or decided.choice is None:
+        return plan
+    run = predicted.run.model_copy(update={"spares": decided.choice})
+    return plan.model_copy(update={"predicted": predicted.model_copy(update={"run": run})})
+
+
+def _refuse_uncovered(spec: Spec) -> None:
+    pools = spec.cluster.pools
+    if len(pools) > 1:
+        names = ", ".join(repr(pool.name) for pool in pools)
+        raise SpecError(
+            "goal.reliability.spare_nodes: auto chooses for one pool, and there are several:"
+            f" {names}; state a number"
+        )
+    if pools[0].link_matrix is not None:
+        raise SpecError(
+            "goal.reliability.spare_nodes: auto does not know which nodes of link_matrix would"
+            " train; state a number, or leave the matrix out"
+        )
+
+
+def _decided(spec: Spec, numbers: NodeNumbers, *, choice: SpareChoice | None) -> DecidedNodes:
+    return DecidedNodes(
+        spec=with_node_numbers(spec, numbers),
+        spec_yaml=node_numbers_yaml(spec, numbers),
+        choice=choice,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """The fastest layout of a number of nodes, and its run if no node were ever missed."""
+
+    nodes: int
+    decision: TrainDecision
+    step_s: float
+    jobs: Jobs
+    """Without spares."""
+    reliability: FailureModel
+    training: float
+    """Share of the time that advances training."""
+    shares: LayoutShares
+    keeps_host_copies: bool
+    """Beside checkpoints on shared storage."""
+
+    @classmethod
+    def of(cls, nodes: int, outcome: SearchOutcome, spec: Spec, pool: PricedPool) -> "_Layout":
+        detail = price_solution(outcome, 0)
+        jobs, reliability = failure_model(spec, pool, detail.strategies)
+        assert reliability is not None
+        assert outcome.solutions is not None
+        step_s = float(outcome.solutions.step_s[0])
+        own = run_shares(jobs, replace(reliability, repair_s=0.0), step_s=step_s)
+        return cls(
+            nodes=nodes,
+            decision=TrainDecision.model_validate(solution_fields(outcome, 0)),
+            step_s=step_s,
+            jobs=jobs,
+            reliability=reliability,
+            training=own.training,
+            shares=layout_shares(own, jobs, reliability, step_s=step_s),
+            keeps_host_copies=own.levels is not None and own.levels.host_interval_s is not None,
+        )
+
+
+def _searched(
+    spec: Spec, *, price: Callable[[Pool], PricedPool], settings: SearchSettings
+) -> tuple[list[_Layout], int]:
+    """Search every number of training nodes that may be best; also return the fewest searched."""
+    pool, stated = spec.cluster.pools[0], spec.goal.reliability
+    assert stated is not None
+    deadline, found = settings.begin(), list[_Layout]()
+    # Nodes of a scale-up domain go together.
+    together = max(1, math.ceil(pool.domain / pool.devices_per_node))
+    fewest = pool.nodes
+    below = _Below(objective=stated.objective, is_open=stated.without_spare == "wait")
+    for nodes in range(pool.nodes, max(1, math.ceil(LEAST_SHARE * pool.nodes)) - 1, -together):
+        left = replace(
+            settings.until(deadline),
+            top=1,
+            band_ratio=0.0,
+            below_s=below.step_s(nodes),
+            watch=ignore_progress,
+        )
+        if not left.time_limit_s and found:
+            break
+        own = with_node_numbers(spec, NodeNumbers(nodes=nodes, spare_nodes=0))
+        outcome = search_nodes(own, price=price, settings=left)
+        fewest = nodes
+        if outcome is None or outcome.solutions is None:
+            continue
+        layout = _Layout.of(nodes, outcome, own, price(own.cluster.pools[0]))
+        found.append(layout)
+        below.see(_pairs(layout, (), spec))
+    return found, fewest
+
+
+@dataclass(slots=True, kw_only=True)
+class _Below:
+    """Steps that may still be part of a better pair; mutable, as it follows the best so far."""
+
+    objective: Objective
+    is_open: bool
+    """Slower layouts are of no use; otherwise they may be those of fewer nodes."""
+    least_s: float = math.inf
+    """Of step / share, or of that times all nodes where the bill counts."""
+
+    def see(self, pairs: Sequence[NodeRatio]) -> None:
+        for one in pairs:
+            if one.effective_time_ratio > 0.0:
+                own_s = one.step_time_s / one.effective_time_ratio
+                own_s *= one.nodes + one.spare_nodes if self.objective == "cost" else 1.0
+                self.least_s = min(self.least_s, own_s)
+
+    def step_s(self, nodes: int) -> float:
+        if not self.is_open:
+            return math.inf
+        if self.objective == "cost":
+            return self.least_s / nodes
+        return self.least_s * (1.0 + CLOSE_RATIO)
+
+
+def _pairs(layout: _Layout, others: Sequence[_Layout], spec: Spec) -> list[NodeRatio]:
+    """Price a layout with every number of spares.
+
+    Args:
+        layout: of the training nodes.
+        others: layouts, of which some may be of fewer nodes.
+        spec: of the job.
+    """
+    pool, stated = spec.cluster.pools[0], spec.goal.reliability
+    assert stated is not None
+    tokens = spec.goal.tokens_per_step
+    fewer = _fewer(layout, others, spec) if stated.without_spare != "wait" else None
+    pairs: list[NodeRatio] = []
+    for spares in range(pool.nodes - layout.nodes + 1):
+        jobs = replace(layout.jobs, spare_nodes=float(spares))
+        waiting = float(waiting_ratio(jobs, layout.reliability))
+        ratio = layout.training * (1.0 - waiting)
+        if fewer is not None:
+            losses = node_losses(
+                jobs,
+                fewer.jobs,
+                layout.reliability,
+                idle_nodes=layout.nodes - 1 - fewer.nodes,
+            )
+            continued = continued_run(losses, layout.shares, fewer.shares).training
+            always = stated.without_spare == "continue"
+            ratio = continued if always else max(ratio, continued)
+        if ratio > 0.0:
+            goodput = tokens * ratio / layout.step_s
+            devices = (layout.nodes + spares) * pool.devices_per_node
+            pairs.append(
+                NodeRatio(
+                    nodes=layout.nodes,
+                    spare_nodes=spares,
+                    step_time_s=layout.step_s,
+                    effective_time_ratio=min(1.0, ratio),
+                    goodput_tokens_per_s=goodput,
+                    device_s_per_token=devices / goodput,
+                )
+            )
+        if waiting < NEVER_WAITS:
+            break
+    return pairs
+
+
+def _fewer(layout: _Layout, others: Sequence[_Layout], spec: Spec) -> _Layout | None:
+    """Return the fastest layout of fewer nodes that restores its checkpoints; None: none does."""
+    zero_stage = layout.decision.zero_stage
+    able = intersection(spec.emit)
+    if reshard_obstacle(able, zero_stage=zero_stage, on_hosts=layout.keeps_host_copies):
+        return None
+    limits = kept_limits(layout.decision, spec)
+    restoring = [
+        one
+        for one in others
+        if one.nodes < layout.nodes
+        and all(getattr(one.decision, name) in allowed for name, allowed in limits.items())
+    ]
+    return min(restoring, key=lambda one: one.step_s, default=None)
