@@ -9,7 +9,14 @@ from typing import Final
 from tuner.cli.text import asides, breakdown_text, columns, format_times, labelled
 from tuner.config.equal_stages import equal_stages
 from tuner.config.train import TrainDecision
-from tuner.config.train_words import degrees, knobs, short_decision, short_layout, train_changes
+from tuner.config.train_words import (
+    degrees,
+    knobs,
+    short_decision,
+    short_layout,
+    train_changes,
+    unequal_words,
+)
 from tuner.faults.forecast import RunForecast
 from tuner.plans.proof import certificate_line, gap_words
 from tuner.plans.stage_placement import StagePlacement
@@ -59,6 +66,7 @@ def plan_text(plan: Plan, *, folder: Path, verbose: bool = False) -> str:
         *_warning_lines(plan),
         *_model_lines(plan),
         *decision_lines(plan.decision),
+        *_replica_lines(plan.decision, plan.goal),
         "",
         *_prediction_lines(plan.predicted, plan.goal, currency=plan.cluster.currency),
         *_proof_lines(plan),
@@ -87,6 +95,7 @@ def explanation(plan: Plan, *, verbose: bool = False) -> str:
         *_warning_lines(plan),
         *_model_lines(plan, verbose=True),
         *decision_lines(plan.decision),
+        *_replica_lines(plan.decision, plan.goal),
         "",
         "where a step's time goes",
         breakdown_text(plan.predicted.breakdown_s),
@@ -214,6 +223,12 @@ def decision_lines(decision: TrainDecision) -> Iterable[str]:
         for (layers, recompute, chunks), group in groupby(stages)
     )
     yield from labelled("stages", "; ".join(listed_stages))
+
+
+def _replica_lines(decision: TrainDecision, goal: TrainGoal) -> Iterable[str]:
+    unequal = unequal_words(decision, global_batch_size=goal.global_batch_size)
+    if unequal:
+        yield from labelled("micro-batches", f"{unequal} on the replicas")
 
 
 def _prediction_lines(

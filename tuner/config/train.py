@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from profilers.records import Record
 from profilers.steps.config import Count, Recompute, Size
+from tuner.config.microbatches import busiest, shared_out, spanned_replicas
 
 
 class TrainDecision(Record):
@@ -88,8 +89,23 @@ class TrainDecision(Record):
         return max(1, shared // (self.shard_ranks or shared))
 
     def num_microbatches(self, global_batch_size: int) -> int:
-        """Micro-batches per pipeline in one optimizer step."""
-        return global_batch_size // (self.micro_batch_size * self.data_parallel_size)
+        """Micro-batches of the busiest pipeline in one optimizer step; others may have one less."""
+        return int(
+            busiest(
+                global_batch_size, micro_batch=self.micro_batch_size, data=self.data_parallel_size
+            )
+        )
+
+    def microbatches_by_replica(self, global_batch_size: int) -> tuple[int, ...]:
+        """Micro-batches of each data-parallel replica in one optimizer step."""
+        ranks = self.tensor_model_parallel_size * self.context_parallel_size
+        group = self.expert_tensor_parallel_size * self.expert_model_parallel_size
+        has_pipeline = self.pipeline_model_parallel_size > 1
+        return shared_out(
+            global_batch_size // self.micro_batch_size,
+            replicas=self.data_parallel_size,
+            equal=int(spanned_replicas(ranks=ranks, group=group)) if has_pipeline else 1,
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> "TrainDecision":

@@ -9,6 +9,7 @@ its default.
     short_decision  both in one cell of a table
     short_layout    the parallel degrees in use alone
     train_changes   how one decision differs from another
+    unequal_words   the micro-batches of replicas that run unequal numbers
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,6 +35,9 @@ DEGREES: Final = {
     "micro_batch_size": MICRO_BATCH,
 }
 """Fields that are degrees, and their usual names."""
+
+MOST_COUNTS: Final = 8
+"""Replicas whose micro-batches are listed one by one."""
 
 SETTINGS: Final = {
     "pipeline_layout": "stages",
@@ -131,6 +135,16 @@ def short_layout(decision: TrainDecision) -> str:
         f"etp{d.expert_tensor_parallel_size}": d.expert_tensor_parallel_size,
     }
     return " ".join(word for word, degree in degrees.items() if degree > 1) or "one device"
+
+
+def unequal_words(decision: TrainDecision, *, global_batch_size: int) -> str:
+    """Say how many micro-batches the replicas run, e.g. `11+11+10`; empty where all run as many."""
+    counts = decision.microbatches_by_replica(global_batch_size)
+    if len(set(counts)) == 1:
+        return ""
+    if len(counts) <= MOST_COUNTS:
+        return "+".join(map(str, counts))
+    return " + ".join(f"{len(list(equal))} x {count}" for count, equal in groupby(counts))
 
 
 def train_changes(before: TrainDecision, after: TrainDecision) -> tuple[str, ...]:

@@ -161,6 +161,11 @@ class Capabilities:
     pipeline: bool = True
     """More than one pipeline rank is possible."""
     virtual_pipeline: bool = True
+    unequal_microbatches: bool = False
+    """Data-parallel replicas may run unequal numbers of micro-batches, without a virtual pipeline;
+    in a pipeline those that an expert group spans run equal ones. Others divide the global batch by
+    micro_batch_size * data_parallel_size: Megatron-LM (core/num_microbatches_calculator.py),
+    torchtitan (trainer.py), DeepSpeed (runtime/config.py, `_batch_assertion`), Accelerate."""
     zero_bubble_needs_virtual_pipeline: bool = False
     context_parallel: bool = True
     tensor_parallel: bool = True
@@ -256,7 +261,7 @@ A decision has a switch of the same name.
 
 def anything(name: str) -> Capabilities:
     """Return a manifest without limits."""
-    return Capabilities(names=(name,), **CONDITIONAL)
+    return Capabilities(names=(name,), unequal_microbatches=True, **CONDITIONAL)
 
 
 def restricted(*names: ModelFeature, **limits: Any) -> frozenset[Restriction]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tuner.config.train import TrainDecision
-from tuner.config.train_words import DEGREES, stages_words
+from tuner.config.train_words import DEGREES, stages_words, unequal_words
 from tuner.plans.train import Plan
 from tuner.report.content import Cell, NamedValues, Section, Table, number, some, word
 from tuner.report.decisions import train_extras
@@ -25,7 +25,7 @@ def decision_section(plan: Plan, decision: TrainDecision) -> Section:
     extras = train_extras(decision)
     facts = (
         ("stages", word(stages_words(decision))),
-        ("micro-batches per step", number(d.num_microbatches(plan.goal.global_batch_size))),
+        ("micro-batches per step", _microbatches(plan, d)),
         ("with", word(", ".join(extras) or "nothing else")),
         ("rank order", word(d.rank_order)),
         ("launched by", word(", ".join(plan.emit))),
@@ -35,6 +35,14 @@ def decision_section(plan: Plan, decision: TrainDecision) -> Section:
         name="decision",
         heading="What to launch",
         blocks=some(table, NamedValues(facts=facts), _where(plan)),
+    )
+
+
+def _microbatches(plan: Plan, decision: TrainDecision) -> Cell:
+    batch = plan.goal.global_batch_size
+    unequal = unequal_words(decision, global_batch_size=batch)
+    return (
+        word(f"{unequal} on the replicas") if unequal else number(decision.num_microbatches(batch))
     )
 
 

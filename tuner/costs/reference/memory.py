@@ -197,7 +197,7 @@ def _sent_copy(work: Workload, training: LayerTraining) -> int:
 
 def token_ids_bytes(work: Workload, degrees: StepDegrees) -> int:
     """Token ids of the whole step on this rank; the loss keeps as many targets."""
-    sequences = work.global_batch_size // degrees.data
+    sequences = work.num_microbatches(degrees) * degrees.micro_batch_size
     return sequences * work.sequence_length // degrees.tensor * ID_BYTES
 
 

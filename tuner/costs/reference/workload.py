@@ -9,6 +9,7 @@ from typing import Literal
 
 from profilers.steps.config import LayerKind
 from profilers.steps.loads import forced_copies
+from tuner.config.microbatches import busiest
 from tuner.costs.reference.training import LayerTraining, layer_trainings
 from tuner.spec.model import ModelSpec
 from tuner.spec.tune import Adapters
@@ -107,8 +108,9 @@ class Workload:
         return layer_trainings(self.model, self.tune)
 
     def num_microbatches(self, degrees: StepDegrees) -> int:
-        """Micro-batches per pipeline and step."""
-        return self.global_batch_size // (degrees.micro_batch_size * degrees.data)
+        """Micro-batches of the busiest pipeline in a step."""
+        size, data = degrees.micro_batch_size, degrees.data
+        return int(busiest(self.global_batch_size, micro_batch=size, data=data))
 
     def tokens(self, degrees: StepDegrees) -> int:
         """Tokens of a micro-batch that one rank holds between blocks (sequence parallelism)."""

@@ -1,7 +1,8 @@
 """The reference training step that ships with moetune (profilers/steps/).
 
-What is emitted for it saves no checkpoints; `moetune verify --faults` has the step save, and go on
-in any layout (profilers/steps/checkpoints/).
+The files that are emitted for it save no checkpoints; with `checkpoints` in its configuration, as
+`moetune verify --faults` has it, the step saves, and goes on in any layout
+(profilers/steps/checkpoints/).
 """
 
 from dataclasses import replace
@@ -21,13 +22,14 @@ REFERENCE: Final = Capabilities(
     gradient_bytes=frozenset({4}),
     optimizer_offload_zero_stages=frozenset(),
     host_checkpoint_zero_stages=frozenset(),
-    reshards=False,
     overlap_grad_reduce=False,
     ddp_bucket_size=False,
     overlap_param_gather=False,
     recompute_modules=frozenset({"moe"}),
     recompute_num_layers=False,
     schedules=frozenset({"1f1b", "interleaved"}),
+    # `microbatches` of profilers/steps/config.py; gradients are weighted by tokens.
+    unequal_microbatches=True,
     context_parallel=False,
     tensor_beyond_kv_heads=False,
     sequence_parallel_optional=False,

@@ -33,6 +33,7 @@ def step_config(
     """
     if decision.zero_stage == 2:
         raise ValueError("the reference step has no zero_stage 2")
+    counts = decision.microbatches_by_replica(plan.goal.global_batch_size)
     return StepConfig(
         model=model_shape(plan.model),
         parallelism=Parallelism(
@@ -58,6 +59,7 @@ def step_config(
         sequence_length=plan.goal.sequence_length,
         global_batch_size=plan.goal.global_batch_size,
         micro_batch_size=decision.micro_batch_size,
+        microbatches=counts if len(set(counts)) > 1 else None,
         precision=plan.goal.precision.value,
         routing=TokenRouting(mode="forced", load_ratio=plan.load_ratio, balancing="none"),
         steps=steps,

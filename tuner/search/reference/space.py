@@ -17,11 +17,14 @@ from itertools import product
 from typing import Final
 
 from profilers.steps.config import LayerKind
+from tuner.config.microbatches import spanned_replicas
 from tuner.costs.reference.workload import StepDegrees, Workload, ZeroStage
 from tuner.engines.capabilities import Capabilities
 from tuner.spec.search import Search
 
 BATCH_RULE: Final = "micro_batch_size * data_parallel_size does not divide global_batch_size"
+
+FEW_RULE: Final = "global_batch_size has no micro-batch for each replica"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +110,7 @@ def _broken_rules(
     work: Workload, degrees: StepDegrees, capabilities: Capabilities, search: Search
 ) -> Iterator[str]:
     yield from _broken_by_model(work, degrees)
-    yield from _broken_by_batch(work, degrees)
+    yield from _broken_by_batch(work, degrees, capabilities)
     yield from _broken_by_nodes(degrees)
     yield from _broken_by_capabilities(work, degrees, capabilities)
     yield from _broken_by_search(degrees, search)
@@ -133,11 +136,21 @@ def _broken_by_model(work: Workload, degrees: StepDegrees) -> Iterator[str]:
         yield "tied embeddings keep the first and the last layer on one stage"
 
 
-def _broken_by_batch(work: Workload, degrees: StepDegrees) -> Iterator[str]:
-    if work.global_batch_size % (degrees.micro_batch_size * degrees.data):
+def _broken_by_batch(
+    work: Workload, degrees: StepDegrees, capabilities: Capabilities
+) -> Iterator[str]:
+    batches, rest = divmod(work.global_batch_size, degrees.micro_batch_size)
+    is_equal = not rest and batches % degrees.data == 0
+    if not is_equal and not capabilities.unequal_microbatches:
         yield BATCH_RULE
-    elif degrees.virtual_pipeline > 1 and work.num_microbatches(degrees) % degrees.pipeline:
+    elif rest or batches < degrees.data:
+        yield FEW_RULE
+    elif degrees.virtual_pipeline > 1 and batches % (degrees.data * degrees.pipeline):
         yield "interleaving needs micro-batches divisible by pipeline_model_parallel_size"
+    elif degrees.pipeline > 1 and batches % spanned_replicas(
+        ranks=degrees.tensor, group=degrees.expert
+    ):
+        yield "in a pipeline, replicas of one expert group run unequal numbers of micro-batches"
 
 
 def _broken_by_nodes(degrees: StepDegrees) -> Iterator[str]:

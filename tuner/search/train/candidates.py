@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tuner.config.candidates import recompute_columns
 from tuner.config.columns import Strategies
 from tuner.config.knobs import FIELD_OF_DEGREE, OFFLOADS, searched
+from tuner.config.microbatches import busiest
 from tuner.search.train.axes import DISPATCH_AXES, RECOMPUTE_AXES, RecomputeChoice
 from tuner.search.train.degrees import Table
 from tuner.search.train.options import OptionSpace
@@ -86,8 +87,10 @@ class Candidates:
 
 
 def num_microbatches(problem: TrainProblem, rows: Table) -> Ints:
-    """Micro-batches of one pipeline in one step."""
-    count: Ints = problem.global_batch_size // (rows["micro_batch"] * rows["data"])
+    """Micro-batches of the busiest pipeline in one step."""
+    count: Ints = busiest(
+        problem.global_batch_size, micro_batch=rows["micro_batch"], data=rows["data"]
+    )
     return count
 
 

@@ -10,8 +10,11 @@ The space of all combinations is
 It is expanded in that order. A combination that breaks a rule excludes everything below it, which
 is counted and never listed, so that the work is in proportion to what is legal. The expert degrees
 stay separate from the others: a legal combination is a partial row (dense degrees and schedule)
-with one of the expert pairs of its dense degrees. `copies` says how many copies of the training
-state there are where each stays in one scale-up domain. It follows from the degrees:
+with one of the expert pairs of its dense degrees. Where replicas may run unequal numbers of
+micro-batches, which pairs are legal in a pipeline depends on `common`, the greatest common divisor
+of micro-batches and replicas: equal degrees are listed once for each. `copies` says how many copies
+of the training state there are where each stays in one scale-up domain. It follows from the
+degrees:
 
     gcd(data, data * context / ranks of one domain, expert data)
 
@@ -37,7 +40,6 @@ from tuner.search.train.rules import (
     schedule_rules,
 )
 
-DENSE = ("tensor", "context", "pipeline", "data")
 Table = Mapping[str, Ints]
 """Columns of one length by name."""
 
@@ -47,7 +49,8 @@ class Degrees:
     """The legal combinations, and how many break which rule."""
 
     dense_D: Table
-    """Columns tensor, context, pipeline, data."""
+    """Columns tensor, context, pipeline, data, and common where replicas may run unequal numbers of
+    micro-batches."""
     partials_N: Table
     """Columns dense (index into D), virtual_pipeline, micro_batch."""
     pairs_E: Table
@@ -94,7 +97,7 @@ class Degrees:
 
     def dense_rows(self, dense: Ints) -> dict[str, Ints]:
         """Return the dense degrees of some of D."""
-        return {name: self.dense_D[name][dense] for name in DENSE}
+        return _at(self.dense_D, dense)
 
     @property
     def _num_pairs_D(self) -> Ints:
@@ -139,8 +142,10 @@ def legal_degrees(problem: TrainProblem, *, without: frozenset[str] = frozenset(
     partials = _at(
         {name: partials[name] for name in ("dense", "virtual_pipeline", "micro_batch")}, legal
     )
+    if problem.capabilities.unequal_microbatches:
+        dense, partials = _by_common(problem, dense, partials)
     pairs = _all_pairs(dense, pairs_of_ranks, problem.num_devices)
-    partials_D = np.bincount(partials["dense"], minlength=len(virtual_D))
+    partials_D = np.bincount(partials["dense"], minlength=len(dense["tensor"]))
     legal = _filter_legal(
         pairs,
         weight=partials_D[pairs["dense"]],
@@ -202,6 +207,19 @@ def _all_partials(dense: Table, virtual_D: Ints, micro_batches: Ints) -> dict[st
     virtual, micro = np.divmod(within, len(micro_batches))
     chosen = {"virtual_pipeline": virtual + 1, "micro_batch": micro_batches[micro]}
     return _at(dense, index) | chosen | {"dense": index}
+
+
+def _by_common(
+    problem: TrainProblem, dense: Table, partials: Table
+) -> tuple[dict[str, Ints], dict[str, Ints]]:
+    """List dense degrees once for each `common` of their partial rows, without those of none."""
+    index, data = partials["dense"], dense["data"][partials["dense"]]
+    common = np.gcd(problem.global_batch_size // partials["micro_batch"], data)
+    kinds, kind = np.unique(np.stack((index, common)), axis=1, return_inverse=True)
+    return (
+        _at(dense, kinds[0]) | {"common": kinds[1]},
+        {**partials, "dense": kind.reshape(-1).astype(np.int64)},
+    )
 
 
 def _all_pairs(

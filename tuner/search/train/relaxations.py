@@ -37,10 +37,9 @@ from tuner.search.train.options import OptionSpace, option_space
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.refused_choices import refused_choices
 from tuner.search.train.rules import (
-    BATCH_RULE,
+    BATCH_RULES,
     DENSE_NAMES,
     EXPERT_NAMES,
-    MICRO_RULE,
     SCHEDULE_NAMES,
     Ints,
     dense_rules,
@@ -208,6 +207,8 @@ def _broken_rule(problem: TrainProblem, name: str, column: str) -> str:
     if shares_devices and all(problem.num_devices % value for value in requested):
         reasons = _rules_broken_by_one_degree(problem, name, column)
         return "; ".join((f"none divides the {problem.num_devices} devices", *reasons))
+    if column == "micro_batch" and all(problem.global_batch_size % value for value in requested):
+        return "micro_batch_size does not divide global_batch_size"
     if column in ("pipeline", "virtual_pipeline") and _asks_chunks_of_one_stage(problem):
         return "more than one model chunk per rank needs a pipeline"
     own = {rule: n for rule, n in legal_degrees(problem).illegal.items() if "search." not in rule}
@@ -216,7 +217,7 @@ def _broken_rule(problem: TrainProblem, name: str, column: str) -> str:
     if not related:
         return "the other limits leave it out"
     rule = max(related, key=lambda text: (related[text], text))
-    if rule in (BATCH_RULE, MICRO_RULE) and column == "data":
+    if rule in BATCH_RULES and column == "data":
         nearest = nearest_batch(problem.global_batch_size, requested)
         rule += f" (global_batch_size {nearest} would be divisible)"
     return rule
@@ -249,7 +250,7 @@ def _values(degrees: Degrees, column: str) -> list[int]:
 
 def _single_rule(problem: TrainProblem, rule: str, relaxed: Degrees) -> Relaxation:
     change = f"this rule alone excludes {relaxed.num_legal} combinations of degrees"
-    if rule in (BATCH_RULE, MICRO_RULE):
+    if rule in BATCH_RULES:
         nearest = nearest_batch(problem.global_batch_size, _values(relaxed, "data"))
         change += f"; global_batch_size {nearest} instead of {problem.global_batch_size} would do"
     return Relaxation(limit=rule, change=change)

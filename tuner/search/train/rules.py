@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
 from tuner.config.knobs import FIELD_OF_DEGREE
+from tuner.config.microbatches import spanned_replicas
 from tuner.engines.manifest import Capabilities
 from tuner.search.train.problem import TrainProblem
 from tuner.spec.linear_attention import splits_heads
@@ -35,6 +36,11 @@ def _fields(*columns: str) -> dict[str, str]:
 BATCH_RULE: Final = "data_parallel_size does not divide global_batch_size"
 
 MICRO_RULE: Final = "micro_batch_size * data_parallel_size does not divide global_batch_size"
+
+FEW_RULE: Final = "micro_batch_size * data_parallel_size exceeds global_batch_size"
+
+BATCH_RULES: Final = frozenset({BATCH_RULE, MICRO_RULE, FEW_RULE})
+"""Rules that another global batch would meet."""
 
 DENSE_NAMES: Final = _fields("tensor", "context", "pipeline", "data")
 SCHEDULE_NAMES: Final = _fields("virtual_pipeline", "micro_batch")
@@ -101,17 +107,23 @@ def dense_rules(problem: TrainProblem) -> Iterator[Rule]:
             text="tied embeddings keep the first and the last layer on one stage",
             broken=lambda c: c["pipeline"] > 1,
         )
-    yield Rule(text=BATCH_RULE, broken=lambda c: batch % c["data"] != 0)
+    if target.unequal_microbatches:
+        yield Rule(text=FEW_RULE, broken=lambda c: c["data"] > batch)
+    else:
+        yield Rule(text=BATCH_RULE, broken=lambda c: batch % c["data"] != 0)
     yield from limit_rules(problem, DENSE_NAMES)
 
 
 def schedule_rules(problem: TrainProblem) -> Iterator[Rule]:
     """Yield the rules on virtual stages and micro-batches, the dense degrees given."""
     target, batch = problem.capabilities, problem.global_batch_size
-    yield Rule(
-        text=MICRO_RULE,
-        broken=lambda c: batch % (c["micro_batch"] * c["data"]) != 0,
-    )
+    if target.unequal_microbatches:
+        yield Rule(text=FEW_RULE, broken=lambda c: c["micro_batch"] * c["data"] > batch)
+    else:
+        yield Rule(
+            text=MICRO_RULE,
+            broken=lambda c: batch % (c["micro_batch"] * c["data"]) != 0,
+        )
     if not target.virtual_pipeline:
         yield Rule(
             text="the target has no interleaved schedule",
@@ -121,7 +133,7 @@ def schedule_rules(problem: TrainProblem) -> Iterator[Rule]:
         text="interleaving needs micro-batches divisible by pipeline_model_parallel_size",
         broken=lambda c: (
             (c["virtual_pipeline"] > 1)
-            & (batch // (c["micro_batch"] * c["data"]) % c["pipeline"] != 0)
+            & (batch % (c["micro_batch"] * c["data"] * c["pipeline"]) != 0)
         ),
     )
     layers = problem.model.num_layers
@@ -183,7 +195,20 @@ def expert_rules(problem: TrainProblem) -> Iterator[Rule]:
             text="the target has no parallel folding",
             broken=lambda c: c["expert"] > c["data"],
         )
+    if target.unequal_microbatches:
+        yield Rule(
+            text="in a pipeline, replicas of one expert group run unequal numbers of micro-batches",
+            broken=_splits_expert_groups,
+        )
     yield from limit_rules(problem, EXPERT_NAMES)
+
+
+def _splits_expert_groups(chosen: Chosen) -> Mask:
+    ranks = chosen["tensor"] * chosen["context"]
+    group = chosen["expert"] * chosen["expert_tensor"]
+    together = spanned_replicas(ranks=ranks, group=group)
+    broken: Mask = (chosen["pipeline"] > 1) & (chosen["common"] % together != 0)
+    return broken
 
 
 def limit_rules(problem: TrainProblem, names: Mapping[str, str]) -> Iterator[Rule]:

@@ -221,7 +221,10 @@ def _scale(
     return Scale(
         decision=TrainDecision.model_validate(shrunk.model_dump()),
         layers=tuple(layer for layers in kept for layer in layers),
-        global_batch_size=plan.goal.global_batch_size * data // decision.data_parallel_size,
+        # Every replica is as busy as the busiest.
+        global_batch_size=decision.num_microbatches(plan.goal.global_batch_size)
+        * decision.micro_batch_size
+        * data,
     )
 
 

@@ -54,7 +54,25 @@ def test_legal_and_illegal_add_up_to_the_whole_product(tiny_work: Make) -> None:
     failures.check()
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_a_target_of_equal_replicas_divides_the_batch(tiny_work: Make) -> None:
+    work = tiny_work(batch={"global_batch_size": 6})
+    both = intersection(["reference", "torchtitan"])
+    assert not both.unequal_microbatches
+    assert intersection(["reference", "slurm"]).unequal_microbatches
+    legal = {
+        able: enumerate_degrees(work, num_devices=4, capabilities=one, search=Search()).legal
+        for able, one in (
+            (True, REFERENCE),
+            (False, replace(REFERENCE, unequal_microbatches=False)),
+        )
+    }
+    further = set(legal[True]) - set(legal[False])
+    # 2+2+1+1, and 2+1 of two sequences each.
+    assert {(one.data, one.micro_batch_size) for one in further} == {(4, 1), (2, 2)}
+    assert set(legal[False]) < set(legal[True])
+
+
+@pytest.mark.parametrize("devices", [2, 4, 6, 8])
 def test_nothing_legal_is_unlaunchable(tiny_work: Make, devices: int) -> None:
     plain: dict[str, Any] = {}
     tied = {"tie_word_embeddings": True}
@@ -98,7 +116,13 @@ RULES: tuple[tuple[dict[str, Any], dict[str, int], str], ...] = (
     ({"moe": {"num_experts": 6}}, {"data": 4, "expert": 4}, "does not divide the experts"),
     ({"layers": "mm"}, {"pipeline": 4}, "more pipeline stages than layers"),
     ({"tie_word_embeddings": True}, {"pipeline": 2}, "tied embeddings"),
-    ({}, {"data": 2, "micro_batch_size": 8}, "does not divide global_batch_size"),
+    ({}, {"data": 2, "micro_batch_size": 8}, "no micro-batch for each replica"),
+    ({"batch": {"global_batch_size": 12}}, {"micro_batch_size": 8}, "no micro-batch for each"),
+    (
+        {"batch": {"global_batch_size": 9}},
+        {"data": 2, "pipeline": 2, "expert": 2, "micro_batch_size": 1},
+        "replicas of one expert group run unequal numbers",
+    ),
     ({}, {"pipeline": 2, "virtual_pipeline": 2, "micro_batch_size": 8}, "interleaving needs"),
     ({}, {"data": 2, "zero_stage": 2}, "no such zero_stage"),
     ({}, {"data": 2, "pipeline": 2, "zero_stage": 3}, "zero_stage with pipeline"),

@@ -45,14 +45,28 @@ def is_legal(problem: TrainProblem, combination: tuple[int, ...]) -> bool:
         s % tp == 0,
         cp == 1 or s % (2 * cp * tp) == 0,
         pp <= model.num_layers,
-        batch % dp == 0,
-        batch % (b * dp) == 0,
-        v == 1 or (batch // (b * dp)) % pp == 0,
+        batch // b >= dp,
+        v == 1 or batch % (b * dp * pp) == 0,
+        # Every rank of an expert group is in a replica of as many micro-batches.
+        pp == 1 or all(len(set(one)) == 1 for one in expert_groups(tp * cp, dp, e * t, batch // b)),
         v == 1 or spare(model.num_layers, pp * v),
         model.moe.num_experts % e == 0,
         model.moe.expert_ffn_size % t == 0,
     ]
     return all(rules)
+
+
+def expert_groups(ranks: int, dp: int, group: int, micro_batches: int) -> list[list[int]]:
+    """Micro-batches of the ranks of each expert group, as near to equal as the groups allow."""
+    best: list[list[int]] = [[0, 1]]
+    for spanned in (one for one in range(1, dp + 1) if dp % one == 0 and micro_batches % one == 0):
+        least, more = divmod(micro_batches // spanned, dp // spanned)
+        counts = [least + (replica // spanned < more) for replica in range(dp)]
+        of_rank = [counts[rank // ranks] for rank in range(ranks * dp)]
+        groups = [of_rank[at : at + group] for at in range(0, len(of_rank), group)]
+        if all(len(set(one)) == 1 for one in groups):
+            best = groups
+    return best
 
 
 def spare(layers: int, stages: int) -> bool:

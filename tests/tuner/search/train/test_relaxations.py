@@ -11,6 +11,7 @@ from tuner.costs.train.shapes import number
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.plans.train import Unlaunchable
 from tuner.search.settings import SearchSettings
+from tuner.search.train.degrees import legal_degrees
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.relaxations import (
@@ -103,10 +104,20 @@ def test_tensor_ranks_that_do_not_divide_the_heads_are_refused(make_problem: Mak
 
 
 def test_a_batch_that_no_replicas_divide_names_one_that_they_do(make_problem: MakeProblem) -> None:
-    problem = make_problem(devices=16, global_batch_size=31, limits=Search(data_parallel_size=(8,)))
+    problem = make_problem(
+        devices=16,
+        global_batch_size=31,
+        limits=Search(data_parallel_size=(8,)),
+        capabilities=MEGATRON_0_18,
+    )
     (outcome,) = relaxations(problem, SETTINGS)
     assert "data_parallel_size does not divide global_batch_size" in outcome.change
     assert "global_batch_size 32 would be divisible" in outcome.change
+    able = replace(problem, capabilities=replace(MEGATRON_0_18, unequal_microbatches=True))
+    assert legal_degrees(able).num_legal
+    (outcome,) = relaxations(replace(able, global_batch_size=7), SETTINGS)
+    assert "micro_batch_size * data_parallel_size exceeds global_batch_size" in outcome.change
+    assert "global_batch_size 8 would be divisible" in outcome.change
 
 
 def test_too_little_memory_everywhere_names_memory_that_would_do(make_problem: MakeProblem) -> None:

@@ -101,7 +101,7 @@ def build_pools_problem(
     )
     specs = _specs(spec)
     problems = tuple(
-        build_problem(own, priced_pool)
+        _with_equal_replicas(build_problem(own, priced_pool))
         for own, priced_pool in zip(specs, priced_pools, strict=True)
     )
     _refuse_host_checkpoints(spec)
@@ -132,6 +132,12 @@ def build_pools_problem(
             ]
         ),
     )
+
+
+def _with_equal_replicas(problem: TrainProblem) -> TrainProblem:
+    """Leave out replicas of unequal numbers of micro-batches: pools are searched without them."""
+    able = replace(problem.capabilities, unequal_microbatches=False)
+    return replace(problem, capabilities=able)
 
 
 def _refuse_host_checkpoints(spec: Spec) -> None:

@@ -1,0 +1,38 @@
+"""How the data-parallel replicas of a step share the micro-batches of a global batch.
+
+M micro-batches over D replicas are `M // D` for each or one more, so that a step takes as long as
+its busiest replica needs for ceil(M / D). In a pipeline the replicas that an expert group spans run
+equal numbers, with M a multiple of them: a pipeline runs no empty micro-batches, and experts would
+wait for tokens that never come (profilers/steps/config.py).
+"""
+
+from typing import Any
+
+import numpy as np
+
+
+def busiest(global_batch_size: Any, *, micro_batch: Any, data: Any) -> Any:
+    """Return the micro-batches of the busiest replica: of whole numbers, or of arrays of them."""
+    return -(-global_batch_size // (micro_batch * data))
+
+
+def spanned_replicas(*, ranks: Any, group: Any) -> Any:
+    """Return how many consecutive replicas expert groups hold together; no group leaves them.
+
+    Args:
+        ranks: of a replica, on one stage.
+        group: consecutive ranks of an expert group.
+    """
+    return group // np.gcd(ranks, group)
+
+
+def shared_out(total: int, *, replicas: int, equal: int = 1) -> tuple[int, ...]:
+    """Return the micro-batches of each replica, the busier first.
+
+    Args:
+        total: of all replicas, a multiple of `equal`.
+        replicas: a multiple of `equal`.
+        equal: consecutive replicas that run as many.
+    """
+    least, more = divmod(total // equal, replicas // equal)
+    return tuple(least + (replica // equal < more) for replica in range(replicas))
