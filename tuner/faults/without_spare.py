@@ -20,7 +20,7 @@ class FewerNodes(Record):
     """Layouts of fewer nodes were not searched."""
     devices: Whole
     layout: str
-    """Its parallel degrees, e.g. `pp7 dp8 ep4`."""
+    """Its parallel degrees, e.g. `pp7 dp8 ep4`, and the micro-batches of unequal replicas."""
     step_time_s: Seconds
     throughput_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     """Of that with all nodes, at the same global batch."""

@@ -41,14 +41,7 @@ def analytic_notes(
     if spec.model.moe is not None and spec.model.moe.zero_experts:
         notes.append(zero_experts_note(spec.model.moe))
     notes += _unadapted_layers(spec)
-    notes += _assumed_checkpoints(spec, measured)
-    notes += _assumed_host_memory(spec, measured)
-    notes += _measured_restarts(spec, measured)
-    notes += _failure_notes(spec)
-    stated = spec.goal.reliability
-    if stated is not None and stated.checkpoint.keeps_host_copies and len(spec.cluster.pools) > 1:
-        notes.append("checkpoints on hosts are not priced over several pools at once")
-    notes += _assumed_losses(spec)
+    notes += _reliability_notes(spec, {name: one.profile for name, one in measured.items()})
     if measured:
         if calibrated and not all(one.own_residuals for one in measured.values()):
             notes.append("what was not measured is corrected by residuals of published runs")
@@ -61,6 +54,18 @@ def analytic_notes(
     else:
         notes.append("planned on the device's datasheet only: the error band is wide")
     return tuple(notes)
+
+
+def _reliability_notes(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[str]:
+    """Yield what the forecast of failures assumes."""
+    yield from _assumed_checkpoints(spec, measured)
+    yield from _assumed_host_memory(spec, measured)
+    yield from _measured_restarts(spec, measured)
+    yield from _failure_notes(spec)
+    stated = spec.goal.reliability
+    if stated is not None and stated.checkpoint.keeps_host_copies and len(spec.cluster.pools) > 1:
+        yield "checkpoints on hosts are not priced over several pools at once"
+    yield from _assumed_losses(spec)
 
 
 def with_assumptions(plan: Plan) -> Plan:
@@ -178,7 +183,7 @@ def _assumed_losses(spec: Spec) -> Iterator[str]:
         )
 
 
-def _assumed_checkpoints(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:
+def _assumed_checkpoints(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[str]:
     """Note the assumed checkpoint bandwidth where it is neither stated nor measured."""
     stated = spec.goal.reliability
     if stated is None or stated.checkpoint.bandwidth is not None:
@@ -186,8 +191,7 @@ def _assumed_checkpoints(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) 
     assumed = [
         pool.name
         for pool in spec.cluster.pools
-        if pool.name not in measured
-        or node_bytes_per_s(measured[pool.name].profile, kind="write") is None
+        if pool.name not in measured or node_bytes_per_s(measured[pool.name], kind="write") is None
     ]
     if assumed:
         where = f" of pool {', '.join(assumed)}" if len(spec.cluster.pools) > 1 else ""
@@ -198,7 +202,7 @@ def _assumed_checkpoints(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) 
         )
 
 
-def _assumed_host_memory(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:
+def _assumed_host_memory(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[str]:
     """Note the assumed rates of host memory where checkpoints rest on them."""
     stated = spec.goal.reliability
     if stated is None:
@@ -207,7 +211,7 @@ def _assumed_host_memory(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) 
     pools = (pool.name for pool in spec.cluster.pools)
     is_measured = all(
         name in measured
-        and host_memory_rates(measured[name].profile).keys() >= HOST_MEMORY_BYTES_PER_S.keys()
+        and host_memory_rates(measured[name]).keys() >= HOST_MEMORY_BYTES_PER_S.keys()
         for name in pools
     )
     if is_measured or not (keeps_copies or stated.checkpoint.asynchronous):
@@ -223,7 +227,7 @@ def _assumed_host_memory(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) 
     )
 
 
-def _measured_restarts(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:
+def _measured_restarts(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[str]:
     """Say what a restart consists of where it is not stated."""
     stated = spec.goal.reliability
     if stated is None or stated.restart is not None:
@@ -231,7 +235,7 @@ def _measured_restarts(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) ->
     for pool in spec.cluster.pools:
         if pool.name not in measured:
             continue
-        profile = measured[pool.name].profile
+        profile = measured[pool.name]
         phases_s = restart_phases_s(profile)
         listed = ", ".join(f"{phase} {format_s(s)}" for phase, s in phases_s.items() if s >= 0.01)
         yield (
@@ -281,6 +285,7 @@ def reference_notes(
         nodes=pool.nodes,
     )
     notes += _without_effect(spec, pool)
+    notes += _reliability_notes(spec, {pool.name: profile})
     if measured.oversubscribed:
         notes.append("the profile ran more ranks than cores or accelerators")
     notes.append(
@@ -322,10 +327,7 @@ def _without_effect(spec: Spec, pool: Pool) -> tuple[str, ...]:
         f"cluster.pools.{pool.name}.oversubscription": pool.oversubscription != 1.0,
         f"cluster.pools.{pool.name}.scale_up_domain": pool.scale_up_domain is not None,
         f"cluster.pools.{pool.name}.link_matrix": pool.link_matrix is not None,
-        f"cluster.pools.{pool.name}.price_per_device_hour": pool.price_per_device_hour is not None,
         "goal.engine": spec.goal.engine is not None,
-        "goal.tokens": spec.goal.tokens is not None,
-        "goal.reliability": spec.goal.reliability is not None,
         "goal.failed_start": spec.goal.failed_start is not None,
     }
     return tuple(

@@ -27,7 +27,6 @@ from tuner.plans.folder import MAX_PROFILE_FILE_BYTES
 from tuner.plans.proof import with_planning_time
 from tuner.plans.train import Plan, Provenance
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
-from tuner.search.reference.plan_profiled import make_plan
 from tuner.search.settings import SearchSettings
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.files import LARGEST_FILE_BYTES
@@ -62,7 +61,7 @@ class Planned:
     fewer: "FewerNodesPlan | None" = None
     """Its layout for one node less; None where the job has none."""
     spec_yaml: bytes | None = None
-    """The spec's file where that is not the one it was read from: numbers of nodes are chosen."""
+    """Its file, which states numbers of nodes that were chosen; None: the one it was read from."""
 
 
 def plan_training(
@@ -146,7 +145,6 @@ def plan_training(
         or trial_residual(pool, profiles, engine)
         or shipped_residual(engine, profile.header.machine)
     )
-    machine = machine_of(pool, profile, residual=residual)
     provenance = Provenance(
         moetune_version=version(),
         spec_sha256=_sha256(spec_path),
@@ -155,11 +153,10 @@ def plan_training(
         device_kind={pool.name: profile.header.machine.device_kind},
         extrapolated=(),
         residual=residual,
-        notes=reference_notes(spec, pool, profile, machine),
     )
-    made = make_plan(spec, machine, settings=settings, provenance=provenance)
-    made = with_planning_time(with_assumptions(made), wall_s=clock() - started_s)
-    return Planned(plan=made, spec=spec, profiles={pool.name: profile_path})
+    planned = _plan_on_the_step(spec, profile, residual, settings=settings, provenance=provenance)
+    made = with_planning_time(planned.plan, wall_s=clock() - started_s)
+    return replace(planned, plan=made, profiles={pool.name: profile_path})
 
 
 def measured_profile(
@@ -229,6 +226,50 @@ def _runs_reference(spec: Spec, header: ProfileHeader) -> bool:
     return needed <= header.tables.keys()
 
 
+def _plan_on_the_step(
+    spec: Spec,
+    profile: Profile,
+    residual: Residual,
+    *,
+    settings: SearchSettings,
+    provenance: Provenance,
+) -> Planned:
+    """Plan on a profile of the reference step, and what failures make of the run."""
+    from tuner.search.reference.priced_layouts import ReferenceLayouts
+    from tuner.search.train.fewer_nodes import plan_without_spare
+    from tuner.search.train.spare_nodes import decide_spare_nodes, with_choice
+
+    def price(pool: "Pool") -> ReferenceLayouts:
+        machine = machine_of(pool, profile, residual=residual)
+        return ReferenceLayouts(pool=pool, profile=profile, machine=machine)
+
+    def plan_one(own: Spec, text: bytes) -> Plan:
+        priced = price(own.cluster.pools[0])
+        notes = reference_notes(own, priced.pool, profile, priced.machine)
+        its = {"spec_sha256": hashlib.sha256(text).hexdigest(), "notes": notes}
+        return priced.plan(own, settings=settings, provenance=provenance.model_copy(update=its))
+
+    decided = decide_spare_nodes(spec, price=price, settings=settings)
+    spec = decided.spec
+    made, fewer = plan_without_spare(
+        plan_one(spec, decided.spec_yaml),
+        spec,
+        price=price,
+        make_plan=plan_one,
+        settings=settings,
+    )
+    made = with_choice(made, decided)
+    if fewer is not None:
+        fewer = replace(fewer, plan=_with_notes_and_failures(fewer.plan, spec))
+    return Planned(
+        plan=_with_notes_and_failures(made, spec),
+        spec=spec,
+        profiles={},
+        fewer=fewer,
+        spec_yaml=decided.spec_yaml,
+    )
+
+
 def _plan_on_the_model(
     spec: Spec,
     profiles: Mapping[str, Path],
@@ -245,6 +286,7 @@ def _plan_on_the_model(
     from tuner.search.train.build_problem import price_pool
     from tuner.search.train.fewer_nodes import plan_without_spare
     from tuner.search.train.plan_train import make_analytic_plan
+    from tuner.search.train.priced_layouts import AnalyticLayouts
     from tuner.search.train.spare_nodes import decide_spare_nodes, with_choice
 
     refuse_unlaunchable(spec)
@@ -255,12 +297,14 @@ def _plan_on_the_model(
     def price(pool: "Pool") -> "PricedPool":
         return price_pool(pool, residuals=residuals, measured=measured.get(pool.name))
 
-    decided = decide_spare_nodes(spec, price=price, settings=settings)
-    if decided is not None:
-        spec = decided.spec
+    def price_layouts(pool: "Pool") -> AnalyticLayouts:
+        return AnalyticLayouts(priced_pool=price(pool))
+
+    decided = decide_spare_nodes(spec, price=price_layouts, settings=settings)
+    spec = decided.spec
     provenance = Provenance(
         moetune_version=version(),
-        spec_sha256=_sha256(spec.path) if decided is None else decided.sha256,
+        spec_sha256=decided.sha256,
         profile_sha256={name: _folder_sha256(path) for name, path in profiles.items()},
         profile_source={
             pool.name: measured[pool.name].source if pool.name in measured else "datasheet"
@@ -316,10 +360,9 @@ def _plan_on_the_model(
         )
 
     made, fewer = plan_without_spare(
-        made, spec, price=price, make_plan=plan_smaller, settings=settings
+        made, spec, price=price_layouts, make_plan=plan_smaller, settings=settings
     )
-    if decided is not None:
-        made = with_choice(made, decided)
+    made = with_choice(made, decided)
     if fewer is not None:
         fewer = replace(fewer, plan=_with_notes_and_failures(fewer.plan, spec))
     made = _with_notes_and_failures(made, spec)
@@ -328,7 +371,7 @@ def _plan_on_the_model(
         spec=spec,
         profiles=profiles,
         fewer=fewer,
-        spec_yaml=None if decided is None else decided.spec_yaml,
+        spec_yaml=decided.spec_yaml,
     )
 
 

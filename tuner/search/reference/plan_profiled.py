@@ -20,7 +20,7 @@ from tuner.costs.reference.operations import (
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
 from tuner.costs.reference.update import layer_units, update_ops
 from tuner.costs.reference.workload import Workload
-from tuner.engines.capabilities import Capabilities, launchable
+from tuner.engines.capabilities import Capabilities, DeviceKind, launchable
 from tuner.plans.train import Alternative, Plan, Provenance, Relaxation, Unlaunchable
 from tuner.search.layout_groups import by_layout, layout_of, num_runners_up
 from tuner.search.reasons import (
@@ -37,7 +37,7 @@ from tuner.search.reference.engine_workload import engine_workload
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.search.reference.predict import predict
 from tuner.search.reference.search import Candidate, ReferenceOutcome, SolvedCandidate, search
-from tuner.search.reference.space import BATCH_RULE, Enumeration
+from tuner.search.reference.space import BATCH_RULE, FEW_RULE, Enumeration
 from tuner.search.reference.unrecorded_layers import load_ratios
 from tuner.search.settings import SearchSettings
 from tuner.search.to_plan import to_plan, without_decision
@@ -80,11 +80,11 @@ def workload_of(spec: Spec) -> Workload:
     return engine_workload(spec.model, spec.goal, spec.emit, load_ratio=loads)
 
 
-def make_plan(
-    spec: Spec, machine: PricedMachine, *, settings: SearchSettings, provenance: Provenance
-) -> Plan:
-    """Plan a training run."""
-    problem = ProfiledProblem(
+def profiled_problem(
+    spec: Spec, machine: PricedMachine, *, device_kind: DeviceKind
+) -> ProfiledProblem:
+    """Return the problem of a spec on a profiled machine."""
+    return ProfiledProblem(
         spec=spec,
         work=workload_of(spec),
         machine=machine,
@@ -92,10 +92,17 @@ def make_plan(
             spec.emit,
             model=spec.model,
             precision=spec.goal.precision,
-            device_kind=provenance.kind_of_devices,
+            device_kind=device_kind,
             adapters=spec.goal.adapters,
         ),
     )
+
+
+def make_plan(
+    spec: Spec, machine: PricedMachine, *, settings: SearchSettings, provenance: Provenance
+) -> Plan:
+    """Plan a training run."""
+    problem = profiled_problem(spec, machine, device_kind=provenance.kind_of_devices)
     result = problem.search(settings)
     if not result.solved:
         return _without_decision(problem, result, settings, provenance)
@@ -223,7 +230,7 @@ def blocking_rules(
     for rule, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
         only = "this rule alone excludes" if single else "this rule excludes"
         change = f"{only} {count} of {enumeration.num_illegal} combinations"
-        if rule == BATCH_RULE and single:
+        if rule in (BATCH_RULE, FEW_RULE) and single:
             divisors = {
                 degrees.micro_batch_size * degrees.data
                 for broken, degrees in enumeration.nearly
@@ -242,7 +249,7 @@ def _more_nodes(problem: ProfiledProblem, settings: SearchSettings) -> tuple[Rel
     """
     deadline, machine = settings.begin(), problem.machine
     (pool,) = problem.spec.cluster.pools
-    devices = machine.num_devices // pool.nodes
+    devices = pool.devices_per_node
     for multiple in MULTIPLES:
         left = replace(settings.until(deadline), top=1)
         if not left.time_limit_s:
@@ -250,7 +257,7 @@ def _more_nodes(problem: ProfiledProblem, settings: SearchSettings) -> tuple[Rel
         larger = replace(machine, num_devices=multiple * machine.num_devices)
         solved = replace(problem, machine=larger).search(left).solved
         if solved:
-            nodes = multiple * pool.nodes
+            nodes = multiple * machine.num_devices // devices
             change = f"{nodes} nodes instead of {pool.nodes}: {nodes * devices} devices"
             unmeasured = unmeasured_links(
                 measured_ranks=machine.measured_ranks or machine.num_devices,

@@ -125,7 +125,7 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
         software=regime.software,
         memory_constants=single(memory_constants([regime.software], [regime.family])),
         prices=prices,
-        num_devices=_num_devices(spec, priced_pool.pool),
+        num_devices=planned_devices(spec, priced_pool.pool),
         memory_limit_bytes=priced_pool.memory_limit_bytes,
         usable_memory_ratio=priced_pool.pool.usable_memory_ratio,
         sequence_length=spec.goal.sequence_length,
@@ -244,7 +244,8 @@ def _limits(spec: Spec) -> Limits:
     return requested.model_copy(update=defaults)
 
 
-def _num_devices(spec: Spec, pool: Pool) -> int:
+def planned_devices(spec: Spec, pool: Pool) -> int:
+    """Devices of a pool without those of the spare nodes."""
     stated = spec.goal.reliability
     spare = 0 if stated is None else stated.num_spare_nodes
     if spare >= pool.nodes:

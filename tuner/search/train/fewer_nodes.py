@@ -1,18 +1,19 @@
 """A plan's layout for one node less, and whether the job goes on in it without a spare node.
 
 The nodes that are left are searched as the plan's were, with the same model, goal and global batch.
-Engines divide a batch evenly, so that the best layout may be one of fewer devices still: every
-number of nodes from one less to half is searched for a faster step than those before, the largest
-first, and the rest is idle. The fastest is then planned like any other.
+Every number of nodes from one less to half is searched for a faster step than those before, the
+largest first, and the rest is idle: where the target's replicas run equal numbers of micro-batches,
+few divide the batch, and the best layout may be one of fewer devices still. The fastest is then
+planned like any other.
 
 The layout must restore the checkpoints of the plan's, and the other way round: the ZeRO stage
 stays, and what else the engine needs (tuner/engines/manifest.py). The decision between the two is
 that of the larger effective share (tuner/faults/fewer_nodes.py), or the stated one. All nodes
 together are planned as if the job waited: without a spare node it is the same for every layout.
 
-Not covered: several pools, nodes that share a scale-up domain, micro-batches of unequal number,
-measured links between nodes (of the layout of fewer nodes, as any may be missing), and bytes that
-would move if the state were resharded from memory of the nodes that are left.
+Not covered: several pools, nodes that share a scale-up domain, measured links between nodes (of the
+layout of fewer nodes, as any may be missing), and bytes that would move if the state were resharded
+from memory of the nodes that are left.
 """
 
 import math
@@ -22,7 +23,7 @@ from typing import Final
 
 from tuner.config.candidates import strategies_of
 from tuner.config.train import TrainDecision
-from tuner.config.train_words import short_layout
+from tuner.config.train_words import short_layout, unequal_words
 from tuner.engines.capabilities import intersection, reshard_obstacle
 from tuner.errors import SpecError
 from tuner.faults.fewer_nodes import (
@@ -39,12 +40,8 @@ from tuner.faults.without_spare import FewerNodes, WithoutSpare, ratios
 from tuner.plans.train import Plan
 from tuner.search.progress import PlanningEvent, ignore_progress
 from tuner.search.settings import SearchSettings
-from tuner.search.train.build_problem import PricedPool, build_problem
-from tuner.search.train.degrees import legal_degrees
-from tuner.search.train.incumbents import SearchOutcome
-from tuner.search.train.plan_fields import failure_model
+from tuner.search.train.priced_layouts import PricedLayouts
 from tuner.search.train.rules import divisors
-from tuner.search.train.search import search
 from tuner.spec.cluster import Pool
 from tuner.spec.fewer_nodes import FewerNodesSpec, fewer_nodes_yaml, with_fewer_nodes
 from tuner.spec.spec import Spec
@@ -72,7 +69,7 @@ def plan_without_spare(
     plan: Plan,
     spec: Spec,
     *,
-    price: Callable[[Pool], PricedPool],
+    price: Callable[[Pool], PricedLayouts],
     make_plan: MakePlan,
     settings: SearchSettings,
 ) -> tuple[Plan, FewerNodesPlan | None]:
@@ -81,7 +78,7 @@ def plan_without_spare(
     Args:
         plan: of all nodes.
         spec: that it was made from.
-        price: describes a pool.
+        price: prices layouts on a pool.
         make_plan: plans a spec.
         settings: of the search for the number of nodes.
 
@@ -126,7 +123,7 @@ def _decide(
     searched: "_Searched",
     waits: WithoutSpare,
     *,
-    price: Callable[[Pool], PricedPool],
+    price: Callable[[Pool], PricedLayouts],
     make_plan: MakePlan,
 ) -> tuple[Plan, FewerNodesPlan | None]:
     fewer = searched.best
@@ -144,7 +141,11 @@ def _decide(
     small = _PricedRun.of(other, smaller, price(smaller.cluster.pools[0]))
     losses = node_losses(full.jobs, small.jobs, full.reliability, idle_nodes=fewer.spare_nodes)
     continued = continued_run(losses, full.shares, small.shares)
-    record = waits.model_copy(update={"fewer": _layout(full, small, continued, searched)})
+    record = waits.model_copy(
+        update={
+            "fewer": _layout(full, small, continued, searched, batch=spec.goal.global_batch_size)
+        }
+    )
     stated = spec.goal.reliability
     assert stated is not None
     if stated.without_spare == "auto" and continued.training <= full.own.training:
@@ -182,7 +183,7 @@ class _PricedRun:
     shares: LayoutShares
 
     @classmethod
-    def of(cls, plan: Plan, spec: Spec, priced_pool: PricedPool) -> "_PricedRun":
+    def of(cls, plan: Plan, spec: Spec, priced: PricedLayouts) -> "_PricedRun":
         decision, predicted, goal = plan.decision, plan.predicted, spec.goal
         assert decision is not None
         assert predicted is not None
@@ -192,7 +193,7 @@ class _PricedRun:
             sequence_length=goal.sequence_length,
             global_batch_size=goal.global_batch_size,
         )
-        jobs, reliability = failure_model(spec, priced_pool, strategies)
+        jobs, reliability = priced.failure_model(spec, strategies)
         assert reliability is not None
         step_s = predicted.step_time_s
         own = run_shares(jobs, reliability, step_s=step_s)
@@ -203,8 +204,8 @@ class _PricedRun:
                 step_s=step_s,
                 tokens_per_step=goal.tokens_per_step,
                 tokens=goal.tokens,
-                devices_per_node=priced_pool.pool.devices_per_node,
-                price_per_device_hour=priced_pool.pool.price_per_device_hour,
+                devices_per_node=priced.pool.devices_per_node,
+                price_per_device_hour=priced.pool.price_per_device_hour,
             ),
             jobs=jobs,
             reliability=reliability,
@@ -214,7 +215,12 @@ class _PricedRun:
 
 
 def _layout(
-    full: _PricedRun, small: _PricedRun, continued: ContinuedRun, searched: "_Searched"
+    full: _PricedRun,
+    small: _PricedRun,
+    continued: ContinuedRun,
+    searched: "_Searched",
+    *,
+    batch: int,
 ) -> FewerNodes:
     assert searched.best is not None
     read, nodes = float(full.jobs.read_bytes), float(small.jobs.nodes)
@@ -224,7 +230,7 @@ def _layout(
             "idle_nodes": searched.best.spare_nodes,
             "fewest_searched": searched.fewest,
             "devices": small.decision.num_devices,
-            "layout": short_layout(small.decision),
+            "layout": _layout_words(small.decision, batch),
             "step_time_s": small.run.step_s,
             "throughput_ratio": full.run.step_s / small.run.step_s,
             "restart_s": small.shares.shared_restart_s,
@@ -235,6 +241,11 @@ def _layout(
             **ratios(continued),
         }
     )
+
+
+def _layout_words(decision: TrainDecision, batch: int) -> str:
+    unequal = unequal_words(decision, global_batch_size=batch)
+    return short_layout(decision) + (f" with {unequal} micro-batches" if unequal else "")
 
 
 def _with_run(plan: Plan, run: RunForecast) -> Plan:
@@ -293,7 +304,7 @@ def _best_nodes(
     decision: TrainDecision,
     spec: Spec,
     *,
-    price: Callable[[Pool], PricedPool],
+    price: Callable[[Pool], PricedLayouts],
     settings: SearchSettings,
     nodes: int,
     is_shared_only: bool,
@@ -313,13 +324,11 @@ def _best_nodes(
             limits=limits,
             is_shared_only=is_shared_only,
         )
-        outcome = search_nodes(with_fewer_nodes(spec, one), price=price, settings=left)
+        smaller = with_fewer_nodes(spec, one)
+        fastest = price(smaller.cluster.pools[0]).fastest(smaller, left)
         fewest = used
-        if outcome is None or outcome.solutions is None:
-            continue
-        step_s = float(outcome.solutions.step_s[0])
-        if step_s < below_s:
-            best, below_s = one, step_s
+        if fastest is not None and fastest.step_s < below_s:
+            best, below_s = one, fastest.step_s
     return _Searched(best=best, fewest=fewest)
 
 
@@ -336,14 +345,3 @@ def kept_limits(decision: TrainDecision, spec: Spec) -> dict[str, tuple[int, ...
             one for one in allowed if (one > 1) is has_ranks
         )
     return limits
-
-
-def search_nodes(
-    spec: Spec, *, price: Callable[[Pool], PricedPool], settings: SearchSettings
-) -> SearchOutcome | None:
-    """Search the nodes of a spec; None where nothing is legal."""
-    try:
-        problem = build_problem(spec, price(spec.cluster.pools[0]))
-    except SpecError:
-        return None
-    return search(problem, settings) if legal_degrees(problem).num_legal else None

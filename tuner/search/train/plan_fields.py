@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from profilers.records import Profile
 from tuner.config.columns import Strategies
 from tuner.config.train import TrainDecision
 from tuner.costs.train.shapes import number, single
@@ -64,6 +65,7 @@ from tuner.search.train.search_result import (
 )
 from tuner.search.train.ties import tied_rows
 from tuner.spec.accounting import num_parameters, training_flop_per_token
+from tuner.spec.cluster import Pool
 from tuner.spec.goal import Reliability, TrainGoal
 from tuner.spec.spec import Spec
 from tuner.units import format_s
@@ -431,24 +433,53 @@ def failure_model(
     spec: Spec, priced_pool: PricedPool, strategies: Strategies
 ) -> tuple[Jobs, FailureModel | None]:
     """Jobs of one decision that can fail, and how often they do."""
+    pool, sheet = priced_pool.pool, priced_pool.sheet
+    return failures_on_pool(
+        spec,
+        strategies,
+        pool=pool,
+        profile=None if priced_pool.measured is None else priced_pool.measured.profile,
+        nic_bytes_per_s=sheet.scale_out_bytes_per_s if pool.nic is None else pool.nic,
+        host_bytes_per_s=sheet.host_bytes_per_s,
+    )
+
+
+def failures_on_pool(
+    spec: Spec,
+    strategies: Strategies,
+    *,
+    pool: Pool,
+    profile: Profile | None,
+    nic_bytes_per_s: float,
+    host_bytes_per_s: float,
+) -> tuple[Jobs, FailureModel | None]:
+    """Jobs of one decision that can fail, and how often they do.
+
+    Args:
+        spec: of the plan.
+        strategies: the decision as a column.
+        pool: that runs it.
+        profile: of the pool.
+        nic_bytes_per_s: of one NIC.
+        host_bytes_per_s: between a device and the memory of its host.
+    """
     stated = spec.goal.reliability
     zero_stage = round(number(strategies.zero_stage))
     jobs = jobs_on_pool(
         single(strategies),
         parameters=float(num_parameters(spec.model)),
-        pool=priced_pool.pool,
+        pool=pool,
         stated=stated or NEVER_FAILS,
         adapters=adapter_parameters(spec),
         saved=saved_bytes(spec.emit, adapters=spec.goal.adapters, zero_stage=zero_stage),
     )
     if stated is None:
         return jobs, None
-    profile = None if priced_pool.measured is None else priced_pool.measured.profile
-    pool, sheet, engines = priced_pool.pool, priced_pool.sheet, intersection(spec.emit)
+    engines = intersection(spec.emit)
     host = host_level(
         stated,
         pool=pool,
-        nic_bytes_per_s=sheet.scale_out_bytes_per_s if pool.nic is None else pool.nic,
+        nic_bytes_per_s=nic_bytes_per_s,
         profile=profile,
         obstacle=host_checkpoint_obstacle(
             engines,
@@ -458,7 +489,7 @@ def failure_model(
     )
     return jobs, resolved(
         stated,
-        host_bytes_per_s=sheet.host_bytes_per_s,
+        host_bytes_per_s=host_bytes_per_s,
         profile=profile,
         host=host,
         has_background=not background_checkpoint_obstacle(engines, zero_stage=zero_stage),

@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from profilers.files import read_bounded
+from tuner.config.candidates import strategies_of
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import intersection, reshard_obstacle
 from tuner.errors import SpecError
@@ -38,12 +40,10 @@ from tuner.faults.spare_choice import (
 from tuner.plans.train import Plan
 from tuner.search.progress import PlanningEvent, ignore_progress
 from tuner.search.settings import SearchSettings
-from tuner.search.train.build_problem import PricedPool
-from tuner.search.train.fewer_nodes import LEAST_SHARE, kept_limits, search_nodes
-from tuner.search.train.incumbents import SearchOutcome
-from tuner.search.train.plan_fields import failure_model
-from tuner.search.train.search_result import price_solution, solution_fields
+from tuner.search.train.fewer_nodes import LEAST_SHARE, kept_limits
+from tuner.search.train.priced_layouts import Fastest, PricedLayouts
 from tuner.spec.cluster import Pool
+from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.node_numbers import NodeNumbers, node_numbers_yaml, with_node_numbers
 from tuner.spec.spec import Spec
 
@@ -53,13 +53,13 @@ NEVER_WAITS: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecidedNodes:
-    """A spec with the chosen numbers, and how they were chosen."""
+    """A spec that states its numbers of nodes, and how they were chosen."""
 
     spec: Spec
     spec_yaml: bytes
     """The file that says the same."""
-    choice: SpareChoice | None
-    """None where no layout fits on any number of nodes."""
+    choice: SpareChoice | None = None
+    """None where the spec states them, or no layout fits on any number of nodes."""
 
     @property
     def sha256(self) -> str:
@@ -68,13 +68,13 @@ class DecidedNodes:
 
 
 def decide_spare_nodes(
-    spec: Spec, *, price: Callable[[Pool], PricedPool], settings: SearchSettings
-) -> DecidedNodes | None:
-    """Choose the numbers of nodes; None where the spec states them.
+    spec: Spec, *, price: Callable[[Pool], PricedLayouts], settings: SearchSettings
+) -> DecidedNodes:
+    """Choose the numbers of nodes where the spec leaves them open.
 
     Args:
         spec: of the job.
-        price: describes a pool.
+        price: prices layouts on a pool.
         settings: of the searches, all of which share the time limit.
 
     Raises:
@@ -82,14 +82,15 @@ def decide_spare_nodes(
     """
     stated = spec.goal.reliability
     if stated is None or stated.spare_nodes != "auto":
-        return None
+        text = read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES)
+        return DecidedNodes(spec=spec, spec_yaml=text)
     _refuse_uncovered(spec)
     settings.watch(PlanningEvent(stage="nodes", text="numbers of training and spare nodes"))
     pool, objective = spec.cluster.pools[0], stated.objective
     layouts, fewest = _searched(spec, price=price, settings=settings)
     pairs = [pair for one in layouts for pair in _pairs(one, layouts, spec)]
     if not pairs:
-        return _decided(spec, NodeNumbers(nodes=pool.nodes, spare_nodes=0), choice=None)
+        return _decided(spec, NodeNumbers(nodes=pool.nodes, spare_nodes=0))
     chosen = choose_numbers(pairs, objective)
     numbers = NodeNumbers(nodes=chosen.nodes + chosen.spare_nodes, spare_nodes=chosen.spare_nodes)
     choice = SpareChoice(
@@ -100,7 +101,7 @@ def decide_spare_nodes(
         fewest_searched=fewest,
         num_priced=len(pairs),
     )
-    return _decided(spec, numbers, choice=choice)
+    return replace(_decided(spec, numbers), choice=choice)
 
 
 def with_choice(plan: Plan, decided: DecidedNodes) -> Plan:
@@ -127,11 +128,9 @@ def _refuse_uncovered(spec: Spec) -> None:
         )
 
 
-def _decided(spec: Spec, numbers: NodeNumbers, *, choice: SpareChoice | None) -> DecidedNodes:
+def _decided(spec: Spec, numbers: NodeNumbers) -> DecidedNodes:
     return DecidedNodes(
-        spec=with_node_numbers(spec, numbers),
-        spec_yaml=node_numbers_yaml(spec, numbers),
-        choice=choice,
+        spec=with_node_numbers(spec, numbers), spec_yaml=node_numbers_yaml(spec, numbers)
     )
 
 
@@ -152,16 +151,19 @@ class _Layout:
     """Beside checkpoints on shared storage."""
 
     @classmethod
-    def of(cls, nodes: int, outcome: SearchOutcome, spec: Spec, pool: PricedPool) -> "_Layout":
-        detail = price_solution(outcome, 0)
-        jobs, reliability = failure_model(spec, pool, detail.strategies)
+    def of(cls, nodes: int, fastest: Fastest, spec: Spec, priced: PricedLayouts) -> "_Layout":
+        goal, step_s = spec.goal, fastest.step_s
+        strategies = strategies_of(
+            fastest.decision,
+            sequence_length=goal.sequence_length,
+            global_batch_size=goal.global_batch_size,
+        )
+        jobs, reliability = priced.failure_model(spec, strategies)
         assert reliability is not None
-        assert outcome.solutions is not None
-        step_s = float(outcome.solutions.step_s[0])
         own = run_shares(jobs, replace(reliability, repair_s=0.0), step_s=step_s)
         return cls(
             nodes=nodes,
-            decision=TrainDecision.model_validate(solution_fields(outcome, 0)),
+            decision=fastest.decision,
             step_s=step_s,
             jobs=jobs,
             reliability=reliability,
@@ -172,7 +174,7 @@ class _Layout:
 
 
 def _searched(
-    spec: Spec, *, price: Callable[[Pool], PricedPool], settings: SearchSettings
+    spec: Spec, *, price: Callable[[Pool], PricedLayouts], settings: SearchSettings
 ) -> tuple[list[_Layout], int]:
     """Search every number of training nodes that may be best; also return the fewest searched."""
     pool, stated = spec.cluster.pools[0], spec.goal.reliability
@@ -193,11 +195,12 @@ def _searched(
         if not left.time_limit_s and found:
             break
         own = with_node_numbers(spec, NodeNumbers(nodes=nodes, spare_nodes=0))
-        outcome = search_nodes(own, price=price, settings=left)
+        priced = price(own.cluster.pools[0])
+        fastest = priced.fastest(own, left)
         fewest = nodes
-        if outcome is None or outcome.solutions is None:
+        if fastest is None:
             continue
-        layout = _Layout.of(nodes, outcome, own, price(own.cluster.pools[0]))
+        layout = _Layout.of(nodes, fastest, own, priced)
         found.append(layout)
         below.see(_pairs(layout, (), spec))
     return found, fewest
