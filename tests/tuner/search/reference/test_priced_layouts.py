@@ -102,10 +102,9 @@ def test_three_of_four_nodes_run_11_11_and_10_micro_batches(
         (inside / "launch" / "reference" / "step.json").read_text(encoding="utf-8")
     )
     assert written.microbatches == (11, 11, 10)
-    assert (
-        step_config(planned.plan, planned.plan.decision, steps=1, warmup_steps=0).microbatches
-        is None
-    )
+    whole = planned.plan.decision
+    assert whole is not None
+    assert step_config(planned.plan, whole, steps=1, warmup_steps=0).microbatches is None
 
 
 def test_a_run_is_forecast_as_on_the_analytic_model(made: MakePlanned) -> None:
