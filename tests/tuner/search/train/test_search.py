@@ -97,6 +97,38 @@ def test_the_search_finds_what_pricing_everything_finds(
     assert outcome.bound_s <= expected_s * (1.0 + 1e-9)
 
 
+def test_unequal_replicas_are_found_as_by_pricing_everything(make_problem: MakeProblem) -> None:
+    able = replace(MEGATRON_0_18, unequal_microbatches=True)
+    are_unequal = []
+    for model, devices, batch, pipeline, memory_gb in (
+        ("small-moe", 3, 8, (1,), 76.0),
+        ("olmoe-1b-7b", 6, 8, (1, 2, 3), 76.0),
+        ("olmoe-1b-7b", 6, 10, (2,), 60.0),
+    ):
+        problem = make_problem(
+            model,
+            devices=devices,
+            global_batch_size=batch,
+            memory_limit_bytes=memory_gb * 1e9,
+            capabilities=able,
+            limits=FEW_WAYS.model_copy(update={"pipeline_model_parallel_size": pipeline}),
+        )
+        outcome = search(problem, SETTINGS)
+        assert outcome.solutions is not None
+        expected_s = fastest_of_all(problem)
+        assert outcome.solutions.step_s[0] == pytest.approx(expected_s, rel=1e-9)
+        assert outcome.bound_s <= expected_s * (1.0 + 1e-9)
+        decision = TrainDecision.model_validate(solution_fields(outcome, 0))
+        counts = decision.microbatches_by_replica(batch)
+        assert sum(counts) * decision.micro_batch_size == batch
+        assert max(counts) == decision.num_microbatches(batch)
+        are_unequal.append(len(set(counts)) > 1)
+        equal = search(replace(problem, capabilities=MEGATRON_0_18), SETTINGS)
+        if are_unequal[-1]:
+            assert equal.solutions is None or equal.solutions.step_s[0] > expected_s
+    assert are_unequal == [True, False, True]
+
+
 @pytest.fixture(scope="module")
 def outcome(make_problem: MakeProblem) -> SearchOutcome:
     problem = make_problem(
