@@ -1,7 +1,6 @@
 """The reference training step that ships with moetune (profilers/steps/).
 
-The files that are emitted for it save no checkpoints; with `checkpoints` in its configuration, as
-`moetune verify --faults` has it, the step saves, and goes on in any layout
+Its run saves where the spec states failures and tokens (`train.json`), and goes on in any layout
 (profilers/steps/checkpoints/).
 """
 

@@ -9,10 +9,11 @@ only; those of several nodes by torchrun.
 from pathlib import PurePosixPath
 from typing import Final
 
+from profilers.steps.config import StepConfig
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
-from tuner.engines.reference.step_config import step_config, training_config
+from tuner.engines.reference.step_config import CHECKPOINTS, step_config, training_config
 from tuner.engines.statement import statement
 from tuner.plans.train import VerifiedPlan
 
@@ -71,8 +72,20 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
                     "current folder.",
                     "CONFIG=train.json bash run.sh trains the router; MoE layers then choose",
                     "their chunks at run time, so that no device runs out of memory.",
+                    *_saving(training),
                 ),
                 prefix="",
             ),
         ),
+    )
+
+
+def _saving(training: StepConfig) -> tuple[str, ...]:
+    saved = training.checkpoints
+    if saved is None:
+        return ()
+    return (
+        f"Every {saved.shared.interval_steps:,} steps it saves to the folder {CHECKPOINTS} of the",
+        "current folder, which all nodes share. Started there again it goes on from the",
+        "newest, be it of another layout.",
     )
