@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tuner.cli.text import breakdown_text, columns, format_times, labelled
 from tuner.config.train_words import MICRO_BATCH, degrees, knobs, stages_words
-from tuner.estimate.records import Change, Estimate, PipelineRankMemory
+from tuner.estimate.records import Change, CheckpointRoom, Estimate, PipelineRankMemory
 from tuner.report.memory_headroom import lost_starts_words
 from tuner.units import format_bytes, format_flop_per_s, format_number, format_ratio, format_s
 
@@ -82,9 +82,25 @@ def _checkpoints(estimate: Estimate) -> Iterator[str]:
             f"checkpoints    every {checkpoints.interval_steps:,} steps ({every}), {how}:"
             f" {format_ratio(checkpoints.run.effective_time_ratio)} of the time advances training"
         )
+        yield f"               {_room(checkpoints.run.checkpoint_bytes, checkpoints.room)}"
     if checkpoints.change is not None:
         share = format_ratio(checkpoints.change.run.effective_time_ratio)
         yield f"               {share} with {' '.join(checkpoints.change.lines)}"
+
+
+def _room(size_bytes: int, room: CheckpointRoom | None) -> str:
+    """Say what they take of shared storage, and what would bound it."""
+    each = f"{format_bytes(size_bytes)} each"
+    if room is None or (room.most is None and not room.change):
+        return each
+    held = "all of them are kept"
+    if room.most is not None:
+        held = f"{format_bytes(room.most * size_bytes)} for {room.most:,} at most"
+    if not room.change:
+        return f"{each}, {held}"
+    most = room.change_most
+    fewer = "fewer" if most is None else f"{format_bytes(most * size_bytes)} for {most:,}"
+    return f"{each}, {held}; {fewer} with {room.change}"
 
 
 def _times(rounds: int) -> str:

@@ -19,7 +19,9 @@ ENDING_LEEWAY: Final = 2.0
 """Times the forecast seconds of a last step and checkpoint."""
 KEPT: Final = 2
 """Finished checkpoints that are kept by engines that remove old ones: one more than needed, should
-the newest be damaged."""
+the newest be damaged. In the background, the one that is written is among them."""
+LONGEST_RETENTION: Final = 1000
+"""Checkpoints of a run of unknown length of which one stays, by engines that keep every n-th."""
 
 FOLDER_NOTE: Final = (
     "  CHECKPOINTS              a folder that all nodes share: saved to, and resumed from",
@@ -42,6 +44,9 @@ class CheckpointSchedule:
     """Why training waits although the spec asks for the background; empty: it does as planned."""
     removes_old: bool = False
     """The engine keeps `KEPT` finished checkpoints, not all."""
+    retain_steps: int | None = None
+    """The engine keeps the newest finished checkpoint and those of multiples of these steps; None:
+    it has no such rule."""
     host_steps: int | None = None
     """Steps between checkpoints on hosts, of which some are those on shared storage; None: there
     are none."""
@@ -81,6 +86,11 @@ class CheckpointSchedule:
         if self.removes_old:
             most = format_bytes((KEPT + 1) * self.size_bytes)
             kept = f"{most} for {KEPT} and the one that is written"
+        elif self.retain_steps is not None:
+            kept = (
+                f"{format_bytes(2 * self.size_bytes)} for the newest and the one that is written;"
+                f" that of every {self.retain_steps:,} steps stays, too"
+            )
         return (
             f"Checkpoint every {self.steps:,} steps ({format_s(self.interval_s)}), {how};"
             f" {format_bytes(self.size_bytes)} each, {kept}."
@@ -88,13 +98,14 @@ class CheckpointSchedule:
 
 
 def checkpoint_schedule(
-    verified: VerifiedPlan, *, removes_old: bool = False
+    verified: VerifiedPlan, *, removes_old: bool = False, retains: bool = False
 ) -> CheckpointSchedule | None:
     """Return when a plan saves; None where no failures were stated.
 
     Args:
         verified: the plan.
         removes_old: the engine is told to keep `KEPT` checkpoints.
+        retains: it is told to keep the newest, and those of multiples of some number of steps.
     """
     run, stated = verified.predicted.run, verified.plan.goal.reliability
     if run is None or stated is None or run.checkpoint_interval_steps is None:
@@ -110,12 +121,19 @@ def checkpoint_schedule(
         is_asynchronous=writes_in_background(run, stated) and not blocking,
         blocking=blocking if stated.checkpoint.asynchronous else "",
         removes_old=removes_old,
+        retain_steps=retain_steps(run.checkpoint_interval_steps, run.steps) if retains else None,
         host_steps=None if levels is None else levels.host_interval_steps,
         host_bytes=0 if levels is None else levels.host_bytes or 0,
         replicas=0 if levels is None else levels.replicas,
         ending_s=_ending_s(verified.predicted.step_time_s, run),
         other_layout=other if other and keeps_checkpoints(verified) else "",
     )
+
+
+def retain_steps(interval: int, steps: int | None) -> int:
+    """Return the fewest intervals, in steps, that a run of `steps` holds once, not twice."""
+    count = LONGEST_RETENTION if steps is None else steps // interval // 2 + 1
+    return count * interval
 
 
 def _ending_s(step_s: float, run: RunForecast) -> int:

@@ -21,9 +21,10 @@ from tuner.engines.capabilities import (
     host_checkpoint_obstacle,
     saved_bytes,
 )
+from tuner.engines.checkpoints import KEPT, retain_steps
 from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
 from tuner.estimate.prices import PricedConfiguration, PricingSetup, to_strategies
-from tuner.estimate.records import CheckpointChange, CheckpointEstimate
+from tuner.estimate.records import CheckpointChange, CheckpointEstimate, CheckpointRoom
 from tuner.faults.forecast import RunForecast, TrainingRun, forecast
 from tuner.faults.resolved import host_level, jobs_on_pool, resolved
 from tuner.spec.accounting import num_parameters
@@ -114,8 +115,33 @@ def price_checkpoints(
         in_background=launch.saves_in_background,
         host_interval_steps=launch.host_save_interval if now is not None and now.on_hosts else None,
         run=as_launched,
+        room=None if as_launched is None else _room(launch, as_launched),
         change=_smallest(as_launched, changes),
     )
+
+
+def _room(launch: LaunchSettings, run: RunForecast) -> CheckpointRoom:
+    """Count checkpoints with those that the launch keeps, and with the fewest that it can."""
+    interval = launch.save_interval
+    assert interval is not None
+    saved = None if run.steps is None else max(1, run.steps // interval)
+
+    def most(newest: int, retain: int | None) -> int | None:
+        if saved is None or run.steps is None:
+            return None if retain is not None else newest + 1
+        stay = 0 if retain is None else run.steps // retain
+        return min(newest + 1 + stay, saved)
+
+    if launch.kept_checkpoints is not None:
+        return CheckpointRoom(most=most(launch.kept_checkpoints, launch.retain_interval))
+    if "kept_checkpoints" in launch.spelled:
+        line, fewest = f"{launch.name('kept_checkpoints')} = {KEPT}", most(KEPT, None)
+    else:
+        retain = retain_steps(interval, run.steps)
+        line, fewest = f"{launch.name('retain_interval')} {retain}", most(1, retain)
+    if saved is not None and saved == fewest:
+        return CheckpointRoom(most=saved)
+    return CheckpointRoom(most=saved, change=line, change_most=fewest)
 
 
 def failure_notes(spec: Spec, launch: LaunchSettings) -> Iterator[str]:

@@ -112,6 +112,18 @@ class CheckpointChange(Record):
     """Of the wall clock, what then advances training more than as launched."""
 
 
+class CheckpointRoom(Record):
+    """How many checkpoints lie on shared storage at once."""
+
+    most: Size | None
+    """At most, the one that is written included; absent where it grows with a run whose length is
+    unknown."""
+    change: str = ""
+    """What to write into the launch, which keeps all of them; empty: it removes old ones."""
+    change_most: Size | None = None
+    """At most with that; absent likewise."""
+
+
 class CheckpointEstimate(Record):
     """What a launch loses to failures."""
 
@@ -123,6 +135,8 @@ class CheckpointEstimate(Record):
     between two on shared storage."""
     run: RunForecast | None
     """As launched; absent without checkpoints: every failure then starts it again."""
+    room: CheckpointRoom | None = None
+    """Absent without checkpoints."""
     change: CheckpointChange | None
     """The smallest one that gains; absent where none does."""
 

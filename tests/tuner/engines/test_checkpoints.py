@@ -139,7 +139,31 @@ def test_every_script_says_how_often_and_how_large() -> None:
         assert "# Checkpoint every 120 steps (4.00 min), training waits for it;" in script, target
         removes = target in ("megatron-bridge", "torchtitan")
         assert ("10.0 GiB each, 30.0 GiB for 2 and the one that is written." in script) == removes
-        assert ("10.0 GiB each, all of them are kept: remove old ones." in script) != removes
+        retains = target.startswith("megatron-lm")
+        newest = "20.0 GiB for the newest and the one that is written; that of every 120,000 steps"
+        assert (newest in script) == retains
+        keeps_all = "10.0 GiB each, all of them are kept: remove old ones." in script
+        assert keeps_all == (target == "deepspeed")
+
+
+def test_megatron_keeps_the_newest_and_one_more_of_a_run() -> None:
+    # Checkpoints every 120 steps: 0, 1, 2, 3 and 10 of them; one stays of half of a run or more.
+    for steps, retained in ((100, 120), (120, 120), (240, 240), (361, 240), (1200, 720)):
+        for target in ("megatron-lm", "megatron-lm-0.16"):
+            made = saving(target)
+            predicted = made.predicted.model_copy(
+                update={"run": RUN.model_copy(update={"steps": steps})}
+            )
+            plan = made.plan.model_copy(update={"predicted": predicted})
+            verified = made.model_copy(update={"plan": plan, "predicted": predicted})
+            lines = emitted(verified, "megatron_args.txt").splitlines()
+            assert f"--save-retain-interval {retained}" in lines, steps
+            # The parser asserts it, and reads the flag in every release.
+            assert retained % 120 == 0
+            assert all("--save-retain-interval" in flags for flags in FLAGS["releases"].values())
+            assert steps // retained <= 1
+            # The first save after a checkpoint without a number would fail.
+            assert "that says release" in emitted(verified, "run.sh")
 
 
 def test_megatron_saves_in_the_background_where_the_plan_does() -> None:

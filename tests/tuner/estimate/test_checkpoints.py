@@ -16,6 +16,7 @@ from tuner.estimate.estimate import estimate
 from tuner.estimate.records import CheckpointEstimate, Estimate
 from tuner.spec.goal import Reliability
 from tuner.spec.spec import Spec
+from tuner.units import format_bytes
 
 LAUNCHES = Path(__file__).parent / "launches"
 MakeSpec = Callable[..., Spec]
@@ -85,6 +86,45 @@ def test_the_launch_is_forecast_as_it_saves(estimated: Callable[[str], Estimate]
     assert again.change is None or "--async-save" in again.change.lines[0]
 
 
+def test_it_says_how_much_room_checkpoints_take(
+    spec_of: MakeSpec, estimated: Callable[[str], Estimate]
+) -> None:
+    step_tokens = 4096 * 256
+    spec = failing(spec_of("mixtral-8x7b", nodes=8))
+    text = (LAUNCHES / "mixtral.sh").read_text()
+
+    def of(flags: str, *, steps: int | None) -> tuple[CheckpointEstimate, str]:
+        tokens = None if steps is None else float(steps * step_tokens)
+        goal = spec.goal.model_copy(update={"tokens": tokens})
+        more = text.replace("--micro-batch-size", f"{flags} --micro-batch-size", 1)
+        launch = megatron.read(more, source="mixtral.sh")
+        assert launch.sequence is not None
+        assert launch.global_batch is not None
+        assert launch.sequence * launch.global_batch == step_tokens
+        one = estimate(spec.model_copy(update={"goal": goal}), launch)
+        return checkpoints_of(one), estimate_text(one)
+
+    # Steps of the run: most at once, and with which flag how many at most. Of 10,000 steps 100 are
+    # saved, and 51 intervals fit once; the newest and the one that is written come on top.
+    rows = (
+        ("", 10_000, 100, "--save-retain-interval 5100", 3),
+        ("", 300, 3, "", None),
+        ("", None, None, "--save-retain-interval 100000", None),
+        ("--save-retain-interval 2000", 10_000, 7, "", None),
+        ("--save-retain-interval 2000", None, None, "", None),
+    )
+    for flags, steps, *expected in rows:
+        one, words = of(f"--save-interval 100 {flags}", steps=steps)
+        assert one.room is not None
+        assert [one.room.most, one.room.change, one.room.change_most] == expected, (flags, steps)
+        assert one.run is not None
+        size = format_bytes(one.run.checkpoint_bytes)
+        (line,) = (line for line in words.splitlines() if f"{size} each" in line)
+        assert (f" for {expected[0]} at most" in line) == (expected[0] is not None)
+        assert f" with {expected[1]}" in line or not expected[1]
+    assert checkpoints_of(estimated("")).room is None
+
+
 def test_a_launch_without_checkpoints_is_told_so(estimated: Callable[[str], Estimate]) -> None:
     one = estimated("")
     told = checkpoints_of(one)
@@ -115,6 +155,10 @@ def test_other_engines_say_it_in_their_own_words(spec_of: MakeSpec) -> None:
     )
     titan = torchtitan.read(toml, source="run.toml")
     assert (titan.save_interval, titan.saves_in_background) == (7, False)
+    assert titan.kept_checkpoints == 10
+    for number, kept in ((3, 3), (0, None)):
+        some = torchtitan.read(f"{toml}keep_latest_k = {number}\n", source="run.toml")
+        assert some.kept_checkpoints == kept
     pinned = torchtitan.read(toml + 'async_mode = "async_with_pinned_mem"\n', source="run.toml")
     assert pinned.saves_in_background
     off = torchtitan.read(toml.replace("enable = true", "enable = false"), source="run.toml")
@@ -124,6 +168,11 @@ def test_other_engines_say_it_in_their_own_words(spec_of: MakeSpec) -> None:
         source="overrides.txt",
     )
     assert (overrides.save_interval, overrides.saves_in_background) == (50, True)
+    for number, kept in ((4, 4), (0, None), (-1, None)):
+        some = bridge.read(
+            f"train.micro_batch_size=1\ncheckpoint.most_recent_k={number}\n", source="o.txt"
+        )
+        assert some.kept_checkpoints == kept
     switched_off = bridge.read(
         "train.micro_batch_size=1\ncheckpoint.async_save=true\n"
         "checkpoint.use_persistent_ckpt_worker=false\n",

@@ -67,7 +67,9 @@ def read(text: str, *, source: str, program: str = "") -> LaunchSettings:
         raise SpecError(f"{source}: no override such as model.tensor_model_parallel_size=8")
     values |= _implied(values)
     values |= _precision(program)
-    return settings_of(Flags(source=source, values=values, notes=_notes(program)))
+    read_settings = settings_of(Flags(source=source, values=values, notes=_notes(program)))
+    spelled = {**read_settings.spelled, "kept_checkpoints": "checkpoint.most_recent_k"}
+    return read_settings.model_copy(update={"spelled": spelled})
 
 
 def _words(value: str) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ SPELLED: Final[Mapping[str, str]] = {
     "cuda_graph": "cuda-graph-impl",
     "zero_stage": "use-distributed-optimizer",
     "mtp_layers": "mtp-num-layers",
+    "retain_interval": "save-retain-interval",
 }
 """By field of `LaunchSettings`: the flag."""
 
@@ -98,6 +99,7 @@ OTHERS: Final = unpriced.FLAGS | frozenset(
         "async-save",
         "inprocess-restart",
         "save-interval",
+        "most-recent-k",
         "non-persistent-ckpt-type",
         "non-persistent-save-interval",
         "replication",

@@ -194,6 +194,7 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         saves_nowhere=not has_recipe and _saves_nowhere(flags),
         saves_in_background=flags.is_on("async-save")
         and not _waits_for_saves(flags, has_recipe=has_recipe),
+        **_retention(flags),
         **_saves_to_hosts(flags),
         restarts_in_process=flags.is_on("inprocess-restart"),
         balance="the recipe" if has_recipe and not balance(flags) else balance(flags),
@@ -406,6 +407,15 @@ def _waits_for_saves(flags: Flags, *, has_recipe: bool) -> bool:
     """Whether asynchronous saving is turned off; Megatron-Bridge has the worker by default."""
     worker = "use-persistent-ckpt-worker"
     return not (flags.is_on(worker) if worker in flags.values else has_recipe)
+
+
+def _retention(flags: Flags) -> dict[str, int | None]:
+    """Return which checkpoints a launch keeps; Bridge's number is no flag of Megatron-LM."""
+    newest = flags.number("most-recent-k", least=-1) or -1
+    retain = flags.number(table.SPELLED["retain_interval"])
+    if retain is not None:
+        return {"kept_checkpoints": 1, "retain_interval": retain}
+    return {"kept_checkpoints": newest if newest > 0 else None}
 
 
 def _saves_to_hosts(flags: Flags) -> dict[str, int | None]:

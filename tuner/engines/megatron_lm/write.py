@@ -118,6 +118,15 @@ _BACKGROUND: Final = (
 """`get_async_strategy` (megatron/core/dist_checkpointing/strategies/torch.py) raises without it;
 the strategy is "nvrx" by default. 0.16 has its own writer only."""
 
+_RETENTION: Final = (
+    "Weights converted for Megatron-LM must not lie in CHECKPOINTS, where removing old checkpoints",
+    "fails at a latest_checkpointed_iteration.txt that says release: name them by",
+    "--pretrained-checkpoint.",
+)
+"""`save_checkpoint` of core_v0.16.1 to core_v0.19.0 reads the number of the last checkpoint there
+once the next one is finished, in the background or not, in every format. It then removes the last
+one unless `--save-retain-interval` divides its number, which `--save-interval` must divide."""
+
 
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the argument file and a script that starts Megatron-LM with it."""
@@ -131,7 +140,7 @@ def emit_0_16(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
 
 def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     plan = verified.plan
-    schedule = checkpoint_schedule(verified)
+    schedule = checkpoint_schedule(verified, retains=True)
     shape = launch_shape(plan, verified.decision)
     restarts_in_place = in_process.restarts_in_process(verified, shape)
     warnings = (
@@ -143,6 +152,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
         *statement(verified, schedule=schedule),
         f"The plan assumes a vocabulary of {plan.model.vocab_size}; the tokenizer decides.",
         *warnings,
+        *(_RETENTION if schedule is not None else ()),
         *(NOTES if has_local(schedule) else ()),
         *(in_process.NOTES if restarts_in_place else ()),
         "",
@@ -209,6 +219,8 @@ def _checkpoints(
     if schedule is None:
         return
     yield ("--save-interval", str(schedule.steps))
+    if schedule.retain_steps is not None:
+        yield ("--save-retain-interval", str(schedule.retain_steps))
     if is_reshardable(schedule, decision):
         yield ("--dist-ckpt-optim-fully-reshardable",)
     if schedule.is_asynchronous:

@@ -176,6 +176,10 @@ class LaunchSettings(Record):
     """The launch names no folder, without which Megatron-LM saves nothing at any interval."""
     saves_in_background: bool = False
     """Training waits for the copy to host memory only."""
+    kept_checkpoints: Count | None = None
+    """The newest that are not removed; absent: all of them."""
+    retain_interval: Count | None = None
+    """Checkpoints of multiples of these steps are not removed either."""
     host_save_interval: Count | None = None
     """Steps from one checkpoint in the memory of nodes to the next; absent: none is."""
     host_copies: Annotated[int, Field(ge=1, le=1000)] = 1

@@ -48,6 +48,7 @@ SPELLED: Final[Mapping[str, str]] = {
     "dispatcher": "parallelism.expert_parallel_comm_backend",
     "a2a_overlap": "parallelism.pipeline_parallel_expert_parallel_overlap",
     "zero_stage": "parallelism.data_parallel_shard_degree",
+    "kept_checkpoints": "checkpoint.keep_latest_k",
 }
 _SINGLE_STAGE: Final = ("1F1B", "GPipe")
 _MULTI_STAGE: Final = (
@@ -180,9 +181,14 @@ def _saving(given: Sections) -> dict[str, Any]:
         default="disabled",
         choices=("disabled", "async", "async_with_pinned_mem"),
     )
+    kept = given.number(SPELLED["kept_checkpoints"], default=10, least=0)
     if not is_on:
         return {}
-    return {"save_interval": interval, "saves_in_background": mode != "disabled"}
+    return {
+        "save_interval": interval,
+        "saves_in_background": mode != "disabled",
+        "kept_checkpoints": kept or None,
+    }
 
 
 def _data(given: Sections) -> tuple[int, int | None]:
