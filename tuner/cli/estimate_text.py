@@ -75,6 +75,7 @@ def _checkpoints(estimate: Estimate) -> Iterator[str]:
         yield "checkpoints    none before the end: every failure starts the run again"
     else:
         how = "in the background" if checkpoints.in_background else "while training waits"
+        how += " from pinned memory" * checkpoints.from_pinned_memory
         every = format_s(checkpoints.interval_steps * estimate.step_time_s)
         if checkpoints.host_interval_steps is not None:
             how += f", and every {checkpoints.host_interval_steps:,} steps on hosts"

@@ -114,6 +114,9 @@ class Capabilities:
     and restored from there; empty: none."""
     background_checkpoint_zero_stages: frozenset[int] = frozenset({0, 1, 2, 3})
     """Stages whose state can be written to shared storage while training goes on; empty: none."""
+    pinned_checkpoints: bool = False
+    """One that is written while training goes on is copied into pinned memory that the next one
+    uses again, at the speed of the link between a device and its host."""
     in_process_restart_zero_stages: frozenset[int] = frozenset()
     """Stages whose training is told to restart without ending its processes; empty: none."""
     saves_before_time_limit: bool = False

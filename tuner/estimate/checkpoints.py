@@ -17,6 +17,7 @@ from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.shapes import number, single
 from tuner.engines.capabilities import (
     TARGETS,
+    Capabilities,
     background_checkpoint_obstacle,
     host_checkpoint_obstacle,
     saved_bytes,
@@ -39,7 +40,10 @@ ENABLE_FORM: Final = "checkpoint.enable = true, "
 """Torchtitan saves nothing without it."""
 FORMS: Final[Mapping[TrainingEngine, tuple[str, str]]] = {
     TrainingEngine.MEGATRON: ("--save-interval {}", "--async-save --use-persistent-ckpt-worker"),
-    TrainingEngine.TORCHTITAN: ("checkpoint.interval = {}", 'checkpoint.async_mode = "async"'),
+    TrainingEngine.TORCHTITAN: (
+        "checkpoint.interval = {}",
+        'checkpoint.async_mode = "async_with_pinned_mem"',
+    ),
 }
 """By engine: how it writes the steps between checkpoints, and that it saves in the background."""
 _TARGET_OF: Final[Mapping[TrainingEngine, str]] = {
@@ -65,6 +69,7 @@ class Saving:
 
     steps: int | None
     in_background: bool
+    from_pinned: bool = False
     on_hosts: bool = False
     host_steps: int | None = None
     replicas: Replicas = "auto"
@@ -91,7 +96,8 @@ class LaunchedRun:
             "replicas": saving.replicas,
         }
         checkpoint = self.stated.checkpoint.model_copy(update=update)
-        return _forecast(self, self.stated.model_copy(update={"checkpoint": checkpoint}))
+        stated = self.stated.model_copy(update={"checkpoint": checkpoint})
+        return _forecast(self, stated, from_pinned=saving.from_pinned)
 
 
 def price_checkpoints(
@@ -113,6 +119,7 @@ def price_checkpoints(
     return CheckpointEstimate(
         interval_steps=launch.save_interval,
         in_background=launch.saves_in_background,
+        from_pinned_memory=launch.saves_from_pinned_memory,
         host_interval_steps=launch.host_save_interval if now is not None and now.on_hosts else None,
         run=as_launched,
         room=None if as_launched is None else _room(launch, as_launched),
@@ -193,6 +200,7 @@ def _as_launched(launch: LaunchSettings, *, devices_per_node: int) -> Saving | N
     return Saving(
         steps=launch.save_interval,
         in_background=launch.saves_in_background,
+        from_pinned=launch.saves_from_pinned_memory,
         on_hosts=on_hosts,
         host_steps=host_steps if on_hosts else None,
         replicas=_replicas(launch, devices_per_node) if on_hosts else "auto",
@@ -210,20 +218,31 @@ def _changes(launch: LaunchSettings, run: LaunchedRun) -> Iterator[Change]:
     interval, background = FORMS[launch.engine]
     now = _as_launched(launch, devices_per_node=run.setup.pool.devices_per_node)
     interval = _missing(launch) + interval
-    may_save_behind = _may_save_in_background(launch, run)
+    waits = (launch.saves_in_background, launch.saves_from_pinned_memory)
+    ways: dict[tuple[bool, bool], tuple[str, ...]] = {waits: ()}
+    if _may_save_in_background(launch, run):
+        # What the forms write.
+        ways.setdefault((True, _target(launch).pinned_checkpoints), (background,))
     on_hosts = now is not None and now.on_hosts
     replicas: Replicas = now.replicas if now is not None else "auto"
-    for in_background in (launch.saves_in_background, *([True] if may_save_behind else [])):
+    for (in_background, from_pinned), switch in ways.items():
         best = run.forecast(
-            Saving(steps=None, in_background=in_background, on_hosts=on_hosts, replicas=replicas)
+            Saving(
+                steps=None,
+                in_background=in_background,
+                from_pinned=from_pinned,
+                on_hosts=on_hosts,
+                replicas=replicas,
+            )
         )
         lines: tuple[str, ...] = (interval.format(best.checkpoint_interval_steps),)
         levels = best.checkpoint_levels
         if levels is not None and levels.host_interval_steps is not None:
             lines += (HOST_FORM.format(levels.host_interval_steps),)
-        yield lines + (background,) * (in_background > launch.saves_in_background), best
-    if now is not None and may_save_behind and not launch.saves_in_background:
-        yield (background,), run.forecast(replace(now, in_background=True))
+        yield lines + switch, best
+        if now is not None and switch:
+            changed = replace(now, in_background=in_background, from_pinned=from_pinned)
+            yield switch, run.forecast(changed)
     if not on_hosts and _may_save_to_hosts(launch, run):
         best = run.forecast(
             Saving(steps=None, in_background=launch.saves_in_background, on_hosts=True)
@@ -242,6 +261,10 @@ def _missing(launch: LaunchSettings) -> str:
     if launch.engine is TrainingEngine.TORCHTITAN:
         return ENABLE_FORM if launch.save_interval is None else ""
     return SAVE_FORM if launch.saves_nowhere else ""
+
+
+def _target(launch: LaunchSettings) -> Capabilities:
+    return TARGETS[_TARGET_OF[launch.engine]]
 
 
 def _may_save_in_background(launch: LaunchSettings, run: LaunchedRun) -> bool:
@@ -278,7 +301,7 @@ def _smallest(now: RunForecast | None, changes: Sequence[Change]) -> CheckpointC
     return None
 
 
-def _forecast(run: LaunchedRun, stated: Reliability) -> RunForecast:
+def _forecast(run: LaunchedRun, stated: Reliability, *, from_pinned: bool) -> RunForecast:
     spec, pool, sheet = run.spec, run.setup.pool, run.setup.sheet
     strategies = single(to_strategies(run.priced.configuration, run.setup))
     zero_stage, adapters = round(number(strategies.zero_stage)), spec.goal.adapters
@@ -305,7 +328,13 @@ def _forecast(run: LaunchedRun, stated: Reliability) -> RunForecast:
             offloads_optimizer=number(strategies.optimizer_offload) > 0.0,
         ),
     )
-    model = resolved(stated, host_bytes_per_s=sheet.host_bytes_per_s, profile=profile, host=host)
+    model = resolved(
+        stated,
+        host_bytes_per_s=sheet.host_bytes_per_s,
+        profile=profile,
+        host=host,
+        has_pinned=from_pinned,
+    )
     configuration = run.priced.configuration
     training = TrainingRun(
         step_s=run.priced.step_s,

@@ -130,6 +130,8 @@ class CheckpointEstimate(Record):
     interval_steps: Size | None
     """Steps between checkpoints; absent where the launch saves none before its end."""
     in_background: bool
+    from_pinned_memory: bool = False
+    """In the background, from memory of the host that is pinned once for all of them."""
     host_interval_steps: Size | None = None
     """Steps between checkpoints in the memory of nodes; absent where the launch makes none, or none
     between two on shared storage."""

@@ -50,6 +50,8 @@ class Storage:
     """From one device into memory of its host that was not there before, as frameworks save it."""
     asynchronous: bool = False
     """Training stops for the copy to host memory only; the write is in the background."""
+    has_pinned: bool = False
+    """That copy goes into pinned memory, allocated once for all checkpoints."""
     may_wait: bool = False
     """It stops for the write, too, where the run trains more of the time then."""
     delay_s_per_byte: float = 0.0
@@ -232,7 +234,8 @@ def stall_s(jobs: Jobs, storage: Storage) -> Numbers:
     if not storage.asynchronous:
         return fresh_copy_s(jobs, storage) + write_s(jobs, storage)
     delay_s = jobs.checkpoint_bytes / jobs.writers * storage.delay_s_per_byte
-    return fresh_copy_s(jobs, storage) + delay_s
+    copied_s = copy_s(jobs, storage) if storage.has_pinned else fresh_copy_s(jobs, storage)
+    return copied_s + delay_s
 
 
 def write_s(jobs: Jobs, storage: Storage) -> Numbers:

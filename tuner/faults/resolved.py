@@ -53,6 +53,7 @@ def resolved(
     profile: Profile | None,
     host: HostLevel | None = None,
     has_background: bool = True,
+    has_pinned: bool = False,
     restarts_in_process: bool = True,
 ) -> FailureModel:
     """Fill in what the spec leaves open.
@@ -60,9 +61,9 @@ def resolved(
     A stated bandwidth is that of all nodes together, for reading too. Without one each node has the
     rate that the profile measured, or the default. Without a stated restart it is the start of the
     processes that the profile measured; one inside them, `auto`, is its phases that connect them
-    again. `has_background`: the engine can write checkpoints while
-    training goes on; otherwise it waits, whatever the spec says. `restarts_in_process`: it restarts
-    inside its processes after failures that leave them.
+    again. `has_background`: the engine can write checkpoints while training goes on; otherwise it
+    waits, whatever the spec says. `has_pinned`: it copies those into pinned memory.
+    `restarts_in_process`: it restarts inside its processes after failures that leave them.
 
     Raises:
         SpecError: the time of a restart, or of one inside the processes, is neither stated nor
@@ -89,6 +90,7 @@ def resolved(
             host_bytes_per_s=host_bytes_per_s,
             fresh_bytes_per_s=_memory_rates(profile)["fresh"],
             asynchronous=bool(checkpoint.asynchronous) and has_background,
+            has_pinned=has_pinned,
             may_wait=checkpoint.asynchronous == "auto",
             delay_s_per_byte=0.0 if profile is None else background_delay_s_per_byte(profile),
         ),

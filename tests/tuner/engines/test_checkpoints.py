@@ -10,6 +10,7 @@ import pytest
 
 from tests.rows import Failures
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner.engines.capabilities import TARGETS, intersection
 from tuner.engines.checkpoints import checkpoint_schedule, keeps_checkpoints
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.megatron_lm import read as megatron
@@ -244,10 +245,22 @@ def test_bridge_and_torchtitan_keep_the_last_two() -> None:
     assert {"checkpoint.save_interval=120", "checkpoint.most_recent_k=2"} <= set(overrides)
     script = emitted(saving("megatron-bridge", is_asynchronous=True), "run.sh")
     assert '"checkpoint.load=$CHECKPOINTS" checkpoint.async_save=true)' in script
-    for is_asynchronous, mode in ((False, "disabled"), (True, "async")):
+    for is_asynchronous, mode in ((False, "disabled"), (True, "async_with_pinned_mem")):
         verified = saving("torchtitan", is_asynchronous=is_asynchronous)
         written = tomllib.loads(emitted(verified, "torchtitan.toml"))["checkpoint"]
         assert written == {"interval": 120, "async_mode": mode, "keep_latest_k": 2}
+        script = emitted(verified, "run.sh")
+        assert ("is copied into pinned memory of the host" in script) == is_asynchronous
+    # Processors have no memory to pin, and a launch may be of two engines.
+    on_processors = saving("torchtitan", is_asynchronous=True)
+    provenance = on_processors.plan.provenance.model_copy(update={"device_kind": {"a": "cpu"}})
+    plan = on_processors.plan.model_copy(update={"provenance": provenance})
+    verified = on_processors.model_copy(update={"plan": plan})
+    written = tomllib.loads(emitted(verified, "torchtitan.toml"))["checkpoint"]
+    assert written["async_mode"] == "async"
+    able = {name for name, one in TARGETS.items() if one.pinned_checkpoints}
+    assert able == {"torchtitan"}
+    assert not intersection(("torchtitan", "deepspeed")).pinned_checkpoints
 
 
 def test_a_winner_whose_checkpoints_the_other_layout_cannot_restore_is_not_told_of_it() -> None:

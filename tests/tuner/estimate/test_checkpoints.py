@@ -9,9 +9,10 @@ from tuner.cli.estimate_text import estimate_text
 from tuner.engines.deepspeed import read as deepspeed
 from tuner.engines.megatron_bridge import read as bridge
 from tuner.engines.megatron_lm import read as megatron
+from tuner.engines.reading.launch import TrainingEngine
 from tuner.engines.torchtitan import read as torchtitan
 from tuner.errors import SpecError
-from tuner.estimate.checkpoints import failure_notes
+from tuner.estimate.checkpoints import FORMS, failure_notes
 from tuner.estimate.estimate import estimate
 from tuner.estimate.records import CheckpointEstimate, Estimate
 from tuner.spec.goal import Reliability
@@ -361,6 +362,33 @@ def test_what_an_interval_is_worth_nothing_without_is_named(spec_of: MakeSpec) -
     change = checkpoints_of(estimate(failing(spec_of("llama-3.1-8b", nodes=1)), titan)).change
     assert change is not None
     assert change.lines[0].startswith("checkpoint.enable = true, checkpoint.interval = ")
+
+
+def test_torchtitan_is_told_to_save_from_pinned_memory(spec_of: MakeSpec) -> None:
+    spec = failing(spec_of("llama-3.1-8b", nodes=1))
+    toml = (
+        "[training]\nlocal_batch_size = 8\nseq_len = 4096\n[parallelism]\n"
+        "data_parallel_shard_degree = -1\n[checkpoint]\nenable = true\ninterval = 20\n"
+    )
+    modes = ("disabled", "async", "async_with_pinned_mem")
+    found = {
+        mode: estimate(spec, torchtitan.read(f'{toml}async_mode = "{mode}"\n', source="run.toml"))
+        for mode in modes
+    }
+    runs = [checkpoints_of(one).run for one in found.values()]
+    stalls_s = [0.0 if run is None else run.checkpoint_stall_s or 0.0 for run in runs]
+    # 12 bytes of each of 8.03e9 parameters over eight devices: to the storage; into new memory of
+    # 2.3 GB/s; over the link of a device.
+    assert stalls_s[0] > stalls_s[1] > 10.0 * stalls_s[2] > 0.0
+    assert stalls_s[1] == pytest.approx(12.0 * 8.03e9 / 8.0 / 2.3e9, rel=0.01)
+    (line,) = FORMS[TrainingEngine.TORCHTITAN][1:]
+    for mode in modes[:2]:
+        change = checkpoints_of(found[mode]).change
+        assert change is not None, mode
+        assert change.lines == (line,), mode
+    last = checkpoints_of(found[modes[2]])
+    assert last.change is None or line not in last.change.lines
+    assert "in the background from pinned memory:" in estimate_text(found[modes[2]])
 
 
 def test_sharded_launches_save_in_the_background_where_their_release_can(

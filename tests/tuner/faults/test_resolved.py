@@ -80,6 +80,10 @@ def test_a_measured_machine_is_taken_and_a_stated_bandwidth_goes_before_it() -> 
     copied_s = 2e9 / HOST_MEMORY_BYTES_PER_S["fresh"]
     assert stall_s(jobs, found.storage) == pytest.approx(copied_s)
     assert stall_s(jobs, slowed) == pytest.approx(copied_s + 1.0)
+    # Pinned memory is there before: 2 GB at 50 GB/s, and what training waits for is not in it.
+    pinned = resolved(stated, host_bytes_per_s=5e10, profile=profile, has_pinned=True).storage
+    assert stall_s(jobs, pinned) == pytest.approx(0.04)
+    assert stall_s(jobs, replace(pinned, asynchronous=False)) == pytest.approx(copied_s + 12.8)
     # Nothing is beside a write that training waits for.
     waiting = replace(slowed, asynchronous=False)
     assert stall_s(jobs, waiting) == pytest.approx(copied_s + 12.8)

@@ -176,6 +176,8 @@ class LaunchSettings(Record):
     """The launch names no folder, without which Megatron-LM saves nothing at any interval."""
     saves_in_background: bool = False
     """Training waits for the copy to host memory only."""
+    saves_from_pinned_memory: bool = False
+    """That copy goes into pinned memory, allocated once."""
     kept_checkpoints: Count | None = None
     """The newest that are not removed; absent: all of them."""
     retain_interval: Count | None = None

@@ -40,7 +40,11 @@ gradients and moments. A profile of the reference step does not price that
 - Names are matched by their last part, so that Qwen3.5's vision tower would get adapters too.
 - Frozen weights in 4 bits do not exist.
 
-Checkpoints are kept on shared storage alone. They hold the whole model, frozen weights too, in
+Checkpoints are kept on shared storage alone. `async_with_pinned_mem` (dcp.py of
+`components/checkpointer`) copies them into pinned memory, shared with a process that writes them
+and allocated once (`DefaultStager` of torch.distributed.checkpoint). A thread copies beside the
+next step, which waits for it before the optimizer: at most for the copy at the link's speed. It
+needs CUDA; no emitted file was started with it. They hold the whole model, frozen weights too, in
 `training.dtype`, and the moments (`ModelWrapper` of `components/checkpointer/base.py`). Its fault
 tolerance by replicas (torchft, `ft/`) ships a trainer of Llama 3 only, none of models with experts.
 Distributed checkpoints of PyTorch are restored in another layout, but the data loader asserts as
@@ -72,6 +76,7 @@ TORCHTITAN_0_3: Final = Capabilities(
     # enable_cpu_offload also moves parameters and gradients, which is not priced.
     optimizer_offload_zero_stages=frozenset(),
     host_checkpoint_zero_stages=frozenset(),
+    pinned_checkpoints=True,
     reshards_data_parallel=False,
     recompute=frozenset({Recompute.NONE, Recompute.FULL}),
     recompute_modules=frozenset(),
@@ -117,6 +122,7 @@ ON_PROCESSORS: Final = replace(
     TORCHTITAN_0_3,
     pipeline=False,
     context_parallel=False,
+    pinned_checkpoints=False,
     dispatchers=frozenset({"alltoall"}),
     cuda_graphs=frozenset({"none"}),
     unsupported=TORCHTITAN_0_3.unsupported | {ModelFeature.GATED_DELTA},

@@ -187,6 +187,7 @@ def _saving(given: Sections) -> dict[str, Any]:
     return {
         "save_interval": interval,
         "saves_in_background": mode != "disabled",
+        "saves_from_pinned_memory": mode == "async_with_pinned_mem",
         "kept_checkpoints": kept or None,
     }
 

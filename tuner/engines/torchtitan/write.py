@@ -22,6 +22,7 @@ from typing import Final
 from profilers.steps.config import Recompute
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
+from tuner.engines.capabilities import intersection
 from tuner.engines.checkpoints import FOLDER_NOTE, KEPT, CheckpointSchedule, checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
@@ -75,6 +76,11 @@ _YOURS: Final = (
     "  bash run.sh --training.steps 1000 --hf_assets_path ... --optimizer.lr 1e-4",
 )
 
+_PINNED: Final = (
+    "A checkpoint is copied into pinned memory of the host, which each rank keeps for its part of",
+    'the state, and another process writes it; async_mode "async" copies it into new memory.',
+)
+
 _PRETRAINED: Final = (
     "Adapters need the weights that they are beside, else random ones are adapted. Name a folder",
     "in Hugging Face's format by its absolute path:",
@@ -89,8 +95,12 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     plan, decision = verified.plan, verified.decision
     shipped = _shipped_model(plan.model)
     schedule = checkpoint_schedule(verified, removes_old=True)
+    devices = plan.provenance.kind_of_devices
+    able = intersection(plan.emit, device_kind=devices).pinned_checkpoints
+    from_pinned = able and schedule is not None and schedule.is_asynchronous
     said = (
         *statement(verified, schedule=schedule),
+        *(_PINNED if from_pinned else ()),
         (
             f"Model: {shipped[0]} {shipped[2]} of torchtitan."
             if shipped
@@ -102,10 +112,8 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
         *_YOURS,
         *(() if plan.goal.adapters is None else _PRETRAINED),
     )
-    config = sections(
-        plan.model, plan.goal, decision, on_processors=plan.provenance.kind_of_devices == "cpu"
-    )
-    config |= _checkpoints(schedule)
+    config = sections(plan.model, plan.goal, decision, on_processors=devices == "cpu")
+    config |= _checkpoints(schedule, from_pinned=from_pinned)
     return (
         EmittedFile(path=PurePosixPath("torchtitan.toml"), text=comment(said) + _toml(config)),
         EmittedFile(
@@ -200,10 +208,11 @@ def sections(
     return config
 
 
-def _checkpoints(schedule: CheckpointSchedule | None) -> Sections:
+def _checkpoints(schedule: CheckpointSchedule | None, *, from_pinned: bool) -> Sections:
     if schedule is None:
         return {}
     mode = "async" if schedule.is_asynchronous else "disabled"
+    mode = "async_with_pinned_mem" if from_pinned else mode
     return {
         "checkpoint": {
             "interval": schedule.steps,

@@ -493,6 +493,8 @@ def failures_on_pool(
         profile=profile,
         host=host,
         has_background=not background_checkpoint_obstacle(engines, zero_stage=zero_stage),
+        has_pinned=engines.pinned_checkpoints
+        and (profile is None or profile.header.machine.device_kind == "cuda"),
         restarts_in_process=not in_process_restart_obstacle(engines, zero_stage=zero_stage),
     )
 
