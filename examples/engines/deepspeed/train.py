@@ -8,12 +8,16 @@ The second command trains nothing: it writes which experts the model's tokens go
 
 What a plan decides (batch, precision, ZeRO, AutoTP, AutoEP) is in the `deepspeed.json` that run.sh
 names, and the adapters, if it trains those alone, in `adapters.json`; the model, the text, the
-optimizer and the learning rate belong to this program. Text: the sources of Python's standard
+optimizer and the learning rate belong to this program. Where CHECKPOINTS names a folder, it goes
+on from the newest checkpoint there, saves one every SAVE_STEPS steps and keeps KEPT_CHECKPOINTS;
+run.sh of a plan with `goal.reliability` sets both numbers. Text: the sources of Python's standard
 library, byte by byte, so that nothing is downloaded.
 """
 
 import argparse
 import json
+import os
+import shutil
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +120,23 @@ def write_routing(file: Path, model: torch.nn.Module, *, sequence: int, seed: in
     file.write_text(json.dumps(recording) + "\n", encoding="utf-8")
 
 
+def resume(engine: Any, folder: Path) -> int:
+    """Load the newest finished checkpoint; return the steps that it has, 0 without one."""
+    path, state = engine.load_checkpoint(str(folder))
+    return 0 if path is None else state["step"]
+
+
+def save(engine: Any, folder: Path, *, step: int, kept: int) -> None:
+    """Save a checkpoint, then remove older ones; DeepSpeed writes the name of the newest last."""
+    engine.save_checkpoint(str(folder), tag=f"step-{step}", client_state={"step": step})
+    deepspeed.comm.barrier()
+    if engine.global_rank == 0:
+        found = {int(one.name.removeprefix("step-")): one for one in folder.glob("step-*")}
+        # What a failure left unfinished is newer than the last that was loaded, and of its steps.
+        for older in sorted(number for number in found if number <= step)[:-kept]:
+            shutil.rmtree(found[older])
+
+
 def train(chosen: argparse.Namespace, model: torch.nn.Module) -> None:
     """Train the model as the plan says."""
     written = json.loads(Path(chosen.deepspeed_config).read_text(encoding="utf-8"))
@@ -124,8 +145,14 @@ def train(chosen: argparse.Namespace, model: torch.nn.Module) -> None:
         trained = [one for one in model.parameters() if one.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=chosen.learning_rate)
     engine, *_ = deepspeed.initialize(args=chosen, model=model, optimizer=optimizer)
+    folder, done = os.environ.get("CHECKPOINTS"), 0
+    every, kept = (int(os.environ.get(name, "0")) for name in ("SAVE_STEPS", "KEPT_CHECKPOINTS"))
+    if folder:
+        done = resume(engine, Path(folder))
     batches = micro_batches(engine, sequence=chosen.sequence, seed=chosen.seed)
-    for step in range(chosen.steps):
+    for _ in range(done * engine.gradient_accumulation_steps()):
+        next(batches)
+    for step in range(done, chosen.steps):
         for _ in range(engine.gradient_accumulation_steps()):
             ids = next(batches).to(engine.device)
             loss = engine(input_ids=ids, labels=ids).loss
@@ -133,6 +160,8 @@ def train(chosen: argparse.Namespace, model: torch.nn.Module) -> None:
             engine.step()
         if engine.global_rank == 0:
             print(f"step {step + 1} loss {loss.item():.4f}", flush=True)
+        if folder and every and (step + 1) % every == 0:
+            save(engine, Path(folder), step=step + 1, kept=max(1, kept))
     deepspeed.comm.destroy_process_group()
 
 

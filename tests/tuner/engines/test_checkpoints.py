@@ -23,7 +23,8 @@ from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import Checkpoint, Reliability
 from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+MODELS = EXAMPLES / "models"
 FLAGS = json.loads((Path(__file__).parent / "megatron_flags.json").read_text(encoding="utf-8"))
 RELEASES = {
     "megatron-lm": ("core_v0.18.0", "core_v0.19.0"),
@@ -280,8 +281,36 @@ def test_a_winner_whose_checkpoints_the_other_layout_cannot_restore_is_not_told_
         assert bool(schedule.other_layout) is keeps, (target, changes)
 
 
-def test_the_author_of_a_deepspeed_program_is_told_when_to_save() -> None:
-    assert "- Call save_checkpoint every 120 steps" in emitted(saving("deepspeed"), "README.txt")
+def test_deepspeed_tells_the_program_when_to_save(tmp_path: Path) -> None:
+    saved = ("CHECKPOINTS", "SAVE_STEPS", "KEPT_CHECKPOINTS")
+    write_emitted(tmp_path, emit("deepspeed", saving("deepspeed")))
+    said = (tmp_path / "README.txt").read_text(encoding="utf-8")
+    program = (EXAMPLES / "engines" / "deepspeed" / "train.py").read_text(encoding="utf-8")
+    for name in saved:
+        assert name in said, name
+        assert f'"{name}"' in program, name
+    recorders = Recorders(tmp_path / "recorders")
+    settings = {"TRAIN": "mine.py", "NODE_RANK": "0", "MASTER_ADDR": "head"}
+    planned = {"SAVE_STEPS": "120", "KEPT_CHECKPOINTS": "2"}
+    for given in ({}, {"CHECKPOINTS": "/shared", "SAVE_STEPS": "7"}):
+        ran = recorders.run(tmp_path / "run.sh", cwd=tmp_path, **settings, **given)
+        assert ran.code == 0, ran.stderr
+        (call,) = ran.calls
+        heard = {name: call["environment"].get(name) for name in saved}
+        assert heard == {"CHECKPOINTS": None, **planned, **given}
+    assert "checkpoint" not in json.loads((tmp_path / "deepspeed.json").read_text())
+    # Replicas of a pipeline stage each write some of its layers.
+    made = saving("deepspeed")
+    stages = made.decision.model_copy(
+        update={
+            "pipeline_model_parallel_size": 2,
+            "pipeline_layout": (24, 24),
+            "stage_recompute": ("none", "none"),
+            "chunks": (1, 1),
+        }
+    )
+    of_pipeline = emitted(made.model_copy(update={"decision": stages}), "deepspeed.json")
+    assert json.loads(of_pipeline)["checkpoint"] == {"parallel_write": {"pipeline_stage": True}}
 
 
 @pytest.mark.parametrize("target", RESUMED)

@@ -4,6 +4,11 @@ DeepSpeed runs a model of the user's own code: the JSON decides batch, precision
 AutoEP and the number of stages; the pipeline itself (`PipelineModule`) and recomputation are built
 by that code, as the README describes. Field names were read from the package deepspeed 0.19.8.
 Where adapters are trained, `adapters.json` holds arguments of PEFT's LoraConfig.
+
+DeepSpeed saves when the program calls `save_checkpoint`, and removes nothing: no field of the JSON
+says when or how many. run.sh hands both to the program, which examples/engines/deepspeed/train.py
+reads. `parallel_write.pipeline_stage` divides the layers of a stage over its replicas, which each
+write some (`PipelineModule.save_state_dict`).
 """
 
 import json
@@ -14,7 +19,7 @@ from typing import Any, Final
 from profilers.steps.config import Recompute
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
-from tuner.engines.checkpoints import checkpoint_schedule
+from tuner.engines.checkpoints import FOLDER_NOTE, KEPT, CheckpointSchedule, checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
@@ -70,6 +75,7 @@ _YOURS: Final = (
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the configuration, the requirements on the program, and a script that starts it."""
     plan, decision = verified.plan, verified.decision
+    schedule = checkpoint_schedule(verified)
     said = (
         *statement(verified),
         *assumptions("deepspeed", plan.model, plan.goal, decision),
@@ -77,13 +83,15 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
         *_YOURS,
     )
     config = configuration(plan.model, plan.goal, decision)
+    if schedule is not None and decision.pipeline_model_parallel_size > 1:
+        config["checkpoint"] = {"parallel_write": {"pipeline_stage": True}}
     tune = plan.goal.adapters
     return (
         EmittedFile(path=PurePosixPath("deepspeed.json"), text=json.dumps(config, indent=2) + "\n"),
         *(() if tune is None else (_adapters(tune, plan.model),)),
         EmittedFile(
             path=PurePosixPath("README.txt"),
-            text=comment((*said, "", *_requirements(verified, config)), prefix=""),
+            text=comment((*said, "", *_requirements(verified, config, schedule)), prefix=""),
         ),
         EmittedFile(
             path=PurePosixPath("run.sh"),
@@ -94,10 +102,14 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
                     "",
                     *ENVIRONMENT_NOTE,
                     "  TRAIN                    your training program; needed",
+                    *(() if schedule is None else (*FOLDER_NOTE, *_SAVES)),
                 )
             )
             + preamble(launch_shape(plan, decision))
-            + _START.format(adapters="" if tune is None else _NAME_ADAPTERS),
+            + _START.format(
+                saves="" if schedule is None else _SAVING.format(steps=schedule.steps, kept=KEPT),
+                adapters="" if tune is None else _NAME_ADAPTERS,
+            ),
             executable=True,
         ),
     )
@@ -171,7 +183,9 @@ def _experts(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> dict
     return section
 
 
-def _requirements(verified: VerifiedPlan, config: Mapping[str, Any]) -> tuple[str, ...]:
+def _requirements(
+    verified: VerifiedPlan, config: Mapping[str, Any], schedule: CheckpointSchedule | None
+) -> tuple[str, ...]:
     """Say what the user's program must do for the plan to hold."""
     model, decision = verified.plan.model, verified.decision
     lines = ["What your program must do:"]
@@ -209,11 +223,8 @@ def _requirements(verified: VerifiedPlan, config: Mapping[str, Any]) -> tuple[st
             "- DeepSpeed counts tensor-parallel ranks as replicas and prints a batch and samples/s "
             f"{decision.tensor_model_parallel_size} times too high; moetune verify corrects that."
         )
-    schedule = checkpoint_schedule(verified)
     if schedule is not None:
-        lines.append(
-            f"- Call save_checkpoint every {schedule.steps:,} steps, load_checkpoint at the start."
-        )
+        lines += _SAVED
     lines.append(
         "- Read the file that --deepspeed_config names (deepspeed.add_config_arguments) and "
         "call deepspeed.initialize."
@@ -229,9 +240,27 @@ _ADAPTED: Final = (
     "- The optimizer gets parameters with requires_grad alone.",
 )
 
+_SAVES: Final = (
+    "  SAVE_STEPS               steps between checkpoints; by default as planned",
+    "  KEPT_CHECKPOINTS         how many finished ones to keep beside the one that is written",
+)
+
+_SAVED: Final = (
+    "- Where CHECKPOINTS is set, every rank calls load_checkpoint(CHECKPOINTS) at the start, which "
+    "takes the newest finished one,",
+    "  and save_checkpoint(CHECKPOINTS) every SAVE_STEPS steps. One rank then removes all but "
+    "KEPT_CHECKPOINTS. run.sh sets both",
+    "  numbers; the train.py of moetune's examples for DeepSpeed reads them.",
+)
+
+_SAVING: Final = """\
+[[ -z "${{CHECKPOINTS:-}}" ]] || export CHECKPOINTS
+export SAVE_STEPS="${{SAVE_STEPS:-{steps}}}" KEPT_CHECKPOINTS="${{KEPT_CHECKPOINTS:-{kept}}}"
+"""
+
 _START: Final = """\
 : "${{TRAIN:?must name your training program}}"
-
+{saves}
 exec "${{LAUNCHER[@]}}" "$TRAIN" --deepspeed_config "$FILES/deepspeed.json" {adapters}"$@"
 """
 _NAME_ADAPTERS: Final = '--adapters "$FILES/adapters.json" '
