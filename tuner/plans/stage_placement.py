@@ -50,6 +50,9 @@ class StagePlacement(Record):
     """Nodes in the order of ranks, `pool-0` where nothing names them: the lines of a hostfile."""
     unused_devices: dict[str, Size] = Field(default_factory=dict)
     """By pool, where there are any."""
+    spare_nodes: dict[str, Size] = Field(default_factory=dict)
+    """By pool, those kept back to replace its own; absent from plans of before several pools had
+    spares in their job."""
     alone: tuple[SinglePoolBaseline, ...] = ()
     node_orders: tuple[NodeOrder, ...] = ()
     notes: tuple[str, ...] = ()

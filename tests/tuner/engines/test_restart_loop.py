@@ -75,7 +75,13 @@ SCONTROL = """\
 case "$1 ${2:-}" in
   "show hostnames") printf '%s\\n' $ALLOCATION ;;
   "show job") echo "   Command=$TEST/plan/launch/slurm/job.sbatch" ;;
-  "show node") echo "NodeName=$4 CPUTot=1 NodeAddr=at-$4 State=IDLE" ;;
+  "show node")
+    gres=gpu:8
+    if [[ -n "${TEST_KINDS:-}" ]]; then
+      [[ " $TEST_KINDS" == *" $4="* ]] || { echo "Node $4 not found"; exit 1; }
+      gres="${TEST_KINDS#*"$4="}" gres="${gres%% *}"
+    fi
+    echo "NodeName=$4 CPUTot=1 CPULoad=0.$RANDOM ActiveFeatures=ib Gres=$gres NodeAddr=at-$4" ;;
   "ping "*)
     state=UP
     if [[ -n "${TEST_DOWN:-}" ]]; then state=DOWN; kill -TERM "$TEST_JOB"; fi
@@ -155,7 +161,8 @@ def reliable(*, spare_nodes: int = 1, hosts: Sequence[str] = (), pools: int = 1)
                 for stage in range(pools)
             ),
             hosts=tuple(hosts) or ("a", "b"),
-            node_orders=(order,) if hosts else (),
+            node_orders=(order,) if hosts and pools == 1 else (),
+            spare_nodes={"old": spare_nodes} if pools > 1 and spare_nodes else {},
         )
     return made.model_copy(update={"plan": made.plan.model_copy(update=changes)})
 
@@ -294,17 +301,63 @@ def test_the_job_requests_its_spares_and_keeps_its_allocation() -> None:
 
 def test_the_job_says_what_becomes_of_the_last_steps() -> None:
     for program, saves in ((PROGRAM, True), ("megatron-bridge", True), ("torchtitan", False)):
-        loop = restart_loop.restart_loop(reliable(), program=program, has_pools=False)
+        loop = restart_loop.restart_loop(reliable(), program=program)
         assert loop is not None
         said = " ".join(loop.lines)
         assert "What was trained since the last checkpoint is lost then." in said, program
         assert ("The program saves before the time limit" in said) is saves, program
 
 
-def test_a_spare_fits_one_pool_only() -> None:
-    (job,) = emit(reliable(pools=2))
+def test_spares_of_several_pools_are_requested_by_pool() -> None:
+    (job,) = emit(reliable(hosts=("n1", "n2"), pools=2, spare_nodes=2))
+    assert "#SBATCH --nodes=2-4\n" in job.text
+    assert "# Spare nodes of the allocation: 2; each takes the place of a failed node of its" in (
+        job.text
+    )
+    assert "# Nodes to request, spares included: 1 of 'pool', 3 of 'old'." in job.text
+    assert "sbatch --nodes=4 --constraint='[F1*1&F2*3]'" in job.text
+    # Plans of before, whose spares belong to no pool.
+    (job,) = emit(reliable(hosts=("n1", "n2"), pools=2, spare_nodes=0))
     assert "#SBATCH --nodes=2\n" in job.text
-    assert "# Spare nodes of the allocation: 0; nodes are of several pools" in job.text
+
+
+def test_a_spare_takes_a_line_of_its_own_pool(lab: Lab) -> None:
+    job = lab.write(reliable(hosts=("n1", "n2"), pools=2, spare_nodes=2))
+    new, old = "gpu:h100:8(S:0-1)", "gpu:a100:8(S:0-1)"
+    kinds = {"n1": new, "n2": old, "n3": new, "n4": old, "n5": old}
+    failures = Failures()
+    cases: list[tuple[list[str], dict[str, str], list[str], list[str]]] = [
+        (["1 n1", "0"], kinds, ["n1 n2", "n3 n2"], []),
+        # Not n3, which comes first.
+        (["1 n2", "1 n4", "0"], kinds, ["n1 n2", "n1 n4", "n1 n5"], []),
+        (["1 n1 n2", "0"], kinds, ["n1 n2", "n3 n4"], []),
+        (["1 n1", "1 n3", "0"], kinds, ["n1 n2", "n3 n2"], ["no spare fits the place of n3"]),
+        # Nothing tells the pools apart, or a node is not Slurm's.
+        (["1 n1", "0"], dict.fromkeys(kinds, new), ["n1 n2"], ["no spare fits the place of n1"]),
+        (
+            ["1 n2", "0"],
+            {name: kinds[name] for name in ("n1", "n3", "n4")},
+            ["n1 n2"],
+            ["Slurm knows no node n2 of", "no spare fits the place of n2"],
+        ),
+    ]
+    for outcomes, described, starts, said in cases:
+        ended = lab.run(
+            job,
+            outcomes,
+            allocation="n1 n2 n3 n4 n5",
+            TEST_KINDS=" ".join(f"{name}={kind}" for name, kind in described.items()),
+        )
+        with failures.of(outcomes, described):
+            assert ended.starts == starts, ended.said
+            assert all(line in ended.said for line in said), ended.said
+            assert ended.asked == (["scontrol requeue 41"] if said else [])
+    failures.check()
+    # The allocation of a requeued job holds other nodes.
+    renewed = {**kinds, "n7": old, "n8": new}
+    words = " ".join(f"{name}={kind}" for name, kind in renewed.items())
+    ended = lab.run(job, ["0"], allocation="n7 n8 n4", TEST_KINDS=words)
+    assert ended.starts == ["n8 n7"]
 
 
 def test_progress_is_a_restart_and_the_shortest_interval() -> None:
@@ -314,7 +367,7 @@ def test_progress_is_a_restart_and_the_shortest_interval() -> None:
         slow = run.model_copy(update={"checkpoint_write_s": 1e6, "restart_s": 100.0})
         predicted = made.predicted.model_copy(update={"run": slow})
         loop = restart_loop.restart_loop(
-            made.model_copy(update={"predicted": predicted}), program=PROGRAM, has_pools=False
+            made.model_copy(update={"predicted": predicted}), program=PROGRAM
         )
         assert loop is not None
         return loop.progress_s
@@ -323,7 +376,7 @@ def test_progress_is_a_restart_and_the_shortest_interval() -> None:
     assert progress_s(reliable()) == 1_000_340
     assert progress_s(saving_on_hosts(PROGRAM, replicas=1)) == 1_000_160
     # Ranks that wait for each other in vain make none.
-    loop = restart_loop.restart_loop(reliable(), program=PROGRAM, has_pools=False)
+    loop = restart_loop.restart_loop(reliable(), program=PROGRAM)
     assert loop is not None
     assert loop.progress_s == LONGEST_HANG_S
 

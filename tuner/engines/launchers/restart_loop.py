@@ -3,7 +3,10 @@
     allocation   N nodes of the plan and up to S spares, those that the spec keeps back and pays for
                  (`spare_nodes`); unused nodes of the pool come through the queue
     lines        the N nodes in the order of ranks; a spare takes the line of a failed node, so that
-                 the others keep their ranks
+                 the others keep their ranks. Where nodes are of several pools, it is one that Slurm
+                 describes (processors, devices, features) as the node that the line began with, and
+                 as no line of another pool: a plan knows no names of spares, and the nodes of a
+                 requeued job are others
     progress     a start that lasted as long as restarting, training to a checkpoint and writing it,
                  and longer than a hang, where CHECKPOINTS names a folder that keeps it
 
@@ -31,6 +34,8 @@ the emitted file on a real Slurm.
 """
 
 import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -63,21 +68,22 @@ class RestartLoop:
     """Of the allocation, beside those of the plan."""
     progress_s: int
     """A start that lasts longer has left a checkpoint that it did not begin from."""
-    has_pools: bool
-    """Nodes are of several kinds, so that no spare fits every line."""
+    line_pools: tuple[str, ...]
+    """The pool of each line, where nodes are of several kinds, so that no spare fits every line."""
+    spares_by_pool: Mapping[str, int]
+    """Of several pools."""
     saves_before_time_limit: bool
     """The program saves before it, and ends."""
 
     @property
     def lines(self) -> tuple[str, ...]:
         """What the job does, for its header."""
-        spare = "each takes the place of a failed node"
-        if self.has_pools:
-            spare = "nodes are of several pools, and a spare fits one of them only"
         return (
             "After a failure the job starts the program again, on nodes that answer. Export",
             "CHECKPOINTS, a folder that all nodes share, or every start begins anew.",
-            f"Spare nodes of the allocation: {self.spare_nodes}; {spare}.",
+            f"Spare nodes of the allocation: {self.spare_nodes}; each takes the place of a failed"
+            f" node{' of its pool' if self.line_pools else ''}.",
+            *self._allocation,
             "With too few nodes the job starts the plan in ../../fewer-nodes if there is one, and",
             "stays with it until scontrol requeue, which the forecast counts on at the first",
             "checkpoint after a repair; else it goes back to the queue itself.",
@@ -89,6 +95,22 @@ class RestartLoop:
             "HEALTH_CHECK may hold a command that fails on nodes that must not be used.",
         )
 
+    @property
+    def _allocation(self) -> Iterator[str]:
+        """Say how nodes of several pools are requested."""
+        if not self.line_pools:
+            return
+        counts = {
+            pool: nodes + self.spares_by_pool.get(pool, 0)
+            for pool, nodes in Counter(self.line_pools).items()
+        }
+        total = sum(counts.values())
+        listed = ", ".join(f"{count} of {pool!r}" for pool, count in counts.items())
+        features = "&".join(f"F{index}*{count}" for index, count in enumerate(counts.values(), 1))
+        yield f"Nodes to request, spares included: {listed}. With features of Slurm, F1 and so on,"
+        yield f"that name the pools: sbatch --nodes={total} --constraint='[{features}]'. A pool is"
+        yield "known by what Slurm says of the nodes in hosts.txt: processors, devices, features."
+
 
 _LAST_CHECKPOINT: Final = (
     "The program saves before the time limit, unless that takes longer than forecast, and ends",
@@ -96,13 +118,15 @@ _LAST_CHECKPOINT: Final = (
 )
 
 
-def restart_loop(verified: VerifiedPlan, *, program: str, has_pools: bool) -> RestartLoop | None:
+def restart_loop(
+    verified: VerifiedPlan, *, program: str, line_pools: tuple[str, ...] = ()
+) -> RestartLoop | None:
     """Return how a plan's job restarts; None where the plan counts on no checkpoints.
 
     Args:
         verified: the plan.
         program: that the job starts.
-        has_pools: its nodes are of several kinds.
+        line_pools: of each of its nodes in the order of ranks, where they are of several kinds.
     """
     stated, run = verified.plan.goal.reliability, verified.predicted.run
     schedule = checkpoint_schedule(verified)
@@ -112,10 +136,13 @@ def restart_loop(verified: VerifiedPlan, *, program: str, has_pools: bool) -> Re
     if schedule.host_steps is not None:
         interval_s *= schedule.host_steps / schedule.steps
     restart_s = max(stated.restart or 0.0, run.restart_s or 0.0)
+    placement = verified.plan.placement
+    by_pool = placement.spare_nodes if line_pools and placement is not None else {}
     return RestartLoop(
-        spare_nodes=0 if has_pools else stated.num_spare_nodes,
+        spare_nodes=sum(by_pool.values()) if line_pools else stated.num_spare_nodes,
         progress_s=max(math.ceil(restart_s + interval_s + write_s), LONGEST_HANG_S),
-        has_pools=has_pools,
+        line_pools=line_pools,
+        spares_by_pool=by_pool,
         saves_before_time_limit=intersection((program,)).saves_before_time_limit,
     )
 
@@ -154,7 +181,11 @@ def body(
         if has_hosts
         else 'HOSTS=("${NODES[@]:0:NNODES}") HOSTFILE='
     )
+    numbers = {pool: number for number, pool in enumerate(dict.fromkeys(loop.line_pools))}
+    pools = " ".join(str(numbers[pool]) for pool in loop.line_pools)
     return _BODY.format(
+        fits=_FITS_POOL.format(pools=pools) if pools else "",
+        fitting=_FITTING_POOL if pools else _FITTING,
         program=program,
         job=JOB_NAME,
         lines=lines,
@@ -186,6 +217,53 @@ _UNNAMED: Final = """\
     done
   }"""
 
+_FITTING: Final = """\
+    ((${#spares[@]})) || return 1
+    say "node ${spares[0]} takes the place of $node, number $index"
+    HOSTS[index]="${spares[0]}" spares=("${spares[@]:1}")
+"""
+
+_FITTING_POOL: Final = """\
+    local place
+    for place in "${!spares[@]}" none; do
+      [[ "$place" == none ]] || ! fits "${spares[place]}" "$index" || break
+    done
+    if [[ "$place" == none ]]; then
+      say "no spare fits the place of $node, number $index"
+      return 1
+    fi
+    say "node ${spares[place]} takes the place of $node, number $index"
+    HOSTS[index]="${spares[place]}"
+    unset "spares[place]"
+"""
+
+_FITS_POOL: Final = """\
+
+# The pool of each line, and the nodes that the plan put there.
+POOLS=({pools}) PLANNED=("${{HOSTS[@]}}") KINDS=()
+
+# What Slurm says of a node that tells its pool; nothing of one that it does not know.
+kind() {{
+  scontrol show node -o "$1" | grep -oE ' (CPUTot|ActiveFeatures|Gres)=[^ ]*' | tr -d '\n'
+}}
+
+# Whether a node may take a line: Slurm describes it as that line's, and as none of another pool.
+fits() {{
+  local index own
+  if ((!${{#KINDS[@]}})); then
+    for index in "${{!PLANNED[@]}}"; do
+      KINDS+=("$(kind "${{PLANNED[index]}}" || true)")
+      [[ -n "${{KINDS[index]}}" ]] || say "Slurm knows no node ${{PLANNED[index]}} of $HOSTFILE"
+    done
+  fi
+  own="$(kind "$1")" || return 1
+  [[ "$own" == "${{KINDS[$2]}}" ]] || return 1
+  for index in "${{!KINDS[@]}}"; do
+    [[ "${{KINDS[index]}}" != "$own" || "${{POOLS[index]}}" == "${{POOLS[$2]}}" ]] || return 1
+  done
+}}
+"""
+
 _BODY: Final = """\
 # shellcheck disable=SC2016 # expanded on the node
 [[ -n "${{HEALTH_CHECK:-}}" ]] || HEALTH_CHECK='{check}'
@@ -215,7 +293,7 @@ export -f requeue
 
 say() {{ echo "$(date +%FT%T) {job}: $*" >&2; }}
 has() {{ [[ " ${{*:2}} " == *" $1 "* ]]; }}
-
+{fits}
 # Whether a node runs a task and passes the check.
 answers() {{
   timeout --kill-after=10 {probe_s} srun --nodes=1 --ntasks=1 --nodelist="$1" --overlap \\
@@ -256,10 +334,7 @@ replace_failed() {{
   for index in "${{!HOSTS[@]}}"; do
     node="${{HOSTS[index]}}"
     has "$node" "${{NODES[@]}}" && continue
-    ((${{#spares[@]}})) || return 1
-    say "node ${{spares[0]}} takes the place of $node, number $index"
-    HOSTS[index]="${{spares[0]}}" spares=("${{spares[@]:1}}")
-  done
+{fitting}  done
 }}
 
 # Where a node is reached, which need not be its name.

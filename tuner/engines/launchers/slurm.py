@@ -24,7 +24,9 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the batch script, sized for exactly the devices of the decision."""
     shape = launch_shape(verified.plan, verified.decision)
     program = programs(verified.plan.emit)[0]
-    loop = restart_loop.restart_loop(verified, program=program, has_pools=_has_pools(verified.plan))
+    loop = restart_loop.restart_loop(
+        verified, program=program, line_pools=_line_pools(verified.plan, shape)
+    )
     text = (
         "#!/usr/bin/env bash\n"
         + _directives(shape, loop, name=f"moetune-{label(verified.plan.model.name)}")
@@ -47,9 +49,13 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     return (EmittedFile(path=PurePosixPath(JOB_NAME), text=text, executable=True),)
 
 
-def _has_pools(plan: Plan) -> bool:
+def _line_pools(plan: Plan, shape: LaunchShape) -> tuple[str, ...]:
+    """Return the pool of each line of hosts.txt; empty where nodes are of one kind."""
     placement = plan.placement
-    return placement is not None and len({stage.pool for stage in placement.stages}) > 1
+    if placement is None or not shape.hosts:
+        return ()
+    pools = [stage.pool for stage in placement.stages for _ in range(stage.devices)]
+    return tuple(pools[:: shape.devices_per_node]) if len(set(pools)) > 1 else ()
 
 
 def _directives(shape: LaunchShape, loop: RestartLoop | None, *, name: str) -> str:

@@ -193,6 +193,7 @@ def to_placement(chain: Chain, problem: PoolsProblem) -> StagePlacement:
         ),
         hosts=tuple(hosts),
         unused_devices=unused,
+        spare_nodes=_spare_nodes(chain.pool_S, problem),
         notes=_launch_notes(chain, problem),
     )
 
@@ -223,19 +224,23 @@ def _launch_notes(chain: Chain, problem: PoolsProblem) -> tuple[str, ...]:
     return (*notes, *standing_by)
 
 
+def _spare_nodes(used: Sequence[int], problem: PoolsProblem) -> dict[str, int]:
+    """Return the spare nodes of each pool that has any."""
+    return {
+        pool.name: spare
+        for index in dict.fromkeys(used)
+        if (
+            spare := (pool := problem.priced_pools[index].pool).nodes
+            - problem.cluster.pools[index].nodes
+        )
+    }
+
+
 def _spare_notes(used: Sequence[int], problem: PoolsProblem) -> tuple[str, ...]:
     """Note the spare nodes of each pool."""
-    kept = [
-        f"{spare} of pool {problem.priced_pools[index].pool.name!r}"
-        for index in used
-        if (spare := problem.priced_pools[index].pool.nodes - problem.cluster.pools[index].nodes)
-    ]
-    if not kept:
-        return ()
-    notes = (f"spare nodes that replace those of their own pool: {', '.join(kept)}",)
-    if len(used) == 1:
-        return notes
-    return (*notes, "a Slurm job over several pools does not allocate spare nodes")
+    spares = _spare_nodes(used, problem)
+    kept = ", ".join(f"{spare} of pool {name!r}" for name, spare in spares.items())
+    return (f"spare nodes that replace those of their own pool: {kept}",) if kept else ()
 
 
 def _stage(chain: Chain, stage: int) -> StagePrediction:
