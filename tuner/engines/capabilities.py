@@ -52,7 +52,7 @@ TARGETS: Final[Mapping[str, Capabilities]] = {
     **{name: anything(name) for name in sorted(WRAPPERS)},
 }
 
-_SAVED_BYTES: Final[Mapping[str, Callable[[Adapters | None, int], SavedBytes]]] = {
+_SAVED_BYTES: Final[Mapping[str, Callable[[Adapters | None, int, str], SavedBytes]]] = {
     target.name: target.saved_bytes for _, target in train_targets()
 }
 
@@ -89,14 +89,14 @@ def intersection(targets: Iterable[str], *, device_kind: DeviceKind = "cuda") ->
 
 
 def saved_bytes(
-    targets: Iterable[str], *, adapters: Adapters | None, zero_stage: int
+    targets: Iterable[str], *, adapters: Adapters | None, zero_stage: int, precision: str
 ) -> SavedBytes:
     """Return what checkpoints hold of a parameter; of several targets the larger of each.
 
     Raises:
         UnknownTargetError: a name is not in `TARGETS`.
     """
-    each = [_SAVED_BYTES[name](adapters, zero_stage) for name in programs(targets)]
+    each = [_SAVED_BYTES[name](adapters, zero_stage, precision) for name in programs(targets)]
     return SavedBytes(
         trained=max(one.trained for one in each),
         frozen=max(one.frozen for one in each),

@@ -57,8 +57,8 @@ class Target:
     """Those runs are of its own layers, so that their band holds for it."""
     on_processors: Capabilities | None = None
     """What it can launch where the profile is of processors; None: the same."""
-    saved_bytes: Callable[[Adapters | None, int], SavedBytes]
-    """Of a parameter in its checkpoints, by what is trained and the zero_stage."""
+    saved_bytes: Callable[[Adapters | None, int, str], SavedBytes]
+    """Of a parameter in its checkpoints, by what is trained, the zero_stage and the precision."""
     emitter: str = "emit"
     """Function of write.py: (verified) -> tuple of EmittedFile."""
 

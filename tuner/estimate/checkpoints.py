@@ -313,7 +313,10 @@ def _forecast(run: LaunchedRun, stated: Reliability, *, from_pinned: bool) -> Ru
         stated=stated,
         adapters=number(num_adapter_parameters(shape, strategies)) if adapters else 0.0,
         saved=saved_bytes(
-            (_TARGET_OF[run.priced.configuration.engine],), adapters=adapters, zero_stage=zero_stage
+            (_TARGET_OF[run.priced.configuration.engine],),
+            adapters=adapters,
+            zero_stage=zero_stage,
+            precision=run.priced.configuration.precision,
         ),
     )
     profile = None if run.setup.measured is None else run.setup.measured.profile

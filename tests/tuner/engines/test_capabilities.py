@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from profilers.steps.config import Recompute
 from tests.rows import each_row
 from tuner.config.train import TrainDecision
-from tuner.engines.capabilities import TARGETS, WRAPPERS, intersection, programs
+from tuner.engines.capabilities import TARGETS, WRAPPERS, intersection, programs, saved_bytes
+from tuner.engines.deepspeed import capabilities as deepspeed
 from tuner.engines.manifest import Capabilities
 from tuner.engines.rules.decision import global_chunks, global_recompute
 from tuner.errors import UnknownTargetError
@@ -466,3 +467,19 @@ def test_only_the_reference_step_dispatches_hop_by_hop() -> None:
     assert able == {"reference", "torchrun", "slurm"}
     assert "hierarchical" in intersection(["reference", "slurm"]).dispatchers
     assert "hierarchical" not in intersection(["reference", "megatron-lm"]).dispatchers
+
+
+def test_checkpoints_hold_what_the_precision_leaves() -> None:
+    # Bytes of a parameter in files of save_checkpoint, DeepSpeed 0.19.8 on two ranks: 13,510,912
+    # parameters of tiny-moe, and some kilobytes of names.
+    files = {
+        "bf16": (189_219_913, 189_179_235, 189_179_939, 162_183_884),
+        "fp32": (162_186_215, 216_201_535, 216_201_535, 162_183_528),
+    }
+    for precision, sizes in files.items():
+        for zero_stage, size in enumerate(sizes):
+            (saved,) = (one.saved_bytes(None, zero_stage, precision) for one in deepspeed.TARGETS)
+            assert saved.trained == pytest.approx(size / 13_510_912, rel=0.001), precision
+    # Of several targets the larger.
+    of_two = saved_bytes(("torchtitan", "deepspeed"), adapters=None, zero_stage=2, precision="fp32")
+    assert (of_two.trained, of_two.frozen) == (16.0, 8.0)

@@ -23,9 +23,9 @@ Read from the package deepspeed 0.19.8 (`runtime/config.py`, `runtime/pipe/engin
 - A checkpoint is restored in another layout once `checkpoint/ds_to_universal.py` has converted it
   and the configuration has `load_universal`, not by itself.
 
-`save_checkpoint` writes the module in bf16 beside the fp32 state of what is trained; stage 3 writes
-placeholders for the module, and from stage 2 on frozen weights by themselves, unless it is called
-with `exclude_frozen_parameters` (`_save_checkpoint`, `_get_zero_frozen_param_attributes`).
+`save_checkpoint` writes the module in its own type beside the fp32 state of what is trained; stage
+3 writes placeholders for the module, and from stage 2 on frozen weights by themselves, unless it is
+called with `exclude_frozen_parameters` (`_save_checkpoint`, `_get_zero_frozen_param_attributes`).
 
 Adapters are PEFT's, attached before `deepspeed.initialize`, which casts them to bf16 with the
 model; ZeRO then has fp32 masters of them alone, and stage 3 partitions frozen weights too. Started
@@ -51,7 +51,7 @@ from typing import Final
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
 from tuner.engines.registry import LaunchFormat, Target
-from tuner.engines.saved_bytes import MIXED_PRECISION, SINGLE_COPY, SavedBytes
+from tuner.engines.saved_bytes import SINGLE_COPY, SavedBytes
 from tuner.spec.features import LONGCAT, ModelFeature
 from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, Adapters
 
@@ -107,11 +107,18 @@ DEEPSPEED_0_19: Final = Capabilities(
 )
 
 
-def saved_bytes(tune: Adapters | None, zero_stage: int) -> SavedBytes:
-    """Return bytes of a parameter: stage 3 has no bf16 copy, stage 2 frozen weights twice."""
-    if zero_stage == 3:
-        return replace(SINGLE_COPY, frozen=2.0)
-    return replace(MIXED_PRECISION, frozen=4.0 if zero_stage == 2 else 2.0)
+def saved_bytes(tune: Adapters | None, zero_stage: int, precision: str) -> SavedBytes:
+    """Return bytes of a parameter: the module's weights, and master and moments in fp32.
+
+    Stage 3 saves no module, stage 2 frozen weights twice. In fp32 stages 1 and 2 still save a
+    master beside the module (16 bytes), and without ZeRO the module is its own. Seen at every stage
+    of both precisions with 13.5M parameters on two ranks of a CPU, adapters aside.
+    """
+    weight = 4.0 if precision == "fp32" else 2.0
+    frozen = 2.0 * weight if zero_stage == 2 else weight
+    if zero_stage == 3 or (zero_stage == 0 and precision == "fp32"):
+        return replace(SINGLE_COPY, frozen=frozen)
+    return SavedBytes(trained=weight + SINGLE_COPY.trained, frozen=frozen)
 
 
 TARGETS: Final = (

@@ -192,7 +192,7 @@ MEGATRON_0_16: Final = replace(
 )
 
 
-def saved_bytes(tune: Adapters | None, zero_stage: int) -> SavedBytes:
+def saved_bytes(tune: Adapters | None, zero_stage: int, precision: str) -> SavedBytes:
     """Return bytes of a parameter: bf16 weights and the fp32 state, of Megatron-FSDP fp32 alone.
 
     The former is `sharded_state_dict` of core/optimizer/distrib_optimizer.py, the latter

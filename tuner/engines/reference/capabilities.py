@@ -57,7 +57,7 @@ TORCHRUN: Final = replace(REFERENCE, names=("torchrun",))
 """The same program, named after its launcher."""
 
 
-def saved_bytes(tune: Adapters | None, zero_stage: int) -> SavedBytes:
+def saved_bytes(tune: Adapters | None, zero_stage: int, precision: str) -> SavedBytes:
     """Return bytes of a parameter; frozen ones are drawn from the seed again and not saved."""
     return SINGLE_COPY
 

@@ -471,7 +471,12 @@ def failures_on_pool(
         pool=pool,
         stated=stated or NEVER_FAILS,
         adapters=adapter_parameters(spec),
-        saved=saved_bytes(spec.emit, adapters=spec.goal.adapters, zero_stage=zero_stage),
+        saved=saved_bytes(
+            spec.emit,
+            adapters=spec.goal.adapters,
+            zero_stage=zero_stage,
+            precision=spec.goal.precision.value,
+        ),
     )
     if stated is None:
         return jobs, None
