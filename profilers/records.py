@@ -104,6 +104,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "background_save": ("bytes",),
     "host_memory": ("bytes",),
     "restart": ("ranks",),
+    "checkpoint_load": ("bytes",),
     "kv_conversion": (
         "tokens",
         "heads",
@@ -153,6 +154,7 @@ background_save  `bytes` saved beside GEMMs; `kind`: save, delay, see
 host_memory   `bytes` into host memory; `kind`: fresh, save, load, see profilers/host_memory.py
 restart       `kind`: a phase of starting the processes of `ranks` ranks anew, on the slowest rank,
               see profilers/restart.py
+checkpoint_load  `bytes` of a rank; `kind`: distributed, see profilers/checkpoint_load.py
 kv_conversion  one layer of a request's KV cache, from the pages of `tensor_from` ranks into those
               of `tensor_to` others, all on one device; `kind`: layout from and to, or latent, and
               the receiver's type where it is not the dtype, see profilers/kv_transfer/suite.py

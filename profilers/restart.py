@@ -17,7 +17,8 @@ together. Clocks are each host's own, from the moment at which all ranks leave a
 Files come from the page cache where the system has them there, which a replaced node has not; the
 accelerator's driver is loaded.
 Not covered: noticing the failure, a new node or job, an engine's own set-up (data index, more
-groups, kernels that it compiles, graphs), and reading the checkpoint.
+groups, kernels that it compiles, graphs). Loading the checkpoint is a table of its own, over bytes
+(profilers/checkpoint_load.py).
 """
 
 import json
@@ -34,6 +35,7 @@ from typing import Final
 import torch
 
 from profilers.benchmark import Benchmark, Setting
+from profilers.checkpoint_load import CheckpointLoadBenchmark
 from profilers.clock import HostClock
 from profilers.local_ranks import LOOPBACK_ONLY, STORE_NAME, end_sessions, rendezvous_folder
 from profilers.records import Case, Measurement, MeasurementStatus
@@ -54,8 +56,8 @@ MOST_S: Final = 40.0
 
 
 def benchmarks(setting: Setting) -> tuple[Benchmark, ...]:
-    """The suite of restarts: one table."""
-    return (RestartBenchmark(setting=setting),)
+    """The suite of restarts: the phases of a start, and loads of a checkpoint."""
+    return (RestartBenchmark(setting=setting), CheckpointLoadBenchmark(setting=setting))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,9 @@ from profilers.stalls import seconds_with_stalls
 BY_GROUP: Final = frozenset({"collective", "rendezvous"})
 """Operations of all ranks together; their first axis is interpolated inside one group shape, which
 is the other axes."""
-TIMED_TOGETHER: Final = BY_GROUP | {"storage", "background_save", "host_memory", "restart"}
+TIMED_TOGETHER: Final = BY_GROUP | {
+    *("storage", "background_save", "host_memory", "restart", "checkpoint_load")
+}
 """Operations that all ranks run together."""
 BY_RANK: Final = ("link", "every_rank")
 """Tables whose axes name ranks; they cannot be interpolated."""

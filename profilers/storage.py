@@ -86,6 +86,17 @@ def can_drop_cache() -> bool:
     return hasattr(os, "posix_fadvise")
 
 
+def drop_cache(file: Path) -> None:
+    """Write a file to the disk, and drop it from the page cache where the system can."""
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+        if can_drop_cache():
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
+
+
 def _require_room(directory: Path, *, size: int) -> None:
     free = shutil.disk_usage(directory).free
     if free < SPARE_RATIO * size:

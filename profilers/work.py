@@ -22,6 +22,7 @@ G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
     background_save  0                                 the bytes
     host_memory      0                                 the bytes
     restart          0                                 none; the ranks are used
+    checkpoint_load  0                                 the bytes
     kv_conversion    0                                 2 T G D (latent T D) read and written, once
                                                        for every rank that holds it
     windowed_attention  2 B A D S min(S, 2 W)          as attention
@@ -244,7 +245,7 @@ def _moved(
         share = (ranks - 1.0) / ranks
         factor = {"all_reduce": 2.0 * share, "send_recv": np.ones_like(share)}
         return axes["bytes"] * factor.get(kind.partition("/")[0], share)
-    if operation in ("storage", "background_save", "host_memory", "link"):
+    if operation in ("storage", "background_save", "host_memory", "checkpoint_load", "link"):
         return axes["bytes"]
     if operation == "every_rank":
         return 2.0 * axes["size"] if kind == "copy" else axes["size"] ** 3 / 8.0

@@ -26,6 +26,15 @@ def node_bytes_per_s(profile: Profile, *, kind: Literal["write", "read"]) -> flo
     return slowest.num_bytes / slowest.seconds * machine.world / machine.nodes
 
 
+def load_bytes_per_s(profile: Profile) -> float | None:
+    """Bytes per second of checkpoint that one node's ranks load; None: not measured."""
+    machine = profile.header.machine
+    slowest = _slowest(profile, "checkpoint_load", kind="distributed")
+    if slowest is None:
+        return None
+    return slowest.num_bytes / slowest.seconds * machine.world / machine.nodes
+
+
 def sent_bytes_per_s(profile: Profile) -> float | None:
     """Bytes per second that one node's ranks send to others at once; None: not measured.
 

@@ -13,6 +13,7 @@ from tuner.errors import SpecError
 from tuner.faults.measured import (
     background_delay_s_per_byte,
     host_memory_rates,
+    load_bytes_per_s,
     node_bytes_per_s,
     restart_phases_s,
     sent_bytes_per_s,
@@ -59,7 +60,8 @@ def resolved(
     """Fill in what the spec leaves open.
 
     A stated bandwidth is that of all nodes together, for reading too. Without one each node has the
-    rate that the profile measured, or the default. Without a stated restart it is the start of the
+    rate that the profile measured, or the default; in either case it reads no faster than its ranks
+    load a checkpoint, where the profile has that. Without a stated restart it is the start of the
     processes that the profile measured; one inside them, `auto`, is its phases that connect them
     again. `has_background`: the engine can write checkpoints while training goes on; otherwise it
     waits, whatever the spec says. `has_pinned`: it copies those into pinned memory.
@@ -75,6 +77,8 @@ def resolved(
     if checkpoint.bandwidth is None:
         write = _measured(profile, "write") or USUAL_NODE_BYTES_PER_S
         read = _measured(profile, "read") or write
+    loaded = None if profile is None else load_bytes_per_s(profile)
+    read = min(read, loaded or math.inf)
     return FailureModel(
         device_mtbf_s=math.inf if stated.device_mtbf is None else stated.device_mtbf,
         node_mtbf_s=math.inf if stated.node_mtbf_s is None else stated.node_mtbf_s,

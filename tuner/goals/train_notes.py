@@ -12,7 +12,12 @@ from tuner.engines.capabilities import (
     programs,
 )
 from tuner.faults.failure_rates import exponential_test, observed_rates
-from tuner.faults.measured import host_memory_rates, node_bytes_per_s, restart_phases_s
+from tuner.faults.measured import (
+    host_memory_rates,
+    load_bytes_per_s,
+    node_bytes_per_s,
+    restart_phases_s,
+)
 from tuner.faults.resolved import HOST_MEMORY_BYTES_PER_S, USUAL_NODE_BYTES_PER_S
 from tuner.goals.profiles import is_of_device
 from tuner.plans.train import Plan
@@ -61,6 +66,7 @@ def _reliability_notes(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[
     yield from _assumed_checkpoints(spec, measured)
     yield from _assumed_host_memory(spec, measured)
     yield from _measured_restarts(spec, measured)
+    yield from _measured_loads(spec, measured)
     yield from _failure_notes(spec)
     stated = spec.goal.reliability
     if stated is not None and stated.checkpoint.keeps_host_copies and len(spec.cluster.pools) > 1:
@@ -244,6 +250,19 @@ def _measured_restarts(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[
             " without noticing the failure, a new node and the engine's own set-up (data index,"
             " compiled kernels, graphs); state goal.reliability.restart when you know it"
         )
+
+
+def _measured_loads(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[str]:
+    """Say how fast checkpoints are loaded where that was measured."""
+    if spec.goal.reliability is None:
+        return
+    for pool in spec.cluster.pools:
+        rate = load_bytes_per_s(measured[pool.name]) if pool.name in measured else None
+        if rate is not None:
+            yield (
+                f"a machine of pool {pool.name!r} loads {format_bytes_per_s(rate)} of a checkpoint"
+                " at most, as the profile measured with PyTorch's distributed format"
+            )
 
 
 def profile_notes(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:

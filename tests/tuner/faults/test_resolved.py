@@ -89,6 +89,24 @@ def test_a_measured_machine_is_taken_and_a_stated_bandwidth_goes_before_it() -> 
     assert stall_s(jobs, waiting) == pytest.approx(copied_s + 12.8)
 
 
+def test_a_checkpoint_is_read_no_faster_than_ranks_load_it() -> None:
+    # Eight ranks of a machine load 1 GB each in 8 s: 1 GB/s together.
+    load = _row("distributed", 8.0, operation="checkpoint_load")
+    for rows, bandwidth, rate in (
+        ((_row("read", 2.0), load), None, 1e9),
+        ((_row("read", 2.0),), None, 4e9),
+        # Faster than the storage: the copy of the format is not what limits.
+        ((_row("read", 16.0), load), None, 5e8),
+        # A stated bandwidth is that of the storage.
+        ((load,), 1e10, 1e9),
+        ((_row("read", 2.0),), 1e10, math.inf),
+    ):
+        stated = STATED.model_copy(update={"checkpoint": Checkpoint(bandwidth=bandwidth)})
+        found = resolved(stated, host_bytes_per_s=5e10, profile=_profile(*rows))
+        assert found.storage.node_read_bytes_per_s == rate
+        assert found.storage.read_bytes_per_s == (bandwidth or math.inf)
+
+
 def test_a_restart_also_reads_weights_that_no_checkpoint_holds() -> None:
     # Adapters of 1e8 parameters beside 1e10 frozen ones: 1.2 GB and 20 GB. 1.2 GB are written at
     # 2 GB/s a machine by one of them in 0.6 s; 21.2 GB are read in 10.6 s and copied by eight

@@ -37,6 +37,7 @@ READ_OPERATIONS: Final = frozenset(
         "background_save",
         "host_memory",
         "restart",
+        "checkpoint_load",
     }
 )
 """Tables that the analytic model reads."""
