@@ -116,6 +116,14 @@ class Strategies:
     """Of MLA, the down-projection of queries."""
     adapts_kv_down: Numbers = 0.0
     """Of MLA, that of keys and values."""
+    linear_adapters: Numbers = 0.0
+    """Adapters of a linear-attention layer that read the hidden state."""
+    linear_adapter_outputs: Numbers = 0.0
+    """Outputs of their matrices together."""
+    linear_rank_adapters: Numbers = 0.0
+    """Those that read a low rank (KDA's decay and gate); the outputs of their matrices."""
+    linear_rank_adapter_outputs: Numbers = 0.0
+    adapts_linear_out: Numbers = 0.0
     adapts_gate: Numbers = 0.0
     """Of dense and shared networks."""
     adapts_up: Numbers = 0.0

@@ -3,8 +3,8 @@
 Four stacks put adapters beside frozen layers:
 
     Transformers and PEFT    eager modules, a separate adapter for each matrix, fp32 by default
-    Megatron                 fused layers; one bf16 adapter of queries, keys and values, and one of
-                             gate and up
+    Megatron                 fused layers; one bf16 adapter of queries, keys and values, one of gate
+                             and up, and one of all that linear attention projects at first
     torchtitan               fused layers; one adapter of queries, keys and values. Frozen weights
                              and adapters have originals in `training.dtype`, which FSDP2 casts
     other PyTorch            fused layers, a separate bf16 adapter for each matrix (NeMo AutoModel,
@@ -13,11 +13,12 @@ Four stacks put adapters beside frozen layers:
 In all but the first, layers and adapters multiply in bf16 whatever type the optimizer updates.
 """
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Final
 
 from tuner.spec.model import ModelSpec
-from tuner.spec.tune import Adapters, adapted
+from tuner.spec.tune import Adapters, adapted, linear_matrices, softmax_matrices
 
 NF4_BYTES: Final = 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)
 """Of a quantised parameter with its scales (tuner/costs/train/adapters.py)."""
@@ -68,7 +69,10 @@ def tune_columns(tune: Adapters | None, model: ModelSpec, stack: Stack) -> dict[
     if tune is None:
         # Eager full training keeps bf16 parameters, and gradients of their type.
         return columns | ({"gradient_bytes": 2.0} if is_eager else {})
-    columns |= {COLUMN_OF_TARGET[name]: 1.0 for name in adapted(tune, model)}
+    names = adapted(tune, model)
+    elsewhere = set(linear_matrices(model)) - set(softmax_matrices(model))
+    columns |= {COLUMN_OF_TARGET[name]: 1.0 for name in names if name not in elsewhere}
+    columns |= _linear_columns(names, model, is_fused=stack is Stack.MEGATRON)
     wide = tune.dtype != "bf16"
     columns |= {
         "adapter_rank": float(tune.rank),
@@ -83,3 +87,23 @@ def tune_columns(tune: Adapters | None, model: ModelSpec, stack: Stack) -> dict[
     if tune.is_quantised:
         columns["frozen_bytes"] = NF4_BYTES
     return columns
+
+
+def _linear_columns(
+    names: Collection[str], model: ModelSpec, *, is_fused: bool
+) -> dict[str, float]:
+    """Count adapters of linear attention by what they read: hidden state, low ranks, its output."""
+    every = linear_matrices(model)
+    if not every:
+        return {}
+    last = next(reversed(every))
+    chosen = {name: every[name] for name in every if name in names and name != last}
+    first = [one.outputs for one in chosen.values() if one.inputs == model.hidden_size]
+    second = [one.outputs for one in chosen.values() if one.inputs != model.hidden_size]
+    return {
+        "linear_adapters": float(min(len(first), 1) if is_fused else len(first)),
+        "linear_adapter_outputs": float(sum(first)),
+        "linear_rank_adapters": float(len(second)),
+        "linear_rank_adapter_outputs": float(sum(second)),
+        "adapts_linear_out": float(last in names),
+    }

@@ -28,7 +28,6 @@ from tuner.search.reasons import unmeasured_links, zero_experts_note
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
-from tuner.spec.tune import EXPERTS, NETWORK, adapted
 from tuner.units import format_bytes_per_s, format_ratio, format_s
 from tuner.verify.launches import REFERENCE
 
@@ -45,7 +44,6 @@ def analytic_notes(
         notes.append("routing is assumed balanced: no recording was given (goal.routing)")
     if spec.model.moe is not None and spec.model.moe.zero_experts:
         notes.append(zero_experts_note(spec.model.moe))
-    notes += _unadapted_layers(spec)
     notes += _reliability_notes(spec, {name: one.profile for name, one in measured.items()})
     if measured:
         if calibrated and not all(one.own_residuals for one in measured.values()):
@@ -138,19 +136,6 @@ def _restart_notes(plan: Plan) -> Iterator[str]:
         f"after failures of processes alone the job restarts inside them in {inside_s}: {own} of"
         f" the time trains, against {full} if all processes started again in {full_s}"
     )
-
-
-def _unadapted_layers(spec: Spec) -> Iterator[str]:
-    """Say which layers the adapters of attention leave out."""
-    tune, model = spec.goal.adapters, spec.model
-    if tune is None or not model.num_linear_layers:
-        return
-    if {*adapted(tune, model)} - {*NETWORK, EXPERTS}:
-        yield (
-            f"goal.tune.targets: {model.num_attention_layers} layers with softmax attention have"
-            f" adapters of it; projections of the {model.num_linear_layers} with linear attention"
-            " have none"
-        )
 
 
 def _failure_notes(spec: Spec) -> Iterator[str]:

@@ -18,7 +18,7 @@ from profilers.store import holds_profile, read_header, read_profile
 from solvers.registry import LAYOUT
 from tuner.costs.residuals import Residual
 from tuner.engines.capabilities import TARGETS, WRAPPERS, Capabilities, intersection, programs
-from tuner.engines.manifest import with_adapters
+from tuner.engines.manifest import of_model, with_adapters
 from tuner.errors import SpecError
 from tuner.goals.profiles import machine_of, pool_profile, shipped_residual, trial_residual
 from tuner.goals.train_notes import analytic_notes, profile_notes, reference_notes, with_assumptions
@@ -458,8 +458,9 @@ def _refuse_tuned_model(spec: Spec, tune: Adapters, target: Capabilities) -> Non
 
 def _refuse_targets(spec: Spec, tune: Adapters, target: Capabilities) -> None:
     names = set(adapted(tune, spec.model))
-    if lacking := sorted(names - target.adapter_targets):
-        able = [name for name in matrices(spec.model) if name in target.adapter_targets]
+    known = of_model(target, features(spec.model)).adapter_targets
+    if lacking := sorted(names - known):
+        able = [name for name in matrices(spec.model) if name in known]
         raise SpecError(
             f"goal.tune.targets: {target.names[0]} has no adapters of {', '.join(lacking)}; of"
             f" {spec.model.name} it has those of {', '.join(able)}"

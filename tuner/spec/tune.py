@@ -8,12 +8,15 @@
 Targets have the names of PEFT and Transformers. A group stands for the matrices that the model has
 of it:
 
-    attention    every projection of attention
+    attention    every projection of attention and of linear attention
     mlp          gate_proj, up_proj and down_proj of dense and shared networks, and all experts
     all-linear   both
 
-Not covered: attention with one key for all heads (DeepSeek-V4), projections of linear attention,
-routers, embeddings, DoRA, a rank for each matrix.
+A name stands for every matrix of that name: Kimi Linear has a q_proj and an o_proj in softmax
+attention and in Kimi delta attention.
+
+Not covered: attention with one key for all heads (DeepSeek-V4), indexers, latent projections of
+experts, convolutions, routers, embeddings, DoRA, a rank for each matrix.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -24,6 +27,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from profilers.records import Record
 from profilers.steps.config import LayerKind
 from tuner.spec.fields import Count, Number, one_or_many
+from tuner.spec.linear_attention import LINEAR_KINDS, LinearName
 from tuner.spec.model import ModelSpec
 
 FULL: Final = "full"
@@ -38,13 +42,42 @@ MLA_PROJECTIONS: Final = (
     "kv_b_proj",
     "o_proj",
 )
+MAMBA_PROJECTIONS: Final = ("in_proj", "out_proj")
+JOINED_INPUTS: Final = ("in_proj_qkvz", "in_proj_ba")
+"""Of the gated delta rule in Qwen3-Next."""
+SPLIT_INPUTS: Final = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+"""The same in Qwen3.5."""
+KDA_PROJECTIONS: Final = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "b_proj",
+    "f_a_proj",
+    "f_b_proj",
+    "g_a_proj",
+    "g_b_proj",
+    "o_proj",
+)
+PER_HEAD: Final = frozenset({"in_proj_ba", "in_proj_b", "in_proj_a", "b_proj"})
+"""Matrices to a few numbers a head, which may be narrower than the rank."""
 NETWORK: Final = ("gate_proj", "up_proj", "down_proj")
 EXPERTS: Final = "experts"
 GROUPS: Final = ("attention", "mlp", "all-linear")
 QKV: Final = ("q_proj", "k_proj", "v_proj")
 GATE_UP: Final = ("gate_proj", "up_proj")
 ADAPTER_TARGETS: Final = tuple(
-    dict.fromkeys((*GQA_PROJECTIONS, *MLA_PROJECTIONS, *NETWORK, EXPERTS))
+    dict.fromkeys(
+        (
+            *GQA_PROJECTIONS,
+            *MLA_PROJECTIONS,
+            *MAMBA_PROJECTIONS,
+            *JOINED_INPUTS,
+            *SPLIT_INPUTS,
+            *KDA_PROJECTIONS,
+            *NETWORK,
+            EXPERTS,
+        )
+    )
 )
 
 
@@ -138,7 +171,7 @@ def adapted(tune: Adapters, model: ModelSpec) -> tuple[str, ...]:
         if name not in present:
             raise ValueError(f"targets: {model.name} has no {name!r}; it has {', '.join(present)}")
         smallest = min(present[name])
-        if tune.rank > smallest:
+        if tune.rank > smallest and name not in PER_HEAD:
             raise ValueError(
                 f"rank: {tune.rank} exceeds the smaller side of {name!r}, {smallest}; an adapter"
                 " of that rank is no smaller than the matrix"
@@ -152,8 +185,45 @@ def members(tune: Adapters) -> frozenset[str]:
 
 
 def matrices(model: ModelSpec) -> Mapping[str, Matrix]:
-    """Return the adaptable matrices of a model; of shared and dense networks the larger."""
-    return dict(_attention(model)) | dict(_networks(model))
+    """Return the adaptable matrices of a model.
+
+    Of shared and dense networks it is the larger, of both kinds of attention that of softmax.
+    """
+    softmax = softmax_matrices(model)
+    return {**softmax, **linear_matrices(model), **softmax, **dict(_networks(model))}
+
+
+def softmax_matrices(model: ModelSpec) -> Mapping[str, Matrix]:
+    """Return the projections of softmax attention."""
+    return dict(_attention(model))
+
+
+def linear_matrices(model: ModelSpec) -> dict[str, Matrix]:
+    """Return the projections of linear attention, by their names in Transformers.
+
+    Source: models/nemotron_h, qwen3_next, qwen3_5_moe and kimi_linear of transformers 5.24.
+    """
+    own, hidden = model.linear, model.hidden_size
+    if own is None:
+        return {}
+    keys, values, heads = own.key_dim, own.value_dim, own.num_value_heads
+    if own.kind is LinearName.KDA:
+        rank = LINEAR_KINDS[own.kind].projections(own).low_rank
+        widths = (keys, keys, values, heads, rank, keys, rank, values, hidden)
+        second = {"f_b_proj": rank, "g_b_proj": rank, "o_proj": values}
+        return {
+            name: Matrix(second.get(name, hidden), outputs)
+            for name, outputs in zip(KDA_PROJECTIONS, widths, strict=True)
+        }
+    inputs = LINEAR_KINDS[own.kind].projections(own).inputs
+    if own.kind is LinearName.MAMBA2:
+        into = {"in_proj": inputs}
+    elif model.architecture.startswith("Qwen3Next"):
+        into = dict(zip(JOINED_INPUTS, (own.conv_channels + values, 2 * heads), strict=True))
+    else:
+        into = dict(zip(SPLIT_INPUTS, (own.conv_channels, values, heads, heads), strict=True))
+    read = {name: Matrix(hidden, outputs) for name, outputs in into.items()}
+    return read | {"out_proj": Matrix(values, hidden)}
 
 
 def _members(target: str, present: Collection[str]) -> tuple[str, ...]:

@@ -20,12 +20,10 @@ from tuner.engines.peft.write import settings
 from tuner.engines.torchtitan.lora import lora_fields
 from tuner.engines.writers import emit
 from tuner.errors import SpecError
-from tuner.goals.train_notes import analytic_notes
 from tuner.goals.train_plan import plan_training
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.read import read_spec
 from tuner.spec.refusals import refusals
 from tuner.spec.tune import Adapters
 
@@ -108,25 +106,6 @@ def test_torchtitan_gets_the_last_part_of_its_modules_names() -> None:
         assert found == {"rank": 8, "alpha": 16.0, "target_modules": modules}
 
 
-def test_a_plan_says_which_layers_have_no_adapters_of_attention(tmp_path: Path) -> None:
-    failures = Failures()
-    for model, targets, layers in (
-        ("kimi-linear-48b-a3b", "attention", (7, 20)),
-        ("nemotron-3-nano", "all-linear", (6, 23)),
-        ("kimi-linear-48b-a3b", "gate_proj", None),
-        ("mixtral-8x7b", "attention", None),
-    ):
-        path = written(tmp_path, {"method": "lora", "rank": 8, "targets": targets}, model=model)
-        notes = analytic_notes(read_spec(path), {}, calibrated=False)
-        said = layers and (
-            f"goal.tune.targets: {layers[0]} layers with softmax attention have adapters of it;"
-            f" projections of the {layers[1]} with linear attention have none"
-        )
-        with failures.of(model, targets):
-            assert [note for note in notes if "goal.tune" in note] == ([said] if said else [])
-    failures.check()
-
-
 def test_models_and_matrices_without_adapters_are_refused_by_name(tmp_path: Path) -> None:
     failures = Failures()
     for emit_to, model, targets, said in (
@@ -139,6 +118,8 @@ def test_models_and_matrices_without_adapters_are_refused_by_name(tmp_path: Path
             "beside layers with the gated delta",
         ),
         ("deepspeed", "mixtral-8x7b", "all-linear", "has no adapters of experts"),
+        ("deepspeed", "nemotron-3-nano", "attention", "deepspeed has no adapters of out_proj; of"),
+        ("megatron-bridge", "qwen3-next-80b-a3b", "in_proj_ba", "fuses in_proj_ba, in_proj_qkvz"),
         ("megatron-bridge-26.04", "mixtral-8x7b", "experts", "has no adapters of experts"),
     ):
         path = written(tmp_path, {"method": "lora", "rank": 8, "targets": targets}, model=model)
@@ -231,6 +212,14 @@ def test_megatron_bridge_gets_its_own_names(targets: tuple[str, ...], modules: l
     assert found is not None
     assert found["target_modules"] == modules
     assert (found["dim"], found["alpha"]) == (16, 32.0)
+
+
+def test_megatron_bridge_has_one_adapter_of_the_inputs_of_linear_attention() -> None:
+    for name in ("qwen3-next-80b-a3b", "qwen3.5-397b-a17b", "nemotron-3-nano"):
+        found = lora_arguments(read_model(ROOT / "examples/models" / name), goal_of("attention"))
+        assert found is not None
+        modules = ["linear_qkv", "linear_proj", "in_proj", "out_proj"]
+        assert found["target_modules"] == modules, name
 
 
 def test_megatron_bridge_finetunes_with_adapters_and_pretrains_without() -> None:

@@ -47,7 +47,8 @@ operation). A compiled layer keeps only what its backward graph reads
 (torch/_functorch/partitioners.py), so not the last GEMM's output, which is added to the residual.
 
 Frozen weights need no input (Transformer Engine keeps it where `weight.requires_grad`): norm
-outputs and gate * up are kept where an adapter reads them, and every adapter keeps its inner width.
+outputs, gate * up and linear attention's normed output are kept where an adapter reads them, and
+every adapter keeps its inner width.
 
 Letters as in state.py; of linear attention H heads, N' key width, P value width, Q tokens of a
 chunk, w outputs of its projections, c channels of its convolution. A layer without a mixer, or
@@ -78,6 +79,7 @@ from tuner.costs.train.adapters import (
     AdaptedMatrix,
     attention_matrices,
     keeps_input,
+    linear_matrices,
     network_matrices,
 )
 from tuner.costs.train.shapes import ModelShape
@@ -149,32 +151,32 @@ def activation_bytes(
     attention = _attention(model, strategies, own, cp_output_copy_ratio)
     linear = _linear(model, strategies)
     norm_input = own * model.hidden * _linear_bytes(strategies)
-    mixer_input = norm_input * keeps_input(
-        strategies,
-        strategies.adapts_q,
-        strategies.adapts_k,
-        strategies.adapts_v,
-        strategies.adapts_q_down,
-        strategies.adapts_kv_down,
+    keep = (
+        _keeps_attention_input(strategies),
+        keeps_input(strategies, np.minimum(strategies.linear_adapters, 1.0)),
     )
+    parts = (attention, linear)
     dense = _dense(
         model,
         strategies,
-        _mix(attention, linear, model.dense_attention, model.dense_linear),
+        _mix(parts, keep, shares=(model.dense_attention, model.dense_linear)),
         norm_input=norm_input
         * keeps_input(strategies, strategies.adapts_gate, strategies.adapts_up),
         last_gemm_output=last_gemm_ratio * hidden,
     )
     moe = _moe(
-        model, strategies, own, _mix(attention, linear, model.moe_attention, model.moe_linear)
+        model,
+        strategies,
+        own,
+        _mix(parts, keep, shares=(model.moe_attention, model.moe_linear)),
     )
     others = gathers_inputs * (group - own) * model.hidden * _linear_bytes(strategies)
     partial = gathers_inputs * np.where(own < group, (2.0 + model.is_gated) * whole, 0.0)
     return ActivationBytes(
         dense=_layer(
-            model, strategies, mixer_input, own, dense, gathered=2.0 * others, partial=partial
+            model, strategies, norm_input, own, dense, gathered=2.0 * others, partial=partial
         ),
-        moe=_layer(model, strategies, mixer_input, own, moe, gathered=others),
+        moe=_layer(model, strategies, norm_input, own, moe, gathered=others),
         embedding=strategies.dropout * own * model.hidden * MASK_BYTES,
         norm=2.0 * hidden + SCORE_BYTES * own,
         logit=group * padded_vocab(model, strategies) / strategies.tensor,
@@ -204,6 +206,8 @@ class _Mix:
     part: _Part
     ratio: Numbers
     """Share of the layers that have one."""
+    input_ratio: Numbers
+    """Of all layers, those whose mixer keeps the norm's output."""
     beyond: Numbers
     """Of the mixer that keeps most, what it keeps beyond the average."""
 
@@ -238,7 +242,7 @@ def _layer(
     masks = 2.0 * strategies.dropout * hidden / strategies.element_bytes * MASK_BYTES
     scales = 2.0 * SCORE_BYTES * own
     attention, network = parts.mixer.part, parts.network
-    normed = parts.mixer.ratio * normed
+    normed = parts.mixer.input_ratio * normed
     norms = normed + parts.network_input
     # Streams, what is mixed from them, and what is added to them.
     around = kept_input + model.has_streams * 2.0 * hidden
@@ -348,14 +352,25 @@ def _linear(model: ModelShape, strategies: Strategies) -> _Part:
     tokens = strategies.tokens / strategies.tensor
     repeated = 2.0 * model.linear_heads * model.linear_key_dim
     of_delta = model.linear_conv + repeated + model.linear_heads * model.linear_chunk
-    kept = model.linear_inputs + 2.0 * model.linear_values + model.linear_is_delta * of_delta
+    keeps_output = keeps_input(strategies, strategies.adapts_linear_out)
+    outputs = (1.0 + keeps_output) * model.linear_values
+    kept = model.linear_inputs + outputs + model.linear_is_delta * of_delta
     linear = _linear_bytes(strategies)
     quantised = np.where(linear < strategies.element_bytes, linear, 0.0) * model.linear_values
-    whole = tokens * (kept * strategies.element_bytes + quantised)
+    whole = tokens * (kept * strategies.element_bytes + keeps_output * quantised)
+    whole = whole + _inner_widths(strategies, linear_matrices(model, strategies))
     return _Part(whole=whole, by_op_saved=whole, dropped=0.0, recomputed=0.0)
 
 
-def _mix(attention: _Part, linear: _Part, attention_share: Numbers, linear_share: Numbers) -> _Mix:
+def _keeps_attention_input(s: Strategies) -> Numbers:
+    return keeps_input(s, s.adapts_q, s.adapts_k, s.adapts_v, s.adapts_q_down, s.adapts_kv_down)
+
+
+def _mix(
+    parts: tuple[_Part, _Part], keep: tuple[Numbers, Numbers], *, shares: tuple[Numbers, Numbers]
+) -> _Mix:
+    """Average softmax and linear attention, `keep` 1 where one keeps its input."""
+    (attention, linear), (attention_share, linear_share) = parts, shares
     part = _Part(
         whole=attention_share * attention.whole + linear_share * linear.whole,
         by_op_saved=attention_share * attention.by_op_saved + linear_share * linear.by_op_saved,
@@ -366,7 +381,12 @@ def _mix(attention: _Part, linear: _Part, attention_share: Numbers, linear_share
         np.greater(attention_share, 0.0) * attention.whole,
         np.greater(linear_share, 0.0) * linear.whole,
     )
-    return _Mix(part=part, ratio=attention_share + linear_share, beyond=largest - part.whole)
+    return _Mix(
+        part=part,
+        ratio=attention_share + linear_share,
+        input_ratio=attention_share * keep[0] + linear_share * keep[1],
+        beyond=largest - part.whole,
+    )
 
 
 def _dense(

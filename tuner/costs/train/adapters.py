@@ -15,7 +15,9 @@ nf4 in blocks of 64 with double quantisation takes 4 bits, 8 / 64 of the first s
 3). It covers attention and dense networks; stacked experts, router, embedding, head and norms stay
 as they are (bitsandbytes replaces nn.Linear, and not the head).
 
-Not covered: biases of adapters, DoRA, adapters of linear attention and of multi-token prediction.
+Projections of linear attention that read the same are priced as so many of their mean width.
+
+Not covered: biases of adapters, DoRA, adapters of multi-token prediction.
 """
 
 from collections.abc import Sequence
@@ -32,7 +34,7 @@ class AdaptedMatrix:
     """A matrix that may have an adapter."""
 
     ratio: Numbers
-    """1 where it has one."""
+    """1 where it has one; of several matrices of one width, how many have."""
     inputs: Numbers
     outputs: Numbers
     shares_input: Numbers = 0.0
@@ -46,6 +48,7 @@ class AdapterCounts:
     """Trained parameters of one layer's parts on one device."""
 
     attention: Numbers
+    linear: Numbers
     dense: Numbers
     shared: Numbers
     experts: Numbers
@@ -53,11 +56,13 @@ class AdapterCounts:
 
     def dense_layer(self, model: ModelShape) -> Numbers:
         """Of a layer without experts."""
-        return model.dense_attention * self.attention + model.dense_network * self.dense
+        mixers = model.dense_attention * self.attention + model.dense_linear * self.linear
+        return mixers + model.dense_network * self.dense
 
     def moe_layer(self, model: ModelShape) -> Numbers:
         """Of a layer with experts, without those of the experts."""
-        return model.moe_attention * self.attention + self.shared
+        mixers = model.moe_attention * self.attention + model.moe_linear * self.linear
+        return mixers + self.shared
 
 
 def attention_matrices(m: ModelShape, s: Strategies) -> tuple[AdaptedMatrix, ...]:
@@ -101,6 +106,23 @@ def attention_matrices(m: ModelShape, s: Strategies) -> tuple[AdaptedMatrix, ...
     )
 
 
+def linear_matrices(m: ModelShape, s: Strategies) -> tuple[AdaptedMatrix, ...]:
+    """Return projections of linear attention: of the hidden state, of low ranks, of its output."""
+    return (
+        AdaptedMatrix(
+            ratio=s.linear_adapters,
+            inputs=m.hidden,
+            outputs=s.linear_adapter_outputs / np.maximum(s.linear_adapters, 1.0),
+        ),
+        AdaptedMatrix(
+            ratio=s.linear_rank_adapters,
+            inputs=m.linear_rank,
+            outputs=s.linear_rank_adapter_outputs / np.maximum(s.linear_rank_adapters, 1.0),
+        ),
+        AdaptedMatrix(ratio=s.adapts_linear_out, inputs=m.linear_values, outputs=m.hidden),
+    )
+
+
 def network_matrices(m: ModelShape, s: Strategies, width: Numbers) -> tuple[AdaptedMatrix, ...]:
     """Return the projections of a dense or shared network."""
     has_gate = s.adapts_gate * m.is_gated
@@ -122,6 +144,7 @@ def adapter_counts(m: ModelShape, s: Strategies) -> AdapterCounts:
     local = m.experts / (s.expert * s.expert_tensor)
     return AdapterCounts(
         attention=_count(attention_matrices(m, s), s),
+        linear=_count(linear_matrices(m, s), s),
         dense=_count(network_matrices(m, s, m.dense_ffn), s),
         shared=_count(network_matrices(m, s, m.shared_ffn), s)
         * np.where(np.greater(m.shared_ffn, 0.0), 1.0, 0.0),

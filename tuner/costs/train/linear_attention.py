@@ -19,6 +19,8 @@ import numpy as np
 
 from tuner.config.columns import Numbers
 from tuner.costs.ops import linear_scan
+from tuner.costs.train.adapter_blocks import adapter_blocks
+from tuner.costs.train.adapters import linear_matrices
 from tuner.costs.train.collectives import all_to_all_s, latency_s
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
@@ -78,7 +80,9 @@ def linear_block(setting: BlockInputs) -> Block:
         context_backward_s=sent_s,
         launches=setting.constants.dense_launches * 0.5 + SCAN_LAUNCHES,
     )
-    return inputs + outputs + second + own + norm_and_residual(setting, overlapped=True)
+    adapters = adapter_blocks(setting, linear_matrices(m, s))
+    block = inputs + outputs + second + own + adapters
+    return block + norm_and_residual(setting, overlapped=True)
 
 
 def _all_to_alls_s(setting: BlockInputs) -> Numbers:

@@ -50,6 +50,7 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
+from tuner.engines.peft.lora import WITHOUT_OUT_PROJ
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.engines.saved_bytes import SINGLE_COPY, SavedBytes
 from tuner.spec.features import LONGCAT, ModelFeature
@@ -103,7 +104,8 @@ DEEPSPEED_0_19: Final = Capabilities(
         tensor_parallel=False,
         expert_parallel=False,
         pipeline=False,
-    ),
+    )
+    | WITHOUT_OUT_PROJ,
 )
 
 

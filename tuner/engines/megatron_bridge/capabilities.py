@@ -21,7 +21,8 @@ Until 0.4 all experts of a rank share one adapter, which is no adapter of each a
 Checkpoints hold adapters alone (`apply_peft_adapter_filter_to_state_dict` of
 training/checkpointing.py), and a restart loads `pretrained_checkpoint` first (training/setup.py).
 An adapter's first matrix is a `ColumnParallelLinear` of the rank's width (peft/utils.py,
-`ParallelLinearAdapter`), except beside layers whose input is split, `linear_proj` and `linear_fc2`.
+`ParallelLinearAdapter`), except beside layers whose input is split: `linear_proj`, `linear_fc2` and
+`out_proj`.
 Fields of overrides and of `LoRA` were compared with the dataclasses of the three tags
 (tests/tuner/engines/bridge_fields.json). No emitted file was started: Bridge needs a CUDA device.
 """
@@ -39,7 +40,7 @@ from tuner.engines.megatron_lm.capabilities import (
 from tuner.engines.megatron_lm.mixers import HYBRIDS
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.spec.features import ModelFeature
-from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, GATE_UP, QKV
+from tuner.spec.tune import ADAPTER_TARGETS, EXPERTS, GATE_UP, JOINED_INPUTS, QKV, SPLIT_INPUTS
 
 _UNSUPPORTED: Final = (MEGATRON_0_18.unsupported - {ModelFeature.QK_NORM_FULL}) | {
     ModelFeature.QK_NORM_UNWEIGHTED,
@@ -47,13 +48,14 @@ _UNSUPPORTED: Final = (MEGATRON_0_18.unsupported - {ModelFeature.QK_NORM_FULL}) 
 }
 _NOT_INTERLEAVED: Final = restricted(*HYBRIDS, virtual_pipeline=False)
 
-_RANK_SPLITTING: Final = frozenset(ADAPTER_TARGETS) - {"o_proj", "down_proj"}
+_FUSED: Final = frozenset({QKV, GATE_UP, JOINED_INPUTS, SPLIT_INPUTS})
+_RANK_SPLITTING: Final = frozenset(ADAPTER_TARGETS) - {"o_proj", "out_proj", "down_proj"}
 
 _WITH_0_18: Final = replace(
     MEGATRON_0_18,
     in_process_restart_zero_stages=frozenset(),
     adapters=frozenset({"lora"}),
-    fused_layers=frozenset({QKV, GATE_UP}),
+    fused_layers=_FUSED,
     adapter_dtypes=frozenset({"bf16"}),
     rank_splitting_targets=_RANK_SPLITTING,
 )
@@ -62,7 +64,7 @@ _WITH_0_16: Final = replace(
     in_process_restart_zero_stages=frozenset(),
     adapters=frozenset({"lora"}),
     adapter_targets=frozenset(ADAPTER_TARGETS) - {EXPERTS},
-    fused_layers=frozenset({QKV, GATE_UP}),
+    fused_layers=_FUSED,
     adapter_dtypes=frozenset({"bf16"}),
     rank_splitting_targets=_RANK_SPLITTING,
 )

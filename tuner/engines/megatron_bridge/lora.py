@@ -1,7 +1,8 @@
 """Adapters by the names of Megatron-Bridge's `LoRA(target_modules=)`.
 
-Megatron-Core fuses queries, keys and values (linear_qkv), and gate and up (linear_fc1), so an
-adapter covers all of a fused layer. Patterns with `*` match whole paths of modules.
+Megatron-Core fuses queries, keys and values (linear_qkv), gate and up (linear_fc1), and all that
+Mamba-2 or the gated delta rule projects at first (in_proj), so an adapter covers all of a fused
+layer. Patterns with `*` match whole paths of modules.
 
 Read from src/megatron/bridge/peft/lora.py and module_matcher.py of v0.3.0 to v0.5.0 of
 github.com/NVIDIA-NeMo/Megatron-Bridge.
@@ -13,7 +14,7 @@ from profilers.steps.config import LayerKind
 from tuner.engines.megatron_lm.core import Core
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
-from tuner.spec.tune import EXPERTS, adapted
+from tuner.spec.tune import EXPERTS, JOINED_INPUTS, SPLIT_INPUTS, adapted
 
 _ATTENTION: Final = {
     "q_a_proj": "linear_q_down_proj",
@@ -21,6 +22,9 @@ _ATTENTION: Final = {
     "kv_a_proj_with_mqa": "linear_kv_down_proj",
     "kv_b_proj": "linear_kv_up_proj",
     "o_proj": "linear_proj",
+    "in_proj": "in_proj",
+    **dict.fromkeys((*JOINED_INPUTS, *SPLIT_INPUTS), "in_proj"),
+    "out_proj": "out_proj",
 }
 
 
@@ -48,7 +52,7 @@ def _modules(names: tuple[str, ...], model: ModelSpec) -> tuple[str, ...]:
     if model.moe is not None and model.moe.shared_ffn_size:
         networks.append("*.shared_experts")
     modules = [query] if "q_proj" in names else []
-    modules += [_ATTENTION[name] for name in names if name in _ATTENTION]
+    modules += dict.fromkeys(_ATTENTION[name] for name in names if name in _ATTENTION)
     if "up_proj" in names:
         modules += [f"{network}.linear_fc1" for network in networks]
     if "down_proj" in names:

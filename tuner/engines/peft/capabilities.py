@@ -18,6 +18,7 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
+from tuner.engines.peft.lora import WITHOUT_OUT_PROJ
 from tuner.engines.registry import Target
 from tuner.engines.saved_bytes import SavedBytes
 from tuner.spec.features import LONGCAT, NEW_MIXERS, ModelFeature
@@ -56,6 +57,7 @@ PEFT_0_21: Final = Capabilities(
     cuda_graphs=frozenset({"none"}),
     precisions=frozenset({"bf16"}),
     mtp=False,
+    restrictions=WITHOUT_OUT_PROJ,
     # Of these it is not counted what eager layers keep and launch.
     unsupported=frozenset(
         {

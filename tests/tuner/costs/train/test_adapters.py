@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rows import Failures
 from tuner.backtest.columns import device_hardware
 from tuner.config.columns import Strategies
 from tuner.config.tune_columns import NF4_BYTES, Stack, stack_of, tune_columns
@@ -276,13 +277,13 @@ def test_what_peft_adapts_of_hybrids_is_what_is_counted() -> None:
 
     counted, adapted_by_peft = {}, {}
     for name, class_name, networks in (
-        # 7 layers of 16 x (2304 + 6144, 2304 + 576, 512 + 8192 and 4096 + 2304), of 27.
         ("kimi-linear-48b-a3b", "KimiLinearForCausalLM", ()),
         ("qwen3-next-80b-a3b", "Qwen3NextForCausalLM", ("gate_proj", "up_proj", "down_proj")),
         ("qwen3.5-397b-a17b", "Qwen3_5MoeForCausalLM", ("gate_proj", "up_proj", "down_proj")),
         ("nemotron-3-nano", "NemotronHForCausalLM", ("up_proj", "down_proj")),
     ):
         model, tune = read_model(MODELS / name), lora("attention", *networks)
+        assert model.linear is not None
         config = json.loads((MODELS / name / "config.json").read_text(encoding="utf-8"))
         fields = dict(config.get("text_config", config))
         fields.pop("rope_scaling", None)
@@ -299,5 +300,55 @@ def test_what_peft_adapts_of_hybrids_is_what_is_counted() -> None:
         counts = adapter_counts(shape, strategy(tune, Stack.PYTORCH, model))
         dense = shape.dense_layers * counts.dense_layer(shape)
         counted[name] = number(dense + shape.moe_layers * counts.moe_layer(shape))
-    assert adapted_by_peft["kimi-linear-48b-a3b"] == 7 * 16 * (8448 + 2880 + 8704 + 6400)
+    # 7 layers of latent attention, 20 of KDA: q, k, v, o; f_a and g_a, f_b and g_b; b.
+    softmax = 16 * (8448 + 2880 + 8704 + 6400)
+    delta = 16 * (4 * (2304 + 4096) + 2 * (2304 + 128) + 2 * (128 + 4096) + 2304 + 32)
+    assert adapted_by_peft["kimi-linear-48b-a3b"] == 7 * softmax + 20 * delta
     assert counted == pytest.approx(adapted_by_peft)
+
+
+def test_megatron_has_one_adapter_of_all_that_linear_attention_projects_at_first() -> None:
+    failures = Failures()
+    for name, layers, inputs, values in (
+        # Queries and keys 2 x 2048, values and gate 2 x 4096, two numbers of 32 heads.
+        ("qwen3-next-80b-a3b", 36, 2048 + 12352, 4096 + 2048),
+        # Gate and values 2 x 4096, B and C 2 x 1024, a time step of 64 heads.
+        ("nemotron-3-nano", 23, 2688 + 10304, 4096 + 2688),
+    ):
+        model, (first, last) = read_model(MODELS / name), LINEAR_TARGETS[name]
+        tune = lora(*first, last)
+        shape = shape_of_model(model, mtp_layers=0)
+        count = num_adapter_parameters(shape, strategy(tune, Stack.MEGATRON, model))
+        with failures.of(name):
+            assert number(count) == pytest.approx(16 * layers * (inputs + values))
+    failures.check()
+
+
+LINEAR_TARGETS = {
+    "qwen3-next-80b-a3b": (("in_proj_qkvz", "in_proj_ba"), "out_proj"),
+    "nemotron-3-nano": (("in_proj",), "out_proj"),
+}
+
+
+def test_adapters_of_linear_attention_take_time_and_keep_what_they_read() -> None:
+    failures = Failures()
+    for name, (first, last) in LINEAR_TARGETS.items():
+        model = read_model(MODELS / name)
+        assert model.linear is not None
+        alone, read, written, both = (
+            strategy(lora("o_proj", *targets), Stack.PYTORCH, model, num_microbatches=1.0)
+            for targets in ((), first, (last,), (*first, last))
+        )
+        with failures.of(name):
+            assert number(step(alone, model).step_s) < number(step(both, model).step_s)
+            kept = [
+                number(memory(one, model).activations_PC) for one in (alone, read, written, both)
+            ]
+            tokens, layers, width = 4096, model.num_linear_layers, 2
+            # The norm's output, the scan's normed output, and inner widths of 16.
+            normed = width * tokens * layers * (model.hidden_size + 16 * len(first))
+            outputs = width * tokens * layers * (model.linear.value_dim + 16)
+            assert kept[1] - kept[0] == pytest.approx(normed, rel=0.02)
+            assert kept[2] - kept[0] == pytest.approx(outputs, rel=0.02)
+            assert kept[3] - kept[0] == pytest.approx(normed + outputs, rel=0.02)
+    failures.check()
