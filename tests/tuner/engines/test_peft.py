@@ -222,6 +222,69 @@ def test_megatron_bridge_has_one_adapter_of_the_inputs_of_linear_attention() -> 
         assert found["target_modules"] == modules, name
 
 
+RECIPES = {
+    "deepseek-v3": "deepseek_v3_pretrain_config",
+    "glm-4.5-air": "glm45_air_106b{}",
+    "gpt-oss-120b": "gpt_oss_120b{}",
+    "llama-3.1-8b": "llama31_8b{}",
+    "mixtral-8x7b": "vanilla_gpt_pretrain_config",
+    "nemotron-3-nano": "nemotron_3_nano{}",
+    "nemotron-h-56b": "nemotronh_56b{}",
+    "olmoe-1b-7b": "olmoe_7b{}",
+    "qwen3-30b-a3b": "qwen3_30b_a3b{}",
+    "qwen3-next-80b-a3b": "qwen3_next_80b_a3b_pretrain_config",
+}
+
+
+def test_adapters_start_from_a_recipe_of_adapters_where_the_release_has_one() -> None:
+    fields = json.loads((Path(__file__).parent / "bridge_fields.json").read_text("utf-8"))
+    failures = Failures()
+    for target, release, ending in (
+        ("megatron-bridge-26.02", "v0.3.0", "_finetune_config"),
+        ("megatron-bridge-26.04", "v0.4.0", "_peft_config"),
+        ("megatron-bridge", "v0.5.0", "_peft_config"),
+    ):
+        for name, recipe in RECIPES.items():
+            model = read_model(ROOT / "examples/models" / name)
+            stages = {"chunks": (1,), "pipeline_layout": (model.num_layers,)}
+            expected, finetunes = recipe.format(ending), "{}" in recipe
+            decision = sample_decision(
+                pipeline_model_parallel_size=1,
+                data_parallel_size=4 if finetunes else 8,
+                context_parallel_size=2 if finetunes else 1,
+                stage_recompute=("none",),
+                **stages,
+            )
+            plain = sample_verified(model, decision, emit=(target,))
+            plan = plain.plan.model_copy(update={"goal": goal_of("attention")})
+            tuned = VerifiedPlan.waive(plan, reason="moetune plan does not launch")
+            files = {str(file.path): file.text for file in emit(target, tuned)}
+            with failures.of(target, name):
+                if expected != "vanilla_gpt_pretrain_config" or release != "v0.3.0":
+                    assert expected in fields["releases"][release]["recipes"]
+                    assert f"RECIPE:-{expected}}}" in files["run.sh"]
+                assert ("no recipe of adapters" in files["run.sh"]) is not finetunes
+                assert ("dataset.seq_length=4096" in files["overrides.txt"]) is finetunes
+                assert ("dataset.sequence_length=4096" in files["overrides.txt"]) is not finetunes
+                # Two context ranks exchange halves of a sequence's halves.
+                assert ("config.dataset.seq_length, 4\n" in files["train.py"]) is finetunes
+                per_token = "model.calculate_per_token_loss=true" in files["overrides.txt"]
+                assert per_token is finetunes
+    failures.check()
+
+
+def test_samples_are_not_packed_in_larger_micro_batches_or_graphs() -> None:
+    model = read_model(ROOT / "examples/models/qwen3-30b-a3b")
+    stages = {"chunks": (1, 1), "pipeline_layout": (24, 24)}
+    for changes, is_packed in (
+        ({}, True),
+        ({"micro_batch_size": 2}, False),
+        ({"cuda_graph": "full_iteration"}, False),
+    ):
+        found = dict(overrides(model, goal_of("attention"), sample_decision(**stages, **changes)))
+        assert ("dataset.packed_sequence_specs" not in found) is is_packed, changes
+
+
 def test_megatron_bridge_finetunes_with_adapters_and_pretrains_without() -> None:
     plain = sample_verified(MIXTRAL, sample_decision(), emit=("megatron-bridge",))
     plan = plain.plan.model_copy(update={"goal": goal_of("attention")})

@@ -3,7 +3,8 @@
 A recipe of `megatron.bridge.recipes` sets data, optimizer and everything else outside the plan;
 overrides in Bridge's `section.field=value` form set what the plan decides, including options that
 are off, because recipes have defaults of their own. Where a recipe of the release builds the model,
-it is named; for any other model the overrides change the widths of the nearest one.
+it is named; for any other model the overrides change the widths of the nearest one. Adapters start
+from the recipe of adapters where the release has one of the model, else from that of pretraining.
 
 `train.py` does what Bridge's `scripts/training/run_recipe.py` does, and replaces the name of the
 precision by its configuration object first, so that overrides can set its fields.
@@ -72,6 +73,26 @@ _RECIPES: Final = {
 
 _FROM_0_4: Final = {(NEMOTRON_H, 88, 4096): "nemotron_3_super_pretrain_config"}
 """The same, from v0.4.0 on."""
+
+_PRETRAINING: Final = "_pretrain_config"
+_WITH_ADAPTERS: Final = {
+    Core.V0_16: "_finetune_config",
+    Core.V0_17: "_peft_config",
+    Core.V0_18: "_peft_config",
+}
+"""Ends of the names of recipes that train adapters; those of 0.3 train all weights if asked."""
+_WITHOUT_ADAPTERS: Final = frozenset(
+    f"{model}{_PRETRAINING}"
+    for model in (
+        "deepseek_v2_lite",
+        "deepseek_v2",
+        "deepseek_v3",
+        "kimi_k2",
+        # Its recipe raises NotImplementedError, or trains all weights in 0.3.
+        "qwen3_next_80b_a3b",
+    )
+)
+"""Recipes of models that have none of adapters in any release."""
 
 _PLAIN: Final = "vanilla_gpt_pretrain_config"
 """Megatron-LM's defaults without a specific model; from v0.4.0 on."""
@@ -152,13 +173,14 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     exact, nearest = _recipe(plan.model, core=core)
     schedule = checkpoint_schedule(verified, removes_old=True)
     shape, is_local = launch_shape(plan, decision), has_local(schedule)
-    recipe = exact or nearest
+    recipe = _adapter_recipe(plan.model, plan.goal, core=core) or exact or nearest
     named = bool(exact) or core is not Core.V0_16 or nearest != _PLAIN
     said = (
         *statement(verified, schedule=schedule),
         *cautions(plan.model, decision),
         *assumptions("megatron-bridge", plan.model, plan.goal, decision),
         f"Recipe: {recipe}." if named else "Recipe: none fits in this release; name a near one.",
+        *_recipe_notes(plan.goal, recipe),
         *(NOTES if is_local else ()),
         "",
         *_YOURS,
@@ -207,6 +229,16 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     )
 
 
+def _recipe_notes(goal: TrainGoal, recipe: str) -> Iterator[str]:
+    """Say what the recipe of adapters brings, or that there is none."""
+    if goal.adapters is None:
+        return
+    if recipe.endswith(_PRETRAINING):
+        yield "This release has no recipe of adapters for the model, so it is one of pretraining."
+    else:
+        yield "Its data are SQuAD of the Hub; samples are packed or padded to the sequence length."
+
+
 def _checkpoints(
     schedule: CheckpointSchedule | None, decision: TrainDecision
 ) -> Iterator[Override]:
@@ -236,10 +268,12 @@ def _program(
     lora = lora_arguments(model, goal, core=core)
     start = _PRETRAIN if lora is None else _FINETUNE
     words = "".join(f"    {name}={value!r},\n" for name, value in (lora or {}).items())
+    finetunes = bool(_adapter_recipe(model, goal, core=core))
     return _TRAIN.format(
         precision=precision,
         in_fp32=decision.gradient_bytes == 4,
         imports=start["imports"],
+        samples=_SAMPLES.format(multiple=_pack_multiple(decision)) if finetunes else "",
         adapters=start["adapters"].format(arguments=words),
         start=start["start"],
     )
@@ -256,6 +290,7 @@ def overrides(
     precision = decision.fp8_recipe or goal.precision.value
     fields = decision_fields(model, decision, precision=precision, core=core)
     is_exact = bool(_recipe(model, core=core)[0])
+    finetunes = bool(_adapter_recipe(model, goal, core=core))
     if not is_exact:
         fields = model_fields(model) | fields
     if core is not Core.V0_18:
@@ -269,7 +304,7 @@ def overrides(
         *_pipeline(decision),
         *_state(decision),
         ("model.seq_length", goal.sequence_length),
-        ("dataset.sequence_length", goal.sequence_length),
+        *(_finetuning(goal, decision) if finetunes else _pretraining(goal)),
         ("train.micro_batch_size", decision.micro_batch_size),
         ("train.global_batch_size", goal.global_batch_size),
     )
@@ -292,6 +327,39 @@ def _recipe(model: ModelSpec, *, core: Core) -> tuple[str, str]:
     if model.attention.qk_norm is QkNorm.FULL:
         return exact, "olmoe_7b_pretrain_config"
     return exact, _PLAIN
+
+
+def _adapter_recipe(model: ModelSpec, goal: TrainGoal, *, core: Core) -> str:
+    """Return the recipe that trains adapters of the model; empty: there is none, or need."""
+    exact, _ = _recipe(model, core=core)
+    if goal.adapters is None or not exact or exact in _WITHOUT_ADAPTERS:
+        return ""
+    return exact.removesuffix(_PRETRAINING) + _WITH_ADAPTERS[core]
+
+
+def _pretraining(goal: TrainGoal) -> Iterator[Override]:
+    yield ("dataset.sequence_length", goal.sequence_length)
+
+
+def _finetuning(goal: TrainGoal, decision: TrainDecision) -> Iterator[Override]:
+    """Yield what the data of a recipe of adapters have, and what they need of the rest."""
+    yield ("dataset.seq_length", goal.sequence_length)
+    if not _can_pack(decision):
+        yield ("dataset.packed_sequence_specs", None)
+    if decision.context_parallel_size > 1:
+        yield ("model.calculate_per_token_loss", True)
+        yield ("ddp.average_in_collective", False)
+
+
+def _can_pack(decision: TrainDecision) -> bool:
+    """Whether samples may be packed: Bridge refuses larger micro-batches, graphs need one shape."""
+    return decision.micro_batch_size == 1 and decision.cuda_graph == "none"
+
+
+def _pack_multiple(decision: TrainDecision) -> int:
+    """Tokens whose multiple each packed sample is padded to."""
+    ranks = decision.context_parallel_size
+    return 2 * ranks if ranks > 1 else 1
 
 
 def _model(model: ModelSpec) -> Iterator[Override]:
@@ -390,6 +458,14 @@ config.peft = LoRA(
     "start": "finetune",
 }
 
+_SAMPLES: Final = """\
+whole = {{"pad_to_max_length": True}}
+config.dataset.dataset_kwargs = (config.dataset.dataset_kwargs or {{}}) | whole
+packs = config.dataset.packed_sequence_specs
+if packs is not None:
+    packs.packed_sequence_size, packs.pad_seq_to_mult = config.dataset.seq_length, {multiple}
+"""
+
 _TRAIN: Final = """\
 import os
 import sys
@@ -406,5 +482,5 @@ config.mixed_precision.grad_reduce_in_fp32 = {in_fp32}
 written = Path(__file__).with_name("overrides.txt").read_text(encoding="utf-8").splitlines()
 overrides = [line for line in written if line and not line.startswith("#")]
 config = process_config_with_overrides(config, cli_overrides=[*overrides, *sys.argv[1:]])
-{adapters}{start}(config=config, forward_step_func=forward_step)
+{samples}{adapters}{start}(config=config, forward_step_func=forward_step)
 """
