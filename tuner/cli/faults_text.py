@@ -17,6 +17,8 @@ def _lines(report: FaultReport) -> Iterator[str]:
         f" {scenario.mean_interval:g} s (seed {scenario.seed}); restarts take"
         f" {report.restart_s:.1f} s"
     )
+    if scenario.repair is not None:
+        yield f"A lost node is back after {scenario.repair:g} s; {scenario.spares} spare nodes"
     for result in report.results:
         yield ""
         yield from _policy_lines(result)
@@ -35,6 +37,8 @@ def _lines(report: FaultReport) -> Iterator[str]:
 def _policy_lines(result: PolicyResult) -> Iterator[str]:
     restores = ", ".join(f"{count} from {level}" for level, count in result.restores.items())
     yield f"{result.policy.words}: {result.faults} faults, restored {restores or 'never'}"
+    if result.fewer_steps:
+        yield f"  {result.fewer_steps} steps with fewer nodes, {result.returns} returns to all"
     yield f"  measured  {_parts(result.measured)}"
     yield f"  replayed  {_parts(result.replayed)}: {result.replay_error:+.1%}"
     yield (
@@ -47,15 +51,22 @@ def _policy_lines(result: PolicyResult) -> Iterator[str]:
             f"  overhead {result.measured.overhead_s:.1f} s, {result.deviations:+.1f} deviations"
             f" from the expected {result.expected_overhead.mean_s:.0f} s"
         )
-    if result.is_on_curve:
-        yield "  every loss equals that of the run without faults"
-    else:
+    if not result.is_on_curve:
         yield "  LOSSES DIFFER from those of the run without faults"
+    elif result.exact_steps is None:
+        yield "  every loss equals that of the run without faults"
+    if result.exact_steps is not None:
+        yield (
+            f"  losses equal those of the run without faults for {result.exact_steps} steps; from"
+            f" the first with fewer nodes on they differ by {result.loss_error:.1e} at most (limit"
+            f" {result.loss_tolerance:.0e})"
+        )
 
 
 def _parts(parts: RunParts) -> str:
-    slowed = f", slowed {parts.slowed_s:.1f}" if parts.slowed_s else ""
+    rare = {"slowed": parts.slowed_s, "waiting": parts.waiting_s, "slower": parts.slower_s}
+    others = "".join(f", {name} {time_s:.1f}" for name, time_s in rare.items() if time_s)
     return (
         f"{parts.wall_s:7.1f} s: lost {parts.lost_s:.1f}, saving {parts.saving_s:.1f},"
-        f" recovery {parts.recovery_s:.1f}{slowed}"
+        f" recovery {parts.recovery_s:.1f}{others}"
     )

@@ -26,10 +26,10 @@ held against the other.
     fewer    where the run has a layout of fewer nodes, it goes on in that instead, from shared
              storage: copies on hosts belong to the ranks that wrote them. Every restart takes the
              layout that there are nodes for, and so does the next shared checkpoint after a repair,
-             once it is durable. Only where even fewer nodes are left the job waits
+             once it is durable. Only where even fewer nodes are left the job waits. Failures of
+             named nodes that are not in use meet nothing
 """
 
-import heapq
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tuner.faults.allocation import Allocation
 from tuner.faults.levels import (
     CLASSES,
     FailureClass,
@@ -58,7 +59,8 @@ class Failure:
     """Seconds since the run's first step began."""
     kind: FailureClass
     node: int | None = None
-    """The node that failed, counted from 0; None: any, which takes no other's replica along."""
+    """The node that failed, counted from 0; None: any, which takes no other's replica along. With
+    a run of `ring_nodes`, one that fails together with its replicas takes their nodes along."""
     silence_s: float = 0.0
     """Without a step, after which it is noticed and the job is ended; 0: at once."""
     repair_s: float | None = None
@@ -84,6 +86,8 @@ class Slowdown:
     begin_s: float
     end_s: float
     factor: float
+    node: int | None = None
+    """Whose link it is; None: of some node in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +176,8 @@ class SimulatedRun:
     """From failures (or repairs that were waited for) until training went on."""
     waiting_s: float
     """For repairs."""
+    slower_s: float
+    """Of training: what steps with fewer nodes took beyond those with all."""
     failures: int
     """That met a run that was there."""
     restores: tuple[Restore, ...]
@@ -221,6 +227,7 @@ def simulate(
         saving_s=state.saving_s,
         recovery_s=state.recovery_s,
         waiting_s=state.waiting_s,
+        slower_s=state.slower_s,
         failures=state.failures,
         restores=tuple(state.restores),
         fewer_s=state.fewer_s,
@@ -251,6 +258,8 @@ class _Copy:
     """Stalls of all checkpoints that were kept until then, its own included."""
     slowed_s: float
     """The same of slowdowns."""
+    slower_s: float
+    """Of its steps: what those with fewer nodes took beyond the others."""
     durable_at_s: float
 
 
@@ -298,14 +307,15 @@ class _State:
     lost_s: float = 0.0
     recovery_s: float = 0.0
     waiting_s: float = 0.0
+    slower_s: float = 0.0
     failures: int = 0
     durable: dict[Level, _Copy] = field(default_factory=dict)
     pending: list[_Copy] = field(default_factory=list)
     """Copies that are not durable, in the order of their writes."""
-    empty_nodes: set[int] = field(default_factory=set)
-    """That were lost and have no copies."""
-    repairs: list[float] = field(default_factory=list)
-    """When each node in repair is back."""
+    allocation: Allocation = field(init=False)
+    """Nodes in use and in repair."""
+    empty_places: set[int] = field(default_factory=set)
+    """Of nodes that were lost and have no copies."""
     restores: list[Restore] = field(default_factory=list)
     fewer_s: float = 0.0
     returns: int = 0
@@ -313,10 +323,21 @@ class _State:
     def __post_init__(self) -> None:
         self.layout = self.full
         self.durable[Level.SHARED] = _Copy(
-            level=Level.SHARED, step=0, trained_s=0.0, saving_s=0.0, slowed_s=0.0, durable_at_s=0.0
+            level=Level.SHARED,
+            step=0,
+            trained_s=0.0,
+            saving_s=0.0,
+            slowed_s=0.0,
+            slower_s=0.0,
+            durable_at_s=0.0,
         )
         self.failure = next(self.coming, None)
         fewer = self.run.fewer
+        self.allocation = Allocation(
+            nodes=self.run.ring_nodes,
+            spare_nodes=self.run.spare_nodes,
+            idle_nodes=None if fewer is None else fewer.idle_nodes,
+        )
         if fewer is not None and fewer.failures is not None:
             self.other = _in_order(fewer.failures)
 
@@ -332,20 +353,17 @@ class _State:
     def is_full(self) -> bool:
         return self.layout is self.full
 
-    @property
-    def nodes_short(self) -> int:
-        """Nodes in repair beyond the spare ones."""
-        while self.repairs and self.repairs[0] <= self.clock_s:
-            heapq.heappop(self.repairs)
-        return max(0, len(self.repairs) - self.run.spare_nodes)
-
-    def enter(self, layout: Layout) -> None:
-        """Go on in a layout; copies on hosts belong to the ranks of another one."""
-        if layout is self.layout:
+    def launch(self) -> None:
+        """Take the layout that there are nodes for; copies on hosts are useless in another one."""
+        fewer = self.run.fewer
+        if not self.allocation.allocate(self.clock_s):
             return
-        self.layout = layout
+        self.layout = self.full
+        if not self.allocation.is_full:
+            assert fewer is not None
+            self.layout = fewer.layout
         self.durable.pop(Level.HOST, None)
-        self.empty_nodes.clear()
+        self.empty_places.clear()
         if self.other is None:
             return
         self.coming, self.other = self.other, self.coming
@@ -366,10 +384,6 @@ class _State:
             self.fewer_s += max(0.0, self.clock_s - self.began_s)
 
     @property
-    def fails_at_s(self) -> float:
-        return math.inf if self.failure is None else self.failure.at_s
-
-    @property
     def unwritten_s(self) -> float:
         """Seconds until all copies are durable."""
         last_s = self.pending[-1].durable_at_s if self.pending else self.clock_s
@@ -381,14 +395,16 @@ class _State:
             copy = self.pending.pop(0)
             self.durable[copy.level] = copy
             if copy.level is Level.HOST:
-                self.empty_nodes.clear()
+                self.empty_places.clear()
 
     def spend(self, time_s: float) -> float | None:
         """Let time pass; return what passed of it before a failure, None where all did."""
-        if self.clock_s + time_s > self.fails_at_s:
-            spent_s = max(0.0, self.fails_at_s - self.clock_s)
-            self.clock_s += spent_s
-            return spent_s
+        while (failure := self.failure) is not None and self.clock_s + time_s > failure.at_s:
+            if self.allocation.uses(failure.node):
+                spent_s = max(0.0, failure.at_s - self.clock_s)
+                self.clock_s += spent_s
+                return spent_s
+            self.failure = next(self.coming, None)
         self.clock_s += time_s
         return None
 
@@ -414,7 +430,11 @@ class _State:
 
     def _pace(self, now_s: float) -> tuple[float, float]:
         """Return how many times longer the links take then, and when that changes."""
-        factors = [one.factor for one in self.slowdowns if one.begin_s <= now_s < one.end_s]
+        factors = [
+            one.factor
+            for one in self.slowdowns
+            if one.begin_s <= now_s < one.end_s and self.allocation.uses(one.node)
+        ]
         edges = [edge_s for one in self.slowdowns for edge_s in (one.begin_s, one.end_s)]
         return max(factors, default=1.0), min((at for at in edges if at > now_s), default=math.inf)
 
@@ -431,13 +451,15 @@ def _train(state: _State) -> bool:
         if not use.is_done:
             state.into_s = use.done_s
             return False
+        state.slower_s += work_s - (target - state.step) * state.full.seconds.step_s
         state.step, state.trained_s = target, state.trained_s + work_s
         if target == steps:
             return True
         is_shared = target % policy.shared_interval_steps == 0
         if not _save(state, Level.SHARED if is_shared else Level.HOST):
             return False
-        if is_shared and not state.is_full and not state.nodes_short and not _return(state):
+        can_return = is_shared and not state.is_full and not state.allocation.short(state.clock_s)
+        if can_return and not _return(state):
             return False
 
 
@@ -470,6 +492,7 @@ def _save(state: _State, level: Level) -> bool:
                 trained_s=state.trained_s,
                 saving_s=state.saving_s,
                 slowed_s=state.slowed_s,
+                slower_s=state.slower_s,
                 durable_at_s=durable_at_s,
             )
         )
@@ -493,7 +516,7 @@ def _return(state: _State) -> bool:
             state.began_s = state.clock_s
             return False
     state.finish_writes()
-    state.enter(state.full)
+    state.launch()
     state.returns += 1
     return True
 
@@ -511,17 +534,13 @@ def _recover(state: _State) -> None:
     while True:
         assert state.failure is not None
         worst = _worse(worst, _kind_of(state.failure, state))
-        is_node_lost = state.failure.kind is not FailureClass.PROCESS
         unnoticed_s = patience_s if state.failure.silence_s else 0.0
-        repair_s = state.failure.repair_s
+        failure, state.failure = state.failure, next(state.coming, None)
         state.failures += 1
-        state.failure = next(state.coming, None)
-        if is_node_lost:
-            _replace_node(state, state.run.repair_s if repair_s is None else repair_s)
+        _replace_nodes(state, failure)
         if not state.policy.survives(worst):
             state.durable.pop(Level.HOST, None)
-        fewer = state.run.fewer
-        state.enter(state.full if fewer is None or not state.nodes_short else fewer.layout)
+        state.launch()
         level = max(state.durable, key=lambda one: (state.durable[one].step, one))
         restart_s = unnoticed_s + state.seconds.restart_s[level, worst]
         spent_s = state.spend(restart_s)
@@ -533,46 +552,52 @@ def _recover(state: _State) -> None:
         if patience_s <= 0.0:
             patience_s = max(0.0, state.run.start_limit_s + patience_s)
     if state.run.ring_nodes is None:
-        state.empty_nodes.clear()
+        state.empty_places.clear()
     copy = state.durable[level]
     state.lost_s += position_s - copy.trained_s
     state.lost_s += state.saving_s - copy.saving_s + state.slowed_s - copy.slowed_s
-    state.step, state.trained_s = copy.step, copy.trained_s
+    state.step, state.trained_s, state.slower_s = copy.step, copy.trained_s, copy.slower_s
     state.into_s, state.began_s = 0.0, state.clock_s
     state.saving_s, state.slowed_s = copy.saving_s, copy.slowed_s
     state.restores.append(Restore(at_s=state.clock_s, step=copy.step, level=level, kind=worst))
 
 
 def _kind_of(failure: Failure, state: _State) -> FailureClass:
-    """Return what a failure takes, after those before it; note the node that it empties."""
+    """Return what a failure takes, after those before it; note the place that it empties."""
     if failure.node is None or failure.kind is FailureClass.PROCESS:
         return failure.kind
-    state.empty_nodes.add(failure.node)
-    replicas, ring = state.policy.replicas, state.run.ring_nodes
+    ring = state.allocation.places
+    place = ring.index(failure.node) if ring else failure.node
+    state.empty_places.add(place)
+    replicas = state.policy.replicas
     if not replicas:
         return failure.kind
-    firsts: Iterable[int] = (failure.node // (replicas + 1) * (replicas + 1),)
-    if ring is not None:
-        firsts = range(failure.node - replicas, failure.node + 1)
+    firsts: Iterable[int] = (place // (replicas + 1) * (replicas + 1),)
+    if ring:
+        firsts = range(place - replicas, place + 1)
     for first in firsts:
         holders = range(first, first + replicas + 1)
-        if state.empty_nodes >= {node % ring if ring else node for node in holders}:
+        if state.empty_places >= {node % len(ring) if ring else node for node in holders}:
             return FailureClass.TOGETHER
     return failure.kind
 
 
-def _replace_node(state: _State, repair_s: float) -> None:
-    """Put a spare node in the place of a lost one, do without it, or wait for a repair."""
-    if state.run.repair_s == 0.0:
+def _replace_nodes(state: _State, failure: Failure) -> None:
+    """Put spare nodes in the place of lost ones, do without them, or wait for a repair."""
+    if state.run.repair_s == 0.0 or failure.kind is FailureClass.PROCESS:
         return
-    fewer = state.run.fewer
-    heapq.heappush(state.repairs, state.clock_s + repair_s)
-    if state.nodes_short <= (0 if fewer is None else 1 + fewer.idle_nodes):
-        return
-    back_at_s = heapq.heappop(state.repairs)
-    state.waiting_s += back_at_s - state.clock_s
-    state.clock_s = back_at_s
-    state.skip_failures()
+    allocation = state.allocation
+    lost: Sequence[int | None] = (failure.node,)
+    if failure.node is not None and allocation.places:
+        is_together = failure.kind is FailureClass.TOGETHER
+        lost = allocation.neighbours(failure.node, 1 + is_together * state.policy.replicas)
+    repair_s = state.run.repair_s if failure.repair_s is None else failure.repair_s
+    allocation.lose(lost, back_at_s=state.clock_s + repair_s)
+    ready_at_s = allocation.ready_at_s(state.clock_s)
+    if ready_at_s > state.clock_s:
+        state.waiting_s += ready_at_s - state.clock_s
+        state.clock_s = ready_at_s
+        state.skip_failures()
 
 
 def _worse(one: FailureClass, other: FailureClass) -> FailureClass:

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from profilers.steps.config import StepConfig
 from tuner.engines.reference.step_config import step_config
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.faults.forecast import save_policy
 from tuner.goals.train_folder import read_plan
 from tuner.output import write_files
 from tuner.paths import AnyPath, plan_folder
+from tuner.plans.folder import FEWER_NODES, PLAN_NAME
 from tuner.plans.train import Plan
 from tuner.verify.faults.comparison import FaultReport
 from tuner.verify.faults.runs import run_scenario
@@ -50,9 +52,30 @@ def verify_faults(
     if not scenario.policies:
         scenario = scenario.model_copy(update={"policies": (_planned(plan, scenario),)})
     config = step_config(plan, plan.decision, steps=1, warmup_steps=0)
-    report = run_scenario(config, scenario, on_message=on_message)
+    report = run_scenario(
+        config,
+        scenario,
+        fewer=_fewer_nodes(folder, ranks_per_node=config.parallelism.world / scenario.nodes),
+        on_message=on_message,
+    )
     write_files(folder, {REPORT_NAME: report.model_dump_json(indent=1) + "\n"})
     return report
+
+
+def _fewer_nodes(folder: Path, *, ranks_per_node: float) -> StepConfig | None:
+    """Return the layout of the plan in `fewer-nodes/`; None where its nodes are not the scenario's.
+
+    Raises:
+        PlanUnreadableError: it is damaged.
+    """
+    own = folder / FEWER_NODES
+    if not (own / PLAN_NAME).is_file():
+        return None
+    plan = read_plan(own)
+    sizes = {pool.devices_per_node for pool in plan.cluster.pools}
+    if plan.decision is None or sizes != {ranks_per_node}:
+        return None
+    return step_config(plan, plan.decision, steps=1, warmup_steps=0)
 
 
 def _planned(plan: Plan, scenario: Scenario) -> StatedPolicy:

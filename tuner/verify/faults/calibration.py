@@ -18,6 +18,12 @@ it and of the run without faults count
     restart      mean from the fault to the next step, over all policies: a restart is mostly the
                  start of processes
 
+Where a run goes on with fewer nodes, one more short run of its policy loses a node about its middle
+and gets it back after the repair time, `LONGEST_S` at most. It has the same durations of the layout
+of fewer nodes, whose step counts as a multiple of that with all nodes in the same run, and
+
+    return       mean from the durable checkpoint to the next step with all nodes
+
 The run with faults is predicted from these alone.
 """
 
@@ -28,7 +34,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tuner.faults.levels import FailureClass, Level, RunSeconds
+from tuner.faults.simulation import FewerNodesLayout, Layout
 from tuner.verify.faults.measured import (
+    MeasuredRestart,
     MeasuredRun,
     Stall,
     Step,
@@ -53,7 +61,7 @@ WARM_STEPS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySeconds:
-    """Durations of one policy, before the restarts of all are taken together."""
+    """Durations of one policy in one layout, before the restarts of all are taken together."""
 
     step_s: float
     slow_steps_s: tuple[float, ...]
@@ -61,6 +69,34 @@ class PolicySeconds:
     stall_s: Mapping[Level, float]
     durable_after_s: Mapping[Level, float]
     run: MeasuredRun
+    """With the launches in the other layout."""
+    is_full: bool = True
+    """Whether the layout is that of all nodes."""
+
+    @property
+    def restarts(self) -> list[MeasuredRestart]:
+        """After faults, into the layout."""
+        return [
+            one for one in self.run.restarts if one.is_full is self.is_full and not one.is_return
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewerSeconds:
+    """Durations of one policy with fewer nodes, from a run that changes to them."""
+
+    own: PolicySeconds
+    step_ratio: float
+    """Its step over that with all nodes."""
+
+    @property
+    def returns_s(self) -> list[float]:
+        """From durable checkpoints to the first step with all nodes again."""
+        return [
+            one.seconds - one.unnoticed_s
+            for one in self.own.run.restarts
+            if one.is_return and one.launches == 1
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +108,17 @@ class Durations:
     """How many times longer a step takes beside a slow link."""
     speed_deviation: float = 0.0
     """Of the logarithm of all seconds, from one run to the next."""
+    fewer: FewerNodesLayout | None = None
+    """Without a spare node; None: the run waits for a repair."""
 
     def at_speed(self, deviations: float) -> "Durations":
         """Return those of a run on a machine that is slower than usual by so many deviations."""
         factor = math.exp(deviations * self.speed_deviation)
-        return replace(self, seconds=self.seconds.scaled(factor))
+        fewer = self.fewer
+        if fewer is not None:
+            layout = replace(fewer.layout, seconds=fewer.layout.seconds.scaled(factor))
+            fewer = replace(fewer, layout=layout, return_s=fewer.return_s * factor)
+        return replace(self, seconds=self.seconds.scaled(factor), fewer=fewer)
 
 
 def short(policy: StatedPolicy) -> StatedPolicy:
@@ -102,11 +144,33 @@ def short_steps(scenario: Scenario, *, mean_step_s: float) -> int:
     return math.ceil((kill.at_s + after_s) / mean_step_s)
 
 
-def measure_policy(launches: Sequence[LaunchLog]) -> PolicySeconds:
-    """Measure the durations of a run."""
+def short_repair(
+    scenario: Scenario, *, mean_step_s: float, restart_s: float
+) -> tuple[Scenario, tuple[Fault, ...], int]:
+    """Return scenario, fault and steps of a short run that loses a node and gets it back.
+
+    With twice the steps that it has time for, it has most of one short run left then.
+    """
+    stay_s = max(SHARED_STEPS * mean_step_s, min(scenario.repair or 0.0, LONGEST_S))
+    lost = Fault(
+        at_s=STEPS / 2 * mean_step_s, kind=FaultKind.LOSE_NODE, node=scenario.nodes - 1, place=0
+    )
+    steps = STEPS + SHARED_STEPS + math.ceil(stay_s / mean_step_s)
+    fields = {"repair": restart_s + stay_s, "spares": 0}
+    return scenario.model_copy(update=fields), (lost,), steps
+
+
+def measure_policy(launches: Sequence[LaunchLog], *, is_full: bool = True) -> PolicySeconds:
+    """Measure the durations of a run in one of its layouts.
+
+    Raises:
+        FaultRunError: it took one step at a time in it, or none.
+    """
     steps, writes = [], []
-    slow = slow_windows(launches)
+    run, slow = measured_run(launches), slow_windows(launches)
     for launch in launches:
+        if launch.is_full is not is_full:
+            continue
         # The first step of a launch warms up.
         steps += list(steps_of(launch))[1:]
         writes += list(_writes(launch))
@@ -116,6 +180,8 @@ def measure_policy(launches: Sequence[LaunchLog]) -> PolicySeconds:
         if not any(write.is_beside(one) for write in writes)
         and not any(window.is_beside(one) for window in slow)
     ]
+    if not steps:
+        raise FaultRunError("no launch took two steps, so that the length of a step is not known")
     step_s = statistics.median(quiet or [one.seconds for one in steps])
     stalls: dict[Level, list[float]] = {}
     slowed: dict[Level, list[float]] = {}
@@ -140,8 +206,17 @@ def measure_policy(launches: Sequence[LaunchLog]) -> PolicySeconds:
             level: statistics.median(one.background_s for one in writes if one.level is level)
             for level in {one.level for one in writes}
         },
-        run=measured_run(launches),
+        run=run,
+        is_full=is_full,
     )
+
+
+def measure_fewer(launches: Sequence[LaunchLog]) -> FewerSeconds | None:
+    """Measure the durations of a run with fewer nodes; None where it took no two steps there."""
+    if not any(len(list(steps_of(one))) > 1 for one in launches if not one.is_full):
+        return None
+    own = measure_policy(launches, is_full=False)
+    return FewerSeconds(own=own, step_ratio=own.step_s / measure_policy(launches).step_s)
 
 
 def durations(own: PolicySeconds, *others: PolicySeconds) -> Durations:
@@ -172,7 +247,7 @@ def replay_durations(
     every = (during, before, *others)
     return _durations(
         replace(during, stall_s={**before.stall_s, **during.stall_s}),
-        restarted=(during,) if during.run.restarts else every,
+        restarted=(during,) if during.restarts else every,
         slowed=(during,) if during.slow_steps_s else every,
     )
 
@@ -180,12 +255,12 @@ def replay_durations(
 def _durations(
     own: PolicySeconds, *, restarted: Sequence[PolicySeconds], slowed: Sequence[PolicySeconds]
 ) -> Durations:
-    restarts = [restart for one in restarted for restart in one.run.restarts]
+    restarts = [restart for one in restarted for restart in one.restarts]
     # Those that several launches took are longer by the time between their faults.
     if not restarts:
         raise FaultRunError("no run was restarted, so that the time of a restart is not known")
-    single = [one.seconds - one.unnoticed_s for one in restarts if one.launches == 1]
-    restart_s = statistics.fmean(single or [one.seconds / one.launches for one in restarts])
+    single = [one.recovery_s - one.unnoticed_s for one in restarts if one.launches == 1]
+    restart_s = statistics.fmean(single or [one.recovery_s / one.launches for one in restarts])
     both = (Level.HOST, Level.SHARED)
     factors = [slow_s / one.step_s for one in slowed for slow_s in one.slow_steps_s]
     return Durations(
@@ -215,6 +290,64 @@ def expected_durations(
         seconds=replace(of_own.seconds, step_s=step_s),
         speed_deviation=statistics.stdev(steps_s) / step_s,
     )
+
+
+def with_expected_fewer(
+    full: Durations, policy: StatedPolicy, own: FewerSeconds, *others: FewerSeconds, idle_nodes: int
+) -> Durations:
+    """Return expected durations with those of fewer nodes.
+
+    Args:
+        full: with all nodes.
+        policy: with fewer.
+        own: of the policy's short run.
+        others: of the short runs of other policies.
+        idle_nodes: that the layout leaves.
+    """
+    every = (own, *others)
+    ratio = statistics.fmean(one.step_ratio for one in every)
+    seconds = durations(own.own, *(one.own for one in others)).seconds
+    seconds = replace(seconds, step_s=full.seconds.step_s * ratio)
+    return _with_fewer(full, policy, seconds, _returns_s(every), idle_nodes=idle_nodes)
+
+
+def with_replayed_fewer(
+    full: Durations,
+    policy: StatedPolicy,
+    during: FewerSeconds | None,
+    before: FewerSeconds,
+    *others: FewerSeconds,
+    idle_nodes: int,
+) -> Durations:
+    """Return the durations of a run with those of fewer nodes; what it lacks is the short runs'."""
+    own = during or before
+    seconds = replay_durations(own.own, before.own, *(one.own for one in others)).seconds
+    if during is None:
+        seconds = replace(seconds, step_s=full.seconds.step_s * before.step_ratio)
+    returns_s = own.returns_s or _returns_s((before, *others))
+    return _with_fewer(full, policy, seconds, returns_s, idle_nodes=idle_nodes)
+
+
+def _returns_s(every: Sequence[FewerSeconds]) -> list[float]:
+    return [return_s for one in every for return_s in one.returns_s]
+
+
+def _with_fewer(
+    full: Durations,
+    policy: StatedPolicy,
+    seconds: RunSeconds,
+    returns_s: Sequence[float],
+    *,
+    idle_nodes: int,
+) -> Durations:
+    # No short run has returned: a return is a restart from shared storage that nothing delays.
+    usual_s = full.seconds.restart_s[Level.SHARED, FailureClass.PROCESS]
+    fewer = FewerNodesLayout(
+        layout=Layout(policy=policy.policy(), seconds=seconds),
+        idle_nodes=idle_nodes,
+        return_s=statistics.fmean(returns_s or [usual_s]),
+    )
+    return replace(full, fewer=fewer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

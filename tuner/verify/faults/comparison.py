@@ -6,7 +6,7 @@
                  of the machine, with durations that were measured before
 
 What steps take beyond their median beside slow links counts as slowed, beside background writes as
-saving.
+saving; what the median with fewer nodes is longer than that with all counts as slower.
 
 The policy of the largest expected effective share is the choice; what it lost against the best is
 measured.
@@ -25,7 +25,7 @@ from profilers.records import Record
 from tuner.faults.levels import FailureClass, SavePolicy
 from tuner.faults.simulation import Failure, Outage, Run, SimulatedRun, Slowdown, simulate
 from tuner.verify.faults.calibration import Durations
-from tuner.verify.faults.measured import MeasuredRun, Window
+from tuner.verify.faults.measured import MeasuredRun, Step, Window
 from tuner.verify.faults.scenario import (
     CLASSES,
     Fault,
@@ -50,11 +50,16 @@ class RunParts(Record):
     """By slow links."""
     saving_s: Amount
     recovery_s: Amount
+    waiting_s: Amount = 0.0
+    """For repairs."""
+    slower_s: Amount = 0.0
+    """By steps with fewer nodes."""
 
     @property
     def overhead_s(self) -> float:
         """What faults and checkpoints took."""
-        return self.lost_s + self.slowed_s + self.saving_s + self.recovery_s
+        busy_s = self.lost_s + self.slowed_s + self.saving_s + self.recovery_s
+        return busy_s + self.waiting_s + self.slower_s
 
 
 class Expectation(Record):
@@ -91,9 +96,19 @@ class PolicyResult(Record):
     deviation_s: Amount
     """Of the wall clock, between scenarios and between speeds of the machine."""
     expected_overhead: Expectation | None = None
-    """Of lost, slowed, saving and recovery seconds together; absent from older reports."""
+    """Of all parts but training together; absent from older reports."""
     is_on_curve: bool
-    """Every loss equals that of the run without faults, to the last bit."""
+    """Every loss equals that of the run without faults: to the last bit up to the first step with
+    fewer nodes, from then on to `loss_tolerance`."""
+    fewer_steps: Annotated[int, Field(ge=0)] = 0
+    """That were taken with fewer nodes."""
+    returns: Annotated[int, Field(ge=0)] = 0
+    """To all nodes, at a checkpoint."""
+    exact_steps: Annotated[int, Field(ge=0)] | None = None
+    """Before the first step with fewer nodes; None: all."""
+    loss_error: Annotated[float, Field(ge=0.0)] = 0.0
+    """Largest difference of a later loss from that of the run without faults, as a share of it."""
+    loss_tolerance: Annotated[float, Field(ge=0.0)] = 0.0
 
     @property
     def replay_error(self) -> float:
@@ -156,6 +171,7 @@ def policy_result(
     windows: Sequence[Window],
     ranks_per_node: int,
     losses: Sequence[float],
+    loss_tolerance: float = 0.0,
 ) -> PolicyResult:
     """Compare a measured run with its prediction.
 
@@ -169,6 +185,7 @@ def policy_result(
         windows: in which links were slow.
         ranks_per_node: of its nodes.
         losses: of a run without faults.
+        loss_tolerance: of the difference from them after a step with fewer nodes, as a share.
     """
     own = policy.policy()
     replayed = _simulated(own, during, done, scenario)
@@ -182,12 +199,19 @@ def policy_result(
     wall = Expectation.of([one.wall_s for one in drawn])
     step_s = during.seconds.step_s
     slow = [one for one in measured.steps if any(each.is_beside(one) for each in windows)]
-    slowed_s = max(0.0, sum(one.seconds for one in slow) - len(slow) * step_s)
+    slowed_s = sum(one.seconds for one in slow) - len(slow) * step_s
+    slowed_s = max(0.0, slowed_s - _slower_s(slow, during))
+    slower_s = _slower_s(measured.steps, during)
     beside_writes_s = 0.0
     if policy.asynchronous:
         longer_s = measured.training_s - scenario.steps * step_s
-        beside_writes_s = max(0.0, longer_s - slowed_s)
-    restores = Counter(one.level.value for one in measured.restarts)
+        beside_writes_s = max(0.0, longer_s - slowed_s - slower_s)
+    trained_s = measured.training_s - slowed_s - beside_writes_s - slower_s
+    restores = Counter(one.level.value for one in measured.restarts if not one.is_return)
+    exact_steps = next(
+        (number for number, one in enumerate(measured.steps) if not one.is_full), None
+    )
+    loss_error = _loss_error(measured.losses, losses, after=exact_steps)
     return PolicyResult(
         policy=policy,
         faults=len(done),
@@ -198,17 +222,44 @@ def policy_result(
             slowed_s=slowed_s,
             saving_s=measured.saving_s + beside_writes_s,
             recovery_s=measured.recovery_s,
+            waiting_s=measured.waiting_s,
+            slower_s=slower_s,
         ),
         replayed=_parts(replayed),
-        effective_ratio=min(
-            1.0, (measured.training_s - slowed_s - beside_writes_s) / measured.wall_s
+        effective_ratio=min(1.0, max(0.0, trained_s) / measured.wall_s),
+        expected_ratio=statistics.fmean(
+            (one.training_s - max(0.0, one.slower_s)) / one.wall_s for one in drawn
         ),
-        expected_ratio=statistics.fmean(one.training_s / one.wall_s for one in drawn),
         expected_wall_s=wall.mean_s,
         deviation_s=wall.deviation_s,
         expected_overhead=Expectation.of([_parts(one).overhead_s for one in drawn]),
-        is_on_curve=tuple(losses) == measured.losses,
+        is_on_curve=len(losses) == len(measured.losses)
+        and tuple(losses)[:exact_steps] == measured.losses[:exact_steps]
+        and loss_error <= loss_tolerance,
+        fewer_steps=sum(not one.is_full for one in measured.steps),
+        returns=sum(one.is_return for one in measured.restarts),
+        exact_steps=exact_steps,
+        loss_error=loss_error,
+        loss_tolerance=loss_tolerance,
     )
+
+
+def _slower_s(steps: Sequence[Step], durations: Durations) -> float:
+    """Return what those of some steps that had fewer nodes took longer than with all."""
+    if durations.fewer is None:
+        return 0.0
+    longer_s = durations.fewer.layout.seconds.step_s - durations.seconds.step_s
+    return max(0.0, longer_s) * sum(not one.is_full for one in steps)
+
+
+def _loss_error(losses: Sequence[float], others: Sequence[float], *, after: int | None) -> float:
+    """Return the largest relative difference of losses after some steps; None: after all."""
+    if after is None:
+        return 0.0
+    pairs = list(zip(losses, others, strict=False))[after:]
+    errors = [abs(one - other) / abs(other) if other else abs(one) for one, other in pairs]
+    # A loss that is no number is on no curve.
+    return math.inf if any(map(math.isnan, errors)) else max(errors, default=0.0)
 
 
 def _parts(run: SimulatedRun) -> RunParts:
@@ -218,6 +269,8 @@ def _parts(run: SimulatedRun) -> RunParts:
         slowed_s=run.slowed_s,
         saving_s=run.saving_s,
         recovery_s=run.recovery_s,
+        waiting_s=run.waiting_s,
+        slower_s=max(0.0, run.slower_s),
     )
 
 
@@ -232,6 +285,9 @@ def _simulated(
     run = Run(
         steps=scenario.steps,
         seconds=durations.seconds,
+        repair_s=scenario.repair or 0.0,
+        spare_nodes=scenario.spares,
+        fewer=durations.fewer,
         start_limit_s=scenario.start_limit,
         ring_nodes=scenario.nodes,
         waits_for_writes=True,
@@ -253,7 +309,10 @@ def _simulated(
     ]
     slowdowns = [
         Slowdown(
-            begin_s=one.at_s, end_s=one.at_s + scenario.link_slow, factor=durations.slow_factor
+            begin_s=one.at_s,
+            end_s=one.at_s + scenario.link_slow,
+            factor=durations.slow_factor,
+            node=one.node,
         )
         for one in faults
         if one.kind is FaultKind.SLOW_LINK

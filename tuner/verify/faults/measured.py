@@ -4,7 +4,9 @@
     training    every step once, as it took when it was taken for the last time; comparison.py
                 separates what steps beside a slow link took longer
     saving      stalls of checkpoints that the run did not go back behind
-    recovery    from each fault that ended a launch until training went on
+    waiting     from a fault until a lost node was repaired, where the run waited for that
+    recovery    from each fault that ended a launch, or from then on, until training went on; and
+                from the checkpoint from which a run on fewer nodes went on with all
     lost        the rest: steps and stalls that were repeated or cut off
 
 as in tuner/faults/simulation.py, so that a measured and a simulated run have the same parts.
@@ -31,6 +33,7 @@ class MeasuredRestart:
 
     level: Level
     kind: FailureClass
+    """The worst fault that it followed; of a return to all nodes, the least."""
     is_frozen: bool
     """The fault kept its peers waiting until the supervisor saw it."""
     step: int
@@ -38,8 +41,19 @@ class MeasuredRestart:
     """From the fault to the first step."""
     unnoticed_s: float
     """Of them, until the launch was ended."""
+    waited_s: float = 0.0
+    """Of them, for repairs."""
     launches: int
     """That it took: more than one where faults came during it."""
+    is_full: bool = True
+    """Whether training went on with all nodes."""
+    is_return: bool = False
+    """No fault made it necessary: all nodes were there again."""
+
+    @property
+    def recovery_s(self) -> float:
+        """Without waiting."""
+        return self.seconds - self.waited_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +64,7 @@ class MeasuredRun:
     training_s: float
     saving_s: float
     recovery_s: float
+    waiting_s: float = 0.0
     restarts: tuple[MeasuredRestart, ...]
     steps: tuple["Step", ...]
     """All of them, as they were taken for the last time."""
@@ -62,7 +77,8 @@ class MeasuredRun:
     @property
     def lost_s(self) -> float:
         """Steps and stalls that were repeated or cut off."""
-        return max(0.0, self.wall_s - self.training_s - self.saving_s - self.recovery_s)
+        others_s = self.training_s + self.saving_s + self.recovery_s + self.waiting_s
+        return max(0.0, self.wall_s - others_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +90,8 @@ class Step:
     """Wall clock since the step or stall before it."""
     loss: float
     end_s: float
+    is_full: bool = True
+    """Whether all nodes took it."""
 
     @property
     def begin_s(self) -> float:
@@ -144,7 +162,8 @@ def measured_run(launches: Sequence[LaunchLog]) -> MeasuredRun:
         wall_s=training[last].end_s - begin_s,
         training_s=sum(step.seconds for step in ordered),
         saving_s=saving_s - after_s,
-        recovery_s=sum(one.seconds for one in restarts),
+        recovery_s=sum(one.recovery_s for one in restarts),
+        waiting_s=sum(one.waited_s for one in restarts),
         restarts=restarts,
         steps=tuple(ordered),
     )
@@ -161,6 +180,7 @@ def steps_of(launch: LaunchLog) -> Iterator[Step]:
                 seconds=max(0.0, float(event["time_s"]) - since_s),
                 loss=float(event["loss"]),
                 end_s=float(event["time_s"]),
+                is_full=launch.is_full,
             )
         if event["event"] in ("step_done", "training_resumed"):
             since_s = float(event["time_s"])
@@ -218,16 +238,23 @@ def _restarts(launches: Sequence[LaunchLog]) -> Iterator[MeasuredRestart]:
             first = failed[0]
             assert first.failed_at_s is not None
             assert first.noticed_at_s is not None
-            kinds = [_ending_kind(one) for one in failed]
+            kinds = [_ending_kind(one) for one in failed if not one.is_return]
             event = _restored(launch.ranks[0])
             yield MeasuredRestart(
                 level=LEVELS[event["level"]],
-                kind=max((CLASSES[kind] for kind in kinds), key=list(FailureClass).index),
-                is_frozen=kinds[0] is FaultKind.FREEZE,
+                kind=max(
+                    (CLASSES[kind] for kind in kinds),
+                    key=list(FailureClass).index,
+                    default=FailureClass.PROCESS,
+                ),
+                is_frozen=kinds[:1] == [FaultKind.FREEZE],
                 step=int(event["step"]),
                 seconds=launch.restored_at_s - first.failed_at_s,
                 unnoticed_s=first.noticed_at_s - first.failed_at_s,
+                waited_s=sum(one.waited_s for one in failed),
                 launches=len(failed),
+                is_full=launch.is_full,
+                is_return=not kinds,
             )
             failed = []
         if launch.failed_at_s is not None:

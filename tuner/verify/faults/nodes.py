@@ -37,7 +37,9 @@ class Nodes:
     num: int
     ranks_per_node: int
     memory: Path
-    """Has a folder for each."""
+    """Has a folder for each place of a node."""
+    places: Sequence[int]
+    """Nodes in use, in the order of ranks (tuner/faults/allocation.py)."""
     groups: Sequence[Path]
     """A control group for each, which its ranks join; none: they stay in this one."""
     links: NodeLinks | None
@@ -50,7 +52,7 @@ class Nodes:
 
     def node_of(self, rank: int) -> int:
         """Return the node of a rank."""
-        return rank // self.ranks_per_node
+        return self.places[rank // self.ranks_per_node]
 
     def entering(self, rank: int) -> tuple[str, ...]:
         """Return the prefix of a command that is to run on the node of a rank."""
@@ -73,25 +75,30 @@ class Nodes:
         self.processes.clear()
         self.full_until_s = None
 
-    def inject(self, fault: Fault, *, scenario: Scenario, replicas: int, now_s: float) -> float:
-        """Do a fault to the nodes; return how long it lasts, 0 for those that happen at once.
+    def use(self, places: Sequence[int], *, keeps_memory: bool) -> None:
+        """Run the next launch on some nodes."""
+        self.places = tuple(places)
+        if not keeps_memory:
+            self._empty(range(self.num))
+
+    def inject(
+        self, fault: Fault, *, scenario: Scenario, lost: Sequence[int], now_s: float
+    ) -> float:
+        """Do a fault to nodes in use; return how long it lasts, 0 for those that happen at once.
 
         Args:
             fault: what, and where.
             scenario: how long it lasts.
-            replicas: other nodes that hold a copy of a node's.
+            lost: nodes that it takes, if it takes some.
             now_s: since 1970.
         """
-        first = fault.node * self.ranks_per_node
         match fault.kind:
             case FaultKind.KILL:
-                self._signal([first + fault.place], signal.SIGKILL)
+                self._signal([self._first_rank(fault.node) + fault.place], signal.SIGKILL)
             case FaultKind.FREEZE:
-                self._signal([first + fault.place], signal.SIGSTOP)
-            case FaultKind.LOSE_NODE:
-                self._lose([fault.node])
-            case FaultKind.LOSE_TOGETHER:
-                self._lose([(fault.node + one) % self.num for one in range(1 + replicas)])
+                self._signal([self._first_rank(fault.node) + fault.place], signal.SIGSTOP)
+            case FaultKind.LOSE_NODE | FaultKind.LOSE_TOGETHER:
+                self._lose(lost)
             case FaultKind.FILL_DISK:
                 self._limit_files(FULL_DISK_BYTES)
                 self.full_until_s = now_s + scenario.disk_full
@@ -115,10 +122,16 @@ class Nodes:
 
     def _lose(self, nodes: Sequence[int]) -> None:
         for node in nodes:
-            first = node * self.ranks_per_node
+            first = self._first_rank(node)
             self._signal(range(first, first + self.ranks_per_node), signal.SIGKILL)
-        for node in nodes:
-            shutil.rmtree(self.memory / NODE_NAME.format(node=node), ignore_errors=True)
+        self._empty([self.places.index(node) for node in nodes])
+
+    def _first_rank(self, node: int) -> int:
+        return self.places.index(node) * self.ranks_per_node
+
+    def _empty(self, places: Sequence[int]) -> None:
+        for place in places:
+            shutil.rmtree(self.memory / NODE_NAME.format(node=place), ignore_errors=True)
 
     def _signal(self, ranks: Sequence[int], number: signal.Signals) -> None:
         for rank in ranks:
@@ -168,6 +181,7 @@ def emulated_nodes(
             num=num,
             ranks_per_node=ranks // num,
             memory=Path(folder),
+            places=tuple(range(num)),
             groups=groups,
             links=links,
         )

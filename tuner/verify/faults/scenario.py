@@ -7,18 +7,21 @@
     most: 10                  # faults of a run
     faults: {kill: 4, freeze: 1, lose_node: 3, lose_together: 1, fill_disk: 1, slow_link: 1}
     link: 2Gbit/s             # that each node sends at most; needs root
+    repair: 20s               # until a lost node can be used again
+    spares: 1                 # nodes that replace lost ones; absent: none
+    without_spare: both       # wait for a repair, continue with fewer nodes, or both; absent: wait
     policies:                 # in steps
       - {shared: 20}
       - {shared: 40, host: 5, replicas: 1, asynchronous: true}
 
 Without policies the run saves as the plan says. Faults are drawn once, so that every policy suffers
-the same ones at the same times.
+the same ones at the same times. Without a repair time a lost node is replaced at once.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -58,13 +61,24 @@ CLASSES: Final = {
 """Faults that end a launch."""
 
 
+class WithoutSpare(StrEnum):
+    """What a run does when a node is lost and no spare one is left."""
+
+    WAIT = "wait"
+    """It waits until a node is repaired."""
+    CONTINUE = "continue"
+    """It goes on with fewer nodes, and with all after a repair."""
+
+
 class StatedPolicy(Record):
-    """When a run saves, in steps."""
+    """When a run saves, in steps, and what it does without a spare node."""
 
     shared: Steps
     host: Steps | None = None
     replicas: Annotated[int, Field(ge=0, le=2)] = 0
     asynchronous: bool = False
+    without_spare: WithoutSpare | None = None
+    """None: as the scenario says, which says nothing where lost nodes are replaced at once."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "StatedPolicy":
@@ -96,7 +110,8 @@ class StatedPolicy(Record):
         host = "" if self.host is None else f"host every {self.host}, "
         copies = f", {self.replicas} replica{'s' * (self.replicas > 1)}" * (self.replicas > 0)
         how = ", asynchronous" if self.asynchronous else ""
-        return f"{host}shared every {self.shared}{copies}{how}"
+        short = f", {self.without_spare} without a spare" if self.without_spare else ""
+        return f"{host}shared every {self.shared}{copies}{how}{short}"
 
 
 class Scenario(Record):
@@ -123,6 +138,12 @@ class Scenario(Record):
     """How long a link is slow each time."""
     link_slow_ratio: Share = 0.1
     """Its rate by then, of the usual one."""
+    repair: PositiveSeconds | None = None
+    """Until a lost node can be used again; absent: it is replaced at once."""
+    spares: Annotated[int, Field(ge=0, le=250)] = 0
+    """Nodes that replace lost ones until these are repaired."""
+    without_spare: WithoutSpare | Literal["both"] | None = None
+    """Of policies that do not say it; absent: they wait."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Scenario":
@@ -132,16 +153,36 @@ class Scenario(Record):
             )
         if FaultKind.SLOW_LINK in self.faults and self.link is None:
             raise ValueError("faults.slow_link needs the rate of a link, e.g. link: 2Gbit/s")
+        if self.repair is None and (self.spares or self.without_spare):
+            raise ValueError(
+                "spares and without_spare need the time until a lost node can be used again, e.g."
+                " repair: 20s"
+            )
         for policy in self.policies:
             self.check(policy)
         return self
 
+    def runs(self) -> tuple[StatedPolicy, ...]:
+        """Return the policies, each with what it does without a spare node where one can lack."""
+        if self.repair is None:
+            return self.policies
+        stated = self.without_spare or WithoutSpare.WAIT
+        choices = tuple(WithoutSpare) if stated == "both" else (WithoutSpare(stated),)
+        return tuple(
+            policy.model_copy(update={"without_spare": choice})
+            for policy in self.policies
+            for choice in ((policy.without_spare,) if policy.without_spare else choices)
+        )
+
     def check(self, policy: StatedPolicy) -> None:
-        """Refuse a policy that has more replicas than there are nodes for.
+        """Refuse a policy that does not fit the nodes.
 
         Raises:
-            ValueError: it has.
+            ValueError: it has more replicas than there are nodes for, or says what to do without a
+                spare node where lost ones are replaced at once.
         """
+        if policy.without_spare and self.repair is None:
+            raise ValueError(f"{policy.words}: without_spare needs a repair time, e.g. repair: 20s")
         if policy.replicas >= self.nodes:
             raise ValueError(
                 f"{policy.words}: {policy.replicas} replicas need {policy.replicas + 1} nodes,"

@@ -3,7 +3,9 @@
 Every rank is a process of its own (python -m profilers.steps), connected as profilers/local_ranks
 connects them, and launched again in full after each failure. The supervisor does what a scheduler
 does: it ends a launch whose rank has died, in which no rank has said anything for `hang` seconds,
-or which does not train after `start_limit` seconds.
+or which does not train after `start_limit` seconds. Where nodes are repaired and too few are left,
+it waits for one, or launches the layout of fewer nodes; that is ended by the first checkpoint on
+shared storage that is durable and was made with a node for every place again.
 
 Not covered: engines other than the reference step.
 """
@@ -22,6 +24,8 @@ from typing import Final
 from profilers.local_ranks import end_sessions, has_ended, rank_environment, rendezvous_folder
 from profilers.steps.config import Checkpoints, HostCheckpoints, SharedCheckpoints, StepConfig
 from tuner.errors import TunerError
+from tuner.faults.allocation import Allocation
+from tuner.faults.levels import Level
 from tuner.units import format_s
 from tuner.verify.faults.events import EVENTS_NAME, RankEvents, rank_events, restored_at_s
 from tuner.verify.faults.nodes import NODE_NAME, Nodes
@@ -56,9 +60,16 @@ class LaunchLog:
     """One launch; mutable while it lasts."""
 
     ranks: list[RankEvents]
+    is_full: bool = True
+    """Whether it had all nodes."""
     failed_at_s: float | None = None
-    """Since 1970, of the fault that ended it; None: it reached the last step."""
+    """Since 1970, of the fault or the return that ended it; None: it reached the last step."""
+    is_return: bool = False
+    """It was ended to go on with all nodes, from the checkpoint that was made then."""
     noticed_at_s: float | None = None
+    """When it was seen to have failed, or that the checkpoint was durable."""
+    waited_s: float = 0.0
+    """From then on for a repair, before the next launch."""
     is_overdue: bool = False
     """It was ended because it did not train yet."""
     faults: list[Injected] = field(default_factory=list)
@@ -105,6 +116,7 @@ def run_through_faults(
     nodes: Nodes,
     scenario: Scenario,
     deadline_s: float,
+    fewer: StepConfig | None = None,
 ) -> list[LaunchLog]:
     """Run until the last step; return its launches.
 
@@ -115,14 +127,19 @@ def run_through_faults(
         nodes: that its ranks run on.
         scenario: how long faults last, and what ends a launch.
         deadline_s: of the whole run.
+        fewer: the same run on fewer nodes; None: without a spare node it waits for a repair.
 
     Raises:
         FaultRunError: launches fail by themselves, or the deadline passes.
     """
     folder.mkdir(parents=True)
-    (folder / CONFIG_NAME).write_text(config.model_dump_json(indent=1), encoding="utf-8")
+    idle_nodes = None
+    if fewer is not None:
+        idle_nodes = nodes.num - 1 - fewer.parallelism.world // nodes.ranks_per_node
     run = _Run(
-        config=config,
+        full=config,
+        fewer=fewer,
+        allocation=Allocation(nodes=nodes.num, spare_nodes=scenario.spares, idle_nodes=idle_nodes),
         folder=folder,
         nodes=nodes,
         scenario=scenario,
@@ -143,27 +160,45 @@ def run_through_faults(
             if last.is_overdue:
                 how = f"did not train after start_limit, {format_s(scenario.start_limit)}"
             raise FaultRunError(f"{in_vain} launches in a row {how}")
+        run.wait_for_nodes(last)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
     """A run and the faults that are still to come."""
 
-    config: StepConfig
+    full: StepConfig
+    fewer: StepConfig | None
+    allocation: Allocation
     folder: Path
     nodes: Nodes
     scenario: Scenario
     end_s: float
     coming: list[Fault]
     first_step_at_s: float | None = None
+    full_at_s: float = 0.0
+    """When there is a node for every place again, since 1970."""
+
+    @property
+    def config(self) -> StepConfig:
+        """Of the layout in use."""
+        if self.allocation.is_full:
+            return self.full
+        assert self.fewer is not None
+        return self.fewer
 
     def launch(self, number: int) -> LaunchLog:
-        """Start all ranks and watch them until they end."""
+        """Start all ranks on the nodes that there are and watch them until they end."""
+        now_s = time.time()
+        self.full_at_s = self.allocation.full_at_s(now_s)
+        is_other = self.allocation.allocate(now_s)
+        self.nodes.use(self.allocation.places, keeps_memory=not is_other)
         world = self.config.parallelism.world
         own = self.folder / f"launch-{number}"
         own.mkdir()
-        log = LaunchLog(ranks=rank_events(own, world=world))
-        program = (sys.executable, "-P", "-m", "profilers.steps", str(self.folder / CONFIG_NAME))
+        (own / CONFIG_NAME).write_text(self.config.model_dump_json(indent=1), encoding="utf-8")
+        log = LaunchLog(ranks=rank_events(own, world=world), is_full=self.allocation.is_full)
+        program = (sys.executable, "-P", "-m", "profilers.steps", str(own / CONFIG_NAME))
         written = ("--report", str(own / REPORT_NAME), "--events", str(own / EVENTS_NAME))
         nodes = self.nodes
         with rendezvous_folder() as rendezvous, (own / LOG_NAME).open("wb") as output:
@@ -186,6 +221,24 @@ class _Run:
                     rank_log.read()
         return log
 
+    def wait_for_nodes(self, log: LaunchLog) -> None:
+        """Wait after a launch until there are nodes for the next; faults by then meet nothing."""
+        ready_at_s = self.allocation.ready_at_s(time.time())
+        if log.failed_at_s is None or ready_at_s <= time.time():
+            return
+        log.waited_s = ready_at_s - log.failed_at_s
+        while (now_s := time.time()) < ready_at_s:
+            self._check_deadline(now_s)
+            self.nodes.undo_due(now_s)
+            time.sleep(POLL_S)
+        if self.first_step_at_s is not None:
+            now_s = ready_at_s - self.first_step_at_s
+            self.coming = [fault for fault in self.coming if fault.at_s > now_s]
+
+    def _check_deadline(self, now_s: float) -> None:
+        if now_s > self.end_s:
+            raise FaultRunError(f"{self.folder}: the run did not end before its deadline")
+
     def _started(
         self, command: Sequence[str], environment: Mapping[str, str], *, output: int
     ) -> subprocess.Popen[bytes]:
@@ -202,13 +255,12 @@ class _Run:
         begin_s = heard_s = time.time()
         while True:
             now_s = time.time()
-            if now_s > self.end_s:
-                raise FaultRunError(f"{self.folder}: the run did not end before its deadline")
+            self._check_deadline(now_s)
             if sum(rank.read() for rank in log.ranks):
                 heard_s = now_s
             if self.first_step_at_s is None:
                 self.first_step_at_s = log.restored_at_s
-            if log.is_finished:
+            if log.is_finished or self._returns(log, now_s):
                 return
             self._inject_due(log, now_s)
             has_failed = self._has_failed()
@@ -225,6 +277,22 @@ class _Run:
                 return
             time.sleep(POLL_S)
 
+    def _returns(self, log: LaunchLog, now_s: float) -> bool:
+        """Whether a launch on fewer nodes is ended to go on with all, from its last checkpoint."""
+        if self.allocation.is_full or now_s < self.full_at_s:
+            return False
+        first, total = log.ranks[0], self.full.checkpoints and self.full.checkpoints.total_steps
+        durable = {one["step"] for one in first.of("durable") if one["level"] == Level.SHARED}
+        made_s = [
+            float(one["time_s"])
+            for one in first.of("training_resumed")
+            if one["level"] == Level.SHARED and one["step"] in durable and one["step"] != total
+        ]
+        if not made_s or made_s[-1] < self.full_at_s:
+            return False
+        log.is_return, log.failed_at_s, log.noticed_at_s = True, made_s[-1], now_s
+        return True
+
     def _has_failed(self) -> bool:
         return any(has_ended(one) and one.wait() for one in self.nodes.processes)
 
@@ -239,15 +307,24 @@ class _Run:
         begin_s = self.first_step_at_s
         while begin_s is not None and self.coming and self.coming[0].at_s <= now_s - begin_s:
             fault = self.coming.pop(0)
-            time_s = time.time()
-            host = self.config.checkpoints and self.config.checkpoints.host
-            lasts_s = self.nodes.inject(
-                fault,
-                scenario=self.scenario,
-                replicas=host.replicas if host else 0,
-                now_s=time_s,
-            )
+            if fault.kind is not FaultKind.FILL_DISK and not self.allocation.uses(fault.node):
+                continue
+            time_s, repair_s = time.time(), self.scenario.repair
+            lost = self._lost(fault)
+            lasts_s = self.nodes.inject(fault, scenario=self.scenario, lost=lost, now_s=time_s)
+            if repair_s is not None:
+                self.allocation.lose(lost, back_at_s=time_s + repair_s)
             log.faults.append(Injected(fault=fault, time_s=time_s, lasts_s=lasts_s))
+
+    def _lost(self, fault: Fault) -> list[int]:
+        """Return the nodes that a fault takes."""
+        match fault.kind:
+            case FaultKind.LOSE_NODE:
+                return [fault.node]
+            case FaultKind.LOSE_TOGETHER:
+                host = self.config.checkpoints and self.config.checkpoints.host
+                return self.allocation.neighbours(fault.node, 1 + (host.replicas if host else 0))
+        return []
 
 
 def _last_line(launch: Path) -> str:

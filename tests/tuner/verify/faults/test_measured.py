@@ -365,7 +365,7 @@ def test_a_slow_link_ends_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> Non
     with emulated_nodes(2, ranks=2) as nodes:
         nodes.links = NodeLinks(bytes_per_s=1e9)
         fault = Fault(at_s=1.0, kind=FaultKind.SLOW_LINK, node=1, place=0)
-        assert nodes.inject(fault, scenario=scenario, replicas=0, now_s=100.0) == 8.0
+        assert nodes.inject(fault, scenario=scenario, lost=(), now_s=100.0) == 8.0
         for now_s in (104.0, 107.9, 108.0, 109.0):
             nodes.undo_due(now_s)
     assert rates == [(1, 0.25), (1, 1.0)]
