@@ -6,7 +6,7 @@
 A FILE, by default `FILE`, is what `--measure` writes: the reference step of
 tests/benchmarks/checkpoint_faults.py in fp64 on four nodes loses some, once waiting for each repair
 and once going on with three nodes, 4 + 3 + 3 instead of 3 + 3 + 2 + 2 micro-batches. Needs root
-(control groups): 25 minutes on an idle machine of two cores. Exit code 1: a bound of `BOUNDS` is
+(control groups): 20 minutes on an idle machine of two cores. Exit code 1: a bound of `BOUNDS` is
 missed, or a loss is not on the curve.
 """
 
@@ -40,11 +40,11 @@ STEP: Final = StepConfig.model_validate(
 )
 SCENARIO: Final = Scenario.model_validate(
     {
-        "steps": 400,
+        "steps": 300,
         "nodes": NODES,
         "seed": 20261128,
-        "mean_interval": "40s",
-        "most": 7,
+        "mean_interval": "35s",
+        "most": 9,
         "faults": {"lose_node": 6, "kill": 1},
         "repair": "40s",
         "without_spare": "both",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from tuner.verify.faults.comparison import FaultReport, PolicyResult, RunParts
+from tuner.verify.faults.curve import STEPS
 
 
 def faults_text(report: FaultReport) -> str:
@@ -51,15 +52,17 @@ def _policy_lines(result: PolicyResult) -> Iterator[str]:
             f"  overhead {result.measured.overhead_s:.1f} s, {result.deviations:+.1f} deviations"
             f" from the expected {result.expected_overhead.mean_s:.0f} s"
         )
+    curve = result.curve
     if not result.is_on_curve:
         yield "  LOSSES DIFFER from those of the run without faults"
-    elif result.exact_steps is None:
+    elif not result.fewer_steps:
         yield "  every loss equals that of the run without faults"
-    if result.exact_steps is not None:
+    if curve is not None and result.fewer_steps:
         yield (
-            f"  losses equal those of the run without faults for {result.exact_steps} steps; from"
-            f" the first with fewer nodes on they differ by {result.loss_error:.1e} at most (limit"
-            f" {result.loss_tolerance:.0e})"
+            f"  losses equal those of the run without faults for {curve.exact_steps} steps; with"
+            f" fewer nodes they differ by {curve.near_error:.1e} in {STEPS} steps (limit"
+            f" {curve.tolerance:.0e}), by {curve.later_error:.1e} later, and by"
+            f" {curve.repeat_error:.1e} in {curve.repeats} steps that both layouts took"
         )
 
 

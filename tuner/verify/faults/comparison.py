@@ -25,6 +25,7 @@ from profilers.records import Record
 from tuner.faults.levels import FailureClass, SavePolicy
 from tuner.faults.simulation import Failure, Outage, Run, SimulatedRun, Slowdown, simulate
 from tuner.verify.faults.calibration import Durations
+from tuner.verify.faults.curve import Curve
 from tuner.verify.faults.measured import MeasuredRun, Step, Window
 from tuner.verify.faults.scenario import (
     CLASSES,
@@ -98,17 +99,14 @@ class PolicyResult(Record):
     expected_overhead: Expectation | None = None
     """Of all parts but training together; absent from older reports."""
     is_on_curve: bool
-    """Every loss equals that of the run without faults: to the last bit up to the first step with
-    fewer nodes, from then on to `loss_tolerance`."""
+    """Every loss equals that of the run without faults, to the last bit; from the first step with
+    fewer nodes on as `curve` says."""
     fewer_steps: Annotated[int, Field(ge=0)] = 0
     """That were taken with fewer nodes."""
     returns: Annotated[int, Field(ge=0)] = 0
     """To all nodes, at a checkpoint."""
-    exact_steps: Annotated[int, Field(ge=0)] | None = None
-    """Before the first step with fewer nodes; None: all."""
-    loss_error: Annotated[float, Field(ge=0.0)] = 0.0
-    """Largest difference of a later loss from that of the run without faults, as a share of it."""
-    loss_tolerance: Annotated[float, Field(ge=0.0)] = 0.0
+    curve: Curve | None = None
+    """Absent from older reports."""
 
     @property
     def replay_error(self) -> float:
@@ -170,8 +168,7 @@ def policy_result(
     done: Sequence[Fault],
     windows: Sequence[Window],
     ranks_per_node: int,
-    losses: Sequence[float],
-    loss_tolerance: float = 0.0,
+    curve: Curve,
 ) -> PolicyResult:
     """Compare a measured run with its prediction.
 
@@ -184,8 +181,7 @@ def policy_result(
         done: faults, with the times at which they were done.
         windows: in which links were slow.
         ranks_per_node: of its nodes.
-        losses: of a run without faults.
-        loss_tolerance: of the difference from them after a step with fewer nodes, as a share.
+        curve: its losses against those of a run without faults.
     """
     own = policy.policy()
     replayed = _simulated(own, during, done, scenario)
@@ -208,10 +204,6 @@ def policy_result(
         beside_writes_s = max(0.0, longer_s - slowed_s - slower_s)
     trained_s = measured.training_s - slowed_s - beside_writes_s - slower_s
     restores = Counter(one.level.value for one in measured.restarts if not one.is_return)
-    exact_steps = next(
-        (number for number, one in enumerate(measured.steps) if not one.is_full), None
-    )
-    loss_error = _loss_error(measured.losses, losses, after=exact_steps)
     return PolicyResult(
         policy=policy,
         faults=len(done),
@@ -233,14 +225,10 @@ def policy_result(
         expected_wall_s=wall.mean_s,
         deviation_s=wall.deviation_s,
         expected_overhead=Expectation.of([_parts(one).overhead_s for one in drawn]),
-        is_on_curve=len(losses) == len(measured.losses)
-        and tuple(losses)[:exact_steps] == measured.losses[:exact_steps]
-        and loss_error <= loss_tolerance,
+        is_on_curve=curve.is_kept,
         fewer_steps=sum(not one.is_full for one in measured.steps),
         returns=sum(one.is_return for one in measured.restarts),
-        exact_steps=exact_steps,
-        loss_error=loss_error,
-        loss_tolerance=loss_tolerance,
+        curve=curve,
     )
 
 
@@ -250,16 +238,6 @@ def _slower_s(steps: Sequence[Step], durations: Durations) -> float:
         return 0.0
     longer_s = durations.fewer.layout.seconds.step_s - durations.seconds.step_s
     return max(0.0, longer_s) * sum(not one.is_full for one in steps)
-
-
-def _loss_error(losses: Sequence[float], others: Sequence[float], *, after: int | None) -> float:
-    """Return the largest relative difference of losses after some steps; None: after all."""
-    if after is None:
-        return 0.0
-    pairs = list(zip(losses, others, strict=False))[after:]
-    errors = [abs(one - other) / abs(other) if other else abs(one) for one, other in pairs]
-    # A loss that is no number is on no curve.
-    return math.inf if any(map(math.isnan, errors)) else max(errors, default=0.0)
 
 
 def _parts(run: SimulatedRun) -> RunParts:

@@ -14,7 +14,7 @@ as in tuner/faults/simulation.py, so that a measured and a simulated run have th
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import dropwhile
+from itertools import dropwhile, pairwise
 from typing import Final
 
 from tuner.errors import TunerError
@@ -68,6 +68,8 @@ class MeasuredRun:
     restarts: tuple[MeasuredRestart, ...]
     steps: tuple["Step", ...]
     """All of them, as they were taken for the last time."""
+    repeats: tuple["Repeat", ...] = ()
+    """Steps that were taken again from the same state."""
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -97,6 +99,19 @@ class Step:
     def begin_s(self) -> float:
         """Since 1970, as its end."""
         return self.end_s - self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """A step of two launches, of which the later one restored a checkpoint of the earlier."""
+
+    since: int
+    """Steps since the checkpoint, its own not counted."""
+    loss: float
+    before: float
+    """Of the earlier launch."""
+    is_changed: bool
+    """They have other layouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +181,7 @@ def measured_run(launches: Sequence[LaunchLog]) -> MeasuredRun:
         waiting_s=sum(one.waited_s for one in restarts),
         restarts=restarts,
         steps=tuple(ordered),
+        repeats=tuple(_repeats(working)),
     )
 
 
@@ -211,6 +227,22 @@ def durable_of(launch: LaunchLog) -> dict[tuple[Level, int], float]:
     """Return when each checkpoint of a launch was durable, since 1970."""
     events = launch.ranks[0].of("durable")
     return {(LEVELS[one["level"]], int(one["step"])): float(one["time_s"]) for one in events}
+
+
+def _repeats(working: Sequence[LaunchLog]) -> Iterator[Repeat]:
+    for earlier, later in pairwise(working):
+        restored = _restored_step(later)
+        if _restored_step(earlier) > restored:
+            continue
+        before = {step.number: step.loss for step in steps_of(earlier)}
+        for step in steps_of(later):
+            if step.number in before:
+                yield Repeat(
+                    since=step.number - restored - 1,
+                    loss=step.loss,
+                    before=before[step.number],
+                    is_changed=earlier.is_full is not later.is_full,
+                )
 
 
 def _restored(rank: RankEvents) -> Event:

@@ -26,6 +26,7 @@ from tuner.verify.faults.calibration import (
     with_replayed_fewer,
 )
 from tuner.verify.faults.comparison import FaultReport, PolicyResult, policy_result
+from tuner.verify.faults.curve import measure_curve
 from tuner.verify.faults.fewer_nodes import fewer_nodes_policy, with_fewer_nodes
 from tuner.verify.faults.measured import slow_windows
 from tuner.verify.faults.nodes import emulated_nodes
@@ -50,7 +51,6 @@ PATIENCE: Final = 20.0
 """Times the seconds of the scenario's faults."""
 RESTART_S: Final = 60.0
 """More than any restart takes."""
-LOSS_TOLERANCE: Final = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 1e-2}
 
 
 def run_scenario(
@@ -221,8 +221,9 @@ class _Runs:
             done=_done(launches),
             windows=slow_windows(launches),
             ranks_per_node=self._ranks_per_node,
-            losses=unbroken.run.losses,
-            loss_tolerance=LOSS_TOLERANCE[self._config.precision],
+            curve=measure_curve(
+                during_run.run, unbroken.run.losses, precision=self._config.precision
+            ),
         )
         self._say(f"{policy.words}: {result.effective_ratio:.1%} of {result.measured.wall_s:.1f} s")
         return result

@@ -7,6 +7,7 @@ import pytest
 from tests.tuner.faults.level_table import seconds
 from tuner.verify.faults.calibration import Durations
 from tuner.verify.faults.comparison import policy_result
+from tuner.verify.faults.curve import measure_curve
 from tuner.verify.faults.measured import MeasuredRun
 from tuner.verify.faults.scenario import FaultKind, Scenario, StatedPolicy
 
@@ -28,7 +29,7 @@ def test_replays_wait_for_writes_as_the_reference_step_does() -> None:
         done=(),
         windows=(),
         ranks_per_node=1,
-        losses=(),
+        curve=measure_curve(nothing, (), precision="fp32"),
     )
     assert result.replayed.saving_s == pytest.approx(3 * 1.0 + 4.0 + 15.0)
     assert result.expected_wall_s == pytest.approx(90.0 + 22.0)

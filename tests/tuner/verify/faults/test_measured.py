@@ -22,6 +22,7 @@ from tuner.verify.faults.calibration import (
     short_steps,
 )
 from tuner.verify.faults.comparison import Expectation, policy_result
+from tuner.verify.faults.curve import measure_curve
 from tuner.verify.faults.events import EVENTS_NAME, rank_events
 from tuner.verify.faults.links import NodeLinks
 from tuner.verify.faults.measured import measured_run
@@ -126,7 +127,7 @@ def test_what_is_expected_by_hand(tmp_path: Path) -> None:
         done=(),
         windows=(),
         ranks_per_node=1,
-        losses=during.run.losses,
+        curve=measure_curve(during.run, during.run.losses, precision="fp32"),
     )
     assert result.is_on_curve
     assert result.replayed.overhead_s == pytest.approx(0.5)
