@@ -4,10 +4,10 @@
     python tests/benchmarks/lost_nodes.py FILE --measure [--seed N]
 
 A FILE, by default `FILE`, is what `--measure` writes: the reference step of
-tests/benchmarks/checkpoint_faults.py in fp64 on four nodes loses some, once waiting for each repair
-and once going on with three nodes, 4 + 3 + 3 instead of 3 + 3 + 2 + 2 micro-batches. Needs root
-(control groups): 20 minutes on an idle machine of two cores. Exit code 1: a bound of `BOUNDS` is
-missed, or a loss is not on the curve.
+tests/benchmarks/checkpoint_faults.py, with two layers and in fp64, on four nodes loses some, once
+waiting for each repair and once going on with three nodes, 4 + 3 + 3 instead of 3 + 3 + 2 + 2
+micro-batches. Needs root (control groups): 15 minutes on an idle machine of two cores. Exit code 1:
+a bound of `BOUNDS` is missed, or a loss is not on the curve.
 """
 
 import argparse
@@ -32,6 +32,8 @@ BOUNDS: Final = {"replay": 0.10, "deviations": 2.0}
 STEP: Final = StepConfig.model_validate(
     CONFIG.model_dump()
     | {
+        "model": CONFIG.model.model_dump() | {"layers": ["moe"] * 2},
+        "stages": [{"num_layers": 2}],
         "precision": "fp64",
         "sequence_length": 32,
         "global_batch_size": 10,

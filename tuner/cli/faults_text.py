@@ -19,7 +19,7 @@ def _lines(report: FaultReport) -> Iterator[str]:
         f" {report.restart_s:.1f} s"
     )
     if scenario.repair is not None:
-        yield f"A lost node is back after {scenario.repair:g} s; {scenario.spares} spare nodes"
+        yield f"A lost node is back after {scenario.repair:g} s; spare nodes: {scenario.spares}"
     for result in report.results:
         yield ""
         yield from _policy_lines(result)

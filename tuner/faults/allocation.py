@@ -71,18 +71,24 @@ class Allocation:
         return now_s if excess <= 0 else heapq.nsmallest(excess, self._repairs)[-1]
 
     def allocate(self, now_s: float) -> bool:
-        """Choose the nodes of the next launch; return whether its layout is another one."""
-        was_full, self.is_full = self.is_full, self.short(now_s) == 0
-        if self.nodes is None:
-            return was_full is not self.is_full
-        everyone = range(self.nodes)
-        if self.is_full:
-            self.places = list(everyone)
-            return not was_full
-        if self.idle_nodes is None:
+        """Choose the nodes of the next launch; return whether its layout is another one.
+
+        Raises:
+            ValueError: neither layout has enough.
+        """
+        was_full, is_full = self.is_full, self.short(now_s) == 0
+        if not is_full and self.idle_nodes is None:
             raise ValueError("too few nodes: wait until ready_at_s")
+        self.is_full = is_full
+        if self.nodes is None or (is_full and was_full):
+            return is_full is not was_full
+        everyone = range(self.nodes)
+        if is_full:
+            self.places = list(everyone)
+            return True
         usable = [slot for slot in everyone if slot not in self._empty]
         if was_full:
+            assert self.idle_nodes is not None
             self.places = usable[: self.nodes - 1 - self.idle_nodes]
             return True
         idle = iter([slot for slot in usable if slot not in self.places])

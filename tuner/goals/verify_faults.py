@@ -55,14 +55,14 @@ def verify_faults(
     report = run_scenario(
         config,
         scenario,
-        fewer=_fewer_nodes(folder, ranks_per_node=config.parallelism.world / scenario.nodes),
+        fewer=_fewer_nodes(folder, config.parallelism.world / scenario.nodes),
         on_message=on_message,
     )
     write_files(folder, {REPORT_NAME: report.model_dump_json(indent=1) + "\n"})
     return report
 
 
-def _fewer_nodes(folder: Path, *, ranks_per_node: float) -> StepConfig | None:
+def _fewer_nodes(folder: Path, ranks_per_node: float) -> StepConfig | None:
     """Return the layout of the plan in `fewer-nodes/`; None where its nodes are not the scenario's.
 
     Raises:

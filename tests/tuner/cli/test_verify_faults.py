@@ -13,8 +13,8 @@ from tuner.verify.faults.comparison import FaultReport
 Captured = pytest.CaptureFixture[str]
 
 
-def written(folder: Path, *, nodes: int, steps: int = 30) -> Path:
-    scenario = {
+def written(folder: Path, *, nodes: int, steps: int = 30, **more: object) -> Path:
+    scenario: dict[str, object] = {
         "steps": steps,
         "nodes": nodes,
         "mean_interval": "3s",
@@ -23,6 +23,8 @@ def written(folder: Path, *, nodes: int, steps: int = 30) -> Path:
         "hang": "30s",
         "policies": [{"shared": 10}, {"shared": 20, "host": 5}],
     }
+    scenario |= more
+    folder.mkdir(exist_ok=True)
     path = folder / "scenario.yaml"
     path.write_text(json.dumps(scenario), encoding="utf-8")
     return path
@@ -41,7 +43,9 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(
     no_policy.write_text(
         "{steps: 9, nodes: 1, mean_interval: 3s, faults: {kill: 1}}", encoding="utf-8"
     )
+    alone = written(tmp_path / "alone", nodes=1, repair="2s", without_spare="both")
     cases = {
+        str(alone): "no layout of 0 nodes",
         str(no_policy): "no goal.reliability",
         str(tmp_path / "absent.yaml"): "absent.yaml",
         str(written(tmp_path, nodes=ranks_of(planned) + 1)): "do not divide",
@@ -67,3 +71,31 @@ def test_a_plan_goes_on_after_a_kill_as_if_there_had_been_none(
         assert result.faults == 1
         assert sum(result.restores.values()) == 1
         assert result.measured.wall_s > result.measured.overhead_s > 0.0
+
+
+@pytest.mark.slow
+def test_a_plan_waits_for_a_lost_node_or_goes_on_without_it(
+    planned: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    scenario = written(
+        tmp_path,
+        nodes=ranks_of(planned),
+        steps=60,
+        faults={"lose_node": 1},
+        repair="4s",
+        without_spare="both",
+        policies=[{"shared": 5}],
+    )
+    assert frame.run(["verify", str(planned), "--faults", str(scenario)]) == 0
+    printed = capsys.readouterr().out
+    assert "every loss equals that of the run without faults" in printed
+    report = FaultReport.model_validate_json((planned / REPORT_NAME).read_text(encoding="utf-8"))
+    waited, continued = report.results
+    assert 0.0 < waited.measured.waiting_s <= 4.0
+    assert waited.fewer_steps == continued.measured.waiting_s == 0
+    assert continued.fewer_steps > 0
+    assert continued.curve is not None
+    assert continued.curve.later_error > 0.0 or continued.curve.near_error > 0.0
+    for result in report.results:
+        assert (result.faults, sum(result.restores.values())) == (1, 1)
+        assert result.replayed.waiting_s == pytest.approx(result.measured.waiting_s, rel=0.05)

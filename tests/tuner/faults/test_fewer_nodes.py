@@ -202,6 +202,52 @@ def test_some_simulated_runs_train_the_same_share() -> None:
     failures.check()
 
 
+def test_runs_of_named_nodes_have_the_same_shares() -> None:
+    # Failures of the full layout's rate hit one of eight nodes; those of a node that is missing
+    # meet nothing, which leaves seven eighths of the rate to the layout of fewer nodes.
+    one, nodes, runs, steps = row(0.8, loss_s=12 * HOUR), 8, 6, 800 * 360
+    made = continued_run(one.losses, shares_of(one.full), shares_of(one.fewer))
+    run = replace(one.run(steps, fewer=one.fewer_nodes()), ring_nodes=nodes)
+    simulated = []
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        drawn = drawn_failures(one.full.rates, rng=np.random.default_rng((seed, 1)))
+        named = (replace(failure, node=int(rng.integers(nodes))) for failure in drawn)
+        simulated.append(simulate(one.full.policy, run, failures=named))
+    failures = Failures()
+    for each in simulated:
+        parts = (each.training_s, each.lost_s, each.saving_s, each.recovery_s, each.waiting_s)
+        with failures.of("sum", each.wall_s):
+            assert sum(parts) == pytest.approx(each.wall_s)
+            assert each.training_s - each.slower_s == pytest.approx(steps * STEP_S)
+    shares = {
+        "training": ([steps * STEP_S / each.wall_s for each in simulated], made.training),
+        "slower": ([each.slower_s / each.wall_s for each in simulated], made.slower),
+        "waiting": ([each.waiting_s / each.wall_s for each in simulated], made.waiting),
+        "restarting": ([each.recovery_s / each.wall_s for each in simulated], made.restarting),
+    }
+    for name, (values, expected) in shares.items():
+        error = 3.0 * float(np.std(values, ddof=1)) / math.sqrt(runs)
+        with failures.of(name, expected):
+            assert abs(float(np.mean(values)) - expected) < error + MODEL_ERROR
+    failures.check()
+
+
+def test_a_node_that_is_lost_with_its_replicas_takes_their_nodes_along() -> None:
+    # Nodes 1 and 2 leave two of four: the job waits for the first of them, then goes on with three.
+    policy = SavePolicy(host_interval_steps=2, shared_interval_steps=4, replicas=1)
+    run = Run(steps=12, seconds=seconds(), repair_s=500.0, ring_nodes=4, fewer=FEWER)
+    lost = Failure(at_s=100.0, kind=FailureClass.TOGETHER, node=1)
+    made = simulate(policy, run, failures=(lost,))
+    assert made.waiting_s == pytest.approx(500.0)
+    alone = simulate(policy, run, failures=(replace(lost, kind=NODE),))
+    assert (alone.waiting_s, alone.failures) == (0.0, 1)
+    # Node 1 is missing by then, so that its next failure meets nothing; that of node 3 does.
+    for node, failed in ((1, 1), (3, 2)):
+        both = (replace(lost, kind=NODE), Failure(at_s=310.0, kind=PROCESS, node=node))
+        assert simulate(policy, run, failures=both).failures == failed
+
+
 @pytest.mark.slow
 def test_all_simulated_runs_train_the_same_share() -> None:
     failures = Failures()

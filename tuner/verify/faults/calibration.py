@@ -149,7 +149,7 @@ def short_repair(
 ) -> tuple[Scenario, tuple[Fault, ...], int]:
     """Return scenario, fault and steps of a short run that loses a node and gets it back.
 
-    With twice the steps that it has time for, it has most of one short run left then.
+    Its steps are those of the repair time and of a short run, so that some are left for all nodes.
     """
     stay_s = max(SHARED_STEPS * mean_step_s, min(scenario.repair or 0.0, LONGEST_S))
     lost = Fault(
