@@ -131,8 +131,10 @@ class _Runs:
                 " mean_interval"
             )
         calibrated = self._calibrated(step_s=step_s)
-        alone = [one.own for one in calibrated.values()]
-        if FaultKind.SLOW_LINK in scenario.faults and not any(one.slow_steps_s for one in alone):
+        short_runs = [one.own for one in calibrated.values()]
+        if FaultKind.SLOW_LINK in scenario.faults and not any(
+            one.slow_steps_s for one in short_runs
+        ):
             raise FaultRunError(
                 "no step lies wholly beside a slow link, so that its length is not known: state a"
                 " longer link_slow"
@@ -141,7 +143,7 @@ class _Runs:
             self._result(policy, calibrated, faults=faults, unbroken=unbroken)
             for policy in self._policies
         )
-        seconds = durations(*alone).seconds
+        seconds = durations(*short_runs).seconds
         return FaultReport(
             scenario=scenario,
             step_s=step_s,

@@ -16,10 +16,13 @@ from tuner.verify.faults.calibration import (
     PolicySeconds,
     durations,
     expected_durations,
+    measure_fewer,
     measure_policy,
     replay_durations,
     short_faults,
     short_steps,
+    with_expected_fewer,
+    with_replayed_fewer,
 )
 from tuner.verify.faults.comparison import Expectation, policy_result
 from tuner.verify.faults.curve import measure_curve
@@ -27,7 +30,7 @@ from tuner.verify.faults.events import EVENTS_NAME, rank_events
 from tuner.verify.faults.links import NodeLinks
 from tuner.verify.faults.measured import measured_run
 from tuner.verify.faults.nodes import emulated_nodes
-from tuner.verify.faults.scenario import Fault, FaultKind, Scenario, StatedPolicy
+from tuner.verify.faults.scenario import Fault, FaultKind, Scenario, StatedPolicy, WithoutSpare
 from tuner.verify.faults.supervisor import Injected, LaunchLog
 
 Line = tuple[str, float, dict[str, Any]]
@@ -175,6 +178,122 @@ def test_a_stall_that_a_later_restart_went_back_behind_is_lost(tmp_path: Path) -
     assert run.saving_s == pytest.approx(0.5)
     assert run.recovery_s == pytest.approx(4.0)
     assert run.lost_s == pytest.approx(9.0)
+
+
+def a_continued_run(folder: Path) -> list[LaunchLog]:
+    """Save after every fourth step for half a second; a node is lost in step 6 and back at 116 s.
+
+    Without it step 5 to 8 take 1.5 s each; the checkpoint of step 8 is durable at 118.7 s. In the
+    end another one is lost, whose repair the run waits for until 140 s.
+    """
+    save = {"level": "shared", "stall_s": 0.5}
+    lost = Fault(at_s=5.5, kind=FaultKind.LOSE_NODE, node=1, place=0)
+    first = launch(
+        folder / "0",
+        ("restored", 100.0, {"level": "none", "step": 0, "seconds": 0.0}),
+        *steps(1, 4, begin_s=100.0),
+        ("training_resumed", 104.5, save | {"step": 4}),
+        ("durable", 104.4, save | {"step": 4}),
+        *steps(5, 5, begin_s=104.5),
+        failed_at_s=106.0,
+        noticed_at_s=106.1,
+    )
+    first.faults.append(Injected(fault=lost, time_s=106.0))
+    fewer = launch(
+        folder / "1",
+        ("restored", 112.0, {"level": "shared", "step": 4, "seconds": 0.1}),
+        *(
+            ("step_done", 112.0 + 1.5 * count, {"step": 4 + count, "seconds": 1.5, "loss": 0.1})
+            for count in (1, 2, 3, 4)
+        ),
+        ("durable", 118.4, save | {"step": 8}),
+        ("training_resumed", 118.5, save | {"step": 8}),
+        failed_at_s=118.5,
+        noticed_at_s=118.7,
+    )
+    fewer.is_full, fewer.is_return = False, True
+    third = launch(
+        folder / "2",
+        ("restored", 122.7, {"level": "shared", "step": 8, "seconds": 0.1}),
+        *steps(9, 9, begin_s=122.7),
+        failed_at_s=124.0,
+        noticed_at_s=124.0,
+    )
+    third.faults.append(Injected(fault=replace(lost, at_s=24.0), time_s=124.0))
+    third.waited_s = 16.0
+    last = launch(
+        folder / "3",
+        ("restored", 145.0, {"level": "shared", "step": 8, "seconds": 0.1}),
+        *steps(9, 12, begin_s=145.0),
+    )
+    return [first, fewer, third, last]
+
+
+def test_a_run_with_fewer_nodes_by_hand(tmp_path: Path) -> None:
+    launches = a_continued_run(tmp_path)
+    run = measured_run(launches)
+    assert run.wall_s == pytest.approx(49.0)
+    assert run.training_s == pytest.approx(8 * 1.0 + 4 * 1.5)
+    assert run.saving_s == pytest.approx(1.0)
+    assert run.waiting_s == pytest.approx(16.0)
+    assert run.recovery_s == pytest.approx(6.0 + 4.2 + 5.0)
+    assert run.lost_s == pytest.approx(1.5 + 1.3)
+    assert [step.is_full for step in run.steps] == [True] * 4 + [False] * 4 + [True] * 4
+    into, back, again = run.restarts
+    assert (into.is_full, into.is_return, into.kind) == (False, False, FailureClass.NODE)
+    assert (back.is_full, back.is_return, back.kind) == (True, True, FailureClass.PROCESS)
+    assert (again.waited_s, again.recovery_s) == pytest.approx((16.0, 5.0))
+    assert [(one.since, one.is_changed, one.loss == one.before) for one in run.repeats] == [
+        (0, True, False),
+        (0, False, True),
+    ]
+    # Its durations: a step of 1.5 instead of 1 s, restarts of 5.9 and 5 s, a return of 4 s.
+    full, fewer = measure_policy(launches), measure_fewer(launches)
+    assert fewer is not None
+    assert (fewer.step_ratio, fewer.returns_s) == (pytest.approx(1.5), pytest.approx([4.0]))
+    policy = StatedPolicy(shared=4, without_spare=WithoutSpare.CONTINUE)
+    during = with_replayed_fewer(durations(full), policy, fewer, fewer, idle_nodes=0)
+    expected = with_expected_fewer(durations(full), policy, fewer, idle_nodes=0)
+    for made in (during, expected):
+        assert made.fewer is not None
+        assert made.fewer.return_s == pytest.approx(4.0)
+        seconds = made.fewer.layout.seconds
+        assert seconds.step_s == pytest.approx(1.5)
+        assert seconds.restart_s[Level.SHARED, FailureClass.NODE] == pytest.approx(5.9)
+    assert during.seconds.restart_s[Level.SHARED, FailureClass.NODE] == pytest.approx(5.0)
+    scaled = replace(during, speed_deviation=1.0).at_speed(1.0)
+    assert scaled.fewer is not None
+    assert scaled.fewer.return_s == pytest.approx(4.0 * math.e)
+    # Repairs of the run took 10 and 16 s; replayed they are 12 s.
+    scenario = Scenario.model_validate(
+        {
+            "steps": 12,
+            "nodes": 4,
+            "mean_interval": 1e9,
+            "faults": {"lose_node": 1},
+            "repair": 12.0,
+        }
+    )
+    result = policy_result(
+        policy,
+        run,
+        scenario=scenario,
+        before=expected,
+        during=during,
+        done=[one.fault for one in launches[0].faults],
+        windows=(),
+        ranks_per_node=1,
+        curve=measure_curve(run, run.losses, precision="fp64"),
+    )
+    assert (result.fewer_steps, result.returns) == (4, 1)
+    assert result.measured.slower_s == pytest.approx(4 * 0.5)
+    assert result.effective_ratio == pytest.approx(12.0 / 49.0)
+    # Lost at 5.5 s, a second after step 4; four steps of 1.5 s and a save from 11.4 s on, during
+    # which the node comes back; 4 s later the last four steps.
+    assert result.replayed.wall_s == pytest.approx(5.5 + 5.9 + 6.0 + 0.5 + 4.0 + 4.0)
+    assert result.replayed.slower_s == pytest.approx(2.0)
+    # The step that both layouts took has another loss here.
+    assert not result.is_on_curve
 
 
 def test_launches_before_the_first_step_are_before_the_run(tmp_path: Path) -> None:

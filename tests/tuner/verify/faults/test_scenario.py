@@ -43,6 +43,11 @@ def test_a_scenario_that_cannot_be_run_is_refused_in_one_line(tmp_path: Path) ->
         "faults: {kill: 1, slow_link: 1}": (FAULTS, "link: 2Gbit/s"),
         "link: 2": ("seed: 7", "link"),
         "link_slow_ratio: 0%": ("seed: 7", "link_slow_ratio"),
+        "repair: 0s": ("seed: 7", "repair"),
+        "spares: 1": ("seed: 7", "repair: 20s"),
+        "without_spare: both": ("seed: 7", "repair: 20s"),
+        "repair: 20s\nwithout_spare: stop": ("seed: 7", "without_spare"),
+        "{shared: 20, without_spare: wait}": ("{shared: 20}", "repair: 20s"),
         "start_limit: 0s": ("seed: 7", "start_limit"),
         "{shared: 0}": ("{shared: 20}", "policies[0].shared"),
         "{shared: 20, host: 3}": ("{shared: 20}", "no multiple"),
@@ -81,3 +86,19 @@ def test_a_policy_of_the_models_is_said_as_in_a_scenario(tmp_path: Path) -> None
     assert all(StatedPolicy.of(one.policy()) == one for one in scenario.policies)
     last = scenario.policies[1]
     assert last.words == "host every 5, shared every 40, 1 replica, asynchronous"
+
+
+def test_policies_say_what_they_do_without_a_spare_where_one_can_lack(tmp_path: Path) -> None:
+    plain = read_scenario(written(tmp_path, GOOD))
+    assert plain.runs() == plain.policies
+    for stated, expected in (
+        ("", ["wait"] * 2),
+        ("without_spare: continue\n", ["continue"] * 2),
+        ("without_spare: both\n", ["wait", "continue"] * 2),
+    ):
+        text = GOOD.replace("seed: 7\n", f"seed: 7\nrepair: 20s\n{stated}")
+        runs = read_scenario(written(tmp_path, text)).runs()
+        assert [one.without_spare for one in runs] == expected
+        own = text.replace("{shared: 20}", "{shared: 20, without_spare: continue}")
+        first, *_ = read_scenario(written(tmp_path, own)).runs()
+        assert first.words == "shared every 20, continue without a spare"
