@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 
-def busiest(global_batch_size: Any, *, micro_batch: Any, data: Any) -> Any:
+def most_microbatches(global_batch_size: Any, *, micro_batch: Any, data: Any) -> Any:
     """Return the micro-batches of the busiest replica: of whole numbers, or of arrays of them."""
     return -(-global_batch_size // (micro_batch * data))
 

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from profilers.records import Record
 from profilers.steps.config import Count, Recompute, Size
-from tuner.config.microbatches import busiest, shared_out, spanned_replicas
+from tuner.config.microbatches import most_microbatches, shared_out, spanned_replicas
 
 
 class TrainDecision(Record):
@@ -91,7 +91,7 @@ class TrainDecision(Record):
     def num_microbatches(self, global_batch_size: int) -> int:
         """Micro-batches of the busiest pipeline in one optimizer step; others may have one less."""
         return int(
-            busiest(
+            most_microbatches(
                 global_batch_size, micro_batch=self.micro_batch_size, data=self.data_parallel_size
             )
         )

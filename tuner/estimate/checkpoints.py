@@ -219,13 +219,13 @@ def _changes(launch: LaunchSettings, run: LaunchedRun) -> Iterator[Change]:
     now = _as_launched(launch, devices_per_node=run.setup.pool.devices_per_node)
     interval = _missing(launch) + interval
     waits = (launch.saves_in_background, launch.saves_from_pinned_memory)
-    ways: dict[tuple[bool, bool], tuple[str, ...]] = {waits: ()}
+    modes: dict[tuple[bool, bool], tuple[str, ...]] = {waits: ()}
     if _may_save_in_background(launch, run):
         # What the forms write.
-        ways.setdefault((True, _target(launch).pinned_checkpoints), (background,))
+        modes.setdefault((True, _target(launch).pinned_checkpoints), (background,))
     on_hosts = now is not None and now.on_hosts
     replicas: Replicas = now.replicas if now is not None else "auto"
-    for (in_background, from_pinned), switch in ways.items():
+    for (in_background, from_pinned), switch in modes.items():
         best = run.forecast(
             Saving(
                 steps=None,

@@ -40,8 +40,8 @@ def spares_notes(run: RunForecast) -> Iterator[str]:
     against = f"; others, training + spare: {listed}" if listed else ""
     yield (
         f"{choice.chosen.nodes} training and {choice.chosen.spare_nodes} spare nodes are chosen for"
-        f" {best}, of {format_counted(choice.num_priced, 'pair')} of numbers that were priced"
-        f" exactly at their fastest layouts{against}"
+        f" {best}, the best of {format_counted(choice.num_priced, 'pair')} of numbers, each priced"
+        f" exactly at its fastest layout{against}"
     )
     if choice.fewest_searched > math.ceil(choice.pool_nodes / 2):
         yield (

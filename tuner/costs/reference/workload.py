@@ -9,7 +9,7 @@ from typing import Literal
 
 from profilers.steps.config import LayerKind
 from profilers.steps.loads import forced_copies
-from tuner.config.microbatches import busiest
+from tuner.config.microbatches import most_microbatches
 from tuner.costs.reference.training import LayerTraining, layer_trainings
 from tuner.spec.model import ModelSpec
 from tuner.spec.tune import Adapters
@@ -110,7 +110,7 @@ class Workload:
     def num_microbatches(self, degrees: StepDegrees) -> int:
         """Micro-batches of the busiest pipeline in a step."""
         size, data = degrees.micro_batch_size, degrees.data
-        return int(busiest(self.global_batch_size, micro_batch=size, data=data))
+        return int(most_microbatches(self.global_batch_size, micro_batch=size, data=data))
 
     def tokens(self, degrees: StepDegrees) -> int:
         """Tokens of a micro-batch that one rank holds between blocks (sequence parallelism)."""

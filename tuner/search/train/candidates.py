@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tuner.config.candidates import recompute_columns
 from tuner.config.columns import Strategies
 from tuner.config.knobs import FIELD_OF_DEGREE, OFFLOADS, searched
-from tuner.config.microbatches import busiest
+from tuner.config.microbatches import most_microbatches
 from tuner.search.train.axes import DISPATCH_AXES, RECOMPUTE_AXES, RecomputeChoice
 from tuner.search.train.degrees import Table
 from tuner.search.train.options import OptionSpace
@@ -88,7 +88,7 @@ class Candidates:
 
 def num_microbatches(problem: TrainProblem, rows: Table) -> Ints:
     """Micro-batches of the busiest pipeline in one step."""
-    count: Ints = busiest(
+    count: Ints = most_microbatches(
         problem.global_batch_size, micro_batch=rows["micro_batch"], data=rows["data"]
     )
     return count

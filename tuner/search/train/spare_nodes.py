@@ -179,7 +179,7 @@ def _searched(
     """Search every number of training nodes that may be best; also return the fewest searched."""
     pool, stated = spec.cluster.pools[0], spec.goal.reliability
     assert stated is not None
-    deadline, found = settings.begin(), list[_Layout]()
+    deadline, layouts = settings.begin(), list[_Layout]()
     # Nodes of a scale-up domain go together.
     together = max(1, math.ceil(pool.domain / pool.devices_per_node))
     fewest = pool.nodes
@@ -192,7 +192,7 @@ def _searched(
             below_s=below.step_s(nodes),
             watch=ignore_progress,
         )
-        if not left.time_limit_s and found:
+        if not left.time_limit_s and layouts:
             break
         own = with_node_numbers(spec, NodeNumbers(nodes=nodes, spare_nodes=0))
         priced = price(own.cluster.pools[0])
@@ -201,9 +201,9 @@ def _searched(
         if fastest is None:
             continue
         layout = _Layout.of(nodes, fastest, own, priced)
-        found.append(layout)
+        layouts.append(layout)
         below.see(_pairs(layout, (), spec))
-    return found, fewest
+    return layouts, fewest
 
 
 @dataclass(slots=True, kw_only=True)

@@ -141,7 +141,7 @@ def test_the_folder_holds_the_spec_with_its_numbers(tmp_path: Path) -> None:
     printed = unwrapped(plan_text(made.plan, folder=folder))
     assert f"{choice.chosen.nodes} of {POOL['nodes']} train" in printed
     (note,) = spares_notes(_run(made))
-    assert f"of {choice.num_priced} pairs" in note
+    assert f"the best of {choice.num_priced} pair" in note
     result = CliRunner().invoke(app, ["explain", str(folder), "--what-if", "nodes=x2"])
     assert result.exit_code == 0, result.output
 
