@@ -163,7 +163,7 @@ def _steps(
                 config, StatedPolicy(shared=STEPS), steps=steps, nodes=emulated, folder=scratch
             ),
             (),
-            folder=scratch / f"{nodes}-nodes",
+            folder=scratch / f"{steps}-steps",
             nodes=emulated,
             scenario=SCENARIO.model_copy(update={"hang": 60.0, "start_limit": 180.0}),
             deadline_s=DEADLINE_S,
