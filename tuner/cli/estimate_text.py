@@ -94,14 +94,14 @@ def _room(size_bytes: int, room: CheckpointRoom | None) -> str:
     each = f"{format_bytes(size_bytes)} each"
     if room is None or (room.most is None and not room.change):
         return each
-    words = "all of them are kept"
+    kept = "all of them are kept"
     if room.most is not None:
-        words = f"{format_bytes(room.most * size_bytes)} for {room.most:,} at most"
+        kept = f"{format_bytes(room.most * size_bytes)} for {room.most:,} at most"
     if not room.change:
-        return f"{each}, {words}"
+        return f"{each}, {kept}"
     most = room.change_most
     fewer = "fewer" if most is None else f"{format_bytes(most * size_bytes)} for {most:,}"
-    return f"{each}, {words}; {fewer} with {room.change}"
+    return f"{each}, {kept}; {fewer} with {room.change}"
 
 
 def _times(rounds: int) -> str:

@@ -174,11 +174,6 @@ def failure_notes(spec: Spec, launch: LaunchSettings) -> Iterator[str]:
             "goal.reliability.in_process_restart has no effect on this launch, which does not"
             " restart inside its processes (--inprocess-restart of Megatron-LM)"
         )
-    if stated.spare_nodes == "auto":
-        yield (
-            "goal.reliability.spare_nodes: auto has no effect on a launch, which is priced without"
-            " spares; `moetune plan` chooses their number"
-        )
     if stated.without_spare != "wait":
         yield (
             f"goal.reliability.without_spare: {stated.without_spare} has no effect on a launch:"
@@ -218,14 +213,14 @@ def _changes(launch: LaunchSettings, run: LaunchedRun) -> Iterator[Change]:
     interval, background = FORMS[launch.engine]
     now = _as_launched(launch, devices_per_node=run.setup.pool.devices_per_node)
     interval = _missing(launch) + interval
-    waits = (launch.saves_in_background, launch.saves_from_pinned_memory)
-    modes: dict[tuple[bool, bool], tuple[str, ...]] = {waits: ()}
+    launched = (launch.saves_in_background, launch.saves_from_pinned_memory)
+    options: dict[tuple[bool, bool], tuple[str, ...]] = {launched: ()}
     if _may_save_in_background(launch, run):
         # What the forms write.
-        modes.setdefault((True, _target(launch).pinned_checkpoints), (background,))
+        options.setdefault((True, _target(launch).pinned_checkpoints), (background,))
     on_hosts = now is not None and now.on_hosts
     replicas: Replicas = now.replicas if now is not None else "auto"
-    for (in_background, from_pinned), switch in modes.items():
+    for (in_background, from_pinned), switch in options.items():
         best = run.forecast(
             Saving(
                 steps=None,

@@ -316,6 +316,11 @@ def test_spares_of_several_pools_are_requested_by_pool() -> None:
     )
     assert "# Nodes to request, spares included: 1 of 'pool', 3 of 'old'." in job.text
     assert "sbatch --nodes=4 --constraint='[F1*1&F2*3]'" in job.text
+    # Another layout than the plan's has no hosts in an order.
+    made = reliable(hosts=("n1", "n2"), pools=2, spare_nodes=2)
+    other = made.decision.model_copy(update={"micro_batch_size": 3})
+    (job,) = emit(made.model_copy(update={"decision": other}))
+    assert "#SBATCH --nodes=2\n" in job.text
     # Plans of before, whose spares belong to no pool.
     (job,) = emit(reliable(hosts=("n1", "n2"), pools=2, spare_nodes=0))
     assert "#SBATCH --nodes=2\n" in job.text

@@ -137,9 +137,11 @@ def restart_loop(
         interval_s *= schedule.host_steps / schedule.steps
     restart_s = max(stated.restart or 0.0, run.restart_s or 0.0)
     placement = verified.plan.placement
+    has_pools = placement is not None and len({stage.pool for stage in placement.stages}) > 1
     by_pool = placement.spare_nodes if line_pools and placement is not None else {}
     return RestartLoop(
-        spare_nodes=sum(by_pool.values()) if line_pools else stated.num_spare_nodes,
+        # A decision that verification chose has no lines, and a spare no pool.
+        spare_nodes=sum(by_pool.values()) if has_pools else stated.num_spare_nodes,
         progress_s=max(math.ceil(restart_s + interval_s + write_s), LONGEST_HANG_S),
         line_pools=line_pools,
         spares_by_pool=by_pool,
