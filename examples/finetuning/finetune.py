@@ -16,6 +16,7 @@ A processor keeps freed memory and the kernels that it has compiled (`keep_memor
 
 import argparse
 import ctypes
+import importlib.util
 import json
 import os
 import time
@@ -77,6 +78,15 @@ def keep_memory_and_kernels() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     for setting, value in KEPT_BY_MALLOC if mallopt else ():
         mallopt(setting, value)
+
+
+def require_kernels(names: list[str], device: torch.device) -> None:
+    """Stop where a GPU would run PyTorch's operations instead of the kernels that were priced."""
+    lacking = [name for name in names if importlib.util.find_spec(name) is None]
+    if lacking and device.type == "cuda":
+        raise SystemExit(
+            f"{', '.join(lacking)}: not installed; the plan has the time and memory of its kernels"
+        )
 
 
 def load(options: argparse.Namespace, settings: dict[str, Any], device: torch.device) -> nn.Module:
@@ -192,10 +202,13 @@ def main() -> None:
     options = parse()
     settings = json.loads(options.settings.read_text(encoding="utf-8"))
     device, rank, world = start()
+    require_kernels(settings["kernels"], device)
     is_sharded = settings["fully_shard"] and world > 1
     model = prepare(options, settings, device, sharded=is_sharded)
     vocabulary = model.config.vocab_size
     trained = [one for one in model.parameters() if one.requires_grad]
+    if rank == 0:
+        print(f"trained parameters: {sum(one.numel() for one in trained)}", flush=True)
     optimizer = torch.optim.AdamW(trained, lr=options.lr, fused=device.type == "cuda")
     source = batches(options, settings, vocabulary=vocabulary, rank=rank, world=world)
     rounds = settings["gradient_accumulation_steps"]

@@ -16,6 +16,7 @@ from typing import Final
 from tuner.config.train import TrainDecision
 from tuner.engines.megatron_lm.capabilities import refuses_delayed_gradients
 from tuner.spec.goal import TrainGoal
+from tuner.spec.linear_attention import LinearName
 from tuner.spec.model import ModelSpec
 
 MIN_MEMORY_LOSS: Final = (
@@ -133,6 +134,9 @@ def _deepspeed(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> It
 
 def _peft(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Iterator[str]:
     yield "assumed: Transformers' eager modules, attention by SDPA, experts by grouped GEMMs"
+    if model.linear is not None:
+        package = "mamba_ssm" if model.linear.kind is LinearName.MAMBA2 else "fla"
+        yield f"assumed: linear attention by the kernels of causal_conv1d and {package}"
     if goal.adapters is None:
         yield "assumed: bf16 weights and moments, without fp32 copies"
     if _is_balanced_by_assumption(model, goal):

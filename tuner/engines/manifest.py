@@ -56,6 +56,7 @@ _FORBID: Final = frozenset(
         "adapter_limits",
         "reshard_converters",
         "rank_splitting_targets",
+        "networks_become_experts",
     }
 )
 """Sets that grow in an intersection of manifests; every other set shrinks."""
@@ -221,6 +222,8 @@ class Capabilities:
     """Methods of training adapters beside frozen weights; empty: all weights are trained."""
     adapter_targets: frozenset[str] = frozenset(ADAPTER_TARGETS)
     """Matrices that can have an adapter."""
+    networks_become_experts: frozenset[str] = frozenset()
+    """Architectures in which an adapter of dense or shared networks would be one of the experts."""
     fused_layers: frozenset[tuple[str, ...]] = frozenset()
     """Matrices that are one layer, and have adapters together or not at all."""
     adapter_dtypes: frozenset[str] = frozenset({"fp32", "bf16"})

@@ -32,7 +32,7 @@ from tuner.spec.features import ModelFeature, features
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
-from tuner.spec.tune import Adapters, adapted, matrices
+from tuner.spec.tune import NETWORK, Adapters, adapted, matrices
 from tuner.verify.launches import REFERENCE
 
 if TYPE_CHECKING:
@@ -434,15 +434,17 @@ def _refuse_adapters(spec: Spec, target: Capabilities) -> None:
     tune = spec.goal.adapters
     if tune is None:
         return
-    if tune.method in target.adapters:
+    own = features(spec.model)
+    if tune.method in of_model(target, own).adapters:
         _refuse_tuned_model(spec, tune, target)
-        _refuse_targets(spec, tune, target)
+        _refuse_targets(spec, tune, of_model(target, own))
         _refuse_dtype(tune, target)
         return
-    able = [name for name, one in TARGETS.items() if tune.method in one.adapters]
+    able = [name for name, one in TARGETS.items() if tune.method in of_model(one, own).adapters]
     programs = ", ".join(name for name in able if name not in WRAPPERS)
+    of_kind = f" {spec.model.name}" if tune.method in target.adapters else ""
     raise SpecError(
-        f"goal.tune.method: {target.names[0]} does not train by {tune.method!r}; "
+        f"goal.tune.method: {target.names[0]} does not train{of_kind} by {tune.method!r}; "
         f"{programs or 'no target'} can, or train all weights (tune: full)"
     )
 
@@ -458,7 +460,9 @@ def _refuse_tuned_model(spec: Spec, tune: Adapters, target: Capabilities) -> Non
 
 def _refuse_targets(spec: Spec, tune: Adapters, target: Capabilities) -> None:
     names = set(adapted(tune, spec.model))
-    known = of_model(target, features(spec.model)).adapter_targets
+    known = target.adapter_targets
+    if spec.model.architecture in target.networks_become_experts:
+        known -= set(NETWORK)
     if lacking := sorted(names - known):
         able = [name for name in matrices(spec.model) if name in known]
         raise SpecError(

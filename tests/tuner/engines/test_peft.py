@@ -21,7 +21,8 @@ from tuner.engines.torchtitan.lora import lora_fields
 from tuner.engines.writers import emit
 from tuner.errors import SpecError
 from tuner.goals.train_plan import plan_training
-from tuner.plans.train import VerifiedPlan
+from tuner.plans.train import Plan, VerifiedPlan
+from tuner.spec.features import features
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.refusals import refusals
@@ -40,6 +41,10 @@ REPLICAS = {
     "chunks": (1,),
     "pipeline_layout": (32,),
 }
+
+
+def waived(plan: Plan) -> VerifiedPlan:
+    return VerifiedPlan.waive(plan, reason="moetune plan does not launch")
 
 
 def goal_of(*targets: str, **fields: Any) -> TrainGoal:
@@ -119,6 +124,9 @@ def test_models_and_matrices_without_adapters_are_refused_by_name(tmp_path: Path
         ),
         ("deepspeed", "mixtral-8x7b", "all-linear", "has no adapters of experts"),
         ("deepspeed", "nemotron-3-nano", "attention", "deepspeed has no adapters of out_proj; of"),
+        ("transformers-peft", "nemotron-3-nano", "attention", "has no adapters of out_proj; of"),
+        ("transformers-peft", "deepseek-v2-lite", "mlp", "no adapters of down_proj, gate_proj, up"),
+        ("deepspeed", "qwen3-next-80b-a3b", "up_proj", "has no adapters of up_proj; of"),
         ("megatron-bridge", "qwen3-next-80b-a3b", "in_proj_ba", "fuses in_proj_ba, in_proj_qkvz"),
         ("megatron-bridge-26.04", "mixtral-8x7b", "experts", "has no adapters of experts"),
     ):
@@ -257,7 +265,7 @@ def test_adapters_start_from_a_recipe_of_adapters_where_the_release_has_one() ->
             )
             plain = sample_verified(model, decision, emit=(target,))
             plan = plain.plan.model_copy(update={"goal": goal_of("attention")})
-            tuned = VerifiedPlan.waive(plan, reason="moetune plan does not launch")
+            tuned = waived(plan)
             files = {str(file.path): file.text for file in emit(target, tuned)}
             with failures.of(target, name):
                 if expected != "vanilla_gpt_pretrain_config" or release != "v0.3.0":
@@ -288,7 +296,7 @@ def test_samples_are_not_packed_in_larger_micro_batches_or_graphs() -> None:
 def test_megatron_bridge_finetunes_with_adapters_and_pretrains_without() -> None:
     plain = sample_verified(MIXTRAL, sample_decision(), emit=("megatron-bridge",))
     plan = plain.plan.model_copy(update={"goal": goal_of("attention")})
-    tuned = VerifiedPlan.waive(plan, reason="moetune plan does not launch")
+    tuned = waived(plan)
     programs = []
     for verified in (plain, tuned):
         files = {str(file.path): file.text for file in emit("megatron-bridge", verified)}
@@ -331,6 +339,50 @@ def test_what_a_target_does_not_train_is_refused(
     path.write_text(text, encoding="utf-8")
     with pytest.raises(SpecError, match=said):
         plan_training(path)
+
+
+def test_the_loop_gets_parameters_of_experts_and_packages_of_kernels() -> None:
+    for name, targets, parameters, kernels in (
+        ("nemotron-3-nano", ("in_proj", "experts"), "mixer.experts.up_proj", "mamba_ssm"),
+        ("kimi-linear-48b-a3b", ("all-linear",), "mlp.experts.gate_up_proj", "fla"),
+    ):
+        model = read_model(ROOT / "examples/models" / name)
+        stages = {"pipeline_layout": (model.num_layers,)}
+        found = settings(model, goal_of(*targets), sample_decision(**REPLICAS | stages))
+        assert found["kernels"] == ["causal_conv1d", kernels]
+        last = parameters.rpartition(".")[0] + ".down_proj"
+        assert found["adapters"]["target_parameters"] == [parameters, last]
+        assert "experts" not in found["adapters"]["target_modules"]
+
+
+def test_a_processor_has_no_kernels_of_linear_attention() -> None:
+    for name, lacks in (("kimi-linear-48b-a3b", True), ("deepseek-v3", False)):
+        model = read_model(ROOT / "examples/models" / name)
+        able = {
+            "cuda": launchable(("transformers-peft",), model=model, precision="bf16"),
+            "cpu": launchable(
+                ("transformers-peft",), model=model, precision="bf16", device_kind="cpu"
+            ),
+        }
+        assert bool(features(model) & able["cpu"].unsupported) is lacks
+        assert not features(model) & able["cuda"].unsupported
+
+
+def test_hybrids_and_latent_attention_are_planned_for_the_loop(tmp_path: Path) -> None:
+    failures = Failures()
+    for model, targets in (
+        ("deepseek-v2-lite", ["attention", "experts"]),
+        ("kimi-linear-48b-a3b", ["attention"]),
+        ("nemotron-3-nano", ["in_proj", "o_proj", "experts"]),
+        ("qwen3-next-80b-a3b", ["attention"]),
+    ):
+        path = written(tmp_path, {"method": "lora", "rank": 16, "targets": targets}, model=model)
+        plan = plan_training(path).plan
+        with failures.of(model):
+            assert plan.decision is not None
+            files = {str(one.path): one.text for one in emit("transformers-peft", waived(plan))}
+            assert json.loads(files["finetune.json"])["adapters"]["r"] == 16
+    failures.check()
 
 
 def test_a_plan_of_adapters_fits_where_one_of_all_weights_needs_sharding(tmp_path: Path) -> None:

@@ -9,6 +9,13 @@ where all weights are trained:
     q, k norm       4 (a + g) d + 2 t (a + g) d      where there is one
     linear inputs   t 2 h each          norms' outputs; of every GEMM its own cast under autocast
     attention       2 (2 a + 2 g) d + 4 a            q, k, v, output, log-sum-exp
+    output gate     2 a d + 2 (t) a d                the gate; the product, where o_proj reads it
+    latent heads    2 a (2 d + n + 2 v) + 4 a        q, k, keys and values as projected, output,
+                                                     log-sum-exp; both low ranks have a norm
+    gated delta     4 c + 4 K N + 2 H Q + 14 H P     the convolution's input and output, normed q
+                                                     and k, triangles of a chunk, gated norm
+    KDA             4 c + 17 H N + 4 H Q + 12 H P    the same, and fp32 decays of every channel
+    Mamba-2         2 w + 2 H P                      what is projected, and the scan's output
     dense network   3 I F + t 2 F       gate, silu(gate), up; their product
     adapter         X i + 2 or 4 r      of its own input: an fp32 adapter casts it for itself, so
                                         nothing is shared between q, k and v, or gate and up; bf16
@@ -28,10 +35,17 @@ With checkpointing R h are kept per layer, and the rest exists for one layer at 
 exist from their layer's backward pass to the optimizer's step (`zero_grad` frees them), so the peak
 is the largest of: the loss; the first layer's backward pass; the last one's, beside all gradients.
 
+Letters of latent attention: n of d without rotation, v of a value. Of linear attention: c channels
+of the convolution, K key heads of N, H heads of P values, Q tokens of a chunk, w projected widths.
+That is with the kernels of causal-conv1d, mamba_ssm and flash-linear-attention, whose saved tensors
+stood in for them in the count: transformers 5.24, saved-tensor hooks on a CPU
+(tests/tuner/costs/train/test_eager_mixers.py).
+
 Source: Transformers 5.17 (models/llama, integrations/moe.py), PEFT 0.21.2 (tuners/lora/layer.py),
 PyTorch 2.11; counted by saved-tensor hooks on one H200 (examples/profiles/h200-lora).
 Not covered: tensor, context and expert parallelism, attention without a fused kernel, experts one
-by one.
+by one, temporaries of the backward pass of linear attention, and that norms of hybrids keep 2 h
+more where all weights are trained.
 """
 
 from dataclasses import fields
@@ -46,10 +60,12 @@ from tuner.costs.train.adapters import (
     adapter_counts,
     attention_matrices,
     keeps_input,
+    linear_matrices,
     network_matrices,
 )
 from tuner.costs.train.shapes import ModelShape
-from tuner.costs.train.state import padded_vocab
+from tuner.costs.train.state import attention_matrices as attention_weights
+from tuner.costs.train.state import linear_weights, padded_vocab
 
 HALF = 2.0
 SINGLE = 4.0
@@ -73,6 +89,15 @@ class _Widths(NamedTuple):
     """1 where every linear layer casts its input for itself."""
 
 
+class _Mixer(NamedTuple):
+    """The mixers of a kind of layer."""
+
+    saved: Numbers
+    """Bytes on average."""
+    largest: Numbers
+    """Of the one that keeps most."""
+
+
 class _Part(NamedTuple):
     """One part of a layer, in bytes."""
 
@@ -87,14 +112,17 @@ def eager_activation_bytes(model: ModelShape, s: Strategies) -> ActivationBytes:
     """Count what one layer of each kind keeps."""
     tokens, widths = s.tokens, _widths(s)
     hidden = tokens * model.hidden * widths.stream
-    mixer = _attention(model, s, widths)
-    dense = _layer(s, hidden, mixer, _dense(model, s, widths))
-    moe = _layer(s, hidden, mixer, _moe(model, s, widths))
+    mixers = _attention(model, s, widths), _linear(model, s, widths)
+    of_dense = _mix(mixers, shares=(model.dense_attention, model.dense_linear))
+    of_moe = _mix(mixers, shares=(model.moe_attention, model.moe_linear))
+    dense = _layer(s, hidden, of_dense, _scaled(model.dense_network, _dense(model, s, widths)))
+    moe = _layer(s, hidden, of_moe, _moe(model, s, widths))
+    first = np.where(np.greater(model.dense_layers, 0.0), of_dense.saved, of_moe.saved)
     head_inputs = s.is_full * tokens * model.hidden * (widths.stream + HALF)
     return ActivationBytes(
         dense=dense,
         moe=moe,
-        embedding=-(1.0 - s.recompute_full) * _not_kept_first(model, s, widths, mixer),
+        embedding=-(1.0 - s.recompute_full) * _not_kept_first(model, s, first),
         norm=tokens * model.hidden * SINGLE + head_inputs + _head_copy(model, s),
         logit=tokens * padded_vocab(model, s),
         head_gradient=hidden,
@@ -128,20 +156,20 @@ def chosen_layers(
     return ActivationBytes(**layers, **picked)
 
 
-def _not_kept_first(model: ModelShape, s: Strategies, widths: _Widths, mixer: _Part) -> Numbers:
+def _not_kept_first(model: ModelShape, s: Strategies, mixer: Numbers) -> Numbers:
     """What the first layer does not keep, since nothing below its first adapter has a gradient.
 
     Without adapters in attention that is attention, the router and the weights of gate and up.
     """
     norm = s.tokens * SINGLE * model.hidden
-    is_mixer = keeps_input(
-        s, s.adapts_q, s.adapts_k, s.adapts_v, s.adapts_o, s.adapts_q_down, s.adapts_kv_down
-    )
+    softmax = (s.adapts_q, s.adapts_k, s.adapts_v, s.adapts_o, s.adapts_q_down, s.adapts_kv_down)
+    linear = (s.linear_adapters, s.linear_rank_adapters, s.adapts_linear_out)
+    is_mixer = keeps_input(s, *softmax, *linear)
     gates = (1.0 + model.is_gated) * model.expert_hidden * model.moe_ffn
     merged = s.adapts_experts * HALF * model.experts * gates
     outputs = HALF * s.tokens * model.top_k * model.expert_hidden
     has_experts = np.greater(model.moe_layers, 0.0) & np.less_equal(model.dense_layers, 0.0)
-    below = mixer.saved + norm + np.where(has_experts, merged + outputs, 0.0)
+    below = mixer + norm + np.where(has_experts, merged + outputs, 0.0)
     return (1.0 - s.is_full) * np.where(is_mixer > 0.0, norm, below)
 
 
@@ -166,14 +194,24 @@ def _head_copy(model: ModelShape, s: Strategies) -> Numbers:
     return np.where(is_wide, HALF * model.hidden * padded_vocab(model, s), 0.0)
 
 
-def _layer(s: Strategies, hidden: Numbers, mixer: _Part, network: _Part) -> LayerBytes:
-    whole = mixer.saved + network.saved
+def _mix(mixers: tuple[Numbers, Numbers], *, shares: tuple[Numbers, Numbers]) -> _Mixer:
+    """Average softmax and linear attention over the layers of a kind."""
+    present = [np.greater(share, 0.0) * own for own, share in zip(mixers, shares, strict=True)]
+    return _Mixer(saved=shares[0] * mixers[0] + shares[1] * mixers[1], largest=np.maximum(*present))
+
+
+def _scaled(share: Numbers, part: _Part) -> _Part:
+    """Of a network that only a share of the layers has."""
+    return _Part(*(share * own for own in part))
+
+
+def _layer(s: Strategies, hidden: Numbers, mixer: _Mixer, network: _Part) -> LayerBytes:
     full = s.recompute_full
     return LayerBytes(
-        saved=(1.0 - full) * whole + full * hidden,
-        recomputed=np.where(np.greater(full, 0.0), whole, 0.0),
+        saved=(1.0 - full) * (mixer.saved + network.saved) + full * hidden,
+        recomputed=np.where(np.greater(full, 0.0), mixer.largest + network.saved, 0.0),
         gradients=network.gradients + 2.0 * hidden,
-        late=mixer.saved + network.late + 2.0 * hidden,
+        late=mixer.largest + network.late + 2.0 * hidden,
     )
 
 
@@ -209,25 +247,76 @@ def _shared(s: Strategies, widths: _Widths, width: Numbers, *adapts: Numbers) ->
     return widths.adapter_shares * is_kept * HALF * width
 
 
-def _attention(model: ModelShape, s: Strategies, widths: _Widths) -> _Part:
+def _attention(model: ModelShape, s: Strategies, widths: _Widths) -> Numbers:
     queries, kept = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    heads = queries + model.heads * model.value_dim
+    outputs = model.heads * model.value_dim
     key_values = model.kv_heads * (model.head_dim + model.value_dim)
     matrices = attention_matrices(model, s)
     trained, hidden = adapter_counts(model, s).attention, model.hidden
+    is_mla = np.greater(model.is_mla, 0.0)
+    # What reads the hidden state, and what the up-projections of latent attention read instead.
+    reads_q = np.where(is_mla & np.greater(model.q_lora_rank, 0.0), s.adapts_q_down, s.adapts_q)
     saved = s.tokens * (
         _norm(s, widths, hidden)
         + model.has_qk_norm * _norm(s, widths, queries + kept)
-        + _inputs(s, widths, hidden, 3.0)
-        + _shared(s, widths, hidden, s.adapts_q, s.adapts_k, s.adapts_v)
-        + HALF * (heads + key_values)
+        + _inputs(s, widths, hidden, np.where(is_mla, 2.0, 3.0))
+        + _shared(
+            s,
+            widths,
+            hidden,
+            reads_q,
+            np.where(is_mla, s.adapts_kv_down, s.adapts_k),
+            s.adapts_v,
+        )
+        + HALF * (queries + outputs + key_values)
         + SINGLE * model.heads
+        + model.has_output_gate * _gate(s, widths, outputs)
+        + model.is_mla * _low_ranks(model, s, widths)
         + _adapters(s, widths, matrices)
     )
-    frozen = hidden * (2.0 * queries + 2.0 * kept)
     # Attention's output is in bf16 already, so under QLoRA o_proj's adapter needs no cast.
-    reused = np.where(np.greater(widths.inner, HALF), s.adapts_o * queries * HALF, 0.0)
-    return _Part(saved=saved - s.tokens * reused + _cast_weights(s, trained, frozen))
+    reused = np.where(np.greater(widths.inner, HALF), s.adapts_o * outputs * HALF, 0.0)
+    frozen = attention_weights(model, 1.0)
+    return saved - s.tokens * reused + _cast_weights(s, trained, frozen)
+
+
+def _gate(s: Strategies, widths: _Widths, outputs: Numbers) -> Numbers:
+    """Per token: the gate of attention's output, and the product, where its reader shares it."""
+    return HALF * outputs * (1.0 + s.is_full) + _shared(s, widths, outputs, s.adapts_o)
+
+
+def _low_ranks(model: ModelShape, s: Strategies, widths: _Widths) -> Numbers:
+    """Per token: norms of both low ranks, what reads them, and keys beside values in one tensor."""
+    ranks = model.q_lora_rank + model.kv_lora_rank
+    shared = _shared(s, widths, model.q_lora_rank, s.adapts_q)
+    shared = shared + _shared(s, widths, model.kv_lora_rank, s.adapts_k)
+    beside = HALF * model.heads * (model.head_dim - model.rope_dim)
+    return _norm(s, widths, ranks) + _inputs(s, widths, ranks, 1.0) + shared + beside
+
+
+def _linear(model: ModelShape, s: Strategies, widths: _Widths) -> Numbers:
+    if not model.has_linear:
+        return 0.0
+    hidden, values = model.hidden, model.linear_values
+    keys = model.linear_key_heads * model.linear_key_dim
+    chunk = model.linear_heads * model.linear_chunk
+    mamba = HALF * (model.linear_inputs + values)
+    delta = 2.0 * HALF * (model.linear_conv + keys) + HALF * chunk + 14.0 * values
+    kda = delta + 13.0 * keys + HALF * chunk - 2.0 * values
+    kernel = np.where(
+        np.greater(model.linear_decays_channels, 0.0),
+        kda,
+        np.where(np.greater(model.linear_is_delta, 0.0), delta, mamba),
+    )
+    return s.tokens * (
+        _norm(s, widths, hidden)
+        + _inputs(s, widths, hidden, 1.0)
+        + _shared(s, widths, hidden, np.minimum(s.linear_adapters, 1.0))
+        + kernel
+        + model.linear_is_delta
+        * (s.is_full * HALF * values + _shared(s, widths, values, s.adapts_linear_out))
+        + _adapters(s, widths, linear_matrices(model, s))
+    ) + _cast_weights(s, adapter_counts(model, s).linear, linear_weights(model, 1.0))
 
 
 def _dense(model: ModelShape, s: Strategies, widths: _Widths) -> _Part:

@@ -58,6 +58,22 @@ def linear_block(setting: BlockInputs) -> Block:
     second = select_block(np.greater(m.linear_rank, 0.0), second, Block())
     moved = (2.0 * m.linear_conv + 3.0 * m.linear_values) / s.tensor * s.element_bytes * rows
     moved_s = setting.memory_bound_s(moved)
+    sent_s = _all_to_alls_s(setting)
+    own = scan_block(setting) + Block(
+        forward_s=moved_s,
+        backward_s=BACKWARD_BYTES * moved_s,
+        context_s=sent_s,
+        context_backward_s=sent_s,
+        launches=setting.constants.dense_launches * 0.5 + SCAN_LAUNCHES,
+    )
+    adapters = adapter_blocks(setting, linear_matrices(m, s))
+    block = inputs + outputs + second + own + adapters
+    return block + norm_and_residual(setting, overlapped=True)
+
+
+def scan_block(setting: BlockInputs) -> Block:
+    """Return the scan alone, without its launches."""
+    m, s = setting.model, setting.strategies
     scan = linear_scan(
         kind=_kind(m.linear_kind),
         batch=s.micro_batch,
@@ -70,19 +86,10 @@ def linear_block(setting: BlockInputs) -> Block:
         is_delta=m.linear_is_delta,
         decays_channels=m.linear_decays_channels,
     )
-    scan_s = setting.prices.seconds(scan)
-    scan_back_s = setting.prices.seconds(replace(scan, direction="backward"))
-    sent_s = _all_to_alls_s(setting)
-    own = Block(
-        forward_s=moved_s + scan_s,
-        backward_s=BACKWARD_BYTES * moved_s + scan_back_s,
-        context_s=sent_s,
-        context_backward_s=sent_s,
-        launches=setting.constants.dense_launches * 0.5 + SCAN_LAUNCHES,
+    return Block(
+        forward_s=setting.prices.seconds(scan),
+        backward_s=setting.prices.seconds(replace(scan, direction="backward")),
     )
-    adapters = adapter_blocks(setting, linear_matrices(m, s))
-    block = inputs + outputs + second + own + adapters
-    return block + norm_and_residual(setting, overlapped=True)
 
 
 def _all_to_alls_s(setting: BlockInputs) -> Numbers:

@@ -90,7 +90,7 @@ def parameters(model: ModelShape, strategies: Strategies) -> Parameters:
     around = hidden + connection_matrix(model)
     bare = attention_matrices(model.without_compressors, split) + around
     attention = attention_matrices(model, split) + around
-    linear = _linear(model, split) + around if model.has_linear else 0.0
+    linear = linear_weights(model, split) + around if model.has_linear else 0.0
     return Parameters(
         attention=bare + around,
         dense_mixer=model.dense_attention * attention
@@ -113,7 +113,8 @@ def connection_matrix(model: ModelShape) -> Numbers:
     return model.has_streams * (2.0 + streams) * streams**2 * model.hidden
 
 
-def _linear(model: ModelShape, split: Numbers) -> Numbers:
+def linear_weights(model: ModelShape, split: Numbers) -> Numbers:
+    """Matrices of one block of linear attention on one of so many tensor ranks."""
     outer = model.hidden * (model.linear_inputs + model.linear_values)
     return (outer + model.linear_rank * model.linear_rank_outputs) / split
 

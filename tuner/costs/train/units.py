@@ -46,6 +46,7 @@ from tuner.costs.train.eager_blocks import (
     eager_attention,
     eager_dense,
     eager_head,
+    eager_linear,
     eager_moe,
 )
 from tuner.costs.train.experts import moe_blocks
@@ -141,7 +142,7 @@ def unit_costs(
         groups=groups(strategies, hardware, order=order),
     )
     attention = _eager_or(setting, eager_attention, attention_block)
-    linear = linear_block(setting) if model.has_linear else Block()
+    linear = _eager_or(setting, eager_linear, linear_block) if model.has_linear else Block()
     has_moe = is_any(model.moe_layers)
     mixer = scale_block(model.dense_attention, attention) + scale_block(model.dense_linear, linear)
     network = _eager_or(setting, eager_dense, dense_block)

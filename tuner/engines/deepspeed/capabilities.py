@@ -50,7 +50,7 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities, restricted
-from tuner.engines.peft.lora import WITHOUT_OUT_PROJ
+from tuner.engines.peft.lora import NETWORKS_BECOME_EXPERTS, WITHOUT_OUT_PROJ
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.engines.saved_bytes import SINGLE_COPY, SavedBytes
 from tuner.spec.features import LONGCAT, ModelFeature
@@ -92,6 +92,7 @@ DEEPSPEED_0_19: Final = Capabilities(
     precisions=frozenset({"bf16", "fp32"}),
     adapters=frozenset({"lora"}),
     adapter_targets=frozenset(ADAPTER_TARGETS) - {EXPERTS},
+    networks_become_experts=NETWORKS_BECOME_EXPERTS,
     adapter_dtypes=frozenset({"bf16"}),
     adapter_limits=frozenset(
         {("pipeline", False), ("tensor_parallel", False), ("expert_parallel", False)}

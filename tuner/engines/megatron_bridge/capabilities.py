@@ -25,12 +25,11 @@ An adapter's first matrix is a `ColumnParallelLinear` of the rank's width (peft/
 `out_proj`.
 Recipes of adapters (`*_peft_config`, in 0.3 `*_finetune_config`) exist for GLM-4.5, gpt-oss, Llama
 3.1, Nemotron-3 and -H, OLMoE and Qwen3; that of Qwen3-Next raises NotImplementedError ("PEFT is not
-currently supported"), and DeepSeek, Kimi-K2 and the plain model have none. Their samples are
-packed, which needs micro-batches of 1; under context parallelism they need
-`calculate_per_token_loss` and no `average_in_collective` (`ConfigContainer.validate`).
-Fields of overrides and of `LoRA`, and names of recipes were compared with the dataclasses of the
-three tags (tests/tuner/engines/bridge_fields.json). No emitted file was started: Bridge needs a
-CUDA device.
+currently supported"), and DeepSeek, Kimi-K2 and the plain model have none. Samples are packed,
+which needs micro-batches of 1; under context parallelism they need `calculate_per_token_loss` and
+no `average_in_collective` (`ConfigContainer.validate`).
+Fields of overrides and of `LoRA`, and names of recipes were compared with the three tags
+(tests/tuner/engines/bridge_fields.json). No emitted file was started: Bridge needs a CUDA device.
 """
 
 from dataclasses import replace

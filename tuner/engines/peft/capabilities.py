@@ -1,7 +1,7 @@
 """Transformers 5 and PEFT 0.21: a training loop around a model of the Hub.
 
-Read from the packages transformers 5.17.0, peft 0.21.2 and bitsandbytes 0.50.2. The loop that the
-emitted files start is examples/finetuning/finetune.py:
+Read from the packages transformers 5.17.0 and 5.24.0, peft 0.21.2 and bitsandbytes 0.50.2. The loop
+that the emitted files start is examples/finetuning/finetune.py:
 
 - One device, replicas (stage 0) or FSDP2 over all of them (stage 3); no tensor, pipeline, context
   or expert parallelism.
@@ -12,16 +12,30 @@ emitted files start is examples/finetuning/finetune.py:
 - The loop restores a checkpoint on as many devices as wrote it.
 - Weights are bf16, the forward pass without autocast; adapters are fp32 unless `tune.dtype` says
   bf16, and all weights are trained with bf16 moments.
+- Linear attention needs the kernels of causal-conv1d and of flash-linear-attention or mamba_ssm:
+  without them Transformers runs PyTorch's operations ("much slower"), and the loop stops on a GPU.
+  Processors have none of them.
+
+With transformers 5.24.0 and peft 0.21.2, tiny models of these families took three steps of LoRA on
+one rank and on two under FSDP2 of a CPU, and trained as many parameters as the plan counts:
+DeepSeek V2, V3 and V3.2, Kimi-K2, GLM-4.5 and -5, Qwen3-Next, Qwen3.5, Kimi Linear, Nemotron-3 with
+and without latent experts, gpt-oss. What is not planned:
+
+- sparse attention (V3.2, GLM-5) computes all pairs and masks them, and attention sinks (gpt-oss)
+  have no fused kernel (`_supports_sdpa`): neither is priced;
+- LongCat-Flash has weights for its zero-computation experts, which PEFT adapts too (110,080
+  parameters instead of 93,696), and which fail in the forward pass.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
-from tuner.engines.peft.lora import WITHOUT_OUT_PROJ
+from tuner.engines.peft.lora import NETWORKS_BECOME_EXPERTS, WITHOUT_OUT_PROJ
 from tuner.engines.registry import Target
 from tuner.engines.saved_bytes import SavedBytes
-from tuner.spec.features import LONGCAT, NEW_MIXERS, ModelFeature
+from tuner.spec.features import DEEPSEEK_V4, LONGCAT, ModelFeature
 from tuner.spec.tune import Adapters
 
 PEFT_0_21: Final = Capabilities(
@@ -58,17 +72,23 @@ PEFT_0_21: Final = Capabilities(
     precisions=frozenset({"bf16"}),
     mtp=False,
     restrictions=WITHOUT_OUT_PROJ,
+    networks_become_experts=NETWORKS_BECOME_EXPERTS,
     # Of these it is not counted what eager layers keep and launch.
     unsupported=frozenset(
         {
-            *NEW_MIXERS,
+            *DEEPSEEK_V4,
             *LONGCAT,
-            ModelFeature.MLA,
+            ModelFeature.SPARSE_ATTENTION,
             ModelFeature.SINKS,
             ModelFeature.CHUNKED_ATTENTION,
-            ModelFeature.LATENT_EXPERTS,
         }
     ),
+)
+
+ON_PROCESSORS: Final = replace(
+    PEFT_0_21,
+    unsupported=PEFT_0_21.unsupported
+    | {ModelFeature.MAMBA2, ModelFeature.GATED_DELTA, ModelFeature.KDA},
 )
 
 
@@ -84,6 +104,7 @@ TARGETS: Final = (
         family="transformers",
         software="transformers",
         runs_same_layers=False,
+        on_processors=ON_PROCESSORS,
         saved_bytes=saved_bytes,
     ),
 )

@@ -15,8 +15,16 @@ from tuner.engines.rules.decision import global_recompute
 from tuner.engines.statement import statement
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import TrainGoal
+from tuner.spec.linear_attention import LinearName
 from tuner.spec.model import ModelSpec
 from tuner.spec.tune import Adapters
+
+_KERNELS: Final = {
+    LinearName.MAMBA2: ("causal_conv1d", "mamba_ssm"),
+    LinearName.GATED_DELTA: ("causal_conv1d", "fla"),
+    LinearName.KDA: ("causal_conv1d", "fla"),
+}
+"""Packages whose kernels linear attention is priced with."""
 
 _YOURS: Final = (
     "Not set here, because no plan depends on it: weights, data, learning rate, checkpoints.",
@@ -66,6 +74,7 @@ def settings(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> dict
         "fully_shard": decision.zero_stage == 3,
         "gradient_checkpointing": global_recompute(model, decision) is Recompute.FULL,
         "adapters": None if goal.adapters is None else _adapters(goal.adapters, model),
+        "kernels": [] if model.linear is None else list(_KERNELS[model.linear.kind]),
     }
 
 
