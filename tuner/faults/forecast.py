@@ -46,8 +46,10 @@ class ProcessRestart(Record):
     """The shorter one, with which more of the time trains."""
     in_process_s: Seconds
     full_s: Seconds
+    effective_time_ratio: Ratio
+    """Share of the wall clock that advances training, of a job that waits for repairs."""
     full_effective_time_ratio: Ratio
-    """Share of the wall clock that advances training if all processes were started again."""
+    """The same if all processes were started again."""
 
 
 class RunForecast(Record):
@@ -152,12 +154,12 @@ def forecast(run: TrainingRun, *, jobs: Jobs, reliability: FailureModel | None) 
         )
     own = run_shares(jobs, reliability, step_s=run.step_s)
     made = forecast_shares(own, run, jobs=jobs, reliability=reliability)
-    restart = _process_restart(run, jobs=jobs, reliability=reliability)
+    restart = _process_restart(own, run, jobs=jobs, reliability=reliability)
     return made.model_copy(update={"process_restart": restart})
 
 
 def _process_restart(
-    run: TrainingRun, *, jobs: Jobs, reliability: FailureModel
+    own: RunShares, run: TrainingRun, *, jobs: Jobs, reliability: FailureModel
 ) -> ProcessRestart | None:
     """Compare both kinds of restart; None where there is one kind."""
     inside_s = reliability.in_process_restart_s
@@ -168,6 +170,7 @@ def _process_restart(
         decision="in_process" if reliability.restarts_in_process else "full",
         in_process_s=inside_s,
         full_s=reliability.restart_s,
+        effective_time_ratio=own.training,
         full_effective_time_ratio=run_shares(jobs, without, step_s=run.step_s).training,
     )
 

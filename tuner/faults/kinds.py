@@ -53,5 +53,12 @@ def slowest(kinds: Sequence[FailureModel]) -> FailureModel:
         delay_s_per_byte=max(one.delay_s_per_byte for one in storages),
     )
     restart_s = max(one.restart_s for one in kinds)
+    inside_s = [one.in_process_restart_s for one in kinds if one.in_process_restart_s is not None]
     host = kinds[0].host if len(kinds) == 1 else None
-    return replace(kinds[0], storage=storage, restart_s=restart_s, host=host)
+    return replace(
+        kinds[0],
+        storage=storage,
+        restart_s=restart_s,
+        in_process_restart_s=max(inside_s) if len(inside_s) == len(kinds) else None,
+        host=host,
+    )

@@ -205,12 +205,12 @@ def _in_process_s(stated: Reliability, profile: Profile | None) -> float | None:
     if stated.in_process_restart != "auto":
         return stated.in_process_restart
     phases_s = {} if profile is None else restart_phases_s(profile)
-    if not phases_s:
+    if not phases_s.keys() >= set(IN_PROCESS_PHASES):
         raise SpecError(
             "goal.reliability.in_process_restart: auto needs a profile that has the start of the"
             " processes (`moetune profile --suite restart`); state it, e.g. 45s"
         )
-    return math.fsum(phases_s.get(phase, 0.0) for phase in IN_PROCESS_PHASES)
+    return math.fsum(phases_s[phase] for phase in IN_PROCESS_PHASES)
 
 
 def _memory_rates(profile: Profile | None) -> Mapping[str, float]:

@@ -51,6 +51,8 @@ class SpareChoice(Record):
     """The best of each number of spares, the chosen one's too, best first."""
     fewest_searched: Whole
     """Fewer training nodes were not searched."""
+    is_complete: bool
+    """All numbers from all nodes to half were searched."""
     num_priced: Whole
     """Pairs of numbers whose share was computed."""
 

@@ -18,7 +18,11 @@ from tuner.faults.measured import (
     node_bytes_per_s,
     restart_phases_s,
 )
-from tuner.faults.resolved import HOST_MEMORY_BYTES_PER_S, USUAL_NODE_BYTES_PER_S
+from tuner.faults.resolved import (
+    HOST_MEMORY_BYTES_PER_S,
+    IN_PROCESS_PHASES,
+    USUAL_NODE_BYTES_PER_S,
+)
 from tuner.goals.profiles import is_of_device
 from tuner.plans.train import Plan
 from tuner.report.checkpoint_levels import level_notes
@@ -121,8 +125,14 @@ def _restart_notes(plan: Plan) -> Iterator[str]:
         yield f"goal.reliability.in_process_restart has no effect: {reason}"
     run = None if plan.predicted is None else plan.predicted.run
     restart = None if run is None else run.process_restart
-    if run is None or restart is None:
+    if restart is None:
         return
+    if stated.in_process_restart == "auto":
+        yield (
+            "a restart inside the processes is what the profile measured of"
+            f" {' and '.join(IN_PROCESS_PHASES)}: a lower bound, without noticing the failure and"
+            " the engine's own set-up; state goal.reliability.in_process_restart when you know it"
+        )
     inside_s, full_s = format_s(restart.in_process_s), format_s(restart.full_s)
     if restart.decision == "full":
         yield (
@@ -130,7 +140,7 @@ def _restart_notes(plan: Plan) -> Iterator[str]:
             f" inside them takes {inside_s}"
         )
         return
-    ratios = (run.effective_time_ratio, restart.full_effective_time_ratio)
+    ratios = (restart.effective_time_ratio, restart.full_effective_time_ratio)
     own, full = (format_ratio(one, digits=2) for one in ratios)
     yield (
         f"after failures of processes alone the job restarts inside them in {inside_s}: {own} of"

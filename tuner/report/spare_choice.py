@@ -1,6 +1,5 @@
 """How many nodes of a plan train and how many are spares, in words."""
 
-import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -41,9 +40,9 @@ def spares_notes(run: RunForecast) -> Iterator[str]:
     yield (
         f"{choice.chosen.nodes} training and {choice.chosen.spare_nodes} spare nodes are chosen for"
         f" {best}, the best of {format_counted(choice.num_priced, 'pair')} of numbers, each priced"
-        f" exactly at its fastest layout{against}"
+        f" at its fastest layout{against}"
     )
-    if choice.fewest_searched > math.ceil(choice.pool_nodes / 2):
+    if not choice.is_complete:
         yield (
             "--time-limit left no time to search fewer than"
             f" {choice.fewest_searched} training nodes"

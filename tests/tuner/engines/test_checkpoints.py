@@ -484,7 +484,11 @@ def restarting(
     """Return a saving plan that restarts in its processes, and whose checkpoints take so long."""
     made = saving(target, zero_stage=zero_stage, devices_per_node=devices_per_node)
     restart = ProcessRestart(
-        decision="in_process", in_process_s=20.0, full_s=600.0, full_effective_time_ratio=0.8
+        decision="in_process",
+        in_process_s=20.0,
+        full_s=600.0,
+        effective_time_ratio=0.9,
+        full_effective_time_ratio=0.8,
     )
     run = RUN.model_copy(update={"restart_s": 20.0 + restart_s, "process_restart": restart})
     predicted = made.predicted.model_copy(update={"run": run})

@@ -1,6 +1,7 @@
 """A job on nodes of several kinds, against the Markov chain of its repairs."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,14 +124,17 @@ def test_the_slowest_kind_counts_for_all_in_any_order() -> None:
         delay_s_per_byte=4e-10,
     )
     both = [
-        FailureModel(device_mtbf_s=1e6, restart_s=restart_s, storage=storage)
-        for storage, restart_s in ((fast, 60.0), (slow, 90.0))
+        FailureModel(
+            device_mtbf_s=1e6, restart_s=restart_s, in_process_restart_s=inside_s, storage=storage
+        )
+        for storage, restart_s, inside_s in ((fast, 60.0, 5.0), (slow, 90.0, 40.0))
     ]
     for order in (both, both[::-1]):
         together = slowest(order)
         assert together == FailureModel(
             device_mtbf_s=1e6,
             restart_s=90.0,
+            in_process_restart_s=40.0,
             storage=Storage(
                 write_bytes_per_s=40e9,
                 read_bytes_per_s=80e9,
@@ -141,3 +145,6 @@ def test_the_slowest_kind_counts_for_all_in_any_order() -> None:
                 delay_s_per_byte=4e-10,
             ),
         )
+    # One that cannot restart inside its processes lets all of them start again.
+    without = replace(both[0], in_process_restart_s=None)
+    assert slowest([without, both[1]]).in_process_restart_s is None

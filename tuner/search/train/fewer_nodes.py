@@ -161,6 +161,7 @@ def _decide(
         switches_per_s=continued.switches_per_s,
     )
     run = forecast_shares(own, full.run, jobs=full.jobs, reliability=full.reliability)
+    run = run.model_copy(update={"process_restart": full.forecast.process_restart})
     of_fewer = small.forecast.model_copy(
         update={"without_spare": record.model_copy(update={"is_fewer": True})}
     )
@@ -274,15 +275,28 @@ def _obstacle(plan: Plan, spec: Spec, run: RunForecast, *, nodes: int) -> str:
     if len(pools) > 1:
         names = ", ".join(pool.name for pool in pools)
         return f"layouts of fewer nodes are planned on one pool, and there are several: {names}"
+    return fewer_nodes_obstacle(spec, decision, nodes=nodes, on_hosts=_keeps_host_copies(run))
+
+
+def fewer_nodes_obstacle(spec: Spec, decision: TrainDecision, *, nodes: int, on_hosts: bool) -> str:
+    """Say why no layout of fewer nodes of one pool can follow another one; empty where one may.
+
+    Args:
+        spec: of one pool.
+        decision: the other one.
+        nodes: that it uses.
+        on_hosts: it keeps copies of checkpoints on hosts.
+    """
+    (pool,) = spec.cluster.pools
     if nodes < 2:
         return "the plan uses a single node, so that none is left without it"
-    if pools[0].domain > pools[0].devices_per_node:
+    if pool.domain > pool.devices_per_node:
         return (
-            f"several nodes share a scale-up domain of {pools[0].domain} devices, and a domain that"
+            f"several nodes share a scale-up domain of {pool.domain} devices, and a domain that"
             " lacks a node is not priced"
         )
     return reshard_obstacle(
-        intersection(spec.emit), zero_stage=decision.zero_stage, on_hosts=_keeps_host_copies(run)
+        intersection(spec.emit), zero_stage=decision.zero_stage, on_hosts=on_hosts
     )
 
 

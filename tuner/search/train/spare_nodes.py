@@ -8,7 +8,8 @@ searched to the end: no share exceeds 1, so that a step must be shorter than tok
 best so far, or than its bill / U where the bill counts.
 
 Where the job may go on with fewer nodes, the layout for that is the fastest of fewer nodes among
-those found, if the engine restores its checkpoints.
+those found, if the engine restores its checkpoints; so the fewest that were searched are priced as
+waiting.
 
 Exact are the shares and the choice among the pairs; the steps are the search's closed form. Not
 covered: several pools, measured links between nodes (which nodes are left is not known), a choice
@@ -24,7 +25,6 @@ from typing import Final
 from profilers.files import read_bounded
 from tuner.config.candidates import strategies_of
 from tuner.config.train import TrainDecision
-from tuner.engines.capabilities import intersection, reshard_obstacle
 from tuner.errors import SpecError
 from tuner.faults.fewer_nodes import LayoutShares, continued_run, layout_shares, node_losses
 from tuner.faults.reliability import FailureModel, Jobs, waiting_ratio
@@ -40,13 +40,15 @@ from tuner.faults.spare_choice import (
 from tuner.plans.train import Plan
 from tuner.search.progress import PlanningEvent, ignore_progress
 from tuner.search.settings import SearchSettings
-from tuner.search.train.fewer_nodes import LEAST_SHARE, kept_limits
+from tuner.search.train.fewer_nodes import LEAST_SHARE, fewer_nodes_obstacle, kept_limits
 from tuner.search.train.priced_layouts import Fastest, PricedLayouts
 from tuner.spec.cluster import Pool
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.node_numbers import NodeNumbers, node_numbers_yaml, with_node_numbers
 from tuner.spec.spec import Spec
 
+MOST_AHEAD: Final = 8
+"""Numbers of nodes among which the time that is left is shared at least."""
 NEVER_WAITS: Final = 1e-6
 """Share of the time that a run waits for repairs, with which further spares bring nothing."""
 
@@ -60,6 +62,17 @@ class DecidedNodes:
     """The file that says the same."""
     choice: SpareChoice | None = None
     """None where the spec states them, or no layout fits on any number of nodes."""
+
+    @classmethod
+    def of(
+        cls, spec: Spec, numbers: NodeNumbers, *, choice: SpareChoice | None = None
+    ) -> "DecidedNodes":
+        """Write the numbers into a spec."""
+        return cls(
+            spec=with_node_numbers(spec, numbers),
+            spec_yaml=node_numbers_yaml(spec, numbers),
+            choice=choice,
+        )
 
     @property
     def sha256(self) -> str:
@@ -87,10 +100,11 @@ def decide_spare_nodes(
     _refuse_uncovered(spec)
     settings.watch(PlanningEvent(stage="nodes", text="numbers of training and spare nodes"))
     pool, objective = spec.cluster.pools[0], stated.objective
-    layouts, fewest = _searched(spec, price=price, settings=settings)
+    searched = _search(spec, price=price, settings=settings)
+    layouts = searched.layouts
     pairs = [pair for one in layouts for pair in _pairs(one, layouts, spec)]
     if not pairs:
-        return _decided(spec, NodeNumbers(nodes=pool.nodes, spare_nodes=0))
+        return DecidedNodes.of(spec, NodeNumbers(nodes=pool.nodes, spare_nodes=0))
     chosen = choose_numbers(pairs, objective)
     numbers = NodeNumbers(nodes=chosen.nodes + chosen.spare_nodes, spare_nodes=chosen.spare_nodes)
     choice = SpareChoice(
@@ -98,10 +112,11 @@ def decide_spare_nodes(
         pool_nodes=pool.nodes,
         chosen=chosen,
         compared=best_by_spares(pairs, objective),
-        fewest_searched=fewest,
+        fewest_searched=searched.fewest,
+        is_complete=searched.is_complete,
         num_priced=len(pairs),
     )
-    return replace(_decided(spec, numbers), choice=choice)
+    return DecidedNodes.of(spec, numbers, choice=choice)
 
 
 def with_choice(plan: Plan, decided: DecidedNodes) -> Plan:
@@ -128,12 +143,6 @@ def _refuse_uncovered(spec: Spec) -> None:
         )
 
 
-def _decided(spec: Spec, numbers: NodeNumbers) -> DecidedNodes:
-    return DecidedNodes(
-        spec=with_node_numbers(spec, numbers), spec_yaml=node_numbers_yaml(spec, numbers)
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
     """The fastest layout of a number of nodes, and its run if no node were ever missed."""
@@ -147,6 +156,8 @@ class _Layout:
     training: float
     """Share of the time that advances training."""
     shares: LayoutShares
+    on_shared_storage: LayoutShares
+    """The same with checkpoints on shared storage alone."""
     keeps_host_copies: bool
     """Beside checkpoints on shared storage."""
 
@@ -161,6 +172,7 @@ class _Layout:
         jobs, reliability = priced.failure_model(spec, strategies)
         assert reliability is not None
         own = run_shares(jobs, replace(reliability, repair_s=0.0), step_s=step_s)
+        shared = run_shares(jobs, replace(reliability, repair_s=0.0, host=None), step_s=step_s)
         return cls(
             nodes=nodes,
             decision=fastest.decision,
@@ -169,14 +181,26 @@ class _Layout:
             reliability=reliability,
             training=own.training,
             shares=layout_shares(own, jobs, reliability, step_s=step_s),
+            on_shared_storage=layout_shares(shared, jobs, reliability, step_s=step_s),
             keeps_host_copies=own.levels is not None and own.levels.host_interval_s is not None,
         )
 
 
-def _searched(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Searched:
+    """Numbers of training nodes that were searched."""
+
+    layouts: list[_Layout]
+    """The fastest of each, of those that may be best."""
+    fewest: int
+    is_complete: bool
+    """There was time for all."""
+
+
+def _search(
     spec: Spec, *, price: Callable[[Pool], PricedLayouts], settings: SearchSettings
-) -> tuple[list[_Layout], int]:
-    """Search every number of training nodes that may be best; also return the fewest searched."""
+) -> "_Searched":
+    """Search every number of training nodes that may be best."""
     pool, stated = spec.cluster.pools[0], spec.goal.reliability
     assert stated is not None
     deadline, layouts = settings.begin(), list[_Layout]()
@@ -184,16 +208,18 @@ def _searched(
     together = max(1, math.ceil(pool.domain / pool.devices_per_node))
     fewest = pool.nodes
     below = _Below(objective=stated.objective, is_open=stated.without_spare == "wait")
-    for nodes in range(pool.nodes, max(1, math.ceil(LEAST_SHARE * pool.nodes)) - 1, -together):
+    numbers = range(pool.nodes, max(1, math.ceil(LEAST_SHARE * pool.nodes)) - 1, -together)
+    for place, nodes in enumerate(numbers):
+        if layouts and not deadline.left_s:
+            break
         left = replace(
-            settings.until(deadline),
+            settings,
+            time_limit_s=deadline.left_s / min(len(numbers) - place, MOST_AHEAD),
             top=1,
             band_ratio=0.0,
             below_s=below.step_s(nodes),
             watch=ignore_progress,
         )
-        if not left.time_limit_s and layouts:
-            break
         own = with_node_numbers(spec, NodeNumbers(nodes=nodes, spare_nodes=0))
         priced = price(own.cluster.pools[0])
         fastest = priced.fastest(own, left)
@@ -203,7 +229,7 @@ def _searched(
         layout = _Layout.of(nodes, fastest, own, priced)
         layouts.append(layout)
         below.see(_pairs(layout, (), spec))
-    return layouts, fewest
+    return _Searched(layouts=layouts, fewest=fewest, is_complete=fewest == numbers[-1])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -228,7 +254,7 @@ class _Below:
             return math.inf
         if self.objective == "cost":
             return self.least_s / nodes
-        return self.least_s * (1.0 + CLOSE_RATIO)
+        return self.least_s / (1.0 - CLOSE_RATIO)
 
 
 def _pairs(layout: _Layout, others: Sequence[_Layout], spec: Spec) -> list[NodeRatio]:
@@ -255,7 +281,8 @@ def _pairs(layout: _Layout, others: Sequence[_Layout], spec: Spec) -> list[NodeR
                 layout.reliability,
                 idle_nodes=layout.nodes - 1 - fewer.nodes,
             )
-            continued = continued_run(losses, layout.shares, fewer.shares).training
+            own = fewer.shares if layout.keeps_host_copies else fewer.on_shared_storage
+            continued = continued_run(losses, layout.shares, own).training
             always = stated.without_spare == "continue"
             ratio = continued if always else max(ratio, continued)
         if ratio > 0.0:
@@ -278,9 +305,9 @@ def _pairs(layout: _Layout, others: Sequence[_Layout], spec: Spec) -> list[NodeR
 
 def _fewer(layout: _Layout, others: Sequence[_Layout], spec: Spec) -> _Layout | None:
     """Return the fastest layout of fewer nodes that restores its checkpoints; None: none does."""
-    zero_stage = layout.decision.zero_stage
-    able = intersection(spec.emit)
-    if reshard_obstacle(able, zero_stage=zero_stage, on_hosts=layout.keeps_host_copies):
+    if fewer_nodes_obstacle(
+        spec, layout.decision, nodes=layout.nodes, on_hosts=layout.keeps_host_copies
+    ):
         return None
     limits = kept_limits(layout.decision, spec)
     restoring = [

@@ -159,6 +159,17 @@ def test_the_run_of_the_plan_is_that_of_the_formula(continued: Planned) -> None:
     assert sum(run.time_ratios.values()) == pytest.approx(1.0)
 
 
+def test_a_job_that_continues_keeps_its_restart_inside_processes(tmp_path: Path) -> None:
+    made = _plan(_keys(process_mtbf="30d", in_process_restart="45s"), tmp_path)
+    assert _record(made.plan).decision == "continue"
+    assert made.plan.predicted is not None
+    assert made.plan.predicted.run is not None
+    restart = made.plan.predicted.run.process_restart
+    assert restart is not None
+    assert restart.decision == "in_process"
+    assert restart.effective_time_ratio > restart.full_effective_time_ratio
+
+
 def test_auto_takes_the_larger_share_and_names_the_other(
     continued: Planned, tmp_path: Path
 ) -> None:
