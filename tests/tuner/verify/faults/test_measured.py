@@ -250,7 +250,7 @@ def test_a_run_with_fewer_nodes_by_hand(tmp_path: Path) -> None:
     # Its durations: a step of 1.5 instead of 1 s, restarts of 5.9 and 5 s, a return of 4 s.
     full, fewer = measure_policy(launches), measure_fewer(launches)
     assert fewer is not None
-    assert (fewer.step_ratio, fewer.returns_s) == (pytest.approx(1.5), pytest.approx([4.0]))
+    assert (fewer.step_ratio, *fewer.returns_s) == pytest.approx((1.5, 4.0))
     policy = StatedPolicy(shared=4, without_spare=WithoutSpare.CONTINUE)
     during = with_replayed_fewer(durations(full), policy, fewer, fewer, idle_nodes=0)
     expected = with_expected_fewer(durations(full), policy, fewer, idle_nodes=0)
