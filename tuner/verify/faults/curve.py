@@ -11,10 +11,9 @@ for a long run, so that a loss k steps after the first with fewer nodes may diff
     min(tolerance * GROWTH^(k - STEPS), LARGEST)    later
 
 with 1e-9 in fp64, 1e-5 in fp32 and 1e-2 in bf16, in the last two about a hundred times what was
-measured. What the later bound lets
-pass, repeated steps do not: those between the checkpoint and a fault are taken twice from the same
-state, and are compared with the same tolerance, k counted from the checkpoint, or to the last bit
-where both launches have one layout.
+measured. What the later bound lets pass, repeated steps do not: those between the checkpoint and a
+fault are taken twice from the same state, and are compared with the same tolerance, k counted from
+the checkpoint, or to the last bit where both launches have one layout.
 
 Not covered: learned routing in less than fp64, which rounding sends to other experts now and then.
 """
