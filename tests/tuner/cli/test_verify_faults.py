@@ -1,6 +1,7 @@
 """`moetune verify --faults` as it is typed."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tuner.cli import app as frame
 from tuner.goals.train_folder import read_plan
 from tuner.goals.verify_faults import REPORT_NAME
+from tuner.plans.folder import FEWER_NODES
 from tuner.verify.faults.comparison import FaultReport
 
 Captured = pytest.CaptureFixture[str]
@@ -54,6 +56,11 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(
         assert frame.run(["verify", str(planned), "--faults", file]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert reason in line
+    # Its layout of fewer nodes is none: it has as many ranks.
+    shutil.copytree(planned, planned / FEWER_NODES)
+    assert frame.run(["verify", str(planned), "--faults", str(alone)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"fewer-nodes/: {ranks_of(planned)} ranks do not fill 0 or fewer nodes" in line
     assert not (planned / REPORT_NAME).exists()
 
 

@@ -83,6 +83,12 @@ def run_scenario(
     if any(map(_continues, scenario.runs())):
         ranks_per_node = world // scenario.nodes
         fewer = fewer or with_fewer_nodes(config, ranks_per_node=ranks_per_node)
+        ranks = fewer.parallelism.world
+        if ranks % ranks_per_node or ranks > world - ranks_per_node:
+            raise SpecError(
+                f"fewer-nodes/: {ranks} ranks do not fill {scenario.nodes - 1} or fewer nodes of"
+                f" {ranks_per_node}; plan again, or use without_spare: wait"
+            )
     with (
         tempfile.TemporaryDirectory(prefix="moetune-faults-") as scratch,
         ensure_ended(scratch),
