@@ -26,7 +26,7 @@ def spanned_replicas(*, ranks: Any, group: Any) -> Any:
     return group // np.gcd(ranks, group)
 
 
-def shared_out(total: int, *, replicas: int, equal: int = 1) -> tuple[int, ...]:
+def share_microbatches(total: int, *, replicas: int, equal: int = 1) -> tuple[int, ...]:
     """Return the micro-batches of each replica, the busier first.
 
     Args:

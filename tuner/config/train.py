@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from profilers.records import Record
 from profilers.steps.config import Count, Recompute, Size
-from tuner.config.microbatches import most_microbatches, shared_out, spanned_replicas
+from tuner.config.microbatches import most_microbatches, share_microbatches, spanned_replicas
 
 
 class TrainDecision(Record):
@@ -101,7 +101,7 @@ class TrainDecision(Record):
         ranks = self.tensor_model_parallel_size * self.context_parallel_size
         group = self.expert_tensor_parallel_size * self.expert_model_parallel_size
         has_pipeline = self.pipeline_model_parallel_size > 1
-        return shared_out(
+        return share_microbatches(
             global_batch_size // self.micro_batch_size,
             replicas=self.data_parallel_size,
             equal=int(spanned_replicas(ranks=ranks, group=group)) if has_pipeline else 1,
