@@ -15,7 +15,7 @@ from tuner.paths import AnyPath, plan_folder
 from tuner.plans.folder import FEWER_NODES, PLAN_NAME
 from tuner.plans.train import Plan
 from tuner.verify.faults.comparison import FaultReport
-from tuner.verify.faults.runs import run_scenario
+from tuner.verify.faults.runs import has_fewer_nodes, run_scenario
 from tuner.verify.faults.scenario import Scenario, StatedPolicy, read_scenario
 
 REPORT_NAME: Final = "faults.json"
@@ -55,21 +55,23 @@ def verify_faults(
     report = run_scenario(
         config,
         scenario,
-        fewer=_fewer_nodes(folder, config.parallelism.world / scenario.nodes),
+        fewer=_fewer_nodes(folder, config, scenario),
         on_message=on_message,
     )
     write_files(folder, {REPORT_NAME: report.model_dump_json(indent=1) + "\n"})
     return report
 
 
-def _fewer_nodes(folder: Path, ranks_per_node: float) -> StepConfig | None:
-    """Return the layout of the plan in `fewer-nodes/`; None where its nodes are not the scenario's.
+def _fewer_nodes(folder: Path, config: StepConfig, scenario: Scenario) -> StepConfig | None:
+    """Return the layout of the plan in `fewer-nodes/`.
+
+    None where no run goes on in it, or its nodes are not the scenario's.
 
     Raises:
         PlanUnreadableError: it is damaged.
     """
-    own = folder / FEWER_NODES
-    if not (own / PLAN_NAME).is_file():
+    own, ranks_per_node = folder / FEWER_NODES, config.parallelism.world / scenario.nodes
+    if not has_fewer_nodes(scenario) or not (own / PLAN_NAME).is_file():
         return None
     plan = read_plan(own)
     sizes = {pool.devices_per_node for pool in plan.cluster.pools}

@@ -282,7 +282,8 @@ def _restarts(launches: Sequence[LaunchLog]) -> Iterator[MeasuredRestart]:
                 is_frozen=kinds[:1] == [FaultKind.FREEZE],
                 step=int(event["step"]),
                 seconds=launch.restored_at_s - first.failed_at_s,
-                unnoticed_s=first.noticed_at_s - first.failed_at_s,
+                # A wait for nodes begins with the failure, and is counted by itself.
+                unnoticed_s=0.0 if first.waited_s else first.noticed_at_s - first.failed_at_s,
                 waited_s=sum(one.waited_s for one in failed),
                 launches=len(failed),
                 is_full=launch.is_full,

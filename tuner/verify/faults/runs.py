@@ -298,6 +298,11 @@ def _saving(policy: StatedPolicy) -> StatedPolicy:
     return policy.model_copy(update={"without_spare": None})
 
 
+def has_fewer_nodes(scenario: Scenario) -> bool:
+    """Whether some run goes on with fewer nodes."""
+    return any(_continues(policy) for policy in scenario.runs())
+
+
 def _continues(policy: StatedPolicy) -> bool:
     return policy.without_spare is WithoutSpare.CONTINUE
 

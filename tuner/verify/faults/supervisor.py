@@ -281,6 +281,9 @@ class _Run:
         """Whether a launch on fewer nodes is ended to go on with all, from its last checkpoint."""
         if self.allocation.is_full or now_s < self.full_at_s:
             return False
+        if any(one.fault.kind in CLASSES for one in log.faults):
+            # It is about to fail.
+            return False
         first, total = log.ranks[0], self.full.checkpoints and self.full.checkpoints.total_steps
         durable = {one["step"] for one in first.of("durable") if one["level"] == Level.SHARED}
         made_s = [

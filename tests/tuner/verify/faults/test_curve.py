@@ -7,8 +7,10 @@ from tuner.verify.faults.curve import (
     GROWTH,
     LARGEST,
     STEPS,
+    STRICT,
     TOLERANCE,
     Curve,
+    Precision,
     allowed_error,
     measure_curve,
 )
@@ -53,8 +55,7 @@ def test_what_is_on_the_curve() -> None:
         "rounding before": (curve((FEWER - 1, 1e-13)), False),
         "rounding with all nodes to the end": (curve((late, 1e-13), fewer=60), False),
         "more than rounding": (curve((FEWER, 1e-8)), False),
-        "amplified later": (curve((late, 1.3e-9)), True),
-        "more than that": (curve((late, 2e-9)), False),
+        "more than that later": (curve((late, 1.3e-9)), False),
         "no number": (curve((FEWER, math.nan)), False),
         "a repeated step": (curve(repeats=(repeat(share=1e-13, is_changed=True),)), True),
         "a repeated step that differs": (
@@ -87,10 +88,11 @@ def test_a_run_with_other_steps_is_not_on_the_curve() -> None:
 
 
 def test_the_allowed_error_grows_up_to_its_largest() -> None:
-    for tolerance in TOLERANCE.values():
-        allowed = [allowed_error(steps, tolerance=tolerance) for steps in range(100_000)[::7]]
-        assert allowed[0] == allowed_error(STEPS, tolerance=tolerance) == tolerance
+    precisions: tuple[Precision, ...] = ("fp64", "fp32", "bf16")
+    for precision in precisions:
+        allowed = [allowed_error(steps, precision=precision) for steps in range(100_000)[::7]]
+        last = allowed_error(STRICT[precision], precision=precision)
+        assert allowed[0] == last == TOLERANCE[precision]
         assert allowed == sorted(allowed)
         assert math.isclose(allowed[-1], LARGEST)
-    one_later = allowed_error(STEPS + 1, tolerance=1e-9)
-    assert math.isclose(one_later, 1e-9 * GROWTH)
+    assert math.isclose(allowed_error(201, precision="fp64"), 1e-9 * GROWTH)
