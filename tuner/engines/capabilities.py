@@ -2,7 +2,7 @@
 
 A target is a program (`reference`, `megatron-lm`, ...) or a wrapper that starts one (`slurm`). A
 wrapper limits nothing. A knob that a target lacks is not searched: `intersection` is what all named
-targets can express, `refusals` (tuner/spec/refusals.py) says which rules a decision breaks. A
+programs can express, `refusals` (tuner/spec/refusals.py) says which rules a decision breaks. A
 program's plain name is its newest release; older ones have theirs in the name.
 """
 
@@ -77,14 +77,12 @@ def programs(targets: Iterable[str]) -> tuple[str, ...]:
 
 
 def intersection(targets: Iterable[str], *, device_kind: DeviceKind = "cuda") -> Capabilities:
-    """Return what all of the targets can express on such devices.
+    """Return what all programs among the targets can express on such devices.
 
     Raises:
         UnknownTargetError: a name is not in `TARGETS`.
     """
-    named = tuple(dict.fromkeys(targets))
-    wrappers = (name for name in named if name in WRAPPERS)
-    parts = tuple(_target(name, device_kind) for name in (*programs(named), *wrappers))
+    parts = tuple(_target(name, device_kind) for name in programs(targets))
     return parts[0] if len(parts) == 1 else reduce(intersect, parts)
 
 

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from profilers.steps.config import Recompute
 from tests.rows import each_row
 from tuner.config.train import TrainDecision
-from tuner.engines.capabilities import TARGETS, WRAPPERS, intersection, programs, saved_bytes
+from tuner.engines.capabilities import (
+    TARGETS,
+    WRAPPERS,
+    DeviceKind,
+    intersection,
+    programs,
+    saved_bytes,
+)
 from tuner.engines.deepspeed import capabilities as deepspeed
 from tuner.engines.manifest import Capabilities
 from tuner.engines.rules.decision import global_chunks, global_recompute
@@ -388,9 +395,14 @@ def test_an_unknown_target_is_answered_with_the_known_ones() -> None:
 def test_a_wrapper_limits_nothing_but_brings_a_program() -> None:
     assert programs(["slurm", "megatron-lm", "slurm"]) == ("megatron-lm",)
     assert programs(["slurm"]) == ("reference",)
-    with_wrapper = intersection(["megatron-lm", "slurm"])
-    assert with_wrapper.parts == (MEGATRON, TARGETS["slurm"])
-    assert with_wrapper.chunks_need == MEGATRON.chunks_need
+    kinds: tuple[DeviceKind, ...] = ("cuda", "cpu")
+    for name, target in TARGETS.items():
+        # Nor does it take away what few programs can.
+        for kind in kinds:
+            with_wrapper = intersection([name, "slurm"], device_kind=kind)
+            assert with_wrapper == intersection([name], device_kind=kind), name
+        assert name in WRAPPERS or intersection([name, "slurm"]) is target
+    assert intersection(["slurm"]) is REFERENCE
 
 
 def _without_parts(capabilities: Capabilities) -> Capabilities:
@@ -450,10 +462,8 @@ def _decisions(draw: st.DrawFn) -> TrainDecision:
 def test_targets_together_refuse_what_any_of_them_refuses(
     decision: TrainDecision, pair: tuple[str, str]
 ) -> None:
-    if set(pair) <= WRAPPERS:
-        return
     both = intersection(pair)
-    single = [refusals(TARGETS[name], model=TINY, decision=decision) for name in pair]
+    single = [refusals(TARGETS[name], model=TINY, decision=decision) for name in programs(pair)]
     assert set(refusals(both, model=TINY, decision=decision)) == {
         line for lines in single for line in lines
     }

@@ -252,7 +252,12 @@ def test_bridge_and_torchtitan_keep_the_last_two() -> None:
         assert written == {"interval": 120, "async_mode": mode, "keep_latest_k": 2}
         script = emitted(verified, "run.sh")
         assert ("is copied into pinned memory of the host" in script) == is_asynchronous
-    # Processors have no memory to pin, and a launch may be of two engines.
+    # A job of Slurm takes nothing away. Processors have no memory to pin; a launch may be of two
+    # engines.
+    in_job = saving("torchtitan", is_asynchronous=True)
+    plan = in_job.plan.model_copy(update={"emit": ("torchtitan", "slurm")})
+    files = emit("torchtitan", in_job.model_copy(update={"plan": plan}))
+    assert any('async_mode = "async_with_pinned_mem"' in file.text for file in files)
     on_processors = saving("torchtitan", is_asynchronous=True)
     provenance = on_processors.plan.provenance.model_copy(update={"device_kind": {"a": "cpu"}})
     plan = on_processors.plan.model_copy(update={"provenance": provenance})
