@@ -6,7 +6,8 @@ Several ranks of one host are started by `python -P -m profilers.local_ranks --r
 traceback); a run past its deadline is killed by SIGALRM. `--memory-limit 2GiB` holds every rank to
 that much for model and step, as a smaller device would (profilers/steps/limit.py); `--progress
 FILE` writes every timed step as it is done, `--events FILE` what a run with checkpoints does and
-when (profilers/steps/events.py).
+when (profilers/steps/events.py). `--checkpoints FOLDER` names another folder on shared storage than
+the configuration does.
 """
 
 import argparse
@@ -60,9 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(f"{options.config}: {error.strerror}")
     except ValidationError as error:
         return _refuse(f"{options.config}: {first_problem(error)}")
-    if options.memory_limit is not None:
-        config = config.model_copy(update={"memory_limit_bytes": options.memory_limit})
-    reason = refusal(config) or _events_refusal(config, options.events)
+    config = _with_options(config, options)
+    reason = refusal(config) or _checkpoints_refusal(config, options)
     if reason is not None:
         return _refuse(f"{options.config}: {reason}")
     try:
@@ -78,9 +78,22 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _events_refusal(config: StepConfig, events: Path | None) -> str | None:
-    is_idle = events is not None and config.checkpoints is None
-    return "--events needs a configuration with checkpoints" if is_idle else None
+def _checkpoints_refusal(config: StepConfig, options: argparse.Namespace) -> str | None:
+    if config.checkpoints is not None:
+        return None
+    idle = [name for name in ("events", "checkpoints") if getattr(options, name) is not None]
+    return f"--{idle[0]} needs a configuration with checkpoints" if idle else None
+
+
+def _with_options(config: StepConfig, options: argparse.Namespace) -> StepConfig:
+    """Replace what the command line says of the configuration."""
+    saved, changes = config.checkpoints, {}
+    if options.memory_limit is not None:
+        changes["memory_limit_bytes"] = options.memory_limit
+    if options.checkpoints is not None and saved is not None:
+        shared = saved.shared.model_copy(update={"folder": options.checkpoints})
+        changes["checkpoints"] = saved.model_copy(update={"shared": shared})
+    return config.model_copy(update=changes)
 
 
 def _run_and_report(config: StepConfig, report: Path, progress: Path | None, emit: Emit) -> None:
@@ -187,7 +200,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=Path,
         help="JSON lines of a run with checkpoints: FILE.jsonl is FILE-3.jsonl of rank 3",
     )
+    parser.add_argument("--checkpoints", type=_folder, help="where they go on shared storage")
     return parser.parse_args(arguments)
+
+
+def _folder(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name is no folder")
+    return text
 
 
 def _size(text: str) -> int:

@@ -122,6 +122,8 @@ class Capabilities:
     """Stages whose training is told to restart without ending its processes; empty: none."""
     saves_before_time_limit: bool = False
     """A run inside a Slurm job can be told when to save to shared storage for the last time."""
+    checkpoints_need_tokens: bool = False
+    """It saves only in a run of a stated length."""
     reshards: bool = True
     """Checkpoints on shared storage are restored in another layout of the same zero_stage, with the
     optimizer and without a conversion."""

@@ -7,7 +7,7 @@ header; files beside it say only what wrote them and whether it was verified.
 from tuner.config.equal_stages import equal_stages
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import degrees, knobs
-from tuner.engines.checkpoints import CheckpointSchedule, checkpoint_schedule
+from tuner.engines.checkpoints import CheckpointSchedule
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import TrainGoal
 from tuner.spec.tune import adapters_words
@@ -21,13 +21,13 @@ def statement(
 
     Args:
         verified: the plan.
-        schedule: of the engine's checkpoints; None: as planned, and all of them are kept.
+        schedule: of the checkpoints that the files save; None: they save none.
     """
     return (
         *brief_statement(verified),
         *_expectation(verified),
         *_degrees(verified.decision),
-        *_checkpoints(schedule or checkpoint_schedule(verified)),
+        *_checkpoints(schedule),
         *_trained(verified.plan.goal),
     )
 

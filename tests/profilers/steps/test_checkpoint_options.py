@@ -79,7 +79,11 @@ def test_what_checkpoints_cannot_be_is_one_line(
     assert not wrong
     limited = tiny_config(checkpoints=_checkpoints(tmp_path))
     assert "nothing is metered" in refused(limited, "--memory-limit", "1GiB")
-    assert "--events needs a configuration" in refused(tiny_config(), "--events", "events.jsonl")
+    for option in ("--events", "--checkpoints"):
+        line = refused(tiny_config(), option, "events.jsonl")
+        assert f"{option} needs a configuration with checkpoints" in line
+    # The command line's folder goes before the configuration's.
+    assert "file: File exists" in refused(limited, "--checkpoints", str(tmp_path / "file"))
     absent = str(tmp_path / "absent" / "events.jsonl")
     assert "events-0.jsonl: No such file or directory" in refused(limited, "--events", absent)
 

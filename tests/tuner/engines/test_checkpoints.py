@@ -14,7 +14,7 @@ from tuner.engines.capabilities import TARGETS, intersection
 from tuner.engines.checkpoints import checkpoint_schedule, keeps_checkpoints
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.megatron_lm import read as megatron
-from tuner.engines.writers import emit
+from tuner.engines.writers import emit, emit_all
 from tuner.faults.forecast import ProcessRestart, RunForecast
 from tuner.faults.levels import Level
 from tuner.faults.run_shares import CheckpointLevels
@@ -55,9 +55,10 @@ def saving(
     is_asynchronous: bool = False,
     zero_stage: int | None = None,
     devices_per_node: int = 8,
+    model_name: str = "qwen3-30b-a3b",
 ) -> VerifiedPlan:
     """Return a plan that saves every 120 steps of two seconds."""
-    model = read_model(MODELS / "qwen3-30b-a3b" / "config.json")
+    model = read_model(MODELS / model_name / "config.json")
     one_stage: dict[str, Any] = {
         "pipeline_model_parallel_size": 1,
         "recompute": "none",
@@ -139,13 +140,66 @@ def test_every_script_says_how_often_and_how_large() -> None:
     for target in (*RESUMED, "deepspeed"):
         script = emitted(saving(target), "run.sh")
         assert "# Checkpoint every 120 steps (4.00 min), training waits for it;" in script, target
-        removes = target in ("megatron-bridge", "torchtitan")
+        removes = target in ("megatron-bridge", "torchtitan", "deepspeed")
         assert ("10.0 GiB each, 30.0 GiB for 2 and the one that is written." in script) == removes
         retains = target.startswith("megatron-lm")
         newest = "20.0 GiB for the newest and the one that is written; that of every 120,000 steps"
         assert (newest in script) == retains
-        keeps_all = "10.0 GiB each, all of them are kept: remove old ones." in script
-        assert keeps_all == (target == "deepspeed")
+        assert "all of them are kept" not in script
+        # DeepSpeed has no rule for it: the program does, and the README tells its author.
+        by_program = "DeepSpeed removes no checkpoint: your program does" in script
+        assert by_program == (target == "deepspeed")
+
+
+def test_the_reference_step_says_what_its_files_do(tmp_path: Path) -> None:
+    failures = Failures()
+    for program in ("reference", "torchrun"):
+        made = saving(program, model_name="mixtral-8x7b")
+        for steps in (None, 1000):
+            run = RUN.model_copy(update={"steps": steps})
+            predicted = made.predicted.model_copy(update={"run": run})
+            plan = made.plan.model_copy(update={"predicted": predicted, "emit": (program, "slurm")})
+            verified = made.model_copy(update={"plan": plan, "predicted": predicted})
+            folder, saves = tmp_path / f"{program}-{steps}", steps is not None
+            for target, files in emit_all(verified).items():
+                write_emitted(folder / target, files)
+            texts = {
+                name: next(folder.rglob(name)).read_text()
+                for name in ("run.sh", "README.txt", "job.sbatch")
+            }
+            train = json.loads((folder / program / "train.json").read_text())
+            config = train.get("checkpoints")
+            with failures.of(program, steps):
+                # Nothing is promised that no file does.
+                assert (config is not None) == saves
+                for name in ("run.sh", "README.txt"):
+                    assert ("30.0 GiB for 2 and the one that is written." in texts[name]) == saves
+                    assert ("heckpoint every 120 steps" in texts[name]) == saves
+                    assert "all of them are kept" not in texts[name]
+                for name, text in texts.items():
+                    assert ("CHECKPOINTS" in text) == saves, name
+                assert ("starts the program again" in texts["job.sbatch"]) == saves
+                assert config is None or config["kept"] == 2
+            recorders = Recorders(tmp_path / f"recorders-{program}-{steps}")
+            to_shared = [f"{folder / program}/train.json", "--report=report.json"]
+            to_shared += ["--checkpoints=/shared"]
+            step = [f"{folder / program}/step.json", "--report=report.json"]
+            for environment, words in (
+                ({}, step),
+                ({"CHECKPOINTS": "/shared"}, to_shared if saves else step),
+            ):
+                ran = recorders.run(
+                    folder / program / "run.sh",
+                    cwd=Path("/"),
+                    NODE_RANK="0",
+                    MASTER_ADDR="head",
+                    **environment,
+                )
+                with failures.of(program, steps, environment):
+                    assert ran.code == 0, ran.stderr
+                    argv = ran.only("python")
+                    assert argv[argv.index("profilers.steps") + 1 :] == words
+    failures.check()
 
 
 def test_megatron_keeps_the_newest_and_one_more_of_a_run() -> None:

@@ -75,9 +75,10 @@ _YOURS: Final = (
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the configuration, the requirements on the program, and a script that starts it."""
     plan, decision = verified.plan, verified.decision
-    schedule = checkpoint_schedule(verified)
+    schedule = checkpoint_schedule(verified, removes_old=True)
     said = (
-        *statement(verified),
+        *statement(verified, schedule=schedule),
+        *(() if schedule is None else (_REMOVES,)),
         *assumptions("deepspeed", plan.model, plan.goal, decision),
         "",
         *_YOURS,
@@ -243,6 +244,10 @@ _ADAPTED: Final = (
 _SAVES: Final = (
     "  SAVE_STEPS               steps between checkpoints; by default as planned",
     "  KEPT_CHECKPOINTS         how many finished ones to keep beside the one that is written",
+)
+
+_REMOVES: Final = (
+    "DeepSpeed removes no checkpoint: your program does, all but the last KEPT_CHECKPOINTS."
 )
 
 _SAVED: Final = (

@@ -121,7 +121,7 @@ _LAST_CHECKPOINT: Final = (
 def restart_loop(
     verified: VerifiedPlan, *, program: str, line_pools: tuple[str, ...] = ()
 ) -> RestartLoop | None:
-    """Return how a plan's job restarts; None where the plan counts on no checkpoints.
+    """Return how a plan's job restarts; None where its program is told of no checkpoints.
 
     Args:
         verified: the plan.
@@ -130,7 +130,10 @@ def restart_loop(
     """
     stated, run = verified.plan.goal.reliability, verified.predicted.run
     schedule = checkpoint_schedule(verified)
+    able = intersection((program,))
     if stated is None or run is None or schedule is None:
+        return None
+    if able.checkpoints_need_tokens and run.steps is None:
         return None
     interval_s, write_s = schedule.interval_s, run.checkpoint_write_s or 0.0
     if schedule.host_steps is not None:
@@ -145,7 +148,7 @@ def restart_loop(
         progress_s=max(math.ceil(restart_s + interval_s + write_s), LONGEST_HANG_S),
         line_pools=line_pools,
         spares_by_pool=by_pool,
-        saves_before_time_limit=intersection((program,)).saves_before_time_limit,
+        saves_before_time_limit=able.saves_before_time_limit,
     )
 
 

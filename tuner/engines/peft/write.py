@@ -7,6 +7,7 @@ from typing import Any, Final
 from profilers.steps.config import Recompute
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
+from tuner.engines.checkpoints import checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
@@ -37,7 +38,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the settings of the loop, and a script that starts it."""
     plan, decision = verified.plan, verified.decision
     said = (
-        *statement(verified),
+        *statement(verified, schedule=checkpoint_schedule(verified)),
         *assumptions("transformers-peft", plan.model, plan.goal, decision),
         "",
         *_YOURS,

@@ -21,6 +21,7 @@ REFERENCE: Final = Capabilities(
     gradient_bytes=frozenset({4}),
     optimizer_offload_zero_stages=frozenset(),
     host_checkpoint_zero_stages=frozenset(),
+    checkpoints_need_tokens=True,
     overlap_grad_reduce=False,
     ddp_bucket_size=False,
     overlap_param_gather=False,

@@ -19,7 +19,7 @@ from profilers.steps.config import (
     TransformerShape,
 )
 from tuner.config.train import TrainDecision
-from tuner.engines.checkpoints import KEPT, checkpoint_schedule
+from tuner.engines.checkpoints import KEPT, CheckpointSchedule, checkpoint_schedule
 from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import Plan, VerifiedPlan
 from tuner.spec.model import ModelSpec
@@ -116,8 +116,16 @@ def training_config(verified: VerifiedPlan, *, steps: int, warmup_steps: int) ->
     )
 
 
+def training_schedule(verified: VerifiedPlan) -> CheckpointSchedule | None:
+    """Return when a real run saves; None where no failures, or no tokens of the run, are stated."""
+    run = verified.predicted.run
+    if run is None or run.steps is None:
+        return None
+    return checkpoint_schedule(verified, removes_old=True)
+
+
 def _checkpoints(verified: VerifiedPlan) -> Checkpoints | None:
-    schedule, run = checkpoint_schedule(verified, removes_old=True), verified.predicted.run
+    schedule, run = training_schedule(verified), verified.predicted.run
     if schedule is None or run is None or run.steps is None:
         return None
     return Checkpoints(

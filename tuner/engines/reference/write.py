@@ -10,10 +10,16 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from profilers.steps.config import StepConfig
+from tuner.engines.checkpoints import FOLDER_NOTE
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
-from tuner.engines.reference.step_config import CHECKPOINTS, step_config, training_config
+from tuner.engines.reference.step_config import (
+    CHECKPOINTS,
+    step_config,
+    training_config,
+    training_schedule,
+)
 from tuner.engines.statement import statement
 from tuner.plans.train import VerifiedPlan
 
@@ -36,10 +42,24 @@ CONFIG="${CONFIG:-step.json}"
 exec "${LAUNCHER[@]}" profilers.steps "$CONFIG" "--report=${REPORT:-report.json}" "$@"
 """
 
+_SAVING_START: Final = """\
+SAVED=()
+if [[ -n "${CHECKPOINTS:-}" ]]; then
+  CONFIG="${CONFIG:-train.json}" SAVED=("--checkpoints=$CHECKPOINTS")
+fi
+CONFIG="${CONFIG:-step.json}"
+[[ ! -e "$FILES/$CONFIG" ]] || CONFIG="$FILES/$CONFIG"
+
+exec "${LAUNCHER[@]}" profilers.steps "$CONFIG" "--report=${REPORT:-report.json}" \\
+  ${SAVED[@]+"${SAVED[@]}"} "$@"
+"""
+
 _OWN_ENVIRONMENT: Final = (
     "  PYTHON                   the interpreter",
     "  CONFIG                   step.json (as verified) or train.json (learned routing)",
 )
+
+_FOLDER_CONFIG: Final = "                           by train.json, which CONFIG then is by default"
 
 
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
@@ -49,12 +69,21 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
         verified.plan, verified.decision, steps=TIMED_STEPS, warmup_steps=WARMUP_STEPS
     )
     training = training_config(verified, steps=TIMED_STEPS, warmup_steps=WARMUP_STEPS)
-    said = statement(verified)
+    schedule = training_schedule(verified)
+    said = statement(verified, schedule=schedule)
     script = (
         "#!/usr/bin/env bash\n"
-        + comment((*said, "", *ENVIRONMENT_NOTE, *_OWN_ENVIRONMENT))
+        + comment(
+            (
+                *said,
+                "",
+                *ENVIRONMENT_NOTE,
+                *_OWN_ENVIRONMENT,
+                *(() if schedule is None else (*FOLDER_NOTE, _FOLDER_CONFIG)),
+            )
+        )
         + preamble(shape, one_node=_ONE_NODE, several_nodes=_SEVERAL_NODES)
-        + _START
+        + (_START if schedule is None else _SAVING_START)
     )
     return (
         EmittedFile(path=PurePosixPath("run.sh"), text=script, executable=True),
@@ -85,7 +114,8 @@ def _saving(training: StepConfig) -> tuple[str, ...]:
     if saved is None:
         return ()
     return (
-        f"Every {saved.shared.interval_steps:,} steps it saves to the folder {CHECKPOINTS} of the",
-        "current folder, which all nodes share. Started there again it goes on from the",
-        "newest, be it of another layout.",
+        f"Every {saved.shared.interval_steps:,} steps it saves to the folder that CHECKPOINTS",
+        f"names, by default {CHECKPOINTS} in the current one; all nodes share it. Started again it",
+        "goes on from the newest there, be it of another layout. Where CHECKPOINTS is set, CONFIG",
+        "is train.json by default.",
     )
