@@ -9,6 +9,7 @@ Not covered: the plan that ranks agree on for a checkpoint of another layout, sm
 takes about a millisecond), the copy to a device, and engines that load by a way of their own.
 """
 
+import errno
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -54,7 +56,25 @@ class CheckpointLoadBenchmark:
 
 
 def _times_s(directory: Path, *, size: int) -> tuple[float, ...]:
-    """Return the seconds of loads of so many bytes after a warm-up."""
+    """Return the seconds of loads of so many bytes after a warm-up.
+
+    Raises:
+        OSError: the disk refuses the files, e.g. because it is full.
+    """
+    try:
+        return _loads_s(directory, size=size)
+    except CheckpointException as error:
+        # It is no Exception, and an unfinished file hides what the disk said.
+        (failure, _trace), *_ = error.failures.values()
+        cause: BaseException | None = failure
+        while not isinstance(cause, OSError):
+            if cause is None:
+                raise OSError(errno.EIO, str(failure)) from error
+            cause = cause.__cause__ or cause.__context__
+        raise OSError(cause.errno, cause.strerror) from error
+
+
+def _loads_s(directory: Path, *, size: int) -> tuple[float, ...]:
     clock, times_s = HostClock(), []
     tensors = {
         f"tensor.{number}": torch.rand(TENSOR_BYTES // 4) for number in range(size // TENSOR_BYTES)

@@ -1,5 +1,9 @@
 """Loads of a distributed checkpoint: what is timed, what is left behind, and what is refused."""
 
+import errno
+import os
+import resource
+import signal
 from pathlib import Path
 
 from profilers import checkpoint_load
@@ -37,6 +41,20 @@ def test_loads_are_timed_and_leave_nothing_behind(tmp_path: Path) -> None:
 def test_a_disk_without_room_is_recorded(tmp_path: Path) -> None:
     row = measured(tmp_path, size=2**60)
     assert (row.status, "do not fit" in row.error) == (MeasurementStatus.FAILED, True)
+
+
+def test_a_disk_that_refuses_a_save_is_recorded(tmp_path: Path) -> None:
+    # A quota, or others' files, may end a save for which there was room.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (TENSOR_BYTES // 2, limits[1]))
+        row = measured(tmp_path, size=SIZES[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert (row.status, row.error) == (MeasurementStatus.FAILED, os.strerror(errno.EFBIG))
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_suite_of_restarts_has_both_tables(tmp_path: Path) -> None:
