@@ -1,9 +1,9 @@
 """How the data-parallel replicas of a step share the micro-batches of a global batch.
 
 M micro-batches over D replicas are `M // D` for each or one more, so that a step takes as long as
-its busiest replica needs for ceil(M / D). In a pipeline the replicas that an expert group spans run
-equal numbers, with M a multiple of them: a pipeline runs no empty micro-batches, and experts would
-wait for tokens that never come (profilers/steps/config.py).
+its most-loaded replica needs for ceil(M / D). In a pipeline the replicas that an expert group spans
+run equal numbers, with M a multiple of them: a pipeline runs no empty micro-batches, and experts
+would wait for tokens that never come (profilers/steps/config.py).
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def most_microbatches(global_batch_size: Any, *, micro_batch: Any, data: Any) -> Any:
-    """Return the micro-batches of the busiest replica: of whole numbers, or of arrays of them."""
+    """Return the micro-batches of the most-loaded replica, of numbers or of arrays."""
     return -(-global_batch_size // (micro_batch * data))
 
 
@@ -26,8 +26,8 @@ def spanned_replicas(*, ranks: Any, group: Any) -> Any:
     return group // np.gcd(ranks, group)
 
 
-def share_microbatches(total: int, *, replicas: int, equal: int = 1) -> tuple[int, ...]:
-    """Return the micro-batches of each replica, the busier first.
+def split_microbatches(total: int, *, replicas: int, equal: int = 1) -> tuple[int, ...]:
+    """Return the micro-batches of each replica, more first.
 
     Args:
         total: of all replicas, a multiple of `equal`.

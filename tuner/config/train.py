@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from profilers.records import Record
 from profilers.steps.config import Count, Recompute, Size
-from tuner.config.microbatches import most_microbatches, share_microbatches, spanned_replicas
+from tuner.config.microbatches import most_microbatches, spanned_replicas, split_microbatches
 
 
 class TrainDecision(Record):
@@ -89,7 +89,7 @@ class TrainDecision(Record):
         return max(1, shared // (self.shard_ranks or shared))
 
     def num_microbatches(self, global_batch_size: int) -> int:
-        """Micro-batches of the busiest pipeline in one optimizer step; others may have one less."""
+        """Micro-batches of the most-loaded pipeline in a step; others may have one less."""
         return int(
             most_microbatches(
                 global_batch_size, micro_batch=self.micro_batch_size, data=self.data_parallel_size
@@ -101,7 +101,7 @@ class TrainDecision(Record):
         ranks = self.tensor_model_parallel_size * self.context_parallel_size
         group = self.expert_tensor_parallel_size * self.expert_model_parallel_size
         has_pipeline = self.pipeline_model_parallel_size > 1
-        return share_microbatches(
+        return split_microbatches(
             global_batch_size // self.micro_batch_size,
             replicas=self.data_parallel_size,
             equal=int(spanned_replicas(ranks=ranks, group=group)) if has_pipeline else 1,

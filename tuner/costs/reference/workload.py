@@ -108,7 +108,7 @@ class Workload:
         return layer_trainings(self.model, self.tune)
 
     def num_microbatches(self, degrees: StepDegrees) -> int:
-        """Micro-batches of the busiest pipeline in a step."""
+        """Micro-batches of the most-loaded pipeline in a step."""
         size, data = degrees.micro_batch_size, degrees.data
         return int(most_microbatches(self.global_batch_size, micro_batch=size, data=data))
 

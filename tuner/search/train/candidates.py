@@ -87,7 +87,7 @@ class Candidates:
 
 
 def num_microbatches(problem: TrainProblem, rows: Table) -> Ints:
-    """Micro-batches of the busiest pipeline in one step."""
+    """Micro-batches of the most-loaded pipeline in one step."""
     count: Ints = most_microbatches(
         problem.global_batch_size, micro_batch=rows["micro_batch"], data=rows["data"]
     )

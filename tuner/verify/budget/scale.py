@@ -221,7 +221,7 @@ def _scale(
     return Scale(
         decision=TrainDecision.model_validate(shrunk.model_dump()),
         layers=tuple(layer for layers in kept for layer in layers),
-        # Every replica is as busy as the busiest.
+        # Every replica has the load of the most-loaded one.
         global_batch_size=decision.num_microbatches(plan.goal.global_batch_size)
         * decision.micro_batch_size
         * data,

@@ -3,6 +3,7 @@
 from pydantic import ValidationError
 
 from profilers.steps.config import StepConfig
+from tuner.config.microbatches import split_microbatches
 from tuner.errors import SpecError
 from tuner.verify.faults.scenario import StatedPolicy
 
@@ -40,12 +41,11 @@ def fewer_nodes_policy(policy: StatedPolicy, *, nodes: int) -> StatedPolicy:
 
 
 def _layout(config: StepConfig, *, data: int, expert: int) -> StepConfig | None:
-    count = config.global_batch_size // config.micro_batch_size
-    even, more = divmod(count, data)
+    batches = split_microbatches(config.global_batch_size // config.micro_batch_size, replicas=data)
     degrees = {"data": data, "expert": expert}
     fields = {
         "parallelism": config.parallelism.model_copy(update=degrees).model_dump(),
-        "microbatches": tuple(even + (rank < more) for rank in range(data)) if more else None,
+        "microbatches": batches if len(set(batches)) > 1 else None,
     }
     try:
         return StepConfig.model_validate(config.model_dump() | fields)

@@ -35,7 +35,7 @@ from tuner.verify.faults.scenario import (
     FaultKind,
     Scenario,
     StatedPolicy,
-    WithoutSpare,
+    WithoutSpareAction,
     draw_faults,
 )
 from tuner.verify.faults.supervisor import (
@@ -186,7 +186,7 @@ class _Runs:
         scenario, faults, steps = short_repair(
             self._scenario, mean_step_s=step_s, restart_s=restart_s
         )
-        continued = short(policy).model_copy(update={"without_spare": WithoutSpare.CONTINUE})
+        continued = short(policy).model_copy(update={"without_spare": WithoutSpareAction.CONTINUE})
         fewer = measure_fewer(self._run(continued, faults, steps=steps, scenario=scenario))
         if fewer is None:
             raise FaultRunError("no two steps were taken with fewer nodes before the repair")
@@ -304,7 +304,7 @@ def has_fewer_nodes(scenario: Scenario) -> bool:
 
 
 def _continues(policy: StatedPolicy) -> bool:
-    return policy.without_spare is WithoutSpare.CONTINUE
+    return policy.without_spare is WithoutSpareAction.CONTINUE
 
 
 def _done(launches: Sequence[LaunchLog]) -> tuple[Fault, ...]:

@@ -61,7 +61,7 @@ CLASSES: Final = {
 """Faults that end a launch."""
 
 
-class WithoutSpare(StrEnum):
+class WithoutSpareAction(StrEnum):
     """What a run does when a node is lost and no spare one is left."""
 
     WAIT = "wait"
@@ -77,7 +77,7 @@ class StatedPolicy(Record):
     host: Steps | None = None
     replicas: Annotated[int, Field(ge=0, le=2)] = 0
     asynchronous: bool = False
-    without_spare: WithoutSpare | None = None
+    without_spare: WithoutSpareAction | None = None
     """None: as the scenario says, which says nothing where lost nodes are replaced at once."""
 
     @model_validator(mode="after")
@@ -142,7 +142,7 @@ class Scenario(Record):
     """Until a lost node can be used again; absent: it is replaced at once."""
     spares: Annotated[int, Field(ge=0, le=250)] = 0
     """Nodes that replace lost ones until these are repaired."""
-    without_spare: WithoutSpare | Literal["both"] | None = None
+    without_spare: WithoutSpareAction | Literal["both"] | None = None
     """Of policies that do not say it; absent: they wait."""
 
     @model_validator(mode="after")
@@ -166,8 +166,8 @@ class Scenario(Record):
         """Return the policies, each with what it does without a spare node where one can lack."""
         if self.repair is None:
             return self.policies
-        stated = self.without_spare or WithoutSpare.WAIT
-        choices = tuple(WithoutSpare) if stated == "both" else (WithoutSpare(stated),)
+        stated = self.without_spare or WithoutSpareAction.WAIT
+        choices = tuple(WithoutSpareAction) if stated == "both" else (WithoutSpareAction(stated),)
         return tuple(
             policy.model_copy(update={"without_spare": choice})
             for policy in self.policies

@@ -79,8 +79,8 @@ def test_three_of_four_nodes_run_11_11_and_10_micro_batches(
     assert (fewer.nodes, fewer.idle_nodes, small.decision.data_parallel_size) == (3, 0, 3)
     assert fewer.layout.endswith("with 11+11+10 micro-batches")
     assert "micro-batches  11+11+10 on the replicas" in plan_text(small, folder=tmp_path)
-    # Of 32 micro-batches the busiest of three runs 11, of four 8: at best 32/3/11 = 0.97 of three
-    # quarters. Expert groups of three exchange less than those of four.
+    # Of 32 micro-batches the most-loaded of three runs 11, of four 8: at best 32/3/11 = 0.97 of
+    # three quarters. Expert groups of three exchange less than those of four.
     assert small.predicted is not None
     assert planned.plan.predicted is not None
     busy = [one.breakdown_s["attention"] for one in (small.predicted, planned.plan.predicted)]

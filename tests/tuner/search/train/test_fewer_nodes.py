@@ -306,7 +306,7 @@ def test_unequal_replicas_leave_no_node_idle(tmp_path: Path) -> None:
     assert (_fewer(equal).nodes, _fewer(equal).idle_nodes) == (2, 1)
     assert _fewer(able).layout == "dp3 with 11+11+10 micro-batches"
     assert _fewer(equal).layout == "dp2"
-    # The busiest replica runs 11 micro-batches instead of 8: at best 32/3/11 = 0.97 of three
+    # The most-loaded replica runs 11 micro-batches instead of 8: at best 32/3/11 = 0.97 of three
     # quarters of the throughput. What a step does once is as long as before.
     assert 8 / 11 < _fewer(able).throughput_ratio < 0.75
     assert _fewer(equal).throughput_ratio < 0.6

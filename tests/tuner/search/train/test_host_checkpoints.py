@@ -262,8 +262,8 @@ def test_a_restart_in_place_counts_where_the_engine_has_it() -> None:
         assert chosen == (decisions[in_place] if is_able else None), (emit, in_place)
         words = {20.0: "restarts inside them in 20.0 s", 7200.0: "all of them start again in"}
         if is_able and in_place is not None:
-            (told,) = [one for one in made.provenance.notes if "failures of processes alone" in one]
-            assert words[in_place] in told
+            (note,) = [one for one in made.provenance.notes if "failures of processes alone" in one]
+            assert words[in_place] in note
         has_none = in_place is not None and not is_able
         expected = [
             "goal.reliability.in_process_restart has no effect: restarts inside processes are"
