@@ -13,7 +13,8 @@ from tuner.search.reasons import (
     why_lost,
 )
 from tuner.search.reference.plan_profiled import blocking_rules, needed_memory_bytes
-from tuner.search.reference.space import BATCH_RULE, Enumeration
+from tuner.search.reference.space import Enumeration
+from tuner.search.train.rules import MICRO_RULE
 from tuner.units import format_bytes
 
 
@@ -74,13 +75,13 @@ def test_rules_that_alone_block_come_first(cut: Callable[..., StepDegrees]) -> N
             illegal={"a": 5, "b": 2},
             nearly=(
                 ("b", cut()),
-                (BATCH_RULE, cut(data=2, micro_batch_size=2)),
-                (BATCH_RULE, cut(data=4, micro_batch_size=2)),
+                (MICRO_RULE, cut(data=2, micro_batch_size=2)),
+                (MICRO_RULE, cut(data=4, micro_batch_size=2)),
             ),
         ),
         global_batch_size=31,
     )
-    assert [one.limit for one in named] == [BATCH_RULE, "b"]
+    assert [one.limit for one in named] == [MICRO_RULE, "b"]
     # Micro-batches of 2 over 2 or 4 replicas need multiples of 4 or 8: 28 is three away, 32 one.
     assert named[0].change == (
         "this rule alone excludes 2 of 7 combinations; global_batch_size 32 instead of 31 would do"

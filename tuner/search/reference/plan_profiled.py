@@ -37,10 +37,11 @@ from tuner.search.reference.engine_workload import engine_workload
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.search.reference.predict import predict
 from tuner.search.reference.search import Candidate, ReferenceOutcome, SolvedCandidate, search
-from tuner.search.reference.space import BATCH_RULE, FEW_RULE, Enumeration
+from tuner.search.reference.space import Enumeration
 from tuner.search.reference.unrecorded_layers import load_ratios
 from tuner.search.settings import SearchSettings
 from tuner.search.to_plan import to_plan, without_decision
+from tuner.search.train.rules import BATCH_RULES
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes
 
@@ -230,9 +231,11 @@ def blocking_rules(
     for rule, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
         only = "this rule alone excludes" if single else "this rule excludes"
         change = f"{only} {count} of {enumeration.num_illegal} combinations"
-        if rule in (BATCH_RULE, FEW_RULE) and single:
+        if rule in BATCH_RULES and single:
             divisors = {
-                degrees.micro_batch_size * degrees.data
+                degrees.micro_batch_size
+                * degrees.data
+                * (degrees.pipeline if degrees.virtual_pipeline > 1 else 1)
                 for broken, degrees in enumeration.nearly
                 if broken == rule
             }

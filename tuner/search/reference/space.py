@@ -14,17 +14,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Final
 
 from profilers.steps.config import LayerKind
 from tuner.config.microbatches import spanned_replicas
 from tuner.costs.reference.workload import StepDegrees, Workload, ZeroStage
 from tuner.engines.capabilities import Capabilities
+from tuner.search.train.rules import (
+    FEW_RULE,
+    INTERLEAVING_RULE,
+    MICRO_RULE,
+    UNDIVIDED_RULE,
+    UNEQUAL_RULE,
+)
 from tuner.spec.search import Search
-
-BATCH_RULE: Final = "micro_batch_size * data_parallel_size does not divide global_batch_size"
-
-FEW_RULE: Final = "global_batch_size has no micro-batch for each replica"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,15 +144,17 @@ def _broken_by_batch(
     batches, rest = divmod(work.global_batch_size, degrees.micro_batch_size)
     is_equal = not rest and batches % degrees.data == 0
     if not is_equal and not capabilities.unequal_microbatches:
-        yield BATCH_RULE
-    elif rest or batches < degrees.data:
+        yield MICRO_RULE
+    elif rest:
+        yield UNDIVIDED_RULE
+    elif batches < degrees.data:
         yield FEW_RULE
     elif degrees.virtual_pipeline > 1 and batches % (degrees.data * degrees.pipeline):
-        yield "interleaving needs micro-batches divisible by pipeline_model_parallel_size"
+        yield INTERLEAVING_RULE
     elif degrees.pipeline > 1 and batches % spanned_replicas(
         ranks=degrees.tensor, group=degrees.expert
     ):
-        yield "in a pipeline, replicas of one expert group run unequal numbers of micro-batches"
+        yield UNEQUAL_RULE
 
 
 def _broken_by_nodes(degrees: StepDegrees) -> Iterator[str]:

@@ -41,6 +41,7 @@ from tuner.search.train.rules import (
     DENSE_NAMES,
     EXPERT_NAMES,
     SCHEDULE_NAMES,
+    UNDIVIDED_RULE,
     Ints,
     dense_rules,
     expert_rules,
@@ -208,7 +209,7 @@ def _broken_rule(problem: TrainProblem, name: str, column: str) -> str:
         reasons = _rules_broken_by_one_degree(problem, name, column)
         return "; ".join((f"none divides the {problem.num_devices} devices", *reasons))
     if column == "micro_batch" and all(problem.global_batch_size % value for value in requested):
-        return "micro_batch_size does not divide global_batch_size"
+        return UNDIVIDED_RULE
     if column in ("pipeline", "virtual_pipeline") and _asks_chunks_of_one_stage(problem):
         return "more than one model chunk per rank needs a pipeline"
     own = {rule: n for rule, n in legal_degrees(problem).illegal.items() if "search." not in rule}
@@ -218,8 +219,9 @@ def _broken_rule(problem: TrainProblem, name: str, column: str) -> str:
         return "the other limits leave it out"
     rule = max(related, key=lambda text: (related[text], text))
     if rule in BATCH_RULES and column == "data":
-        nearest = nearest_batch(problem.global_batch_size, requested)
-        rule += f" (global_batch_size {nearest} would be divisible)"
+        relaxed = legal_degrees(problem, without=BATCH_RULES)
+        if relaxed.num_legal:
+            rule += f" (global_batch_size {_nearest_batch(problem, relaxed)} would do)"
     return rule
 
 
@@ -251,9 +253,17 @@ def _values(degrees: Degrees, column: str) -> list[int]:
 def _single_rule(problem: TrainProblem, rule: str, relaxed: Degrees) -> Relaxation:
     change = f"this rule alone excludes {relaxed.num_legal} combinations of degrees"
     if rule in BATCH_RULES:
-        nearest = nearest_batch(problem.global_batch_size, _values(relaxed, "data"))
+        nearest = _nearest_batch(problem, relaxed)
         change += f"; global_batch_size {nearest} instead of {problem.global_batch_size} would do"
     return Relaxation(limit=rule, change=change)
+
+
+def _nearest_batch(problem: TrainProblem, relaxed: Degrees) -> int:
+    """Return the batch next to the problem's that gives equal replicas some legal degrees."""
+    partials = relaxed.partials_N
+    sequences = relaxed.dense_D["data"][partials["dense"]] * partials["micro_batch"]
+    legal = relaxed.num_pairs_N > 0
+    return nearest_batch(problem.global_batch_size, [int(one) for one in set(sequences[legal])])
 
 
 def _listed(values: tuple[int, ...]) -> str:

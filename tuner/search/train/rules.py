@@ -39,8 +39,18 @@ MICRO_RULE: Final = "micro_batch_size * data_parallel_size does not divide globa
 
 FEW_RULE: Final = "micro_batch_size * data_parallel_size exceeds global_batch_size"
 
-BATCH_RULES: Final = frozenset({BATCH_RULE, MICRO_RULE, FEW_RULE})
+UNDIVIDED_RULE: Final = "micro_batch_size does not divide global_batch_size"
+
+BATCH_RULES: Final = frozenset({BATCH_RULE, MICRO_RULE, FEW_RULE, UNDIVIDED_RULE})
 """Rules that another global batch would meet."""
+
+INTERLEAVING_RULE: Final = (
+    "interleaving needs micro-batches divisible by pipeline_model_parallel_size"
+)
+
+UNEQUAL_RULE: Final = (
+    "in a pipeline, replicas of one expert group run unequal numbers of micro-batches"
+)
 
 DENSE_NAMES: Final = _fields("tensor", "context", "pipeline", "data")
 SCHEDULE_NAMES: Final = _fields("virtual_pipeline", "micro_batch")
@@ -130,7 +140,7 @@ def schedule_rules(problem: TrainProblem) -> Iterator[Rule]:
             broken=lambda c: c["virtual_pipeline"] > 1,
         )
     yield Rule(
-        text="interleaving needs micro-batches divisible by pipeline_model_parallel_size",
+        text=INTERLEAVING_RULE,
         broken=lambda c: (
             (c["virtual_pipeline"] > 1)
             & (batch % (c["micro_batch"] * c["data"] * c["pipeline"]) != 0)
@@ -197,7 +207,7 @@ def expert_rules(problem: TrainProblem) -> Iterator[Rule]:
         )
     if target.unequal_microbatches:
         yield Rule(
-            text="in a pipeline, replicas of one expert group run unequal numbers of micro-batches",
+            text=UNEQUAL_RULE,
             broken=_splits_expert_groups,
         )
     yield from limit_rules(problem, EXPERT_NAMES)

@@ -16,7 +16,9 @@ from tuner.engines.capabilities import intersection, launchable, refusals
 from tuner.engines.reference.step_config import step_config
 from tuner.search.reference.decisions import decision
 from tuner.search.reference.options import RecomputeOption
+from tuner.search.reference.plan_profiled import blocking_rules
 from tuner.search.reference.space import enumerate_degrees
+from tuner.search.train.rules import BATCH_RULES
 from tuner.spec.goal import TrainGoal
 from tuner.spec.search import Search
 from tuner.spec.tune import Adapters
@@ -116,8 +118,12 @@ RULES: tuple[tuple[dict[str, Any], dict[str, int], str], ...] = (
     ({"moe": {"num_experts": 6}}, {"data": 4, "expert": 4}, "does not divide the experts"),
     ({"layers": "mm"}, {"pipeline": 4}, "more pipeline stages than layers"),
     ({"tie_word_embeddings": True}, {"pipeline": 2}, "tied embeddings"),
-    ({}, {"data": 2, "micro_batch_size": 8}, "no micro-batch for each replica"),
-    ({"batch": {"global_batch_size": 12}}, {"micro_batch_size": 8}, "no micro-batch for each"),
+    ({}, {"data": 2, "micro_batch_size": 8}, "data_parallel_size exceeds global_batch_size"),
+    (
+        {"batch": {"global_batch_size": 30}},
+        {"micro_batch_size": 4},
+        "micro_batch_size does not divide global_batch_size",
+    ),
     (
         {"batch": {"global_batch_size": 9}},
         {"data": 2, "pipeline": 2, "expert": 2, "micro_batch_size": 1},
@@ -150,6 +156,37 @@ def test_each_rule_has_its_count(tiny_work: Make, cut: Callable[..., StepDegrees
         if wanted in actual.legal or not any(rule in broken for broken in actual.illegal):
             wrong.append((rule, actual.illegal))
     assert not wrong
+
+
+def test_a_batch_that_would_do_is_legal(tiny_work: Make) -> None:
+    # Sequences, replicas, sequences of a micro-batch, pipeline and virtual degree; the nearest
+    # batch with equal replicas.
+    for batch, data, micro, pipeline, virtual, other in (
+        (30, 2, 4, 1, 1, 32),
+        (30, 8, 4, 1, 1, 32),
+        (12, 8, 2, 1, 1, 16),
+        (8, 2, 8, 2, 2, 32),
+    ):
+        limits = Search(
+            data_parallel_size=(data,),
+            micro_batch_size=(micro,),
+            pipeline_model_parallel_size=(pipeline,),
+            virtual_pipeline_model_parallel_size=(virtual,),
+        )
+        found = [
+            enumerate_degrees(
+                tiny_work(batch={"global_batch_size": sequences}),
+                num_devices=data * pipeline,
+                capabilities=REFERENCE,
+                search=limits,
+            )
+            for sequences in (batch, other)
+        ]
+        assert not found[0].legal
+        named = blocking_rules(found[0], global_batch_size=batch)
+        (rule,) = [one for one in named if one.limit in BATCH_RULES]
+        assert rule.change.endswith(f"; global_batch_size {other} instead of {batch} would do")
+        assert found[1].legal
 
 
 @given(

@@ -112,12 +112,27 @@ def test_a_batch_that_no_replicas_divide_names_one_that_they_do(make_problem: Ma
     )
     (outcome,) = relaxations(problem, SETTINGS)
     assert "data_parallel_size does not divide global_batch_size" in outcome.change
-    assert "global_batch_size 32 would be divisible" in outcome.change
+    assert "global_batch_size 32 would do" in outcome.change
     able = replace(problem, capabilities=replace(MEGATRON_0_18, unequal_microbatches=True))
     assert legal_degrees(able).num_legal
     (outcome,) = relaxations(replace(able, global_batch_size=7), SETTINGS)
     assert "micro_batch_size * data_parallel_size exceeds global_batch_size" in outcome.change
-    assert "global_batch_size 8 would be divisible" in outcome.change
+    assert "global_batch_size 8 would do" in outcome.change
+
+
+def test_a_batch_that_would_do_has_the_stated_micro_batches(make_problem: MakeProblem) -> None:
+    # Sequences, replicas, whether they may run unequal numbers of two sequences, a batch that does.
+    for batch, data, is_able, other in ((12, 8, True, 16), (12, 4, False, 8), (28, 4, False, 24)):
+        problem = make_problem(
+            devices=8,
+            global_batch_size=batch,
+            limits=Search(data_parallel_size=(data,), micro_batch_size=(2,)),
+            capabilities=replace(MEGATRON_0_18, unequal_microbatches=is_able),
+        )
+        assert not legal_degrees(problem).num_legal
+        first = relaxations(problem, SETTINGS)[0]
+        assert f"global_batch_size {other} would do" in first.change
+        assert legal_degrees(replace(problem, global_batch_size=other)).num_legal
 
 
 def test_too_little_memory_everywhere_names_memory_that_would_do(make_problem: MakeProblem) -> None:
