@@ -102,6 +102,16 @@ def saved_bytes(
     )
 
 
+def loading_ranks(targets: Iterable[str], *, devices_per_node: int) -> int:
+    """Return the ranks of a node that load PyTorch's distributed format; 0 if no target has it.
+
+    Raises:
+        UnknownTargetError: a name is not in `TARGETS`.
+    """
+    able = any(TARGETS[name].distributed_checkpoints for name in programs(targets))
+    return devices_per_node if able else 0
+
+
 def host_checkpoint_obstacle(
     target: Capabilities, *, zero_stage: int, offloads_optimizer: bool
 ) -> str:

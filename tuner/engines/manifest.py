@@ -122,6 +122,8 @@ class Capabilities:
     """Stages whose training is told to restart without ending its processes; empty: none."""
     saves_before_time_limit: bool = False
     """A run inside a Slurm job can be told when to save to shared storage for the last time."""
+    distributed_checkpoints: bool = True
+    """They are in PyTorch's distributed format, and loaded as profilers/checkpoint_load.py does."""
     checkpoints_need_tokens: bool = False
     """It saves only in a run of a stated length."""
     reshards: bool = True

@@ -20,6 +20,7 @@ from tuner.engines.capabilities import (
     Capabilities,
     background_checkpoint_obstacle,
     host_checkpoint_obstacle,
+    loading_ranks,
     saved_bytes,
 )
 from tuner.engines.checkpoints import KEPT, retain_steps
@@ -332,6 +333,9 @@ def _forecast(run: LaunchedRun, stated: Reliability, *, from_pinned: bool) -> Ru
         profile=profile,
         host=host,
         has_pinned=from_pinned,
+        loading_ranks=loading_ranks(
+            (_TARGET_OF[run.priced.configuration.engine],), devices_per_node=pool.devices_per_node
+        ),
     )
     configuration = run.priced.configuration
     training = TrainingRun(

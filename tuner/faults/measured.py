@@ -26,13 +26,18 @@ def node_bytes_per_s(profile: Profile, *, kind: Literal["write", "read"]) -> flo
     return slowest.num_bytes / slowest.seconds * machine.world / machine.nodes
 
 
-def load_bytes_per_s(profile: Profile) -> float | None:
-    """Bytes per second of checkpoint that one node's ranks load; None: not measured."""
+def load_bytes_per_s(profile: Profile, *, ranks: float | None = None) -> float | None:
+    """Bytes per second of checkpoint that so many ranks of one node load; None: not measured.
+
+    Every rank loads its own share, by a thread of its own. `ranks`: by default as many as were
+    measured.
+    """
     machine = profile.header.machine
     slowest = _slowest(profile, "checkpoint_load", kind="distributed")
     if slowest is None:
         return None
-    return slowest.num_bytes / slowest.seconds * machine.world / machine.nodes
+    of_node = machine.world / machine.nodes if ranks is None else ranks
+    return slowest.num_bytes / slowest.seconds * of_node
 
 
 def sent_bytes_per_s(profile: Profile) -> float | None:

@@ -56,12 +56,14 @@ def resolved(
     has_background: bool = True,
     has_pinned: bool = False,
     restarts_in_process: bool = True,
+    loading_ranks: int = 0,
 ) -> FailureModel:
     """Fill in what the spec leaves open.
 
     A stated bandwidth is that of all nodes together, for reading too. Without one each node has the
-    rate that the profile measured, or the default; in either case it reads no faster than its ranks
-    load a checkpoint, where the profile has that. Without a stated restart it is the start of the
+    rate that the profile measured, or the default; in either case it reads no faster than its
+    `loading_ranks` load a checkpoint, where the profile has that: its ranks with an engine of
+    PyTorch's distributed format, 0 with others. Without a stated restart it is the start of the
     processes that the profile measured; one inside them, `auto`, is its phases that connect them
     again. `has_background`: the engine can write checkpoints while training goes on; otherwise it
     waits, whatever the spec says. `has_pinned`: it copies those into pinned memory.
@@ -77,8 +79,8 @@ def resolved(
     if checkpoint.bandwidth is None:
         write = _measured(profile, "write") or USUAL_NODE_BYTES_PER_S
         read = _measured(profile, "read") or write
-    loaded = None if profile is None else load_bytes_per_s(profile)
-    read = min(read, loaded or math.inf)
+    if profile is not None and loading_ranks:
+        read = min(read, load_bytes_per_s(profile, ranks=loading_ranks) or math.inf)
     return FailureModel(
         device_mtbf_s=math.inf if stated.device_mtbf is None else stated.device_mtbf,
         node_mtbf_s=math.inf if stated.node_mtbf_s is None else stated.node_mtbf_s,

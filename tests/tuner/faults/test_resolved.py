@@ -8,6 +8,7 @@ import pytest
 
 from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
 from tuner.config.columns import Strategies
+from tuner.engines.capabilities import loading_ranks
 from tuner.engines.saved_bytes import SavedBytes
 from tuner.errors import SpecError
 from tuner.faults.level_seconds import obstacle
@@ -90,21 +91,37 @@ def test_a_measured_machine_is_taken_and_a_stated_bandwidth_goes_before_it() -> 
 
 
 def test_a_checkpoint_is_read_no_faster_than_ranks_load_it() -> None:
-    # Eight ranks of a machine load 1 GB each in 8 s: 1 GB/s together.
+    # Each of eight ranks of a machine loads 1 GB in 8 s: 1 GB/s together.
     load = _row("distributed", 8.0, operation="checkpoint_load")
-    for rows, bandwidth, rate in (
-        ((_row("read", 2.0), load), None, 1e9),
-        ((_row("read", 2.0),), None, 4e9),
+    for rows, bandwidth, ranks, rate in (
+        ((_row("read", 2.0), load), None, 8, 1e9),
+        ((_row("read", 2.0),), None, 8, 4e9),
         # Faster than the storage: the copy of the format is not what limits.
-        ((_row("read", 16.0), load), None, 5e8),
+        ((_row("read", 16.0), load), None, 8, 5e8),
         # A stated bandwidth is that of the storage.
-        ((load,), 1e10, 1e9),
-        ((_row("read", 2.0),), 1e10, math.inf),
+        ((load,), 1e10, 8, 1e9),
+        ((_row("read", 2.0),), 1e10, 8, math.inf),
+        # The pool's machines have other numbers of devices than the one that was measured.
+        ((load,), 1e10, 1, 1.25e8),
+        ((load,), 1e10, 16, 2e9),
+        # An engine with another format.
+        ((_row("read", 2.0), load), None, 0, 4e9),
     ):
         stated = STATED.model_copy(update={"checkpoint": Checkpoint(bandwidth=bandwidth)})
-        found = resolved(stated, host_bytes_per_s=5e10, profile=_profile(*rows))
+        profile = _profile(*rows)
+        found = resolved(stated, host_bytes_per_s=5e10, profile=profile, loading_ranks=ranks)
         assert found.storage.node_read_bytes_per_s == rate
         assert found.storage.read_bytes_per_s == (bandwidth or math.inf)
+    for targets, ranks in (
+        (("megatron-lm", "slurm"), 8),
+        (("torchtitan",), 8),
+        (("reference",), 8),
+        (("deepspeed",), 0),
+        (("transformers-peft",), 0),
+        # The slower of two.
+        (("deepspeed", "torchtitan"), 8),
+    ):
+        assert loading_ranks(targets, devices_per_node=8) == ranks, targets
 
 
 def test_a_restart_also_reads_weights_that_no_checkpoint_holds() -> None:

@@ -64,6 +64,7 @@ DEEPSPEED_0_19: Final = Capabilities(
     unsharded_gradient_bytes=frozenset({2}),
     shard_ranks_zero_stages=frozenset(),
     optimizer_offload_zero_stages=frozenset({1, 2, 3}),
+    distributed_checkpoints=False,
     host_checkpoint_zero_stages=frozenset(),
     background_checkpoint_zero_stages=frozenset(),
     reshards=False,

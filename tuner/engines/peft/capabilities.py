@@ -47,6 +47,7 @@ PEFT_0_21: Final = Capabilities(
     shard_ranks_zero_stages=frozenset(),
     gradient_bytes=frozenset({2, 4}),
     optimizer_offload_zero_stages=frozenset(),
+    distributed_checkpoints=False,
     host_checkpoint_zero_stages=frozenset(),
     background_checkpoint_zero_stages=frozenset(),
     reshards=False,

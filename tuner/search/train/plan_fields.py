@@ -19,6 +19,7 @@ from tuner.engines.capabilities import (
     host_checkpoint_obstacle,
     in_process_restart_obstacle,
     intersection,
+    loading_ranks,
     saved_bytes,
 )
 from tuner.errors import SpecError
@@ -501,6 +502,7 @@ def failures_on_pool(
         has_pinned=engines.pinned_checkpoints
         and (profile is None or profile.header.machine.device_kind == "cuda"),
         restarts_in_process=not in_process_restart_obstacle(engines, zero_stage=zero_stage),
+        loading_ranks=loading_ranks(spec.emit, devices_per_node=pool.devices_per_node),
     )
 
 
