@@ -13,6 +13,7 @@ from tests.rows import each_row
 from tuner.api import refuse_unpriced, wanted_sizes
 from tuner.engines.capabilities import TARGETS
 from tuner.errors import SpecError
+from tuner.goals.train_plan import refuse_unlaunchable
 from tuner.spec.read import read_spec
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +69,19 @@ def test_a_model_that_one_target_lacks_is_refused_with_those_that_can(tmp_path: 
     spec = read_spec(_spec(tmp_path, model=config))
     with pytest.raises(SpecError, match=r"reference cannot build .*targets that can: megatron-lm"):
         refuse_unpriced(spec)
+
+
+def test_a_model_that_is_not_planned_is_refused_with_the_reason(tmp_path: Path) -> None:
+    for name, reason in (
+        ("deepseek-v3.2", "attention over all pairs"),
+        ("glm-5", "attention over all pairs"),
+        ("gpt-oss-20b", "no fused kernel"),
+    ):
+        config = ROOT / f"examples/models/{name}/config.json"
+        spec = read_spec(_spec(tmp_path, model=config, target="transformers-peft"))
+        with pytest.raises(SpecError, match=f"is not planned for .*: .*{reason}.*; targets") as one:
+            refuse_unlaunchable(spec)
+        assert "cannot build" not in str(one.value)
 
 
 def test_absurd_counts_are_refused_at_once(tmp_path: Path) -> None:

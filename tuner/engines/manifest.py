@@ -47,6 +47,7 @@ PRECISIONS: Final = frozenset(one.value for one in Precision)
 _FORBID: Final = frozenset(
     {
         "unsupported",
+        "unsupported_reasons",
         "restrictions",
         "chunks_need_modules",
         "delayed_scaling_excludes",
@@ -251,6 +252,8 @@ class Capabilities:
     """Biases are everywhere or nowhere, except those of queries, keys and values, and experts with
     biases are not split."""
     unsupported: frozenset[ModelFeature] = frozenset()
+    unsupported_reasons: frozenset[tuple[ModelFeature, str]] = frozenset()
+    """Why, of features that the target may have, but that are not planned for it."""
     restrictions: frozenset[Restriction] = frozenset()
     """Narrower limits for models with a feature."""
     parts: tuple["Capabilities", ...] = ()

@@ -418,8 +418,10 @@ def refuse_unlaunchable(spec: Spec) -> None:
     for target in capabilities.parts or (capabilities,):
         lacking = sorted(features(spec.model) & target.unsupported)
         if lacking:
+            reason = dict(target.unsupported_reasons).get(lacking[0])
             raise SpecError(
-                f"emit: {target.names[0]} cannot build {lacking[0]} ({spec.model.architecture}); "
+                f"emit: {target.names[0]} {'is not planned for' if reason else 'cannot build'}"
+                f" {lacking[0]} ({spec.model.architecture}){f': {reason}' if reason else ''}; "
                 f"{_able(spec)}"
             )
         _refuse_adapters(spec, target)

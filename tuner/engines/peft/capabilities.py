@@ -27,6 +27,7 @@ and without latent experts, gpt-oss. What is not planned:
   parameters instead of 93,696), and which fail in the forward pass.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -37,6 +38,19 @@ from tuner.engines.registry import Target
 from tuner.engines.saved_bytes import SavedBytes
 from tuner.spec.features import DEEPSEEK_V4, LONGCAT, ModelFeature
 from tuner.spec.tune import Adapters
+
+NOT_PLANNED: Final[Mapping[ModelFeature, str]] = {
+    **dict.fromkeys(
+        (*DEEPSEEK_V4, ModelFeature.CHUNKED_ATTENTION),
+        "memory and kernels of its layers in Transformers are not modelled",
+    ),
+    **dict.fromkeys(LONGCAT, "adapters of zero-computation experts fail in the forward pass"),
+    ModelFeature.SPARSE_ATTENTION: (
+        "Transformers computes attention over all pairs and masks it, which is not priced"
+    ),
+    ModelFeature.SINKS: "Transformers has no fused kernel for its attention, which is not priced",
+}
+"""Features of models, and why they are not planned."""
 
 PEFT_0_21: Final = Capabilities(
     names=("transformers-peft",),
@@ -74,22 +88,17 @@ PEFT_0_21: Final = Capabilities(
     mtp=False,
     restrictions=WITHOUT_OUT_PROJ,
     networks_become_experts=NETWORKS_BECOME_EXPERTS,
-    # Of these it is not counted what eager layers keep and launch.
-    unsupported=frozenset(
-        {
-            *DEEPSEEK_V4,
-            *LONGCAT,
-            ModelFeature.SPARSE_ATTENTION,
-            ModelFeature.SINKS,
-            ModelFeature.CHUNKED_ATTENTION,
-        }
-    ),
+    unsupported=frozenset(NOT_PLANNED),
+    unsupported_reasons=frozenset(NOT_PLANNED.items()),
 )
+
+_NEED_KERNELS: Final = frozenset({ModelFeature.MAMBA2, ModelFeature.GATED_DELTA, ModelFeature.KDA})
 
 ON_PROCESSORS: Final = replace(
     PEFT_0_21,
-    unsupported=PEFT_0_21.unsupported
-    | {ModelFeature.MAMBA2, ModelFeature.GATED_DELTA, ModelFeature.KDA},
+    unsupported=PEFT_0_21.unsupported | _NEED_KERNELS,
+    unsupported_reasons=PEFT_0_21.unsupported_reasons
+    | {(feature, "its kernels need a GPU") for feature in _NEED_KERNELS},
 )
 
 

@@ -26,8 +26,10 @@ def broken(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterat
 
 def _architecture(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
     model_features = features(model)
+    reasons = dict(target.unsupported_reasons)
     for feature in sorted(model_features & target.unsupported):
-        yield f"no arguments are written for {feature} ({model.architecture})"
+        reason = f": {reasons[feature]}" if feature in reasons else ""
+        yield f"no arguments are written for {feature} ({model.architecture}){reason}"
     if target.one_bias_switch_is_needed:
         yield from _biases(model, model_features, decision)
     if decision.mtp_num_layers and not target.mtp:
