@@ -88,8 +88,8 @@ class CheckpointSchedule:
             kept = f"{most} for {KEPT} and the one that is written"
         elif self.retain_steps is not None:
             kept = (
-                f"{format_bytes(2 * self.size_bytes)} for the newest and the one that is written;"
-                f" that of every {self.retain_steps:,} steps stays, too"
+                f"{format_bytes(3 * self.size_bytes)} for the newest, the one that is written and"
+                f" that of every {self.retain_steps:,} steps, which stays"
             )
         return (
             f"Checkpoint every {self.steps:,} steps ({format_s(self.interval_s)}), {how};"

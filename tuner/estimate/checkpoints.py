@@ -8,6 +8,7 @@ the spec asks for it (`levels`). A folder or switch without which an interval ha
 with it, saving in the background only where the releases can that the spec names.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -132,7 +133,8 @@ def _room(launch: LaunchSettings, run: RunForecast) -> CheckpointRoom:
     """Count checkpoints with those that the launch keeps, and with the fewest that it can."""
     interval = launch.save_interval
     assert interval is not None
-    saved = None if run.steps is None else max(1, run.steps // interval)
+    # All of these engines save at the end of a run, too.
+    saved = None if run.steps is None else math.ceil(run.steps / interval)
 
     def most(newest: int, retain: int | None) -> int | None:
         if saved is None or run.steps is None:

@@ -143,7 +143,10 @@ def test_every_script_says_how_often_and_how_large() -> None:
         removes = target in ("megatron-bridge", "torchtitan", "deepspeed")
         assert ("10.0 GiB each, 30.0 GiB for 2 and the one that is written." in script) == removes
         retains = target.startswith("megatron-lm")
-        newest = "20.0 GiB for the newest and the one that is written; that of every 120,000 steps"
+        newest = (
+            "30.0 GiB for the newest, the one that is written and that of every 120,000 steps,"
+            " which stays."
+        )
         assert (newest in script) == retains
         assert "all of them are kept" not in script
         # DeepSpeed has no rule for it: the program does, and the README tells its author.
@@ -583,6 +586,17 @@ def test_megatron_restarts_in_its_processes_where_the_plan_counts_on_it() -> Non
                 assert {line.split()[0] for line in flags} <= set(FLAGS["releases"][release])
             assert 'export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}"' in script
             assert "needs the package\n# nvidia-resiliency-ext" in script
+        # Plans of before the choice have no record of it, and restart so where that was stated.
+        for stated_s in (None, 20.0):
+            made = saving(target)
+            reliability = made.plan.goal.reliability
+            assert reliability is not None
+            stated = reliability.model_copy(update={"in_process_restart": stated_s})
+            goal = made.plan.goal.model_copy(update={"reliability": stated})
+            older = made.model_copy(update={"plan": made.plan.model_copy(update={"goal": goal})})
+            with failures.of(target, "older", stated_s):
+                text = emitted(older, "megatron_args.txt")
+                assert ("--inprocess-restart" in text) == (stated_s is not None)
         # Groups of Megatron-FSDP outlive a restart.
         sharded = restarting(target, restart_s=30.0, zero_stage=2)
         without = (emitted(sharded, "megatron_args.txt"), emitted(saving(target), "run.sh"))

@@ -110,6 +110,9 @@ def test_it_says_how_much_room_checkpoints_take(
     rows = (
         ("", 10_000, 100, "--save-retain-interval 5100", 3),
         ("", 300, 3, "", None),
+        # The end of a run is saved, too: of 250 steps the first 100, 200 and 250.
+        ("", 250, 3, "", None),
+        ("", 50, 1, "", None),
         ("", None, None, "--save-retain-interval 100000", None),
         ("--save-retain-interval 2000", 10_000, 7, "", None),
         ("--save-retain-interval 2000", None, None, "", None),

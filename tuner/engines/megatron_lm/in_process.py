@@ -56,17 +56,20 @@ export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-error}"
 
 
 def restarts_in_process(verified: VerifiedPlan, shape: LaunchShape) -> bool:
-    """Whether a plan chose it and Megatron-LM can."""
-    run = verified.predicted.run
-    return (
-        run is not None
-        and run.checkpoint_interval_steps is not None
-        and run.process_restart is not None
-        and run.process_restart.decision == "in_process"
-        and not in_process_restart_obstacle(
-            intersection(("megatron-lm",), device_kind=shape.device_kind),
-            zero_stage=verified.decision.zero_stage,
-        )
+    """Whether a plan chose it and Megatron-LM can.
+
+    Plans of before the choice have no record of it: such a restart was stated, or not.
+    """
+    run, stated = verified.predicted.run, verified.plan.goal.reliability
+    if run is None or run.checkpoint_interval_steps is None:
+        return False
+    if run.process_restart is not None:
+        is_chosen = run.process_restart.decision == "in_process"
+    else:
+        is_chosen = stated is not None and stated.in_process_restart is not None
+    return is_chosen and not in_process_restart_obstacle(
+        intersection(("megatron-lm",), device_kind=shape.device_kind),
+        zero_stage=verified.decision.zero_stage,
     )
 
 
