@@ -9,6 +9,7 @@ from tuner.engines.capabilities import (
     background_checkpoint_obstacle,
     in_process_restart_obstacle,
     intersection,
+    loading_ranks,
     programs,
 )
 from tuner.faults.failure_rates import exponential_test, observed_rates
@@ -252,7 +253,10 @@ def _measured_loads(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[str
     if spec.goal.reliability is None:
         return
     for pool in spec.cluster.pools:
-        rate = load_bytes_per_s(measured[pool.name]) if pool.name in measured else None
+        ranks = loading_ranks(spec.emit, devices_per_node=pool.devices_per_node)
+        if pool.name not in measured or not ranks:
+            continue
+        rate = load_bytes_per_s(measured[pool.name], ranks=ranks)
         if rate is not None:
             yield (
                 f"a machine of pool {pool.name!r} loads {format_bytes_per_s(rate)} of a checkpoint"

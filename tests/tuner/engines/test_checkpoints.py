@@ -12,6 +12,7 @@ from tests.rows import Failures
 from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.engines.capabilities import TARGETS, intersection
 from tuner.engines.checkpoints import checkpoint_schedule, keeps_checkpoints
+from tuner.engines.launchers.restart_loop import restart_loop
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.writers import emit, emit_all
@@ -603,3 +604,12 @@ def test_megatron_restarts_in_its_processes_where_the_plan_counts_on_it() -> Non
         with failures.of(target, "none"):
             assert not any(name in text for text in without for name in ("inprocess", "NVLS"))
     failures.check()
+
+
+def test_a_loop_that_saves_at_the_end_is_told_of_no_schedule() -> None:
+    made = saving("transformers-peft")
+    text = emitted(made, "README.txt")
+    assert "The forecast saves every 120 steps. The loop saves at the end alone" in text
+    assert "Checkpoint every" not in text
+    assert restart_loop(made, program="transformers-peft") is None
+    assert restart_loop(saving("megatron-lm"), program="megatron-lm") is not None

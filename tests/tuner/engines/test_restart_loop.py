@@ -7,6 +7,7 @@ import re
 import shutil
 import struct
 import subprocess
+import tempfile
 import termios
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -363,6 +364,52 @@ def test_a_spare_takes_a_line_of_its_own_pool(lab: Lab) -> None:
     words = " ".join(f"{name}={kind}" for name, kind in renewed.items())
     ended = lab.run(job, ["0"], allocation="n7 n8 n4", TEST_KINDS=words)
     assert ended.starts == ["n8 n7"]
+
+
+def test_a_spare_of_another_rack_is_of_its_pool() -> None:
+    loop = restart_loop.restart_loop(
+        reliable(hosts=("n1", "n2"), pools=2, spare_nodes=2),
+        program=PROGRAM,
+        line_pools=("new", "new", "old", "old"),
+    )
+    assert loop is not None
+    text = restart_loop.body(
+        loop, program=PROGRAM, has_hosts=True, is_named=False, device_kind="cuda"
+    )
+    begin, end = text.index("# The pool of each line"), text.index("# Whether a node runs a task")
+    # Both pools have the same devices; the last planned node answers at the second question only.
+    script = f"""
+set -uo pipefail
+HOSTS=(n1 n2 o1 o2) HOSTFILE=hosts.txt
+say() {{ echo "$*" >&2; }}
+has() {{ [[ " ${{*:2}} " == *" $1 "* ]]; }}
+scontrol() {{
+  local features
+  case "$4" in
+    n1) features=h100,rack1 ;; n2) features=h100,rack2 ;; n3) features=rack3,h100 ;;
+    o1) features=a100,rack1 ;; o2) features=a100,rack4 ;; o3) features=a100,rack5 ;;
+    x) features=rack1 ;; *) return 1 ;;
+  esac
+  [[ "$4" != o2 || -e known ]] || return 1
+  echo "NodeName=$4 CPUTot=1 ActiveFeatures=$features Gres=gpu:8 NodeAddr=at-$4"
+}}
+{text[begin:end]}
+for node in n3 o3 x unknown; do
+  for line in 0 1 2 3; do
+    if fits "$node" "$line"; then echo "$node takes $line"; fi
+    : > known
+  done
+done
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        ended = subprocess.run(
+            ["bash", "-c", script], cwd=folder, capture_output=True, text=True, check=True
+        )
+    assert ended.stdout.splitlines() == [
+        *(f"n3 takes {line}" for line in (0, 1)),
+        *(f"o3 takes {line}" for line in (2, 3)),
+    ]
+    assert ended.stderr.splitlines() == ["Slurm knows no node o2 of hosts.txt"]
 
 
 def test_progress_is_a_restart_and_the_shortest_interval() -> None:

@@ -4,9 +4,9 @@
                  (`spare_nodes`); unused nodes of the pool come through the queue
     lines        the N nodes in the order of ranks; a spare takes the line of a failed node, so that
                  the others keep their ranks. Where nodes are of several pools, it is one that Slurm
-                 describes (processors, devices, features) as the node that the line began with, and
-                 as no line of another pool: a plan knows no names of spares, and the nodes of a
-                 requeued job are others
+                 describes as those of the line's pool and of no other one (processors, devices, and
+                 the features that all of the pool's nodes in the plan have): a plan knows no names
+                 of spares, and the nodes of a requeued job are others
     progress     a start that lasted as long as restarting, training to a checkpoint and writing it,
                  and longer than a hang, where CHECKPOINTS names a folder that keeps it
 
@@ -133,7 +133,7 @@ def restart_loop(
     able = intersection((program,))
     if stated is None or run is None or schedule is None:
         return None
-    if able.checkpoints_need_tokens and run.steps is None:
+    if not able.saves_during_run or (able.checkpoints_need_tokens and run.steps is None):
         return None
     interval_s, write_s = schedule.interval_s, run.checkpoint_write_s or 0.0
     if schedule.host_steps is not None:
@@ -245,26 +245,54 @@ _FITTING_POOL: Final = """\
 _FITS_POOL: Final = """\
 
 # The pool of each line, and the nodes that the plan put there.
-POOLS=({pools}) PLANNED=("${{HOSTS[@]}}") KINDS=()
+POOLS=({pools}) PLANNED=("${{HOSTS[@]}}") KINDS=() FEATURES=()
 
-# What Slurm says of a node that tells its pool; nothing of one that it does not know.
+# What Slurm says of a node's processors and devices, and its features; nothing of an unknown node.
 kind() {{
-  scontrol show node -o "$1" | grep -oE ' (CPUTot|ActiveFeatures|Gres)=[^ ]*' | tr -d '\n'
+  scontrol show node -o "$1" | grep -oE ' (CPUTot|Gres)=[^ ]*' | tr -d '\n'
+}}
+features() {{
+  scontrol show node -o "$1" | sed -nE 's/.* ActiveFeatures=([^ ]*).*/\\1/p' | tr ',' ' '
 }}
 
-# Whether a node may take a line: Slurm describes it as that line's, and as none of another pool.
-fits() {{
-  local index own
-  if ((!${{#KINDS[@]}})); then
-    for index in "${{!PLANNED[@]}}"; do
-      KINDS+=("$(kind "${{PLANNED[index]}}" || true)")
-      [[ -n "${{KINDS[index]}}" ]] || say "Slurm knows no node ${{PLANNED[index]}} of $HOSTFILE"
-    done
-  fi
-  own="$(kind "$1")" || return 1
-  [[ "$own" == "${{KINDS[$2]}}" ]] || return 1
+# Ask for the planned nodes, again for those of which nothing is known.
+learn() {{
+  local index
+  for index in "${{!PLANNED[@]}}"; do
+    [[ -z "${{KINDS[index]:-}}" ]] || continue
+    KINDS[index]="$(kind "${{PLANNED[index]}}" || true)"
+    FEATURES[index]="$(features "${{PLANNED[index]}}" || true)"
+    [[ -n "${{KINDS[index]}}" ]] || say "Slurm knows no node ${{PLANNED[index]}} of $HOSTFILE"
+  done
+}}
+
+# Whether a node is of a pool: as many processors and devices, and the features that all have there.
+is_of() {{
+  local pool="$1" own="$2" index feature alike='' count=0 shared=()
+  local -A seen=()
   for index in "${{!KINDS[@]}}"; do
-    [[ "${{KINDS[index]}}" != "$own" || "${{POOLS[index]}}" == "${{POOLS[$2]}}" ]] || return 1
+    [[ "${{POOLS[index]}}" == "$pool" && -n "${{KINDS[index]}}" ]] || continue
+    [[ "${{KINDS[index]}}" != "$own" ]] || alike=1
+    count=$((count + 1))
+    for feature in ${{FEATURES[index]}}; do seen[$feature]=$((${{seen[$feature]:-0}} + 1)); done
+  done
+  [[ -n "$alike" ]] || return 1
+  for feature in "${{!seen[@]}}"; do
+    [[ "${{seen[$feature]}}" != "$count" ]] || shared+=("$feature")
+  done
+  for feature in ${{shared[@]+"${{shared[@]}}"}}; do
+    has "$feature" "$3" || return 1
+  done
+}}
+
+# Whether a node may take a line: it is of that line's pool, and of no other one.
+fits() {{
+  local own own_features pool
+  learn
+  own="$(kind "$1")" && own_features="$(features "$1")" || return 1
+  is_of "${{POOLS[$2]}}" "$own" "$own_features" || return 1
+  for pool in "${{POOLS[@]}}"; do
+    [[ "$pool" == "${{POOLS[$2]}}" ]] || ! is_of "$pool" "$own" "$own_features" || return 1
   done
 }}
 """

@@ -73,6 +73,7 @@ PEFT_0_21: Final = Capabilities(
     recompute_num_layers=False,
     recompute_per_stage=False,
     largest_chunks=1,
+    saves_during_run=False,
     schedules=frozenset({"1f1b"}),
     pipeline=False,
     virtual_pipeline=False,

@@ -7,7 +7,7 @@ from typing import Any, Final
 from profilers.steps.config import Recompute
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
-from tuner.engines.checkpoints import checkpoint_schedule
+from tuner.engines.checkpoints import CheckpointSchedule, checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.shape import launch_shape
 from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
@@ -38,7 +38,8 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the settings of the loop, and a script that starts it."""
     plan, decision = verified.plan, verified.decision
     said = (
-        *statement(verified, schedule=checkpoint_schedule(verified)),
+        *statement(verified),
+        *_checkpoints(checkpoint_schedule(verified)),
         *assumptions("transformers-peft", plan.model, plan.goal, decision),
         "",
         *_YOURS,
@@ -63,6 +64,16 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
             + _START,
             executable=True,
         ),
+    )
+
+
+def _checkpoints(schedule: CheckpointSchedule | None) -> tuple[str, ...]:
+    """Say what the loop lacks of a plan's checkpoints."""
+    if schedule is None:
+        return ()
+    return (
+        f"The forecast saves every {schedule.steps:,} steps. The loop saves at the end alone, so",
+        "that a failure costs all steps before it.",
     )
 
 
