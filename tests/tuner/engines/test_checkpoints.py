@@ -607,7 +607,10 @@ def test_megatron_restarts_in_its_processes_where_the_plan_counts_on_it() -> Non
 
 
 def test_a_loop_that_saves_at_the_end_is_told_of_no_schedule() -> None:
-    made = saving("transformers-peft")
+    made = saving("transformers-peft", zero_stage=3)
+    alone = made.decision.model_copy(update={"expert_model_parallel_size": 1})
+    plan = made.plan.model_copy(update={"decision": alone})
+    made = made.model_copy(update={"plan": plan, "decision": alone})
     text = emitted(made, "README.txt")
     assert "The forecast saves every 120 steps. The loop saves at the end alone" in text
     assert "Checkpoint every" not in text
