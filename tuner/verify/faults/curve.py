@@ -5,7 +5,7 @@ in another order, and training amplifies the difference: of the step of
 tests/benchmarks/checkpoint_faults.py on two ranks against one, with forced routing, losses in fp32
 differ by 3e-8 at first, 8e-8 within 20 steps, 4e-6 within 100 and 1e-2 within 200, in bf16 by 6e-8,
 2e-4 within 20 and 1e-2 within 60: seven percent a step or more. In fp64 they differ by 3e-16 within
-20 and 4e-10 at most within 280 (examples/profiles/epyc-faults). No bound that says something holds for a
+20 and 3e-11 within 280 (examples/profiles/epyc-faults). No bound that says something holds for a
 long run, so that a loss k steps after the first with fewer nodes may differ by a share of
 
     tolerance                                       k <= strict
