@@ -112,6 +112,13 @@ def load(options: argparse.Namespace, settings: dict[str, Any], device: torch.de
         config = AutoConfig.from_pretrained(options.model)
         with device:
             return AutoModelForCausalLM.from_config(config, dtype=HALF)
+    stored = getattr(AutoConfig.from_pretrained(options.model), "quantization_config", None)
+    method = stored and (stored if isinstance(stored, dict) else vars(stored))["quant_method"]
+    if method and not (extra and method == "bitsandbytes"):
+        raise SystemExit(
+            f"{options.model}: holds weights of {method}, and the plan has those of bf16, or of 4"
+            " bits made from them: convert the checkpoint to bf16 first"
+        )
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=HALF, **extra)
     return model if extra else model.to(device)
 
@@ -202,7 +209,7 @@ def main() -> None:
     options = parse()
     settings = json.loads(options.settings.read_text(encoding="utf-8"))
     device, rank, world = start()
-    require_kernels(settings["kernels"], device)
+    require_kernels(settings.get("kernels", []), device)
     is_sharded = settings["fully_shard"] and world > 1
     model = prepare(options, settings, device, sharded=is_sharded)
     vocabulary = model.config.vocab_size

@@ -17,15 +17,19 @@ library, byte by byte, so that nothing is downloaded.
 import argparse
 import json
 import os
+import re
 import shutil
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import deepspeed
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+
+CHECKPOINT: Final = re.compile(r"step-\d{1,12}")
+"""Name of the folder of one, after its step."""
 
 
 def options() -> argparse.Namespace:
@@ -127,14 +131,27 @@ def resume(engine: Any, folder: Path) -> int:
 
 
 def save(engine: Any, folder: Path, *, step: int, kept: int) -> None:
-    """Save a checkpoint, then remove older ones; DeepSpeed writes the name of the newest last."""
-    engine.save_checkpoint(str(folder), tag=f"step-{step}", client_state={"step": step})
+    """Save a checkpoint, then name it as the newest, then remove older ones.
+
+    DeepSpeed's own `latest` is written while other ranks may still save.
+    """
+    engine.save_checkpoint(
+        str(folder), tag=f"step-{step}", client_state={"step": step}, save_latest=False
+    )
     deepspeed.comm.barrier()
     if engine.global_rank == 0:
-        found = {int(one.name.removeprefix("step-")): one for one in folder.glob("step-*")}
-        # What a failure left unfinished is newer than the last that was loaded, and of its steps.
-        for older in sorted(number for number in found if number <= step)[:-kept]:
-            shutil.rmtree(found[older])
+        newest = folder / "latest.tmp"
+        newest.write_text(f"step-{step}", encoding="utf-8")
+        newest.replace(folder / "latest")
+        remove_old(folder, step=step, kept=kept)
+
+
+def remove_old(folder: Path, *, step: int, kept: int) -> None:
+    """Keep the newest finished checkpoints; folders of other names are left alone."""
+    found = {int(one.name[5:]): one for one in folder.iterdir() if CHECKPOINT.fullmatch(one.name)}
+    # What a failure left unfinished is newer than the last that was loaded, and of its steps.
+    for older in sorted(number for number in found if number <= step)[:-kept]:
+        shutil.rmtree(found[older])
 
 
 def train(chosen: argparse.Namespace, model: torch.nn.Module) -> None:

@@ -1,9 +1,12 @@
 """How often a plan saves, in the words of each engine."""
 
 import json
+import runpy
+import sys
 import tomllib
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -342,6 +345,49 @@ def test_a_winner_whose_checkpoints_the_other_layout_cannot_restore_is_not_told_
         schedule = checkpoint_schedule(verified)
         assert schedule is not None
         assert bool(schedule.other_layout) is keeps, (target, changes)
+
+
+def test_the_program_of_deepspeed_names_a_checkpoint_when_all_ranks_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    class Engine:
+        """Saves like DeepSpeed's, in one process."""
+
+        global_rank = 0
+
+        def save_checkpoint(self, folder: str, *, tag: str, save_latest: bool, **_: Any) -> None:
+            assert not save_latest
+            order.append(f"saved {tag}, latest is {latest()}")
+            (Path(folder) / tag).mkdir()
+
+    def latest() -> str:
+        file = tmp_path / "latest"
+        return file.read_text() if file.exists() else "none"
+
+    def barrier() -> None:
+        order.append(f"all ranks are done, latest is {latest()}")
+
+    fake = SimpleNamespace(comm=SimpleNamespace(barrier=barrier))
+    names = SimpleNamespace(AutoConfig=None, AutoModelForCausalLM=None)
+    monkeypatch.setitem(sys.modules, "deepspeed", fake)
+    monkeypatch.setitem(sys.modules, "transformers", names)
+    program = runpy.run_path(str(EXAMPLES / "engines" / "deepspeed" / "train.py"))
+    for name in ("step-5", "step-10_universal", "step-99", "notes"):
+        (tmp_path / name).mkdir()
+    for step in (10, 20):
+        program["save"](Engine(), tmp_path, step=step, kept=2)
+    assert order == [
+        "saved step-10, latest is none",
+        "all ranks are done, latest is none",
+        "saved step-20, latest is step-10",
+        "all ranks are done, latest is step-10",
+    ]
+    assert latest() == "step-20"
+    # What is newer is of a run that failed, and other names are not the program's.
+    left = {one.name for one in tmp_path.iterdir()}
+    assert left == {"step-10", "step-20", "step-99", "step-10_universal", "notes", "latest"}
 
 
 def test_deepspeed_tells_the_program_when_to_save(tmp_path: Path) -> None:

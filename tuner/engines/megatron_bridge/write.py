@@ -180,7 +180,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
         *cautions(plan.model, decision),
         *assumptions("megatron-bridge", plan.model, plan.goal, decision),
         f"Recipe: {recipe}." if named else "Recipe: none fits in this release; name a near one.",
-        *_recipe_notes(plan.goal, recipe),
+        *_recipe_notes(plan.goal, recipe, named=named),
         *(NOTES if is_local else ()),
         "",
         *_YOURS,
@@ -229,14 +229,17 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     )
 
 
-def _recipe_notes(goal: TrainGoal, recipe: str) -> Iterator[str]:
+def _recipe_notes(goal: TrainGoal, recipe: str, *, named: bool) -> Iterator[str]:
     """Say what the recipe of adapters brings, or that there is none."""
     if goal.adapters is None:
         return
-    if recipe.endswith(_PRETRAINING):
+    if not named:
+        yield "It has no recipe of adapters, so name one of pretraining, to which they are added."
+    elif recipe.endswith(_PRETRAINING):
         yield "This release has no recipe of adapters for the model, so it is one of pretraining."
     else:
         yield "Its data are SQuAD of the Hub; samples are packed or padded to the sequence length."
+        yield "Another recipe must be one of adapters, too."
 
 
 def _checkpoints(
