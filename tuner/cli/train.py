@@ -30,8 +30,7 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[Plan, Callable[..., str]]":
     from profilers.affinity import usable_cores
     from tuner.cli.plan_text import plan_text
     from tuner.cli.progress import planning_progress
-    from tuner.goals.train_folder import write_plan
-    from tuner.goals.train_plan import plan_training
+    from tuner.goals.train_plan import plan_training, write_planned
 
     with planning_progress(limit_s=options.time_limit_s) as watch:
         made = plan_training(
@@ -44,15 +43,7 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[Plan, Callable[..., str]]":
             processes=len(usable_cores()),
             watch=watch,
         )
-    written = write_plan(
-        options.out,
-        made.plan,
-        spec=made.spec,
-        profiles=made.profiles,
-        fewer=made.fewer,
-        spec_yaml=made.spec_yaml,
-    )
-    return written, plan_text
+    return write_planned(options.out, made), plan_text
 
 
 def estimate(spec: Path, options: EstimateOptions) -> None:

@@ -26,18 +26,13 @@ def node_bytes_per_s(profile: Profile, *, kind: Literal["write", "read"]) -> flo
     return slowest.num_bytes / slowest.seconds * machine.world / machine.nodes
 
 
-def load_bytes_per_s(profile: Profile, *, ranks: float | None = None) -> float | None:
+def load_bytes_per_s(profile: Profile, *, ranks: int) -> float | None:
     """Bytes per second of checkpoint that so many ranks of one node load; None: not measured.
 
-    Every rank loads its own share, by a thread of its own. `ranks`: by default as many as were
-    measured.
+    Every rank loads its own share, by a thread of its own.
     """
-    machine = profile.header.machine
     slowest = _slowest(profile, "checkpoint_load", kind="distributed")
-    if slowest is None:
-        return None
-    of_node = machine.world / machine.nodes if ranks is None else ranks
-    return slowest.num_bytes / slowest.seconds * of_node
+    return None if slowest is None else slowest.num_bytes / slowest.seconds * ranks
 
 
 def sent_bytes_per_s(profile: Profile) -> float | None:

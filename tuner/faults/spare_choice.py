@@ -12,14 +12,13 @@ on with fewer nodes. Only waiting depends on S where it does not, by a factor 1 
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from profilers.records import Record, Seconds
 from tuner.faults.run_shares import Ratio, Whole
-
-Objective = Literal["goodput", "cost"]
+from tuner.spec.goal import Objective
 
 CLOSE_RATIO: Final = 1e-3
 """Of the best goodput; of numbers that are this close, the one with the fewest nodes is chosen."""

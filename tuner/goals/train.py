@@ -17,8 +17,8 @@ from tuner.goals.goal import (
 )
 from tuner.goals.plan_ratios import train_ratio_band
 from tuner.goals.stored_figures import train_figures
-from tuner.goals.train_folder import read_plan, write_plan
-from tuner.goals.train_plan import plan_training
+from tuner.goals.train_folder import read_plan
+from tuner.goals.train_plan import plan_training, write_planned
 from tuner.goals.wanted_sizes import train_sizes
 from tuner.plans.folder import name_used_profiles
 from tuner.plans.train import Plan
@@ -125,14 +125,7 @@ GOAL: Final = Goal(
     plan_type=Plan,
     explained=ExplainedPlan,
     plan=plan_training,
-    write=lambda folder, made: write_plan(
-        folder,
-        made.plan,
-        spec=made.spec,
-        profiles=made.profiles,
-        fewer=made.fewer,
-        spec_yaml=made.spec_yaml,
-    ),
+    write=write_planned,
     read=read_plan,
     spec=_spec,
     words=short_decision,

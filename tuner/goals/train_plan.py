@@ -159,6 +159,20 @@ def plan_training(
     return replace(planned, plan=made, profiles={pool.name: profile_path})
 
 
+def write_planned(folder: AnyPath, made: Planned) -> Plan:
+    """Write what `plan_training` made, as `write_plan` of the plan's folder does."""
+    from tuner.goals.train_folder import write_plan
+
+    return write_plan(
+        folder,
+        made.plan,
+        spec=made.spec,
+        profiles=made.profiles,
+        fewer=made.fewer,
+        spec_yaml=made.spec_yaml,
+    )
+
+
 def measured_profile(
     spec: Spec, profiles: AnyPath | Sequence[AnyPath], *, calibrated: bool
 ) -> "MeasuredProfile | None":

@@ -74,6 +74,7 @@ class Routing(Record):
     phase: Phase = Phase.STEADY
 
 
+Objective = Literal["goodput", "cost"]
 GOODPUT: Final = "goodput"
 ONE_LEVEL: Final = ("shared",)
 TWO_LEVELS: Final = ("host", "shared")
@@ -199,7 +200,7 @@ class Reliability(Record):
     over several pools spares are apportioned by the number of machines (Sainte-Lague's rule: the
     first from the largest pool), and every pool keeps one working machine. `auto`: as many as serve
     `objective` best, of one pool, which may leave machines unused; it needs `repair`."""
-    objective: Literal["goodput", "cost"] = GOODPUT
+    objective: Objective = GOODPUT
     """What `spare_nodes: auto` is chosen for: `goodput`, the most tokens a second of the whole run,
     which are the fewest days; or `cost`, the fewest device hours, spares and waiting included, on
     half of the machines or more."""

@@ -32,7 +32,6 @@ from tuner.faults.run_shares import run_shares
 from tuner.faults.spare_choice import (
     CLOSE_RATIO,
     NodeRatio,
-    Objective,
     SpareChoice,
     best_by_spares,
     choose_numbers,
@@ -44,6 +43,7 @@ from tuner.search.train.fewer_nodes import LEAST_SHARE, fewer_nodes_obstacle, ke
 from tuner.search.train.priced_layouts import Fastest, PricedLayouts
 from tuner.spec.cluster import Pool
 from tuner.spec.files import LARGEST_FILE_BYTES
+from tuner.spec.goal import Objective
 from tuner.spec.node_numbers import NodeNumbers, node_numbers_yaml, with_node_numbers
 from tuner.spec.spec import Spec
 
