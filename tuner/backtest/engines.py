@@ -32,6 +32,7 @@ class SoftwareFamily:
     recompute: str = ""
     """The field of `Strategies` that is on by default."""
     overlaps_gradients: bool = True
+    """Reduces gradients and gathers parameters behind the passes of a micro-batch."""
     overlaps_tensor: frozenset[GemmPrecision] = frozenset()
     """Precisions in which dense models have userbuffers."""
     counts_full_square: bool = True
@@ -65,6 +66,9 @@ profiler is not that of the runs on several nodes."""
 _MEGATRON_LM: Final = SoftwareFamily(
     family="megatron-lm", software=Software.MEGATRON_2025, keeps_quantized=True
 )
+_SIMUMAX: Final = replace(_MEGATRON_LM, overlaps_gradients=False)
+"""Its launch scripts set neither `--overlap-grad-reduce` nor `--overlap-param-gather`
+(MooreThreads/SimuMax, v1.2, simu_tools/megatron_scripts/scripts)."""
 _MEGATRON_2023: Final = SoftwareFamily(
     family="megatron-2023", software=Software.MEGATRON_2025, sequence=2048.0
 )
@@ -88,8 +92,8 @@ _AUTOMODEL: Final = SoftwareFamily(
     gradient_bytes=2.0,
     recompute="recompute_full",
 )
-"""Its benchmarks train bf16 weights with activation checkpointing (NeMo AutoModel,
-examples/benchmark/configs)."""
+"""Its benchmarks train bf16 weights, most with activation checkpointing (NeMo AutoModel,
+examples/llm_benchmark)."""
 _TITAN: Final = SoftwareFamily(
     family="torchtitan",
     software=Software.TORCH_FSDP,
@@ -107,7 +111,7 @@ OF_SOURCE: Final[Mapping[str, SoftwareFamily]] = {
     "vtrain-multi": _MEGATRON_DEEPSPEED,
     "megatron-seqsel-paper": _MEGATRON_2022,
     "megascale-paper": _MEGATRON_2023,
-    "simumax-b200": _MEGATRON_LM,
+    "simumax-b200": _SIMUMAX,
     "megatron-lm": _MEGATRON_LM,
     "mbridge-skills": _BRIDGE,
     "megatron-bridge": _BRIDGE,
@@ -145,6 +149,12 @@ _FIRST_YEAR: Final = 2024
 _PLAIN_ALLOCATOR: Final = ("llama3-8b_h200_202506_trainy-whitefiber",)
 """torchtitan's pages whose printed command starts torchrun itself, not run_train.sh, which is what
 sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
+_KEEPS_ACTIVATIONS: Final = ("gpt-oss", "gpt oss")
+"""Models whose AutoModel benchmark recomputes nothing (`activation_checkpointing` is off, NeMo
+AutoModel, examples/llm_benchmark/gpt_oss)."""
+_LINEAR_LOSS: Final = ("nemotron v3 ultra",)
+"""Models whose AutoModel benchmark computes the loss without writing logits: `loss_fn` is
+FusedLinearCrossEntropy (NeMo AutoModel, examples/llm_benchmark/nemotron)."""
 _RELEASE: Final = re.compile(r"([a-z][a-z0-9-]*?)[-=@: ]?v?(\d+(?:\.\d+){0,3})?")
 
 
@@ -155,6 +165,8 @@ def identify_engine(row: Row) -> tuple[SoftwareFamily, str]:
     engine = named or OF_SOURCE.get(row.source, _UNSTATED)
     if engine is _MEGATRON_2023 and row.text("notes").startswith("MegaScale"):
         engine = _MEGASCALE
+    if engine is _AUTOMODEL and row.text("model").lower().startswith(_KEEPS_ACTIVATIONS):
+        engine = replace(engine, recompute="")
     container = _CONTAINER.search(row.text("notes"))
     if engine is _BRIDGE and not row.text("release") and container:
         return engine, container.group(1)
@@ -179,6 +191,8 @@ def find_memory_family(engine: SoftwareFamily, release: str, row: Row) -> str:
 
     torchtitan without a month or version is priced as its newest release; `states_memory` says so.
     """
+    if engine == _AUTOMODEL and row.text("model").lower().startswith(_LINEAR_LOSS):
+        return f"{engine.family}-linear-loss"
     if engine is not _TITAN:
         return engine.family
     compiled = "-compiled" if "torch.compile" in row.text("notes") else ""

@@ -36,7 +36,6 @@ BEYOND_LAYERS: Final = (
     "data",
     "zero_stage",
     "shard_ranks",
-    "gradient_bytes",
     "overlap_gradients",
     "bucket_parameters",
     "overlap_parameters",

@@ -95,6 +95,7 @@ def build_strategy(
             has_flash_attention=float(engine.has_flash_attention),
             dropout=engine.dropout,
             overlap_gradients=float(engine.overlaps_gradients),
+            overlap_parameters=float(engine.overlaps_gradients),
             overlap_tensor=float(
                 parse_precision(row) in engine.overlaps_tensor
                 and degrees["tensor"] > 1.0

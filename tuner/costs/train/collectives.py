@@ -9,7 +9,8 @@ own NIC (rails), so that
 With V bytes in all and n ranks: all-gather and reduce-scatter take (n - 1)/n V / bus, all-reduce
 twice that (NVIDIA, nccl-tests, "Performance reported by NCCL tests"), each plus a fixed cost, one
 hop per further rank of the domain and one far hop per doubling of the domains (tree). An all-to-all
-sends a share (g - 1)/n inside the domain and (n - g)/n over the rank's own NIC, at the same time.
+sends a share (g - 1)/n inside the domain and (n - g)/n over the rank's own NIC, at the same time,
+and to all ranks of the domain at once, without hops.
 
 Ranks are numbered with the first dimension of the order innermost. Megatron-Core's default is
 tp-cp-ep-dp-pp, from which it makes two grids (megatron/core/parallel_state.py, `RankGenerator`):
@@ -29,7 +30,7 @@ Letters: n ranks of a group, g of them inside one domain, V bytes.
 Not covered: rings that cross an oversubscribed spine more than once, links that differ.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -42,6 +43,9 @@ from tuner.costs.train.shapes import Hardware
 MEGATRON_ORDER: Final = ("tp", "cp", "ep", "dp", "pp")
 """Innermost first."""
 
+ALL_TO_ALL_STARTS: Final = 2.0
+"""Fixed costs of a ring that one of an all-to-all is: 58, 41 and 51 us for 2, 4 and 8 B200 under
+NCCL, where a ring's is 23 us (MooreThreads/SimuMax, v1.2, configs/system/b200_bf16_ceperm)."""
 MERGED: Final = "expert_all_to_all"
 """Name of DeepEP's and HybridEP's all-to-all in a profile's ratios."""
 
@@ -167,11 +171,14 @@ def all_to_all_s(
     A merged all-to-all (DeepEP, HybridEP) sends large messages between domains.
     """
     own = constants
-    up = hardware.scale_up_bytes_per_s * own.scale_up_ratio * own.all_to_all_ratio
-    far = np.where(np.greater(is_merged, 0.0), 1.0, own.far_all_to_all_ratio)
+    is_merged = np.greater(is_merged, 0.0)
+    ratio = np.where(is_merged, own.merged_all_to_all_ratio, own.all_to_all_ratio)
+    up = hardware.scale_up_bytes_per_s * own.scale_up_ratio * ratio
+    far = np.where(is_merged, 1.0, own.far_all_to_all_ratio)
     out = hardware.scale_out_bytes_per_s * own.scale_out_ratio * far
     moved = np.maximum(inside_bytes / up, outside_bytes / out)
-    seconds = moved + latency_s(group, constants)
+    at_once = replace(own, collective_s=ALL_TO_ALL_STARTS * own.collective_s, hop_s=0.0)
+    seconds = moved + latency_s(group, at_once)
     if not isinstance(hardware, MeasuredHardware):
         return seconds
     sent = inside_bytes + outside_bytes
@@ -179,7 +186,7 @@ def all_to_all_s(
     size = sent * group.ranks / np.maximum(group.ranks - 1.0, 1.0)
     plain = _corrected_by_profile("all_to_all", seconds, size, group, hardware)
     merged = _corrected_by_profile(MERGED, seconds, sent, group, hardware)
-    return np.where(np.greater(is_merged, 0.0), merged, plain)
+    return np.where(is_merged, merged, plain)
 
 
 def send_s(sent_bytes: Numbers, group: Group, hardware: Hardware, constants: Constants) -> Numbers:

@@ -109,7 +109,7 @@ class Constants:
     moe_launches: Numbers = 70.0
     """Kernels of one MoE layer's forward pass, without those per expert. [T]"""
     expert_launches: Numbers = 9.0
-    """Per local expert on top. [T]"""
+    """Per local expert on top, where GEMMs are narrower than bf16. [T]"""
     single_step_launches: Numbers = 8.0
     """On top where attention's softmax runs step by step. [M]"""
     backward_launches: Numbers = 2.2
@@ -122,8 +122,11 @@ class Constants:
     """Share of the scale-up bandwidth that a ring reaches. [P] NCCL tests, 8 A100: 227 of 300."""
     scale_out_ratio: Numbers = 0.85
     """Share of the NICs' bandwidth that a ring reaches. [P] NCCL tests between nodes"""
-    all_to_all_ratio: Numbers = 1.0
-    """What an all-to-all reaches of a ring's bandwidth inside a domain. [T]"""
+    all_to_all_ratio: Numbers = 0.89
+    """What NCCL's all-to-all reaches of a ring's bandwidth inside a domain. [P] 8 B200, see
+    `_COLLECTIVE`: 0.60 against 0.67 of the link."""
+    merged_all_to_all_ratio: Numbers = 1.0
+    """What DeepEP's and HybridEP's reaches there. [T]"""
     far_all_to_all_ratio: Numbers = 0.6
     """What a plain one reaches of a ring's bandwidth between domains: many small messages. [T]
     DeepEP and HybridEP reach all of it. [P] DeepEP's README: 43 to 58 of 50 GB/s."""
@@ -194,7 +197,8 @@ FITTED: Final = {
     "full_graph_ratio": Prior(0.01, 0.5, 0.001, 0.3),
     "scale_up_ratio": Prior(0.75, 0.2, 0.2, 1.0),
     "scale_out_ratio": Prior(0.85, 0.3, 0.1, 1.0),
-    "all_to_all_ratio": Prior(1.0, 0.3, 0.1, 1.3),
+    "all_to_all_ratio": Prior(0.89, 0.3, 0.1, 1.3),
+    "merged_all_to_all_ratio": Prior(1.0, 0.3, 0.1, 1.3),
     "far_all_to_all_ratio": Prior(0.6, 0.3, 0.1, 1.2),
     "collective_s": Prior(15e-6, 0.7, 1e-6, 200e-6),
     "hop_s": Prior(3e-6, 0.7, 0.2e-6, 30e-6),
@@ -219,7 +223,7 @@ _MATMUL: Final = {
     Generation.ADA: {GemmPrecision.BF16: 0.80, GemmPrecision.FP8: 0.65},
     Generation.HOPPER: {GemmPrecision.BF16: 0.75, GemmPrecision.FP8: 0.65},
     Generation.BLACKWELL: {
-        GemmPrecision.BF16: 0.60,
+        GemmPrecision.BF16: 0.48,
         GemmPrecision.FP8: 0.60,
         GemmPrecision.MXFP8: 0.60,
         GemmPrecision.NVFP4: 0.45,
@@ -231,7 +235,8 @@ _MATMUL: Final = {
 """Share of the dense datasheet peak. It falls with every generation and with the width of the
 type, since clocks drop under load and the casts around a GEMM do not shrink. [P] A100 and
 H100: cuBLAS figures of FlashAttention-3 (arXiv:2407.08608) and of the Megatron-LM README;
-others [T]."""
+others [T]. [P] B200 in bf16: 0.49 on average of GEMMs of Llama-3 and DeepSeek layers, under the
+power limit (MooreThreads/SimuMax, v1.2, configs/system/b200_bf16_ceperm)."""
 
 _ATTENTION: Final = {
     Generation.AMPERE: 0.45,
@@ -271,6 +276,14 @@ _MEMORY: Final = {
 }
 """Streams reach 0.85 to 0.92 of the datasheet; fused element-wise kernels less, the more so the
 faster the memory, since their inner dimension stays. [T]"""
+
+_COLLECTIVE: Final = {Generation.BLACKWELL: 23e-6}
+"""[P] 8 B200 under NCCL: 23 us, and 9 us per further rank, beside 0.67 of the link's bandwidth for
+all-gathers; reduce-scatters 26 and 8 (MooreThreads/SimuMax, v1.2, configs/system/b200_bf16_ceperm).
+A ring has its steps in flight one after the other, and the faster the link, the more of a message's
+time they are."""
+_HOP: Final = {Generation.BLACKWELL: 9e-6}
+"""See `_COLLECTIVE`."""
 
 _OLDER_ATTENTION: Final = {Generation.HOPPER: 0.65, Generation.BLACKWELL: 0.65}
 """FlashAttention-2, as plain PyTorch used it, over the kernels made for a generation. [P] H100:
@@ -319,6 +332,8 @@ def uncalibrated(
         memory_factor=_MEMORY[generation],
         softmax_width=_SOFTMAX_WIDTH[generation],
         extra_keys=_EXTRA_KEYS.get(generation, FITTED["extra_keys"].default),
+        collective_s=_COLLECTIVE.get(generation, FITTED["collective_s"].default),
+        hop_s=_HOP.get(generation, FITTED["hop_s"].default),
     )
     if software is Software.TORCH_FSDP:
         generic = replace(

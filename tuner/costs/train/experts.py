@@ -25,7 +25,7 @@ from tuner.config.columns import Numbers, Strategies
 from tuner.costs.ops import BF16, trained_experts
 from tuner.costs.train.adapter_blocks import adapter_blocks, expert_adapters
 from tuner.costs.train.adapters import network_matrices
-from tuner.costs.train.collectives import all_gather_s, all_to_all_s
+from tuner.costs.train.collectives import all_gather_s, all_to_all_s, bus_bytes_per_s
 from tuner.costs.train.limited_routing import reached_places
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
@@ -44,7 +44,7 @@ from tuner.costs.train.parts import (
 
 def moe_blocks(setting: BlockInputs) -> tuple[Block, Block]:
     """Norm, router and shared experts; and routed experts, on the most-loaded rank."""
-    m, s, own = setting.model, setting.strategies, setting.constants
+    m, s = setting.model, setting.strategies
     rows = s.tokens * setting.norm_share
     router = gemm(setting, rows, m.router_outputs, m.hidden, dtype=BF16)
     # Scores, top-k, probabilities and maps are some ten passes over fp32 scores. [Megatron-Core]
@@ -53,9 +53,22 @@ def moe_blocks(setting: BlockInputs) -> tuple[Block, Block]:
     routing = Block(forward_s=routing_s, backward_s=routing_s)
     shared = _shared_experts(setting) + _latent_projections(setting) + _zero_experts(setting)
     fixed = router + routing + shared + norm_and_residual(setting, overlapped=False)
-    counted = own.expert_launches * m.experts / s.expert
-    fixed = replace(fixed, launches=own.moe_launches, expert_launches=counted)
+    fixed = replace(fixed, launches=_launches(setting), expert_launches=_expert_launches(setting))
     return fixed, _routed(setting)
+
+
+def _launches(setting: BlockInputs) -> Numbers:
+    """Of a forward pass, without those by expert; latent projections are a network's without it."""
+    latent = np.greater(setting.model.moe_latent, 0.0)
+    return setting.constants.moe_launches + 0.5 * setting.constants.dense_launches * latent
+
+
+def _expert_launches(setting: BlockInputs) -> Numbers:
+    """By local experts. Each quantises its inputs and gradients, a kernel for every GEMM."""
+    machine = setting.hardware
+    is_narrow = np.greater(machine.matmul_flop_per_s, machine.attention_flop_per_s)
+    of_one = setting.constants.expert_launches * np.where(is_narrow, 1.0, 0.5)
+    return of_one * setting.model.experts / setting.strategies.expert
 
 
 def isolated(strategies: Strategies) -> Strategies:
@@ -141,7 +154,9 @@ def _dispatch_combine_s(setting: BlockInputs, *, sent: Numbers) -> Numbers:
     """Dispatch and combine of one pass, with the all-gather over expert-tensor ranks between.
 
     Plain all-to-all sends every copy; DeepEP and HybridEP send a token once per rank of its own
-    domain and once per other domain, where it is forwarded.
+    domain and once per other domain, where it is forwarded. HybridEP gathers all ranks' maps of
+    tokens to experts first, a byte each, and reads them (deepseek-ai/DeepEP, branch hybrid-ep,
+    executor, `allgather_routing_map`); once for both passes.
     """
     m, s, own, machine = setting.model, setting.strategies, setting.constants, setting.hardware
     group = setting.groups.expert
@@ -164,4 +179,9 @@ def _dispatch_combine_s(setting: BlockInputs, *, sent: Numbers) -> Numbers:
     )
     gathered = sent * s.expert_tensor * row_bytes
     gather_s = all_gather_s(gathered, setting.groups.expert_tensor, machine, own)
-    return 2.0 * (once_s + np.where(s.expert_tensor > 1.0, gather_s, 0.0))
+    maps_s: Numbers = 0.0
+    if is_any(s.is_hybridep):
+        map_bytes = s.is_hybridep * tokens * m.experts * ranks
+        gathered_s = map_bytes / bus_bytes_per_s(group, machine, own)
+        maps_s = gathered_s + setting.memory_bound_s(map_bytes)
+    return 2.0 * (once_s + np.where(s.expert_tensor > 1.0, gather_s, 0.0)) + 0.5 * maps_s

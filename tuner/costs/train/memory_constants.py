@@ -147,6 +147,12 @@ OF_SOFTWARE: Final[Mapping[Software, MemoryConstants]] = {
 }
 """By generation of software."""
 
+_AUTOMODEL: Final = replace(
+    _EAGER_LOSS, logit_bytes=6.0, split_logit_bytes=2.0, master_bytes=2.0, moments_bytes=4.0
+)
+"""bf16 parameters and moments under torch.optim.Adam, loss in bf16 (NeMo AutoModel,
+examples/llm_benchmark)."""
+
 OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
     # bf16 parameters and moments under torch.optim.AdamW. Its allocator is the usual one, without
     # expandable segments; no communicator on one device (tests/benchmarks/lora_trials.py).
@@ -164,15 +170,8 @@ OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
     "torchtitan-2025-compiled-segments": replace(
         _TITAN_2025, last_gemm_ratio=0.0, unused_ratio=IN_SEGMENTS_RATIO
     ),
-    # bf16 parameters and moments under torch.optim.Adam, loss in bf16
-    # (examples/benchmark/configs/*.yaml).
-    "automodel": replace(
-        _EAGER_LOSS,
-        logit_bytes=6.0,
-        split_logit_bytes=2.0,
-        master_bytes=2.0,
-        moments_bytes=4.0,
-    ),
+    "automodel": _AUTOMODEL,
+    "automodel-linear-loss": replace(_AUTOMODEL, logit_bytes=0.0, split_logit_bytes=0.0),
 }
 """By family of software where that says more than its generation."""
 

@@ -6,7 +6,7 @@ model, the machine, the constants, and of a strategy on
     sequence, micro_batch, tensor, context, expert, expert_tensor, sequence_parallel, element_bytes,
     every recompute_* field, chunks, has_flash_attention, dropout, a2a_overlap, is_deepep,
     is_hybridep, overlap_tensor, partial_graph, full_graph, fused_grouped_mlp,
-    expert_imbalance
+    expert_imbalance, gradient_bytes
 
 but not on pipeline, virtual_pipeline, data, num_microbatches, zero_stage or the layout. (Groups of
 tensor, context and expert parallelism lie inside those of data and pipeline parallelism in
