@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.columns import Numbers
-from tuner.costs.train.collectives import Group
+from tuner.costs.train.collectives import ALL_TO_ALL_STARTS, Group
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.shapes import Grid, Hardware
 
@@ -115,16 +115,15 @@ def two_levels(group: Group, *, hardware: Hardware, constants: Constants) -> Lev
     domains = group.ranks / group.inside
     far_s_per_byte = (domains - 1.0) / domains / out
     near_s_per_byte = (group.inside - 1.0) / group.ranks / up
-    hops = constants.hop_s * (group.inside - 1.0)
     far_hops = constants.far_hop_s * np.log2(np.maximum(domains, 1.0))
-    start = constants.collective_s
+    start = ALL_TO_ALL_STARTS * constants.collective_s
     inter = Hop(latency_s=start + far_hops, s_per_byte=far_s_per_byte)
-    intra = Hop(latency_s=start + hops, s_per_byte=(group.inside - 1.0) / group.inside / up)
+    intra = Hop(latency_s=start, s_per_byte=(group.inside - 1.0) / group.inside / up)
     return Levels(
         groups=(domains,),
         ranks=group.ranks,
         plain=Hop(
-            latency_s=start + hops + far_hops,
+            latency_s=start + far_hops,
             s_per_byte=np.maximum(far_s_per_byte, near_s_per_byte),
         ),
         inter=(inter,),

@@ -137,6 +137,12 @@ def latency_s(group: Group, constants: Constants) -> Numbers:
     return np.where(group.ranks > 1.0, constants.collective_s + hops, 0.0)
 
 
+def all_to_all_latency_s(group: Group, constants: Constants) -> Numbers:
+    """Fixed cost of one all-to-all, which reaches all ranks of a domain at once."""
+    started_s = ALL_TO_ALL_STARTS * constants.collective_s
+    return latency_s(group, replace(constants, collective_s=started_s, hop_s=0.0))
+
+
 def all_gather_s(
     total_bytes: Numbers, group: Group, hardware: Hardware, constants: Constants
 ) -> Numbers:
@@ -177,8 +183,7 @@ def all_to_all_s(
     far = np.where(is_merged, 1.0, own.far_all_to_all_ratio)
     out = hardware.scale_out_bytes_per_s * own.scale_out_ratio * far
     moved = np.maximum(inside_bytes / up, outside_bytes / out)
-    at_once = replace(own, collective_s=ALL_TO_ALL_STARTS * own.collective_s, hop_s=0.0)
-    seconds = moved + latency_s(group, at_once)
+    seconds = moved + all_to_all_latency_s(group, own)
     if not isinstance(hardware, MeasuredHardware):
         return seconds
     sent = inside_bytes + outside_bytes

@@ -21,7 +21,7 @@ from tuner.config.columns import Numbers
 from tuner.costs.ops import linear_scan
 from tuner.costs.train.adapter_blocks import adapter_blocks
 from tuner.costs.train.adapters import linear_matrices
-from tuner.costs.train.collectives import all_to_all_s, latency_s
+from tuner.costs.train.collectives import all_to_all_latency_s, all_to_all_s
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
     Block,
@@ -111,7 +111,7 @@ def _all_to_alls_s(setting: BlockInputs) -> Numbers:
         for sent in (inputs, outputs)
     )
     more = np.where(np.greater(m.linear_is_delta, 0.0), 0.0, MAMBA_INPUTS - 1.0)
-    return np.where(group.ranks > 1.0, parts_s + more * latency_s(group, own), 0.0)
+    return np.where(group.ranks > 1.0, parts_s + more * all_to_all_latency_s(group, own), 0.0)
 
 
 def _kind(codes: Numbers) -> str:

@@ -14,6 +14,7 @@ from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.prices.linear_scan import scan_bytes, scan_flop
 from tuner.costs.train.activations import activation_bytes
 from tuner.costs.train.attention import attention_core
+from tuner.costs.train.collectives import ALL_TO_ALL_STARTS
 from tuner.costs.train.columns_of import StageLayers, hardware_of_pool, stages_of_layouts
 from tuner.costs.train.columns_of import shape_of_model as to_shape
 from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
@@ -212,12 +213,13 @@ def test_ranks_of_a_sequence_send_it_for_heads() -> None:
     # KDA: q, k, v of 32 heads of 128, write strengths, decays of 128, gate; and the output.
     sent = 2.0 * 8192.0 * (3 * 4096 + 32 + 4096 + 4096 + 4096) / 2.0
     assert float(block.context_s) == pytest.approx(sent / bus)
-    # A collective has a fixed cost: five of Mamba-2 and one back, of a delta rule one and one.
+    # All-to-alls have a fixed cost: five of Mamba-2 and one back, of a delta rule one and one.
     late = replace(own, collective_s=1.0)
     for name, count in (("nemotron-3-nano", 6), ("qwen3-next-80b-a3b", 2)):
         shape = to_shape(shipped(name), mtp_layers=0)
         setting = setting_of(shape, strategies, hardware=hardware, constants=late)
-        assert float(linear_block(setting).context_s) == pytest.approx(count, rel=0.01)
+        expected = ALL_TO_ALL_STARTS * count
+        assert float(linear_block(setting).context_s) == pytest.approx(expected, rel=0.01)
 
 
 def test_a_ring_begins_its_queries_at_every_step_and_sparse_attention_once() -> None:
