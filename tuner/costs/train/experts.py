@@ -181,7 +181,8 @@ def _dispatch_combine_s(setting: BlockInputs, *, sent: Numbers) -> Numbers:
     gather_s = all_gather_s(gathered, setting.groups.expert_tensor, machine, own)
     maps_s: Numbers = 0.0
     if is_any(s.is_hybridep):
-        map_bytes = s.is_hybridep * tokens * m.experts * ranks
-        gathered_s = map_bytes / bus_bytes_per_s(group, machine, own)
+        is_spread = s.is_hybridep * np.greater(ranks, 1.0)
+        map_bytes = is_spread * tokens * m.experts * ranks
+        gathered_s = (1.0 - 1.0 / ranks) * map_bytes / bus_bytes_per_s(group, machine, own)
         maps_s = gathered_s + setting.memory_bound_s(map_bytes)
     return 2.0 * (once_s + np.where(s.expert_tensor > 1.0, gather_s, 0.0)) + 0.5 * maps_s

@@ -134,7 +134,7 @@ def test_whatever_a_step_is_compared_with_has_buckets_of_its_own_too(wide: Plan)
 
 
 def test_the_fastest_is_stated_with_its_buckets_where_another_is_preferred() -> None:
-    plan = _planned(_spec(nodes=128, usable_memory_ratio=0.4, tensor=(1, 2)))
+    plan = _planned(_spec(nodes=128, usable_memory_ratio=0.4, tensor=(1, 2, 4)))
     one, predicted, objective_s = plan.preferred, plan.predicted, plan.certificate.objective
     assert one is not None
     assert predicted is not None

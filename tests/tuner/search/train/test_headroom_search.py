@@ -85,7 +85,7 @@ def with_losses_s(plan: Plan, predicted: TrainPrediction) -> float:
 @pytest.mark.slow
 def test_a_safe_decision_beyond_the_rows_of_the_search_is_found() -> None:
     """Worth its 3 s: a fastest decision that may run out is rare in a small space."""
-    plan = planned()
+    plan = planned(usable_ratio=0.93)
     assert plan.predicted is not None
     assert (plan.predicted.out_of_memory_probability or 0.0) > SMALL
     assert plan.roomier is not None
@@ -106,11 +106,11 @@ def test_less_usable_memory_never_makes_the_expected_step_shorter(
     outcome = [expected_s(plan) for plan in plans]
     for more, less in pairwise(outcome):
         assert more <= less * (1.0 + TOLERANCE_RATIO), outcome
-    # The fastest would take 13 % less, and 20 % more with what it loses.
+    # The fastest would take 4 % less, and 28 % more with what it loses.
     first = plans[0]
     fastest = min((one.predicted for one in first.alternatives), key=lambda one: one.step_time_s)
     assert first.predicted is not None
-    assert fastest.step_time_s < 0.95 * first.predicted.step_time_s
+    assert fastest.step_time_s < 0.97 * first.predicted.step_time_s
     assert with_losses_s(first, fastest) > 1.1 * outcome[0]
 
 

@@ -482,7 +482,7 @@ def test_a_single_pool_is_the_fallback_of_another_without_headroom(
     assert said is not None
     assert " on 'old' instead has 0.0 %" in said
     # What runs on its own pool takes longer still.
-    assert made.roomier.slower_ratio < 0.5
+    assert made.roomier.slower_ratio < 0.7
 
 
 @pytest.mark.slow
