@@ -119,7 +119,7 @@ class SpecFlags:
     quantization: Annotated[
         str | None,
         _flag(
-            "serve: bf16, fp8, fp8_block, nvfp4, mxfp4, fp8_block_mxfp4."
+            "serve: bf16, fp8, fp8_block, nvfp4, mxfp4, fp8_block_mxfp4, int4."
             " Default: as the model was released."
         ),
     ] = None

@@ -40,7 +40,7 @@ HAVE_UNITS: Final[Mapping[str, frozenset[Generation]]] = {
 }
 """NVIDIA devices with tensor cores for such weights, by `goal.quantization` (NVIDIA Ada, Hopper and
 Blackwell architecture documents; hardware table of TensorRT-LLM's support matrix). MXFP4 is absent:
-releases have kernels that dequantize it on all supported devices."""
+releases have kernels that dequantize it on all supported devices, and so is int4."""
 
 DEEPEP: Final = frozenset({"deepep_normal", "deepep_low_latency"})
 
@@ -98,6 +98,8 @@ class ServingCapabilities:
     """KV caches can pass through host memory."""
 
     a2a_backends: frozenset[str] = frozenset({"none", "allgather"}) | DEEPEP
+    no_deepep_quantization: frozenset[str] = frozenset()
+    """Of `goal.quantization`: weights whose experts do not take what DeepEP dispatches."""
     deepep_needs_attention_dp: bool = False
     """DeepEP needs attention data parallelism."""
     low_latency_takes_prefill: bool = False

@@ -23,7 +23,7 @@ def step_refusals(
     generation: Generation | None,
 ) -> Iterator[str]:
     """Yield why the release cannot run such steps."""
-    yield from _weights(engine, goal, generation=generation)
+    yield from _weights(engine, group, goal, generation=generation)
     yield from _tokens(engine, group, longest=goal.max_model_len or model.max_position)
     if group.draft_tokens:
         yield from _drafting(engine, group, model=model, goal=goal)
@@ -64,7 +64,11 @@ def lacks_units(quantization: str, *, generation: Generation | None) -> bool:
 
 
 def _weights(
-    engine: ServingCapabilities, goal: ServeGoal, *, generation: Generation | None
+    engine: ServingCapabilities,
+    group: InstanceFields,
+    goal: ServeGoal,
+    *,
+    generation: Generation | None,
 ) -> Iterator[str]:
     if goal.quantization not in engine.quantization:
         yield f"quantization {goal.quantization} is not one of {', '.join(engine.quantization)}"
@@ -75,6 +79,8 @@ def _weights(
     if lacks_units(goal.quantization, generation=generation) and not engine.weight_only_fallback:
         known = ", ".join(sorted(HAVE_UNITS[goal.quantization]))
         yield f"quantization {goal.quantization} needs {known}, not {generation}"
+    if goal.quantization in engine.no_deepep_quantization and group.a2a_backend in DEEPEP:
+        yield f"a2a_backend {group.a2a_backend} does not feed experts in {goal.quantization}"
 
 
 def _tokens(engine: ServingCapabilities, group: InstanceFields, *, longest: int) -> Iterator[str]:

@@ -43,7 +43,8 @@ pd_disaggregation_hook.py), sglang/srt/environ.py and sglang/srt/layers/moe/toke
 - FP8 and NVFP4 weights use Marlin kernels where a device lacks tensor cores for them
   (layers/quantization/{fp8,modelopt_quant}.py, get_min_capability).
 - gpt-oss checkpoints say "quant_method": "mxfp4" themselves; no option is needed
-  (layers/quantization/mxfp4.py).
+  (layers/quantization/mxfp4.py). So do those with experts in int4 (Kimi-K2.5: compressed-tensors),
+  whose Marlin kernels run behind the plain exchange alone (quantization/compressed_tensors).
 
 Not covered: prefill context parallelism, pipeline micro-batches, draft trees wider than one token,
 drafting or two-batch overlap under `--enable-pdmux`, which the code does not consider.
@@ -200,7 +201,9 @@ SGLANG_0_5_23: Final = ServingCapabilities(
         "nvfp4": "modelopt_fp4",
         "mxfp4": "",
         "fp8_block_mxfp4": "",
+        "int4": "",
     },
+    no_deepep_quantization=frozenset({"int4"}),
     weight_only_fallback=True,
     kv_cache_dtype={"bf16": "", "fp8": "fp8_e4m3"},
     connectors={"nixl": "nixl", "mooncake": "mooncake"},

@@ -23,7 +23,8 @@ docs/features/{nixl,mooncake}_connector_usage.md:
 - FP8 and NVFP4 weights use Marlin kernels where a device lacks tensor cores for them
   (layers/quantization/{fp8,modelopt}.py, get_min_capability).
 - gpt-oss checkpoints say "quant_method": "mxfp4" themselves; no option is needed
-  (layers/quantization/mxfp4.py).
+  (layers/quantization/mxfp4.py). So do those with experts in int4 (Kimi-K2.5: compressed-tensors),
+  whose Marlin kernels also take batches by expert (fused_moe/oracle/int_wna16.py).
 - The NIXL connector compares releases and attention backends of both sides (metadata.py,
   compute_nixl_compatibility_hash). TRITON_ATTN and TRITON_MLA exist on CUDA and ROCm
   (v1/attention/backends), so `--attention-backend` makes both sides equal.
@@ -223,6 +224,7 @@ VLLM_0_33: Final = ServingCapabilities(
         "nvfp4": "modelopt_fp4",
         "mxfp4": "",
         "fp8_block_mxfp4": "",
+        "int4": "",
     },
     weight_only_fallback=True,
     kv_cache_dtype={"bf16": "", "fp8": "fp8"},

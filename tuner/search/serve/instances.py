@@ -80,7 +80,7 @@ def _a2a_backend(
 
 
 def goal_formats(goal: ServeGoal) -> Formats:
-    """Return storage formats: nvfp4 leaves attention in bf16, mxfp4 all but experts."""
+    """Return storage formats: nvfp4 leaves attention in bf16, mxfp4 and int4 all but experts."""
     own = goal.quantization
     attention, ffn, experts = _PARTS.get(own, (own, own, own))
     return Formats(
@@ -92,5 +92,6 @@ _PARTS: Final[Mapping[str, tuple[str, str, str]]] = {
     "nvfp4": ("bf16", "nvfp4", "nvfp4"),
     "mxfp4": ("bf16", "bf16", "mxfp4"),
     "fp8_block_mxfp4": ("fp8_block", "fp8_block", "mxfp4"),
+    "int4": ("bf16", "bf16", "int4_wo"),
 }
 """Attention, networks and experts of a quantization whose parts differ."""

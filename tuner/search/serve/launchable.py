@@ -13,7 +13,7 @@ from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.engines.serve_capabilities import release_on, target_refusals
 from tuner.engines.serve_rules.afd import afd_refusals
-from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.engines.serve_rules.rules import ROLES, group_refusals
 from tuner.errors import SpecError
 from tuner.search.serve.afd_options import PricedAfdUnits, price_afd_options
@@ -202,10 +202,12 @@ def build_choices(
             acceptance=own.acceptance,
             method=DraftMethod(own.method),
         )
+    feeds_all = goal.quantization not in engine.no_deepep_quantization
+    backends = engine.a2a_backends if feeds_all else engine.a2a_backends - DEEPEP
     return Choices(
         budgets=engine_budgets(engine.name, longest=demand.most_tokens),
         drafting=drafting,
-        a2a_backends=tuple(one for one in A2A_BACKENDS if one.value in engine.a2a_backends),
+        a2a_backends=tuple(one for one in A2A_BACKENDS if one.value in backends),
         copies=copies_of(spec.model, engine, None),
         overlapped=frozenset(one for one in A2A_BACKENDS if one.value in engine.overlap_backends),
         page_by_pool=page_by_pool(spec, serving_pools),

@@ -8,10 +8,12 @@
     mxfp4                                                          mxfp4
     modelopt            quant_algo FP8, NVFP4                      fp8, nvfp4
     compressed-tensors  format float-quantized, nvfp4-pack-…       fp8 (block: fp8_block), nvfp4
+                        pack-quantized: 4 bits, groups of 32,      int4
+                        attention and shared experts ignored
 
 Source: `quantization_config` as transformers' quantizers read it (FineGrainedFP8Config,
 FbgemmFp8Config, Mxfp4Config, CompressedTensorsConfig) and as NVIDIA Model Optimizer exports it; the
-released configs of DeepSeek-V3, DeepSeek-V4, Kimi-K2 and gpt-oss.
+released configs of DeepSeek-V3, DeepSeek-V4, Kimi-K2, Kimi-K2.5 and gpt-oss.
 """
 
 from collections.abc import Mapping
@@ -68,6 +70,8 @@ def _weight_type(fields: Mapping[str, Any]) -> str | None:
             return "mxfp4"
         case "modelopt":
             return _MODELOPT.get(str(fields.get("quant_algo")))
+        case "compressed-tensors" if fields.get("format") == "pack-quantized":
+            return "int4" if _packs_experts(fields) else None
         case "compressed-tensors":
             quantization = _COMPRESSED.get(str(fields.get("format")))
             return "fp8_block" if quantization == "fp8" and _is_by_block(fields) else quantization
@@ -75,10 +79,23 @@ def _weight_type(fields: Mapping[str, Any]) -> str | None:
 
 
 def _is_by_block(fields: Mapping[str, Any]) -> bool:
+    return any(one.get("strategy") == "block" for one in _weights(fields))
+
+
+def _packs_experts(fields: Mapping[str, Any]) -> bool:
+    """Whether routed experts alone are symmetric int4 in groups of 32, each with a scale."""
+    stated = {"num_bits": 4, "group_size": 32, "symmetric": True, "type": "int"}
+    weights, ignored = _weights(fields), fields.get("ignore")
+    left_out = " ".join(map(str, ignored)) if isinstance(ignored, list) else ""
+    return (
+        bool(weights)
+        and all(one.items() >= stated.items() for one in weights)
+        and all(part in left_out for part in ("self_attn", "shared_experts"))
+    )
+
+
+def _weights(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     groups = fields.get("config_groups")
-    weights = [
-        group.get("weights")
-        for group in (groups.values() if isinstance(groups, dict) else ())
-        if isinstance(group, dict)
-    ]
-    return any(isinstance(one, dict) and one.get("strategy") == "block" for one in weights)
+    found = groups.values() if isinstance(groups, dict) else ()
+    weights = [group.get("weights") for group in found if isinstance(group, dict)]
+    return [one for one in weights if isinstance(one, dict)]

@@ -88,9 +88,11 @@ class ServeGoal(Record):
     transfer KV caches only within one engine; different engines are separate islands."""
     traffic: Traffic
     slo: Slo = Slo()
-    quantization: Literal["bf16", "fp8", "fp8_block", "nvfp4", "mxfp4", "fp8_block_mxfp4"] = "bf16"
+    quantization: Literal[
+        "bf16", "fp8", "fp8_block", "nvfp4", "mxfp4", "fp8_block_mxfp4", "int4"
+    ] = "bf16"
     """Type of the weights; mxfp4: experts only, the rest in bf16, as gpt-oss is published, or in
-    block-scaled fp8, as DeepSeek-V4 is."""
+    block-scaled fp8, as DeepSeek-V4 is; int4: experts only, as Kimi-K2.5 is."""
     kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
     """Type of keys and values in the cache."""
     max_model_len: Count | None = None

@@ -212,3 +212,25 @@ def test_machines_hold_equal_parts_and_are_no_more_than_needed(
     assert devices // nodes <= devices_per_node
     fewer = [n for n in range(1, nodes) if devices % n == 0 and devices // n <= devices_per_node]
     assert not fewer
+
+
+def test_experts_in_int4_are_fed_by_deepep_where_a_release_has_such_kernels() -> None:
+    kimi = read_model(EXAMPLES / "kimi-k2.5")
+    spread = aggregated(moe_tp=1, ep=8, attention_tp=1, attention_dp=8)
+    normal = spread.model_copy(
+        update={
+            "instances": tuple(
+                one.model_copy(update={"a2a_backend": "deepep_normal"}) for one in spread.instances
+            )
+        }
+    )
+    for engine, decision, expected in (
+        ("vllm", normal, ""),
+        ("vllm", spread, ""),
+        ("sglang", normal, "a2a_backend deepep_normal does not feed experts in int4"),
+        ("sglang", spread, ""),
+        ("trtllm", spread, "quantization int4 is not one of bf16, fp8"),
+    ):
+        refused = _refused(engine, decision, kimi, quantization="int4")
+        assert expected in refused, (engine, refused)
+        assert bool(refused) == bool(expected), (engine, refused)

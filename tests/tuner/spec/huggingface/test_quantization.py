@@ -14,9 +14,7 @@ MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 def test_released_configs_say_it() -> None:
     shipped = {path.name for path in MODELS.iterdir() if path.is_dir()}
-    with pytest.raises(SpecError, match="state the type to serve them in"):
-        released_quantization(MODELS / "kimi-k2.5")
-    result = {name: released_quantization(MODELS / name) for name in shipped - {"kimi-k2.5"}}
+    result = {name: released_quantization(MODELS / name) for name in shipped}
     special = {name: one for name, one in result.items() if one != "bf16"}
     assert special == {
         "deepseek-v3": "fp8_block",
@@ -24,6 +22,7 @@ def test_released_configs_say_it() -> None:
         "deepseek-v4-flash": "fp8_block_mxfp4",
         "minimax-m2": "fp8_block",
         "kimi-k2": "fp8_block",
+        "kimi-k2.5": "int4",
         "gpt-oss-120b": "mxfp4",
         "gpt-oss-20b": "mxfp4",
     }
@@ -31,6 +30,11 @@ def test_released_configs_say_it() -> None:
 
 def test_other_methods_are_read_or_refused(tmp_path: Path) -> None:
     block = {"config_groups": {"group_0": {"weights": {"strategy": "block"}}}}
+    packed = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    int4 = {"num_bits": 4, "group_size": 32, "symmetric": True, "type": "int"}
+    in_int4 = packed | {"config_groups": {"group_0": {"weights": int4}}}
+    others = ["re:.*self_attn.*", "re:.*shared_experts.*"]
+    wide = {"config_groups": {"group_0": {"weights": int4 | {"group_size": 128}}}}
     cases: tuple[tuple[Any, str], ...] = (
         ({"quant_method": "fp8"}, "fp8"),
         ({"quant_method": "fbgemm_fp8"}, "fp8"),
@@ -39,7 +43,11 @@ def test_other_methods_are_read_or_refused(tmp_path: Path) -> None:
         ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "fp8"),
         ({"quant_method": "compressed-tensors", "format": "float-quantized", **block}, "fp8_block"),
         ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, ""),
+        (packed, ""),
+        (in_int4, ""),
+        (in_int4 | {"ignore": others}, "int4"),
+        (in_int4 | {"ignore": others[1:]}, ""),
+        (packed | wide | {"ignore": others}, ""),
         ({"quant_method": "awq", "bits": 4}, ""),
         ("int4", ""),
     )
