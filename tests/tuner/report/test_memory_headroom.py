@@ -221,11 +221,11 @@ def test_the_preferred_line_is_short_and_explain_names_the_fastest_in_full(
     lines = plan_text(plan, folder=own_folder).splitlines()
     at = next(place for place, line in enumerate(lines) if line.startswith("preferred"))
     assert lines[at : at + 2] == [
-        "preferred      2.5 % slower than the fastest found (ZeRO 1 -> 3, 7.18 s), within 1.8 % of "
+        "preferred      2.5 % slower than the fastest found (ZeRO 1 -> 3, 7.18 s), within 1.7 % of "
         "optimal",
         "reason         fewer pipeline stages (8 instead of 16)",
     ]
-    assert short_decision(plan.preferred.fastest) in explanation(plan)
+    assert short_decision(plan.preferred.fastest) in " ".join(explanation(plan).split())
 
 
 def test_a_stored_plan_without_a_chance_is_read_and_says_none(own_folder: Path) -> None:

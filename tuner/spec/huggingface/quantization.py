@@ -84,18 +84,18 @@ def _is_by_block(fields: Mapping[str, Any]) -> bool:
 
 def _packs_experts(fields: Mapping[str, Any]) -> bool:
     """Whether routed experts alone are symmetric int4 in groups of 32, each with a scale."""
-    stated = {"num_bits": 4, "group_size": 32, "symmetric": True, "type": "int"}
-    weights, ignored = _weights(fields), fields.get("ignore")
-    left_out = " ".join(map(str, ignored)) if isinstance(ignored, list) else ""
+    int4 = {"num_bits": 4, "group_size": 32, "symmetric": True, "type": "int"}
+    weights, names = _weights(fields), fields.get("ignore")
+    exceptions = " ".join(map(str, names)) if isinstance(names, list) else ""
     return (
         bool(weights)
-        and all(one.items() >= stated.items() for one in weights)
-        and all(part in left_out for part in ("self_attn", "shared_experts"))
+        and all(one.items() >= int4.items() for one in weights)
+        and all(part in exceptions for part in ("self_attn", "shared_experts"))
     )
 
 
 def _weights(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     groups = fields.get("config_groups")
-    found = groups.values() if isinstance(groups, dict) else ()
-    weights = [group.get("weights") for group in found if isinstance(group, dict)]
+    members = groups.values() if isinstance(groups, dict) else ()
+    weights = [group.get("weights") for group in members if isinstance(group, dict)]
     return [one for one in weights if isinstance(one, dict)]
