@@ -93,6 +93,8 @@ AXES: Mapping[str, tuple[str, ...]] = {
         "value_dim",
         "chunk",
     ),
+    "linear_update": ("batch", "heads", "key_heads", "key_dim", "value_dim"),
+    "index_scores": ("batch", "sequence", "past", "heads", "head_dim", "top_k"),
     "memory_bound": ("rows", "width"),
     "optimizer": ("parameters",),
     "copy": ("bytes",),
@@ -135,6 +137,11 @@ decode_attention  one new token for each of `batch` sequences that hold `past` t
               the dtype (imported only)
 linear_scan   linear attention in chunks, from queries, keys, values and decays to its output;
               `kind`: mamba2, gated_delta, kda (see profilers/kernels/linear_scan.py)
+linear_update  the same for one new token of each of `batch` sequences, whose states of `heads` x
+              `key_dim` x `value_dim` are fp32 and written in place
+index_scores  an indexer's scores of `sequence` new tokens of each of `batch` sequences, the last of
+              which sees `past` keys, and the `top_k` best of each (see
+              profilers/kernels/index_scores.py)
 memory_bound  `kind` names it (see profilers/kernels/memory_bound.py)
 optimizer     one AdamW step over `parameters` elements
 copy          `kind`: device, host_to_device, device_to_host

@@ -28,6 +28,8 @@ SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ("batch", "sequence", "heads", "kv_heads", "head_dim"),
     "decode_attention": ("batch", "past", "heads", "kv_heads", "head_dim"),
     "linear_scan": ("batch", "sequence"),
+    "linear_update": ("batch",),
+    "index_scores": ("batch", "past"),
     "memory_bound": ("rows", "width"),
     "optimizer": ("parameters",),
     "copy": ("bytes",),

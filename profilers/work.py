@@ -10,6 +10,9 @@ G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
     linear_scan      B S A (4 N P + 2 Q P + 2 Q N),    s B S (2 A P + 2 K N) + 16 B S A N P / Q
                      2.5 times; K key heads of N,
                      values of P, chunks of Q tokens
+    linear_update    7 B A N P                         8 B A N P + s B (2 A P + 2 K N)
+    index_scores     2 A D R, R pairs of a query and   s B (P D + S A (D + 1)) + 2 s R, P keys
+                     a key that it sees
     memory_bound     0                                 s rows width x the kind's reads and writes
     optimizer        0                                 per parameter: adamw 28 (4 read, 3 written,
                                                        fp32), accumulate 8 + s, convert 4 + s
@@ -137,6 +140,24 @@ def _linear_scan(axes: Mapping[str, Floats], *, size: float, backward: bool) -> 
     )
 
 
+def _linear_update(axes: Mapping[str, Floats], size: float) -> Work:
+    B, A, N, P = (axes[a] for a in ("batch", "heads", "key_dim", "value_dim"))
+    states = B * A * N * P
+    return Work(
+        flop=7.0 * states,
+        bytes=8.0 * states + size * B * (2.0 * A * P + 2.0 * axes["key_heads"] * N),
+    )
+
+
+def _index_scores(axes: Mapping[str, Floats], size: float) -> Work:
+    B, S, P, A, D = (axes[a] for a in ("batch", "sequence", "past", "heads", "head_dim"))
+    pairs = B * S * np.where(P >= S, P - 0.5 * (S - 1.0), 0.5 * (P + 1.0))
+    return Work(
+        flop=2.0 * A * D * pairs,
+        bytes=size * (B * (P * D + S * A * (D + 1.0)) + 2.0 * pairs),
+    )
+
+
 def _windowed_attention(axes: Mapping[str, Floats], size: float) -> Work:
     B, S, D = axes["batch"], axes["sequence"], axes["head_dim"]
     A, G = axes["heads"], axes["kv_heads"]
@@ -215,6 +236,8 @@ def _kv_conversion(axes: Mapping[str, Floats], *, kind: str, size: float) -> Flo
 
 
 _FORWARD_ONLY: Final[Mapping[str, Callable[[Mapping[str, Floats], float], Work]]] = {
+    "linear_update": _linear_update,
+    "index_scores": _index_scores,
     "windowed_attention": _windowed_attention,
     "decode_attention": _decode_attention,
     "latent_attention": _latent_attention,

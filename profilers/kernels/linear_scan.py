@@ -16,7 +16,8 @@ that of KDA one per channel of a key.
 
 Sources: Mamba-2, arXiv 2405.21060, section 6; Gated DeltaNet, arXiv 2412.06464, section 3.3; Kimi
 Linear, arXiv 2510.26692, section 3.
-Not covered: the short convolution and gated norms around it (memory-bound), and decoding one token.
+Decoding one token: profilers/kernels/linear_update.py. Not covered: the short convolution and gated
+norms around it (memory-bound).
 """
 
 from collections.abc import Callable, Sequence
@@ -74,31 +75,36 @@ def cases(device: torch.device, dtypes: Sequence[str]) -> tuple[Case, ...]:
 
 def prepare(case: Case, device: torch.device) -> Prepared:
     """Build queries, keys, values and decays."""
-    axes, dtype = case.axes, DTYPES[case.dtype]
-    tokens = (axes["batch"], axes["sequence"])
-    is_mamba = case.kind == MAMBA2
-    # Kernels of the delta rules take keys of every head.
-    key_heads = axes["key_heads"] if is_mamba else axes["heads"]
-    decays = (axes["heads"], axes["key_dim"]) if case.kind == KDA else (axes["heads"],)
-
-    def operands() -> tuple[Tensor, ...]:
-        keys = (*tokens, key_heads, axes["key_dim"])
-        shapes = [keys, keys, (*tokens, axes["heads"], axes["value_dim"]), (*tokens, *decays)]
-        if not is_mamba:
-            shapes.append((*tokens, axes["heads"]))
-        return tuple(random(*shape, dtype=dtype, device=device) for shape in shapes)
-
     return through_autograd(
-        _kernel(case.kind, device, chunk=axes["chunk"], decays=decays),
-        operands=operands,
+        _kernel(case, device),
+        operands=lambda: inputs(case, device, sequence=case.axes["sequence"], grad=True),
         device=device,
     )
 
 
-def _kernel(
-    kind: str, device: torch.device, *, chunk: int, decays: Sequence[int]
-) -> Callable[..., Tensor]:
-    if device.type != "cuda" or find_spec(LIBRARIES[kind]) is None:
+def inputs(case: Case, device: torch.device, *, sequence: int, grad: bool) -> tuple[Tensor, ...]:
+    """Draw queries, keys, values, decays and, for a delta rule, writes of so many tokens each."""
+    axes = case.axes
+    tokens, heads = (axes["batch"], sequence), axes["heads"]
+    is_mamba = case.kind == MAMBA2
+    # Kernels of the delta rules take keys of every head.
+    keys = (*tokens, axes["key_heads"] if is_mamba else heads, axes["key_dim"])
+    decays = (*tokens, heads, axes["key_dim"]) if case.kind == KDA else (*tokens, heads)
+    shapes = [keys, keys, (*tokens, heads, axes["value_dim"]), decays]
+    if not is_mamba:
+        shapes.append((*tokens, heads))
+    dtype = DTYPES[case.dtype]
+    return tuple(random(*shape, dtype=dtype, device=device, grad=grad) for shape in shapes)
+
+
+def runs_library(kind: str, device: torch.device) -> bool:
+    """Whether a library's kernels run, rather than PyTorch's products."""
+    return device.type == "cuda" and find_spec(LIBRARIES[kind]) is not None
+
+
+def _kernel(case: Case, device: torch.device) -> Callable[..., Tensor]:
+    kind, chunk = case.kind, case.axes["chunk"]
+    if not runs_library(kind, device):
         return lambda *operands: scan(kind, *operands, chunk=chunk)
     if kind == MAMBA2:
         library: Any = import_module("mamba_ssm.ops.triton.ssd_combined")
@@ -117,7 +123,7 @@ def _kernel(
             return output
 
         return mamba2
-    return _kda(device, decays) if kind == KDA else _gated_delta
+    return _kda(case, device) if kind == KDA else _gated_delta
 
 
 def _gated_delta(
@@ -135,12 +141,12 @@ def _gated_delta(
     return output
 
 
-def _kda(device: torch.device, decays: Sequence[int]) -> Callable[..., Tensor]:
+def _kda(case: Case, device: torch.device) -> Callable[..., Tensor]:
     """With decays computed by the kernel that adds them up, as the library's layer does."""
     library: Any = import_module("fla.ops.kda")
-    heads, channels = decays
+    heads = case.axes["heads"]
     rates = torch.zeros(heads, device=device)
-    shift = torch.full((heads * channels,), -DECAY_SHIFT, device=device)
+    shift = torch.full((heads * case.axes["key_dim"],), -DECAY_SHIFT, device=device)
 
     def run(
         queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, writes: Tensor
@@ -186,16 +192,7 @@ def scan(
     Returns:
         [B, S, H, P], in the type of the values.
     """
-    repeats = values.shape[2] // queries.shape[2]
-    q, k = (one.repeat_interleave(repeats, dim=2) for one in (queries, keys))
-    steps = torch.nn.functional.softplus(decays.float() - DECAY_SHIFT)
-    if writes is None:
-        v, strengths = values * steps.unsqueeze(-1).to(values.dtype), None
-    else:
-        k = torch.nn.functional.normalize(k, dim=-1)
-        q = torch.nn.functional.normalize(q, dim=-1) * q.shape[-1] ** -0.5
-        v, strengths = values, writes.float().sigmoid()
-    rates = steps if kind == KDA else steps.unsqueeze(-1)
+    q, k, v, rates, strengths = activated(kind, queries, keys, values, decays, writes)
     batch, length, heads, width = v.shape
     state = v.new_zeros(batch, heads, k.shape[-1], width, dtype=torch.float32)
     outputs = []
@@ -206,6 +203,29 @@ def scan(
         output, state = _chunk(*one, writes=own, state=state)
         outputs.append(output.transpose(1, 2).to(values.dtype))
     return torch.cat(outputs, dim=1)
+
+
+def activated(
+    kind: str,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    decays: Tensor,
+    writes: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Return q, k, v, rates of decay and strengths of writes of every head, from `scan`'s operands.
+
+    Rates are [B, S, H, 1], or [B, S, H, N] for KDA; strengths [B, S, H].
+    """
+    repeats = values.shape[2] // queries.shape[2]
+    q, k = (one.repeat_interleave(repeats, dim=2) for one in (queries, keys))
+    steps = torch.nn.functional.softplus(decays.float() - DECAY_SHIFT)
+    rates = steps if kind == KDA else steps.unsqueeze(-1)
+    if writes is None:
+        return q, k, values * steps.unsqueeze(-1).to(values.dtype), rates, None
+    k = torch.nn.functional.normalize(k, dim=-1)
+    q = torch.nn.functional.normalize(q, dim=-1) * q.shape[-1] ** -0.5
+    return q, k, values, rates, writes.float().sigmoid()
 
 
 def _chunk(

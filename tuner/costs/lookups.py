@@ -30,6 +30,8 @@ LENGTHS: Final[Mapping[str, tuple[str, ...]]] = {
     "decode_attention": ("batch", "past"),
     "memory_bound": ("rows",),
     "linear_scan": ("batch", "sequence"),
+    "linear_update": ("batch",),
+    "index_scores": ("batch", "sequence", "past"),
 }
 """Axes that follow the tokens of a step; the others are widths of the model."""
 
@@ -137,8 +139,10 @@ def _measured_axes(op: Op) -> dict[str, Numbers] | None:
     match op.operation:
         case "gemm" | "attention":
             return dict(axes)
-        case "linear_scan" if op.kind:
-            return {axis: axes[axis] for axis in AXES["linear_scan"]}
+        case "linear_scan" | "linear_update" if op.kind:
+            return {axis: axes[axis] for axis in AXES[op.operation]}
+        case "index_scores" if "past" in axes:
+            return {axis: axes[axis] for axis in AXES["index_scores"]}
         case "decode_attention" if not op.kind:
             return dict(axes)
         case "memory_bound" if op.kind:

@@ -46,6 +46,7 @@ from tuner.units import format_bytes
 
 PROFILED: Final = frozenset(
     {"gemm", "grouped_gemm", "attention", "decode_attention", "copy", "collective"}
+    | {"linear_scan", "linear_update", "index_scores"}
 )
 """Tables of a profile of processors that price a deployment."""
 

@@ -61,17 +61,29 @@ TINY: dict[str, dict[str, int]] = {
         "value_dim": 8,
         "chunk": 4,
     },
+    "linear_update": {"batch": 2, "heads": 4, "key_heads": 2, "key_dim": 8, "value_dim": 8},
+    "index_scores": {
+        "batch": 2,
+        "sequence": 3,
+        "past": 9,
+        "heads": 4,
+        "head_dim": 8,
+        "top_k": 5,
+    },
     "memory_bound": {"rows": 6, "width": 8},
     "optimizer": {"parameters": 2**20 + 1},
     "copy": {"bytes": 1000},
 }
 KINDS = {
     "linear_scan": (MAMBA2, GATED_DELTA, KDA),
+    "linear_update": (MAMBA2, GATED_DELTA, KDA),
     "memory_bound": tuple(BUILDERS),
     "optimizer": ("accumulate", "convert"),
     "copy": ("device",),
 }
 MATRIX = ("gemm", "grouped_gemm", "attention", "linear_scan", "memory_bound")
+ASKED = {"linear_scan", "linear_update", "index_scores"}
+"""Measured where a spec asks, or where a library's kernels are installed."""
 ADAMW = Case(
     operation="optimizer",
     kind="adamw",
@@ -135,7 +147,7 @@ def test_every_kernel_runs_on_an_accelerator(case: Case) -> None:
 
 
 @each_row("device", [CPU, torch.device("cuda")])
-@each_row("operation", sorted(KERNELS.keys() - {"linear_scan"}))  # where its kernels are installed
+@each_row("operation", sorted(KERNELS.keys() - ASKED))
 def test_default_grids_are_distinct_and_have_sizes_in_between(
     operation: str, device: torch.device
 ) -> None:

@@ -172,8 +172,9 @@ class MeasuredPrices:
 
 def kind_in_profile(op: Op) -> str:
     """Return the kind of the measured rows that price an operation."""
-    kinds = {"memory_bound": op.kind or FLAT_KIND, "linear_scan": op.kind}
-    return kinds.get(op.operation, "")
+    if op.operation == "memory_bound":
+        return op.kind or FLAT_KIND
+    return op.kind if op.operation in ("linear_scan", "linear_update") else ""
 
 
 def has_gate(op: Op) -> bool:

@@ -31,8 +31,9 @@ from tuner.config.columns import Numbers
 from tuner.costs.ops import Op, linear_scan, memory_bound
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Formats
-from tuner.costs.serve.work import CONV_STATE_BYTES, INDEX_KEY_BYTES, STATE_BYTES, entry_bytes
+from tuner.costs.serve.work import CONV_STATE_BYTES, STATE_BYTES, entry_bytes
 from tuner.spec.linear_attention import LINEAR_KINDS, LinearAttention, LinearName
+from tuner.spec.sparse_attention import Indexer
 
 Gemm = tuple[float, float, str]
 """Outputs, inputs, format."""
@@ -161,13 +162,21 @@ class MixerOps:
             case AttentionKind.GATED_DELTA | AttentionKind.MAMBA2 | AttentionKind.KDA:
                 own = self.linear
                 past_bytes = 2.0 * CONV_STATE_BYTES * own.conv_state_elements
-                update = self._op(
-                    "linear_update",
-                    tokens=n_Q,
-                    elements=own.state_elements,
-                    state_bytes=self.state_bytes,
-                )
-                return update, memory_bound(n_Q * past_bytes)
+                return self._update(n_Q), memory_bound(n_Q * past_bytes)
+
+    def _update(self, n_Q: Floats) -> Op:
+        """States of n sequences; without a kind, as no profiler measures them, if not fp32."""
+        own = self.linear
+        return self._op(
+            "linear_update",
+            kind=own.kind.value if self.state_bytes == STATE_BYTES else "",
+            batch=n_Q,
+            heads=own.num_value_heads,
+            key_heads=own.num_key_heads,
+            key_dim=own.key_head_dim,
+            value_dim=own.value_head_dim,
+            state_bytes=self.state_bytes,
+        )
 
     def piece_Q(self, s_Q: Floats) -> Floats:
         """Tokens of the independent pieces that a prompt of s tokens costs as much as.
@@ -250,17 +259,11 @@ class MixerOps:
         index = own.indexer
         assert index is not None  # DecoderAttention refuses sparse attention without
         if past_Q is None:
-            all_Q, kept_Q = 0.5 * m_Q**2, _kept_pairs(m_Q, most=index.top_k)
-            read_Q = m_Q
+            kept_Q = _kept_pairs(m_Q, most=index.top_k)
+            scores = self._scores(index, batch=1.0, sequence=m_Q, past=m_Q, pairs=0.5 * m_Q**2)
         else:
-            all_Q, kept_Q = m_Q * past_Q, m_Q * np.minimum(past_Q, index.top_k)
-            read_Q = all_Q
-        scores = self._op(
-            "index_scores",
-            pairs=all_Q,
-            elements=index.num_heads * index.head_dim,
-            bytes=read_Q * INDEX_KEY_BYTES * index.head_dim,
-        )
+            kept_Q = m_Q * np.minimum(past_Q, index.top_k)
+            scores = self._scores(index, batch=m_Q, sequence=1.0, past=past_Q, pairs=m_Q * past_Q)
         width = 1.0 if self._kv else 2.0
         core = self._op(
             "sparse_core",
@@ -295,13 +298,17 @@ class MixerOps:
                 more_Q = m_Q * merged.kept(past_Q)
                 kept_Q, kept_bytes_Q = kept_Q + more_Q, kept_bytes_Q + more_Q * token
             if (index := merged.indexer) is not None:
-                scores = self._op(
-                    "index_scores",
-                    pairs=every_Q,
-                    elements=index.num_heads * index.head_dim,
-                    bytes=entries_Q * INDEX_KEY_BYTES * index.head_dim,
+                # One prompt of m tokens, or m sequences of one.
+                is_prompt = past_Q is None
+                ops.append(
+                    self._scores(
+                        index,
+                        batch=1.0 if is_prompt else m_Q,
+                        sequence=m_Q if is_prompt else 1.0,
+                        past=m_Q / merged.ratio if past_Q is None else past_Q // merged.ratio,
+                        pairs=every_Q,
+                    )
                 )
-                ops.append(scores)
             # A row is written for each token, and as many read for each as overlap.
             row = STATE_BYTES * merged.state_elements(own.head_dim) / merged.series / merged.ratio
             ops.append(memory_bound(m_Q * row * (1 + merged.series)))
@@ -312,6 +319,21 @@ class MixerOps:
             bytes=kept_bytes_Q,
         )
         return (*ops, core)
+
+    def _scores(
+        self, index: Indexer, *, batch: Numbers, sequence: Numbers, past: Numbers, pairs: Floats
+    ) -> Op:
+        """Scores of an indexer, whose keys are read once for each sequence."""
+        return self._op(
+            "index_scores",
+            batch=batch,
+            sequence=sequence,
+            past=past,
+            heads=index.num_heads,
+            head_dim=index.head_dim,
+            top_k=index.top_k,
+            pairs=pairs,
+        )
 
     def _scan_ops(self, s_Q: Floats) -> tuple[Op, ...]:
         own = self.linear

@@ -1,6 +1,8 @@
 """Prices of serving operations from a profile of the machine itself.
 
-    gemm, attention, decode_attention   the curve of the same name
+    gemm, attention, decode_attention,  the curve of the same name
+    index_scores
+    linear_scan, linear_update          those of the kind of linear attention, states in fp32
     moe                                 grouped_gemm of the experts that are reached on average,
                                         each with its even share of the copies
 
@@ -19,6 +21,7 @@ from profilers.interpolation import Curve
 from profilers.records import AXES
 from profilers.series import Series
 from tuner.costs.ops import BF16, Op
+from tuner.costs.prices.measured import kind_in_profile
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.work import even_activated
@@ -34,7 +37,7 @@ class ProfiledMachine(ServingMachine):
         """Wall time as measured; None where the profile lacks the operation."""
         if op.operation == "moe":
             op = grouped_experts(op)
-        series = Series(op.operation, "", op.dtype or BF16, op.direction)
+        series = Series(op.operation, kind_in_profile(op), op.dtype or BF16, op.direction)
         curve = self.curves.get(series)
         if curve is None or "kv_fp8" in op.kind:
             return None

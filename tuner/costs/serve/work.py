@@ -108,9 +108,15 @@ def _pairs(_: Op, axes: Axes) -> Work:
     return 2.0 * axes["pairs"] * axes["elements"], axes["bytes"] + 0.0 * axes["pairs"]
 
 
+def _index_scores(_: Op, axes: Axes) -> Work:
+    width = axes["head_dim"]
+    read_Q = axes["batch"] * axes["past"] * INDEX_KEY_BYTES * width
+    return 2.0 * axes["pairs"] * axes["heads"] * width, read_Q + 0.0 * axes["pairs"]
+
+
 def _linear_update(_: Op, axes: Axes) -> Work:
     """Count decay, write and read-out of a state, which is read and written once."""
-    elements_Q = axes["tokens"] * axes["elements"]
+    elements_Q = axes["batch"] * axes["heads"] * axes["key_dim"] * axes["value_dim"]
     return 7.0 * elements_Q, 2.0 * axes["state_bytes"] * elements_Q
 
 
@@ -136,7 +142,7 @@ _WORK: Final[Mapping[str, Callable[[Op, Axes], Work]]] = {
     "latent_decode": _latent_decode,
     "latent_product": _latent_product,
     "latent_attention": _latent_attention,
-    "index_scores": _pairs,
+    "index_scores": _index_scores,
     "sparse_core": _pairs,
     "linear_update": _linear_update,
     "linear_scan": _linear_scan,

@@ -30,6 +30,7 @@ READ_OPERATIONS: Final = frozenset(
         "gemm",
         "grouped_gemm",
         "attention",
+        "linear_scan",
         "memory_bound",
         "collective",
         "expert_all_to_all",
