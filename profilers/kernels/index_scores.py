@@ -79,7 +79,7 @@ def chosen(queries: Tensor, weights: Tensor, keys: Tensor, *, top_k: int) -> lis
         most = total - length + end if total >= length else -(-end * total // length)
         seen = keys[:, :most]
         flat = queries[:, start:end].reshape(batch, -1, width)
-        of_heads = (flat @ seen.transpose(1, 2)).relu_().unflatten(1, (end - start, heads))
+        of_heads = (flat @ seen.transpose(1, 2)).relu_().view(batch, end - start, heads, most)
         scores = (weights[:, start:end].unsqueeze(2) @ of_heads).squeeze(2)
         if end - start > 1:
             places = torch.arange(most, device=keys.device)

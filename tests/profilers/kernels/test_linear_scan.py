@@ -1,4 +1,4 @@
-"""Linear attention in chunks against its recurrence, token by token."""
+"""Linear attention in chunks, and of one new token, against its recurrence, token by token."""
 
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from profilers.kernels.linear_scan import (
     prepare,
     scan,
 )
+from profilers.kernels.linear_update import update
 from profilers.records import AXES, Case, Measurement
 from profilers.series import key_of
-from tests.benchmarks import linear_scans
+from tests.benchmarks import token_mixers
 
 PROFILES = Path(__file__).parents[3] / "examples" / "profiles"
 
@@ -68,6 +69,21 @@ def test_chunks_equal_the_recurrence() -> None:
     assert not failures
 
 
+def test_states_written_token_by_token_give_what_chunks_give() -> None:
+    torch.manual_seed(0)
+    for kind in (MAMBA2, GATED_DELTA, KDA):
+        q, k, v = torch.randn(2, 7, 2, 8), torch.randn(2, 7, 2, 8), torch.randn(2, 7, 4, 6)
+        decays = torch.randn(2, 7, 4, 8) if kind == KDA else torch.randn(2, 7, 4)
+        operands = [q, k, v, decays, *([] if kind == MAMBA2 else [torch.randn(2, 7, 4)])]
+        state = torch.zeros(2, 4, 8, 6)
+        found = torch.cat(
+            [update(kind, state, *(one[:, [token]] for one in operands)) for token in range(7)],
+            dim=1,
+        )
+        wanted = scan(kind, *operands, chunk=4)
+        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5), kind
+
+
 def test_a_case_runs_both_ways_on_a_processor() -> None:
     axes = {"batch": 2, "sequence": 32, "heads": 4, "key_heads": 2, "key_dim": 8, "value_dim": 8}
     for kind in (MAMBA2, GATED_DELTA, KDA):
@@ -104,15 +120,14 @@ def test_what_one_h200_took_is_interpolated() -> None:
 
 
 def test_what_a_processor_took_is_interpolated() -> None:
-    """PyTorch's kernels: four sizes of each kind and direction predict six others."""
-    lines = linear_scans.ROWS.read_text(encoding="utf-8").splitlines()
-    rows = [Measurement.model_validate_json(line) for line in lines]
-    errors = dict(linear_scans.held_out_errors(rows))
-    assert {series.kind for series in errors} == {MAMBA2, GATED_DELTA, KDA}
-    assert len(errors) == 6
-    for series, errors_N in errors.items():
-        assert len(errors_N) >= 6, series
-        assert np.median(np.abs(errors_N)) < linear_scans.BOUND, series
+    """PyTorch's kernels: four to twelve sizes of each kind and direction predict at least six."""
+    for table, num_series in (("linear_scan", 6), ("linear_update", 3), ("index_scores", 1)):
+        errors = dict(token_mixers.held_out_errors(token_mixers.stored(table)))
+        assert {series.kind for series in errors} == token_mixers.SHAPES[table].keys()
+        assert len(errors) == num_series
+        for series, errors_N in errors.items():
+            assert len(errors_N) >= 6, series
+            assert np.median(np.abs(errors_N)) < token_mixers.BOUND[table], series
 
 
 def num_tokens(row: Measurement) -> int:

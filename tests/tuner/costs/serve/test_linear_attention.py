@@ -77,9 +77,7 @@ def test_states_pass_through_memory_as_on_one_h200(
 ) -> None:
     one = layer(linear_mixer(linear))
     sequences = np.array([1.0, 8.0, 64.0, 256.0])
-    alone = one.machine.seconds(
-        one._op("linear_update", tokens=sequences, elements=linear.state_elements, state_bytes=4.0)
-    )
+    alone = one.machine.seconds(one.decode_ops(sequences, sequences)[0])
     assert alone * 1e6 == pytest.approx(measured_us, rel=0.25)
     # Beside it the convolution reads and writes the last three inputs of its channels, in bf16.
     conv_s = 1.5e-6 + sequences * 2 * 3 * linear.conv_channels * 2 / (0.7 * 4.8e12)

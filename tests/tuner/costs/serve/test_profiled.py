@@ -8,6 +8,7 @@ import pytest
 
 from profilers.interpolation import Bools, Curve, Floats
 from profilers.series import Series
+from tuner.costs.lookups import Lookups
 from tuner.costs.ops import Op, gemm
 from tuner.costs.serve.profiled import ProfiledMachine, grouped_experts
 from tuner.devices.others import CPU
@@ -51,6 +52,35 @@ def test_what_was_measured_is_interpolated_and_the_rest_is_named() -> None:
     assert own.measured_s(replace(decode, kind="kv_fp8")) is None
     assert float(own.seconds(routed(64.0))[0]) > 0.0
     assert own.estimated == {"moe bf16"}
+
+
+def test_linear_attention_and_indexers_are_looked_up_under_their_kinds() -> None:
+    sizes = {"heads": 4, "key_heads": 2, "key_dim": 8, "value_dim": 16}
+    rows, lookups = np.array([2.0, 3.0]), Lookups()
+    update = Op(operation="linear_update", kind="kda", axes={"batch": rows, **sizes})
+    scan = Op(
+        operation="linear_scan",
+        kind="kda",
+        dtype="bf16",
+        direction="forward",
+        axes={"batch": 1.0, "sequence": rows, "chunk": 64, **sizes},
+    )
+    widths = {"heads": 4, "head_dim": 8, "top_k": 16}
+    scores = Op(operation="index_scores", axes={"batch": 1, "sequence": 1, "past": rows, **widths})
+    for op in (update, scan, scores):
+        series = Series(op.operation, op.kind, "bf16", op.direction)
+        own = ProfiledMachine(sheet=CPU, tables=None, curves={series: Product()})
+        product = np.prod([np.asarray(size) * np.ones(2) for size in op.axes.values()], axis=0)
+        assert own.seconds(op) == pytest.approx(product)
+        assert not own.estimated
+        lookups.note(op)
+        if op.kind:
+            # Another kind, or states that are not fp32, which have none.
+            assert own.measured_s(replace(op, kind="mamba2")) is None
+            assert own.measured_s(replace(op, kind="")) is None
+    assert not lookups.unmeasured
+    listed = {(case.operation, case.kind, case.direction) for case in lookups.wanted().cases}
+    assert listed == {(op.operation, op.kind, op.direction) for op in (update, scan, scores)}
 
 
 def test_sizes_beyond_the_measured_ones_are_named() -> None:
