@@ -65,8 +65,8 @@ OTHERS: Final[Mapping[str, tuple[tuple[int, ...], ...]]] = {
     ),
 }
 BOUND: Final = {"linear_scan": 0.10, "linear_update": 0.10, "index_scores": 0.15}
-"""Of the median error of a kind and direction, by table: what held-out kernels of a profile have; more
-for an indexer, whose rows were measured while tests ran beside."""
+"""Of the median error of a kind and direction, by table: what held-out kernels of a profile
+have; more for an indexer, whose rows were measured while tests ran beside."""
 BUDGET_S: Final = 150.0
 
 
