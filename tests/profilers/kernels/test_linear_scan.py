@@ -127,7 +127,7 @@ def test_what_a_processor_took_is_interpolated() -> None:
         assert len(errors) == num_series
         for series, errors_N in errors.items():
             assert len(errors_N) >= 6, series
-            assert np.median(np.abs(errors_N)) < token_mixers.BOUND[table], series
+            assert np.median(np.abs(errors_N)) < token_mixers.BOUND, series
 
 
 def num_tokens(row: Measurement) -> int:
