@@ -27,7 +27,8 @@ of the model side by side. Gradients are reduce-scattered inside a copy, and the
 the ranks that hold the same shard.
 
 Letters: n ranks of a group, g of them inside one domain, V bytes.
-Not covered: rings that cross an oversubscribed spine more than once, links that differ.
+Not covered: NCCL inside domains of more than 8 devices, where a ring's hops are extrapolated; rings
+that cross an oversubscribed spine more than once, links that differ.
 """
 
 from dataclasses import dataclass, replace
@@ -44,8 +45,9 @@ MEGATRON_ORDER: Final = ("tp", "cp", "ep", "dp", "pp")
 """Innermost first."""
 
 ALL_TO_ALL_STARTS: Final = 2.0
-"""Fixed costs of a ring that one of an all-to-all is: 58, 41 and 51 us for 2, 4 and 8 B200 under
-NCCL, where a ring's is 23 us (MooreThreads/SimuMax, v1.2, configs/system/b200_bf16_ceperm)."""
+"""An all-to-all's fixed cost over `collective_s`: 58, 41 and 51 us on 2, 4 and 8 B200 under NCCL,
+where a ring has 23 us besides its hops (MooreThreads/SimuMax, v1.2,
+configs/system/b200_bf16_ceperm)."""
 MERGED: Final = "expert_all_to_all"
 """Name of DeepEP's and HybridEP's all-to-all in a profile's ratios."""
 

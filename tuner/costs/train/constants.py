@@ -279,9 +279,8 @@ faster the memory, since their inner dimension stays. [T]"""
 
 _COLLECTIVE: Final = {Generation.BLACKWELL: 23e-6}
 """[P] 8 B200 under NCCL: 23 us, and 9 us per further rank, beside 0.67 of the link's bandwidth for
-all-gathers; reduce-scatters 26 and 8 (MooreThreads/SimuMax, v1.2, configs/system/b200_bf16_ceperm).
-A ring has its steps in flight one after the other, and the faster the link, the more of a message's
-time they are."""
+all-gathers; reduce-scatters 26 and 8 (MooreThreads/SimuMax, v1.2,
+configs/system/b200_bf16_ceperm)."""
 _HOP: Final = {Generation.BLACKWELL: 9e-6}
 """See `_COLLECTIVE`."""
 

@@ -13,8 +13,9 @@ that follows the router. Permutation moves 6 e h bytes per copy and pass, the ac
 With experts without weights the router scores E + z, and k is the mean of the copies that experts
 compute; the others are an addition of T/t h elements on the token's own rank, 3 e h bytes a token.
 
-Not covered: auxiliary losses, capacity factors, experts that overlap with shared ones, dispatch
-behind the next layer's dense computation (shortcut-connected MoE).
+Not covered: HybridEP's maps gathered again by recomputation, auxiliary losses, capacity factors,
+experts that overlap with shared ones, dispatch behind the next layer's dense computation (shortcut-
+connected MoE).
 """
 
 from dataclasses import replace
@@ -53,18 +54,18 @@ def moe_blocks(setting: BlockInputs) -> tuple[Block, Block]:
     routing = Block(forward_s=routing_s, backward_s=routing_s)
     shared = _shared_experts(setting) + _latent_projections(setting) + _zero_experts(setting)
     fixed = router + routing + shared + norm_and_residual(setting, overlapped=False)
-    fixed = replace(fixed, launches=_launches(setting), expert_launches=_expert_launches(setting))
+    fixed = replace(fixed, launches=_launches(setting), expert_launches=expert_launches(setting))
     return fixed, _routed(setting)
 
 
 def _launches(setting: BlockInputs) -> Numbers:
-    """Of a forward pass, without those by expert; latent projections are a network's without it."""
+    """Of a forward pass, without those by expert; two latent projections launch like a network."""
     latent = np.greater(setting.model.moe_latent, 0.0)
     return setting.constants.moe_launches + 0.5 * setting.constants.dense_launches * latent
 
 
-def _expert_launches(setting: BlockInputs) -> Numbers:
-    """By local experts. Each quantises its inputs and gradients, a kernel for every GEMM."""
+def expert_launches(setting: BlockInputs) -> Numbers:
+    """By local experts, of a forward pass. In narrow types each quantises before every GEMM."""
     machine = setting.hardware
     is_narrow = np.greater(machine.matmul_flop_per_s, machine.attention_flop_per_s)
     of_one = setting.constants.expert_launches * np.where(is_narrow, 1.0, 0.5)
@@ -156,7 +157,7 @@ def _dispatch_combine_s(setting: BlockInputs, *, sent: Numbers) -> Numbers:
     Plain all-to-all sends every copy; DeepEP and HybridEP send a token once per rank of its own
     domain and once per other domain, where it is forwarded. HybridEP gathers all ranks' maps of
     tokens to experts first, a byte each, and reads them (deepseek-ai/DeepEP, branch hybrid-ep,
-    executor, `allgather_routing_map`); once for both passes.
+    executor, `allgather_routing_map`), once; half is counted in each pass.
     """
     m, s, own, machine = setting.model, setting.strategies, setting.constants, setting.hardware
     group = setting.groups.expert

@@ -57,7 +57,9 @@ class Block:
     backward_s: Numbers = 0.0
     """Kernels, those of weight gradients included."""
     weight_s: Numbers = 0.0
-    """Of the backward kernels, those for weight gradients."""
+    """Of the backward kernels, those for weight gradients, without `accumulation_s`."""
+    accumulation_s: Numbers = 0.0
+    """Of the backward kernels: adding to main gradients, whatever the tokens."""
     recomputed_s: Numbers = 0.0
     """Kernels and collectives of recomputed modules, unless the whole layer is recomputed."""
     tensor_s: Numbers = 0.0
@@ -116,28 +118,32 @@ def trained(
     `trains` is 1 where the weights' gradient is computed; None: where all weights are trained.
     """
     forward_s, inputs_s, weights_s = map(setting.prices.seconds, op)
-    weights_s = _accumulated_s(setting, op.weights, weights_s)
-    weights_s = weights_s * (setting.strategies.is_full if trains is None else trains)
+    has_gradient = setting.strategies.is_full if trains is None else trains
+    added_s = has_gradient * _accumulation_s(setting, op.weights, weights_s)
+    weights_s = has_gradient * weights_s
     return Block(
         forward_s=pieces * forward_s,
-        backward_s=pieces * (inputs_s + weights_s),
+        backward_s=pieces * (inputs_s + weights_s + added_s),
         weight_s=pieces * weights_s,
+        accumulation_s=pieces * added_s,
     )
 
 
-def _accumulated_s(setting: BlockInputs, op: Op, kernel_s: Numbers) -> Numbers:
-    """Seconds of a weights' gradient with its addition to the main gradient.
+def _accumulation_s(setting: BlockInputs, op: Op, kernel_s: Numbers) -> Numbers:
+    """Seconds that a weights' gradient takes longer for its addition to the main gradient.
 
     The main gradient is read and written, by the GEMM itself (Megatron) or by copies behind it.
+    Transformers' modules keep what the GEMM wrote.
     """
-    axes = op.axes
+    s, axes = setting.strategies, op.axes
     if op.operation == "gemm":
         elements = axes["m"] * axes["n"]
     else:
         elements = axes["experts"] * axes["hidden"] * (axes["inner"] + axes["ffn"])
-    moved_bytes = 2.0 * setting.strategies.gradient_bytes * elements
+    moved_bytes = np.where(np.greater(s.eager_modules, 0.0), 0.0, 2.0 * s.gradient_bytes) * elements
     moved_s = moved_bytes / (STREAM_RATIO * setting.hardware.memory_bytes_per_s)
-    return (kernel_s**ACCUMULATION + moved_s**ACCUMULATION) ** (1.0 / ACCUMULATION)
+    both_s = (kernel_s**ACCUMULATION + moved_s**ACCUMULATION) ** (1.0 / ACCUMULATION)
+    return np.where(np.greater(moved_s, 0.0), both_s - kernel_s, 0.0)
 
 
 def gemm(

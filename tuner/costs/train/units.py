@@ -289,7 +289,7 @@ def _moe_layer(
     full = _recomputed_share(s)
     device_s = routed.forward_s + routed.expert_s
     recomputed_s = full * device_s + (1.0 - full) * routed.recomputed_s
-    device_back_s = routed.backward_s + routed.expert_s + recomputed_s
+    device_back_s = routed.backward_s - routed.accumulation_s + routed.expert_s + recomputed_s
     per_unit = own.straggler_factor / s.expert_imbalance
     return cost, (device_s * per_unit, device_back_s * per_unit)
 

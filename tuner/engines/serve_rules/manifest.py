@@ -39,8 +39,8 @@ HAVE_UNITS: Final[Mapping[str, frozenset[Generation]]] = {
     "nvfp4": frozenset({Generation.BLACKWELL}),
 }
 """NVIDIA devices with tensor cores for such weights, by `goal.quantization` (NVIDIA Ada, Hopper and
-Blackwell architecture documents; hardware table of TensorRT-LLM's support matrix). MXFP4 is absent:
-releases have kernels that dequantize it on all supported devices, and so is int4."""
+Blackwell architecture documents; hardware table of TensorRT-LLM's support matrix). MXFP4 and int4
+are absent: releases have kernels that dequantize them on all supported devices."""
 
 DEEPEP: Final = frozenset({"deepep_normal", "deepep_low_latency"})
 

@@ -44,7 +44,7 @@ pd_disaggregation_hook.py), sglang/srt/environ.py and sglang/srt/layers/moe/toke
   (layers/quantization/{fp8,modelopt_quant}.py, get_min_capability).
 - gpt-oss checkpoints say "quant_method": "mxfp4" themselves; no option is needed
   (layers/quantization/mxfp4.py). So do those with experts in int4 (Kimi-K2.5: compressed-tensors),
-  whose Marlin kernels run behind the plain exchange alone (quantization/compressed_tensors).
+  whose Marlin kernels take no tokens from DeepEP (quantization/compressed_tensors).
 
 Not covered: prefill context parallelism, pipeline micro-batches, draft trees wider than one token,
 drafting or two-batch overlap under `--enable-pdmux`, which the code does not consider.

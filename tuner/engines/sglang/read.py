@@ -173,7 +173,7 @@ SERVER: Final = ServerFlags(
 
 _CHUNKS: Final = ((20 * GIB, 2048), (60 * GIB, 4096), (160 * GIB, 8192))
 _LARGEST_CHUNK: Final = 16_384
-_WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4"}
+_WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4", "compressed-tensors": ""}
 _CACHES: Final = {
     "auto": "bf16",
     "bf16": "bf16",

@@ -149,7 +149,7 @@ _COPIES: Final = "eplb-config.num-redundant-experts"
 _COPIES_SPELLED: Final = "eplb-config.num_redundant_experts"
 """As the engine takes it: dashes become underscores only before the dot."""
 MOST_DRAFTS: Final = 16
-_WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4"}
+_WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4", "compressed-tensors": ""}
 _CACHES: Final = {
     "auto": "bf16",
     "bfloat16": "bf16",

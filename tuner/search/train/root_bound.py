@@ -6,7 +6,7 @@ device's peak, and GEMMs with a side of one element (those of its router) are fr
 has the shapes of the real model.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -73,9 +73,10 @@ def partial_bounds_s(problem: TrainProblem, options: OptionSpace, degrees: Degre
     candidates = Candidates(rows=partials | {"expert": one, "expert_tensor": one}, options=fastest)
     strategies = to_strategies(problem, options, candidates)
     first, inverse = candidates.same(TIME_DEGREES)
+    # A rank that holds a part of an expert adds to its part of the main gradient: none here.
     units = unit_costs(
         single_expert(problem.shape),
-        taken(strategies, first),
+        replace(taken(strategies, first), gradient_bytes=0.0),
         problem.hardware,
         problem.constants,
         prices=lower_bound_prices(problem),

@@ -34,8 +34,8 @@ from tuner.costs.prices.pipelined_a2a import (
     best_degree,
     overlapped_moe_s,
 )
-from tuner.costs.train.collectives import all_gather_s, groups, latency_s
-from tuner.costs.train.experts import isolated, moe_blocks
+from tuner.costs.train.collectives import all_gather_s, all_to_all_latency_s, groups, latency_s
+from tuner.costs.train.experts import expert_launches, isolated, moe_blocks
 from tuner.costs.train.limited_routing import reached_places
 from tuner.costs.train.parts import Block, BlockInputs
 from tuner.costs.train.units import LayerCost
@@ -136,10 +136,10 @@ def _pipelined(problem: TrainProblem, strategies: Strategies) -> _Saved:
     setting, own = _setting(problem, strategies), problem.constants
     now, exposed = _routed(problem, strategies), _routed(problem, isolated(strategies))
     gather_s = _gather_s(setting)
-    start_s = latency_s(setting.groups.expert, own)
+    start_s = all_to_all_latency_s(setting.groups.expert, own)
     all_to_all = _part(exposed.expert_s / 2.0 - gather_s, start_s)
     inside = _part(gather_s, latency_s(setting.groups.expert_tensor, own))
-    launched_s = own.launch_s * own.expert_launches * problem.shape.experts / strategies.expert
+    launched_s = own.launch_s * expert_launches(setting)
     by_pass = []
     for name in ("forward_s", "backward_s"):
         layer = PipelinedLayer(

@@ -9,7 +9,7 @@
     modelopt            quant_algo FP8, NVFP4                      fp8, nvfp4
     compressed-tensors  format float-quantized, nvfp4-pack-…       fp8 (block: fp8_block), nvfp4
                         pack-quantized: 4 bits, groups of 32,      int4
-                        attention and shared experts ignored
+                        attention, dense and shared networks ignored
 
 Source: `quantization_config` as transformers' quantizers read it (FineGrainedFP8Config,
 FbgemmFp8Config, Mxfp4Config, CompressedTensorsConfig) and as NVIDIA Model Optimizer exports it; the
@@ -85,12 +85,13 @@ def _is_by_block(fields: Mapping[str, Any]) -> bool:
 def _packs_experts(fields: Mapping[str, Any]) -> bool:
     """Whether routed experts alone are symmetric int4 in groups of 32, each with a scale."""
     int4 = {"num_bits": 4, "group_size": 32, "symmetric": True, "type": "int"}
+    others = ("self_attn", "shared_experts", "mlp\\.(")
     weights, names = _weights(fields), fields.get("ignore")
     exceptions = " ".join(map(str, names)) if isinstance(names, list) else ""
     return (
         bool(weights)
         and all(one.items() >= int4.items() for one in weights)
-        and all(part in exceptions for part in ("self_attn", "shared_experts"))
+        and all(part in exceptions for part in others)
     )
 
 

@@ -16,7 +16,7 @@ from tuner.costs.train.collectives import Group, all_gather_s, all_to_all_s
 from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
 from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
 from tuner.costs.train.experts import moe_blocks
-from tuner.costs.train.parts import trained
+from tuner.costs.train.parts import Block, trained
 from tuner.costs.train.shapes import ModelShape
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
@@ -65,19 +65,26 @@ def test_gradients_that_are_added_to_fp32_take_what_b200_took() -> None:
             setting(_nano(), ALONE, hardware=EIGHT_B200, constants=BLACKWELL), prices=prices
         )
         network = trained_experts(experts, rows, hidden=hidden, ffn=ffn, inner=2.0 * ffn)
-        priced_s = float(trained(own, network).weight_s)
+        priced_s = added_to_s(trained(own, network))
         assert priced_s == pytest.approx(weights_s, rel=0.2)
         # Nothing is added to where nothing is kept; every piece adds to the whole gradient.
         kept = replace(own, strategies=replace(ALONE, gradient_bytes=0.0))
-        assert float(trained(kept, network).weight_s) == pytest.approx(inputs_s)
-        assert float(trained(own, network, pieces=2.0).weight_s) == pytest.approx(2.0 * priced_s)
+        assert added_to_s(trained(kept, network)) == pytest.approx(inputs_s)
+        assert added_to_s(trained(own, network, pieces=2.0)) == pytest.approx(2.0 * priced_s)
+        # Neither where another's modules keep it, nor of frozen weights.
+        for others in (
+            replace(ALONE, eager_modules=1.0),
+            replace(ALONE, adapter_rank=16.0, adapts_q=1.0),
+        ):
+            block = trained(replace(own, strategies=others), network)
+            assert float(block.accumulation_s) == 0.0
     # Llama-3 70B's first linear layer: 1.06 as long as the gradient of its inputs.
     prices = Stated(by_direction={"inputs": 2.0 * 4096 * 57344 * 8192 / PEAK / 0.4829})
     dense = replace(
         setting(_nano(), ALONE, hardware=EIGHT_B200, constants=BLACKWELL), prices=prices
     )
     block = trained(dense, trained_gemm(4096.0, 57344.0, 8192.0))
-    assert float(block.weight_s) / float(block.forward_s) == pytest.approx(1.06, abs=0.03)
+    assert added_to_s(block) / float(block.forward_s) == pytest.approx(1.06, abs=0.03)
 
 
 def test_collectives_of_eight_b200_start_as_slowly_as_measured() -> None:
@@ -127,6 +134,10 @@ def test_experts_in_bf16_launch_their_gemms_alone() -> None:
     latent = moe_blocks(setting(wide, spread))[0]
     own = setting(wide, spread).constants
     assert float(latent.launches - bf16.launches) == pytest.approx(0.5 * own.dense_launches)
+
+
+def added_to_s(block: Block) -> float:
+    return float(block.weight_s + block.accumulation_s)
 
 
 def _nano() -> ModelShape:

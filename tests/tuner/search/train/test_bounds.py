@@ -10,6 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tuner.config.knobs import FIELD_OF_DEGREE
+from tuner.costs.train.columns_of import hardware_of_pool
+from tuner.costs.train.constants import GemmPrecision
+from tuner.devices.catalogue import find_device
 from tuner.search.train.axes import DISPATCH_AXES, RECOMPUTE_AXES, Facts
 from tuner.search.train.bounds import degrees_bound_s
 from tuner.search.train.candidate_prices import (
@@ -36,6 +39,7 @@ from tuner.search.train.problem import TrainProblem
 from tuner.search.train.root_bound import allowed_by, partial_bounds_s
 from tuner.search.train.rules import Ints
 from tuner.search.train.space_size import by_facts
+from tuner.spec.cluster import Pool
 
 MakeProblem = Callable[..., TrainProblem]
 Drawn = tuple[Candidates, np.ndarray, Facts]
@@ -220,3 +224,36 @@ def test_a_dominated_option_is_neither_faster_nor_smaller(
             )
             assert (better.step_s <= worse.step_s * (1.0 + 1e-9)).all()
             assert (better.peak_bytes <= worse.peak_bytes * (1.0 + 1e-9)).all()
+
+
+def test_an_expert_that_several_ranks_hold_is_bounded_by_less(make_problem: MakeProblem) -> None:
+    """Few tokens on wide experts: main gradients, of which a rank adds to its part, are much."""
+    a100 = find_device("a100-80gb-sxm")
+    pool = Pool(name="p", device=a100.name, nodes=4, devices_per_node=8)
+    problem = make_problem(
+        "mixtral-8x22b",
+        devices=32,
+        hardware=hardware_of_pool(a100, pool, precision=GemmPrecision.BF16),
+        sequence_length=1024,
+    )
+    degrees, options = legal_degrees(problem), option_space(problem)
+    least_s = partial_bounds_s(problem, options, degrees)
+    rng, seen = np.random.default_rng(0), 0
+    for cell in rng.permutation(degrees.num_partials)[:40]:
+        partials = np.repeat(cell, degrees.num_pairs_N[cell])
+        rows = degrees.rows(np.array([cell]))
+        for facts, chosen in by_facts(rows):
+            at = chosen[rows["expert_tensor"][chosen] > 1]
+            legal = options.legal(facts)
+            if not len(at) or not len(legal):
+                continue
+            at = rng.choice(at, size=50)
+            way = legal[rng.integers(len(legal), size=50)]
+            candidates = Candidates(
+                rows={name: rows[name][at] for name in FIELD_OF_DEGREE},
+                options={axis: way[:, index] for index, axis in enumerate(options.choices)},
+            )
+            step_s = price(problem, options, candidates).step_s
+            assert (least_s[partials[at]] <= step_s * (1.0 + 1e-12)).all()
+            seen += 1
+    assert seen > 10

@@ -33,7 +33,7 @@ def test_other_methods_are_read_or_refused(tmp_path: Path) -> None:
     packed = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
     int4 = {"num_bits": 4, "group_size": 32, "symmetric": True, "type": "int"}
     in_int4 = packed | {"config_groups": {"group_0": {"weights": int4}}}
-    others = ["re:.*self_attn.*", "re:.*shared_experts.*"]
+    others = ["re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up)_proj.*"]
     wide = {"config_groups": {"group_0": {"weights": int4 | {"group_size": 128}}}}
     cases: tuple[tuple[Any, str], ...] = (
         ({"quant_method": "fp8"}, "fp8"),
@@ -47,6 +47,7 @@ def test_other_methods_are_read_or_refused(tmp_path: Path) -> None:
         (in_int4, ""),
         (in_int4 | {"ignore": others}, "int4"),
         (in_int4 | {"ignore": others[1:]}, ""),
+        (in_int4 | {"ignore": others[:2]}, ""),
         (packed | wide | {"ignore": others}, ""),
         ({"quant_method": "awq", "bits": 4}, ""),
         ("int4", ""),
