@@ -120,7 +120,7 @@ def test_what_one_h200_took_is_interpolated() -> None:
 
 
 def test_what_a_processor_took_is_interpolated() -> None:
-    """PyTorch's kernels: four to twelve sizes of each kind and direction predict at least six."""
+    """PyTorch's kernels: four to thirteen sizes of each kind and direction predict at least six."""
     for table, num_series in (("linear_scan", 6), ("linear_update", 3), ("index_scores", 1)):
         errors = dict(token_mixers.held_out_errors(token_mixers.stored(table)))
         assert {series.kind for series in errors} == token_mixers.SHAPES[table].keys()

@@ -66,9 +66,7 @@ def _launches(setting: BlockInputs) -> Numbers:
 
 def expert_launches(setting: BlockInputs) -> Numbers:
     """By local experts, of a forward pass. In narrow types each quantises before every GEMM."""
-    machine = setting.hardware
-    is_narrow = np.greater(machine.matmul_flop_per_s, machine.attention_flop_per_s)
-    of_one = setting.constants.expert_launches * np.where(is_narrow, 1.0, 0.5)
+    of_one = setting.constants.expert_launches * np.where(setting.is_narrow, 1.0, 0.5)
     return of_one * setting.model.experts / setting.strategies.expert
 
 

@@ -100,6 +100,12 @@ class BlockInputs:
         s = self.strategies
         return np.where(np.greater(s.sequence_parallel, 0.0), 1.0 / s.tensor, 1.0)
 
+    @property
+    def is_narrow(self) -> Numbers:
+        """Where the linear layers compute in a type narrower than bf16."""
+        machine = self.hardware
+        return np.greater(machine.matmul_flop_per_s, machine.attention_flop_per_s)
+
     def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
         """Seconds of element-wise kernels that read and write so many bytes."""
         return self.prices.seconds(memory_bound(moved_bytes))
@@ -183,11 +189,9 @@ def quantisation(setting: BlockInputs, *, inputs: Numbers, gradients: Numbers) -
     Each element is read in bf16 and written twice, by rows and by columns: once for the GEMM that
     reads it now, once for the weight gradient.
     """
-    machine = setting.hardware
-    is_narrow = np.greater(machine.matmul_flop_per_s, machine.attention_flop_per_s)
-    if not np.any(is_narrow):
+    if not np.any(setting.is_narrow):
         return Block()
-    per_element = np.where(is_narrow, QUANTISED_BYTES, 0.0)
+    per_element = np.where(setting.is_narrow, QUANTISED_BYTES, 0.0)
     return Block(
         forward_s=setting.memory_bound_s(per_element * inputs),
         backward_s=setting.memory_bound_s(per_element * gradients),
