@@ -141,7 +141,7 @@ def _measured_axes(op: Op) -> dict[str, Numbers] | None:
             return dict(axes)
         case "linear_scan" | "linear_update" if op.kind:
             return {axis: axes[axis] for axis in AXES[op.operation]}
-        case "index_scores" if "past" in axes:
+        case "index_scores":
             return {axis: axes[axis] for axis in AXES["index_scores"]}
         case "decode_attention" if not op.kind:
             return dict(axes)
