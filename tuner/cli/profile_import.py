@@ -131,14 +131,21 @@ def _profile(
 def _stored(
     kind: str, path: Path | None, out: Path, *, options: Mapping[str, str]
 ) -> "ProfileHeader":
-    """Import one profile, and store it."""
+    """Import one profile, and store it.
+
+    Raises:
+        UnknownDeviceError: kernels of a device that no plan could use.
+    """
     from datetime import UTC, datetime
 
     from profilers.imports.registry import import_measurements
     from profilers.store import write_profile
+    from tuner.devices.catalogue import device_of
 
     created = datetime.now(UTC).isoformat(timespec="seconds")
     imported = import_measurements(kind, path, options=options, created=created)
+    if kind == "aiconfigurator":
+        device_of(imported.profile.header.machine)
     write_profile(out, imported.profile)
     for line in imported.left_out:
         print_stderr(f"left out: {line}")

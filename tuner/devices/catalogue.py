@@ -2,24 +2,25 @@
 
 import difflib
 import re
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from profilers.records import Machine
-from tuner.devices import ampere, blackwell, hopper, others
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import UnknownDeviceError
 
 DEVICES: Final[Mapping[str, Datasheet]] = MappingProxyType(
     {
-        sheet.name: sheet
-        for module in (ampere, hopper, blackwell, others)
-        for name, sheet in vars(module).items()
-        if isinstance(sheet, Datasheet) and not name.startswith("_")
+        path.stem: Datasheet.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        for path in sorted(Path(__file__).with_name("sheets").glob("*.toml"))
     }
 )
-"""By name, as a spec writes it."""
+"""By name, as a spec writes it; one file of `sheets/` each."""
+CPU: Final = DEVICES["cpu"]
+"""A placeholder: one core, until a profile says more (measured.py)."""
 
 
 def spelling(name: str) -> str:
@@ -53,11 +54,15 @@ def device_of(machine: Machine) -> Datasheet:
         UnknownDeviceError: no description of an accelerator.
     """
     if machine.device_kind == "cpu" and spelling(machine.device) not in _BY_SPELLING:
-        return others.CPU
+        return CPU
     return find_device(machine.device)
 
 
 def _unknown(name: str) -> str:
     near = difflib.get_close_matches(spelling(name), sorted(_BY_SPELLING), n=1, cutoff=0.6)
     meant = f"did you mean {_BY_SPELLING[near[0]].name!r}? " if near else ""
-    return f"no device description is named {name!r}; {meant}known: {', '.join(DEVICES)}"
+    return (
+        f"no device description is named {name!r}; {meant}known: {', '.join(DEVICES)}. A device"
+        " can also be described in the spec (device: {name: ..., generation: ..., ...}) or"
+        " measured (profile: FOLDER)"
+    )

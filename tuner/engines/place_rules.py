@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
+from tuner.spec.cluster import Pool
 from tuner.spec.lp_memory import lp_misfit, smallest_lp_misfit
 
 NO_BACKEND: Final = "none"
@@ -72,7 +72,7 @@ def dispatch_refusal(
     dispatch: str | None,
     a2a_backend: str | None,
     architecture: str | None,
-    device: str | None,
+    pool: Pool | None,
 ) -> str | None:
     """Return why the engine cannot run a rule with a backend; None if it can.
 
@@ -81,7 +81,7 @@ def dispatch_refusal(
         dispatch: of the goal; None: the best.
         a2a_backend: of the goal; None: one that suits the rule.
         architecture: of the model; None where none is named.
-        device: of the ranks, as a cluster names it; None where none is named.
+        pool: machines of the ranks; None where the spec names none.
     """
     known = target.dispatches
     if dispatch is not None and known is not None and dispatch not in known:
@@ -102,7 +102,7 @@ def dispatch_refusal(
             f"goal.dispatch: {target.name} runs {dispatch!r} with an all-to-all backend only, not"
             f" with goal.a2a_backend none; say {target.a2a_backends[0]}, or dispatch dynamic"
         )
-    misfit = launch_misfit(target, offers[0], architecture=architecture, device=device)
+    misfit = launch_misfit(target, offers[0], architecture=architecture, pool=pool)
     if misfit is None or not misfit.is_known:
         # A rule named by the user is accepted if the spec leaves model or devices open.
         return None
@@ -123,7 +123,7 @@ def launch_misfit(
     offer: DispatchOffer,
     *,
     architecture: str | None,
-    device: str | None,
+    pool: Pool | None,
 ) -> LaunchMisfit | None:
     """Return why a model or its devices cannot run an offer; None if they can."""
     engine = f"{target.name} {target.release}"
@@ -134,13 +134,14 @@ def launch_misfit(
         return LaunchMisfit(is_known=True, words=words)
     generations = offer.generations
     named = " or ".join(sorted(one.value.capitalize() for one in generations or ()))
-    if generations is not None and device and find_device(device).generation not in generations:
-        words = f"{engine} runs {offer.name!r} on {named} devices, not on {device}"
+    sheet = None if pool is None or pool.device is None else pool.sheet
+    if generations is not None and sheet is not None and sheet.generation not in generations:
+        words = f"{engine} runs {offer.name!r} on {named} devices, not on {sheet.name}"
         return LaunchMisfit(is_known=True, words=words)
     if models is not None and architecture is None:
         words = f"{engine} runs {offer.name!r} for some models, and the spec names no model"
         return LaunchMisfit(is_known=False, words=words)
-    if generations is not None and not device:
+    if generations is not None and sheet is None:
         words = f"{engine} runs {offer.name!r} on {named} devices, and the spec names no devices"
         return LaunchMisfit(is_known=False, words=words)
     return None

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Vendor
 from tuner.engines.registry import serve_releases
 from tuner.engines.serve_rules.manifest import ServingCapabilities
@@ -59,7 +58,7 @@ def pool_vendor(pool: Pool) -> Vendor:
     """Return the vendor of a pool's devices; NVIDIA if the pool names no device."""
     if pool.device is None:
         return Vendor.NVIDIA
-    return find_device(pool.device).generation.vendor
+    return pool.sheet.generation.vendor
 
 
 def release_on(goal: ServeGoal, pool: Pool) -> ServingCapabilities:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Final, Protocol, cast
 
-from tuner.devices.catalogue import find_device
 from tuner.engines.files import EmittedFile
 from tuner.engines.serve_capabilities import (
     ENGINES,
@@ -51,7 +50,7 @@ def unlaunchable(verified: VerifiedServing) -> tuple[str, ...]:
     """
     plan = verified.plan
     pools = plan.cluster.pools
-    sheets = {pool.name: find_device(pool.device) for pool in pools if pool.device is not None}
+    sheets = {pool.name: pool.sheet for pool in pools if pool.device is not None}
     unknown = sorted(
         group.pool
         for group in verified.decision.instances

@@ -21,7 +21,6 @@ from tuner.costs.train.calibration import Residuals, shipped
 from tuner.costs.train.columns_of import PEAK_OF, PRECISION_OF
 from tuner.costs.train.expert_imbalance import expert_imbalances
 from tuner.costs.train.measured_profile import MeasuredProfile
-from tuner.devices.catalogue import find_device
 from tuner.engines.reading.launch import LaunchSettings, TokenDispatcher
 from tuner.errors import SpecError
 from tuner.estimate import environment
@@ -171,7 +170,7 @@ def pricing_setup(
     return PricingSetup(
         model=spec.model,
         pool=pool,
-        sheet=find_device(pool.device or "") if measured is None else measured.sheet(pool),
+        sheet=pool.sheet if measured is None else measured.sheet(pool),
         residuals=(measured and measured.own_residuals) or residuals,
         expert_imbalance=expert_imbalance,
         measured=measured,

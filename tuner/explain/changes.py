@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import TunerError
 from tuner.goals.goal import PlannedSpec
@@ -284,7 +283,7 @@ def _sheet(pool: Pool, change: LimitChange) -> Datasheet:
         raise TunerError(
             f"pool {pool.name!r} states neither its {change.key} nor a 'device' that would"
         )
-    return find_device(pool.device)
+    return pool.sheet
 
 
 POOL_KEYS: Final = ("nodes", "memory", "bandwidth")

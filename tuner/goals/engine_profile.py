@@ -20,7 +20,6 @@ from tuner.costs.serve.engine_steps import (
     LaunchSteps,
     write_engine_steps,
 )
-from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_writers import unlaunchable
@@ -142,7 +141,7 @@ def _smallest(spec: ServeSpec, profile: Path) -> Deployed:
     pools = tuple(
         pool
         for pool in spec.cluster.pools
-        if pool.device is not None and find_device(pool.device).generation is Generation.PROCESSOR
+        if pool.device is not None and pool.sheet.generation is Generation.PROCESSOR
     )
     if not pools:
         raise SpecError(

@@ -27,7 +27,6 @@ from typing import Any, Final
 
 from tuner.costs.serve.bands import ratio_bands
 from tuner.costs.train.calibration import shipped
-from tuner.devices.catalogue import find_device
 from tuner.errors import TunerError
 from tuner.plans.place import PlacePlan
 from tuner.plans.serve import ServePlan, ServePrediction
@@ -188,9 +187,11 @@ def _hardware(plan: Plan | ServePlan, used: Set[str]) -> Mapping[str, Any]:
 
 def _generation(plan: Plan) -> str:
     """Return the generation of the devices; empty where none is known or several are."""
-    names = {pool.device for pool in plan.cluster.pools}
+    pools = plan.cluster.pools
+    if any(pool.device is None for pool in pools):
+        return ""
     try:
-        kinds = {str(find_device(name).generation) for name in names if name is not None}
+        kinds = {str(pool.sheet.generation) for pool in pools}
     except TunerError:
         return ""
-    return kinds.pop() if len(kinds) == 1 and None not in names else ""
+    return kinds.pop() if len(kinds) == 1 else ""

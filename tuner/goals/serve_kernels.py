@@ -15,8 +15,7 @@ from profilers.imports.aiconfigurator_arrays import holds_system, installed_syst
 from profilers.store import holds_profile, read_header
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import PRODUCT
-from tuner.devices.catalogue import device_of, find_device
-from tuner.errors import SpecError
+from tuner.devices.catalogue import device_of
 from tuner.spec.cluster import Cluster, Pool
 
 TABLE_ENDINGS: Final = (".parquet", ".yaml", ".json")
@@ -72,9 +71,7 @@ def _hash(pool: Pool, profiles: Sequence[Path]) -> str:
 
 def _parts(pool: Pool, profiles: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """Yield the name and the hash of everything that prices a pool."""
-    if pool.device is None:
-        raise SpecError(f"cluster.pools: {pool.name!r} names no 'device'")
-    sheet = find_device(pool.device)
+    sheet = pool.sheet
     yield "datasheet", hashlib.sha256(repr(sheet).encode()).hexdigest()
     given = ((pool.profile,) if pool.profile is not None else ()) + tuple(profiles)
     stored = [path for path in given if holds_profile(path)]

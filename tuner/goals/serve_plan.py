@@ -21,10 +21,9 @@ from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.profiled import ProfiledMachine
 from tuner.costs.serve.reached import reached_machine
 from tuner.costs.serve.residual import ServeResidual
-from tuner.devices.catalogue import find_device
+from tuner.devices.catalogue import CPU
 from tuner.devices.datasheet import Generation
 from tuner.devices.measured import measured_sheet
-from tuner.devices.others import CPU
 from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.errors import SpecError
@@ -232,7 +231,7 @@ def price_serving_pool(
             f"cluster.pools: {pool.name!r} names no 'device'; a profile holds kernels, and the"
             " device's description says how much memory and which links there are"
         )
-    sheet = find_device(pool.device)
+    sheet = pool.sheet
     is_processor = sheet.generation is Generation.PROCESSOR
     stated = pool.memory_per_device
     if not is_processor and stated is not None and stated > sheet.memory_bytes:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from tuner.costs.lookups import Lookups, NotedPrices, WantedSizes
-from tuner.devices.catalogue import find_device
 from tuner.engines.capabilities import programs
 from tuner.errors import UnknownDeviceError
 from tuner.search.settings import SearchSettings
@@ -83,6 +82,6 @@ def place_sizes(spec_path: Path) -> WantedSizes:
 
 def _is_described(pool: Pool) -> bool:
     try:
-        return pool.device is not None and bool(find_device(pool.device))
+        return pool.device is not None and bool(pool.sheet)
     except UnknownDeviceError:
         return False

@@ -1,11 +1,20 @@
 """The machines of a spec: pools of identical devices and the links between pools."""
 
-from typing import Annotated, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
+from pydantic.config import JsonDict
 
 from profilers.records import Record
+from tuner.devices.catalogue import find_device
+from tuner.devices.datasheet import Datasheet
+from tuner.errors import SpecError
 from tuner.spec.fields import Bytes, BytesPerSecond, Count, FilePath, Name, Number, Seconds
+
+_NAME_OR_DATASHEET: Final[JsonDict] = {
+    "anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]
+}
 
 
 class Pool(Record):
@@ -15,8 +24,11 @@ class Pool(Record):
     """Name in links and reports."""
     profile: FilePath | None = None
     """Folder of a stored profile that was measured on such a machine."""
-    device: Name | None = None
-    """Name of a datasheet that ships with moetune, instead of a profile."""
+    device: Annotated[Name | None, Field(json_schema_extra=_NAME_OR_DATASHEET)] = None
+    """Name of a datasheet that ships with moetune, instead of a profile; or the datasheet itself,
+    a mapping of the fields of `datasheet`, for a device that none ships for."""
+    datasheet: Datasheet | None = None
+    """Datasheet that the spec states itself, as `device: {name: ..., generation: ..., ...}`."""
     nodes: Annotated[Count, Field(le=100_000)] = 1
     """Machines in the pool."""
     devices_per_node: Annotated[Count, Field(le=1024)]
@@ -43,6 +55,14 @@ class Pool(Record):
     usable_memory_ratio: Annotated[Number, Field(le=1.0)] = 0.95
     """Share of a device's memory that a plan may use."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _described(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and isinstance(value.get("device"), Mapping):
+            name = value["device"].get("name")
+            return {**value, "device": name, "datasheet": value["device"]}
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.profile is None and self.device is None:
@@ -65,6 +85,19 @@ class Pool(Record):
         near = self.domain // each * each
         whole = [n for n in (near, near + each) if 0 < n <= self.num_devices]
         return min((*parts, *whole), key=lambda n: (abs(n - self.domain), n))
+
+    @property
+    def sheet(self) -> Datasheet:
+        """Datasheet of its devices.
+
+        Raises:
+            SpecError: the pool names no device, or one that no datasheet describes.
+        """
+        if self.datasheet is not None:
+            return self.datasheet
+        if self.device is None:
+            raise SpecError(f"cluster.pools: {self.name!r} names no 'device'")
+        return find_device(self.device)
 
     @property
     def num_devices(self) -> int:

@@ -179,7 +179,7 @@ def _refuse_dispatch(file: PlaceSpecFile, model: ModelSpec | None, source: str) 
             dispatch=None if goal.dispatch is None else goal.dispatch.value,
             a2a_backend=goal.a2a_backend,
             architecture=None if model is None else model.architecture,
-            device=None if file.cluster is None else file.cluster.pools[0].device,
+            pool=None if file.cluster is None else file.cluster.pools[0],
         )
         if refused is not None:
             raise SpecError(f"{source}: {refused}")

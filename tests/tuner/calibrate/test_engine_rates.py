@@ -10,7 +10,7 @@ from tuner.calibrate.engine_rates import first_rates, fit_rates, measured_steps,
 from tuner.costs.serve.engine_steps import DecodePoint, EngineSteps, LaunchSteps, PromptPoint
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.reached import ReachedRates
-from tuner.devices.others import CPU
+from tuner.devices.catalogue import CPU
 from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"

@@ -42,10 +42,15 @@ SYSTEMS: Final[Mapping[str, str]] = {
     "h200_sxm": "h200-sxm",
     "b200_sxm": "b200-sxm",
     "b300_sxm": "b300-sxm",
-    "gb200": "gb200",
-    "gb300": "gb300",
+    "gb200": "gb200-nvl72",
+    "gb300": "gb300-nvl72",
     "a100_sxm": "a100-80gb-sxm",
+    "a100_pcie": "a100-80gb-pcie",
+    "a30": "a30",
+    "h100_pcie": "h100-pcie",
+    "l4": "l4",
     "l40s": "l40s",
+    "rtx_pro_6000_server": "rtx-pro-6000-server",
 }
 """Device descriptions by system name."""
 

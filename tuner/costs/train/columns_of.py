@@ -15,7 +15,6 @@ import numpy as np
 from profilers.steps.config import LayerKind
 from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Stages
-from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import SpecError
 from tuner.spec.cluster import Pool
@@ -232,7 +231,7 @@ def nic_bytes_per_s(pool: Pool) -> float:
     """
     nic = pool.nic
     if nic is None and pool.device is not None:
-        nic = find_device(pool.device).scale_out_bytes_per_s
+        nic = pool.sheet.scale_out_bytes_per_s
     if nic is None:
         raise SpecError(
             f"cluster: pool {pool.name!r} states no 'nic'; heterogeneous pools need its bandwidth"

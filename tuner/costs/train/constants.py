@@ -228,7 +228,14 @@ _MATMUL: Final = {
         GemmPrecision.MXFP8: 0.60,
         GemmPrecision.NVFP4: 0.45,
     },
+    Generation.BLACKWELL_RTX: {
+        GemmPrecision.BF16: 0.80,
+        GemmPrecision.FP8: 0.65,
+        GemmPrecision.MXFP8: 0.65,
+        GemmPrecision.NVFP4: 0.45,
+    },
     Generation.CDNA3: {GemmPrecision.BF16: 0.55, GemmPrecision.FP8: 0.45},
+    Generation.CDNA4: {GemmPrecision.BF16: 0.55, GemmPrecision.FP8: 0.45},
     Generation.ASCEND: {GemmPrecision.BF16: 0.70},
     Generation.PROCESSOR: {GemmPrecision.BF16: 0.90},
 }
@@ -243,7 +250,9 @@ _ATTENTION: Final = {
     Generation.ADA: 0.50,
     Generation.HOPPER: 0.45,
     Generation.BLACKWELL: 0.42,
+    Generation.BLACKWELL_RTX: 0.50,
     Generation.CDNA3: 0.30,
+    Generation.CDNA4: 0.30,
     Generation.ASCEND: 0.35,
     Generation.PROCESSOR: 0.50,
 }
@@ -255,7 +264,9 @@ _SOFTMAX_WIDTH: Final = {
     Generation.ADA: 32.0,
     Generation.HOPPER: 64.0,
     Generation.BLACKWELL: 96.0,
+    Generation.BLACKWELL_RTX: 32.0,
     Generation.CDNA3: 48.0,
+    Generation.CDNA4: 48.0,
     Generation.ASCEND: 48.0,
     Generation.PROCESSOR: 16.0,
 }
@@ -270,7 +281,9 @@ _MEMORY: Final = {
     Generation.ADA: 1.2,
     Generation.HOPPER: 1.4,
     Generation.BLACKWELL: 1.5,
+    Generation.BLACKWELL_RTX: 1.2,
     Generation.CDNA3: 1.5,
+    Generation.CDNA4: 1.5,
     Generation.ASCEND: 1.4,
     Generation.PROCESSOR: 1.2,
 }

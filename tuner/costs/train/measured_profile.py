@@ -85,7 +85,9 @@ class MeasuredProfile:
         Raises:
             UnknownDeviceError: neither the pool nor the profile names a described device.
         """
-        return find_device(pool.device or self.profile.header.machine.device)
+        if pool.device is not None:
+            return pool.sheet
+        return find_device(self.profile.header.machine.device)
 
     def prices(self, hardware: Hardware, constants: Constants, *, precision: str) -> MeasuredPrices:
         """Return measured prices with the datasheet as fallback; all arguments of one column."""

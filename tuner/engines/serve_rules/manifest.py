@@ -31,12 +31,13 @@ DEEPEP_RANKS: Final = frozenset({2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160}
 """Expert ranks that DeepEP's normal kernels have settings for (deepseek-ai/DeepEP
 deep_ep/buffer.py, `get_dispatch_config`)."""
 
-_FP8: Final = frozenset({Generation.ADA, Generation.HOPPER, Generation.BLACKWELL})
+_FP4: Final = frozenset({Generation.BLACKWELL, Generation.BLACKWELL_RTX})
+_FP8: Final = frozenset({Generation.ADA, Generation.HOPPER, *_FP4})
 HAVE_UNITS: Final[Mapping[str, frozenset[Generation]]] = {
     "fp8": _FP8,
     "fp8_block": _FP8,
     "fp8_block_mxfp4": _FP8,
-    "nvfp4": frozenset({Generation.BLACKWELL}),
+    "nvfp4": _FP4,
 }
 """NVIDIA devices with tensor cores for such weights, by `goal.quantization` (NVIDIA Ada, Hopper and
 Blackwell architecture documents; hardware table of TensorRT-LLM's support matrix). MXFP4 and int4
@@ -44,7 +45,7 @@ are absent: releases have kernels that dequantize them on all supported devices.
 
 DEEPEP: Final = frozenset({"deepep_normal", "deepep_low_latency"})
 
-WITHOUT_NVLINK: Final = frozenset({Generation.ADA})
+WITHOUT_NVLINK: Final = frozenset({Generation.ADA, Generation.BLACKWELL_RTX})
 """NVIDIA devices of the catalogue without NVLink; DeepEP needs NVLink inside a machine and RDMA
 between machines (deepseek-ai/DeepEP, README, Requirements)."""
 

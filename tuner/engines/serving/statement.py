@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from tuner.config.serve import Instances, Role
 from tuner.config.serve_words import router_words
 from tuner.costs.serve.bands import NEW_PAIR
-from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Vendor
 from tuner.engines.serve_rules.steps import lacks_units
 from tuner.engines.serving.shape import (
@@ -97,8 +96,8 @@ def group_notes(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]
     if quantization != "bf16":
         notes.append(f"Planned for {quantization} weights.")
     pools = verified.plan.cluster.pools
-    device = next(pool.device for pool in pools if pool.name == shape.group.pool)
-    known = None if device is None else find_device(device)
+    pool = next(pool for pool in pools if pool.name == shape.group.pool)
+    known = None if pool.device is None else pool.sheet
     release = group_release(verified, shape.group)
     if release.vendor is not Vendor.NVIDIA:
         notes.append(

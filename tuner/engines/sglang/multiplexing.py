@@ -13,7 +13,6 @@ from typing import Final
 
 import yaml
 
-from tuner.devices.catalogue import find_device
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.serving.shape import GroupShape
 from tuner.engines.serving.statement import brief_statement
@@ -40,9 +39,9 @@ def shares_file(verified: VerifiedServing, shape: GroupShape) -> EmittedFile:
     share = shape.group.prefill_share_ratio
     assert share is not None
     pools = verified.plan.cluster.pools
-    device = next(pool.device for pool in pools if pool.name == shape.group.pool)
+    pool = next(pool for pool in pools if pool.name == shape.group.pool)
     # `unlaunchable` of the registry refuses pools whose device is not named.
-    units = find_device(device or "").compute_units
+    units = pool.sheet.compute_units
     prefill, decode = division(compute_units=units, prefill_share_ratio=share)
     options = {"sm_group_num": 3, "manual_divisions": [[prefill, decode, 1]]}
     lines = (*brief_statement(verified), f"Of {units} multiprocessors prefill has {prefill}.")

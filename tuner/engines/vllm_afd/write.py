@@ -15,7 +15,6 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from tuner.config.serve import Role
-from tuner.devices.catalogue import find_device
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
 from tuner.engines.serving.shape import GroupShape, group_release, group_shapes
@@ -59,9 +58,8 @@ def afd_flags(verified: VerifiedServing, shape: GroupShape) -> Iterator[str]:
     """Yield the flags that make an instance a server of an AFD unit."""
     attention, expert = server_pair(verified, shape)
     capabilities = group_release(verified, shape.group).afd
-    pools = {pool.name: pool.device for pool in verified.plan.cluster.pools}
-    device = pools[shape.group.pool]
-    generation = None if device is None else find_device(device).generation
+    pool = next(pool for pool in verified.plan.cluster.pools if pool.name == shape.group.pool)
+    generation = None if pool.device is None else pool.sheet.generation
     connector = None if capabilities is None else capabilities.connector(generation)
     if connector is None:
         raise ValueError(f"{shape.name}: no connector runs on {generation} devices")

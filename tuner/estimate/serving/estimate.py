@@ -5,7 +5,6 @@ from typing import Final
 
 from tuner.config.serve import Role
 from tuner.costs.serve.bands import NEW_PAIR, LatencyBand, bands_of
-from tuner.devices.catalogue import find_device
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.engines.serve_capabilities import release_on
 from tuner.errors import SpecError
@@ -132,7 +131,7 @@ def surroundings(spec: ServeSpec, pool: Pool) -> Surroundings:
     """Return the model and pool that a launch's flags are checked against."""
     own = pool.memory_per_device
     if own is None and pool.device is not None:
-        own = find_device(pool.device).memory_bytes
+        own = pool.sheet.memory_bytes
     if own is None:
         return Surroundings(model=spec.model, pool=pool)
     return Surroundings(model=spec.model, pool=pool, memory_bytes=float(own))

@@ -402,7 +402,7 @@ def _refusal(
         target,
         offer,
         architecture=None if spec.model is None else spec.model.architecture,
-        device=None if spec.cluster is None else spec.cluster.pools[0].device,
+        pool=None if spec.cluster is None else spec.cluster.pools[0],
     )
     if misfit is not None:
         return misfit.words

@@ -27,7 +27,6 @@ from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.measured_profile import DTYPE_OF, MeasuredProfile
 from tuner.costs.train.shapes import Hardware
-from tuner.devices.catalogue import find_device
 from tuner.plans.place import Band
 from tuner.search.place.evaluation import Evaluation, active_PLG
 from tuner.search.place.links import slowdown_X
@@ -198,7 +197,7 @@ def pool_hardware(
     Raises:
         UnknownDeviceError: no description of the pool's device.
     """
-    sheet = measured.sheet(pool) if measured is not None else find_device(pool.device or "")
+    sheet = measured.sheet(pool) if measured is not None else pool.sheet
     precision = "fp8-tensorwise" if goal.quantization == "fp8" else "bf16"
     regime = regime_of((PRICED_AS,), sheet, precision=precision)
     return PoolHardware(

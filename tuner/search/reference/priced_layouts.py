@@ -94,7 +94,8 @@ class ReferenceLayouts:
         machine = self.profile.header.machine
         if machine.device_kind == "cpu" or spec.goal.reliability is None:
             return math.inf
-        return find_device(self.pool.device or machine.device).host_bytes_per_s
+        sheet = find_device(machine.device) if self.pool.device is None else self.pool.sheet
+        return sheet.host_bytes_per_s
 
 
 def _with_forecast(plan: Plan, spec: Spec, priced: ReferenceLayouts) -> Plan:

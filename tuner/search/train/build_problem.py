@@ -21,7 +21,6 @@ from tuner.costs.train.expert_imbalance import expert_imbalances
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory_constants import memory_constants
 from tuner.costs.train.shapes import number, single
-from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.engines.capabilities import (
     host_checkpoint_obstacle,
@@ -74,7 +73,7 @@ def price_pool(
         UnknownDeviceError: no description of the pool's device.
     """
     if measured is None:
-        return PricedPool(pool=pool, sheet=find_device(pool.device or ""), residuals=residuals)
+        return PricedPool(pool=pool, sheet=pool.sheet, residuals=residuals)
     return PricedPool(
         pool=pool,
         sheet=measured.sheet(pool),

@@ -11,7 +11,7 @@ from profilers.series import Series
 from tuner.costs.lookups import Lookups
 from tuner.costs.ops import Op, gemm
 from tuner.costs.serve.profiled import ProfiledMachine, grouped_experts
-from tuner.devices.others import CPU
+from tuner.devices.catalogue import CPU
 
 
 class Product:

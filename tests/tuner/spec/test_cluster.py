@@ -1,0 +1,55 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tuner.devices.catalogue import find_device
+from tuner.spec.cluster import Pool
+
+DEVICE: dict[str, Any] = {
+    "name": "h100-64gb",
+    "generation": "hopper",
+    "compute_units": 132,
+    "flop_per_s": {"bf16": 989.4e12},
+    "memory_bytes": "64GiB",
+    "memory_bytes_per_s": "2TB/s",
+    "scale_up_bytes_per_s": "450GB/s",
+    "scale_out_bytes_per_s": "200Gbit/s",
+    "host_bytes_per_s": "64GB/s",
+}
+
+
+def read(device: object) -> Pool:
+    return Pool.model_validate({"name": "a", "devices_per_node": 8, "device": device})
+
+
+def test_a_pool_describes_a_device_that_no_datasheet_does() -> None:
+    pool = read(DEVICE)
+    assert pool.device == pool.sheet.name == "h100-64gb"
+    assert pool.sheet.memory_bytes == 64 * 2**30
+    assert pool.sheet.scale_out_bytes_per_s == 25e9
+    assert Pool.model_validate_json(pool.model_dump_json()) == pool
+
+
+def test_a_name_means_the_datasheet_that_ships() -> None:
+    assert read("H100").sheet is find_device("h100-sxm")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": None}, "datasheet.name"),
+        ({"generation": "nada"}, "datasheet.generation"),
+        ({"memory_bytes": 64}, "64 has no unit; write it like '80GiB'"),
+        ({"memory_bytes": "64GBB"}, "unknown unit 'GBB'"),
+        ({"memory_bytes": None}, "None has no unit"),
+        ({"host_bytes_per_s": [64]}, "has no unit"),
+        ({"flop_per_s": {"fp8": 1e15}}, "flop_per_s needs bf16"),
+        ({"flop_per_s": {"bf16": -1.0}}, "greater than 0"),
+        ({"memory": "64GiB"}, "datasheet.memory"),
+    ],
+)
+def test_a_description_that_lacks_something_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        read(DEVICE | change)
+    assert said in str(raised.value)
