@@ -35,7 +35,7 @@ from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.expert_imbalance import ExpertImbalance
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory import price_memory
-from tuner.costs.train.memory_constants import memory_constants
+from tuner.costs.train.memory_constants import MemoryConstants, memory_constants
 from tuner.costs.train.prices import MemoryPrice, StepPrice
 from tuner.costs.train.shapes import Hardware, ModelShape, stacked
 from tuner.costs.train.step import price_step
@@ -189,9 +189,27 @@ def price_configurations(
     return tuple(priced_by_index[index] for index in range(len(configurations)))
 
 
-def _kind(one: Configuration) -> tuple[str, int, str]:
+def _kind(one: Configuration) -> tuple[str, int, str, str]:
     """Return what all configurations of one call must share."""
-    return one.priced_precision, one.mtp_layers, one.rank_order
+    return one.priced_precision, one.mtp_layers, one.rank_order, _memory_family(one)
+
+
+_FAMILY_OF_COMPILED: Final[Mapping[frozenset[str], str]] = {
+    frozenset(): "torchtitan-eager",
+    frozenset({"loss"}): "torchtitan-loss-compiled",
+    frozenset({"model"}): "torchtitan-layers-compiled",
+    frozenset({"loss", "model"}): "torchtitan-compiled",
+}
+
+
+def _memory_family(one: Configuration) -> str:
+    """Return the family whose memory constants hold for a configuration."""
+    family = SOFTWARE_OF[one.engine].family
+    return family if one.compiled is None else _FAMILY_OF_COMPILED[frozenset(one.compiled)]
+
+
+def _memory_constants(one: Configuration) -> MemoryConstants:
+    return memory_constants([SOFTWARE_OF[one.engine].software], [_memory_family(one)])
 
 
 def _price_uniform(
@@ -213,13 +231,8 @@ def _price_uniform(
         prices=prices,
         order=tuple(uniform[0].rank_order.split("-")),
     )
-    relative = SOFTWARE_OF[uniform[0].engine]
     memory = price_memory(
-        shape,
-        strategies,
-        hardware,
-        stages,
-        constants=memory_constants([relative.software], [relative.family]),
+        shape, strategies, hardware, stages, constants=_memory_constants(uniform[0])
     )
     return [
         PricedConfiguration(
@@ -233,13 +246,12 @@ def _price_uniform(
 
 def uneven_load_bytes(one: Configuration, setup: PricingSetup) -> npt.NDArray[np.float64]:
     """Growth of each pipeline rank's peak when the most-loaded expert rank's load doubles."""
-    relative = SOFTWARE_OF[one.engine]
     return uneven_bytes(
         model_shape(one, setup),
         stacked([to_strategies(one, setup)]),
         setup.hardware(PRECISION_OF[one.priced_precision]),
         stages_of_layouts(setup.model, [_layout(one)]),
-        constants=memory_constants([relative.software], [relative.family]),
+        constants=_memory_constants(one),
     )[: one.pipeline]
 
 

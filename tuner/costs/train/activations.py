@@ -36,15 +36,24 @@ imbalance over passes. A recomputed module keeps only its input:
     mlp               drops the dense network and its input    moe_act        drops gate * up
     moe, chunks > 1   drops router, shared and experts         shared_experts drops them
     mla_up_proj       drops q, k, v                            full           keeps only n h D
-    by op             keeps n h D, q, v, the core's output; of a dense network gate or up and,
-                      in eager mode, the output of the last GEMM; of experts the received copies
+    by op             keeps n h D, the core's output, outputs of reduce-scatters and all-to-alls,
+                      and every second GEMM's output, in eager mode also that of a last GEMM
 
 Dropped activations are recomputed, one layer at a time, in its backward pass: `recomputed`.
 
-Selective checkpointing by operation keeps every second GEMM's output. PyTorch in eager mode keeps
-it whether or not the backward pass reads it (torch/utils/checkpoint.py, a cache of outputs by
+Selective checkpointing by operation keeps every second GEMM's output, grouped ones excepted, and
+what collectives return (`_op_sac_save_list`, torchtitan 0.2.0 to 0.2.2). GEMMs count through a
+layer: q, k, v, output; of MLA q, low ranks, k and v together, output, and two for q where it has a
+low rank, which shifts those behind them; router, gate, up, down. Without expert parallelism no
+all-to-all keeps copies. PyTorch in eager mode keeps an output whether or not the backward pass reads
+it (torch/utils/checkpoint.py, a cache of outputs by
 operation). A compiled layer keeps only what its backward graph reads
 (torch/_functorch/partitioners.py), so not the last GEMM's output, which is added to the residual.
+
+torchtitan multiplies routed copies by their scores in fp32 and keeps them for the scores' gradient,
+before the experts or behind them (models/moe/moe.py of 0.2.0 to 0.2.2, token_dispatcher.py of 0.3.0:
+`.to(torch.float32) * top_scores`), under DeepEP in their own type (distributed/deepep/deepep.py).
+In eager mode the activation's output is kept beside its product with up.
 
 Frozen weights need no input (Transformer Engine keeps it where `weight.requires_grad`): norm
 outputs, gate * up and linear attention's normed output are kept where an adapter reads them, and
@@ -134,13 +143,17 @@ def activation_bytes(
     cp_output_copy_ratio: Numbers,
     last_gemm_ratio: Numbers = 1.0,
     gathers_inputs: Numbers = 0.0,
+    scored_bytes: Numbers = 0.0,
+    keeps_activations: Numbers = 0.0,
 ) -> ActivationBytes:
     """Count what one layer of each kind keeps.
 
     Under context parallelism `cp_output_copy_ratio` of attention's output is kept twice: in the
     order before and after tokens are redistributed to their ranks. Under checkpointing by operation
     `last_gemm_ratio` of the dense network's last GEMM output is kept: 1 in eager mode, 0 compiled.
-    `gathers_inputs` of 1 means PyTorch's tensor parallelism.
+    `gathers_inputs` of 1 means PyTorch's tensor parallelism. `scored_bytes` an element of every
+    routed copy are kept for the scores' gradient, and where `keeps_activations` is 1 what a gated
+    network's activation returns.
     """
     width = strategies.element_bytes
     group = strategies.tokens
@@ -163,12 +176,16 @@ def activation_bytes(
         norm_input=norm_input
         * keeps_input(strategies, strategies.adapts_gate, strategies.adapts_up),
         last_gemm_output=last_gemm_ratio * hidden,
+        keeps_activations=keeps_activations,
     )
     moe = _moe(
         model,
         strategies,
         own,
         _mix(parts, keep, shares=(model.moe_attention, model.moe_linear)),
+        last_gemm_output=last_gemm_ratio * hidden,
+        scored_bytes=scored_bytes,
+        keeps_activations=keeps_activations,
     )
     others = gathers_inputs * (group - own) * model.hidden * _linear_bytes(strategies)
     partial = gathers_inputs * np.where(own < group, (2.0 + model.is_gated) * whole, 0.0)
@@ -255,7 +272,8 @@ def _layer(
     )
     dropped = dropped_norms + attention.dropped + network.dropped
     full, by_op = strategies.recompute_full, strategies.recompute_by_op
-    by_op_saved = kept_input + attention.by_op_saved + network.by_op_saved
+    reduced = np.where(own < strategies.tokens, parts.mixer.ratio + parts.network_ratio, 0.0)
+    by_op_saved = kept_input + attention.by_op_saved + network.by_op_saved + reduced * hidden
     everything = whole - kept_input - parts.later + parts.mixer.beyond
     return LayerBytes(
         saved=(1.0 - full - by_op) * (whole - dropped) + full * kept_input + by_op * by_op_saved,
@@ -307,11 +325,30 @@ def _attention(
     )
     gated = 2.0 * model.has_output_gate * output
     whole = projected + normed + output + gated + quantised + redistributed + low_ranks + scores
-    by_op_saved = tokens * (model.heads * model.head_dim + key_heads * model.value_dim) * width
+    by_op_saved = _every_second_gemm(model, strategies, own, key_heads) * width
     whole = whole + _inner_widths(strategies, attention_matrices(model, strategies))
     return _Part(
         whole=whole, by_op_saved=by_op_saved + output + scores, dropped=dropped, recomputed=dropped
     )
+
+
+def _has_five_gemms(model: ModelShape) -> Numbers:
+    """Whether attention has an odd number of GEMMs: MLA whose queries have a low rank."""
+    return np.greater(model.is_mla, 0.0) & np.greater(model.q_lora_rank, 0.0)
+
+
+def _every_second_gemm(
+    model: ModelShape, strategies: Strategies, own: Numbers, key_heads: Numbers
+) -> Numbers:
+    """Elements of attention's first, third and any fifth GEMM's output."""
+    tokens = strategies.tokens / strategies.tensor
+    queries = model.heads * model.head_dim
+    grouped = tokens * (queries + key_heads * model.value_dim)
+    up = model.heads * (model.head_dim - model.rope_dim + model.value_dim)
+    low_ranks = model.q_lora_rank + model.kv_lora_rank + model.rope_dim
+    of_five = own * low_ranks + strategies.tokens * model.hidden
+    latent = np.where(_has_five_gemms(model), of_five, tokens * (queries + up))
+    return np.where(np.greater(model.is_mla, 0.0), latent, grouped)
 
 
 def _shared_kv(model: ModelShape, strategies: Strategies, own: Numbers) -> Numbers:
@@ -396,12 +433,14 @@ def _dense(
     *,
     norm_input: Numbers,
     last_gemm_output: Numbers,
+    keeps_activations: Numbers,
 ) -> _Layer:
     width = strategies.element_bytes
     present = model.dense_network
     intermediate = strategies.tokens * model.dense_ffn / strategies.tensor
     kept = keeps_input(strategies, strategies.adapts_down) * _linear_bytes(strategies)
-    whole = present * intermediate * ((1.0 + model.is_gated) * width + kept)
+    gates = (1.0 + (1.0 + keeps_activations) * model.is_gated) * width
+    whole = present * intermediate * (gates + kept)
     adapters = network_matrices(model, strategies, model.dense_ffn)
     whole = whole + present * _inner_widths(strategies, adapters)
     dropped = strategies.recompute_mlp * whole
@@ -410,7 +449,11 @@ def _dense(
         network_ratio=present,
         network=_Part(
             whole=whole,
-            by_op_saved=present * (intermediate * width + model.is_gated * last_gemm_output),
+            by_op_saved=present
+            * (
+                intermediate * width
+                + model.is_gated * np.where(_has_five_gemms(model), 0.0, last_gemm_output)
+            ),
             dropped=dropped,
             recomputed=dropped,
         ),
@@ -421,7 +464,16 @@ def _dense(
     )
 
 
-def _moe(model: ModelShape, strategies: Strategies, own: Numbers, mixer: _Mix) -> _Layer:
+def _moe(
+    model: ModelShape,
+    strategies: Strategies,
+    own: Numbers,
+    mixer: _Mix,
+    *,
+    last_gemm_output: Numbers,
+    scored_bytes: Numbers,
+    keeps_activations: Numbers,
+) -> _Layer:
     width = strategies.element_bytes
     sent = own * model.top_k
     received = sent * strategies.expert_tensor * strategies.expert_imbalance_p99
@@ -430,12 +482,16 @@ def _moe(model: ModelShape, strategies: Strategies, own: Numbers, mixer: _Mix) -
     intermediate = received * model.moe_ffn / strategies.expert_tensor
     gates = (1.0 + model.is_gated) * width
     trains = keeps_input(strategies, strategies.adapts_experts)
-    routed = copies * linear * trains + intermediate * (gates + linear * trains)
+    kept_gates = gates + keeps_activations * model.is_gated * width
+    routed = copies * linear * trains + intermediate * (kept_gates + linear * trains)
+    returned = sent * model.expert_hidden
+    routed = routed + _scored(strategies, copies, returned, scored_bytes)
     rank = strategies.adapts_experts * strategies.adapter_rank * received * width
     routed = routed + 2.0 * rank
     router = own * model.router_outputs * SCORE_BYTES + sent * INDEX_BYTES
     kept = keeps_input(strategies, strategies.adapts_down) * linear
-    shared = strategies.tokens * model.shared_ffn / strategies.tensor * (gates + kept)
+    shared_rows = strategies.tokens * model.shared_ffn / strategies.tensor
+    shared = shared_rows * (kept_gates + kept)
     router = router + own * model.moe_latent * (width + linear)
     recompute_whole = strategies.recompute_moe
     recompute_routed = np.maximum(recompute_whole, strategies.chunks > 1.0)
@@ -446,12 +502,15 @@ def _moe(model: ModelShape, strategies: Strategies, own: Numbers, mixer: _Mix) -
         recompute_whole, strategies.recompute_shared_experts
     )
     at_once = 1.0 / strategies.chunks
+    exchanged = np.where(np.greater(strategies.expert, 1.0), (copies + returned) * width, 0.0)
+    has_last = _has_five_gemms(model) & np.greater(model.shared_ffn, 0.0)
+    by_op_saved = router + exchanged + shared_rows * width + has_last * last_gemm_output
     return _Layer(
         mixer=mixer,
         network_ratio=1.0,
         network=_Part(
             whole=router + shared + routed,
-            by_op_saved=router + copies * width,
+            by_op_saved=by_op_saved,
             dropped=dropped_routed + dropped_others,
             recomputed=dropped_routed * at_once + dropped_others,
         ),
@@ -460,6 +519,18 @@ def _moe(model: ModelShape, strategies: Strategies, own: Numbers, mixer: _Mix) -
         * width
         * keeps_input(strategies, strategies.adapts_gate, strategies.adapts_up),
         drops_network_input=0.0,
-        gradients=(gates * intermediate + (copies + sent * model.expert_hidden) * width) * at_once,
+        gradients=(gates * intermediate + (copies + returned) * width) * at_once,
         later=routed * (1.0 - at_once),
     )
+
+
+def _scored(
+    strategies: Strategies, copies: Numbers, returned: Numbers, scored_bytes: Numbers
+) -> Numbers:
+    """Bytes of the copies that are kept to multiply them by their scores.
+
+    Their own rank does it in a wide type, or the expert's rank under DeepEP in the copies' type.
+    """
+    at_expert = np.greater(strategies.is_deepep + strategies.is_hybridep, 0.0)
+    at_expert_bytes = np.where(np.greater(scored_bytes, 0.0), strategies.element_bytes, 0.0)
+    return np.where(at_expert, copies * at_expert_bytes, returned * scored_bytes)

@@ -44,6 +44,11 @@ class MemoryConstants:
     last_gemm_ratio: Numbers = 1.0
     """Of the output of a dense network's last GEMM, kept under checkpointing by operation; 0 where
     layers are compiled (activations.py)."""
+    scored_bytes: Numbers = 0.0
+    """Of an element of the routed copies that are kept to multiply them by their scores; 0 where
+    the experts multiply by them (activations.py)."""
+    keeps_activations: Numbers = 0.0
+    """1 where an activation's output is kept beside its product with up: layers in eager mode."""
     gathers_inputs: Numbers = 0.0
     """1 for PyTorch's tensor parallelism: gathered inputs are saved for the backward pass
     (activations.py)."""
@@ -113,8 +118,14 @@ _TRANSFORMERS: Final = replace(
 """Transformers' loss: fp32 log-probabilities, and their gradient twice (eager_activations.py). Full
 recomputation: 12.5 %, the middle of what `IN_SEGMENTS_RATIO` says of it."""
 
-_TITAN: Final = replace(_FUSED_LOSS, gathers_inputs=1.0, receives_ahead=1.0)
+_TITAN: Final = replace(_FUSED_LOSS, gathers_inputs=1.0, receives_ahead=1.0, scored_bytes=4.0)
 """torchtitan from 0.2.1 on with a loss that is compiled or cut into chunks."""
+_TITAN_EAGER_LOSS: Final = replace(
+    _TITAN,
+    logit_bytes=_EAGER_LOSS.logit_bytes,
+    split_logit_bytes=_EAGER_LOSS.split_logit_bytes,
+)
+"""The same where [compile] is off, as it is by default, or leaves "loss" out of its components."""
 _TITAN_2025: Final = replace(_TITAN, keeps_input_gradients=1.0, keeps_logits=1.0)
 """torchtitan of June to October 2025 (0.1.0 and 0.2.0): PyTorch keeps gradients of inputs, which
 are released since October 2025 (pytorch#164329: `stage_backward` clears `grad`), and logits, until
@@ -166,6 +177,10 @@ OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
     "torchtitan-compiled": replace(_TITAN, last_gemm_ratio=0.0),
     "torchtitan-2025-compiled": replace(_TITAN_2025, last_gemm_ratio=0.0),
     "torchtitan-2024-compiled": replace(_TITAN_2024, last_gemm_ratio=0.0),
+    # Launches that say what they compile, all of it excepted.
+    "torchtitan-loss-compiled": replace(_TITAN, keeps_activations=1.0),
+    "torchtitan-layers-compiled": replace(_TITAN_EAGER_LOSS, last_gemm_ratio=0.0),
+    "torchtitan-eager": replace(_TITAN_EAGER_LOSS, keeps_activations=1.0),
     # Runs whose launch leaves the allocator as it is.
     "torchtitan-2025-compiled-segments": replace(
         _TITAN_2025, last_gemm_ratio=0.0, unused_ratio=IN_SEGMENTS_RATIO

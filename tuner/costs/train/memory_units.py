@@ -109,6 +109,8 @@ def unit_bytes(
         cp_output_copy_ratio=constants.cp_output_copy_ratio,
         last_gemm_ratio=constants.last_gemm_ratio,
         gathers_inputs=constants.gathers_inputs,
+        scored_bytes=constants.scored_bytes,
+        keeps_activations=constants.keeps_activations,
     )
     if is_any(strategies.eager_modules):
         kept = chosen_layers(strategies, eager_activation_bytes(model, strategies), kept)

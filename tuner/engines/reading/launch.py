@@ -163,6 +163,9 @@ class LaunchSettings(Record):
     overlap_param_gather: bool = False
     overlap_tensor: bool = False
     cuda_graph: Graphs = Graphs.NONE
+    compiled: frozenset[Literal["model", "loss"]] | None = None
+    """What torchtitan compiles, a loss that is cut into chunks included; absent: as its plans assume,
+    the loss."""
     flash_attention: bool = True
     dropout: bool = False
     optimizer_offload_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0

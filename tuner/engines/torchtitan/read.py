@@ -72,7 +72,9 @@ def read(text: str, *, source: str) -> LaunchSettings:
     if command is None:
         return _settings(Sections(_toml(text, source=source), source=source), {}, notes=())
     given = Sections(command.sections, source=source)
-    return _settings(given, command.devices, notes=command.notes)
+    # Release 0.3 cuts the loss into chunks (config_registry.py of its models).
+    settings = _settings(given, command.devices, notes=command.notes)
+    return settings.model_copy(update={"compiled": _compiled(given) | {"loss"}})
 
 
 def _is_toml(text: str) -> bool:
@@ -127,6 +129,7 @@ def _settings(
         **_stages(given, pipeline=pipeline, schedule=schedule),
         **_recompute(given),
         **_precision(given),
+        "compiled": _compiled(given),
         "dispatcher": _dispatcher(given),
         # Release 0.3 captures a whole step by default; without the key it is an older release.
         "cuda_graph": Graphs.NONE
@@ -159,6 +162,20 @@ def _settings(
         **devices,
         **settings,
     )
+
+
+def _compiled(given: Sections) -> frozenset[str]:
+    """Return what is compiled: nothing by default; release 0.1 says it in [training]."""
+    is_on = given.is_on("compile.enable") or given.is_on("training.compile")
+    components = given.value("compile.components")
+    if components is None:
+        components = ["model", "loss"]
+    if not isinstance(components, list) or not set(map(str, components)) <= {"model", "loss"}:
+        raise SpecError(
+            f"{given.source}: compile.components {shown_value(components)} is no list of 'model' and"
+            " 'loss'"
+        )
+    return frozenset(map(str, components)) if is_on else frozenset()
 
 
 def _dispatcher(given: Sections) -> TokenDispatcher:
