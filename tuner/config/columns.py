@@ -44,6 +44,12 @@ class Strategies:
     """Of a main gradient."""
     weight_bytes: Numbers = 2.0
     """Of a parameter as the layers read it, low-precision copies included."""
+    master_bytes: Numbers = 0.0
+    """Of the parameter that the optimizer updates; 0: as the software has it."""
+    moments_bytes: Numbers = 0.0
+    """Of Adam's two moments of a parameter; 0: likewise."""
+    updates_weights: Numbers = 0.0
+    """1 where the optimizer updates the very parameters that layers read: fp32 ones."""
     recompute_full: Numbers = 0.0
     """Share of every stage's layers that are fully recomputed."""
     recompute_by_op: Numbers = 0.0

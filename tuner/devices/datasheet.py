@@ -95,7 +95,8 @@ class Datasheet(Record):
     compute_units: Annotated[int, Field(ge=1)]
     """Streaming multiprocessors, compute units or cube cores."""
     flop_per_s: dict[str, Positive]
-    """Dense matmuls by type: `bf16` always; `fp8`, `fp4`, `tf32` where supported."""
+    """Dense matmuls by type: `bf16` always; `fp8`, `fp4`, `tf32` where supported; `fp32`
+    without tensor cores, where stated."""
     exponential_ratio: Positive = 1.0
     """Exponentials of a unit and clock over those of its generation's other devices."""
     memory_bytes: Size

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from tuner.costs.train.calibration import Residuals, shipped
-from tuner.costs.train.columns_of import PEAK_OF, PRECISION_OF
+from tuner.costs.train.columns_of import PRECISION_OF, matmul_peak, matmul_peak_type
 from tuner.costs.train.expert_imbalance import expert_imbalances
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.engines.reading.launch import LaunchSettings, TokenDispatcher
@@ -47,6 +47,10 @@ from tuner.spec.spec import Spec
 from tuner.spec.tune import adapters_words
 from tuner.units import format_flop_per_s
 
+FP32_NOTE: Final = (
+    "fp32: GEMMs are priced on vector units (PyTorch allows no TF32 unless the program does; those"
+    " of Transformer Engine may use it), and parameters are their own master"
+)
 LARGEST_BYTES: Final = 2.0**60
 """Of one device. More is a typing error in the launch and would overflow a record's integers."""
 
@@ -239,8 +243,7 @@ def _risk(spec: Spec, priced: PricedConfiguration, setup: PricingSetup) -> Memor
 def _utilisation(priced: PricedConfiguration, setup: PricingSetup) -> Utilisation:
     configuration = priced.configuration
     precision = PRECISION_OF[configuration.priced_precision]
-    kind = next(name for name in PEAK_OF[precision] if name in setup.sheet.flop_per_s)
-    peak = setup.sheet.flop_per_s[kind]
+    kind, peak = matmul_peak_type(setup.sheet, precision), matmul_peak(setup.sheet, precision)
     device_s = priced.step_s * configuration.devices
     needed = model_flop(configuration, setup.model)
     recomputed = recomputed_flop(configuration, setup.model)
@@ -300,7 +303,7 @@ def _notes(
     if configuration.zero_stage >= 2 and configuration.rounds * configuration.num_microbatches > 1:
         notes.append("gradients are sharded, so every micro-batch reduces them")
     if configuration.priced_precision == "fp32":
-        notes.append("fp32 GEMMs are priced at the bf16 rate: no constants are known for them")
+        notes.append(FP32_NOTE)
     if said := setup.release(configuration).note:
         notes.append(said)
     if setup.residuals is None:

@@ -283,7 +283,7 @@ def model_shape(configuration: Configuration, setup: PricingSetup) -> ModelShape
 
 def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
     """Return one configuration as a column of numbers."""
-    is_low = PRECISION_OF[config.priced_precision] is not GemmPrecision.BF16
+    is_low = PRECISION_OF[config.priced_precision].is_narrow
     wide = 4.0 if config.priced_precision == "fp32" else 2.0
     own = SOFTWARE_OF[config.engine]
     mean, p99 = (1.0, 1.0)
@@ -299,6 +299,9 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         # Megatron keeps 8-bit weights twice, as they are and transposed.
         weight_bytes=2.0 if is_low else wide,
         linear_bytes=1.0 if is_low else 0.0,
+        master_bytes=float(config.master_bytes or 0),
+        moments_bytes=float(config.moments_bytes or 0),
+        updates_weights=float(wide > 2.0 and not _copies_weights(config)),
         **recompute_columns(config.recompute_modules, full_ratio=config.recompute_ratio),
         recompute_by_op=float(config.recompute_by_op),
         has_flash_attention=float(config.flash_attention),
@@ -310,6 +313,11 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         expert_imbalance_p99=p99,
         **tune_columns(setup.adapters, setup.model, stack_of(own.software, own.family)),
     )
+
+
+def _copies_weights(config: Configuration) -> bool:
+    """Whether the optimizer has a copy even of fp32 parameters (DeepSpeed, stage_1_and_2.py)."""
+    return config.engine is TrainingEngine.DEEPSPEED and config.zero_stage > 0
 
 
 def _layout(config: Configuration) -> tuple[StageLayers, ...]:

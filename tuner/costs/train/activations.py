@@ -45,15 +45,15 @@ Selective checkpointing by operation keeps every second GEMM's output, grouped o
 what collectives return (`_op_sac_save_list`, torchtitan 0.2.0 to 0.2.2). GEMMs count through a
 layer: q, k, v, output; of MLA q, low ranks, k and v together, output, and two for q where it has a
 low rank, which shifts those behind them; router, gate, up, down. Without expert parallelism no
-all-to-all keeps copies. PyTorch in eager mode keeps an output whether or not the backward pass reads
-it (torch/utils/checkpoint.py, a cache of outputs by
-operation). A compiled layer keeps only what its backward graph reads
-(torch/_functorch/partitioners.py), so not the last GEMM's output, which is added to the residual.
+all-to-all keeps copies. PyTorch in eager mode keeps an output whether or not the backward pass
+reads it (torch/utils/checkpoint.py, a cache of outputs by operation). A compiled layer keeps only
+what its backward graph reads (torch/_functorch/partitioners.py), so not the last GEMM's output,
+which is added to the residual.
 
 torchtitan multiplies routed copies by their scores in fp32 and keeps them for the scores' gradient,
-before the experts or behind them (models/moe/moe.py of 0.2.0 to 0.2.2, token_dispatcher.py of 0.3.0:
-`.to(torch.float32) * top_scores`), under DeepEP in their own type (distributed/deepep/deepep.py).
-In eager mode the activation's output is kept beside its product with up.
+before the experts or behind them (models/moe/moe.py of 0.2.0 to 0.2.2, token_dispatcher.py of
+0.3.0), under DeepEP in their own type (distributed/deepep/deepep.py). In eager mode the output of
+the activation is kept beside its product with up.
 
 Frozen weights need no input (Transformer Engine keeps it where `weight.requires_grad`): norm
 outputs, gate * up and linear attention's normed output are kept where an adapter reads them, and
@@ -82,6 +82,7 @@ parallelism gathers what experts read, and torchao's in fp8.
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.adapters import (
@@ -332,9 +333,10 @@ def _attention(
     )
 
 
-def _has_five_gemms(model: ModelShape) -> Numbers:
+def _has_five_gemms(model: ModelShape) -> npt.NDArray[np.bool_]:
     """Whether attention has an odd number of GEMMs: MLA whose queries have a low rank."""
-    return np.greater(model.is_mla, 0.0) & np.greater(model.q_lora_rank, 0.0)
+    has_rank: npt.NDArray[np.bool_] = np.greater(model.is_mla * model.q_lora_rank, 0.0)
+    return has_rank
 
 
 def _every_second_gemm(

@@ -182,6 +182,9 @@ def as_constants(values_KC: Factors) -> Constants:
 
 def band_of(regime: Regime, residuals: Residuals | None) -> tuple[float, float]:
     """Return measured over predicted seconds, lowest and highest, that a prediction allows for."""
+    if regime.precision is GemmPrecision.FP32:
+        # No published run computes in it.
+        return GENERIC_BAND
     return narrowest_band(regime, residuals.bands if residuals is not None else ())
 
 

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from profilers.steps.config import LayerKind
+from tuner.costs.prices.datasheet import VECTOR_RATIO
 from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Stages
 from tuner.devices.datasheet import Datasheet, Generation
@@ -26,12 +27,13 @@ PEAK_OF: Final[Mapping[GemmPrecision, tuple[str, ...]]] = {
     GemmPrecision.FP8: ("fp8", "bf16"),
     GemmPrecision.MXFP8: ("fp8", "bf16"),
     GemmPrecision.NVFP4: ("fp4", "fp8", "bf16"),
+    GemmPrecision.FP32: ("fp32",),
 }
 """Which peak of a datasheet the linear layers run at; the next one where a device has none."""
 
 PRECISION_OF: Final[Mapping[str, GemmPrecision]] = {
     "bf16": GemmPrecision.BF16,
-    "fp32": GemmPrecision.BF16,
+    "fp32": GemmPrecision.FP32,
     "fp8-delayed": GemmPrecision.FP8,
     "fp8-tensorwise": GemmPrecision.FP8,
     "fp8-blockwise": GemmPrecision.MXFP8,
@@ -39,7 +41,7 @@ PRECISION_OF: Final[Mapping[str, GemmPrecision]] = {
     "nvfp4": GemmPrecision.NVFP4,
 }
 """How a precision of tuner/spec/goal.py is priced. Block scales are priced as MXFP8, whose kernels
-also scale inside the GEMM; fp32 has no constants of its own and is priced as bf16."""
+also scale inside the GEMM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +170,16 @@ def _linear_widths(model: ModelSpec) -> dict[str, float]:
 
 def matmul_peak(sheet: Datasheet, precision: GemmPrecision) -> float:
     """Return the peak of GEMMs in FLOP/s, that of the next wider type where there is none."""
-    return next(sheet.flop_per_s[name] for name in PEAK_OF[precision] if name in sheet.flop_per_s)
+    vector = sheet.flop_per_s["bf16"] / VECTOR_RATIO
+    return (sheet.flop_per_s | {"fp32": sheet.flop_per_s.get("fp32", vector)})[
+        matmul_peak_type(sheet, precision)
+    ]
+
+
+def matmul_peak_type(sheet: Datasheet, precision: GemmPrecision) -> str:
+    """Return the type of that peak."""
+    *narrow, widest = PEAK_OF[precision]
+    return next((name for name in narrow if name in sheet.flop_per_s), widest)
 
 
 def hardware_of_pool(sheet: Datasheet, pool: Pool, *, precision: GemmPrecision) -> Hardware:
@@ -188,7 +199,9 @@ def hardware_of_pool(sheet: Datasheet, pool: Pool, *, precision: GemmPrecision) 
     nic = sheet.scale_out_bytes_per_s if pool.nic is None else pool.nic
     return Hardware(
         matmul_flop_per_s=matmul_peak(sheet, precision),
-        attention_flop_per_s=sheet.flop_per_s["bf16"],
+        attention_flop_per_s=matmul_peak(
+            sheet, GemmPrecision.BF16 if precision.is_narrow else precision
+        ),
         exponential_ratio=sheet.exponential_ratio,
         compute_units=float(sheet.compute_units),
         memory_bytes=float(pool.memory_per_device or sheet.memory_bytes),

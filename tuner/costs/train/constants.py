@@ -30,6 +30,14 @@ class GemmPrecision(StrEnum):
     MXFP8 = "mxfp8"
     """One scale per 32 elements."""
     NVFP4 = "nvfp4"
+    FP32 = "fp32"
+    """On vector units: PyTorch allows no TF32 for GEMMs unless a program asks for it
+    (torch.backends.cuda.matmul.allow_tf32), and Megatron-LM does not."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is narrower than bf16."""
+        return self not in (GemmPrecision.BF16, GemmPrecision.FP32)
 
 
 class Software(StrEnum):
@@ -245,6 +253,11 @@ H100: cuBLAS figures of FlashAttention-3 (arXiv:2407.08608) and of the Megatron-
 others [T]. [P] B200 in bf16: 0.49 on average of GEMMs of Llama-3 and DeepSeek layers, under the
 power limit (MooreThreads/SimuMax, v1.2, configs/system/b200_bf16_ceperm)."""
 
+_VECTOR: Final = 0.9
+"""The same of fp32 GEMMs on vector units, which are easily fed. [T]"""
+_VECTOR_RATIO: Final = 15.0
+"""Elements of k that the ends of a tile cost at bf16 over those at fp32, as the peaks."""
+
 _ATTENTION: Final = {
     Generation.AMPERE: 0.45,
     Generation.ADA: 0.50,
@@ -335,14 +348,16 @@ def uncalibrated(
     generation: Generation, *, precision: GemmPrecision, software: Software
 ) -> Constants:
     """Generic values for a device generation, precision and software; see the module's origins."""
-    of_type = _MATMUL[generation]
-    bf16 = of_type[GemmPrecision.BF16]
+    of_type = _MATMUL[generation] | {GemmPrecision.FP32: _VECTOR}
+    is_wide = precision is GemmPrecision.FP32
+    bf16 = of_type[precision if is_wide else GemmPrecision.BF16]
     generic = Constants(
         matmul_ratio=of_type.get(precision, min(of_type.values())),
         head_ratio=bf16,
         attention_ratio=_ATTENTION[generation],
         memory_factor=_MEMORY[generation],
         softmax_width=_SOFTMAX_WIDTH[generation],
+        extra_depth=FITTED["extra_depth"].default / (_VECTOR_RATIO if is_wide else 1.0),
         extra_keys=_EXTRA_KEYS.get(generation, FITTED["extra_keys"].default),
         collective_s=_COLLECTIVE.get(generation, FITTED["collective_s"].default),
         hop_s=_HOP.get(generation, FITTED["hop_s"].default),

@@ -60,7 +60,7 @@ class _Tensors(NamedTuple):
 def gathered_bytes(s: Strategies, parameters: Numbers, trained: Numbers) -> Numbers:
     """Bytes of some parameters in a gather, and of Transformers' adapters beside them."""
     beside = s.eager_modules * (1.0 - s.is_full) * s.adapter_bytes
-    return parameters * np.minimum(s.weight_bytes, 2.0) + beside * trained
+    return parameters * s.weight_bytes + beside * trained
 
 
 def gathered_layer(setting: BlockInputs, kind: str, *, layer_bytes: Numbers) -> GatheredLayer:

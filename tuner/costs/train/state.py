@@ -20,6 +20,8 @@ over:
     ZeRO 2        w + (G + O) / S
     ZeRO 3        (G + O) / S               the master is the parameter; layers read gathered copies
 
+Without a low-precision copy w is the master, and O its two moments.
+
 S is DP CP for dense parameters and EDP for experts, over the number of copies (links.py).
 
 Letters: h hidden, a query heads, g key-value heads, d width of a query head, v of a value head, r
@@ -170,9 +172,11 @@ def state_bytes(
     strategies: Strategies, *, ranks: Numbers, master_bytes: Numbers, moments_bytes: Numbers
 ) -> StateBytes:
     """Bytes of one parameter whose state is shared by `ranks` devices."""
-    stage = np.asarray(strategies.zero_stage)
+    stage, s = np.asarray(strategies.zero_stage), strategies
+    master_bytes = np.where(np.greater(s.master_bytes, 0.0), s.master_bytes, master_bytes)
+    moments_bytes = np.where(np.greater(s.moments_bytes, 0.0), s.moments_bytes, moments_bytes)
     # Transformers' optimizer updates the very parameters that layers read.
-    is_same = (stage >= 3.0) | np.greater(strategies.eager_modules, 0.0)
+    is_same = (stage >= 3.0) | np.greater(s.eager_modules + s.updates_weights, 0.0)
     owns_master = np.where(is_same, 0.0, master_bytes)
     on_device = 1.0 - strategies.optimizer_offload
     return StateBytes(

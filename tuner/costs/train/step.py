@@ -322,7 +322,7 @@ def _sharded_reduction_s(inputs: _Inputs, total_bytes: Numbers, group: Group) ->
 
 def _parameter_gather_s(inputs: _Inputs, parameters: Numbers, group: Group) -> Numbers:
     s = inputs.strategies
-    total = parameters * np.minimum(s.weight_bytes, 2.0)
+    total = parameters * s.weight_bytes
     near = of_one_copy(group, num_copies(s))
     gathered = all_gather_s(total, near, inputs.hardware, inputs.constants)
     once = np.equal(_zero_stage(s), 1.0) | np.equal(_zero_stage(s), 2.0)

@@ -140,6 +140,10 @@ class LaunchSettings(Record):
     fp8_recipe: str = ""
     """The engine's name of it; empty without 8-bit or 4-bit GEMMs."""
     gradient_bytes: Literal[2, 4] = 4
+    master_bytes: Annotated[int, Field(ge=1, le=8)] | None = None
+    """Of the parameter that the optimizer updates; absent: as the engine usually has it."""
+    moments_bytes: Annotated[int, Field(ge=1, le=8)] | None = None
+    """Of the optimizer's moments of a parameter together; absent: likewise."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     recompute: Recompute = Recompute.NONE
     recompute_modules: tuple[str, ...] = ()
@@ -164,8 +168,7 @@ class LaunchSettings(Record):
     overlap_tensor: bool = False
     cuda_graph: Graphs = Graphs.NONE
     compiled: frozenset[Literal["model", "loss"]] | None = None
-    """What torchtitan compiles, a loss that is cut into chunks included; absent: as its plans assume,
-    the loss."""
+    """What torchtitan compiles, a loss in chunks included; absent: as its plans assume."""
     flash_attention: bool = True
     dropout: bool = False
     optimizer_offload_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0

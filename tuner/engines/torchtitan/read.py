@@ -172,8 +172,8 @@ def _compiled(given: Sections) -> frozenset[str]:
         components = ["model", "loss"]
     if not isinstance(components, list) or not set(map(str, components)) <= {"model", "loss"}:
         raise SpecError(
-            f"{given.source}: compile.components {shown_value(components)} is no list of 'model' and"
-            " 'loss'"
+            f"{given.source}: compile.components {shown_value(components)} is no list of 'model'"
+            " and 'loss'"
         )
     return frozenset(map(str, components)) if is_on else frozenset()
 

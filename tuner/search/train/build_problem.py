@@ -103,7 +103,8 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
         spec.emit, priced_pool.sheet, precision=spec.goal.precision.value, release=release
     )
     routing, record = spec.goal.routing, spec.routing
-    is_low = precision is not GemmPrecision.BF16
+    is_low = precision.is_narrow
+    wide = 4.0 if precision is GemmPrecision.FP32 else 2.0
     mtp = spec.model.mtp_num_layers if capabilities.mtp else 0
     _refuse_precision(spec, priced_pool.sheet)
     _refuse_dispatcher(spec)
@@ -132,7 +133,9 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
         capabilities=capabilities,
         limits=_limits(spec),
         precision=spec.goal.precision.value,
-        element_bytes=4.0 if spec.goal.precision.value == "fp32" else 2.0,
+        element_bytes=wide,
+        weight_bytes=wide,
+        updates_weights=float(wide > 2.0 and "deepspeed" not in capabilities.names),
         linear_bytes=1.0 if is_low else 0.0,
         gradient_bytes=float(gradient_bytes),
         tuned=tuned,

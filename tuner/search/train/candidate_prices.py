@@ -497,7 +497,7 @@ def _gradient_reduction_s(
 def _parameter_all_gather_s(
     problem: TrainProblem, s: Strategies, parameters: Numbers, group: Group
 ) -> Numbers:
-    total = parameters * np.minimum(s.weight_bytes, 2.0)
+    total = parameters * s.weight_bytes
     near = of_one_copy(group, num_copies(s))
     gathered = all_gather_s(total, near, problem.hardware, problem.constants)
     once = np.equal(s.zero_stage, 1.0) | np.equal(s.zero_stage, 2.0)

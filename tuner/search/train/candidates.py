@@ -109,6 +109,7 @@ def to_strategies(
         linear_bytes=problem.linear_bytes,
         gradient_bytes=problem.gradient_bytes,
         weight_bytes=problem.weight_bytes,
+        updates_weights=problem.updates_weights,
         shard_ranks=_shard_ranks(options, candidates),
         expert_imbalance=mean,
         expert_imbalance_p99=p99,

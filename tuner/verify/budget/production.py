@@ -132,6 +132,7 @@ def _strategies(problem: TrainProblem, decision: TrainDecision) -> Strategies:
         element_bytes=problem.element_bytes,
         linear_bytes=problem.linear_bytes,
         weight_bytes=problem.weight_bytes,
+        updates_weights=problem.updates_weights,
         expert_imbalance=mean,
         expert_imbalance_p99=p99,
         **problem.tuned,
