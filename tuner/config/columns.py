@@ -104,6 +104,8 @@ class Strategies:
     passes."""
     expert_imbalance_p99: Numbers = 1.0
     """The P99 over passes on the layer where it is largest; sizes buffers."""
+    sequential_experts: Numbers = 0.0
+    """1 where local experts run one after the other rather than as grouped GEMMs."""
     adapter_rank: Numbers = 0.0
     """Of low-rank adapters beside frozen weights; 0: all weights are trained."""
     adapter_bytes: Numbers = 2.0

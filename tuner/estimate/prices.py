@@ -32,6 +32,7 @@ from tuner.costs.train.columns_of import (
     stages_of_layouts,
 )
 from tuner.costs.train.constants import GemmPrecision
+from tuner.costs.train.expert_capacity import kept_ratio
 from tuner.costs.train.expert_imbalance import ExpertImbalance
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory import price_memory
@@ -289,6 +290,7 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
     mean, p99 = (1.0, 1.0)
     if setup.expert_imbalance is not None and config.expert in setup.expert_imbalance.degrees:
         mean, p99 = setup.expert_imbalance.of_degree(config.expert)
+    mean, p99 = _kept_loads(config, setup, mean, p99)
     return replace(
         strategies_of(
             to_decision(config, setup.model),
@@ -309,10 +311,25 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         overlap_tensor=float(config.overlap_tensor),
         optimizer_offload=config.optimizer_offload_ratio,
         activation_offload=config.activation_offload_ratio,
+        sequential_experts=float(config.sequential_experts),
         expert_imbalance=mean,
         expert_imbalance_p99=p99,
         **tune_columns(setup.adapters, setup.model, stack_of(own.software, own.family)),
     )
+
+
+def _kept_loads(
+    config: Configuration, setup: PricingSetup, mean: float, p99: float
+) -> tuple[float, float]:
+    """Return both loads after tokens beyond the experts' capacity are dropped."""
+    capacity = config.expert_capacity
+    if capacity is None or setup.model.moe is None:
+        return mean, p99
+    if config.pads_to_capacity:
+        return capacity, capacity
+    if setup.expert_imbalance is not None:
+        return min(mean, capacity), min(p99, capacity)
+    return min(1.0, capacity), kept_ratio(capacity, num_experts=setup.model.moe.num_experts)
 
 
 def _copies_weights(config: Configuration) -> bool:

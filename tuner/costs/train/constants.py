@@ -117,7 +117,7 @@ class Constants:
     moe_launches: Numbers = 70.0
     """Kernels of one MoE layer's forward pass, without those per expert. [T]"""
     expert_launches: Numbers = 9.0
-    """Per local expert on top, where GEMMs are narrower than bf16. [T]"""
+    """Per local expert on top, where GEMMs are narrower than bf16 or not grouped. [T]"""
     single_step_launches: Numbers = 8.0
     """On top where attention's softmax runs step by step. [M]"""
     backward_launches: Numbers = 2.2

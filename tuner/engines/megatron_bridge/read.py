@@ -94,6 +94,7 @@ def _implied(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         values.pop("virtual-pipeline-model-parallel-size", None)
     for name in ("hidden-dropout", "attention-dropout"):
         implied[name] = values.get(name, ("0.0",))
+    implied["moe-grouped-gemm"] = values.get("moe-grouped-gemm", ())
     # Defaults of Bridge's recipes and of its CheckpointConfig (v0.5.0).
     implied["save"] = values.get("save", (_FOLDER,))
     implied["use-persistent-ckpt-worker"] = values.get("use-persistent-ckpt-worker", ())

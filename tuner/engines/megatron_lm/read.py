@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
 from tuner.engines.megatron_lm import flags as table
+from tuner.engines.megatron_lm.optimizer_state import optimizer_state
 from tuner.engines.megatron_lm.unpriced import balance, differing_settings
 from tuner.engines.reading.arguments import UNSET, Flags, training_flags
 from tuner.engines.reading.hybrid_pattern import HybridPattern, hybrid_pattern
@@ -178,6 +179,8 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         accumulation=None if "global-batch-size" in flags.values else 1,
         zero_stage=zero_stage,
         **_precision(flags),
+        **optimizer_state(flags, has_recipe=has_recipe),
+        **_experts(flags, has_recipe=has_recipe),
         **_recompute(flags),
         chunks=flags.number("mlp-chunks-for-training") or 1,
         dispatcher=_dispatcher(flags),
@@ -309,9 +312,8 @@ def _precision(flags: Flags) -> dict[str, Any]:
         recipe = flags.choice("fp8-recipe", recipes, "delayed")
     if four:
         recipe = "nvfp4"
-    short = flags.is_on("grad-reduce-in-bf16") or flags.word("main-grads-dtype") == "bf16"
     plain = "fp16" if is_half else "bf16" if is_brain else "fp32"
-    return {"precision": plain, "fp8_recipe": recipe, "gradient_bytes": 2 if short else 4}
+    return {"precision": plain, "fp8_recipe": recipe}
 
 
 def _recompute(flags: Flags) -> dict[str, Any]:
@@ -361,6 +363,23 @@ def _zero_stage(flags: Flags) -> Literal[0, 1, 2, 3]:
     if flags.is_on("use-torch-fsdp2"):
         return 2 if flags.is_on("torch-fsdp2-no-reshard-after-forward") else 3
     return 1 if flags.is_on("use-distributed-optimizer") else 0
+
+
+def _experts(flags: Flags, *, has_recipe: bool) -> dict[str, Any]:
+    """Return how experts take their tokens; a negative capacity means none."""
+    capacity = flags.real("moe-expert-capacity-factor")
+    pads = flags.is_on("moe-pad-expert-input-to-capacity")
+    if pads and (capacity is None or capacity <= 0.0):
+        raise SpecError(
+            f"{flags.source}: --moe-pad-expert-input-to-capacity needs"
+            " --moe-expert-capacity-factor; add it, e.g. --moe-expert-capacity-factor 1.0"
+        )
+    name = "moe-grouped-gemm"
+    return {
+        "expert_capacity": capacity if capacity and capacity > 0.0 else None,
+        "pads_to_capacity": pads,
+        "sequential_experts": not (flags.is_on(name) if name in flags.values else has_recipe),
+    }
 
 
 def _dispatcher(flags: Flags) -> TokenDispatcher:

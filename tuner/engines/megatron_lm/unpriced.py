@@ -24,7 +24,12 @@ _OFF: Final = {
 }
 """Flags that turn a default off."""
 
-_READ_ELSEWHERE: Final = frozenset({"tp_comm_overlap", "attention_backend", "bucket_size"})
+_READ_ELSEWHERE: Final = frozenset(
+    {
+        *("tp_comm_overlap", "attention_backend", "bucket_size", "moe_expert_capacity_factor"),
+        *("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype"),
+    }
+)
 """Priced as they are set (tuner/engines/megatron_lm/read.py)."""
 
 _ROWS: Final = tuple(row for row in MEGATRON if row.name not in _READ_ELSEWHERE)

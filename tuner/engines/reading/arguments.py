@@ -73,8 +73,8 @@ class Flags:
             )
         return int(word)
 
-    def share(self, name: str) -> float | None:
-        """Return the number in [0, 1] that a flag holds.
+    def real(self, name: str) -> float | None:
+        """Return the number that a flag holds.
 
         Raises:
             SpecError: it holds none.
@@ -82,14 +82,24 @@ class Flags:
         word = self.word(name)
         if word is None:
             return None
-        if not re.fullmatch(r"\d{0,6}\.?\d{0,12}(e-?\d{1,2})?", word) or not re.search(r"\d", word):
+        number = r"[+-]?(\d{1,6}\.?\d{0,12}|\.\d{1,12})(e-?\d{1,2})?"
+        if not re.fullmatch(number, word, re.IGNORECASE):
             raise SpecError(f"{self.source}: --{name} {shown_value(word)} is not a number")
-        if not 0.0 <= float(word) <= 1.0:
-            raise SpecError(
-                f"{self.source}: --{name} {word} is outside 0..1; the nearest is "
-                f"{min(max(float(word), 0.0), 1.0):g}"
-            )
         return float(word)
+
+    def share(self, name: str) -> float | None:
+        """Return the number in [0, 1] that a flag holds.
+
+        Raises:
+            SpecError: it holds none.
+        """
+        number = self.real(name)
+        if number is not None and not 0.0 <= number <= 1.0:
+            raise SpecError(
+                f"{self.source}: --{name} {self.word(name)} is outside 0..1; the nearest is "
+                f"{min(max(number, 0.0), 1.0):g}"
+            )
+        return number
 
     def choice(self, name: str, choices: Sequence[str], default: str) -> str:
         """Return which of the choices a flag names.

@@ -159,6 +159,12 @@ class LaunchSettings(Record):
     chunks: Count = 1
     """MemFine's `--mlp-chunks-for-training`."""
     dispatcher: TokenDispatcher = TokenDispatcher.ALLTOALL
+    expert_capacity: Annotated[float, Field(gt=0.0)] | None = None
+    """Copies that an expert takes at most, over those of balance; absent: all that are routed."""
+    pads_to_capacity: bool = False
+    """Every expert computes as many copies, padded where fewer are routed."""
+    sequential_experts: bool = False
+    """Local experts run one after the other rather than as grouped GEMMs."""
     a2a_overlap: bool = False
     shared_expert_overlap: bool = False
     overlap_grad_reduce: bool = False

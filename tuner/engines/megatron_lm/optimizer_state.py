@@ -1,0 +1,73 @@
+"""Bytes of a parameter's optimizer state in Megatron-LM, as its flags say.
+
+A precision-aware optimizer keeps moments and master weights in the types of `--exp-avg-dtype`,
+`--exp-avg-sq-dtype` and `--main-params-dtype`. Of fp32 master weights of bf16 parameters it keeps
+only the 16 bits that the parameters lack, unless `store_param_remainders` is off
+(megatron/core/optimizer of core_v0.16.1: optimizer_config.py, and `init_shard` of
+distrib_optimizer.py); where parameters are fp8 with scales of blocks, Megatron-LM itself keeps
+masters in fp32. Without such an optimizer the engine refuses other types than fp32.
+
+Not covered: optimizers other than Adam, states on the host (fp32 there).
+"""
+
+from typing import Any, Final
+
+from tuner.engines.reading.arguments import Flags
+from tuner.errors import SpecError
+from tuner.spec.files import shown_value
+
+_AWARE: Final = "use-precision-aware-optimizer"
+_MOMENTS: Final = ("exp-avg-dtype", "exp-avg-sq-dtype")
+_MASTER: Final = "main-params-dtype"
+_GRADIENTS: Final = "main-grads-dtype"
+_BYTES: Final = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
+_BYTES_OF_MOMENTS: Final = _BYTES | {"fp8": 1, "uint8": 1}
+
+
+def optimizer_state(flags: Flags, *, has_recipe: bool) -> dict[str, Any]:
+    """Return `master_bytes`, `moments_bytes` and `gradient_bytes`.
+
+    Raises:
+        SpecError: a type is unknown, or needs an optimizer that the launch does not have.
+    """
+    moments = sum(_bytes(flags, name, _BYTES_OF_MOMENTS) for name in _MOMENTS)
+    master, gradient = (_bytes(flags, name, _BYTES) for name in (_MASTER, _GRADIENTS))
+    is_half, is_brain = flags.is_on("fp16"), flags.is_on("bf16")
+    is_aware = flags.is_on(_AWARE)
+    for name in (*_MOMENTS, _MASTER, _GRADIENTS):
+        if _bytes(flags, name, _BYTES_OF_MOMENTS) < _BYTES["fp32"] and not (is_aware or has_recipe):
+            raise SpecError(
+                f"{flags.source}: {flags.said(name)} needs --{_AWARE}; add it, or leave the type at"
+                " fp32"
+            )
+    # With fp16, gradients have the parameters' type unless a flag says fp32.
+    is_short = flags.is_on("grad-reduce-in-bf16") if is_brain else is_half
+    if is_short and not flags.is_on("accumulate-allreduce-grads-in-fp32"):
+        gradient = min(gradient, _BYTES["bf16"])
+    if flags.is_on("optimizer-cpu-offload"):
+        return {"gradient_bytes": gradient}
+    if is_aware and is_brain and master == _BYTES["fp32"] and _keeps_remainders(flags):
+        master = _BYTES["bf16"]
+    return {"gradient_bytes": gradient, "master_bytes": master, "moments_bytes": moments}
+
+
+def _keeps_remainders(flags: Flags) -> bool:
+    name = "store-param-remainders"
+    is_told_off = name in flags.values and not flags.is_on(name)
+    is_scaled = flags.word("fp8-format") is not None and flags.word("fp8-recipe") not in (
+        None,
+        "delayed",
+    )
+    return not (is_told_off or is_scaled)
+
+
+def _bytes(flags: Flags, name: str, sizes: dict[str, int]) -> int:
+    word = flags.word(name)
+    if word is None:
+        return sizes["fp32"]
+    size = sizes.get(word.removeprefix("torch."))
+    if size is None:
+        raise SpecError(
+            f"{flags.source}: --{name} {shown_value(word)} is none of {', '.join(sizes)}"
+        )
+    return size
