@@ -2,7 +2,7 @@
 
 The precision is no override; the Python program beside them sets it in a line with
 `get_mixed_precision_config("bf16_with_mxfp8_mixed")`. What neither says is the recipe's, of which
-only what the price depends on is known: no dropout, bf16.
+only what the price depends on and all recipes share is known (`RECIPE` of megatron_lm/flags.py).
 
 Not covered: recipes themselves, which are programs.
 """
@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from tuner.engines.megatron_lm import flags as table
-from tuner.engines.megatron_lm.read import settings_of
+from tuner.engines.megatron_lm.read import over_recipe, settings_of
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.errors import SpecError
@@ -66,7 +66,7 @@ def read(text: str, *, source: str, program: str = "") -> LaunchSettings:
     if not table.KNOWN & set(values):
         raise SpecError(f"{source}: no override such as model.tensor_model_parallel_size=8")
     values |= _implied(values)
-    values |= _precision(program)
+    values = over_recipe(values | _precision(program))
     read_settings = settings_of(Flags(source=source, values=values, notes=_notes(program)))
     spelled = {**read_settings.spelled, "kept_checkpoints": "checkpoint.most_recent_k"}
     return read_settings.model_copy(update={"spelled": spelled})
@@ -92,9 +92,6 @@ def _implied(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     if "pipeline-model-parallel-layout" in values:
         # Bridge takes both; the layout says how many stages a rank has.
         values.pop("virtual-pipeline-model-parallel-size", None)
-    for name in ("hidden-dropout", "attention-dropout"):
-        implied[name] = values.get(name, ("0.0",))
-    implied["moe-grouped-gemm"] = values.get("moe-grouped-gemm", ())
     # Defaults of Bridge's recipes and of its CheckpointConfig (v0.5.0).
     implied["save"] = values.get("save", (_FOLDER,))
     implied["use-persistent-ckpt-worker"] = values.get("use-persistent-ckpt-worker", ())

@@ -195,6 +195,25 @@ SWITCHES: Final = unpriced.SWITCHES | frozenset(
 )
 """Understood flags without a value."""
 
+OFF_FLAGS: Final[Mapping[str, str]] = {
+    **{name.replace("_", "-"): flag for name, flag in unpriced.OFF.items()},
+    "grad-reduce-in-fp32": "grad-reduce-in-bf16",
+}
+"""Fields that are on by default: the flag that turns each off."""
+
+RECIPE: Final[Mapping[str, tuple[str, ...]]] = {
+    "bf16": (),
+    "hidden-dropout": ("0.0",),
+    "attention-dropout": ("0.0",),
+    "use-distributed-optimizer": (),
+    "overlap-grad-reduce": (),
+    "overlap-param-gather": (),
+    "moe-token-dispatcher-type": ("alltoall",),
+    "moe-grouped-gemm": (),
+}
+"""What recipes of Megatron-Bridge set and the engine has off (v0.6.0: recipes/common.py, and the
+providers of models with experts)."""
+
 DEPRECATED: Final[Mapping[str, str]] = {
     "moe-enable-deepep": "--moe-flex-dispatcher-backend deepep",
     "moe-deepep-num-sms": "--moe-flex-dispatcher-num-sms",

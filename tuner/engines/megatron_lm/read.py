@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
 from tuner.engines.megatron_lm import flags as table
+from tuner.engines.megatron_lm import primus
 from tuner.engines.megatron_lm.optimizer_state import optimizer_state
 from tuner.engines.megatron_lm.unpriced import balance, differing_settings
 from tuner.engines.reading.arguments import UNSET, Flags, training_flags
@@ -30,7 +31,7 @@ from tuner.engines.reading.launch import (
 from tuner.engines.reading.layer_pattern import layer_pattern, linear_pattern
 from tuner.engines.reading.pipeline_layout import pipeline_layout
 from tuner.engines.reading.sections import SLIP_RATIO
-from tuner.engines.reading.variables import read_variables
+from tuner.engines.reading.variables import defaults_note, read_variables, with_defaults
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 from tuner.spec.yaml_text import parse_yaml
@@ -51,6 +52,8 @@ _SHARDING: Final[Mapping[str, Literal[0, 1, 2, 3]]] = {
     "optim_grads_params": 3,
 }
 _DEEPEST: Final = 6
+_NOTHING: Final = ("", "null", "None", "~")
+"""Defaults of variables that leave a setting out."""
 _VARIANT: Final = "--experimental-attention-variant"
 _SECTIONS: Final = ("model", "train", "ddp", "optimizer")
 
@@ -95,31 +98,54 @@ def read_yaml(text: str, *, source: str) -> LaunchSettings:
     if not isinstance(raw, dict):
         raise SpecError(f"{source}: {shown_value(raw)} at the top, where flags belong")
     values: dict[str, tuple[str, ...]] = {}
-    for name, words in _leaves(raw, depth=0):
+    told: dict[str, str] = {}
+    of_primus = primus.overrides(raw, source=source)
+    for name, words in _leaves(raw if of_primus is None else of_primus, told, depth=0):
         if name in values and values[name] != words:
             raise SpecError(f"{source}: {name} is given twice, with different values; keep one")
         values[name] = words
+    if of_primus is not None:
+        values = primus.with_defaults(values)
     if not table.KNOWN & set(values):
         raise SpecError(
             f"{source}: no setting of Megatron-LM, such as tensor_model_parallel_size, in it"
         )
     # Sections are overrides of a recipe of Megatron-Bridge.
     has_recipe = any(isinstance(raw.get(section), dict) for section in _SECTIONS)
-    return settings_of(Flags(source=source, values=values, notes=()), has_recipe=has_recipe)
+    if has_recipe:
+        values = over_recipe(values)
+    notes = defaults_note(told)
+    return settings_of(Flags(source=source, values=values, notes=notes), has_recipe=has_recipe)
 
 
-def _leaves(mapping: Mapping[str, Any], *, depth: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+def over_recipe(values: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return flags over what recipes of Megatron-Bridge set."""
+    given = {table.ALIASES.get(name, name) for name in values}
+    is_half = values.get("fp16", ("false",)) != ("false",)
+    unsaid = {
+        name: words
+        for name, words in table.RECIPE.items()
+        if name not in given and not (is_half and name == "bf16")
+    }
+    return {**unsaid, **values}
+
+
+def _leaves(
+    mapping: Mapping[str, Any], told: dict[str, str], *, depth: int
+) -> Iterator[tuple[str, tuple[str, ...]]]:
     for key, value in mapping.items():
-        name = key.lstrip("-").replace("_", "-")
+        name = str(key).lstrip("-").replace("_", "-")
         if isinstance(value, dict):
             if depth < _DEEPEST:
-                yield from _leaves(value, depth=depth + 1)
-        elif value is None:
-            continue
+                yield from _leaves(value, told, depth=depth + 1)
         elif isinstance(value, list):
             yield name, tuple(_word(part) for part in value)
-        else:
-            yield name, tuple(_word(value).split()) if isinstance(value, str) else (_word(value),)
+        elif isinstance(value, str):
+            text = with_defaults(value, told)
+            if text == value or text not in _NOTHING:
+                yield name, tuple(text.split())
+        elif value is not None:
+            yield name, (_word(value),)
 
 
 def _word(value: Any) -> str:
@@ -281,6 +307,7 @@ def _renamed(given: Flags) -> Flags:
                 f"{table.REMOVED[name]}"
             )
         own = table.ALIASES.get(name, name)
+        own, words = _negated(own, words)
         if own in values and values[own] != words:
             raise SpecError(
                 f"{given.source}: --{own} {' '.join(values[own])} and --{name} {' '.join(words)} "
@@ -295,6 +322,16 @@ def _renamed(given: Flags) -> Flags:
         devices_per_node=given.devices_per_node,
         environment=given.environment,
     )
+
+
+def _negated(name: str, words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return a field that is on by default as the flag that turns it off, with the value turned."""
+    candidates = (table.OFF_FLAGS.get(name), f"no-{name}", f"disable-{name}")
+    off = next((flag for flag in candidates if flag in table.SWITCHES), None)
+    if off is None:
+        return name, words
+    told = {(): ("false",), ("true",): ("false",), ("false",): ()}
+    return off, told.get(tuple(word.casefold() for word in words), words)
 
 
 def _precision(flags: Flags) -> dict[str, Any]:

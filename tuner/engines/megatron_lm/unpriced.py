@@ -16,7 +16,7 @@ from tuner.spec.files import shown_value
 _FLAG: Final = {"fp8_param": "fp8-param-gather"}
 """Where the flag is not the field's own name."""
 
-_OFF: Final = {
+OFF: Final = {
     "overlap_p2p_comm": "no-overlap-p2p-communication",
     "gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
     "apply_rope_fusion": "no-rope-fusion",
@@ -45,14 +45,14 @@ FLAGS: Final = frozenset(
         "moe-router-load-balancing-type",
         "moe-router-force-load-balancing",
         "moe-router-enable-expert-bias",
-        *(_OFF.get(row.name, _flag_of(row)) for row in _ROWS),
+        *(OFF.get(row.name, _flag_of(row)) for row in _ROWS),
     }
 )
 SWITCHES: Final = frozenset(
     {
         "moe-router-force-load-balancing",
         "moe-router-enable-expert-bias",
-        *_OFF.values(),
+        *OFF.values(),
         *(_flag_of(row) for row in _ROWS if isinstance(row.default, bool) and not row.default),
     }
 )
@@ -95,7 +95,7 @@ def differing_settings(flags: Flags, *, has_recipe: bool) -> Iterator[tuple[str,
     """
     for row in _ROWS:
         flag = _flag_of(row)
-        off = _OFF.get(row.name)
+        off = OFF.get(row.name)
         if off is not None:
             if flags.is_on(off):
                 yield row.name, f"--{off}"

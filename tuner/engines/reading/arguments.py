@@ -31,6 +31,9 @@ _RENDEZVOUS: Final = re.compile(
 _SCRIPT: Final = re.compile(r"[^\s=]*\.py|[\w.]+\.pretrain_gpt|pretrain_gpt")
 
 
+_ON: Final = ("true", "1", "yes", "on")
+_OFF: Final = ("false", "0", "no", "off")
+"""Values of a switch, in any case."""
 UNSET: Final = "not read, because the text does not set it"
 """Begins the note of a variable that may hold any flag."""
 
@@ -150,10 +153,10 @@ class Flags:
         Raises:
             SpecError: it has another value.
         """
-        words = tuple(word.casefold() for word in self.words(name))
-        if name not in self.values or words == ("false",):
+        word = " ".join(self.words(name)).casefold()
+        if name not in self.values or word in _OFF:
             return False
-        if words in ((), ("true",)):
+        if word in ("", *_ON):
             return True
         raise SpecError(f"{self.source}: {shown_value(self.said(name))}: a switch takes no value")
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 import yaml
 
 from tuner.engines.reading.arguments import Flags
+from tuner.engines.reading.variables import with_defaults
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
@@ -110,4 +111,4 @@ def _word(value: Any) -> str:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list | dict):
         return f"{len(value)} values"
-    return str(value)[:200]
+    return with_defaults(str(value)[:200], {})

@@ -1,5 +1,6 @@
-"""Environment variables of a launch that its price depends on."""
+"""Environment variables of a launch that its price depends on, and their defaults in YAML."""
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -17,3 +18,33 @@ def read_variables(environment: Mapping[str, str]) -> dict[str, str]:
         for name in _READ
         if name in environment and len(environment[name]) <= _LONGEST_VALUE
     }
+
+
+_DEFAULT: Final = re.compile(
+    r"\$\{(?:(?:oc\.)?env[:,])?\s*([A-Za-z_]\w{0,200})\s*(?::-|:=|[:,-])([^${}]{0,500})\}"
+)
+"""A variable with a default, as OmegaConf, Primus and shells write it: `${oc.env:NAME,1}`,
+`${NAME:1}`, `${NAME:-1}`; a default may be one itself."""
+_WRAPPED: Final = re.compile(r"\$\{oc\.decode:([^${}]{0,500})\}")
+_DEEPEST: Final = 8
+
+
+def with_defaults(text: str, told: dict[str, str]) -> str:
+    """Return a text of YAML with the defaults of its variables, which `told` collects by name."""
+
+    def default(match: re.Match[str]) -> str:
+        told[match[1]] = match[2].strip().strip("\"'")
+        return told[match[1]]
+
+    for _ in range(_DEEPEST):
+        replaced = _WRAPPED.sub(r"\1", _DEFAULT.sub(default, text))
+        if replaced == text:
+            break
+        text = replaced
+    return text
+
+
+def defaults_note(told: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note on variables whose defaults count; none where there are no such variables."""
+    shown = ", ".join(f"{name}={value}" for name, value in list(told.items())[:20])
+    return (f"not set in the file, so their defaults count: {shown}",) if told else ()
