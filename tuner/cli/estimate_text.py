@@ -27,6 +27,7 @@ def estimate_text(estimate: Estimate) -> str:
             "highest memory of a device, by pipeline rank",
             _memory(estimate),
             *_verdict(estimate),
+            *_doubts(estimate),
             "",
             *_changes(estimate),
             *_checkpoints(estimate),
@@ -190,6 +191,12 @@ def _verdict(estimate: Estimate) -> Iterator[str]:
         f"({format_ratio(estimate.out_of_memory_at_start_probability)} at the start); "
         + lost_starts_words(estimate.out_of_memory_loss_s, assumed_run_s=estimate.assumed_run_s),
     )
+
+
+def _doubts(estimate: Estimate) -> Iterator[str]:
+    """Name what of the verdict does not hold, and the setting that is the reason."""
+    for one in estimate.unpriced:
+        yield from labelled("DOES NOT HOLD", f"the {one.changes}: {one.said}: {one.how}")
 
 
 def _changes(estimate: Estimate) -> Iterator[str]:

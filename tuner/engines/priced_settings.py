@@ -22,7 +22,7 @@ network's environment variables, kernels that one engine selects by itself.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from tuner.config.train import TrainDecision
 from tuner.engines.megatron_lm.capabilities import delays_weight_gradients
@@ -65,6 +65,8 @@ class PricedSetting:
     read_from: str
     """Source of the default: a class of the engine's package, or its parser's file."""
     applies: Rule = _always
+    changes: Literal["", "memory", "time"] = ""
+    """What does not hold at another value; empty: nothing beyond the bands."""
 
     @property
     def is_written(self) -> bool:
@@ -164,6 +166,7 @@ MEGATRON: Final = (
         default="p2p",
         read_from=PARSER,
         applies=_cuts_sequences,
+        changes="time",
     ),
     PricedSetting(
         quantity="stages of an interleaved pipeline send beside their work",

@@ -39,7 +39,7 @@ from tuner.estimate.prices import (
     uneven_load_bytes,
 )
 from tuner.estimate.records import Estimate, ExposedRatios, PipelineRankMemory, Utilisation
-from tuner.estimate.unpriced import unpriced_notes
+from tuner.estimate.unpriced import unpriced_notes, unpriced_settings
 from tuner.search.train.memory_risk import MemoryForecast, forecast_memory, loss_prices
 from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
 from tuner.spec.cluster import Pool
@@ -129,6 +129,7 @@ def estimate(
         **asdict(_risk(spec, priced, setup)),
         assumed_run_s=loss_prices(spec.goal).assumed_run_s(priced.step_s),
         fits=peak <= setup.memory_limit_bytes,
+        unpriced=tuple(unpriced_settings(launch, configuration, spec)),
         smallest_change=changes.smallest,
         best_pair=changes.best_pair,
         changes=changes.by_knob,

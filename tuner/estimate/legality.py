@@ -170,6 +170,8 @@ def _megatron(config: Configuration, model: ModelSpec, name: Name) -> Iterator[s
         )
     if config.overlap_param_gather and not config.overlap_grad_reduce and config.zero_stage < 3:
         yield f"{name('overlap_param_gather')} needs {name('overlap_grad_reduce')}; add it"
+    if config.sequential_experts and "moe_act" in config.recompute_modules:
+        yield f"{name('recompute_modules')} moe_act needs --moe-grouped-gemm; add it"
     if config.virtual_pipeline > 1:
         yield from _interleaving(config, name)
     if config.chunks > 1 and "moe" not in config.recompute_modules:

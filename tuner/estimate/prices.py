@@ -210,7 +210,10 @@ def _memory_family(one: Configuration) -> str:
 
 
 def _memory_constants(one: Configuration) -> MemoryConstants:
-    return memory_constants([SOFTWARE_OF[one.engine].software], [_memory_family(one)])
+    known = memory_constants([SOFTWARE_OF[one.engine].software], [_memory_family(one)])
+    # Without the fused kernel, what the activation returns is a tensor of its own.
+    is_fused = "bias_swiglu_fusion" not in one.differing_settings
+    return known if is_fused else replace(known, keeps_activations=1.0)
 
 
 def _price_uniform(

@@ -7,6 +7,7 @@ from pydantic import Field
 from profilers.records import Record, Seconds
 from profilers.steps.config import Size
 from tuner.config.train import TrainDecision
+from tuner.engines.reading.launch import UnpricedSetting
 from tuner.faults.forecast import RunForecast
 from tuner.plans.train import Band, Probability
 
@@ -189,6 +190,8 @@ class Estimate(Record):
     assumed_run_s: Seconds | None
     """The run that the loss is a part of, where the spec states no tokens."""
     fits: bool
+    unpriced: tuple[UnpricedSetting, ...] = ()
+    """Settings of the launch with which memory or time do not hold, so nor does a verdict on it."""
     smallest_change: Change | None
     """The best change of one knob, or of two where no single one helps; absent when nothing in
     reach is predicted to be better by more than `least_gain_ratio`."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from tuner.engines.assumptions import DEADLOCK, may_deadlock
-from tuner.engines.priced_settings import MEGATRON
-from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
+from tuner.engines.priced_settings import MEGATRON, PricedSetting
+from tuner.engines.reading.launch import LaunchSettings, TrainingEngine, UnpricedSetting
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.decision import to_decision
 from tuner.spec.spec import Spec
@@ -20,17 +20,41 @@ def unpriced_notes(
         yield f"{NO_RECORDING}; {_balanced_by(launch)}"
     if launch.engine is not TrainingEngine.MEGATRON:
         return
-    decision = to_decision(configuration, spec.model)
-    rows = {row.name: row for row in MEGATRON if row.applies(spec.model, decision)}
     differing = [
-        f"{said} ({rows[name].quantity}{_value(rows[name].priced)})"
-        for name, said in launch.differing_settings.items()
-        if name in rows
+        f"{said} ({_quantity(row)})"
+        for row, said in _differing(launch, configuration, spec)
+        if not row.changes
     ]
     if differing:
         yield f"the launch differs from what is priced: {'; '.join(differing)}"
-    if may_deadlock(decision):
+    if may_deadlock(to_decision(configuration, spec.model)):
         yield DEADLOCK
+
+
+def unpriced_settings(
+    launch: LaunchSettings, configuration: Configuration, spec: Spec
+) -> Iterator[UnpricedSetting]:
+    """Yield the settings with which the prediction does not hold."""
+    yield from launch.unpriced
+    for row, said in _differing(launch, configuration, spec):
+        if row.changes:
+            how = f"priced is that {_quantity(row)}"
+            yield UnpricedSetting(said=said, changes=row.changes, how=how)
+
+
+def _differing(
+    launch: LaunchSettings, configuration: Configuration, spec: Spec
+) -> Iterator[tuple[PricedSetting, str]]:
+    """Yield the rows that the launch sets to another value, as it says it."""
+    decision = to_decision(configuration, spec.model)
+    rows = {row.name: row for row in MEGATRON if row.applies(spec.model, decision)}
+    for name, said in launch.differing_settings.items():
+        if name in rows:
+            yield rows[name], said
+
+
+def _quantity(row: PricedSetting) -> str:
+    return f"{row.quantity}{_value(row.priced)}"
 
 
 def _value(priced: object) -> str:

@@ -7,7 +7,9 @@ only the 16 bits that the parameters lack, unless `store_param_remainders` is of
 distrib_optimizer.py); where parameters are fp8 with scales of blocks, Megatron-LM itself keeps
 masters in fp32. Without such an optimizer the engine refuses other types than fp32.
 
-Not covered: optimizers other than Adam, states on the host (fp32 there).
+SGD and Muon have one moment; Muon's parameters that are no matrices have Adam's two.
+
+Not covered: states on the host (fp32 there).
 """
 
 from typing import Any, Final
@@ -30,7 +32,9 @@ def optimizer_state(flags: Flags, *, has_recipe: bool) -> dict[str, Any]:
     Raises:
         SpecError: a type is unknown, or needs an optimizer that the launch does not have.
     """
-    moments = sum(_bytes(flags, name, _BYTES_OF_MOMENTS) for name in _MOMENTS)
+    is_adam = flags.values.get("optimizer", ("adam",)) == ("adam",)
+    kept = _MOMENTS if is_adam else _MOMENTS[:1]
+    moments = sum(_bytes(flags, name, _BYTES_OF_MOMENTS) for name in kept)
     master, gradient = (_bytes(flags, name, _BYTES) for name in (_MASTER, _GRADIENTS))
     is_half, is_brain = flags.is_on("fp16"), flags.is_on("bf16")
     is_aware = flags.is_on(_AWARE)
@@ -41,17 +45,22 @@ def optimizer_state(flags: Flags, *, has_recipe: bool) -> dict[str, Any]:
                 " fp32"
             )
     # With fp16, gradients have the parameters' type unless a flag says fp32.
-    is_short = flags.is_on("grad-reduce-in-bf16") if is_brain else is_half
-    if is_short and not flags.is_on("accumulate-allreduce-grads-in-fp32"):
+    is_half = is_half and not flags.is_on("accumulate-allreduce-grads-in-fp32")
+    if is_half or (is_brain and flags.is_on("grad-reduce-in-bf16")):
         gradient = min(gradient, _BYTES["bf16"])
     if flags.is_on("optimizer-cpu-offload"):
         return {"gradient_bytes": gradient}
-    if is_aware and is_brain and master == _BYTES["fp32"] and _keeps_remainders(flags):
+    if keeps_remainders(flags):
         master = _BYTES["bf16"]
     return {"gradient_bytes": gradient, "master_bytes": master, "moments_bytes": moments}
 
 
-def _keeps_remainders(flags: Flags) -> bool:
+def keeps_remainders(flags: Flags) -> bool:
+    """Whether half of every master weight is its parameter."""
+    if not (flags.is_on(_AWARE) and flags.is_on("bf16")) or flags.is_on("optimizer-cpu-offload"):
+        return False
+    if _bytes(flags, _MASTER, _BYTES) < _BYTES["fp32"]:
+        return False
     name = "store-param-remainders"
     is_told_off = name in flags.values and not flags.is_on(name)
     is_scaled = flags.word("fp8-format") is not None and flags.word("fp8-recipe") not in (

@@ -28,6 +28,8 @@ DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "global-batch-size": ("16",),
     "seq-length": ("1024",),
 }
+FLAGS: Final = frozenset({"enable-primus-turbo", "use-turbo-deepep", "turbo-sync-free-moe-stage"})
+"""Flags of Primus alone that a price depends on."""
 _TRAINERS: Final = ("pre_trainer", "post_trainer")
 _SYNC_FREE: Final = "turbo-sync-free-moe-stage"
 

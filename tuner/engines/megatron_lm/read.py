@@ -17,8 +17,8 @@ from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
 from tuner.engines.megatron_lm import flags as table
 from tuner.engines.megatron_lm import primus
-from tuner.engines.megatron_lm.optimizer_state import optimizer_state
-from tuner.engines.megatron_lm.unpriced import balance, differing_settings
+from tuner.engines.megatron_lm.optimizer_state import keeps_remainders, optimizer_state
+from tuner.engines.megatron_lm.unpriced import balance, differing_settings, unpriced_settings
 from tuner.engines.reading.arguments import UNSET, Flags, training_flags
 from tuner.engines.reading.hybrid_pattern import HybridPattern, hybrid_pattern
 from tuner.engines.reading.launch import (
@@ -228,6 +228,7 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         restarts_in_process=flags.is_on("inprocess-restart"),
         balance="the recipe" if has_recipe and not balance(flags) else balance(flags),
         differing_settings=dict(differing_settings(flags, has_recipe=has_recipe)),
+        unpriced=tuple(unpriced_settings(flags)),
         stated=tuple(_stated(flags)),
         spelled={field: f"--{name}" for field, name in table.SPELLED.items()},
         understood=tuple(flags.said(name) for name in flags.values if name in table.UNDERSTOOD),
@@ -268,6 +269,11 @@ def _check_spelling(flags: Flags, unread: Sequence[str]) -> None:
 
 
 def _remarks(flags: Flags, *, has_recipe: bool) -> Iterator[str]:
+    if keeps_remainders(flags):
+        yield (
+            "--use-precision-aware-optimizer keeps 16 of the 32 bits of master weights: the bf16"
+            " parameters are the other half (store_param_remainders)"
+        )
     if flags.word("moe-flex-dispatcher-backend") == "ncclep":
         yield "--moe-flex-dispatcher-backend ncclep is priced as hybridep, which it mirrors"
     for name in ("hidden-dropout", "attention-dropout"):

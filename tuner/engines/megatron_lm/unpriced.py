@@ -5,11 +5,12 @@ starts from a recipe of Megatron-Bridge has the recipe's values, which are the p
 says nothing.
 """
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal
 
 from tuner.engines.priced_settings import MEGATRON, PricedSetting
 from tuner.engines.reading.arguments import Flags
+from tuner.engines.reading.launch import UnpricedSetting
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
@@ -39,8 +40,30 @@ def _flag_of(row: PricedSetting) -> str:
     return _FLAG.get(row.name, row.name.replace("_", "-"))
 
 
+MATERIAL: Final[Mapping[str, tuple[Literal["memory", "time", "memory and time"], str]]] = {
+    "fp32-residual-connection": ("memory", "residuals are twice as large"),
+    "distribute-saved-activations": ("memory", "tensor ranks share what is saved"),
+    "hierarchical-context-parallel-sizes": ("time", "context parallelism has two levels"),
+    "moe-expert-rank-capacity-factor": ("memory and time", "tokens beyond it are dropped"),
+    "moe-paged-stash": ("memory", "activations of experts are kept in pages"),
+    "rampup-batch-size": ("time", "the batch is smaller until it is reached"),
+    # Of Primus.
+    "patch-zero-bubble": ("memory and time", "the pipeline has another schedule"),
+    "patch-primus-pipeline": ("memory and time", "the pipeline has another schedule"),
+    "decoder-pipeline-manual-split-list": ("memory and time", "stages have other layers"),
+    "recompute-layer-ids": ("memory and time", "only these layers are recomputed"),
+    "use-fsdp2-fp32-param-optimizer": ("memory", "parameters are stored in fp32"),
+    "use-fsdp2-bf16-master-weight-optimizer": ("memory", "master weights are bf16"),
+    "use-turbo-mega-moe": ("memory and time", "one kernel runs a layer of experts"),
+    "enable-odc": ("time", "gradients are reduced point to point"),
+}
+"""Flags that change bytes or seconds by factors: what does not hold with them, and why."""
+_ORTHOGONAL: Final = ("muon", "dist_muon")
+
 FLAGS: Final = frozenset(
     {
+        *MATERIAL,
+        "optimizer",
         "moe-aux-loss-coeff",
         "moe-router-load-balancing-type",
         "moe-router-force-load-balancing",
@@ -50,12 +73,24 @@ FLAGS: Final = frozenset(
 )
 SWITCHES: Final = frozenset(
     {
+        *("fp32-residual-connection", "distribute-saved-activations"),
         "moe-router-force-load-balancing",
         "moe-router-enable-expert-bias",
         *OFF.values(),
         *(_flag_of(row) for row in _ROWS if isinstance(row.default, bool) and not row.default),
     }
 )
+
+
+def unpriced_settings(flags: Flags) -> Iterator[UnpricedSetting]:
+    """Yield what a launch sets and no price knows."""
+    for name, (changes, how) in MATERIAL.items():
+        words = " ".join(flags.values.get(name, ("false",))).casefold()
+        if words not in ("false", "0", "null", "none"):
+            yield UnpricedSetting(said=flags.said(name), changes=changes, how=how)
+    if " ".join(flags.values.get("optimizer", ())) in _ORTHOGONAL:
+        how = "updates are made orthogonal by GEMMs"
+        yield UnpricedSetting(said=flags.said("optimizer"), changes="time", how=how)
 
 
 def balance(flags: Flags) -> str:

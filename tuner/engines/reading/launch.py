@@ -74,6 +74,16 @@ class StatedSize(Record):
     """As the launch says it, e.g. `--num-layers 61`."""
 
 
+class UnpricedSetting(Record):
+    """A setting without a price that changes bytes or seconds by more than the bands allow for."""
+
+    said: str
+    """As the launch says it."""
+    changes: Literal["memory", "time", "memory and time"]
+    """What of the prediction does not hold."""
+    how: str
+
+
 class LaunchSettings(Record):
     """One launch, as its reader understood it."""
 
@@ -208,6 +218,8 @@ class LaunchSettings(Record):
     """By name, rows of tuner/engines/priced_settings.py whose value differs from the priced one:
     the launch's flag."""
 
+    unpriced: tuple[UnpricedSetting, ...] = ()
+    """Other settings with which the prediction does not hold."""
     stated: tuple[StatedSize, ...] = ()
     spelled: dict[str, str] = Field(default_factory=dict)
     """By field of this record: how the launch says it, e.g. `tensor`: `--tensor-model-...`."""

@@ -11,7 +11,7 @@ full recomputation of 1/n of them, a memory budget b as 1 - b of them.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
@@ -22,6 +22,7 @@ from tuner.engines.reading.launch import (
     StatedSize,
     TokenDispatcher,
     TrainingEngine,
+    UnpricedSetting,
 )
 from tuner.engines.reading.nearest import nearest_divisor
 from tuner.engines.reading.sections import Sections
@@ -142,6 +143,8 @@ def _settings(
         # Release 0.3 has it with what is compiled.
         or (given.is_on("compile.enable") and given.is_on("compile.enable_async_tensor_parallel")),
         "optimizer_offload_ratio": float(given.is_on("training.enable_cpu_offload")),
+        **_stored(given),
+        "unpriced": tuple(_unpriced(given)),
         "stated": _stated(given),
         **_saving(given),
     }
@@ -176,6 +179,47 @@ def _compiled(given: Sections) -> frozenset[str]:
             " and 'loss'"
         )
     return frozenset(map(str, components)) if is_on else frozenset()
+
+
+def _stored(given: Sections) -> dict[str, int]:
+    """Return bytes of parameters and of what has their type: gradients and moments."""
+    word = given.word("training.dtype", default="float32", choices=("float32", "bfloat16"))
+    if word == "float32":
+        return {}
+    return {"master_bytes": 2, "moments_bytes": 4, "gradient_bytes": 2}
+
+
+def _unpriced(given: Sections) -> Iterator[UnpricedSetting]:
+    """Yield settings that have no price, or a part of it."""
+    found = (
+        (
+            "training.enable_cpu_offload",
+            given.is_on("training.enable_cpu_offload"),
+            "memory and time",
+            "parameters and gradients leave the device, too, and the host runs the optimizer",
+        ),
+        (
+            "optimizer.early_step_in_backward",
+            given.is_on("optimizer.early_step_in_backward"),
+            "memory",
+            "gradients are freed during the backward pass",
+        ),
+        (
+            "training.mixed_precision_reduce",
+            given.word("training.mixed_precision_reduce", default="float32") != "float32",
+            "time",
+            "gradients are reduced in half the bytes",
+        ),
+        (
+            "optimizer.name",
+            given.word("optimizer.name", default="AdamW") not in ("Adam", "AdamW"),
+            "memory",
+            "another optimizer has other states",
+        ),
+    )
+    for said, is_set, changes, how in found:
+        if is_set:
+            yield UnpricedSetting.model_validate({"said": said, "changes": changes, "how": how})
 
 
 def _dispatcher(given: Sections) -> TokenDispatcher:
