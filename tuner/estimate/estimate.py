@@ -6,9 +6,8 @@ The analytic model prices production engines on datasheet devices (tuner/costs/t
 that ship with the program, or that the caller fitted, correct it and give the error band.
 
 The exposed time of data parallelism comes from pricing again with links that take no time: the
-difference of the once-a-step part is exposed gradient reduction and parameter all-gather. Under
-ZeRO-2 and 3 most of it lies inside the passes, so there it is the difference of the passes to those
-with unsharded state.
+difference of the once-a-step part is exposed gradient reduction and parameter all-gather. What
+ZeRO-2 and 3 move inside the passes is a part of the step's price.
 """
 
 from collections.abc import Mapping
@@ -28,7 +27,14 @@ from tuner.estimate.changes import LEAST_GAIN_RATIO, find_changes, manifest_refu
 from tuner.estimate.checkpoints import failure_notes, price_checkpoints
 from tuner.estimate.configuration import Configuration, build_configuration
 from tuner.estimate.decision import to_decision
-from tuner.estimate.flop_counts import CONVENTION, megatron_flop, model_flop, recomputed_flop
+from tuner.estimate.flop_counts import (
+    CONVENTION,
+    FROZEN,
+    frozen_flop,
+    megatron_flop,
+    model_flop,
+    recomputed_flop,
+)
 from tuner.estimate.legality import broken_rules
 from tuner.estimate.measured import band_and_notes
 from tuner.estimate.prices import (
@@ -118,7 +124,7 @@ def estimate(
         played_step_time_s=_simulated_step_s(priced),
         tokens_per_s_per_device=per_device / priced.step_s,
         tokens_per_s_per_device_band=(per_device / high, per_device / low),
-        utilisation=_utilisation(priced, setup),
+        utilisation=launch_utilisation(priced, setup),
         breakdown_s=priced.step.by_cause(simulated_s=priced.step_s),
         exposed=_exposed(priced, setup),
         memory=memory,
@@ -241,17 +247,20 @@ def _risk(spec: Spec, priced: PricedConfiguration, setup: PricingSetup) -> Memor
     )
 
 
-def _utilisation(priced: PricedConfiguration, setup: PricingSetup) -> Utilisation:
+def launch_utilisation(priced: PricedConfiguration, setup: PricingSetup) -> Utilisation:
+    """Return how much of the devices' peaks a configuration uses."""
     configuration = priced.configuration
     precision = PRECISION_OF[configuration.priced_precision]
     kind, peak = matmul_peak_type(setup.sheet, precision), matmul_peak(setup.sheet, precision)
     device_s = priced.step_s * configuration.devices
     needed = model_flop(configuration, setup.model)
+    if setup.adapters is not None:
+        needed -= frozen_flop(configuration, setup.model)
     recomputed = recomputed_flop(configuration, setup.model)
     return Utilisation(
         mfu_ratio=needed / (device_s * peak),
         hfu_ratio=(needed + recomputed) / (device_s * peak),
-        convention=CONVENTION,
+        convention=CONVENTION + (FROZEN if setup.adapters is not None else ""),
         peak_flop_per_s=peak,
         peak_name=f"{setup.sheet.name}, dense {kind}, {format_flop_per_s(peak)}",
         megatron_flop_per_s_per_device=megatron_flop(configuration, setup.model) / device_s,
@@ -287,12 +296,7 @@ def _data_s(priced: PricedConfiguration, setup: PricingSetup) -> float:
         has_links=False,
     )
     (fast,) = price_configurations((priced.configuration,), without)
-    once_s = priced.seconds("once_s") - fast.seconds("once_s")
-    if priced.configuration.zero_stage < 2:
-        return once_s
-    (whole,) = price_configurations((priced.configuration.changed(zero_stage=1),), setup)
-    passes_s = priced.step_s - priced.seconds("once_s") - (whole.step_s - whole.seconds("once_s"))
-    return once_s + passes_s
+    return priced.seconds("once_s") - fast.seconds("once_s") + priced.seconds("sharding_s")
 
 
 def _notes(
@@ -313,10 +317,7 @@ def _notes(
         notes.append("link_matrix has no effect here: every link is priced as the pool's usual one")
     notes.extend(environment.notes(configuration, variables, setup.sheet.generation))
     if spec.goal.adapters is not None:
-        notes.append(
-            f"priced with {adapters_words(spec.goal.adapters)} of the spec; MFU counts the weight"
-            " gradients that they save"
-        )
+        notes.append(f"priced with {adapters_words(spec.goal.adapters)} of the spec")
     if spec.goal.precision.value != configuration.priced_precision:
         notes.append(
             f"precision {configuration.priced_precision} replaces the spec's "

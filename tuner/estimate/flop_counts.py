@@ -3,7 +3,7 @@
     model       tuner/spec/accounting.py: GEMMs of forward and backward pass, causal
                 attention by the pairs that are attended, the head, routed experts that are used;
                 nothing for recomputation. Multi-token-prediction layers count when they are
-                trained. MFU is these over time and peak.
+                trained, gradients of weights unless adapters are. MFU is these over time and peak.
     hardware    model, plus the forward GEMMs that are recomputed. HFU.
     megatron    what Megatron-LM prints as TFLOP/s/GPU (`num_floating_point_operations` of
                 `megatron/training/training.py`, core_v0.16.1 and later): half the square of the
@@ -30,6 +30,8 @@ CONVENTION: Final = (
     "model FLOPs: 3 x forward GEMMs, causal attention by attended pairs, head and used "
     "experts counted, recomputation not"
 )
+FROZEN: Final = ", nor gradients of the weights that adapters leave as they are"
+"""What the convention adds where adapters are trained."""
 VOCABULARY_MULTIPLE: Final = 128
 """Megatron-LM's --make-vocab-size-divisible-by."""
 
@@ -39,6 +41,13 @@ def model_flop(config: Configuration, model: ModelSpec) -> float:
     return _tokens(config) * training_flop_per_token(
         model, sequence_length=config.sequence, mtp_layers=config.mtp_layers
     )
+
+
+def frozen_flop(config: Configuration, model: ModelSpec) -> float:
+    """FLOPs of one step for gradients of the model's weights, which adapters do not need."""
+    extended = with_mtp(model, config.mtp_layers)
+    forward = forward_flop_per_token(extended, sequence_length=config.sequence)
+    return _tokens(config) * (forward.total - forward.attention_core - forward.linear_scan)
 
 
 def recomputed_flop(config: Configuration, model: ModelSpec) -> float:

@@ -37,7 +37,7 @@ from tuner.costs.train.expert_imbalance import ExpertImbalance
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import MemoryConstants, memory_constants
-from tuner.costs.train.prices import MemoryPrice, StepPrice
+from tuner.costs.train.prices import CAUSES_IN_PASSES, MemoryPrice, StepPrice
 from tuner.costs.train.shapes import Hardware, ModelShape, stacked
 from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Datasheet
@@ -359,10 +359,7 @@ def _repeated(step: StepPrice, rounds: int) -> StepPrice:
     return replace(
         step,
         step_s=(step.step_s - step.once_s) * rounds + step.once_s,
-        **{
-            name: getattr(step, name) * rounds
-            for name in ("bubble_s", "tensor_s", "context_s", "expert_s", "recompute_s", "host_s")
-        },
+        **{name: getattr(step, name) * rounds for name in ("bubble_s", *CAUSES_IN_PASSES)},
     )
 
 

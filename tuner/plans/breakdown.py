@@ -19,6 +19,8 @@ CAUSES: Final[Mapping[str, str]] = {
     "collectives": "exposed communication",
     "recompute": "recomputation",
     "host": "waiting for the host",
+    "sharding": "exposed gathers and reductions of shards",
+    "offload": "exposed copies to host memory",
     # One on the reference step, operation by operation.
     "ffn": "FFN and shared experts",
     "ends": "embedding and head",

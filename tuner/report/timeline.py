@@ -51,7 +51,7 @@ MAX_PASSES_PER_WINDOW: Final = 1_800
 MIN_GAP_RATIO: Final = 1e-4
 """Of a step's time; a shorter wait is not drawn."""
 
-_EXPOSED: Final = ("tensor", "context", "expert", "collectives")
+_EXPOSED: Final = ("tensor", "context", "expert", "sharding", "collectives")
 _EXPOSED_REFERENCE: Final = ("tensor_communication", "expert_communication")
 """Causes inside passes: of plans on the analytic model, and of the reference engine."""
 

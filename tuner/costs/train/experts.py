@@ -150,7 +150,12 @@ def _routed(setting: BlockInputs) -> Block:
     recompute_whole = np.where(np.greater(pieces, 1.0), 1.0, s.recompute_moe)
     recompute_act = np.where(np.greater(recompute_whole, 0.0), 0.0, s.recompute_moe_act)
     recomputed_s = recompute_whole * (whole.forward_s + exposed_s) + recompute_act * act_s
-    return replace(whole, recomputed_s=recomputed_s, expert_s=exposed_s)
+    return replace(
+        whole,
+        recomputed_s=recomputed_s,
+        recomputed_expert_s=recompute_whole * exposed_s,
+        expert_s=exposed_s,
+    )
 
 
 def _dispatch_combine_s(setting: BlockInputs, *, sent: Numbers) -> Numbers:

@@ -62,6 +62,8 @@ class Block:
     """Of the backward kernels: adding to main gradients, whatever the tokens."""
     recomputed_s: Numbers = 0.0
     """Kernels and collectives of recomputed modules, unless the whole layer is recomputed."""
+    recomputed_expert_s: Numbers = 0.0
+    """Of `recomputed_s`: exposed dispatch and combine."""
     tensor_s: Numbers = 0.0
     """Exposed collectives of tensor parallelism in a forward pass."""
     tensor_backward_s: Numbers = 0.0

@@ -1,9 +1,16 @@
 """Results of the analytic model: seconds and bytes per column, with their breakdown."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from tuner.config.columns import Numbers
 from tuner.costs.train.shapes import Grid, number
+
+CAUSES_IN_PASSES: Final = (
+    *("tensor_s", "context_s", "expert_s", "recompute_s", "host_s"),
+    *("sharding_s", "offload_s"),
+)
+"""Fields of a layer and of a step: disjoint parts of the passes, beside computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,11 +35,15 @@ class StepPrice:
     context_s: Numbers
     """Of `step_s`: exposed collectives of context parallelism."""
     expert_s: Numbers
-    """Of `step_s`: exposed dispatch and combine."""
+    """Of `step_s`: exposed dispatch and combine, recomputed ones included."""
     recompute_s: Numbers
-    """Of `step_s`: recomputed forward passes."""
+    """Of `step_s`: recomputed kernels; their collectives count above, their launches below."""
     host_s: Numbers
     """Of `step_s`: waiting for the host's kernel launches."""
+    sharding_s: Numbers
+    """Of `step_s`: exposed gathers and reductions of shards inside the passes."""
+    offload_s: Numbers
+    """Of `step_s`: exposed copies of activations to and from host memory."""
 
     def by_cause(self, *, simulated_s: float) -> dict[str, float]:
         """Split the step of a single column into seconds by cause (tuner/plans/breakdown.py).
@@ -41,18 +52,12 @@ class StepPrice:
             simulated_s: the step with every pass simulated, not below `step_s`; what it adds is
                 pipeline bubble.
         """
-        parts = {
-            "bubble": number(self.bubble_s),
-            "tensor": number(self.tensor_s),
-            "context": number(self.context_s),
-            "expert": number(self.expert_s),
-            "recompute": number(self.recompute_s),
-            "host": number(self.host_s),
-            "once": number(self.once_s),
-        }
-        parts = {cause: max(0.0, seconds) for cause, seconds in parts.items()}
-        parts["bubble"] += simulated_s - number(self.step_s)
-        return {"computation": max(0.0, simulated_s - sum(parts.values()))} | parts
+        # Rounding may leave a bubble of less than nothing.
+        bubble_s = max(0.0, number(self.bubble_s)) + simulated_s - number(self.step_s)
+        parts = {"bubble": bubble_s}
+        parts |= {name[:-2]: number(getattr(self, name)) for name in CAUSES_IN_PASSES}
+        parts["once"] = number(self.once_s)
+        return {"computation": simulated_s - sum(parts.values())} | parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -68,7 +68,7 @@ from tuner.costs.train.gradient_buckets import (
     default_bucket,
 )
 from tuner.costs.train.parts import is_any
-from tuner.costs.train.prices import StepPrice
+from tuner.costs.train.prices import CAUSES_IN_PASSES, StepPrice
 from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Stages
 from tuner.costs.train.units import KINDS, LayerCost, UnitCosts, unit_costs
 
@@ -161,6 +161,8 @@ def assemble(
         expert_s=parts["expert_s"],
         recompute_s=parts["recompute_s"],
         host_s=parts["host_s"],
+        sharding_s=parts["sharding_s"],
+        offload_s=parts["offload_s"],
     )
 
 
@@ -374,6 +376,7 @@ def _layer_with_zero_traffic(
     exposed = _exposed(inputs, own.fsdp_exposed_ratio)
     return _with_passes(
         cost,
+        cause="sharding_s",
         forward_s=_overlapped_s(gather_s, cost.forward_s, exposed),
         backward_s=_overlapped_s(num_backward * gather_s + sum_s, cost.backward_s, exposed),
     )
@@ -402,6 +405,7 @@ def _with_offload_traffic(inputs: _Inputs, units: UnitCosts) -> UnitCosts:
             continue
         changed[kind] = _with_passes(
             cost,
+            cause="offload_s",
             forward_s=np.maximum(cost.forward_s, moved_s),
             backward_s=np.maximum(cost.backward_s, moved_s),
         )
@@ -413,21 +417,24 @@ def _map_layers(units: UnitCosts, change: Callable[[LayerCost], LayerCost]) -> U
     return replace(units, **changed)
 
 
-def _with_passes(cost: LayerCost, *, forward_s: Numbers, backward_s: Numbers) -> LayerCost:
-    return replace(cost, forward_s=forward_s, backward_s=backward_s)
+def _with_passes(
+    cost: LayerCost, *, cause: str, forward_s: Numbers, backward_s: Numbers
+) -> LayerCost:
+    """Lengthen both passes and book what they take longer under its cause."""
+    added_s = forward_s - cost.forward_s + (backward_s - cost.backward_s)
+    return replace(cost, forward_s=forward_s, backward_s=backward_s, **{cause: added_s})
 
 
 def _parts(
     units: UnitCosts, layer_counts: Mapping[str, LayerCounts], strategies: Strategies
 ) -> dict[str, Numbers]:
     """Seconds of a step on the average device, by cause."""
-    names = ("tensor_s", "context_s", "expert_s", "recompute_s", "host_s")
-    totals: dict[str, Numbers] = dict.fromkeys(names, 0.0)
+    totals: dict[str, Numbers] = dict.fromkeys(CAUSES_IN_PASSES, 0.0)
     for kind, (rows, count_RC) in layer_counts.items():
         if not len(rows):
             continue
         count, cost = count_RC.sum(axis=0), getattr(units, kind)
-        for name in names:
+        for name in totals:
             totals[name] = totals[name] + count * getattr(cost, name)
     share = strategies.num_microbatches / strategies.pipeline
     return {name: total * share for name, total in totals.items()}

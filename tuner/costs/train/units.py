@@ -74,8 +74,13 @@ class LayerCost:
     context_s: Numbers = 0.0
     expert_s: Numbers = 0.0
     recompute_s: Numbers = 0.0
+    """Of the backward pass: recomputed kernels, without collectives and launches."""
     host_s: Numbers = 0.0
     """Of both passes: waiting for launches."""
+    sharding_s: Numbers = 0.0
+    """Of both passes: exposed gathers and reductions of sharded parameters and gradients."""
+    offload_s: Numbers = 0.0
+    """Of both passes: exposed copies of activations to and from host memory."""
     parameters: Numbers = 0.0
     """Of one device, without experts."""
     expert_parameters: Numbers = 0.0
@@ -262,6 +267,7 @@ def _cost(setting: BlockInputs, block: Block, *, full: Numbers) -> LayerCost:
     visible_back_s = (visible_back_s + full * once_s) * slower
     kernels_s = block.forward_s * slower
     repeated_s = (full * block.forward_s + (1.0 - full) * block.recomputed_s) * slower
+    repeated_expert_s = full * block.expert_s + (1.0 - full) * block.recomputed_expert_s
     kernels_back_s = block.backward_s * slower + repeated_s
     launched_s = _launched_s(setting, block)
     repeated = repeated_s / np.maximum(kernels_s, 1e-30)
@@ -274,8 +280,8 @@ def _cost(setting: BlockInputs, block: Block, *, full: Numbers) -> LayerCost:
         weight_s=block.weight_s * slower,
         tensor_s=(block.tensor_s * (1.0 + full) + block.tensor_backward_s) * slower,
         context_s=(block.context_s * (1.0 + full) + block.context_backward_s) * slower,
-        expert_s=block.expert_s * (2.0 + full) * slower,
-        recompute_s=repeated_s + full * visible_s,
+        expert_s=(2.0 * block.expert_s + repeated_expert_s) * slower,
+        recompute_s=repeated_s - (1.0 - full) * block.recomputed_expert_s * slower,
         host_s=waited_s + waited_back_s,
     )
 

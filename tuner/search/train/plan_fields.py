@@ -174,7 +174,7 @@ class PlanFormatter:
             activation_bytes=tuple(round(float(b)) for b in detail.memory.activations_PC[:, 0]),
             breakdown_s=seconds,
             communication_s=sum(
-                seconds[name] for name in ("tensor", "context", "expert", "bubble")
+                seconds[name] for name in ("tensor", "context", "expert", "sharding", "bubble")
             ),
             stages=stage_predictions(detail),
             run=self._run(detail, step_s=step_s),
