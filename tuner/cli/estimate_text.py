@@ -4,11 +4,14 @@ from collections.abc import Iterator
 
 from tuner.cli.text import breakdown_text, columns, format_times, labelled
 from tuner.config.train_words import MICRO_BATCH, degrees, knobs, stages_words
+from tuner.estimate.changes import MOST_KNOBS
 from tuner.estimate.records import Change, CheckpointRoom, Estimate, PipelineRankMemory
 from tuner.report.memory_headroom import lost_starts_words
 from tuner.units import format_bytes, format_flop_per_s, format_number, format_ratio, format_s
 
 SHOWN_RANKS = 8
+CLOSE_RATIO = 0.95
+"""Of the usable memory; published peaks lie as far from the predicted ones."""
 
 
 def estimate_text(estimate: Estimate) -> str:
@@ -205,32 +208,41 @@ def _changes(estimate: Estimate) -> Iterator[str]:
             f"smallest change that beats it: none of {estimate.num_tried} changes of one or two "
             f"knobs is more than {format_ratio(estimate.least_gain_ratio)} better"
             if estimate.fits
-            else f"no change of one or two knobs ({estimate.num_tried} tried) makes it fit; "
-            "run moetune plan"
+            else f"no change of up to {MOST_KNOBS} knobs ({estimate.num_tried} tried) makes it fit "
+            "on these devices; moetune plan says what would"
         )
         return
-    yield f"{_best(estimate, estimate.smallest_change)}: {_described(estimate.smallest_change)}"
-    yield _sure(estimate.smallest_change, fits=estimate.fits)
-    yield from _lines(estimate.smallest_change)
+    smallest = estimate.smallest_change
+    yield f"{_best(estimate, smallest)}: {_described(smallest, estimate)}"
+    yield _sure(smallest, fits=estimate.fits)
+    yield from _lines(smallest)
     if estimate.best_pair is not None:
-        beats = "may bring more (a tie)" if estimate.best_pair.within_band else "bring more"
-        yield f"two changes {beats}: {_described(estimate.best_pair)}"
+        is_tie = estimate.best_pair.within_band and estimate.fits
+        beats = "may bring more (a tie)" if is_tie else "bring more"
+        yield f"two changes {beats}: {_described(estimate.best_pair, estimate)}"
         yield _sure(estimate.best_pair, fits=estimate.fits)
         yield from _lines(estimate.best_pair)
-    others = [one for one in estimate.changes if one != estimate.smallest_change]
+    others = [one for one in estimate.changes if one != smallest]
     if others:
-        yield "other single changes"
+        yield f"other {'single ' * estimate.fits}changes"
         rows = [
             (
-                f"  {', '.join((*one.what, *_set(one)))}",
+                f"  {', '.join((_joined(one.what), *_set(one)))}",
                 _gain(one),
                 format_times(one.ratio_band),
                 format_bytes(one.peak_memory_bytes),
-                "tie" if one.within_band and estimate.fits else "",
+                _remark(one, estimate),
             )
             for one in others
         ]
         yield columns(rows, header=("  change", "time", "of the launch", "memory", ""))
+
+
+def _remark(change: Change, estimate: Estimate) -> str:
+    if change.within_band and estimate.fits:
+        return "tie"
+    is_close = change.peak_memory_bytes > CLOSE_RATIO * estimate.memory_limit_bytes
+    return "close to the limit" if is_close else ""
 
 
 def _best(estimate: Estimate, change: Change) -> str:
@@ -242,11 +254,16 @@ def _best(estimate: Estimate, change: Change) -> str:
     return f"best {'single change' if len(change.what) == 1 else 'two changes'} (a tie)"
 
 
-def _described(change: Change) -> str:
+def _described(change: Change, estimate: Estimate) -> str:
+    remark = "" if estimate.fits else _remark(change, estimate)
     return (
-        f"{' and '.join(change.what)} ({_gain(change)}: {format_s(change.step_time_s)} a step, "
-        f"{format_bytes(change.peak_memory_bytes)})"
+        f"{_joined(change.what)} ({_gain(change)}: {format_s(change.step_time_s)} a step, "
+        f"{format_bytes(change.peak_memory_bytes)}{f', {remark}' * bool(remark)})"
     )
+
+
+def _joined(words: tuple[str, ...]) -> str:
+    return " and ".join((", ".join(words[:-1]), words[-1]) if words[1:] else words)
 
 
 def _sure(change: Change, *, fits: bool) -> str:

@@ -1,5 +1,7 @@
 """Finds the smallest change that beats a launch: one knob, then two, everything else fixed.
 
+Where none of them makes a launch fit, further knobs join those that need the least memory.
+
 Each change of tuner/estimate/knobs.py is applied, dropped where a rule, the user's limits or the
 target's manifest forbids it, and priced. Two calls of the analytic model suffice: one for single
 changes, one for pairs of changes of different knobs (of the gradient bucket sizes only the fastest
@@ -9,11 +11,12 @@ launch that does not fit, any change that fits is better.
 The manifest may refuse a launch that runs nevertheless; a change is dropped only for refusals that
 it adds.
 
-Not covered: three knobs at once; use `moetune plan`.
+Not covered: three knobs at once that only save time; use `moetune plan`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from tuner.config.train import TrainDecision
@@ -24,16 +27,21 @@ from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.decision import to_decision
 from tuner.estimate.environment import lines_to_set
 from tuner.estimate.flag_lines import flag_lines
-from tuner.estimate.knobs import BUCKET, KnobChange, knob_changes
+from tuner.estimate.knobs import BUCKET, OFFLOAD, KnobChange, knob_changes
 from tuner.estimate.legality import broken_rules
 from tuner.estimate.prices import TARGET_OF, PricedConfiguration, PricingSetup, price_configurations
 from tuner.estimate.records import Change
 from tuner.search.ratios import Ratios, is_tie
 from tuner.spec.search import Search
+from tuner.units import format_bytes
 
 LEAST_GAIN_RATIO: Final = 0.01
 """Smaller differences are below what two runs of one launch differ by."""
 SHOWN_KNOBS: Final = 8
+MOST_KNOBS: Final = 6
+"""Of a change that makes a launch fit."""
+_KEPT: Final = 12
+"""Changes of so many knobs to which another is added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +107,11 @@ class _PricedChange:
     knob_changes: tuple[KnobChange, ...]
     priced: PricedConfiguration
 
+    @property
+    def knobs(self) -> frozenset[str]:
+        """Names of what is changed."""
+        return frozenset(change.knob for change in self.knob_changes)
+
 
 def manifest_refusals(configuration: Configuration, setup: PricingSetup) -> tuple[str, ...]:
     """Return the refusals of the target's manifest for a configuration."""
@@ -131,7 +144,12 @@ def find_changes(
         target=TARGETS.get(TARGET_OF[launch.engine]),
         accepted=frozenset(manifest_refusals(baseline.configuration, setup)),
     )
-    every = tuple(knob_changes(baseline.configuration, setup.model, setup.sheet.generation))
+    fits = search.fits(baseline)
+    every = tuple(
+        change
+        for change in knob_changes(baseline.configuration, setup.model, setup.sheet.generation)
+        if not (fits and change.saves_only_memory)
+    )
     single = _price_legal(search, [(change,) for change in every])
     to_pair = _changes_to_pair(every, single)
     pairs = _price_legal(
@@ -145,7 +163,9 @@ def find_changes(
     )
     best_single = next(_improvements(search, single), None)
     best_pair = next(_improvements(search, pairs), None)
-    smallest = best_single or best_pair
+    smallest, more = best_single or best_pair, 0
+    if smallest is None and not fits:
+        smallest, more = _with_more_knobs(search, to_pair, [*single, *pairs])
     adds = (
         best_pair is not None
         and best_single is not None
@@ -154,9 +174,37 @@ def find_changes(
     return Changes(
         smallest=_change(search, smallest) if smallest else None,
         best_pair=_change(search, best_pair) if best_pair and adds else None,
-        by_knob=tuple(_change(search, one) for one in _best_per_knob(search, single)),
-        num_tried=len(single) + len(pairs),
+        by_knob=tuple(
+            _change(search, one) for one in _best_per_knob(search, single, [] if fits else pairs)
+        ),
+        num_tried=len(single) + len(pairs) + more,
     )
+
+
+def _with_more_knobs(
+    search: _Search, changes: Sequence[KnobChange], start: Sequence[_PricedChange]
+) -> tuple[_PricedChange | None, int]:
+    """Add knobs to the changes that need the least memory, until one fits.
+
+    Returns:
+        The fastest that fits, of the fewest knobs, if any; and how many were priced.
+    """
+    reached, tried = start, 0
+    while reached:
+        ranked = sorted(reached, key=lambda one: float(one.priced.peak_bytes_P.max()))
+        kept = islice((one for one in ranked if search.is_allowed(one.priced.configuration)), _KEPT)
+        groups = [
+            (*one.knob_changes, change)
+            for one in kept
+            if len(one.knob_changes) < MOST_KNOBS
+            for change in changes
+            if change.knob not in one.knobs
+        ]
+        reached = _price_legal(search, groups)
+        tried += len(reached)
+        if best := next(_improvements(search, reached), None):
+            return best, tried
+    return None, tried
 
 
 def _changes_to_pair(
@@ -174,7 +222,7 @@ def _price_legal(search: _Search, groups: Sequence[tuple[KnobChange, ...]]) -> l
     for group in groups:
         configuration = search.baseline.configuration
         for change in group:
-            configuration = _with_dependent_knobs(change.apply(configuration))
+            configuration = with_dependent_knobs(change.apply(configuration))
         if configuration not in group_of and search.is_legal(configuration):
             group_of[configuration] = group
     prices = price_configurations(tuple(group_of), search.setup) if group_of else ()
@@ -184,7 +232,7 @@ def _price_legal(search: _Search, groups: Sequence[tuple[KnobChange, ...]]) -> l
     ]
 
 
-def _with_dependent_knobs(configuration: Configuration) -> Configuration:
+def with_dependent_knobs(configuration: Configuration) -> Configuration:
     """Adjust the knobs that depend on a degree."""
     if configuration.tensor == 1 and configuration.overlap_tensor:
         configuration = configuration.changed(overlap_tensor=False)
@@ -202,16 +250,18 @@ def _improvements(search: _Search, candidates: Iterable[_PricedChange]) -> Itera
     return (one for one in ranked if search.is_allowed(one.priced.configuration))
 
 
-def _best_per_knob(search: _Search, single: Sequence[_PricedChange]) -> Iterator[_PricedChange]:
-    """Yield each knob's best setting where it beats the launch, best first."""
-    seen: set[str] = set()
-    for one in _improvements(search, single):
-        knob = one.knob_changes[0].knob
-        if knob not in seen:
-            seen.add(knob)
-            yield one
-        if len(seen) == SHOWN_KNOBS:
-            return
+def _best_per_knob(
+    search: _Search, single: Sequence[_PricedChange], pairs: Sequence[_PricedChange]
+) -> list[_PricedChange]:
+    """Return the best setting of each knob, and of pairs of others, where it beats the launch."""
+    found: list[_PricedChange] = []
+    for candidates in (single, pairs):
+        for one in _improvements(search, candidates):
+            if len(found) == SHOWN_KNOBS:
+                break
+            if not any(other.knobs <= one.knobs for other in found):
+                found.append(one)
+    return sorted(found, key=lambda one: one.priced.step_s)
 
 
 def _change(search: _Search, one: _PricedChange) -> Change:
@@ -222,7 +272,7 @@ def _change(search: _Search, one: _PricedChange) -> Change:
     ratio = one.priced.step_s / search.baseline.step_s
     band = search.ratios.between(chosen, decision, ratio=ratio)
     return Change(
-        what=tuple(change.what for change in one.knob_changes),
+        what=tuple(_words(search, change, after) for change in one.knob_changes),
         lines=flag_lines(search.launch, search.baseline.configuration, after),
         step_time_s=one.priced.step_s,
         ratio_band=band,
@@ -237,6 +287,17 @@ def _change(search: _Search, one: _PricedChange) -> Change:
             search.setup.sheet.generation,
         ),
     )
+
+
+def _words(search: _Search, change: KnobChange, after: Configuration) -> str:
+    """Name a change; one that moves the optimizer with what it takes of every node."""
+    if change.knob != OFFLOAD:
+        return change.what
+    kept = after.changed(optimizer_offload_ratio=0.0)
+    (whole,) = price_configurations((kept,), search.setup)
+    on_device = whole.memory.optimizer_PC[: after.pipeline].mean()
+    on_node = float(on_device) * min(search.setup.pool.devices_per_node, after.devices)
+    return f"{change.what} ({format_bytes(on_node)} a node)"
 
 
 def _outside(limits: Search, decision: TrainDecision) -> bool:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from profilers.steps.config import Recompute
-from tuner.engines.megatron_lm.flags import ON_OFF, SHORTHANDS, SPELLED
+from tuner.engines.megatron_lm.flags import ON_OFF, SHARDING, SHORTHANDS, SPELLED
 from tuner.engines.reading.launch import Graphs, LaunchSettings, TokenDispatcher, TrainingEngine
 from tuner.engines.reading.pipeline_layout import layout_text
 from tuner.estimate.configuration import Configuration
+from tuner.estimate.knobs import BF16_BYTES
 
 Settings = Mapping[str, str]
 """By flag or key: its value, empty for a switch."""
@@ -35,9 +36,12 @@ def flag_lines(
     for short in overruled:
         # Without the shorthand, everything that it stood for has to be written.
         changed |= {key for key in SHORTHANDS[short] if key in new and key not in stated}
-        dropped = [key for key in dropped if key in stated or key not in SHORTHANDS[short]]
+    if launch.engine is not TrainingEngine.DEEPSPEED:
+        # A default that is no longer used is in no line. JSON is understood by other names.
+        dropped = [key for key in dropped if key in stated]
+    written = (write(key, value) for key, value in new.items() if key in changed)
     return (
-        *(write(key, value) for key, value in new.items() if key in changed),
+        *(line for line in written if line not in launch.understood),
         *(f"remove {key}" for key in (*dropped, *overruled)),
     )
 
@@ -52,11 +56,12 @@ def _megatron(launch: LaunchSettings, before: Configuration, config: Configurati
     }
     switches = {
         "--sequence-parallel": config.sequence_parallel,
-        "--use-distributed-optimizer": config.zero_stage == 1,
+        "--use-distributed-optimizer": config.zero_stage > 0,
     } | {f"--{SPELLED[field]}": getattr(config, field) for field in ON_OFF}
     settings |= {flag: "" for flag, is_on in switches.items() if is_on}
     if config.ddp_bucket_size is not None:
         settings["--ddp-bucket-size"] = str(config.ddp_bucket_size)
+    settings |= _megatron_state(launch, config)
     if config.has_experts and (launch.expert_tensor or config.expert_tensor != config.tensor):
         # Left out, the engine takes that of the dense layers.
         settings["--expert-tensor-parallel-size"] = str(config.expert_tensor)
@@ -70,6 +75,29 @@ def _megatron(launch: LaunchSettings, before: Configuration, config: Configurati
         is_full = config.cuda_graph is Graphs.FULL
         settings["--cuda-graph-impl"] = "full_iteration" if is_full else "transformer_engine"
     return settings | _megatron_stages(launch, before, config)
+
+
+_FRACTION: Final = "--optimizer-offload-fraction"
+
+
+def _megatron_state(launch: LaunchSettings, config: Configuration) -> dict[str, str]:
+    """Write how the training state is kept, as tuner/engines/megatron_lm/write.py does."""
+    settings = {} if config.precision == "fp32" else {f"--{config.precision}": ""}
+    if config.gradient_bytes == BF16_BYTES:
+        settings["--grad-reduce-in-bf16"] = ""
+    if config.zero_stage in SHARDING:
+        settings["--use-megatron-fsdp"] = ""
+        settings["--data-parallel-sharding-strategy"] = SHARDING[config.zero_stage]
+        settings["--ckpt-format"] = "fsdp_dtensor"
+    if config.replicas > 1:
+        settings["--num-distributed-optimizer-instances"] = str(config.replicas)
+    if config.optimizer_offload_ratio:
+        settings["--optimizer-cpu-offload"] = ""
+        if any(words.startswith(_FRACTION) for words in launch.understood):
+            settings[_FRACTION] = f"{config.optimizer_offload_ratio:g}"
+        # `validate_args` refuses the one without the other (core_v0.16.1 and later).
+        settings["--use-precision-aware-optimizer"] = ""
+    return settings
 
 
 def _megatron_recompute(config: Configuration) -> dict[str, str]:
@@ -118,6 +146,10 @@ def _megatron_stages(
     return {launch.name("layers_per_virtual_stage"): str(config.stages[0].layers)}
 
 
+_RESHARDING: Final = {2: "never", 3: "always"}
+"""torchtitan's policy of gathering parameters again, by what it makes of sharded state."""
+
+
 def _torchtitan(launch: LaunchSettings, before: Configuration, config: Configuration) -> Settings:
     parallelism = "parallelism."
     settings = {
@@ -136,7 +168,18 @@ def _torchtitan(launch: LaunchSettings, before: Configuration, config: Configura
         every = "op" if config.recompute_by_op else str(round(1.0 / config.recompute_ratio))
         settings["activation_checkpoint.selective_ac_option"] = f'"{every}"'
     if launch.data is not None:
-        settings[f"{parallelism}data_parallel_shard_degree"] = str(config.data // config.replicas)
+        shard = config.data // config.replicas
+        # A degree of 1 turns sharding off, also that of a single rank's memory.
+        settings[f"{parallelism}data_parallel_shard_degree"] = str(
+            shard if shard > 1 or not config.zero_stage else -1
+        )
+    settings[f"{parallelism}data_parallel_replicate_degree"] = str(config.replicas)
+    if config.zero_stage:
+        usual = 3 if config.pipeline == 1 else 2
+        policy = "default" if config.zero_stage == usual else _RESHARDING[config.zero_stage]
+        settings[f"{parallelism}fsdp_reshard_after_forward"] = f'"{policy}"'
+    plain = "float32" if config.precision == "fp32" else "bfloat16"
+    settings["training.mixed_precision_param"] = f'"{plain}"'
     local = config.micro_batch
     if config.pipeline > 1:
         local *= config.num_microbatches
@@ -187,6 +230,10 @@ def _deepspeed(launch: LaunchSettings, before: Configuration, config: Configurat
     }
     if config.recompute is not Recompute.NONE:
         settings["activation checkpointing in the training script"] = "on"
+    if config.optimizer_offload_ratio:
+        settings['"zero_optimization": {"offload_optimizer": {"device"}}'] = '"cpu"'
+    if config.precision == "bf16":
+        settings['"bf16": {"enabled"}'] = "true"
     if launch.shard_ranks:
         settings['"zero_optimization": {"mics_shard_size"}'] = str(config.ranks_per_copy)
     if config.overlap_grad_reduce:
@@ -211,6 +258,6 @@ _FORM: Final[Mapping[TrainingEngine, Callable[[str, str], str]]] = {
     TrainingEngine.MEGATRON: _flag,
     TrainingEngine.TORCHTITAN: lambda key, value: f"{key} = {value}",
     TrainingEngine.DEEPSPEED: lambda key, value: (
-        f"{key[:-1]}: {value}}}" if key.endswith("}") else f"{key}: {value}"
+        f"{key.rstrip('}')}: {value}{'}' * key.count('}')}"
     ),
 }

@@ -2,10 +2,10 @@
 
 A `KnobChange` sets one knob of a configuration and leaves everything else as it is, the global
 batch and the number of devices included. Results that break a rule are dropped later, so the
-changes need not know the rules. No change alters what is computed (precision, batch, sequence) or
-needs other machines.
+changes need not know the rules. No change alters batch or sequence or needs other machines; those
+that round otherwise say so: bf16 where a launch computes in fp32, gradients summed in bf16.
 
-Not covered: knobs of the network and of the allocator.
+Not covered: knobs of the network and of the allocator, offloaded activations.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +29,10 @@ MOST_MICRO_BATCH: Final = 16
 MOST_VIRTUAL: Final = 16
 MOST_TENSOR: Final = 64
 BUCKET: Final = "ddp_bucket_size"
+OFFLOAD: Final = "optimizer_offload"
+BF16_BYTES: Final = 2
+_FSDP: Final = 3
+"""The stage that shards parameters; torchtitan's others differ from it under a pipeline alone."""
 _SELECTIVE: Final[tuple[tuple[str, ...], ...]] = (
     ("layernorm",),
     ("moe_act",),
@@ -54,6 +58,8 @@ class KnobChange:
     what: str
     """In words."""
     apply: Callable[[Configuration], Configuration]
+    saves_only_memory: bool = False
+    """Where a launch fits, it gains nothing, or nothing that is worth coarser sums."""
 
 
 def knob_changes(
@@ -61,6 +67,8 @@ def knob_changes(
 ) -> Iterator[KnobChange]:
     """Yield every change of one knob."""
     yield from _recompute(config, model)
+    yield from _sharding(config)
+    yield from _state(config)
     yield from _micro_batch(config)
     yield from _degrees(config)
     yield from _virtual(config)
@@ -150,6 +158,58 @@ def _modules(config: Configuration, model: ModelSpec) -> Iterator[KnobChange]:
         )
 
 
+def _sharding(config: Configuration) -> Iterator[KnobChange]:
+    """Shard more of the state, or over more ranks; pipelines are left to the manifest."""
+    stages = {
+        1: "shard the optimizer state",
+        2: "shard gradients (ZeRO 2)",
+        3: "shard parameters (ZeRO 3)",
+    }
+    for stage, what in stages.items():
+        if stage <= config.zero_stage or (
+            config.engine is TrainingEngine.TORCHTITAN and stage < _FSDP
+        ):
+            continue
+        own: dict[str, Any] = {"zero_stage": stage}
+        if config.engine is TrainingEngine.TORCHTITAN and not config.zero_stage:
+            own |= {"replicas": 1}
+        if config.engine is TrainingEngine.MEGATRON and stage > 1:
+            # Megatron-FSDP overlaps what it shards and has no buckets of a stated size.
+            own |= {"overlap_grad_reduce": True, "ddp_bucket_size": None}
+        if stage == _FSDP:
+            own |= {"overlap_grad_reduce": True, "overlap_param_gather": True}
+        yield KnobChange(knob="zero_stage", what=what, apply=_set(**own))
+    if config.zero_stage and config.replicas > 1:
+        yield KnobChange(
+            knob="replicas",
+            what=f"one copy of the sharded state instead of {config.replicas}",
+            apply=_set(replicas=1, shard_ranks=None),
+        )
+
+
+def _state(config: Configuration) -> Iterator[KnobChange]:
+    """Move the optimizer to host memory, or keep state in fewer bytes."""
+    if config.optimizer_offload_ratio < 1.0:
+        # An unsharded optimizer has no offloading in Megatron-LM and DeepSpeed.
+        yield KnobChange(
+            knob=OFFLOAD,
+            what="keep the optimizer in host memory",
+            saves_only_memory=True,
+            apply=_set(optimizer_offload_ratio=1.0, zero_stage=max(1, config.zero_stage)),
+        )
+    if config.precision == "fp32" and not config.fp8_recipe:
+        yield KnobChange(
+            knob="precision", what="bf16 instead of fp32", apply=_set(precision="bf16")
+        )
+    elif config.engine is TrainingEngine.MEGATRON and config.gradient_bytes > BF16_BYTES:
+        yield KnobChange(
+            knob="gradient_bytes",
+            what="sum gradients in bf16",
+            saves_only_memory=True,
+            apply=_set(gradient_bytes=BF16_BYTES),
+        )
+
+
 def _micro_batch(config: Configuration) -> Iterator[KnobChange]:
     # torchtitan without a pipeline and DeepSpeed cut the batch by accumulation, Megatron always.
     for size in (1, 2, 4, 8, MOST_MICRO_BATCH):
@@ -222,19 +282,17 @@ def _with_end_layers(
         stage.model_copy(update={"layers": stage.layers - taken.get(index, 0)})
         for index, stage in enumerate(spread)
     )
+    if stages == config.stages:
+        return config
     uneven = len({stage.layers for stage in stages}) > 1
+    # The lines state the stages, or an even division: nothing is left to count as layers.
     return config.changed(
-        stages=stages, is_explicit_layout=uneven, embedding_as_layers=first, loss_as_layers=last
+        stages=stages, is_explicit_layout=uneven, embedding_as_layers=0, loss_as_layers=0
     )
 
 
 def _megatron_switches(config: Configuration) -> Iterator[KnobChange]:
     switches: Mapping[str, tuple[bool, str, dict[str, Any]]] = {
-        "zero_stage": (
-            config.zero_stage > 0,
-            "shard the optimizer state",
-            {"zero_stage": 1},
-        ),
         "overlap_tensor": (
             config.overlap_tensor or config.tensor == 1,
             "overlap the collectives of tensor parallelism",

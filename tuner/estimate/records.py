@@ -193,12 +193,13 @@ class Estimate(Record):
     unpriced: tuple[UnpricedSetting, ...] = ()
     """Settings of the launch with which memory or time do not hold, so nor does a verdict on it."""
     smallest_change: Change | None
-    """The best change of one knob, or of two where no single one helps; absent when nothing in
-    reach is predicted to be better by more than `least_gain_ratio`."""
+    """The best change of one knob, or of two where no single one helps, or of more where a launch
+    does not fit with two; absent when nothing in reach is predicted to be better by more than
+    `least_gain_ratio`."""
     best_pair: Change | None = None
     """Two knobs, where together they bring more than the smallest change."""
     changes: tuple[Change, ...]
-    """Every knob's best setting, best first."""
+    """Every knob's best setting, best first; for a launch that does not fit also that of two."""
     checkpoints: CheckpointEstimate | None = None
     """Absent where the spec states no failures, or the engine's launch not when it saves."""
     least_gain_ratio: float

@@ -245,8 +245,13 @@ SHORTHANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "--moe-enable-deepep": ("--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend"),
     "--enable-cuda-graph": ("--cuda-graph-impl",),
     "--external-cuda-graph": ("--cuda-graph-impl",),
+    "--use-custom-fsdp": ("--use-megatron-fsdp", "--data-parallel-sharding-strategy"),
+    "--use-torch-fsdp2": ("--use-megatron-fsdp", "--data-parallel-sharding-strategy"),
 }
 """Shorthand flags: the flags that they set."""
+
+SHARDING: Final = {2: "optim_grads", 3: "optim_grads_params"}
+"""Megatron-FSDP's strategy by what it shards, as stages of ZeRO."""
 
 REMOVED: Final[Mapping[str, str]] = {
     "batch-size": "--micro-batch-size",

@@ -35,6 +35,7 @@ from tuner.engines.megatron_lm.core import (
     model_fields,
 )
 from tuner.engines.megatron_lm.environment import environment
+from tuner.engines.megatron_lm.flags import SHARDING
 from tuner.engines.megatron_lm.local_checkpoints import (
     LOCAL_NOTE,
     NOTES,
@@ -100,9 +101,6 @@ _ON_PROCESSORS: Final[tuple[Argument, ...]] = (
     ("--no-persist-layer-norm",),
 )
 """Layers and collectives that run on processors; each fusion is on unless it is named."""
-
-_SHARDING: Final = {2: "optim_grads", 3: "optim_grads_params"}
-"""Megatron-FSDP's names of ZeRO stages 2 and 3."""
 
 _YOURS: Final = (
     "Not set here, because no plan depends on it: data, tokenizer, optimizer,",
@@ -368,9 +366,9 @@ def _pattern(value: Value) -> str:
 def _state(decision: TrainDecision) -> Iterator[Argument]:
     if decision.zero_stage:
         yield ("--use-distributed-optimizer",)
-    if decision.zero_stage in _SHARDING:
+    if decision.zero_stage in SHARDING:
         yield ("--use-megatron-fsdp",)
-        yield ("--data-parallel-sharding-strategy", _SHARDING[decision.zero_stage])
+        yield ("--data-parallel-sharding-strategy", SHARDING[decision.zero_stage])
         yield ("--ckpt-format", "fsdp_dtensor")
     if decision.num_state_copies > 1:
         yield ("--num-distributed-optimizer-instances", str(decision.num_state_copies))
