@@ -51,6 +51,8 @@ class Target:
     capabilities: Capabilities
     family: str
     """Published runs that it resembles, for its residuals (tuner/search/train/regimes.py)."""
+    memory_family: str = ""
+    """Family of its memory constants (tuner/costs/train/memory_constants.py); empty: `family`."""
     software: str
     """Generation of that software, as `tuner.costs.train.constants.Software` names it."""
     runs_same_layers: bool = True

@@ -205,7 +205,7 @@ _FAMILY_OF_COMPILED: Final[Mapping[frozenset[str], str]] = {
 
 def _memory_family(one: Configuration) -> str:
     """Return the family whose memory constants hold for a configuration."""
-    family = SOFTWARE_OF[one.engine].family
+    family = SOFTWARE_OF[one.engine].memory_family
     return family if one.compiled is None else _FAMILY_OF_COMPILED[frozenset(one.compiled)]
 
 

@@ -30,6 +30,9 @@ class MemoryConstants:
     """Of the parameter that the optimizer updates."""
     moments_bytes: Numbers = 8.0
     """Of Adam's two moments of a parameter."""
+    gathers_master: Numbers = 0.0
+    """1 where ZeRO-3 shards the master alone, and layers gather casts of it: PyTorch's FSDP2; 0
+    where 16-bit shards lie beside it (state.py)."""
     logit_bytes: Numbers = 2.0
     """Per logit at the head's backward; 2 where the fused loss writes gradients over bf16 logits,
     and 4 more for each fp32 copy of them."""
@@ -88,6 +91,7 @@ step of Llama 8B with selective recomputation wastes 5.8 % so and 0.5 % with the
 full recomputation 5 to 20 % (tests/tuner/costs/train/test_segments.py)."""
 
 _EAGER_LOSS: Final = MemoryConstants(
+    gathers_master=1.0,
     logit_bytes=14.0,
     split_logit_bytes=4.0,
     cp_output_copy_ratio=0.0,
@@ -170,6 +174,7 @@ OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
     "transformers": _TRANSFORMERS,
     # FlashAttention's cross entropy (llmfoundry/models/mpt/modeling_mpt.py, `fused_crossentropy`).
     "llm-foundry": _FUSED_LOSS,
+    "deepspeed": replace(_FUSED_LOSS, gathers_master=0.0),
     "torchtitan": _TITAN,
     "torchtitan-2025": _TITAN_2025,
     "torchtitan-2024": _TITAN_2024,

@@ -198,6 +198,7 @@ def _state(
             ranks=sharing,
             master_bytes=constants.master_bytes,
             moments_bytes=constants.moments_bytes,
+            gathers_master=constants.gathers_master,
         )
         for sharing in ranks
     )
@@ -242,7 +243,13 @@ def _tuned_state(
     shares = [np.where(gathered > 0.0, 1.0 / sharing, 1.0) for sharing in ranks]
     moments = np.where(s.eager_modules > 0.0, 2.0 * s.adapter_bytes, constants.moments_bytes)
     bytes_of = [
-        state_bytes(s, ranks=sharing, master_bytes=constants.master_bytes, moments_bytes=moments)
+        state_bytes(
+            s,
+            ranks=sharing,
+            master_bytes=constants.master_bytes,
+            moments_bytes=moments,
+            gathers_master=constants.gathers_master,
+        )
         for sharing in ranks
     ]
     linear, expert, other = (

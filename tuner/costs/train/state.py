@@ -18,7 +18,8 @@ over:
     ZeRO 0        w + G + O                 w weight, G gradient, O fp32 master and two moments
     ZeRO 1        w + G + O / S             Megatron's distributed optimizer
     ZeRO 2        w + (G + O) / S
-    ZeRO 3        (G + O) / S               the master is the parameter; layers read gathered copies
+    ZeRO 3        (w + G + O) / S           16-bit shards are gathered, beside them lies the master
+    FSDP2         (G + O) / S               the master is the parameter, gathered as 16-bit casts
 
 Without a low-precision copy w is the master, and O its two moments.
 
@@ -29,7 +30,9 @@ low ranks, F widths, E experts, V vocabulary padded as Megatron pads it.
 
 Sources: Megatron-LM, megatron/training/theoretical_memory_usage.py (6 + 12 / d bytes with the
 distributed optimizer); Rajbhandari et al., SC 2020 (ZeRO); torchtitan, docs/fsdp.md (fp32 sharded
-parameters, 16 bytes).
+parameters, 16 bytes). DeepSpeed 0.19.8, runtime/zero/stage3.py: `lp_param_buffer` keeps 16-bit
+shards, `fp32_partitioned_groups_flat` their fp32 copies, unless parameters are fp32 themselves.
+megatron-core 0.16 to 0.19, distributed/fsdp: `model_weight_buffer` and `main_weight_buffer`.
 Frozen parameters and adapters: adapters.py.
 Not covered: biases, positions that are learned.
 """
@@ -169,18 +172,27 @@ def shard_ranks(strategies: Strategies) -> tuple[Numbers, Numbers]:
 
 
 def state_bytes(
-    strategies: Strategies, *, ranks: Numbers, master_bytes: Numbers, moments_bytes: Numbers
+    strategies: Strategies,
+    *,
+    ranks: Numbers,
+    master_bytes: Numbers,
+    moments_bytes: Numbers,
+    gathers_master: Numbers,
 ) -> StateBytes:
     """Bytes of one parameter whose state is shared by `ranks` devices."""
-    stage, s = np.asarray(strategies.zero_stage), strategies
+    stage, stored, s = np.asarray(strategies.zero_stage), strategies.weight_bytes, strategies
     master_bytes = np.where(np.greater(s.master_bytes, 0.0), s.master_bytes, master_bytes)
     moments_bytes = np.where(np.greater(s.moments_bytes, 0.0), s.moments_bytes, moments_bytes)
+    # fp32 shards need no fp32 copy.
+    is_one = np.greater(gathers_master, 0.0) | np.greater_equal(stored, master_bytes)
+    shard = np.where(is_one, master_bytes, stored)
     # Transformers' optimizer updates the very parameters that layers read.
-    is_same = (stage >= 3.0) | np.greater(s.eager_modules + s.updates_weights, 0.0)
+    updates_weights = np.greater(s.eager_modules + s.updates_weights, 0.0)
+    is_same = ((stage >= 3.0) & is_one) | updates_weights
     owns_master = np.where(is_same, 0.0, master_bytes)
     on_device = 1.0 - strategies.optimizer_offload
     return StateBytes(
-        weight=np.where(stage >= 3.0, master_bytes / ranks, strategies.weight_bytes),
+        weight=np.where(stage >= 3.0, shard / ranks, stored),
         gradient=strategies.gradient_bytes / np.where(stage >= 2.0, ranks, 1.0),
         optimizer=(owns_master + moments_bytes) * on_device / np.where(stage >= 1.0, ranks, 1.0),
     )

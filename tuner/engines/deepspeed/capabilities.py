@@ -129,6 +129,7 @@ TARGETS: Final = (
     Target(
         capabilities=DEEPSPEED_0_19,
         family="llm-foundry",
+        memory_family="deepspeed",
         software="torch-fsdp",
         runs_same_layers=False,
         saved_bytes=saved_bytes,

@@ -102,6 +102,7 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
     regime = regime_of(
         spec.emit, priced_pool.sheet, precision=spec.goal.precision.value, release=release
     )
+    memory_family = OF_TARGET[programs(spec.emit)[0]].memory_family
     routing, record = spec.goal.routing, spec.routing
     is_low = precision.is_narrow
     wide = 4.0 if precision is GemmPrecision.FP32 else 2.0
@@ -123,7 +124,7 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
         hardware=hardware,
         constants=constants,
         software=regime.software,
-        memory_constants=single(memory_constants([regime.software], [regime.family])),
+        memory_constants=single(memory_constants([regime.software], [memory_family])),
         prices=prices,
         num_devices=planned_devices(spec, priced_pool.pool),
         memory_limit_bytes=priced_pool.memory_limit_bytes,

@@ -41,10 +41,17 @@ class Relative(NamedTuple):
     software: Software
     runs_same_layers: bool = True
     """Its published runs are of the target's layers, so that their band holds for the target."""
+    memory_family: str = ""
+    """Family of its memory constants."""
 
 
 OF_TARGET: Final[Mapping[str, Relative]] = {
-    target.name: Relative(target.family, Software(target.software), target.runs_same_layers)
+    target.name: Relative(
+        target.family,
+        Software(target.software),
+        target.runs_same_layers,
+        target.memory_family or target.family,
+    )
     for _, target in train_targets()
 }
 

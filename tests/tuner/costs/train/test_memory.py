@@ -36,7 +36,9 @@ MACHINE = Hardware(
     devices_per_node=8.0,
     scale_out_bytes_per_s=5e10,
 )
-NOTHING_ELSE = MemoryConstants(live_bytes=0.0, unused_ratio=0.0, context_bytes=0.0)
+NOTHING_ELSE = MemoryConstants(
+    gathers_master=1.0, live_bytes=0.0, unused_ratio=0.0, context_bytes=0.0
+)
 
 
 def _dense(
@@ -142,7 +144,8 @@ def test_sharded_state_takes_16_bytes_of_a_parameter() -> None:
     strategy = Strategies(
         sequence=8192.0, micro_batch=2.0, num_microbatches=1.0, data=data, zero_stage=3.0
     )
-    price = _price(LLAMA_8B, strategy, _stages([32.0], [0.0]))
+    constants = MemoryConstants(gathers_master=1.0)
+    price = _price(LLAMA_8B, strategy, _stages([32.0], [0.0]), constants)
     parameters = 32 * 218_112_000 + 2 * 128256 * 4096
     slope = np.diff(price.total_PC[0]) / np.diff(1.0 / data) / parameters
     assert slope == pytest.approx([16.0] * 4, rel=2e-3)

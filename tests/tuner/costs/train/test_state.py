@@ -103,7 +103,9 @@ def test_parameters_and_optimizer_of_the_selective_recompute_paper(
         dense_layers=float(layers),
     )
     strategy = dataclasses.replace(ALONE, tensor=8.0)
-    of_one = state_bytes(strategy, ranks=1.0, master_bytes=4.0, moments_bytes=8.0)
+    of_one = state_bytes(
+        strategy, ranks=1.0, master_bytes=4.0, moments_bytes=8.0, gathers_master=1.0
+    )
     count = parameters(model, strategy)
     total = float(of_one.weight + of_one.gradient + of_one.optimizer) * float(
         count.attention + count.dense_ffn
@@ -117,13 +119,43 @@ def test_parameters_and_optimizer_of_the_selective_recompute_paper(
 )
 def test_each_zero_stage_shards_one_thing_more(stage: float, expected: float) -> None:
     strategy = dataclasses.replace(ALONE, data=8.0, zero_stage=stage)
-    of_one = state_bytes(strategy, ranks=8.0, master_bytes=4.0, moments_bytes=8.0)
+    of_one = state_bytes(
+        strategy, ranks=8.0, master_bytes=4.0, moments_bytes=8.0, gathers_master=1.0
+    )
     assert float(of_one.weight + of_one.gradient + of_one.optimizer) == expected
+
+
+def test_a_16_bit_shard_lies_beside_the_master_unless_layers_gather_casts_of_it() -> None:
+    def of_one(weight: float, *, gathers_master: float, offload: float = 0.0) -> float:
+        strategy = dataclasses.replace(
+            ALONE,
+            data=8.0,
+            zero_stage=3.0,
+            weight_bytes=weight,
+            gradient_bytes=weight,
+            optimizer_offload=offload,
+        )
+        state = state_bytes(
+            strategy,
+            ranks=8.0,
+            master_bytes=4.0,
+            moments_bytes=8.0,
+            gathers_master=gathers_master,
+        )
+        return 8.0 * float(state.weight + state.gradient + state.optimizer)
+
+    assert of_one(2.0, gathers_master=0.0) == 2.0 + 2.0 + 4.0 + 8.0
+    assert of_one(2.0, gathers_master=1.0) == 2.0 + 4.0 + 8.0
+    # In host memory: master and moments. fp32 parameters are their own master.
+    assert of_one(2.0, gathers_master=0.0, offload=1.0) == 2.0 + 2.0
+    assert of_one(4.0, gathers_master=0.0) == of_one(4.0, gathers_master=1.0) == 4.0 + 4.0 + 8.0
 
 
 def test_optimizer_state_in_host_memory_leaves_the_device() -> None:
     strategy = dataclasses.replace(ALONE, optimizer_offload=0.75)
-    of_one = state_bytes(strategy, ranks=1.0, master_bytes=4.0, moments_bytes=8.0)
+    of_one = state_bytes(
+        strategy, ranks=1.0, master_bytes=4.0, moments_bytes=8.0, gathers_master=1.0
+    )
     assert float(of_one.optimizer) == 3.0
 
 
