@@ -17,6 +17,7 @@ from tuner.engines.reading.nearest import nearest_divisor, nearest_multiple
 from tuner.errors import SpecError
 from tuner.estimate.division import balanced, front_loaded, place_layers
 from tuner.estimate.stated_model import check_stated_model
+from tuner.spec.goal import Precision
 from tuner.spec.spec import Spec
 
 
@@ -111,11 +112,18 @@ def build_configuration(
             f"{launch.mtp_layers} multi-token-prediction layers are trained; the model's config "
             f"has {spec.model.mtp_num_layers}"
         )
+    precision, gradient_bytes = launch.precision, launch.gradient_bytes
+    if launch.precision_follows:
+        is_wide = spec.goal.precision is Precision.FP32
+        precision, gradient_bytes = ("fp32", 4) if is_wide else ("bf16", gradient_bytes)
+        notes.append(f"the launch leaves the precision open: the goal's {precision} counts")
     if launch.precision == "fp16":
         notes.append("fp16 is priced as bf16, which is as fast and as large")
     per_rank = spec.model.num_layers / launch.pipeline
     resolved = {
         "has_experts": spec.model.moe is not None,
+        "precision": precision,
+        "gradient_bytes": gradient_bytes,
         "devices": devices,
         "virtual_pipeline": virtual,
         "data": data,

@@ -20,7 +20,7 @@ from tuner.costs.train.calibration import Residuals, shipped
 from tuner.costs.train.columns_of import PRECISION_OF, matmul_peak, matmul_peak_type
 from tuner.costs.train.expert_imbalance import expert_imbalances
 from tuner.costs.train.measured_profile import MeasuredProfile
-from tuner.engines.reading.launch import LaunchSettings, TokenDispatcher
+from tuner.engines.reading.launch import LaunchSettings, TokenDispatcher, TrainingEngine
 from tuner.errors import SpecError
 from tuner.estimate import environment
 from tuner.estimate.changes import LEAST_GAIN_RATIO, find_changes, manifest_refusals
@@ -50,7 +50,7 @@ from tuner.search.train.memory_risk import MemoryForecast, forecast_memory, loss
 from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
-from tuner.spec.tune import adapters_words
+from tuner.spec.tune import Adapters, adapted, adapters_words
 from tuner.units import format_flop_per_s
 
 FP32_NOTE: Final = (
@@ -83,8 +83,10 @@ def estimate(
         SpecError: the launch contradicts itself, the model or the cluster.
         UnknownDeviceError: no description of the pool's device.
     """
+    spec = _with_tune(spec, launch)
     setup = pricing_setup(spec, residuals, measured=measured)
     configuration, notes = build_configuration(launch, spec)
+    _refuse_quantised(spec, configuration)
     broken = next(broken_rules(configuration, spec.model, name=launch.name), None)
     if broken is not None:
         raise SpecError(f"{launch.source}: {broken}")
@@ -177,7 +179,6 @@ def pricing_setup(
         if spec.routing is not None and phase is not None
         else None
     )
-    _refuse_quantised(spec)
     return PricingSetup(
         model=spec.model,
         pool=pool,
@@ -228,11 +229,32 @@ def _memory(priced: PricedConfiguration) -> tuple[PipelineRankMemory, ...]:
     )
 
 
-def _refuse_quantised(spec: Spec) -> None:
-    if spec.goal.adapters is not None and spec.goal.adapters.is_quantised:
+def _with_tune(spec: Spec, launch: LaunchSettings) -> Spec:
+    """Return the spec with what the launch trains, where it says so.
+
+    Raises:
+        SpecError: the model has not what its adapters attach to.
+    """
+    if launch.tune is None or launch.tune == spec.goal.tune:
+        return spec
+    if isinstance(launch.tune, Adapters):
+        try:
+            adapted(launch.tune, spec.model)
+        except ValueError as error:
+            raise SpecError(f"{launch.source}: adapters: {error}") from error
+    goal = spec.goal.model_copy(update={"tune": launch.tune})
+    return spec.model_copy(update={"goal": goal})
+
+
+def _refuse_quantised(spec: Spec, configuration: Configuration) -> None:
+    adapters = spec.goal.adapters
+    on_replicas = (
+        configuration.engine is TrainingEngine.TRANSFORMERS and configuration.zero_stage == 0
+    )
+    if adapters is not None and adapters.is_quantised and not on_replicas:
         raise SpecError(
-            "goal.tune.method: 'qlora' is in no launch that is read here; 'lora' is priced beside"
-            " the launch's own layers"
+            f"{configuration.source}: frozen weights in 4 bits (qlora) are priced on replicas of"
+            " Transformers alone, not in this launch; price method: lora, or replicas"
         )
 
 
@@ -317,7 +339,10 @@ def _notes(
         notes.append("link_matrix has no effect here: every link is priced as the pool's usual one")
     notes.extend(environment.notes(configuration, variables, setup.sheet.generation))
     if spec.goal.adapters is not None:
-        notes.append(f"priced with {adapters_words(spec.goal.adapters)} of the spec")
+        notes.append(
+            f"priced with {adapters_words(spec.goal.adapters)}; MFU counts the weight gradients"
+            " that they save"
+        )
     if spec.goal.precision.value != configuration.priced_precision:
         notes.append(
             f"precision {configuration.priced_precision} replaces the spec's "

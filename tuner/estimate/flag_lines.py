@@ -219,26 +219,75 @@ def _checkpoint_mode(config: Configuration) -> str:
 
 
 def _deepspeed(launch: LaunchSettings, before: Configuration, config: Configuration) -> Settings:
+    """Write keys of the JSON, and what the program's command says in that command's words."""
+    zero = '"zero_optimization": '
     settings = {
-        '"train_batch_size"': str(config.global_batch),
-        '"train_micro_batch_size_per_gpu"': str(config.micro_batch),
-        '"gradient_accumulation_steps"': str(config.num_microbatches),
-        '"zero_optimization": {"stage"}': str(config.zero_stage),
+        f'{zero}{{"stage"}}': str(config.zero_stage),
         '"tensor_parallel": {"autotp_size"}': str(config.tensor),
         '"sequence_parallel_size"': str(config.context),
-        '"expert_parallel": {"autoep_size"}': str(config.expert),
     }
-    if config.recompute is not Recompute.NONE:
-        settings["activation checkpointing in the training script"] = "on"
-    if config.optimizer_offload_ratio:
-        settings['"zero_optimization": {"offload_optimizer": {"device"}}'] = '"cpu"'
-    if config.precision == "bf16":
-        settings['"bf16": {"enabled"}'] = "true"
+    if launch.name("micro_batch").startswith("train_"):
+        settings |= {
+            '"train_batch_size"': str(config.global_batch),
+            '"train_micro_batch_size_per_gpu"': str(config.micro_batch),
+            '"gradient_accumulation_steps"': str(config.num_microbatches),
+        }
+    else:
+        settings |= _trainer_batch(launch, config)
+    settings |= _deepspeed_recompute(launch, config)
+    if launch.name("expert").startswith("--"):
+        settings[launch.name("expert")] = str(config.expert)
+    elif config.expert > 1:
+        backend = "deepep" if config.dispatcher is TokenDispatcher.DEEPEP else "comm"
+        settings['"expert_parallel"'] = (
+            f'{{"enabled": true, "autoep_size": {config.expert}, "comm_backend": "{backend}"}}'
+        )
+    else:
+        settings['"expert_parallel"'] = '{"enabled": false}'
     if launch.shard_ranks:
-        settings['"zero_optimization": {"mics_shard_size"}'] = str(config.ranks_per_copy)
+        settings[f'{zero}{{"mics_shard_size"}}'] = str(config.ranks_per_copy)
     if config.overlap_grad_reduce:
-        settings['"zero_optimization": {"overlap_comm"}'] = "true"
+        settings[f'{zero}{{"overlap_comm"}}'] = "true"
+    if config.optimizer_offload_ratio:
+        ratio = config.optimizer_offload_ratio
+        settings[f'{zero}{{"offload_optimizer"}}'] = f'{{"device": "cpu", "ratio": {ratio:g}}}'
+    if config.precision != "fp32":
+        settings['"data_types": {"grad_accum_dtype"}'] = (
+            '"fp32"' if config.gradient_bytes == 4 else f'"{config.precision}"'
+        )
+    if config.precision == "bf16":
+        is_alone = launch.name("micro_batch").startswith("train_")
+        settings['"bf16": {"enabled"}' if is_alone else "--bf16"] = "true"
     return settings
+
+
+def _deepspeed_recompute(launch: LaunchSettings, config: Configuration) -> Settings:
+    if launch.name("recompute") != "activation_checkpointing":
+        return _trainer_recompute(launch, config)
+    is_on = config.recompute is not Recompute.NONE
+    settings = {}
+    if config.pipeline > 1:
+        settings['"pipeline": {"activation_checkpoint_interval"}'] = str(int(is_on))
+    if is_on:
+        settings['"activation_checkpointing"'] = "{}  # and turn it on in the training script"
+    return settings
+
+
+def _transformers(launch: LaunchSettings, before: Configuration, config: Configuration) -> Settings:
+    return {**_trainer_batch(launch, config), **_trainer_recompute(launch, config)}
+
+
+def _trainer_batch(launch: LaunchSettings, config: Configuration) -> dict[str, str]:
+    return {
+        launch.name("micro_batch"): str(config.micro_batch),
+        launch.name("accumulation"): str(config.num_microbatches),
+    }
+
+
+def _trainer_recompute(launch: LaunchSettings, config: Configuration) -> dict[str, str]:
+    name = launch.name("recompute")
+    is_on = config.recompute is not Recompute.NONE
+    return {name: str(is_on != ("disable" in name)).lower()}
 
 
 def _flag(key: str, value: str) -> str:
@@ -247,17 +296,24 @@ def _flag(key: str, value: str) -> str:
     return f"{key} {value}".rstrip()
 
 
+def _json_or_flag(key: str, value: str) -> str:
+    """Write a key of the JSON, or what a command or YAML says."""
+    if not key.startswith('"'):
+        return f"{key} {value}"
+    return f"{key[:-1]}: {value}}}" if key.endswith("}") else f"{key}: {value}"
+
+
 _ENGINE: Final[
     Mapping[TrainingEngine, Callable[[LaunchSettings, Configuration, Configuration], Settings]]
 ] = {
     TrainingEngine.MEGATRON: _megatron,
     TrainingEngine.TORCHTITAN: _torchtitan,
     TrainingEngine.DEEPSPEED: _deepspeed,
+    TrainingEngine.TRANSFORMERS: _transformers,
 }
 _FORM: Final[Mapping[TrainingEngine, Callable[[str, str], str]]] = {
     TrainingEngine.MEGATRON: _flag,
     TrainingEngine.TORCHTITAN: lambda key, value: f"{key} = {value}",
-    TrainingEngine.DEEPSPEED: lambda key, value: (
-        f"{key.rstrip('}')}: {value}{'}' * key.count('}')}"
-    ),
+    TrainingEngine.DEEPSPEED: _json_or_flag,
+    TrainingEngine.TRANSFORMERS: lambda key, value: f"{key} {value}",
 }

@@ -222,6 +222,8 @@ def _micro_batch(config: Configuration) -> Iterator[KnobChange]:
 
 
 def _degrees(config: Configuration) -> Iterator[KnobChange]:
+    if config.engine is TrainingEngine.TRANSFORMERS:
+        return
     for tensor in _powers(MOST_TENSOR):
         if tensor != config.tensor:
             yield KnobChange(

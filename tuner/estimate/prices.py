@@ -63,6 +63,7 @@ TARGET_OF: Final[Mapping[TrainingEngine, str]] = {
     TrainingEngine.MEGATRON: "megatron-lm",
     TrainingEngine.TORCHTITAN: "torchtitan",
     TrainingEngine.DEEPSPEED: "deepspeed",
+    TrainingEngine.TRANSFORMERS: "transformers-peft",
 }
 """The launch target whose manifest and releases apply to an engine's launches."""
 SOFTWARE_OF: Final[Mapping[TrainingEngine, Relative]] = {
@@ -182,17 +183,17 @@ def price_configurations(
 ) -> tuple[PricedConfiguration, ...]:
     """Price every configuration, in the order given."""
     priced_by_index: dict[int, PricedConfiguration] = {}
-    kinds = dict.fromkeys(_kind(one) for one in configurations)
+    kinds = dict.fromkeys(_kind(one, setup) for one in configurations)
     for kind in kinds:
-        chosen = [index for index, one in enumerate(configurations) if _kind(one) == kind]
+        chosen = [index for index, one in enumerate(configurations) if _kind(one, setup) == kind]
         uniform = [configurations[index] for index in chosen]
         priced_by_index |= dict(zip(chosen, _price_uniform(uniform, setup), strict=True))
     return tuple(priced_by_index[index] for index in range(len(configurations)))
 
 
-def _kind(one: Configuration) -> tuple[str, int, str, str]:
+def _kind(one: Configuration, setup: PricingSetup) -> tuple[str, int, str, str]:
     """Return what all configurations of one call must share."""
-    return one.priced_precision, one.mtp_layers, one.rank_order, _memory_family(one)
+    return one.priced_precision, one.mtp_layers, one.rank_order, _memory_family(one, setup)
 
 
 _FAMILY_OF_COMPILED: Final[Mapping[frozenset[str], str]] = {
@@ -203,14 +204,8 @@ _FAMILY_OF_COMPILED: Final[Mapping[frozenset[str], str]] = {
 }
 
 
-def _memory_family(one: Configuration) -> str:
-    """Return the family whose memory constants hold for a configuration."""
-    family = SOFTWARE_OF[one.engine].memory_family
-    return family if one.compiled is None else _FAMILY_OF_COMPILED[frozenset(one.compiled)]
-
-
-def _memory_constants(one: Configuration) -> MemoryConstants:
-    known = memory_constants([SOFTWARE_OF[one.engine].software], [_memory_family(one)])
+def _memory_constants(one: Configuration, setup: PricingSetup) -> MemoryConstants:
+    known = memory_constants([SOFTWARE_OF[one.engine].software], [_memory_family(one, setup)])
     # Without the fused kernel, what the activation returns is a tensor of its own.
     is_fused = "bias_swiglu_fusion" not in one.differing_settings
     return known if is_fused else replace(known, keeps_activations=1.0)
@@ -236,7 +231,7 @@ def _price_uniform(
         order=tuple(uniform[0].rank_order.split("-")),
     )
     memory = price_memory(
-        shape, strategies, hardware, stages, constants=_memory_constants(uniform[0])
+        shape, strategies, hardware, stages, constants=_memory_constants(uniform[0], setup)
     )
     return [
         PricedConfiguration(
@@ -255,7 +250,7 @@ def uneven_load_bytes(one: Configuration, setup: PricingSetup) -> npt.NDArray[np
         stacked([to_strategies(one, setup)]),
         setup.hardware(PRECISION_OF[one.priced_precision]),
         stages_of_layouts(setup.model, [_layout(one)]),
-        constants=_memory_constants(one),
+        constants=_memory_constants(one, setup),
     )[: one.pipeline]
 
 
@@ -301,8 +296,6 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
             global_batch_size=config.global_batch // config.rounds,
         ),
         element_bytes=wide,
-        # Megatron keeps 8-bit weights twice, as they are and transposed.
-        weight_bytes=2.0 if is_low else wide,
         linear_bytes=1.0 if is_low else 0.0,
         master_bytes=float(config.master_bytes or 0),
         moments_bytes=float(config.moments_bytes or 0),
@@ -317,7 +310,12 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         sequential_experts=float(config.sequential_experts),
         expert_imbalance=mean,
         expert_imbalance_p99=p99,
-        **tune_columns(setup.adapters, setup.model, stack_of(own.software, own.family)),
+        **{
+            # Megatron keeps 8-bit weights twice, as they are and transposed.
+            "weight_bytes": 2.0 if is_low else wide,
+            **tune_columns(setup.adapters, setup.model, stack_of(own.software, own.family)),
+            **_stored_columns(config, setup.adapters),
+        },
     )
 
 
@@ -338,6 +336,36 @@ def _kept_loads(
 def _copies_weights(config: Configuration) -> bool:
     """Whether the optimizer has a copy even of fp32 parameters (DeepSpeed, stage_1_and_2.py)."""
     return config.engine is TrainingEngine.DEEPSPEED and config.zero_stage > 0
+
+
+def _stored_columns(config: Configuration, adapters: Adapters | None) -> dict[str, float]:
+    """Return columns of parameters in the type that Transformers loads, computing in bf16."""
+    if config.engine is not TrainingEngine.TRANSFORMERS:
+        return {}
+    whole = {} if adapters is not None else {"gradient_bytes": float(config.gradient_bytes)}
+    if config.priced_precision == "fp32":
+        return whole
+    # FSDP casts what it gathers; replicas compute under autocast.
+    columns = whole | {"autocast": float(config.zero_stage == 0)}
+    if config.stored_bytes == 2:
+        return columns
+    if adapters is None:
+        return columns | ({} if config.zero_stage else {"weight_bytes": 4.0})
+    if config.zero_stage:
+        return columns | {"frozen_master_bytes": 4.0}
+    frozen = {} if adapters.is_quantised else {"frozen_bytes": 4.0}
+    return columns | frozen | {"unquantised_bytes": 4.0}
+
+
+def _memory_family(config: Configuration, setup: PricingSetup) -> str:
+    """Return the family whose memory constants hold for a configuration."""
+    if config.compiled is not None:
+        return _FAMILY_OF_COMPILED[frozenset(config.compiled)]
+    if config.engine is TrainingEngine.TRANSFORMERS and setup.adapters is None:
+        return "transformers-fp32" if config.gradient_bytes == 4 else "transformers"
+    if config.engine is TrainingEngine.DEEPSPEED and config.has_transformers_loss:
+        return "deepspeed-transformers"
+    return SOFTWARE_OF[config.engine].memory_family
 
 
 def _layout(config: Configuration) -> tuple[StageLayers, ...]:

@@ -8,12 +8,18 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from tuner.engines.reading.launch import LaunchSettings
+from tuner.engines.reading.programs import unknown_script
 from tuner.engines.reading.shell_words import shell_text
 from tuner.engines.reading.variables import read_variables
 from tuner.engines.registry import LaunchFormat, engine_file, launch_formats
 from tuner.engines.torchtitan.command import is_training_command
 from tuner.errors import SpecError
-from tuner.estimate.started import LONGEST_BYTES, ResolvedLaunch, resolve_launch
+from tuner.estimate.started import (
+    LONGEST_BYTES,
+    ResolvedLaunch,
+    resolve_command,
+    resolve_launch,
+)
 from tuner.spec.complaint import complaint
 from tuner.spec.files import read_small_text, shown_path, shown_value
 
@@ -41,11 +47,16 @@ def read_launch(launch: str, *, format_name: str | None = None) -> LaunchSetting
     if is_pasted:
         if len(launch) > LONGEST_BYTES:
             raise SpecError(f"the command: longer than {LONGEST_BYTES} characters")
+        if format_name in (None, "trainer"):
+            resolved = resolve_command(launch, folder=Path())
+            if resolved is not None:
+                return _started_settings(resolved)
         if format_name is None and _starts_torchtitan(launch):
             chosen = _chosen("torchtitan", "")
         return _settings(chosen, launch, source="the command")
     text = read_small_text(path, what="launch", most_bytes=LONGEST_BYTES)
-    resolved = resolve_launch(path, text) if format_name in (None, chosen[1].name) else None
+    follows = format_name in (None, chosen[1].name)
+    resolved = resolve_launch(path, text) if follows else None
     if resolved is None or format_name not in (None, resolved.format_name):
         return _settings(chosen, text, source=shown_path(path))
     return _started_settings(resolved)
@@ -62,7 +73,7 @@ def _starts_torchtitan(text: str) -> bool:
 def _started_settings(resolved: ResolvedLaunch) -> LaunchSettings:
     """Read the launch that a script starts, with the script's devices and environment."""
     more: dict[str, Any] = {}
-    if resolved.format_name == "megatron":
+    if resolved.format_name in ("megatron", "trainer"):
         more = {"environment": resolved.environment, "beside": resolved.beside}
     if resolved.format_name == "megatron-bridge":
         more = {"program": resolved.program}
@@ -99,6 +110,14 @@ def _settings(
         return reader(text, source=source, **more)
     except ValidationError as error:
         raise SpecError(f"{source}: {complaint(error, model=LaunchSettings)}") from error
+    except SpecError as error:
+        script = unknown_script(text) if form.name == "megatron" else None
+        if script is None:
+            raise
+        raise SpecError(
+            f"{source}: starts {script}, which is no program whose launches are read; give the "
+            "DeepSpeed JSON, torchtitan TOML or Megatron-LM flags of the same run"
+        ) from error
 
 
 def is_command(launch: str, path: Path) -> bool:

@@ -4,6 +4,7 @@
     run.sh               -> the arguments that it reads from a file (`mapfile`)
     ... train.py         -> the overrides that the program applies (Megatron-Bridge)
     ... --deepspeed_config FILE, --job.config_file FILE, -m torchtitan.train --module NAME
+    llamafactory-cli train FILE, accelerate launch --config_file FILE ... (tuner/engines/peft)
 
 Only files below the folder above the script's are opened, so that a script cannot point anywhere.
 """
@@ -15,7 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from tuner.engines.peft.arguments import argument_file_command, trainer_command
 from tuner.engines.reading.arguments import launched_devices
+from tuner.engines.reading.programs import refuse_unread, unread, unread_command
 from tuner.engines.reading.shell_words import Command, ShellText, shell_text
 from tuner.engines.torchtitan.command import command_notes, is_training_command
 from tuner.errors import SpecError
@@ -26,6 +29,7 @@ LONGEST_BYTES: Final = 200_000
 _DEEPEST: Final = 4
 """Most scripts that start one another."""
 _SCRIPTS: Final = (".sh", ".bash", ".sbatch", ".slurm")
+_SETTINGS: Final = (".yaml", ".yml", ".json")
 _OWN_FOLDER: Final = re.compile(r"^(?:\$PWD|\$\{PWD\}|\$\(own_folder\))/")
 """Before the rest of a path: the folder of the script (tuner/engines/files.py)."""
 _BESIDE: Final = re.compile(r"with_name\(\s*[\"']([\w.-]{1,80})[\"']\s*\)")
@@ -69,13 +73,33 @@ def resolve_launch(path: Path, text: str) -> ResolvedLaunch | None:
         SpecError: no shell text.
     """
     if path.suffix == ".py":
-        return _resolve_program(path.parent, text)
+        resolved = _resolve_program(path.parent, text)
+        if resolved is None:
+            refuse_unread(text, source=shown_path(path), is_file=True)
+        return resolved
+    if path.suffix in _SETTINGS:
+        refuse_unread(text, source=shown_path(path), is_file=True)
+        words = argument_file_command(path.name, text)
+        return None if words is None else _settings("trainer", path.parent, path.name, words)
     if path.name == "overrides.txt":
         beside = _text(path.parent, "train.py") or ""
         return _settings("megatron-bridge", path.parent, path.name, text, program=beside)
     if path.suffix in _SCRIPTS or text.startswith("#!"):
         return _resolve_script(path, text, environment={}, depth=0)
     return None
+
+
+def resolve_command(text: str, *, folder: Path) -> ResolvedLaunch | None:
+    """Return what a pasted command of Transformers' Trainer leads to; None for all others.
+
+    Raises:
+        SpecError: no shell text, or the command of a program that is not read.
+    """
+    refuse_unread(text, source="the command")
+    shell = shell_text(text, source="the command")
+    if not any(trainer_command(command) for command in shell.commands):
+        return None
+    return ResolvedLaunch(format_name="trainer", text=text, source="the command", folder=folder)
 
 
 def _resolve_script(
@@ -117,6 +141,10 @@ def _next_script(command: Command) -> str | None:
 
 def _resolve_command(path: Path, command: Command, shell: ShellText) -> ResolvedLaunch | None:
     folder = path.parent
+    if other := unread_command(command.words):
+        raise unread(other, source=shown_path(path))
+    if trainer_command(command) is not None:
+        return _settings("trainer", folder, path.name, shlex.join(command.words))
     for name, value in _flags(command):
         if name in _CONFIG_FLAGS:
             file = _OWN_FOLDER.sub("", value)

@@ -65,7 +65,7 @@ def _value(priced: object) -> str:
 def _balanced_by(launch: LaunchSettings) -> str:
     if launch.engine is TrainingEngine.TORCHTITAN:
         return "torchtitan's expert bias is to balance it"
-    if launch.engine is TrainingEngine.DEEPSPEED:
+    if launch.engine in (TrainingEngine.DEEPSPEED, TrainingEngine.TRANSFORMERS):
         return "your program's auxiliary loss is to balance it"
     if launch.balance:
         return f"{launch.balance} is to balance it"

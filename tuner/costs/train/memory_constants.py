@@ -172,9 +172,15 @@ OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
     # bf16 parameters and moments under torch.optim.AdamW. Its allocator is the usual one, without
     # expandable segments; no communicator on one device (tests/benchmarks/lora_trials.py).
     "transformers": _TRANSFORMERS,
+    # Parameters that are trained are fp32 (tuner/engines/peft/read.py).
+    "transformers-fp32": replace(_TRANSFORMERS, master_bytes=4.0, moments_bytes=8.0),
     # FlashAttention's cross entropy (llmfoundry/models/mpt/modeling_mpt.py, `fused_crossentropy`).
     "llm-foundry": _FUSED_LOSS,
     "deepspeed": replace(_FUSED_LOSS, gathers_master=0.0),
+    # Around Transformers' own model and loss.
+    "deepspeed-transformers": replace(
+        _FUSED_LOSS, gathers_master=0.0, logit_bytes=float(_TRANSFORMERS.logit_bytes)
+    ),
     "torchtitan": _TITAN,
     "torchtitan-2025": _TITAN_2025,
     "torchtitan-2024": _TITAN_2024,

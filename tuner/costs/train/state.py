@@ -187,8 +187,8 @@ def state_bytes(
     is_one = np.greater(gathers_master, 0.0) | np.greater_equal(stored, master_bytes)
     shard = np.where(is_one, master_bytes, stored)
     # Transformers' optimizer updates the very parameters that layers read.
-    updates_weights = np.greater(s.eager_modules + s.updates_weights, 0.0)
-    is_same = ((stage >= 3.0) & is_one) | updates_weights
+    is_whole = np.greater(s.eager_modules, 0.0) & (stage < 1.0)
+    is_same = ((stage >= 3.0) & is_one) | is_whole | np.greater(s.updates_weights, 0.0)
     owns_master = np.where(is_same, 0.0, master_bytes)
     on_device = 1.0 - strategies.optimizer_offload
     return StateBytes(

@@ -1,18 +1,20 @@
 """DeepSpeed's JSON as `LaunchSettings`.
 
 Names and defaults of https://www.deepspeed.ai/docs/config-json/ (release 0.18). What the training
-script decides and the JSON does not say is taken from the spec (sequence, devices) or stated in the
-notes: whether checkpointing is on (taken as on where `activation_checkpointing` is configured, or a
-pipeline has an `activation_checkpoint_interval`).
-`"auto"` is filled in by the Hugging Face trainer, so a number has to be written in its place; only
-precision and ZeRO buckets may stay `"auto"`.
+script decides and the JSON does not say is taken from its command, from the spec (sequence,
+devices), or stated in the notes: whether checkpointing is on (taken as on where
+`activation_checkpointing` is configured, or a pipeline has an `activation_checkpoint_interval`).
+`"auto"` is filled in by the Hugging Face trainer (transformers 5.24.0,
+integrations/deepspeed.py, `trainer_config_process`) from the command's arguments. Without a command
+precision is the goal's, and batch sizes need numbers.
 
 Not covered: what DeepSpeed's own pipeline module holds, which the script builds; its stages are
 taken to be equal.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
@@ -38,14 +40,31 @@ SPELLED: Final[Mapping[str, str]] = {
 _MARKS: Final = frozenset(
     {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"}
 )
+AUTO: Final = "auto"
 
 
-def read(text: str, *, source: str) -> LaunchSettings:
-    """Read a JSON file.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramArguments:
+    """What the command of a training program says beside its JSON; None: nothing."""
+
+    is_trainer: bool = False
+    """The program is Transformers' Trainer, which fills in `"auto"` and says what is recomputed."""
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    precision: Literal["bf16", "fp16", "fp32"] | None = None
+    recompute: bool | None = None
+    expert: int | None = None
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    """Fields of `LaunchSettings` that the command spells."""
+
+
+def read(text: str, *, source: str, arguments: ProgramArguments | None = None) -> LaunchSettings:
+    """Read a JSON file, beside the arguments of the program that reads it.
 
     Raises:
         SpecError: not JSON, or settings that DeepSpeed refuses.
     """
+    beside = arguments or ProgramArguments()
     try:
         raw = json.loads(text)
     except RecursionError as error:
@@ -56,14 +75,18 @@ def read(text: str, *, source: str) -> LaunchSettings:
         raise SpecError(f"{source}: {shown_value(raw)} at the top, where an object belongs")
     if not _MARKS & set(raw):
         raise SpecError(f"{source}: neither a batch size nor zero_optimization: not DeepSpeed's")
-    given = Sections(raw, source=source)
+    batch, numbers_said = _batch_sizes(raw, beside, source=source)
+    given = Sections(batch, source=source)
     tensor = given.number(SPELLED["tensor"], default=1, least=0) or 1
     stage = _stage(given)
     interval = given.number("pipeline.activation_checkpoint_interval", default=0, least=0)
-    has_checkpointing = given.value(SPELLED["recompute"]) is not None or interval > 0
+    is_configured = given.value(SPELLED["recompute"]) is not None or interval > 0
+    has_checkpointing = is_configured if beside.recompute is None else beside.recompute
     # AutoEP ignores its settings unless it is enabled.
     is_expert = given.is_on("expert_parallel.enabled")
-    expert = given.number(SPELLED["expert"], default=1) if is_expert else 1
+    expert = beside.expert or 1
+    if is_expert:
+        expert = given.number(SPELLED["expert"], default=1)
     shard = given.number(SPELLED["shard_ranks"], default=-1, least=-1)
     is_legacy = given.value("zero_optimization.cpu_offload") is not None
     settings = {
@@ -79,7 +102,7 @@ def read(text: str, *, source: str) -> LaunchSettings:
         else tensor,
         "shard_ranks": shard if shard > 0 else None,
         **_batch(given),
-        **_precision(given),
+        **_precision(given, beside),
         "zero_stage": stage,
         "recompute": Recompute.FULL if has_checkpointing else Recompute.NONE,
         "overlap_grad_reduce": given.is_on(SPELLED["overlap_grad_reduce"], default=stage == 3),
@@ -91,20 +114,63 @@ def read(text: str, *, source: str) -> LaunchSettings:
         engine=TrainingEngine.DEEPSPEED,
         source=source,
         **settings,
-        spelled=dict(SPELLED),
-        understood=given.read,
+        spelled={**SPELLED, **beside.spelled},
+        understood=tuple(one for one in given.read if one.split(" = ")[0] not in numbers_said),
         ignored=given.left,
         deprecated=("zero_optimization.cpu_offload: say zero_optimization.offload_optimizer",)
         if is_legacy
         else (),
-        notes=(
+        notes=tuple(_notes(given, beside, has_checkpointing=has_checkpointing)),
+    )
+
+
+def _notes(given: Sections, beside: ProgramArguments, *, has_checkpointing: bool) -> Iterator[str]:
+    if beside.recompute is None:
+        yield (
             "activation_checkpointing is configured, so every layer is taken to be recomputed; "
             "the training script decides"
             if has_checkpointing
             else "no activation_checkpointing, so nothing is taken to be recomputed; the training "
-            "script decides",
-        ),
-    )
+            "script decides"
+        )
+    if given.word("zero_optimization.offload_param.device", default="none") != "none":
+        yield "offload_param: parameter shards are priced on the device, so they take less there"
+
+
+def _batch_sizes(
+    raw: Mapping[str, Any], beside: ProgramArguments, *, source: str
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """Fill in batch sizes that are `"auto"` or that a Trainer's arguments hold; name those.
+
+    Raises:
+        SpecError: a size differs from the Trainer's, which stops then, or nobody fills it in.
+    """
+    filled, added = dict(raw), set()
+    for name in ("micro_batch", "accumulation", "global_batch"):
+        key, said = SPELLED[name], getattr(beside, name, None)
+        stated = filled.get(key)
+        if stated == AUTO and not beside.is_trainer and not _has_two_numbers(raw):
+            raise SpecError(
+                f"{source}: {key} 'auto' is filled in by Transformers' Trainer: estimate its "
+                "command with this file beside it, or write a whole number"
+            )
+        if stated == AUTO:
+            del filled[key]
+        elif stated is not None and said is not None and stated != said:
+            raise SpecError(
+                f"{source}: {key} {shown_value(stated)} is not {beside.spelled.get(name, name)} "
+                f"{said} of the command; the Trainer stops there: write 'auto'"
+            )
+        if said is not None and key not in filled:
+            filled[key] = said
+            added.add(key)
+    return filled, frozenset(added)
+
+
+def _has_two_numbers(raw: Mapping[str, Any]) -> bool:
+    """Whether the third batch size follows from the other two and the devices."""
+    names = ("micro_batch", "accumulation", "global_batch")
+    return sum(isinstance(raw.get(SPELLED[name]), int) for name in names) >= 2
 
 
 def _stage(given: Sections) -> Literal[0, 1, 2, 3]:
@@ -139,21 +205,31 @@ def _batch(given: Sections) -> dict[str, Any]:
     }
 
 
-def _precision(given: Sections) -> dict[str, Any]:
-    """Find the GEMM precision; `auto` leaves it to the trainer and counts as bf16."""
-    is_brain = _enabled(given, "bf16") or _enabled(given, "bfloat16")
-    is_half = _enabled(given, "fp16")
-    if is_brain and is_half:
+def _precision(given: Sections, beside: ProgramArguments) -> dict[str, Any]:
+    """Find the GEMM precision; `auto` leaves it to the Trainer, or without one to the goal."""
+    brain = _enabled(given, "bf16") or _enabled(given, "bfloat16")
+    half = _enabled(given, "fp16")
+    if brain is True and half is True:
         raise SpecError(f"{given.source}: bf16.enabled and fp16.enabled: choose one")
-    plain = "bf16" if is_brain else "fp16" if is_half else "fp32"
+    plain: Literal["bf16", "fp16", "fp32"]
+    plain = "bf16" if brain is True else "fp16" if half is True else "fp32"
+    follows = plain == "fp32" and AUTO in (brain, half)
+    if follows and beside.precision is not None:
+        plain, follows = beside.precision, False
+    if follows:
+        plain = "bf16"
     sums = given.word("data_types.grad_accum_dtype", default="")
     wide = sums == "fp32" if sums else plain == "fp32"
-    return {"precision": plain, "gradient_bytes": 4 if wide else 2}
+    return {
+        "precision": plain,
+        "precision_follows": follows,
+        "gradient_bytes": 4 if wide else 2,
+    }
 
 
-def _enabled(given: Sections, section: str) -> bool:
+def _enabled(given: Sections, section: str) -> bool | str:
     value = given.value(f"{section}.enabled")
-    return value == "auto" if isinstance(value, str) else given.is_on(f"{section}.enabled")
+    return AUTO if value == AUTO else given.is_on(f"{section}.enabled")
 
 
 def _offload(given: Sections, stage: int) -> float:

@@ -34,7 +34,7 @@ from typing import Final
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
 from tuner.engines.peft.lora import NETWORKS_BECOME_EXPERTS, WITHOUT_OUT_PROJ
-from tuner.engines.registry import Target
+from tuner.engines.registry import LaunchFormat, Target
 from tuner.engines.saved_bytes import SavedBytes
 from tuner.spec.features import DEEPSEEK_V4, LONGCAT, ModelFeature
 from tuner.spec.tune import Adapters
@@ -119,4 +119,5 @@ TARGETS: Final = (
         saved_bytes=saved_bytes,
     ),
 )
+FORMATS: Final = (LaunchFormat(name="trainer"),)
 METRICS: Final = "peft"

@@ -17,6 +17,7 @@ from profilers.records import Record
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER
 from tuner.spec.fields import Count
+from tuner.spec.tune import Tune
 
 
 class TrainingEngine(StrEnum):
@@ -28,6 +29,8 @@ class TrainingEngine(StrEnum):
     """torchtitan's TOML, up to its change to Python configs."""
     DEEPSPEED = "deepspeed"
     """DeepSpeed's JSON."""
+    TRANSFORMERS = "transformers"
+    """Transformers' Trainer on replicas or PyTorch's FSDP."""
 
 
 class TokenDispatcher(StrEnum):
@@ -147,6 +150,8 @@ class LaunchSettings(Record):
     """Sequences of one replica between pipeline flushes; absent: those of a step."""
 
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    precision_follows: bool = False
+    """The launch leaves the precision open; the goal's counts."""
     fp8_recipe: str = ""
     """The engine's name of it; empty without 8-bit or 4-bit GEMMs."""
     gradient_bytes: Literal[2, 4] = 4
@@ -212,6 +217,12 @@ class LaunchSettings(Record):
     """Ranks from one of them to the next; absent: a node."""
     restarts_in_process: bool = False
     """Training restarts inside its processes after failures that leave them."""
+    tune: Tune | None = None
+    """Which weights the launch trains; absent: those that the goal names."""
+    stored_bytes: Literal[2, 4] = 2
+    """Type of the parameters that Transformers loads, where it computes in bf16 (autocast)."""
+    has_transformers_loss: bool = False
+    """The model is Transformers' own, whose loss casts logits to fp32."""
     balance: str = ""
     """The flag that balances tokens over experts, as the launch writes it; empty: none."""
     differing_settings: dict[str, str] = Field(default_factory=dict)

@@ -1,0 +1,306 @@
+"""How the Trainer's processes share a model: replicas, FSDP or DeepSpeed, and how many there are.
+
+The Trainer's own `--deepspeed` and `--fsdp` count before Accelerate's file or flags. Read from the
+packages accelerate 1.15.0 (commands/launch.py, commands/config/config_args.py,
+utils/dataclasses.py) and transformers 5.24.0; the files that TRL ships are those of trl 1.16.0
+(accelerate_configs/).
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Final, Literal
+
+from tuner.engines.peft.arguments import Beside, TrainerCommand, found_text
+from tuner.errors import SpecError
+from tuner.spec.files import shown_value
+from tuner.spec.yaml_text import parse_yaml
+
+_SHIPPED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "single_gpu": {"distributed_type": "NO", "num_processes": 1},
+    "multi_gpu": {"distributed_type": "MULTI_GPU", "num_processes": 8},
+    **{
+        f"zero{stage}": {
+            "distributed_type": "DEEPSPEED",
+            "num_processes": 8,
+            "deepspeed_config": {"zero_stage": stage},
+        }
+        for stage in (1, 2, 3)
+    },
+    **{
+        f"fsdp{version}": {
+            "distributed_type": "FSDP",
+            "num_processes": 8,
+            "fsdp_config": {"fsdp_version": version},
+        }
+        for version in (1, 2)
+    },
+}
+"""Files of TRL by the name that --accelerate_config takes; all compute in bf16."""
+_SHARDED: Final[Mapping[str, Literal[0, 2, 3]]] = {
+    "no_shard": 0,
+    "shard_grad_op": 2,
+    "full_shard": 3,
+    "true": 3,
+    "false": 2,
+    "1": 3,
+    "2": 2,
+    "3": 0,
+}
+"""FSDP's strategies, or whether FSDP2 frees parameters after the forward pass, as ZeRO stages."""
+
+_SLOTS: Final = re.compile(r"^\s*[^#\s]\S*\s+slots\s*=\s*([1-9]\d{0,3})\s*$", re.MULTILINE)
+"""Devices of one node in DeepSpeed's file of hosts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """What the processes of a launch share."""
+
+    devices: int | None = None
+    devices_per_node: int | None = None
+    mixed_precision: str = ""
+    deepspeed: tuple[str, str] | None = None
+    """Text and name of DeepSpeed's configuration."""
+    zero_stage: Literal[0, 2, 3] = 0
+    """Of replicas, or of FSDP."""
+    recompute: bool = False
+    """FSDP itself checkpoints activations."""
+
+
+def distribution(
+    command: TrainerCommand,
+    values: Mapping[str, Any],
+    *,
+    beside: Beside,
+    environment: Mapping[str, str],
+    devices: tuple[int | None, int | None],
+    source: str,
+) -> Distribution:
+    """Return how a launch distributes the model.
+
+    Args:
+        command: the launch.
+        values: arguments of its program.
+        beside: gives the files that it names.
+        environment: variables that it sets.
+        devices: nodes and devices of a node that its launcher states.
+        source: what messages call it.
+
+    Raises:
+        SpecError: a file is missing, or the distribution is not priced.
+    """
+    config = _accelerate_config(command, values, beside=beside, source=source)
+    plain = _processes(command, config or {}, environment, devices, beside)
+    common: dict[str, Any] = {
+        "devices": plain[0],
+        "devices_per_node": plain[1],
+        "mixed_precision": str((config or {}).get("mixed_precision") or ""),
+    }
+    if values.get("deepspeed"):
+        return Distribution(deepspeed=_named_json(values["deepspeed"], beside, source), **common)
+    if values.get("fsdp"):
+        fsdp = _trainer_fsdp(values, beside, source)
+        return Distribution(**_fsdp(fsdp, source=source), **common)
+    if config is None and any(_is_accelerate(word) for word in command.launcher):
+        raise SpecError(
+            f"{source}: accelerate launch of {command.name} names no --config_file, so the "
+            "machine's own decides between replicas, FSDP and DeepSpeed: put that file beside the "
+            "launch and name it"
+        )
+    if config is None and command.name == "trl":
+        raise SpecError(
+            f"{source}: trl {command.rest[0]} names no --accelerate_config, so the machine's own "
+            "decides between replicas, FSDP and DeepSpeed: name one of "
+            f"{', '.join(_SHIPPED)}, or a file beside the launch"
+        )
+    kind = str((config or {}).get("distributed_type", "MULTI_GPU")).upper()
+    _refuse_parallelism(config or {}, kind, source=source)
+    if kind == "DEEPSPEED":
+        plugin = _section(config, "deepspeed_config")
+        return Distribution(deepspeed=_plugin_json(plugin, beside, source), **common)
+    if kind == "FSDP":
+        return Distribution(**_fsdp(_section(config, "fsdp_config"), source=source), **common)
+    return Distribution(**common)
+
+
+def _is_accelerate(word: str) -> bool:
+    return PurePosixPath(word).name == "accelerate" or word.startswith("accelerate.")
+
+
+def _accelerate_config(
+    command: TrainerCommand, values: Mapping[str, Any], *, beside: Beside, source: str
+) -> dict[str, Any] | None:
+    """Return Accelerate's file with the flags that override it; None where there is neither."""
+    flags = dict(command.launcher_flags)
+    named = flags.get("config_file") or values.get("config_file") or values.get("accelerate_config")
+    config: dict[str, Any] = {}
+    if named in _SHIPPED:
+        config = {**_SHIPPED[str(named)], "mixed_precision": "bf16"}
+    elif named:
+        text = found_text(str(named), beside, by="accelerate", source=source)
+        read = parse_yaml(text, source=PurePosixPath(str(named)).name)
+        config = dict(read) if isinstance(read, dict) else {}
+    for flag, kind in (
+        ("use_deepspeed", "DEEPSPEED"),
+        ("use_fsdp", "FSDP"),
+        ("use_megatron_lm", "MEGATRON_LM"),
+        ("multi_gpu", "MULTI_GPU"),
+    ):
+        if flags.get(flag):
+            config["distributed_type"] = kind
+    if not config:
+        return None
+    for name in ("num_processes", "num_machines", "mixed_precision"):
+        if (value := flags.get(name, values.get(name))) is not None:
+            config[name] = value
+    if config.get("distributed_type") == "FSDP":
+        stated = {name: value for name, value in flags.items() if name.startswith("fsdp_")}
+        config["fsdp_config"] = {**_section(config, "fsdp_config"), **stated}
+    if config.get("distributed_type") == "DEEPSPEED":
+        known = ("zero_stage", "offload_optimizer_device", "offload_param_device")
+        stated = {name: flags[name] for name in (*known, "deepspeed_config_file") if name in flags}
+        config["deepspeed_config"] = {**_section(config, "deepspeed_config"), **stated}
+    return config
+
+
+def _section(config: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+    section = (config or {}).get(name)
+    return dict(section) if isinstance(section, dict) else {}
+
+
+def _processes(
+    command: TrainerCommand,
+    config: Mapping[str, Any],
+    environment: Mapping[str, str],
+    stated: tuple[int | None, int | None],
+    beside: Beside,
+) -> tuple[int | None, int | None]:
+    """Return all devices and those of a node; None where the launch leaves them open."""
+    whole, machines = config.get("num_processes"), config.get("num_machines") or 1
+    if isinstance(whole, int) and isinstance(machines, int) and whole > 0 < machines:
+        return whole, max(1, whole // machines)
+    flags = command.launcher_flags
+    if hosts := _included(str(flags.get("include") or "")):
+        return sum(hosts), hosts[0]
+    hostfile = beside(str(flags["hostfile"])) if flags.get("hostfile") else None
+    if hosts := [int(slots) for slots in _SLOTS.findall(hostfile or "")]:
+        return sum(hosts), hosts[0]
+    nodes, per_node = stated
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+    if per_node is None:
+        per_node = _whole(environment.get("NPROC_PER_NODE", ""))
+    if per_node is None and visible and "$" not in visible:
+        per_node = len(visible.split(","))
+    if nodes is None:
+        nodes = _whole(environment.get("NNODES", ""))
+    # Launchers start one node unless they are told of more.
+    is_open = any(name in flags for name in ("nnodes", "num_nodes", "hostfile"))
+    if nodes is None and not is_open and "NNODES" not in environment:
+        nodes = 1
+    if nodes is None or per_node is None:
+        return None, None
+    return nodes * per_node, per_node
+
+
+def _included(text: str) -> list[int]:
+    """Count the devices of every node in DeepSpeed's `--include host:0,1@host:2`."""
+    hosts = [host.partition(":")[2] for host in text.split("@")]
+    return [len(host.split(",")) for host in hosts] if all(hosts) else []
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdecimal() and 0 < len(text) < 7 and int(text) else None
+
+
+def _named_json(named: Any, beside: Beside, source: str) -> tuple[str, str]:
+    if isinstance(named, dict):
+        return json.dumps(named), source
+    if not isinstance(named, str):
+        raise SpecError(f"{source}: deepspeed {shown_value(named)} names no JSON file")
+    return found_text(named, beside, by="DeepSpeed", source=source), PurePosixPath(named).name
+
+
+def _plugin_json(plugin: Mapping[str, Any], beside: Beside, source: str) -> tuple[str, str]:
+    """Return what Accelerate's plugin writes: its default stage is 2 (DeepSpeedPlugin)."""
+    if plugin.get("deepspeed_config_file"):
+        return _named_json(plugin["deepspeed_config_file"], beside, source)
+    zero: dict[str, Any] = {"stage": plugin.get("zero_stage", 2)}
+    for name in ("offload_optimizer", "offload_param"):
+        device = plugin.get(f"{name}_device")
+        if device and device != "none":
+            zero[name] = {"device": device}
+    config = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": zero,
+    }
+    return json.dumps(config), f"{source}, deepspeed_config"
+
+
+def _trainer_fsdp(values: Mapping[str, Any], beside: Beside, source: str) -> dict[str, Any]:
+    """Return the Trainer's own FSDP settings under Accelerate's names."""
+    options = values["fsdp"]
+    words = options if isinstance(options, list) else str(options).split()
+    config = values.get("fsdp_config") or {}
+    if isinstance(config, str):
+        text = found_text(config, beside, by="the Trainer", source=source)
+        config = parse_yaml(text, source=PurePosixPath(config).name)
+    stated = {f"fsdp_{str(name).removeprefix('fsdp_')}": one for name, one in dict(config).items()}
+    strategy = next((word for word in map(str, words) if "shard" in word), "full_shard")
+    offloads = "offload" in words
+    return {
+        "fsdp_sharding_strategy": strategy,
+        **({"fsdp_offload_params": True} if offloads else {}),
+        **stated,
+    }
+
+
+def _fsdp(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """Return fields of a `Distribution`.
+
+    Raises:
+        SpecError: a strategy that is not priced.
+    """
+    frees = config.get("fsdp_reshard_after_forward")
+    strategy = config.get("fsdp_sharding_strategy", frees if frees is not None else "full_shard")
+    stage = _SHARDED.get(str(strategy).lower())
+    if stage is None:
+        raise SpecError(
+            f"{source}: FSDP's {shown_value(strategy)} is not priced; full_shard, shard_grad_op "
+            "and no_shard are"
+        )
+    if _is_on(config.get("fsdp_offload_params")):
+        raise SpecError(
+            f"{source}: fsdp_offload_params keeps parameters and optimizer state in host memory, "
+            "which is not priced under FSDP; price DeepSpeed's offload_optimizer, or leave it off"
+        )
+    return {
+        "zero_stage": stage,
+        "recompute": _is_on(config.get("fsdp_activation_checkpointing")),
+    }
+
+
+def _is_on(value: Any) -> bool:
+    return str(value).lower() == "true"
+
+
+def _refuse_parallelism(config: Mapping[str, Any], kind: str, *, source: str) -> None:
+    if kind not in ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED"):
+        way = (
+            "give its command with Megatron-LM's flags"
+            if kind == "MEGATRON_LM"
+            else "MULTI_GPU, FSDP and DEEPSPEED are"
+        )
+        raise SpecError(f"{source}: accelerate's distributed_type {kind} is not read; {way}")
+    degrees = _section(config, "parallelism_config")
+    for name, value in degrees.items():
+        if name.endswith(("tp_size", "cp_size", "sp_size")) and value not in (1, None):
+            raise SpecError(
+                f"{source}: {name} {shown_value(value)}: tensor, context and sequence parallelism "
+                "of accelerate are not priced; price the launch with 1"
+            )

@@ -1,0 +1,259 @@
+"""Arguments of Transformers' Trainer, of LLaMA-Factory and of TRL, as they are typed.
+
+    torchrun ... train.py --per_device_train_batch_size 1 --bf16 True --deepspeed zero2.json
+    llamafactory-cli train train.yaml learning_rate=1e-5
+    accelerate launch --config_file fsdp.yaml sft.py --config sft.yaml
+    trl sft --accelerate_config zero3 --model_name_or_path ...
+
+Argument classes and defaults were read from the packages transformers 5.24.0 (training_args.py),
+llamafactory 0.9.5 (hparams/, launcher.py) and trl 1.16.0 (trainer/sft_config.py, base_config.py,
+model_config.py, cli/).
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from tuner.engines.reading.shell_words import Command
+from tuner.errors import SpecError
+from tuner.spec.files import shown_value
+from tuner.spec.yaml_text import parse_yaml
+
+Beside = Callable[[str], str | None]
+"""Returns the text of a file that a launch names; None where there is none."""
+
+_TRUTHS: Final[Mapping[str, bool | None]] = {
+    "true": True,
+    "yes": True,
+    "false": False,
+    "no": False,
+    "null": None,
+    "none": None,
+}
+_CONFIGS: Final = (".yaml", ".yml", ".json")
+_LAUNCHER_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch", "deepspeed")
+_FACTORY_COMMANDS: Final = ("llamafactory-cli", "lmf")
+_SFT_SCRIPT: Final = re.compile(r"(run_)?sft(_\w+)?\.py|\w+_sft\.py")
+_MARKS: Final = frozenset({"per_device_train_batch_size", "deepspeed", "fsdp"})
+"""Arguments that only the Trainer's programs have; Megatron-LM's are told apart by `_OTHERS`."""
+_OTHERS: Final = frozenset({"micro_batch_size", "global_batch_size", "tensor_model_parallel_size"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerProgram:
+    """One program on top of Transformers' Trainer."""
+
+    name: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    sequence: tuple[str, ...]
+    """Arguments that hold the longest sequence, the first that is set counts."""
+
+
+FACTORY: Final = TrainerProgram(
+    name="LLaMA-Factory",
+    defaults={
+        "cutoff_len": 2048,
+        "stage": "sft",
+        "finetuning_type": "lora",
+        "lora_rank": 8,
+        "lora_target": "all",
+    },
+    sequence=("cutoff_len",),
+)
+TRL: Final = TrainerProgram(
+    name="TRL",
+    defaults={
+        "max_length": 1024,
+        "gradient_checkpointing": True,
+        "dtype": "float32",
+        "lora_r": 16,
+        "lora_target_modules": ["q_proj", "v_proj"],
+    },
+    sequence=("max_seq_length", "max_length"),
+)
+TRAINER: Final = TrainerProgram(
+    name="Transformers' Trainer",
+    sequence=(
+        "model_max_length",
+        "max_seq_length",
+        "max_seq_len",
+        "max_length",
+        "cutoff_len",
+        "seq_length",
+        "block_size",
+    ),
+)
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+}
+"""Of every program here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerCommand:
+    """The words of one command: those of its launcher, and the program with its arguments."""
+
+    launcher: tuple[str, ...]
+    script: str
+    """A file, or the name of a command or module."""
+    rest: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The script without its folder."""
+        return PurePosixPath(self.script).name
+
+    @property
+    def launcher_flags(self) -> Mapping[str, Any]:
+        """The flags before the script."""
+        return dict(_flags(self.launcher))
+
+
+def trainer_command(command: Command) -> TrainerCommand | None:
+    """Split a command that starts the Trainer; None for all others."""
+    words = command.words
+    start = next((at for at, word in enumerate(words) if _is_program(words, at, word)), None)
+    if start is None or any(PurePosixPath(word).name == "swift" for word in words[:start]):
+        return None
+    split = TrainerCommand(launcher=words[:start], script=words[start], rest=words[start + 1 :])
+    if split.name in (*_FACTORY_COMMANDS, "trl"):
+        return split
+    names = dict(_flags(split.rest)).keys()
+    config = next(iter(split.rest), "").endswith(_CONFIGS)
+    is_trainer = names & _MARKS or ("config" in names and _SFT_SCRIPT.fullmatch(split.name))
+    is_configured = config and (split.name == "train.py" or _SFT_SCRIPT.fullmatch(split.name))
+    return split if (is_trainer and not names & _OTHERS) or is_configured else None
+
+
+def argument_file_command(name: str, text: str) -> str | None:
+    """Return the command that reads a file of arguments; None where it is none."""
+    keys = set(re.findall(r"""^\s{0,4}["']?(\w+)["']?\s*:""", text, re.MULTILINE))
+    if "model_name_or_path" not in keys:
+        return None
+    if keys & {"stage", "finetuning_type", "template", "cutoff_len"}:
+        return f"llamafactory-cli train {name}"
+    return f"trl sft --config {name}"
+
+
+def _is_program(words: Sequence[str], at: int, word: str) -> bool:
+    if PurePosixPath(word).name in (*_FACTORY_COMMANDS, "trl"):
+        return True
+    is_module = at > 0 and words[at - 1] in ("-m", "--module")
+    if is_module:
+        return word not in _LAUNCHER_MODULES and not word.startswith("accelerate.")
+    return word.endswith(".py") and not word.startswith("-")
+
+
+def program_values(
+    command: TrainerCommand, beside: Beside, *, source: str
+) -> tuple[TrainerProgram, dict[str, Any]]:
+    """Return the program and its arguments, those of its file of arguments included.
+
+    Raises:
+        SpecError: the file is missing, or the program trains in a way that is not read.
+    """
+    rest = list(command.rest)
+    if command.name in (*_FACTORY_COMMANDS, "trl"):
+        rest = rest[1:]
+    typed = dict(_flags(rest))
+    named = typed.pop("config", None)
+    if rest and rest[0].endswith(_CONFIGS):
+        named = rest[0]
+        typed |= dict(_overrides(rest[1:]))
+    values = _file_values(str(named), beside, command=command, source=source) if named else {}
+    values |= typed
+    program = _program(command, values)
+    _check_subcommand(command, program, source=source)
+    return program, {**DEFAULTS, **program.defaults, **values}
+
+
+def _program(command: TrainerCommand, values: Mapping[str, Any]) -> TrainerProgram:
+    is_factory = command.name in _FACTORY_COMMANDS or "finetuning_type" in values
+    if is_factory or {"stage", "template"} <= values.keys():
+        return FACTORY
+    is_trl = command.name == "trl" or "trl/" in command.script or command.script.startswith("trl.")
+    if is_trl or (_SFT_SCRIPT.fullmatch(command.name) and _is_trls(values)):
+        return TRL
+    return TRAINER
+
+
+def _is_trls(values: Mapping[str, Any]) -> bool:
+    return bool({"dataset_name", "dataset_mixer", "dataset_mixture", "use_peft"} & values.keys())
+
+
+def _check_subcommand(command: TrainerCommand, program: TrainerProgram, *, source: str) -> None:
+    """Refuse what trains nothing, or in a way that is not priced."""
+    first = next(iter(command.rest), "")
+    wanted = {"llamafactory-cli": "train", "lmf": "train", "trl": "sft"}.get(command.name)
+    if wanted is not None and first != wanted:
+        raise SpecError(
+            f"{source}: {command.name} {shown_value(first)} of {program.name} is not priced; only "
+            f"{command.name} {wanted} is"
+        )
+    is_script = program is TRL and command.name != "trl"
+    stem = command.name.removesuffix(".py")
+    if is_script and "sft" not in stem:
+        raise SpecError(
+            f"{source}: {program.name}'s {shown_value(stem)} is not priced, supervised fine-tuning "
+            "(sft) is: more models than one take part in it"
+        )
+
+
+def _file_values(
+    named: str, beside: Beside, *, command: TrainerCommand, source: str
+) -> dict[str, Any]:
+    text = found_text(named, beside, by=command.name, source=source)
+    mapping = parse_yaml(text, source=PurePosixPath(named).name)
+    if not isinstance(mapping, dict):
+        raise SpecError(f"{source}: {shown_value(named)} holds no arguments of {command.name}")
+    return mapping
+
+
+def found_text(named: str, beside: Beside, *, by: str, source: str) -> str:
+    """Return the text of a file that a launch names, where it names it or beside the launch.
+
+    Raises:
+        SpecError: it is in neither place.
+    """
+    text = beside(named)
+    if text is None:
+        text = beside(PurePosixPath(named).name)
+    if text is None:
+        raise SpecError(
+            f"{source}: {shown_value(named)}, which {by} reads, is not here: put "
+            f"{PurePosixPath(named).name} beside the launch"
+        )
+    return text
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield `--name value`, `--name=value` and switches; several values become a list."""
+    name, values = "", list[str]()
+    for word in (*words, "--"):
+        if not word.startswith("--"):
+            values.append(word)
+            continue
+        if name:
+            yield name, _typed(values)
+        name, joined, value = word.removeprefix("--").partition("=")
+        name, values = name.replace("-", "_"), [value] if joined else []
+
+
+def _overrides(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield `name=value`, as OmegaConf reads a command line."""
+    for word in words:
+        name, is_joined, value = word.lstrip("-").partition("=")
+        if is_joined:
+            yield name, _typed([value])
+
+
+def _typed(values: Sequence[str]) -> Any:
+    if len(values) != 1:
+        return list(values) or True
+    text = values[0]
+    if text.lower() in _TRUTHS:
+        return _TRUTHS[text.lower()]
+    return int(text) if re.fullmatch(r"-?\d{1,12}", text) else text
