@@ -116,7 +116,8 @@ def _settings(
             raise
         raise SpecError(
             f"{source}: starts {script}, which is no program whose launches are read; give the "
-            "DeepSpeed JSON, torchtitan TOML or Megatron-LM flags of the same run"
+            "same run as a command with the arguments of Transformers' Trainer, a DeepSpeed JSON, a "
+            "torchtitan TOML or Megatron-LM's flags"
         ) from error
 
 

@@ -94,13 +94,15 @@ def distribution(
     """
     config = _accelerate_config(command, values, beside=beside, source=source)
     plain = _processes(command, config or {}, environment, devices, beside)
+    if isinstance(workers := values.get("ray_num_workers"), int) and workers > 0:
+        plain = workers, None
     common: dict[str, Any] = {
         "devices": plain[0],
         "devices_per_node": plain[1],
         "mixed_precision": str((config or {}).get("mixed_precision") or ""),
     }
-    if values.get("deepspeed"):
-        return Distribution(deepspeed=_named_json(values["deepspeed"], beside, source), **common)
+    if named := values.get("deepspeed_config") or values.get("deepspeed"):
+        return Distribution(deepspeed=_named_json(named, beside, source), **common)
     if values.get("fsdp"):
         fsdp = _trainer_fsdp(values, beside, source)
         return Distribution(**_fsdp(fsdp, source=source), **common)
@@ -188,6 +190,8 @@ def _processes(
     hostfile = beside(str(flags["hostfile"])) if flags.get("hostfile") else None
     if hosts := [int(slots) for slots in _SLOTS.findall(hostfile or "")]:
         return sum(hosts), hosts[0]
+    if [PurePosixPath(word).name for word in command.launcher] in (["python"], ["python3"]):
+        return 1, 1
     nodes, per_node = stated
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     if per_node is None:

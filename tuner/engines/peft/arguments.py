@@ -36,8 +36,14 @@ _CONFIGS: Final = (".yaml", ".yml", ".json")
 _LAUNCHER_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch", "deepspeed")
 _FACTORY_COMMANDS: Final = ("llamafactory-cli", "lmf")
 _SFT_SCRIPT: Final = re.compile(r"(run_)?sft(_\w+)?\.py|\w+_sft\.py")
-_MARKS: Final = frozenset({"per_device_train_batch_size", "deepspeed", "fsdp"})
+_MORE_MODELS: Final = re.compile(
+    r"(.*_)?(dpo|grpo|gspo|ppo|kto|orpo|cpo|rloo|xpo|tpo|gkd|prm|rm|reward\w*|bco|nash|gold|minillm"
+    r"|distill\w*|rlhf|sdft|sdpo|ssd)(_.*)?"
+)
+"""Scripts of preference tuning, reinforcement learning and distillation."""
+_MARKS: Final = frozenset({"per_device_train_batch_size", "deepspeed", "deepspeed_config", "fsdp"})
 """Arguments that only the Trainer's programs have; Megatron-LM's are told apart by `_OTHERS`."""
+_SFT_MARKS: Final = frozenset({"config", "model_name_or_path", "dataset_name"})
 _OTHERS: Final = frozenset({"micro_batch_size", "global_batch_size", "tensor_model_parallel_size"})
 
 
@@ -54,6 +60,8 @@ class TrainerProgram:
 FACTORY: Final = TrainerProgram(
     name="LLaMA-Factory",
     defaults={
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
         "cutoff_len": 2048,
         "stage": "sft",
         "finetuning_type": "lora",
@@ -65,6 +73,8 @@ FACTORY: Final = TrainerProgram(
 TRL: Final = TrainerProgram(
     name="TRL",
     defaults={
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
         "max_length": 1024,
         "gradient_checkpointing": True,
         "dtype": "float32",
@@ -73,23 +83,22 @@ TRL: Final = TrainerProgram(
     },
     sequence=("max_seq_length", "max_length"),
 )
+_SEQUENCE: Final = (
+    "model_max_length",
+    "max_seq_length",
+    "max_seq_len",
+    "max_length",
+    "cutoff_len",
+    "seq_length",
+    "block_size",
+)
 TRAINER: Final = TrainerProgram(
     name="Transformers' Trainer",
-    sequence=(
-        "model_max_length",
-        "max_seq_length",
-        "max_seq_len",
-        "max_length",
-        "cutoff_len",
-        "seq_length",
-        "block_size",
-    ),
+    defaults={"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1},
+    sequence=_SEQUENCE,
 )
-DEFAULTS: Final[Mapping[str, Any]] = {
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-}
-"""Of every program here."""
+OWN_LOOP: Final = TrainerProgram(name="a program of its own", sequence=_SEQUENCE)
+"""Calls deepspeed.initialize itself, so that nothing fills in `"auto"`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +131,11 @@ def trainer_command(command: Command) -> TrainerCommand | None:
     if split.name in (*_FACTORY_COMMANDS, "trl"):
         return split
     names = dict(_flags(split.rest)).keys()
-    config = next(iter(split.rest), "").endswith(_CONFIGS)
-    is_trainer = names & _MARKS or ("config" in names and _SFT_SCRIPT.fullmatch(split.name))
-    is_configured = config and (split.name == "train.py" or _SFT_SCRIPT.fullmatch(split.name))
-    return split if (is_trainer and not names & _OTHERS) or is_configured else None
+    is_sft = _SFT_SCRIPT.fullmatch(split.name) is not None
+    is_trainer = bool(names & (_MARKS | _SFT_MARKS if is_sft else _MARKS)) and not names & _OTHERS
+    has_file = next(iter(split.rest), "").endswith(_CONFIGS)
+    is_configured = has_file and (is_sft or split.name == "train.py")
+    return split if is_trainer or is_configured or "trl/scripts/" in split.script else None
 
 
 def argument_file_command(name: str, text: str) -> str | None:
@@ -167,7 +177,7 @@ def program_values(
     values |= typed
     program = _program(command, values)
     _check_subcommand(command, program, source=source)
-    return program, {**DEFAULTS, **program.defaults, **values}
+    return program, {**program.defaults, **values}
 
 
 def _program(command: TrainerCommand, values: Mapping[str, Any]) -> TrainerProgram:
@@ -177,7 +187,7 @@ def _program(command: TrainerCommand, values: Mapping[str, Any]) -> TrainerProgr
     is_trl = command.name == "trl" or "trl/" in command.script or command.script.startswith("trl.")
     if is_trl or (_SFT_SCRIPT.fullmatch(command.name) and _is_trls(values)):
         return TRL
-    return TRAINER
+    return OWN_LOOP if "deepspeed_config" in values else TRAINER
 
 
 def _is_trls(values: Mapping[str, Any]) -> bool:
@@ -193,19 +203,20 @@ def _check_subcommand(command: TrainerCommand, program: TrainerProgram, *, sourc
             f"{source}: {command.name} {shown_value(first)} of {program.name} is not priced; only "
             f"{command.name} {wanted} is"
         )
-    is_script = program is TRL and command.name != "trl"
     stem = command.name.removesuffix(".py")
-    if is_script and "sft" not in stem:
+    if wanted is None and _MORE_MODELS.fullmatch(stem):
         raise SpecError(
-            f"{source}: {program.name}'s {shown_value(stem)} is not priced, supervised fine-tuning "
-            "(sft) is: more models than one take part in it"
+            f"{source}: {shown_value(command.script)} of {program.name} is not priced, supervised "
+            "fine-tuning (sft) is: more than one model takes part in it"
         )
 
 
 def _file_values(
     named: str, beside: Beside, *, command: TrainerCommand, source: str
 ) -> dict[str, Any]:
-    text = found_text(named, beside, by=command.name, source=source)
+    program = {"trl": "TRL", **dict.fromkeys(_FACTORY_COMMANDS, FACTORY.name)}
+    by = program.get(command.name, command.name)
+    text = found_text(named, beside, by=by, source=source)
     mapping = parse_yaml(text, source=PurePosixPath(named).name)
     if not isinstance(mapping, dict):
         raise SpecError(f"{source}: {shown_value(named)} holds no arguments of {command.name}")

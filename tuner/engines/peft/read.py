@@ -14,6 +14,7 @@ Not covered: optimizers other than AdamW, reference models and rewards (DPO, PPO
 Unsloth, vision towers, packing (every sequence counts as full).
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
@@ -25,6 +26,7 @@ from tuner.engines.deepspeed.read import read as read_deepspeed
 from tuner.engines.peft.accelerate import Distribution, distribution
 from tuner.engines.peft.arguments import (
     FACTORY,
+    OWN_LOOP,
     TRAINER,
     TRL,
     Beside,
@@ -43,7 +45,11 @@ from tuner.spec.tune import ADAPTER_TARGETS, FULL, GROUPS, Adapters
 
 _PRECISIONS: Final = ("bf16", "fp16")
 _UNPRICED: Final[Mapping[str, str]] = {
-    "use_mca": "MCoreAdapter trains with Megatron-LM: give its command with Megatron-LM's flags",
+    **dict.fromkeys(
+        ("use_mca", "tensor_model_parallel_size", "expert_model_parallel_size"),
+        "its MCoreAdapter trains with Megatron-LM: give the same degrees and batch as "
+        "Megatron-LM's flags",
+    ),
     "use_kt": "KTransformers computes experts on the host",
     "use_unsloth": "Unsloth replaces Transformers' layers",
     "use_hyper_parallel": "HyperParallel shards the model its own way",
@@ -53,6 +59,8 @@ _UNPRICED: Final[Mapping[str, str]] = {
     "use_muon": "Muon keeps other state than AdamW",
     "use_adam_mini": "Adam-mini keeps other state than AdamW",
     "use_llama_pro": "LLaMA Pro trains added layers alone",
+    "use_asft_loss": "a reference model takes part in it",
+    "do_predict": "it trains nothing",
     "use_dora": "DoRA is not priced, LoRA is",
     "mixture_of_depths": "mixture of depths drops tokens in some layers",
     "fp8": "FP8 under the Trainer is not priced, bf16 is",
@@ -64,7 +72,19 @@ _UNPRICED: Final[Mapping[str, str]] = {
     "parallelism_config": "tensor, context and sequence parallelism of Accelerate are not priced",
 }
 """Arguments that change bytes or seconds by factors: why the launch is not priced."""
+_BATCH_NAMES: Final = {
+    "micro_batch": "per_device_train_batch_size",
+    "accumulation": "gradient_accumulation_steps",
+}
+_EXPERTS: Final = ("ep_world_size", "ep_size", "expert_parallel_size", "moe_ep_size")
+_CHECKPOINTING: Final = (
+    "gradient_checkpointing",
+    "activation_checkpointing",
+    "checkpoint_activations",
+)
 _ADAMW: Final = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")
+_QUANTISED: Final = re.compile(r"gptq|awq|aqlm|bnb-4bit|(?<![a-z])int[48]", re.IGNORECASE)
+"""In the name of a model whose weights are quantised."""
 _FULL_PRECISION: Final = ("float32", "fp32")
 
 
@@ -115,9 +135,10 @@ def read(
 
 def _spelled(program: TrainerProgram, *, typed: bool) -> dict[str, str]:
     """Return how the launch spells what a change may set: a flag, or a key of YAML."""
+    if program is OWN_LOOP:
+        return {}
     names = {
-        "micro_batch": "per_device_train_batch_size",
-        "accumulation": "gradient_accumulation_steps",
+        **_BATCH_NAMES,
         "recompute": "disable_gradient_checkpointing"
         if program is FACTORY
         else "gradient_checkpointing",
@@ -145,6 +166,8 @@ def _refuse_unpriced(
     optimizer = given.value("optim")
     if optimizer is not None and optimizer not in _ADAMW:
         refuse(f"optim {shown_value(optimizer)}", f"its state is not AdamW's; {_ADAMW[0]} is")
+    if named := _QUANTISED.search(str(given.value("model_name_or_path") or "")):
+        refuse(named[0], "frozen weights of that type are not; those of the plain model are")
     if given.value("quantization_bit") not in (None, 4):
         refuse("quantization_bit", "frozen weights in 4 bits are, under replicas")
 
@@ -161,30 +184,42 @@ class ArgumentSettings:
             "devices_per_node": shared.devices_per_node,
             "sequence": self._sequence(),
             "tune": self._tune(),
+            "flash_attention": not {given.value("flash_attn"), given.value("attn_implementation")}
+            & {"disabled", "eager"},
         }
 
     def with_deepspeed(self) -> LaunchSettings:
         """Return the launch where DeepSpeed shards the model."""
         text, name = self._shared.deepspeed or ("", "")
-        arguments = ProgramArguments(
-            is_trainer=True,
-            micro_batch=self._micro_batch,
-            accumulation=self._accumulation,
-            precision=self._precision(),
-            recompute=self._recompute(),
-            spelled={
-                "micro_batch": "per_device_train_batch_size",
-                "accumulation": "gradient_accumulation_steps",
-            },
-        )
+        arguments = self._own_arguments()
+        if self._program is not OWN_LOOP:
+            arguments = ProgramArguments(
+                is_trainer=True,
+                micro_batch=self._micro_batch,
+                accumulation=self._accumulation,
+                precision=self._precision(),
+                recompute=self._recompute(),
+                spelled=_BATCH_NAMES,
+            )
         launch = read_deepspeed(text, source=name, arguments=arguments)
         return launch.model_copy(
             update={
                 **self._common,
                 "source": self._given.source,
-                "has_transformers_loss": not self._has_liger(),
+                "has_transformers_loss": arguments.is_trainer and not self._has_liger(),
                 "notes": (*launch.notes, *self._notes()),
             }
+        )
+
+    def _own_arguments(self) -> ProgramArguments:
+        """Return what is commonly called the same in programs with a loop of their own."""
+        experts = [name for name in _EXPERTS if self._given.value(name) is not None]
+        recomputed = [name for name in _CHECKPOINTING if self._given.value(name) is not None]
+        spelled = {"expert": experts, "recompute": recomputed}
+        return ProgramArguments(
+            expert=self._given.number(experts[0], default=1) if experts else None,
+            recompute=self._given.is_on(recomputed[0]) if recomputed else None,
+            spelled={field: f"--{names[0]}" for field, names in spelled.items() if names},
         )
 
     def without_deepspeed(self) -> LaunchSettings:
@@ -279,7 +314,8 @@ class ArgumentSettings:
                 f"{given.source}: trains adapters whose rank the script decides: add --{rank}"
             )
         named = given.value(targets) or ["q_proj", "v_proj"]
-        words = named if isinstance(named, list) else str(named).split(",")
+        joined = " ".join(map(str, named)) if isinstance(named, list) else str(named)
+        words = [word for word in re.split(r"[,\s]+", joined) if word]
         in_4_bits = ("load_in_4bit", "q_lora", "use_qlora")
         is_quantised = given.value("quantization_bit") == 4 or any(
             given.value(name) is True for name in in_4_bits
@@ -287,7 +323,7 @@ class ArgumentSettings:
         stated = {
             "method": "qlora" if is_quantised else "lora",
             "rank": given.number(rank, default=8),
-            "targets": tuple(_target(str(word).strip(), given.source, targets) for word in words),
+            "targets": tuple(_target(word, given.source, targets) for word in words),
         }
         try:
             return Adapters.model_validate(stated)

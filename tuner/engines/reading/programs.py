@@ -131,7 +131,7 @@ _TRAINING: Final = (
     UnreadProgram(
         "Nanotron",
         _FLAGS,
-        starts=r"\bnanotron\b",
+        starts=r"\bnanotron\b|(?<!\S)(\S*/)?run_train\.py",
         text=r"^parallelism:(?=[\s\S]*^\s+(pp_engine|expert_parallel_size|dp):)",
     ),
     UnreadProgram(
@@ -156,6 +156,11 @@ _TRAINING: Final = (
         "Pai-Megatron-Patch's wrapper",
         "give the torchrun command that it prints, whose flags are Megatron-LM's",
         starts=r"run_mcore_\w+\.sh",
+    ),
+    UnreadProgram(
+        "LLaMA-Factory's v1",
+        "give the YAML of llamafactory-cli without USE_V1",
+        text=r"^(dist_config|model_class|train_dataset|init_config):",
     ),
     UnreadProgram(
         "accelerate's file",

@@ -14,6 +14,7 @@ from tuner.engines.reading.options_file import (
     with_further,
     with_options,
 )
+from tuner.engines.reading.programs import refuse_unread
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.engines.reading.serve_words import ServerFlags, server_flags
 from tuner.engines.registry import engine_file
@@ -148,6 +149,8 @@ def read_serving_text(
         if (launch := _launch(one, around, names=names, source=source, beside=beside)) is not None
     ]
     if not launches:
+        for one in texts:
+            refuse_unread(one.text, source=source)
         if router := _router(texts, source=source, beside=beside):
             raise SpecError(
                 f"{source}: starts a router, {router}, which serves no requests itself; estimate "
