@@ -221,19 +221,23 @@ def _checkpoint_mode(config: Configuration) -> str:
 def _deepspeed(launch: LaunchSettings, before: Configuration, config: Configuration) -> Settings:
     """Write keys of the JSON, and what the program's command says in that command's words."""
     zero = '"zero_optimization": '
-    settings = {
+    batch = {
+        "train_batch_size": config.global_batch,
+        "train_micro_batch_size_per_gpu": config.micro_batch,
+        "gradient_accumulation_steps": config.num_microbatches,
+    }
+    settings = {}
+    stated = {words.split(" = ")[0] for words in launch.understood}
+    if launch.name("micro_batch") not in batch:
+        settings = _trainer_batch(launch, config)
+        # The Trainer stops where numbers of the JSON are not its own.
+        batch = {key: value for key, value in batch.items() if key in stated}
+    settings |= {f'"{key}"': str(value) for key, value in batch.items()}
+    settings |= {
         f'{zero}{{"stage"}}': str(config.zero_stage),
         '"tensor_parallel": {"autotp_size"}': str(config.tensor),
         '"sequence_parallel_size"': str(config.context),
     }
-    if launch.name("micro_batch").startswith("train_"):
-        settings |= {
-            '"train_batch_size"': str(config.global_batch),
-            '"train_micro_batch_size_per_gpu"': str(config.micro_batch),
-            '"gradient_accumulation_steps"': str(config.num_microbatches),
-        }
-    else:
-        settings |= _trainer_batch(launch, config)
     settings |= _deepspeed_recompute(launch, config)
     if launch.name("expert").startswith("--"):
         settings[launch.name("expert")] = str(config.expert)

@@ -115,8 +115,8 @@ def _settings(
         if script is None:
             raise
         raise SpecError(
-            f"{source}: starts {script}, which is no program whose launches are read; give the "
-            "same run as a command with the arguments of Transformers' Trainer, a DeepSpeed JSON, a "
+            f"{source}: starts {script}, which is no program whose launches are read; give the run"
+            " as a command with the arguments of Transformers' Trainer, a DeepSpeed JSON, a "
             "torchtitan TOML or Megatron-LM's flags"
         ) from error
 

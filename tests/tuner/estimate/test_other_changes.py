@@ -10,6 +10,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.engines.deepspeed import read as deepspeed
+from tuner.engines.peft import read as trainer
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.engines.torchtitan import read as torchtitan
 from tuner.estimate.configuration import build_configuration
@@ -83,17 +84,96 @@ def test_toml(spec_of: MakeSpec, name: str, model: str, nodes: int) -> None:
     check(estimate(spec, torchtitan.read(text, source=name)), spec, relaunch)
 
 
+def pasted(values: Nested, line: str) -> Nested:
+    """Apply one line to JSON, or to arguments of a command or YAML."""
+    plain = line.split("  #")[0]
+    if plain.startswith("remove "):
+        return without(values, plain.removeprefix("remove ").strip('"'))
+    if plain.startswith('"'):
+        return merged(values, json.loads("{" + plain + "}"))
+    name, value = plain.replace(":", " ").split()
+    return values | {name: value}
+
+
 def test_json(spec_of: MakeSpec) -> None:
-    text = (LAUNCHES / "zero3.json").read_text()
-    spec = spec_of("llama-3.1-8b", nodes=8)
+    plain: Nested = {
+        "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 4,
+        "zero_optimization": {"stage": 2},
+    }
+    experts = {"enabled": True, "autoep_size": 4, "comm_backend": "deepep"}
+    zero_3 = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    launches: list[tuple[str, int, Nested]] = [
+        ("llama-3.1-8b", 8, json.loads((LAUNCHES / "zero3.json").read_text())),
+        ("qwen3-30b-a3b", 8, plain),
+        ("qwen3-30b-a3b", 8, plain | {"activation_checkpointing": {}}),
+        ("qwen3-30b-a3b", 8, plain | {"expert_parallel": experts}),
+        ("qwen3-30b-a3b", 8, plain | {"expert_parallel": {"autoep_size": 2}}),
+        ("qwen3-30b-a3b", 8, plain | {"zero_optimization": zero_3}),
+        ("mixtral-8x7b", 4, plain | {"data_types": {"grad_accum_dtype": "fp32"}}),
+    ]
+    shown = set()
+    for model, nodes, values in launches:
+        spec = spec_of(model, nodes=nodes, device="h200-sxm")
+
+        def relaunch(change: Change, values: Nested = values) -> LaunchSettings:
+            for line in change.lines:
+                values = pasted(values, line)
+            return deepspeed.read(json.dumps(values), source="ds.json")
+
+        result = estimate(spec, deepspeed.read(json.dumps(values), source="ds.json"))
+        check(result, spec, relaunch)
+        shown |= {line for change in all_changes(result) for line in change.lines}
+    assert any(line.startswith('"expert_parallel": {"enabled": true') for line in shown)
+
+
+@each_row(
+    ("program", "arguments"),
+    [
+        ("train.py", {"--deepspeed": "zero.json", "--bf16": "true"}),
+        (
+            "train.py",
+            {"--fsdp": "full_shard", "--bf16": "true", "--gradient_checkpointing": "true"},
+        ),
+        ("train.yaml", {"deepspeed": "zero.json", "bf16": "true", "finetuning_type": "full"}),
+    ],
+)
+def test_arguments_of_a_trainer_and_the_json_beside_them(
+    spec_of: MakeSpec, program: str, arguments: Nested
+) -> None:
+    auto: Nested = dict.fromkeys(
+        ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"),
+        "auto",
+    )
+    auto |= {"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}}
+    dashes = "--" if program.endswith(".py") else ""
+    arguments = arguments | {
+        f"{dashes}per_device_train_batch_size": "2",
+        f"{dashes}gradient_accumulation_steps": "4",
+    }
+
+    def read(arguments: Nested, config: Nested) -> LaunchSettings:
+        files = {"zero.json": json.dumps(config)}
+        command = "torchrun --nproc_per_node 8 train.py"
+        if dashes:
+            command += "".join(f" {name} {value}" for name, value in arguments.items())
+        else:
+            yaml = [f"{name}: {value}" for name, value in arguments.items()]
+            files["train.yaml"] = "\n".join([*yaml, "model_name_or_path: m"])
+            command = "NNODES=1 NPROC_PER_NODE=8 llamafactory-cli train train.yaml"
+        return trainer.read(command, source="run.sh", beside=files.get)
 
     def relaunch(change: Change) -> LaunchSettings:
-        values = json.loads(text)
+        own, config = arguments, auto
         for line in change.lines:
-            if line.startswith("remove activation checkpointing"):
-                del values["activation_checkpointing"]
+            if line.startswith(('"', 'remove "')):
+                config = pasted(config, line)
             else:
-                values = merged(values, json.loads("{" + line + "}"))
-        return deepspeed.read(json.dumps(values), source="ds.json")
+                own = pasted(own, line)
+        return read(own, config)
 
-    check(estimate(spec, deepspeed.read(text, source="ds.json")), spec, relaunch)
+    spec = spec_of("llama-3.1-8b", nodes=1, device="h200-sxm")
+    result = estimate(spec, read(arguments, auto))
+    check(result, spec, relaunch)
+    assert all('"train_' not in line for change in all_changes(result) for line in change.lines)

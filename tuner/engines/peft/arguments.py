@@ -99,6 +99,8 @@ TRAINER: Final = TrainerProgram(
 )
 OWN_LOOP: Final = TrainerProgram(name="a program of its own", sequence=_SEQUENCE)
 """Calls deepspeed.initialize itself, so that nothing fills in `"auto"`."""
+_NAMES: Final = {"trl": TRL.name, **dict.fromkeys(_FACTORY_COMMANDS, FACTORY.name)}
+"""Programs by their command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,7 @@ def program_values(
         SpecError: the file is missing, or the program trains in a way that is not read.
     """
     rest = list(command.rest)
+    _check_subcommand(command, source=source)
     if command.name in (*_FACTORY_COMMANDS, "trl"):
         rest = rest[1:]
     typed = dict(_flags(rest))
@@ -176,7 +179,6 @@ def program_values(
     values = _file_values(str(named), beside, command=command, source=source) if named else {}
     values |= typed
     program = _program(command, values)
-    _check_subcommand(command, program, source=source)
     return program, {**program.defaults, **values}
 
 
@@ -194,28 +196,26 @@ def _is_trls(values: Mapping[str, Any]) -> bool:
     return bool({"dataset_name", "dataset_mixer", "dataset_mixture", "use_peft"} & values.keys())
 
 
-def _check_subcommand(command: TrainerCommand, program: TrainerProgram, *, source: str) -> None:
+def _check_subcommand(command: TrainerCommand, *, source: str) -> None:
     """Refuse what trains nothing, or in a way that is not priced."""
-    first = next(iter(command.rest), "")
     wanted = {"llamafactory-cli": "train", "lmf": "train", "trl": "sft"}.get(command.name)
+    first = next(iter(command.rest), "")
     if wanted is not None and first != wanted:
         raise SpecError(
-            f"{source}: {command.name} {shown_value(first)} of {program.name} is not priced; only "
-            f"{command.name} {wanted} is"
+            f"{source}: {_NAMES[command.name]}'s {command.name} {shown_value(first)} is not priced;"
+            f" only {command.name} {wanted} is"
         )
-    stem = command.name.removesuffix(".py")
-    if wanted is None and _MORE_MODELS.fullmatch(stem):
+    if wanted is None and _MORE_MODELS.fullmatch(command.name.removesuffix(".py")):
         raise SpecError(
-            f"{source}: {shown_value(command.script)} of {program.name} is not priced, supervised "
-            "fine-tuning (sft) is: more than one model takes part in it"
+            f"{source}: {shown_value(command.script)} is not priced, supervised fine-tuning (sft)"
+            " is: more than one model takes part in it"
         )
 
 
 def _file_values(
     named: str, beside: Beside, *, command: TrainerCommand, source: str
 ) -> dict[str, Any]:
-    program = {"trl": "TRL", **dict.fromkeys(_FACTORY_COMMANDS, FACTORY.name)}
-    by = program.get(command.name, command.name)
+    by = _NAMES.get(command.name, command.name)
     text = found_text(named, beside, by=by, source=source)
     mapping = parse_yaml(text, source=PurePosixPath(named).name)
     if not isinstance(mapping, dict):

@@ -1,0 +1,99 @@
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.rows import Failures
+from tuner.engines.reading.programs import PROGRAMS, refuse_unread
+from tuner.errors import SpecError
+from tuner.estimate.registry import read_launch
+
+COMMANDS: Mapping[str, str] = {
+    "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm": "verl",
+    "ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --zero_stage 3": "OpenRLHF",
+    "uv run examples/run_grpo_math.py --config c.yaml": "NeMo-RL",
+    "python3 train.py --actor-num-nodes 1 --rollout-num-gpus 8": "slime",
+    "nemo llm pretrain --factory llama3_8b": "NeMo",
+    "python megatron_gpt_pretraining.py model.tensor_model_parallel_size=8": "NeMo",
+    "automodel finetune llm -c x.yaml": "NeMo AutoModel",
+    "torchrun pretrain_gpt.py --use-mc2 --tensor-model-parallel-size 8": "MindSpeed",
+    "deepspeed pretrain_gpt.py --num-layers 2 --deepspeed-activation-checkpointing": (
+        "Megatron-DeepSpeed"
+    ),
+    "accelerate launch -m axolotl.cli.train cfg.yml": "Axolotl",
+    "litgpt finetune_lora m --devices 8": "LitGPT",
+    "colossalai run --nproc_per_node 8 train.py": "Colossal-AI",
+    "NPROC_PER_NODE=8 xtuner train x.py --deepspeed deepspeed_zero3": "XTuner",
+    "python3 -m MaxText.train MaxText/configs/base.yml": "MaxText",
+    "composer train/train.py yamls/mpt-7b.yaml": "llm-foundry",
+    "tune run --nproc_per_node 4 full_finetune_distributed --config c": "torchtune",
+    "bash run_mcore_qwen3.sh dsw A3B 1 8": "Pai-Megatron-Patch's wrapper",
+    "trtllm-bench --model m throughput --tp 8": "trtllm-bench",
+    "vllm bench latency --model m --tensor-parallel-size 8": "vllm bench",
+    "python3 -m sglang.bench_one_batch --model-path m --tp 8": "SGLang's benchmark",
+    "ollama run deepseek-r1:671b": "Ollama",
+    "./build/bin/llama-server -m x.gguf -ngl 99": "llama.cpp",
+    "python ktransformers/server/main.py --model_path x": "KTransformers",
+    "lmdeploy serve api_server m --tp 8": "LMDeploy",
+    "text-generation-launcher --model-id m --num-shard 4": "Text Generation Inference",
+    "python -m lightllm.server.api_server --tp 8": "LightLLM",
+    "mistralrs serve -m x": "mistral.rs",
+}
+FILES: Mapping[str, str] = {
+    "actor_rollout_ref:\n  model: {path: m}\n": "verl",
+    "base_model: m\nsequence_len: 4096\n": "Axolotl",
+    "policy:\n  megatron_cfg: {enabled: true}\n": "NeMo-RL",
+    "from unsloth import FastLanguageModel\n": "Unsloth",
+    "import nemo_run as run\n": "NeMo",
+    "distributed_type: FSDP\nnum_processes: 8\n": "accelerate's file",
+    "parallelism:\n  dp: 2\n  pp_engine: 1f1b\n": "Nanotron",
+}
+READ = (
+    "vllm serve m --tensor-parallel-size 8",
+    "python -m sglang.launch_server --model m --tp 8",
+    "trtllm-serve m --tp_size 8",
+    "torchrun pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1",
+    "torchrun -m torchtitan.train --module llama3 --config llama3_8b",
+    "swift sft --deepspeed zero2 --output_dir /data/verl/run",
+    "llamafactory-cli train x.yaml",
+)
+
+
+def test_programs_are_recognised_by_their_commands_and_files() -> None:
+    failures = Failures()
+    for texts, is_file in ((COMMANDS, False), (FILES, True)):
+        for text, name in texts.items():
+            with failures.of(text), pytest.raises(SpecError) as refusal:
+                refuse_unread(text, source="run.sh", is_file=is_file)
+            with failures.of(name):
+                assert str(refusal.value).startswith(f"run.sh: {name} is not read; ")
+    for text in READ:
+        with failures.of(text):
+            refuse_unread(text, source="run.sh")
+    failures.check()
+    assert all(one.instead and "\n" not in one.instead for one in PROGRAMS)
+    assert {*COMMANDS.values(), *FILES.values()} <= {one.name for one in PROGRAMS}
+
+
+def test_estimate_names_the_program_or_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    for command, name in COMMANDS.items():
+        script.write_text(command)
+        for launch in (command, str(script)):
+            with pytest.raises(SpecError, match="is not read; ") as refusal:
+                read_launch(launch)
+            assert name in str(refusal.value)
+    for command in (
+        "torchrun --nproc_per_node 8 my_train.py --bf16",
+        "accelerate launch my_train.py",
+    ):
+        script.write_text(command)
+        for launch in (command, str(script)):
+            with pytest.raises(SpecError, match="which is no program whose launches"):
+                read_launch(launch)
+    for number, text in enumerate(FILES):
+        suffix = ".py" if "import" in text else ".yaml"
+        path = tmp_path / f"{number}{suffix}"
+        path.write_text(text)
+        with pytest.raises(SpecError, match="is not read; "):
+            read_launch(str(path))
