@@ -37,6 +37,8 @@ class Strategies:
     """HSDP: ranks that state is sharded over; 0: all of them."""
     element_bytes: Numbers = 2.0
     """Of an activation."""
+    logit_bytes: Numbers = 0.0
+    """Of a logit at the head's backward pass; 0: as the software's memory constants say."""
     linear_bytes: Numbers = 0.0
     """Of an input that a linear layer keeps for its weight gradient: 1 where GEMMs run in fp8;
     0: as `element_bytes`."""

@@ -146,6 +146,7 @@ def _peft(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Iterato
 _OF_TARGET: Final[Mapping[str, Callable[[ModelSpec, TrainGoal, TrainDecision], Iterator[str]]]] = {
     "megatron-lm": _megatron,
     "megatron-lm-0.16": _megatron,
+    "ms-swift": _megatron,
     "megatron-bridge": _bridge,
     "megatron-bridge-26.02": _bridge,
     "megatron-bridge-26.04": _bridge,

@@ -31,6 +31,7 @@ TRAIN_ENGINES: Final = (
     "reference",
     "megatron_lm",
     "megatron_bridge",
+    "ms_swift",
     "torchtitan",
     "deepspeed",
     "peft",
@@ -81,6 +82,8 @@ class LaunchFormat:
     Megatron-LM's arguments for all other files (tuner/estimate/registry.py)."""
     reader: str = "read"
     """Function of read.py: (text, source=...) -> LaunchSettings."""
+    recognised_by: str = ""
+    """Function of read.py: whether a text is of this format, before its ending is looked at."""
 
 
 def engine_file(folder: str, name: str) -> ModuleType:

@@ -42,6 +42,10 @@ ENABLE_FORM: Final = "checkpoint.enable = true, "
 """Torchtitan saves nothing without it."""
 FORMS: Final[Mapping[TrainingEngine, tuple[str, str]]] = {
     TrainingEngine.MEGATRON: ("--save-interval {}", "--async-save --use-persistent-ckpt-worker"),
+    TrainingEngine.MS_SWIFT: (
+        "--save_steps {}",
+        "--async_save true --use_persistent_ckpt_worker true",
+    ),
     TrainingEngine.TORCHTITAN: (
         "checkpoint.interval = {}",
         'checkpoint.async_mode = "async_with_pinned_mem"',
@@ -50,6 +54,7 @@ FORMS: Final[Mapping[TrainingEngine, tuple[str, str]]] = {
 """By engine: how it writes the steps between checkpoints, and that it saves in the background."""
 _TARGET_OF: Final[Mapping[TrainingEngine, str]] = {
     TrainingEngine.MEGATRON: "megatron-lm",
+    TrainingEngine.MS_SWIFT: "ms-swift",
     TrainingEngine.TORCHTITAN: "torchtitan",
 }
 """By engine: the target whose checkpoints a launch of it has."""
@@ -267,7 +272,7 @@ def _target(launch: LaunchSettings) -> Capabilities:
 
 def _may_save_in_background(launch: LaunchSettings, run: LaunchedRun) -> bool:
     """Whether every release can that the spec names; without one, the newest."""
-    if launch.engine is not TrainingEngine.MEGATRON:
+    if not launch.engine.is_megatron:
         return True
     strategies = single(to_strategies(run.priced.configuration, run.setup))
     zero_stage = round(number(strategies.zero_stage))

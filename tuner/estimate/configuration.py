@@ -170,7 +170,7 @@ def with_degrees(
     if (pipeline, virtual) != (configuration.pipeline, configuration.virtual_pipeline):
         layers = sum(stage.layers for stage in stages)
         stages = _divided(configuration, layers, pipeline * virtual, ends)
-        is_megatron = configuration.engine is TrainingEngine.MEGATRON
+        is_megatron = configuration.engine.is_megatron
         explicit = is_megatron and len({stage.layers for stage in stages}) > 1
         # Its lines then state the stages, or an even division.
         ends = (0, 0) if is_megatron else ends

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from tuner.engines.reading.hybrid_pattern import layer_letters, mtp_letters
-from tuner.engines.reading.launch import LaunchSettings, StageContent, TrainingEngine
+from tuner.engines.reading.launch import LaunchSettings, StageContent
 from tuner.engines.reading.nearest import nearest_divisor, nearest_multiple
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
@@ -100,7 +100,7 @@ def _explicit(launch: LaunchSettings, model: ModelSpec, *, name: str) -> tuple[S
             f"{model.num_layers}; place {model.num_layers}"
         )
     mtp = sum(stage.mtp_layers for stage in launch.layout)
-    if mtp != launch.mtp_layers and launch.engine is TrainingEngine.MEGATRON:
+    if mtp != launch.mtp_layers and launch.engine.is_megatron:
         raise SpecError(
             f"{launch.source}: {name} holds {mtp} MTP layers, {launch.name('mtp_layers')} says "
             f"{launch.mtp_layers}; make them agree"

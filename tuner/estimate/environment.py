@@ -24,7 +24,7 @@ from typing import Final
 
 from tuner.devices.datasheet import Generation
 from tuner.engines.megatron_lm.environment import many_queues_for
-from tuner.engines.reading.launch import Graphs, TrainingEngine
+from tuner.engines.reading.launch import Graphs
 from tuner.engines.reading.variables import (
     ALLOCATOR,
     GRAPH_REGISTER,
@@ -61,7 +61,7 @@ def needs(
     config: Configuration, environment: Mapping[str, str], generation: Generation
 ) -> Iterator[Need]:
     """Yield what a configuration needs in the environment of its launch."""
-    if config.engine is not TrainingEngine.MEGATRON:
+    if not config.engine.is_megatron:
         return
     yield from _queues(config, environment, generation)
     if config.cuda_graph is Graphs.PARTIAL and "expandable_segments:True" in environment.get(

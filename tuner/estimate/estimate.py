@@ -45,12 +45,13 @@ from tuner.estimate.prices import (
     uneven_load_bytes,
 )
 from tuner.estimate.records import Estimate, ExposedRatios, PipelineRankMemory, Utilisation
+from tuner.estimate.stated_model import with_stated_tune
 from tuner.estimate.unpriced import unpriced_notes, unpriced_settings
 from tuner.search.train.memory_risk import MemoryForecast, forecast_memory, loss_prices
 from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
-from tuner.spec.tune import Adapters, adapted, adapters_words
+from tuner.spec.tune import adapters_words
 from tuner.units import format_flop_per_s
 
 FP32_NOTE: Final = (
@@ -83,7 +84,7 @@ def estimate(
         SpecError: the launch contradicts itself, the model or the cluster.
         UnknownDeviceError: no description of the pool's device.
     """
-    spec = _with_tune(spec, launch)
+    spec = with_stated_tune(launch, spec)
     setup = pricing_setup(spec, residuals, measured=measured)
     configuration, notes = build_configuration(launch, spec)
     _refuse_quantised(spec, configuration)
@@ -229,23 +230,6 @@ def _memory(priced: PricedConfiguration) -> tuple[PipelineRankMemory, ...]:
     )
 
 
-def _with_tune(spec: Spec, launch: LaunchSettings) -> Spec:
-    """Return the spec with what the launch trains, where it says so.
-
-    Raises:
-        SpecError: the model has not what its adapters attach to.
-    """
-    if launch.tune is None or launch.tune == spec.goal.tune:
-        return spec
-    if isinstance(launch.tune, Adapters):
-        try:
-            adapted(launch.tune, spec.model)
-        except ValueError as error:
-            raise SpecError(f"{launch.source}: adapters: {error}") from error
-    goal = spec.goal.model_copy(update={"tune": launch.tune})
-    return spec.model_copy(update={"goal": goal})
-
-
 def _refuse_quantised(spec: Spec, configuration: Configuration) -> None:
     adapters = spec.goal.adapters
     on_replicas = (
@@ -339,9 +323,10 @@ def _notes(
         notes.append("link_matrix has no effect here: every link is priced as the pool's usual one")
     notes.extend(environment.notes(configuration, variables, setup.sheet.generation))
     if spec.goal.adapters is not None:
+        source = "spec" if configuration.tune is None else "launch"
         notes.append(
-            f"priced with {adapters_words(spec.goal.adapters)}; MFU counts the weight gradients"
-            " that they save"
+            f"priced with {adapters_words(spec.goal.adapters)} of the {source}; MFU counts the"
+            " weight gradients that they save"
         )
     if spec.goal.precision.value != configuration.priced_precision:
         notes.append(

@@ -9,6 +9,7 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.engines.megatron_lm.flags import ON_OFF, SHARDING, SHORTHANDS, SPELLED
+from tuner.engines.ms_swift.flags import own_flag
 from tuner.engines.reading.launch import Graphs, LaunchSettings, TokenDispatcher, TrainingEngine
 from tuner.engines.reading.pipeline_layout import layout_text
 from tuner.estimate.configuration import Configuration
@@ -98,6 +99,16 @@ def _megatron_state(launch: LaunchSettings, config: Configuration) -> dict[str, 
         # `validate_args` refuses the one without the other (core_v0.16.1 and later).
         settings["--use-precision-aware-optimizer"] = ""
     return settings
+
+
+def _swift(launch: LaunchSettings, before: Configuration, config: Configuration) -> Settings:
+    """Write Megatron-LM's settings as ms-swift has them: every switch has a value."""
+    switches = ("--sequence-parallel", "--use-distributed-optimizer")
+    theirs = dict.fromkeys((*switches, *(f"--{SPELLED[field]}" for field in ON_OFF)), "false")
+    theirs |= {"--recompute-granularity": "none"} | dict(_megatron(launch, before, config))
+    if theirs.pop("--moe-flex-dispatcher-backend", ""):
+        theirs["--moe-enable-deepep"] = "true"
+    return {own_flag(flag): value or "true" for flag, value in theirs.items()}
 
 
 def _megatron_recompute(config: Configuration) -> dict[str, str]:
@@ -311,12 +322,14 @@ _ENGINE: Final[
     Mapping[TrainingEngine, Callable[[LaunchSettings, Configuration, Configuration], Settings]]
 ] = {
     TrainingEngine.MEGATRON: _megatron,
+    TrainingEngine.MS_SWIFT: _swift,
     TrainingEngine.TORCHTITAN: _torchtitan,
     TrainingEngine.DEEPSPEED: _deepspeed,
     TrainingEngine.TRANSFORMERS: _transformers,
 }
 _FORM: Final[Mapping[TrainingEngine, Callable[[str, str], str]]] = {
     TrainingEngine.MEGATRON: _flag,
+    TrainingEngine.MS_SWIFT: _flag,
     TrainingEngine.TORCHTITAN: lambda key, value: f"{key} = {value}",
     TrainingEngine.DEEPSPEED: _json_or_flag,
     TrainingEngine.TRANSFORMERS: lambda key, value: f"{key} {value}",

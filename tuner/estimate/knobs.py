@@ -78,7 +78,7 @@ def knob_changes(
             what=f"flush the pipeline once a step instead of {config.rounds} times",
             apply=_set(rounds=1),
         )
-    if config.engine is TrainingEngine.MEGATRON:
+    if config.engine.is_megatron:
         yield from _layouts(config, model)
         yield from _megatron_switches(config)
         yield from _overlaps(config)
@@ -134,7 +134,7 @@ def _recompute(config: Configuration, model: ModelSpec) -> Iterator[KnobChange]:
                     what=f"recompute every {every}nd layer".replace("4nd", "4th"),
                     apply=_set_recompute(Recompute.FULL, ratio=1.0 / every),
                 )
-    if config.engine is TrainingEngine.MEGATRON:
+    if config.engine.is_megatron:
         yield from _modules(config, model)
 
 
@@ -359,7 +359,7 @@ def _dispatchers(config: Configuration, generation: Generation) -> Iterator[Knob
     possible = [TokenDispatcher.ALLTOALL]
     if generation in HAS_DEEPEP and config.engine is not TrainingEngine.DEEPSPEED:
         possible.append(TokenDispatcher.DEEPEP)
-        if config.engine is TrainingEngine.MEGATRON:
+        if config.engine.is_megatron:
             possible.append(TokenDispatcher.HYBRIDEP)
     for dispatcher in possible:
         if dispatcher is not config.dispatcher:

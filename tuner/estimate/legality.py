@@ -277,6 +277,7 @@ _ENGINE: Final[
     Mapping[TrainingEngine, Callable[[Configuration, ModelSpec, Name], Iterator[str]]]
 ] = {
     TrainingEngine.MEGATRON: _megatron,
+    TrainingEngine.MS_SWIFT: _megatron,
     TrainingEngine.TORCHTITAN: _torchtitan,
     TrainingEngine.DEEPSPEED: _deepspeed,
     TrainingEngine.TRANSFORMERS: lambda config, model, name: iter(()),

@@ -61,6 +61,7 @@ from tuner.spec.tune import Adapters
 
 TARGET_OF: Final[Mapping[TrainingEngine, str]] = {
     TrainingEngine.MEGATRON: "megatron-lm",
+    TrainingEngine.MS_SWIFT: "ms-swift",
     TrainingEngine.TORCHTITAN: "torchtitan",
     TrainingEngine.DEEPSPEED: "deepspeed",
     TrainingEngine.TRANSFORMERS: "transformers-peft",
@@ -303,6 +304,7 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         **recompute_columns(config.recompute_modules, full_ratio=config.recompute_ratio),
         recompute_by_op=float(config.recompute_by_op),
         has_flash_attention=float(config.flash_attention),
+        logit_bytes=config.logit_bytes,
         dropout=float(config.dropout),
         overlap_tensor=float(config.overlap_tensor),
         optimizer_offload=config.optimizer_offload_ratio,

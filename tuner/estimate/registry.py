@@ -51,15 +51,24 @@ def read_launch(launch: str, *, format_name: str | None = None) -> LaunchSetting
             resolved = resolve_command(launch, folder=Path())
             if resolved is not None:
                 return _started_settings(resolved)
-        if format_name is None and _starts_torchtitan(launch):
-            chosen = _chosen("torchtitan", "")
+        if format_name is None:
+            chosen = _recognised(launch) or chosen
         return _settings(chosen, launch, source="the command")
     text = read_small_text(path, what="launch", most_bytes=LONGEST_BYTES)
     follows = format_name in (None, chosen[1].name)
     resolved = resolve_launch(path, text) if follows else None
     if resolved is None or format_name not in (None, resolved.format_name):
-        return _settings(chosen, text, source=shown_path(path))
+        own = _recognised(text) if format_name is None else None
+        return _settings(own or chosen, text, source=shown_path(path))
     return _started_settings(resolved)
+
+
+def _recognised(text: str) -> tuple[str, LaunchFormat] | None:
+    """Return the format of the program that a text starts, or whose settings it holds."""
+    for folder, one in FORMATS:
+        if one.recognised_by and getattr(engine_file(folder, "read"), one.recognised_by)(text):
+            return folder, one
+    return _chosen("torchtitan", "") if _starts_torchtitan(text) else None
 
 
 def _starts_torchtitan(text: str) -> bool:
@@ -73,7 +82,7 @@ def _starts_torchtitan(text: str) -> bool:
 def _started_settings(resolved: ResolvedLaunch) -> LaunchSettings:
     """Read the launch that a script starts, with the script's devices and environment."""
     more: dict[str, Any] = {}
-    if resolved.format_name in ("megatron", "trainer"):
+    if resolved.format_name in ("megatron", "ms-swift", "trainer"):
         more = {"environment": resolved.environment, "beside": resolved.beside}
     if resolved.format_name == "megatron-bridge":
         more = {"program": resolved.program}

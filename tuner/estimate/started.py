@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from tuner.engines.ms_swift.command import is_training_command as is_swift_command
 from tuner.engines.peft.arguments import argument_file_command, trainer_command
 from tuner.engines.reading.arguments import launched_devices
 from tuner.engines.reading.programs import refuse_unread, unread, unread_command
@@ -118,7 +119,7 @@ def _resolve_script(
         inner = _text(folder, script) if script and depth < _DEEPEST else None
         if script and inner is not None:
             return _resolve_script(folder / script, inner, environment=exported, depth=depth + 1)
-        resolved = _resolve_command(path, command, shell)
+        resolved = _resolve_command(path, command, shell, text=text)
         if resolved is not None:
             return _with_devices(resolved, shell, command, exported)
     # The last script holds its settings itself.
@@ -139,21 +140,19 @@ def _next_script(command: Command) -> str | None:
     return None
 
 
-def _resolve_command(path: Path, command: Command, shell: ShellText) -> ResolvedLaunch | None:
+def _resolve_command(
+    path: Path, command: Command, shell: ShellText, *, text: str
+) -> ResolvedLaunch | None:
     folder = path.parent
+    if is_swift_command(command.words):
+        return _settings("ms-swift", folder, path.name, text)
     if other := unread_command(command.words):
         raise unread(other, source=shown_path(path))
     if trainer_command(command) is not None:
         return _settings("trainer", folder, path.name, shlex.join(command.words))
-    for name, value in _flags(command):
-        if name in _CONFIG_FLAGS:
-            file = _OWN_FOLDER.sub("", value)
-            text = _text(folder, file)
-            if text is not None:
-                return _settings(_CONFIG_FLAGS[name], folder, file, text)
-        program = _text(folder, f"{value}.py") if name == "--module" else None
-        if program is not None:
-            return _resolve_program(folder, program)
+    named = _named_settings(folder, command)
+    if named is not None:
+        return named
     if is_training_command(command.words):
         words = shlex.join(command.words)
         settings = _settings("torchtitan", folder, path.name, words)
@@ -163,6 +162,20 @@ def _resolve_command(path: Path, command: Command, shell: ShellText) -> Resolved
         resolved = None if program is None else _resolve_program(folder, program)
         if resolved is not None:
             return resolved
+    return None
+
+
+def _named_settings(folder: Path, command: Command) -> ResolvedLaunch | None:
+    """Return the settings in a file, or a program, that the command's flags name."""
+    for name, value in _flags(command):
+        if name in _CONFIG_FLAGS:
+            file = _OWN_FOLDER.sub("", value)
+            inner = _text(folder, file)
+            if inner is not None:
+                return _settings(_CONFIG_FLAGS[name], folder, file, inner)
+        program = _text(folder, f"{value}.py") if name == "--module" else None
+        if program is not None:
+            return _resolve_program(folder, program)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Compares the sizes that a launch states with the model of the spec: they must be the same model.
+"""Compares what a launch states with the spec: sizes of the model, which weights are trained.
 
 Vocabularies may differ by padding: engines round up to a multiple of their own, and published
 configs are already padded. Up to one part in twenty that is a note; beyond it is another model.
@@ -13,6 +13,8 @@ from tuner.engines.reading.launch import LaunchSettings
 from tuner.errors import SpecError
 from tuner.spec.linear_attention import LinearName
 from tuner.spec.model import Mixer, ModelSpec
+from tuner.spec.spec import Spec
+from tuner.spec.tune import FULL, Adapters, Tune, adapted, adapters_words
 
 VOCABULARY_TOLERANCE_RATIO: Final = 0.05
 
@@ -92,6 +94,39 @@ def check_stated_model(launch: LaunchSettings, model: ModelSpec) -> tuple[str, .
             f"{stated.size} {_shown(expected)}; name the model that is launched"
         )
     return notes
+
+
+def with_stated_tune(launch: LaunchSettings, spec: Spec) -> Spec:
+    """Return the spec with what the launch trains; a launch that does not say trains the spec's.
+
+    Raises:
+        SpecError: launch and spec state different adapters, or the model lacks what has one.
+    """
+    own = launch.tune
+    if own is None:
+        return spec
+    try:
+        matrices = adapted(own, spec.model) if isinstance(own, Adapters) else ()
+    except ValueError as error:
+        raise SpecError(f"{launch.source}: {error}") from None
+    stated = spec.goal.tune
+    if "tune" in spec.goal.model_fields_set and (
+        _rank(own) != _rank(stated)
+        or (isinstance(stated, Adapters) and set(matrices) != set(adapted(stated, spec.model)))
+    ):
+        raise SpecError(
+            f"{launch.source}: trains {_tune_words(own)}, but goal.tune says {_tune_words(stated)};"
+            " make them agree, or leave goal.tune out"
+        )
+    return spec.model_copy(update={"goal": spec.goal.model_copy(update={"tune": own})})
+
+
+def _rank(tune: Tune) -> int:
+    return tune.rank if isinstance(tune, Adapters) else 0
+
+
+def _tune_words(tune: Tune) -> str:
+    return "all weights" if tune == FULL or not isinstance(tune, Adapters) else adapters_words(tune)
 
 
 def _vocabulary_notes(launch: LaunchSettings, model: ModelSpec) -> Iterator[str]:

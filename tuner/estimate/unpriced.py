@@ -18,7 +18,7 @@ def unpriced_notes(
     """Yield notes on settings that the estimate does not price."""
     if spec.model.moe is not None and spec.routing is None:
         yield f"{NO_RECORDING}; {_balanced_by(launch)}"
-    if launch.engine is not TrainingEngine.MEGATRON:
+    if not launch.engine.is_megatron:
         return
     differing = [
         f"{said} ({_quantity(row)})"

@@ -177,7 +177,8 @@ def unit_bytes(
 
 def _logit_bytes(strategies: Strategies, constants: MemoryConstants) -> Numbers:
     is_split = np.asarray(strategies.tensor) > 1.0
-    return constants.logit_bytes + np.where(is_split, constants.split_logit_bytes, 0.0)
+    known = constants.logit_bytes + np.where(is_split, constants.split_logit_bytes, 0.0)
+    return np.where(np.greater(strategies.logit_bytes, 0.0), strategies.logit_bytes, known)
 
 
 def _moment(layer: LayerBytes, strategies: Strategies) -> Numbers:

@@ -200,9 +200,9 @@ def training_flags(
         if is_list
         else list(chosen.words)
     )
-    words, aside = _without_unknown(words, switches)
+    words, aside = without_unset(words, switches)
     split = _script_index(words)
-    launcher = _parsed(words[:split])
+    launcher = grouped_words(words[:split])
     undecided = [one for one in shell.skipped if not _is_rendezvous(one)]
     notes = [
         *(f"{UNSET}: {word}" for word in aside),
@@ -214,10 +214,10 @@ def training_flags(
             if re.fullmatch(r"(?!.*(PORT|RANK|MAX_CONN))\w+=\d+", default)
         ),
     ]
-    scheduler = _parsed(shell.scheduler)
+    scheduler = grouped_words(shell.scheduler)
     return Flags(
         source=source,
-        values=_parsed(words[split:]),
+        values=grouped_words(words[split:]),
         notes=tuple(shown_value(note)[1:-1] if len(note) > 300 else note for note in notes),
         nodes=_count((launcher, scheduler), _NODES),
         devices_per_node=_count((launcher, scheduler), _PER_NODE),
@@ -248,15 +248,15 @@ def launched_devices(
     words: Sequence[str], scheduler: Sequence[str]
 ) -> tuple[int | None, int | None]:
     """Return nodes and devices of a node that a command or its scheduler states."""
-    stated = (_parsed(words), _parsed(scheduler))
+    stated = (grouped_words(words), grouped_words(scheduler))
     return _count(stated, _NODES), _count(stated, _PER_NODE)
 
 
 def _known_flags(words: Sequence[str], names: frozenset[str]) -> int:
-    return sum(name in names for name in _parsed(words))
+    return sum(name in names for name in grouped_words(words))
 
 
-def _without_unknown(words: Sequence[str], switches: frozenset[str]) -> tuple[list[str], list[str]]:
+def without_unset(words: Sequence[str], switches: frozenset[str]) -> tuple[list[str], list[str]]:
     """Set aside variables that nothing sets and that are no flag's first value, such as `$@`."""
     kept: list[str] = []
     aside: list[str] = []
@@ -280,7 +280,7 @@ def _script_index(words: Sequence[str]) -> int:
     return 0
 
 
-def _parsed(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def grouped_words(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Group words by the flag before them; words before the first flag belong to none."""
     values: dict[str, tuple[str, ...]] = {}
     name = ""

@@ -31,6 +31,13 @@ class TrainingEngine(StrEnum):
     """DeepSpeed's JSON."""
     TRANSFORMERS = "transformers"
     """Transformers' Trainer on replicas or PyTorch's FSDP."""
+    MS_SWIFT = "ms-swift"
+    """Megatron-SWIFT, as arguments or YAML."""
+
+    @property
+    def is_megatron(self) -> bool:
+        """Whether megatron-core runs it."""
+        return self in (TrainingEngine.MEGATRON, TrainingEngine.MS_SWIFT)
 
 
 class TokenDispatcher(StrEnum):
@@ -159,6 +166,8 @@ class LaunchSettings(Record):
     """Of the parameter that the optimizer updates; absent: as the engine usually has it."""
     moments_bytes: Annotated[int, Field(ge=1, le=8)] | None = None
     """Of the optimizer's moments of a parameter together; absent: likewise."""
+    logit_bytes: Annotated[float, Field(ge=0.0)] = 0.0
+    """Of a logit at the head's backward pass; 0: as the engine's software."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     recompute: Recompute = Recompute.NONE
     recompute_modules: tuple[str, ...] = ()

@@ -1,0 +1,178 @@
+"""Finds the command of Megatron-SWIFT in a script, and its arguments, a file's included.
+
+    megatron sft|pt|rlhf            the command of the package
+    python -m swift.cli._megatron.sft, torchrun .../swift/cli/_megatron/sft.py        what it starts
+
+The command starts torchrun itself where NPROC_PER_NODE or NNODES is set (swift/cli/main.py). A first
+argument `FILE.yaml` or `FILE.json` stands for the flags that it holds, before those that follow, and
+its `ENV` for variables. The same command names of `swift` train with Transformers.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tuner.engines.reading.arguments import (
+    UNSET,
+    Flags,
+    grouped_words,
+    launched_devices,
+    without_unset,
+)
+from tuner.engines.reading.shell_words import shell_text
+from tuner.errors import SpecError
+from tuner.spec.files import one_line, shown_value
+from tuner.spec.yaml_text import parse_yaml
+
+METHODS: Final = ("sft", "pt", "rlhf")
+"""Those that train."""
+_OTHERS: Final = ("export", "infer", "deploy", "rollout", "sample", "eval", "app", "merge-lora")
+_COMMAND: Final = re.compile(r"(?:.*/)?(megatron|swift)")
+_MODULE: Final = re.compile(r"swift\.cli\.(_megatron\.)?(\w+)|(?:.*/)?swift/cli/(_megatron/)?(\w+)\.py")
+_CONFIG: Final = re.compile(r"[^\s$]+\.(ya?ml|json)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwiftCommand:
+    """One command of ms-swift."""
+
+    method: str
+    """`sft`, `pt`, `rlhf`, or what does not train."""
+    is_megatron: bool
+    """Of Megatron-SWIFT; otherwise it trains with Transformers."""
+    launcher: tuple[str, ...] = ()
+    """Words before it."""
+    arguments: tuple[str, ...] = ()
+
+
+def swift_command(words: Sequence[str]) -> SwiftCommand | None:
+    """Return what of a command belongs to ms-swift; None where it starts something else."""
+    for index, word in enumerate(words):
+        end = index + 1
+        following = "".join(words[end : end + 1])
+        if match := _COMMAND.fullmatch(word):
+            is_megatron, method, end = match.group(1) == "megatron", following, end + 1
+        elif match := _MODULE.fullmatch(word):
+            is_megatron = bool(match.group(1) or match.group(3))
+            method = match.group(2) or match.group(4)
+            if method == "main":
+                method, end = following, end + 1
+        else:
+            continue
+        if method in (*METHODS, *_OTHERS):
+            return SwiftCommand(
+                method=method,
+                is_megatron=is_megatron,
+                launcher=tuple(words[:index]),
+                arguments=tuple(words[end:]),
+            )
+    return None
+
+
+def is_training_command(words: Sequence[str]) -> bool:
+    """Whether a command trains with Megatron-SWIFT."""
+    own = swift_command(words)
+    return own is not None and own.is_megatron and own.method in METHODS
+
+
+def command_flags(
+    text: str,
+    *,
+    source: str,
+    environment: Mapping[str, str] | None = None,
+    beside: Callable[[str], str | None] = lambda _: None,
+) -> tuple[SwiftCommand, Flags]:
+    """Return the training command of a text and its flags, by their names as they are written.
+
+    Args:
+        text: the script, the command, or just its arguments, which count as those of `megatron sft`.
+        source: what messages call it.
+        environment: variables that are set when the script starts.
+        beside: the text of a file that the command reads.
+
+    Raises:
+        SpecError: no shell text, no command of Megatron-SWIFT that trains, or an unread file.
+    """
+    shell = shell_text(text, source=source, environment=environment, beside=beside)
+    found = [one for one in (swift_command(each.words) for each in shell.commands) if one]
+    training = [one for one in found if one.is_megatron and one.method in METHODS]
+    if training:
+        command = training[0]
+    elif not found and shell.commands and shell.commands[0].words[0].startswith("-"):
+        words = tuple(word for each in shell.commands for word in each.words)
+        command = SwiftCommand(method="sft", is_megatron=True, arguments=words)
+    else:
+        raise SpecError(f"{source}: no command `megatron sft`, `pt` or `rlhf` of ms-swift in it")
+    words, aside = without_unset(command.arguments, frozenset())
+    given, variables = _configured(words, source=source, beside=beside)
+    variables = {**variables, **(environment or {}), **shell.environment}
+    nodes, per_node = launched_devices(command.launcher, shell.scheduler)
+    # The command starts torchrun where one of the two is set.
+    per_node = per_node or _whole(variables.get("NPROC_PER_NODE"))
+    nodes = nodes or _whole(variables.get("NNODES")) or (None if "NNODES=" in text else 1)
+    notes = [f"{UNSET}: {word}" for word in aside]
+    if len(training) > 1:
+        notes.append(f"{len(training)} commands train; the first is read")
+    return command, Flags(
+        source=source,
+        values={**given, **grouped_words(words)},
+        notes=tuple(shown_value(note)[1:-1] if len(note) > 300 else note for note in notes),
+        nodes=nodes,
+        devices_per_node=per_node,
+        environment=variables,
+    )
+
+
+def _configured(
+    words: Sequence[str], *, source: str, beside: Callable[[str], str | None]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """Return the flags and variables of the file that a command's first argument names."""
+    if not words or not _CONFIG.fullmatch(words[0]):
+        return {}, {}
+    text = beside(words[0])
+    if text is None:
+        raise SpecError(
+            f"{source}: {shown_value(words[0])} is not beside the launch; put the file there, or"
+            " write its settings as flags"
+        )
+    return configured_flags(text, source=words[0])
+
+
+def configured_flags(
+    text: str, *, source: str
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """Return the flags and the variables (`ENV`) of a file of settings, YAML or JSON.
+
+    Raises:
+        SpecError: neither, or settings that are no flags.
+    """
+    # JSON is YAML but for tabs.
+    raw = _json(text, source) if source.endswith(".json") else parse_yaml(text, source=source)
+    if not isinstance(raw, dict):
+        raise SpecError(f"{source}: {shown_value(raw)} at the top, where settings belong")
+    variables = raw.pop("ENV", None) or {}
+    if not isinstance(variables, dict):
+        raise SpecError(f"{source}: ENV {shown_value(variables)} holds no variables")
+    flags = {
+        key.replace("_", "-"): tuple(map(_word, value)) if isinstance(value, list) else (_word(value),)
+        for key, value in raw.items()
+        if value is not None
+    }
+    return flags, {str(name): str(value) for name, value in variables.items()}
+
+
+def _json(text: str, source: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(one_line(f"{source}: not valid JSON: {error}")) from error
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _whole(word: str | None) -> int | None:
+    return int(word) if word and re.fullmatch(r"\d{1,7}", word) and int(word) else None

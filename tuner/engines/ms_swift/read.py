@@ -1,0 +1,240 @@
+"""Megatron-SWIFT's launches as `LaunchSettings`: its flags by Megatron-LM's names, its defaults.
+
+It builds megatron-core's configurations from its own arguments (swift/megatron/arguments), so the
+settings are Megatron-LM's, with other defaults: weights in the checkpoint's 16 bits, the distributed
+optimizer, dispatcher alltoall, no dropout, experts not split, recomputed attention cores, batches
+of 16 in micro-batches of one, a fused cross entropy.
+
+A sequence is `--max_length` tokens. With `--packing` every sample is filled up to it; without, it
+is the longest that a sample may be, and the price is of such samples.
+
+Not covered: preference and reinforcement learning (`megatron rlhf`), vision towers, LoRA's dropout,
+routers in fp32.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from tuner.engines.megatron_lm import flags as megatron
+from tuner.engines.megatron_lm.read import settings_of
+from tuner.engines.ms_swift import flags as table
+from tuner.engines.ms_swift.command import (
+    METHODS,
+    SwiftCommand,
+    command_flags,
+    configured_flags,
+    is_training_command,
+)
+from tuner.engines.ms_swift.lora import stated_tune
+from tuner.engines.reading.arguments import Flags
+from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
+from tuner.engines.reading.shell_words import shell_text
+from tuner.engines.reading.variables import QUEUES
+from tuner.errors import SpecError
+from tuner.spec.files import shown_value
+
+_TRUTHS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("yes", "true", "t", "y", "1"), "true"),
+    **dict.fromkeys(("no", "false", "f", "n", "0"), "false"),
+}
+"""Words of `string_to_bool` (transformers/hf_argparser.py)."""
+_SWITCHES: Final = megatron.SWITCHES | {"moe-grouped-gemm", "cross-entropy-loss-fusion"}
+_LOGIT_BYTES: Final = {"native": 10.0, "te": 2.0}
+"""Of the fused cross entropy: gradients over the logits (te); fp32 probabilities, a copy of them
+whose targets are changed and gradients in bf16, as torch.compile writes `calculate_gradients`
+(native, megatron/core/fusions/fused_cross_entropy.py of core 0.16.1, compiled by torch 2.13)."""
+_UNFUSED_LOGIT_BYTES: Final = 6.0
+"""fp32 probabilities that become the gradients, and gradients in bf16."""
+_OWN_PROGRAM: Final = re.compile(r"\b(megatron|swift)\b")
+
+
+def starts(text: str) -> bool:
+    """Whether a text has a command that trains with Megatron-SWIFT."""
+    if not _OWN_PROGRAM.search(text):
+        return False
+    try:
+        commands = shell_text(text, source="the command").commands
+    except SpecError:
+        return False
+    return any(is_training_command(command.words) for command in commands)
+
+
+def read(
+    text: str,
+    *,
+    source: str,
+    environment: Mapping[str, str] | None = None,
+    beside: Callable[[str], str | None] = lambda _: None,
+) -> LaunchSettings:
+    """Read a script, a pasted command or a list of arguments.
+
+    Args:
+        text: the script, command or arguments.
+        source: what messages call it.
+        environment: variables that are set when the script starts.
+        beside: the text of a file that the command reads.
+
+    Raises:
+        SpecError: one line: what cannot be read, and what to write instead.
+    """
+    command, given = command_flags(text, source=source, environment=environment, beside=beside)
+    return _settings(command, given)
+
+
+def read_yaml(text: str, *, source: str) -> LaunchSettings:
+    """Read a file of settings, as `megatron sft FILE` takes it.
+
+    Raises:
+        SpecError: not plain YAML, or settings that cannot be read.
+    """
+    values, variables = configured_flags(text, source=source)
+    nodes, per_node = (variables.get(name, "") for name in ("NNODES", "NPROC_PER_NODE"))
+    flags = Flags(
+        source=source,
+        values=values,
+        notes=(),
+        nodes=int(nodes) if nodes.isdecimal() else 1,
+        devices_per_node=int(per_node) if per_node.isdecimal() else None,
+        environment=variables,
+    )
+    return _settings(SwiftCommand(method="sft", is_megatron=True), flags)
+
+
+def _settings(command: SwiftCommand, given: Flags) -> LaunchSettings:
+    if command.method == "rlhf":
+        raise SpecError(
+            f"{given.source}: megatron rlhf of {table.RELEASE} runs other models or generation"
+            " beside the trained one, which has no price here; estimate the same flags as"
+            f" megatron {METHODS[0]}, which is the trained model's share"
+        )
+    flags = _fields(given)
+    tune = stated_tune(flags)
+    for name in ("packing_length", "seq_length"):
+        if name in flags.values:
+            flags = replace(flags, values={**flags.values, "max_length": flags.values[name]})
+            break
+    theirs = dict(_theirs(flags))
+    read_settings = settings_of(replace(flags, values=_with_defaults(flags, theirs)))
+    understood = {
+        name for name in flags.values if table.megatron_flag(name) or name in table.READ
+    }
+    return read_settings.model_copy(
+        update={
+            "engine": TrainingEngine.MS_SWIFT,
+            "tune": tune,
+            "logit_bytes": _logit_bytes(flags),
+            "spelled": {field: table.own_flag(said) for field, said in read_settings.spelled.items()},
+            # `swift.cli._megatron.sft` sets it where nothing else does.
+            "environment": {QUEUES: "1", **read_settings.environment},
+            "balance": _owned(read_settings.balance),
+            "differing_settings": {
+                name: _owned(said) for name, said in read_settings.differing_settings.items()
+            },
+            "understood": tuple(flags.said(name) for name in flags.values if name in understood),
+            "ignored": tuple(
+                shown_value(flags.said(name))[1:-1]
+                for name in flags.values
+                if name not in understood
+            ),
+            "deprecated": tuple(
+                f"--{old}: say --{new}"
+                for old, new in table.OLDER.items()
+                if {old, old.replace("_", "-")} & set(given.values)
+            ),
+            "notes": (*map(_owned, read_settings.notes), *_remarks(flags)),
+        }
+    )
+
+
+def _fields(given: Flags) -> Flags:
+    """Return the flags by field, those of `--megatron_extra_kwargs` included."""
+    values: dict[str, tuple[str, ...]] = {}
+    for flag, words in given.values.items():
+        name, is_off = table.field_of(flag, source=given.source)
+        if is_off:
+            words = ("true",) if words and _TRUTHS.get(words[0].casefold()) == "false" else ("false",)
+        values[name] = words
+    extra = " ".join(values.get("megatron_extra_kwargs", ()))
+    return replace(given, values={**values, **_extra(extra, source=given.source)})
+
+
+def _extra(text: str, *, source: str) -> dict[str, tuple[str, ...]]:
+    """Return fields of megatron-core that a launch sets as JSON."""
+    if not text:
+        return {}
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError):
+        raw = None
+    if not isinstance(raw, dict):
+        raise SpecError(f"{source}: --megatron_extra_kwargs {shown_value(text)} is no JSON object")
+    return {
+        key.replace("-", "_"): tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+        for key, value in raw.items()
+        if value is not None
+    }
+
+
+def _theirs(flags: Flags) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the flags that the price depends on, by Megatron-LM's names."""
+    for name, words in flags.values.items():
+        flag = table.megatron_flag(name)
+        if flag is None or words == ("none",):
+            continue
+        is_switch = flag in _SWITCHES and len(words) == 1
+        yield flag, (_TRUTHS.get(words[0].casefold(), words[0]),) if is_switch else words
+    for name, (off, default) in table.OFF.items():
+        words = flags.values.get(name, (str(default),))
+        is_on = not words or _TRUTHS.get(words[0].casefold()) == "true"
+        yield off, ("false",) if is_on else ()
+
+
+def _with_defaults(
+    flags: Flags, theirs: dict[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    chosen = {flag: (word,) for flag, word in table.DEFAULTS.items()} | theirs
+    if flags.values.get("recompute_granularity") == ("none",):
+        del chosen["recompute-granularity"]
+    if "recompute-modules" in chosen and chosen.get("recompute-granularity") != ("selective",):
+        del chosen["recompute-modules"]
+    # Adam's variants shard their state; Muon's do not (`_check_muon`).
+    if "muon" in (flags.word("optimizer") or ""):
+        chosen["use-distributed-optimizer"] = ("false",)
+    is_half = flags.word("torch_dtype") == "float16" or flags.is_on("fp16")
+    for name in ("bf16", "fp16"):
+        chosen.pop(name, None)
+    return chosen | {"fp16" if is_half else "bf16": ()}
+
+
+def _logit_bytes(flags: Flags) -> float:
+    words = flags.values.get("cross_entropy_loss_fusion", ("true",))
+    if words and _TRUTHS.get(words[0].casefold()) == "false":
+        return _UNFUSED_LOGIT_BYTES
+    return _LOGIT_BYTES[flags.choice("cross_entropy_fusion_impl", tuple(_LOGIT_BYTES), "native")]
+
+
+def _owned(said: str) -> str:
+    """Return a message about Megatron-LM's flags in ms-swift's words."""
+    for name, (off, _) in table.OFF.items():
+        said = said.replace(f"--{off}", f"--{name} false")
+    return re.sub(r"--[a-z][a-z0-9-]+", lambda match: table.own_flag(match.group()), said)
+
+
+def _remarks(flags: Flags) -> Iterator[str]:
+    packing = flags.values.get("packing", ("false",))
+    if packing and _TRUTHS.get(packing[0].casefold()) == "false":
+        yield (
+            "no --packing: samples are as long as they are; the price is of steps whose samples all"
+            " have --max_length tokens"
+        )
+    if "muon" in (flags.word("optimizer") or ""):
+        yield f"{flags.said('optimizer')} is priced as Adam, which has one moment more"
+    unknown = [name for name in flags.values if name not in table.NAMES]
+    listed = [f"--{shown_value(name)[1:-1]}" for name in unknown if not table.megatron_flag(name)]
+    if listed:
+        yield f"no flag of {table.RELEASE} that is known here: {', '.join(listed[:8])}"
+    if "task_type" in flags.values and flags.word("task_type") != "causal_lm":
+        yield f"{flags.said('task_type')} is priced with a head over the vocabulary"
