@@ -323,9 +323,9 @@ def _notes(
         notes.append("link_matrix has no effect here: every link is priced as the pool's usual one")
     notes.extend(environment.notes(configuration, variables, setup.sheet.generation))
     if spec.goal.adapters is not None:
-        source = "spec" if configuration.tune is None else "launch"
+        whose = "spec" if configuration.tune is None else "launch"
         notes.append(
-            f"priced with {adapters_words(spec.goal.adapters)} of the {source}; MFU counts the"
+            f"priced with {adapters_words(spec.goal.adapters)} of the {whose}; MFU counts the"
             " weight gradients that they save"
         )
     if spec.goal.precision.value != configuration.priced_precision:

@@ -47,7 +47,7 @@ def test_a_format_can_be_named_for_any_ending(tmp_path: Path) -> None:
         (
             "run.sh",
             "nemo",
-            "--format 'nemo' is none of megatron, megatron-bridge, torchtitan, deepspeed",
+            "--format 'nemo' is none of megatron, megatron-bridge, ms-swift, torchtitan, deepspeed",
         ),
         ("--a " + "x" * 300_000, None, "longer than 200000 characters"),
         ("run\0.sh --bf16", None, "null character"),

@@ -34,7 +34,7 @@ OURS: Final = ("reference", "torchrun", "transformers-peft")
 class Unsaid:
     """What the files of a target cannot say of a decision."""
 
-    target: str
+    target: str | tuple[str, ...]
     """How the names of the targets begin."""
     fields: frozenset[str]
     reason: str
@@ -51,13 +51,13 @@ UNSAID: Final = (
         reason="says how stages were balanced; what is launched has them written out",
     ),
     Unsaid(
-        target="megatron",
+        target=("megatron", "ms-swift"),
         fields=frozenset({"overlap_grad_reduce"}),
         reason="Megatron-FSDP overlaps the reduction of what it shards (core_v0.18.0)",
         applies=lambda decision: decision.zero_stage >= 2,
     ),
     Unsaid(
-        target="megatron",
+        target=("megatron", "ms-swift"),
         fields=frozenset({"overlap_param_gather"}),
         reason="Megatron-FSDP overlaps the all-gather of what it shards (core_v0.18.0)",
         applies=lambda decision: decision.zero_stage == 3,
@@ -86,6 +86,7 @@ READ: Final[Mapping[str, tuple[str, ...]]] = {
     "megatron-bridge": ("overrides.txt", "train.py", "run.sh"),
     "megatron-bridge-26.04": ("overrides.txt", "train.py", "run.sh"),
     "megatron-bridge-26.02": ("overrides.txt", "train.py", "run.sh"),
+    "ms-swift": ("swift_args.txt", "run.sh"),
     "torchtitan": ("torchtitan.toml", "moetune_plan.py", "run.sh"),
     "deepspeed": ("deepspeed.json", "run.sh"),
 }

@@ -9,6 +9,8 @@ Adapters (`LoraParallelLinear`, mcore_bridge/tuners/lora.py) refuse split expert
 reads a layer's input is whole on every tensor rank, so ranks need not divide the adapter's rank. A
 name of a layer (`linear_fc1`) covers dense networks, shared ones and experts alike.
 
+Hybrids, whose layers and stages are one pattern of letters, are not planned.
+
 No emitted file was started: the program needs a CUDA or NPU device.
 """
 
@@ -17,6 +19,7 @@ from typing import Final
 
 from tuner.engines.manifest import DEFAULT_RANK_ORDER
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18, saved_bytes
+from tuner.engines.megatron_lm.mixers import HYBRIDS
 from tuner.engines.registry import LaunchFormat, Target
 from tuner.spec.features import ModelFeature
 from tuner.spec.tune import EXPERTS, JOINED_INPUTS, NETWORK, QKV, SPLIT_INPUTS
@@ -43,7 +46,7 @@ MS_SWIFT_4_6: Final = replace(
     adapter_dtypes=frozenset({"bf16"}),
     adapter_limits=frozenset({("expert_tensor_parallel", False)}),
     fused_layers=frozenset({QKV, (*NETWORK, EXPERTS), JOINED_INPUTS, SPLIT_INPUTS}),
-    unsupported=MEGATRON_0_18.unsupported - {ModelFeature.QK_NORM_FULL},
+    unsupported=(MEGATRON_0_18.unsupported - {ModelFeature.QK_NORM_FULL}) | HYBRIDS,
 )
 
 TARGETS: Final = (
@@ -56,7 +59,12 @@ TARGETS: Final = (
     ),
 )
 FORMATS: Final = (
-    LaunchFormat(name="ms-swift", suffixes=(".yaml", ".yml", ".json"), reader="read_yaml"),
+    LaunchFormat(
+        name="ms-swift",
+        suffixes=(".yaml", ".yml"),
+        reader="read_yaml",
+        recognised_by="holds_settings",
+    ),
     LaunchFormat(name="ms-swift", recognised_by="starts"),
 )
 METRICS: Final = "ms-swift"

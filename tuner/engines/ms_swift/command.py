@@ -1,11 +1,11 @@
 """Finds the command of Megatron-SWIFT in a script, and its arguments, a file's included.
 
     megatron sft|pt|rlhf            the command of the package
-    python -m swift.cli._megatron.sft, torchrun .../swift/cli/_megatron/sft.py        what it starts
+    python -m swift.cli._megatron.sft, torchrun .../swift/cli/_megatron/sft.py     what it starts
 
-The command starts torchrun itself where NPROC_PER_NODE or NNODES is set (swift/cli/main.py). A first
-argument `FILE.yaml` or `FILE.json` stands for the flags that it holds, before those that follow, and
-its `ENV` for variables. The same command names of `swift` train with Transformers.
+The command starts torchrun itself where NPROC_PER_NODE or NNODES is set (swift/cli/main.py). A
+first argument `FILE.yaml` or `FILE.json` stands for the flags that it holds, before those that
+follow, and its `ENV` for variables. The same names of `swift` train with Transformers.
 """
 
 import json
@@ -30,7 +30,9 @@ METHODS: Final = ("sft", "pt", "rlhf")
 """Those that train."""
 _OTHERS: Final = ("export", "infer", "deploy", "rollout", "sample", "eval", "app", "merge-lora")
 _COMMAND: Final = re.compile(r"(?:.*/)?(megatron|swift)")
-_MODULE: Final = re.compile(r"swift\.cli\.(_megatron\.)?(\w+)|(?:.*/)?swift/cli/(_megatron/)?(\w+)\.py")
+_MODULE: Final = re.compile(
+    r"swift\.cli\.(_megatron\.)?(\w+)|(?:.*/)?swift/cli/(_megatron/)?(\w+)\.py"
+)
 _CONFIG: Final = re.compile(r"[^\s$]+\.(ya?ml|json)")
 
 
@@ -87,7 +89,7 @@ def command_flags(
     """Return the training command of a text and its flags, by their names as they are written.
 
     Args:
-        text: the script, the command, or just its arguments, which count as those of `megatron sft`.
+        text: the script, the command, or just its arguments, which count as `megatron sft`'s.
         source: what messages call it.
         environment: variables that are set when the script starts.
         beside: the text of a file that the command reads.
@@ -101,8 +103,8 @@ def command_flags(
     if training:
         command = training[0]
     elif not found and shell.commands and shell.commands[0].words[0].startswith("-"):
-        words = tuple(word for each in shell.commands for word in each.words)
-        command = SwiftCommand(method="sft", is_megatron=True, arguments=words)
+        every = tuple(word for each in shell.commands for word in each.words)
+        command = SwiftCommand(method="sft", is_megatron=True, arguments=every)
     else:
         raise SpecError(f"{source}: no command `megatron sft`, `pt` or `rlhf` of ms-swift in it")
     words, aside = without_unset(command.arguments, frozenset())
@@ -156,7 +158,9 @@ def configured_flags(
     if not isinstance(variables, dict):
         raise SpecError(f"{source}: ENV {shown_value(variables)} holds no variables")
     flags = {
-        key.replace("_", "-"): tuple(map(_word, value)) if isinstance(value, list) else (_word(value),)
+        key.replace("_", "-"): tuple(map(_word, value))
+        if isinstance(value, list)
+        else (_word(value),)
         for key, value in raw.items()
         if value is not None
     }

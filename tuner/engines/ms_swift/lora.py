@@ -33,8 +33,8 @@ _MODULES: Final = {
     "in_proj": JOINED_INPUTS,
     "out_proj": ("out_proj",),
 }
-"""Modules of megatron-core: the matrices in them. A model has `linear_fc1` and `linear_fc2` in dense
-networks, in experts or in both, so one of them stands for all of a network."""
+"""Modules of megatron-core: the matrices in them. A model has `linear_fc1` and `linear_fc2` in
+dense networks, in experts or in both, so one of them stands for all of a network."""
 _UNPRICED: Final = {
     "freeze_parameters": "",
     "freeze_parameters_regex": "",
@@ -66,7 +66,9 @@ def stated_tune(flags: Flags) -> Tune:
         return FULL
     rank = flags.number("lora_rank") or 8
     is_wide = flags.word("lora_dtype") == "float32"
-    targets = tuple(dict.fromkeys(_targets(flags, flags.words("target_modules") or ("all-linear",))))
+    targets = tuple(
+        dict.fromkeys(_targets(flags, flags.words("target_modules") or ("all-linear",)))
+    )
     return Adapters(
         method="lora",
         rank=rank,

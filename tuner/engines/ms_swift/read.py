@@ -1,9 +1,9 @@
 """Megatron-SWIFT's launches as `LaunchSettings`: its flags by Megatron-LM's names, its defaults.
 
 It builds megatron-core's configurations from its own arguments (swift/megatron/arguments), so the
-settings are Megatron-LM's, with other defaults: weights in the checkpoint's 16 bits, the distributed
-optimizer, dispatcher alltoall, no dropout, experts not split, recomputed attention cores, batches
-of 16 in micro-batches of one, a fused cross entropy.
+settings are Megatron-LM's, with other defaults: weights in the checkpoint's 16 bits, the
+distributed optimizer, dispatcher alltoall, no dropout, experts not split, recomputed attention
+cores, batches of 16 in micro-batches of one, a fused cross entropy.
 
 A sequence is `--max_length` tokens. With `--packing` every sample is filled up to it; without, it
 is the longest that a sample may be, and the price is of such samples.
@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from tuner.engines.megatron_lm import flags as megatron
 from tuner.engines.megatron_lm.read import settings_of
@@ -48,18 +48,31 @@ whose targets are changed and gradients in bf16, as torch.compile writes `calcul
 (native, megatron/core/fusions/fused_cross_entropy.py of core 0.16.1, compiled by torch 2.13)."""
 _UNFUSED_LOGIT_BYTES: Final = 6.0
 """fp32 probabilities that become the gradients, and gradients in bf16."""
-_OWN_PROGRAM: Final = re.compile(r"\b(megatron|swift)\b")
+_OWN_KEYS: Final = tuple(
+    re.compile(rf"^({keys}) *:", re.MULTILINE)
+    for keys in ("tuner_type|train_type|max_length", r"micro_batch_size|\w+_parallel_size")
+)
+_OWN_ARGUMENTS: Final = re.compile(r"--(tuner|train)[_-]type\b")
+_OWN_PROGRAM: Final = re.compile(rf"\b(megatron|swift)\b|{_OWN_ARGUMENTS.pattern}")
 
 
 def starts(text: str) -> bool:
-    """Whether a text has a command that trains with Megatron-SWIFT."""
+    """Whether a text has a command that trains with Megatron-SWIFT, or lists its arguments."""
     if not _OWN_PROGRAM.search(text):
         return False
     try:
         commands = shell_text(text, source="the command").commands
     except SpecError:
         return False
-    return any(is_training_command(command.words) for command in commands)
+    is_list = bool(_OWN_ARGUMENTS.search(text)) and all(
+        each.words[0].startswith("-") for each in commands
+    )
+    return is_list or any(is_training_command(command.words) for command in commands)
+
+
+def holds_settings(text: str) -> bool:
+    """Whether a text is a file of settings of Megatron-SWIFT."""
+    return all(one.search(text) for one in _OWN_KEYS)
 
 
 def read(
@@ -91,6 +104,10 @@ def read_yaml(text: str, *, source: str) -> LaunchSettings:
         SpecError: not plain YAML, or settings that cannot be read.
     """
     values, variables = configured_flags(text, source=source)
+    if not any(table.megatron_flag(flag.replace("-", "_")) for flag in values):
+        raise SpecError(
+            f"{source}: no setting of {table.RELEASE}, such as tensor_model_parallel_size, in it"
+        )
     nodes, per_node = (variables.get(name, "") for name in ("NNODES", "NPROC_PER_NODE"))
     flags = Flags(
         source=source,
@@ -118,15 +135,15 @@ def _settings(command: SwiftCommand, given: Flags) -> LaunchSettings:
             break
     theirs = dict(_theirs(flags))
     read_settings = settings_of(replace(flags, values=_with_defaults(flags, theirs)))
-    understood = {
-        name for name in flags.values if table.megatron_flag(name) or name in table.READ
-    }
+    understood = {name for name in flags.values if table.megatron_flag(name) or name in table.READ}
     return read_settings.model_copy(
         update={
             "engine": TrainingEngine.MS_SWIFT,
             "tune": tune,
             "logit_bytes": _logit_bytes(flags),
-            "spelled": {field: table.own_flag(said) for field, said in read_settings.spelled.items()},
+            "spelled": {
+                field: table.own_flag(said) for field, said in read_settings.spelled.items()
+            },
             # `swift.cli._megatron.sft` sets it where nothing else does.
             "environment": {QUEUES: "1", **read_settings.environment},
             "balance": _owned(read_settings.balance),
@@ -155,7 +172,9 @@ def _fields(given: Flags) -> Flags:
     for flag, words in given.values.items():
         name, is_off = table.field_of(flag, source=given.source)
         if is_off:
-            words = ("true",) if words and _TRUTHS.get(words[0].casefold()) == "false" else ("false",)
+            words = (
+                ("true",) if words and _TRUTHS.get(words[0].casefold()) == "false" else ("false",)
+            )
         values[name] = words
     extra = " ".join(values.get("megatron_extra_kwargs", ()))
     return replace(given, values={**values, **_extra(extra, source=given.source)})
@@ -192,9 +211,7 @@ def _theirs(flags: Flags) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield off, ("false",) if is_on else ()
 
 
-def _with_defaults(
-    flags: Flags, theirs: dict[str, tuple[str, ...]]
-) -> dict[str, tuple[str, ...]]:
+def _with_defaults(flags: Flags, theirs: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     chosen = {flag: (word,) for flag, word in table.DEFAULTS.items()} | theirs
     if flags.values.get("recompute_granularity") == ("none",):
         del chosen["recompute-granularity"]

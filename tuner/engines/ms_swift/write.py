@@ -1,8 +1,8 @@
-"""Emits settings for Megatron-SWIFT: `sft.yaml`, and `run.sh` that starts `megatron sft` with it.
+"""Emits arguments for Megatron-SWIFT: `swift_args.txt`, and `run.sh` that starts its program.
 
-What the plan decides is written by Megatron-LM's emitter and renamed; the model's sizes are those of
-the checkpoint's config.json, which the program reads. Settings that it has on by default are
-written where they are off. The command starts torchrun itself, by the variables that `run.sh` sets.
+What the plan decides is written by Megatron-LM's emitter and renamed; the model's sizes are those
+of the checkpoint's config.json, which the program reads. Settings that it has on by default are
+written where they are off. `run.sh` starts what `megatron sft` starts, `swift.cli._megatron.sft`.
 
 Read from the wheel ms-swift 4.6.0 (swift/megatron/arguments, swift/cli).
 """
@@ -14,13 +14,13 @@ from typing import Final
 from profilers.steps.config import Recompute
 from tuner.config.train import TrainDecision
 from tuner.engines.assumptions import assumptions
-from tuner.engines.checkpoints import CheckpointSchedule, checkpoint_schedule
+from tuner.engines.checkpoints import FOLDER_NOTE, CheckpointSchedule, checkpoint_schedule
 from tuner.engines.files import EmittedFile, comment
-from tuner.engines.launchers.shape import LaunchShape, launch_shape
-from tuner.engines.launchers.torchrun import preamble
+from tuner.engines.launchers.shape import launch_shape
+from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.engines.megatron_lm import write as megatron
 from tuner.engines.megatron_lm.environment import environment
-from tuner.engines.ms_swift.flags import OFF, megatron_flag, own_flag
+from tuner.engines.ms_swift.flags import megatron_flag, own_flag
 from tuner.engines.statement import brief_statement, statement
 from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import TrainGoal
@@ -28,10 +28,17 @@ from tuner.spec.model import ModelSpec
 from tuner.spec.tune import EXPERTS, NETWORK, adapted, matrices
 
 Setting = tuple[str, str]
-"""A field, and its value as YAML."""
+"""A field, and its value; several are apart by spaces."""
 
 _ELSEWHERE: Final = frozenset(
-    {"bf16", "hidden-dropout", "attention-dropout", "moe-flex-dispatcher-backend", "use-flash-attn"}
+    {
+        "bf16",
+        "hidden-dropout",
+        "attention-dropout",
+        "moe-flex-dispatcher-backend",
+        "grad-reduce-in-bf16",
+        "moe-router-enable-expert-bias",
+    }
 )
 """Flags of Megatron-LM that have no field, or one that another setting decides."""
 
@@ -57,7 +64,7 @@ _YOURS: Final = (
 
 
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
-    """Return the file of settings and a script that starts Megatron-SWIFT with it."""
+    """Return the file of arguments and a script that starts Megatron-SWIFT with it."""
     plan, decision = verified.plan, verified.decision
     schedule = checkpoint_schedule(verified, retains=True)
     shape = launch_shape(plan, decision)
@@ -68,17 +75,27 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     lines = (*settings(plan.model, plan.goal, decision), *_checkpoints(schedule, decision))
     return (
         EmittedFile(
-            path=PurePosixPath("sft.yaml"),
+            path=PurePosixPath("swift_args.txt"),
             text=comment((*brief_statement(verified), *warnings))
-            + "".join(f"{name}: {value}\n" for name, value in lines),
+            + "".join(f"--{name} {value}\n" for name, value in lines),
         ),
         EmittedFile(
             path=PurePosixPath("run.sh"),
             text="#!/usr/bin/env bash\n"
-            + comment((*statement(verified, schedule=schedule), *warnings, "", *_YOURS))
-            + preamble(shape, one_node=_ONE_NODE)
+            + comment(
+                (
+                    *statement(verified, schedule=schedule),
+                    *warnings,
+                    "",
+                    *_YOURS,
+                    "",
+                    *ENVIRONMENT_NOTE,
+                    *FOLDER_NOTE,
+                )
+            )
+            + preamble(shape)
             + environment(decision)
-            + _start(shape, has_checkpoints=schedule is not None),
+            + _START,
             executable=True,
         ),
     )
@@ -96,31 +113,23 @@ def settings(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Iter
         name = own_flag(flag).removeprefix("--")
         if megatron_flag(name) is None or flag.removeprefix("--") in _ELSEWHERE:
             continue
-        yield name, _value(values)
+        yield name, " ".join(values) or "true"
     # On by default, or off where the price takes it to be on.
     if not decision.zero_stage:
         yield "use_distributed_optimizer", "false"
     if decision.recompute is Recompute.NONE:
         yield "recompute_granularity", "none"
+    if decision.gradient_bytes == 2:
+        yield "main_grads_dtype", "bf16"
+    if decision.gradient_bytes == 2 or decision.optimizer_offload:
+        yield "use_precision_aware_optimizer", "true"
     if decision.dispatcher == "deepep":
         yield "moe_enable_deepep", "true"
     yield "cross_entropy_fusion_impl", "te"
-    yield "apply_rope_fusion", str(OFF["apply_rope_fusion"][0] not in _off(model)).lower()
+    # Sparse attention has none.
+    yield "apply_rope_fusion", str(model.attention.indexer is None).lower()
     yield "attention_backend", "flash"
     yield "packing", "true"
-
-
-def _off(model: ModelSpec) -> frozenset[str]:
-    """Fusions that the model excludes, as Megatron-LM's emitter writes them."""
-    return frozenset({"no-rope-fusion"} if model.attention.indexer is not None else ())
-
-
-def _value(values: list[str]) -> str:
-    if not values:
-        return "true"
-    if len(values) > 1:
-        return f"[{', '.join(values)}]"
-    return values[0] if values[0].replace(".", "").isalnum() else f'"{values[0]}"'
 
 
 def _tuned(model: ModelSpec, goal: TrainGoal) -> Iterator[Setting]:
@@ -134,7 +143,7 @@ def _tuned(model: ModelSpec, goal: TrainGoal) -> Iterator[Setting]:
     yield "tuner_type", "lora"
     yield "lora_rank", str(tune.rank)
     yield "lora_alpha", f"{tune.effective_alpha:g}"
-    yield "target_modules", "[all-linear]" if every else f"[{', '.join(layers)}]"
+    yield "target_modules", "all-linear" if every else " ".join(layers)
 
 
 def _checkpoints(schedule: CheckpointSchedule | None, decision: TrainDecision) -> Iterator[Setting]:
@@ -148,20 +157,9 @@ def _checkpoints(schedule: CheckpointSchedule | None, decision: TrainDecision) -
         yield "use_persistent_ckpt_worker", "true"
 
 
-_ONE_NODE: Final = """\
-  export GLOO_SOCKET_IFNAME=lo
-  export NCCL_SOCKET_IFNAME="=lo"
-"""
-
 _START: Final = """\
-# `megatron` starts torchrun with these.
-export NNODES NPROC_PER_NODE{several}
-exec megatron sft "$FILES/sft.yaml" {saved}"$@"
+mapfile -t ARGUMENTS < <(grep -v '^#' "$FILES/swift_args.txt" | tr ' ' '\\n')
+
+exec "${LAUNCHER[@]}" -m swift.cli._megatron.sft "${ARGUMENTS[@]}" \\
+  ${CHECKPOINTS:+--output_dir "$CHECKPOINTS"} "$@"
 """
-
-
-def _start(shape: LaunchShape, *, has_checkpoints: bool) -> str:
-    several = " NODE_RANK MASTER_ADDR" if shape.nodes > 1 else ""
-    port = '\nexport MASTER_PORT="${MASTER_PORT:-29500}"' if shape.nodes > 1 else ""
-    saved = '${CHECKPOINTS:+--output_dir "$CHECKPOINTS"} ' if has_checkpoints else ""
-    return _START.format(several=several + port, saved=saved)

@@ -271,7 +271,8 @@ def test_a_long_line_is_read_in_linear_time(name: str) -> None:
     [
         (
             "tensorboard",
-            "is not one of megatron, torchtitan, deepspeed, peft, jsonl, regex:EXPRESSION",
+            "is not one of megatron, ms-swift, torchtitan, deepspeed, peft, jsonl,"
+            " regex:EXPRESSION",
         ),
         ("regex:(?P<seconds>.*)", "has no group"),
         ("regex:(", "missing )"),

@@ -11,6 +11,13 @@
 # Not set here, because no plan depends on it: model, data, optimizer, learning rate. Add them
 # after run.sh:  bash run.sh --model ... --dataset ... --num_train_epochs ... --lr ...
 # An apex that is installed, or its absence, decides gradient_accumulation_fusion.
+#
+# Start it once on every node. From the environment:
+#   NNODES, NPROC_PER_NODE   how the devices are spread over nodes; by default as planned
+#   NODE_RANK                this node's number; by default its line in hosts.txt, or
+#                            SLURM_NODEID; needed on several nodes without either
+#   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
+#   CHECKPOINTS              a folder that all nodes share: saved to, and resumed from
 set -euo pipefail
 FILES="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
 
@@ -42,12 +49,21 @@ if (( 10#$NNODES > 1 )); then
     "--master-port=${MASTER_PORT:-29500}"
   )
 else
+  # gloo and NCCL stay on loopback, whatever a login script exports. torchrun's store does not:
+  # it listens on every address of this node without authentication, and no option changes that;
+  # keep other users away from the port.
   export GLOO_SOCKET_IFNAME=lo
   export NCCL_SOCKET_IFNAME="=lo"
+  LAUNCHER+=(
+    "--node-rank=0"
+    "--rdzv-backend=static"
+    "--master-addr=127.0.0.1"
+    "--master-port=${MASTER_PORT:-$((20000 + RANDOM % 12000))}"
+  )
 fi
 # Megatron-LM's overlap of communication and computation relies on one hardware queue.
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
-# `megatron` starts torchrun with these.
-export NNODES NPROC_PER_NODE NODE_RANK MASTER_ADDR
-export MASTER_PORT="${MASTER_PORT:-29500}"
-exec megatron sft "$FILES/sft.yaml" "$@"
+mapfile -t ARGUMENTS < <(grep -v '^#' "$FILES/swift_args.txt" | tr ' ' '\n')
+
+exec "${LAUNCHER[@]}" -m swift.cli._megatron.sft "${ARGUMENTS[@]}" \
+  ${CHECKPOINTS:+--output_dir "$CHECKPOINTS"} "$@"
