@@ -212,13 +212,21 @@ def stream_head_parameters(model: ModelSpec) -> int:
     return 0 if streams == 1 else streams * streams * model.hidden_size + streams + 1
 
 
-def mixer_parameters(model: ModelSpec, mixer: Mixer, compressor: Compressor | None = None) -> int:
+def mixer_parameters(
+    model: ModelSpec,
+    mixer: Mixer,
+    compressor: Compressor | None = None,
+    *,
+    shares_index: bool = False,
+) -> int:
     """Count a token mixer, the norm before it and its hyper-connection."""
     if mixer is Mixer.NONE:
         return 0
     around = model.hidden_size + connection_parameters(model)
     if mixer is Mixer.ATTENTION or model.linear is None:
         own = compressor_parameters(compressor, **_compressor_sizes(model))
+        if shares_index:
+            own -= _indexer_parameters(model)
         return attention_parameters(model) + own + around
     return linear_parameters(model.linear, hidden=model.hidden_size) + around
 
@@ -275,6 +283,7 @@ def attention_core_flop_per_token(
     sequence_length: int,
     windowed: bool = False,
     compressor: Compressor | None = None,
+    shares_index: bool = False,
 ) -> float:
     """FLOPs of Q K^T and P V in one layer: 2 n (d + d_v) x attended tokens.
 
@@ -289,7 +298,8 @@ def attention_core_flop_per_token(
     if attention.indexer is not None:
         own = attention.indexer
         pairs = attended_tokens(sequence_length=sequence_length, window=None)
-        scores, window = 2 * own.num_heads * own.head_dim * pairs, own.top_k
+        scores = 0.0 if shares_index else 2 * own.num_heads * own.head_dim * pairs
+        window = own.top_k
     tokens = attended_tokens(sequence_length=sequence_length, window=window)
     if compressor is not None:
         tokens += compressor.mean_kept(sequence_length)
@@ -303,7 +313,7 @@ def attention_core_flop_per_token(
 
 def forward_flop_per_token(model: ModelSpec, *, sequence_length: int) -> ForwardFlop:
     """FLOPs of one token's forward pass, by component; see the module for what counts."""
-    moe, hidden = model.moe, model.hidden_size
+    moe, hidden, attention = model.moe, model.hidden_size, model.attention
     dense_layers = model.layers.count(LayerKind.DENSE)
     matrices = 3 if model.ffn_is_gated else 2
     core, projections, scan = 0.0, model.num_attention_layers * attention_weights(model), 0.0
@@ -315,6 +325,14 @@ def forward_flop_per_token(model: ModelSpec, *, sequence_length: int) -> Forward
                 sequence_length=sequence_length,
                 windowed=layer.is_windowed,
                 compressor=layer.compressor,
+                shares_index=layer.shares_index,
+            )
+            projections -= (
+                count
+                * layer.shares_index
+                * indexer_weights(
+                    attention.indexer, query_rank=attention.q_lora_rank or 0, hidden=hidden
+                )
             )
     if model.linear is not None:
         projections += model.num_linear_layers * linear_weights(model.linear, hidden=hidden)
@@ -385,7 +403,8 @@ def training_flop_per_token(
 def with_mtp(model: ModelSpec, mtp_layers: int) -> ModelSpec:
     """Append multi-token-prediction layers: attention and the last layer's network.
 
-    They have no compressor (the last of the published `compress_ratios` of DeepSeek-V4 is 0).
+    They have no compressor (the last of the published `compress_ratios` of DeepSeek-V4 is 0), and
+    an indexer of their own (vLLM 0.32.0, models/deepseek_v2.py, `is_mtp_layer`).
     """
     if not mtp_layers:
         return model
@@ -397,8 +416,18 @@ def with_mtp(model: ModelSpec, mtp_layers: int) -> ModelSpec:
             "windowed": model.windowed
             + (model.windowed[-1] and model.mixer_by_layer[-1] is Mixer.ATTENTION,) * mtp_layers,
             "compress_ratios": model.compress_ratios and model.compress_ratios + (0,) * mtp_layers,
+            "shared_indexers": model.shared_indexers
+            and model.shared_indexers + (False,) * mtp_layers,
         }
     )
+
+
+def _indexer_parameters(model: ModelSpec) -> int:
+    """Count an indexer over tokens: its matrices, and the weights and biases of its key's norm."""
+    own = model.attention.indexer
+    rank = model.attention.q_lora_rank or 0
+    norm = 0 if own is None else 2 * own.head_dim
+    return norm + indexer_weights(own, query_rank=rank, hidden=model.hidden_size)
 
 
 def kv_bytes_per_token(model: ModelSpec, *, bytes_per_element: float) -> float:
@@ -418,7 +447,9 @@ def kv_bytes_per_token(model: ModelSpec, *, bytes_per_element: float) -> float:
         )
     if attention.kind == "mla":
         elements = attention.kv_lora_rank + attention.qk_rope_head_dim
-        elements += 0 if attention.indexer is None else attention.indexer.head_dim
+        if attention.indexer is not None:
+            keys = model.num_indexers * attention.indexer.head_dim
+            return (model.num_attention_layers * elements + keys) * bytes_per_element
     else:
         elements = 2 * attention.num_kv_heads * attention.head_dim
     return model.num_attention_layers * elements * bytes_per_element
@@ -445,7 +476,7 @@ def state_bytes_per_sequence(
 
 
 def _one_layer(model: ModelSpec, own: Layer) -> int:
-    mixer = mixer_parameters(model, own.mixer, own.compressor)
+    mixer = mixer_parameters(model, own.mixer, own.compressor, shares_index=own.shares_index)
     return mixer + network_parameters(model, own.network)
 
 

@@ -36,6 +36,8 @@ class ModelFeature(StrEnum):
     """Qwen3-Next, Qwen3.5."""
     SPARSE_ATTENTION = "attention to the tokens that an indexer picks"
     """DeepSeek-V3.2, GLM-5."""
+    SHARED_INDEXERS = "attention to the tokens that the indexer of an earlier layer picked"
+    """GLM-5.2."""
     COMPRESSED_ATTENTION = "attention to entries that merge tokens"
     """DeepSeek-V4: compressed sparse and heavily compressed attention."""
     HYPER_CONNECTIONS = "residual streams with hyper-connections"
@@ -107,6 +109,7 @@ NEW_MIXERS: Final = DEEPSEEK_V4 | frozenset(
     {
         ModelFeature.OUTPUT_GATE,
         ModelFeature.SPARSE_ATTENTION,
+        ModelFeature.SHARED_INDEXERS,
         ModelFeature.CHUNKED_ATTENTION,
         ModelFeature.MAMBA2,
         ModelFeature.MAMBA2_VARIANT,
@@ -137,6 +140,7 @@ def features(model: ModelSpec) -> frozenset[ModelFeature]:
         ModelFeature.QK_NORM_UNWEIGHTED: attention.qk_norm is QkNorm.UNWEIGHTED,
         ModelFeature.OUTPUT_GATE: attention.has_output_gate,
         ModelFeature.SPARSE_ATTENTION: attention.indexer is not None,
+        ModelFeature.SHARED_INDEXERS: any(model.shared_indexers),
         ModelFeature.COMPRESSED_ATTENTION: attention.kind == "shared_kv",
         ModelFeature.HYPER_CONNECTIONS: model.residual_streams > 1,
         ModelFeature.SLIDING_WINDOW: any(model.windowed) and not attention.window_is_chunk,

@@ -64,6 +64,7 @@ class Layer(NamedTuple):
     network: LayerKind
     is_windowed: bool
     compressor: Compressor | None
+    shares_index: bool
 
 
 class Attention(Record):
@@ -89,7 +90,8 @@ class Attention(Record):
     has_output_gate: bool = False
     """The output is multiplied by a gate that the query projection computes (Qwen3-Next)."""
     indexer: Indexer | None = None
-    """MLA: every layer attends to the tokens that it picks."""
+    """MLA: every layer attends to the tokens that it, or the one of a layer before
+    (`ModelSpec.shared_indexers`), picks."""
     compressors: tuple[Compressor, ...] = ()
     """Shared KV: those of the layers that `ModelSpec.compress_ratios` marks, one of each ratio."""
     sliding_window: Annotated[int, Field(ge=1, le=LONGEST_POSITION)] | None = None
@@ -240,6 +242,8 @@ class ModelSpec(Record):
     norm_epsilon: Annotated[float, Field(gt=0.0, lt=1.0, allow_inf_nan=False)]
     rope_theta: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     max_position: Annotated[int, Field(ge=1, le=LONGEST_POSITION)]
+    rope_factor: Annotated[float, Field(ge=1.0, le=LONGEST_POSITION)] = 1.0
+    """By which positions are scaled (YaRN)."""
     attention: Attention
     linear: LinearAttention | None = None
     """Of the layers whose mixer is linear attention; None: no layer has it."""
@@ -258,10 +262,15 @@ class ModelSpec(Record):
     compress_ratios: tuple[Size, ...] = ()
     """Per layer: tokens of an entry of its compressor, whose entries it attends to beside its
     window; 0: none. Empty: no layer has one."""
+    shared_indexers: tuple[bool, ...] = ()
+    """Per layer: whether it has no indexer and attends to the tokens that the last one before it
+    picked (GLM-5.2). Empty: no layer does."""
     residual_streams: Count = 1
     """Copies of the residual, from which hyper-connections mix the input of every mixer and
     network and to which they add its output (DeepSeek-V4); 1: a plain residual."""
     moe: Moe | None
+    released_cache: Literal["bf16", "fp8"] = "bf16"
+    """Type that the checkpoint asks for in the cache of keys and values."""
     mtp_num_layers: Size = 0
     """Multi-token-prediction layers after the last: attention and the last layer's network."""
 
@@ -293,6 +302,16 @@ class ModelSpec(Record):
                 raise ValueError(f"layer {layer}: no compressor has ratio {ratio}")
             if ratio and not self.windowed[layer]:
                 raise ValueError(f"layer {layer} has a compressor and no window")
+        return self
+
+    @model_validator(mode="after")
+    def _indexers_fit(self) -> "ModelSpec":
+        if len(self.shared_indexers) not in (0, self.num_layers):
+            raise ValueError(
+                f"shared_indexers must have num_layers {self.num_layers} entries or none"
+            )
+        if self.shared_indexers and (self.attention.indexer is None or self.shared_indexers[0]):
+            raise ValueError("shared_indexers need an indexer, which the first layer has")
         return self
 
     @model_validator(mode="after")
@@ -345,12 +364,13 @@ class ModelSpec(Record):
     @property
     def each_layer(self) -> tuple[Layer, ...]:
         """What every layer is."""
-        parts = (self.mixer_by_layer, self.layers, self.windowed, self.compressor_by_layer)
+        shared = self.shared_indexers or (False,) * self.num_layers
+        parts = (self.mixer_by_layer, self.layers, self.windowed, self.compressor_by_layer, shared)
         return tuple(Layer(*own) for own in zip(*parts, strict=True))
 
     def part(self, kept: Sequence[int]) -> "ModelSpec":
         """Return a model of some of the layers."""
-        by_layer = ("layers", "mixers", "windowed", "compress_ratios")
+        by_layer = ("layers", "mixers", "windowed", "compress_ratios", "shared_indexers")
         chosen = {
             name: values and tuple(values[layer] for layer in kept)
             for name in by_layer
@@ -362,6 +382,12 @@ class ModelSpec(Record):
     def num_attention_layers(self) -> int:
         """Layers with softmax attention, which cache keys and values."""
         return self.mixer_by_layer.count(Mixer.ATTENTION)
+
+    @property
+    def num_indexers(self) -> int:
+        """Layers with an indexer of their own over tokens."""
+        own = 0 if self.attention.indexer is None else self.num_attention_layers
+        return own - sum(self.shared_indexers)
 
     @property
     def num_linear_layers(self) -> int:

@@ -84,6 +84,7 @@ def room_of(
             cache = share * free - weights
         case MemoryFractionKind.OF_LEFT:
             cache = share * left
+    left -= reserve.late
     return Room(cache_bytes=cache, left_bytes=left, ratio=share)
 
 

@@ -4,16 +4,20 @@ import math
 from dataclasses import replace
 from typing import Final
 
+from tuner.costs.serve.all_to_all import ELEMENT_BYTES
 from tuner.costs.serve.cache_capacity import room_of
+from tuner.costs.serve.cache_groups import BlockPool, block_pool
 from tuner.costs.serve.decoder import BYTES, Decoder
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import (
     expert_bytes,
     kv_bytes_per_token,
-    state_bytes_per_request,
+    layer_kv_bytes,
+    stage_ratio,
     weight_bytes,
 )
 from tuner.costs.serve.reserve import step_reserve
+from tuner.costs.serve.work import STATE_BYTES
 from tuner.engines.serve_rules.traits import MemoryRule
 
 FULL_RATIO: Final = 0.95
@@ -28,9 +32,9 @@ def instance_weight_bytes(iteration: Iteration) -> float:
 
 
 def added_weight_bytes(iteration: Iteration) -> float:
-    """Beyond the model's own weights: what drafts, and spare copies of experts."""
-    total = 0.0
+    """Beyond the model's own weights: what drafts, spare copies of experts, angles of positions."""
     decoder, formats, degrees = iteration.decoder, iteration.formats, iteration.degrees
+    total = rotary_bytes(iteration)
     if iteration.drafter is not None:
         one = replace(iteration.drafter.decoder, vocab=0)
         total += weight_bytes(one, formats, replace(degrees, pipeline=1))
@@ -44,6 +48,21 @@ def added_weight_bytes(iteration: Iteration) -> float:
     return total
 
 
+def rotary_bytes(iteration: Iteration) -> float:
+    """Of the sine and cosine of every position, whole on every rank and shared by the layers.
+
+    Model:   P r b, for P positions of r angles in bf16; P (1 + f) r b in fp32 where an engine
+             scales the rows by the factor f as well
+    Source:  vLLM 0.32.0, model_executor/layers/rotary_embedding; 4.25 GiB of DeepSeek-V4
+    """
+    decoder = iteration.decoder
+    widths = [one.attention.rope_dim or one.attention.head_dim for one in decoder.layers]
+    table = float(decoder.positions) * max(widths)
+    if decoder.architecture in iteration.traits.scaled_rotary:
+        return table * (1.0 + decoder.rope_factor) * STATE_BYTES
+    return table * ELEMENT_BYTES
+
+
 def padding_factor(iteration: Iteration) -> float:
     """Bytes of an expert as its kernels store it, over those of the checkpoint."""
     own, align = iteration.decoder.experts, iteration.traits.mxfp4_multiples
@@ -54,12 +73,49 @@ def padding_factor(iteration: Iteration) -> float:
     return padded / (hidden * ffn)
 
 
+def instance_block_pool(iteration: Iteration, rule: MemoryRule) -> BlockPool | None:
+    """Return the blocks of one device; None where every layer has a pool, or keeps the same."""
+    if rule.blocks is None:
+        return None
+    decoder, degrees, drafter = iteration.decoder, iteration.degrees, iteration.drafter
+    layers = decoder.layers if drafter is None else decoder.layers + drafter.decoder.layers
+    ranks = degrees.attention_tensor
+    pool = block_pool(
+        layers,
+        token_bytes=[layer_kv_bytes(one.attention, iteration.formats, ranks) for one in layers],
+        ranks=ranks,
+        state_bytes=rule.states.element_bytes(decoder.architecture),
+        states=rule.states.per_request + iteration.checked_tokens - 1,
+    )
+    if pool is None:
+        return None
+    return replace(pool, block_bytes=pool.block_bytes * stage_ratio(decoder, degrees))
+
+
+def admission_bytes(
+    iteration: Iteration, rule: MemoryRule, *, tokens: float, step_tokens: int
+) -> float:
+    """Bytes of one device that a request of so many tokens may take while its prompt is computed.
+
+    Where layers share blocks windows keep what is in flight, too.
+    """
+    pool = instance_block_pool(iteration, rule)
+    if pool is None or rule.blocks is None:
+        return tokens * instance_kv_bytes_per_token(iteration, request_tokens=tokens)
+    stages = iteration.degrees.pipeline
+    flight = rule.blocks.in_flight_tokens(step_tokens, stages=stages)
+    return pool.request_bytes(tokens, in_flight=float(flight))
+
+
 def instance_kv_bytes_per_token(
     iteration: Iteration, *, request_tokens: float | None = None
 ) -> float:
     """Of one device, the drafter's cache included; windows count for requests of that length."""
     decoder, formats, degrees = iteration.decoder, iteration.formats, iteration.degrees
     rule = iteration.traits.memory_rule()
+    pool = None if request_tokens is None else instance_block_pool(iteration, rule)
+    if pool is not None and request_tokens is not None:
+        return pool.request_bytes(request_tokens) / request_tokens
     total = kv_bytes_per_token(
         decoder,
         formats,
@@ -80,17 +136,6 @@ def _window_pool_ratio(decoder: Decoder, rule: MemoryRule) -> float | None:
     return rule.entry_window_pool_ratio if has_entries else rule.window_pool_ratio
 
 
-def instance_state_bytes(iteration: Iteration) -> float:
-    """Of one running request on one device, whatever its length: states, open entries."""
-    return state_bytes_per_request(
-        iteration.decoder,
-        iteration.formats,
-        iteration.degrees,
-        states=iteration.traits.memory_rule().states,
-        drafts=iteration.checked_tokens - 1,
-    )
-
-
 def cache_tokens(
     iteration: Iteration,
     *,
@@ -98,6 +143,7 @@ def cache_tokens(
     step_tokens: int,
     running: int,
     request_tokens: float | None = None,
+    longest: int = 0,
     least: float = 0.0,
     release: str = "",
 ) -> float:
@@ -112,12 +158,15 @@ def cache_tokens(
         step_tokens: of a step of one rank at most.
         running: sequences of one rank at most.
         request_tokens: length of requests, for layers that do not keep all of them; None: they do.
+        longest: tokens of the longest request that the engine takes; 0: not known.
         least: tokens that a launch that runs at all must have had room for. Where the rule leaves
             no room for them it was given more: 0.95 of the memory and half the reserve.
         release: of the engine; empty: the newest.
     """
     rule = iteration.traits.memory_rule(release)
-    reserve = step_reserve(iteration, step_tokens=step_tokens, running=running, rule=rule)
+    reserve = step_reserve(
+        iteration, step_tokens=step_tokens, running=running, rule=rule, longest=longest
+    )
     weights = instance_weight_bytes(iteration)
     room = room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)
     each = max(instance_kv_bytes_per_token(iteration, request_tokens=request_tokens), 1e-9)
@@ -125,6 +174,22 @@ def cache_tokens(
     if usual >= least:
         return usual
     return max(usual, (FULL_RATIO * memory_bytes - 0.5 * reserve.total - weights) / each)
+
+
+def holds_whole(
+    iteration: Iteration, *, memory_bytes: float, step_tokens: int, running: int, tokens: int
+) -> bool:
+    """Say whether one request of so many tokens has room, where the engine's newest wants that."""
+    rule = iteration.traits.memory_rule()
+    if not rule.wants_whole_length:
+        return True
+    reserve = step_reserve(
+        iteration, step_tokens=step_tokens, running=running, rule=rule, longest=tokens
+    )
+    weights = instance_weight_bytes(iteration)
+    room = room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)
+    needed = admission_bytes(iteration, rule, tokens=float(tokens), step_tokens=step_tokens)
+    return room.safe_bytes >= needed
 
 
 def stated_ratio(

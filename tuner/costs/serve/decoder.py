@@ -55,6 +55,8 @@ class DecoderAttention:
     """Of linear attention: its widths."""
     indexer: Indexer | None = None
     """Of sparse compressed attention: what picks the tokens."""
+    shares_index: bool = False
+    """The layer has no indexer: it attends to what the last one before it picked."""
     compressor: Compressor | None = None
     """Of shared keys: what merges tokens to entries; None: there is the window alone."""
     output_groups: int = 0
@@ -79,6 +81,11 @@ class DecoderAttention:
             raise ValueError(f"{self.kind} attention: linear attention, and no other, has `linear`")
         if (self.kind is AttentionKind.SPARSE_LATENT) != (self.indexer is not None):
             raise ValueError(f"{self.kind} attention: sparse attention alone has an indexer")
+
+    @property
+    def own_indexer(self) -> Indexer | None:
+        """What the layer itself picks tokens with."""
+        return None if self.shares_index else self.indexer
 
     @property
     def kv_elements(self) -> int:
@@ -185,6 +192,10 @@ class Decoder:
     """Copies of the residual, with hyper-connections around mixers and networks; 1: plain."""
     stage_unit: int = 1
     """Consecutive layers that a pipeline does not part: two with shortcut-connected experts."""
+    positions: int = 0
+    """The longest sequence of the model; 0: not one of a config."""
+    rope_factor: float = 1.0
+    """By which positions are scaled."""
     architecture: str = ""
     """The class in transformers, which decides the type of states; empty: not one of a config."""
 
@@ -285,6 +296,8 @@ def decoder_of(model: ModelSpec) -> Decoder:
         ffn_is_gated=model.ffn_is_gated,
         streams=model.residual_streams,
         stage_unit=model.num_layers // model.most_stages,
+        positions=model.max_position,
+        rope_factor=model.rope_factor,
         architecture=model.architecture,
     )
 
@@ -308,7 +321,7 @@ def _mixer_of(model: ModelSpec, layer: Layer) -> DecoderAttention:
         return linear_mixer(model.linear)
     plain = _attention_of(model.attention, architecture=model.architecture)
     if not layer.is_windowed:
-        return plain
+        return replace(plain, shares_index=layer.shares_index)
     return replace(
         plain,
         window=model.attention.sliding_window or 0,

@@ -106,8 +106,6 @@ def rank_kv_bytes(
     shape = cache_shape(model)
     plan = transfers(shape, sender=prefill, receiver=decode, num_tokens=tokens)
     each = shape.parts * shape.width * bytes_per_element
-    if model.attention.indexer is not None:
-        each += model.attention.indexer.head_dim * INDEX_KEY_BYTES
     if model.attention.kind == "shared_kv":
         each = entry_bytes(model.attention.head_dim)
     cached = [layer for layer in model.each_layer if layer.mixer is Mixer.ATTENTION]
@@ -181,6 +179,9 @@ def conversion_bytes_per_s(
 def _layer_bytes(model: ModelSpec, layer: Layer, *, tokens: int, each: float) -> float:
     """Bytes of one layer and head, where a token has so many."""
     kept = _kept_tokens(model, tokens=tokens) if layer.is_windowed else tokens
+    own = model.attention.indexer
+    if own is not None and not layer.shares_index:
+        each += own.head_dim * INDEX_KEY_BYTES
     if layer.compressor is None:
         return each * kept
     index = layer.compressor.indexer

@@ -15,9 +15,7 @@ States, by the rule of the engine (`StateRule`):
 
     SGLang    so many slots of a running request, beside the pool of pages; --max-mamba-cache-size
               states them, else --mamba-full-memory-ratio 0.9 divides the memory between both
-    vLLM      pages of one size for every layer: as many tokens as an attention layer needs for a
-              state; layers of one kind come in groups as large as the smaller kind's, and the last
-              page of a request is half empty on average
+    vLLM      blocks of one pool for every layer (cache_groups.py)
 
 How many tokens an engine makes room for is its own rule (cache_capacity.py).
 """
@@ -121,7 +119,7 @@ def _mixer_bytes(own: DecoderAttention, hidden: int, formats: Formats, ranks: in
         nope = own.head_dim - own.rope_dim
         up = own.heads * ((own.query_rank or hidden) * own.head_dim)
         absorbed = own.heads * own.kv_rank * (nope + own.value_dim)
-        down += indexer_weights(own.indexer, query_rank=own.query_rank, hidden=hidden)
+        down += indexer_weights(own.own_indexer, query_rank=own.query_rank, hidden=hidden)
         inner_bytes = (down + (up + absorbed) / ranks) * inner + absorbed / ranks * BYTES["bf16"]
         return inner_bytes + own.heads * own.value_dim * hidden * outer / ranks
     if own.kind is AttentionKind.COMPRESSED:
@@ -162,7 +160,7 @@ def kv_bytes_per_token(
     total = 0.0
     for group in decoder.layers:
         own = group.attention
-        each = _layer_kv_bytes(own, formats, degrees.attention_tensor)
+        each = layer_kv_bytes(own, formats, degrees.attention_tensor)
         total += group.count * _entries_bytes(own)
         if own.window and window_pool_ratio is not None:
             each *= window_pool_ratio
@@ -180,7 +178,7 @@ def kv_bytes_per_token(
     return total + fixed / request_tokens
 
 
-def _layer_kv_bytes(own: DecoderAttention, formats: Formats, ranks: int) -> float:
+def layer_kv_bytes(own: DecoderAttention, formats: Formats, ranks: int) -> float:
     """Of one token in one layer of one device."""
     share = 1.0
     if own.kind is AttentionKind.GROUPED:
@@ -189,11 +187,9 @@ def _layer_kv_bytes(own: DecoderAttention, formats: Formats, ranks: int) -> floa
         return entry_bytes(own.kv_elements)
     width = 1.0 if formats.kv == "fp8" else 2.0
     each = own.kv_elements * share * width
-    if own.indexer is None:
-        return each
-    if formats.kv == "fp8" and own.kv_elements == _SPARSE_ELEMENTS:
+    if own.indexer is not None and formats.kv == "fp8" and own.kv_elements == _SPARSE_ELEMENTS:
         each = SPARSE_FP8_BYTES
-    return each + own.indexer.head_dim * INDEX_KEY_BYTES
+    return each + (own.own_indexer.head_dim * INDEX_KEY_BYTES if own.own_indexer else 0.0)
 
 
 def _entries_bytes(own: DecoderAttention) -> float:
@@ -241,17 +237,6 @@ def state_bytes_per_request(
     )
     layers = float(sum(count for count, _ in shards))
     kept = float(states.per_request + drafts)
-    if states.page_tokens is None:
-        return each * layers * kept * ratio
-    attention = [group for group in decoder.layers if group.attention.kv_elements]
-    if attention:
-        own = attention[0].attention
-        page = states.page_tokens * _layer_kv_bytes(own, formats, degrees.attention_tensor)
-        each = page * math.ceil(each / page)
-        count = float(sum(group.count for group in attention))
-        layers = _grouped_layers(layers, count)
-        # The last page of a request is half empty.
-        return each * (layers * kept + 0.5 * count) * ratio
     return each * layers * kept * ratio
 
 
@@ -265,14 +250,6 @@ def _held_bytes(decoder: Decoder, *, only_windows: bool = False) -> float:
         if own.compressor is not None and not only_windows:
             total += group.count * STATE_BYTES * own.compressor.state_elements(own.head_dim)
     return total
-
-
-def _grouped_layers(layers: float, others: float) -> float:
-    """Layers in whole groups, as large as the smaller kind (v1/core/kv_cache_planning.py)."""
-    size = min(layers, others)
-    if max(layers, others) < 1.5 * size:
-        size = max(layers, others)
-    return math.ceil(layers / size) * size
 
 
 def kv_tokens(

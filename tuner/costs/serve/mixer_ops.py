@@ -98,7 +98,7 @@ class MixerOps:
 
     @property
     def _latent_gemms(self) -> tuple[Gemm, ...]:
-        own, hidden, index = self.attention, self.hidden, self.attention.indexer
+        own, hidden, index = self.attention, self.hidden, self.attention.own_indexer
         inner, outer = self.formats.attention, self.formats.output
         down = own.query_rank + own.kv_rank + own.rope_dim
         gemms = (
@@ -271,7 +271,7 @@ class MixerOps:
             elements=self.heads * (own.kv_elements + own.kv_rank),
             bytes=(m_Q if past_Q is None else kept_Q) * own.kv_elements * width,
         )
-        return scores, core
+        return (core,) if own.shares_index else (scores, core)
 
     def _compressed_ops(self, m_Q: Floats, past_Q: Floats | None = None) -> tuple[Op, ...]:
         """One prompt of m tokens, or one new token of m sequences, over window and entries.

@@ -58,6 +58,17 @@ GRAPH_LAYER_BYTES: Final = 0.4 * MIB
 MOST_CAPTURED: Final = 512
 """Sequences of the largest graph that engines capture by default."""
 CHUNK_TOKENS: Final = 16_384.0
+INDEX_BYTES: Final = 4.0
+SCORE_BYTES: Final = 512.0 * MIB
+SPARSE_PROMPTS: Final = 5
+COMPRESSED_PROMPTS: Final = 4
+"""Prompts whose keys are gathered at once."""
+SPARSE_HEADS: Final = 64
+"""What kernels of sparse attention pad the query heads of a rank to, or to a multiple of it (vLLM
+0.32.0, models/deepseek_v4/nvidia/flashmla.py, `get_padded_num_q_heads`)."""
+TRANSFER_BYTES: Final = 1024.0 * MIB
+"""Two buffers of TensorRT-LLM's cache transceiver, 512 MiB each by default
+(cpp/tensorrt_llm/batch_manager/cacheTransBuffer.cpp)."""
 LEAST_DISPATCH: Final = 128
 """Tokens of a rank that low-latency buffers hold at least, by the engines' defaults."""
 NODE_RANKS: Final = 8
@@ -81,7 +92,10 @@ class Reserve:
     buffers: float
     """Of the all-to-all around experts."""
     workspaces: float = 0.0
-    """Of the libraries that run the kernels."""
+    """Of the libraries that run the kernels, and of sparse attention."""
+    late: float = 0.0
+    """What the part of memory that the engine leaves free must hold, beside all that it measured
+    before the cache was made."""
 
     @property
     def steps(self) -> float:
@@ -101,6 +115,8 @@ def step_reserve(
     running: int,
     captured: int | None = None,
     rule: MemoryRule | None = None,
+    longest: int = 0,
+    moves_cache: bool = False,
 ) -> Reserve:
     """What a device needs beside weights and caches.
 
@@ -110,6 +126,8 @@ def step_reserve(
         running: sequences of one rank at most.
         captured: sequences of the largest CUDA graph, 0 without any; None: as the engine does.
         rule: of the engine's release; None: of the newest.
+        longest: tokens of the longest request that the engine takes; 0: not known.
+        moves_cache: the server sends or receives caches.
     """
     rule = rule or iteration.traits.memory_rule()
     most = min(running, MOST_CAPTURED) if captured is None else min(captured, running)
@@ -120,14 +138,49 @@ def step_reserve(
         running=float(min(running, step_tokens)),
         sampler_bytes=rule.sampler_bytes,
     )
+    graphs = rule.graphs_per_size * graph_bytes(iteration, sequences=most)
+    late = 0.0
+    if rule.allocates_late:
+        late = graphs + moves_cache * TRANSFER_BYTES
+        late += running * checked * iteration.decoder.vocab * rule.sampler_bytes
+    sparse = 0.0
+    if rule.gathers_sparse:
+        sparse = sparse_workspace_bytes(iteration, step_tokens=step_tokens, longest=longest)
     return Reserve(
         context=CONTEXT_BYTES,
         communicators=_communicator_bytes(iteration),
         activations=activations,
-        graphs=rule.graphs_per_size * graph_bytes(iteration, sequences=most),
+        graphs=graphs,
         buffers=all_to_all_buffer_bytes(iteration, tokens=(most or running) * checked),
-        workspaces=WORKSPACE_BYTES,
+        workspaces=WORKSPACE_BYTES + sparse,
+        late=late,
     )
+
+
+def sparse_workspace_bytes(iteration: Iteration, *, step_tokens: int, longest: int) -> float:
+    """What prompts of sparse attention gather and score, 0 of other attention.
+
+    Model:   scores of 512 MiB; 5 s (c + p) b of keys that an indexer picks among, of an fp8 cache;
+             4 (s / r + w + m) d b of a window beside entries, and 2 m s / r 4 of the numbers of
+             entries where all are read
+             s tokens of the longest request, m of a step, r of an entry, b bytes of bf16
+    Source:  vLLM 0.32.0, v1/attention/backends/mla/flashmla_sparse.py
+             (`get_prefill_workspace_size`), models/deepseek_v4/nvidia/flashmla.py,
+             models/deepseek_v4/sparse_mla.py (`c128a_prefill_buffer`),
+             `VLLM_SPARSE_INDEXER_MAX_LOGITS_MB` of envs.py
+    """
+    most = chosen = 0.0
+    for group in iteration.decoder.layers:
+        own = group.attention
+        if own.kind is AttentionKind.SPARSE_LATENT:
+            keys = SPARSE_PROMPTS * longest * own.kv_elements
+            most = max(most, keys * (iteration.formats.kv == "fp8") * ELEMENT_BYTES)
+        elif own.kind is AttentionKind.COMPRESSED and own.compressor is not None:
+            kept = longest / own.compressor.ratio + own.window + step_tokens
+            most = max(most, COMPRESSED_PROMPTS * kept * own.head_dim * ELEMENT_BYTES)
+            if own.compressor.indexer is None:
+                chosen = 2.0 * step_tokens * longest / own.compressor.ratio * INDEX_BYTES
+    return most + chosen + SCORE_BYTES if most else 0.0
 
 
 def _communicator_bytes(iteration: Iteration) -> float:
@@ -175,10 +228,19 @@ def _attention_width(iteration: Iteration, at: int) -> float:
         shard = own.linear.shard(ranks)
         return LINEAR_KINDS[shard.kind].projections(shard).inputs + float(shard.value_dim)
     if own.kind is AttentionKind.COMPRESSED:
-        # Queries and outputs; the low rank, the key, the joined groups, keys and gates.
+        # Queries and outputs, as they are and padded; those of an indexer in bf16 and fp8; the low
+        # rank, the key, the joined groups, keys and gates.
         keys = 0 if own.compressor is None else own.compressor.outputs(own.head_dim)
         groups = own.output_groups * own.output_rank / ranks
-        return heads * 2.0 * own.head_dim + own.query_rank + own.head_dim + groups + keys
+        padded = SPARSE_HEADS * math.ceil(heads / SPARSE_HEADS)
+        index = None if own.compressor is None else own.compressor.indexer
+        picked = 0.0 if index is None else 1.5 * index.num_heads * index.head_dim
+        width = (heads + padded) * 2.0 * own.head_dim + picked
+        return width + own.query_rank + own.head_dim + groups + keys
+    if own.kind is AttentionKind.SPARSE_LATENT:
+        # Queries in the width of the keys, and outputs in that of their compressed part.
+        padded = SPARSE_HEADS * math.ceil(heads / SPARSE_HEADS)
+        return heads * (own.head_dim + own.value_dim) + padded * (own.kv_elements + own.kv_rank)
     return heads * 2.0 * (own.head_dim + own.value_dim)
 
 

@@ -90,7 +90,7 @@ def draft_decoder(decoder: Decoder, method: DraftMethod) -> Decoder:
     attention = [group for group in decoder.layers if group.attention.kv_elements][-1].attention
     network = [group for group in decoder.layers if group.has_network][-1]
     if method is DraftMethod.MTP:
-        attention = replace(attention, compressor=None)
+        attention = replace(attention, compressor=None, shares_index=False)
         group, experts = replace(network, count=1, attention=attention), decoder.experts
     else:
         dense = max((group.dense_ffn for group in decoder.layers), default=0)

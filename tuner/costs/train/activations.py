@@ -311,7 +311,8 @@ def _attention(
     quantised = quantised * keeps_input(strategies, strategies.adapts_o)
     output = output * width
     low_ranks = 2.0 * (model.q_lora_rank + model.kv_lora_rank) + model.rope_dim
-    low_ranks = model.is_mla * (own * low_ranks * width + _indexer(model, strategies))
+    indexer = model.index_share * _indexer(model, strategies)
+    low_ranks = model.is_mla * (own * low_ranks * width + indexer)
     low_ranks = low_ranks + model.is_shared_kv * _shared_kv(model, strategies, own)
     flash = strategies.has_flash_attention
     scores = tokens * model.heads * SCORE_BYTES * flash

@@ -102,7 +102,7 @@ def _mla_projections(setting: BlockInputs) -> Block:
     recomputed_s = s.recompute_mla_up_proj * (up_q.forward_s + up_kv.forward_s + rotary_s)
     block = down_q + down_kv + up_q + up_kv + outputs + rotary
     if is_any(m.index_heads):
-        block = block + _indexer(setting)
+        block = block + scale_block(m.index_share, _indexer(setting))
     return replace(block, recomputed_s=recomputed_s)
 
 

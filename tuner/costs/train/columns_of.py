@@ -132,6 +132,9 @@ def _indexer_sizes(model: ModelSpec) -> dict[str, float]:
     return {
         "index_heads": float(own.num_heads),
         "index_dim": float(own.head_dim),
+        "index_share": model.num_indexers / max(model.num_attention_layers, 1)
+        if model.shared_indexers
+        else 1.0,
         "index_top_k": float(own.top_k),
     }
 

@@ -60,6 +60,8 @@ class ModelShape:
     """Of an indexer, which picks the tokens that queries attend to, or the entries where there is a
     `csa_ratio`; 0: there is none."""
     index_dim: Numbers = 0.0
+    index_share: Numbers = 1.0
+    """Share of the attention layers of MLA that have one."""
     index_top_k: Numbers = 0.0
     """Tokens or entries that it picks for a query."""
     output_groups: Numbers = 0.0

@@ -144,8 +144,11 @@ def attention_matrices(model: ModelShape, split: Numbers) -> Numbers:
         + hidden * (model.kv_lora_rank + model.rope_dim)
         + model.kv_lora_rank * up_keys_values
         + output
-        + model.index_heads * (model.q_lora_rank * model.index_dim + hidden)
-        + hidden * model.index_dim
+        + model.index_share
+        * (
+            model.index_heads * (model.q_lora_rank * model.index_dim + hidden)
+            + hidden * model.index_dim
+        )
     )
     shared = (
         model.q_lora_rank * (hidden + queries / split)

@@ -133,6 +133,7 @@ MEGATRON_0_18: Final = Capabilities(
             ModelFeature.MLA_BIAS,
             ModelFeature.QK_NORM_FULL,
             ModelFeature.CHUNKED_ATTENTION,
+            ModelFeature.SHARED_INDEXERS,
             ModelFeature.MAMBA2_VARIANT,
             ModelFeature.KDA,
             ModelFeature.SIGMOID_UNNORMALISED,

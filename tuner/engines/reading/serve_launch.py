@@ -6,6 +6,8 @@ from tuner.config.serve import Role
 from tuner.costs.serve.cache_capacity import GIB
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.speculative import DraftMethod
+from tuner.devices.catalogue import find_device
+from tuner.devices.datasheet import Generation
 from tuner.engines.reading.serve_words import SortedFlags
 from tuner.spec.cluster import Pool
 from tuner.spec.model import ModelSpec
@@ -19,6 +21,11 @@ class Surroundings:
     pool: Pool
     memory_bytes: float = 80 * GIB
     """Of a device; engines choose default batch sizes by it."""
+
+    @property
+    def generation(self) -> Generation | None:
+        """Of the devices; None where the spec names none."""
+        return None if self.pool.device is None else find_device(self.pool.device).generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

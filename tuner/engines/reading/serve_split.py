@@ -9,6 +9,7 @@ from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.nearest import nearest_divisor
 from tuner.engines.reading.serve_launch import Surroundings
 from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.engines.serve_rules.traits import EngineTraits
 from tuner.errors import SpecError
 from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks
 
@@ -140,6 +141,23 @@ def memory_share(flags: Flags, name: str) -> float | None:
     if share == 0.0:
         raise SpecError(f"{flags.source}: --{name} 0 leaves no memory; the nearest usual is 0.1")
     return share
+
+
+def cache_format(
+    flags: Flags,
+    name: str,
+    formats: dict[str, str],
+    *,
+    around: Surroundings,
+    traits: EngineTraits,
+) -> str:
+    """Return the spec's name of the cache's type; `auto` is what the engine makes of the model.
+
+    Raises:
+        SpecError: it is not one that can be priced.
+    """
+    usual = traits.auto_cache(around.model, around.generation)
+    return weight_format(flags, name, {"auto": usual, **formats}, usual)
 
 
 def weight_format(flags: Flags, name: str, formats: dict[str, str], default: str) -> str:

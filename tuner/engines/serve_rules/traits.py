@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 from tuner.devices.datasheet import Generation
+from tuner.spec.model import ModelSpec
 
 
 class Batching(StrEnum):
@@ -33,9 +34,6 @@ class StateRule:
 
     per_request: int = 1
     """States that a running request holds at most, those of drafts apart."""
-    page_tokens: int | None = None
-    """States and keys share pages of one size, whose tokens are a multiple of this; None: states
-    have a pool of their own."""
     bf16_architectures: frozenset[str] = frozenset()
     """Models whose states are in bf16; others' are in fp32."""
 
@@ -45,11 +43,27 @@ class StateRule:
 
     @property
     def sent(self) -> "StateRule":
-        """The one state that a finished prompt leaves, outside the engine's pages."""
-        return replace(self, per_request=1, page_tokens=None)
+        """The one state that a finished prompt leaves."""
+        return replace(self, per_request=1)
 
 
 ONE_STATE: Final = StateRule()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRule:
+    """One pool of blocks for all layers (tuner/costs/serve/cache_groups.py)."""
+
+    overlaps_steps: bool = True
+    """A step is scheduled before the one ahead of it has ended, so that the tokens of both are in
+    flight, of a pipeline those of a step more than it has stages."""
+    logs_groups: bool = False
+    """The log has the tokens of all blocks, shared evenly by the groups; else those of the longest
+    requests, as many as have room."""
+
+    def in_flight_tokens(self, step_tokens: int, *, stages: int) -> int:
+        """Tokens that are scheduled and not settled, at most."""
+        return step_tokens * (stages + 1 if self.overlaps_steps else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +97,13 @@ class MemoryRule:
     wants_whole_length: bool = False
     """The server ends unless one request of the longest length has room."""
     states: StateRule = ONE_STATE
+    blocks: BlockRule | None = None
+    """None: each kind of layer has a pool of its own."""
+    gathers_sparse: bool = False
+    """Prompts of sparse attention gather keys of whole requests in bf16."""
+    allocates_late: bool = False
+    """Once the cache is made, graphs are captured anew, the sampler sees a full batch for the first
+    time, and buffers of cache transfers are made."""
     graphs_per_size: int = 1
     """Graphs of each captured batch: for vLLM a whole one and one in pieces."""
 
@@ -114,9 +135,20 @@ class EngineTraits:
     computes_zero_copies: bool = False
     """Copies for experts without weights are dispatched and computed all the same, by expert 0 with
     weight 0 (tuner/costs/serve/zero_experts.py)."""
+    fp8_caches: Mapping[str, frozenset[Generation]] = field(default_factory=dict)
+    """By class of the model: devices on which a cache of type `auto` is fp8, whatever the
+    checkpoint asks for."""
+    scaled_rotary: frozenset[str] = frozenset()
+    """Classes of models whose table of angles has a row for every position times the factor that
+    they are scaled by, in fp32, beside one of the positions alone."""
     experts_like: Mapping[tuple[str, Generation], str] = field(default_factory=dict)
     """By type and device: the engine whose table holds other expert kernels that this one chooses
     from."""
+
+    def auto_cache(self, model: ModelSpec, generation: Generation | None) -> Literal["bf16", "fp8"]:
+        """Return the type that a cache of type `auto` has."""
+        is_fp8 = generation in self.fp8_caches.get(model.architecture, ())
+        return "fp8" if is_fp8 else model.released_cache
 
     def memory_rule(self, release: str = "") -> MemoryRule:
         """Return the rule of a release; of the newest where none or no number is named."""

@@ -102,6 +102,11 @@ TRAITS: Final = EngineTraits(
             states=StateRule(per_request=STATE_SLOTS),
         ),
     ),
+    fp8_caches={
+        "DeepseekV32ForCausalLM": frozenset({Generation.BLACKWELL}),
+        "DeepseekV4ForCausalLM": frozenset(Generation) - {Generation.ASCEND},
+        "GlmMoeDsaForCausalLM": frozenset({Generation.BLACKWELL}),
+    },
     mxfp4_multiples=(256, 64),
     computes_zero_copies=True,
 )
@@ -110,6 +115,8 @@ aside, which is taken as all of it. Memory: `mem_cache/kv_cache_configurator.py`
 `_profile_available_bytes`; `swa_full_tokens_ratio` is 0.8, and 0.1 of DeepSeek-V4
 (arg_groups/model_overrides/deepseek_v4.py); the sampler holds gathered logits in bf16 twice
 (2 + 2), in fp32, and probabilities (4 + 4; `layers/logits_processor.py`, `layers/sampler.py`).
+Caches of type `auto`: arg_groups/overrides.py, `_dsa_kv_cache_dtype_default` (compute capability 10
+and newer) and `_deepseek_v4_kv_cache_dtype`.
 Padding:
 `quantization/mxfp4.py`. The first step of a prompt runs without a graph on the host's time, which
 counts as the client's."""

@@ -21,6 +21,7 @@ from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.nearest import nearest_divisor
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch, Surroundings
 from tuner.engines.reading.serve_split import (
+    cache_format,
     check_devices,
     check_experts,
     check_heads,
@@ -30,7 +31,7 @@ from tuner.engines.reading.serve_split import (
     weight_format,
 )
 from tuner.engines.reading.serve_words import ServerFlags, sorted_flags, tokens
-from tuner.engines.sglang.capabilities import SGLANG_0_5_23, STATE_SLOTS
+from tuner.engines.sglang.capabilities import SGLANG_0_5_23, STATE_SLOTS, TRAITS
 from tuner.errors import SpecError
 from tuner.search.serve.choices import BUDGETS
 from tuner.search.serve.demand import MOST_RUNNING
@@ -175,7 +176,6 @@ _CHUNKS: Final = ((20 * GIB, 2048), (60 * GIB, 4096), (160 * GIB, 8192))
 _LARGEST_CHUNK: Final = 16_384
 _WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4", "compressed-tensors": ""}
 _CACHES: Final = {
-    "auto": "bf16",
     "bf16": "bf16",
     "bfloat16": "bf16",
     "fp8_e4m3": "fp8",
@@ -249,7 +249,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         most_cached_tokens=tokens(flags, "max-total-tokens"),
         max_model_len=length,
         quantization=weight_format(flags, "quantization", _WEIGHTS, ""),
-        kv_cache_dtype=weight_format(flags, "kv-cache-dtype", _CACHES, "bf16"),
+        kv_cache_dtype=cache_format(flags, "kv-cache-dtype", _CACHES, around=around, traits=TRAITS),
         flags=sorted_flags(flags, SERVER),
         notes=(
             *flags.notes,

@@ -53,6 +53,7 @@ TRAITS: Final = EngineTraits(
             share=MemoryFractionKind.OF_LEFT,
             ratio=0.9,
             sampler_bytes=22.0,
+            allocates_late=True,
             states=StateRule(bf16_architectures=frozenset({"Qwen3NextForCausalLM"})),
         ),
     ),
@@ -61,7 +62,11 @@ TRAITS: Final = EngineTraits(
 )
 """Admission: the default policy GUARANTEED_NO_EVICT. Memory: `llmapi/llm_args.py`,
 `free_gpu_memory_fraction`; the sampler holds logits, as fp32, probabilities, sorted, order
-(2 + 4 + 4 + 4 + 8). States: `mamba_ssm_cache_dtype` auto is that of config.json, else the type of
+(2 + 4 + 4 + 4 + 8). What comes after the cache is inferred: profiled steps are prompts, whose few
+sequences fill no sampler, graphs are released and captured again, and transfer buffers are made
+last; a decode server with 0.95 of what was left ended for lack of memory, and ran with 0.85
+(ai-dynamo/dynamo pull request 9746). States: `mamba_ssm_cache_dtype` auto is that of config.json,
+else the type of
 the model (_torch/pyexecutor/config_utils.py, `extract_mamba_kv_cache_params`); Qwen3.5's
 `mamba_ssm_dtype`, float32, is taken, which the main branch no longer reads (pull request 16065).
 Measured GEMMs of fp8 and nvfp4 hold a quantisation that static checkpoints do not run (6 to 9 us).

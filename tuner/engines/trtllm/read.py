@@ -21,16 +21,16 @@ from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.nearest import nearest_divisor
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch, Surroundings
 from tuner.engines.reading.serve_split import (
+    cache_format,
     check_devices,
     check_experts,
     check_heads,
     check_length,
     memory_share,
     pipeline_stages,
-    weight_format,
 )
 from tuner.engines.reading.serve_words import ServerFlags, sorted_flags, tokens
-from tuner.engines.trtllm.capabilities import TRTLLM_1_3
+from tuner.engines.trtllm.capabilities import TRAITS, TRTLLM_1_3
 from tuner.errors import SpecError
 from tuner.search.serve.demand import MOST_RUNNING
 
@@ -110,7 +110,7 @@ SERVER: Final = ServerFlags(
     ),
 )
 
-_CACHES: Final = {"auto": "bf16", "bfloat16": "bf16", "fp8": "fp8"}
+_CACHES: Final = {"bfloat16": "bf16", "fp8": "fp8"}
 _METHODS: Final = {"MTP": DraftMethod.MTP, "Eagle": DraftMethod.EAGLE, "Eagle3": DraftMethod.EAGLE}
 _ALL2ALL: Final = {
     "ALLGATHER": "allgather",
@@ -167,7 +167,9 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         draft_method=_METHODS.get(flags.word(_METHOD) or "", DraftMethod.MTP),
         memory_ratio=memory_share(flags, _MEMORY),
         max_model_len=length,
-        kv_cache_dtype=weight_format(flags, "kv-cache-config.dtype", _CACHES, "bf16"),
+        kv_cache_dtype=cache_format(
+            flags, "kv-cache-config.dtype", _CACHES, around=around, traits=TRAITS
+        ),
         flags=sorted_flags(flags, SERVER),
         notes=(*flags.notes, *_notes(flags)),
     )

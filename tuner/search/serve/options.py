@@ -27,8 +27,8 @@ from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.serve.bands import Bands, bands_of_steps
 from tuner.costs.serve.capacity import (
     cache_tokens,
+    holds_whole,
     instance_kv_bytes_per_token,
-    instance_state_bytes,
     instance_weight_bytes,
 )
 from tuner.costs.serve.curves import Floats
@@ -432,6 +432,7 @@ def _cache_tokens(
         step_tokens=budget.tokens,
         running=running,
         request_tokens=demand.held_tokens,
+        longest=demand.most_tokens,
     )
 
 
@@ -444,16 +445,13 @@ def _holds_whole(
     running: int,
 ) -> bool:
     """Whether a request of the longest length has room, where the engine wants that."""
-    if not iteration.traits.memory_rule().wants_whole_length:
-        return True
-    cached_tokens = cache_tokens(
+    return holds_whole(
         iteration,
         memory_bytes=serving_pool.memory_bytes,
         step_tokens=budget.tokens,
         running=running,
-        request_tokens=float(demand.most_tokens),
+        tokens=demand.most_tokens,
     )
-    return cached_tokens >= demand.most_tokens
 
 
 def _most_sequences(
@@ -476,10 +474,9 @@ def device_memory_bytes(option: Option, demand: Demand) -> int:
     """Bytes of one device: weights, the cache of the sequences that run, and what steps take."""
     iteration = option.iteration
     cached_tokens = min(option.running * demand.held_tokens, option.kv_tokens)
-    each = instance_kv_bytes_per_token(iteration)
-    states = option.running * instance_state_bytes(iteration)
+    each = instance_kv_bytes_per_token(iteration, request_tokens=demand.held_tokens)
     steps = step_reserve(iteration, step_tokens=option.step_tokens, running=option.running)
-    return int(instance_weight_bytes(iteration) + cached_tokens * each + states + steps.total)
+    return int(instance_weight_bytes(iteration) + cached_tokens * each + steps.total)
 
 
 def step_seconds(iteration: Iteration, running_N: Floats, demand: Demand) -> Floats:

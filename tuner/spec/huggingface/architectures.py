@@ -140,8 +140,10 @@ def _deepseek_v3(fields: ConfigFields) -> ModelSpec:
 
 
 def _sparse_deepseek(fields: ConfigFields) -> ModelSpec:
-    """Read DeepSeek-V3.2 and GLM-5: DeepSeek-V3 with an indexer in every layer."""
-    return _latent_moe(fields, attention=parts.mla(fields, indexer=parts.indexer(fields)))
+    """Read DeepSeek-V3.2 and GLM-5: DeepSeek-V3 with indexers, in some layers of GLM-5.2."""
+    shared = parts.shared_indexers(fields, num_layers=parts.num_layers(fields))
+    attention = parts.mla(fields, indexer=parts.indexer(fields))
+    return _latent_moe(fields, attention=attention, shared_indexers=shared)
 
 
 def _deepseek_v4(fields: ConfigFields) -> ModelSpec:
@@ -174,12 +176,15 @@ def _kimi_k25(fields: ConfigFields) -> ModelSpec:
     return _deepseek_v3(fields.text_config())
 
 
-def _latent_moe(fields: ConfigFields, *, attention: Attention) -> ModelSpec:
+def _latent_moe(
+    fields: ConfigFields, *, attention: Attention, shared_indexers: tuple[bool, ...] = ()
+) -> ModelSpec:
     layers = parts.leading_dense(fields)
     return parts.build_model(
         fields,
         attention=attention,
         layers=layers,
+        shared_indexers=shared_indexers,
         dense_ffn_size=parts.dense_ffn_size(fields, layers),
         moe=parts.sigmoid_moe(fields),
         mtp_num_layers=fields.size("num_nextn_predict_layers", default=0, least=0, most=64),

@@ -51,6 +51,7 @@ def build_model(
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=False),
         norm_epsilon=fields.number(norm_epsilon, below=1.0),
         rope_theta=rope_theta(fields, default=default_rope_theta),
+        rope_factor=rope_factor(fields),
         max_position=fields.size(max_position, most=LONGEST_POSITION),
         attention=attention,
         dense_ffn_size=dense_ffn_size if LayerKind.DENSE in layers else 0,
@@ -148,6 +149,32 @@ def indexer(fields: ConfigFields) -> Indexer:
         head_dim=fields.size("index_head_dim"),
         top_k=fields.size("index_topk", most=LARGEST_SIZE),
     )
+
+
+def shared_indexers(fields: ConfigFields, *, num_layers: int) -> tuple[bool, ...]:
+    """Read which layers attend to the tokens that an indexer before them picked; empty: none.
+
+    By `indexer_types`, else `index_topk_pattern` ("S" shares), else every `index_topk_freq`-th
+    layer from `index_skip_topk_offset` - 1 on has an indexer (vLLM 0.32.0, models/deepseek_v2.py;
+    SGLang 0.5.23, configs/model_config.py, `dsa_layer_skips_topk`; both take 2 for no offset).
+    """
+    names = ("full", "shared")
+    types = fields.typed_list("indexer_types", str)
+    if types is None and fields.has("index_topk_pattern"):
+        names, types = ("F", "S"), list(fields.text("index_topk_pattern", default=""))
+    if types is None:
+        every = fields.size("index_topk_freq", default=1)
+        first = fields.size("index_skip_topk_offset", default=2)
+        types = [names[max(at - first + 1, 0) % every != 0] for at in range(num_layers)]
+    name = "indexer_types" if fields.has("indexer_types") else "index_topk_pattern"
+    if len(types) < num_layers:
+        raise fields.refusal(name, f"{len(types)} entries for num_hidden_layers {num_layers}")
+    for position, kind in enumerate(types):
+        if kind not in names or (kind == names[1] and not position):
+            rule = f"none of {', '.join(names)}" if position else f"not {names[0]}"
+            raise fields.refusal(f"{name}[{position}]", f"{shown_value(kind)} is {rule}")
+    shared = tuple(kind == names[1] for kind in types[:num_layers])
+    return shared if any(shared) else ()
 
 
 def shared_kv(fields: ConfigFields, *, ratios: tuple[int, ...]) -> Attention:
@@ -351,6 +378,14 @@ def windowed(fields: ConfigFields, *, default: list[bool], window: int | None) -
     if "sliding_attention" in kinds and window is None:
         raise fields.refusal("sliding_window", "missing, and layer_types needs it")
     return tuple(kind == "sliding_attention" for kind in kinds)
+
+
+def rope_factor(fields: ConfigFields) -> float:
+    """Read what positions are scaled by; 1 where they are not, or not by one number."""
+    nested = fields.values.get("rope_scaling") or fields.values.get("rope_parameters")
+    factor = nested.get("factor") if isinstance(nested, dict) else None
+    is_number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
+    return float(factor) if is_number and 1.0 <= factor <= LONGEST_POSITION else 1.0
 
 
 def rope_theta(fields: ConfigFields, *, default: float) -> float:

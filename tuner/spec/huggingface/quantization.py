@@ -18,12 +18,12 @@ released configs of DeepSeek-V3, DeepSeek-V4, Kimi-K2, Kimi-K2.5 and gpt-oss.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from tuner.errors import SpecError
 from tuner.spec.files import read_json_object, shown_path, shown_value
 
-UNQUANTIZED: Final = "bf16"
+UNQUANTIZED: Final[Literal["bf16"]] = "bf16"
 _MODELOPT: Final[Mapping[str, str]] = {"FP8": "fp8", "NVFP4": "nvfp4"}
 _COMPRESSED: Final[Mapping[str, str]] = {
     "float-quantized": "fp8",
@@ -58,6 +58,26 @@ def released_quantization(path: Path) -> str:
             " as released; state the type to serve them in"
         )
     return quantization
+
+
+def released_cache(config: Mapping[str, Any]) -> Literal["bf16", "fp8"]:
+    """Return the type that a `config.json` asks for in the cache, bf16 where it names none.
+
+    `kv_cache_scheme` of compressed-tensors and Model Optimizer, `kv_cache_quant_algo` of the latter
+    (vLLM 0.32.0, utils/torch_utils.py and layers/attention/attention.py; SGLang 0.5.23,
+    mem_cache/kv_cache_dtype.py; TensorRT-LLM, llmapi/llm_utils.py).
+    """
+    text, fields = config.get("text_config"), config.get("quantization_config")
+    if fields is None and isinstance(text, dict):
+        fields = text.get("quantization_config")
+    if not isinstance(fields, dict):
+        return UNQUANTIZED
+    inner = fields.get("quantization")
+    both = {**(inner if isinstance(inner, dict) else {}), **fields}
+    own = both.get("kv_cache_scheme") or both.get("kv_cache_quant_algo")
+    if isinstance(own, dict):
+        return "fp8" if (own.get("type"), own.get("num_bits")) == ("float", 8) else UNQUANTIZED
+    return "fp8" if isinstance(own, str) and own.lower().startswith("fp8") else UNQUANTIZED
 
 
 def _weight_type(fields: Mapping[str, Any]) -> str | None:

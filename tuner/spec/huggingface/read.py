@@ -12,6 +12,7 @@ from tuner.errors import SpecError
 from tuner.spec.files import read_json_object, shown_path, shown_value
 from tuner.spec.huggingface.architectures import ARCHITECTURES
 from tuner.spec.huggingface.fields import ConfigFields
+from tuner.spec.huggingface.quantization import released_cache
 from tuner.spec.model import ModelSpec
 
 
@@ -27,9 +28,10 @@ def read_model(path: Path) -> ModelSpec:
     fields = ConfigFields(values=read_json_object(file, what="model config"), source=source)
     fields = replace(fields, architecture=_architecture(fields), name=_name(file, fields))
     try:
-        return ARCHITECTURES[fields.architecture](fields)
+        model = ARCHITECTURES[fields.architecture](fields)
     except ValidationError as error:
         raise SpecError(f"{source}: {first_problem(error)}") from error
+    return model.model_copy(update={"released_cache": released_cache(fields.values)})
 
 
 def _architecture(fields: ConfigFields) -> str:

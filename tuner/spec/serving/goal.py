@@ -94,7 +94,7 @@ class ServeGoal(Record):
     """Type of the weights; mxfp4: experts only, the rest in bf16, as gpt-oss is published, or in
     block-scaled fp8, as DeepSeek-V4 is; int4: experts only, as Kimi-K2.5 is."""
     kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
-    """Type of keys and values in the cache."""
+    """Type of keys and values in the cache; absent: `auto` of the first pool's engine."""
     max_model_len: Count | None = None
     """Most tokens of one request; absent: the model's limit."""
     objective: Literal["goodput", "cost", "devices", "rate"] = "goodput"

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator
 
 from profilers.records import Record
+from tuner.devices.catalogue import find_device
+from tuner.engines.registry import serve_traits
 from tuner.engines.serve_capabilities import releases_by_pool
 from tuner.errors import SpecError, UnknownTargetError
 from tuner.spec.cluster import Cluster
@@ -63,9 +65,19 @@ def read_serve_spec(path: Path) -> ServeSpec:
         model_path=file.model,
         model=model,
         cluster=file.cluster,
-        goal=file.goal,
+        goal=_with_cache(file.goal, model, file.cluster),
         emit=file.emit,
     )
+
+
+def _with_cache(goal: ServeGoal, model: ModelSpec, cluster: Cluster) -> ServeGoal:
+    """State the type of the cache, where the spec leaves it to the engine."""
+    if "kv_cache_dtype" in goal.model_fields_set:
+        return goal
+    pool = cluster.pools[0]
+    generation = None if pool.device is None else find_device(pool.device).generation
+    own = serve_traits()[goal.engine_on(pool.name).name].auto_cache(model, generation)
+    return goal if own == goal.kv_cache_dtype else goal.model_copy(update={"kv_cache_dtype": own})
 
 
 def _check_engines(goal: ServeGoal, cluster: Cluster, source: str) -> None:

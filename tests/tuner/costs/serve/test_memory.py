@@ -1,5 +1,6 @@
 """Weights and caches, by hand."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from tuner.costs.serve.memory import (
 )
 from tuner.devices.catalogue import find_device
 from tuner.engines.registry import serve_traits
-from tuner.engines.serve_rules.traits import StateRule
 from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -111,9 +111,7 @@ def test_engines_keep_states_of_qwen3_next_in_different_types() -> None:
     ):
         decoder = decoder_of(read_model(MODELS / name))
         rule = serve_traits()[engine].memory_rule().states
-        kept = state_bytes_per_request(
-            decoder, BF16, one, states=replace(rule, per_request=1, page_tokens=None)
-        )
+        kept = state_bytes_per_request(decoder, BF16, one, states=replace(rule, per_request=1))
         machine = ServingMachine(sheet=find_device("h200-sxm"), tables=None)
         step = Iteration(decoder=decoder, formats=BF16, degrees=one, engine=engine, machine=machine)
         with failures.of(name, engine):
@@ -131,6 +129,30 @@ def test_indexers_cache_a_key_of_their_own() -> None:
     # Beside DeepSeek-V3's weights: 1,536 x 64 x 128 and 7,168 x (128 + 64) a layer.
     more = weight_bytes(decoder, FP8, one) - weight_bytes(DEEPSEEK_V3, FP8, one)
     assert more == 61 * (1536 * 64 * 128 + 7168 * 192)
+
+
+def test_layers_that_share_an_indexer_have_none(tmp_path: Path) -> None:
+    config = json.loads((MODELS / "glm-5/config.json").read_text())
+    plain, one = decoder_of(read_model(MODELS / "glm-5")), InstanceDegrees()
+    # Layers 0, 1, 2 and every fourth from 6 to 74 pick tokens: 21 of 78, as GLM-5.2 is published.
+    own = [at < 3 or at % 4 == 2 for at in range(78)]
+    types = ["full" if one else "shared" for one in own]
+    pattern = "".join("F" if one else "S" for one in own)
+    for number, more in enumerate(
+        (
+            {"index_topk_freq": 4, "index_skip_topk_offset": 3},
+            {"indexer_types": types},
+            {"index_topk_pattern": pattern},
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config | more))
+        shared = decoder_of(read_model(folder))
+        # 431,150 bytes a token over 8 ranks (vllm-project/recipes, pull request 893).
+        assert kv_bytes_per_token(shared, FP8, one) == 78 * 656 + 21 * 132 == 53_940
+        less = weight_bytes(plain, FP8, one) - weight_bytes(shared, FP8, one)
+        assert less == 57 * (2048 * 32 * 128 + 6144 * (128 + 32))
 
 
 def test_compressors_cache_entries_beside_windows_and_open_entries() -> None:
@@ -166,15 +188,6 @@ def test_compressors_cache_entries_beside_windows_and_open_entries() -> None:
         whole = 43 * 6_291_456 + 21 * 1024 * 64 * 128 + 2 * compressors
         expected = whole + 43 * 100_663_296 / ranks
         assert attention_weight_bytes(decoder, released, degrees) == expected
-
-
-def test_vllm_gives_states_pages_of_keys() -> None:
-    decoder, one = decoder_of(read_model(MODELS / "nemotron-3-nano")), InstanceDegrees()
-    # A state of 2,134,016 bytes takes 131 times 16 tokens of 1,024 bytes. 23 layers in groups of 6
-    # are 24; two states of each, and half a page of each of 6 layers with keys.
-    rule = StateRule(per_request=2, page_tokens=16)
-    found = state_bytes_per_request(decoder, BF16, one, states=rule)
-    assert found == 131 * 16 * 1024 * (24 * 2 + 3)
 
 
 def test_latent_experts_are_small_and_their_projections_whole() -> None:

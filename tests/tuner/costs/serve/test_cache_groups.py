@@ -1,0 +1,80 @@
+"""Blocks of layers that keep different things, by hand and against logs of vLLM."""
+
+from pathlib import Path
+
+from tuner.costs.serve.cache_groups import BlockPool, CacheGroup, block_pool
+from tuner.costs.serve.decoder import Formats, decoder_of
+from tuner.costs.serve.memory import layer_kv_bytes
+from tuner.engines.serve_rules.traits import BlockRule
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+
+BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
+
+
+def pool_of(name: str, *, ranks: int = 1, states: int = 2) -> BlockPool | None:
+    layers = decoder_of(read_model(MODELS / name)).layers
+    return block_pool(
+        layers,
+        token_bytes=[layer_kv_bytes(one.attention, BF16, ranks) for one in layers],
+        ranks=ranks,
+        state_bytes=4.0,
+        states=states,
+    )
+
+
+def test_windows_keep_what_is_in_flight_and_a_block_more() -> None:
+    pool = pool_of("gpt-oss-120b")
+    assert pool is not None
+    # 18 layers of each kind, 8 heads of 64 in bf16, blocks of 16 tokens.
+    assert pool.block_bytes == 18 * 16 * 2 * 8 * 64 * 2
+    # 131,072 / 16, and ceil((127 + 8,192) / 16) + 1.
+    found = pool.request_bytes(131_072, in_flight=8192)
+    assert found == (8192 + 521) * pool.block_bytes
+    # Once it decodes, a request keeps its window alone.
+    assert pool.request_bytes(131_072) == (8192 + 9) * pool.block_bytes
+
+
+def test_chunks_are_not_windows() -> None:
+    chunk = CacheGroup(window=8192, is_chunk=True)
+    assert chunk.blocks(131_072, in_flight=8192) == 1024
+    assert chunk.blocks(100, in_flight=8192) == 7
+
+
+def test_states_share_blocks_with_as_many_tokens_of_keys() -> None:
+    pool = pool_of("nemotron-3-nano")
+    assert pool is not None
+    # A state of 2,134,016 bytes takes 131 times 16 tokens of 1,024 bytes. 23 layers of states in
+    # groups of 6, as many as there are with keys.
+    assert pool.block_bytes == 6 * 131 * 16 * 1024
+    assert pool.request_bytes(4192) == (4 * 2 + 2) * pool.block_bytes
+
+
+def test_layers_that_keep_the_same_need_no_groups() -> None:
+    assert pool_of("deepseek-v3.2") is None
+    assert pool_of("qwen3-30b-a3b") is None
+
+
+def test_a_request_of_deepseek_v4_takes_blocks_of_five_groups() -> None:
+    pool = pool_of("deepseek-v4-flash")
+    assert pool is not None
+    # 21 layers of 64 x 584 and 64 x 132 bytes and 20 of 2 x 584, each padded to 576.
+    assert pool.block_bytes == 21 * (37_440 + 8_640) + 20 * 1728
+    # vLLM 0.22 with 16,384 tokens a step: 6.66 GiB for 30,000 tokens, in blocks of 1,051,776 bytes
+    # (comment in vLLM issue 44376): 118 + 2 x 259 + 4,099 + 2,065.
+    blocks = pool.request_bytes(30_000, in_flight=16_384) / pool.block_bytes
+    assert blocks == 118 + 2 * 259 + 4099 + 2065
+    assert round(blocks * 1_051_776 / 2**30, 2) == 6.66
+    # The longest that 5.44 GiB hold is 13,528 tokens.
+    most = 5.445 * 2**30 // 1_051_776
+    held = [
+        pool.request_bytes(size, in_flight=16_384) / pool.block_bytes for size in (13528, 13540)
+    ]
+    assert held[0] <= most < held[1]
+
+
+def test_two_steps_are_in_flight_where_the_next_is_scheduled_early() -> None:
+    assert BlockRule().in_flight_tokens(8192, stages=1) == 16_384
+    assert BlockRule().in_flight_tokens(8192, stages=4) == 5 * 8192
+    assert BlockRule(overlaps_steps=False).in_flight_tokens(8192, stages=4) == 8192
