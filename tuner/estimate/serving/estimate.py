@@ -1,6 +1,7 @@
 """Predicts a serving launch under a spec: price it, simulate the traffic, try changes."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from tuner.config.serve import Role
@@ -34,6 +35,10 @@ _MODE: Final[Mapping[Role, Mode]] = {
     Role.ATTENTION: "attention_expert",
 }
 """The mode whose error bands apply, by role; other roles take those of disaggregated mode."""
+
+
+OTHER_LOG_RATIO: Final = 0.1
+"""By how much the logs of two releases differ at least to be named both."""
 
 
 def pool_named(spec: ServeSpec, name: str | None) -> Pool:
@@ -172,9 +177,26 @@ def _notes(
         yield "the launch has no prefix cache, so every prompt is computed in full"
     if launch.setting.running > MOST_RUNNING:
         yield f"{MOST_RUNNING} sequences a rank are priced, not {launch.setting.running}"
+    yield from _logs_of_releases(inputs, option)
     yield from _beside(inputs, load, goal=goal)
     if option.serving_pool.machine.estimated:
         yield f"from the datasheet: {', '.join(sorted(option.serving_pool.machine.estimated))}"
+
+
+def _logs_of_releases(inputs: EstimateInputs, option: Option) -> Iterator[str]:
+    """Say what the rule before the newest makes of the same cache, where that is much else."""
+    setting, rules = inputs.launch.setting, option.iteration.traits.memory
+    if inputs.release or len(rules) == 1:
+        return
+    release = ".".join(map(str, rules[1].since))
+    newest = logged_tokens(inputs, option, setting)
+    older = logged_tokens(replace(inputs, release=release), option, setting)
+    if abs(older - newest) > OTHER_LOG_RATIO * newest > 0:
+        since = ".".join(map(str, rules[0].since))
+        yield (
+            f"{inputs.launch.engine} from {release} until {since} logs {older:,} tokens of a rank's"
+            f" cache, and since then {newest:,}, because two steps in flight count"
+        )
 
 
 def _beside(inputs: EstimateInputs, load: ServingLoad | None, *, goal: ServeGoal) -> Iterator[str]:

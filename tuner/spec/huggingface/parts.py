@@ -384,8 +384,9 @@ def rope_factor(fields: ConfigFields) -> float:
     """Read what positions are scaled by; 1 where they are not, or not by one number."""
     nested = fields.values.get("rope_scaling") or fields.values.get("rope_parameters")
     factor = nested.get("factor") if isinstance(nested, dict) else None
-    is_number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
-    return float(factor) if is_number and 1.0 <= factor <= LONGEST_POSITION else 1.0
+    if not isinstance(factor, (int, float)) or isinstance(factor, bool):
+        return 1.0
+    return float(factor) if 1.0 <= factor <= LONGEST_POSITION else 1.0
 
 
 def rope_theta(fields: ConfigFields, *, default: float) -> float:

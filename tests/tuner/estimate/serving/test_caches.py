@@ -1,0 +1,160 @@
+"""Caches of public launches: their bytes, their types, and what must fit beside them."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.rows import Failures
+from tuner.spec.huggingface.quantization import released_cache
+
+Made = Callable[..., Any]
+BUSY = "{concurrency: 8, input_tokens: 4000, output_tokens: 500}"
+V4 = "vllm serve m --enable-expert-parallel --block-size 256 --kv-cache-dtype fp8"
+GIB = 2**30
+
+
+def test_releases_count_other_tokens_in_flight_and_the_estimate_says_both(
+    deployment: Made,
+) -> None:
+    made = deployment(
+        model="deepseek-v4-flash",
+        device="b200-sxm",
+        nodes=1,
+        traffic=BUSY,
+        extra="quantization: fp8_block_mxfp4",
+    )
+    wide = f"{V4} --gpu-memory-utilization 0.95 --max-num-batched-tokens 8192 --max-num-seqs 256"
+    # vLLM 0.25.0 logs 20.43 requests of 1,048,576 tokens (vLLM issue 51454).
+    logged = 20.43 * 1_048_576
+    result = made.estimate(f"{wide} -tp 8")
+    said = next(note for note in result.notes if "in flight" in note)
+    words = [int(word.replace(",", "")) for word in re.findall(r"[0-9,]{9,}", said)]
+    assert words[0] == pytest.approx(logged, rel=0.02)
+    # From 0.26 on 16,384 tokens in flight: 10,778 blocks of a request instead of 7,450.
+    assert words[1] == result.logged_kv_tokens == pytest.approx(words[0] * 7450 / 10_778, rel=1e-6)
+
+
+def test_a_request_of_deepseek_v4_that_has_no_room_is_refused(deployment: Made) -> None:
+    made = deployment(
+        model="deepseek-v4-flash",
+        device="h100-96gb-hbm2e",
+        nodes=1,
+        traffic="{concurrency: 1, input_tokens: 4000, output_tokens: 500}",
+        extra="quantization: fp8_block_mxfp4",
+    )
+    steps = f"{V4} -tp 2 --gpu-memory-utilization 0.95 --max-model-len 30000"
+    # As vLLM 0.22 with 16,384 tokens a step: 5.44 GiB of cache, one request needs 6.66 GiB.
+    result = made.estimate(f"{steps} --max-num-batched-tokens 16384")
+    assert not result.fits
+    assert "room for one request of 30000 tokens" in result.misfit
+    assert result.memory.cache_bytes == pytest.approx(5.44 * GIB, rel=0.1)
+
+
+def test_engines_resolve_the_type_of_a_cache_by_model_and_device(deployment: Made) -> None:
+    failures = Failures()
+    starts = {
+        "vllm": "vllm serve m -tp 8",
+        "sglang": "python -m sglang.launch_server --model m --tp 8",
+        "trtllm": "trtllm-serve serve m --tp_size 8",
+    }
+    for engine, model, device, dtype in (
+        ("sglang", "deepseek-v3.2", "b200-sxm", "fp8"),
+        ("sglang", "deepseek-v3.2", "h200-sxm", "bf16"),
+        ("sglang", "glm-5", "b200-sxm", "fp8"),
+        ("sglang", "deepseek-v4-flash", "h200-sxm", "fp8"),
+        ("sglang", "deepseek-v3", "b200-sxm", "bf16"),
+        ("vllm", "deepseek-v3.2", "b200-sxm", "bf16"),
+        ("vllm", "glm-5", "b200-sxm", "fp8"),
+        ("vllm", "glm-5", "h200-sxm", "bf16"),
+        ("vllm", "deepseek-v4-flash", "h200-sxm", "fp8"),
+        ("trtllm", "deepseek-v3", "b200-sxm", "bf16"),
+    ):
+        with failures.of(engine, model, device):
+            made = deployment(model=model, engine=engine, device=device, traffic=BUSY)
+            # The plan takes what the launch takes, unless the spec states a type.
+            assert made.spec.goal.kv_cache_dtype == dtype
+            assert made.read(starts[engine]).kv_cache_dtype == dtype
+    failures.check()
+
+
+def test_sparse_attention_on_blackwell_has_788_bytes_a_token_and_layer(deployment: Made) -> None:
+    made = deployment(
+        model="deepseek-v3.2",
+        engine="sglang",
+        device="b200-sxm",
+        nodes=1,
+        traffic=BUSY,
+        extra="quantization: fp8_block",
+    )
+    start = "python -m sglang.launch_server --model m --tp 8 --dp 8 --enable-dp-attention"
+    result = made.estimate(start)
+    # 43.67 GiB hold 975,424 tokens of a rank (SGLang pull request 11309).
+    each = result.memory.cache_bytes / (result.kv_tokens / 8)
+    assert each == pytest.approx(61 * 788, rel=1e-5)
+    assert 43.67 * GIB / each == pytest.approx(975_424, rel=1e-3)
+
+
+def test_drafts_take_memory_whether_or_not_their_acceptance_is_known(deployment: Made) -> None:
+    start = "vllm serve m -tp 8 --enable-expert-parallel"
+    drafted = f"""{start} --speculative-config '{{"method": "mtp", "num_speculative_tokens": 3}}'"""
+    found = {}
+    for acceptance in ("", "\n  speculative: {method: mtp, draft_tokens: 3, acceptance: 0.8}"):
+        made = deployment(
+            model="deepseek-v3",
+            device="h200-sxm",
+            nodes=1,
+            traffic=BUSY,
+            extra="quantization: fp8_block" + acceptance,
+        )
+        plain, more = made.estimate(start), made.estimate(drafted)
+        assert more.memory.weight_bytes > plain.memory.weight_bytes + GIB
+        assert more.memory.reserve_bytes > plain.memory.reserve_bytes
+        found[acceptance] = more.memory
+    unknown, known = found.values()
+    assert unknown.weight_bytes == known.weight_bytes
+    assert unknown.reserve_bytes == known.reserve_bytes
+    assert unknown.limit_ratio == known.limit_ratio
+
+
+def test_what_tensorrt_llm_allocates_behind_its_cache_must_fit(deployment: Made) -> None:
+    made = deployment(
+        model="qwen3-235b-a22b",
+        engine="trtllm",
+        device="h200-sxm",
+        nodes=1,
+        traffic=BUSY,
+        extra="quantization: fp8_block",
+    )
+    start = (
+        "python3 -m dynamo.trtllm --model-path m --tensor-parallel-size 4"
+        " --moe-expert-parallel-size 4 --max-batch-size 512 --max-num-tokens 1024"
+        " --max-seq-len 8192 --kv-cache-config.dtype fp8 --disaggregation-mode decode"
+        " --free-gpu-memory-fraction"
+    )
+    # Failed with 0.95 and ran with 0.85, 65.73 GiB of cache (Dynamo pull request 9746).
+    assert not made.estimate(f"{start} 0.95").fits
+    result = made.estimate(f"{start} 0.85")
+    assert result.fits
+    assert result.memory.cache_bytes == pytest.approx(65.73 * GIB, rel=0.05)
+
+
+def test_a_checkpoint_may_ask_for_the_type_of_its_cache() -> None:
+
+    fp8 = {"num_bits": 8, "type": "float", "dynamic": False}
+    failures = Failures()
+    for fields, dtype in (
+        (None, "bf16"),
+        ({"quant_method": "fp8"}, "bf16"),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}}, "fp8"),
+        ({"quant_method": "modelopt", "kv_cache_scheme": fp8}, "fp8"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": fp8}, "fp8"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, "bf16"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": fp8 | {"type": "int"}}, "bf16"),
+    ):
+        with failures.of(fields):
+            assert released_cache({"quantization_config": fields}) == dtype
+            assert released_cache({"text_config": {"quantization_config": fields}}) == dtype
+    failures.check()
