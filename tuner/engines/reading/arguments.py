@@ -34,6 +34,10 @@ _SCRIPT: Final = re.compile(r"[^\s=]*\.py|[\w.]+\.pretrain_gpt|pretrain_gpt")
 _ON: Final = ("true", "1", "yes", "on")
 _OFF: Final = ("false", "0", "no", "off")
 """Values of a switch, in any case."""
+_PLACES: Final = frozenset(
+    {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "PET_LOG_DIR"}
+)
+"""Variables of where ranks meet and torchrun writes its logs."""
 UNSET: Final = "not read, because the text does not set it"
 """Begins the note of a variable that may hold any flag."""
 
@@ -228,7 +232,7 @@ def training_flags(
 def _is_rendezvous(assignment: str) -> bool:
     """Say whether an assignment only states rendezvous options."""
     name, _, value = assignment.partition("=")
-    if name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"):
+    if name in _PLACES:
         return True
     # What a default or a message holds may have spaces.
     for pattern in (r"\$\(\([^()]*\)\)", r"\$\{[^{}]*\}"):

@@ -2,19 +2,20 @@
 
 The text is split by `shlex`. Literal assignments (`TP=8`, `ARGS=( ... )`, `ARGS+=`) are
 substituted for `$TP`, `${TP}`, `${ARGS[@]}` or `${NNODES:-1}`; a default counts where the file
-assigns nothing; `$((8*2))` is one operation on two whole numbers; the script's own folder
-(`$(dirname "$0")`) is `.`. An `if [ A = B ]` whose sides are known takes its branch. Everything
-else that a shell would do (commands in `$( )`, other tests, loops, sourced files) is left as it
-is: a word that still holds a `$` has no value here, and what an undecided `if` or a loop would
-add is named rather than guessed.
+assigns nothing; `$((A * 2))` is computed over whole numbers; the script's own folder
+(`$(dirname "$0")`) is `.`. Tests in `[ ]`, `[[ ]]` and `(( ))` whose sides are known take their
+branch, also before `&&` and `||`. Everything else that a shell would do (commands in `$( )`, other
+tests, loops, sourced files) is left as it is: a word that still holds a `$` has no value here, and
+what an undecided test or a loop would add is named rather than guessed.
 An array that `mapfile` fills from a file beside the script holds that file's words, comment lines
-left out.
+left out. A here-document is the file that it is written to, or the value of `$(cat <<EOF`; one that
+a shell reads is part of the script.
 
 A comment starts at a `#` that begins a word outside quotes. `#SBATCH` lines are collected
 separately.
 """
 
-import itertools
+import ast
 import operator
 import re
 import shlex
@@ -39,13 +40,31 @@ _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE: Final = re.compile(
     r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}]*))?\}|(\d+|[@*]))"
 )
-_ARITHMETIC: Final = re.compile(r"\$\(\((\d{1,9})(?:([*+/-])(\d{1,9}))?\)\)")
-_OPERATIONS: Final[Mapping[str, Callable[[int, int], int]]] = {
-    "*": operator.mul,
-    "+": operator.add,
-    "-": operator.sub,
-    "/": operator.floordiv,
+_ARITHMETIC: Final = re.compile(r"\$\(\(((?:[^()\n]|\([^()\n]{0,80}\)){1,200})\)\)")
+_NAME: Final = re.compile(r"(?<![\w.${])[A-Za-z_]\w*")
+_LONGEST_SUM: Final = 400
+_LARGEST: Final = 2**63
+_OPERATIONS: Final[Mapping[type[ast.AST], Callable[[int, int], int]]] = {
+    ast.Mult: operator.mul,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
 }
+_HERE: Final = re.compile(
+    r"(?P<value>\$\(\s*cat\s*)?(?<!<)<<-?[ \t]*(?P<quote>[\"']?)(?P<end>\w{1,40})(?P=quote)"
+    r"(?P<after>[^\n]*)\n(?P<body>.*?)^[ \t]*(?P=end)[ \t]*$(?(value)\s*\))",
+    re.DOTALL | re.MULTILINE,
+)
+"""A here-document."""
+_WRITTEN: Final = re.compile(r"(?:>{1,2}|\btee(?:\s+-a)?\s)\s*[\"']?([^\s\"';|&<>]{1,200})")
+_SHELL_READS: Final = re.compile(r"\b(?:bash|sh|ssh|srun|sbatch|\.sh|sbatch)\b")
 _FILE: Final = r"""["']?\$(?:0|\{0\}|\{BASH_SOURCE(?:\[0\])?\})["']?"""
 _DIRNAME: Final = rf"""\$\(\s*dirname\s+(?:--\s+)?{_FILE}\s*\)"""
 _OWN_FOLDER: Final = re.compile(
@@ -60,17 +79,24 @@ _TEST: Final[Mapping[str, Callable[[str, str], bool]]] = {
 _NUMERIC_TEST: Final[Mapping[str, Callable[[int, int], bool]]] = {
     "-eq": operator.eq,
     "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
+    "-le": operator.le,
 }
 _UNDECIDED: Final = re.compile(r"[$`*?\[\]]")
 """In an operand of a test: what only a running shell expands, or a pattern."""
 _FROM_SCHEDULER: Final = ("SLURM_", "PBS_", "LSB_")
 """Prefixes of variables that the scheduler sets."""
-_REDIRECTION: Final = re.compile(r"(\d|&)?>.*|<.*")
+_REDIRECTION: Final = re.compile(r"(\d|&)?(>{1,2}|<)(?P<target>.*)")
+_PLACEHOLDER: Final = re.compile(r"<[^<>&]{1,80}>")
+"""A value that whoever wrote the text left open, such as `<MODEL>`."""
 _OPENERS: Final = frozenset({"if", "for", "while", "until", "case", "select"})
 _CLOSERS: Final = frozenset({"fi", "done", "esac"})
 _PREFIXES: Final = frozenset({"then", "else", "do", "export", "local", "declare", "readonly"})
 _BRACKETS: Final = frozenset({("[", "]"), ("[[", "]]")})
 _SEPARATORS: Final = frozenset({";", "&&", "||", "|", "&"})
+_JOINTS: Final = frozenset({"&&", "||"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +121,8 @@ class ShellText:
     """Variables whose default was taken, as `NAME=value`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What the text exports with a literal value."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Here-documents by the name of the file that they are written to."""
 
 
 def shell_text(
@@ -126,8 +154,9 @@ def shell_text(
     commands: list[Command] = []
     skipped: list[str] = []
     blocks = _Blocks(variables)
-    for words in _statements(_words(text, source=source), source=source):
-        blocks.enter(words)
+    text, files = _without_documents(text)
+    for words, separator in _statements(_words(text, source=source), source=source):
+        blocks.enter(words, separator)
         if blocks.is_left_out:
             continue
         undecided = blocks.is_undecided
@@ -148,11 +177,7 @@ def shell_text(
         elif left and left[0] in ("source", ".", "eval"):
             variables.doubt_all()
         if left:
-            filled = tuple(
-                itertools.takewhile(
-                    lambda word: not _REDIRECTION.fullmatch(word), variables.filled(left)
-                )
-            )
+            filled = tuple(variables.filled([*_without_redirections(left)]))
             commands.append(Command(words=filled, is_conditional=undecided))
     return ShellText(
         commands=tuple(commands),
@@ -160,7 +185,30 @@ def shell_text(
         skipped=tuple(skipped),
         defaults=tuple(f"{name}={value}" for name, value in variables.defaults.items()),
         environment=variables.written_out(exported),
+        files={
+            "".join(variables.filled([name])): "\n".join(
+                " ".join(variables.filled([line], splits=False)) for line in body.split("\n")
+            )
+            for name, body in files.items()
+        },
     )
+
+
+def _without_documents(text: str) -> tuple[str, dict[str, str]]:
+    """Take here-documents out of a script; those that a shell reads stay in it."""
+    files: dict[str, str] = {}
+
+    def replaced(match: re.Match[str]) -> str:
+        start = match.string.rfind("\n", 0, match.start()) + 1
+        line = match.string[start : match.start()] + match["after"]
+        if match["value"]:
+            return "'" + match["body"].rstrip("\n").replace("'", "'\"'\"'") + "'"
+        if written := _WRITTEN.search(line):
+            files[written[1].strip("\"'").rpartition("/")[2]] = match["body"]
+        is_script = _SHELL_READS.search(line) is not None
+        return match["after"] + ("\n" + match["body"] if is_script else "")
+
+    return _HERE.sub(replaced, text), files
 
 
 def _exported(words: Sequence[str], assigned: Sequence[str], left: Sequence[str]) -> set[str]:
@@ -193,6 +241,7 @@ def _words(text: str, *, source: str) -> Iterator[str]:
     kept = []
     position = 0
     plain = _OWN_FOLDER.sub(".", text.replace("\r\n", "\n").replace("\\\n", " "))
+    plain = _ARITHMETIC.sub(lambda match: re.sub(r"[\s\"]", "", match.group()), plain)
     while position < len(plain):
         match = _PIECE.match(plain, position)
         if match is None:
@@ -211,30 +260,47 @@ def _words(text: str, *, source: str) -> Iterator[str]:
         raise SpecError(f"{source}: not shell text: {str(error).lower()}") from error
 
 
-def _statements(words: Iterator[str], *, source: str) -> Iterator[list[str]]:
-    """Group words into statements; inside an array's parentheses a new line ends nothing."""
+def _statements(words: Iterator[str], *, source: str) -> Iterator[tuple[list[str], str]]:
+    """Group words into statements, each with the separator before it.
+
+    Inside an array's parentheses a new line ends nothing, inside `[[ ]]` no `&&` does.
+    """
     statement: list[str] = []
     open_parentheses = 0
+    separator = ";"
     for word in words:
         is_break = word.strip("\n") == ""
         if open_parentheses and is_break:
             continue
-        if is_break or (word in _SEPARATORS and not open_parentheses):
+        is_inside = open_parentheses or (word in _JOINTS and "[[" in statement[:3])
+        if is_break or (word in _SEPARATORS and not is_inside):
             if statement:
-                yield statement
+                yield statement, separator
+            if statement or not is_break:
+                separator = ";" if is_break else word
             statement = []
             continue
         if open_parentheses or re.match(r"[A-Za-z_]\w*\+?=\(", word):
             open_parentheses = max(0, open_parentheses + word.count("(") - word.count(")"))
         is_end = word.endswith(";") and not open_parentheses
         statement.append(word.rstrip(";") if is_end else word)
-        if is_end:
-            yield statement
+        if is_end or (word == "]]" and not open_parentheses):
+            yield statement, separator
+            separator = ";"
             statement = []
     if open_parentheses:
         raise SpecError(f"{source}: the array {shown_value(statement[0])} is never closed with )")
     if statement:
-        yield statement
+        yield statement, separator
+
+
+def _without_redirections(words: Sequence[str]) -> Iterator[str]:
+    is_target = False
+    for word in words:
+        redirection = None if _PLACEHOLDER.fullmatch(word) else _REDIRECTION.fullmatch(word)
+        if redirection is None and not is_target:
+            yield word
+        is_target = redirection is not None and not redirection["target"]
 
 
 def _without_prefixes(words: Sequence[str]) -> list[str]:
@@ -317,19 +383,40 @@ class _Variables:
         words = tuple(self.filled(values))
         self._words[name] = (*self._words.get(name, ()), *words) if adds else words
 
-    def filled(self, words: Sequence[str]) -> Iterator[str]:
+    def filled(self, words: Sequence[str], *, splits: bool = True) -> Iterator[str]:
         """Expand variables; each value is split at spaces, as without quotes."""
         for word in words:
             if "$" not in word:
-                yield from word.split() if word.startswith("--") else (word,)
+                yield from word.split() if splits and word.startswith("--") else (word,)
                 continue
             filled = word
             for _ in range(_DEEPEST):
                 before = filled
-                filled = _ARITHMETIC.sub(_computed, _VARIABLE.sub(self._value, filled))
+                filled = _ARITHMETIC.sub(self._sum, _VARIABLE.sub(self._value, filled))
                 if filled == before:
                     break
-            yield from filled.split()
+            yield from filled.split() if splits else (filled,)
+
+    def computed(self, expression: str) -> int | None:
+        """Return the value of shell arithmetic, whose names need no `$`; None where it has none."""
+        named = _NAME.sub(
+            lambda match: " ".join(self._words.get(match.group(), ("",))) or match.group(),
+            expression,
+        )
+        if len(named) > _LONGEST_SUM:
+            return None
+        condition, asks, branches = named.partition("?")
+        yes, _, no = branches.partition(":")
+        text = f"({yes}) if ({condition}) else ({no})" if asks else named
+        text = text.replace("&&", " and ").replace("||", " or ").replace("/", "//")
+        try:
+            return int(_value_of(ast.parse(text.strip(), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+            return None
+
+    def _sum(self, match: re.Match[str]) -> str:
+        value = self.computed(match.group(1))
+        return match.group() if value is None else str(value)
 
     def _value(self, match: re.Match[str]) -> str:
         plain, braced, default, _positional = match.groups()
@@ -355,43 +442,88 @@ class _Blocks:
     def __init__(self, variables: _Variables) -> None:
         self._variables = variables
         self._open: list[_Block] = []
+        self._runs: bool | None = True
+        """Whether the statement runs by what `&&` or `||` joins it to."""
+        self._before: bool | None = True
+        """What the test before it was."""
+        self._is_after_test = False
 
     @property
     def is_undecided(self) -> bool:
         """Only a running shell knows whether the statement runs."""
-        return any(block.runs is None for block in self._open)
+        return self._runs is None or any(block.runs is None for block in self._open)
 
     @property
     def is_left_out(self) -> bool:
         """The statement does not run."""
-        return any(block.runs is False for block in self._open)
+        return self._runs is False or any(block.runs is False for block in self._open)
 
-    def enter(self, words: Sequence[str]) -> None:
+    def enter(self, words: Sequence[str], separator: str) -> None:
         """Track the blocks that a statement opens, continues or closes."""
         first = words[0] if words else ""
+        opener = next((word for word in words if word not in _PREFIXES), "")
         if self._open and self._open[-1].is_test and first != "then":
-            # `if [ A = B ] && ...`: more of a condition than is read.
-            self._open[-1].undecide()
+            self._open[-1].runs = _joined(
+                self._open[-1].runs, separator, self._test(words) if separator in _JOINTS else None
+            )
+            return
+        self._runs = self._runs_behind(separator)
         if self._open and first in ("then", "else"):
             self._open[-1].is_test = False
         if self._open and first in ("elif", "else"):
             block = self._open.pop()
-            block.go_on(self._tested(words) if first == "elif" else True)
+            block.go_on(self._test(words[1:]) if first == "elif" else True)
             block.is_test = first == "elif"
             self._open.append(block)
-        opener = next((word for word in words if word not in _PREFIXES), "")
-        if opener in _OPENERS:
-            runs = self._tested(words[words.index(opener) :]) if opener == "if" else None
-            self._open.append(_Block(runs=runs, is_test=opener == "if"))
+        elif opener in _OPENERS:
+            tested = self._test(words[words.index(opener) + 1 :]) if opener == "if" else None
+            self._open.append(_Block(runs=tested, is_test=opener == "if"))
         elif opener in _CLOSERS and self._open:
             self._open.pop()
+        after = words[1:] if first in ("then", "else", "do") else words
+        if self._runs is not False:
+            self._is_after_test = self._runs is None or _is_test(after)
+            self._before = self._test(after) if self._runs else None
 
-    def _tested(self, words: Sequence[str]) -> bool | None:
-        """Decide `if [ A = B ]`, `if [ -n A ]` and `if [ -z A ]`; None for all else."""
-        if self.is_left_out or len(words) < 4 or (words[1], words[-1]) not in _BRACKETS:
+    def _runs_behind(self, separator: str) -> bool | None:
+        """Say whether a statement runs; a command before it is taken to have succeeded."""
+        if separator not in _JOINTS:
+            return True
+        if not self._is_after_test:
+            return True if separator == "&&" else None
+        return None if self._before is None else self._before is (separator == "&&")
+
+    def _test(self, words: Sequence[str]) -> bool | None:
+        """Decide a test whose sides are known; None for all else."""
+        if any(block.runs is False for block in self._open):
             return None
-        inside = [self._variables.decided(word) for word in words[2:-1]]
-        match inside:
+        if list(words[:1]) == ["!"]:
+            inner = self._test(words[1:])
+            return None if inner is None else not inner
+        text = " ".join(words)
+        if text.startswith("((") and text.endswith("))"):
+            known = self._variables.decided(_NAME.sub(r"${\g<0>}", text[2:-2]))
+            value = None if known is None else self._variables.computed(known)
+            return None if value is None else bool(value)
+        if len(words) < 3 or (words[0], words[-1]) not in _BRACKETS:
+            return None
+        decided: bool | None = None
+        separator, part = "", list[str]()
+        for word in words[1:]:
+            if word in _JOINTS or word in ("-a", "-o", words[-1]):
+                value = self._compared(part)
+                decided = _joined(decided, separator, value) if separator else value
+                separator, part = {"-a": "&&", "-o": "||"}.get(word, word), []
+            else:
+                part.append(word)
+        return decided
+
+    def _compared(self, words: Sequence[str]) -> bool | None:
+        """Decide `A = B`, `A -gt B`, `-n A`, `-z A`, or one of them behind `!`."""
+        if words[:1] == ["!"]:
+            inner = self._compared(words[1:])
+            return None if inner is None else not inner
+        match [self._variables.decided(word) for word in words]:
             case [str(left), str(sign), str(right)] if sign in _TEST:
                 return _TEST[sign](left, right)
             case [str(left), str(sign), str(right)] if sign in _NUMERIC_TEST:
@@ -402,6 +534,45 @@ class _Blocks:
             case ["-z", str(value)]:
                 return not value
         return None
+
+
+def _is_test(words: Sequence[str]) -> bool:
+    return bool(words) and (words[0] in ("[", "[[", "!") or words[0].startswith("(("))
+
+
+def _joined(left: bool | None, separator: str, right: bool | None) -> bool | None:
+    """Join two tests by `&&` or `||`; None: unknown."""
+    decides = separator == "||"
+    if decides in (left, right):
+        return decides
+    return None if None in (left, right) else right
+
+
+def _value_of(node: ast.expr) -> int:
+    """Return the value of a whole-number expression.
+
+    Raises:
+        ValueError: it is none, or is too large.
+    """
+    match node:
+        case ast.Constant(value=int(value)):
+            result = value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            result = -_value_of(operand)
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            result = _value_of(body if _value_of(test) else orelse)
+        case ast.BoolOp(op=op, values=values):
+            joined = all if isinstance(op, ast.And) else any
+            result = int(joined(_value_of(one) for one in values))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+            result = _OPERATIONS[type(op)](_value_of(left), _value_of(right))
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATIONS:
+            result = int(_OPERATIONS[type(op)](_value_of(left), _value_of(right)))
+        case _:
+            raise ValueError("no whole number")
+    if abs(result) > _LARGEST:
+        raise ValueError("too large")
+    return result
 
 
 @dataclass(slots=True, kw_only=True)
@@ -415,21 +586,9 @@ class _Block:
     was_taken: bool = False
     """A branch before this one ran."""
 
-    def undecide(self) -> None:
-        self.runs = None
-
     def go_on(self, tested: bool | None) -> None:
         """Come to the next branch."""
         if self.runs is None:
             return
         self.was_taken = self.was_taken or self.runs
         self.runs = False if self.was_taken else tested
-
-
-def _computed(match: re.Match[str]) -> str:
-    left, sign, right = match.groups()
-    if sign is None:
-        return left
-    if sign == "/" and int(right) == 0:
-        return match.group()
-    return str(_OPERATIONS[sign](int(left), int(right)))

@@ -34,7 +34,54 @@ def test_a_condition_whose_sides_are_written_out_takes_its_branch() -> None:
     ):
         result = shell_text(SCRIPT, source="run.sh", environment=environment)
         assert result.commands[-1].words == ("python", "train.py", "--a", "1", *taken)
-        assert [*result.skipped] == [*looped, "ARGS+=--unknown", "ARGS+=--compound"]
+        # False and unknown is false, whatever the unknown.
+        compound = [] if environment.get("USE") == "0" else ["ARGS+=--compound"]
+        assert [*result.skipped] == [*looped, "ARGS+=--unknown", *compound]
+
+
+def test_arithmetic_and_its_tests_take_bare_names_and_spaces() -> None:
+    for text, printed in (
+        ("A=2; B=8\nrun $((A * B))", ["16"]),
+        ("A=2\nrun --x=$(( (A + 1) * 4 % 5 ))", ["--x=2"]),
+        ("A=2\nrun $(( A > 8 ? A : 8 )) $((A*UNSET))", ["8", "$((A*UNSET))"]),
+        ("A=4\nif (( A >= 4 )); then B=(--ge); fi\nrun ${B[@]}", ["--ge"]),
+        ('A=4\nif [ "$A" -gt 4 ]; then B=1; elif [[ $A -le 4 ]]; then B=2; fi\nrun $B', ["2"]),
+        ("A=4\nif [ $A -lt 4 ]; then B=1; else B=2; fi\nrun $B", ["2"]),
+        ('if [[ ! -z "" || 1 -eq 2 ]]; then B=1; else B=2; fi\nrun $B', ["2"]),
+        ("run $((1/0)) $((2**9)) $((" + "9*" * 30 + "9))", ["$((1/0))", "$((2**9))"]),
+    ):
+        words = shell_text(text, source="run.sh").commands[-1].words
+        assert words[1 : 1 + len(printed)] == tuple(printed), text
+
+
+def test_a_test_decides_the_command_that_it_is_joined_to() -> None:
+    for text, taken in (
+        ('A=8\n[ "$A" -gt 1 ] && B+=(--one)\n[[ $A -gt 8 ]] && B+=(--no)', ["--one"]),
+        ('A=8\n[ "$A" -gt 1 ] || B+=(--no)\n[[ $A -gt 8 ]] || B+=(--one)', ["--one"]),
+        ("mkdir x && B+=(--one)", ["--one"]),
+        ('[ -n "$NOBODY_SAYS" ] && B+=(--unknown)', []),
+        ("pgrep x || B+=(--unknown)", []),
+    ):
+        result = shell_text(f"B=()\n{text}\nrun ${{B[@]}}", source="run.sh")
+        assert result.commands[-1].words == ("run", *taken), text
+        assert bool(result.skipped) == (not taken), text
+
+
+def test_a_here_document_is_a_file_or_a_value_or_part_of_the_script() -> None:
+    result = shell_text(
+        "TP=4\ncat <<EOF > /tmp/options.yaml\ntp: $TP\nnote: don't\nEOF\n"
+        'C=$(cat <<\'END\'\n{"a": "it\'s"}\nEND\n)\n'
+        "bash <<'EOF'\nrun $TP \"$C\"\nEOF\n",
+        source="run.sh",
+    )
+    assert result.files == {"options.yaml": "tp: 4\nnote: don't\n"}
+    assert result.commands[-1].words == ("run", "4", '{"a":', '"it\'s"}')
+
+
+def test_redirections_and_placeholders_lose_no_words() -> None:
+    text = "run <MODEL> --a 1 >> log.txt 2>&1 --b 2 < in &> out --c"
+    words = shell_text(text, source="run.sh").commands[0].words
+    assert words == ("run", "<MODEL>", "--a", "1", "--b", "2", "--c")
 
 
 def test_what_only_a_running_shell_knows_is_named() -> None:

@@ -1,0 +1,262 @@
+"""Public launches of a folder: how many are read without a lost flag.
+
+    python tests/benchmarks/launch_corpus.py FOLDER... [--set NAME=VALUE]... [--show]
+
+FOLDERs hold checkouts of repositories with recipes. Launches are shell scripts, fenced blocks of
+Markdown (also inside YAML), Kubernetes objects, Compose files and recipes of srt-slurm that start a
+server of vLLM, SGLang or TensorRT-LLM. Each is read against one large model on one large pool, so
+that only the reading is judged. A script whose variables its harness sets gets them from --set.
+
+A launch is *read* if every flag of its server's command ends among the flags that the estimate
+lists, with its value; *refused* if one line says why; else *lost*. The flags are those that a few
+regular expressions find in the command, independent of the reader. Equal commands count once. Exit
+code 1: a launch is lost.
+"""
+
+import argparse
+import re
+import sys
+import tempfile
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
+from tuner.errors import TunerError
+from tuner.estimate.serving.estimate import pool_named, surroundings
+from tuner.estimate.serving.registry import READERS, read_serving_text
+from tuner.spec.serving.read import read_serve_spec
+
+MODELS = Path(__file__).parents[2] / "examples/models"
+_SPEC: Final = f"""schema_version: 1
+model: {MODELS}/deepseek-v3
+cluster: {{pools: [{{name: pool, device: h200, nodes: 64, devices_per_node: 8}}]}}
+goal:
+  kind: serve
+  engine: {{name: ENGINE}}
+  traffic: {{concurrency: 8, input_tokens: 1000, output_tokens: 100}}
+"""
+LONGEST_POSITION: Final = 2**24
+_START: Final = re.compile(
+    r"vllm serve\b|sglang serve\b|(?:sglang\.|/)launch_server\b|trtllm-serve\b(?! *disagg)"
+    r"|dynamo\.(?:vllm|sglang|trtllm)\b|vllm\.entrypoints\.openai\.api_server|vllm/vllm-openai\S*(?= )"
+    r"|\bvllm-openai\S* *\\$"
+)
+_NO_SERVER: Final = re.compile(
+    r"^\s*(?:#|echo|printf|pkill|pgrep|pip|uv pip|docker (?:pull|build|tag)|from |import |- image:)"
+    r"|--help|which |`vllm serve`"
+)
+_FENCE: Final = re.compile(
+    r"^([ \t]*)```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE
+)
+_SHELLS: Final = frozenset({"", "bash", "sh", "shell", "console", "yaml", "yml", "text", "zsh"})
+_FLAG: Final = re.compile(r"(?:^|(?<=[\s\"'(=]))(--[A-Za-z][\w.+-]*|-[a-z]{1,3})(?=[\s=\"']|$)")
+_OBJECTS: Final = re.compile(r"^(?:kind:|services:|backend:)", re.MULTILINE)
+_VARIABLE: Final = re.compile(r"\$\{?([A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusLaunch:
+    """One launch of a corpus."""
+
+    place: str
+    text: str
+    command: str
+    """Of its server, as far as regular expressions find it; empty: a file of objects."""
+    role: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of a launch."""
+
+    kind: str
+    """`read`, `refused`, or `lost`."""
+    reason: str = ""
+
+
+def find_launches(folder: Path) -> Iterator[CorpusLaunch]:
+    """Yield the launches of a folder's files, equal commands once."""
+    seen: set[str] = set()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix not in (".md", ".mdx", ".yaml", ".yml", ".sh", ".slurm", ".sbatch"):
+            continue
+        if not path.is_file() or path.stat().st_size > 200_000:
+            continue
+        text = path.read_text(errors="replace")
+        for launch in _file_launches(path.relative_to(folder.parent).as_posix(), text):
+            key = " ".join((launch.command or launch.text).replace("\\\n", " ").split())
+            if key not in seen:
+                seen.add(key)
+                yield launch
+
+
+def _file_launches(place: str, text: str) -> Iterator[CorpusLaunch]:
+    if place.endswith((".md", ".mdx")) or "```" in text:
+        for match in _FENCE.finditer(text):
+            indent, language, block = match.groups()
+            line = text.count("\n", 0, match.start()) + 1
+            if language in _SHELLS:
+                block = textwrap.dedent(re.sub(rf"^{indent}", "", block, flags=re.MULTILINE))
+                yield from _block_launches(f"{place}:{line}", block)
+    elif place.endswith((".yaml", ".yml")):
+        if _OBJECTS.search(text) and _starts_server(text):
+            yield CorpusLaunch(place=place, text=text, command="")
+    elif _commands(text):
+        yield CorpusLaunch(place=place, text=text, command=_commands(text)[0])
+
+
+def _starts_server(text: str) -> bool:
+    plain = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
+    flags = re.findall(r"--[a-z][\w-]+|^ +(?:tensor|max|kv)[-_]\w+", plain, re.MULTILINE)
+    named = re.search(r"launch_server|dynamo\.(?:vllm|sglang|trtllm)|(?:vllm|sglang|trtllm)", plain)
+    return named is not None and len(flags) > 1
+
+
+def _block_launches(place: str, block: str) -> Iterator[CorpusLaunch]:
+    """Yield the launch of a block, or each of several with the assignments of the block."""
+    if _OBJECTS.search(block):
+        if _starts_server(block):
+            yield CorpusLaunch(place=place, text=block, command="")
+        return
+    block = re.sub(r"^\$ ", "", block, flags=re.MULTILINE)
+    commands = _commands(block)
+    if len(commands) == 1:
+        yield CorpusLaunch(place=place, text=block, command=commands[0])
+        return
+    set_before = re.findall(r"^(?:export )?[A-Za-z_]\w*=(?![^\n]*\\\n)[^\n]*$", block, re.MULTILINE)
+    for command in commands:
+        text = "\n".join((*set_before, command))
+        yield CorpusLaunch(place=place, text=text, command=command)
+
+
+def _commands(text: str) -> list[str]:
+    """Return the logical lines that start a server, JSON over several lines included."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        goes_on = lines and (
+            re.search(r"\\\s*$", lines[-1]) or lines[-1].count("'") % 2 or _open_quote(lines[-1])
+        )
+        if goes_on and not (line.lstrip().startswith("#")):
+            lines[-1] += "\n" + line
+        else:
+            lines.append(line)
+    return [line for line in lines if _START.search(line) and not _NO_SERVER.search(line)]
+
+
+def _open_quote(line: str) -> bool:
+    return re.search(r"-l?c \"", line) is not None and line.replace('\\"', "").count('"') % 2 == 1
+
+
+def evaluate_launch(
+    launch: CorpusLaunch, around: Surroundings, *, given: Mapping[str, str]
+) -> Verdict:
+    """Read a launch, and look for its flags among those that were read."""
+    preamble = "".join(
+        f"export {name}={value}\n" for name, value in given.items() if launch.command
+    )
+    try:
+        read = _read(preamble + launch.text, around)
+    except TunerError as error:
+        reason = str(error).partition(": ")[2]
+        is_lost = reason.startswith(("starts no server", "no YAML"))
+        return Verdict(kind="lost" if is_lost else "refused", reason=reason)
+    except Exception as error:  # noqa: BLE001 - a crash is what is looked for
+        return Verdict(kind="lost", reason=f"crashed: {type(error).__name__}: {error}")
+    lost = sorted(_lost_flags(launch, read))
+    return Verdict(kind="lost", reason=" ".join(lost)) if lost else Verdict(kind="read")
+
+
+def _read(text: str, around: Surroundings) -> ServingLaunch:
+    try:
+        return read_serving_text(text, around, engine="vllm", source="launch")
+    except TunerError as error:
+        several = re.search(r"name one of them with --role: (.*)", str(error))
+        if several is None:
+            raise
+        first = several[1].split(", ")[-1]
+        return read_serving_text(text, around, engine="vllm", source="launch", role=first)
+
+
+def _lost_flags(launch: CorpusLaunch, read: ServingLaunch) -> Iterator[str]:
+    flags = read.flags
+    listed = (*flags.understood, *flags.ignored, *flags.unpriced, *flags.timeless)
+    values = {said.split()[0].lstrip("-"): said for said in listed}
+    notes = " ".join(read.notes).replace("_", "-")
+    spellings = READERS[read.engine].server.spellings
+    for typed, value in _typed_flags(launch):
+        name = typed.lstrip("-").replace("_", "-").rstrip("+")
+        names = [one for one in values if one in (name, spellings.get(name)) or _is_part(one, name)]
+        names = names or [one for one in values if one.startswith(name)]
+        if not names and f"-{name}" not in notes:
+            yield typed
+        elif names and value and value[:20] not in values[names[0]] and f"-{name}" not in notes:
+            yield f"{typed} {value} ({values[names[0]]})"
+
+
+def _is_part(listed: str, typed: str) -> bool:
+    return listed.startswith(f"{typed}.") or typed.startswith(f"{listed}.")
+
+
+def _typed_flags(launch: CorpusLaunch) -> Iterator[tuple[str, str]]:
+    """Yield the flags of a command, also those of arrays that it names, with a plain value."""
+    command = _START.split(launch.command, maxsplit=1)[-1]
+    texts = [command]
+    for name in _VARIABLE.findall(command):
+        array = re.findall(rf"^{name}\+?=(\([^()]*\)|\"[^\"\n]*\")", launch.text, re.MULTILINE)
+        texts += [one.strip('()"') for one in array]
+    for text in texts:
+        text = re.sub(r"(?:^|(?<=\s))#.*$", " ", text, flags=re.MULTILINE)
+        text = re.split(r"\s(?:2?>|&>|\||&&|&)(?:\s|\S*$)", text)[0]
+        text = re.sub(r"'[^']*'|\{[^\n]*\}", " ? ", text)
+        for match in _FLAG.finditer(text):
+            value = re.match(r"[ =]+\"?([\w./:@-]*\w)(?=[\s\"]|$)", text[match.end() :])
+            is_value = value is not None and not value[1].startswith("-")
+            yield match[1], value[1] if value is not None and is_value else ""
+
+
+def _around() -> Surroundings:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "spec.yaml"
+        path.write_text(_SPEC.replace("ENGINE", "vllm"))
+        spec = read_serve_spec(path)
+    around = surroundings(spec, pool_named(spec, None))
+    model = around.model.model_copy(update={"max_position": LONGEST_POSITION})
+    return Surroundings(model=model, pool=around.pool, memory_bytes=around.memory_bytes)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a row for each folder, and what was not read; exit code 1: a launch is lost."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--show", action="store_true", help="also list what was refused")
+    given = parser.parse_args(arguments)
+    variables = dict(one.partition("=")[::2] for one in given.set)
+    around, total = _around(), Counter[str]()
+    missed: list[str] = []
+    print(f"{'corpus':14} launches   read refused   lost")
+    for folder in given.folders:
+        counts = Counter[str]()
+        for launch in find_launches(folder):
+            verdict = evaluate_launch(launch, around, given=variables)
+            counts[verdict.kind] += 1
+            if verdict.kind == "lost" or (given.show and verdict.kind == "refused"):
+                missed.append(f"{verdict.kind:8}{launch.place}: {verdict.reason[:220]}")
+        print(_row(folder.name, counts))
+        total += counts
+    print(_row("all", total))
+    print(*missed, sep="\n")
+    return int(total["lost"] > 0)
+
+
+def _row(name: str, counts: Counter[str]) -> str:
+    shares = "".join(f"{counts[kind]:8}" for kind in ("read", "refused", "lost"))
+    return f"{name:14}{counts.total():9}{shares}   {counts['read'] / max(counts.total(), 1):.1%} read"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
