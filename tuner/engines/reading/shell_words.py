@@ -269,7 +269,7 @@ def _statements(words: Iterator[str], *, source: str) -> Iterator[tuple[list[str
     open_parentheses = 0
     separator = ";"
     for word in words:
-        is_break = word.strip("\n") == ""
+        is_break = word != "" and word.strip("\n") == ""
         if open_parentheses and is_break:
             continue
         is_inside = open_parentheses or (word in _JOINTS and "[[" in statement[:3])
