@@ -164,7 +164,7 @@ def evaluate_launch(
         reason = str(error).partition(": ")[2]
         is_lost = reason.startswith(("starts no server", "no YAML"))
         return Verdict(kind="lost" if is_lost else "refused", reason=reason)
-    except Exception as error:  # noqa: BLE001 - a crash is what is looked for
+    except Exception as error:
         return Verdict(kind="lost", reason=f"crashed: {type(error).__name__}: {error}")
     lost = sorted(_lost_flags(launch, read))
     return Verdict(kind="lost", reason=" ".join(lost)) if lost else Verdict(kind="read")
@@ -255,7 +255,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _row(name: str, counts: Counter[str]) -> str:
     shares = "".join(f"{counts[kind]:8}" for kind in ("read", "refused", "lost"))
-    return f"{name:14}{counts.total():9}{shares}   {counts['read'] / max(counts.total(), 1):.1%} read"
+    return (
+        f"{name:14}{counts.total():9}{shares}   {counts['read'] / max(counts.total(), 1):.1%} read"
+    )
 
 
 if __name__ == "__main__":

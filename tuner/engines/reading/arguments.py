@@ -54,6 +54,8 @@ class Flags:
     devices_per_node: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the text exports."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files that the text writes, by name."""
 
     def said(self, name: str) -> str:
         """Return a flag as a user would type it."""

@@ -1,8 +1,9 @@
 """A server's options file, as flags.
 
 Keys of nested mappings are joined by dots: `kv_cache_config: {dtype: fp8}` becomes
-`kv-cache-config.dtype`. The file overrides the command, as in `trtllm-serve`. A path is looked up
-by its file name, because its folder is known only to the script or pod.
+`kv-cache-config.dtype`. The file overrides the command, as in `trtllm-serve`, or the command the
+file, as in vLLM and SGLang. A path is looked up by its file name, because its folder is known only
+to the script or pod.
 """
 
 import re
@@ -24,13 +25,27 @@ Beside = Callable[[str], str | None]
 _DEEPEST: Final = 8
 _MOST: Final = 10_000
 """Options of one file."""
-_TOP: Final = re.compile(r"^([A-Za-z_]+):", re.MULTILINE)
+_TOP: Final = re.compile(r"^([A-Za-z_-]+):", re.MULTILINE)
 _FEWEST: Final = 2
 """Least number of known options for a file to count as a server's."""
 
 
-def with_options(flags: Flags, names: tuple[str, ...], beside: Beside) -> Flags:
-    """Return flags with the options of the file that one of them names.
+def with_options(
+    flags: Flags,
+    names: tuple[str, ...],
+    beside: Beside,
+    *,
+    file_counts: bool = True,
+    canonical: Callable[[str], str] = str,
+) -> Flags:
+    """Return flags with the options of the file that one of them names, written by the text or not.
+
+    Args:
+        flags: of the command.
+        names: flags that name a file.
+        beside: gives files that the text names.
+        file_counts: the file overrides the command, else the command the file.
+        canonical: gives the name of an option as the file spells it.
 
     Raises:
         SpecError: the file is not there, or holds no options.
@@ -39,7 +54,7 @@ def with_options(flags: Flags, names: tuple[str, ...], beside: Beside) -> Flags:
     named = next((flags.values[name][-1] for name in names if flags.values.get(name)), None)
     if named is None:
         return flags
-    text = beside(named)
+    text = flags.files.get(last_part(named), beside(named))
     if text is None:
         raise SpecError(
             f"{flags.source}: the options file {shown_value(last_part(named))} is not beside it;"
@@ -50,7 +65,9 @@ def with_options(flags: Flags, names: tuple[str, ...], beside: Beside) -> Flags:
         raise SpecError(
             f"{flags.source}: the options file {shown_value(last_part(named))} holds no options"
         )
-    return replace(flags, values={**flags.values, **dict(_flat(mapping))})
+    stated = {canonical(name): value for name, value in _flat(mapping)}
+    values = {**flags.values, **stated} if file_counts else {**stated, **flags.values}
+    return replace(flags, values=values)
 
 
 def with_further(
@@ -67,11 +84,13 @@ def with_further(
     return replace(flags, values=values)
 
 
-def options_file_flags(text: str, *, source: str, known: frozenset[str]) -> Flags | None:
+def options_file_flags(
+    text: str, *, source: str, known: frozenset[str], canonical: Callable[[str], str] = str
+) -> Flags | None:
     """Return the options of a pure options file; None for any other text."""
-    named = {name.replace("_", "-") for name in _TOP.findall(text)}
+    named = {canonical(name.replace("_", "-")) for name in _TOP.findall(text)}
     mapping = _mapping(text) if len(known & named) >= _FEWEST else None
-    values = {} if mapping is None else dict(_flat(mapping))
+    values = {canonical(name): value for name, value in _flat(mapping or {})}
     if len(known & set(values)) < _FEWEST:
         return None
     return Flags(source=source, values=values, notes=())

@@ -77,8 +77,12 @@ class ServingLaunch:
     most_cached_tokens: int | None = None
     """Cap on the cached tokens of a rank, where the command states one."""
     max_model_len: int | None = None
+    shortens_length: bool = False
+    """The engine takes the longest length that its cache holds."""
     quantization: str = ""
     """Of the weights, by a spec's names; empty: the checkpoint's."""
+    weight_bits: tuple[int, ...] = ()
+    """Of expert weights by the command's quantization method; empty: any."""
     kv_cache_dtype: str = "bf16"
     flags: SortedFlags = field(default=SortedFlags())
     """The flags, by their effect on the prediction."""

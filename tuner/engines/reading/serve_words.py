@@ -1,23 +1,25 @@
 """The flags of a server's command, out of a script or a pasted command that is never run.
 
 Words before the server (`docker run`, `srun`, `exec`) belong to its launcher; words without a
-value, such as `"$@"`, are set aside. A flag has several spellings (`-tp`, `--tp-size`). Of a
-repeated spelling the last one counts, as in argparse; two spellings with different values are
-refused.
+value, such as `"$@"`, are set aside. A flag has several spellings (`-tp`, `--tp-size`), and
+argparse takes unique prefixes of them (`--tensor-parallel 8`). Of a repeated spelling the last one
+counts, as in argparse; two spellings with different values are refused. A text whose server loses
+flags, to a line break without a backslash or to a comment, is refused.
 """
 
 import itertools
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.shell_words import Command, shell_text
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
-_FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+_FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)\+?(?:=(.*))?", re.DOTALL)
 _PRINTERS: Final = ("echo", "printf")
 """Commands that only print a server's command."""
 _KEYWORDS: Final = frozenset({"if", "elif", "while", "until", "then", "else", "do", "!", "{"})
@@ -38,6 +40,9 @@ _OTHER_VERBS: Final = frozenset(
         ("uv", "pip"),
     }
 )
+_SHELLS: Final = frozenset({"bash", "sh", "zsh"})
+_HOSTS: Final = frozenset({"ssh", "tmux", "screen", "su"})
+"""Programs that take a command as one word."""
 _OWN_ARGUMENTS: Final = ("$@", "$*", "${@}", "${*}")
 _LONGEST_SHORT: Final = 2
 _MULTIPLES: Final[Mapping[str, int]] = {
@@ -55,8 +60,7 @@ class ServerFlags:
     """How a server's command is recognised, and its flags."""
 
     starts: tuple[tuple[str, ...], ...]
-    """Words that a command's flags follow, without folders and tags: a module, program and verb, or
-    a container image that starts the server by itself."""
+    """Words that a command's flags follow, without folders: a module, program, program and verb."""
     spellings: Mapping[str, str]
     """Alternative names of a flag, without dashes, and its canonical one."""
     switches: frozenset[str]
@@ -67,6 +71,46 @@ class ServerFlags:
     """Flags that affect the launch's speed, and are not modelled."""
     timeless: frozenset[str]
     """Flags that state what is served, where and on which machines: no effect on times."""
+    takes_prefixes: bool = True
+    """Unique prefixes of flags are flags, as argparse has it; click takes none."""
+    other_verbs: tuple[str, ...] = ()
+    """Words behind a start that make another program of it."""
+    images: tuple[str, ...] = ()
+    """Beginnings of the names of container images that start the server by themselves."""
+
+    @property
+    def known(self) -> frozenset[str]:
+        """All names and spellings that are known here."""
+        return frozenset(
+            {*self.spellings, *self.spellings.values()}
+            | self.switches
+            | self.read
+            | self.unpriced
+            | self.timeless
+        )
+
+    def canonical(self, spelled: str) -> str:
+        """Return the name of a flag as typed, without its dashes; an unknown one is its own.
+
+        Only names known here can complete a prefix, none of which another flag of the releases
+        begins (vLLM 0.33.0, SGLang 0.5.23).
+        """
+        head, dot, rest = spelled.partition(".")
+        name = self.spellings.get(head, head)
+        if name not in self.known and self.takes_prefixes and len(name) > _LONGEST_SHORT:
+            longer = {self.spellings.get(one, one) for one in self.known if one.startswith(name)}
+            longer = {one for one in longer if "." not in one}
+            if len(longer) == 1:
+                (name,) = longer
+        return self.spellings.get(f"{name}{dot}{rest}", f"{name}{dot}{rest}")
+
+    def kind(self, name: str) -> str:
+        """Return which set a flag is in, or the flag that a dotted one is part of."""
+        for one in (name, name.partition(".")[0]):
+            for kind in ("read", "timeless", "unpriced"):
+                if one in getattr(self, kind):
+                    return kind
+        return "unpriced" if name.startswith("speculative") else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,19 +137,28 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
         SpecError: no shell text, two servers, or two spellings that disagree.
     """
     shell = shell_text(text, source=source)
+    commands = [*_with_inner(shell.commands, source=source)]
     starts = [
-        (command, rest)
-        for command in _with_inner(shell.commands, source=source)
+        (at, command, rest)
+        for at, command in enumerate(commands)
         if (rest := _after_start(command, server)) is not None
     ]
     if not starts:
         return _listed_flags(shell.commands, source=source, server=server)
-    if len(starts) > 1:
-        raise SpecError(
-            f"{source}: starts {len(starts)} servers; estimate one at a time, each from its own"
-            " command"
+    differing = _differing([words for _, _, words in starts], source=source, server=server)
+    if len(differing) > 1:
+        undecided = sum(command.is_conditional for _, command, _ in starts)
+        branches = (
+            f"; {undecided} are in branches that only variables decide, set those in the text"
+            if undecided
+            else ""
         )
-    command, words = starts[0]
+        raise SpecError(
+            f"{source}: starts {len(differing)} servers; estimate one at a time, each from its own"
+            f" command{branches}"
+        )
+    at, command, words = starts[0]
+    _check_cut(commands[at + 1 :], source=source)
     kept, aside = _without_unset(words, server)
     notes = [f"not read, because the text does not set it: {word}" for word in aside]
     if command.is_conditional:
@@ -118,7 +171,45 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
         for default in shell.defaults
         if default.partition("=")[2] in shown
     ]
-    return Flags(source=source, values=values, notes=tuple(notes), environment=shell.environment)
+    return Flags(
+        source=source,
+        values=values,
+        notes=tuple(notes),
+        environment=shell.environment,
+        files=shell.files,
+    )
+
+
+def _differing(
+    starts: Sequence[list[str]], *, source: str, server: ServerFlags
+) -> list[dict[str, tuple[str, ...]]]:
+    """Return the different servers; commands of several nodes differ in ranks and addresses."""
+    differing: list[dict[str, tuple[str, ...]]] = []
+    for words in starts:
+        kept, _ = _without_unset(words, server)
+        values = {
+            name: value
+            for name, value in _parsed(kept, source=source, server=server).items()
+            if server.kind(name) != "timeless"
+        }
+        if values not in differing:
+            differing.append(values)
+    return differing
+
+
+def _check_cut(after: Sequence[Command], *, source: str) -> None:
+    """Refuse a server whose flags go on behind the end of its command.
+
+    Raises:
+        SpecError: the next command begins with a flag.
+    """
+    word = after[0].words[0] if after else ""
+    if _FLAG.fullmatch(word) is not None:
+        raise SpecError(
+            f"{source}: the server's command ends before {shown_value(word)}, so the flags from"
+            " there on are lost; end every line before them with a backslash, without a space or a"
+            " comment behind it"
+        )
 
 
 def _with_inner(commands: Sequence[Command], *, source: str) -> Iterator[Command]:
@@ -128,12 +219,20 @@ def _with_inner(commands: Sequence[Command], *, source: str) -> Iterator[Command
         inner = [
             words[at + 1]
             for at in range(1, len(words) - 1)
-            if words[at] in ("-c", "-lc") and words[at - 1].rpartition("/")[2] in ("bash", "sh")
+            if re.fullmatch(r"-[a-z]*c", words[at]) and _program(words[at - 1]) in _SHELLS
         ]
+        if not inner and words and _program(words[0]) in _HOSTS:
+            inner = [word for word in words[-1:] if " " in word]
         if not inner:
             yield command
         for text in inner:
-            yield from shell_text(text, source=source).commands
+            for one in shell_text(text, source=source).commands:
+                is_conditional = command.is_conditional or one.is_conditional
+                yield Command(words=one.words, is_conditional=is_conditional)
+
+
+def _program(word: str) -> str:
+    return word.rpartition("/")[2]
 
 
 def _listed_flags(commands: Sequence[Command], *, source: str, server: ServerFlags) -> Flags | None:
@@ -142,6 +241,59 @@ def _listed_flags(commands: Sequence[Command], *, source: str, server: ServerFla
     kept, _ = _without_unset([word for command in commands for word in command.words], server)
     values = _parsed(kept, source=source, server=server)
     return Flags(source=source, values=values, notes=()) if server.read & set(values) else None
+
+
+def with_json(flags: Flags, names: Mapping[str, tuple[str, str] | None]) -> Flags:
+    """Return flags whose dotted parts are merged into the JSON of the flag that they belong to.
+
+    Args:
+        flags: of a launch.
+        names: flags that hold JSON, with None, and short flags with the JSON flag and its key.
+
+    Raises:
+        SpecError: a flag holds no JSON object.
+    """
+    values = dict(flags.values)
+    for name in [one for one, part in names.items() if part is None]:
+        parts = {one: part[1] for one, part in names.items() if part and part[0] == name}
+        parts |= {one: one.partition(".")[2] for one in values if one.startswith(f"{name}.")}
+        parts = {one: key for one, key in parts.items() if one in values}
+        if not parts:
+            continue
+        whole = json_object(flags, name, " ".join(flags.words(name))) if name in values else {}
+        for one, key in parts.items():
+            inner = whole
+            *outer, last = key.replace("-", "_").split(".")
+            for step in outer:
+                inner = inner.setdefault(step, {})
+                if not isinstance(inner, dict):
+                    raise SpecError(f"{flags.source}: --{one} and --{name} contradict each other")
+            inner[last] = _json_value(flags.word(one) or "")
+            del values[one]
+        values[name] = (json.dumps(whole),)
+    return replace(flags, values=values)
+
+
+def json_object(flags: Flags, name: str, text: str) -> dict[str, Any]:
+    """Return the JSON object of a flag.
+
+    Raises:
+        SpecError: it is none.
+    """
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{flags.source}: --{name} {text!r:.60} is no JSON") from error
+    if not isinstance(whole, dict):
+        raise SpecError(f"{flags.source}: --{name} {text!r:.60} is no JSON object")
+    return whole
+
+
+def _json_value(word: str) -> Any:
+    try:
+        return json.loads(word)
+    except (ValueError, RecursionError):
+        return word
 
 
 def tokens(flags: Flags, name: str) -> int | None:
@@ -184,22 +336,14 @@ def _scaled(flags: Flags, name: str, *, unit: str, example: int, most: int) -> i
 
 def sorted_flags(flags: Flags, server: ServerFlags) -> SortedFlags:
     """Sort flags as typed by their effect on the prediction."""
-    understood, ignored, left, timeless = [], [], [], []
+    said: dict[str, list[str]] = {name: [] for name in ("", "read", "unpriced", "timeless")}
     for name in sorted(flags.values):
-        said = _said(flags, name)
-        if name in server.read:
-            understood.append(said)
-        elif name in server.timeless:
-            timeless.append(said)
-        elif name in server.unpriced or name.startswith("speculative"):
-            left.append(said)
-        else:
-            ignored.append(said)
+        said[server.kind(name)].append(_said(flags, name))
     return SortedFlags(
-        understood=tuple(understood),
-        ignored=tuple(ignored),
-        unpriced=tuple(left),
-        timeless=tuple(timeless),
+        understood=tuple(said["read"]),
+        ignored=tuple(said[""]),
+        unpriced=tuple(said["unpriced"]),
+        timeless=tuple(said["timeless"]),
     )
 
 
@@ -217,11 +361,17 @@ def _after_start(command: Command, server: ServerFlags) -> list[str] | None:
         # The printed text ends where `$( )` closes.
         closed = next((at for at, word in enumerate(words) if word.endswith(")")), len(words))
         words = words[closed + 1 :]
-    names = [word.rpartition("/")[2].partition(":")[0] for word in words]
+    names = [_program(word) for word in words]
     for start in server.starts:
         for at in range(len(names) - len(start) + 1):
-            if tuple(names[at : at + len(start)]) == start:
-                return list(words[at + len(start) :])
+            rest = list(words[at + len(start) :])
+            if tuple(names[at : at + len(start)]) == start and rest[:1] != ["--help"]:
+                return None if rest[:1] and rest[0] in server.other_verbs else rest
+    for at, name in enumerate(names):
+        # An image that runs another program, or a shell, starts no server.
+        if name.startswith(server.images or ("\n",)) and words[at][:1] != "-":
+            rest = list(words[at + 1 :])
+            return rest if rest and _program(rest[0]) not in _SHELLS else None
     return None
 
 
@@ -252,8 +402,7 @@ def _without_unset(words: Sequence[str], server: ServerFlags) -> tuple[list[str]
 
 
 def _takes_value(word: str, server: ServerFlags) -> bool:
-    name = word.lstrip("-").replace("_", "-")
-    is_switch = server.spellings.get(name, name) in server.switches
+    is_switch = _is_switch(word.lstrip("-").replace("_", "-"), server)
     return word.startswith("-") and "=" not in word and not is_switch
 
 
@@ -277,7 +426,7 @@ def _parsed(
     values_of: dict[str, tuple[str, ...]] = {}
     spelled_as: dict[str, str] = {}
     for spelled, values in given:
-        name = server.spellings.get(spelled, spelled)
+        name = server.canonical(spelled)
         then = spelled_as.get(name, spelled)
         if then != spelled and values_of[name] != tuple(values):
             raise SpecError(
@@ -289,7 +438,7 @@ def _parsed(
 
 
 def _is_switch(spelled: str, server: ServerFlags) -> bool:
-    return server.spellings.get(spelled, spelled) in server.switches
+    return server.canonical(spelled) in server.switches
 
 
 def _is_open(value: str) -> bool:

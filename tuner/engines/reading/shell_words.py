@@ -89,6 +89,7 @@ _UNDECIDED: Final = re.compile(r"[$`*?\[\]]")
 _FROM_SCHEDULER: Final = ("SLURM_", "PBS_", "LSB_")
 """Prefixes of variables that the scheduler sets."""
 _REDIRECTION: Final = re.compile(r"(\d|&)?(>{1,2}|<)(?P<target>.*)")
+_SCRIPT_FOLLOWS: Final = re.compile(r"-[a-z]*c")
 _PLACEHOLDER: Final = re.compile(r"<[^<>&]{1,80}>")
 """A value that whoever wrote the text left open, such as `<MODEL>`."""
 _OPENERS: Final = frozenset({"if", "for", "while", "until", "case", "select"})
@@ -240,7 +241,7 @@ def _words(text: str, *, source: str) -> Iterator[str]:
         raise SpecError(f"{source}: holds a null character, so it is not a launch")
     kept = []
     position = 0
-    plain = _OWN_FOLDER.sub(".", text.replace("\r\n", "\n").replace("\\\n", " "))
+    plain = _OWN_FOLDER.sub(".", text.replace("\r\n", "\n"))
     plain = _ARITHMETIC.sub(lambda match: re.sub(r"[\s\"]", "", match.group()), plain)
     while position < len(plain):
         match = _PIECE.match(plain, position)
@@ -248,7 +249,7 @@ def _words(text: str, *, source: str) -> Iterator[str]:
             line = plain.count("\n", 0, position) + 1
             raise SpecError(f"{source}: line {line}: a quote is never closed")
         if match.lastgroup != "comment":
-            kept.append(match.group())
+            kept.append(match.group().replace("\\\n", " "))
         position = match.end()
     lexer = shlex.shlex("".join(kept), posix=True, punctuation_chars="\n")
     lexer.whitespace = " \t"
@@ -385,7 +386,7 @@ class _Variables:
 
     def filled(self, words: Sequence[str], *, splits: bool = True) -> Iterator[str]:
         """Expand variables; each value is split at spaces, as without quotes."""
-        for word in words:
+        for behind, word in zip(("", *words), words, strict=False):
             if "$" not in word:
                 yield from word.split() if splits and word.startswith("--") else (word,)
                 continue
@@ -395,7 +396,8 @@ class _Variables:
                 filled = _ARITHMETIC.sub(self._sum, _VARIABLE.sub(self._value, filled))
                 if filled == before:
                     break
-            yield from filled.split() if splits else (filled,)
+            is_script = _SCRIPT_FOLLOWS.fullmatch(behind) is not None
+            yield from filled.split() if splits and not is_script else (filled,)
 
     def computed(self, expression: str) -> int | None:
         """Return the value of shell arithmetic, whose names need no `$`; None where it has none."""

@@ -28,9 +28,9 @@ from tuner.engines.reading.serve_split import (
     check_length,
     memory_share,
     pipeline_stages,
-    weight_format,
 )
 from tuner.engines.reading.serve_words import ServerFlags, sorted_flags, tokens
+from tuner.engines.reading.weight_methods import weight_method
 from tuner.engines.sglang.capabilities import SGLANG_0_5_23, STATE_SLOTS, TRAITS
 from tuner.errors import SpecError
 from tuner.search.serve.choices import BUDGETS
@@ -67,6 +67,9 @@ SERVER: Final = ServerFlags(
         "tensor-parallel-size": "tp-size",
         "dp": "dp-size",
         "data-parallel-size": "dp-size",
+        "attention-data-parallel-size": "attn-dp-size",
+        "nccl-init-addr": "dist-init-addr",
+        "speculative-draft-model": "speculative-draft-model-path",
         "pp": "pp-size",
         "pipeline-parallel-size": "pp-size",
         "ep": "ep-size",
@@ -164,6 +167,7 @@ SERVER: Final = ServerFlags(
             "port",
             "reasoning-parser",
             "served-model-name",
+            "config",
             "speculative-draft-model-path",
             "tokenizer-path",
             "tool-call-parser",
@@ -174,7 +178,8 @@ SERVER: Final = ServerFlags(
 
 _CHUNKS: Final = ((20 * GIB, 2048), (60 * GIB, 4096), (160 * GIB, 8192))
 _LARGEST_CHUNK: Final = 16_384
-_WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4", "compressed-tensors": ""}
+OPTIONS: Final = ("config",)
+"""Flags that name a file of options, which the command overrides."""
 _CACHES: Final = {
     "bf16": "bf16",
     "bfloat16": "bf16",
@@ -223,6 +228,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         running = min(running or MOST_RUNNING, kept)
     role = _ROLES[flags.choice("disaggregation-mode", tuple(_ROLES), "null")]
     step_tokens, is_chunked = _prompts(flags, data=data)
+    weights = weight_method(flags, "quantization")
     return ServingLaunch(
         source=flags.source,
         engine="sglang",
@@ -248,11 +254,13 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         memory_ratio=memory_share(flags, "mem-fraction-static"),
         most_cached_tokens=tokens(flags, "max-total-tokens"),
         max_model_len=length,
-        quantization=weight_format(flags, "quantization", _WEIGHTS, ""),
+        quantization=weights.format,
+        weight_bits=weights.bits,
         kv_cache_dtype=cache_format(flags, "kv-cache-dtype", _CACHES, around=around, traits=TRAITS),
         flags=sorted_flags(flags, SERVER),
         notes=(
             *flags.notes,
+            *weights.notes,
             *_notes(flags, degrees, running=running, copies=copies),
             *(_state_notes(flags, kept=kept) if around.model.linear is not None else ()),
         ),

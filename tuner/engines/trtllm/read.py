@@ -1,4 +1,6 @@
-"""Reads `trtllm-serve serve` with its options file, or only that file.
+"""Reads `trtllm-serve` with its options file, or only that file.
+
+`serve` is the program's default command (commands/serve.py, DefaultGroup).
 
 `tensor_parallel_size` counts all devices of a pipeline stage, each of which is a rank of attention
 under `enable_attention_dp`. Without expert degrees they are split by MoE-TP over all devices
@@ -36,6 +38,8 @@ from tuner.search.serve.demand import MOST_RUNNING
 
 OPTIONS: Final = ("config", "extra-llm-api-options", "extra-engine-args")
 """Flags that name a file of options."""
+FILE_COUNTS: Final = True
+"""The file overrides the command."""
 BALANCERS: Final = ("moe-config.load-balancer",)
 """Options whose mapping may be in a further file."""
 _TENSOR: Final = "tensor-parallel-size"
@@ -49,7 +53,9 @@ USUAL_TOKENS: Final = 8192
 """`max_batch_size` and `max_num_tokens` where nothing states them (TorchLlmArgs)."""
 
 SERVER: Final = ServerFlags(
-    starts=(("trtllm-serve", "serve"), ("dynamo.trtllm",)),
+    starts=(("trtllm-serve",), ("dynamo.trtllm",)),
+    other_verbs=("disaggregated", "disaggregated_mpi_worker", "mm_embedding_serve", "embedding"),
+    takes_prefixes=False,
     spellings={
         "tp-size": _TENSOR,
         "pp-size": "pipeline-parallel-size",
@@ -119,6 +125,8 @@ _ALL2ALL: Final = {
 }
 """Of TRTLLM_FORCE_COMM_METHOD."""
 _ROLES: Final = {
+    "agg": Role.AGGREGATED,
+    "pd": Role.AGGREGATED,
     "prefill_and_decode": Role.AGGREGATED,
     "prefill": Role.PREFILL,
     "decode": Role.DECODE,

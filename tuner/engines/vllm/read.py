@@ -8,7 +8,7 @@ own (vllm/config/parallel.py: only models with experts synchronise their ranks).
 
 import json
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from tuner.config.serve import Role
 from tuner.costs.serve.cache_capacity import GIB
@@ -24,9 +24,16 @@ from tuner.engines.reading.serve_split import (
     check_length,
     memory_share,
     pipeline_stages,
-    weight_format,
 )
-from tuner.engines.reading.serve_words import ServerFlags, size_bytes, sorted_flags, tokens
+from tuner.engines.reading.serve_words import (
+    ServerFlags,
+    json_object,
+    size_bytes,
+    sorted_flags,
+    tokens,
+    with_json,
+)
+from tuner.engines.reading.weight_methods import weight_method
 from tuner.engines.vllm.capabilities import TRAITS, VLLM_0_33
 from tuner.errors import SpecError
 from tuner.search.serve.demand import MOST_RUNNING
@@ -35,9 +42,9 @@ SERVER: Final = ServerFlags(
     starts=(
         ("vllm", "serve"),
         ("vllm.entrypoints.openai.api_server",),
-        ("vllm-openai",),
         ("dynamo.vllm",),
     ),
+    images=("vllm-openai",),
     spellings={
         "tp": "tensor-parallel-size",
         "dp": "data-parallel-size",
@@ -45,15 +52,25 @@ SERVER: Final = ServerFlags(
         "ep": "enable-expert-parallel",
         "q": "quantization",
         "dpl": "data-parallel-size-local",
+        "dpn": "data-parallel-rank",
         "dpr": "data-parallel-start-rank",
         "dpa": "data-parallel-address",
         "dpp": "data-parallel-rpc-port",
+        "dcp": "decode-context-parallel-size",
+        "pcp": "prefill-context-parallel-size",
+        "n": "nnodes",
+        "r": "node-rank",
+        "sc": "speculative-config",
+        "cc": "compilation-config",
+        "O": "optimization-level",
     },
     switches=frozenset(
         {
             "async-scheduling",
             "disable-chunked-prefill",
             "disable-log-requests",
+            "disable-expert-parallel",
+            "disable-prefix-caching",
             "enable-auto-tool-choice",
             "enable-chunked-prefill",
             "enable-dbo",
@@ -75,6 +92,8 @@ SERVER: Final = ServerFlags(
             "block-size",
             "data-parallel-size",
             "disable-chunked-prefill",
+            "disable-expert-parallel",
+            "disable-prefix-caching",
             "disaggregation-mode",
             "enable-chunked-prefill",
             "enable-dbo",
@@ -82,7 +101,6 @@ SERVER: Final = ServerFlags(
             "enable-expert-parallel",
             "enable-prefix-caching",
             "eplb-config",
-            "eplb-config.num-redundant-experts",
             "gpu-memory-utilization",
             "kv-cache-dtype",
             "kv-cache-memory-bytes",
@@ -96,17 +114,22 @@ SERVER: Final = ServerFlags(
             "no-enable-prefix-caching",
             "pipeline-parallel-size",
             "quantization",
+            "spec-method",
+            "spec-model",
+            "spec-tokens",
             "speculative-config",
             "tensor-parallel-size",
         }
     ),
     unpriced=frozenset(
         {
+            *("O0", "O1", "O2", "O3", "optimization-level"),
             "api-server-count",
             "async-scheduling",
             "compilation-config",
             "cpu-offload-gb",
             "decode-context-parallel-size",
+            "prefill-context-parallel-size",
             "dbo-decode-token-threshold",
             "dbo-prefill-token-threshold",
             "enforce-eager",
@@ -116,7 +139,9 @@ SERVER: Final = ServerFlags(
         {
             "kv-events-config",
             "api-key",
+            "config",
             "data-parallel-address",
+            "data-parallel-rank",
             "data-parallel-rpc-port",
             "data-parallel-size-local",
             "data-parallel-start-rank",
@@ -132,7 +157,6 @@ SERVER: Final = ServerFlags(
             "port",
             "reasoning-parser",
             "served-model-name",
-            "spec-model",
             "tokenizer",
             "tool-call-parser",
             "trust-remote-code",
@@ -146,11 +170,23 @@ _ALL2ALL: Final = {
     "deepep_high_throughput": "deepep_normal",
     "deepep_low_latency": "deepep_low_latency",
 }
-_COPIES: Final = "eplb-config.num-redundant-experts"
+OPTIONS: Final = ("config",)
+"""Flags that name a file of options, which the command overrides."""
+_JSON: Final = {
+    "additional-config": None,
+    "eplb-config": None,
+    "kv-transfer-config": None,
+    "speculative-config": None,
+    "spec-method": ("speculative-config", "method"),
+    "spec-model": ("speculative-config", "model"),
+    "spec-tokens": ("speculative-config", "num_speculative_tokens"),
+}
+"""Flags that hold JSON, also in dotted parts, and those that state a key of one."""
 _COPIES_SPELLED: Final = "eplb-config.num_redundant_experts"
 """As the engine takes it: dashes become underscores only before the dot."""
+_LONGEST_THAT_FITS: Final = ("auto", "-1")
+"""Of --max-model-len (utils/argparse_utils.py, `human_readable_int_or_auto`)."""
 MOST_DRAFTS: Final = 16
-_WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4", "compressed-tensors": ""}
 _CACHES: Final = {
     "bfloat16": "bf16",
     "fp8": "fp8",
@@ -179,6 +215,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     Raises:
         SpecError: flags that contradict each other, or have no price.
     """
+    flags = with_json(flags, _JSON)
     has_experts = around.model.moe is not None
     tensor = flags.number("tensor-parallel-size") or 1
     data = flags.number("data-parallel-size") or 1
@@ -217,11 +254,13 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             redundant_flag=_COPIES_SPELLED if is_whole else "",
             advice=" as --tensor-parallel-size times --data-parallel-size",
         )
-    length = tokens(flags, "max-model-len")
+    shortens = flags.values.get("max-model-len", ("",))[-1].lower() in _LONGEST_THAT_FITS
+    length = None if shortens else tokens(flags, "max-model-len")
     check_length(flags, "max-model-len", length, around)
     running, step_tokens = _batches(flags, longest=length or around.model.max_position)
     usual = _usual_batches(around)
     draft_tokens, draft_method = _drafting(flags)
+    weights = weight_method(flags, "quantization")
     return ServingLaunch(
         source=flags.source,
         engine="vllm",
@@ -245,11 +284,14 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         memory_ratio=memory_share(flags, "gpu-memory-utilization"),
         cache_bytes=size_bytes(flags, "kv-cache-memory-bytes"),
         max_model_len=length,
-        quantization=weight_format(flags, "quantization", _WEIGHTS, ""),
+        shortens_length=shortens,
+        quantization=weights.format,
+        weight_bits=weights.bits,
         kv_cache_dtype=cache_format(flags, "kv-cache-dtype", _CACHES, around=around, traits=TRAITS),
         flags=sorted_flags(flags, SERVER),
         notes=(
             *flags.notes,
+            *weights.notes,
             *_notes(flags, running=running or -usual[1], has_experts=has_experts, data=data),
         ),
     )
@@ -315,7 +357,7 @@ def _cell(flags: Flags) -> dict[str, object]:
         return {}
     # Addresses in it may be variables of the environment.
     text = " ".join(flags.values["additional-config"])
-    cell = _parsed(flags, "additional-config", text).get("afd")
+    cell = json_object(flags, "additional-config", text).get("afd")
     if cell is None:
         return {}
     if not isinstance(cell, dict) or cell.get("role") not in _AFD_ROLES:
@@ -397,35 +439,25 @@ def _redundant(flags: Flags, degrees: InstanceDegrees) -> int:
     Raises:
         SpecError: they are no number, or the engine has none without its load balancer.
     """
-    own = flags.number(_COPIES, least=0)
-    if own is None and "eplb-config" in flags.values:
+    stated: object = 0
+    if "eplb-config" in flags.values:
         stated = _json(flags, "eplb-config").get("num_redundant_experts", 0)
-        if type(stated) is not int or stated < 0:
-            raise SpecError(
-                f"{flags.source}: --eplb-config: num_redundant_experts {stated!r:.40} is no number"
-                " of experts; the nearest is 0"
-            )
-        own = stated
+    if type(stated) is not int or stated < 0:
+        raise SpecError(
+            f"{flags.source}: --eplb-config: num_redundant_experts {stated!r:.40} is no number of"
+            " experts; the nearest is 0"
+        )
+    own = stated
     if own and not (flags.is_on("enable-eplb") and degrees.expert > 1):
         raise SpecError(
             f"{flags.source}: --{_COPIES_SPELLED} {own} needs --enable-eplb and"
             " --enable-expert-parallel on several ranks; add them, or leave it out"
         )
-    return own or 0
+    return own
 
 
-def _json(flags: Flags, name: str) -> dict[str, object]:
-    return _parsed(flags, name, " ".join(flags.words(name)))
-
-
-def _parsed(flags: Flags, name: str, text: str) -> dict[str, object]:
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{flags.source}: --{name} {text!r:.60} is no JSON") from error
-    if not isinstance(config, dict):
-        raise SpecError(f"{flags.source}: --{name} {text!r:.60} is no JSON object")
-    return config
+def _json(flags: Flags, name: str) -> dict[str, Any]:
+    return json_object(flags, name, " ".join(flags.words(name)))
 
 
 def _all_to_all(flags: Flags, degrees: InstanceDegrees) -> str:

@@ -36,6 +36,7 @@ from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_fits
 from tuner.costs.serve.reserve import Reserve, step_reserve
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch
+from tuner.engines.reading.weight_methods import check_bits
 from tuner.engines.registry import engine_file
 from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_rules.rules import nodes_needed
@@ -182,9 +183,11 @@ def build_inputs(
 
 
 def _quantization(launch: ServingLaunch, goal: ServeGoal) -> str:
-    """Return the weight format; both kinds of fp8 checkpoints are loaded as `fp8`."""
-    if launch.quantization == "fp8" and goal.quantization == "fp8_block":
+    """Return the weight format; all kinds of fp8 checkpoints are loaded as `fp8`."""
+    if launch.quantization == "fp8" and goal.quantization.startswith("fp8_block"):
         return goal.quantization
+    if not launch.quantization:
+        check_bits(launch.source, launch.weight_bits, quantization=goal.quantization)
     return launch.quantization or goal.quantization
 
 
@@ -375,7 +378,8 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
     longest = inputs.longest_tokens
     if option.kv_tokens < longest:
         return f"a rank's cache has no room for a request of {longest} tokens"
-    if not loaded.traits.memory_rule(inputs.release).wants_whole_length:
+    wants_whole = loaded.traits.memory_rule(inputs.release).wants_whole_length
+    if not wants_whole or inputs.launch.shortens_length:
         return ""
     whole = inputs.demand.most_tokens
     needed = _admission_bytes(inputs, loaded, setting, tokens=whole)

@@ -34,7 +34,9 @@ class EngineReader:
     server: ServerFlags
     read: Callable[[Flags, Surroundings], ServingLaunch]
     options: tuple[str, ...] = ()
-    """Flags that name an options file; empty: all options are in the command."""
+    """Flags that name an options file."""
+    file_counts: bool = False
+    """The options file overrides the command."""
     further: tuple[str, ...] = ()
     """Options that may name a further file."""
 
@@ -44,14 +46,18 @@ class EngineReader:
         Raises:
             SpecError: it starts several, or a file that it names is missing.
         """
-        known = self.server.read
-        flags = None
-        if self.options:
-            flags = options_file_flags(text, source=source, known=known)
+        known, canonical = self.server.read, self.server.canonical
+        flags = options_file_flags(text, source=source, known=known, canonical=canonical)
         if flags is None:
             flags = server_flags(text, source=source, server=self.server)
             if flags is not None:
-                flags = with_options(flags, self.options, beside)
+                flags = with_options(
+                    flags,
+                    self.options,
+                    beside,
+                    file_counts=self.file_counts,
+                    canonical=canonical,
+                )
         return None if flags is None else with_further(flags, self.further, beside, known=known)
 
 
@@ -60,7 +66,8 @@ def _reader(name: str) -> EngineReader:
     return EngineReader(
         server=module.SERVER,
         read=module.read,
-        options=getattr(module, "OPTIONS", ()),
+        options=module.OPTIONS,
+        file_counts=getattr(module, "FILE_COUNTS", False),
         further=getattr(module, "BALANCERS", ()),
     )
 
