@@ -22,7 +22,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import yaml
 
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.errors import TunerError
@@ -160,34 +162,45 @@ def evaluate_launch(
     )
     try:
         read = _read(preamble + launch.text, around)
+        typed = [*_typed_flags(launch)] if launch.command else [*_typed_in_objects(launch.text)]
     except TunerError as error:
         reason = str(error).partition(": ")[2]
         is_lost = reason.startswith(("starts no server", "no YAML"))
         return Verdict(kind="lost" if is_lost else "refused", reason=reason)
     except Exception as error:
         return Verdict(kind="lost", reason=f"crashed: {type(error).__name__}: {error}")
-    lost = sorted(_lost_flags(launch, read))
+    lost = sorted(set(_lost_flags(typed, read)))
     return Verdict(kind="lost", reason=" ".join(lost)) if lost else Verdict(kind="read")
 
 
-def _read(text: str, around: Surroundings) -> ServingLaunch:
+def _read(text: str, around: Surroundings) -> list[ServingLaunch]:
+    """Read the launch of a text, or those of all its groups."""
     try:
-        return read_serving_text(text, around, engine="vllm", source="launch")
+        return [read_serving_text(text, around, engine="vllm", source="launch")]
     except TunerError as error:
         several = re.search(r"name one of them with --role: (.*)", str(error))
         if several is None:
             raise
-        first = several[1].split(", ")[-1]
-        return read_serving_text(text, around, engine="vllm", source="launch", role=first)
+    names = several[1].split(", ")
+    return [
+        read_serving_text(text, around, engine="vllm", source="launch", role=name)
+        for name in dict.fromkeys(names)
+    ]
 
 
-def _lost_flags(launch: CorpusLaunch, read: ServingLaunch) -> Iterator[str]:
-    flags = read.flags
-    listed = (*flags.understood, *flags.ignored, *flags.unpriced, *flags.timeless)
-    values = {said.split()[0].lstrip("-"): said for said in listed}
-    notes = " ".join(read.notes).replace("_", "-")
-    spellings = READERS[read.engine].server.spellings
-    for typed, value in _typed_flags(launch):
+def _lost_flags(
+    typed_flags: Sequence[tuple[str, str]], launches: Sequence[ServingLaunch]
+) -> Iterator[str]:
+    values: dict[str, str] = {}
+    for read in launches:
+        flags = read.flags
+        for said in (*flags.understood, *flags.ignored, *flags.unpriced, *flags.timeless):
+            name = said.split()[0].lstrip("-")
+            values[name] = f"{values.get(name, '')} {said}"
+    notes = " ".join(note for read in launches for note in read.notes).replace("_", "-")
+    server = READERS[launches[0].engine].server
+    spellings = server.spellings
+    for typed, value in typed_flags:
         name = typed.lstrip("-").replace("_", "-").rstrip("+")
         names = [one for one in values if one in (name, spellings.get(name)) or _is_part(one, name)]
         names = names or [one for one in values if one.startswith(name)]
@@ -216,6 +229,35 @@ def _typed_flags(launch: CorpusLaunch) -> Iterator[tuple[str, str]]:
             value = re.match(r"[ =]+\"?([\w./:@-]*\w)(?=[\s\"]|$)", text[match.end() :])
             is_value = value is not None and not value[1].startswith("-")
             yield match[1], value[1] if value is not None and is_value else ""
+
+
+def _typed_in_objects(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the flags of every container, service or role of a YAML text that starts a server."""
+    for document in yaml.safe_load_all(text):
+        for words in _word_lists(document):
+            command = " ".join(words)
+            if _START.search(command + " "):
+                launch = CorpusLaunch(place="", text=command, command=command)
+                yield from _typed_flags(launch)
+
+
+def _word_lists(node: Any) -> Iterator[list[str]]:
+    if isinstance(node, list):
+        for inner in node:
+            yield from _word_lists(inner)
+    if not isinstance(node, dict):
+        return
+    parts = [node.get(name) for name in ("image", "entrypoint", "command", "args")]
+    if any(parts[1:]):
+        yield [str(word) for part in parts for word in (part if isinstance(part, list) else [part])]
+    for name, inner in node.items():
+        if str(name).endswith(("vllm_config", "sglang_config")) and isinstance(inner, dict):
+            for flags in inner.values():
+                pairs = flags.items() if isinstance(flags, dict) else ()
+                on = [f"--{key} ?" for key, value in pairs if value not in (None, False)]
+                yield ["vllm serve", *on]
+        if name != "initContainers":
+            yield from _word_lists(inner)
 
 
 def _around() -> Surroundings:

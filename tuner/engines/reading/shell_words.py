@@ -63,6 +63,7 @@ _HERE: Final = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 """A here-document."""
+_MOST_DOCUMENTS: Final = 200
 _WRITTEN: Final = re.compile(r"(?:>{1,2}|\btee(?:\s+-a)?\s)\s*[\"']?([^\s\"';|&<>]{1,200})")
 _SHELL_READS: Final = re.compile(r"\b(?:bash|sh|ssh|srun|sbatch|\.sh|sbatch)\b")
 _FILE: Final = r"""["']?\$(?:0|\{0\}|\{BASH_SOURCE(?:\[0\])?\})["']?"""
@@ -198,6 +199,8 @@ def shell_text(
 def _without_documents(text: str) -> tuple[str, dict[str, str]]:
     """Take here-documents out of a script; those that a shell reads stay in it."""
     files: dict[str, str] = {}
+    if text.count("<<") > _MOST_DOCUMENTS:
+        return text, files
 
     def replaced(match: re.Match[str]) -> str:
         start = match.string.rfind("\n", 0, match.start()) + 1

@@ -115,7 +115,6 @@ SERVER: Final = ServerFlags(
             "pipeline-parallel-size",
             "quantization",
             "spec-method",
-            "spec-model",
             "spec-tokens",
             "speculative-config",
             "tensor-parallel-size",
@@ -157,6 +156,7 @@ SERVER: Final = ServerFlags(
             "port",
             "reasoning-parser",
             "served-model-name",
+            "spec-model",
             "tokenizer",
             "tool-call-parser",
             "trust-remote-code",
@@ -178,7 +178,6 @@ _JSON: Final = {
     "kv-transfer-config": None,
     "speculative-config": None,
     "spec-method": ("speculative-config", "method"),
-    "spec-model": ("speculative-config", "model"),
     "spec-tokens": ("speculative-config", "num_speculative_tokens"),
 }
 """Flags that hold JSON, also in dotted parts, and those that state a key of one."""

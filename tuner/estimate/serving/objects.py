@@ -1,29 +1,44 @@
-"""The servers that a file of Kubernetes objects starts, each with its group name.
+"""The servers that a YAML file starts, each with its group name.
 
-    Deployment, StatefulSet          the containers of its pods, `replicas` times
+    Kubernetes objects               every pod in them, `replicas` times: Deployment, Job, Pod, ...
     LeaderWorkerSet                  the leader's: machines of an instance run one command
-    DynamoGraphDeployment            every component's, `replicas` times
+    DynamoGraphDeployment            every component's (v1beta1) or service's (v1alpha1)
+    values of a Helm chart           every pod in them
+    Compose                          every service with its entrypoint, command or image
+    srt-slurm                        the options of every role, as NVIDIA's recipes for Slurm have
 
-A group is named by the label `group`, as moetune writes it, else by the object's name. Command and
-arguments are joined as shell text, after the `env` values as exports. Commands may name files of
-ConfigMaps.
+A group is named by the label `group`, as moetune writes it, else by the component, service or
+object. Command and arguments are joined as shell text, after the `env` values as exports. Commands
+may name files of ConfigMaps. A YAML file of another kind is refused, not taken for a script.
 
-Not covered: Helm and Kustomize, whose values are elsewhere; Dynamo's `services` of v1alpha1.
+Not covered: templates and patches (Helm, Kustomize), whose values are elsewhere.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import yaml
 
 from tuner.errors import SpecError
 
-_IS_OBJECT: Final = re.compile(r"^(apiVersion|kind):\s", re.MULTILINE)
+_TOP_KEY: Final = re.compile(r"^[\"']?[A-Za-z_][\w./-]*[\"']?:(?:[ \t]|$)", re.MULTILINE)
+_IS_OBJECT: Final = re.compile(r"^(?:apiVersion|kind|services):(?:[ \t]|$)", re.MULTILINE)
+_TEMPLATE: Final = re.compile(r"\{\{.*\}\}")
 _SCALARS: Final = (str, int, float)
-_SHELLS: Final = frozenset({"bash", "sh", "/bin/bash", "/bin/sh"})
+_SHELLS: Final = frozenset({"bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash"})
+_POD_NAME: Final = re.compile(r"\$\((\w+)\)")
+_CONTAINERS: Final = ("containers", "mainContainer")
+_ENVIRONMENTS: Final = ("env", "envs")
+_PROGRAMS: Final[Mapping[str, str]] = {
+    "sglang_config": "python3 -m dynamo.sglang",
+    "trtllm_config": "python3 -m dynamo.trtllm --extra-engine-args options.yaml",
+    "vllm_config": "python3 -m dynamo.vllm",
+}
+"""Of srt-slurm's recipes, by the section of `backend` that holds the options of each role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +55,37 @@ class ServerText:
     """Files beside it, by name."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where in an object a pod lies."""
+
+    name: str = ""
+    replicas: int = 1
+    exports: str = ""
+
+
 def object_commands(text: str, *, source: str) -> tuple[ServerText, ...] | None:
-    """Return the commands of all containers; None where the text holds no objects.
+    """Return the commands of a YAML file; None where the text is none.
 
     Raises:
-        SpecError: the text is no YAML.
+        SpecError: the text is no YAML, or one without commands.
     """
-    if len(set(_IS_OBJECT.findall(text))) < 2:
+    if _TOP_KEY.search(text) is None:
         return None
     try:
-        objects = [one for one in yaml.safe_load_all(text) if isinstance(one, dict)]
+        documents = [one for one in yaml.safe_load_all(text) if one is not None]
     except (yaml.YAMLError, RecursionError) as error:
+        if _IS_OBJECT.search(text) is None:
+            return None
         line = str(error).partition("\n")[0]
-        raise SpecError(f"{source}: no YAML of Kubernetes objects: {line:.120}") from error
+        rendered = "; render the template first" if _TEMPLATE.search(text) else ""
+        raise SpecError(
+            f"{source}: no YAML of Kubernetes objects or Compose services: {line:.120}{rendered}"
+        ) from error
+    objects = [one for one in documents if isinstance(one, dict)]
+    keys = [key for one in objects for key in one]
+    if not keys or len(objects) < len(documents) or any(not _is_key(key) for key in keys):
+        return None  # Shell text can be YAML by accident.
     files = {
         str(name): value
         for one in objects
@@ -60,47 +93,185 @@ def object_commands(text: str, *, source: str) -> tuple[ServerText, ...] | None:
         for name, value in _mapping(one, "data").items()
         if isinstance(value, str)
     }
-    return tuple(
-        ServerText(name=name, text=_as_shell(container), replicas=replicas, files=files)
-        for one in objects
-        for name, replicas, pod in _pods(one)
-        for container in _sequence(pod, "containers")
-    )
+    found = [one for whole in objects for one in _servers(whole, files)]
+    return tuple(replace(one, files={**files, **one.files}) for one in found)
 
 
-def _pods(one: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-    """Yield the pods of an object: their group, how many, and their specification."""
-    spec, kind = _mapping(one, "spec"), one.get("kind")
+def is_objects(text: str) -> bool:
+    """Say whether a YAML text is of Kubernetes or Compose, and no server's options."""
+    return _IS_OBJECT.search(text) is not None
+
+
+def _servers(whole: Mapping[str, Any], files: Mapping[str, str]) -> Iterator[ServerText]:
+    backend, services = _mapping(whole, "backend"), _mapping(whole, "services")
+    sections = [name for name in _PROGRAMS if isinstance(backend.get(name), dict)]
+    if sections:
+        for name in sections:
+            yield from _roles(_mapping(backend, name), _PROGRAMS[name], whole)
+    elif services and "kind" not in whole:
+        for name, service in services.items():
+            if isinstance(service, dict):
+                yield _service(str(name), service)
+    else:
+        yield from _pod_servers(whole, _Place(), files, seen=set())
+
+
+def _pod_servers(
+    one: Any, place: _Place, files: Mapping[str, str], *, seen: set[int]
+) -> Iterator[ServerText]:
+    """Yield the containers of all pods below a node; what aliases repeat counts once."""
+    if id(one) in seen or not isinstance(one, dict | list):
+        return
+    seen.add(id(one))
+    if isinstance(one, list):
+        for inner in one:
+            yield from _pod_servers(inner, place, files, seen=seen)
+        return
+    place = _placed(one, place)
+    for name in _CONTAINERS:
+        for container in _sequence({name: _as_list(one.get(name))}, name):
+            seen.add(id(container))
+            yield ServerText(
+                name=place.name,
+                text=place.exports + _container(container, files),
+                replicas=place.replicas,
+            )
+    leads = "workerTemplate" if "leaderTemplate" in one else ""
+    for key, inner in one.items():
+        if key not in (leads, "initContainers"):
+            below = place
+            if key == "services" and isinstance(inner, dict):
+                for name, service in inner.items():
+                    below = replace(place, name=str(name))
+                    yield from _pod_servers(service, below, files, seen=seen)
+            yield from _pod_servers(inner, below, files, seen=seen)
+
+
+def _placed(one: Mapping[str, Any], place: _Place) -> _Place:
+    """Return what a node says of the pods below it: a name, a number, variables."""
     named = _mapping(one, "metadata")
-    name = _text(_mapping(named, "labels"), "group") or _text(named, "name")
-    if kind in ("Deployment", "StatefulSet"):
-        yield name, _count(spec), _mapping(spec, "template", "spec")
-    elif kind == "LeaderWorkerSet":
-        template = _mapping(spec, "leaderWorkerTemplate")
-        leads = "leaderTemplate" if "leaderTemplate" in template else "workerTemplate"
-        yield name, _count(spec), _mapping(template, leads, "spec")
-    elif kind == "DynamoGraphDeployment":
-        for component in _sequence(spec, "components"):
-            pod = _mapping(component, "podTemplate", "spec")
-            yield _text(component, "name"), _count(component), pod
-
-
-def _as_shell(container: Mapping[str, Any]) -> str:
-    values = "".join(
-        f"export {one['name']}={shlex.quote(str(one['value']))}\n"
-        for one in _sequence(container, "env")
-        if _is_name(one.get("name")) and isinstance(one.get("value"), _SCALARS)
+    is_object = "kind" in one
+    own = (
+        _text(_mapping(named, "labels"), "group") or _text(named, "name")
+        if is_object
+        else _text(one, "name")
+        if "podTemplate" in one
+        else ""
     )
-    words = [
-        str(word)
-        for part in ("command", "args")
-        for word in _listed(container.get(part))
-        if isinstance(word, _SCALARS)
-    ]
-    if len(words) >= 3 and words[0] in _SHELLS and words[1] in ("-c", "-lc"):
-        return values + words[2]
-    # A pod's $(NAME) is a variable, not a command's output.
-    return values + shlex.join(re.sub(r"\$\((\w+)\)", r"$\1", word) for word in words)
+    exports = place.exports
+    size = one.get("size")
+    if ("workerTemplate" in one or "leaderTemplate" in one) and isinstance(size, int):
+        # LeaderWorkerSet sets these in every pod (pkg/utils/pod/pod_utils.go, AddLWSVariables).
+        injected = {"GROUP_SIZE": size, "WORKER_INDEX": 0, "LEADER_ADDRESS": f"{place.name}-0"}
+        exports += "".join(f"export LWS_{name}={value}\n" for name, value in injected.items())
+    if not any(name in one for name in (*_CONTAINERS, "image")):
+        exports += "".join(_exports(one.get(name)) for name in _ENVIRONMENTS)
+    return _Place(name=own or place.name, replicas=_count(one, place.replicas), exports=exports)
+
+
+def _container(container: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    """Return the command of a container as shell text; without one it is the image's."""
+    started: Any = container.get("command") or container.get("image")
+    if container.get("modelCommand") == "vllmServe":  # llm-d-modelservice
+        started = ["vllm", "serve"]
+    words = [*_words(started), *_words(container.get("args"))]
+    values = _exports(container.get("env"))
+    if len(words) >= 2 and words[0] in _SHELLS:
+        named = next((word for word in words[1:] if not word.startswith("-")), "")
+        script = files.get(named.rpartition("/")[2])
+        if script is not None:
+            return values + script
+    return values + _as_shell([_pod_variables(word) for word in words], raw=words)
+
+
+def _as_shell(words: list[str], *, raw: list[str]) -> str:
+    """Return words as shell text; what `bash -c` runs is shell text already."""
+    at = next((at for at, word in enumerate(words) if re.fullmatch(r"-\w*c", word)), 0)
+    if words[:1] and words[0] in _SHELLS and 0 < at < len(words) - 1:
+        return raw[at + 1]
+    return shlex.join(words)
+
+
+def _service(name: str, service: Mapping[str, Any]) -> ServerText:
+    """Return the command of a Compose service: its entrypoint or image, then its command."""
+    environment = service.get("environment")
+    if isinstance(environment, list):
+        pairs = [str(one).partition("=") for one in environment if "=" in str(one)]
+        environment = {key: value for key, _, value in pairs}
+    values = _exports(
+        [{"name": key, "value": value} for key, value in (environment or {}).items()]
+        if isinstance(environment, dict)
+        else None
+    )
+    started = service.get("entrypoint") or service.get("image")
+    words = [word for part in (started, service.get("command")) for word in _split(part)]
+    text = _as_shell(words, raw=words).replace("$$", "$")
+    count = _count(_mapping(service, "deploy"), _count({"replicas": service.get("scale")}, 1))
+    return ServerText(name=name, text=values + text, replicas=count)
+
+
+def _split(part: Any) -> list[str]:
+    """Return the words of a Compose command, whose text is split like a shell's.
+
+    Raises:
+        SpecError: a quote is never closed.
+    """
+    if not isinstance(part, str):
+        return _words(part)
+    try:
+        return shlex.split(part.replace("\\\n", " "))
+    except ValueError as error:
+        raise SpecError(f"{part!r:.60}: {str(error).lower()}") from error
+
+
+def _roles(
+    options: Mapping[str, Any], program: str, whole: Mapping[str, Any]
+) -> Iterator[ServerText]:
+    """Yield the servers of a recipe of srt-slurm, whose options are the engine's flags."""
+    environment = _mapping(whole, "backend")
+    for role, flags in options.items():
+        if not isinstance(flags, dict):
+            continue
+        variables = environment.get(f"{role}_environment")
+        pairs = variables.items() if isinstance(variables, dict) else ()
+        values = _exports([{"name": key, "value": value} for key, value in pairs])
+        count = _count({"replicas": _mapping(whole, "resources").get(f"{role}_workers")}, 1)
+        if "options.yaml" in program:
+            files = {"options.yaml": yaml.safe_dump(flags)}
+            yield ServerText(name=str(role), text=values + program, replicas=count, files=files)
+            continue
+        words = [word for name, value in flags.items() for word in _flag(str(name), value)]
+        text = f"{values}{program} {shlex.join(words)}"
+        yield ServerText(name=str(role), text=text, replicas=count)
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool) or value is None:
+        return [f"--{name}"] if value else []
+    if isinstance(value, list) and all(isinstance(one, _SCALARS) for one in value):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", value if isinstance(value, str) else json.dumps(value, default=str)]
+
+
+def _exports(entries: Any) -> str:
+    return "".join(
+        f"export {one['name']}={shlex.quote(_pod_variables(str(one['value'])))}\n"
+        for one in _as_list(entries)
+        if isinstance(one, dict)
+        and _is_name(one.get("name"))
+        and isinstance(one.get("value"), _SCALARS)
+    )
+
+
+def _pod_variables(text: str) -> str:
+    """Write a pod's $(NAME), which is no command's output, as a shell does."""
+    return _POD_NAME.sub(r"$\1", text)
+
+
+def _words(part: Any) -> list[str]:
+    if isinstance(part, list):
+        return [str(word) for word in part if isinstance(word, _SCALARS)]
+    return [part] if isinstance(part, str) else []
 
 
 def _text(whole: Mapping[str, Any], name: str) -> str:
@@ -112,21 +283,25 @@ def _is_name(name: Any) -> bool:
     return isinstance(name, str) and re.fullmatch(r"[A-Za-z_]\w*", name) is not None
 
 
-def _count(spec: Mapping[str, Any]) -> int:
-    replicas = spec.get("replicas", 1)
-    return replicas if type(replicas) is int and replicas > 0 else 1
+def _is_key(key: Any) -> bool:
+    return isinstance(key, str) and re.fullmatch(r"[A-Za-z_][\w./-]*", key) is not None
 
 
-def _mapping(whole: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    inner: Any = whole
-    for name in names:
-        inner = inner.get(name) if isinstance(inner, dict) else None
+def _count(whole: Mapping[str, Any], own: int) -> int:
+    replicas = whole.get("replicas", own)
+    return replicas if type(replicas) is int and replicas > 0 else own
+
+
+def _mapping(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    inner = whole.get(name)
     return inner if isinstance(inner, dict) else {}
 
 
 def _sequence(whole: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    return [one for one in _listed(whole.get(name)) if isinstance(one, dict)]
+    return [one for one in _as_list(whole.get(name)) if isinstance(one, dict)]
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [value]
     return value if isinstance(value, list) else []

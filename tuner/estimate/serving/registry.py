@@ -21,7 +21,7 @@ from tuner.engines.registry import engine_file
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.errors import SpecError
 from tuner.estimate.registry import is_command
-from tuner.estimate.serving.objects import ServerText, object_commands
+from tuner.estimate.serving.objects import ServerText, is_objects, object_commands
 from tuner.estimate.serving.router_launch import RouterLaunch, read_router
 from tuner.estimate.started import LONGEST_BYTES
 from tuner.spec.files import read_small_text, shown_path, shown_value
@@ -40,6 +40,13 @@ class EngineReader:
     further: tuple[str, ...] = ()
     """Options that may name a further file."""
 
+    def options_only(self, text: str, *, source: str) -> Flags | None:
+        """Return the flags of a text that is nothing but an options file; None for any other."""
+        server = self.server
+        return options_file_flags(
+            text, source=source, known=server.read, canonical=server.canonical
+        )
+
     def flags(self, text: str, *, source: str, beside: Beside) -> Flags | None:
         """Return the flags of the engine's server in a text; None where it starts none.
 
@@ -47,7 +54,7 @@ class EngineReader:
             SpecError: it starts several, or a file that it names is missing.
         """
         known, canonical = self.server.read, self.server.canonical
-        flags = options_file_flags(text, source=source, known=known, canonical=canonical)
+        flags = self.options_only(text, source=source)
         if flags is None:
             flags = server_flags(text, source=source, server=self.server)
             if flags is not None:
@@ -149,7 +156,12 @@ def read_serving_text(
     # The spec's engine first, so that bare flags are read as its.
     names = [format_name] if format_name else sorted(READERS, key=lambda name: name != engine)
     commands = object_commands(text, source=source)
-    texts = commands if commands is not None else (ServerText(name="", text=text),)
+    texts: tuple[ServerText, ...] = (ServerText(name="", text=text),)
+    if commands is not None:
+        is_options = not is_objects(text) and any(
+            READERS[name].options_only(text, source=source) for name in names
+        )
+        texts = texts if is_options else commands
     launches = [
         (one.name, replace(launch, replicas=one.replicas))
         for one in texts
@@ -158,6 +170,11 @@ def read_serving_text(
     if not launches:
         for one in texts:
             refuse_unread(one.text, source=source)
+        if commands == () and texts == ():
+            raise SpecError(
+                f"{source}: starts no server: YAML without a pod, a Compose service or a server's"
+                " options; name the rendered objects, or paste the server's command"
+            )
         if router := _router(texts, source=source, beside=beside):
             raise SpecError(
                 f"{source}: starts a router, {router}, which serves no requests itself; estimate "

@@ -66,7 +66,7 @@ def test_a_policy_that_a_router_lacks_is_named() -> None:
     for text, said in (
         ("vllm-router --policy fastest", "policy 'fastest' of vllm-router is not modelled; those"),
         ("vllm-router --cache-threshold 7", "--cache-threshold 7 is outside 0..1"),
-        ("vllm-router --policy random & vllm-router --policy random", "starts 2 servers"),
+        ("vllm-router --policy random & vllm-router --policy round_robin", "starts 2 servers"),
         ("dynamo.frontend --router-mode", "--router-mode has no value"),
     ):
         with pytest.raises(SpecError, match=said) as caught:

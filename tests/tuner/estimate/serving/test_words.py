@@ -92,7 +92,9 @@ def test_a_file_is_read_like_its_text(tmp_path: Path) -> None:
     [
         ("vllm-router --policy random", "starts a router, vllm-router by random, which serves no"),
         ("torchrun pretrain_gpt.py --tensor-model-parallel-size 8", "starts no server of"),
-        ("trtllm-serve m --tp_size 8", "starts no server of vllm or sglang"),
+        ("trtllm-serve disaggregated -c f.yaml", "starts a router"),
+        ("vllm serve m -tp 2 \\ \n --max-num-seqs 8", "ends before '--max-num-seqs'"),
+        ("vllm serve m \\\n# eight\n -dp 8", "ends before '-dp'"),
         ("vllm bench serve --model m", "starts no server of"),
         ("--no-such-flag 1", "starts no server of"),
         ("#!/bin/bash\n# nothing\n", "starts no server of"),

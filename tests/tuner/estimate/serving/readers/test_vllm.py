@@ -139,7 +139,7 @@ def test_without_experts_data_parallel_ranks_are_instances(deployment: Made) -> 
         ("--gpu-memory-utilization 1.4", "the nearest is 1"),
         ("--gpu-memory-utilization 0", "leaves no memory"),
         ("--kv-cache-dtype int4", "has no price; there is auto"),
-        ("-q awq", "has no price; there is fp8"),
+        ("-q two_bits", "has no price; leave it out"),
         ("--kv-transfer-config '{'", "is no JSON"),
         ("--kv-transfer-config '[]'", "is no JSON object"),
         ("-dp 8 -ep --eplb-config.num_redundant_experts 8", "needs --enable-eplb and"),
