@@ -42,9 +42,12 @@ goal:
   traffic: {{concurrency: 8, input_tokens: 1000, output_tokens: 100}}
 """
 LONGEST_POSITION: Final = 2**24
+MANY_EXPERTS: Final = 23_040
+"""Divides over the ranks of any recipe."""
 _START: Final = re.compile(
     r"vllm serve\b|sglang serve\b|(?:sglang\.|/)launch_server\b|trtllm-serve\b(?! *disagg)"
-    r"|dynamo\.(?:vllm|sglang|trtllm)\b|vllm\.entrypoints\.openai\.api_server|vllm/vllm-openai\S*(?= )"
+    r"|dynamo\.(?:vllm|sglang|trtllm)\b"
+    r"|vllm\.entrypoints\.openai\.api_server|vllm/vllm-openai\S*(?= +\S)"
     r"|\bvllm-openai\S* *\\$"
 )
 _NO_SERVER: Final = re.compile(
@@ -55,8 +58,11 @@ _FENCE: Final = re.compile(
     r"^([ \t]*)```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE
 )
 _SHELLS: Final = frozenset({"", "bash", "sh", "shell", "console", "yaml", "yml", "text", "zsh"})
-_FLAG: Final = re.compile(r"(?:^|(?<=[\s\"'(=]))(--[A-Za-z][\w.+-]*|-[a-z]{1,3})(?=[\s=\"']|$)")
+_FLAG: Final = re.compile(
+    r"(?:^|(?<=[\s\"'(=]))(--[A-Za-z][\w.+-]*|-(?:[tdpe]p|dpl|dcp|sc|cc|q)\b)(?=[\s=\"']|$)"
+)
 _OBJECTS: Final = re.compile(r"^(?:kind:|services:|backend:)", re.MULTILINE)
+_ROLE_OPTIONS: Final = ("vllm_config", "sglang_config", "trtllm_config")
 _VARIABLE: Final = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -112,10 +118,10 @@ def _file_launches(place: str, text: str) -> Iterator[CorpusLaunch]:
 
 
 def _starts_server(text: str) -> bool:
-    plain = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
-    flags = re.findall(r"--[a-z][\w-]+|^ +(?:tensor|max|kv)[-_]\w+", plain, re.MULTILINE)
-    named = re.search(r"launch_server|dynamo\.(?:vllm|sglang|trtllm)|(?:vllm|sglang|trtllm)", plain)
-    return named is not None and len(flags) > 1
+    try:
+        return any(True for _ in _typed_in_objects(text))
+    except yaml.YAMLError:
+        return _START.search(text) is not None
 
 
 def _block_launches(place: str, block: str) -> Iterator[CorpusLaunch]:
@@ -165,7 +171,7 @@ def evaluate_launch(
         typed = [*_typed_flags(launch)] if launch.command else [*_typed_in_objects(launch.text)]
     except TunerError as error:
         reason = str(error).partition(": ")[2]
-        is_lost = reason.startswith(("starts no server", "no YAML"))
+        is_lost = reason.startswith("starts no server of")
         return Verdict(kind="lost" if is_lost else "refused", reason=reason)
     except Exception as error:
         return Verdict(kind="lost", reason=f"crashed: {type(error).__name__}: {error}")
@@ -204,9 +210,10 @@ def _lost_flags(
         name = typed.lstrip("-").replace("_", "-").rstrip("+")
         names = [one for one in values if one in (name, spellings.get(name)) or _is_part(one, name)]
         names = names or [one for one in values if one.startswith(name)]
+        names.sort(key=lambda one: one not in (name, spellings.get(name)))
         if not names and f"-{name}" not in notes:
             yield typed
-        elif names and value and value[:20] not in values[names[0]] and f"-{name}" not in notes:
+        elif names and value and value[:20] not in values[names[0]] and f"-{names[0]}" not in notes:
             yield f"{typed} {value} ({values[names[0]]})"
 
 
@@ -251,7 +258,7 @@ def _word_lists(node: Any) -> Iterator[list[str]]:
     if any(parts[1:]):
         yield [str(word) for part in parts for word in (part if isinstance(part, list) else [part])]
     for name, inner in node.items():
-        if str(name).endswith(("vllm_config", "sglang_config")) and isinstance(inner, dict):
+        if str(name) in _ROLE_OPTIONS and isinstance(inner, dict):
             for flags in inner.values():
                 pairs = flags.items() if isinstance(flags, dict) else ()
                 on = [f"--{key} ?" for key, value in pairs if value not in (None, False)]
@@ -266,7 +273,9 @@ def _around() -> Surroundings:
         path.write_text(_SPEC.replace("ENGINE", "vllm"))
         spec = read_serve_spec(path)
     around = surroundings(spec, pool_named(spec, None))
-    model = around.model.model_copy(update={"max_position": LONGEST_POSITION})
+    assert around.model.moe is not None
+    moe = around.model.moe.model_copy(update={"num_experts": MANY_EXPERTS})
+    model = around.model.model_copy(update={"max_position": LONGEST_POSITION, "moe": moe})
     return Surroundings(model=model, pool=around.pool, memory_bytes=around.memory_bytes)
 
 

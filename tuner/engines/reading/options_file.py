@@ -66,8 +66,14 @@ def with_options(
             f"{flags.source}: the options file {shown_value(last_part(named))} holds no options"
         )
     stated = {canonical(name): value for name, value in _flat(mapping)}
-    values = {**flags.values, **stated} if file_counts else {**stated, **flags.values}
-    return replace(flags, values=values)
+    if not file_counts:
+        return replace(flags, values={**stated, **flags.values})
+    notes = [
+        f"{flags.said(name)} is overridden by {last_part(named)[:80]}"
+        for name, value in stated.items()
+        if flags.values.get(name, value) != value
+    ]
+    return replace(flags, values={**flags.values, **stated}, notes=(*flags.notes, *notes))
 
 
 def with_further(

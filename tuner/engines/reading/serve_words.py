@@ -158,7 +158,7 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
             f" command{branches}"
         )
     at, command, words = starts[0]
-    _check_cut(commands[at + 1 :], source=source)
+    _check_cut(words, commands[at + 1 :], source=source)
     kept, aside = _without_unset(words, server)
     notes = [f"not read, because the text does not set it: {word}" for word in aside]
     if command.is_conditional:
@@ -197,13 +197,18 @@ def _differing(
     return differing
 
 
-def _check_cut(after: Sequence[Command], *, source: str) -> None:
+def _check_cut(words: Sequence[str], after: Sequence[Command], *, source: str) -> None:
     """Refuse a server whose flags go on behind the end of its command.
 
     Raises:
-        SpecError: the next command begins with a flag.
+        SpecError: the next command begins with a flag, or a word with a space and a flag.
     """
     word = after[0].words[0] if after else ""
+    if glued := next((word for word in words if word[:1] == " " and word.strip()[:1] == "-"), ""):
+        raise SpecError(
+            f"{source}: {shown_value(glued)} begins with a space, so it is no flag: a backslash"
+            " stands before a space; take the backslashes out where lines are folded into one"
+        )
     if _FLAG.fullmatch(word) is not None:
         raise SpecError(
             f"{source}: the server's command ends before {shown_value(word)}, so the flags from"
@@ -217,10 +222,12 @@ def _with_inner(commands: Sequence[Command], *, source: str) -> Iterator[Command
     for command in commands:
         words = command.words
         inner = [
-            words[at + 1]
+            next((word for word in words[at + 1 :] if word != "--"), "")
             for at in range(1, len(words) - 1)
             if re.fullmatch(r"-[a-z]*c", words[at]) and _program(words[at - 1]) in _SHELLS
         ]
+        if words[:1] == ("eval",):
+            inner = [" ".join(words[1:])]
         if not inner and words and _program(words[0]) in _HOSTS:
             inner = [word for word in words[-1:] if " " in word]
         if not inner:
@@ -260,7 +267,7 @@ def with_json(flags: Flags, names: Mapping[str, tuple[str, str] | None]) -> Flag
         parts = {one: key for one, key in parts.items() if one in values}
         if not parts:
             continue
-        whole = json_object(flags, name, " ".join(flags.words(name))) if name in values else {}
+        whole = json_object(flags, name) if name in values else {}
         for one, key in parts.items():
             inner = whole
             *outer, last = key.replace("-", "_").split(".")
@@ -274,15 +281,17 @@ def with_json(flags: Flags, names: Mapping[str, tuple[str, str] | None]) -> Flag
     return replace(flags, values=values)
 
 
-def json_object(flags: Flags, name: str, text: str) -> dict[str, Any]:
-    """Return the JSON object of a flag.
+def json_object(flags: Flags, name: str) -> dict[str, Any]:
+    """Return the JSON object of a flag; strings in it may be variables without a value.
 
     Raises:
         SpecError: it is none.
     """
+    text = " ".join(flags.values[name])
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError) as error:
+        flags.words(name)  # Names a variable without a value.
         raise SpecError(f"{flags.source}: --{name} {text!r:.60} is no JSON") from error
     if not isinstance(whole, dict):
         raise SpecError(f"{flags.source}: --{name} {text!r:.60} is no JSON object")
@@ -317,7 +326,7 @@ def size_bytes(flags: Flags, name: str) -> int | None:
 def _scaled(flags: Flags, name: str, *, unit: str, example: int, most: int) -> int | None:
     """Read a whole number as vLLM does: small letters count by 1000, capital ones by 1024."""
     word = flags.word(name)
-    if word is None:
+    if not word:  # Empty counts as absent (vLLM's engine/arg_utils.py, `optional_type`).
         return None
     match = re.fullmatch(r"(\d{1,15})(\.\d{1,6})?([kKmMgGtT]?)", word)
     if match is None or (match[2] and not match[3]):

@@ -90,6 +90,8 @@ _UNDECIDED: Final = re.compile(r"[$`*?\[\]]")
 _FROM_SCHEDULER: Final = ("SLURM_", "PBS_", "LSB_")
 """Prefixes of variables that the scheduler sets."""
 _REDIRECTION: Final = re.compile(r"(\d|&)?(>{1,2}|<)(?P<target>.*)")
+_GLUED: Final = re.compile(r"(--?[A-Za-z][\w-]*)([<>]{1,2}.*)")
+"""A redirection right behind a flag."""
 _SCRIPT_FOLLOWS: Final = re.compile(r"-[a-z]*c")
 _PLACEHOLDER: Final = re.compile(r"<[^<>&]{1,80}>")
 """A value that whoever wrote the text left open, such as `<MODEL>`."""
@@ -300,7 +302,11 @@ def _statements(words: Iterator[str], *, source: str) -> Iterator[tuple[list[str
 
 def _without_redirections(words: Sequence[str]) -> Iterator[str]:
     is_target = False
-    for word in words:
+    for whole in words:
+        word = whole
+        if glued := _GLUED.fullmatch(whole):
+            yield glued[1]
+            word = glued[2]
         redirection = None if _PLACEHOLDER.fullmatch(word) else _REDIRECTION.fullmatch(word)
         if redirection is None and not is_target:
             yield word

@@ -8,7 +8,7 @@ own (vllm/config/parallel.py: only models with experts synchronise their ranks).
 
 import json
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from tuner.config.serve import Role
 from tuner.costs.serve.cache_capacity import GIB
@@ -208,13 +208,13 @@ _ROLES: Final = {
 }
 
 
-def read(flags: Flags, around: Surroundings) -> ServingLaunch:
+def read(typed: Flags, around: Surroundings) -> ServingLaunch:
     """Read a launch.
 
     Raises:
         SpecError: flags that contradict each other, or have no price.
     """
-    flags = with_json(flags, _JSON)
+    flags = with_json(typed, _JSON)
     has_experts = around.model.moe is not None
     tensor = flags.number("tensor-parallel-size") or 1
     data = flags.number("data-parallel-size") or 1
@@ -287,7 +287,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         quantization=weights.format,
         weight_bits=weights.bits,
         kv_cache_dtype=cache_format(flags, "kv-cache-dtype", _CACHES, around=around, traits=TRAITS),
-        flags=sorted_flags(flags, SERVER),
+        flags=sorted_flags(typed, SERVER),
         notes=(
             *flags.notes,
             *weights.notes,
@@ -354,9 +354,7 @@ def _cell(flags: Flags) -> dict[str, object]:
     """
     if "additional-config" not in flags.values:
         return {}
-    # Addresses in it may be variables of the environment.
-    text = " ".join(flags.values["additional-config"])
-    cell = json_object(flags, "additional-config", text).get("afd")
+    cell = json_object(flags, "additional-config").get("afd")
     if cell is None:
         return {}
     if not isinstance(cell, dict) or cell.get("role") not in _AFD_ROLES:
@@ -401,7 +399,7 @@ def _role(flags: Flags, cell: dict[str, object]) -> Role:
         return _DYNAMO_ROLES[flags.choice("disaggregation-mode", tuple(_DYNAMO_ROLES), "agg")]
     if "kv-transfer-config" not in flags.values:
         return Role.AGGREGATED
-    role = _json(flags, "kv-transfer-config").get("kv_role")
+    role = json_object(flags, "kv-transfer-config").get("kv_role")
     if not isinstance(role, str) or role not in _ROLES:
         raise SpecError(
             f"{flags.source}: --kv-transfer-config: kv_role {role!r:.60} is none of"
@@ -418,7 +416,7 @@ def _drafting(flags: Flags) -> tuple[int, DraftMethod]:
     """
     if "speculative-config" not in flags.values:
         return 0, DraftMethod.MTP
-    config = _json(flags, "speculative-config")
+    config = json_object(flags, "speculative-config")
     method, tokens_drafted = config.get("method"), config.get("num_speculative_tokens")
     if not isinstance(method, str) or tokens_drafted is None:
         return 0, DraftMethod.MTP
@@ -440,7 +438,9 @@ def _redundant(flags: Flags, degrees: InstanceDegrees) -> int:
     """
     stated: object = 0
     if "eplb-config" in flags.values:
-        stated = _json(flags, "eplb-config").get("num_redundant_experts", 0)
+        stated = json_object(flags, "eplb-config").get("num_redundant_experts", 0)
+    if isinstance(stated, str) and stated.isdecimal():
+        stated = int(stated[:9])
     if type(stated) is not int or stated < 0:
         raise SpecError(
             f"{flags.source}: --eplb-config: num_redundant_experts {stated!r:.40} is no number of"
@@ -453,10 +453,6 @@ def _redundant(flags: Flags, degrees: InstanceDegrees) -> int:
             " --enable-expert-parallel on several ranks; add them, or leave it out"
         )
     return own
-
-
-def _json(flags: Flags, name: str) -> dict[str, Any]:
-    return json_object(flags, name, " ".join(flags.words(name)))
 
 
 def _all_to_all(flags: Flags, degrees: InstanceDegrees) -> str:

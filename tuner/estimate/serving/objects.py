@@ -19,6 +19,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import yaml
@@ -39,6 +40,10 @@ _PROGRAMS: Final[Mapping[str, str]] = {
     "vllm_config": "python3 -m dynamo.vllm",
 }
 """Of srt-slurm's recipes, by the section of `backend` that holds the options of each role."""
+
+
+_Maps = Mapping[str, Mapping[str, str]]
+"""Files of the ConfigMaps, by the map's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +91,16 @@ def object_commands(text: str, *, source: str) -> tuple[ServerText, ...] | None:
     keys = [key for one in objects for key in one]
     if not keys or len(objects) < len(documents) or any(not _is_key(key) for key in keys):
         return None  # Shell text can be YAML by accident.
-    files = {
-        str(name): value
+    maps = {
+        _text(_mapping(one, "metadata"), "name"): {
+            str(name): value
+            for name, value in _mapping(one, "data").items()
+            if isinstance(value, str)
+        }
         for one in objects
         if one.get("kind") == "ConfigMap"
-        for name, value in _mapping(one, "data").items()
-        if isinstance(value, str)
     }
-    found = [one for whole in objects for one in _servers(whole, files)]
-    return tuple(replace(one, files={**files, **one.files}) for one in found)
+    return tuple(one for whole in objects for one in _servers(whole, maps))
 
 
 def is_objects(text: str) -> bool:
@@ -102,7 +108,7 @@ def is_objects(text: str) -> bool:
     return _IS_OBJECT.search(text) is not None
 
 
-def _servers(whole: Mapping[str, Any], files: Mapping[str, str]) -> Iterator[ServerText]:
+def _servers(whole: Mapping[str, Any], maps: _Maps) -> Iterator[ServerText]:
     backend, services = _mapping(whole, "backend"), _mapping(whole, "services")
     sections = [name for name in _PROGRAMS if isinstance(backend.get(name), dict)]
     if sections:
@@ -113,28 +119,30 @@ def _servers(whole: Mapping[str, Any], files: Mapping[str, str]) -> Iterator[Ser
             if isinstance(service, dict):
                 yield _service(str(name), service)
     else:
-        yield from _pod_servers(whole, _Place(), files, seen=set())
+        yield from _pod_servers(whole, _Place(), maps, seen=set())
 
 
-def _pod_servers(
-    one: Any, place: _Place, files: Mapping[str, str], *, seen: set[int]
-) -> Iterator[ServerText]:
+def _pod_servers(one: Any, place: _Place, maps: _Maps, *, seen: set[int]) -> Iterator[ServerText]:
     """Yield the containers of all pods below a node; what aliases repeat counts once."""
     if id(one) in seen or not isinstance(one, dict | list):
         return
     seen.add(id(one))
     if isinstance(one, list):
         for inner in one:
-            yield from _pod_servers(inner, place, files, seen=seen)
+            yield from _pod_servers(inner, place, maps, seen=seen)
         return
     place = _placed(one, place)
+    mounted = [_text(_mapping(volume, "configMap"), "name") for volume in _sequence(one, "volumes")]
+    mounted = [name for name in mounted if name in maps] or [*maps]
+    files = {name: text for own in mounted for name, text in maps[own].items()}
     for name in _CONTAINERS:
-        for container in _sequence({name: _as_list(one.get(name))}, name):
+        for container in _sequence(one, name):
             seen.add(id(container))
             yield ServerText(
                 name=place.name,
-                text=place.exports + _container(container, files),
+                text=place.exports + _container(container, files=files, maps=maps),
                 replicas=place.replicas,
+                files=files,
             )
     leads = "workerTemplate" if "leaderTemplate" in one else ""
     for key, inner in one.items():
@@ -143,8 +151,8 @@ def _pod_servers(
             if key == "services" and isinstance(inner, dict):
                 for name, service in inner.items():
                     below = replace(place, name=str(name))
-                    yield from _pod_servers(service, below, files, seen=seen)
-            yield from _pod_servers(inner, below, files, seen=seen)
+                    yield from _pod_servers(service, below, maps, seen=seen)
+            yield from _pod_servers(inner, below, maps, seen=seen)
 
 
 def _placed(one: Mapping[str, Any], place: _Place) -> _Place:
@@ -169,13 +177,13 @@ def _placed(one: Mapping[str, Any], place: _Place) -> _Place:
     return _Place(name=own or place.name, replicas=_count(one, place.replicas), exports=exports)
 
 
-def _container(container: Mapping[str, Any], files: Mapping[str, str]) -> str:
+def _container(container: Mapping[str, Any], *, files: Mapping[str, str], maps: _Maps) -> str:
     """Return the command of a container as shell text; without one it is the image's."""
     started: Any = container.get("command") or container.get("image")
     if container.get("modelCommand") == "vllmServe":  # llm-d-modelservice
         started = ["vllm", "serve"]
     words = [*_words(started), *_words(container.get("args"))]
-    values = _exports(container.get("env"))
+    values = _exports(container.get("env"), maps)
     if len(words) >= 2 and words[0] in _SHELLS:
         named = next((word for word in words[1:] if not word.startswith("-")), "")
         script = files.get(named.rpartition("/")[2])
@@ -187,8 +195,9 @@ def _container(container: Mapping[str, Any], files: Mapping[str, str]) -> str:
 def _as_shell(words: list[str], *, raw: list[str]) -> str:
     """Return words as shell text; what `bash -c` runs is shell text already."""
     at = next((at for at, word in enumerate(words) if re.fullmatch(r"-\w*c", word)), 0)
-    if words[:1] and words[0] in _SHELLS and 0 < at < len(words) - 1:
-        return raw[at + 1]
+    script = [word for word in raw[at + 1 :] if word != "--"]
+    if words[:1] and words[0] in _SHELLS and at and script:
+        return script[0]
     return shlex.join(words)
 
 
@@ -253,14 +262,17 @@ def _flag(name: str, value: Any) -> list[str]:
     return [f"--{name}", value if isinstance(value, str) else json.dumps(value, default=str)]
 
 
-def _exports(entries: Any) -> str:
-    return "".join(
-        f"export {one['name']}={shlex.quote(_pod_variables(str(one['value'])))}\n"
-        for one in _as_list(entries)
-        if isinstance(one, dict)
-        and _is_name(one.get("name"))
-        and isinstance(one.get("value"), _SCALARS)
-    )
+def _exports(entries: Any, maps: _Maps = MappingProxyType({})) -> str:
+    """Return variables as exports; those of secrets and of other files have no value here."""
+    exports = ""
+    for one in _as_list(entries):
+        if not isinstance(one, dict) or not _is_name(one.get("name")):
+            continue
+        key = _mapping(_mapping(one, "valueFrom"), "configMapKeyRef")
+        value = one.get("value", maps.get(_text(key, "name"), {}).get(_text(key, "key")))
+        if isinstance(value, _SCALARS):
+            exports += f"export {one['name']}={shlex.quote(_pod_variables(str(value)))}\n"
+    return exports
 
 
 def _pod_variables(text: str) -> str:
