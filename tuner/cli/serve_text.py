@@ -78,7 +78,8 @@ def _decision(plan: ServePlan) -> Iterator[str]:
     decision = plan.decision
     yield from _model(plan)
     if decision is None:
-        yield from labelled("no plan", f"no deployment meets the SLO: {plan.binding_constraint}")
+        does = "meets the SLO" if plan.goal.slo.is_stated else "serves the traffic"
+        yield from labelled("no plan", f"no deployment {does}: {plan.binding_constraint}")
         return
     devices = format_counted(decision.num_devices, "device")
     yield from labelled("plan", f"{decision.mode}, {devices}")
@@ -118,7 +119,10 @@ def _proof(plan: ServePlan) -> Iterator[str]:
         return
     certificate, goal = plan.certificate, plan.goal.objective
     side = "upper" if goal == "rate" else "lower"
-    named = {"goodput": "goodput per device", "rate": "requests/s within the SLO"}
+    named = {
+        "goodput": "devices for the traffic",
+        "rate": f"requests/s{' within the SLO' * plan.goal.slo.is_stated}",
+    }
     covers = f", for {certificate.covers}" if certificate.covers else ""
     yield from labelled(
         "certificate",
@@ -150,11 +154,14 @@ def _prediction(plan: ServePlan) -> Iterator[str]:
         return
     slo = plan.goal.slo
     yield f"TTFT           {latency_text(predicted.ttft_s, predicted.ttft_s_band, slo=slo.ttft)}"
-    yield f"TPOT           {latency_text(predicted.tpot_s, predicted.tpot_s_band, slo=slo.tpot)}"
+    if predicted.tpot_s.mean > 0.0:
+        each = latency_text(predicted.tpot_s, predicted.tpot_s_band, slo=slo.tpot)
+        yield f"TPOT           {each}"
     yield (
         f"throughput     {format_number(predicted.requests_per_s)} requests/s,"
         f" {format_number(predicted.output_tokens_per_s)} output tokens/s,"
-        f" goodput {format_number(predicted.goodput_per_device)} requests/s per device"
+        f" {'goodput ' * slo.is_stated}{format_number(predicted.goodput_per_device)} requests/s per"
+        " device"
     )
     if predicted.cost_per_hour is not None:
         price = f"{format_money(predicted.cost_per_hour, currency)} per hour"

@@ -9,6 +9,8 @@ from tuner.estimate.serving.records import ServingChange, ServingEstimate, Servi
 from tuner.units import format_bytes, format_number, format_ratio, format_s
 
 SHOWN_CHANGES = 6
+_GOOD = {True: "goodput ", False: ""}
+"""Requests a second are good ones only where the spec states a target."""
 
 
 def serving_estimate_text(estimate: ServingEstimate) -> str:
@@ -52,7 +54,8 @@ def _load(estimate: ServingEstimate, load: ServingLoad) -> Iterator[str]:
     yield (
         f"throughput     {format_number(load.requests_per_s)} requests/s (capacity"
         f" {format_number(load.capacity_per_s)}),"
-        f"{output_rate} goodput {format_number(load.goodput_per_device)} requests/s per device"
+        f"{output_rate} {_GOOD[estimate.has_slo]}{format_number(load.goodput_per_device)}"
+        " requests/s per device"
     )
     if load.missed:
         yield from labelled("MISSES", ", ".join(map(target_words, load.missed)))
@@ -87,15 +90,16 @@ def _changes(estimate: ServingEstimate) -> Iterator[str]:
     else:
         beats = "beats it" if estimate.fits else "makes it fit"
         yield f"smallest change that {beats}: {best.what}"
-        yield f"    {_brief(best)}"
+        yield f"    {_brief(best, has_slo=estimate.has_slo)}"
         yield from _ratios(best)
         yield from (f"    {line}" for line in best.lines)
-    yield "ranked by missed SLOs, then goodput per device, then request latency"
     others = [change for change in estimate.changes if change is not best and change != best]
     if others:
-        yield "other changes of one thing"
+        good = "goodput" if estimate.has_slo else "requests/s"
+        slo = "missed SLOs, then " * estimate.has_slo
+        yield f"other changes of one thing, by {slo}{good} per device, then request latency"
         rows = [(f"  {change.what}", *_cells(change)) for change in others[:SHOWN_CHANGES]]
-        yield columns(rows, header=("  change", "devices", "TTFT", "TPOT", "goodput/device", ""))
+        yield columns(rows, header=("  change", "devices", "TTFT", "TPOT", f"{good}/device", ""))
         if len(others) > SHOWN_CHANGES:
             yield f"  and {len(others) - SHOWN_CHANGES} more in --json"
 
@@ -111,11 +115,11 @@ def _ratios(change: ServingChange) -> Iterator[str]:
         yield f"    {', '.join(ratios)} for 80 % of published pairs of layouts"
 
 
-def _brief(change: ServingChange) -> str:
+def _brief(change: ServingChange, *, has_slo: bool) -> str:
     devices, first, each, good, missed = _cells(change)
     return (
-        f"{devices} devices, TTFT {first}, TPOT {each}, goodput {good} requests/s per device"
-        f"{', ' * bool(missed)}{missed}"
+        f"{devices} devices, TTFT {first}, TPOT {each}, {_GOOD[has_slo]}{good} requests/s"
+        f" per device{', ' * bool(missed)}{missed}"
     )
 
 

@@ -22,7 +22,7 @@ from tuner.costs.serve.profiled import ProfiledMachine
 from tuner.costs.serve.reached import reached_machine
 from tuner.costs.serve.residual import ServeResidual
 from tuner.devices.catalogue import CPU
-from tuner.devices.datasheet import Generation
+from tuner.devices.datasheet import Datasheet, Generation
 from tuner.devices.measured import measured_sheet
 from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_rules.manifest import ServingCapabilities
@@ -253,11 +253,27 @@ def price_serving_pool(
         machine, origin = machines[system], origins[system]
     return ServingPool(
         pool=pool,
-        machine=machine,
+        machine=replace(machine, sheet=linked_sheet(machine.sheet, pool)),
         memory_bytes=float(pool.memory_per_device or sheet.memory_bytes),
         source=origin,
         conversions=conversion_prices((*own, *profiles), device=sheet.name),
     )
+
+
+def linked_sheet(sheet: Datasheet, pool: Pool) -> Datasheet:
+    """Return a device's datasheet with the links of a pool: its domain, and a device's NIC share.
+
+    A domain that is no larger than a server ends with it; that of a rack (NVL72) spans servers.
+    """
+    domain = pool.scale_up_domain or sheet.scale_up_domain
+    if domain <= sheet.devices_per_node:
+        domain = min(domain, pool.devices_per_node)
+    card = (pool.nic or sheet.scale_out_bytes_per_s) * pool.nics / pool.oversubscription
+    links = {
+        "scale_up_domain": domain,
+        "scale_out_bytes_per_s": card / pool.devices_per_node,
+    }
+    return sheet.model_copy(update=links)
 
 
 def _profiled_pool(
@@ -294,8 +310,10 @@ def _profiled_pool(
     path = stored_profile(folder)
     release = None if goal is None else release_on(goal, pool)
     profile = read_profile(path, operations=PROFILED)
-    sheet = measured_sheet(profile)
-    memory_bytes = pool.memory_per_device or sheet.memory_bytes
+    measured = measured_sheet(profile)
+    memory_bytes = pool.memory_per_device or measured.memory_bytes
+    rate = linked_sheet(measured, pool).scale_out_bytes_per_s
+    sheet = measured.model_copy(update={"scale_out_bytes_per_s": rate})
     steps = read_engine_steps(path)
     if steps is not None and release is not None and _is_of(steps, release):
         rated = ServingMachine(sheet=sheet, tables=None)

@@ -50,6 +50,7 @@ from tuner.costs.serve.machine import (
     ServingMachine,
 )
 from tuner.costs.serve.memory import connection_bytes, stage_ratio
+from tuner.costs.serve.network_collectives import EXPOSED_HOST_S
 from tuner.costs.serve.ops import collective, routed_experts
 from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
 from tuner.costs.serve.zero_experts import computed_copies, computed_loads
@@ -435,12 +436,22 @@ class Iteration:
         """Between two steps without prompts."""
         host = self.machine.host
         if host is None:
-            return self.traits.scheduler_s
+            return self.traits.scheduler_s + self._exposed_host_s
         return host.step_s + (host.tensor_step_s if self.degrees.attention_tensor > 1 else 0.0)
 
     @property
     def prompt_scheduler_s(self) -> float:
         """Between two steps that hold prompts."""
         host = self.machine.host
-        ratio = self.traits.prompt_scheduler_ratio if host is None else 1.0
-        return self.scheduler_s * ratio
+        if host is not None:
+            return self.scheduler_s
+        return self.traits.scheduler_s * self.traits.prompt_scheduler_ratio + self._exposed_host_s
+
+    @property
+    def _exposed_host_s(self) -> float:
+        """What no step hides of the host's work, where the step's collectives use the network."""
+        degrees = self.degrees
+        ranks = degrees.attention_tensor
+        if self.a2a_backend is A2aBackend.ALLGATHER:
+            ranks *= degrees.attention_data
+        return EXPOSED_HOST_S if ranks > self.machine.sheet.scale_up_domain else 0.0

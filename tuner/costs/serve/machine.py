@@ -11,8 +11,10 @@ prediction can be marked.
 Letters: Q query points.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy as np
 from tuner.costs.ops import Op
 from tuner.costs.serve.attention_tables import measured_attention_s
 from tuner.costs.serve.curves import Floats, SizeCurve
+from tuner.costs.serve.network_collectives import network_collective_s
 from tuner.costs.serve.tables import A2aCurves, KernelTables, Key
 from tuner.costs.serve.work import even_activated, experts_work, work
 from tuner.devices.datasheet import Datasheet
@@ -33,7 +36,7 @@ LAUNCH_S: Final = 5e-6
 NORMAL: Final = "deepep_normal"
 LOW_LATENCY: Final = "deepep_low_latency"
 NODE_LATENCY_S: Final = 20e-6
-"""Of a collective that leaves the scale-up domain, beyond the one inside it."""
+"""Of a message that leaves the scale-up domain, beyond one inside it."""
 
 LOAD: Final = "power_law_1.01"
 """Distribution of tokens over experts at which their kernels were measured; random prompts route
@@ -283,14 +286,17 @@ class ServingMachine:
         if ranks <= 1:
             return np.zeros_like(bytes_Q)
         domain = min(ranks, self.sheet.scale_up_domain)
-        seconds_Q = self._inside_s(bytes_Q, kind=op.kind, ranks=domain, software=op.software)
-        if ranks > domain:
-            factor = 2.0 if op.kind == "all_reduce" else 1.0
-            share = factor * (1.0 - domain / ranks) / domain
-            seconds_Q = (
-                seconds_Q + NODE_LATENCY_S + share * bytes_Q / self.sheet.scale_out_bytes_per_s
-            )
-        return seconds_Q
+        inside = partial(self._inside_s, kind=op.kind, ranks=domain, software=op.software)
+        if ranks <= domain:
+            return inside(bytes_Q)
+        factor = 2.0 if op.kind == "all_reduce" else 1.0
+        share = factor * (1.0 - domain / ranks) / domain
+        # Its own kernels an engine has inside a domain only; what they start with does not count.
+        moved_Q = np.maximum(inside(bytes_Q) - inside(np.ones_like(bytes_Q)), 0.0)
+        moved_Q = moved_Q + share * bytes_Q / self.sheet.scale_out_bytes_per_s
+        return network_collective_s(
+            bytes_Q, moved_Q, kind=op.kind, domain=domain, domains=math.ceil(ranks / domain)
+        )
 
     def _inside_s(self, bytes_Q: Floats, *, kind: str, ranks: int, software: str) -> Floats:
         curves = self._collective_curves(kind, ranks, software)

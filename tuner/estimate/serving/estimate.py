@@ -17,6 +17,7 @@ from tuner.estimate.serving.instance import (
     instances_needed,
     logged_tokens,
     misfit_reason,
+    other_half,
     price_option,
     simulate_load,
     to_plan_instances,
@@ -25,10 +26,12 @@ from tuner.estimate.serving.records import ServingEstimate, ServingLoad
 from tuner.plans.serve import Latency
 from tuner.search.serve.demand import MOST_RUNNING
 from tuner.search.serve.options import Option, ServingPool
+from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.to_plan import tie_ratio
 from tuner.spec.cluster import Pool
-from tuner.spec.serving.goal import Mode, ServeGoal
+from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import ServeSpec
+from tuner.units import format_counted, format_s
 
 _MODE: Final[Mapping[Role, Mode]] = {
     Role.AGGREGATED: "aggregated",
@@ -84,6 +87,9 @@ def estimate_serving(
         launch, spec=spec, serving_pool=serving_pool, instances=instances, release=release
     )
     option = price_option(inputs, launch.setting)
+    if option.role is not Role.AGGREGATED:
+        own = InstanceGroup(option=option, count=inputs.instances)
+        inputs = replace(inputs, beside=other_half(inputs, own))
     misfit = misfit_reason(inputs, option, launch.setting)
     has_room = not misfit
     load = simulate_load(inputs, option) if has_room else None
@@ -105,6 +111,7 @@ def estimate_serving(
         kv_cache_dtype=inputs.goal.kv_cache_dtype,
         instance=to_plan_instances(inputs, option, launch.setting),
         load=load,
+        has_slo=inputs.goal.slo.is_stated,
         ttft_s_band=_band(load.ttft_s if load else None, around.ttft),
         tpot_s_band=_band(load.tpot_s if load else None, around.tpot),
         memory=device_memory(inputs, option, launch.setting),
@@ -178,7 +185,7 @@ def _notes(
     if launch.setting.running > MOST_RUNNING:
         yield f"{MOST_RUNNING} sequences a rank are priced, not {launch.setting.running}"
     yield from _logs_of_releases(inputs, option)
-    yield from _beside(inputs, load, goal=goal)
+    yield from _beside(inputs, load)
     if option.serving_pool.machine.estimated:
         yield f"from the datasheet: {', '.join(sorted(option.serving_pool.machine.estimated))}"
 
@@ -199,7 +206,7 @@ def _logs_of_releases(inputs: EstimateInputs, option: Option) -> Iterator[str]:
         )
 
 
-def _beside(inputs: EstimateInputs, load: ServingLoad | None, *, goal: ServeGoal) -> Iterator[str]:
+def _beside(inputs: EstimateInputs, load: ServingLoad | None) -> Iterator[str]:
     """Yield notes on the other servers that the prediction assumes."""
     launch = inputs.launch
     if launch.ffn_devices:
@@ -209,10 +216,12 @@ def _beside(inputs: EstimateInputs, load: ServingLoad | None, *, goal: ServeGoal
         )
     if launch.role is not Role.AGGREGATED:
         yield "the other half is not part of the launch; it is assumed never to be the bottleneck"
-        if goal.traffic.is_closed_loop and load is not None:
+        if inputs.demand.concurrency is not None and load is not None:
+            count = format_counted(0 if inputs.beside is None else inputs.beside.count, "instance")
             yield (
-                f"a closed loop of {goal.traffic.concurrency} within its SLO needs"
-                f" {inputs.demand.rate_per_s:.3g} requests/s, which are simulated"
+                f"the closed loop keeps {inputs.demand.concurrency} requests in both halves"
+                f" together, each {format_s(load.other_half_s)} in the other one, which is taken to"
+                f" be {count} of the launch's degrees"
             )
     yield from _rate_note(inputs)
 

@@ -8,14 +8,13 @@
 as in tuner/search/serve/options.py and mixed_batches.py;
 n is what the launch allows, limited by memory. tuner/search/serve/simulation.py simulates the
 traffic. A prefill instance is simulated with decode instances of the same degrees that are never
-the bottleneck, and the other way round. The rate of a closed loop depends on the other half, so the
-rate that meets its SLO is simulated instead.
+the bottleneck, and the other way round: they take several times what comes, in a closed loop of C
+requests several times what the launch can. There X = C / (TTFT + O TPOT), the other half included.
 """
 
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import numpy as np
 
@@ -27,7 +26,6 @@ from tuner.costs.serve.capacity import (
     instance_kv_bytes_per_token,
     instance_weight_bytes,
 )
-from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads
@@ -52,7 +50,7 @@ from tuner.search.serve.launchable import (
     copies_of,
     has_polling_thread,
 )
-from tuner.search.serve.mixed_batches import prompt_time, token_seconds
+from tuner.search.serve.mixed_batches import lasting_running, prompt_time, token_seconds
 from tuner.search.serve.options import (
     Option,
     ServingPool,
@@ -61,6 +59,7 @@ from tuner.search.serve.options import (
 )
 from tuner.search.serve.recorded_loads import expert_loads
 from tuner.search.serve.simulation import (
+    MOST_REQUESTS,
     InstanceGroup,
     SimulationResult,
     corrected_result,
@@ -72,10 +71,9 @@ from tuner.spec.serving.goal import Engine, Percentiles, ServeGoal
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_bytes
 
-COUNTS: Final = 16
-"""Batch sizes that are priced, where prompts may limit the running batch."""
 IDLE_FACTOR = 4.0
-"""Capacity of the other half of a prefill or decode instance, over the offered rate."""
+"""Capacity of the other half of a prefill or decode instance, over the rate of an open load or the
+launch's capacity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,6 +93,8 @@ class EstimateInputs:
     """Recorded expert loads, and their balance with redundant experts."""
     release: str = ""
     """Engine release whose memory rule applies; empty: the newest."""
+    beside: InstanceGroup | None = None
+    """Instances of the other role that a prefill or decode launch is simulated with."""
 
     def drafting(self, setting: InstanceKnobs) -> Drafting | None:
         """Return how a setting drafts; None without drafts or without a stated acceptance."""
@@ -164,16 +164,11 @@ def build_inputs(
     if has_polling_thread(engine, launch.role):
         serving_pool = beside_polling_thread(serving_pool)
     longest = min(goal.max_model_len or model.max_position, model.max_position)
-    demand = build_demand(goal, longest=longest)
-    if launch.role is not Role.AGGREGATED and demand.concurrency is not None:
-        traffic = goal.traffic.model_copy(update={"concurrency": None, "rate": demand.rate_per_s})
-        goal = goal.model_copy(update={"traffic": traffic})
-        demand = replace(demand, concurrency=None)
     return EstimateInputs(
         launch=launch,
         spec=replace(spec, goal=goal),
         serving_pool=serving_pool,
-        demand=demand,
+        demand=build_demand(goal, longest=longest),
         decoder=decoder_of(model),
         formats=goal_formats(goal),
         instances=instances * launch.copies,
@@ -212,13 +207,18 @@ def price_option(inputs: EstimateInputs, setting: InstanceKnobs) -> Option:
     cache = _tokens(inputs, loaded, room, request_tokens=demand.held_tokens)
     data = setting.degrees.attention_data
     prompt = prompt_time(iteration, demand, step_tokens=setting.step_tokens)
-    batch_N = np.array([float(min(running, most_running(cache, demand, engine=iteration.engine)))])
-    if role is Role.PREFILL:
-        rate, ttft_s, tpot_s = data / prompt.busy_s, prompt.latency_s, 0.0
-    else:
-        ttft_s = 0.0 if role is Role.DECODE else prompt.latency_s
-        tpot_s = float(_token_seconds(inputs, iteration, setting, batch_N)[0])
-        rate = data * float(batch_N[0]) / (demand.output_tokens * tpot_s)
+    batch = float(min(running, most_running(cache, demand, engine=iteration.engine)))
+    batch_N = np.array([batch])
+    rate, ttft_s, tpot_s = data / prompt.busy_s, prompt.latency_s, 0.0
+    if role is Role.DECODE:
+        ttft_s, each_s_N = 0.0, step_seconds(iteration, batch_N, demand)
+        tpot_s = float(each_s_N[0]) / iteration.tokens_per_step
+    if role is Role.AGGREGATED:
+        budget = setting.step_tokens
+        tpot_s = float(token_seconds(iteration, batch_N, demand, step_tokens=budget)[0])
+        batch = min(batch, lasting_running(iteration, demand, step_tokens=budget))
+    if role is not Role.PREFILL:
+        rate = data * batch / (demand.output_tokens * tpot_s)
     return Option(
         serving_pool=serving_pool,
         role=role,
@@ -282,20 +282,6 @@ def _all_to_all_backend(setting: InstanceKnobs) -> A2aBackend:
     if setting.degrees.attention_data == 1 or own == "none":
         return A2aBackend.ALLGATHER
     return A2aBackend(own)
-
-
-def _token_seconds(
-    inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs, running_N: Floats
-) -> Floats:
-    """Seconds per token; where prompts use up the step budget, limited by them."""
-    demand = inputs.demand
-    if inputs.launch.role is Role.DECODE:
-        return np.asarray(step_seconds(iteration, running_N, demand) / iteration.tokens_per_step)
-    count_N = np.unique(np.floor(np.geomspace(1.0, running_N[0], COUNTS)))
-    tpot_s_N = token_seconds(iteration, count_N, demand, step_tokens=setting.step_tokens)
-    # Where prompts limit the running batch, tokens come at the rate of prefill.
-    last = np.flatnonzero(np.isfinite(tpot_s_N))[-1]
-    return np.asarray(tpot_s_N[last] * running_N / count_N[last])
 
 
 def _loaded(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> Iteration:
@@ -436,36 +422,60 @@ def simulate_load(inputs: EstimateInputs, option: Option) -> ServingLoad:
     share = served / max(simulated.requests_per_s, 1e-9)
     devices = group.count * option.devices
     missed = simulated.missed(inputs.goal.slo)
+    has_tpot = option.role is not Role.PREFILL and len(simulated.tpot_s_R) > 0
     return ServingLoad(
         devices=devices,
         ttft_s=None if option.role is Role.DECODE else latency_of(simulated.ttft_s_R),
-        tpot_s=None if option.role is Role.PREFILL else latency_of(simulated.tpot_s_R),
+        tpot_s=latency_of(simulated.tpot_s_R) if has_tpot else None,
+        other_half_s=_other_half_s(inputs, option.role, simulated),
         requests_per_s=served,
         output_tokens_per_s=0.0
         if option.role is Role.PREFILL
         else simulated.output_tokens_per_s * share,
         goodput_per_device=served * simulated.met_ratio / devices,
-        capacity_per_s=group.rate_per_s,
+        capacity_per_s=max(group.rate_per_s, served),
         keeps_up=instances_needed(inputs, option) <= inputs.instances,
         missed=missed,
     )
+
+
+def _other_half_s(inputs: EstimateInputs, role: Role, simulated: SimulationResult) -> float:
+    """Return the seconds of a mean request that are not spent in a launch of this role."""
+    if role is Role.DECODE:
+        return latency_of(simulated.ttft_s_R).mean
+    further = max(inputs.demand.output_tokens - 1.0, 0.0)
+    return further * latency_of(simulated.tpot_s_R).mean if role is Role.PREFILL else 0.0
 
 
 def _simulate(inputs: EstimateInputs, group: InstanceGroup) -> SimulationResult:
     goal, demand, option = inputs.goal, inputs.demand, group.option
     if option.role is Role.AGGREGATED:
         return simulate_aggregated_mode((group,), goal=goal, demand=demand)
-    other = Role.DECODE if option.role is Role.PREFILL else Role.PREFILL
+    idle = inputs.beside or other_half(inputs, group)
+    pair = (group, idle) if option.role is Role.PREFILL else (idle, group)
+    options = (option, idle.option)
+    moving = build_kv_transfers(inputs.spec, input_tokens=demand.input_tokens, options=options)
+    return simulate_disaggregated_mode(*pair, kv_transfers=moving, goal=goal, demand=demand)
+
+
+def other_half(inputs: EstimateInputs, group: InstanceGroup) -> InstanceGroup:
+    """Return instances of the other role, of a launch's degrees, that are never its bottleneck."""
+    demand, option = inputs.demand, group.option
     half = price_option(
-        replace(inputs, launch=replace(inputs.launch, role=other, ffn_devices=0)),
+        replace(inputs, launch=replace(inputs.launch, role=other_role(option), ffn_devices=0)),
         replace(inputs.launch.setting, degrees=option.degrees, running=MOST_RUNNING),
     )
-    many = max(1, math.ceil(IDLE_FACTOR * demand.rate_per_s / half.rate_per_s))
-    # The other half is not part of the launch: its memory never makes requests wait either.
-    idle = InstanceGroup(option=replace(half, kv_tokens=math.inf), count=many)
-    pair = (group, idle) if option.role is Role.PREFILL else (idle, group)
-    moving = build_kv_transfers(inputs.spec, input_tokens=demand.input_tokens, options=(option,))
-    return simulate_disaggregated_mode(*pair, kv_transfers=moving, goal=goal, demand=demand)
+    comes_per_s, most = demand.rate_per_s, MOST_REQUESTS
+    if demand.concurrency is not None:
+        comes_per_s, most = group.rate_per_s, demand.concurrency
+    many = min(max(1, math.ceil(IDLE_FACTOR * comes_per_s / half.rate_per_s)), most)
+    # It is not part of the launch: its memory never makes requests wait either.
+    return InstanceGroup(option=replace(half, kv_tokens=math.inf), count=many)
+
+
+def other_role(option: Option) -> Role:
+    """Return what instances beside a prefill or decode launch do."""
+    return Role.DECODE if option.role is Role.PREFILL else Role.PREFILL
 
 
 def device_memory(inputs: EstimateInputs, option: Option, setting: InstanceKnobs) -> ServingMemory:

@@ -36,13 +36,15 @@ class ServingLoad(Record):
     ttft_s: Latency | None
     """Absent for a decode instance, which emits no first token."""
     tpot_s: Latency | None
-    """Absent for a prefill instance."""
+    """Absent for a prefill instance, and where no token follows the first."""
+    other_half_s: Ratio = 0.0
+    """Seconds of a mean request in instances of the other role; 0 where there are none."""
     requests_per_s: Ratio
     """Served in the long run."""
     output_tokens_per_s: Ratio
     """0 for a prefill instance."""
     goodput_per_device: Ratio
-    """Requests a second that meet every SLO target, over devices."""
+    """Requests a second that meet every SLO target, over devices; all requests without one."""
     capacity_per_s: Ratio
     """Most requests a second that the launch can serve."""
     keeps_up: bool
@@ -89,6 +91,8 @@ class ServingEstimate(Record):
     """The launch as a plan stores it; its count is the instances that share the traffic."""
     load: ServingLoad | None
     """Absent where the launch does not fit."""
+    has_slo: bool = False
+    """Whether the spec states an SLO target that the launch can affect."""
     ttft_s_band: Band | None
     """Of the mean; see tuner/costs/serve/bands.py."""
     tpot_s_band: Band | None

@@ -169,10 +169,9 @@ def remote_ffn_step(
         halves: batches run as two halves.
     """
     pool, sheet = serving_pool.pool, serving_pool.machine.sheet
-    card = (pool.nic or sheet.scale_out_bytes_per_s) / pool.oversubscription
     link = peer_link(
         inside_bytes_per_s=sheet.scale_up_bytes_per_s,
-        nic_bytes_per_s=card * pool.nics / pool.devices_per_node,
+        nic_bytes_per_s=sheet.scale_out_bytes_per_s,
         is_inside=own.devices + ffn.degrees.devices <= pool.domain,
     )
     return RemoteFfnIteration(

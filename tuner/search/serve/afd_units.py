@@ -267,12 +267,11 @@ def _most_allowed(batch_N: Floats, tpot_s_N: Floats, *, limit_s: float) -> float
 def side_of(serving_pool: ServingPool, devices: int) -> RoleDevices:
     """Return so many devices of a pool with their links."""
     pool, sheet = serving_pool.pool, serving_pool.machine.sheet
-    card = (pool.nic or sheet.scale_out_bytes_per_s) / pool.oversubscription
     return RoleDevices(
         devices=devices,
         domain=pool.domain,
         inside_bytes_per_s=sheet.scale_up_bytes_per_s,
-        nic_bytes_per_s=card * pool.nics / pool.devices_per_node,
+        nic_bytes_per_s=sheet.scale_out_bytes_per_s,
     )
 
 

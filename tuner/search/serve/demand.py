@@ -4,7 +4,8 @@
 
 In a closed loop of C requests the rate follows from their latency (Little's law): to keep every
 request within its targets, a deployment must serve at least C / (TTFT + E[O] TPOT) requests a
-second.
+second. Without a target it is sized for people who read along; where the pools do not hold so much,
+for what they hold (plan_serve.py). A launch is simulated with C requests in any case.
 
 Sequences that run are not requests as they come: an output of O tokens takes O steps, so that long
 ones are sampled in proportion to their length (the inspection paradox; Feller, An Introduction to
@@ -139,6 +140,8 @@ def build_demand(goal: ServeGoal, *, longest: int) -> Demand:
         )
         rate = traffic.rate or 0.0
     ttft_s, tpot_s = strictest_s(goal.slo.ttft), strictest_s(goal.slo.tpot)
+    if lengths[1].max() <= 1.0:
+        tpot_s = math.inf  # No token follows the first.
     if traffic.concurrency is not None:
         slowest = min(ttft_s, NO_TARGET_TTFT_S) + means[1] * min(tpot_s, NO_TARGET_TPOT_S)
         rate = traffic.concurrency / slowest

@@ -36,7 +36,7 @@ from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instance_group
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.modes import ModeSolutions
-from tuner.search.serve.options import UNSUSTAINABLE_S, BatchCurve, Option
+from tuner.search.serve.options import BatchCurve, Option
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.spec.serving.goal import Mode
 
@@ -187,16 +187,13 @@ def _program_offers(solution: ModeSolution, problem: ServeProblem) -> Iterator[O
 
 
 def offer_of(curve: BatchCurve, prefill: Option | None, demand: Demand) -> Offer:
-    """Return a curve's sustainable batches."""
-    lasting_N = curve.tpot_s_N < UNSUSTAINABLE_S
-    running_N, tpot_s_N = curve.running_N[lasting_N], curve.tpot_s_N[lasting_N]
-    data = curve.option.degrees.attention_data
+    """Return a curve's batches with the prefill instance that it needs."""
     return Offer(
         option=curve.option,
         prefill=prefill,
-        running_N=running_N,
-        tpot_s_N=tpot_s_N,
-        rate_N=data * running_N / (demand.output_tokens * tpot_s_N),
+        running_N=curve.running_N,
+        tpot_s_N=curve.tpot_s_N,
+        rate_N=curve.rate_N,
         output_tokens=demand.output_tokens,
     )
 

@@ -253,6 +253,4 @@ def kept_by(option: Option) -> CacheDegrees:
 
 def nic_bytes_per_s(serving_pool: ServingPool) -> float:
     """Bytes per second that KV transfers get from one device's share of the NICs, each way."""
-    pool = serving_pool.pool
-    card = NIC_RATIO * (pool.nic or serving_pool.machine.sheet.scale_out_bytes_per_s)
-    return card * pool.nics / pool.devices_per_node / pool.oversubscription
+    return NIC_RATIO * serving_pool.machine.sheet.scale_out_bytes_per_s

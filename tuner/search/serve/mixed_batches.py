@@ -7,7 +7,9 @@
 A rank that decodes n sequences must prefill q prompt tokens per step on average:
 
     prompts beside running ones    chunks of c = min(max(I, q), B - n) tokens in a share q / c of
-                                   the steps; where q exceeds c, n sequences never run at once
+                                   the steps; from q = c on prompts use up every step: no more than
+                                   n = B / (tau I / O + 1) run at once, less than one of them where
+                                   prompts are longer than a step and outputs short
     prompts first                  steps of c = min(max(I, q), B) tokens of prompts alone, q / c of
                                    them between two steps of the running ones
 
@@ -17,6 +19,7 @@ longest stage takes. Requests are taken to come one by one; bursts are what simu
 Letters: N numbers of sequences, P steps of a prompt.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +40,20 @@ class PromptTime:
     """Until the next may begin: less than its latency where stages follow each other."""
 
 
+def lasting_running(iteration: Iteration, demand: Demand, *, step_tokens: int) -> float:
+    """Return how many sequences of a rank run at once, where prompts use up the step budget.
+
+    Infinite for engines that read prompts in steps of their own. Fewer than 1 where a sequence
+    takes less steps than its prompt: rates and latencies are those of reading prompts.
+    """
+    if iteration.traits.batching is Batching.PREFILL_FIRST:
+        return math.inf
+    each = iteration.tokens_per_step * demand.computed_tokens / demand.output_tokens
+    checked = iteration.checked_tokens
+    one_left = max(step_tokens - checked, 1.0) / each
+    return min(one_left, step_tokens / (each + checked / iteration.degrees.pipeline))
+
+
 def token_seconds(
     iteration: Iteration,
     running_N: Floats,
@@ -45,7 +62,7 @@ def token_seconds(
     step_tokens: int,
     decode_s_N: Floats | None = None,
 ) -> Floats:
-    """Seconds between two tokens of a sequence beside prompts; infinite where n cannot last.
+    """Seconds between two tokens of a sequence beside prompts; of those that run, if not all can.
 
     Args:
         iteration: the instance.
@@ -54,31 +71,35 @@ def token_seconds(
         step_tokens: budget of a step with prompts.
         decode_s_N: seconds of a step without any, where they are known.
     """
+    wanted_N, most = running_N, lasting_running(iteration, demand, step_tokens=step_tokens)
+    running_N = np.minimum(wanted_N, most)
     if decode_s_N is None:
-        decode_s_N = step_s(iteration, running_N, np.full_like(running_N, demand.past_tokens))
+        counted_N = np.maximum(running_N, 1.0)
+        decode_s_N = step_s(iteration, counted_N, np.full_like(counted_N, demand.past_tokens))
+    else:
+        decode_s_N = np.interp(running_N, wanted_N, decode_s_N)
     traits = iteration.traits
     stages = iteration.degrees.pipeline
     prompts_N = running_N * iteration.tokens_per_step / demand.output_tokens
     read_N = prompts_N * demand.computed_tokens
-    wanted_N = np.maximum(read_N, demand.computed_tokens)
+    unread_N = np.maximum(read_N, demand.computed_tokens)
     held_s_N = iteration.slot_ratio * prompt_attention_s(iteration, demand) * prompts_N
     gap_s = iteration.prompt_scheduler_s
     if traits.batching is Batching.PREFILL_FIRST:
-        chunk_N = np.minimum(wanted_N, float(step_tokens))
+        chunk_N = np.minimum(unread_N, float(step_tokens))
         isolated_s_N = through_s(iteration, chunk_N, np.zeros_like(chunk_N)) + gap_s
         head_s_N = iteration.head_s(np.maximum(prompts_N, 1.0)) * np.minimum(prompts_N, 1.0)
         reading_s_N = iteration.slot_ratio * read_N / chunk_N * isolated_s_N + head_s_N
         return np.asarray((decode_s_N + reading_s_N + held_s_N) / iteration.tokens_per_step)
     micro_N = np.maximum(running_N / stages, 1.0)
     checked_N = micro_N * iteration.checked_tokens
-    chunk_N = np.minimum(wanted_N, np.maximum(step_tokens - checked_N, 1.0))
+    chunk_N = np.minimum(unread_N, np.maximum(step_tokens - checked_N, 1.0))
     share_N = read_N / chunk_N
     seen_s_N = attention_s(iteration, micro_N, np.full_like(micro_N, demand.past_tokens))
     more_s_N = through_s(iteration, checked_N + chunk_N, seen_s_N)
     more_s_N = more_s_N - through_s(iteration, checked_N, seen_s_N)
     more_s_N = iteration.slot_ratio * more_s_N + gap_s - iteration.scheduler_s
-    whole_s_N = decode_s_N + share_N * more_s_N + held_s_N
-    return np.where(share_N <= 1.0, whole_s_N / iteration.tokens_per_step, np.inf)
+    return np.asarray((decode_s_N + share_N * more_s_N + held_s_N) / iteration.tokens_per_step)
 
 
 def prompt_attention_s(iteration: Iteration, demand: Demand) -> float:

@@ -207,7 +207,8 @@ def explain_no_solution(mode: Mode, problem: ServeProblem) -> str:
     for role, line in problem.refused.items():
         if role in ROLES[mode]:
             return line
-    return "the pools lack the devices or links for it at this traffic within the targets"
+    within = " within the targets" * goal.slo.is_stated
+    return f"the pools lack the devices or links for it at this traffic{within}"
 
 
 def _best(solutions: ModeSolutions) -> ModeSolution | None:

@@ -13,9 +13,11 @@ without load, or that the engine's release refuses, are counted as illegal by re
 the rest, dominated ones are dropped (dominance.py).
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -46,7 +48,7 @@ from tuner.search.serve.choices import Choices, TokenBudget, usual_choices
 from tuner.search.serve.degrees import has_slow_links, instance_degrees
 from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.dominance import drop_dominated
-from tuner.search.serve.mixed_batches import PromptTime, prompt_time, token_seconds
+from tuner.search.serve.mixed_batches import PromptTime, lasting_running, prompt_time, token_seconds
 from tuner.simulate.serving.batching import WATERMARK_RATIO
 from tuner.simulate.serving.client import engine_client
 from tuner.spec.cluster import Pool
@@ -66,8 +68,6 @@ UNFIT: Final = {
 }
 """Kernels of DeepEP that are not made for a role: low-latency ones hold few tokens, normal ones
 keep decode steps out of CUDA graphs (github.com/deepseek-ai/DeepEP, README)."""
-UNSUSTAINABLE_S: Final = 1e6
-"""Between two tokens where so many sequences never run at once."""
 NO_ROOM: Final = "no memory for the longest request beside the weights"
 SLOW_PROMPT: Final = "a prompt alone misses the target of the first token"
 SLOW_TOKEN: Final = "a sequence alone misses the target of the time per token"
@@ -140,8 +140,10 @@ class BatchCurve:
     option: Option
     """The configuration; its batch is one of many."""
     running_N: Floats
-    """Sequences of one attention-data rank."""
+    """Sequences of one attention-data rank, as many as last."""
     tpot_s_N: Floats
+    rate_N: Floats
+    """Requests a second of one instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -518,24 +520,32 @@ def _price_role(
         step_tokens=candidate.budget.tokens,
         decode_s_N=candidate.decode_s_N,
     )
-    return _price_batches(candidate, role, priced_s, demand, ttft_s=prompt.latency_s)
+    lasting = lasting_running(candidate.iteration, demand, step_tokens=candidate.budget.tokens)
+    first_s = prompt.latency_s
+    return _price_batches(candidate, role, priced_s, demand, ttft_s=first_s, lasting=lasting)
 
 
 def _price_decode(
     candidate: _Candidate, demand: Demand
 ) -> tuple[tuple[Option, ...], str, BatchCurve | None]:
     priced_s = candidate.decode_s_N / candidate.iteration.tokens_per_step
-    return _price_batches(candidate, Role.DECODE, priced_s, demand, ttft_s=0.0)
+    return _price_batches(candidate, Role.DECODE, priced_s, demand, ttft_s=0.0, lasting=math.inf)
 
 
 def _price_batches(
-    candidate: _Candidate, role: Role, priced_s: Floats, demand: Demand, *, ttft_s: float
+    candidate: _Candidate,
+    role: Role,
+    priced_s: Floats,
+    demand: Demand,
+    *,
+    ttft_s: float,
+    lasting: float,
 ) -> tuple[tuple[Option, ...], str, BatchCurve | None]:
     """Return the options of a decoding candidate, from its TPOT at each batch."""
-    data = candidate.iteration.degrees.attention_data
     running_N = np.arange(1.0, candidate.running_N[-1] + 1.0)
-    tpot_s_N = np.interp(running_N, candidate.running_N, np.minimum(priced_s, UNSUSTAINABLE_S))
-    rate_N = data * running_N / (demand.output_tokens * tpot_s_N)
+    tpot_s_N = np.interp(running_N, candidate.running_N, priced_s)
+    per_s = candidate.iteration.degrees.attention_data / demand.output_tokens
+    rate_N = per_s * np.minimum(running_N, lasting) / tpot_s_N
 
     def at(place: int) -> Option:
         return candidate.option(
@@ -547,17 +557,23 @@ def _price_batches(
             tpot_s=float(tpot_s_N[place]),
         )
 
+    kept = candidate.running_N <= max(lasting, 1.0)
+    curve = partial(
+        BatchCurve,
+        running_N=candidate.running_N[kept],
+        tpot_s_N=priced_s[kept],
+        rate_N=per_s * np.minimum(candidate.running_N, lasting)[kept] / priced_s[kept],
+    )
     allowed = np.flatnonzero(tpot_s_N <= min(demand.tpot_s, LONGEST_S))
     if not len(allowed):
-        slow = BatchCurve(option=at(0), running_N=candidate.running_N, tpot_s_N=priced_s)
-        return (), SLOW_TOKEN, slow
+        return (), SLOW_TOKEN, curve(option=at(0))
     best = allowed[rate_N[allowed].argmax()]
     chosen = {
         int(allowed[np.searchsorted(running_N[allowed], share * running_N[best])])
         for share in FRACTIONS
     }
     made = tuple(at(place) for place in sorted(chosen))
-    return made, "", BatchCurve(option=made[0], running_N=candidate.running_N, tpot_s_N=priced_s)
+    return made, "", curve(option=made[0])
 
 
 def most_running(cache: float, demand: Demand, *, engine: str) -> float:

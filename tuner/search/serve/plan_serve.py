@@ -19,7 +19,12 @@ from tuner.search.serve.prefix_reuse import (
     recorded_prompts,
 )
 from tuner.search.serve.refused import refused_afd_units, refused_kv_transfers, refused_vendors
-from tuner.search.serve.relaxations import explain_infeasible, find_closest, solve_relaxations
+from tuner.search.serve.relaxations import (
+    at_held_rate,
+    explain_infeasible,
+    find_closest,
+    solve_relaxations,
+)
 from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
 from tuner.search.serve.to_plan import (
     binding_constraint,
@@ -47,6 +52,11 @@ def make_serve_plan(
     """
     started_s = settings.clock()
     problem, solutions, reuse = _answered(spec, serving_pools, settings)
+    asks_rate = problem.demand.concurrency is None or spec.goal.slo.is_stated
+    if not solutions.fitting and not asks_rate:
+        # What the pools hold serves the closed loop, more slowly.
+        problem = at_held_rate(problem)
+        solutions = solve_modes(problem)
     spec = problem.spec
     solve_s = settings.clock() - started_s
     notes = (*provenance.notes, *plan_notes(problem))

@@ -25,6 +25,7 @@ from tuner.search.serve.islands import island_layouts
 from tuner.search.serve.modes import ModeSolutions, requested_modes
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.preference import rank_solutions
+from tuner.search.serve.program import BOUND_TOLERANCE, SolvedProgram
 from tuner.search.serve.solve_mode import (
     PRICED_ROLES,
     ModeSolution,
@@ -163,6 +164,27 @@ def _with_links(spec: ServeSpec) -> ServeSpec | None:
     return replace(spec, cluster=spec.cluster.model_copy(update={"links": tuple(links)}))
 
 
+def at_held_rate(problem: ServeProblem) -> ServeProblem:
+    """Return the problem with no more requests a second than its pools hold."""
+    rates = [
+        solved.outcome.solution.rate_per_s / (1.0 + problem.spec.goal.spare_ratio)
+        for mode in launchable_modes(problem)
+        if mode != "prefill_offload"
+        for variant in problem_variants(problem, mode)
+        for islands in island_layouts(problem.spec, mode)
+        if (solved := _most_of(variant, mode, islands)) is not None and solved.outcome.solution
+    ]
+    held = (1.0 - BOUND_TOLERANCE) * max(rates, default=math.inf)
+    demand = problem.demand
+    return replace(problem, demand=replace(demand, rate_per_s=min(demand.rate_per_s, held)))
+
+
+def _most_of(problem: ServeProblem, mode: Mode, islands: Mapping[str, str]) -> SolvedProgram | None:
+    """Return the instances of all pools that serve the most requests a second."""
+    spare = goal_spare(problem)
+    return solve_program_of(problem, mode, spare, islands=islands, most_rate=True)
+
+
 def find_closest(problem: ServeProblem) -> Closest | None:
     """Return the plan that serves the most within the targets; None where none serves anything.
 
@@ -185,7 +207,7 @@ def _closest_in(
     problem: ServeProblem, mode: Mode, islands: Mapping[str, str], *, end_s: float
 ) -> Closest | None:
     spare_ratio, spare = problem.spec.goal.spare_ratio, goal_spare(problem)
-    solved = solve_program_of(problem, mode, spare, islands=islands, most_rate=True)
+    solved = _most_of(problem, mode, islands)
     plan = None if solved is None else solved.outcome.solution
     if solved is None or plan is None:
         return None

@@ -27,7 +27,7 @@ from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.offload import PromptSplit, split_at
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.first_token import client_ttft_s
-from tuner.search.serve.mixed_batches import prompt_time, token_seconds
+from tuner.search.serve.mixed_batches import lasting_running, prompt_time, token_seconds
 from tuner.search.serve.options import FRACTIONS, LONGEST_S, Option, most_running
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.requests import sample_requests
@@ -158,7 +158,9 @@ def _local(option: Option, threshold: LengthThreshold, demand: Demand) -> Iterat
         )
     ).astype(np.float64)
     tpot_s_N = token_seconds(option.iteration, running_N, short, step_tokens=option.step_tokens)
-    rate_N = option.degrees.attention_data * running_N / (demand.output_tokens * tpot_s_N)
+    lasting = lasting_running(option.iteration, short, step_tokens=option.step_tokens)
+    lasting_N = np.minimum(running_N, lasting)
+    rate_N = option.degrees.attention_data * lasting_N / (demand.output_tokens * tpot_s_N)
     rate_N = np.where(tpot_s_N <= min(demand.tpot_s, LONGEST_S), rate_N, 0.0)
     fastest = int(rate_N.argmax())
     chosen = {int(np.searchsorted(running_N, part * running_N[fastest])) for part in FRACTIONS}

@@ -18,7 +18,7 @@ from tuner.engines.serve_rules.vendor_pairs import portable_backend
 from tuner.engines.serve_rules.vendors import TRAITS
 from tuner.plans.serve import PUBLISHED_MODES, ServeAlternative, ServePrediction
 from tuner.search.serve.assumptions import plan_assumptions
-from tuner.search.serve.demand import Demand
+from tuner.search.serve.demand import NO_TARGET_TPOT_S, NO_TARGET_TTFT_S, Demand
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.islands import island_shares
 from tuner.search.serve.kv_transfers import KvTransfers, build_kv_transfers
@@ -40,7 +40,7 @@ from tuner.search.serve.routers import loses_prefixes, to_serve_router
 from tuner.search.serve.simulation import InstanceGroup, latency_of
 from tuner.search.serve.solve_mode import FIRST_SPARE, MOST_SPARE, ModeSolution, ServeProblem
 from tuner.search.serve.token_cost import input_tokens_per_s, token_cost
-from tuner.units import format_ratio
+from tuner.units import format_ratio, format_s
 
 
 def tie_ratio() -> float:
@@ -134,6 +134,8 @@ def to_prediction(solution: ModeSolution, problem: ServeProblem) -> ServePredict
     """Return the predicted latency, throughput, memory and cost."""
     simulated, demand = solution.simulated, problem.demand
     rate = solution.rate_per_s or demand.rate_per_s
+    if demand.concurrency is not None:
+        rate = simulated.requests_per_s  # What comes next waits for what was served.
     ttft, tpot = latency_of(simulated.ttft_s_R), latency_of(simulated.tpot_s_R)
     around = bands_around(solution, problem)
     slowest = max(
@@ -429,8 +431,15 @@ def plan_notes(problem: ServeProblem) -> Iterator[str]:
     choices = build_choices(problem.spec, problem.serving_pools, demand=problem.demand)
     yield from plan_assumptions(problem.spec, problem.demand, choices)
     if problem.demand.concurrency is not None:
+        targets = "within its targets"
+        if not problem.spec.goal.slo.is_stated:
+            targets = (
+                "without an SLO, planned as if it were"
+                f" {format_s(NO_TARGET_TTFT_S)} to the first token and {format_s(NO_TARGET_TPOT_S)}"
+                " a token where the pools hold that,"
+            )
         yield (
-            f"a closed loop of {problem.demand.concurrency} within its targets asks for"
+            f"a closed loop of {problem.demand.concurrency} {targets} asks for"
             f" {problem.demand.rate_per_s:.3g} requests/s"
         )
 

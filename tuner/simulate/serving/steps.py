@@ -191,8 +191,9 @@ class StepTimes:
         self, tokens: int, attention: float, *, running: int, heads: int, gap_s: float, busy: int
     ) -> float:
         """A step of one micro-batch; with a pipeline a round of those under way."""
-        tokens = min(tokens, self.most_tokens)
-        layers_s = self.linear_s[tokens] + attention
+        # A prompt that must not be split may be longer than any step that was priced.
+        over, tokens = max(tokens / self.most_tokens, 1.0), min(tokens, self.most_tokens)
+        layers_s = over * self.linear_s[tokens] + attention
         last_s = self.head_s[min(heads, self.most_sequences)]
         if self.halves is not None:
             layers_s += self.halves.exposed_s(tokens, attention)

@@ -41,6 +41,11 @@ class Slo(Record):
     tpot: Percentiles = Percentiles()
     """Time per output token after it."""
 
+    @property
+    def is_stated(self) -> bool:
+        """Whether any target is stated."""
+        return self != Slo()
+
 
 EngineName = Literal["sglang", "vllm", "trtllm"]
 """Serving engines, each a folder of `tuner/engines/`."""

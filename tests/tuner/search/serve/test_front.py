@@ -15,7 +15,7 @@ from tuner.plans.serve import FrontPoint
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.front import MOST_POINTS, Offer, offer_of, pareto_front
 from tuner.search.serve.modes import solve_modes
-from tuner.search.serve.options import BatchCurve, Option, ServingPool, price_options
+from tuner.search.serve.options import Option, ServingPool, price_options
 from tuner.search.serve.solve_mode import build_serve_problem
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
@@ -146,11 +146,22 @@ def test_prefill_is_counted_in_as_many_instances_as_keep_the_others_busy(
 
 
 def test_batches_that_never_last_are_left_out(
-    ways: tuple[Option, ...], demand: Callable[..., Demand]
+    serving_pool: Callable[..., ServingPool],
+    demand: Callable[..., Demand],
+    iteration: Callable[..., Iteration],
 ) -> None:
-    curve = BatchCurve(
-        option=next(one for one in ways if one.role is Role.DECODE),
-        running_N=np.array([1.0, 2.0, 4.0]),
-        tpot_s_N=np.array([0.01, 0.02, np.inf]),
-    )
-    assert offer_of(curve, None, demand()).running_N.tolist() == [1.0, 2.0]
+    # vLLM's largest step is 16384 tokens: n (8000 / 64 + 1) of them, so that 130 last.
+    asked = demand(input_tokens=8000, output_tokens=64)
+    curves = price_options(
+        (serving_pool(nodes=1),),
+        decoder=iteration().decoder,
+        formats=iteration().formats,
+        engine="vllm",
+        demand=asked,
+        roles=(Role.AGGREGATED,),
+    ).curves
+    assert curves
+    for curve in curves:
+        offer = offer_of(curve, None, asked)
+        assert offer.running_N.max() <= 131
+        assert np.isfinite(offer.tpot_s_N).all()

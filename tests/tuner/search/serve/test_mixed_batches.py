@@ -1,5 +1,6 @@
 """Tokens beside prompts, by hand and against the requests that are simulated."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.speculative import Drafting
 from tuner.search.serve.demand import Demand
-from tuner.search.serve.mixed_batches import prompt_time, token_seconds
+from tuner.search.serve.mixed_batches import lasting_running, prompt_time, token_seconds
 from tuner.simulate.serving.batching import simulate
 from tuner.simulate.serving.client import engine_rules
 from tuner.simulate.serving.load import Requests
@@ -23,7 +24,7 @@ def counts(*numbers: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 @each_row("engine", ["vllm", "sglang", "trtllm"])
-@each_row(("inputs", "outputs"), [(2000, 400), (200, 600), (6000, 200)])
+@each_row(("inputs", "outputs"), [(2000, 400), (200, 600), (6000, 200), (30000, 2), (60000, 1)])
 def test_the_steady_state_is_that_of_a_full_closed_loop(
     iteration: Callable[..., Iteration],
     demand: Callable[..., Demand],
@@ -40,7 +41,7 @@ def test_the_steady_state_is_that_of_a_full_closed_loop(
     served = simulate(
         Requests(
             input_R=np.full(count, inputs),
-            output_R=rng.integers(round(0.5 * outputs), round(1.5 * outputs), count),
+            output_R=rng.integers(max(outputs // 2, 1), outputs + (outputs + 1) // 2, count),
         ),
         times=step_times(
             own, most_tokens=budget + running, most_sequences=running, longest=inputs + 2 * outputs
@@ -51,17 +52,26 @@ def test_the_steady_state_is_that_of_a_full_closed_loop(
     middle = slice(count // 4, 3 * count // 4)
     span_s = served.end_s_R[middle].max() - served.arrival_s_R[middle].min()
     rate = 0.5 * count / float(span_s)
-    assert running / (outputs * each_s) == pytest.approx(rate, rel=0.15)
+    lasting = min(running, lasting_running(own, asked, step_tokens=budget))
+    assert lasting / (outputs * each_s) == pytest.approx(rate, rel=0.15)
 
 
-def test_more_than_the_budget_has_steps_for_never_run_at_once(
+def test_more_than_the_budget_has_steps_for_take_as_long_as_those_that_run(
     iteration: Callable[..., Iteration], demand: Callable[..., Demand]
 ) -> None:
-    # Of 1024 tokens a step, n running and n I / O = 20 n of prompts: n = 48 is the last.
-    asked = demand(input_tokens=8000, output_tokens=400)
-    found = token_seconds(iteration(), counts(48, 49), asked, step_tokens=1024)
-    assert np.isfinite(found[0])
-    assert np.isinf(found[1])
+    # Of 1024 tokens a step, n running and n I / O = 20 n of prompts: 1024 / 21 = 48.8.
+    asked, own = demand(input_tokens=8000, output_tokens=400), iteration()
+    most = lasting_running(own, asked, step_tokens=1024)
+    found = token_seconds(own, counts(48, most, 49, 500), asked, step_tokens=1024)
+    assert most == pytest.approx(1024 / 21)
+    assert found[0] < found[1] == found[2] == found[3]
+
+
+def test_prompts_in_steps_of_their_own_leave_any_number_running(
+    iteration: Callable[..., Iteration], demand: Callable[..., Demand]
+) -> None:
+    asked = demand(input_tokens=8000, output_tokens=1)
+    assert math.isinf(lasting_running(iteration(engine="sglang"), asked, step_tokens=1024))
 
 
 def test_a_prompt_takes_more_steps_of_a_smaller_budget(
