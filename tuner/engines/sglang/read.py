@@ -454,12 +454,22 @@ def _copied(flags: Flags) -> list[str]:
     ]
 
 
+LAUNCH_FLAGS: Final = {
+    "memory_ratio": "--mem-fraction-static {:g}",
+    "kv_cache_dtype": "--kv-cache-dtype {}_e4m3",
+    "max_model_len": "--context-length {}",
+}
+"""How a launch states what is no knob of an instance, by field of ServingLaunch."""
+
+
 def knob_flags(
     setting: InstanceKnobs, *, role: Role, draft_method: DraftMethod, num_experts: int
 ) -> Iterator[tuple[str, str]]:
     """Yield the flags that a setting has, as a launch states them."""
     degrees = setting.degrees
     yield "--tp-size", str(degrees.devices // degrees.pipeline)
+    if degrees.pipeline > 1:
+        yield "--pp-size", str(degrees.pipeline)
     if role is not Role.DECODE:
         yield "--chunked-prefill-size", str(setting.step_tokens * degrees.attention_data)
     if setting.a2a_backend.startswith("deepep"):

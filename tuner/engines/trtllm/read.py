@@ -265,12 +265,23 @@ def _notes(flags: Flags) -> list[str]:
     return notes
 
 
+LAUNCH_FLAGS: Final = {
+    "memory_ratio": "kv_cache_config: {{free_gpu_memory_fraction: {:g}}}",
+    "kv_cache_dtype": "kv_cache_config: {{dtype: {}}}",
+    "max_model_len": "max_seq_len: {}",
+    "is_chunked": "enable_chunked_prefill: true",
+}
+"""How a launch states what is no knob of an instance, by field of ServingLaunch."""
+
+
 def knob_flags(
     setting: InstanceKnobs, *, role: Role, draft_method: DraftMethod, num_experts: int
 ) -> Iterator[tuple[str, str]]:
     """Yield the flags that a setting has, as a launch states them."""
     degrees = setting.degrees
     yield "tensor_parallel_size:", str(degrees.devices // degrees.pipeline)
+    if degrees.pipeline > 1:
+        yield "pipeline_parallel_size:", str(degrees.pipeline)
     yield "enable_attention_dp:", str(degrees.attention_data > 1).lower()
     if num_experts:
         yield "moe_tensor_parallel_size:", str(degrees.moe_tensor)

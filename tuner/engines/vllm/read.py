@@ -491,6 +491,16 @@ def _notes(flags: Flags, *, running: int, has_experts: bool, data: int) -> list[
     return notes
 
 
+LAUNCH_FLAGS: Final = {
+    "memory_ratio": "--gpu-memory-utilization {:g}",
+    "cache_bytes": "--kv-cache-memory-bytes {}",
+    "kv_cache_dtype": "--kv-cache-dtype {}",
+    "max_model_len": "--max-model-len {}",
+    "is_chunked": "--enable-chunked-prefill",
+}
+"""How a launch states what is no knob of an instance, by field of ServingLaunch."""
+
+
 def knob_flags(
     setting: InstanceKnobs, *, role: Role, draft_method: DraftMethod, num_experts: int
 ) -> Iterator[tuple[str, str]]:
@@ -507,6 +517,8 @@ def knob_flags(
         config = {"method": method, "num_speculative_tokens": setting.draft_tokens}
         yield "--speculative-config", f"'{json.dumps(config)}'"
     yield "--tensor-parallel-size", str(degrees.attention_tensor)
+    if degrees.pipeline > 1:
+        yield "--pipeline-parallel-size", str(degrees.pipeline)
     if degrees.attention_data > 1:
         yield "--data-parallel-size", str(degrees.attention_data)
     if degrees.expert > 1:

@@ -1,4 +1,4 @@
-"""A serving launch with one thing changed: a degree, the experts' split, or the batch.
+"""A serving launch with one thing changed: a degree, the experts' split, the batch, memory.
 
     twice or half the tensor or data ranks of attention    other devices; where the launch does not
                                                            fit also 4, 8, ... times
@@ -12,8 +12,13 @@
                                                            loads
     drafts, or none                                        the same devices, where the spec states
                                                            the acceptance
+    chunked prefill                                        the same devices
+    the largest share of memory that fits, or an fp8 cache where the cache limits the launch
 
-Precision stays, and so does the split of experts (EP or TP) over the new ranks. A change beats the
+A launch that does not fit is also tried with stages of a pipeline, without drafts, with half, a
+quarter, ... of its tokens of a step or of its sequences, and with the longest requests that it has
+room for. The precision of weights stays, and so does the split of experts (EP or TP) over the new
+ranks. A change beats the
 launch if it misses fewer SLO targets; or misses as many and has more goodput per device, by more
 than the accuracy of ratios of two layouts (`tie_ratio`, tuner/search/serve/to_plan.py); or has
 equal goodput and requests (TTFT + (O - 1) TPOT) shorter by more than that. The best has the fewest
@@ -22,24 +27,28 @@ latencies have bands where only the degrees differ, as in published comparisons.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from tuner.config.serve import Role
 from tuner.costs.serve.bands import ratio_bands
 from tuner.costs.serve.engine import InstanceDegrees
-from tuner.engines.reading.serve_launch import InstanceKnobs
+from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch
 from tuner.engines.registry import engine_file
 from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_rules.afd import afd_refusals
 from tuner.engines.serve_rules.rules import group_refusals
 from tuner.estimate.serving.instance import (
     EstimateInputs,
+    applied_share,
+    largest_length,
+    largest_share,
     misfit_reason,
     price_option,
     simulate_load,
     to_plan_instances,
+    with_launch,
 )
 from tuner.estimate.serving.records import ServingChange, ServingLoad
 from tuner.search.serve.choices import BUDGETS
@@ -61,8 +70,8 @@ def price_changes(inputs: EstimateInputs, load: ServingLoad | None) -> tuple[Ser
         return ()  # AFD unit sizes are chosen together, by planning.
     changes = [
         made
-        for what, setting in dict(_neighbours(inputs, fits_now=load is not None)).items()
-        if (made := _change(inputs, setting, what=what, load=load)) is not None
+        for what, launch in dict(_changed_launches(inputs, fits_now=load is not None)).items()
+        if (made := _change(inputs, launch, what=what, load=load)) is not None
     ]
     return tuple(sorted(changes, key=lambda change: _rank(inputs, change.load)))
 
@@ -94,8 +103,71 @@ def manifest_refusals(
     return tuple(f"{engine.title}: {line}" for line in lines)
 
 
+def _changed_launches(
+    inputs: EstimateInputs, *, fits_now: bool
+) -> Iterator[tuple[str, ServingLaunch]]:
+    """Yield a description of each change, and the changed launch."""
+    launch = inputs.launch
+    settings = [*_neighbours(inputs, fits_now=fits_now)]
+    if not fits_now:
+        settings += _smaller(inputs, launch.setting)
+    yield from ((what, replace(launch, setting=setting)) for what, setting in settings)
+    if not fits_now or _is_cache_bound(inputs):
+        yield from _memory(inputs, fits_now=fits_now)
+
+
+def _is_cache_bound(inputs: EstimateInputs) -> bool:
+    """Whether more sequences would run at once, had the cache room for them."""
+    launch, demand = inputs.launch, inputs.demand
+    if launch.role is Role.PREFILL:
+        return False
+    option = price_option(inputs, launch.setting)
+    fitting = most_running(option.kv_tokens, demand, engine=option.iteration.engine)
+    ranks = inputs.instances * launch.setting.degrees.attention_data
+    return fitting < min(option.running, math.ceil(demand.most_at_once / ranks))
+
+
+def _memory(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[tuple[str, ServingLaunch]]:
+    """Yield another share of memory, a smaller type of the cache, and shorter requests."""
+    launch = inputs.launch
+    share, now = largest_share(inputs), applied_share(inputs)
+    if share is not None and f"{share:.3g}" != f"{now:.3g}":
+        what = f"memory share {now:.3g} -> {share:.3g}"
+        yield what, replace(launch, memory_ratio=share, cache_bytes=None)
+    if launch.kv_cache_dtype == "bf16":
+        yield "cache bf16 -> fp8", replace(launch, kv_cache_dtype="fp8")
+    length, longest = largest_length(inputs), inputs.demand.most_tokens
+    if not fits_now and inputs.longest_tokens <= length < longest:
+        what = f"longest request {longest} -> {length} tokens"
+        yield what, replace(launch, max_model_len=length)
+
+
+def _smaller(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, InstanceKnobs]]:
+    """Yield more stages, no drafts, and the largest steps and batches that fit."""
+    degrees, most = now.degrees, inputs.serving_pool.pool.num_devices // inputs.instances
+    stages = 2 * degrees.pipeline
+    while stages * degrees.devices // degrees.pipeline <= most:
+        more = replace(now, degrees=replace(degrees, pipeline=stages))
+        yield _described(now, more), more
+        stages *= 2
+    if now.draft_tokens:
+        yield f"drafts {now.draft_tokens} -> 0", replace(now, draft_tokens=0)
+    steps = [replace(now, step_tokens=now.step_tokens >> by) for by in range(2, 8)]
+    batches = [replace(now, running=now.running >> by) for by in range(1, 11)]
+    for what, name, settings in (("step", "tokens", steps), ("batch", "sequences a rank", batches)):
+        for setting in settings:
+            value = setting.step_tokens if what == "step" else setting.running
+            if value < (BUDGETS[0] if what == "step" else 1):
+                break
+            option = price_option(inputs, setting)
+            if not misfit_reason(inputs, option, setting):
+                before = now.step_tokens if what == "step" else now.running
+                yield f"{what} {before} -> {value} {name}", setting
+                break
+
+
 def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[tuple[str, InstanceKnobs]]:
-    """Yield a description of each change, and the changed setting."""
+    """Yield a description of each change of a knob, and the changed setting."""
     now = inputs.launch.setting
     pairs = [*_pairs(now.degrees)]
     if not fits_now:
@@ -149,6 +221,8 @@ def _copies(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, I
 def _steps(inputs: EstimateInputs, now: InstanceKnobs) -> Iterator[tuple[str, InstanceKnobs]]:
     """Yield other step budgets and all-to-all backends."""
     if inputs.launch.role is not Role.DECODE:
+        if not now.is_chunked and "is_chunked" in _launch_flags(inputs):
+            yield "chunked prefill", replace(now, is_chunked=True)
         for tokens in (2 * now.step_tokens, now.step_tokens // 2):
             if BUDGETS[0] <= tokens <= BUDGETS[-1]:
                 yield f"step {now.step_tokens} -> {tokens} tokens", replace(now, step_tokens=tokens)
@@ -203,6 +277,7 @@ def _attention(now: InstanceDegrees, pairs: Sequence[tuple[int, int]]) -> Iterat
             attention_data=groups,
             moe_tensor=now.moe_tensor if is_kept else devices,
             expert=devices // now.moe_tensor if is_kept else 1,
+            pipeline=now.pipeline,
         )
         if now.devices == 1 and devices > 1:
             # One device has no expert split to keep.
@@ -237,6 +312,7 @@ def _described(before_setting: InstanceKnobs, after_setting: InstanceKnobs) -> s
             ("TP", now.attention_tensor, new.attention_tensor),
             ("DP", now.attention_data, new.attention_data),
             ("EP", now.expert, new.expert),
+            ("PP", now.pipeline, new.pipeline),
             (
                 "redundant experts",
                 before_setting.redundant_experts,
@@ -251,26 +327,27 @@ def _described(before_setting: InstanceKnobs, after_setting: InstanceKnobs) -> s
 
 
 def _change(
-    inputs: EstimateInputs, setting: InstanceKnobs, *, what: str, load: ServingLoad | None
+    now: EstimateInputs, launch: ServingLaunch, *, what: str, load: ServingLoad | None
 ) -> ServingChange | None:
+    inputs, setting = with_launch(now, launch), launch.setting
     option = price_option(inputs, setting)
     if misfit_reason(inputs, option, setting) or manifest_refusals(inputs, option, setting):
         return None
     new = simulate_load(inputs, option)
     return ServingChange(
         what=what,
-        lines=_lines(inputs, setting),
+        lines=_lines(now, launch),
         instance=to_plan_instances(inputs, option, setting),
         load=new,
         gain_ratio=_gain_ratio(load, new),
-        **(_ratio_bands(new, load) if setting == _moved(inputs, setting) else {}),
+        **(_ratio_bands(new, load) if launch == _moved(now.launch, setting) else {}),
         beats=load is None or _beats(inputs, new, load),
     )
 
 
-def _moved(inputs: EstimateInputs, setting: InstanceKnobs) -> InstanceKnobs:
-    """Return the launch's setting with the degrees of another."""
-    return replace(inputs.launch.setting, degrees=setting.degrees)
+def _moved(launch: ServingLaunch, setting: InstanceKnobs) -> ServingLaunch:
+    """Return a launch with the degrees of another setting."""
+    return replace(launch, setting=replace(launch.setting, degrees=setting.degrees))
 
 
 def _ratio_bands(new: ServingLoad, old: ServingLoad | None) -> dict[str, tuple[float, float]]:
@@ -318,15 +395,29 @@ def _rank(inputs: EstimateInputs, load: ServingLoad) -> tuple[float, float, floa
     return _misses(load), -load.goodput_per_device, request_s(inputs, load)
 
 
-def _lines(inputs: EstimateInputs, setting: InstanceKnobs) -> tuple[str, ...]:
+def _lines(inputs: EstimateInputs, launch: ServingLaunch) -> tuple[str, ...]:
     """Return the flags that differ, as the launch has to set them."""
     experts = inputs.decoder.experts
     state = partial(
-        engine_file(inputs.launch.engine, "read").knob_flags,
-        role=inputs.launch.role,
+        engine_file(launch.engine, "read").knob_flags,
+        role=launch.role,
         draft_method=inputs.draft_method,
         num_experts=0 if experts is None else experts.num,
     )
-    now, new = (dict(state(one)) for one in (inputs.launch.setting, setting))
+    now, new = (dict(state(one.setting)) for one in (inputs.launch, launch))
     changed = [f"{name} {new[name]}".strip() for name in new if now.get(name) != new[name]]
+    for field, line in _launch_flags(inputs).items():
+        before, after = (_stated(one, field) for one in (inputs.launch, launch))
+        if after != before:
+            words = line.format(before if after is None else after)
+            changed.append(words if after is not None else f"without {words.split()[0]}")
     return (*changed, *(f"without {name}" for name in now if name not in new))
+
+
+def _launch_flags(inputs: EstimateInputs) -> Mapping[str, str]:
+    flags: Mapping[str, str] = engine_file(inputs.launch.engine, "read").LAUNCH_FLAGS
+    return flags
+
+
+def _stated(launch: ServingLaunch, field: str) -> object:
+    return getattr(launch.setting if field == "is_chunked" else launch, field)

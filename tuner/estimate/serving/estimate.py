@@ -219,9 +219,9 @@ def _beside(inputs: EstimateInputs, load: ServingLoad | None) -> Iterator[str]:
         if inputs.demand.concurrency is not None and load is not None:
             count = format_counted(0 if inputs.beside is None else inputs.beside.count, "instance")
             yield (
-                f"the closed loop keeps {inputs.demand.concurrency} requests in both halves"
-                f" together, each {format_s(load.other_half_s)} in the other one, which is taken to"
-                f" be {count} of the launch's degrees"
+                f"a closed loop of {inputs.demand.concurrency} is in both halves together, each"
+                f" request {format_s(load.other_half_s)} in the other one, which is taken to be"
+                f" {count} of the launch's degrees"
             )
     yield from _rate_note(inputs)
 

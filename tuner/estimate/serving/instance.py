@@ -15,6 +15,7 @@ requests several times what the launch can. There X = C / (TTFT + O TPOT), the o
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -71,6 +72,10 @@ from tuner.spec.serving.goal import Engine, Percentiles, ServeGoal
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_bytes
 
+MOST_SHARE_HUNDREDTHS = 95
+"""Largest share of memory that is tried, as recipes of the engines state it at most."""
+ROLE_REQUESTS = 4000
+"""Requests that are simulated on a prefill or decode launch, or two rounds of a closed loop."""
 IDLE_FACTOR = 4.0
 """Capacity of the other half of a prefill or decode instance, over the rate of an open load or the
 launch's capacity."""
@@ -174,6 +179,26 @@ def build_inputs(
         instances=instances * launch.copies,
         copies=copies_of(model, engine, expert_loads(goal, model)),
         release=release,
+    )
+
+
+def with_launch(inputs: EstimateInputs, launch: ServingLaunch) -> EstimateInputs:
+    """Return the inputs of a launch that differs in settings, memory, cache type or lengths."""
+    spec, model = inputs.spec, inputs.spec.model
+    formats = {
+        "kv_cache_dtype": launch.kv_cache_dtype,
+        "max_model_len": launch.max_model_len,
+    }
+    if all(getattr(inputs.goal, name) == value for name, value in formats.items()):
+        return replace(inputs, launch=launch)
+    goal = spec.goal.model_copy(update=formats)
+    longest = min(goal.max_model_len or model.max_position, model.max_position)
+    return replace(
+        inputs,
+        launch=launch,
+        spec=replace(spec, goal=goal),
+        demand=build_demand(goal, longest=longest),
+        formats=goal_formats(goal),
     )
 
 
@@ -328,6 +353,37 @@ def _room(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) 
     )
 
 
+def applied_share(inputs: EstimateInputs) -> float:
+    """Return the share of memory that the launch gives the engine, or the engine itself."""
+    setting = inputs.launch.setting
+    return _room(inputs, _iteration(inputs, setting), setting).ratio
+
+
+def largest_share(inputs: EstimateInputs) -> float | None:
+    """Return the largest share of memory beside which the launch's steps fit, in hundredths."""
+    setting = inputs.launch.setting
+    iteration = _iteration(inputs, setting)
+    room = partial(
+        room_of,
+        iteration.traits.memory_rule(inputs.release),
+        weights=instance_weight_bytes(iteration),
+        reserve=launch_reserve(inputs, iteration, setting),
+        memory_bytes=inputs.serving_pool.memory_bytes,
+    )
+    shares = (hundredths / 100.0 for hundredths in range(MOST_SHARE_HUNDREDTHS, 0, -1))
+    share = next((share for share in shares if room(ratio=share).lacking_bytes <= 0.0), None)
+    return share if share is not None and room(ratio=share).cache_bytes > 0.0 else None
+
+
+def largest_length(inputs: EstimateInputs) -> int:
+    """Return the longest request that a rank's cache has room for, in whole kibitokens."""
+    setting = inputs.launch.setting
+    iteration = _iteration(inputs, setting)
+    longest = float(inputs.demand.most_tokens)
+    room = _room(inputs, iteration, setting)
+    return int(_tokens(inputs, iteration, room, request_tokens=longest)) // 1024 * 1024
+
+
 def _tokens(
     inputs: EstimateInputs, iteration: Iteration, room: Room, *, request_tokens: float
 ) -> float:
@@ -342,8 +398,12 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
     """Why a launch does not fit, in one line; empty where it does."""
     loaded = _loaded(inputs, option.iteration, setting)
     room = _room(inputs, loaded, setting)
+    share = f"the {_share_words(inputs)} share of memory, {room.ratio:.3g},"
+    if inputs.launch.cache_bytes is not None:
+        share = "the stated cache size"
     if room.cache_bytes <= 0.0:
-        return "the engine's share of memory leaves no KV cache beside the weights"
+        weights = format_bytes(int(instance_weight_bytes(option.iteration)))
+        return f"{share} leaves no KV cache beside {weights} of weights a device"
     if room.lacking_bytes > 0.0:
         return (
             f"weights and cache leave {format_bytes(int(room.lacking_bytes))} too little for"
@@ -361,9 +421,18 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
                 f"a device of its FFN server has no room for the experts beside steps of {tokens}"
                 " tokens; give it more devices, or its attention server fewer tokens a step"
             )
-    longest = inputs.longest_tokens
+    budget, prompt = setting.step_tokens, inputs.demand.longest_input
+    if not setting.is_chunked and option.role is not Role.DECODE and prompt > budget:
+        return (
+            f"prompts of {prompt} tokens are refused: without chunked prefill a step of {budget}"
+            " tokens has to hold them whole"
+        )
+    longest, cache = inputs.longest_tokens, format_bytes(int(room.cache_bytes))
     if option.kv_tokens < longest:
-        return f"a rank's cache has no room for a request of {longest} tokens"
+        return (
+            f"{share} leaves {cache} of cache a device: a rank's cache of"
+            f" {int(option.kv_tokens)} tokens has no room for a request of {longest} tokens"
+        )
     wants_whole = loaded.traits.memory_rule(inputs.release).wants_whole_length
     if not wants_whole or inputs.launch.shortens_length:
         return ""
@@ -377,11 +446,10 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
         room.cache_bytes,
         key=lambda tokens: _admission_bytes(inputs, loaded, setting, tokens=tokens),
     )
-    has = format_bytes(int(room.cache_bytes))
     return (
         f"the engine wants room for one request of {whole} tokens, which takes"
-        f" {format_bytes(int(needed))}, and a rank's cache has {has}: {held} tokens; state a"
-        " smaller --max-model-len"
+        f" {format_bytes(int(needed))}; {share} leaves {cache} of cache a device, enough for one of"
+        f" {held} tokens"
     )
 
 
@@ -390,6 +458,10 @@ def _admission_bytes(
 ) -> float:
     rule = iteration.traits.memory_rule(inputs.release)
     return admission_bytes(iteration, rule, tokens=float(tokens), step_tokens=setting.step_tokens)
+
+
+def _share_words(inputs: EstimateInputs) -> str:
+    return "engine's default" if inputs.launch.memory_ratio is None else "stated"
 
 
 def logged_tokens(inputs: EstimateInputs, option: Option, setting: InstanceKnobs) -> int:
@@ -455,7 +527,13 @@ def _simulate(inputs: EstimateInputs, group: InstanceGroup) -> SimulationResult:
     pair = (group, idle) if option.role is Role.PREFILL else (idle, group)
     options = (option, idle.option)
     moving = build_kv_transfers(inputs.spec, input_tokens=demand.input_tokens, options=options)
-    return simulate_disaggregated_mode(*pair, kv_transfers=moving, goal=goal, demand=demand)
+    return simulate_disaggregated_mode(
+        *pair,
+        kv_transfers=moving,
+        goal=goal,
+        demand=demand,
+        most=max(ROLE_REQUESTS, 2 * (demand.concurrency or 0)),
+    )
 
 
 def other_half(inputs: EstimateInputs, group: InstanceGroup) -> InstanceGroup:

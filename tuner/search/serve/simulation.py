@@ -199,6 +199,7 @@ def simulate_disaggregated_mode(
     kv_transfers: KvTransfers,
     goal: ServeGoal,
     demand: Demand,
+    most: int = LONG_MOST_REQUESTS,
 ) -> SimulationResult:
     """Simulate prefill and decode instances.
 
@@ -208,6 +209,7 @@ def simulate_disaggregated_mode(
         kv_transfers: paths and refusals of pairs of options.
         goal: with targets and traffic.
         demand: the traffic in numbers.
+        most: requests that are simulated.
     """
     concurrency = demand.concurrency or 0
     count = max(prefill.ranks, decode.ranks) * per_rank(goal)
@@ -216,7 +218,7 @@ def simulate_disaggregated_mode(
     requests = sample_rank_requests(
         goal,
         replace(demand, computed_tokens=demand.input_tokens, cached_N=None),
-        count=min(most_requests(goal), count),
+        count=min(most_requests(goal), count, most),
         every=1,
         most_tokens=decode.option.kv_tokens,
     )

@@ -1,0 +1,154 @@
+"""Changes of one thing: those of memory and cache, and that advice is obeyed when it is pasted."""
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
+from tuner.estimate.serving.records import ServingEstimate
+from tuner.estimate.serving.registry import read_serving_launch
+from tuner.goals.serve_plan import price_serving_pool
+
+Made = Callable[..., Any]
+KIMI = {
+    "model": "kimi-k2",
+    "device": "h200-sxm",
+    "nodes": 1,
+    "slo": "{}",
+    "extra": "quantization: fp8_block",
+}
+SHORT = "{concurrency: 64, input_tokens: 6000, output_tokens: 500}"
+
+
+def whats(result: ServingEstimate) -> list[str]:
+    return [change.what for change in result.changes]
+
+
+def test_a_smaller_cache_type_alone_makes_a_launch_fit(deployment: Made) -> None:
+    made = deployment(traffic="{concurrency: 2, input_tokens: 120000, output_tokens: 4000}", **KIMI)
+    start = "vllm serve m --tensor-parallel-size 8 --max-model-len 131072"
+    result = made.estimate(f"{start} --gpu-memory-utilization 0.95")
+    assert not result.fits
+    assert "the stated share of memory, 0.95, leaves" in result.misfit
+    change = result.smallest_change
+    assert change is not None
+    assert change.lines == ("--kv-cache-dtype fp8",)
+    assert change.instance.kv_tokens == pytest.approx(2 * result.kv_tokens, rel=0.01)
+
+
+def test_the_default_share_of_memory_is_named_and_a_larger_one_tried(deployment: Made) -> None:
+    made = deployment(slo="{}", traffic=SHORT)
+    result = made.estimate("vllm serve m -tp 2 --gpu-memory-utilization 0.6 --max-model-len 8192")
+    assert not result.fits
+    assert "the stated share of memory, 0.6, leaves no KV cache beside" in result.misfit
+    assert "memory share 0.6 -> 0.95" in whats(result)
+    made = deployment(
+        model="deepseek-v3",
+        device="h200-sxm",
+        nodes=1,
+        slo="{}",
+        traffic="{concurrency: 1, input_tokens: 800000, output_tokens: 10}",
+        extra="quantization: fp8_block",
+    )
+    result = made.estimate("sglang serve m --tp 8 --context-length 163840")
+    assert result.fits == ("default share of memory" not in result.misfit)
+
+
+def test_the_longest_request_that_has_room_is_a_change(deployment: Made) -> None:
+    made = deployment(
+        model="gpt-oss-120b", slo="{}", traffic=SHORT, extra="quantization: mxfp4", nodes=1
+    )
+    result = made.estimate("vllm serve openai/gpt-oss-120b")
+    assert not result.fits
+    assert "the engine's default share of memory, 0.92, leaves" in result.misfit
+    assert any(change.lines[0].startswith("--max-model-len") for change in result.changes)
+
+
+def test_no_change_makes_it_fit_only_where_none_does(deployment: Made) -> None:
+    made = deployment(nodes=1, slo="{}", traffic=SHORT)
+    few = made.estimate("vllm serve m -tp 1")
+    assert not few.fits
+    assert {"TP 1 -> 2", "PP 1 -> 2"} <= {what.partition(",")[0] for what in whats(few)}
+    none = deployment(model="deepseek-v3", nodes=1, slo="{}", traffic=SHORT)
+    assert none.estimate("vllm serve m -tp 8").smallest_change is None
+
+
+def test_memory_is_left_alone_where_the_cache_limits_nothing(deployment: Made) -> None:
+    result = deployment(slo="{}", traffic=SHORT).estimate("vllm serve m -tp 4 --max-num-seqs 8")
+    assert not {"cache bf16 -> fp8"} & set(whats(result))
+    bound = deployment(
+        slo="{}", traffic="{concurrency: 512, input_tokens: 20000, output_tokens: 500}"
+    ).estimate("vllm serve m -tp 2 --max-num-seqs 512 --gpu-memory-utilization 0.8")
+    assert {"cache bf16 -> fp8", "memory share 0.8 -> 0.95"} <= set(whats(bound))
+    assert bound.smallest_change is not None
+
+
+def test_changes_of_a_pipeline_keep_its_stages(deployment: Made) -> None:
+    result = deployment().estimate("vllm serve m -tp 2 -pp 2 --max-model-len 8192")
+    for change in result.changes:
+        assert change.instance.pp == 2, change.what
+
+
+STARTS = {
+    "vllm": "vllm serve m -tp 2 --max-num-seqs 512 --gpu-memory-utilization 0.8",
+    "sglang": "sglang serve m --tp 2 --max-running-requests 512 --mem-fraction-static 0.75",
+    "trtllm": "trtllm-serve serve m --config options.yaml",
+}
+
+
+def pasted(start: str, lines: tuple[str, ...]) -> str:
+    """Write flags into a command: those of the same name go, and what is to be without."""
+    words = shlex.split(start.replace("-tp ", "--tensor-parallel-size "))
+    for line in lines:
+        name, *values = line.removeprefix("without ").split(maxsplit=1)
+        if name in words:
+            at = words.index(name)
+            has_value = at + 1 < len(words) and not words[at + 1].startswith("--")
+            del words[at : at + 1 + has_value]
+        if not line.startswith("without "):
+            words += [name, *(value.strip("'") for value in values)]
+    return shlex.join(words)
+
+
+def merged(options: dict[str, Any], lines: tuple[str, ...]) -> dict[str, Any]:
+    for line in lines:
+        for name, value in yaml.safe_load(line).items():
+            own = options.get(name)
+            options[name] = own | value if isinstance(own, dict) else value
+    return options
+
+
+def test_advice_that_is_pasted_back_is_obeyed(deployment: Made, tmp_path: Path) -> None:
+    traffic = "{concurrency: 512, input_tokens: 6000, output_tokens: 500}"
+    for engine, start in STARTS.items():
+        made = deployment(engine=engine, slo="{}", traffic=traffic)
+        pool = pool_named(made.spec, None)
+
+        def run(lines: tuple[str, ...], engine: str = engine, start: str = start) -> Any:
+            options = {
+                "tensor_parallel_size": 2,
+                "max_batch_size": 512,
+                "kv_cache_config": {"free_gpu_memory_fraction": 0.7},
+            }
+            text = start if engine == "trtllm" else pasted(start, lines)
+            if engine == "trtllm":
+                (tmp_path / "options.yaml").write_text(yaml.safe_dump(merged(options, lines)))
+            (tmp_path / "launch.sh").write_text(text)
+            launch = read_serving_launch(
+                str(tmp_path / "launch.sh"), surroundings(made.spec, pool), engine=engine
+            )
+            return estimate_serving(made.spec, launch, serving_pool=price_serving_pool(pool, ()))
+
+        changes = run(()).changes
+        assert {"cache bf16 -> fp8"} < {change.what for change in changes}, engine
+        assert any("memory share" in change.what for change in changes), engine
+        for change in changes:
+            if any(line.startswith("TRTLLM_") for line in change.lines):
+                continue  # A variable of the environment.
+            again = run(change.lines)
+            assert again.instance == change.instance, (engine, change.what, change.lines)
+            assert again.load == change.load, (engine, change.what)
