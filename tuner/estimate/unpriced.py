@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 
+from tuner.costs.train.expert_capacity import kept_ratio
 from tuner.engines.assumptions import DEADLOCK, may_deadlock
 from tuner.engines.priced_settings import MEGATRON, PricedSetting
 from tuner.engines.reading.launch import LaunchSettings, TrainingEngine, UnpricedSetting
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.decision import to_decision
 from tuner.spec.spec import Spec
+from tuner.units import format_ratio
 
 NO_RECORDING = "routing is assumed balanced: no recording was given (goal.routing)"
 
@@ -18,6 +20,8 @@ def unpriced_notes(
     """Yield notes on settings that the estimate does not price."""
     if spec.model.moe is not None and spec.routing is None:
         yield f"{NO_RECORDING}; {_balanced_by(launch)}"
+    if configuration.expert_capacity is not None and spec.model.moe is not None:
+        yield _capacity(configuration, spec.model.moe.num_experts)
     if not launch.engine.is_megatron:
         return
     differing = [
@@ -29,6 +33,17 @@ def unpriced_notes(
         yield f"the launch differs from what is priced: {'; '.join(differing)}"
     if may_deadlock(to_decision(configuration, spec.model)):
         yield DEADLOCK
+
+
+def _capacity(configuration: Configuration, num_experts: int) -> str:
+    capacity = configuration.expert_capacity or 1.0
+    if configuration.pads_to_capacity:
+        return f"every expert computes {capacity:g} times the mean load, padded where it is less"
+    kept = format_ratio(kept_ratio(capacity, num_experts=num_experts))
+    return (
+        f"experts drop copies beyond {capacity:g} times the mean load: memory is priced with {kept}"
+        " of the copies, as recorded loads keep, and time with the most-loaded rank's"
+    )
 
 
 def unpriced_settings(

@@ -12,7 +12,7 @@ from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.writers import emit
 from tuner.errors import SpecError
 from tuner.estimate.configuration import build_configuration
-from tuner.estimate.unpriced import unpriced_notes
+from tuner.estimate.unpriced import unpriced_notes, unpriced_settings
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.spec import Spec
 
@@ -68,10 +68,10 @@ def test_settings_that_differ_from_the_priced_ones_are_named(spec_of: MakeSpec) 
         assert f"no --{flag} (" in bare
     assert "set otherwise" not in _notes(PRICED, spec)
     dropped = _notes(f"{PRICED}--moe-expert-capacity-factor 1.25 --no-rope-fusion", spec)
-    assert "--moe-expert-capacity-factor 1.25 (no token is dropped" in dropped
+    assert "experts drop copies beyond 1.25 times the mean load" in dropped
     assert "--no-rope-fusion (rotary positions are one fused kernel)" in dropped
-    short = _notes(f"{PRICED}--exp-avg-dtype bf16", spec)
-    assert "--exp-avg-dtype bf16 (type of the first moment: float32)" in short
+    padded = f"{PRICED}--moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity"
+    assert "every expert computes 1.25 times the mean load" in _notes(padded, spec)
 
 
 def test_a_recipe_of_megatron_bridge_has_the_priced_settings(spec_of: MakeSpec) -> None:
@@ -120,3 +120,22 @@ def test_number_and_size_of_buckets_exclude_each_other() -> None:
         megatron.read(f"{MIXTRAL}--ddp-num-buckets 4 --ddp-bucket-size 9", source="run.sh")
     launch = megatron.read(f"{MIXTRAL}--ddp-num-buckets 4", source="run.sh")
     assert any("is priced as the engine's own size" in note for note in launch.notes)
+
+
+def test_a_setting_that_changes_factors_and_has_no_price_says_what_does_not_hold(
+    spec_of: MakeSpec,
+) -> None:
+    spec = spec_of("mixtral-8x7b", nodes=2)
+    for flags, changes in (
+        ("--distribute-saved-activations", {"memory"}),
+        ("--optimizer dist_muon", {"time"}),
+        ("--context-parallel-size 2 --cp-comm-type a2a", {"time"}),
+        # Without context parallelism it moves nothing.
+        ("--cp-comm-type a2a", set()),
+        ("--distribute-saved-activations=false", set()),
+    ):
+        launch = megatron.read(MIXTRAL + flags, source="run.sh")
+        configuration, _ = build_configuration(launch, spec)
+        doubts = unpriced_settings(launch, configuration, spec)
+        assert {one.changes for one in doubts} == changes, flags
+        assert flags.split()[-1] not in launch.ignored

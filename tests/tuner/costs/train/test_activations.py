@@ -223,9 +223,26 @@ def test_fp8_halves_the_inputs_that_linear_layers_keep() -> None:
 
 def test_every_second_product_is_kept_by_torchtitan() -> None:
     # arXiv 2410.06511, section 2.2.2; here the block's input, q, v, the core's output, log-sum-exp,
-    # router, the copies that arrived.
-    kept = 2048 + 2048 + 4 * 128 + 2048 + 64 + 160 + 4 * 2048
-    assert _moe(recompute_by_op=1.0)[0] == TOKENS * kept
+    # router, up of the shared expert, the copies that arrived and those that came back.
+    local = 2048 + 2048 + 4 * 128 + 2048 + 64 + 160 + 2 * 256
+    assert _moe(recompute_by_op=1.0)[0] == TOKENS * (local + 2 * 4 * 2048)
+    # Without expert parallelism no all-to-all returns anything.
+    assert _moe(recompute_by_op=1.0, expert=1.0)[0] == TOKENS * local
+
+
+def test_copies_are_kept_to_multiply_them_by_their_scores() -> None:
+    strategy = Strategies(sequence=TOKENS, micro_batch=1.0, num_microbatches=8.0, expert=8.0)
+    of_deepep = dataclasses.replace(strategy, is_deepep=1.0)
+
+    def kept(at: Strategies, scored_bytes: float) -> float:
+        layer = activation_bytes(MOE, at, cp_output_copy_ratio=0.0, scored_bytes=scored_bytes).moe
+        return float(layer.saved)
+
+    # 4 copies of 1,024 in fp32; DeepEP multiplies in bf16.
+    assert kept(strategy, 4.0) - kept(strategy, 0.0) == TOKENS * 4 * 1024 * 4
+    assert kept(of_deepep, 4.0) - kept(of_deepep, 0.0) == TOKENS * 4 * 1024 * 2
+    by_op = dataclasses.replace(strategy, recompute_by_op=1.0)
+    assert kept(by_op, 4.0) == kept(by_op, 0.0)
 
 
 def test_a_compiled_layer_does_not_keep_its_last_product() -> None:

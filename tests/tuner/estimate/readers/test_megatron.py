@@ -115,6 +115,108 @@ def test_sections_of_yaml_are_read_like_flags() -> None:
     assert launch.gradient_bytes == 2
 
 
+def test_sections_are_over_what_every_recipe_sets() -> None:
+    text = "model: {expert_model_parallel_size: 16}\ntrain: {micro_batch_size: 1}\n"
+    launch = megatron.read_yaml(text, source="recipe.yaml")
+    said = megatron.read_yaml(
+        text + "ddp: {use_distributed_optimizer: false, grad_reduce_in_fp32: false}", source="r"
+    )
+
+    assert (launch.precision, launch.zero_stage, launch.dropout) == ("bf16", 1, False)
+    assert launch.dispatcher is TokenDispatcher.ALLTOALL
+    assert not launch.sequential_experts
+    assert (said.zero_stage, said.gradient_bytes) == (0, 2)
+
+
+PRIMUS = """
+modules:
+  pre_trainer:
+    framework: megatron
+    overrides:
+      micro_batch_size: 2
+      global_batch_size: 256
+      seq_length: ${PRIMUS_SEQ_LENGTH:4096}
+      tensor_model_parallel_size: ${PRIMUS_TP:1}
+      expert_model_parallel_size: ${oc.env:PRIMUS_EP,8}
+      context_parallel_size: ${CP:-${OTHER:2}}
+      save: ${SAVE:null}
+      overlap_grad_reduce: true
+      overlap_param_gather: true
+"""
+
+
+def test_primus_has_defaults_of_its_own_and_variables_have_theirs() -> None:
+    launch = megatron.read_yaml(PRIMUS, source="p.yaml")
+
+    assert (launch.sequence, launch.tensor, launch.expert, launch.context) == (4096, 1, 8, 2)
+    assert (launch.precision, launch.zero_stage, launch.dropout) == ("bf16", 1, False)
+    assert (launch.dispatcher, launch.sequential_experts) == (TokenDispatcher.ALLTOALL, False)
+    assert any("PRIMUS_TP=1" in note for note in launch.notes)
+    turbo = megatron.read_yaml(f"{PRIMUS}      use_turbo_deepep: true\n", source="p.yaml")
+    assert turbo.dispatcher is TokenDispatcher.DEEPEP
+    assert turbo.ignored == ()
+
+
+def test_what_primus_starts_beside_megatron_is_refused_by_name() -> None:
+    for text, named in (
+        (PRIMUS.replace("framework: megatron", "framework: maxtext"), "framework 'maxtext'"),
+        (f"{PRIMUS}      lora: {{enabled: true}}\n", "overrides.lora"),
+    ):
+        assert named in said(megatron.read_yaml, text)
+
+
+def test_fields_that_are_on_by_default_change_nothing_where_they_say_so() -> None:
+    text = "model: {tensor_model_parallel_size: 1}\ntrain: {micro_batch_size: 1}\n"
+    for field, row in (
+        ("bias_swiglu_fusion", "bias_swiglu_fusion"),
+        ("gradient_accumulation_fusion", "gradient_accumulation_fusion"),
+        ("apply_rope_fusion", "apply_rope_fusion"),
+        ("overlap_p2p_comm", "overlap_p2p_comm"),
+    ):
+        on = megatron.read_yaml(f"{text}optimizer: {{{field}: true}}", source="r.yaml")
+        off = megatron.read_yaml(f"{text}optimizer: {{{field}: false}}", source="r.yaml")
+        assert row not in on.differing_settings
+        assert row in off.differing_settings
+
+
+def test_switches_take_their_value_in_every_spelling() -> None:
+    for spelled in ("--bf16", "--bf16=true", "--bf16 True", "--bf16=1", "--bf16 on"):
+        assert read(f"--micro-batch-size 1 {spelled}").precision == "bf16", spelled
+    for spelled in ("", "--bf16=false", "--bf16 False", "--bf16 0"):
+        assert read(f"--micro-batch-size 1 {spelled}").precision == "fp32", spelled
+
+
+def test_optimizer_states_have_the_bytes_of_their_types() -> None:
+    aware = (
+        "--micro-batch-size 1 --bf16 --use-distributed-optimizer --use-precision-aware-optimizer "
+    )
+    for flags, state in (
+        ("", (2, 8, 4)),
+        ("--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --main-grads-dtype bf16", (2, 4, 2)),
+        ("--exp-avg-dtype fp8 --exp-avg-sq-dtype fp16", (2, 3, 4)),
+        ("--main-params-dtype fp16", (2, 8, 4)),
+        ("--no-store-param-remainders", (4, 8, 4)),
+        ("--fp8-format hybrid --fp8-recipe blockwise", (4, 8, 4)),
+    ):
+        launch = read(aware + flags)
+        assert (launch.master_bytes, launch.moments_bytes, launch.gradient_bytes) == state, flags
+    plain = read("--micro-batch-size 1 --bf16")
+    assert (plain.master_bytes, plain.moments_bytes, plain.gradient_bytes) == (4, 8, 4)
+    assert read("--micro-batch-size 1 --fp16").gradient_bytes == 2
+    assert read("--micro-batch-size 1 --bf16 --optimizer sgd").moments_bytes == 4
+
+
+def test_types_that_the_engine_refuses_are_refused() -> None:
+    least = "--micro-batch-size 1 --bf16 "
+    for flags, named in (
+        ("--exp-avg-dtype bf16", "needs --use-precision-aware-optimizer"),
+        ("--use-precision-aware-optimizer --exp-avg-dtype int8", "none of fp32"),
+        ("--moe-pad-expert-input-to-capacity", "needs --moe-expert-capacity-factor"),
+        ("--moe-expert-capacity-factor much", "not a number"),
+    ):
+        assert named in said(read, least + flags), flags
+
+
 def test_yaml_of_flags_is_read_too() -> None:
     text = "MODEL_ARGS:\n  --tensor-model-parallel-size: 4\n  --micro-batch-size: 2\n  --bf16: true"
     launch = megatron.read_yaml(text, source="m.yaml")

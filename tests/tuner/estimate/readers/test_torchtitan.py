@@ -135,3 +135,31 @@ VALUES = st.sampled_from(
 def test_any_toml_gives_settings_or_one_line(pairs: list[tuple[str, str]], text: str) -> None:
     for whole in ("\n".join(f"{key} = {value}" for key, value in pairs), text):
         assert "\n" not in said(whole)
+
+
+def test_what_is_compiled_is_read() -> None:
+    for text, compiled in (
+        ("", set()),
+        ("[compile]\nenable = false", set()),
+        ("[compile]\nenable = true", {"model", "loss"}),
+        ('[compile]\nenable = true\ncomponents = ["loss"]', {"loss"}),
+        ('[compile]\ncomponents = ["loss"]', set()),
+    ):
+        assert read(f"[parallelism]\ntensor_parallel_degree = 1\n{text}").compiled == compiled
+    assert read("[training]\ncompile = true").compiled == {"model", "loss"}
+    assert "no list of" in said('[training]\n[compile]\ncomponents = ["optimizer"]')
+
+
+def test_parameters_in_bf16_have_states_in_bf16() -> None:
+    launch = read('[training]\ndtype = "bfloat16"')
+    assert (launch.master_bytes, launch.moments_bytes, launch.gradient_bytes) == (2, 4, 2)
+
+
+def test_settings_without_a_price_say_what_does_not_hold() -> None:
+    for text, changes in (
+        ("[training]\nenable_cpu_offload = true", "memory and time"),
+        ("[training]\n[optimizer]\nearly_step_in_backward = true", "memory"),
+        ('[training]\nmixed_precision_reduce = "bfloat16"', "time"),
+    ):
+        (found,) = read(text).unpriced
+        assert found.changes == changes

@@ -1,0 +1,161 @@
+"""Launches of public threads whose outcome is known, reduced to what decides it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tuner.engines.megatron_lm import read as megatron
+from tuner.engines.reading.launch import LaunchSettings
+from tuner.engines.torchtitan import read as torchtitan
+from tuner.estimate.configuration import build_configuration
+from tuner.estimate.estimate import estimate, pricing_setup, shipped_residuals
+from tuner.estimate.prices import PricedConfiguration, price_configurations
+from tuner.spec.spec import Spec
+
+MakeSpec = Callable[..., Spec]
+GIB = 2**30
+
+
+def _priced(launch: LaunchSettings, spec: Spec) -> PricedConfiguration:
+    setup = pricing_setup(spec, shipped_residuals())
+    (priced,) = price_configurations((build_configuration(launch, spec)[0],), setup)
+    return priced
+
+
+def _peak_gib(launch: LaunchSettings, spec: Spec) -> float:
+    return float(_priced(launch, spec).peak_bytes_P.max()) / GIB
+
+
+def _deepseek(
+    rest: str, *, batch: int = 8, sequence: int = 4096, expert: int = 1
+) -> LaunchSettings:
+    text = (
+        f"[training]\nlocal_batch_size = {batch}\nseq_len = {sequence}\n"
+        f"[parallelism]\nexpert_parallel_degree = {expert}\n{rest}"
+    )
+    return torchtitan.read(text, source="run.toml")
+
+
+ALL_COMPILED = '[activation_checkpoint]\nmode = "none"\n[compile]\nenable = true\n'
+BY_OP = (
+    '[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "op"\n'
+    '[compile]\nenable = true\ncomponents = ["loss"]\n'
+)
+
+
+def test_an_eager_loss_has_eighteen_bytes_a_logit(spec_of: MakeSpec) -> None:
+    # pytorch/torchtitan#1690: 32B, local batch 64, ran out of 95 GiB without compilation.
+    spec = spec_of("qwen2.5-32b", nodes=4, global_batch_size=256)
+    text = (
+        "[training]\nlocal_batch_size = 64\nseq_len = 4096\n"
+        "[parallelism]\ndata_parallel_shard_degree = 4\ntensor_parallel_degree = 8\n"
+        '[activation_checkpoint]\nmode = "full"\n[compile]\nenable = '
+    )
+    eager, compiled = (
+        _peak_gib(torchtitan.read(text + word, source="run.toml"), spec)
+        for word in ("false", "true")
+    )
+    logits = 64 * 4096 * spec.model.vocab_size / 8
+    assert eager - compiled == pytest.approx(14.0 * logits / GIB, rel=0.05)
+    assert eager > 95.0
+
+
+def test_experts_without_checkpointing_keep_scored_copies(spec_of: MakeSpec) -> None:
+    # pytorch/torchtitan#1993: 8 x 4,096 and 4 x 8,192 ran out of 178 GiB, 4 x 6,144 took 157 GiB.
+    spec = spec_of("deepseek-v2-lite", nodes=1, device="b200-sxm", global_batch_size=64)
+    assert _peak_gib(_deepseek(ALL_COMPILED), spec) > 178.0
+    assert _peak_gib(_deepseek(ALL_COMPILED, batch=4, sequence=8192), spec) > 178.0
+    ran = _peak_gib(_deepseek(ALL_COMPILED, batch=4, sequence=6144), spec)
+    assert ran == pytest.approx(157.0, rel=0.05)
+
+
+def test_checkpointing_by_operation_keeps_copies_with_an_all_to_all_alone(
+    spec_of: MakeSpec,
+) -> None:
+    # pytorch/torchtitan#1789: 75.9 GiB with EP 1; EP 8 ran out of 79.1 GiB.
+    spec = spec_of("deepseek-v2-lite", nodes=1, global_batch_size=64)
+    assert _peak_gib(_deepseek(BY_OP), spec) == pytest.approx(75.9, rel=0.05)
+    assert _peak_gib(_deepseek(BY_OP, expert=8), spec) > 79.1
+
+
+LLAMA = (
+    "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 2 --use-distributed-optimizer "
+    "--sequence-parallel --recompute-activations --micro-batch-size 1 --global-batch-size 128 "
+    "--seq-length 4096 --hidden-dropout 0 --attention-dropout 0 "
+)
+
+
+def test_parameters_are_fp32_where_no_flag_says_otherwise(spec_of: MakeSpec) -> None:
+    # NVIDIA/Megatron-LM#1000: about 20 TFLOP/s on A100, 11.9 minutes a step; 16 bytes a parameter.
+    spec = spec_of("llama-3.1-70b", nodes=2, device="a100-80gb-sxm", global_batch_size=128)
+    launch = megatron.read(LLAMA, source="run.sh")
+    priced = estimate(spec, launch, residuals=shipped_residuals())
+    low, high = priced.step_time_s_band
+    assert low < 11.9 * 60.0 < high
+    rank = priced.memory[0]
+    assert rank.weight_bytes == rank.gradient_bytes == rank.optimizer_bytes // 2
+    halved = estimate(spec, megatron.read(f"{LLAMA}--bf16", source="run.sh"))
+    assert halved.step_time_s < 0.2 * priced.step_time_s
+
+
+QWEN = (
+    "--expert-tensor-parallel-size 1 --moe-token-dispatcher-type alltoall --micro-batch-size 1 "
+    "--bf16 --hidden-dropout 0 --attention-dropout 0 --use-distributed-optimizer "
+)
+
+
+@pytest.fixture(scope="module")
+def qwen(spec_of: MakeSpec) -> Callable[..., Spec]:
+    """Make specs of a model like Qwen3-30B-A3B."""
+
+    def make(*, device: str, nodes: int, batch: int, sequence: int) -> Spec:
+        return spec_of(
+            "qwen3-30b-a3b",
+            nodes=nodes,
+            device=device,
+            global_batch_size=batch,
+            sequence_length=sequence,
+        )
+
+    return make
+
+
+def test_moments_in_bf16_make_a_launch_fit(qwen: Callable[..., Spec]) -> None:
+    spec = qwen(device="h100-sxm", nodes=1, batch=256, sequence=4096)
+    flags = f"{QWEN}--expert-model-parallel-size 8 --global-batch-size 256 --seq-length 4096 "
+    aware = "--use-precision-aware-optimizer --main-grads-dtype bf16 "
+    short = "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 "
+    wide, narrow = (
+        _priced(megatron.read(flags + aware + more, source="run.sh"), spec) for more in ("", short)
+    )
+    saved = float((wide.peak_bytes_P - narrow.peak_bytes_P).max()) / GIB
+    # 4 bytes of each of its parameters, 3.8 billion on this device.
+    assert saved == pytest.approx(14.2, rel=0.02)
+    assert narrow.peak_bytes_P.max() < 76.0 * GIB
+
+
+def test_tokens_beyond_the_capacity_leave_memory(qwen: Callable[..., Spec]) -> None:
+    # alibaba/Pai-Megatron-Patch#643: both ran on 80 GB, in 10.4 and 21.0 s.
+    for pipeline, expert, batch, seconds in ((2, 8, 128, 10.361), (4, 4, 256, 20.992)):
+        spec = qwen(device="h800-sxm", nodes=2, batch=batch, sequence=8192)
+        flags = (
+            f"{QWEN}--pipeline-model-parallel-size {pipeline} --moe-permute-fusion "
+            f"--expert-model-parallel-size {expert} --global-batch-size {batch} --seq-length 8192 "
+        )
+        capped = _priced(
+            megatron.read(f"{flags}--moe-expert-capacity-factor 1.0", source="run.sh"), spec
+        )
+        assert capped.peak_bytes_P.max() < 76.0 * GIB
+        assert capped.step_s == pytest.approx(seconds, rel=0.15)
+        assert _priced(megatron.read(flags, source="run.sh"), spec).peak_bytes_P.max() > 76.0 * GIB
+
+
+def test_experts_without_grouped_gemms_wait_for_the_host(qwen: Callable[..., Spec]) -> None:
+    spec = qwen(device="h100-sxm", nodes=1, batch=256, sequence=4096)
+    flags = f"{QWEN}--expert-model-parallel-size 8 --global-batch-size 256 --seq-length 4096 "
+    each, grouped = (
+        _priced(megatron.read(flags + more, source="run.sh"), spec)
+        for more in ("", "--moe-grouped-gemm")
+    )
+    assert each.seconds("host_s") > 1.5 * grouped.seconds("host_s")
+    assert each.peak_bytes_P.max() == grouped.peak_bytes_P.max()
