@@ -13,6 +13,7 @@ Source: the counts over the public recipes of Megatron-Bridge, tags v0.2 to v0.5
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from tuner.backtest.engines import identify_engine, parse_precision
 from tuner.backtest.rows import Row
@@ -24,6 +25,8 @@ FULL_GRAPH_FROM = (26, 6)
 """Container from which MoE recipes on racks capture the whole iteration."""
 RACK = 72
 """Devices of a rack's scale-up domain."""
+_DEEPEP_ALONE: Final = frozenset({"torchtitan-fork-pr"})
+"""Sources whose runs all use DeepEP, though not every row says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,9 @@ def _as_printed(row: Row, shape: ModelShape, *, is_known: bool) -> tuple[RowFlag
         "a2a_overlap": float(
             has_experts and row.flags.get("a2a_overlap", "ep overlap on" in notes)
         ),
-        "is_deepep": float(dispatcher == "deepep" or "deepep" in notes),
+        "is_deepep": float(
+            dispatcher == "deepep" or "deepep" in notes or row.text("source") in _DEEPEP_ALONE
+        ),
         "is_hybridep": float(dispatcher == "hybridep" or "hybridep" in notes),
         "full_graph": float(is_full),
         "partial_graph": float(graph in ("local", "transformer_engine") and not is_full),

@@ -505,7 +505,9 @@ def _moe(
         recompute_whole, strategies.recompute_shared_experts
     )
     at_once = 1.0 / strategies.chunks
-    exchanged = np.where(np.greater(strategies.expert, 1.0), (copies + returned) * width, 0.0)
+    # DeepEP returns a token once from each rank and then its sum: about a copy of each.
+    back = np.where(_scores_at_expert(strategies), 0.0, returned)
+    exchanged = np.where(np.greater(strategies.expert, 1.0), (copies + back) * width, 0.0)
     has_last = _has_five_gemms(model) & np.greater(model.shared_ffn, 0.0)
     by_op_saved = router + exchanged + shared_rows * width + has_last * last_gemm_output
     return _Layer(
@@ -534,6 +536,10 @@ def _scored(
 
     Their own rank does it in a wide type, or the expert's rank under DeepEP in the copies' type.
     """
-    at_expert = np.greater(strategies.is_deepep + strategies.is_hybridep, 0.0)
-    at_expert_bytes = np.where(np.greater(scored_bytes, 0.0), strategies.element_bytes, 0.0)
-    return np.where(at_expert, copies * at_expert_bytes, returned * scored_bytes)
+    own_bytes = np.where(np.greater(scored_bytes, 0.0), strategies.element_bytes, 0.0)
+    return np.where(_scores_at_expert(strategies), copies * own_bytes, returned * scored_bytes)
+
+
+def _scores_at_expert(strategies: Strategies) -> npt.NDArray[np.bool_]:
+    is_merged: npt.NDArray[np.bool_] = np.greater(strategies.is_deepep + strategies.is_hybridep, 0)
+    return is_merged

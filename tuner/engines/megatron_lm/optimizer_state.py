@@ -61,13 +61,11 @@ def keeps_remainders(flags: Flags) -> bool:
         return False
     if _bytes(flags, _MASTER, _BYTES) < _BYTES["fp32"]:
         return False
-    name = "store-param-remainders"
-    is_told_off = name in flags.values and not flags.is_on(name)
     is_scaled = flags.word("fp8-format") is not None and flags.word("fp8-recipe") not in (
         None,
         "delayed",
     )
-    return not (is_told_off or is_scaled)
+    return not (flags.is_on("no-store-param-remainders") or is_scaled)
 
 
 def _bytes(flags: Flags, name: str, sizes: dict[str, int]) -> int:

@@ -214,7 +214,7 @@ def test_types_that_the_engine_refuses_are_refused() -> None:
         ("--moe-pad-expert-input-to-capacity", "needs --moe-expert-capacity-factor"),
         ("--moe-expert-capacity-factor much", "not a number"),
     ):
-        assert named in said(read, least + flags), flags
+        assert named in said(megatron.read, least + flags), flags
 
 
 def test_yaml_of_flags_is_read_too() -> None:
