@@ -27,7 +27,7 @@ _BYTES_OF_MOMENTS: Final = _BYTES | {"fp8": 1, "uint8": 1}
 
 
 def optimizer_state(flags: Flags, *, has_recipe: bool) -> dict[str, Any]:
-    """Return `master_bytes`, `moments_bytes` and `gradient_bytes`.
+    """Return `gradient_bytes`, and where they are not fp32 `master_bytes` and `moments_bytes`.
 
     Raises:
         SpecError: a type is unknown, or needs an optimizer that the launch does not have.
@@ -48,11 +48,16 @@ def optimizer_state(flags: Flags, *, has_recipe: bool) -> dict[str, Any]:
     is_half = is_half and not flags.is_on("accumulate-allreduce-grads-in-fp32")
     if is_half or (is_brain and flags.is_on("grad-reduce-in-bf16")):
         gradient = min(gradient, _BYTES["bf16"])
+    states = {"gradient_bytes": gradient}
     if flags.is_on("optimizer-cpu-offload"):
-        return {"gradient_bytes": gradient}
+        return states
     if keeps_remainders(flags):
         master = _BYTES["bf16"]
-    return {"gradient_bytes": gradient, "master_bytes": master, "moments_bytes": moments}
+    if master != _BYTES["fp32"]:
+        states["master_bytes"] = master
+    if moments != 2 * _BYTES["fp32"]:
+        states["moments_bytes"] = moments
+    return states
 
 
 def keeps_remainders(flags: Flags) -> bool:

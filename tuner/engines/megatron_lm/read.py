@@ -378,7 +378,8 @@ def _recompute(flags: Flags) -> dict[str, Any]:
             )
     method = flags.choice("recompute-method", ("uniform", "block"), "")
     layers = flags.number("recompute-num-layers")
-    if granularity == "full" and not (method and layers):
+    is_listed = "recompute-layer-ids" in flags.values
+    if granularity == "full" and not ((method and layers) or is_listed):
         raise SpecError(
             f"{flags.source}: --recompute-granularity full needs --recompute-method uniform or "
             "block and --recompute-num-layers; add e.g. --recompute-method uniform "
