@@ -16,7 +16,6 @@ Not covered: three knobs at once that only save time; use `moetune plan`.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 from tuner.config.train import TrainDecision
@@ -40,8 +39,8 @@ LEAST_GAIN_RATIO: Final = 0.01
 SHOWN_KNOBS: Final = 8
 MOST_KNOBS: Final = 6
 """Of a change that makes a launch fit."""
-_KEPT: Final = 12
-"""Changes of so many knobs to which another is added."""
+_KEPT: Final = 24
+"""Sets of so many knobs to which another is added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,11 +190,15 @@ def _with_more_knobs(
     """
     reached, tried = start, 0
     while reached:
-        ranked = sorted(reached, key=lambda one: float(one.priced.peak_bytes_P.max()))
-        kept = islice((one for one in ranked if search.is_allowed(one.priced.configuration)), _KEPT)
+        kept: dict[frozenset[str], _PricedChange] = {}
+        for one in sorted(reached, key=lambda one: float(one.priced.peak_bytes_P.max())):
+            if len(kept) == _KEPT:
+                break
+            if one.knobs not in kept and search.is_allowed(one.priced.configuration):
+                kept[one.knobs] = one
         groups = [
             (*one.knob_changes, change)
-            for one in kept
+            for one in kept.values()
             if len(one.knob_changes) < MOST_KNOBS
             for change in changes
             if change.knob not in one.knobs
@@ -295,7 +298,7 @@ def _words(search: _Search, change: KnobChange, after: Configuration) -> str:
         return change.what
     kept = after.changed(optimizer_offload_ratio=0.0)
     (whole,) = price_configurations((kept,), search.setup)
-    on_device = whole.memory.optimizer_PC[: after.pipeline].mean()
+    on_device = whole.memory.optimizer_PC[: after.pipeline].max()
     on_node = float(on_device) * min(search.setup.pool.devices_per_node, after.devices)
     return f"{change.what} ({format_bytes(on_node)} a node)"
 

@@ -28,6 +28,7 @@ HAS_DEEPEP: Final = frozenset({Generation.HOPPER, Generation.BLACKWELL})
 MOST_MICRO_BATCH: Final = 16
 MOST_VIRTUAL: Final = 16
 MOST_TENSOR: Final = 64
+MOST_PIPELINE: Final = 16
 BUCKET: Final = "ddp_bucket_size"
 OFFLOAD: Final = "optimizer_offload"
 BF16_BYTES: Final = 2
@@ -239,7 +240,8 @@ def _degrees(config: Configuration) -> Iterator[KnobChange]:
         )
     if config.engine is TrainingEngine.DEEPSPEED:
         return
-    for pipeline in sorted({config.pipeline * 2, config.pipeline // 2, 1} - {0, config.pipeline}):
+    sizes = {config.pipeline * 2, config.pipeline // 2, *_powers(MOST_PIPELINE)}
+    for pipeline in sorted(sizes - {0, config.pipeline}):
         yield KnobChange(
             knob="pipeline",
             what=f"pipeline parallelism {pipeline} instead of {config.pipeline}",

@@ -220,7 +220,7 @@ def _price_uniform(
     hardware = setup.hardware(precision)
     strategies = stacked([to_strategies(one, setup) for one in uniform])
     stages = stages_of_layouts(setup.model, [_layout(one) for one in uniform])
-    constants = constants_of([setup.regime(uniform[0])] * len(uniform), setup.residuals)
+    constants = constants_of([setup.regime(uniform[0])], setup.residuals)
     prices, machine = prices_and_hardware(uniform[0], setup)
     step = price_step(
         shape,
