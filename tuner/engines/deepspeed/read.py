@@ -77,6 +77,7 @@ def read(text: str, *, source: str, arguments: ProgramArguments | None = None) -
         raise SpecError(f"{source}: neither a batch size nor zero_optimization: not DeepSpeed's")
     batch, numbers_said = _batch_sizes(raw, beside, source=source)
     given = Sections(batch, source=source)
+    _refuse_unpriced(given)
     tensor = given.number(SPELLED["tensor"], default=1, least=0) or 1
     stage = _stage(given)
     interval = given.number("pipeline.activation_checkpoint_interval", default=0, least=0)
@@ -122,6 +123,26 @@ def read(text: str, *, source: str, arguments: ProgramArguments | None = None) -
         else (),
         notes=tuple(_notes(given, beside, has_checkpointing=has_checkpointing)),
     )
+
+
+_UNPRICED: Final[Mapping[str, str]] = {
+    "bf16.bf16_master_weights_and_grads": "16-bit master weights are not priced, fp32 ones are",
+    "fp16.fp16_master_weights_and_grads": "16-bit master weights are not priced, fp32 ones are",
+    "torch_autocast.enabled": "parameters stay fp32, which is not priced; bf16.enabled is",
+}
+"""Settings that change the bytes of a parameter."""
+
+
+def _refuse_unpriced(given: Sections) -> None:
+    for name, why in _UNPRICED.items():
+        if given.is_on(name):
+            raise SpecError(f"{given.source}: {name}: {why}; leave it out")
+    name = "zero_optimization.zero_hpz_partition_size"
+    if given.number(name, default=1) > 1:
+        raise SpecError(
+            f"{given.source}: {name}: a second copy of the parameters in every group is not "
+            "priced; leave it out"
+        )
 
 
 def _notes(given: Sections, beside: ProgramArguments, *, has_checkpointing: bool) -> Iterator[str]:

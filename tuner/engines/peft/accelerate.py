@@ -9,7 +9,7 @@ utils/dataclasses.py) and transformers 5.24.0; the files that TRL ships are thos
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, Final, Literal
 
@@ -20,25 +20,14 @@ from tuner.spec.yaml_text import parse_yaml
 
 _SHIPPED: Final[Mapping[str, Mapping[str, Any]]] = {
     "single_gpu": {"distributed_type": "NO", "num_processes": 1},
-    "multi_gpu": {"distributed_type": "MULTI_GPU", "num_processes": 8},
-    **{
-        f"zero{stage}": {
-            "distributed_type": "DEEPSPEED",
-            "num_processes": 8,
-            "deepspeed_config": {"zero_stage": stage},
-        }
-        for stage in (1, 2, 3)
-    },
-    **{
-        f"fsdp{version}": {
-            "distributed_type": "FSDP",
-            "num_processes": 8,
-            "fsdp_config": {"fsdp_version": version},
-        }
-        for version in (1, 2)
-    },
+    "multi_gpu": {"distributed_type": "MULTI_GPU"},
+    "zero1": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 1}},
+    "zero2": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}},
+    "zero3": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}},
+    "fsdp1": {"distributed_type": "FSDP"},
+    "fsdp2": {"distributed_type": "FSDP"},
 }
-"""Files of TRL by the name that --accelerate_config takes; all compute in bf16."""
+"""Files of TRL by the name that --accelerate_config takes; on eight devices, in bf16."""
 _SHARDED: Final[Mapping[str, Literal[0, 2, 3]]] = {
     "no_shard": 0,
     "shard_grad_op": 2,
@@ -93,39 +82,42 @@ def distribution(
         SpecError: a file is missing, or the distribution is not priced.
     """
     config = _accelerate_config(command, values, beside=beside, source=source)
-    plain = _processes(command, config or {}, environment, devices, beside)
+    whole, per_node = _processes(command, config or {}, environment, devices, beside)
     if isinstance(workers := values.get("ray_num_workers"), int) and workers > 0:
-        plain = workers, None
-    common: dict[str, Any] = {
-        "devices": plain[0],
-        "devices_per_node": plain[1],
-        "mixed_precision": str((config or {}).get("mixed_precision") or ""),
-    }
+        whole, per_node = workers, None
+    shared = Distribution(
+        devices=whole,
+        devices_per_node=per_node,
+        mixed_precision=str((config or {}).get("mixed_precision") or ""),
+    )
     if named := values.get("deepspeed_config") or values.get("deepspeed"):
-        return Distribution(deepspeed=_named_json(named, beside, source), **common)
+        return replace(shared, deepspeed=_named_json(named, beside, source))
     if values.get("fsdp"):
-        fsdp = _trainer_fsdp(values, beside, source)
-        return Distribution(**_fsdp(fsdp, source=source), **common)
-    if config is None and any(_is_accelerate(word) for word in command.launcher):
-        raise SpecError(
-            f"{source}: accelerate launch of {command.name} names no --config_file, so the "
-            "machine's own decides between replicas, FSDP and DeepSpeed: put that file beside the "
-            "launch and name it"
-        )
-    if config is None and command.name == "trl":
-        raise SpecError(
-            f"{source}: trl {command.rest[0]} names no --accelerate_config, so the machine's own "
-            "decides between replicas, FSDP and DeepSpeed: name one of "
-            f"{', '.join(_SHIPPED)}, or a file beside the launch"
-        )
-    kind = str((config or {}).get("distributed_type", "MULTI_GPU")).upper()
-    _refuse_parallelism(config or {}, kind, source=source)
+        return _with_fsdp(shared, _trainer_fsdp(values, beside, source), source=source)
+    if config is None:
+        _check_configured(command, source=source)
+        return shared
+    kind = str(config.get("distributed_type", "MULTI_GPU")).upper()
+    _refuse_parallelism(config, kind, source=source)
     if kind == "DEEPSPEED":
         plugin = _section(config, "deepspeed_config")
-        return Distribution(deepspeed=_plugin_json(plugin, beside, source), **common)
+        return replace(shared, deepspeed=_plugin_json(plugin, beside, source))
     if kind == "FSDP":
-        return Distribution(**_fsdp(_section(config, "fsdp_config"), source=source), **common)
-    return Distribution(**common)
+        return _with_fsdp(shared, _section(config, "fsdp_config"), source=source)
+    return shared
+
+
+def _check_configured(command: TrainerCommand, *, source: str) -> None:
+    """Refuse a launch that a file on its machine decides on."""
+    is_accelerate = any(map(_is_accelerate, command.launcher))
+    if is_accelerate or command.name == "trl":
+        flag = "--config_file" if is_accelerate else "--accelerate_config"
+        started = "accelerate launch of " * is_accelerate + command.name
+        shipped = "" if is_accelerate else f", or one of {', '.join(_SHIPPED)}"
+        raise SpecError(
+            f"{source}: {started} names no {flag}, so its machine's own decides between replicas,"
+            f" FSDP and DeepSpeed: put that file beside the launch and name it{shipped}"
+        )
 
 
 def _is_accelerate(word: str) -> bool:
@@ -140,7 +132,7 @@ def _accelerate_config(
     named = flags.get("config_file") or values.get("config_file") or values.get("accelerate_config")
     config: dict[str, Any] = {}
     if named in _SHIPPED:
-        config = {**_SHIPPED[str(named)], "mixed_precision": "bf16"}
+        config = {"num_processes": 8, "mixed_precision": "bf16", **_SHIPPED[str(named)]}
     elif named:
         text = found_text(str(named), beside, by="accelerate", source=source)
         read = parse_yaml(text, source=PurePosixPath(str(named)).name)
@@ -223,7 +215,10 @@ def _named_json(named: Any, beside: Beside, source: str) -> tuple[str, str]:
     if isinstance(named, dict):
         return json.dumps(named), source
     if not isinstance(named, str):
-        raise SpecError(f"{source}: deepspeed {shown_value(named)} names no JSON file")
+        raise SpecError(
+            f"{source}: --deepspeed names no JSON file, so the program's code decides: give its "
+            "JSON with the batch sizes as numbers"
+        )
     return found_text(named, beside, by="DeepSpeed", source=source), PurePosixPath(named).name
 
 
@@ -264,8 +259,8 @@ def _trainer_fsdp(values: Mapping[str, Any], beside: Beside, source: str) -> dic
     }
 
 
-def _fsdp(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
-    """Return fields of a `Distribution`.
+def _with_fsdp(shared: Distribution, config: Mapping[str, Any], *, source: str) -> Distribution:
+    """Return the distribution under FSDP.
 
     Raises:
         SpecError: a strategy that is not priced.
@@ -283,10 +278,8 @@ def _fsdp(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
             f"{source}: fsdp_offload_params keeps parameters and optimizer state in host memory, "
             "which is not priced under FSDP; price DeepSpeed's offload_optimizer, or leave it off"
         )
-    return {
-        "zero_stage": stage,
-        "recompute": _is_on(config.get("fsdp_activation_checkpointing")),
-    }
+    recomputes = _is_on(config.get("fsdp_activation_checkpointing"))
+    return replace(shared, zero_stage=stage, recompute=recomputes)
 
 
 def _is_on(value: Any) -> bool:

@@ -57,11 +57,11 @@ class TrainerProgram:
     """Arguments that hold the longest sequence, the first that is set counts."""
 
 
+_BATCH: Final = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
 FACTORY: Final = TrainerProgram(
     name="LLaMA-Factory",
     defaults={
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 1,
+        **_BATCH,
         "cutoff_len": 2048,
         "stage": "sft",
         "finetuning_type": "lora",
@@ -73,8 +73,7 @@ FACTORY: Final = TrainerProgram(
 TRL: Final = TrainerProgram(
     name="TRL",
     defaults={
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 1,
+        **_BATCH,
         "max_length": 1024,
         "gradient_checkpointing": True,
         "dtype": "float32",
@@ -94,7 +93,7 @@ _SEQUENCE: Final = (
 )
 TRAINER: Final = TrainerProgram(
     name="Transformers' Trainer",
-    defaults={"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1},
+    defaults=_BATCH,
     sequence=_SEQUENCE,
 )
 OWN_LOOP: Final = TrainerProgram(name="a program of its own", sequence=_SEQUENCE)
@@ -131,13 +130,16 @@ def trainer_command(command: Command) -> TrainerCommand | None:
         return None
     split = TrainerCommand(launcher=words[:start], script=words[start], rest=words[start + 1 :])
     if split.name in (*_FACTORY_COMMANDS, "trl"):
-        return split
+        return None if split.rest[:1] in (("vllm-serve",), ("env",), ("version",)) else split
     names = dict(_flags(split.rest)).keys()
     is_sft = _SFT_SCRIPT.fullmatch(split.name) is not None
     is_trainer = bool(names & (_MARKS | _SFT_MARKS if is_sft else _MARKS)) and not names & _OTHERS
-    has_file = next(iter(split.rest), "").endswith(_CONFIGS)
-    is_configured = has_file and (is_sft or split.name == "train.py")
+    is_configured = _is_file(next(iter(split.rest), "")) and (is_sft or split.name == "train.py")
     return split if is_trainer or is_configured or "trl/scripts/" in split.script else None
+
+
+def _is_file(word: str) -> bool:
+    return word.endswith(_CONFIGS) and not word.startswith("-")
 
 
 def argument_file_command(name: str, text: str) -> str | None:
@@ -173,7 +175,7 @@ def program_values(
         rest = rest[1:]
     typed = dict(_flags(rest))
     named = typed.pop("config", None)
-    if rest and rest[0].endswith(_CONFIGS):
+    if rest and _is_file(rest[0]):
         named = rest[0]
         typed |= dict(_overrides(rest[1:]))
     values = _file_values(str(named), beside, command=command, source=source) if named else {}
@@ -229,13 +231,13 @@ def found_text(named: str, beside: Beside, *, by: str, source: str) -> str:
     Raises:
         SpecError: it is in neither place.
     """
-    text = beside(named)
-    if text is None:
-        text = beside(PurePosixPath(named).name)
+    last = PurePosixPath(named).name
+    texts = (beside(name) for name in (named, last, f"../{named}", f"../{last}"))
+    text = next((one for one in texts if one is not None), None)
     if text is None:
         raise SpecError(
             f"{source}: {shown_value(named)}, which {by} reads, is not here: put "
-            f"{PurePosixPath(named).name} beside the launch"
+            f"{last} beside the launch"
         )
     return text
 
@@ -244,6 +246,8 @@ def _flags(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield `--name value`, `--name=value` and switches; several values become a list."""
     name, values = "", list[str]()
     for word in (*words, "--"):
+        if word in ("$@", "${@}", "$*"):
+            continue
         if not word.startswith("--"):
             values.append(word)
             continue

@@ -18,8 +18,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
-from pydantic import ValidationError
-
 from profilers.steps.config import Recompute
 from tuner.engines.deepspeed.read import ProgramArguments
 from tuner.engines.deepspeed.read import read as read_deepspeed
@@ -39,39 +37,45 @@ from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
 from tuner.engines.reading.sections import Sections
 from tuner.engines.reading.shell_words import shell_text
 from tuner.errors import SpecError
-from tuner.spec.complaint import complaint
 from tuner.spec.files import shown_value
 from tuner.spec.tune import ADAPTER_TARGETS, FULL, GROUPS, Adapters
 
 _PRECISIONS: Final = ("bf16", "fp16")
+_FROZEN: Final = "the language model is frozen in it"
+_WHOLE: Final = "modules that are trained whole beside adapters are not"
+_OTHER_STATE: Final = "its state is not that of AdamW, which is"
+_CORE: Final = (
+    "its MCoreAdapter trains with Megatron-LM: give the same degrees and batch as Megatron-LM's "
+    "flags"
+)
 _UNPRICED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("use_mca", "tensor_model_parallel_size", "expert_model_parallel_size"),
-        "its MCoreAdapter trains with Megatron-LM: give the same degrees and batch as "
-        "Megatron-LM's flags",
-    ),
+    "use_mca": _CORE,
+    "tensor_model_parallel_size": _CORE,
+    "expert_model_parallel_size": _CORE,
     "use_kt": "KTransformers computes experts on the host",
     "use_unsloth": "Unsloth replaces Transformers' layers",
     "use_hyper_parallel": "HyperParallel shards the model its own way",
-    "use_galore": "GaLore keeps other state than AdamW",
-    "use_apollo": "APOLLO keeps other state than AdamW",
-    "use_badam": "BAdam keeps other state than AdamW",
-    "use_muon": "Muon keeps other state than AdamW",
-    "use_adam_mini": "Adam-mini keeps other state than AdamW",
-    "use_llama_pro": "LLaMA Pro trains added layers alone",
+    "use_galore": _OTHER_STATE,
+    "use_apollo": _OTHER_STATE,
+    "use_badam": _OTHER_STATE,
+    "use_muon": _OTHER_STATE,
+    "use_adam_mini": _OTHER_STATE,
+    "use_llama_pro": "it trains added layers alone",
     "use_asft_loss": "a reference model takes part in it",
-    "do_predict": "it trains nothing",
-    "use_dora": "DoRA is not priced, LoRA is",
-    "mixture_of_depths": "mixture of depths drops tokens in some layers",
-    "fp8": "FP8 under the Trainer is not priced, bf16 is",
-    "load_in_8bit": "frozen weights in 8 bits are not priced",
-    "additional_target": "modules that are trained whole beside adapters are not priced",
-    "lora_modules_to_save": "modules that are trained whole beside adapters are not priced",
-    "adapter_folder": "folders of adapters are not priced",
-    "dist_config": "files of LLaMA-Factory's v1 are not read: give those of its v0",
-    "parallelism_config": "tensor, context and sequence parallelism of Accelerate are not priced",
+    "freeze_backbone": _FROZEN,
+    "freeze_llm": _FROZEN,
+    "freeze_language_model": _FROZEN,
+    "tune_mm_mlp_adapter": _FROZEN,
+    "use_dora": "LoRA is",
+    "mixture_of_depths": "it drops tokens in some layers",
+    "fp8": "bf16 is",
+    "load_in_8bit": "frozen weights in 8 bits are not",
+    "additional_target": _WHOLE,
+    "lora_modules_to_save": _WHOLE,
+    "use_v1": "give the YAML of LLaMA-Factory without it",
+    "parallelism_config": "tensor, context and sequence parallelism of Accelerate are not",
 }
-"""Arguments that change bytes or seconds by factors: why the launch is not priced."""
+"""Arguments, or variables in capitals, that change bytes or seconds by factors, and why."""
 _BATCH_NAMES: Final = {
     "micro_batch": "per_device_train_batch_size",
     "accumulation": "gradient_accumulation_steps",
@@ -82,10 +86,11 @@ _CHECKPOINTING: Final = (
     "activation_checkpointing",
     "checkpoint_activations",
 )
-_ADAMW: Final = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")
+_ADAMW: Final = (None, "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")
+_ADAPTING: Final = ("use_lora", "use_peft", "lora_enable", "lora", "q_lora", "use_qlora")
+_IN_4_BITS: Final = ("load_in_4bit", "q_lora", "use_qlora")
 _QUANTISED: Final = re.compile(r"gptq|awq|aqlm|bnb-4bit|(?<![a-z])int[48]", re.IGNORECASE)
 """In the name of a model whose weights are quantised."""
-_FULL_PRECISION: Final = ("float32", "fp32")
 
 
 def read(
@@ -110,7 +115,8 @@ def read(
     variables = {**(environment or {}), **shell.environment}
     program, values = program_values(command, beside, source=source)
     given = Sections(values, source=source)
-    _refuse_unpriced(given, variables, program)
+    for said, why in _obstacles(given, variables, program):
+        raise SpecError(f"{source}: {program.name} with {said} is not priced: {why}")
     shared = distribution(
         command,
         values,
@@ -119,16 +125,20 @@ def read(
         devices=launched_devices(command.launcher, shell.scheduler),
         source=source,
     )
-    stated = ArgumentSettings(given, program, shared)
-    launch = stated.with_deepspeed() if shared.deepspeed else stated.without_deepspeed()
+    launch = (_deepspeed if shared.deepspeed else _transformers)(given, program, shared)
     given.check_spelling()
     typed = any(word.startswith("--") for word in command.rest)
     return launch.model_copy(
         update={
+            "source": source,
             "understood": (*launch.understood, *given.read),
             "ignored": (*launch.ignored, *given.left),
             "spelled": {**launch.spelled, **_spelled(program, typed=typed)},
-            "notes": (f"{program.name} starts {launch.engine.value}", *launch.notes),
+            "notes": (
+                f"{program.name} starts {launch.engine.value}",
+                *launch.notes,
+                *_notes(given, program),
+            ),
         }
     )
 
@@ -137,206 +147,174 @@ def _spelled(program: TrainerProgram, *, typed: bool) -> dict[str, str]:
     """Return how the launch spells what a change may set: a flag, or a key of YAML."""
     if program is OWN_LOOP:
         return {}
-    names = {
-        **_BATCH_NAMES,
-        "recompute": "disable_gradient_checkpointing"
-        if program is FACTORY
-        else "gradient_checkpointing",
+    disables = "disable_" if program is FACTORY else ""
+    names = _BATCH_NAMES | {
+        "recompute": f"{disables}gradient_checkpointing",
         "sequence": program.sequence[0],
     }
     return {field: f"--{name}" if typed else f"{name}:" for field, name in names.items()}
 
 
-def _refuse_unpriced(
+def _obstacles(
     given: Sections, variables: Mapping[str, str], program: TrainerProgram
-) -> None:
-    def refuse(said: str, why: str) -> None:
-        raise SpecError(f"{given.source}: {program.name} with {said} is not priced: {why}")
-
+) -> Iterator[tuple[str, str]]:
+    """Yield what is not priced, and why."""
     for name, why in _UNPRICED.items():
         if given.value(name) not in (None, False, ""):
-            refuse(name, why)
+            yield name, why
         if variables.get(name.upper(), "0").lower() in ("1", "true", "y"):
-            refuse(name.upper(), why)
-    if variables.get("USE_V1", "0") == "1":
-        refuse("USE_V1", _UNPRICED["dist_config"])
-    stage = given.value("stage")
-    if program is FACTORY and stage not in ("sft", "pt"):
-        refuse(f"stage {shown_value(stage)}", "more than the trained model takes part; sft and pt")
-    optimizer = given.value("optim")
-    if optimizer is not None and optimizer not in _ADAMW:
-        refuse(f"optim {shown_value(optimizer)}", f"its state is not AdamW's; {_ADAMW[0]} is")
+            yield name.upper(), why
+    if program is FACTORY:
+        if given.value("do_predict") and not given.value("do_train"):
+            yield "do_predict alone", "it trains nothing"
+        if (stage := given.value("stage")) not in ("sft", "pt"):
+            yield f"stage {shown_value(stage)}", "only the trained model may take part; sft and pt"
+    if (optimizer := given.value("optim")) not in _ADAMW:
+        yield f"optim {shown_value(optimizer)}", _OTHER_STATE
     if named := _QUANTISED.search(str(given.value("model_name_or_path") or "")):
-        refuse(named[0], "frozen weights of that type are not; those of the plain model are")
+        yield named[0], "frozen weights of that type are not; those of the plain model are"
     if given.value("quantization_bit") not in (None, 4):
-        refuse("quantization_bit", "frozen weights in 4 bits are, under replicas")
+        yield "quantization_bit", "frozen weights in 4 bits are, under replicas"
 
 
-class ArgumentSettings:
-    """The arguments of one launch as fields of `LaunchSettings`."""
+def _notes(given: Sections, program: TrainerProgram) -> Iterator[str]:
+    if program is TRAINER:
+        yield "the script's model is taken to be Transformers' own, trained by AdamW"
+    if _has_liger(given):
+        yield "Liger's kernels are not priced: they take less memory than those that are"
 
-    def __init__(self, given: Sections, program: TrainerProgram, shared: Distribution) -> None:
-        self._given, self._program, self._shared = given, program, shared
-        self._micro_batch = given.number("per_device_train_batch_size", default=8)
-        self._accumulation = given.number("gradient_accumulation_steps", default=1)
-        self._common: dict[str, Any] = {
-            "devices": shared.devices,
-            "devices_per_node": shared.devices_per_node,
-            "sequence": self._sequence(),
-            "tune": self._tune(),
-            "flash_attention": not {given.value("flash_attn"), given.value("attn_implementation")}
-            & {"disabled", "eager"},
-        }
 
-    def with_deepspeed(self) -> LaunchSettings:
-        """Return the launch where DeepSpeed shards the model."""
-        text, name = self._shared.deepspeed or ("", "")
-        arguments = self._own_arguments()
-        if self._program is not OWN_LOOP:
-            arguments = ProgramArguments(
-                is_trainer=True,
-                micro_batch=self._micro_batch,
-                accumulation=self._accumulation,
-                precision=self._precision(),
-                recompute=self._recompute(),
-                spelled=_BATCH_NAMES,
-            )
-        launch = read_deepspeed(text, source=name, arguments=arguments)
-        return launch.model_copy(
-            update={
-                **self._common,
-                "source": self._given.source,
-                "has_transformers_loss": arguments.is_trainer and not self._has_liger(),
-                "notes": (*launch.notes, *self._notes()),
-            }
+def _has_liger(given: Sections) -> bool:
+    return any(given.is_on(name) for name in ("use_liger_kernel", "enable_liger_kernel"))
+
+
+def _common(given: Sections, program: TrainerProgram, shared: Distribution) -> dict[str, Any]:
+    """Return fields of `LaunchSettings` that both engines read alike."""
+    lengths = (name for name in program.sequence if given.value(name) is not None)
+    length = next(lengths, None)
+    kernels = {given.value("flash_attn"), given.value("attn_implementation")}
+    return {
+        "devices": shared.devices,
+        "devices_per_node": shared.devices_per_node,
+        "sequence": given.number(length, default=1) if length else None,
+        "tune": _tune(given, program),
+        "flash_attention": not kernels & {"disabled", "eager"},
+    }
+
+
+def _deepspeed(given: Sections, program: TrainerProgram, shared: Distribution) -> LaunchSettings:
+    text, name = shared.deepspeed or ("", "")
+    if program is OWN_LOOP:
+        arguments = _own_arguments(given)
+    else:
+        arguments = ProgramArguments(
+            is_trainer=True,
+            micro_batch=given.number(_BATCH_NAMES["micro_batch"], default=8),
+            accumulation=given.number(_BATCH_NAMES["accumulation"], default=1),
+            precision=_precision(given, program, shared),
+            recompute=_recomputes(given, program, shared),
+            spelled=_BATCH_NAMES,
         )
+    update = _common(given, program, shared)
+    update["has_transformers_loss"] = arguments.is_trainer and not _has_liger(given)
+    return read_deepspeed(text, source=name, arguments=arguments).model_copy(update=update)
 
-    def _own_arguments(self) -> ProgramArguments:
-        """Return what is commonly called the same in programs with a loop of their own."""
-        experts = [name for name in _EXPERTS if self._given.value(name) is not None]
-        recomputed = [name for name in _CHECKPOINTING if self._given.value(name) is not None]
-        spelled = {"expert": experts, "recompute": recomputed}
-        return ProgramArguments(
-            expert=self._given.number(experts[0], default=1) if experts else None,
-            recompute=self._given.is_on(recomputed[0]) if recomputed else None,
-            spelled={field: f"--{names[0]}" for field, names in spelled.items() if names},
-        )
 
-    def without_deepspeed(self) -> LaunchSettings:
-        """Return the launch of replicas or FSDP."""
-        precision, stored = self._precision(), self._stored_bytes()
-        is_full = self._common["tune"] == FULL
-        return LaunchSettings(
-            engine=TrainingEngine.TRANSFORMERS,
-            source=self._given.source,
-            **self._common,
-            micro_batch=self._micro_batch,
-            accumulation=self._accumulation,
-            precision=precision,
-            stored_bytes=stored,
-            gradient_bytes=4 if not is_full or precision == "fp32" or stored == 4 else 2,
-            zero_stage=self._shared.zero_stage,
-            recompute=Recompute.FULL if self._recompute() else Recompute.NONE,
-            expert_tensor=1,
-            notes=tuple(self._notes()),
-        )
+def _own_arguments(given: Sections) -> ProgramArguments:
+    """Return what is commonly called the same in programs with a loop of their own."""
+    experts = [name for name in _EXPERTS if given.value(name) is not None]
+    recomputed = [name for name in _CHECKPOINTING if given.value(name) is not None]
+    spelled = {"expert": experts, "recompute": recomputed}
+    return ProgramArguments(
+        expert=given.number(experts[0], default=1) if experts else None,
+        recompute=given.is_on(recomputed[0]) if recomputed else None,
+        spelled={field: f"--{names[0]}" for field, names in spelled.items() if names},
+    )
 
-    def _notes(self) -> Iterator[str]:
-        if self._program is TRAINER:
-            yield "the script's model is taken to be Transformers' own, trained by AdamW"
-        if self._has_liger():
-            yield "Liger's kernels are not priced: they take less memory than those that are"
 
-    def _has_liger(self) -> bool:
-        names = ("use_liger_kernel", "enable_liger_kernel")
-        return any(self._given.is_on(name) for name in names)
+def _transformers(given: Sections, program: TrainerProgram, shared: Distribution) -> LaunchSettings:
+    """Return the launch of replicas or FSDP."""
+    common, precision = _common(given, program, shared), _precision(given, program, shared)
+    is_full = common["tune"] == FULL
+    is_low = given.is_on("pure_bf16")
+    loaded = given.value("torch_dtype") or given.value("dtype")
+    if is_full:
+        # FSDP casts what is trained; scripts load fp32 unless they say otherwise.
+        is_low |= loaded in ("bfloat16", "bf16", "auto") and not shared.zero_stage
+    else:
+        is_low |= loaded not in ("float32", "fp32")
+    stored: Literal[2, 4] = 2 if is_low and precision != "fp32" else 4
+    return LaunchSettings(
+        engine=TrainingEngine.TRANSFORMERS,
+        source=given.source,
+        **common,
+        micro_batch=given.number(_BATCH_NAMES["micro_batch"], default=8),
+        accumulation=given.number(_BATCH_NAMES["accumulation"], default=1),
+        precision=precision,
+        stored_bytes=stored,
+        gradient_bytes=stored if is_full else 4,
+        zero_stage=shared.zero_stage,
+        recompute=Recompute.FULL if _recomputes(given, program, shared) else Recompute.NONE,
+        expert_tensor=1,
+    )
 
-    def _sequence(self) -> int | None:
-        for name in self._program.sequence:
-            if self._given.value(name) is not None:
-                return self._given.number(name, default=1)
-        return None
 
-    def _precision(self) -> Literal["bf16", "fp16", "fp32"]:
-        on = [name for name in _PRECISIONS if self._given.is_on(name)]
-        if len(on) == 2:
-            raise SpecError(f"{self._given.source}: bf16 and fp16: choose one")
-        if self._given.is_on("pure_bf16"):
-            return "bf16"
-        mixed = self._shared.mixed_precision
-        if not on and mixed in _PRECISIONS:
-            on = [mixed]
-        if not on and self._program is TRL and self._given.value("bf16") is None:
-            # TRL turns bf16 on unless fp16 is.
-            on = ["bf16"]
-        return "bf16" if on == ["bf16"] else "fp16" if on else "fp32"
+def _precision(
+    given: Sections, program: TrainerProgram, shared: Distribution
+) -> Literal["bf16", "fp16", "fp32"]:
+    on = [name for name in _PRECISIONS if given.is_on(name)]
+    if len(on) == 2:
+        raise SpecError(f"{given.source}: bf16 and fp16: choose one")
+    if not on and shared.mixed_precision in _PRECISIONS:
+        on = [shared.mixed_precision]
+    # TRL turns bf16 on unless fp16 is.
+    is_default = program is TRL and not on and given.value("bf16") is None
+    if given.is_on("pure_bf16") or is_default or on == ["bf16"]:
+        return "bf16"
+    return "fp16" if on else "fp32"
 
-    def _recompute(self) -> bool:
-        if self._program is FACTORY:
-            return not self._given.is_on("disable_gradient_checkpointing")
-        return self._shared.recompute or self._given.is_on("gradient_checkpointing")
 
-    def _stored_bytes(self) -> Literal[2, 4]:
-        given, is_mixed = self._given, self._precision() != "fp32"
-        if not is_mixed:
-            return 4
-        loaded = given.value("torch_dtype") or given.value("dtype")
-        if self._common["tune"] == FULL:
-            # FSDP casts what is trained; scripts load fp32 unless they say otherwise.
-            casts = self._shared.zero_stage > 0 and not given.is_on("pure_bf16")
-            is_low = given.is_on("pure_bf16") or loaded in ("bfloat16", "bf16", "auto")
-            return 4 if casts or not is_low else 2
-        return 4 if loaded in _FULL_PRECISION else 2
+def _recomputes(given: Sections, program: TrainerProgram, shared: Distribution) -> bool:
+    if program is FACTORY:
+        return not given.is_on("disable_gradient_checkpointing")
+    return shared.recompute or given.is_on("gradient_checkpointing")
 
-    def _tune(self) -> Adapters | str | None:
-        """Return which weights are trained."""
-        given = self._given
-        if self._program is FACTORY:
-            kind = given.word("finetuning_type", default="lora")
-            if kind not in ("lora", "full"):
-                raise SpecError(
-                    f"{given.source}: finetuning_type {shown_value(kind)} is not priced; full and "
-                    "lora are"
-                )
-            return FULL if kind == "full" else self._adapters("lora_rank", "lora_target")
-        if self._program is TRL:
-            return self._adapters() if given.is_on("use_peft") else FULL
-        names = ("use_lora", "use_peft", "lora_enable", "lora", "q_lora", "use_qlora")
-        if any(given.value(name) is True for name in names):
-            return self._adapters()
-        return None
 
-    def _adapters(self, rank: str = "lora_r", targets: str = "lora_target_modules") -> Adapters:
-        given = self._given
-        rank = "lora_rank" if given.value("lora_rank") is not None else rank
-        if given.value(rank) is None:
+def _tune(given: Sections, program: TrainerProgram) -> Adapters | str | None:
+    """Return which weights are trained; None: those of the goal."""
+    if program is FACTORY:
+        kind = given.word("finetuning_type", default="lora")
+        if kind not in ("lora", FULL):
             raise SpecError(
-                f"{given.source}: trains adapters whose rank the script decides: add --{rank}"
+                f"{given.source}: finetuning_type {shown_value(kind)} is not priced; full and "
+                "lora are"
             )
-        named = given.value(targets) or ["q_proj", "v_proj"]
-        joined = " ".join(map(str, named)) if isinstance(named, list) else str(named)
-        words = [word for word in re.split(r"[,\s]+", joined) if word]
-        in_4_bits = ("load_in_4bit", "q_lora", "use_qlora")
-        is_quantised = given.value("quantization_bit") == 4 or any(
-            given.value(name) is True for name in in_4_bits
-        )
-        stated = {
-            "method": "qlora" if is_quantised else "lora",
-            "rank": given.number(rank, default=8),
-            "targets": tuple(_target(word, given.source, targets) for word in words),
-        }
-        try:
-            return Adapters.model_validate(stated)
-        except ValidationError as error:
-            raise SpecError(f"{given.source}: {complaint(error, model=Adapters)}") from error
+        return FULL if kind == FULL else _adapters(given, targets="lora_target")
+    if any(given.value(name) is True for name in _ADAPTING):
+        return _adapters(given, targets="lora_target_modules")
+    return FULL if program is TRL else None
 
 
-def _target(word: str, source: str, flag: str) -> str:
-    if word in ("all", "all-linear"):
-        return "all-linear"
-    if word not in (*ADAPTER_TARGETS, *GROUPS):
+def _adapters(given: Sections, *, targets: str) -> Adapters:
+    rank = "lora_rank" if given.value("lora_rank") is not None else "lora_r"
+    if given.value(rank) is None:
         raise SpecError(
-            f"{source}: {flag} {shown_value(word)} is no module that adapters are priced for; "
-            f"they are all, {', '.join(ADAPTER_TARGETS)}"
+            f"{given.source}: trains adapters whose rank the script decides: add --{rank}"
         )
-    return word
+    named = given.value(targets) or ["q_proj", "v_proj"]
+    joined = " ".join(map(str, named)) if isinstance(named, list) else str(named)
+    words = [word for word in re.split(r"[,\s]+", joined) if word]
+    for word in words:
+        if word not in ("all", *ADAPTER_TARGETS, *GROUPS):
+            raise SpecError(
+                f"{given.source}: {targets} {shown_value(word)} is no module that adapters are "
+                f"priced for; they are all, {', '.join(ADAPTER_TARGETS)}"
+            )
+    is_quantised = given.value("quantization_bit") == 4 or any(
+        given.value(name) is True for name in _IN_4_BITS
+    )
+    return Adapters(
+        method="qlora" if is_quantised else "lora",
+        rank=given.number(rank, default=8),
+        targets=tuple("all-linear" if word == "all" else word for word in words),
+    )

@@ -6,172 +6,36 @@ those of the projects' own documentation and console scripts.
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from tuner.engines.reading.shell_words import shell_text
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
-
-class UnreadProgram(NamedTuple):
-    """A program that is recognised by name."""
-
-    name: str
-    instead: str
-    """What to give in its place."""
-    starts: str = ""
-    """Pattern of the words that name the program, joined by spaces."""
-    flags: str = ""
-    """Pattern of one flag, without its dashes and with `_` for `-`."""
-    text: str = ""
-    """Pattern of a file of settings, or of a program in Python."""
-
-
-_FLAGS: Final = "give its parallelism and batch as Megatron-LM's flags"
-_ACTOR: Final = "give the parallelism and batch of the trained model as Megatron-LM's flags"
-_JSON: Final = "give the DeepSpeed JSON of each model, with its batch sizes as numbers"
-_TRAINER: Final = (
-    "give its batch, length and sharding as a command of Transformers' Trainer, e.g. torchrun "
-    "train.py --per_device_train_batch_size 1 --deepspeed zero3.json"
-)
-_TITAN: Final = "it shards by FSDP2: give a torchtitan TOML with its degrees and batch"
-_MEASURED: Final = (
-    "give the command of the server that it measures: vllm serve, sglang.launch_server or "
-    "trtllm-serve"
-)
-_SERVER: Final = (
-    "its engine is not modelled; give the command of vLLM, SGLang or TensorRT-LLM for the model"
-)
-_MINDSPEED: Final = "|".join(
-    (
-        "use_mc2",
-        "use_ascend_(mc2|coc)",
-        "use_fused_(swiglu|rotary_pos_emb|moe_token_permute_and_unpermute)",
-        "use_cp_send_recv_overlap",
-        "moe_(fb_overlap|zerc|alltoall_overlap_comm|allgather_overlap_comm)",
-        "swap_attention|ampipe_degree|reuse_fp32_param|schedules_method|noop_layers",
-    )
-)
-
-_TRAINING: Final = (
-    UnreadProgram(
-        "verl",
-        f"{_ACTOR}, or the rollout's engine as its server's command",
-        starts=r"\bverl\b|\bmain_(ppo|grpo|dapo|gspo)\b|fsdp_sft_trainer",
-        flags=r"actor_rollout_ref\..*",
-        text=r"^actor_rollout_ref:",
-    ),
-    UnreadProgram("OpenRLHF", _JSON, starts=r"\bopenrlhf\b"),
-    UnreadProgram(
-        "NeMo-RL",
-        "give policy.megatron_cfg as Megatron-LM's flags",
-        starts=r"\bnemo_rl\b|(?<!\S)examples/(\w+/)?run_(grpo|dpo|sft|rm|distillation)\w*\.py",
-        text=r"^policy:(?=[\s\S]*^\s+(megatron_cfg|dtensor_cfg):)",
-    ),
-    UnreadProgram(
-        "slime",
-        _ACTOR,
-        starts=r"\bslime\b",
-        flags=r"rollout_num_gpus(_per_engine)?|actor_num_(nodes|gpus_per_node)",
-    ),
-    UnreadProgram(
-        "ROLL, AReaL or SkyRL",
-        _ACTOR,
-        starts=r"\b(areal|skyrl_train|roll)\.|start_rlvr_pipeline|\brealhf\b",
-    ),
-    UnreadProgram(
-        "NeMo",
-        f"{_FLAGS} (model.tensor_model_parallel_size is --tensor-model-parallel-size), or a "
-        "Megatron-Bridge file",
-        starts=r"\bnemo (llm|run)\b|\bnemo_?run\b|megatron_\w+_(pretraining|finetuning)"
-        r"|\bnemo_launcher\b",
-        text=r"from nemo\.collections|import nemo_run|^exp_manager:",
-    ),
-    UnreadProgram(
-        "NeMo AutoModel",
-        _TITAN,
-        starts=r"(?<!\S)automodel\b|\bnemo_automodel\b",
-        text=r"_target_:\s*nemo_automodel",
-    ),
-    UnreadProgram(
-        "MindSpeed",
-        f"{_FLAGS} alone: how its own change memory is not known",
-        starts=r"\bmindspeed(_\w+)?\b|posttrain_gpt\.py|pretrain_(vlm|sora)\w*\.py",
-        flags=_MINDSPEED,
-    ),
-    UnreadProgram(
-        "Megatron-DeepSpeed",
-        f"{_FLAGS} of today, or the DeepSpeed JSON alone where it is ZeRO without them",
-        starts=r"\bmegatron[-_]deepspeed\b",
-        flags=r"deepspeed_activation_checkpointing|no_pipeline_parallel|moe_expert_parallel_size"
-        r"|ds_sequence_parallel_size",
-    ),
-    UnreadProgram("DeepSpeed-Chat", _JSON, flags=r"(actor|critic)_zero_stage"),
-    UnreadProgram(
-        "Axolotl",
-        f"micro_batch_size is per_device_train_batch_size, sequence_len max_length: {_TRAINER}",
-        starts=r"\baxolotl\b",
-        text=r"^base_model:(?=[\s\S]*^(sequence_len|micro_batch_size|datasets):)",
-    ),
-    UnreadProgram(
-        "Unsloth",
-        "it replaces Transformers' layers on one device: plan with emit: transformers-peft",
-        starts=r"\bunsloth\b",
-        text=r"^\s*(from|import) unsloth\b",
-    ),
-    UnreadProgram(
-        "LitGPT",
-        _TRAINER,
-        starts=r"\blitgpt\b",
-        text=r"^checkpoint_dir:(?=[\s\S]*^(train|precision|devices):)",
-    ),
-    UnreadProgram("Colossal-AI", _FLAGS, starts=r"\bcolossalai\b|\bcoati\b"),
-    UnreadProgram("XTuner", _TRAINER, starts=r"\bxtuner\b", text=r"^\s*(from|import) xtuner\b"),
-    UnreadProgram(
-        "Nanotron",
-        _FLAGS,
-        starts=r"\bnanotron\b|(?<!\S)(\S*/)?run_train\.py",
-        text=r"^parallelism:(?=[\s\S]*^\s+(pp_engine|expert_parallel_size|dp):)",
-    ),
-    UnreadProgram(
-        "MaxText",
-        "it runs JAX, which no engine here stands for: plan with emit: megatron-lm",
-        starts=r"\bmaxtext\b",
-        text=r"^(ici|dcn)_\w+_parallelism:",
-    ),
-    UnreadProgram(
-        "llm-foundry",
-        _TRAINER,
-        starts=r"(?<!\S)composer\b|\bllm[-_]?foundry\b",
-        text=r"^(device_train_microbatch_size|global_train_batch_size):",
-    ),
-    UnreadProgram(
-        "torchtune",
-        _TITAN,
-        starts=r"(?<!\S)tune (run|cp)\b|\btorchtune\b",
-        text=r"_component_:\s*torchtune",
-    ),
-    UnreadProgram(
-        "Pai-Megatron-Patch's wrapper",
-        "give the torchrun command that it prints, whose flags are Megatron-LM's",
-        starts=r"run_mcore_\w+\.sh",
-    ),
-    UnreadProgram(
-        "LLaMA-Factory's v1",
-        "give the YAML of llamafactory-cli without USE_V1",
-        text=r"^(dist_config|model_class|train_dataset|init_config):",
-    ),
-    UnreadProgram(
-        "accelerate's file",
-        "it holds no batch: give the accelerate launch command that names it, the file beside it",
-        text=r"^distributed_type:(?=[\s\S]*^(num_processes|mixed_precision):)",
-    ),
-    UnreadProgram(
-        "fairseq, Levanter or GPT-NeoX", _FLAGS, starts=r"\bfairseq|\blevanter\b|(?<!\S)deepy\.py"
-    ),
-)
-_MEASURING: Final = {
+_LOOKS: Final = r"(?=[\s\S]*^\s*"
+"""Begins what a file also holds, further down."""
+_STARTS: Final[Mapping[str, str]] = {
+    "verl": r"\bverl\b|\bmain_(ppo|grpo|dapo|gspo)\b|fsdp_sft_trainer",
+    "OpenRLHF": r"\bopenrlhf\b",
+    "NeMo-RL": r"\bnemo_rl\b|(?<!\S)examples/(\w+/)?run_(grpo|dpo|sft|rm|distillation)\w*\.py",
+    "slime": r"\bslime\b",
+    "ROLL, AReaL or SkyRL": r"\b(areal|skyrl_train|roll)\.|start_rlvr_pipeline|\brealhf\b",
+    "NeMo": r"\bnemo (llm|run)\b|\bnemo_?(run|launcher)\b|megatron_\w+_(pretraining|finetuning)",
+    "NeMo AutoModel": r"(?<!\S)automodel\b|\bnemo_automodel\b",
+    "MindSpeed": r"\bmindspeed(_\w+)?\b|posttrain_gpt\.py|pretrain_(vlm|sora)\w*\.py",
+    "Megatron-DeepSpeed": r"\bmegatron[-_]deepspeed\b",
+    "Axolotl": r"\baxolotl\b",
+    "Unsloth": r"\bunsloth\b",
+    "LitGPT": r"\blitgpt\b",
+    "Colossal-AI": r"\bcolossalai\b|\bcoati\b",
+    "XTuner": r"\bxtuner\b",
+    "Nanotron": r"\bnanotron\b|(?<!\S)(\S*/)?run_train\.py",
+    "MaxText": r"\bmaxtext\b",
+    "llm-foundry": r"(?<!\S)composer\b|\bllm[-_]?foundry\b",
+    "torchtune": r"(?<!\S)tune (run|cp)\b|\btorchtune\b",
+    "Pai-Megatron-Patch's wrapper": r"run_mcore_\w+\.sh",
+    "fairseq, Levanter or GPT-NeoX": r"\bfairseq|\blevanter\b|(?<!\S)deepy\.py",
     "trtllm-bench": r"\btrtllm-(bench|build)\b",
     "vllm bench": r"\bvllm (bench|chat|complete|run-batch)\b"
     r"|\bbenchmark_(serving|throughput|latency)\.py",
@@ -180,8 +44,6 @@ _MEASURING: Final = {
     "Ray Serve": r"(?<!\S)serve (run|deploy)\b",
     "Xinference or FastChat": r"\bxinference\b|\bfastchat\.serve\b",
     "Triton Inference Server": r"\btritonserver\b|\blaunch_triton_server\b",
-}
-_SERVERS: Final = {
     "Ollama": r"(?<!\S)(\S*/)?ollama\b",
     "llama.cpp": r"\bllama-(server|cli|bench|run)\b|\bllama_cpp\b|(?<!\S)(\S*/)?koboldcpp",
     "KTransformers": r"\bktransformers\b|\bkt[-_]kernel\b",
@@ -194,12 +56,90 @@ _SERVERS: Final = {
     "DeepSpeed-MII": r"(?<!\S)mii(\.\w+)*\b",
     "Aphrodite": r"\baphrodite\b",
 }
-PROGRAMS: Final = (
-    *_TRAINING,
-    *(UnreadProgram(name, _MEASURED, starts=starts) for name, starts in _MEASURING.items()),
-    *(UnreadProgram(name, _SERVER, starts=starts) for name, starts in _SERVERS.items()),
+"""Words that name a program, joined by spaces."""
+_FLAGS: Final[Mapping[str, str]] = {
+    "verl": r"actor_rollout_ref\..*",
+    "slime": r"rollout_num_gpus(_per_engine)?|actor_num_(nodes|gpus_per_node)",
+    "MindSpeed": r"use_mc2|use_ascend_(mc2|coc)|use_cp_send_recv_overlap|swap_attention"
+    r"|use_fused_(swiglu|rotary_pos_emb|moe_token_permute_and_unpermute)|ampipe_degree"
+    r"|moe_(fb_overlap|zerc|alltoall_overlap_comm|allgather_overlap_comm)|reuse_fp32_param",
+    "Megatron-DeepSpeed": r"deepspeed_activation_checkpointing|no_pipeline_parallel"
+    r"|moe_expert_parallel_size|ds_sequence_parallel_size",
+    "DeepSpeed-Chat": r"(actor|critic)_zero_stage",
+}
+"""A flag of no other program, without its dashes and with `_` for `-`."""
+_TEXTS: Final[Mapping[str, str]] = {
+    "verl": r"^actor_rollout_ref:",
+    "NeMo-RL": rf"^policy:{_LOOKS}(megatron_cfg|dtensor_cfg):)",
+    "NeMo": r"from nemo\.collections|import nemo_run|^exp_manager:",
+    "NeMo AutoModel": r"_target_:\s*nemo_automodel",
+    "Axolotl": rf"^base_model:{_LOOKS}(sequence_len|micro_batch_size|datasets):)",
+    "Unsloth": r"^\s*(from|import) unsloth\b",
+    "LitGPT": rf"^checkpoint_dir:{_LOOKS}(train|precision|devices):)",
+    "XTuner": r"^\s*(from|import) xtuner\b",
+    "Nanotron": rf"^parallelism:{_LOOKS}(pp_engine|expert_parallel_size|dp):)",
+    "MaxText": r"^(ici|dcn)_\w+_parallelism:",
+    "llm-foundry": r"^(device_train_microbatch_size|global_train_batch_size):",
+    "torchtune": r"_component_:\s*torchtune",
+    "LLaMA-Factory's v1": r"^(dist_config|model_class|train_dataset|init_config):",
+    "accelerate's file": rf"^distributed_type:{_LOOKS}(num_processes|mixed_precision):)",
+}
+"""A file of settings, or a program in Python."""
+_AS_MEGATRON: Final = "give its parallelism and batch as Megatron-LM's flags"
+_ACTOR: Final = "give the parallelism and batch of the trained model as Megatron-LM's flags"
+_TRAINER: Final = (
+    "give its batch, length and sharding as a command of Transformers' Trainer, e.g. torchrun "
+    "train.py --per_device_train_batch_size 1 --deepspeed zero3.json"
 )
-"""Programs of training and serving."""
+_MEASURED: Final = (
+    "give the command of the server that it starts or measures: vllm serve, sglang.launch_server "
+    "or trtllm-serve"
+)
+_INSTEAD: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        _STARTS, "its engine is not modelled; give a server of vLLM, SGLang or TensorRT-LLM"
+    ),
+    **dict.fromkeys(("Nanotron", "Colossal-AI", "fairseq, Levanter or GPT-NeoX"), _AS_MEGATRON),
+    **dict.fromkeys(("slime", "ROLL, AReaL or SkyRL"), _ACTOR),
+    **dict.fromkeys(("LitGPT", "XTuner", "llm-foundry"), _TRAINER),
+    **dict.fromkeys(
+        ("OpenRLHF", "DeepSpeed-Chat"),
+        "give the DeepSpeed JSON of each model, with its batch sizes as numbers",
+    ),
+    **dict.fromkeys(
+        ("NeMo AutoModel", "torchtune"),
+        "it shards by FSDP2: give a torchtitan TOML with its degrees and batch",
+    ),
+    **dict.fromkeys(
+        (
+            "trtllm-bench",
+            "vllm bench",
+            "SGLang's benchmark",
+            "a load generator",
+            "Ray Serve",
+            "Xinference or FastChat",
+            "Triton Inference Server",
+        ),
+        _MEASURED,
+    ),
+    "verl": f"{_ACTOR}, or the rollout's engine as its server's command",
+    "NeMo-RL": "give policy.megatron_cfg as Megatron-LM's flags",
+    "NeMo": f"{_AS_MEGATRON} (model.tensor_model_parallel_size is --tensor-model-parallel-size), "
+    "or a Megatron-Bridge file",
+    "MindSpeed": f"{_AS_MEGATRON} alone: how its own change memory is not known",
+    "Megatron-DeepSpeed": f"{_AS_MEGATRON} of today, or the DeepSpeed JSON alone where it is ZeRO "
+    "without them",
+    "Axolotl": "micro_batch_size is per_device_train_batch_size, sequence_len max_length: "
+    + _TRAINER,
+    "Unsloth": "it replaces Transformers' layers on one device: plan with emit: transformers-peft",
+    "MaxText": "it runs JAX, which no engine here stands for: plan with emit: megatron-lm",
+    "Pai-Megatron-Patch's wrapper": "give the torchrun command that it prints, whose flags are "
+    "Megatron-LM's",
+    "LLaMA-Factory's v1": "give the YAML of llamafactory-cli without USE_V1",
+    "accelerate's file": "it holds no batch: give the accelerate launch command that names it, the "
+    "file beside it",
+}
+"""What to give in its place."""
 _LAUNCHERS: Final = frozenset({"torchrun", "accelerate", "deepspeed", "python", "python3"})
 _MOST: Final = 8
 """First words of a command that may name its program."""
@@ -208,21 +148,20 @@ _OF_MEGATRON: Final = re.compile(
 )
 
 
-def unread_command(
-    words: Sequence[str], programs: Iterable[UnreadProgram] = PROGRAMS
-) -> UnreadProgram | None:
-    """Return the program that a command starts, where it is one that is not read."""
+def unread_command(words: Sequence[str]) -> str | None:
+    """Name the program that a command starts, where it is one that is not read."""
     named = " ".join(_naming_words(words)).lower()
     flags = [
         word.lstrip("-+").partition("=")[0].replace("-", "_")
         for word in words
         if word.startswith("--") or re.match(r"\+{0,2}[a-z_]+\.[\w.]+=", word)
     ]
-    for program in programs:
-        if program.starts and re.search(program.starts, named):
-            return program
-        if program.flags and any(re.fullmatch(program.flags, flag) for flag in flags):
-            return program
+    for name, pattern in _STARTS.items():
+        if re.search(pattern, named):
+            return name
+    for name, pattern in _FLAGS.items():
+        if any(re.fullmatch(pattern, flag) for flag in flags):
+            return name
     return None
 
 
@@ -238,17 +177,18 @@ def refuse_unread(text: str, *, source: str, is_file: bool = False) -> None:
         SpecError: it is such a launch.
     """
     if is_file:
-        matches = (one for one in PROGRAMS if one.text and re.search(one.text, text, re.MULTILINE))
+        names: Iterator[str] = (
+            name for name, one in _TEXTS.items() if re.search(one, text, re.MULTILINE)
+        )
     else:
-        seen = (unread_command(words) for words in _commands(text))
-        matches = (one for one in seen if one is not None)
-    if found := next(matches, None):
-        raise unread(found, source=source)
+        names = filter(None, map(unread_command, _commands(text)))
+    if name := next(iter(names), None):
+        raise unread(name, source=source)
 
 
-def unread(program: UnreadProgram, *, source: str) -> SpecError:
+def unread(name: str, *, source: str) -> SpecError:
     """Return the refusal of a program."""
-    return SpecError(f"{source}: {program.name} is not read; {program.instead}")
+    return SpecError(f"{source}: {name} is not read; {_INSTEAD[name]}")
 
 
 def unknown_script(text: str) -> str | None:

@@ -200,7 +200,7 @@ def test_a_program_of_its_own_says_experts_and_recomputation_beside_its_json() -
         ("lmf train --finetuning_type oft", "finetuning_type 'oft' is not priced"),
         (
             "lmf train --optim adamw_8bit",
-            "optim 'adamw_8bit' is not priced: its state is not AdamW's",
+            "optim 'adamw_8bit' is not priced: its state is not that of AdamW",
         ),
         ("lmf train --quantization_bit 8", "frozen weights in 4 bits are, under replicas"),
         ("lmf train --model_name_or_path m-AWQ", "with AWQ is not priced"),
