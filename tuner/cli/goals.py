@@ -79,8 +79,8 @@ class EstimateOptions:
         str | None,
         typer.Option(
             "--format",
-            help="megatron, torchtitan or deepspeed (default: by file suffix); for a deployment "
-            "sglang, vllm or trtllm (default: by the command).",
+            help="megatron, torchtitan, deepspeed or trainer (default: by file suffix and command); "
+            "for a deployment sglang, vllm or trtllm (default: by the command).",
         ),
     ] = None
     profile: Annotated[
