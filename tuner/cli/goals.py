@@ -79,7 +79,7 @@ class EstimateOptions:
         str | None,
         typer.Option(
             "--format",
-            help="megatron, torchtitan, deepspeed or trainer (default: by file suffix and command); "
+            help="megatron, torchtitan, deepspeed or trainer (default: by suffix and command); "
             "for a deployment sglang, vllm or trtllm (default: by the command).",
         ),
     ] = None

@@ -131,7 +131,7 @@ def _accelerate_config(
     flags = dict(command.launcher_flags)
     named = flags.get("config_file") or values.get("config_file") or values.get("accelerate_config")
     config: dict[str, Any] = {}
-    if named in _SHIPPED:
+    if str(named) in _SHIPPED:
         config = {"num_processes": 8, "mixed_precision": "bf16", **_SHIPPED[str(named)]}
     elif named:
         text = found_text(str(named), beside, by="accelerate", source=source)
@@ -244,18 +244,17 @@ def _plugin_json(plugin: Mapping[str, Any], beside: Beside, source: str) -> tupl
 def _trainer_fsdp(values: Mapping[str, Any], beside: Beside, source: str) -> dict[str, Any]:
     """Return the Trainer's own FSDP settings under Accelerate's names."""
     options = values["fsdp"]
-    words = options if isinstance(options, list) else str(options).split()
-    config = values.get("fsdp_config") or {}
+    words = [str(one) for one in options] if isinstance(options, list) else str(options).split()
+    config = values.get("fsdp_config")
     if isinstance(config, str):
         text = found_text(config, beside, by="the Trainer", source=source)
         config = parse_yaml(text, source=PurePosixPath(config).name)
-    stated = {f"fsdp_{str(name).removeprefix('fsdp_')}": one for name, one in dict(config).items()}
-    strategy = next((word for word in map(str, words) if "shard" in word), "full_shard")
-    offloads = "offload" in words
+    stated = config if isinstance(config, dict) else {}
+    strategy = next((word for word in words if "shard" in word), "full_shard")
     return {
         "fsdp_sharding_strategy": strategy,
-        **({"fsdp_offload_params": True} if offloads else {}),
-        **stated,
+        "fsdp_offload_params": "offload" in words,
+        **{f"fsdp_{str(name).removeprefix('fsdp_')}": one for name, one in stated.items()},
     }
 
 
@@ -296,8 +295,9 @@ def _refuse_parallelism(config: Mapping[str, Any], kind: str, *, source: str) ->
         raise SpecError(f"{source}: accelerate's distributed_type {kind} is not read; {way}")
     degrees = _section(config, "parallelism_config")
     for name, value in degrees.items():
-        if name.endswith(("tp_size", "cp_size", "sp_size")) and value not in (1, None):
+        is_degree = name.endswith(("tp_size", "cp_size", "sp_size", "replicate_size"))
+        if is_degree and value not in (1, None):
             raise SpecError(
                 f"{source}: {name} {shown_value(value)}: tensor, context and sequence parallelism "
-                "of accelerate are not priced; price the launch with 1"
+                "of accelerate, and copies of FSDP's shards, are not priced; price it with 1"
             )

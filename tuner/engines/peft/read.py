@@ -192,13 +192,13 @@ def _common(given: Sections, program: TrainerProgram, shared: Distribution) -> d
     """Return fields of `LaunchSettings` that both engines read alike."""
     lengths = (name for name in program.sequence if given.value(name) is not None)
     length = next(lengths, None)
-    kernels = {given.value("flash_attn"), given.value("attn_implementation")}
+    kernels = [given.value(name) for name in ("flash_attn", "attn_implementation")]
     return {
         "devices": shared.devices,
         "devices_per_node": shared.devices_per_node,
         "sequence": given.number(length, default=1) if length else None,
         "tune": _tune(given, program),
-        "flash_attention": not kernels & {"disabled", "eager"},
+        "flash_attention": not any(kernel in ("disabled", "eager") for kernel in kernels),
     }
 
 

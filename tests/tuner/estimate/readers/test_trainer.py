@@ -3,8 +3,11 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
 from tests.rows import each_row
@@ -250,3 +253,51 @@ def test_4_bits_are_priced_on_replicas_alone(spec_of: MakeSpec) -> None:
     assert replicas.memory[0].weight_bytes < 8e9
     with pytest.raises(SpecError, match=r"4 bits \(qlora\) are priced on replicas"):
         estimate(spec, launch(f"{command} --fsdp full_shard"))
+
+
+_KEYS = [
+    "stage",
+    "finetuning_type",
+    "deepspeed",
+    "fsdp",
+    "fsdp_config",
+    "accelerate_config",
+    "config_file",
+    "bf16",
+    "fp16",
+    "cutoff_len",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "lora_target",
+    "lora_rank",
+    "flash_attn",
+    "optim",
+    "quantization_bit",
+    "pure_bf16",
+    "model_name_or_path",
+    "ray_num_workers",
+    "use_dora",
+]
+_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.text(max_size=8),
+    st.sampled_from(["full", "lora", "full_shard", "zero2", "auto", "q_proj", "all", "sft"]),
+    st.lists(st.integers() | st.text(max_size=4), max_size=2),
+    st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+)
+
+
+@given(st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=8), st.booleans())
+@settings(max_examples=60)
+def test_any_arguments_give_settings_or_one_line(values: dict[str, Any], is_trl: bool) -> None:
+    text = json.dumps({"model_name_or_path": "m", "cutoff_len": 8} | values)
+    command = "trl sft --config a.json" if is_trl else "llamafactory-cli train a.json"
+    said = ""
+    try:
+        assert launch(command, a_json=text).micro_batch >= 1
+    except SpecError as error:
+        said = str(error)
+    assert "\n" not in said
