@@ -11,6 +11,7 @@
                 in a pipeline, of the whole stage, gathered once for all micro-batches, the full
                 gradients of its chunks between their first and last backward pass, and the buffers
                 of one layer
+    start       where they exceed optimizer, activations and moments, copies of the weights
     boundary    with a pipeline, one micro-batch received ahead; PyTorch's stages have a receive
                 buffer for every micro-batch of a step, for activations and gradients, and older
                 releases also kept the outputs
@@ -161,6 +162,10 @@ def _price(
         activations = np.where(is_freed, freed.activations, activations)
         beside = always + units.live_C
         buffers = np.where(is_freed, freed.buffers + beside, buffers)
+    if units.copies_weights_C.any():
+        of_experts = moe * units.expert_weight_C
+        copied = np.maximum(weight - of_experts, of_experts) * units.copies_weights_C
+        buffers = buffers + np.maximum(0.0, copied - optimizer - activations - buffers)
     reserve = units.pool_ratio_C * kept + units.unused_ratio_C * (activations + buffers)
     shape = (size, max(part.shape[-1] for part in (weight, kept, buffers, reserve)))
     return MemoryPrice(
@@ -170,7 +175,9 @@ def _price(
         activations_PC=np.broadcast_to(activations, shape),
         buffers_PC=np.broadcast_to(buffers, shape),
         reserve_PC=np.broadcast_to(reserve, shape),
-        context_PC=np.broadcast_to(units.context_C, shape),
+        context_PC=np.broadcast_to(
+            units.context_C + (units.pipeline_group_C if size > 1 else 0.0), shape
+        ),
     )
 
 

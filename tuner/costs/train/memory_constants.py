@@ -80,6 +80,14 @@ class MemoryConstants:
     context_bytes: Numbers = 2.0 * GIB
     """Outside the allocator: the device's context, loaded kernels, collectives' buffers. Prior:
     half a GiB for context and kernels, the rest for a few communicators; no run states it."""
+    communicator_bytes: Numbers = 0.0
+    """Outside it, of every group of more than one rank beyond the first."""
+    peer_bytes: Numbers = 0.0
+    """Outside it, of every rank of the server that an all-to-all of tokens exchanges with."""
+    copies_weights: Numbers = 0.0
+    """1 where the start holds weights twice beside their gradients: the distributed optimizer
+    copies what was loaded into its buffers, dense parameters first, then experts
+    (megatron/core/distributed/distributed_data_parallel.py, param_and_grad_buffer.py)."""
     graph_ratio: Numbers = 0.1
     """Of the activations: private pools of partial graphs. Prior; Megatron-Bridge's guide to CUDA
     graphs says a few GB, and more than 10 in a pipeline."""
@@ -152,6 +160,17 @@ FITTED: Final[Mapping[str, float]] = {
 }
 """Constants that a calibration may move, and how far they may plausibly be from what is known."""
 
+_EVERY_COMMUNICATOR: Final = MemoryConstants(
+    context_bytes=1.0 * GIB,
+    communicator_bytes=0.625 * GIB,
+    peer_bytes=0.375 * GIB,
+    copies_weights=1.0,
+)
+"""NCCL's buffers by what is launched. A process of 8 H100 holds 1.06 GB beside PyTorch's before its
+first all-to-all and 4.34 GB after it, with 32 channels of 10 + 2 MiB to each of 7 peers
+(NVIDIA/nccl#1685); a group of two A100 takes 544 MB, one of more 688 MB (NVIDIA/nccl#964). Eight
+H200 under ms-swift were seen with 6.5 GiB beside what PyTorch had reserved."""
+
 OF_SOFTWARE: Final[Mapping[Software, MemoryConstants]] = {
     # Logits in bf16 and a copy in fp32 that becomes the gradient in place
     # (megatron/core/tensor_parallel/cross_entropy.py).
@@ -197,6 +216,7 @@ OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
         _TITAN_2025, last_gemm_ratio=0.0, unused_ratio=IN_SEGMENTS_RATIO
     ),
     "automodel": _AUTOMODEL,
+    "ms-swift": _EVERY_COMMUNICATOR,
     "automodel-linear-loss": replace(_AUTOMODEL, logit_bytes=0.0, split_logit_bytes=0.0),
 }
 """By family of software where that says more than its generation."""

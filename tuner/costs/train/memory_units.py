@@ -92,6 +92,12 @@ class MemoryUnits:
     unused_ratio_C: Floats
     pool_ratio_C: Floats
     context_C: Floats
+    pipeline_group_C: Floats
+    """Of the context, what a pipeline adds."""
+    copies_weights_C: Floats
+    """1 where the start holds weights twice."""
+    expert_weight_C: Floats
+    """Weights of a layer's experts."""
 
 
 def unit_bytes(
@@ -171,7 +177,12 @@ def unit_bytes(
             constants.unused_ratio + constants.recompute_unused_ratio * strategies.recompute_full
         ),
         pool_ratio_C=column(constants.graph_ratio * strategies.partial_graph),
-        context_C=column(constants.context_bytes),
+        context_C=column(_outside(strategies, hardware, constants)),
+        pipeline_group_C=column(constants.communicator_bytes),
+        copies_weights_C=column(
+            constants.copies_weights * strategies.is_full * np.equal(strategies.zero_stage, 1.0)
+        ),
+        expert_weight_C=column(strategies.weight_bytes * count.experts),
     )
 
 
@@ -314,6 +325,22 @@ def _dispatch(
     queued = DEEPEP_SCALE_UP_TOKENS + np.where(nodes > 1.0, DEEPEP_NODE_TOKENS * nodes, 0.0)
     deepep = strategies.is_deepep * DEEPEP_CHANNELS * queued * token
     return deepep + strategies.is_hybridep * strategies.expert * kept.boundary
+
+
+def _outside(strategies: Strategies, hardware: Hardware, constants: MemoryConstants) -> Numbers:
+    """Bytes outside the allocator: the context, groups of ranks, peers of an all-to-all."""
+    s = strategies
+    sizes = (s.tensor, s.context, s.data * s.context, s.expert * s.expert_tensor, s.expert_data)
+    groups: Numbers = 0.0
+    for size in sizes:
+        groups = groups + np.greater(size, 1.0)
+    peers = np.minimum(s.expert * s.expert_tensor, hardware.devices_per_node) - 1.0
+    exchanged = np.where(np.greater(s.expert, 1.0), peers, 0.0)
+    return (
+        constants.context_bytes
+        + constants.communicator_bytes * groups
+        + constants.peer_bytes * exchanged
+    )
 
 
 def column(value: Numbers) -> Floats:

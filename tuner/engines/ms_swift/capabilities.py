@@ -54,6 +54,7 @@ TARGETS: Final = (
         capabilities=MS_SWIFT_4_6,
         family="nemo",
         software="megatron-2025",
+        memory_family="ms-swift",
         runs_same_layers=False,
         saved_bytes=saved_bytes,
     ),
