@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from tuner.engines.ms_swift.command import is_training_command as is_swift_command
+from tuner.engines.ms_swift.command import is_own_command as is_swift_command
 from tuner.engines.peft.arguments import argument_file_command, trainer_command
 from tuner.engines.reading.arguments import launched_devices
 from tuner.engines.reading.programs import refuse_unread, unread, unread_command

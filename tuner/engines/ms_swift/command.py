@@ -73,10 +73,9 @@ def swift_command(words: Sequence[str]) -> SwiftCommand | None:
     return None
 
 
-def is_training_command(words: Sequence[str]) -> bool:
-    """Whether a command trains with Megatron-SWIFT."""
-    own = swift_command(words)
-    return own is not None and own.is_megatron and own.method in METHODS
+def is_own_command(words: Sequence[str]) -> bool:
+    """Whether a command is one of ms-swift, which reads it or says why not."""
+    return swift_command(words) is not None
 
 
 def command_flags(
@@ -106,7 +105,7 @@ def command_flags(
         every = tuple(word for each in shell.commands for word in each.words)
         command = SwiftCommand(method="sft", is_megatron=True, arguments=every)
     else:
-        raise SpecError(f"{source}: no command `megatron sft`, `pt` or `rlhf` of ms-swift in it")
+        raise SpecError(f"{source}: {_obstacle(found)}")
     words, aside = without_unset(command.arguments, frozenset())
     given, variables = _configured(words, source=source, beside=beside)
     variables = {**variables, **(environment or {}), **shell.environment}
@@ -125,6 +124,20 @@ def command_flags(
         devices_per_node=per_node,
         environment=variables,
     )
+
+
+def _obstacle(found: Sequence[SwiftCommand]) -> str:
+    """Say why none of these commands of ms-swift is read."""
+    plain = [one.method for one in found if one.method in METHODS]
+    if plain:
+        return (
+            f"swift {plain[0]} of ms-swift trains with Transformers, which is not read; give the"
+            ' file that --deepspeed names as the launch, with numbers in place of "auto", or'
+            f" estimate it as megatron {plain[0]}"
+        )
+    if found:
+        return f"{found[0].method} of ms-swift does not train; give the command that does"
+    return "no command `megatron sft` or `pt` of ms-swift in it"
 
 
 def _configured(

@@ -21,6 +21,8 @@ from tuner.spec.tune import FULL, JOINED_INPUTS, QKV, Adapters, Tune
 TUNERS: Final = ("full", "lora", "lora_llm")
 _MODULES: Final = {
     "all-linear": ("all-linear",),
+    # A few bytes, beside the others.
+    "all-router": (),
     "linear_qkv": QKV,
     "linear_proj": ("o_proj",),
     "linear_q_proj": ("q_proj",),
@@ -69,6 +71,8 @@ def stated_tune(flags: Flags) -> Tune:
     targets = tuple(
         dict.fromkeys(_targets(flags, flags.words("target_modules") or ("all-linear",)))
     )
+    if not targets:
+        raise SpecError(f"{flags.source}: adapters of routers alone have no price here")
     return Adapters(
         method="lora",
         rank=rank,

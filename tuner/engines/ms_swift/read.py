@@ -26,7 +26,7 @@ from tuner.engines.ms_swift.command import (
     SwiftCommand,
     command_flags,
     configured_flags,
-    is_training_command,
+    is_own_command,
 )
 from tuner.engines.ms_swift.lora import stated_tune
 from tuner.engines.reading.arguments import Flags
@@ -57,7 +57,7 @@ _OWN_PROGRAM: Final = re.compile(rf"\b(megatron|swift)\b|{_OWN_ARGUMENTS.pattern
 
 
 def starts(text: str) -> bool:
-    """Whether a text has a command that trains with Megatron-SWIFT, or lists its arguments."""
+    """Whether a text has a command of ms-swift, or lists Megatron-SWIFT's arguments."""
     if not _OWN_PROGRAM.search(text):
         return False
     try:
@@ -67,7 +67,7 @@ def starts(text: str) -> bool:
     is_list = bool(_OWN_ARGUMENTS.search(text)) and all(
         each.words[0].startswith("-") for each in commands
     )
-    return is_list or any(is_training_command(command.words) for command in commands)
+    return is_list or any(is_own_command(command.words) for command in commands)
 
 
 def holds_settings(text: str) -> bool:

@@ -1,0 +1,134 @@
+"""Megatron-SWIFT's commands, files of settings and defaults, as settings."""
+
+from pathlib import Path
+
+import pytest
+
+from profilers.steps.config import Recompute
+from tests.rows import each_row
+from tuner.engines.reading.launch import TokenDispatcher, TrainingEngine
+from tuner.errors import SpecError
+from tuner.estimate.registry import read_launch
+from tuner.spec.tune import Adapters
+
+BARE = "NPROC_PER_NODE=8 megatron sft --model org/model --dataset data.jsonl --max_length 4096"
+
+
+def test_defaults_are_its_own() -> None:
+    launch = read_launch(BARE)
+    assert launch.engine is TrainingEngine.MS_SWIFT
+    assert (launch.devices, launch.devices_per_node, launch.sequence) == (8, 8, 4096)
+    assert (launch.precision, launch.gradient_bytes, launch.zero_stage) == ("bf16", 4, 1)
+    assert (launch.micro_batch, launch.global_batch, launch.expert_tensor) == (1, 16, 1)
+    assert launch.dispatcher is TokenDispatcher.ALLTOALL
+    assert (launch.recompute, launch.recompute_modules) == (Recompute.SELECTIVE, ("core_attn",))
+    assert not launch.dropout
+    assert launch.flash_attention
+    assert launch.tune == "full"
+    # Two fp32 tensors and gradients in bf16 of the fused cross entropy that torch.compile writes.
+    assert launch.logit_bytes == 10.0
+
+
+def test_every_way_of_starting_it_is_recognised() -> None:
+    flags = "--model m --tensor_model_parallel_size 4 --micro_batch_size 2"
+    wrong = []
+    for command in (
+        f"NNODES=2 NPROC_PER_NODE=8 megatron sft {flags}",
+        f"export NNODES=2\nexport NPROC_PER_NODE=8\nmegatron pt {flags}",
+        f"torchrun --nnodes 2 --nproc_per_node 8 swift/cli/_megatron/sft.py {flags}",
+        f"torchrun --nnodes=2 --nproc-per-node=8 -m swift.cli._megatron.sft {flags}",
+        f"NNODES=2 NPROC_PER_NODE=8 python -m swift.cli._megatron.main sft {flags}",
+        "export ASCEND_RT_VISIBLE_DEVICES=0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n"
+        f"NPROC_PER_NODE=16 megatron sft {flags}",
+        f"NNODES=2 NPROC_PER_NODE=8 megatron sft {flags.replace('_', '-')}",
+    ):
+        launch = read_launch(command)
+        got = (launch.engine, launch.devices, launch.tensor, launch.micro_batch)
+        if got != (TrainingEngine.MS_SWIFT, 16, 4, 2):
+            wrong.append((command, got))
+    assert not wrong
+
+
+def test_an_unset_number_of_nodes_is_left_open() -> None:
+    assert read_launch(f"NNODES=$WORLD_SIZE {BARE}").devices is None
+    assert read_launch(BARE.removeprefix("NPROC_PER_NODE=8 ")).devices is None
+
+
+def test_a_file_of_settings_stands_for_its_flags(tmp_path: Path) -> None:
+    (tmp_path / "sft.yaml").write_text(
+        "ENV: {NPROC_PER_NODE: 4}\nmodel: m\ntuner_type: lora\nlora_rank: 4\n"
+        "target_modules: [linear_qkv, linear_proj]\nmicro_batch_size: 2\n"
+        "expert_model_parallel_size: 4\nmax_length: 2048\npacking: true\n"
+    )
+    (tmp_path / "run.sh").write_text("megatron sft sft.yaml --micro_batch_size 1\n")
+    direct, started = (read_launch(str(tmp_path / name)) for name in ("sft.yaml", "run.sh"))
+    assert (direct.micro_batch, started.micro_batch) == (2, 1)
+    for launch in (direct, started):
+        assert launch.engine is TrainingEngine.MS_SWIFT
+        assert (launch.devices, launch.expert, launch.sequence) == (4, 4, 2048)
+        assert isinstance(launch.tune, Adapters)
+        assert launch.tune.rank == 4
+        assert launch.tune.targets == ("q_proj", "k_proj", "v_proj", "o_proj")
+        assert not any("packing" in note for note in launch.notes)
+
+
+def test_adapters_are_read_in_the_words_of_both_releases() -> None:
+    for flags in ("--train_type lora", "--tuner_type lora", "--adapters folder"):
+        launch = read_launch(f"{BARE} {flags} --lora_rank 16 --lora_alpha 64")
+        assert launch.tune == Adapters(
+            method="lora", rank=16, alpha=64.0, targets=("all-linear",), dtype="bf16"
+        )
+    assert "--train_type: say --tuner_type" in read_launch(f"{BARE} --train_type full").deprecated
+
+
+def test_switches_take_every_spelling() -> None:
+    wrong = []
+    for flags, zero, grain in (
+        ("--use_distributed_optimizer false", 0, Recompute.SELECTIVE),
+        ("--no_use_distributed_optimizer", 0, Recompute.SELECTIVE),
+        ("--use-distributed-optimizer=True", 1, Recompute.SELECTIVE),
+        ("--recompute_gran none", 1, Recompute.NONE),
+        ("--optimizer dist_muon", 0, Recompute.SELECTIVE),
+    ):
+        launch = read_launch(f"{BARE} {flags}")
+        if (launch.zero_stage, launch.recompute) != (zero, grain):
+            wrong.append((flags, launch.zero_stage, launch.recompute))
+    assert not wrong
+
+
+def test_the_cross_entropy_decides_the_bytes_of_a_logit() -> None:
+    sizes = [
+        read_launch(f"{BARE} {flags}").logit_bytes
+        for flags in ("--cross_entropy_fusion_impl te", "--cross_entropy_loss_fusion false")
+    ]
+    assert sizes == [2.0, 6.0]
+
+
+def test_messages_are_in_its_own_words() -> None:
+    launch = read_launch(f"{BARE} --megatron_extra_kwargs '{{\"moe_permute_fusion\": true}}'")
+    said = launch.differing_settings
+    assert said["apply_rope_fusion"] == "--apply_rope_fusion false"
+    assert "moe_permute_fusion" not in said
+    assert launch.name("expert_tensor") == "--expert_tensor_parallel_size"
+    assert launch.name("virtual_pipeline") == "--virtual_pipeline_model_parallel_size"
+
+
+@each_row(
+    ("launch", "part"),
+    [
+        (f"{BARE} --tensor_model_paralel_size 2", "did you mean --tensor_model_parallel_size"),
+        (f"{BARE} --recompute 1", "begins several flags of ms-swift 4.6"),
+        (f"{BARE} --freeze_parameters_ratio 0.5", "has no price here"),
+        (f"{BARE} --tuner_type lora --target_modules conv", "'conv' of ms-swift 4.6 has no price"),
+        (f"{BARE} --tuner_type lora --modules_to_save lm", "leave it out to price the adapters"),
+        (BARE.replace("sft", "rlhf"), "estimate the same flags as megatron sft"),
+        ("swift sft --model m --deepspeed zero3", "swift sft of ms-swift trains with Transformers"),
+        ("megatron export --model m", "export of ms-swift does not train"),
+        ("megatron sft missing.yaml", "'missing.yaml' is not beside the launch"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(launch: str, part: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        read_launch(launch)
+    assert part in str(raised.value)
+    assert "\n" not in str(raised.value)
