@@ -150,6 +150,16 @@ class EngineTraits:
         is_fp8 = generation in self.fp8_caches.get(model.architecture, ())
         return "fp8" if is_fp8 else model.released_cache
 
+    def cache_word(self, model: ModelSpec, *, dtype: str, word: str) -> str:
+        """Return an option's value for a cache of that type, where `word` leaves bf16 to `auto`.
+
+        DeepSeek-V4 keeps it: its windows and entries are fp8 whatever a plan says.
+        """
+        is_sure = model.released_cache == "bf16" and model.architecture not in self.fp8_caches
+        if dtype != "bf16" or is_sure or model.attention.kind == "shared_kv":
+            return word
+        return "bfloat16"
+
     def memory_rule(self, release: str = "") -> MemoryRule:
         """Return the rule of a release; of the newest where none or no number is named."""
         number = _numbers(release)

@@ -16,7 +16,7 @@ from tuner.engines.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
 from tuner.engines.serving.dynamo_worker import DynamoWorker, cache_events
 from tuner.engines.serving.placement import ServedPlacement, served_mark
 from tuner.engines.serving.shape import GroupShape, draft_tokens_for, group_release, transfer
-from tuner.engines.sglang.capabilities import STATE_SLOTS
+from tuner.engines.sglang.capabilities import STATE_SLOTS, TRAITS
 from tuner.engines.sglang.multiplexing import shares_file, shares_name
 from tuner.engines.sglang.placement import SERVED_FILE, planned_mark
 from tuner.plans.serve import VerifiedServing
@@ -44,7 +44,10 @@ def server(
     group, goal = shape.group, verified.plan.goal
     manifest = group_release(verified, group)
     quantization = manifest.quantization[goal.quantization]
-    kv_cache_dtype = manifest.kv_cache_dtype[goal.kv_cache_dtype]
+    dtype = goal.kv_cache_dtype
+    kv_cache_dtype = TRAITS.cache_word(
+        verified.plan.model, dtype=dtype, word=manifest.kv_cache_dtype[dtype]
+    )
     words = (
         "python -m sglang.launch_server",
         '--model-path "$MODEL"',

@@ -19,6 +19,7 @@ from tuner.engines.serving.dynamo_worker import DynamoWorker
 from tuner.engines.serving.placement import ServedPlacement
 from tuner.engines.serving.shape import GroupShape, draft_tokens_for, group_release, transfer
 from tuner.engines.serving.statement import group_notes, statement
+from tuner.engines.trtllm.capabilities import TRAITS
 from tuner.engines.trtllm.placement import SERVED_FILE
 from tuner.plans.serve import VerifiedServing
 
@@ -102,7 +103,9 @@ def options(
     config["enable_chunked_prefill"] = group.chunked_prefill
     config["disable_overlap_scheduler"] = group.role is Role.PREFILL
     pages = {} if group.page_size is None else {"tokens_per_block": group.page_size}
-    config["kv_cache_config"] = {"dtype": manifest.kv_cache_dtype[goal.kv_cache_dtype], **pages}
+    dtype = goal.kv_cache_dtype
+    word = TRAITS.cache_word(verified.plan.model, dtype=dtype, word=manifest.kv_cache_dtype[dtype])
+    config["kv_cache_config"] = {"dtype": word, **pages}
     if group.memory_ratio is not None:
         config["kv_cache_config"]["free_gpu_memory_fraction"] = group.memory_ratio
     tokens = draft_tokens_for(verified, group)

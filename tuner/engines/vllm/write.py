@@ -36,6 +36,7 @@ from tuner.engines.serving.shape import (
     portable,
     transfer,
 )
+from tuner.engines.vllm.capabilities import TRAITS
 from tuner.engines.vllm.placement import SERVED_FILE, STEP_INTERVAL
 from tuner.engines.vllm_afd.write import SERVERS as AFD_ROLES
 from tuner.engines.vllm_afd.write import afd_address, afd_flags, has_afd_units
@@ -82,7 +83,10 @@ def server(
     group, goal = shape.group, verified.plan.goal
     manifest = group_release(verified, group)
     quantization = manifest.quantization[goal.quantization]
-    kv_cache_dtype = manifest.kv_cache_dtype[goal.kv_cache_dtype]
+    dtype = goal.kv_cache_dtype
+    kv_cache_dtype = TRAITS.cache_word(
+        verified.plan.model, dtype=dtype, word=manifest.kv_cache_dtype[dtype]
+    )
     is_placed = placement is not None and placement.suits(group)
     is_afd, linear = group.role in AFD_ROLES, verified.plan.model.linear
     kv_transfer = None if group.role is Role.EXPERT else transfer(verified)
