@@ -167,7 +167,9 @@ def evaluate_launch(
         f"export {name}={value}\n" for name, value in given.items() if launch.command
     )
     try:
-        read = _read(preamble + launch.text, around)
+        sourced = [*re.finditer(r"^\s*(?:source|\.) [^\n]*\n", launch.text, re.MULTILINE)]
+        at = sourced[-1].end() if sourced else 0
+        read = _read(launch.text[:at] + preamble + launch.text[at:], around)
         typed = [*_typed_flags(launch)] if launch.command else [*_typed_in_objects(launch.text)]
     except TunerError as error:
         reason = str(error).partition(": ")[2]

@@ -362,6 +362,8 @@ class _Variables:
         self._left = MOST_CHARACTERS
         self._doubted: set[str] = set()
         self._is_all_doubted = False
+        self._sure: set[str] = set()
+        """Assigned since all were doubted."""
 
     def doubt(self, names: Iterable[str]) -> None:
         """Mark these variables as known only to a running shell from here on."""
@@ -370,6 +372,7 @@ class _Variables:
     def doubt_all(self) -> None:
         """Mark every variable so."""
         self._is_all_doubted = True
+        self._sure.clear()
 
     def decided(self, word: str) -> str | None:
         """Return a side of a test; None where only a running shell knows it."""
@@ -377,7 +380,8 @@ class _Variables:
             name = plain or braced
             is_given = name in self._words
             is_open = not is_given and (not default or name.startswith(_FROM_SCHEDULER))
-            if self._is_all_doubted or name in self._doubted or is_open:
+            is_doubted = self._is_all_doubted and name not in self._sure
+            if is_doubted or name in self._doubted or is_open:
                 return None
         filled = " ".join(self.filled([word])) if word else ""
         return None if _UNDECIDED.search(filled) else filled
@@ -391,6 +395,9 @@ class _Variables:
 
     def assign(self, name: str, values: Sequence[str], *, adds: bool) -> None:
         words = tuple(self.filled(values))
+        if not adds:
+            self._doubted.discard(name)
+            self._sure.add(name)
         self._words[name] = (*self._words.get(name, ()), *words) if adds else words
 
     def filled(self, words: Sequence[str], *, splits: bool = True) -> Iterator[str]:

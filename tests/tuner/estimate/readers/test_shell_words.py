@@ -97,6 +97,10 @@ def test_what_only_a_running_shell_knows_is_named() -> None:
         result = shell_text(f'{text}\nrun "$A"', source="run.sh")
         assert result.skipped[-1] == "A=1", text
         assert result.commands[-1].words == ("run", "$A")
+    again = shell_text(
+        'source lib.sh\nTP=1\nif [ "$TP" = 1 ]; then A=1; fi\nrun $A', source="run.sh"
+    )
+    assert again.commands[-1].words == ("run", "1")
     padded = shell_text("N=08\nif [ $N -eq 8 ]; then A=1; fi\nrun $A", source="run.sh")
     assert padded.commands[-1].words == ("run", "1")
 

@@ -142,3 +142,135 @@ def test_aliases_that_grow_without_end_are_read_in_no_time(read: Callable[..., A
             read(text)
         assert len(str(caught.value)) < 400
     assert read(nested).setting.running == 4
+
+
+CONFIG = """
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: own}
+data:
+  decode.yaml: |
+    tensor_parallel_size: 4
+    moe_expert_parallel_size: 4
+    kv_cache_config: {free_gpu_memory_fraction: 0.85, dtype: fp8}
+  drafts: '{"method": "mtp", "num_speculative_tokens": 2}'
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: others}
+data: {decode.yaml: "tensor_parallel_size: 8"}
+---
+apiVersion: nvidia.com/v1alpha1
+kind: DynamoGraphDeployment
+metadata: {name: moe}
+spec:
+  envs: [{name: SEQUENCES, value: "64"}]
+  services:
+    Frontend:
+      extraPodSpec: {mainContainer: {command: [python3, -m, dynamo.frontend]}}
+    decode:
+      replicas: 3
+      extraPodSpec:
+        volumes: [{name: options, configMap: {name: own}}]
+        mainContainer:
+          command: [/bin/sh, -c]
+          args:
+          - |
+            python3 -m dynamo.ENGINE
+"""
+
+
+def test_services_of_dynamo_are_read_with_the_maps_that_they_mount(
+    read: Callable[..., Any],
+) -> None:
+    options = "trtllm --extra-engine-args /x/decode.yaml --disaggregation-mode decode"
+    launch = read(CONFIG.replace("ENGINE", options))
+    assert (launch.engine, launch.role, launch.replicas) == ("trtllm", Role.DECODE, 3)
+    assert (launch.setting.degrees.devices, launch.setting.degrees.expert) == (4, 4)
+    assert (launch.kv_cache_dtype, launch.memory_ratio) == ("fp8", 0.85)
+    reference = "{valueFrom: {configMapKeyRef: {name: own, key: drafts}}, name: DRAFTS}"
+    command = "vllm -tp 2 --max-num-seqs $SEQUENCES --speculative-config $DRAFTS"
+    text = CONFIG.replace("ENGINE", command).replace(
+        "mainContainer:\n", f"mainContainer:\n          env: [{reference}]\n"
+    )
+    launch = read(text)
+    assert (launch.setting.running, launch.setting.draft_tokens) == (64, 2)
+
+
+def test_leader_worker_sets_state_their_size(read: Callable[..., Any]) -> None:
+    text = APART.partition("---")[0].replace("8}", "1}").replace("size: 2", "size: 4")
+    assert (
+        read(text.replace("--tp $TP", "--tp $((LWS_GROUP_SIZE * 2))")).setting.degrees.devices == 8
+    )
+
+
+def test_any_pod_and_a_chart_s_values_are_read(read: Callable[..., Any]) -> None:
+    pod = "{containers: [{image: 'vllm/vllm-openai:v1', args: [m, --tensor-parallel-size, 2]}]}"
+    for text in (
+        f"apiVersion: v1\nkind: Pod\nmetadata: {{name: m}}\nspec: {pod}\n",
+        f"apiVersion: batch/v1\nkind: Job\nspec: {{template: {{spec: {pod}}}}}\n",
+        f"kind: LLMInferenceService\napiVersion: v1\nspec: {{template: {pod}}}\n",
+        "decode:\n  containers: [{modelCommand: vllmServe, args: [-tp, 2]}]\n",
+    ):
+        assert read(text).setting.degrees.attention_tensor == 2, text
+
+
+COMPOSE = """
+x-common: &common
+  image: vllm/vllm-openai:v0.33.0
+  environment: {TP: 4}
+services:
+  proxy: {image: nginx, command: [--port, 80]}
+  server:
+    <<: *common
+    COMMAND
+"""
+
+
+def test_compose_services_are_read_from_image_entrypoint_and_command(
+    read: Callable[..., Any],
+) -> None:
+    for command in (
+        "command: >\n      /model\n      --tensor-parallel-size 4\n      --enable-exp\n",
+        "command: [m, -tp, 4, --enable-expert-parallel]",
+        "command: m -tp $$TP --enable-expert-parallel",
+        "command: m -tp ${TPS:-4} --enable-expert-parallel",
+        "entrypoint: vllm serve\n    command: m -tp 4 --enable-expert-parallel",
+        "entrypoint: [bash, -c]\n    command: [exec vllm serve m -tp 4 --enable-expert-parallel]",
+        "command: |\n      m -tp 4 \\\n      --enable-expert-parallel\n",
+    ):
+        launch = read(COMPOSE.replace("COMMAND", command))
+        degrees = launch.setting.degrees
+        assert (degrees.attention_tensor, degrees.expert) == (4, 4), command
+
+
+def test_yaml_that_is_not_understood_is_never_taken_for_a_script(
+    read: Callable[..., Any],
+) -> None:
+    for text in (
+        "server:\n  image: vllm/vllm-openai\n  run: >\n    --tensor-parallel-size 4\n",
+        "services: {server: {image: nginx, note: vllm serve m -tp 4}}\n",
+        "steps:\n- vllm serve m\n- -tp 4\n",
+        "apiVersion: kustomize/v1\nkind: Kustomization\npatches: [{patch: vllm serve m}]\n",
+    ):
+        with pytest.raises(SpecError, match="starts no server"):
+            read(text)
+
+
+def test_recipes_of_srt_slurm_are_read_by_role(read: Callable[..., Any]) -> None:
+    text = """
+resources: {decode_workers: 2}
+backend:
+  vllm_config:
+    prefill: {tensor-parallel-size: 2, enable-expert-parallel: true, kv-cache-dtype: fp8}
+    decode: {tensor-parallel-size: 4, no-enable-prefix-caching: true, enforce-eager: false}
+"""
+    launch = read(text, role="decode")
+    assert (launch.setting.degrees.attention_tensor, launch.replicas) == (4, 2)
+    assert not launch.has_prefix_cache
+    assert "--enforce-eager" not in launch.flags.unpriced
+    launch = read(text, role="prefill")
+    assert (launch.setting.degrees.expert, launch.kv_cache_dtype) == (2, "fp8")
+    sections = text.replace("vllm_config", "trtllm_config").replace("-size", "_size")
+    sections = sections.replace("tensor-parallel", "tensor_parallel")
+    assert read(sections, role="prefill").engine == "trtllm"
