@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 from tuner.engines.reading.arguments import Flags
@@ -55,7 +56,7 @@ MOST_TOKENS: Final = 2**31
 MOST_BYTES: Final = 2**50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServerFlags:
     """How a server's command is recognised, and its flags."""
 
@@ -78,7 +79,7 @@ class ServerFlags:
     images: tuple[str, ...] = ()
     """Beginnings of the names of container images that start the server by themselves."""
 
-    @property
+    @cached_property
     def known(self) -> frozenset[str]:
         """All names and spellings that are known here."""
         return frozenset(
@@ -97,12 +98,16 @@ class ServerFlags:
         """
         head, dot, rest = spelled.partition(".")
         name = self.spellings.get(head, head)
-        if name not in self.known and self.takes_prefixes and len(name) > _LONGEST_SHORT:
-            longer = {self.spellings.get(one, one) for one in self.known if one.startswith(name)}
-            longer = {one for one in longer if "." not in one}
-            if len(longer) == 1:
-                (name,) = longer
+        longer = self.completions(name)
+        name = longer[0] if len(longer) == 1 else name
         return self.spellings.get(f"{name}{dot}{rest}", f"{name}{dot}{rest}")
+
+    def completions(self, name: str) -> list[str]:
+        """Return the flags that a name which is none begins."""
+        if name in self.known or not self.takes_prefixes or len(name) <= _LONGEST_SHORT:
+            return []
+        longer = {self.spellings.get(one, one) for one in self.known if one.startswith(name)}
+        return sorted(one for one in longer if "." not in one)
 
     def kind(self, name: str) -> str:
         """Return which set a flag is in, or the flag that a dotted one is part of."""
@@ -436,6 +441,10 @@ def _parsed(
     spelled_as: dict[str, str] = {}
     for spelled, values in given:
         name = server.canonical(spelled)
+        if len(longer := server.completions(name)) > 1 and server.read & {*longer}:
+            raise SpecError(
+                f"{source}: --{name} is short for --{' and --'.join(longer[:3])}; write one of them"
+            )
         then = spelled_as.get(name, spelled)
         if then != spelled and values_of[name] != tuple(values):
             raise SpecError(

@@ -182,7 +182,8 @@ def shell_text(
             variables.doubt_all()
         if left:
             filled = tuple(variables.filled([*_without_redirections(left)]))
-            commands.append(Command(words=filled, is_conditional=undecided))
+            if filled:
+                commands.append(Command(words=filled, is_conditional=undecided))
     return ShellText(
         commands=tuple(commands),
         scheduler=scheduler,

@@ -1,6 +1,8 @@
 """Finds a server's flags in scripts and pasted commands, and refuses the rest in one line."""
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +156,121 @@ def test_any_words_are_a_launch_or_one_line(words: list[str]) -> None:
     assert degrees.devices * launch.copies <= 16
     assert degrees.expert * degrees.moe_tensor == degrees.devices
     assert launch.setting.running >= 1
+
+
+def test_flags_are_read_in_every_spelling_of_the_engine_s_parser(deployment: Made) -> None:
+    vllm, sglang = deployment(), deployment(engine="sglang")
+    for engine, text, understood in (
+        (vllm, "vllm serve m --tensor-parallel 4", "--tensor-parallel-size 4"),
+        (vllm, "vllm serve m --tensor_par=4", "--tensor-parallel-size 4"),
+        (vllm, "vllm serve m -ep -tp 4", "--enable-expert-parallel"),
+        (vllm, "vllm serve m --gpu-mem 0.8", "--gpu-memory-utilization 0.8"),
+        (vllm, "python -m vllm.entrypoints.openai.api_server --kv-transfer-c '{}'", None),
+        (vllm, "docker run -it vllm/vllm-openai-rocm:v1 m -tp 4", "--tensor-parallel-size 4"),
+        (
+            vllm,
+            "docker run vllm/vllm-openai:v1 bash\nvllm serve m -tp 4",
+            "--tensor-parallel-size 4",
+        ),
+        (vllm, 'N=4\nbash -c "vllm serve m -tp $N --max-num-seqs 8"', "--max-num-seqs 8"),
+        (vllm, "ssh host 'cd x && nohup vllm serve m -tp 4 &'", "--tensor-parallel-size 4"),
+        (vllm, 'A=(vllm serve m -tp 4)\neval "${A[@]}"', "--tensor-parallel-size 4"),
+        (vllm, 'vllm serve m --chat-template "" -tp 4', "--tensor-parallel-size 4"),
+        (sglang, "sglang serve --model m --tensor-parallel 4", "--tp-size 4"),
+        (sglang, "uv run python -m sglang.launch_server --tp 4", "--tp-size 4"),
+        (sglang, "numactl -m 0 sglang serve --tp 4 --attention-data 2", "--attn-dp-size 2"),
+    ):
+        if understood is None:
+            with pytest.raises(SpecError, match="kv_role None is none of"):
+                engine.read(text)
+            continue
+        launch = engine.read(text)
+        assert understood in launch.flags.understood, text
+    trtllm = deployment(engine="trtllm").read("trtllm-serve m --tp_size 4 --max_batch 8")
+    assert trtllm.setting.degrees.devices == 4
+    assert trtllm.flags.ignored == ("--max-batch 8",), "click takes no prefixes"
+    with pytest.raises(SpecError, match="--speculative-num is short for --speculative-num-draft"):
+        sglang.read("sglang serve --tp 4 --speculative-num 3")
+
+
+def test_drafts_are_read_from_json_dotted_and_short_flags(deployment: Made) -> None:
+    for flags in (
+        """--speculative-config '{"method": "mtp", "num_speculative_tokens": 3}'""",
+        "--speculative-config.method mtp --speculative_config.num_speculative_tokens 3",
+        "-sc.method=mtp -sc.num_speculative_tokens=3",
+        """-sc '{"method": "mtp"}' --spec-tokens 3""",
+        "--spec-method mtp --spec-tokens 3 -cc.mode 3 -O3 --eplb-config.window_size 10",
+    ):
+        launch = deployment().read(f"vllm serve m {flags}")
+        assert launch.setting.draft_tokens == 3, flags
+        assert not launch.flags.ignored, flags
+
+
+def test_the_longest_length_that_fits_is_no_number(deployment: Made) -> None:
+    for word in ("auto", "-1", "AUTO"):
+        launch = deployment().read(f"vllm serve m -tp 2 --max-model-len {word}")
+        assert launch.max_model_len is None
+        assert launch.shortens_length
+    # One device has room for its weights, and not for the longest request beside them.
+    one = deployment(model="qwen3-30b-a3b", extra="quantization: bf16", device="h100-sxm", nodes=1)
+    stated, found = (
+        one.estimate(f"vllm serve m --gpu-memory-utilization 0.81{more}")
+        for more in ("", " --max-model-len auto")
+    )
+    assert "the engine wants room" in stated.misfit
+    assert found.fits
+
+
+def test_a_quantization_method_is_weights_or_refused_with_the_way_out(deployment: Made) -> None:
+    for method, spec_format in (
+        ("awq_marlin", "int4"),
+        ("gptq", "fp8_block"),
+        ("ascend", "fp8_block"),
+        ("experts_int8", "fp8"),
+        ("modelopt", "nvfp4"),
+        ("compressed-tensors", "bf16"),
+        ("bitsandbytes", "int4"),
+    ):
+        own = deployment(extra=f"quantization: {spec_format}")
+        launch = own.read(f"vllm serve m -tp 4 --quantization {method}")
+        assert launch.quantization == "", method
+        assert any("goal.quantization" in note for note in launch.notes), method
+        assert own.estimate(f"vllm serve m -tp 4 -q {method}").quantization == spec_format
+    with pytest.raises(SpecError, match="means weights of 4 bits, the spec"):
+        deployment().estimate("vllm serve m -tp 4 -q awq")
+
+
+def test_options_come_from_the_file_that_a_command_names_or_writes(deployment: Made) -> None:
+    written = "cat > /tmp/x.yaml <<EOF\ntensor-parallel-size: 2\nmax-num-seqs: 8\nEOF\n"
+    launch = deployment().read(f"{written}vllm serve m --config /tmp/x.yaml -tp 4")
+    assert launch.setting.degrees.attention_tensor == 4, "the command counts"
+    assert launch.setting.running == 8
+    trtllm = written.replace("-", "_").replace("num_seqs", "batch_size")
+    command = "trtllm-serve m --tp_size 4 --extra_llm_api_options /tmp/x.yaml"
+    launch = deployment(engine="trtllm").read(f"{trtllm}{command}")
+    assert (launch.setting.degrees.devices, launch.setting.running) == (2, 8), "the file counts"
+    assert any("is overridden by x.yaml" in note for note in launch.notes)
+    with pytest.raises(SpecError, match="is not beside it"):
+        deployment().read("vllm serve m --config y.yaml")
+
+
+def test_commands_of_the_nodes_of_one_server_are_one_launch(deployment: Made) -> None:
+    node = "vllm serve m -dp 2 -tp 4 --node-rank {0} --headless --master-addr n0"
+    launch = deployment().read(f"{node.format(0)}\n{node.format(1)}\n")
+    assert launch.setting.degrees.devices == 8
+
+
+def test_hostile_texts_are_read_or_refused_in_no_time(deployment: Made) -> None:
+    for text in (
+        "vllm serve m\n" + "<<a\n" * 60_000,
+        "vllm serve m -tp $((" + "(" * 100_000,
+        "vllm serve m -tp " + "$((1+" * 30_000,
+        "A=" + "9" * 100_000 + "\nvllm serve m -tp $((A*A*A))",
+        "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60)),
+        "x: " + "[" * 100_000,
+        "if [[ " + "a == b && " * 20_000 + "]]; then\nvllm serve m\nfi",
+    ):
+        started_s = time.process_time()
+        with suppress(SpecError):
+            deployment().read(text)
+        assert time.process_time() - started_s < 5.0, text[:30]
