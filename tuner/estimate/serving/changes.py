@@ -68,10 +68,13 @@ def price_changes(inputs: EstimateInputs, load: ServingLoad | None) -> tuple[Ser
     """
     if inputs.launch.ffn_devices:
         return ()  # AFD unit sizes are chosen together, by planning.
+    now = inputs.launch.setting
+    # What a release refuses of the launch as it is, no change of something else has to mend.
+    known = frozenset(manifest_refusals(inputs, price_option(inputs, now), now))
     changes = [
         made
         for what, launch in dict(_changed_launches(inputs, fits_now=load is not None)).items()
-        if (made := _change(inputs, launch, what=what, load=load)) is not None
+        if (made := _change(inputs, launch, what=what, load=load, known=known)) is not None
     ]
     return tuple(sorted(changes, key=lambda change: _rank(inputs, change.load)))
 
@@ -327,11 +330,18 @@ def _described(before_setting: InstanceKnobs, after_setting: InstanceKnobs) -> s
 
 
 def _change(
-    now: EstimateInputs, launch: ServingLaunch, *, what: str, load: ServingLoad | None
+    now: EstimateInputs,
+    launch: ServingLaunch,
+    *,
+    what: str,
+    load: ServingLoad | None,
+    known: frozenset[str],
 ) -> ServingChange | None:
     inputs, setting = with_launch(now, launch), launch.setting
     option = price_option(inputs, setting)
-    if misfit_reason(inputs, option, setting) or manifest_refusals(inputs, option, setting):
+    if misfit_reason(inputs, option, setting):
+        return None
+    if not known.issuperset(manifest_refusals(inputs, option, setting)):
         return None
     new = simulate_load(inputs, option)
     return ServingChange(
