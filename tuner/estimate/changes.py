@@ -20,7 +20,7 @@ from typing import Final
 
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import TARGETS, Capabilities, refusals
-from tuner.engines.manifest import with_gradients
+from tuner.engines.manifest import with_adapters, with_gradients
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.decision import to_decision
@@ -96,7 +96,9 @@ class _Search:
         if self.target is None:
             return True
         able = with_gradients(
-            self.target, gradient_bytes=one.gradient_bytes, precision=one.priced_precision
+            with_adapters(self.target, self.setup.adapters),
+            gradient_bytes=one.gradient_bytes,
+            precision=one.priced_precision,
         )
         return not set(refusals(able, model=self.setup.model, decision=decision)) - self.accepted
 
@@ -118,7 +120,7 @@ def manifest_refusals(configuration: Configuration, setup: PricingSetup) -> tupl
     if target is None:
         return ()
     able = with_gradients(
-        target,
+        with_adapters(target, setup.adapters),
         gradient_bytes=configuration.gradient_bytes,
         precision=configuration.priced_precision,
     )

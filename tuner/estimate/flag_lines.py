@@ -238,11 +238,16 @@ def _deepspeed(launch: LaunchSettings, before: Configuration, config: Configurat
         "gradient_accumulation_steps": config.num_microbatches,
     }
     settings = {}
-    stated = {words.split(" = ")[0] for words in launch.understood}
+    rate: object = 1e-4
     if launch.name("micro_batch") not in batch:
-        settings = _trainer_batch(launch, config)
+        settings, rate = _trainer_batch(launch, config), '"auto"'
         # The Trainer stops where numbers of the JSON are not its own.
-        batch = {key: value for key, value in batch.items() if key in stated}
+        said = [words.split(" = ")[0] for words in launch.understood]
+        batch = {
+            key: value
+            for key, value in batch.items()
+            if any(words.endswith(f": {key}") for words in said)
+        }
     settings |= {f'"{key}"': str(value) for key, value in batch.items()}
     settings |= {
         f'{zero}{{"stage"}}': str(config.zero_stage),
@@ -259,6 +264,10 @@ def _deepspeed(launch: LaunchSettings, before: Configuration, config: Configurat
         )
     else:
         settings['"expert_parallel"'] = '{"enabled": false}'
+    has_optimizer = any(words.startswith("optimizer.") for words in launch.ignored)
+    if max(config.expert, before.expert) > 1 and not has_optimizer:
+        # AutoEP creates the optimizer, with parameter groups of its own.
+        settings['"optimizer"'] = f'{{"type": "AdamW", "params": {{"lr": {rate}}}}}'
     if launch.shard_ranks:
         settings[f'{zero}{{"mics_shard_size"}}'] = str(config.ranks_per_copy)
     if config.overlap_grad_reduce:

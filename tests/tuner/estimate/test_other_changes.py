@@ -126,6 +126,7 @@ def test_json(spec_of: MakeSpec) -> None:
         check(result, spec, relaunch)
         shown |= {line for change in all_changes(result) for line in change.lines}
     assert any(line.startswith('"expert_parallel": {"enabled": true') for line in shown)
+    assert '"optimizer": {"type": "AdamW", "params": {"lr": 0.0001}}' in shown
 
 
 @each_row(

@@ -217,7 +217,9 @@ def _deepspeed(given: Sections, program: TrainerProgram, shared: Distribution) -
         )
     update = _common(given, program, shared)
     update["has_transformers_loss"] = arguments.is_trainer and not _has_liger(given)
-    return read_deepspeed(text, source=name, arguments=arguments).model_copy(update=update)
+    launch = read_deepspeed(text, source=name, arguments=arguments)
+    update["understood"] = tuple(f"{name}: {said}" for said in launch.understood)
+    return launch.model_copy(update=update)
 
 
 def _own_arguments(given: Sections) -> ProgramArguments:

@@ -129,6 +129,15 @@ def test_adapters_of_a_launch_count(spec_of: MakeSpec) -> None:
         estimate(spec, launch(command.replace("q_proj,v_proj", "experts")))
 
 
+def test_no_change_of_adapters_is_advised_that_their_engine_lacks(spec_of: MakeSpec) -> None:
+    # AutoEP finds no MoE layer behind PEFT's wrapper.
+    command = "llamafactory-cli train --stage sft --deepspeed zero.json --bf16"
+    spec = spec_of("qwen3-30b-a3b", nodes=1)
+    result = estimate(spec, launch(f"NPROC_PER_NODE=8 {command}", zero_json=AUTO))
+    assert result.changes
+    assert all("expert_parallel" not in line for one in result.changes for line in one.lines)
+
+
 def test_trl_under_fsdp_and_deepspeed(spec_of: MakeSpec) -> None:
     command = "accelerate launch --config_file fsdp.yaml sft.py --dataset_name d --max_length 2048"
     settings = launch(command, fsdp_yaml=FSDP)
