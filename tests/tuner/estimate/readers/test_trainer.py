@@ -131,7 +131,8 @@ def test_adapters_of_a_launch_count(spec_of: MakeSpec) -> None:
 
 def test_no_change_of_adapters_is_advised_that_their_engine_lacks(spec_of: MakeSpec) -> None:
     # AutoEP finds no MoE layer behind PEFT's wrapper.
-    command = "llamafactory-cli train --stage sft --deepspeed zero.json --bf16"
+    batch = "--per_device_train_batch_size 1 --gradient_accumulation_steps 8"
+    command = f"llamafactory-cli train --stage sft --deepspeed zero.json --bf16 {batch}"
     spec = spec_of("qwen3-30b-a3b", nodes=1)
     result = estimate(spec, launch(f"NPROC_PER_NODE=8 {command}", zero_json=AUTO))
     assert result.changes
