@@ -273,8 +273,9 @@ def _deepspeed(launch: LaunchSettings, before: Configuration, config: Configurat
     if config.overlap_grad_reduce:
         settings[f'{zero}{{"overlap_comm"}}'] = "true"
     if config.optimizer_offload_ratio:
-        ratio = config.optimizer_offload_ratio
-        settings[f'{zero}{{"offload_optimizer"}}'] = f'{{"device": "cpu", "ratio": {ratio:g}}}'
+        settings['"zero_optimization": {"offload_optimizer": {"device"}}'] = '"cpu"'
+    if config.precision == "bf16" and "precision" not in launch.spelled:
+        settings['"bf16": {"enabled"}'] = "true"
     if config.precision != "fp32":
         settings['"data_types": {"grad_accum_dtype"}'] = (
             '"fp32"' if config.gradient_bytes == 4 else f'"{config.precision}"'
@@ -305,6 +306,7 @@ def _trainer_batch(launch: LaunchSettings, config: Configuration) -> dict[str, s
     return {
         launch.name("micro_batch"): str(config.micro_batch),
         launch.name("accumulation"): str(config.num_microbatches),
+        **({launch.name("precision"): "true"} if config.precision == "bf16" else {}),
     }
 
 
@@ -324,7 +326,7 @@ def _json_or_flag(key: str, value: str) -> str:
     """Write a key of the JSON, or what a command or YAML says."""
     if not key.startswith('"'):
         return f"{key} {value}"
-    return f"{key[:-1]}: {value}}}" if key.endswith("}") else f"{key}: {value}"
+    return f"{key.rstrip('}')}: {value}{'}' * key.count('}')}"
 
 
 _ENGINE: Final[

@@ -287,12 +287,10 @@ def _is_on(value: Any) -> bool:
 
 def _refuse_parallelism(config: Mapping[str, Any], kind: str, *, source: str) -> None:
     if kind not in ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED"):
-        way = (
-            "give its command with Megatron-LM's flags"
-            if kind == "MEGATRON_LM"
-            else "MULTI_GPU, FSDP and DEEPSPEED are"
+        raise SpecError(
+            f"{source}: accelerate's distributed_type {shown_value(kind)} is not read; MULTI_GPU, "
+            "FSDP and DEEPSPEED are (MEGATRON_LM: give its degrees as Megatron-LM's flags)"
         )
-        raise SpecError(f"{source}: accelerate's distributed_type {kind} is not read; {way}")
     degrees = _section(config, "parallelism_config")
     for name, value in degrees.items():
         is_degree = name.endswith(("tp_size", "cp_size", "sp_size", "replicate_size"))

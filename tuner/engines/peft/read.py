@@ -151,6 +151,7 @@ def _spelled(program: TrainerProgram, *, typed: bool) -> dict[str, str]:
     names = _BATCH_NAMES | {
         "recompute": f"{disables}gradient_checkpointing",
         "sequence": program.sequence[0],
+        "precision": "bf16",
     }
     return {field: f"--{name}" if typed else f"{name}:" for field, name in names.items()}
 

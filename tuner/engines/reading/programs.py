@@ -13,7 +13,7 @@ from tuner.engines.reading.shell_words import shell_text
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
-_LOOKS: Final = r"(?=[\s\S]*^\s*"
+_ALSO: Final = r"(?=[\s\S]*^\s*"
 """Begins what a file also holds, further down."""
 _STARTS: Final[Mapping[str, str]] = {
     "verl": r"\bverl\b|\bmain_(ppo|grpo|dapo|gspo)\b|fsdp_sft_trainer",
@@ -70,19 +70,19 @@ _FLAGS: Final[Mapping[str, str]] = {
 """A flag of no other program, without its dashes and with `_` for `-`."""
 _TEXTS: Final[Mapping[str, str]] = {
     "verl": r"^actor_rollout_ref:",
-    "NeMo-RL": rf"^policy:{_LOOKS}(megatron_cfg|dtensor_cfg):)",
+    "NeMo-RL": rf"^policy:{_ALSO}(megatron_cfg|dtensor_cfg):)",
     "NeMo": r"from nemo\.collections|import nemo_run|^exp_manager:",
     "NeMo AutoModel": r"_target_:\s*nemo_automodel",
-    "Axolotl": rf"^base_model:{_LOOKS}(sequence_len|micro_batch_size|datasets):)",
+    "Axolotl": rf"^base_model:{_ALSO}(sequence_len|micro_batch_size|datasets):)",
     "Unsloth": r"^\s*(from|import) unsloth\b",
-    "LitGPT": rf"^checkpoint_dir:{_LOOKS}(train|precision|devices):)",
+    "LitGPT": rf"^checkpoint_dir:{_ALSO}(train|precision|devices):)",
     "XTuner": r"^\s*(from|import) xtuner\b",
-    "Nanotron": rf"^parallelism:{_LOOKS}(pp_engine|expert_parallel_size|dp):)",
+    "Nanotron": rf"^parallelism:{_ALSO}(pp_engine|expert_parallel_size|dp):)",
     "MaxText": r"^(ici|dcn)_\w+_parallelism:",
     "llm-foundry": r"^(device_train_microbatch_size|global_train_batch_size):",
     "torchtune": r"_component_:\s*torchtune",
     "LLaMA-Factory's v1": r"^(dist_config|model_class|train_dataset|init_config):",
-    "accelerate's file": rf"^distributed_type:{_LOOKS}(num_processes|mixed_precision):)",
+    "accelerate's file": rf"^distributed_type:{_ALSO}(num_processes|mixed_precision):)",
 }
 """A file of settings, or a program in Python."""
 _AS_MEGATRON: Final = "give its parallelism and batch as Megatron-LM's flags"

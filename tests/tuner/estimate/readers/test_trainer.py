@@ -245,7 +245,7 @@ def test_refuses_in_one_line_what_is_not_priced(command: str, part: str) -> None
 def test_parallelism_and_types_of_accelerate_are_refused_by_name() -> None:
     rows: Mapping[str, str] = {
         "parallelism_config: {parallelism_config_cp_size: 2}": "context and sequence parallelism",
-        "distributed_type: MEGATRON_LM": "MEGATRON_LM is not read",
+        "distributed_type: MEGATRON_LM": "'MEGATRON_LM' is not read",
     }
     for line, part in rows.items():
         config = FSDP if "parallelism" in line else ""
