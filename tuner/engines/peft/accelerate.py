@@ -40,6 +40,18 @@ _SHARDED: Final[Mapping[str, Literal[0, 2, 3]]] = {
 }
 """FSDP's strategies, or whether FSDP2 frees parameters after the forward pass, as ZeRO stages."""
 
+NAMING: Final = (
+    "deepspeed",
+    "deepspeed_config",
+    "fsdp",
+    "fsdp_config",
+    "accelerate_config",
+    "config_file",
+    "num_processes",
+    "num_machines",
+    "ray_num_workers",
+)
+"""Arguments of the program that say how the model is distributed."""
 _SLOTS: Final = re.compile(r"^\s*[^#\s]\S*\s+slots\s*=\s*([1-9]\d{0,3})\s*$", re.MULTILINE)
 """Devices of one node in DeepSpeed's file of hosts."""
 

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 from profilers.steps.config import Recompute
 from tuner.engines.deepspeed.read import ProgramArguments
 from tuner.engines.deepspeed.read import read as read_deepspeed
-from tuner.engines.peft.accelerate import Distribution, distribution
+from tuner.engines.peft.accelerate import NAMING, Distribution, distribution
 from tuner.engines.peft.arguments import (
     FACTORY,
     OWN_LOOP,
@@ -125,6 +125,8 @@ def read(
         devices=launched_devices(command.launcher, shell.scheduler),
         source=source,
     )
+    for name in NAMING:
+        given.value(name)
     launch = (_deepspeed if shared.deepspeed else _transformers)(given, program, shared)
     given.check_spelling()
     typed = any(word.startswith("--") for word in command.rest)
@@ -132,8 +134,11 @@ def read(
         update={
             "source": source,
             "understood": (*launch.understood, *given.read),
-            "ignored": (*launch.ignored, *given.left),
-            "spelled": {**launch.spelled, **_spelled(program, typed=typed)},
+            "ignored": (
+                *launch.ignored,
+                *(said for said in given.left if said.split(" = ")[0] not in program.defaults),
+            ),
+            "spelled": {**launch.spelled, **_spelled(given, program, typed=typed)},
             "notes": (
                 f"{program.name} starts {launch.engine.value}",
                 *launch.notes,
@@ -143,14 +148,14 @@ def read(
     )
 
 
-def _spelled(program: TrainerProgram, *, typed: bool) -> dict[str, str]:
+def _spelled(given: Sections, program: TrainerProgram, *, typed: bool) -> dict[str, str]:
     """Return how the launch spells what a change may set: a flag, or a key of YAML."""
     if program is OWN_LOOP:
         return {}
     disables = "disable_" if program is FACTORY else ""
     names = _BATCH_NAMES | {
         "recompute": f"{disables}gradient_checkpointing",
-        "sequence": program.sequence[0],
+        "sequence": _length(given, program) or program.sequence[0],
         "precision": "bf16",
     }
     return {field: f"--{name}" if typed else f"{name}:" for field, name in names.items()}
@@ -189,10 +194,14 @@ def _has_liger(given: Sections) -> bool:
     return any(given.is_on(name) for name in ("use_liger_kernel", "enable_liger_kernel"))
 
 
+def _length(given: Sections, program: TrainerProgram) -> str | None:
+    """Name the argument that holds the longest sequence."""
+    return next((name for name in program.sequence if given.value(name) is not None), None)
+
+
 def _common(given: Sections, program: TrainerProgram, shared: Distribution) -> dict[str, Any]:
     """Return fields of `LaunchSettings` that both engines read alike."""
-    lengths = (name for name in program.sequence if given.value(name) is not None)
-    length = next(lengths, None)
+    length = _length(given, program)
     kernels = [given.value(name) for name in ("flash_attn", "attn_implementation")]
     return {
         "devices": shared.devices,

@@ -154,6 +154,11 @@ def test_trl_under_fsdp_and_deepspeed(spec_of: MakeSpec) -> None:
     zero = launch("trl sft --accelerate_config zero2 --num_processes 4 --use_peft --lora_r 32")
     assert (zero.engine, zero.zero_stage) == (TrainingEngine.DEEPSPEED, 2)
     assert batch(zero) == (4, 8, 1)
+    assert not zero.ignored
+    assert (settings.name("sequence"), settings.ignored) == (
+        "--max_length",
+        ("dataset_name = 'd'",),
+    )
     assert zero.tune == Adapters(method="lora", rank=32, targets=("q_proj", "v_proj"))
     # Offload and batch of accelerate's own flags.
     flags = "--use_deepspeed --zero_stage 3 --offload_optimizer_device cpu --num_processes 8"
