@@ -309,7 +309,7 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         overlap_tensor=float(config.overlap_tensor),
         optimizer_offload=config.optimizer_offload_ratio,
         activation_offload=config.activation_offload_ratio,
-        sequential_experts=float(config.sequential_experts),
+        sequential_experts=float(config.sequential_experts and config.has_experts),
         expert_imbalance=mean,
         expert_imbalance_p99=p99,
         **{
