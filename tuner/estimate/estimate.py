@@ -21,6 +21,7 @@ from tuner.costs.train.columns_of import PRECISION_OF, matmul_peak, matmul_peak_
 from tuner.costs.train.expert_imbalance import expert_imbalances
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.engines.reading.launch import LaunchSettings, TokenDispatcher, TrainingEngine
+from tuner.engines.reading.mistakes import joined
 from tuner.errors import SpecError
 from tuner.estimate import environment
 from tuner.estimate.changes import LEAST_GAIN_RATIO, find_changes, manifest_refusals
@@ -88,13 +89,12 @@ def estimate(
     setup = pricing_setup(spec, residuals, measured=measured)
     configuration, notes = build_configuration(launch, spec)
     _refuse_quantised(spec, configuration)
-    broken = next(broken_rules(configuration, spec.model, name=launch.name), None)
-    if broken is not None:
-        raise SpecError(f"{launch.source}: {broken}")
     at = (configuration, launch.environment, setup.sheet.generation)
-    stopped = next(environment.refusals(*at), None)
-    if stopped is not None:
-        raise SpecError(f"{launch.source}: Megatron-LM stops at {stopped}")
+    broken = [*broken_rules(configuration, spec.model, name=launch.name)]
+    broken += [f"Megatron-LM stops at {stopped}" for stopped in environment.refusals(*at)]
+    if broken:
+        said = [f"{launch.source}: {one}" for one in broken]
+        raise SpecError(joined(said, source=launch.source))
     (priced,) = price_configurations((configuration,), setup)
     most_bytes = float(priced.peak_bytes_P.max())
     if most_bytes > LARGEST_BYTES:

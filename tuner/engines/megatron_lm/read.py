@@ -29,6 +29,7 @@ from tuner.engines.reading.launch import (
     TrainingEngine,
 )
 from tuner.engines.reading.layer_pattern import layer_pattern, linear_pattern
+from tuner.engines.reading.mistakes import read_flags
 from tuner.engines.reading.pipeline_layout import pipeline_layout
 from tuner.engines.reading.sections import SLIP_RATIO
 from tuner.engines.reading.variables import defaults_note, read_variables, with_defaults
@@ -158,6 +159,10 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
     Raises:
         SpecError: a flag holds no value of its kind, or the engine no longer reads it.
     """
+    return read_flags(given, lambda flags: _settings(flags, has_recipe=has_recipe))
+
+
+def _settings(given: Flags, *, has_recipe: bool) -> LaunchSettings:
     flags = _renamed(given)
     tensor = flags.number("tensor-model-parallel-size") or 1
     pipeline = flags.number("pipeline-model-parallel-size") or 1

@@ -24,6 +24,7 @@ from tuner.engines.reading.launch import (
     TrainingEngine,
     UnpricedSetting,
 )
+from tuner.engines.reading.mistakes import read_sections
 from tuner.engines.reading.nearest import nearest_divisor
 from tuner.engines.reading.sections import Sections
 from tuner.engines.torchtitan.command import read_training_command
@@ -71,11 +72,16 @@ def read(text: str, *, source: str) -> LaunchSettings:
     """
     command = None if _is_toml(text) else read_training_command(text, source=source)
     if command is None:
-        return _settings(Sections(_toml(text, source=source), source=source), {}, notes=())
-    given = Sections(command.sections, source=source)
+        values = _toml(text, source=source)
+        return read_sections(values, lambda given: _settings(given, {}, notes=()), source=source)
+    settings = read_sections(
+        command.sections,
+        lambda given: _settings(given, command.devices, notes=command.notes),
+        source=source,
+    )
     # Release 0.3 cuts the loss into chunks (config_registry.py of its models).
-    settings = _settings(given, command.devices, notes=command.notes)
-    return settings.model_copy(update={"compiled": _compiled(given) | {"loss"}})
+    compiled = _compiled(Sections(command.sections, source=source)) | {"loss"}
+    return settings.model_copy(update={"compiled": compiled})
 
 
 def _is_toml(text: str) -> bool:

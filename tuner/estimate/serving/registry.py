@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tuner.engines.reading.arguments import Flags
+from tuner.engines.reading.mistakes import read_flags
 from tuner.engines.reading.options_file import (
     Beside,
     last_part,
@@ -225,8 +226,12 @@ def _launch(
         reader = READERS[name]
         flags = reader.flags(server.text, source=source, beside=named)
         if flags is not None:
-            return reader.read(flags, around)
+            return read_flags(flags, partial(_priced, reader=reader, around=around))
     return None
+
+
+def _priced(flags: Flags, *, reader: EngineReader, around: Surroundings) -> ServingLaunch:
+    return reader.read(flags, around)
 
 
 def _chosen(

@@ -203,3 +203,14 @@ def test_a_launch_of_zero_computation_experts_is_priced(deployment: Made) -> Non
     # 561 GB in fp8 over eight devices, the embedding and routers in bf16.
     assert 65e9 < estimate.memory.weight_bytes < 75e9
     assert 0.005 < estimate.load.tpot_s.mean < 0.2
+
+
+def test_several_mistakes_are_said_at_once(deployment: Made) -> None:
+    with pytest.raises(SpecError) as refused:
+        deployment().read(
+            "vllm serve m --max-num-seqs abc --kv-cache-dtype int3 --gpu-memory-utilization 95"
+        )
+    said = str(refused.value)
+    assert "3 mistakes: (1) " in said
+    for name in ("--max-num-seqs 'abc'", "--kv-cache-dtype 'int3'", "--gpu-memory-utilization 95"):
+        assert name in said
