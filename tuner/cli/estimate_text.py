@@ -183,17 +183,16 @@ def _verdict(estimate: Estimate) -> Iterator[str]:
         f"{format_bytes(estimate.peak_memory_bytes)}, "
         f"{format_bytes(estimate.memory_limit_bytes)} may be used"
     )
-    if not estimate.fits:
-        yield from labelled("DOES NOT FIT", where)
-        return
-    yield from labelled("fits", where)
-    yield from labelled(
-        "OOM risk",
+    yield from labelled("fits" if estimate.fits else "DOES NOT FIT", where)
+    risk = (
         f"{format_ratio(estimate.out_of_memory_probability)} chance of running out of the "
         f"{format_bytes(estimate.memory_capacity_bytes)} that a device has "
-        f"({format_ratio(estimate.out_of_memory_at_start_probability)} at the start); "
-        + lost_starts_words(estimate.out_of_memory_loss_s, assumed_run_s=estimate.assumed_run_s),
+        f"({format_ratio(estimate.out_of_memory_at_start_probability)} at the start)"
     )
+    if estimate.fits:
+        lost_s, run_s = estimate.out_of_memory_loss_s, estimate.assumed_run_s
+        risk += f"; {lost_starts_words(lost_s, assumed_run_s=run_s)}"
+    yield from labelled("OOM risk", risk)
 
 
 def _doubts(estimate: Estimate) -> Iterator[str]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.config.train import TrainDecision
-from tuner.engines.capabilities import TARGETS, Capabilities, refusals
+from tuner.engines.capabilities import TARGETS, refusals
 from tuner.engines.manifest import with_adapters, with_gradients
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.estimate.configuration import Configuration, with_degrees
@@ -62,7 +62,6 @@ class _Search:
     setup: PricingSetup
     ratios: Ratios
     limits: Search
-    target: Capabilities | None
     accepted: frozenset[str]
     """Refusals of the manifest for the launch as it is."""
 
@@ -90,17 +89,9 @@ class _Search:
 
     def is_allowed(self, one: Configuration) -> bool:
         """Say whether the limits and the manifest allow it, up to the launch's own refusals."""
-        decision = to_decision(one, self.setup.model)
-        if _outside(self.limits, decision):
+        if _outside(self.limits, to_decision(one, self.setup.model)):
             return False
-        if self.target is None:
-            return True
-        able = with_gradients(
-            with_adapters(self.target, self.setup.adapters),
-            gradient_bytes=one.gradient_bytes,
-            precision=one.priced_precision,
-        )
-        return not set(refusals(able, model=self.setup.model, decision=decision)) - self.accepted
+        return not set(manifest_refusals(one, self.setup)) - self.accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,7 +133,6 @@ def find_changes(
         setup=setup,
         ratios=ratios,
         limits=limits,
-        target=TARGETS.get(TARGET_OF[launch.engine]),
         accepted=frozenset(manifest_refusals(baseline.configuration, setup)),
     )
     fits = search.fits(baseline)

@@ -13,7 +13,7 @@ from typing import Any
 from profilers.steps.config import Recompute
 from tuner.engines.manifest import DEFAULT_RANK_ORDER
 from tuner.engines.reading.launch import LaunchSettings, StageContent, TrainingEngine
-from tuner.engines.reading.mistakes import Mistakes
+from tuner.engines.reading.mistakes import check_all
 from tuner.engines.reading.nearest import nearest_divisor, nearest_multiple
 from tuner.errors import SpecError
 from tuner.estimate.division import balanced, front_loaded, place_layers
@@ -100,16 +100,17 @@ def build_configuration(
     Raises:
         SpecError: the launch contradicts itself, the spec's model or its cluster.
     """
-    notes, mistakes = [*launch.notes], Mistakes(launch.source)
-    with mistakes:
-        notes += check_stated_model(launch, spec.model)
-    with mistakes:
-        stages = place_layers(launch, spec.model)
-    with mistakes:
-        devices = _devices(launch, spec, notes)
-        data = _data(launch, devices)
-        sequence, batch, micro_batch = _batch(launch, spec, data=data, notes=notes)
-    mistakes.refuse()
+    check_all(
+        launch.source,
+        lambda: check_stated_model(launch, spec.model),
+        lambda: place_layers(launch, spec.model),
+        lambda: _batch(launch, spec, data=_data(launch, _devices(launch, spec, [])), notes=[]),
+    )
+    notes = [*launch.notes, *check_stated_model(launch, spec.model)]
+    devices = _devices(launch, spec, notes)
+    data = _data(launch, devices)
+    sequence, batch, micro_batch = _batch(launch, spec, data=data, notes=notes)
+    stages = place_layers(launch, spec.model)
     virtual = len(stages) // launch.pipeline
     if launch.sequence_parallel and launch.tensor == 1:
         notes.append(f"{launch.name('sequence_parallel')} has no effect: tensor parallelism is 1")

@@ -280,9 +280,6 @@ def _deepspeed(launch: LaunchSettings, before: Configuration, config: Configurat
         settings['"data_types": {"grad_accum_dtype"}'] = (
             '"fp32"' if config.gradient_bytes == 4 else f'"{config.precision}"'
         )
-    if config.precision == "bf16":
-        is_alone = launch.name("micro_batch").startswith("train_")
-        settings['"bf16": {"enabled"}' if is_alone else "--bf16"] = "true"
     return settings
 
 

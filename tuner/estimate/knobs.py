@@ -8,7 +8,7 @@ that round otherwise say so: bf16 where a launch computes in fp32, gradients sum
 Not covered: knobs of the network and of the allocator, offloaded activations.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -296,21 +296,18 @@ def _with_end_layers(
 
 
 def _megatron_switches(config: Configuration) -> Iterator[KnobChange]:
-    switches: Mapping[str, tuple[bool, str, dict[str, Any]]] = {
-        "overlap_tensor": (
-            config.overlap_tensor or config.tensor == 1,
-            "overlap the collectives of tensor parallelism",
-            {"overlap_tensor": True},
-        ),
-        "cuda_graph": (
-            config.cuda_graph is not Graphs.NONE,
-            "capture parts of the layers as CUDA graphs",
-            {"cuda_graph": Graphs.PARTIAL},
-        ),
-    }
-    for knob, (is_on, what, changes) in switches.items():
-        if not is_on:
-            yield KnobChange(knob=knob, what=what, apply=_set(**changes))
+    if config.tensor > 1 and not config.overlap_tensor:
+        yield KnobChange(
+            knob="overlap_tensor",
+            what="overlap the collectives of tensor parallelism",
+            apply=_set(overlap_tensor=True),
+        )
+    if config.cuda_graph is Graphs.NONE:
+        yield KnobChange(
+            knob="cuda_graph",
+            what="capture parts of the layers as CUDA graphs",
+            apply=_set(cuda_graph=Graphs.PARTIAL),
+        )
 
 
 def _overlaps(config: Configuration) -> Iterator[KnobChange]:

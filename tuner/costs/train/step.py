@@ -412,11 +412,6 @@ def _with_offload_traffic(inputs: _Inputs, units: UnitCosts) -> UnitCosts:
     return replace(units, **changed)
 
 
-def _map_layers(units: UnitCosts, change: Callable[[LayerCost], LayerCost]) -> UnitCosts:
-    changed: dict[str, Any] = {kind: change(getattr(units, kind)) for kind in KINDS}
-    return replace(units, **changed)
-
-
 def _with_passes(
     cost: LayerCost, *, cause: str, forward_s: Numbers, backward_s: Numbers
 ) -> LayerCost:

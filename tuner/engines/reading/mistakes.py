@@ -10,8 +10,9 @@ import copy
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from functools import reduce
+from operator import getitem
+from typing import Any, Final, TypeVar
 
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.sections import Sections
@@ -26,35 +27,20 @@ _DEGREE: Final = re.compile(r"parallel|tensor|pipeline|(^|[-_.])(tp|dp|ep|pp|cp)
 T = TypeVar("T")
 
 
-class Mistakes:
-    """Refusals that are collected; each `with` block may add one."""
+def check_all(source: str, *checks: Callable[[], object]) -> None:
+    """Run checks that do not depend on each other.
 
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self._said: list[str] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if not isinstance(error, SpecError):
-            return False
-        self._said.append(str(error))
-        return True
-
-    def refuse(self) -> None:
-        """Raise what was collected, if anything.
-
-        Raises:
-            SpecError: one line with all of it.
-        """
-        if self._said:
-            raise SpecError(joined(self._said, source=self.source))
+    Raises:
+        SpecError: one line with all that they refuse.
+    """
+    said = []
+    for check in checks:
+        try:
+            check()
+        except SpecError as error:
+            said.append(str(error))
+    if said:
+        raise SpecError(joined(said, source=source))
 
 
 def joined(refusals: Sequence[str], *, source: str) -> str:
@@ -95,10 +81,7 @@ def read_sections(values: Mapping[str, Any], read: Callable[[Sections], T], *, s
         kept = copy.deepcopy(dict(values))
         for name in left_out:
             *sections, key = name.split(".")
-            inner = kept
-            for section in sections:
-                inner = inner[section]
-            inner.pop(key, None)
+            reduce(getitem, sections, kept).pop(key)
         return read(Sections(kept, source=source))
 
     names = frozenset(_names(values))
@@ -107,6 +90,8 @@ def read_sections(values: Mapping[str, Any], read: Callable[[Sections], T], *, s
 
 def _names(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in values.items():
+        if "." in key:
+            continue
         if isinstance(value, dict):
             yield from _names(value, f"{prefix}{key}.")
         else:

@@ -68,6 +68,10 @@ class EngineReader:
                 )
         return None if flags is None else with_further(flags, self.further, beside, known=known)
 
+    def launch(self, flags: Flags, around: Surroundings) -> ServingLaunch:
+        """Return what the flags launch, or refuse all that cannot be used."""
+        return read_flags(flags, lambda given: self.read(given, around))
+
 
 def _reader(name: str) -> EngineReader:
     module = engine_file(name, "read")
@@ -226,12 +230,8 @@ def _launch(
         reader = READERS[name]
         flags = reader.flags(server.text, source=source, beside=named)
         if flags is not None:
-            return read_flags(flags, partial(_priced, reader=reader, around=around))
+            return reader.launch(flags, around)
     return None
-
-
-def _priced(flags: Flags, *, reader: EngineReader, around: Surroundings) -> ServingLaunch:
-    return reader.read(flags, around)
 
 
 def _chosen(
