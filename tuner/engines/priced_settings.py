@@ -100,6 +100,13 @@ MEGATRON: Final = (
         read_from=CORE,
     ),
     PricedSetting(
+        quantity="the cross entropy writes gradients over the logits, as Transformer Engine's does",
+        name="cross_entropy_fusion_impl",
+        priced="te",
+        default="native",
+        read_from=CORE,
+    ),
+    PricedSetting(
         quantity="weight gradients are delayed to cover the all-to-all of the backward pass",
         name="delay_wgrad_compute",
         priced=True,

@@ -92,6 +92,8 @@ def _implied(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     if "pipeline-model-parallel-layout" in values:
         # Bridge takes both; the layout says how many stages a rank has.
         values.pop("virtual-pipeline-model-parallel-size", None)
+    implied["cross-entropy-fusion-impl"] = values.get("cross-entropy-fusion-impl", ("te",))
+    implied["cross-entropy-loss-fusion"] = values.get("cross-entropy-loss-fusion", ())
     # Defaults of Bridge's recipes and of its CheckpointConfig (v0.5.0).
     implied["save"] = values.get("save", (_FOLDER,))
     implied["use-persistent-ckpt-worker"] = values.get("use-persistent-ckpt-worker", ())

@@ -52,6 +52,12 @@ _SHARDING: Final[Mapping[str, Literal[0, 1, 2, 3]]] = {
     "optim_grads": 2,
     "optim_grads_params": 3,
 }
+LOGIT_BYTES: Final = {"native": 10.0, "te": 2.0}
+"""Of the fused cross entropy: gradients over the logits (te); fp32 probabilities, a copy of them
+whose targets are changed and gradients in bf16, as torch.compile writes `calculate_gradients`
+(native, megatron/core/fusions/fused_cross_entropy.py of core 0.16.1, compiled by torch 2.13)."""
+UNFUSED_LOGIT_BYTES: Final = 6.0
+"""fp32 probabilities that become the gradients, and gradients in bf16."""
 _DEEPEST: Final = 6
 _NOTHING: Final = ("", "null", "None", "~")
 """Defaults of variables that leave a setting out."""
@@ -212,6 +218,7 @@ def _settings(given: Flags, *, has_recipe: bool) -> LaunchSettings:
         **_precision(flags),
         **optimizer_state(flags, has_recipe=has_recipe),
         **_experts(flags, has_recipe=has_recipe),
+        logit_bytes=0.0 if has_recipe else _logit_bytes(flags),
         **_recompute(flags),
         chunks=flags.number("mlp-chunks-for-training") or 1,
         dispatcher=_dispatcher(flags),
@@ -362,6 +369,14 @@ def _precision(flags: Flags) -> dict[str, Any]:
         recipe = "nvfp4"
     plain = "fp16" if is_half else "bf16" if is_brain else "fp32"
     return {"precision": plain, "fp8_recipe": recipe}
+
+
+def _logit_bytes(flags: Flags) -> float:
+    """Return bytes of a logit at the head's backward pass."""
+    if not flags.is_on("cross-entropy-loss-fusion"):
+        return UNFUSED_LOGIT_BYTES
+    name = "cross-entropy-fusion-impl"
+    return LOGIT_BYTES[flags.choice(name, tuple(LOGIT_BYTES), "native")]
 
 
 def _recompute(flags: Flags) -> dict[str, Any]:

@@ -88,7 +88,11 @@ _PACKAGES: Final = {
 }
 """What megatron/core/ssm/ imports."""
 
-_NEEDS_CUDA: Final = (("--moe-grouped-gemm",), ("--moe-permute-fusion",))
+_NEEDS_CUDA: Final = (
+    ("--moe-grouped-gemm",),
+    ("--moe-permute-fusion",),
+    ("--cross-entropy-fusion-impl", "te"),
+)
 """Kernels of Transformer Engine."""
 
 _ON_PROCESSORS: Final[tuple[Argument, ...]] = (

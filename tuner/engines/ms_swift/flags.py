@@ -82,7 +82,6 @@ READ: Final = frozenset(
         "adapters",
         "mcore_adapter",
         "megatron_extra_kwargs",
-        "cross_entropy_fusion_impl",
         *OFF,
     }
 )

@@ -42,12 +42,6 @@ _TRUTHS: Final[Mapping[str, str]] = {
 }
 """Words of `string_to_bool` (transformers/hf_argparser.py)."""
 _SWITCHES: Final = megatron.SWITCHES | {"moe-grouped-gemm", "cross-entropy-loss-fusion"}
-_LOGIT_BYTES: Final = {"native": 10.0, "te": 2.0}
-"""Of the fused cross entropy: gradients over the logits (te); fp32 probabilities, a copy of them
-whose targets are changed and gradients in bf16, as torch.compile writes `calculate_gradients`
-(native, megatron/core/fusions/fused_cross_entropy.py of core 0.16.1, compiled by torch 2.13)."""
-_UNFUSED_LOGIT_BYTES: Final = 6.0
-"""fp32 probabilities that become the gradients, and gradients in bf16."""
 _OWN_KEYS: Final = tuple(
     re.compile(rf"^({keys}) *:", re.MULTILINE)
     for keys in ("tuner_type|train_type|max_length", r"micro_batch_size|\w+_parallel_size")
@@ -140,7 +134,6 @@ def _settings(command: SwiftCommand, given: Flags) -> LaunchSettings:
         update={
             "engine": TrainingEngine.MS_SWIFT,
             "tune": tune,
-            "logit_bytes": _logit_bytes(flags),
             "spelled": {
                 field: table.own_flag(said) for field, said in read_settings.spelled.items()
             },
@@ -224,13 +217,6 @@ def _with_defaults(flags: Flags, theirs: dict[str, tuple[str, ...]]) -> dict[str
     for name in ("bf16", "fp16"):
         chosen.pop(name, None)
     return chosen | {"fp16" if is_half else "bf16": ()}
-
-
-def _logit_bytes(flags: Flags) -> float:
-    words = flags.values.get("cross_entropy_loss_fusion", ("true",))
-    if words and _TRUTHS.get(words[0].casefold()) == "false":
-        return _UNFUSED_LOGIT_BYTES
-    return _LOGIT_BYTES[flags.choice("cross_entropy_fusion_impl", tuple(_LOGIT_BYTES), "native")]
 
 
 def _owned(said: str) -> str:

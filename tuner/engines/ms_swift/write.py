@@ -125,7 +125,6 @@ def settings(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Iter
         yield "use_precision_aware_optimizer", "true"
     if decision.dispatcher == "deepep":
         yield "moe_enable_deepep", "true"
-    yield "cross_entropy_fusion_impl", "te"
     # Sparse attention has none.
     yield "apply_rope_fusion", str(model.attention.indexer is None).lower()
     yield "attention_backend", "flash"
