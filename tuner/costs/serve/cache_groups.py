@@ -121,10 +121,10 @@ def block_pool(
         counts[_group(own.attention, block=block, states=states)] += own.count
     least, most = min(counts.values()), max(counts.values())
     size = most if most < WIDE_RATIO * least else least
-    return BlockPool(block_bytes=size * page, groups=_parted(counts, size))
+    return BlockPool(block_bytes=size * page, groups=_split_groups(counts, size))
 
 
-def _parted(counts: Mapping[CacheGroup, int], size: int) -> tuple[CacheGroup, ...]:
+def _split_groups(counts: Mapping[CacheGroup, int], size: int) -> tuple[CacheGroup, ...]:
     return tuple(own for own, count in counts.items() for _ in range(math.ceil(count / size)))
 
 
@@ -164,7 +164,7 @@ def _compressed_pool(layers: Sequence[Layers]) -> BlockPool:
     size = _least_padding(list(counts.values()), least=max(1, *pairs.values(), 1))
     blocks = [min(count, size) * pages[own] for own, count in counts.items()]
     whole = (CacheGroup(block_tokens=ENTRY_BLOCK_TOKENS),) if entries else ()
-    return BlockPool(block_bytes=max(*blocks, entries), groups=whole + _parted(counts, size))
+    return BlockPool(block_bytes=max(*blocks, entries), groups=whole + _split_groups(counts, size))
 
 
 def _aligned(size: float) -> float:

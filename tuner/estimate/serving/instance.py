@@ -441,7 +441,7 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
     if needed <= room.cache_bytes:
         return ""
     fits = range(1, whole)
-    held = bisect_right(
+    longest_held = bisect_right(
         fits,
         room.cache_bytes,
         key=lambda tokens: _admission_bytes(inputs, loaded, setting, tokens=tokens),
@@ -449,7 +449,7 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
     return (
         f"the engine wants room for one request of {whole} tokens, which takes"
         f" {format_bytes(int(needed))}; {share} leaves {cache} of cache a device, enough for one of"
-        f" {held} tokens"
+        f" {longest_held} tokens"
     )
 
 
