@@ -70,18 +70,20 @@ def read_rows() -> list[dict[str, str]]:
 
 def evaluate_row(row: Mapping[str, str]) -> LogResult:
     """Predict the memory of one launch."""
-    common = {
-        "id": row["id"],
-        "half": int(row["half"]),
-        "runs": None if not row["runs"] else row["runs"] == "yes",
-    }
+    misfit, own, refused = "", dict[str, float](), ""
     try:
         misfit, own = _predict(row)
     except TunerError as error:
-        return LogResult(**common, misfit="", figures={}, refused=str(error))
+        refused = str(error)
     known = {name: float(row[name]) for name in own if row[name]}
-    figures = {name: (own[name], value) for name, value in known.items()}
-    return LogResult(**common, misfit=misfit, figures=figures)
+    return LogResult(
+        id=row["id"],
+        half=int(row["half"]),
+        runs=None if not row["runs"] else row["runs"] == "yes",
+        misfit=misfit,
+        figures={name: (own[name], value) for name, value in known.items()},
+        refused=refused,
+    )
 
 
 def _predict(row: Mapping[str, str]) -> tuple[str, dict[str, float]]:
