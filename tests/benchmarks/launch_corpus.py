@@ -205,7 +205,13 @@ def _lost_flags(
         for said in (*flags.understood, *flags.ignored, *flags.unpriced, *flags.timeless):
             name = said.split()[0].lstrip("-")
             values[name] = f"{values.get(name, '')} {said}"
-    notes = " ".join(note for read in launches for note in read.notes).replace("_", "-")
+    accounts = ("not read", "is overridden by")
+    notes = " ".join(
+        note.replace("_", "-")
+        for read in launches
+        for note in read.notes
+        if any(one in note for one in accounts)
+    )
     server = READERS[launches[0].engine].server
     spellings = server.spellings
     for typed, value in typed_flags:
@@ -291,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     variables = dict(one.partition("=")[::2] for one in given.set)
     around, total = _around(), Counter[str]()
     missed: list[str] = []
-    print(f"{'corpus':14} launches   read refused   lost")
+    sys.stdout.write(f"{'corpus':14} launches   read refused   lost\n")
     for folder in given.folders:
         counts = Counter[str]()
         for launch in find_launches(folder):
@@ -299,18 +305,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             counts[verdict.kind] += 1
             if verdict.kind == "lost" or (given.show and verdict.kind == "refused"):
                 missed.append(f"{verdict.kind:8}{launch.place}: {verdict.reason[:220]}")
-        print(_row(folder.name, counts))
+        sys.stdout.write(_row(folder.name, counts))
         total += counts
-    print(_row("all", total))
-    print(*missed, sep="\n")
+    sys.stdout.write(_row("all", total) + "".join(f"{one}\n" for one in missed))
     return int(total["lost"] > 0)
 
 
 def _row(name: str, counts: Counter[str]) -> str:
     shares = "".join(f"{counts[kind]:8}" for kind in ("read", "refused", "lost"))
-    return (
-        f"{name:14}{counts.total():9}{shares}   {counts['read'] / max(counts.total(), 1):.1%} read"
-    )
+    share = counts["read"] / max(counts.total(), 1)
+    return f"{name:14}{counts.total():9}{shares}   {share:.1%} read\n"
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 from tuner.engines.reading.arguments import Flags
-from tuner.engines.reading.shell_words import Command, shell_text
+from tuner.engines.reading.shell_words import Command, ShellText, shell_text
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
@@ -141,7 +141,7 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
     Raises:
         SpecError: no shell text, two servers, or two spellings that disagree.
     """
-    shell = shell_text(text, source=source)
+    shell = _split(text, source)
     commands = [*_with_inner(shell.commands, source=source)]
     starts = [
         (at, command, rest)
@@ -183,6 +183,12 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
         environment=shell.environment,
         files=shell.files,
     )
+
+
+@lru_cache(maxsize=4)
+def _split(text: str, source: str) -> ShellText:
+    """Split a text, which every engine and router looks at in turn, once."""
+    return shell_text(text, source=source)
 
 
 def _differing(

@@ -262,7 +262,7 @@ def test_commands_of_the_nodes_of_one_server_are_one_launch(deployment: Made) ->
 
 def test_hostile_texts_are_read_or_refused_in_no_time(deployment: Made) -> None:
     for text in (
-        "vllm serve m\n" + "<<a\n" * 60_000,
+        "vllm serve m\n" + "<<a\n" * 20_000,
         "vllm serve m -tp $((" + "(" * 100_000,
         "vllm serve m -tp " + "$((1+" * 30_000,
         "A=" + "9" * 100_000 + "\nvllm serve m -tp $((A*A*A))",
