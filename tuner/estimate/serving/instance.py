@@ -403,6 +403,8 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
         share = "the stated cache size"
     if room.cache_bytes <= 0.0:
         weights = format_bytes(int(instance_weight_bytes(option.iteration)))
+        if room.left_bytes <= 0.0:
+            return f"{weights} of weights a device leave no room for a KV cache, whatever the share"
         return f"{share} leaves no KV cache beside {weights} of weights a device"
     if room.lacking_bytes > 0.0:
         return (

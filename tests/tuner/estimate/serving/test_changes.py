@@ -50,10 +50,10 @@ def test_the_default_share_of_memory_is_named_and_a_larger_one_tried(deployment:
     assert "memory share 0.5 -> 0.95" in whats(result)
 
 
-def test_the_engines_own_share_is_named_where_it_leaves_too_little(deployment: Made) -> None:
+def test_weights_larger_than_a_device_are_named_whatever_the_share(deployment: Made) -> None:
     traffic = "{concurrency: 2, input_tokens: 30000, output_tokens: 500}"
     result = deployment(traffic=traffic, slo="{}").estimate("vllm serve m -tp 1")
-    assert "the engine's default share of memory, 0.92, leaves no KV cache" in result.misfit
+    assert "of weights a device leave no room for a KV cache, whatever the share" in result.misfit
 
 
 def test_what_a_release_refuses_already_hides_no_change(deployment: Made) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
+from tuner.cli.serve_text import serve_text
 from tuner.config.serve import Role
 from tuner.errors import SpecError
 from tuner.goals.serve_plan import deploy
@@ -258,3 +259,24 @@ def test_instances_of_a_role_are_of_one_kind_where_one_serves(tmp_path: Path) ->
     assert plan.decision is not None
     roles = [group.role for group in plan.decision.instances]
     assert len(roles) == len(set(roles))
+
+
+def test_a_closed_loop_without_targets_is_planned_whatever_it_takes(tmp_path: Path) -> None:
+    one = "{name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8}"
+    for load in ("concurrency: 4, input_tokens: 30000, output_tokens: 1", LONG_LOOP):
+        made = planned(
+            tmp_path, pools=one, traffic=f"{{{load}}}", slo="{}", extra="modes: [aggregated]"
+        )
+        assert made.decision is not None, load
+        assert made.predicted is not None
+        text = serve_text(made, folder=tmp_path)
+        assert "SLO" not in text
+        assert "goodput" not in text
+        # Instances are as busy as what they serve, not as a rate that nobody stated.
+        (busy,) = made.predicted.utilisation_ratio.values()
+        assert busy > 0.5, load
+        assert any("without an SLO" in note for note in made.provenance.notes)
+
+
+LONG_LOOP = "concurrency: 400, input_tokens: 31000, output_tokens: 16"
+"""More than eight H100 read within ten seconds."""
