@@ -1,13 +1,12 @@
 """Bands of TTFT and TPOT for a new pair (model, engine), from pairs that were left out.
 
 Errors of one pair are related, so that deciles of rows say how far the next row of a known pair
-lies and little about the first row of a new one. Pairs are therefore what counts: every pair under
-every kind of load weighs one, however many rows it has, and the band of a new pair comes from the
-other pairs as they are predicted by whoever has not seen them (`find_recipe`, `is_unseen`).
+lies and little about the first row of a new one. Pairs are therefore what counts: every pair
+weighs one, however many rows it has, and the band of a new pair comes from the other pairs as they
+are predicted by whoever has not seen them (`find_recipe`, `is_unseen`).
 
-    of the same engine and kind of load     1
+    of the same engine                      1
     of another engine                       OTHER_ENGINE times
-    under another kind of load              OTHER_LOAD times
     the pair itself, where it has rows      OWN_PAIR times
 
     TTFT    quantiles (1 - a) / 2 and (1 + a) / 2 of log(measured / predicted), which lean upwards
@@ -19,6 +18,12 @@ conformal prediction (Vovk et al., "Algorithmic Learning in a Random World", 200
 for a finite number of groups is found by leaving out rather than from their number, which for nine
 pairs would ask for the worst of them.
 
+Widenings: every release of an engine, every generation of devices, and every mode is left out in
+turn; the bands of the pairs in it come from all other rows. With e how far a row lies outside of
+its band, in logarithms and negative inside, what was left out costs the quantile four in five of e
+over its rows, pairs weighing the same. The next group costs at most what the one of rank
+ceil(4/5 (n + 1)) of n did, the most expensive of two (split conformal prediction over groups).
+
 Ratios: of two layouts of one model, engine, system, release, formats, driver, lengths and
 concurrency, the size of log(measured ratio / predicted ratio); pairs weigh the same, and so do
 the settings within a pair.
@@ -28,23 +33,24 @@ Letters: C rows, P ratios.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.serving.launches import PublishedLaunch
+from tuner.backtest.serving.launches import Harness, PublishedLaunch
 from tuner.backtest.serving.prediction import MeanLatency
 from tuner.costs.serve.bands import (
     Coverage,
     Edges,
     Kernels,
+    Lacking,
     LatencyRatioBand,
-    Load,
     PublishedMode,
     StoredBand,
+    Widening,
 )
 from tuner.spec.serving.goal import EngineName
 
@@ -55,9 +61,8 @@ STATED: Final = 0.8
 LEAST_OF_ENGINE: Final = 0.7
 """Coverage of every engine's held-out pairs."""
 OTHER_ENGINE: Final = 0.375
-OTHER_LOAD: Final = 0.05
+OWN_PAIR: Final = 6.0
 """Both weights were chosen on the published rows that the bands are made from."""
-OWN_PAIR: Final = 3.0
 STEP: Final = 0.01
 LEVELS: Final = tuple(round(STATED + STEP * number, 2) for number in range(20))
 DIGITS: Final = 3
@@ -110,7 +115,6 @@ class Regime:
     rows: tuple[Row, ...]
     pair_C: npt.NDArray[np.str_]
     engine_C: npt.NDArray[np.str_]
-    load_C: npt.NDArray[np.str_]
     setting_C: npt.NDArray[np.str_]
     new_C: Mapping[str, Floats]
     """By metric: residuals of unseen predictions."""
@@ -127,7 +131,6 @@ class Regime:
         metric: str,
         *,
         engine: str,
-        load: str,
         level: float,
         used_C: Flags,
         own: str = "",
@@ -137,14 +140,12 @@ class Regime:
         Args:
             metric: `ttft` or `tpot`.
             engine: whose band.
-            load: under which.
             level: share of the weight inside.
             used_C: rows that it is made from.
             own: the pair, where it is known.
         """
         weight_C = self._weights(used_C) * np.where(self.engine_C == engine, 1.0, OTHER_ENGINE)
-        weight_C = weight_C * np.where(self.load_C == load, 1.0, OTHER_LOAD)
-        weight_C[(self.pair_C == own) & (self.load_C == load)] *= OWN_PAIR
+        weight_C[self.pair_C == own] *= OWN_PAIR
         residual_C = self.known_C[metric] if own else self.new_C[metric]
         value_C, weight_C = residual_C[used_C], weight_C[used_C]
         if metric == "tpot":
@@ -154,9 +155,8 @@ class Regime:
         return -quantile(-value_C, weight_C, outer), quantile(value_C, weight_C, outer)
 
     def _weights(self, used_C: Flags) -> Floats:
-        """Weights: every pair under every load has total weight one."""
-        keys = np.char.add(np.char.add(self.pair_C, "|"), self.load_C)
-        _, group_C = np.unique(keys, return_inverse=True)
+        """Weights: every pair has total weight one."""
+        _, group_C = np.unique(self.pair_C, return_inverse=True)
         counts = np.bincount(group_C[used_C], minlength=group_C.max() + 1)
         return np.asarray(np.where(used_C, 1.0 / np.maximum(counts[group_C], 1), 0.0))
 
@@ -168,19 +168,16 @@ class Regime:
         """
         low_C, high_C = (np.full(len(self.rows), np.nan) for _ in range(2))
         key_C = self.pair_C if by == "pair" else self.setting_C
-        kind_C = np.char.add(np.char.add(key_C, "|"), self.load_C)
-        for kind in np.unique(kind_C):
-            own_C = kind_C == kind
+        for key in np.unique(key_C):
+            own_C, used_C = key_C == key, key_C != key
             first = int(np.argmax(own_C))
-            used_C = key_C != key_C[first]
-            pair, load = self.pair_C[first], self.load_C[first]
-            is_known = ((self.pair_C == pair) & (self.load_C == load) & used_C).any()
+            pair = self.pair_C[first]
+            is_known = ((self.pair_C == pair) & used_C).any()
             if not used_C.any() or (by != "pair" and not is_known):
                 continue
             low_C[own_C], high_C[own_C] = self.edges(
                 metric,
                 engine=self.engine_C[first],
-                load=load,
                 level=levels[str(self.engine_C[first])],
                 used_C=used_C,
                 own="" if by == "pair" else pair,
@@ -252,7 +249,6 @@ def _regime(rows: Sequence[Row]) -> Regime:
         rows=tuple(rows),
         pair_C=np.array([row.pair for row in rows]),
         engine_C=np.array([row.launch.engine for row in rows]),
-        load_C=np.array([row.launch.load.value for row in rows]),
         setting_C=np.array([row.setting for row in rows]),
         new_C={metric: logs(metric, is_new=True) for metric in METRICS},
         known_C={metric: logs(metric, is_new=False) for metric in METRICS},
@@ -260,27 +256,29 @@ def _regime(rows: Sequence[Row]) -> Regime:
 
 
 def stored_bands(regime: Regime) -> tuple[tuple[StoredBand, ...], Coverage]:
-    """Return the bands of a regime: every engine's under every load, and those of its own pairs."""
+    """Return the bands of a regime: every engine's, and those of its own pairs."""
     levels = {metric: regime.levels(metric) for metric in METRICS}
     result = []
-    for load, engine in itertools.product(Load, get_args(EngineName)):
-        is_own_C = (regime.engine_C == engine) & (regime.load_C == load.value)
+    for engine in get_args(EngineName):
+        is_own_C = regime.engine_C == engine
         for network in ("", *sorted({pair.split("|")[0] for pair in regime.pair_C[is_own_C]})):
             own = f"{network}|{engine}" if network else ""
             counted_C = is_own_C & (regime.pair_C == own) if own else is_own_C
             ttft, tpot = (
-                _stored(regime, metric, engine, load, level=levels[metric][engine], own=own)
+                _stored(regime, metric, engine, level=levels[metric][engine], own=own)
                 for metric in METRICS
             )
             band = StoredBand(
                 mode=regime.mode,
                 kernels=regime.kernels,
-                load=load,
                 engine=engine,
                 network=network,
                 ttft=ttft,
                 tpot=tpot,
                 rows=int(counted_C.sum()),
+                generations=tuple(
+                    sorted({regime.rows[at].launch.generation for at in np.flatnonzero(counted_C)})
+                ),
             )
             result.append(band)
     held = Coverage(
@@ -295,18 +293,88 @@ def stored_bands(regime: Regime) -> tuple[tuple[StoredBand, ...], Coverage]:
     return tuple(result), held
 
 
-def _stored(
-    regime: Regime, metric: str, engine: str, load: Load, *, level: float, own: str
-) -> Edges:
+def _stored(regime: Regime, metric: str, engine: str, *, level: float, own: str) -> Edges:
     low, high = regime.edges(
         metric,
         engine=engine,
-        load=load.value,
         level=level,
         used_C=np.ones(len(regime.rows), dtype=np.bool_),
         own=own,
     )
     return round(math.exp(low), DIGITS), round(math.exp(high), DIGITS)
+
+
+def widenings(regimes: Sequence[Regime]) -> tuple[Widening, ...]:
+    """Return what bands lack without any row of a release, a generation or a mode."""
+    result = []
+    for kernels in sorted({regime.kernels for regime in regimes}):
+        own = [regime for regime in regimes if regime.kernels == kernels]
+        levels = {(one.mode, name): one.levels(name) for one in own for name in METRICS}
+        for lacking in get_args(Lacking):
+            costs = {metric: _costs(own, lacking, metric, levels) for metric in METRICS}
+            if count := len(costs["tpot"]):
+                rank = min(count, math.ceil(STATED * (count + 1)))
+                factors = {
+                    metric: round(math.exp(max(some[rank - 1], 0.0)), DIGITS)
+                    for metric, some in costs.items()
+                }
+                result.append(Widening(lacking=lacking, kernels=kernels, groups=count, **factors))
+    return tuple(result)
+
+
+def _costs(
+    regimes: Sequence[Regime],
+    lacking: Lacking,
+    metric: str,
+    levels: Mapping[tuple[str, str], Levels],
+) -> list[float]:
+    """Return what each release, generation or mode costs that is left out, least first."""
+    by_group: dict[str, list[Floats]] = {}
+    for group, excess_C in _excesses(regimes, lacking, metric, levels):
+        by_group.setdefault(group, []).append(excess_C)
+    return sorted(_four_of_five(some) for some in by_group.values())
+
+
+def _four_of_five(pairs: Sequence[Floats]) -> float:
+    weight_C = np.concatenate([np.full(len(one), 1.0 / len(one)) for one in pairs])
+    return quantile(np.concatenate(pairs), weight_C, STATED)
+
+
+def _excesses(
+    regimes: Sequence[Regime],
+    lacking: Lacking,
+    metric: str,
+    levels: Mapping[tuple[str, str], Levels],
+) -> Iterator[tuple[str, Floats]]:
+    """Yield per pair in what is left out how far its rows lie outside of the bands without it."""
+    for one, other in itertools.product(regimes, repeat=2):
+        if (lacking == "mode") is (one.mode == other.mode):
+            continue
+        key_C = np.array([_left_out_key(row, lacking) for row in one.rows])
+        for key in np.unique(key_C):
+            used_C = key_C != key if one is other else np.ones(len(other.rows), dtype=np.bool_)
+            for pair in np.unique(one.pair_C[key_C == key]) if used_C.any() else ():
+                own_C = (key_C == key) & (one.pair_C == pair)
+                is_known = bool((used_C & (other.pair_C == pair)).any())
+                engine = str(pair).rpartition("|")[2]
+                low, high = other.edges(
+                    metric,
+                    engine=engine,
+                    level=levels[other.mode, metric][engine],
+                    used_C=used_C,
+                    own=str(pair) if is_known else "",
+                )
+                value_C = (one.known_C if is_known else one.new_C)[metric][own_C]
+                yield str(key), np.maximum(min(low, 0.0) - value_C, value_C - max(high, 0.0))
+
+
+def _left_out_key(row: Row, lacking: Lacking) -> str:
+    launch = row.launch
+    if lacking == "mode":
+        return row.mode
+    if lacking == "generation":
+        return launch.generation
+    return f"{launch.engine} {launch.release}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -339,12 +407,14 @@ class Ratios:
         return float(np.mean(shares))
 
 
-def ratios_of(rows: Sequence[Row], *, loads: Sequence[Load] = (Load.DOCUMENTED,)) -> Ratios:
+def ratios_of(
+    rows: Sequence[Row], *, harnesses: Sequence[Harness] = (Harness.INFERENCEX,)
+) -> Ratios:
     """Pair the layouts of every setting at equal lengths and concurrency."""
     by_case: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         one = row.launch
-        if row.kernels == "tables" and row.mode == "aggregated" and one.load in loads:
+        if row.kernels == "tables" and row.mode == "aggregated" and one.harness in harnesses:
             case = (row.setting, one.input_tokens, one.output_tokens, one.concurrency)
             by_case.setdefault(case, []).append(row)
     both = [

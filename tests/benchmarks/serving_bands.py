@@ -12,6 +12,7 @@ and their coverage of held-out pairs.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from tests.benchmarks.serving_band_fit import (
     STATED,
@@ -19,12 +20,14 @@ from tests.benchmarks.serving_band_fit import (
     ratios_of,
     regimes_of,
     stored_bands,
+    widenings,
 )
 from tests.benchmarks.serving_unseen import datasheet_rows, unseen_rows
 from tuner.backtest.rows import table_digest
 from tuner.backtest.serving.backtest import predict_pairs
 from tuner.backtest.serving.rows import read_cells
 from tuner.costs.serve.bands import StoredBands
+from tuner.spec.serving.goal import EngineName
 
 
 def _say(line: str) -> None:
@@ -41,24 +44,37 @@ def main(arguments: Sequence[str]) -> int:
     runs, folders = Path(inputs[0]), [Path(one) for one in inputs[1:]]
     predicted = predict_pairs(read_cells(runs), profiles=folders)
     rows = [*unseen_rows(predicted, folders), *datasheet_rows(predicted)]
-    made = [stored_bands(regime) for regime in regimes_of(rows)]
+    regimes = regimes_of(rows)
+    made = [stored_bands(regime) for regime in regimes]
     result = StoredBands(
         origin=f"{runs.name}: published launches on Hopper and Blackwell",
         data_sha256=table_digest(runs),
         stated_ratio=STATED,
         held=tuple(held for _, held in made),
         bands=tuple(band for bands, _ in made for band in bands),
+        widenings=widenings(regimes),
+        releases={
+            engine: tuple(
+                sorted({row.launch.release for row in rows if row.launch.engine == engine})
+            )
+            for engine in get_args(EngineName)
+        },
         ratios=ratio_band(ratios_of(rows)),
     )
     for band in result.bands:
         _say(
-            f"{band.kernels} {band.mode} {band.load.value} {band.engine}"
+            f"{band.kernels} {band.mode} {band.engine}"
             f" {band.network or 'new'}: ttft {band.ttft}, tpot {band.tpot}, {band.rows} rows"
         )
     for held in result.held:
         _say(
             f"{held.kernels} {held.mode}: {held.pairs} pairs left out one by one, inside"
             f" {held.ttft:.1%} of ttft, {held.tpot:.1%} of tpot"
+        )
+    for one in result.widenings:
+        _say(
+            f"{one.kernels} without the {one.lacking}: edges times {one.ttft} of ttft,"
+            f" {one.tpot} of tpot, from {one.groups} left out in turn"
         )
     _say(f"ratios: {result.ratios}")
     if out is not None:

@@ -100,7 +100,7 @@ def summarise_errors(
     for pair in pairs:
         launch = pair.launch
         if not launch.is_disaggregated:
-            key = (f"{launch.decoder.network}|{launch.engine}", launch.load.value)
+            key = (f"{launch.decoder.network}|{launch.engine}", launch.harness.value)
             result.setdefault(key, []).append(_size(pair))
     return {key: float(np.mean(sizes)) for key, sizes in result.items()}
 

@@ -28,7 +28,7 @@ Band = tuple[float, float]
 
 
 PUBLISHED_MODES: frozenset[Mode] = frozenset({"aggregated", "disaggregated"})
-"""Modes whose error bands are made from published runs; those of others are guesses
+"""Modes whose error bands are made from published runs of their own
 (tuner/costs/serve/bands.py)."""
 
 

@@ -178,10 +178,11 @@ def _to_row(
     if latency is not None and isinstance(launch, PublishedLaunch):
         around = bands_of(
             launch.engine,
+            release=launch.release,
+            generation=launch.generation,
             mode="disaggregated" if launch.is_disaggregated else "aggregated",
             has_kernels=not latency.estimated,
             decoder=launch.decoder,
-            load=launch.load,
         )
         is_new = around.is_new
         ttft_band = around.ttft.around(latency.ttft_s)

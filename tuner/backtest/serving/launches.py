@@ -27,7 +27,6 @@ from enum import StrEnum
 from typing import Final
 
 from tuner.backtest.serving.decoders import checkpoint_formats, find_decoder
-from tuner.costs.serve.bands import Load
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.memory import weight_bytes
@@ -76,13 +75,6 @@ class Harness(StrEnum):
     """Not documented; its lengths are round thousands."""
 
 
-LOADS: Final[Mapping[Harness, Load]] = {
-    Harness.INFERENCEX: Load.DOCUMENTED,
-    Harness.OTHER: Load.POWERS,
-    Harness.ROUND: Load.ROUND,
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleWorkers:
     """Workers of one role."""
@@ -117,11 +109,6 @@ class PublishedLaunch:
     def is_disaggregated(self) -> bool:
         """Prefill and decode run on different workers."""
         return len(self.sides) == 2
-
-    @property
-    def load(self) -> Load:
-        """What is known of its requests."""
-        return LOADS[self.harness]
 
     @property
     def generation(self) -> str:

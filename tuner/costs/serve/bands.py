@@ -5,34 +5,37 @@ tests/benchmarks/serving_band_fit.py and stored beside this file by
 
     python tests/benchmarks/serving_bands.py RUNS.csv [TABLES] -o tuner/costs/serve/bands.json
 
-What is known decides which one counts:
+`bands_of` is the only place where one is chosen, for plans, estimates and backtests alike:
 
     the pair (model, engine) has rows    its own rows weigh most
     it has none                          from every other pair, predicted by what their rows show
     the engine has none                  as wide as those bands of all engines together
     operations without kernels           the same, predicted from datasheets alone
     mode                                 aggregated or disaggregated launches
-    load                                 documented, or one of two drivers that are not: the tool's
-                                         own loads and launches are stated, which is the first
 
-Models of one network count as one, whatever they are called. Residuals of TTFT lean upwards (wait
-for other prompts and warm-up lengthen it more than anything shortens it), those of TPOT do not.
+The bands of a pair hold under whatever load its launches were measured: half of the drivers are not
+documented, and no spec says which of them it is like. Models of one network count as one, whatever
+they are called. Residuals of TTFT lean upwards (wait for other prompts and warm-up lengthen it more
+than anything shortens it), those of TPOT do not.
+
+A release, a generation of devices or a mode without any row moves both edges apart by a factor
+each: what it took to hold four of five rows of a published one that was left out, for four of five
+of them, the worst of two (conformalised quantiles: Romano, Patterson and Candes, NeurIPS 2019).
+`Bands.note` says what is lacking.
 
 Ratios of two layouts of one model, engine, system and release at equal load have bands of their
 own, narrower than either latency's: most of what a prediction misses is in both.
 
-Nothing published covers other modes. Offloaded prompts pass prefill and decode instances: the band
-of disaggregated launches is the nearest. AFD has that band twice as wide in ratio on both sides,
-multiplexed devices that of aggregated launches likewise. All are guesses.
+Nothing published covers other modes: theirs are as wide as those of both published ones together.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 from pydantic import Field
 
@@ -40,8 +43,8 @@ from profilers.records import Record
 from tuner.costs.serve.decoder import Decoder
 from tuner.spec.serving.goal import EngineName, Mode
 
-SCHEMA_VERSION: Final = 1
-# 1: first release.
+SCHEMA_VERSION: Final = 2
+# 1: first release. 2: no load; what lacking releases, generations and modes cost.
 
 NAME: Final = "bands.json"
 NEW_PAIR: Final = "no calibration row shares this model and engine"
@@ -58,17 +61,7 @@ Edges = tuple[Edge, Edge]
 Covered = Annotated[float, Field(ge=0.0, le=1.0)]
 PublishedMode = Literal["aggregated", "disaggregated"]
 Kernels = Literal["tables", "datasheet"]
-
-
-class Load(StrEnum):
-    """What is known of the requests of a launch."""
-
-    DOCUMENTED = "documented"
-    """Lengths and arrivals are stated, as are the flags of the launch."""
-    POWERS = "powers"
-    """A driver that is not documented, with prompts of powers of two."""
-    ROUND = "round"
-    """Another one, with prompts of round thousands of tokens."""
+Lacking = Literal["release", "generation", "mode"]
 
 
 class StoredBand(Record):
@@ -76,7 +69,6 @@ class StoredBand(Record):
 
     mode: PublishedMode
     kernels: Kernels
-    load: Load
     engine: EngineName
     network: str = ""
     """Of the model (`Decoder.network`); empty: any without rows of this engine."""
@@ -84,6 +76,8 @@ class StoredBand(Record):
     tpot: Edges
     rows: Annotated[int, Field(ge=0)]
     """Of the pair, or where it is new of the engine's pairs, in this regime."""
+    generations: tuple[str, ...]
+    """Generations of devices of these rows."""
 
 
 class Coverage(Record):
@@ -95,6 +89,17 @@ class Coverage(Record):
     """Share of rows inside, every pair weighing the same."""
     tpot: Covered
     pairs: Annotated[int, Field(ge=1)]
+
+
+class Widening(Record):
+    """What a group of launches without any row costs: factors that move both edges apart."""
+
+    lacking: Lacking
+    kernels: Kernels
+    ttft: Annotated[float, Field(ge=1.0, lt=1e6)]
+    tpot: Annotated[float, Field(ge=1.0, lt=1e6)]
+    groups: Annotated[int, Field(ge=1)]
+    """Releases, generations or modes that were left out in turn."""
 
 
 class LatencyRatioBand(Record):
@@ -113,13 +118,16 @@ class LatencyRatioBand(Record):
 class StoredBands(Record):
     """What tests/benchmarks/serving_bands.py writes."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     origin: str
     data_sha256: str
     stated_ratio: float
     """Share of launches that a band is to hold."""
     held: tuple[Coverage, ...]
     bands: tuple[StoredBand, ...]
+    widenings: tuple[Widening, ...]
+    releases: dict[str, tuple[str, ...]]
+    """Those of the rows, by engine."""
     ratios: LatencyRatioBand
 
 
@@ -135,10 +143,9 @@ class LatencyBand:
         low, high = min(self.low_ratio, 1.0), max(self.high_ratio, 1.0)
         return low * predicted, high * predicted
 
-    @property
-    def doubled(self) -> "LatencyBand":
-        """Twice as wide in ratio on both sides, for what no comparison covers."""
-        return LatencyBand(low_ratio=self.low_ratio**2, high_ratio=self.high_ratio**2)
+    def widened(self, factor: float) -> "LatencyBand":
+        """Return it with both edges moved apart."""
+        return LatencyBand(low_ratio=self.low_ratio / factor, high_ratio=self.high_ratio * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,39 +156,65 @@ class Bands:
     tpot: LatencyBand
     is_new: bool
     """No calibration row shares its model and engine."""
+    lacking: tuple[str, ...] = ()
+    """What no calibration row is of, in words."""
+
+    @property
+    def note(self) -> str:
+        """Say in a line what widens them; empty where nothing does."""
+        if not self.lacking:
+            return ""
+        return (
+            f"no published run of {', of '.join(self.lacking)}: the bands are widened by what"
+            " leaving out such runs costs"
+        )
 
 
 def bands_of(
     engine: str,
     *,
+    release: str,
+    generation: str,
     mode: Mode,
     has_kernels: bool,
     decoder: Decoder | None = None,
-    load: Load = Load.DOCUMENTED,
 ) -> Bands:
     """Return the bands of TTFT and TPOT.
 
     Args:
         engine: that serves.
+        release: its version.
+        generation: of the devices.
         mode: of the deployment.
         has_kernels: every operation was priced from measured kernels.
         decoder: the model; None: one without rows.
-        load: what is known of the requests.
     """
-    kept: PublishedMode = "disaggregated" if mode in SPLIT_MODES else "aggregated"
     kernels: Kernels = "tables" if has_kernels else "datasheet"
-    published = {one for *_, one in _by_network()}
-    if engine not in published:
-        return joined(
-            [bands_of(one, mode=mode, has_kernels=has_kernels, load=load) for one in published]
-        )
-    by_network = _by_network()[kept, kernels, load, engine]
-    network = "" if decoder is None else decoder.network
-    stored = by_network.get(network, by_network[""])
-    ttft, tpot = _band(stored.ttft), _band(stored.tpot)
-    if mode in ("shared_device", "attention_expert"):
-        ttft, tpot = ttft.doubled, tpot.doubled
-    return Bands(ttft=ttft, tpot=tpot, is_new=not stored.network)
+    published = shipped().releases
+    network = decoder.network if decoder is not None and engine in published else ""
+    every = get_args(PublishedMode)
+    known = [
+        _by_network()[one, kernels, name]
+        for one in ((mode,) if mode in every else every)
+        for name in ((engine,) if engine in published else published)
+    ]
+    stored = [by_network.get(network, by_network[""]) for by_network in known]
+    is_new = not all(one.network for one in stored)
+    lacking: dict[Lacking, str] = {}
+    if engine in published and release not in published[engine]:
+        lacking["release"] = f"{engine} {release}".strip()
+    if generation not in {name for one in stored for name in one.generations}:
+        lacking["generation"] = f"{generation} devices"
+    if mode not in every:
+        lacking["mode"] = f"mode {mode}"
+    costs = {(one.lacking, one.kernels): one for one in shipped().widenings}
+    factors = [costs[name, kernels] for name in lacking]
+    return Bands(
+        ttft=_hull([one.ttft for one in stored]).widened(math.prod(one.ttft for one in factors)),
+        tpot=_hull([one.tpot for one in stored]).widened(math.prod(one.tpot for one in factors)),
+        is_new=is_new,
+        lacking=((f"this model on {engine}",) if is_new else ()) + tuple(lacking.values()),
+    )
 
 
 def bands_of_steps() -> Bands:
@@ -192,22 +225,18 @@ def bands_of_steps() -> Bands:
 
 def joined(bands: Sequence[Bands]) -> Bands:
     """Return bands as wide as all of some together."""
-
-    def around(edges: Iterable[LatencyBand]) -> LatencyBand:
-        lows, highs = zip(*((one.low_ratio, one.high_ratio) for one in edges), strict=True)
-        return LatencyBand(low_ratio=min(lows), high_ratio=max(highs))
-
     return Bands(
-        ttft=around(one.ttft for one in bands),
-        tpot=around(one.tpot for one in bands),
+        ttft=_hull([(one.ttft.low_ratio, one.ttft.high_ratio) for one in bands]),
+        tpot=_hull([(one.tpot.low_ratio, one.tpot.high_ratio) for one in bands]),
         is_new=any(one.is_new for one in bands),
+        lacking=tuple(dict.fromkeys(name for one in bands for name in one.lacking)),
     )
 
 
 def ratio_bands() -> tuple[LatencyBand, LatencyBand]:
     """Return the bands of ratios of TTFT and TPOT between two layouts at equal load."""
     stored = shipped().ratios
-    return _band(stored.ttft), _band(stored.tpot)
+    return _hull([stored.ttft]), _hull([stored.tpot])
 
 
 @cache
@@ -218,13 +247,13 @@ def shipped() -> StoredBands:
 
 
 @cache
-def _by_network() -> Mapping[tuple[str, str, Load, str], Mapping[str, StoredBand]]:
-    stored: dict[tuple[str, str, Load, str], dict[str, StoredBand]] = {}
+def _by_network() -> Mapping[tuple[str, str, str], Mapping[str, StoredBand]]:
+    stored: dict[tuple[str, str, str], dict[str, StoredBand]] = {}
     for band in shipped().bands:
-        regime = (band.mode, band.kernels, band.load, band.engine)
-        stored.setdefault(regime, {})[band.network] = band
+        stored.setdefault((band.mode, band.kernels, band.engine), {})[band.network] = band
     return stored
 
 
-def _band(edges: Edges) -> LatencyBand:
-    return LatencyBand(low_ratio=edges[0], high_ratio=edges[1])
+def _hull(edges: Sequence[Edges]) -> LatencyBand:
+    lows, highs = zip(*edges, strict=True)
+    return LatencyBand(low_ratio=min(lows), high_ratio=max(highs))

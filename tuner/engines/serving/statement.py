@@ -75,7 +75,7 @@ def _experiment(verified: VerifiedServing) -> Iterator[str]:
 def expectation(verified: VerifiedServing) -> tuple[str, ...]:
     """Return what the plan predicts, for people."""
     predicted, mode = verified.predicted, verified.decision.mode
-    guessed = (f"No published run supports the bands of {mode}: they are a guess.",)
+    guessed = (f"No published run supports the bands of {mode}: they are widened.",)
     return (
         _latency("TTFT", predicted.ttft_s, band=predicted.ttft_s_band),
         _latency("TPOT", predicted.tpot_s, band=predicted.tpot_s_band),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.config.serve import Role
-from tuner.costs.serve.bands import NEW_PAIR, LatencyBand, bands_of
+from tuner.costs.serve.bands import LatencyBand
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.engines.serve_capabilities import release_on
 from tuner.errors import SpecError
@@ -94,10 +94,10 @@ def estimate_serving(
     has_room = not misfit
     load = simulate_load(inputs, option) if has_room else None
     changes = price_changes(inputs, load)
-    around = serving_pool.measured_bands or bands_of(
+    around = serving_pool.bands(
         launch.engine,
+        release=release or release_on(inputs.goal, serving_pool.pool).release,
         mode=_MODE.get(launch.role, "disaggregated"),
-        has_kernels=not serving_pool.machine.estimated,
         decoder=inputs.decoder,
     )
     return ServingEstimate(
@@ -134,7 +134,7 @@ def estimate_serving(
         notes=(
             *launch.notes,
             *_notes(inputs, option, load, spec=spec),
-            *((f"{NEW_PAIR}: bands are wider",) if around.is_new else ()),
+            *filter(None, (around.note,)),
         ),
     )
 

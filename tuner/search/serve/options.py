@@ -26,7 +26,7 @@ import numpy as np
 
 from tuner.config.serve import Role
 from tuner.costs.prices.profile import ProfilePrices
-from tuner.costs.serve.bands import Bands, bands_of_steps
+from tuner.costs.serve.bands import Bands, bands_of, bands_of_steps
 from tuner.costs.serve.capacity import (
     cache_tokens,
     holds_whole,
@@ -52,6 +52,7 @@ from tuner.search.serve.mixed_batches import PromptTime, lasting_running, prompt
 from tuner.simulate.serving.batching import WATERMARK_RATIO
 from tuner.simulate.serving.client import engine_client
 from tuner.spec.cluster import Pool
+from tuner.spec.serving.goal import Mode
 
 BATCHES: Final = 32
 """Numbers of sequences that are priced."""
@@ -96,6 +97,17 @@ class ServingPool:
         if self.residual is not None:
             return self.residual.bands
         return None if self.machine.host is None else bands_of_steps()
+
+    def bands(self, engine: str, *, release: str, mode: Mode, decoder: Decoder) -> Bands:
+        """Return the bands of latencies on these devices: as measured, else as published."""
+        return self.measured_bands or bands_of(
+            engine,
+            release=release,
+            generation=self.machine.sheet.generation,
+            mode=mode,
+            has_kernels=not self.machine.estimated,
+            decoder=decoder,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

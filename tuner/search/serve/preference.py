@@ -1,8 +1,8 @@
 """Which solution is better: by the goal, and by whether published runs back its mode.
 
 Bands of aggregated and disaggregated launches are made from published runs, those of other modes
-are guesses (tuner/costs/serve/bands.py). A mode without runs is chosen over one with them only
-where it takes less at the far end of its band too:
+are wider (tuner/costs/serve/bands.py). A mode without runs is chosen over one
+with them only where it takes less at the far end of its band too:
 
     far end     steps h times as long, so a capacity of 1 / h: its program is solved once more with
                 (1 + spare) h - 1 in place of the spare capacity that the simulation needed
@@ -14,7 +14,8 @@ Not covered: latencies at the far end of a band, which modes with runs are not h
 import math
 from collections.abc import Sequence
 
-from tuner.costs.serve.bands import Bands, bands_of, joined
+from tuner.costs.serve.bands import Bands, joined
+from tuner.engines.serve_capabilities import release_on
 from tuner.plans.serve import PUBLISHED_MODES
 from tuner.search.serve.program import BOUND_TOLERANCE, Spare
 from tuner.search.serve.solve_mode import (
@@ -69,24 +70,17 @@ def worst_objective(solution: ModeSolution, problem: ServeProblem) -> float:
 def bands_around(solution: ModeSolution, problem: ServeProblem) -> Bands:
     """Return the bands of TTFT and TPOT; of several engines, bands that hold for each."""
     goal = problem.spec.goal
-    measured = [group.option.serving_pool.measured_bands for group in solution.groups]
-    known = [bands for bands in measured if bands is not None]
-    if len(known) == len(measured):
-        return joined(known)
-    engines = {
-        goal.engine_on(group.option.serving_pool.pool.name).name for group in solution.groups
-    }
+    decoder = solution.groups[0].option.iteration.decoder
+    pools = [group.option.serving_pool for group in solution.groups]
     return joined(
         [
-            bands_of(
-                engine,
+            own.bands(
+                goal.engine_on(own.pool.name).name,
+                release=release_on(goal, own.pool).release,
                 mode=solution.mode,
-                has_kernels=not any(
-                    group.option.serving_pool.machine.estimated for group in solution.groups
-                ),
-                decoder=solution.groups[0].option.iteration.decoder,
+                decoder=decoder,
             )
-            for engine in sorted(engines)
+            for own in pools
         ]
     )
 

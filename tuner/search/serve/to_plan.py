@@ -7,7 +7,7 @@ import numpy as np
 
 from tuner.config.serve import Island, PlannedKvTransfer, Role, ServeDecision
 from tuner.config.serve_words import target_words
-from tuner.costs.serve.bands import NEW_PAIR, SPLIT_MODES, ratio_bands
+from tuner.costs.serve.bands import SPLIT_MODES, ratio_bands
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.devices.datasheet import Generation, Vendor
@@ -16,7 +16,7 @@ from tuner.engines.serve_rules.rules import refusals
 from tuner.engines.serve_rules.steps import lacks_units
 from tuner.engines.serve_rules.vendor_pairs import portable_backend
 from tuner.engines.serve_rules.vendors import TRAITS
-from tuner.plans.serve import PUBLISHED_MODES, ServeAlternative, ServePrediction
+from tuner.plans.serve import ServeAlternative, ServePrediction
 from tuner.search.serve.assumptions import plan_assumptions
 from tuner.search.serve.demand import NO_TARGET_TPOT_S, NO_TARGET_TTFT_S, Demand
 from tuner.search.serve.instances import to_instances
@@ -324,10 +324,8 @@ def plan_cautions(solution: ModeSolution, problem: ServeProblem) -> Iterator[str
             f" prefix caches: {where};"
             " where requests have the same prefix state goal.traffic.prefix_scope: common"
         )
-    if bands_around(solution, problem).is_new:
-        yield f"{NEW_PAIR}: bands are those that hold pairs left out of the calibration"
-    if solution.mode not in PUBLISHED_MODES:
-        yield f"no published run backs the bands of {solution.mode}: they are a guess"
+    if note := bands_around(solution, problem).note:
+        yield note
     if solution.mode == "attention_expert":
         yield from _experiment(solution)
     if solution.mode in SPLIT_MODES and any(

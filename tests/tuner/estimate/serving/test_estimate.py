@@ -136,7 +136,7 @@ def test_ratios_to_the_launch_have_bands_where_the_degrees_alone_differ(deployme
 
 
 def test_a_pair_without_calibration_rows_is_said_to_be_new(deployment: Made) -> None:
-    text = "no calibration row shares this model and engine"
+    text = "no published run of this model on vllm"
     for model, is_new in (("mixtral-8x7b", True), ("llama-3.1-70b", False)):
         result = deployment(model=model).estimate(f"{START} -tp 8 --max-num-seqs 64")
         assert result.is_new_pair is is_new

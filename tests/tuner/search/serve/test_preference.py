@@ -61,10 +61,9 @@ def test_a_mode_without_runs_that_is_the_only_one_requested_is_chosen_with_a_cau
     assert plan.decision.mode == "shared_device"
     assert plan.predicted is not None
     assert plan.predicted.is_new_pair
-    assert any(
-        "no calibration row shares this model and engine" in note for note in plan.provenance.notes
-    )
-    assert any("no published run backs" in note for note in plan.provenance.notes)
+    (note,) = (note for note in plan.provenance.notes if "no published run of" in note)
+    assert "this model on" in note
+    assert "of mode shared_device" in note
 
 
 def test_a_mode_that_misses_a_target_once_simulated_still_counts_for_the_bound(

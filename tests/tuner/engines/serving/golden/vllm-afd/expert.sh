@@ -8,7 +8,7 @@
 # Expected TTFT: mean 500 ms (80 % band: 400 ms to 700 ms), P50 400 ms, P90 900 ms, P99 1.50 s.
 # Expected TPOT: mean 20.0 ms (80 % band: 18.0 ms to 23.0 ms), P50 20.0 ms, P90 30.0 ms, P99 40.0 ms.
 # Expected: 14 requests/s, 14,000 output tokens/s, goodput 0.5 requests/s per device.
-# No published run supports the bands of attention_expert: they are a guess.
+# No published run supports the bands of attention_expert: they are widened.
 #
 # Usage: MODEL=... [PORT=...] ./expert.sh [more flags of the engine]
 # Each serves an instance of attention.sh and takes no requests; their ranks rendezvous at AFD_HOST:AFD_PORT, by default this machine and PORT + 30.

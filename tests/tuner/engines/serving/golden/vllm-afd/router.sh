@@ -8,7 +8,7 @@
 # Expected TTFT: mean 500 ms (80 % band: 400 ms to 700 ms), P50 400 ms, P90 900 ms, P99 1.50 s.
 # Expected TPOT: mean 20.0 ms (80 % band: 18.0 ms to 23.0 ms), P50 20.0 ms, P90 30.0 ms, P99 40.0 ms.
 # Expected: 14 requests/s, 14,000 output tokens/s, goodput 0.5 requests/s per device.
-# No published run supports the bands of attention_expert: they are a guess.
+# No published run supports the bands of attention_expert: they are widened.
 #
 # Usage: set PREFILL_URLS and DECODE_URLS to addresses such as http://host:30000, separated by spaces, one per instance in the order above, and run ./router.sh [more flags of the router]
 # DECODE_URLS are those of attention servers; FFN servers take no requests.
