@@ -33,7 +33,7 @@ from tuner.costs.lookups import Lookups, NotedPrices
 from tuner.costs.ops import Prices
 from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.prices.measured import MeasuredPrices
-from tuner.costs.train.calibration import Regime, constants_of
+from tuner.costs.train.calibration import Regime, constants_of, kind_of_model
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.costs.train.measured_links import with_measured_links
@@ -194,14 +194,15 @@ def seconds_of(
 
     What is looked up is noted in `lookups`.
     """
+    model = model_of(row["model"])
     regime = Regime(
         device=device.name,
         generation=device.generation,
         precision=GemmPrecision.BF16,
         software=Software.TRANSFORMERS,
         family="transformers",
+        model_kind=kind_of_model(has_experts=model.moe is not None),
     )
-    model = model_of(row["model"])
     hardware = device_hardware(device, GemmPrecision.BF16)
     constants = single(constants_of([regime], None))
     prices: Prices = DatasheetPrices(hardware=hardware, constants=constants)

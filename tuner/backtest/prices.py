@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.backtest.columns import PublishedRun, RunColumns, stack_runs
-from tuner.costs.train.calibration import Regime
+from tuner.costs.train.calibration import Regime, kind_of_model
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import MemoryConstants, memory_constants
@@ -176,5 +176,6 @@ def run_regime(run: PublishedRun) -> Regime:
         precision=run.precision,
         software=run.software,
         family=run.family,
+        model_kind=kind_of_model(has_experts=bool(run.shape.experts)),
         release=run.release,
     )

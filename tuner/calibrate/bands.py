@@ -6,13 +6,17 @@ of held-out residuals that covers the stated share of a new recipe, ceil((n + 1)
 many runs they have. With too few recipes there is no band, and that of a more general regime is
 used.
 
-The known facts of a regime determine the residuals of its band:
+The known facts of a regime determine the residuals of its band, which are always of its own kind of
+model (with experts or dense):
 
     its family, device generation and release   recipes held out
     its family and device generation            whole releases held out
     its family                                  whole generations of devices held out
     its device generation                       whole families held out
-    nothing                                     the same, all together
+    nothing                                     families and generations held out, both at once
+
+There are many releases, and so a new one errs like all of them together. Of generations and
+families there are few, whose errors differ: a new one is taken to err like the worst held out.
 
 Letters: C runs.
 """
@@ -26,18 +30,26 @@ import numpy as np
 from tuner.calibrate.fit import Floats
 from tuner.costs.train.calibration import Band, Regime, Where, narrowest_band
 
-FEWEST: Final = 12
-"""Recipes that a band needs."""
 STATED: Final = 0.9
+FEWEST: Final = 9
+"""Recipes that a band needs: the least of which nine of ten new ones can be held."""
 
 LEVELS: Final[Mapping[tuple[str, ...], str]] = {
-    ("family", "generation", "release"): "group",
-    ("family", "generation"): "release",
-    ("family",): "generation",
-    ("generation",): "family",
-    (): "family",
+    ("family", "generation", "release", "model_kind"): "group",
+    ("family", "generation", "model_kind"): "release",
+    ("family", "model_kind"): "generation",
+    ("generation", "model_kind"): "family",
+    ("model_kind",): "both",
 }
 """Known facts, and what was held out to estimate their accuracy."""
+WORST_OF: Final[Mapping[str, tuple[str, ...]]] = {
+    "group": (),
+    "release": (),
+    "generation": ("generation",),
+    "family": ("family",),
+    "both": ("family", "generation"),
+}
+"""Facts that tell apart the groups of which the worst counts; none: all recipes together."""
 
 
 def error_bands(
@@ -50,20 +62,34 @@ def error_bands(
     """Return a band for every set of facts with enough recipes; NaN residuals are left out."""
     has_release = {regime.family for regime in regimes if regime.release}
     bands = []
-    for facts, key in LEVELS.items():
+    for facts, level in LEVELS.items():
         wheres = [_where(regime, facts) for regime in regimes]
         for where in dict.fromkeys(where for where in wheres if where is not None):
             # Without any known release there is none to hold out.
-            is_unreleased = facts == ("family", "generation") and where.family not in has_release
-            residual_C = residual_by["group" if is_unreleased else key]
-            chosen = [
-                place
-                for place, other in enumerate(wheres)
-                if other == where and np.isfinite(residual_C[place])
-            ]
-            band = _band(where, residual_C, groups, chosen, stated)
-            if band is not None:
-                bands.append(band)
+            is_unreleased = level == "release" and where.family not in has_release
+            key = "group" if is_unreleased else level
+            sizes: dict[tuple[str, ...], dict[str, list[float]]] = {(): {}}
+            for regime, group, residual, other in zip(
+                regimes, groups, residual_by[key], wheres, strict=True
+            ):
+                if other == where and np.isfinite(residual):
+                    together = tuple(str(getattr(regime, name)) for name in WORST_OF[key])
+                    for chosen in {(), together}:
+                        by_recipe = sizes.setdefault(chosen, {})
+                        by_recipe.setdefault(group, []).append(abs(float(residual)))
+            held = [_size(list(one.values()), stated) for one in sizes.values()]
+            if held[0] is not None:
+                size = max(one for one in held if one is not None)
+                every = sizes[()].values()
+                bands.append(
+                    Band(
+                        where=where,
+                        low=round(math.exp(-size), 4),
+                        high=round(math.exp(size), 4),
+                        groups=len(every),
+                        rows=sum(map(len, every)),
+                    )
+                )
     return tuple(bands)
 
 
@@ -72,23 +98,12 @@ def _where(regime: Regime, facts: tuple[str, ...]) -> Where | None:
     return Where(**values) if all(values.values()) else None
 
 
-def _band(
-    where: Where, residual_C: Floats, groups: Sequence[str], chosen: Sequence[int], stated: float
-) -> Band | None:
-    by_group: dict[str, list[float]] = {}
-    for place in chosen:
-        by_group.setdefault(groups[place], []).append(abs(float(residual_C[place])))
-    rank = math.ceil((len(by_group) + 1) * stated)
-    if len(by_group) < FEWEST or rank > len(by_group):
+def _size(by_recipe: Sequence[Sequence[float]], stated: float) -> float | None:
+    """Return the size that holds a new recipe as often as stated; None with too few recipes."""
+    rank = math.ceil((len(by_recipe) + 1) * stated)
+    if len(by_recipe) < FEWEST or rank > len(by_recipe):
         return None
-    size = _quantile(list(by_group.values()), rank / len(by_group))
-    return Band(
-        where=where,
-        low=round(math.exp(-size), 4),
-        high=round(math.exp(size), 4),
-        groups=len(by_group),
-        rows=len(chosen),
-    )
+    return _quantile(by_recipe, rank / len(by_recipe))
 
 
 def _quantile(sizes_by_group: Sequence[Sequence[float]], share: float) -> float:

@@ -27,7 +27,7 @@ from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import PublishedRun, build_runs
 from tuner.backtest.prices import Pricer, build_pricer, run_regime
 from tuner.backtest.rows import Row
-from tuner.calibrate.bands import STATED, covered_ratio, error_bands
+from tuner.calibrate.bands import STATED, WORST_OF, covered_ratio, error_bands
 from tuner.calibrate.cross_validation import KEYS, MOST_FOLDS, assign_folds, held_out
 from tuner.calibrate.fit import COARSE, Fit, Floats, Problem, fit, group_blocks
 from tuner.calibrate.ratio_bands import build_pairs, build_ratio_bands, setting_key
@@ -90,8 +90,12 @@ def calibrate(
     whole = fit(problem)
     groups, strata = [run.row.group for run in runs], [run.family for run in runs]
     residual_by = {
-        name: held_out(problem, whole, assign_folds(keys, most=MOST_FOLDS, strata=strata))
-        for name, keys in held_out_keys(runs).items()
+        name: held_out(
+            problem,
+            whole,
+            *(assign_folds(keys, most=MOST_FOLDS, strata=strata) for keys in assignments),
+        )
+        for name, assignments in held_out_keys(runs).items()
     }
     return Calibration(
         runs=runs,
@@ -111,6 +115,7 @@ def calibrate(
             bands=error_bands(regimes, groups, residual_by),
             ratios=build_ratio_bands(build_pairs(runs, residual_by["setting"])),
             releases=releases_by_family(runs),
+            recipes=recipes_by_group(regimes, groups),
         ),
     )
 
@@ -196,14 +201,32 @@ def run_weights(runs: Sequence[PublishedRun]) -> Floats:
     return np.array([count[kind] ** -0.5 for kind in kinds])
 
 
-def held_out_keys(runs: Sequence[PublishedRun]) -> dict[str, list[str]]:
-    """Return the cross-validation keys of the runs: for tables, and for bands."""
-    keys = {name: [key(run) for run in runs] for name, key in KEYS.items()}
-    keys["release"] = [f"{run.family}|{run.release}" for run in runs]
-    keys["generation"] = [f"{run.family}|{run.device.generation}" for run in runs]
-    keys["family"] = [run.family for run in runs]
-    keys["setting"] = [setting_key(run) for run in runs]
-    return keys
+def held_out_keys(runs: Sequence[PublishedRun]) -> dict[str, tuple[list[str], ...]]:
+    """Return the cross-validation keys of the runs: for tables, and for bands.
+
+    Of several keys any that two runs share is left out for both.
+    """
+    families = [run.family for run in runs]
+    generations = [str(run.device.generation) for run in runs]
+    return {
+        **{name: ([key(run) for run in runs],) for name, key in KEYS.items()},
+        "release": ([f"{run.family}|{run.release}" for run in runs],),
+        "generation": (list(map("|".join, zip(families, generations, strict=True))),),
+        "family": (families,),
+        "both": (families, generations),
+        "setting": ([setting_key(run) for run in runs],),
+    }
+
+
+def recipes_by_group(regimes: Sequence[Regime], groups: Sequence[str]) -> dict[str, int]:
+    """Count the recipes of each family, generation and kind of model."""
+    return dict(
+        sorted(
+            Counter(
+                key for key, _ in set(zip((one.group for one in regimes), groups, strict=True))
+            ).items()
+        )
+    )
 
 
 def releases_by_family(runs: Sequence[PublishedRun]) -> dict[str, tuple[str, ...]]:
@@ -242,8 +265,10 @@ def nested_coverage(
             return None
         inner = fit(problem, weight_C=np.where(used_C, problem.weight_C, 0.0), tolerance=COARSE)
         residual_by = {
-            name: held_out(problem, inner, _inner_folds(keys[name]), used_C=used_C, is_rough=True)
-            for name in ("group", "release", "generation", "family")
+            name: held_out(
+                problem, inner, *map(_inner_folds, keys[name]), used_C=used_C, is_rough=True
+            )
+            for name in WORST_OF
         }
         bands = error_bands(regimes, groups, residual_by)
         shares |= covered_ratio(regimes, groups, np.where(used_C, np.nan, inner.residual_C), bands)

@@ -4,7 +4,7 @@ Runs with one key are held out together. The recipe (`group`) is the usual key; 
 models, devices or cells (hidden width, tensor parallelism and micro-batch, which determine the
 kernels' shapes) is stricter.
 
-Letters: C runs.
+Letters: C runs, A assignments to folds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,19 +56,21 @@ def assign_folds(
 def held_out(
     problem: Problem,
     whole: Fit,
-    fold_C: npt.NDArray[np.intp],
-    *,
+    *folds_C: npt.NDArray[np.intp],
     used_C: npt.NDArray[np.bool_] | None = None,
     is_rough: bool = False,
 ) -> Floats:
     """Return log(predicted / measured) of every run by the fit without its fold.
 
-    Runs outside of `used_C` are in no fit at all; theirs come back as NaN.
+    With several assignments to folds the fit lacks every run that shares any fold with it. Runs
+    outside of `used_C` are in no fit at all; theirs come back as NaN.
     """
-    used_C = np.ones(len(fold_C), dtype=bool) if used_C is None else used_C
-    residual_C = np.full(len(fold_C), np.nan)
-    for fold in np.unique(fold_C[used_C]):
-        out_C = (fold_C == fold) & used_C
-        weight_C = np.where(out_C | ~used_C, 0.0, problem.weight_C)
-        residual_C[out_C] = refit(problem, whole, weight_C, is_rough=is_rough)[out_C]
+    fold_CA = np.stack(folds_C, axis=-1)
+    used_C = np.ones(len(fold_CA), dtype=bool) if used_C is None else used_C
+    residual_C = np.full(len(fold_CA), np.nan)
+    for fold_A in np.unique(fold_CA[used_C], axis=0):
+        equal_CA = fold_CA == fold_A
+        own_C = equal_CA.all(axis=1) & used_C
+        weight_C = np.where(equal_CA.any(axis=1) | ~used_C, 0.0, problem.weight_C)
+        residual_C[own_C] = refit(problem, whole, weight_C, is_rough=is_rough)[own_C]
     return residual_C

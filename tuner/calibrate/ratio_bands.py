@@ -29,12 +29,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.backtest.columns import PublishedRun
-from tuner.calibrate.bands import FEWEST
 from tuner.calibrate.fit import Floats, Places
 from tuner.config.columns import Strategies
 from tuner.costs.train.ratio_bands import STATED_RATIO, RatioBand, RatioBands
 
-PRIOR_SETTINGS: Final = float(FEWEST)
+FEWEST_SETTINGS: Final = 12
+"""Settings that a band needs."""
+PRIOR_SETTINGS: Final = float(FEWEST_SETTINGS)
 """Total weight of all other classes, where each own setting weighs 1."""
 
 ARRANGEMENT: Final = frozenset(
@@ -164,7 +165,7 @@ def pair_weights(pairs: Pairs) -> Floats:
 def band_width(pairs: Pairs, kind: PairClass, *, share: float = STATED_RATIO) -> float | None:
     """Return the quantile of errors of a kind, shrunk to all pairs with the same `same_kernels`."""
     comparable = pairs.with_kernels(same_kernels=kind.same_kernels)
-    if len(np.unique(comparable.setting_P)) < FEWEST:
+    if len(np.unique(comparable.setting_P)) < FEWEST_SETTINGS:
         return None
     weight_P = pair_weights(comparable)
     is_own = np.array([one == kind for one in comparable.kinds], dtype=bool)

@@ -20,9 +20,10 @@ def band_and_notes(
 
     Between the two: the factor by which extrapolation alone moves the band's edges.
     """
-    band = setup.band(configuration)
+    band, widening = setup.band(configuration)
+    widenings = (widening,) if widening else ()
     if setup.measured is None:
-        return band, 1.0, ()
+        return band, 1.0, widenings
 
     def step_s(variant: PricingSetup) -> float:
         return price_configurations((configuration,), variant)[0].step_s
@@ -34,7 +35,7 @@ def band_and_notes(
     )
     prices, hardware = prices_and_hardware(configuration, baseline)
     if prices is None:
-        return band, 1.0, ()
+        return band, 1.0, widenings
     weight = ExtrapolationWeight(
         outside=list_extrapolated(prices, baseline.extrapolated_collectives),
         stretch=step_s(stretched) / measured_s,
@@ -52,4 +53,4 @@ def band_and_notes(
     notes += extrapolation_notes(lacking, weight)
     if weight.outside:
         notes.append(f"priced outside the measured range: {', '.join(weight.outside)}")
-    return weight.widened(band), weight.stretch, tuple(notes)
+    return weight.widened(band), weight.stretch, (*widenings, *notes)

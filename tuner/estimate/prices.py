@@ -50,9 +50,10 @@ from tuner.search.train.regimes import (
     OF_TARGET,
     PricedRelease,
     Relative,
-    band_as,
+    StepBand,
     priced_release,
-    regime_as,
+    regime_of,
+    step_band,
 )
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import TrainEngine
@@ -113,26 +114,29 @@ class PricingSetup:
 
     def regime(self, configuration: Configuration) -> Regime:
         """Return the regime of a configuration's kernels and host."""
-        return self._regime(configuration, release=self.release(configuration).release)
+        return regime_of(
+            (TARGET_OF[configuration.engine],),
+            self.sheet,
+            precision=configuration.priced_precision,
+            has_experts=self.model.moe is not None,
+            release=self.release(configuration).release,
+        )
 
     def release(self, configuration: Configuration) -> PricedRelease:
         """Return the release of its engine that a configuration is priced for."""
         target = TARGET_OF[configuration.engine]
         return priced_release((target,), self.engine, self.residuals)
 
-    def _regime(self, configuration: Configuration, *, release: str) -> Regime:
-        return regime_as(
-            SOFTWARE_OF[configuration.engine],
+    def band(self, configuration: Configuration) -> StepBand:
+        """Return the band of a configuration's step."""
+        return step_band(
+            (TARGET_OF[configuration.engine],),
             self.sheet,
+            self.residuals,
             precision=configuration.priced_precision,
-            release=release,
+            has_experts=self.model.moe is not None,
+            release=self.release(configuration).stated,
         )
-
-    def band(self, configuration: Configuration) -> tuple[float, float]:
-        """Return measured over predicted seconds, lowest and highest."""
-        relative = SOFTWARE_OF[configuration.engine]
-        regime = self._regime(configuration, release=self.release(configuration).stated)
-        return band_as(relative, regime, self.residuals)
 
     def ratios(self, configuration: Configuration) -> Ratios:
         """Return the bands of ratios of a configuration's time to another's."""
@@ -140,7 +144,7 @@ class PricingSetup:
             self.residuals,
             generation=str(self.sheet.generation),
             has_experts=self.model.moe is not None,
-            band=self.band(configuration),
+            band=self.band(configuration).edges,
         )
 
     def hardware(self, precision: GemmPrecision) -> Hardware:

@@ -6,20 +6,26 @@ import numpy as np
 import pytest
 
 from tuner.calibrate.bands import covered_ratio, error_bands
-from tuner.costs.train.calibration import GENERIC_BAND, Regime, narrowest_band
+from tuner.costs.train.calibration import GENERIC_BAND, ModelKind, Regime, narrowest_band
 from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.devices.datasheet import Generation
 
-KEYS = ("group", "release", "generation", "family")
+KEYS = ("group", "release", "generation", "family", "both")
 
 
-def _regime(family: str, release: str = "", generation: str = "hopper") -> Regime:
+def _regime(
+    family: str,
+    release: str = "",
+    generation: str = "hopper",
+    model_kind: ModelKind = "experts",
+) -> Regime:
     return Regime(
         device="h100-sxm",
         generation=Generation(generation),
         precision=GemmPrecision.BF16,
         software=Software.MEGATRON_2025,
         family=family,
+        model_kind=model_kind,
         release=release,
     )
 

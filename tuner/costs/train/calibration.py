@@ -4,7 +4,10 @@ A regime is what kernels and hosts depend on: device, precision, software and it
 correction multiplies one constant by a factor wherever its `where` matches; several may match (a
 generation's and a release's), and their factors multiply. A regime without published runs gets the
 corrections of its family, else of its device's generation, else the generic constants. The band
-comes from the narrowest `where` that matches.
+comes from the narrowest `where` that matches; `band_of` is the only place where one is chosen, for
+plans, estimates and backtests alike. Models with experts and dense ones are compared apart: the
+runs of one kind say nothing of how far predictions of the other are off. Without runs of a family,
+generation and kind the band is that of groups that were left out, and `widening_note` says so.
 
 The corrections that ship, `residuals.json`, were written by
 
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +50,15 @@ GENERIC_BAND: Final = (0.45, 1.6)
 """Measured over predicted seconds where nothing was ever compared: on published runs the generic
 constants are off by up to this much on the newest devices."""
 
+ModelKind = Literal["dense", "experts"]
+
 Factor = Annotated[float, Field(gt=0.0, lt=1e6, allow_inf_nan=False)]
 Factors = npt.NDArray[np.float64]
+
+
+def kind_of_model(*, has_experts: bool) -> ModelKind:
+    """Name the kind of a model that bands distinguish."""
+    return "experts" if has_experts else "dense"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +71,16 @@ class Regime:
     precision: GemmPrecision
     software: Software
     family: str
-    """Training software, e.g. `nemo`, `megatron-lm`, `torchtitan`."""
+    """Training software, e.g. `nemo`, `megatron-lm`, `torchtitan`; empty where no run is of it."""
+    model_kind: ModelKind
+    """Whether the model has experts, which decides the band and no constant."""
     release: str = ""
     """Its version, empty where unknown."""
+
+    @property
+    def group(self) -> str:
+        """Key of the published runs that a band needs: family, generation and kind of model."""
+        return f"{self.family}|{self.generation}|{self.model_kind}"
 
     def __str__(self) -> str:
         """Name it on one line."""
@@ -79,6 +96,7 @@ class Where(Record):
     precision: str = ""
     family: str = ""
     release: str = ""
+    model_kind: str = ""
 
     def holds(self, regime: Regime) -> bool:
         """Whether every named field equals the regime's."""
@@ -140,6 +158,8 @@ class Residuals(Record):
     """Of the ratio of two configurations' times; None: too few pairs, or an older file."""
     releases: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """By family the releases that runs carry, oldest first."""
+    recipes: dict[str, int] = Field(default_factory=dict)
+    """Number of recipes by `Regime.group`."""
 
     @field_validator("schema_version")
     @classmethod
@@ -190,11 +210,30 @@ def band_of(regime: Regime, residuals: Residuals | None) -> tuple[float, float]:
 
 def narrowest_band(regime: Regime, bands: Sequence[Band]) -> tuple[float, float]:
     """Return the band with the narrowest matching `where`; of two, the first."""
+    narrowest = _narrowest(regime, bands)
+    return GENERIC_BAND if narrowest is None else (narrowest.low, narrowest.high)
+
+
+def _narrowest(regime: Regime, bands: Sequence[Band]) -> Band | None:
     holding = [band for band in bands if band.where.holds(regime)]
-    if not holding:
-        return GENERIC_BAND
-    narrowest = max(holding, key=lambda band: band.where.narrowness)
-    return narrowest.low, narrowest.high
+    return max(holding, key=lambda band: band.where.narrowness, default=None)
+
+
+def widening_note(regime: Regime, residuals: Residuals | None) -> str:
+    """Say which runs a regime's band lacks; empty where they are published or nothing is fitted."""
+    if residuals is None or not residuals.recipes:
+        return ""
+    chosen = _narrowest(regime, residuals.bands)
+    if chosen is not None and chosen.where.family and chosen.where.generation:
+        return ""
+    count = residuals.recipes.get(regime.group, 0)
+    runs = f"only {count} recipes are published" if count else "no published run is"
+    models = "models with experts" if regime.model_kind == "experts" else "dense models"
+    software = f"{regime.family} on" if regime.family else "this software on"
+    return (
+        f"{runs} of {software} {regime.generation} with {models}: the error band is widened to what"
+        " leaving out such groups of runs costs"
+    )
 
 
 @cache

@@ -199,7 +199,7 @@ def pool_hardware(
     """
     sheet = measured.sheet(pool) if measured is not None else pool.sheet
     precision = "fp8-tensorwise" if goal.quantization == "fp8" else "bf16"
-    regime = regime_of((PRICED_AS,), sheet, precision=precision)
+    regime = regime_of((PRICED_AS,), sheet, precision=precision, has_experts=True)
     return PoolHardware(
         regime=regime,
         precision=precision,

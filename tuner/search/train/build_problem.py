@@ -100,7 +100,11 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
     precision = PRECISION_OF[spec.goal.precision.value]
     release = priced_release(spec.emit, spec.goal.engine, priced_pool.residuals).release
     regime = regime_of(
-        spec.emit, priced_pool.sheet, precision=spec.goal.precision.value, release=release
+        spec.emit,
+        priced_pool.sheet,
+        precision=spec.goal.precision.value,
+        has_experts=spec.model.moe is not None,
+        release=release,
     )
     memory_family = OF_TARGET[programs(spec.emit)[0]].memory_family
     routing, record = spec.goal.routing, spec.routing

@@ -96,11 +96,11 @@ def make_analytic_plan(
     """
     problem = build_problem(spec, priced_pool)
     priced = priced_release(spec.emit, spec.goal.engine, priced_pool.residuals)
-    band = pool_band(spec, priced_pool)
+    band, widening = pool_band(spec, priced_pool)
     settings = replace(settings, band_ratio=max(settings.band_ratio, TOLERANCE_RATIO))
     watch, settings = settings.watch, replace(settings, watch=ignore_progress)
     outcome = search(problem, replace(settings, watch=watch))
-    notes: tuple[str, ...] = (priced.note,) if priced.note else ()
+    notes: tuple[str, ...] = tuple(filter(None, (priced.note, widening)))
     if outcome.solutions is None and spec.search != problem.limits:
         watch(PlanningEvent(stage="search", text="nothing fits; retrying with offloading"))
         outcome = search(replace(problem, limits=spec.search), settings)

@@ -7,6 +7,7 @@ relative never ran on, only what holds for the device's generation applies.
 
 The errors of a relative say nothing about a target that runs other layers: DeepSpeed and the
 reference step get the band of their device's generation, for which whole families were held out.
+A plan and an estimate take a step's band from `step_band` alone, and print its note.
 
 Published runs carry the release of their software (tuner/costs/train/residuals.json lists them),
 and the same recipe has moved by up to 1.8 times between two. `goal.engine` names the release that
@@ -21,7 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from tuner.costs.train.calibration import Regime, Residuals, band_of
+from tuner.costs.train.calibration import (
+    Regime,
+    Residuals,
+    band_of,
+    kind_of_model,
+    widening_note,
+)
 from tuner.costs.train.columns_of import PRECISION_OF
 from tuner.costs.train.constants import Software, software_of_container, version_of
 from tuner.devices.datasheet import Datasheet
@@ -56,39 +63,47 @@ OF_TARGET: Final[Mapping[str, Relative]] = {
 }
 
 
-def regime_of(
-    targets: Sequence[str], sheet: Datasheet, *, precision: str, release: str = ""
-) -> Regime:
-    """Return the regime of the first program among the targets; no release stands for all."""
-    relative = OF_TARGET[programs(targets)[0]]
-    return regime_as(relative, sheet, precision=precision, release=release)
+class StepBand(NamedTuple):
+    """Measured over predicted seconds of a step, and why the band is as wide as it is."""
+
+    edges: tuple[float, float]
+    """Lowest and highest."""
+    note: str
+    """Published runs that it lacks, in a line; may be empty."""
 
 
-def band_for(
+def step_band(
     targets: Sequence[str],
     sheet: Datasheet,
     residuals: Residuals | None,
     *,
     precision: str,
+    has_experts: bool,
     release: str = "",
-) -> tuple[float, float]:
-    """Return measured over predicted seconds of the first program, lowest and highest.
+) -> StepBand:
+    """Return the band of a step of the first program among the targets.
 
     The release is one that is known to run. Where it is only assumed to be the newest, the band is
     that of any.
     """
+    regime = regime_of(
+        targets, sheet, precision=precision, has_experts=has_experts, release=release
+    )
+    if not OF_TARGET[programs(targets)[0]].runs_same_layers:
+        regime = replace(regime, family="")
+    return StepBand(band_of(regime, residuals), widening_note(regime, residuals))
+
+
+def regime_of(
+    targets: Sequence[str],
+    sheet: Datasheet,
+    *,
+    precision: str,
+    has_experts: bool,
+    release: str = "",
+) -> Regime:
+    """Return the regime of the first program among the targets; no release stands for all."""
     relative = OF_TARGET[programs(targets)[0]]
-    regime = regime_as(relative, sheet, precision=precision, release=release)
-    return band_as(relative, regime, residuals)
-
-
-def band_as(relative: Relative, regime: Regime, residuals: Residuals | None) -> tuple[float, float]:
-    """Return the band of a regime for a target of this relative."""
-    return band_of(regime if relative.runs_same_layers else replace(regime, family=""), residuals)
-
-
-def regime_as(relative: Relative, sheet: Datasheet, *, precision: str, release: str = "") -> Regime:
-    """Return the regime of a relative on a device."""
     is_container = relative.family == CONTAINER and bool(release)
     return Regime(
         device=sheet.name,
@@ -96,6 +111,7 @@ def regime_as(relative: Relative, sheet: Datasheet, *, precision: str, release: 
         precision=PRECISION_OF[precision],
         software=software_of_container(release) if is_container else relative.software,
         family=relative.family,
+        model_kind=kind_of_model(has_experts=has_experts),
         release=release,
     )
 

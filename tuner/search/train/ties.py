@@ -20,7 +20,7 @@ from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.build_problem import PricedPool
 from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.layouts import layers_of_stages
-from tuner.search.train.regimes import band_for, priced_release
+from tuner.search.train.regimes import StepBand, priced_release, step_band
 from tuner.spec.spec import Spec
 
 Mask = npt.NDArray[np.bool_]
@@ -53,14 +53,15 @@ class Ties:
 NO_TIES = Ties()
 
 
-def pool_band(spec: Spec, priced_pool: PricedPool) -> Band:
-    """Return the band of a step on a pool: measured over predicted seconds, lowest and highest."""
+def pool_band(spec: Spec, priced_pool: PricedPool) -> StepBand:
+    """Return the band of a step on a pool."""
     release = priced_release(spec.emit, spec.goal.engine, priced_pool.residuals)
-    return band_for(
+    return step_band(
         spec.emit,
         priced_pool.sheet,
         priced_pool.residuals,
         precision=spec.goal.precision.value,
+        has_experts=spec.model.moe is not None,
         release=release.stated,
     )
 

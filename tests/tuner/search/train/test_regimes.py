@@ -9,7 +9,7 @@ from tuner.costs.train.calibration import Band, Correction, Residuals, Where, co
 from tuner.costs.train.constants import Software
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
-from tuner.search.train.regimes import band_for, priced_release, regime_of
+from tuner.search.train.regimes import priced_release, regime_of, step_band
 from tuner.spec.goal import TrainEngine
 
 OF_GENERATION = (0.6, 1.6)
@@ -36,11 +36,17 @@ RESIDUALS = Residuals(
 
 
 def _target_band(target: str) -> tuple[float, float]:
-    return band_for((target,), find_device("h100-sxm"), RESIDUALS, precision="bf16")
+    sheet = find_device("h100-sxm")
+    return step_band((target,), sheet, RESIDUALS, precision="bf16", has_experts=True).edges
 
 
 def test_deepspeed_is_priced_as_plain_pytorch_without_its_band() -> None:
-    assert regime_of(("deepspeed",), find_device("h100-sxm"), precision="bf16").family != ""
+    assert (
+        regime_of(
+            ("deepspeed",), find_device("h100-sxm"), precision="bf16", has_experts=True
+        ).family
+        != ""
+    )
     assert _target_band("deepspeed") == OF_GENERATION
 
 
@@ -101,8 +107,10 @@ def test_a_stated_release_changes_constants_software_and_band() -> None:
     priced = priced_release(("megatron-lm",), engine, residuals)
     assert (priced.release, priced.stated) == ("26.04", "26.04")
     sheet = find_device("h100-sxm")
-    plain = regime_of(("megatron-lm",), sheet, precision="bf16")
-    stated = regime_of(("megatron-lm",), sheet, precision="bf16", release=priced.release)
+    plain = regime_of(("megatron-lm",), sheet, precision="bf16", has_experts=False)
+    stated = regime_of(
+        ("megatron-lm",), sheet, precision="bf16", has_experts=False, release=priced.release
+    )
     assert (plain.software, stated.software) == (Software.MEGATRON_2025, Software.MEGATRON_2026)
     before, after = (
         float(np.ravel(constants_of([one], residuals).matmul_ratio)[0])
@@ -121,8 +129,10 @@ def test_only_a_stated_release_has_its_own_band() -> None:
     sheet, targets = find_device("h100-sxm"), ("megatron-bridge",)
     for engine, low in ((None, 0.5), (TrainEngine(name="megatron-bridge", version="26.08"), 0.9)):
         stated = priced_release(targets, engine, residuals).stated
-        found = band_for(targets, sheet, residuals, precision="bf16", release=stated)
-        assert found[0] == low
+        found = step_band(
+            targets, sheet, residuals, precision="bf16", has_experts=True, release=stated
+        )
+        assert found.edges[0] == low
 
 
 def test_what_nobody_published_or_the_target_does_not_launch_is_refused_with_what_is_known() -> (

@@ -34,6 +34,8 @@ class PoolsProblem:
     """Spare nodes not taken off."""
     bands: tuple[Band, ...]
     """Measured over predicted seconds on each pool, lowest and highest."""
+    widenings: tuple[str, ...]
+    """Published runs that each of these bands lacks, in a line; may be empty."""
     ratios: Ratios
     """Measured over predicted ratios of two chains' seconds, on any pools."""
 
@@ -112,7 +114,8 @@ def build_pools_problem(
             " several pools hold as many as their devices are fast; keep one pool, or emit"
             " megatron-lm"
         )
-    bands = tuple(pool_band(spec, priced_pool) for priced_pool in priced_pools)
+    banded = tuple(pool_band(spec, priced_pool) for priced_pool in priced_pools)
+    bands = tuple(one.edges for one in banded)
     return PoolsProblem(
         cluster=Cluster(
             pools=tuple(
@@ -125,6 +128,7 @@ def build_pools_problem(
         specs=specs,
         priced_pools=priced_pools,
         bands=bands,
+        widenings=tuple(one.note for one in banded),
         ratios=widest(
             [
                 pool_ratios(spec, priced_pool, band=band)

@@ -161,8 +161,9 @@ def _plan_chains(
 ) -> Plan:
     problem, options, order = outcome.problem, outcome.space.options, ranking.chains
     note = priced_release(spec.emit, spec.goal.engine, problem.priced_pools[0].residuals).note
-    if note:
-        provenance = with_notes(provenance, (note,))
+    notes = tuple(filter(None, dict.fromkeys((note, *problem.widenings))))
+    if notes:
+        provenance = with_notes(provenance, notes)
     certificate = to_certificate(outcome, order)
     provenance = _with_profile_notes(provenance, problem)
     if not order:
