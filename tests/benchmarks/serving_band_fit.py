@@ -309,7 +309,9 @@ def widenings(regimes: Sequence[Regime]) -> tuple[Widening, ...]:
     result = []
     for kernels in sorted({regime.kernels for regime in regimes}):
         own = [regime for regime in regimes if regime.kernels == kernels]
-        levels = {(one.mode, name): one.levels(name) for one in own for name in METRICS}
+        levels: dict[tuple[str, str], Levels] = {
+            (one.mode, name): one.levels(name) for one in own for name in METRICS
+        }
         for lacking in get_args(Lacking):
             costs = {metric: _costs(own, lacking, metric, levels) for metric in METRICS}
             if count := len(costs["tpot"]):
