@@ -25,7 +25,7 @@ FULL_GRAPH_FROM = (26, 6)
 """Container from which MoE recipes on racks capture the whole iteration."""
 RACK = 72
 """Devices of a rack's scale-up domain."""
-_DEEPEP_ALONE: Final = frozenset({"torchtitan-fork-pr"})
+_DEEPEP_SOURCES: Final = frozenset({"torchtitan-fork-pr"})
 """Sources whose runs all use DeepEP, though not every row says so."""
 
 
@@ -70,7 +70,7 @@ def _as_printed(row: Row, shape: ModelShape, *, is_known: bool) -> tuple[RowFlag
             has_experts and row.flags.get("a2a_overlap", "ep overlap on" in notes)
         ),
         "is_deepep": float(
-            dispatcher == "deepep" or "deepep" in notes or row.text("source") in _DEEPEP_ALONE
+            dispatcher == "deepep" or "deepep" in notes or row.text("source") in _DEEPEP_SOURCES
         ),
         "is_hybridep": float(dispatcher == "hybridep" or "hybridep" in notes),
         "full_graph": float(is_full),

@@ -105,9 +105,9 @@ def read_yaml(text: str, *, source: str) -> LaunchSettings:
     if not isinstance(raw, dict):
         raise SpecError(f"{source}: {shown_value(raw)} at the top, where flags belong")
     values: dict[str, tuple[str, ...]] = {}
-    told: dict[str, str] = {}
+    defaults: dict[str, str] = {}
     of_primus = primus.overrides(raw, source=source)
-    for name, words in _leaves(raw if of_primus is None else of_primus, told, depth=0):
+    for name, words in _leaves(raw if of_primus is None else of_primus, defaults, depth=0):
         if name in values and values[name] != words:
             raise SpecError(f"{source}: {name} is given twice, with different values; keep one")
         values[name] = words
@@ -121,7 +121,7 @@ def read_yaml(text: str, *, source: str) -> LaunchSettings:
     has_recipe = any(isinstance(raw.get(section), dict) for section in _SECTIONS)
     if has_recipe:
         values = over_recipe(values)
-    notes = defaults_note(told)
+    notes = defaults_note(defaults)
     return settings_of(Flags(source=source, values=values, notes=notes), has_recipe=has_recipe)
 
 
@@ -138,17 +138,17 @@ def over_recipe(values: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, .
 
 
 def _leaves(
-    mapping: Mapping[str, Any], told: dict[str, str], *, depth: int
+    mapping: Mapping[str, Any], defaults: dict[str, str], *, depth: int
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     for key, value in mapping.items():
         name = str(key).lstrip("-").replace("_", "-")
         if isinstance(value, dict):
             if depth < _DEEPEST:
-                yield from _leaves(value, told, depth=depth + 1)
+                yield from _leaves(value, defaults, depth=depth + 1)
         elif isinstance(value, list):
             yield name, tuple(_word(part) for part in value)
         elif isinstance(value, str):
-            text = with_defaults(value, told)
+            text = with_defaults(value, defaults)
             if text == value or text not in _NOTHING:
                 yield name, tuple(text.split())
         elif value is not None:
@@ -348,8 +348,8 @@ def _negated(name: str, words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     off = next((flag for flag in candidates if flag in table.SWITCHES), None)
     if off is None:
         return name, words
-    told = {(): ("false",), ("true",): ("false",), ("false",): ()}
-    return off, told.get(tuple(word.casefold() for word in words), words)
+    negated = {(): ("false",), ("true",): ("false",), ("false",): ()}
+    return off, negated.get(tuple(word.casefold() for word in words), words)
 
 
 def _precision(flags: Flags) -> dict[str, Any]:

@@ -6,11 +6,11 @@ says nothing.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final, Literal
+from typing import Final
 
 from tuner.engines.priced_settings import MEGATRON, PricedSetting
 from tuner.engines.reading.arguments import Flags
-from tuner.engines.reading.launch import UnpricedSetting
+from tuner.engines.reading.launch import Effect, UnpricedSetting
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
@@ -40,7 +40,7 @@ def _flag_of(row: PricedSetting) -> str:
     return _FLAG.get(row.name, row.name.replace("_", "-"))
 
 
-MATERIAL: Final[Mapping[str, tuple[Literal["memory", "time", "memory and time"], str]]] = {
+MATERIAL: Final[Mapping[str, tuple[Effect, str]]] = {
     "fp32-residual-connection": ("memory", "residuals are twice as large"),
     "distribute-saved-activations": ("memory", "tensor ranks share what is saved"),
     "hierarchical-context-parallel-sizes": ("time", "context parallelism has two levels"),

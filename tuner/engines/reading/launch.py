@@ -84,12 +84,15 @@ class StatedSize(Record):
     """As the launch says it, e.g. `--num-layers 61`."""
 
 
+Effect = Literal["memory", "time", "memory and time"]
+
+
 class UnpricedSetting(Record):
     """A setting without a price that changes bytes or seconds by more than the bands allow for."""
 
     said: str
     """As the launch says it."""
-    changes: Literal["memory", "time", "memory and time"]
+    changes: Effect
     """What of the prediction does not hold."""
     how: str
 

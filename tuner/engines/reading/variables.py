@@ -29,12 +29,12 @@ _WRAPPED: Final = re.compile(r"\$\{oc\.decode:([^${}]{0,500})\}")
 _DEEPEST: Final = 8
 
 
-def with_defaults(text: str, told: dict[str, str]) -> str:
-    """Return a text of YAML with the defaults of its variables, which `told` collects by name."""
+def with_defaults(text: str, defaults: dict[str, str]) -> str:
+    """Return a text of YAML with its variables' defaults, which `defaults` collects by name."""
 
     def default(match: re.Match[str]) -> str:
-        told[match[1]] = match[2].strip().strip("\"'")
-        return told[match[1]]
+        defaults[match[1]] = match[2].strip().strip("\"'")
+        return defaults[match[1]]
 
     for _ in range(_DEEPEST):
         replaced = _WRAPPED.sub(r"\1", _DEFAULT.sub(default, text))
@@ -44,7 +44,7 @@ def with_defaults(text: str, told: dict[str, str]) -> str:
     return text
 
 
-def defaults_note(told: Mapping[str, str]) -> tuple[str, ...]:
+def defaults_note(defaults: Mapping[str, str]) -> tuple[str, ...]:
     """Return a note on variables whose defaults count; none where there are no such variables."""
-    shown = ", ".join(f"{name}={value}" for name, value in list(told.items())[:20])
-    return (f"not set in the file, so their defaults count: {shown}",) if told else ()
+    shown = ", ".join(f"{name}={value}" for name, value in list(defaults.items())[:20])
+    return (f"not set in the file, so their defaults count: {shown}",) if defaults else ()

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
 from tuner.engines.reading.launch import (
+    Effect,
     Graphs,
     LaunchSettings,
     StageContent,
@@ -52,6 +53,17 @@ SPELLED: Final[Mapping[str, str]] = {
     "zero_stage": "parallelism.data_parallel_shard_degree",
     "kept_checkpoints": "checkpoint.keep_latest_k",
 }
+_UNPRICED: Final[Mapping[str, tuple[tuple[Any, ...], Effect, str]]] = {
+    "training.enable_cpu_offload": (
+        (False,),
+        "memory and time",
+        "parameters and gradients leave the device, too, and the host runs the optimizer",
+    ),
+    "optimizer.early_step_in_backward": ((False,), "memory", "gradients are freed one by one"),
+    "training.mixed_precision_reduce": (("float32",), "time", "gradients are half as large"),
+    "optimizer.name": (("Adam", "AdamW"), "memory", "another optimizer has other states"),
+}
+"""Settings without a price: values that change nothing, and what does not hold at others."""
 _SINGLE_STAGE: Final = ("1F1B", "GPipe")
 _MULTI_STAGE: Final = (
     "Interleaved1F1B",
@@ -196,36 +208,9 @@ def _stored(given: Sections) -> dict[str, int]:
 
 
 def _unpriced(given: Sections) -> Iterator[UnpricedSetting]:
-    """Yield settings that have no price, or a part of it."""
-    found = (
-        (
-            "training.enable_cpu_offload",
-            given.is_on("training.enable_cpu_offload"),
-            "memory and time",
-            "parameters and gradients leave the device, too, and the host runs the optimizer",
-        ),
-        (
-            "optimizer.early_step_in_backward",
-            given.is_on("optimizer.early_step_in_backward"),
-            "memory",
-            "gradients are freed during the backward pass",
-        ),
-        (
-            "training.mixed_precision_reduce",
-            given.word("training.mixed_precision_reduce", default="float32") != "float32",
-            "time",
-            "gradients are reduced in half the bytes",
-        ),
-        (
-            "optimizer.name",
-            given.word("optimizer.name", default="AdamW") not in ("Adam", "AdamW"),
-            "memory",
-            "another optimizer has other states",
-        ),
-    )
-    for said, is_set, changes, how in found:
-        if is_set:
-            yield UnpricedSetting.model_validate({"said": said, "changes": changes, "how": how})
+    for name, (usual, changes, how) in _UNPRICED.items():
+        if given.value(name) not in (None, *usual):
+            yield UnpricedSetting(said=name, changes=changes, how=how)
 
 
 def _dispatcher(given: Sections) -> TokenDispatcher:

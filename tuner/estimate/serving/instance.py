@@ -438,6 +438,13 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
     wants_whole = loaded.traits.memory_rule(inputs.release).wants_whole_length
     if not wants_whole or inputs.launch.shortens_length:
         return ""
+    return _whole_length_misfit(inputs, loaded, setting, room=room, share=share)
+
+
+def _whole_length_misfit(
+    inputs: EstimateInputs, loaded: Iteration, setting: InstanceKnobs, *, room: Room, share: str
+) -> str:
+    """Why the longest request of the engine does not fit at its start; empty where it does."""
     whole = inputs.demand.most_tokens
     needed = _admission_bytes(inputs, loaded, setting, tokens=whole)
     if needed <= room.cache_bytes:
@@ -448,6 +455,7 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
         room.cache_bytes,
         key=lambda tokens: _admission_bytes(inputs, loaded, setting, tokens=tokens),
     )
+    cache = format_bytes(int(room.cache_bytes))
     return (
         f"the engine wants room for one request of {whole} tokens, which takes"
         f" {format_bytes(int(needed))}; {share} leaves {cache} of cache a device, enough for one of"
