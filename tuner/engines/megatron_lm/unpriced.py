@@ -44,8 +44,6 @@ MATERIAL: Final[Mapping[str, tuple[Effect, str]]] = {
     "fp32-residual-connection": ("memory", "residuals are twice as large"),
     "distribute-saved-activations": ("memory", "tensor ranks share what is saved"),
     "hierarchical-context-parallel-sizes": ("time", "context parallelism has two levels"),
-    "moe-expert-rank-capacity-factor": ("memory and time", "tokens beyond it are dropped"),
-    "moe-paged-stash": ("memory", "activations of experts are kept in pages"),
     "rampup-batch-size": ("time", "the batch is smaller until it is reached"),
     # Of Primus.
     "patch-zero-bubble": ("memory and time", "the pipeline has another schedule"),
@@ -54,8 +52,6 @@ MATERIAL: Final[Mapping[str, tuple[Effect, str]]] = {
     "recompute-layer-ids": ("memory and time", "priced is that all layers are recomputed"),
     "use-fsdp2-fp32-param-optimizer": ("memory", "parameters are stored in fp32"),
     "use-fsdp2-bf16-master-weight-optimizer": ("memory", "master weights are bf16"),
-    "use-turbo-mega-moe": ("memory and time", "one kernel runs a layer of experts"),
-    "enable-odc": ("time", "gradients are reduced point to point"),
 }
 """Flags that change bytes or seconds by factors: what does not hold with them, and why."""
 _ORTHOGONAL: Final = ("muon", "dist_muon")
