@@ -52,7 +52,7 @@ def test_recipes_have_equal_weight_however_many_runs_they_have() -> None:
 def test_the_less_is_known_the_wider_the_band() -> None:
     regimes = [_regime("nemo", "26.04")] * 20 + [_regime("lab", "1.0", "blackwell")] * 20
     groups = [f"g{place}" for place in range(40)]
-    by = {"group": 0.05, "release": 0.1, "generation": 0.2, "family": 0.4}
+    by = {"group": 0.05, "release": 0.1, "generation": 0.2, "family": 0.4, "both": 0.5}
     bands = error_bands(regimes, groups, {key: np.full(40, size) for key, size in by.items()})
 
     def high(regime: Regime) -> float:
@@ -62,7 +62,26 @@ def test_the_less_is_known_the_wider_the_band() -> None:
     assert high(_regime("nemo", "27.01")) == pytest.approx(0.1, abs=1e-4)
     assert high(_regime("nemo", "27.01", "blackwell")) == pytest.approx(0.2, abs=1e-4)
     assert high(_regime("new", "1.0", "blackwell")) == pytest.approx(0.4, abs=1e-4)
-    assert high(_regime("new", "1.0", "cdna3")) == pytest.approx(0.4, abs=1e-4)
+    assert high(_regime("new", "1.0", "cdna3")) == pytest.approx(0.5, abs=1e-4)
+
+
+def test_runs_of_dense_models_make_no_band_of_models_with_experts() -> None:
+    regimes = [_regime("nemo", model_kind="dense")] * 20
+    groups = [f"g{place}" for place in range(20)]
+    bands = error_bands(regimes, groups, dict.fromkeys(KEYS, np.full(20, 0.05)))
+    assert narrowest_band(regimes[0], bands)[1] == pytest.approx(math.exp(0.05), abs=1e-4)
+    assert narrowest_band(_regime("nemo"), bands) == GENERIC_BAND
+
+
+def test_a_new_generation_errs_like_the_worst_that_was_held_out() -> None:
+    regimes = [_regime("nemo", generation="hopper")] * 10
+    regimes += [_regime("nemo", generation="blackwell")] * 90
+    size_C = np.array([0.7] * 10 + [0.1] * 90)
+    groups = [f"g{place}" for place in range(100)]
+    bands = error_bands(regimes, groups, dict.fromkeys(KEYS, size_C))
+    known = narrowest_band(_regime("nemo", generation="blackwell"), bands)
+    new = narrowest_band(_regime("nemo", generation="ampere"), bands)
+    assert (known[1], new[1]) == pytest.approx((math.exp(0.1), math.exp(0.7)), abs=1e-3)
 
 
 def test_too_few_recipes_make_no_band() -> None:

@@ -88,8 +88,8 @@ def training_bands(folder: Path, model: str, device: str, gpu: str) -> dict[str,
     assert compared is not None
     assert compared.band[1] == pytest.approx(both_as_independent(stated))
     says = {
-        "plan": any("no published run is of" in note for note in plan.provenance.notes),
-        "estimate": any("no published run is of" in note for note in told.notes),
+        "plan": any("no published run of nemo" in note for note in plan.provenance.notes),
+        "estimate": any("no published run of nemo" in note for note in told.notes),
     }
     assert set(says.values()) == {device == "a100-80gb-sxm" and model == "qwen3-30b-a3b"}
     return {

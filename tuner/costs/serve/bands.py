@@ -13,10 +13,10 @@ tests/benchmarks/serving_band_fit.py and stored beside this file by
     operations without kernels           the same, predicted from datasheets alone
     mode                                 aggregated or disaggregated launches
 
-The bands of a pair hold under whatever load its launches were measured: two of three drivers are not
-documented, and no spec says which of them it is like. Models of one network count as one, whatever
-they are called. Residuals of TTFT lean upwards (wait for other prompts and warm-up lengthen it more
-than anything shortens it), those of TPOT do not.
+The bands of a pair hold under whatever load its launches were measured: two of three drivers are
+not documented, and no spec says which of them it is like. Models of one network count as one,
+whatever they are called. Residuals of TTFT lean upwards (wait for other prompts and warm-up
+lengthen it more than anything shortens it), those of TPOT do not.
 
 A release, a generation of devices or a mode without any row moves both edges apart by a factor
 each: what it took to hold four of five rows of a published one that was left out, for four of five

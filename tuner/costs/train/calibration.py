@@ -227,12 +227,12 @@ def widening_note(regime: Regime, residuals: Residuals | None) -> str:
     if chosen is not None and chosen.where.family and chosen.where.generation:
         return ""
     count = residuals.recipes.get(regime.group, 0)
-    runs = f"only {count} recipes are published" if count else "no published run is"
-    models = "models with experts" if regime.model_kind == "experts" else "dense models"
-    software = f"{regime.family} on" if regime.family else "this software on"
+    model = "a model with experts" if regime.model_kind == "experts" else "a dense model"
+    where = f"{regime.family or 'this software'} on {regime.generation}"
+    runs = f"only {count} published recipes of" if count else "no published run of"
     return (
-        f"{runs} of {software} {regime.generation} with {models}: the error band is widened to what"
-        " leaving out such groups of runs costs"
+        f"{runs} {where} {'train' if count else 'trains'} {model}: the error band is widened by"
+        " what leaving out such groups of runs costs"
     )
 
 
