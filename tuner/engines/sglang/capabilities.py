@@ -103,9 +103,9 @@ TRAITS: Final = EngineTraits(
         ),
     ),
     fp8_caches={
-        "DeepseekV32ForCausalLM": frozenset({Generation.BLACKWELL}),
+        "DeepseekV32ForCausalLM": frozenset({Generation.BLACKWELL, Generation.BLACKWELL_RTX}),
         "DeepseekV4ForCausalLM": frozenset(Generation) - {Generation.ASCEND},
-        "GlmMoeDsaForCausalLM": frozenset({Generation.BLACKWELL}),
+        "GlmMoeDsaForCausalLM": frozenset({Generation.BLACKWELL, Generation.BLACKWELL_RTX}),
     },
     mxfp4_multiples=(256, 64),
     computes_zero_copies=True,
