@@ -74,7 +74,11 @@ def _memory(estimate: ServingEstimate) -> Iterator[str]:
         f" cache, {format_bytes(own.reserve_bytes)} reserve: {format_bytes(total)} of"
         f" {format_bytes(own.device_bytes)} a device"
     )
-    yield f"KV cache       {estimate.kv_tokens:,} tokens an instance"
+    logged = f"; the engine logs {estimate.logged_kv_tokens:,} a rank, for its longest requests"
+    yield (
+        f"KV cache       {estimate.kv_tokens:,} tokens an instance"
+        f"{logged if estimate.logged_kv_tokens else ''}"
+    )
     if not estimate.fits:
         yield from labelled("DOES NOT FIT", estimate.misfit)
 
