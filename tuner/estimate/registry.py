@@ -86,6 +86,8 @@ def _started_settings(resolved: ResolvedLaunch) -> LaunchSettings:
         more = {"environment": resolved.environment, "beside": resolved.beside}
     if resolved.format_name == "megatron-bridge":
         more = {"program": resolved.program}
+    if resolved.format_name == "torchtitan":
+        more = {"command_words": resolved.command_words}
     read = _settings(
         _chosen(resolved.format_name, ""), resolved.text, source=resolved.source, **more
     )

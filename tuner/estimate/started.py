@@ -58,6 +58,8 @@ class ResolvedLaunch:
     """Text of the Python program that applies the settings."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the scripts export."""
+    command_words: tuple[str, ...] = ()
+    """Words of the command that names the settings' file, whose flags override it."""
     nodes: int | None = None
     devices_per_node: int | None = None
     notes: tuple[str, ...] = ()
@@ -172,7 +174,8 @@ def _named_settings(folder: Path, command: Command) -> ResolvedLaunch | None:
             file = _OWN_FOLDER.sub("", value)
             inner = _text(folder, file)
             if inner is not None:
-                return _settings(_CONFIG_FLAGS[name], folder, file, inner)
+                named = _settings(_CONFIG_FLAGS[name], folder, file, inner)
+                return replace(named, command_words=tuple(command.words))
         program = _text(folder, f"{value}.py") if name == "--module" else None
         if program is not None:
             return _resolve_program(folder, program)

@@ -11,7 +11,7 @@ Read from the package torchtitan 0.3.0, config/manager.py and the models' config
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +28,8 @@ _REAL: Final = re.compile(r"-?\d{1,12}\.\d{0,12}")
 _TRUTHS: Final[Mapping[str, bool | None]] = {"true": True, "false": False, "none": None}
 
 Keys = dict[str, Any]
+_LISTS: Final = ("components", "converters", "filter_fqns", "fqns")
+"""Keys whose values a command joins by commas (config/manager.py of 0.1 and 0.2)."""
 _SELECTIVE: Final[Keys] = {"mode": "selective", "selective_ac_option": "op"}
 _FULL: Final[Keys] = {"mode": "full"}
 _MODES: Final[Mapping[str, Keys]] = {
@@ -213,6 +215,25 @@ def _stated(command: Command, *, source: str) -> tuple[Mapping[str, Keys], tuple
                     f" {', '.join(f'activation-checkpoint:{mode}' for mode in _MODES)}"
                 )
             sections["activation_checkpoint"] = dict(_MODES[match[1]])
+    _override(sections, flags, source=source)
+    unknown = f"what {shown_value(config)} sets is not known here: torchtitan's defaults count"
+    written = {section: keys for section, keys in sections.items() if keys}
+    return written, () if base is not None else (unknown,)
+
+
+def overridden(sections: Keys, words: Sequence[str], *, source: str) -> Keys:
+    """Return the sections of a TOML under the `--section.key value` of the command that names it.
+
+    Raises:
+        SpecError: a flag of a section that is none.
+    """
+    merged = copy.deepcopy(sections)
+    flags = [flag for flag in _flags(words) if not flag[0].startswith("job.")]
+    _override(merged, flags, source=source)
+    return merged
+
+
+def _override(sections: Keys, flags: Iterable[tuple[str, str | None]], *, source: str) -> None:
     for name, text in flags:
         section, _, key = name.replace("-", "_").rpartition(".")
         if not section:
@@ -225,9 +246,8 @@ def _stated(command: Command, *, source: str) -> tuple[Mapping[str, Keys], tuple
             if not isinstance(keys, dict):
                 raise SpecError(f"{source}: --{name}: {part} is no section")
         keys[key] = is_on if text is None else _value(text)
-    unknown = f"what {shown_value(config)} sets is not known here: torchtitan's defaults count"
-    written = {section: keys for section, keys in sections.items() if keys}
-    return written, () if base is not None else (unknown,)
+        if key in _LISTS and isinstance(text, str):
+            keys[key] = [one.strip() for one in text.split(",") if one.strip()]
 
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:

@@ -11,7 +11,7 @@ full recomputation of 1/n of them, a memory budget b as 1 - b of them.
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
@@ -28,7 +28,7 @@ from tuner.engines.reading.launch import (
 from tuner.engines.reading.mistakes import read_sections
 from tuner.engines.reading.nearest import nearest_divisor
 from tuner.engines.reading.sections import Sections
-from tuner.engines.torchtitan.command import read_training_command
+from tuner.engines.torchtitan.command import overridden, read_training_command
 from tuner.errors import SpecError
 from tuner.spec.files import one_line, shown_value
 
@@ -76,15 +76,20 @@ _ZERO_BUBBLE: Final = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 _LARGEST_STAGES: Final = 10_000
 
 
-def read(text: str, *, source: str) -> LaunchSettings:
+def read(text: str, *, source: str, command_words: Sequence[str] = ()) -> LaunchSettings:
     """Read a TOML file, or text with the command of release 0.3.
+
+    Args:
+        text: of the file or the script.
+        source: what messages call it.
+        command_words: words of the command that names a TOML file, whose flags override it.
 
     Raises:
         SpecError: neither, or a setting that torchtitan refuses.
     """
     command = None if _is_toml(text) else read_training_command(text, source=source)
     if command is None:
-        values = _toml(text, source=source)
+        values = overridden(_toml(text, source=source), command_words, source=source)
         return read_sections(values, lambda given: _settings(given, {}, notes=()), source=source)
     settings = read_sections(
         command.sections,

@@ -1,0 +1,36 @@
+"""A command's flags override the TOML that it names."""
+
+from pathlib import Path
+
+from tuner.estimate.registry import read_launch
+
+TOML = """
+[model]
+name = "deepseek_v3"
+[training]
+local_batch_size = 4
+seq_len = 4096
+[parallelism]
+expert_parallel_degree = 1
+[compile]
+enable = false
+"""
+COMMAND = """
+EP=32
+srun torchrun --nnodes 2 --nproc_per_node 8 -m torchtitan.train --job.config_file train.toml \\
+  --training.local_batch_size=8 --training.seq_len 8192 \\
+  --parallelism.tensor_parallel_degree=2 --parallelism.expert_parallel_degree="${EP}" \\
+  --compile.enable --compile.components="loss,model" \\
+  --model.converters="quantize.linear.float8" --activation_checkpoint.mode=full
+"""
+
+
+def test_flags_of_the_command_override_the_file_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "train.toml").write_text(TOML)
+    (tmp_path / "launch.sh").write_text(COMMAND)
+    read = read_launch(str(tmp_path / "launch.sh"))
+    assert (read.tensor, read.expert, read.micro_batch, read.sequence) == (2, 32, 8, 8192)
+    assert read.devices == 16
+    assert read.compiled == {"loss", "model"}
+    assert read.fp8_recipe
+    assert read.recompute == "full"
