@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from tuner.engines.ms_swift.command import is_aside
 from tuner.engines.ms_swift.command import is_own_command as is_swift_command
 from tuner.engines.peft.arguments import argument_file_command, trainer_command
 from tuner.engines.reading.arguments import launched_devices
@@ -116,7 +117,7 @@ def _resolve_script(
         beside=lambda name: _text(folder, name),
     )
     exported = {**environment, **shell.environment}
-    for command in shell.commands:
+    for command in sorted(shell.commands, key=lambda one: is_aside(one.words)):
         script = _next_script(command)
         inner = _text(folder, script) if script and depth < _DEEPEST else None
         if script and inner is not None:

@@ -5,7 +5,8 @@
 
 The command starts torchrun itself where NPROC_PER_NODE or NNODES is set (swift/cli/main.py). A
 first argument `FILE.yaml` or `FILE.json` stands for the flags that it holds, before those that
-follow, and its `ENV` for variables. The same names of `swift` train with Transformers.
+follow, and its `ENV` for variables. The same names of `swift` train with Transformers, which
+tuner/engines/peft reads, but for `swift rlhf`.
 """
 
 import json
@@ -48,6 +49,11 @@ class SwiftCommand:
     """Words before it."""
     arguments: tuple[str, ...] = ()
 
+    @property
+    def trains_with_transformers(self) -> bool:
+        """Whether it starts one model's training with Transformers' Trainer."""
+        return not self.is_megatron and self.method in METHODS[:2]
+
 
 def swift_command(words: Sequence[str]) -> SwiftCommand | None:
     """Return what of a command belongs to ms-swift; None where it starts something else."""
@@ -74,8 +80,15 @@ def swift_command(words: Sequence[str]) -> SwiftCommand | None:
 
 
 def is_own_command(words: Sequence[str]) -> bool:
-    """Whether a command is one of ms-swift, which reads it or says why not."""
-    return swift_command(words) is not None
+    """Whether a command is one of ms-swift that Megatron-SWIFT's reader reads or refuses."""
+    found = swift_command(words)
+    return found is not None and not found.trains_with_transformers
+
+
+def is_aside(words: Sequence[str]) -> bool:
+    """Whether a command of ms-swift trains nothing, so that another of its script may."""
+    found = swift_command(words)
+    return found is not None and found.method not in METHODS
 
 
 def command_flags(
@@ -131,9 +144,9 @@ def _obstacle(found: Sequence[SwiftCommand]) -> str:
     plain = [one.method for one in found if one.method in METHODS]
     if plain:
         return (
-            f"swift {plain[0]} of ms-swift trains with Transformers, which is not read; give the"
-            ' file that --deepspeed names as the launch, with numbers in place of "auto", or'
-            f" estimate it as megatron {plain[0]}"
+            f"swift {plain[0]} of ms-swift runs other models or generation beside the trained one,"
+            f" which has no price here; estimate the same flags as swift {METHODS[0]}, which is the"
+            " trained model's share"
         )
     if found:
         return f"{found[0].method} of ms-swift does not train; give the command that does"

@@ -121,7 +121,7 @@ def settings(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Iter
         yield "recompute_granularity", "none"
     if decision.gradient_bytes == 2:
         yield "main_grads_dtype", "bf16"
-    if decision.gradient_bytes == 2 or decision.optimizer_offload:
+    if decision.gradient_bytes == 2 and not decision.optimizer_offload:
         yield "use_precision_aware_optimizer", "true"
     if decision.dispatcher == "deepep":
         yield "moe_enable_deepep", "true"

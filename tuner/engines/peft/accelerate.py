@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, Final, Literal
 
-from tuner.engines.peft.arguments import Beside, TrainerCommand, found_text
+from tuner.engines.peft.arguments import SWIFT_COMMAND, Beside, TrainerCommand, found_text
+from tuner.engines.peft.swift import AUTO_BATCH, refuse_device_map, whole_number, with_own_files
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 from tuner.spec.yaml_text import parse_yaml
@@ -102,6 +103,9 @@ def distribution(
         devices_per_node=per_node,
         mixed_precision=str((config or {}).get("mixed_precision") or ""),
     )
+    if command.script == SWIFT_COMMAND:
+        refuse_device_map(command, environment, per_node, source=source)
+        values = with_own_files(values, beside, source)
     if named := values.get("deepspeed_config") or values.get("deepspeed"):
         return replace(shared, deepspeed=_named_json(named, beside, source))
     if values.get("fsdp"):
@@ -199,11 +203,11 @@ def _processes(
     nodes, per_node = stated
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     if per_node is None:
-        per_node = _whole(environment.get("NPROC_PER_NODE", ""))
+        per_node = whole_number(environment.get("NPROC_PER_NODE", ""))
     if per_node is None and visible and "$" not in visible:
         per_node = len(visible.split(","))
     if nodes is None:
-        nodes = _whole(environment.get("NNODES", ""))
+        nodes = whole_number(environment.get("NNODES", ""))
     # Launchers start one node unless they are told of more.
     is_open = any(name in flags for name in ("nnodes", "num_nodes", "hostfile"))
     if nodes is None and not is_open and "NNODES" not in environment:
@@ -219,13 +223,11 @@ def _included(text: str) -> list[int]:
     return [len(host.split(",")) for host in hosts] if all(hosts) else []
 
 
-def _whole(text: str) -> int | None:
-    return int(text) if text.isdecimal() and 0 < len(text) < 7 and int(text) else None
-
-
 def _named_json(named: Any, beside: Beside, source: str) -> tuple[str, str]:
     if isinstance(named, dict):
         return json.dumps(named), source
+    if isinstance(named, str) and named.lstrip().startswith("{"):
+        return named, source
     if not isinstance(named, str):
         raise SpecError(
             f"{source}: --deepspeed names no JSON file, so the program's code decides: give its "
@@ -243,14 +245,7 @@ def _plugin_json(plugin: Mapping[str, Any], beside: Beside, source: str) -> tupl
         device = plugin.get(f"{name}_device")
         if device and device != "none":
             zero[name] = {"device": device}
-    config = {
-        "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "bf16": {"enabled": "auto"},
-        "zero_optimization": zero,
-    }
-    return json.dumps(config), f"{source}, deepspeed_config"
+    return json.dumps({**AUTO_BATCH, "zero_optimization": zero}), f"{source}, deepspeed_config"
 
 
 def _trainer_fsdp(values: Mapping[str, Any], beside: Beside, source: str) -> dict[str, Any]:
@@ -264,7 +259,8 @@ def _trainer_fsdp(values: Mapping[str, Any], beside: Beside, source: str) -> dic
     stated = config if isinstance(config, dict) else {}
     strategy = next((word for word in words if "shard" in word), "full_shard")
     return {
-        "fsdp_sharding_strategy": strategy,
+        # FSDP2 goes by `reshard_after_forward`.
+        **({} if "reshard_after_forward" in stated else {"fsdp_sharding_strategy": strategy}),
         "fsdp_offload_params": "offload" in words,
         **{f"fsdp_{str(name).removeprefix('fsdp_')}": one for name, one in stated.items()},
     }

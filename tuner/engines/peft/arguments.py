@@ -1,13 +1,14 @@
-"""Arguments of Transformers' Trainer, of LLaMA-Factory and of TRL, as they are typed.
+"""Arguments of Transformers' Trainer, of LLaMA-Factory, TRL and ms-swift, as they are typed.
 
     torchrun ... train.py --per_device_train_batch_size 1 --bf16 True --deepspeed zero2.json
     llamafactory-cli train train.yaml learning_rate=1e-5
     accelerate launch --config_file fsdp.yaml sft.py --config sft.yaml
     trl sft --accelerate_config zero3 --model_name_or_path ...
+    NPROC_PER_NODE=8 swift sft --deepspeed zero3 --model ...
 
 Argument classes and defaults were read from the packages transformers 5.24.0 (training_args.py),
-llamafactory 0.9.5 (hparams/, launcher.py) and trl 1.16.0 (trainer/sft_config.py, base_config.py,
-model_config.py, cli/).
+llamafactory 0.9.5 (hparams/, launcher.py), trl 1.16.0 (trainer/sft_config.py, base_config.py,
+model_config.py, cli/) and ms-swift 4.6.0 (swift/arguments, swift/trainers/arguments.py, cli/).
 """
 
 import re
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from tuner.engines.ms_swift.command import swift_command
 from tuner.engines.reading.shell_words import Command
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
@@ -82,6 +84,20 @@ TRL: Final = TrainerProgram(
     },
     sequence=("max_seq_length", "max_length"),
 )
+SWIFT: Final = TrainerProgram(
+    name="ms-swift",
+    defaults={
+        "per_device_train_batch_size": 1,
+        "gradient_checkpointing": True,
+        "torch_dtype": "bfloat16",
+        "tuner_type": "lora",
+        "lora_rank": 8,
+        "target_modules": "all-linear",
+    },
+    sequence=("packing_length", "max_length"),
+)
+"""Its accumulation follows from the devices; the type is that of the checkpoint."""
+SWIFT_COMMAND: Final = "swift"
 _SEQUENCE: Final = (
     "model_max_length",
     "max_seq_length",
@@ -125,8 +141,12 @@ class TrainerCommand:
 def trainer_command(command: Command) -> TrainerCommand | None:
     """Split a command that starts the Trainer; None for all others."""
     words = command.words
+    if swift := swift_command(words):
+        if not swift.trains_with_transformers:
+            return None
+        return TrainerCommand(launcher=swift.launcher, script=SWIFT_COMMAND, rest=swift.arguments)
     start = next((at for at, word in enumerate(words) if _is_program(words, at, word)), None)
-    if start is None or any(PurePosixPath(word).name == "swift" for word in words[:start]):
+    if start is None:
         return None
     split = TrainerCommand(launcher=words[:start], script=words[start], rest=words[start + 1 :])
     if split.name in (*_FACTORY_COMMANDS, "trl"):
@@ -145,6 +165,8 @@ def _is_file(word: str) -> bool:
 def argument_file_command(name: str, text: str) -> str | None:
     """Return the command that reads a file of arguments; None where it is none."""
     keys = set(re.findall(r"""^\s{0,4}["']?(\w+)["']?\s*:""", text, re.MULTILINE))
+    if keys & {"tuner_type", "train_type"} or {"model", "max_length"} <= keys:
+        return f"{SWIFT_COMMAND} sft {name}" if keys & _MARKS else None
     if "model_name_or_path" not in keys:
         return None
     if keys & {"stage", "finetuning_type", "template", "cutoff_len"}:
@@ -180,11 +202,12 @@ def program_values(
         typed |= dict(_overrides(rest[1:]))
     values = _file_values(str(named), beside, command=command, source=source) if named else {}
     values |= typed
-    program = _program(command, values)
-    return program, {**program.defaults, **values}
+    return _program(command, values), values
 
 
 def _program(command: TrainerCommand, values: Mapping[str, Any]) -> TrainerProgram:
+    if command.script == SWIFT_COMMAND:
+        return SWIFT
     is_factory = command.name in _FACTORY_COMMANDS or "finetuning_type" in values
     if is_factory or {"stage", "template"} <= values.keys():
         return FACTORY

@@ -1,4 +1,4 @@
-"""Launches of Transformers' Trainer, LLaMA-Factory and TRL as `LaunchSettings`.
+"""Launches of Transformers' Trainer, LLaMA-Factory, TRL and ms-swift as `LaunchSettings`.
 
 They end in DeepSpeed (tuner/engines/deepspeed/read.py) or in Transformers on replicas or FSDP,
 whose state is that of transformers 5.24.0, accelerate 1.15.0 and llamafactory 0.9.5:
@@ -9,6 +9,8 @@ whose state is that of transformers 5.24.0, accelerate 1.15.0 and llamafactory 0
   in bf16, replicas compute under autocast.
 - Frozen parameters keep the type that they were loaded in: bf16 in LLaMA-Factory, `--dtype` in TRL,
   which is float32 unless it is stated.
+- ms-swift 4.6.0 loads `--torch_dtype`, bf16 here unless it is stated, and trains all weights in it
+  (swift/pipelines/train/tuner.py); adapters are fp32, or `--lora_dtype` (swift/tuners/peft.py).
 
 Not covered: optimizers other than AdamW, reference models and rewards (DPO, PPO), KTransformers,
 Unsloth, vision towers, packing (every sequence counts as full).
@@ -25,6 +27,7 @@ from tuner.engines.peft.accelerate import NAMING, Distribution, distribution
 from tuner.engines.peft.arguments import (
     FACTORY,
     OWN_LOOP,
+    SWIFT,
     TRAINER,
     TRL,
     Beside,
@@ -32,13 +35,14 @@ from tuner.engines.peft.arguments import (
     program_values,
     trainer_command,
 )
+from tuner.engines.peft.swift import obstacles
 from tuner.engines.reading.arguments import launched_devices
 from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
 from tuner.engines.reading.sections import Sections
 from tuner.engines.reading.shell_words import shell_text
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
-from tuner.spec.tune import ADAPTER_TARGETS, FULL, GROUPS, Adapters
+from tuner.spec.tune import ADAPTER_TARGETS, FULL, GROUPS, Adapters, Tune
 
 _PRECISIONS: Final = ("bf16", "fp16")
 _FROZEN: Final = "the language model is frozen in it"
@@ -76,6 +80,8 @@ _UNPRICED: Final[Mapping[str, str]] = {
     "parallelism_config": "tensor, context and sequence parallelism of Accelerate are not",
 }
 """Arguments, or variables in capitals, that change bytes or seconds by factors, and why."""
+_SWIFT_BATCH: Final = 16
+"""Sequences of a step that ms-swift aims at (swift/trainers/arguments.py)."""
 _BATCH_NAMES: Final = {
     "micro_batch": "per_device_train_batch_size",
     "accumulation": "gradient_accumulation_steps",
@@ -112,10 +118,13 @@ def read(
             f"{source}: starts no program of Transformers' Trainer; name the script that holds "
             "llamafactory-cli train, trl sft, or --per_device_train_batch_size"
         )
-    variables = {**(environment or {}), **shell.environment}
     program, values = program_values(command, beside, source=source)
-    given = Sections(values, source=source)
-    for said, why in _obstacles(given, variables, program):
+    own = values.pop("ENV", None) if program is SWIFT else None
+    stated = {str(name): str(own[name]) for name in own} if isinstance(own, dict) else {}
+    variables = {**stated, **(environment or {}), **shell.environment}
+    given = Sections(values, source=source, defaults=program.defaults)
+    own_obstacles = obstacles(given) if program is SWIFT else ()
+    for said, why in (*own_obstacles, *_obstacles(given, variables, program)):
         raise SpecError(f"{source}: {program.name} with {said} is not priced: {why}")
     shared = distribution(
         command,
@@ -134,15 +143,12 @@ def read(
         update={
             "source": source,
             "understood": (*launch.understood, *given.read),
-            "ignored": (
-                *launch.ignored,
-                *(said for said in given.left if said.split(" = ")[0] not in program.defaults),
-            ),
+            "ignored": (*launch.ignored, *given.left),
             "spelled": {**launch.spelled, **_spelled(given, program, typed=typed)},
             "notes": (
                 f"{program.name} starts {launch.engine.value}",
                 *launch.notes,
-                *_notes(given, program),
+                *_notes(given, program, launch.tune),
             ),
         }
     )
@@ -177,17 +183,23 @@ def _obstacles(
             yield f"stage {shown_value(stage)}", "only the trained model may take part; sft and pt"
     if (optimizer := given.value("optim")) not in _ADAMW:
         yield f"optim {shown_value(optimizer)}", _OTHER_STATE
-    if named := _QUANTISED.search(str(given.value("model_name_or_path") or "")):
+    model = "model" if program is SWIFT else "model_name_or_path"
+    if named := _QUANTISED.search(str(given.value(model) or "")):
         yield named[0], "frozen weights of that type are not; those of the plain model are"
     if given.value("quantization_bit") not in (None, 4):
         yield "quantization_bit", "frozen weights in 4 bits are, under replicas"
 
 
-def _notes(given: Sections, program: TrainerProgram) -> Iterator[str]:
+def _notes(given: Sections, program: TrainerProgram, tune: Tune | None) -> Iterator[str]:
     if program is TRAINER:
         yield "the script's model is taken to be Transformers' own, trained by AdamW"
     if _has_liger(given):
         yield "Liger's kernels are not priced: they take less memory than those that are"
+    if program is SWIFT and isinstance(tune, Adapters) and "all-linear" in tune.targets:
+        yield (
+            "all-linear: adapters of experts are priced, which Transformers 5 stacks and leaves out"
+            " where no other network has their names (Qwen3-MoE): then name --target_modules"
+        )
 
 
 def _has_liger(given: Sections) -> bool:
@@ -202,7 +214,7 @@ def _length(given: Sections, program: TrainerProgram) -> str | None:
 def _common(given: Sections, program: TrainerProgram, shared: Distribution) -> dict[str, Any]:
     """Return fields of `LaunchSettings` that both engines read alike."""
     length = _length(given, program)
-    kernels = [given.value(name) for name in ("flash_attn", "attn_implementation")]
+    kernels = [given.value(name) for name in ("flash_attn", "attn_implementation", "attn_impl")]
     return {
         "devices": shared.devices,
         "devices_per_node": shared.devices_per_node,
@@ -219,8 +231,7 @@ def _deepspeed(given: Sections, program: TrainerProgram, shared: Distribution) -
     else:
         arguments = ProgramArguments(
             is_trainer=True,
-            micro_batch=given.number(_BATCH_NAMES["micro_batch"], default=8),
-            accumulation=given.number(_BATCH_NAMES["accumulation"], default=1),
+            **_batch(given, program, shared),
             precision=_precision(given, program, shared),
             recompute=_recomputes(given, program, shared),
             spelled=_BATCH_NAMES,
@@ -230,6 +241,26 @@ def _deepspeed(given: Sections, program: TrainerProgram, shared: Distribution) -
     launch = read_deepspeed(text, source=name, arguments=arguments)
     update["understood"] = tuple(f"{name}: {said}" for said in launch.understood)
     return launch.model_copy(update=update)
+
+
+def _batch(given: Sections, program: TrainerProgram, shared: Distribution) -> dict[str, int]:
+    """Return the micro-batch and how many of them one replica sums up.
+
+    Raises:
+        SpecError: ms-swift derives it from devices that the launch does not state.
+    """
+    sizes = {
+        "micro_batch": given.number(_BATCH_NAMES["micro_batch"], default=8),
+        "accumulation": given.number(_BATCH_NAMES["accumulation"], default=1),
+    }
+    if program is SWIFT and given.value(_BATCH_NAMES["accumulation"]) is None:
+        if shared.devices is None:
+            raise SpecError(
+                f"{given.source}: the devices decide gradient_accumulation_steps of ms-swift "
+                f"({_SWIFT_BATCH} over batch and devices): set NPROC_PER_NODE, or state it"
+            )
+        sizes["accumulation"] = -(-_SWIFT_BATCH // (sizes["micro_batch"] * shared.devices))
+    return sizes
 
 
 def _own_arguments(given: Sections) -> ProgramArguments:
@@ -260,8 +291,7 @@ def _transformers(given: Sections, program: TrainerProgram, shared: Distribution
         engine=TrainingEngine.TRANSFORMERS,
         source=given.source,
         **common,
-        micro_batch=given.number(_BATCH_NAMES["micro_batch"], default=8),
-        accumulation=given.number(_BATCH_NAMES["accumulation"], default=1),
+        **_batch(given, program, shared),
         precision=precision,
         stored_bytes=stored,
         gradient_bytes=stored if is_full else 4,
@@ -274,7 +304,9 @@ def _transformers(given: Sections, program: TrainerProgram, shared: Distribution
 def _precision(
     given: Sections, program: TrainerProgram, shared: Distribution
 ) -> Literal["bf16", "fp16", "fp32"]:
-    on = [name for name in _PRECISIONS if given.is_on(name)]
+    # What ms-swift is not told follows from its type: bf16, or fp16 for the two others.
+    own = _PRECISIONS[given.value("torch_dtype") != "bfloat16"] if program is SWIFT else ""
+    on = [name for name in _PRECISIONS if given.is_on(name, default=name == own)]
     if len(on) == 2:
         raise SpecError(f"{given.source}: bf16 and fp16: choose one")
     if not on and shared.mixed_precision in _PRECISIONS:
@@ -302,6 +334,9 @@ def _tune(given: Sections, program: TrainerProgram) -> Adapters | str | None:
                 "lora are"
             )
         return FULL if kind == FULL else _adapters(given, targets="lora_target")
+    if program is SWIFT:
+        kind = given.value("train_type") or given.value("tuner_type")
+        return FULL if kind == FULL else _adapters(given, targets="target_modules")
     if any(given.value(name) is True for name in _ADAPTING):
         return _adapters(given, targets="lora_target_modules")
     return FULL if program is TRL else None
@@ -322,11 +357,11 @@ def _adapters(given: Sections, *, targets: str) -> Adapters:
                 f"{given.source}: {targets} {shown_value(word)} is no module that adapters are "
                 f"priced for; they are all, {', '.join(ADAPTER_TARGETS)}"
             )
-    is_quantised = given.value("quantization_bit") == 4 or any(
-        given.value(name) is True for name in _IN_4_BITS
-    )
+    bits = [given.value(name) for name in ("quantization_bit", "quant_bits")]
+    is_quantised = 4 in bits or any(given.value(name) is True for name in _IN_4_BITS)
     return Adapters(
         method="qlora" if is_quantised else "lora",
         rank=given.number(rank, default=8),
         targets=tuple("all-linear" if word == "all" else word for word in words),
+        dtype="bf16" if given.value("lora_dtype") == "bfloat16" else None,
     )

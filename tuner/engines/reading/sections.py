@@ -19,19 +19,22 @@ _DEEPEST: Final = 12
 class Sections:
     """A nested mapping that records which keys were read; names are `section.key`."""
 
-    def __init__(self, values: Mapping[str, Any], *, source: str) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], *, source: str, defaults: Mapping[str, Any] | None = None
+    ) -> None:
         self.source = source
+        self._defaults = defaults or {}
         self._values = values
         self._read: dict[str, str] = {}
         self._requested: set[str] = set()
 
     def value(self, name: str) -> Any:
-        """Return the value of a name; None where the key or a section is missing."""
+        """Return the value of a name; its default where the key or a section is missing."""
         self._requested.add(name)
         current: Any = self._values
         for key in name.split("."):
             if not isinstance(current, dict) or key not in current:
-                return None
+                return self._defaults.get(name)
             current = current[key]
         if not (isinstance(current, dict) and current):
             self._read[name] = f"{name} = {shown_value(current)}"

@@ -2,7 +2,7 @@
 
 The text is split by `shlex`. Literal assignments (`TP=8`, `ARGS=( ... )`, `ARGS+=`) are
 substituted for `$TP`, `${TP}`, `${ARGS[@]}` or `${NNODES:-1}`; a default counts where the file
-assigns nothing; `$((A * 2))` is computed over whole numbers; the script's own folder
+assigns nothing; `$((A * 2))`, `$(expr A / 2)` are computed over whole numbers; the script's folder
 (`$(dirname "$0")`) is `.`. Tests in `[ ]`, `[[ ]]` and `(( ))` whose sides are known take their
 branch, also before `&&` and `||`. Everything else that a shell would do (commands in `$( )`, other
 tests, loops, sourced files) is left as it is: a word that still holds a `$` has no value here, and
@@ -40,6 +40,7 @@ _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE: Final = re.compile(
     r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}]*))?\}|(\d+|[@*]))"
 )
+_EXPR: Final = re.compile(r"(?:\$\(|`)\s*expr ([\w\s${}+*/%\\-]{1,200})(?:\)|`)")
 _ARITHMETIC: Final = re.compile(r"\$\(\(((?:[^()\n]|\([^()\n]{0,80}\)){1,200})\)\)")
 _NAME: Final = re.compile(r"(?<![\w.${])[A-Za-z_]\w*")
 _LONGEST_SUM: Final = 400
@@ -248,6 +249,7 @@ def _words(text: str, *, source: str) -> Iterator[str]:
     kept = []
     position = 0
     plain = _OWN_FOLDER.sub(".", text.replace("\r\n", "\n"))
+    plain = _EXPR.sub(lambda match: f"$(({match.group(1).replace(chr(92), '')}))", plain)
     plain = _ARITHMETIC.sub(lambda match: re.sub(r"[\s\"]", "", match.group()), plain)
     while position < len(plain):
         match = _PIECE.match(plain, position)

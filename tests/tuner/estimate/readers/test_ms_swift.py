@@ -104,6 +104,17 @@ def test_the_cross_entropy_decides_the_bytes_of_a_logit() -> None:
     assert sizes == [2.0, 6.0]
 
 
+def test_experts_and_optimizer_types_are_those_of_the_release() -> None:
+    aware = "--use_precision_aware_optimizer true --exp_avg_dtype bf16 --exp_avg_sq_dtype fp8"
+    capacity = "--moe_expert_capacity_factor 1.25 --moe_pad_expert_input_to_capacity true"
+    launches = [read_launch(f"{BARE} {flags}") for flags in ("", aware, capacity)]
+    assert not any(launch.sequential_experts for launch in launches)
+    assert read_launch(f"{BARE} --moe_grouped_gemm false").sequential_experts
+    assert [launch.moments_bytes for launch in launches] == [None, 3, None]
+    assert [launch.expert_capacity for launch in launches] == [None, None, 1.25]
+    assert launches[2].pads_to_capacity
+
+
 def test_messages_are_in_its_own_words() -> None:
     launch = read_launch(f"{BARE} --megatron_extra_kwargs '{{\"moe_permute_fusion\": true}}'")
     said = launch.differing_settings
@@ -122,7 +133,7 @@ def test_messages_are_in_its_own_words() -> None:
         (f"{BARE} --tuner_type lora --target_modules conv", "'conv' of ms-swift 4.6 has no price"),
         (f"{BARE} --tuner_type lora --modules_to_save lm", "leave it out to price the adapters"),
         (BARE.replace("sft", "rlhf"), "estimate the same flags as megatron sft"),
-        ("swift sft --model m --deepspeed zero3", "swift sft of ms-swift trains with Transformers"),
+        ("swift rlhf --model m --deepspeed zero3", "estimate the same flags as swift sft"),
         ("megatron export --model m", "export of ms-swift does not train"),
         ("megatron sft missing.yaml", "'missing.yaml' is not beside the launch"),
     ],

@@ -292,6 +292,7 @@ _KEYS = [
     "model_name_or_path",
     "ray_num_workers",
     "use_dora",
+    *("tuner_type", "torch_dtype", "target_modules", "max_length", "quant_bits", "ENV", "packing"),
 ]
 _VALUES = st.one_of(
     st.none(),
@@ -305,11 +306,13 @@ _VALUES = st.one_of(
 )
 
 
-@given(st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=8), st.booleans())
-@settings(max_examples=60)
-def test_any_arguments_give_settings_or_one_line(values: dict[str, Any], is_trl: bool) -> None:
+_COMMANDS = ("trl sft --config a.json", "llamafactory-cli train a.json", "swift sft a.json")
+
+
+@given(st.dictionaries(st.sampled_from(_KEYS), _VALUES, max_size=8), st.sampled_from(_COMMANDS))
+@settings(max_examples=90)
+def test_any_arguments_give_settings_or_one_line(values: dict[str, Any], command: str) -> None:
     text = json.dumps({"model_name_or_path": "m", "cutoff_len": 8} | values)
-    command = "trl sft --config a.json" if is_trl else "llamafactory-cli train a.json"
     said = ""
     try:
         assert launch(command, a_json=text).micro_batch >= 1
