@@ -40,7 +40,9 @@ _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE: Final = re.compile(
     r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}]*))?\}|(\d+|[@*]))"
 )
-_EXPR: Final = re.compile(r"(?:\$\(|`)\s*expr ([\w\s${}+*/%\\-]{1,200})(?:\)|`)")
+_EXPR: Final = re.compile(
+    r"(?:\$\(|`)expr ([\w${}]{1,80}(?: \\?[-+*/%] [\w${}]{1,80}){1,8})(?:\)|`)"
+)
 _ARITHMETIC: Final = re.compile(r"\$\(\(((?:[^()\n]|\([^()\n]{0,80}\)){1,200})\)\)")
 _NAME: Final = re.compile(r"(?<![\w.${])[A-Za-z_]\w*")
 _LONGEST_SUM: Final = 400

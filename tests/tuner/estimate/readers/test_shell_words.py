@@ -43,6 +43,10 @@ def test_arithmetic_and_its_tests_take_bare_names_and_spaces() -> None:
     for text, printed in (
         ("A=2; B=8\nrun $((A * B))", ["16"]),
         ("A=2\nrun --x=$(( (A + 1) * 4 % 5 ))", ["--x=2"]),
+        (
+            "A=2; B=4\nrun $(expr 16 / $A / $B) `expr $A \\* 3` $(expr length x)",
+            ["2", "6", "$(expr", "length", "x)"],
+        ),
         ("A=2\nrun $(( A > 8 ? A : 8 )) $((A*UNSET))", ["8", "$((A*UNSET))"]),
         ("A=4\nif (( A >= 4 )); then B=(--ge); fi\nrun ${B[@]}", ["--ge"]),
         ('A=4\nif [ "$A" -gt 4 ]; then B=1; elif [[ $A -le 4 ]]; then B=2; fi\nrun $B', ["2"]),
