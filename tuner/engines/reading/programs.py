@@ -23,6 +23,8 @@ _STARTS: Final[Mapping[str, str]] = {
     "ROLL, AReaL or SkyRL": r"\b(areal|skyrl_train|roll)\.|start_rlvr_pipeline|\brealhf\b",
     "NeMo": r"\bnemo (llm|run)\b|\bnemo_?(run|launcher)\b|megatron_\w+_(pretraining|finetuning)",
     "NeMo AutoModel": r"(?<!\S)automodel\b|\bnemo_automodel\b",
+    "a recipe of Megatron-Bridge": r"(?<!\S)(\S*/)?scripts/training/\w+\.(sh|py)\b"
+    r"|\brun_recipe\.py",
     "MindSpeed": r"\bmindspeed(_\w+)?\b|posttrain_gpt\.py|pretrain_(vlm|sora)\w*\.py",
     "Megatron-DeepSpeed": r"\bmegatron[-_]deepspeed\b",
     "Axolotl": r"\baxolotl\b",
@@ -126,6 +128,8 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "NeMo-RL": "give policy.megatron_cfg as Megatron-LM's flags",
     "NeMo": f"{_AS_MEGATRON} (model.tensor_model_parallel_size is --tensor-model-parallel-size), "
     "or a Megatron-Bridge file",
+    "a recipe of Megatron-Bridge": "its name does not say its settings: give them as overrides, such"
+    " as model.tensor_model_parallel_size=2, in a file overrides.txt",
     "MindSpeed": f"{_AS_MEGATRON} alone: how its own change memory is not known",
     "Megatron-DeepSpeed": f"{_AS_MEGATRON} of today, or the DeepSpeed JSON alone where it is ZeRO "
     "without them",
