@@ -35,7 +35,7 @@ def test_the_command_completes_itself() -> None:
 @each_row(
     ("typed", "word", "expected"),
     [
-        ("moetune plan --device h20", 3, ["h200-sxm", "h20-sxm"]),
+        ("moetune plan --device h20", 3, ["h20-3e", "h20-sxm", "h200-nvl", "h200-sxm"]),
         ("moetune schema serve-", 2, ["serve-spec", "serve-plan", "serve-verified"]),
         ("moetune init --emit megatron-lm,sl", 3, ["megatron-lm,slurm"]),
         ("moetune explain --what", 2, ["--what-if"]),

@@ -124,7 +124,7 @@ def test_wrong_input_is_one_line_and_no_plan(
     assert printed.out == ""
     (line,) = [one for one in printed.err.splitlines() if not one.startswith("planning:")]
     assert said in line
-    assert len(line) < 500
+    assert len(line) < 700
     assert not (tmp_path / "out").exists()
 
 

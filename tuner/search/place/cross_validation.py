@@ -62,6 +62,9 @@ def leave_one_out(
         baseline = eplb_baseline(
             others, ranks=spec.ranks, groups=spec.goal.expert_groups, dispatch=dispatch
         )
+        allowed_s = min(limit_s, deadline.left_s)
+        if allowed_s <= 0.0:
+            break  # The baseline took what was left.
         outcome = solve_objective(
             others,
             goal=spec.goal,
@@ -71,7 +74,7 @@ def leave_one_out(
             links=links,
             active_load=active_load_of(spec.goal, pricing),
             migration=migration,
-            time_limit_s=min(limit_s, deadline.left_s),
+            time_limit_s=allowed_s,
             place_on_table=place_on_table if uses_known_table(spec, dispatch) else None,
         )
         if outcome.solution is None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuner.costs.serve.capacity import instance_weight_bytes
+from tuner.costs.serve.capacity import instance_weight_bytes, rotary_bytes
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration, sustained_factor
@@ -99,11 +99,12 @@ def test_halves_take_as_long_as_the_busier_side_and_at_most_both(decoder: Decode
         assert (found_s <= attention_s + 2.0 * one.all_to_all_Q + 1e-12).all()
 
 
-def test_both_roles_hold_the_model_once_but_for_its_ends(decoder: Decoder) -> None:
+def test_both_roles_hold_the_model_once_but_for_its_ends_and_rotary_table(decoder: Decoder) -> None:
     cell, whole = _cell(decoder, 4, 4), _whole(decoder, 4)
     ends = 2.0 * decoder.vocab * decoder.hidden * 2.0
+    twice = ends + rotary_bytes(whole)
     together = instance_weight_bytes(cell) + ffn_weight_bytes(cell.ffn)
-    assert together == pytest.approx(instance_weight_bytes(whole) + ends)
+    assert together == pytest.approx(instance_weight_bytes(whole) + twice)
 
 
 def test_an_ffn_server_fits_while_its_steps_do(decoder: Decoder) -> None:
