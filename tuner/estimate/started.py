@@ -20,7 +20,7 @@ from tuner.engines.ms_swift.command import is_aside
 from tuner.engines.ms_swift.command import is_own_command as is_swift_command
 from tuner.engines.peft.arguments import argument_file_command, trainer_command
 from tuner.engines.reading.arguments import launched_devices
-from tuner.engines.reading.programs import refuse_unread, unread, unread_command
+from tuner.engines.reading.programs import refuse_unread, unread, unread_command, unread_program
 from tuner.engines.reading.shell_words import Command, ShellText, shell_text
 from tuner.engines.torchtitan.command import command_notes, is_training_command
 from tuner.errors import SpecError
@@ -149,8 +149,10 @@ def _resolve_command(
     folder = path.parent
     if is_swift_command(command.words):
         return _settings("ms-swift", folder, path.name, text)
-    if other := unread_command(command.words):
-        raise unread(other, source=shown_path(path))
+    if unread_command(command.words):
+        if other := unread_program([one.words for one in shell.commands]):
+            raise unread(other, source=shown_path(path))
+        return None
     if trainer_command(command) is not None:
         return _settings("trainer", folder, path.name, shlex.join(command.words))
     named = _named_settings(folder, command)

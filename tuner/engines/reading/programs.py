@@ -1,12 +1,13 @@
 """Programs whose launches are not read: how each is recognised, and what to give instead.
 
-A command is recognised by the words that name its program (the first words, what `-m` names, its
-script) or by flags that no other program has; a file of settings by keys of its own. The names are
-those of the projects' own documentation and console scripts.
+A command is recognised by the words that name its program (the program itself, what `-m` names, its
+script) or by flags that no other program has, not by folders, packages and models that it mentions;
+a file of settings by keys of its own. The names are those of the projects' own documentation and
+console scripts.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from tuner.engines.reading.shell_words import shell_text
@@ -18,13 +19,13 @@ _ALSO: Final = r"(?=[\s\S]*^\s*"
 _STARTS: Final[Mapping[str, str]] = {
     "verl": r"\bverl\b|\bmain_(ppo|grpo|dapo|gspo)\b|fsdp_sft_trainer",
     "OpenRLHF": r"\bopenrlhf\b",
-    "NeMo-RL": r"\bnemo_rl\b|(?<!\S)examples/(\w+/)?run_(grpo|dpo|sft|rm|distillation)\w*\.py",
+    "NeMo-RL": r"\bnemo_rl\b",
     "slime": r"\bslime\b",
-    "ROLL, AReaL or SkyRL": r"\b(areal|skyrl_train|roll)\.|start_rlvr_pipeline|\brealhf\b",
+    "ROLL, AReaL or SkyRL": r"\b(areal|skyrl_train|roll)\.(?!(py|sh)\b)"
+    r"|start_rlvr_pipeline|\brealhf\b",
     "NeMo": r"\bnemo (llm|run)\b|\bnemo_?(run|launcher)\b|megatron_\w+_(pretraining|finetuning)",
     "NeMo AutoModel": r"(?<!\S)automodel\b|\bnemo_automodel\b",
-    "a recipe of Megatron-Bridge": r"(?<!\S)(\S*/)?scripts/training/\w+\.(sh|py)\b"
-    r"|\brun_recipe\.py",
+    "a recipe of Megatron-Bridge": r"\brun_recipe\.py",
     "MindSpeed": r"\bmindspeed(_\w+)?\b|posttrain_gpt\.py|pretrain_(vlm|sora)\w*\.py",
     "Megatron-DeepSpeed": r"\bmegatron[-_]deepspeed\b",
     "Axolotl": r"\baxolotl\b",
@@ -32,9 +33,9 @@ _STARTS: Final[Mapping[str, str]] = {
     "LitGPT": r"\blitgpt\b",
     "Colossal-AI": r"\bcolossalai\b|\bcoati\b",
     "XTuner": r"\bxtuner\b",
-    "Nanotron": r"\bnanotron\b|(?<!\S)(\S*/)?run_train\.py",
+    "Nanotron": r"\bnanotron\b|(?<!\S)run_train\.py",
     "MaxText": r"\bmaxtext\b",
-    "llm-foundry": r"(?<!\S)composer\b|\bllm[-_]?foundry\b",
+    "llm-foundry": r"(?<!\S)composer \S+\.py|\bllm[-_]?foundry\b",
     "torchtune": r"(?<!\S)tune (run|cp)\b|\btorchtune\b",
     "Pai-Megatron-Patch's wrapper": r"run_mcore_\w+\.sh",
     "fairseq, Levanter or GPT-NeoX": r"\bfairseq|\blevanter\b|(?<!\S)deepy\.py",
@@ -46,8 +47,8 @@ _STARTS: Final[Mapping[str, str]] = {
     "Ray Serve": r"(?<!\S)serve (run|deploy)\b",
     "Xinference or FastChat": r"\bxinference\b|\bfastchat\.serve\b",
     "Triton Inference Server": r"\btritonserver\b|\blaunch_triton_server\b",
-    "Ollama": r"(?<!\S)(\S*/)?ollama\b",
-    "llama.cpp": r"\bllama-(server|cli|bench|run)\b|\bllama_cpp\b|(?<!\S)(\S*/)?koboldcpp",
+    "Ollama": r"(?<!\S)ollama\b",
+    "llama.cpp": r"\bllama-(server|cli|bench|run)\b|\bllama_cpp\b|(?<!\S)koboldcpp",
     "KTransformers": r"\bktransformers\b|\bkt[-_]kernel\b",
     "LMDeploy": r"\blmdeploy\b",
     "Text Generation Inference": r"\btext-generation-(launcher|server|inference)\b",
@@ -58,7 +59,17 @@ _STARTS: Final[Mapping[str, str]] = {
     "DeepSpeed-MII": r"(?<!\S)mii(\.\w+)*\b",
     "Aphrodite": r"\baphrodite\b",
 }
-"""Words that name a program, joined by spaces."""
+"""Words that name a program, joined by spaces, without folders."""
+_SCRIPTS: Final[Mapping[str, str]] = {
+    "verl": r"verl/trainer/\w+\.py",
+    "OpenRLHF": r"openrlhf/(cli/)?\w+\.py",
+    "NeMo-RL": r"examples/(\w+/)?run_(grpo|dpo|sft|rm|distillation)\w*\.py",
+    "a recipe of Megatron-Bridge": r"scripts/training/\w+\.(sh|py)",
+    "MaxText": r"maxtext/train\w*\.py",
+    "KTransformers": r"ktransformers/(server/main|local_chat)\.py",
+    "LightLLM": r"lightllm/server/\w+\.py",
+}
+"""The end of a script's path, where its name alone is no mark."""
 _FLAGS: Final[Mapping[str, str]] = {
     "verl": r"actor_rollout_ref\..*",
     "slime": r"rollout_num_gpus(_per_engine)?|actor_num_(nodes|gpus_per_node)",
@@ -128,8 +139,8 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "NeMo-RL": "give policy.megatron_cfg as Megatron-LM's flags",
     "NeMo": f"{_AS_MEGATRON} (model.tensor_model_parallel_size is --tensor-model-parallel-size), "
     "or a Megatron-Bridge file",
-    "a recipe of Megatron-Bridge": "its name does not say its settings: give them as overrides, such"
-    " as model.tensor_model_parallel_size=2, in a file overrides.txt",
+    "a recipe of Megatron-Bridge": "its name does not say its settings: give them as overrides,"
+    " such as model.tensor_model_parallel_size=2, in a file overrides.txt",
     "MindSpeed": f"{_AS_MEGATRON} alone: how its own change memory is not known",
     "Megatron-DeepSpeed": f"{_AS_MEGATRON} of today, or the DeepSpeed JSON alone where it is ZeRO "
     "without them",
@@ -145,8 +156,29 @@ _INSTEAD: Final[Mapping[str, str]] = {
 }
 """What to give in its place."""
 _LAUNCHERS: Final = frozenset({"torchrun", "accelerate", "deepspeed", "python", "python3"})
+_RUNNERS: Final = _LAUNCHERS | {"bash", "sh", "composer", "colossalai"}
+"""Programs that run a module or script."""
+_WRAPPERS: Final = frozenset(
+    {"docker", "podman", "singularity", "apptainer", "enroot", "srun", "mpirun", "mpiexec", "ray"}
+    | {"uv", "poetry", "env", "sudo", "nohup", "time", "timeout", "exec", "numactl", "nsys"}
+    | {"nice", "taskset", "stdbuf", "setsid", "ssh"}
+)
+"""Programs that run the command that follows."""
+_OF_WRAPPERS: Final = frozenset({"run", "exec", "job", "submit", "profile"})
+_WITH_COMMANDS: Final = frozenset({"vllm", "nemo", "tune", "serve"})
+"""Programs of which the command says what is run."""
+_INSTALLERS: Final = frozenset(
+    {"pip", "pip3", "apt", "apt-get", "git", "cp", "mv", "pull", "push", "build", "tag", "start"}
+    | {"stop", "login", "sync", "add", "install"}
+)
+"""After a wrapper: what starts nothing, as in `docker pull`."""
 _MOST: Final = 8
 """First words of a command that may name its program."""
+_READ: Final = (
+    r"pretrain_\w+\.py|torchtitan|^deepspeed\b|^llamafactory-cli|^(swift|megatron)$|\bswift\.cli"
+    r"|\bvllm serve|^vllm-|vllm\.entrypoints|sglang\.launch_server|^sglang$|^trtllm-serve"
+    r"|\bdynamo\.(vllm|sglang|trtllm)"
+)
 _OF_MEGATRON: Final = re.compile(
     r"--(micro[-_]batch[-_]size|num[-_]layers|tensor[-_]model[-_]parallel)|pretrain_gpt"
 )
@@ -154,7 +186,7 @@ _OF_MEGATRON: Final = re.compile(
 
 def unread_command(words: Sequence[str]) -> str | None:
     """Name the program that a command starts, where it is one that is not read."""
-    named = " ".join(_naming_words(words)).lower()
+    named, script = _naming_words(words)
     flags = [
         word.lstrip("-+").partition("=")[0].replace("-", "_")
         for word in words
@@ -163,14 +195,25 @@ def unread_command(words: Sequence[str]) -> str | None:
     for name, pattern in _STARTS.items():
         if re.search(pattern, named):
             return name
+    for name, pattern in _SCRIPTS.items():
+        if re.search(rf"(^|/){pattern}$", script):
+            return name
     for name, pattern in _FLAGS.items():
         if any(re.fullmatch(pattern, flag) for flag in flags):
             return name
     return None
 
 
+def unread_program(commands: Sequence[Sequence[str]]) -> str | None:
+    """Name the program that is not read among commands none of which is read."""
+    names = [unread_command(words) for words in commands]
+    if any(name is None and _is_read(words) for name, words in zip(names, commands, strict=True)):
+        return None
+    return next(filter(None, names), None)
+
+
 def refuse_unread(text: str, *, source: str, is_file: bool = False) -> None:
-    """Refuse a launch of a program that is not read, by its name.
+    """Refuse a launch of a program that is not read, by its name, where nothing else is started.
 
     Args:
         text: a command, a script, a file of settings or a program in Python.
@@ -185,7 +228,7 @@ def refuse_unread(text: str, *, source: str, is_file: bool = False) -> None:
             name for name, one in _TEXTS.items() if re.search(one, text, re.MULTILINE)
         )
     else:
-        names = filter(None, map(unread_command, _commands(text)))
+        names = filter(None, (unread_program(_commands(text)),))
     if name := next(iter(names), None):
         raise unread(name, source=source)
 
@@ -207,23 +250,64 @@ def unknown_script(text: str) -> str | None:
     return None
 
 
-def _commands(text: str) -> Iterable[Sequence[str]]:
+def _commands(text: str) -> Sequence[Sequence[str]]:
     try:
         return [command.words for command in shell_text(text, source="").commands]
     except SpecError:
         return ()
 
 
-def _naming_words(words: Sequence[str]) -> list[str]:
-    """Return the first words, what `-m` names, and the script, without values of flags."""
-    first: list[str] = []
-    after_flag = False
+def _is_read(words: Sequence[str]) -> bool:
+    """Whether a command starts a program that is read."""
+    return re.search(_READ, _naming_words(words)[0]) is not None or any(
+        word.startswith(("--per_device_train_batch_size", "--deepspeed")) for word in words
+    )
+
+
+def _naming_words(words: Sequence[str]) -> tuple[str, str]:
+    """Return what names a command's program, without folders, and its script with them."""
+    start = _program_at(words)
+    if start is None:
+        return "", ""
+    program = _base_name(words[start])
+    named = [program]
+    rest = words[start + 1 :]
+    if program in _WITH_COMMANDS:
+        named += rest[:1]
+    script = words[start] if _is_script(words[start]) else ""
+    if program.startswith("python") or program in _RUNNERS:
+        for before, word in zip(("", *rest), rest, strict=False):
+            is_module = before in ("-m", "--module")
+            if is_module:
+                named.append(word)
+            elif _is_script(word):
+                named.append(_base_name(word))
+                script = word
+            if _is_script(word) or (is_module and not word.startswith(("torch.", "accelerate."))):
+                break
+    return " ".join(named).lower(), script.lower()
+
+
+def _program_at(words: Sequence[str]) -> int | None:
+    """Return the place of a command's program, behind those that only run another one."""
+    if not words or _base_name(words[0]) not in _WRAPPERS:
+        return 0 if words else None
     for at, word in enumerate(words):
-        is_module = at > 0 and words[at - 1] in ("-m", "--module")
-        is_script = word.endswith((".py", ".sh")) and not word.startswith("-")
-        if is_module or is_script or (at < _MOST and not word.startswith("-") and not after_flag):
-            first.append(word)
-        if is_script or (is_module and not word.startswith(("torch.", "accelerate."))):
-            break
-        after_flag = word.startswith("-") and "=" not in word and word not in ("-m", "--")
-    return first
+        if word in _INSTALLERS:
+            return None
+        if _base_name(word) in _RUNNERS | _WITH_COMMANDS:
+            return at
+    for at, word in enumerate(words[1:_MOST], start=1):
+        is_value = words[at - 1].startswith("-") and "=" not in words[at - 1] != "--"
+        is_own = _base_name(word) in _WRAPPERS | _OF_WRAPPERS or word.isdecimal()
+        if not (word.startswith("-") or is_value or is_own or "=" in word):
+            return at
+    return None
+
+
+def _is_script(word: str) -> bool:
+    return word.endswith((".py", ".sh")) and not word.startswith("-")
+
+
+def _base_name(word: str) -> str:
+    return word.rpartition("/")[2]

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.rows import Failures
-from tuner.engines.reading.programs import refuse_unread
+from tuner.engines.reading.programs import refuse_unread, unread_command
 from tuner.errors import SpecError
 from tuner.estimate.registry import read_launch
 
@@ -38,7 +38,28 @@ COMMANDS: Mapping[str, str] = {
     "text-generation-launcher --model-id m --num-shard 4": "Text Generation Inference",
     "python -m lightllm.server.api_server --tp 8": "LightLLM",
     "mistralrs serve -m x": "mistral.rs",
+    "python3 /opt/NeMo-RL/examples/llm/run_dpo.py": "NeMo-RL",
+    "bash scripts/training/train.sh --recipe llama3_8b": "a recipe of Megatron-Bridge",
+    "srun -N 2 litgpt pretrain m": "LitGPT",
+    "docker run --gpus all ollama/ollama": "Ollama",
+    "cd /workspace/slime && python3 -m verl.trainer.main_ppo x=1": "verl",
 }
+BESIDE = (
+    "conda activate verl",
+    "cd /workspace/slime",
+    "pip install unsloth",
+    "sudo pip install unsloth",
+    "uv pip install vllm verl",
+    "echo verl",
+    "cp run_train.py /x",
+    "git clone https://github.com/OpenRLHF/OpenRLHF",
+    "docker pull ollama/ollama",
+    "source slime/bin/activate",
+    "export PYTHONPATH=/w/MindSpeed",
+    "composer install",
+    "mkdir -p /runs/axolotl",
+)
+"""Commands beside a launch that only mention a program."""
 FILES: Mapping[str, str] = {
     "actor_rollout_ref:\n  model: {path: m}\n": "verl",
     "base_model: m\nsequence_len: 4096\n": "Axolotl",
@@ -56,6 +77,10 @@ READ = (
     "torchrun -m torchtitan.train --module llama3 --config llama3_8b",
     "swift sft --deepspeed zero2 --output_dir /data/verl/run",
     "llamafactory-cli train x.yaml",
+    "vllm serve unsloth/Qwen3 --tensor-parallel-size 8",
+    "torchrun /data/nanotron/pretrain_gpt.py --tensor-model-parallel-size 2",
+    "docker run --gpus all verlai/verl:latest torchrun pretrain_gpt.py --num-layers 2",
+    "ollama pull m\nvllm serve m",
 )
 
 
@@ -70,6 +95,18 @@ def test_programs_are_recognised_by_their_commands_and_files() -> None:
     for text in READ:
         with failures.of(text):
             refuse_unread(text, source="run.sh")
+            refuse_unread(f"{text}\nvllm bench serve --model m", source="run.sh")
+    failures.check()
+
+
+def test_commands_beside_a_launch_do_not_refuse_it() -> None:
+    failures = Failures()
+    for beside in BESIDE:
+        with failures.of(beside):
+            assert unread_command(beside.split()) is None
+            for joint in ("\n", " && "):
+                for read in READ:
+                    refuse_unread(f"{beside}{joint}{read}", source="run.sh")
     failures.check()
 
 
