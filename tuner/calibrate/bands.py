@@ -77,9 +77,9 @@ def error_bands(
                     for chosen in {(), together}:
                         by_recipe = sizes.setdefault(chosen, {})
                         by_recipe.setdefault(group, []).append(abs(float(residual)))
-            held = [_size(list(one.values()), stated) for one in sizes.values()]
-            if held[0] is not None:
-                size = max(one for one in held if one is not None)
+            band_sizes = [_size(list(one.values()), stated) for one in sizes.values()]
+            if band_sizes[0] is not None:
+                size = max(one for one in band_sizes if one is not None)
                 every = sizes[()].values()
                 bands.append(
                     Band(

@@ -249,14 +249,14 @@ def _best_per_knob(
     search: _Search, single: Sequence[_PricedChange], pairs: Sequence[_PricedChange]
 ) -> list[_PricedChange]:
     """Return the best setting of each knob, and of pairs of others, where it beats the launch."""
-    found: list[_PricedChange] = []
+    best: list[_PricedChange] = []
     for candidates in (single, pairs):
         for one in _improvements(search, candidates):
-            if len(found) == SHOWN_KNOBS:
+            if len(best) == SHOWN_KNOBS:
                 break
-            if not any(other.knobs <= one.knobs for other in found):
-                found.append(one)
-    return sorted(found, key=lambda one: one.priced.step_s)
+            if not any(other.knobs <= one.knobs for other in best):
+                best.append(one)
+    return sorted(best, key=lambda one: one.priced.step_s)
 
 
 def _change(search: _Search, one: _PricedChange) -> Change:

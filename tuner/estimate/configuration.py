@@ -172,15 +172,15 @@ def with_degrees(
     virtual = virtual_pipeline or (configuration.virtual_pipeline if pipeline > 1 else 1)
     context = context or configuration.context
     ranks = tensor * context * pipeline
-    stages, ends = configuration.stages, _ends(configuration, pipeline)
+    stages, end_layers = configuration.stages, _embedding_loss_layers(configuration, pipeline)
     explicit = configuration.is_explicit_layout
     if (pipeline, virtual) != (configuration.pipeline, configuration.virtual_pipeline):
         layers = sum(stage.layers for stage in stages)
-        stages = _divided(configuration, layers, pipeline * virtual, ends)
+        stages = _divided(configuration, layers, pipeline * virtual, end_layers)
         is_megatron = configuration.engine.is_megatron
         explicit = is_megatron and len({stage.layers for stage in stages}) > 1
         # Its lines then state the stages, or an even division.
-        ends = (0, 0) if is_megatron else ends
+        end_layers = (0, 0) if is_megatron else end_layers
     return configuration.changed(
         tensor=tensor,
         context=context,
@@ -192,12 +192,12 @@ def with_degrees(
         and (configuration.sequence_parallel or configuration.tensor == 1),
         stages=stages,
         is_explicit_layout=explicit,
-        embedding_as_layers=ends[0],
-        loss_as_layers=ends[1],
+        embedding_as_layers=end_layers[0],
+        loss_as_layers=end_layers[1],
     )
 
 
-def _ends(own: Configuration, pipeline: int) -> tuple[int, int]:
+def _embedding_loss_layers(own: Configuration, pipeline: int) -> tuple[int, int]:
     """Return what embedding and loss count as; torchtitan has a default beside a pipeline."""
     if own.engine is TrainingEngine.TORCHTITAN and (own.pipeline == 1) != (pipeline == 1):
         return (0, 0) if pipeline == 1 else (1, 1)
@@ -205,13 +205,13 @@ def _ends(own: Configuration, pipeline: int) -> tuple[int, int]:
 
 
 def _divided(
-    own: Configuration, layers: int, num_stages: int, ends: tuple[int, int]
+    own: Configuration, layers: int, num_stages: int, end_layers: tuple[int, int]
 ) -> tuple[StageContent, ...]:
     if own.engine is TrainingEngine.TORCHTITAN:
         return front_loaded(
             layers,
             num_stages,
-            embedding_loss_layers=ends,
+            embedding_loss_layers=end_layers,
             mtp_layers=own.mtp_layers,
         )
     return balanced(layers, num_stages, mtp_layers=own.mtp_layers)

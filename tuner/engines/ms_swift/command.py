@@ -81,14 +81,14 @@ def swift_command(words: Sequence[str]) -> SwiftCommand | None:
 
 def is_own_command(words: Sequence[str]) -> bool:
     """Whether a command is one of ms-swift that Megatron-SWIFT's reader reads or refuses."""
-    found = swift_command(words)
-    return found is not None and not found.trains_with_transformers
+    command = swift_command(words)
+    return command is not None and not command.trains_with_transformers
 
 
 def is_aside(words: Sequence[str]) -> bool:
     """Whether a command of ms-swift trains nothing, so that another of its script may."""
-    found = swift_command(words)
-    return found is not None and found.method not in METHODS
+    command = swift_command(words)
+    return command is not None and command.method not in METHODS
 
 
 def command_flags(
@@ -110,15 +110,15 @@ def command_flags(
         SpecError: no shell text, no command of Megatron-SWIFT that trains, or an unread file.
     """
     shell = shell_text(text, source=source, environment=environment, beside=beside)
-    found = [one for one in (swift_command(each.words) for each in shell.commands) if one]
-    training = [one for one in found if one.is_megatron and one.method in METHODS]
+    commands = [one for one in (swift_command(each.words) for each in shell.commands) if one]
+    training = [one for one in commands if one.is_megatron and one.method in METHODS]
     if training:
         command = training[0]
-    elif not found and shell.commands and shell.commands[0].words[0].startswith("-"):
+    elif not commands and shell.commands and shell.commands[0].words[0].startswith("-"):
         every = tuple(word for each in shell.commands for word in each.words)
         command = SwiftCommand(method="sft", is_megatron=True, arguments=every)
     else:
-        raise SpecError(f"{source}: {_obstacle(found)}")
+        raise SpecError(f"{source}: {_obstacle(commands)}")
     words, aside = without_unset(command.arguments, frozenset())
     given, variables = _configured(words, source=source, beside=beside)
     variables = {**variables, **(environment or {}), **shell.environment}
@@ -139,17 +139,17 @@ def command_flags(
     )
 
 
-def _obstacle(found: Sequence[SwiftCommand]) -> str:
+def _obstacle(commands: Sequence[SwiftCommand]) -> str:
     """Say why none of these commands of ms-swift is read."""
-    plain = [one.method for one in found if one.method in METHODS]
+    plain = [one.method for one in commands if one.method in METHODS]
     if plain:
         return (
             f"swift {plain[0]} of ms-swift runs other models or generation beside the trained one,"
             f" which has no price here; estimate the same flags as swift {METHODS[0]}, which is the"
             " trained model's share"
         )
-    if found:
-        return f"{found[0].method} of ms-swift does not train; give the command that does"
+    if commands:
+        return f"{commands[0].method} of ms-swift does not train; give the command that does"
     return "no command `megatron sft` or `pt` of ms-swift in it"
 
 

@@ -56,12 +56,12 @@ def stated_tune(flags: Flags) -> Tune:
     Raises:
         SpecError: something that has no price.
     """
-    for name, way_out in _UNPRICED.items():
+    for name, remedy in _UNPRICED.items():
         words = flags.words(name)
         if words and tuple(word.casefold() for word in words) not in (("false",), ("0",), ("0.0",)):
             raise SpecError(
                 f"{flags.source}: {shown_value(flags.said(name))[1:-1]} trains a part of the"
-                f" weights that has no price here{way_out or '; leave it out'}"
+                f" weights that has no price here{remedy or '; leave it out'}"
             )
     named = flags.choice("tuner_type", TUNERS, "full")
     if named == "full" and not {"adapters", "mcore_adapter"} & set(flags.values):

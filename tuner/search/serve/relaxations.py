@@ -174,9 +174,11 @@ def at_held_rate(problem: ServeProblem) -> ServeProblem:
         for islands in island_layouts(problem.spec, mode)
         if (solved := _most_of(variant, mode, islands)) is not None and solved.outcome.solution
     ]
-    held = (1.0 - BOUND_TOLERANCE) * max(rates, default=math.inf)
+    most_rate_per_s = (1.0 - BOUND_TOLERANCE) * max(rates, default=math.inf)
     demand = problem.demand
-    return replace(problem, demand=replace(demand, rate_per_s=min(demand.rate_per_s, held)))
+    return replace(
+        problem, demand=replace(demand, rate_per_s=min(demand.rate_per_s, most_rate_per_s))
+    )
 
 
 def _most_of(problem: ServeProblem, mode: Mode, islands: Mapping[str, str]) -> SolvedProgram | None:
