@@ -11,7 +11,7 @@ from tuner.units import format_bytes, format_flop_per_s, format_number, format_r
 
 SHOWN_RANKS = 8
 CLOSE_RATIO = 0.95
-"""Of the usable memory; published peaks lie as far from the predicted ones."""
+"""Share of the usable memory; published peaks lie as far from the predicted ones."""
 
 
 def estimate_text(estimate: Estimate) -> str:

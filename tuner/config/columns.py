@@ -38,7 +38,7 @@ class Strategies:
     element_bytes: Numbers = 2.0
     """Of an activation."""
     logit_bytes: Numbers = 0.0
-    """Of a logit at the head's backward pass; 0: as the software's memory constants say."""
+    """Bytes of a logit at the head's backward pass; 0: as the software's memory constants say."""
     linear_bytes: Numbers = 0.0
     """Of an input that a linear layer keeps for its weight gradient: 1 where GEMMs run in fp8;
     0: as `element_bytes`."""
@@ -47,9 +47,9 @@ class Strategies:
     weight_bytes: Numbers = 2.0
     """Of a parameter as the layers read it, low-precision copies included."""
     master_bytes: Numbers = 0.0
-    """Of the parameter that the optimizer updates; 0: as the software has it."""
+    """Bytes of the parameter that the optimizer updates; 0: as the software has it."""
     moments_bytes: Numbers = 0.0
-    """Of Adam's two moments of a parameter; 0: likewise."""
+    """Bytes of Adam's two moments of a parameter; 0: likewise."""
     updates_weights: Numbers = 0.0
     """1 where the optimizer updates the very parameters that layers read: fp32 ones."""
     recompute_full: Numbers = 0.0

@@ -18,7 +18,7 @@ DEVICES: Final[Mapping[str, Datasheet]] = MappingProxyType(
         for path in sorted(Path(__file__).with_name("sheets").glob("*.toml"))
     }
 )
-"""By name, as a spec writes it; one file of `sheets/` each."""
+"""Devices by name, as a spec writes it; one file of `sheets/` each."""
 CPU: Final = DEVICES["cpu"]
 """A placeholder: one core, until a profile says more (measured.py)."""
 

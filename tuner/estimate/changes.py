@@ -38,7 +38,7 @@ LEAST_GAIN_RATIO: Final = 0.01
 """Smaller differences are below what two runs of one launch differ by."""
 SHOWN_KNOBS: Final = 8
 MOST_KNOBS: Final = 6
-"""Of a change that makes a launch fit."""
+"""Knobs of a change that makes a launch fit."""
 _KEPT: Final = 24
 """Sets of so many knobs to which another is added."""
 

@@ -60,7 +60,7 @@ class KnobChange:
     """In words."""
     apply: Callable[[Configuration], Configuration]
     saves_only_memory: bool = False
-    """Where a launch fits, it gains nothing, or nothing that is worth coarser sums."""
+    """It gains nothing where a launch fits, or nothing that is worth coarser sums."""
 
 
 def knob_changes(

@@ -243,7 +243,7 @@ class ModelSpec(Record):
     rope_theta: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     max_position: Annotated[int, Field(ge=1, le=LONGEST_POSITION)]
     rope_factor: Annotated[float, Field(ge=1.0, le=LONGEST_POSITION)] = 1.0
-    """By which positions are scaled (YaRN)."""
+    """Factor by which positions are scaled (YaRN)."""
     attention: Attention
     linear: LinearAttention | None = None
     """Of the layers whose mixer is linear attention; None: no layer has it."""
@@ -263,7 +263,7 @@ class ModelSpec(Record):
     """Per layer: tokens of an entry of its compressor, whose entries it attends to beside its
     window; 0: none. Empty: no layer has one."""
     shared_indexers: tuple[bool, ...] = ()
-    """Per layer: whether it has no indexer and attends to the tokens that the last one before it
+    """Whether a layer has no indexer and attends to the tokens that the last one before it
     picked (GLM-5.2). Empty: no layer does."""
     residual_streams: Count = 1
     """Copies of the residual, from which hyper-connections mix the input of every mixer and

@@ -127,7 +127,7 @@ class StoredBands(Record):
     bands: tuple[StoredBand, ...]
     widenings: tuple[Widening, ...]
     releases: dict[str, tuple[str, ...]]
-    """Those of the rows, by engine."""
+    """Releases of the rows, by engine."""
     ratios: LatencyRatioBand
 
 

@@ -41,7 +41,7 @@ BLOCK_TOKENS: Final = 16
 ENTRY_BLOCK_TOKENS: Final = 256
 WINDOW_BLOCK_TOKENS: Final = 64
 OPEN_BLOCK_TOKENS: Final = (8, 4)
-"""Without and with an indexer."""
+"""Tokens of a block without and with an indexer."""
 ALIGNED_BYTES: Final = 576
 WIDE_RATIO: Final = 1.5
 

@@ -49,7 +49,9 @@ def added_weight_bytes(iteration: Iteration) -> float:
 
 
 def rotary_bytes(iteration: Iteration) -> float:
-    """Of the sine and cosine of every position, whole on every rank and shared by the layers.
+    """Return the bytes of the sine and cosine of every position, whole on each rank.
+
+    Layers share them.
 
     Model:   P r b, for P positions of r angles in bf16; P (1 + f) r b in fp32 where an engine
              scales the rows by the factor f as well

@@ -195,7 +195,7 @@ class Decoder:
     positions: int = 0
     """The longest sequence of the model; 0: not one of a config."""
     rope_factor: float = 1.0
-    """By which positions are scaled."""
+    """Factor by which positions are scaled."""
     architecture: str = ""
     """The class in transformers, which decides the type of states; empty: not one of a config."""
 

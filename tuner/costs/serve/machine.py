@@ -36,7 +36,7 @@ LAUNCH_S: Final = 5e-6
 NORMAL: Final = "deepep_normal"
 LOW_LATENCY: Final = "deepep_low_latency"
 NODE_LATENCY_S: Final = 20e-6
-"""Of a message that leaves the scale-up domain, beyond one inside it."""
+"""Latency of a message that leaves the scale-up domain, beyond one inside it."""
 
 LOAD: Final = "power_law_1.01"
 """Distribution of tokens over experts at which their kernels were measured; random prompts route

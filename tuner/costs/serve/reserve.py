@@ -92,7 +92,7 @@ class Reserve:
     buffers: float
     """Of the all-to-all around experts."""
     workspaces: float = 0.0
-    """Of the libraries that run the kernels, and of sparse attention."""
+    """Memory of the libraries that run the kernels, and of sparse attention."""
     late: float = 0.0
     """What the part of memory that the engine leaves free must hold, beside all that it measured
     before the cache was made."""

@@ -31,7 +31,7 @@ class GemmPrecision(StrEnum):
     """One scale per 32 elements."""
     NVFP4 = "nvfp4"
     FP32 = "fp32"
-    """On vector units: PyTorch allows no TF32 for GEMMs unless a program asks for it
+    """GEMMs on vector units: PyTorch allows no TF32 for GEMMs unless a program asks for it
     (torch.backends.cuda.matmul.allow_tf32), and Megatron-LM does not."""
 
     @property
@@ -117,7 +117,7 @@ class Constants:
     moe_launches: Numbers = 70.0
     """Kernels of one MoE layer's forward pass, without those per expert. [T]"""
     expert_launches: Numbers = 9.0
-    """Per local expert on top, where GEMMs are narrower than bf16 or not grouped. [T]"""
+    """Kernels of a local expert on top, where GEMMs are narrower than bf16 or not grouped. [T]"""
     single_step_launches: Numbers = 8.0
     """On top where attention's softmax runs step by step. [M]"""
     backward_launches: Numbers = 2.2
@@ -254,7 +254,7 @@ others [T]. [P] B200 in bf16: 0.49 on average of GEMMs of Llama-3 and DeepSeek l
 power limit (MooreThreads/SimuMax, v1.2, configs/system/b200_bf16_ceperm)."""
 
 _VECTOR: Final = 0.9
-"""The same of fp32 GEMMs on vector units, which are easily fed. [T]"""
+"""Reached share of fp32 GEMMs on vector units, which are easily fed. [T]"""
 _VECTOR_RATIO: Final = 15.0
 """Elements of k that the ends of a tile cost at bf16 over those at fp32, as the peaks."""
 

@@ -20,7 +20,7 @@ from statistics import NormalDist
 from typing import Final
 
 MANY_EXPERTS: Final = 64
-"""From here on loads spread as widely as in the recordings of 64 and 256 experts."""
+"""Experts from which on loads spread as widely as in the recordings of 64 and 256 experts."""
 _SPREAD: Final = 0.63
 _SPREAD_OF_FEW: Final = 0.11
 

@@ -65,9 +65,10 @@ def _launches(setting: BlockInputs) -> Numbers:
 
 
 def expert_launches(setting: BlockInputs) -> Numbers:
-    """By local experts, of a forward pass. In narrow types each quantises before every GEMM.
+    """Return the launches of local experts in a forward pass.
 
-    Ungrouped, each has GEMMs and an activation of its own (SequentialMLP of megatron-core).
+    In narrow types each quantises before every GEMM. Ungrouped, each has GEMMs and an
+    activation of its own (SequentialMLP of megatron-core).
     """
     is_each = setting.is_narrow | np.greater(setting.strategies.sequential_experts, 0.0)
     of_one = setting.constants.expert_launches * np.where(is_each, 1.0, 0.5)

@@ -48,8 +48,8 @@ class MemoryConstants:
     """Of the output of a dense network's last GEMM, kept under checkpointing by operation; 0 where
     layers are compiled (activations.py)."""
     scored_bytes: Numbers = 0.0
-    """Of an element of the routed copies that are kept to multiply them by their scores; 0 where
-    the experts multiply by them (activations.py)."""
+    """Bytes of an element of the routed copies that are kept to multiply them by their scores; 0
+    where the experts multiply by them (activations.py)."""
     keeps_activations: Numbers = 0.0
     """1 where an activation's output is kept beside its product with up: layers in eager mode."""
     gathers_inputs: Numbers = 0.0
@@ -81,9 +81,9 @@ class MemoryConstants:
     """Outside the allocator: the device's context, loaded kernels, collectives' buffers. Prior:
     half a GiB for context and kernels, the rest for a few communicators; no run states it."""
     communicator_bytes: Numbers = 0.0
-    """Outside it, of every group of more than one rank beyond the first."""
+    """Bytes outside it of every group of more than one rank beyond the first."""
     peer_bytes: Numbers = 0.0
-    """Outside it, of every rank of the server that an all-to-all of tokens exchanges with."""
+    """Bytes outside it of every rank of the server that an all-to-all of tokens exchanges with."""
     copies_weights: Numbers = 0.0
     """1 where the start holds weights twice beside their gradients: the distributed optimizer
     copies what was loaded into its buffers, dense parameters first, then experts
@@ -137,7 +137,7 @@ _TITAN_EAGER_LOSS: Final = replace(
     logit_bytes=_EAGER_LOSS.logit_bytes,
     split_logit_bytes=_EAGER_LOSS.split_logit_bytes,
 )
-"""The same where [compile] is off, as it is by default, or leaves "loss" out of its components."""
+"""torchtitan where [compile] is off, as by default, or leaves "loss" out of its components."""
 _TITAN_2025: Final = replace(_TITAN, keeps_input_gradients=1.0, keeps_logits=1.0)
 """torchtitan of June to October 2025 (0.1.0 and 0.2.0): PyTorch keeps gradients of inputs, which
 are released since October 2025 (pytorch#164329: `stage_backward` clears `grad`), and logits, until

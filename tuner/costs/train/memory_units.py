@@ -93,7 +93,7 @@ class MemoryUnits:
     pool_ratio_C: Floats
     context_C: Floats
     pipeline_group_C: Floats
-    """Of the context, what a pipeline adds."""
+    """What a pipeline adds to the context."""
     copies_weights_C: Floats
     """1 where the start holds weights twice."""
     expert_weight_C: Floats

@@ -63,7 +63,7 @@ class Block:
     recomputed_s: Numbers = 0.0
     """Kernels and collectives of recomputed modules, unless the whole layer is recomputed."""
     recomputed_expert_s: Numbers = 0.0
-    """Of `recomputed_s`: exposed dispatch and combine."""
+    """Part of `recomputed_s`: exposed dispatch and combine."""
     tensor_s: Numbers = 0.0
     """Exposed collectives of tensor parallelism in a forward pass."""
     tensor_backward_s: Numbers = 0.0

@@ -29,21 +29,21 @@ class StepPrice:
     once_s: Numbers
     """Once a step on the slowest rank: exposed gradient reduction and all-gather, optimizer."""
     bubble_s: Numbers
-    """Of `step_s`: waiting for other stages."""
+    """Part of `step_s`: waiting for other stages."""
     tensor_s: Numbers
-    """Of `step_s`: exposed collectives of tensor parallelism."""
+    """Part of `step_s`: exposed collectives of tensor parallelism."""
     context_s: Numbers
-    """Of `step_s`: exposed collectives of context parallelism."""
+    """Part of `step_s`: exposed collectives of context parallelism."""
     expert_s: Numbers
-    """Of `step_s`: exposed dispatch and combine, recomputed ones included."""
+    """Part of `step_s`: exposed dispatch and combine, recomputed ones included."""
     recompute_s: Numbers
-    """Of `step_s`: recomputed kernels; their collectives count above, their launches below."""
+    """Part of `step_s`: recomputed kernels; their collectives count above, their launches below."""
     host_s: Numbers
-    """Of `step_s`: waiting for the host's kernel launches."""
+    """Part of `step_s`: waiting for the host's kernel launches."""
     sharding_s: Numbers
-    """Of `step_s`: exposed gathers and reductions of shards inside the passes."""
+    """Part of `step_s`: exposed gathers and reductions of shards inside the passes."""
     offload_s: Numbers
-    """Of `step_s`: exposed copies of activations to and from host memory."""
+    """Part of `step_s`: exposed copies of activations to and from host memory."""
 
     def by_cause(self, *, simulated_s: float) -> dict[str, float]:
         """Split the step of a single column into seconds by cause (tuner/plans/breakdown.py).

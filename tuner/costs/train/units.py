@@ -68,19 +68,19 @@ class LayerCost:
     backward_s: Numbers = 0.0
     """The same, recomputation included."""
     weight_s: Numbers = 0.0
-    """Of the backward pass: GEMMs for weight gradients, which may be delayed."""
+    """Part of the backward pass: GEMMs for weight gradients, which may be delayed."""
     tensor_s: Numbers = 0.0
-    """Of both passes: exposed collectives of tensor parallelism, recomputed ones included."""
+    """Part of both passes: exposed collectives of tensor parallelism, recomputed ones included."""
     context_s: Numbers = 0.0
     expert_s: Numbers = 0.0
     recompute_s: Numbers = 0.0
-    """Of the backward pass: recomputed kernels, without collectives and launches."""
+    """Part of the backward pass: recomputed kernels, without collectives and launches."""
     host_s: Numbers = 0.0
-    """Of both passes: waiting for launches."""
+    """Part of both passes: waiting for launches."""
     sharding_s: Numbers = 0.0
-    """Of both passes: exposed gathers and reductions of sharded parameters and gradients."""
+    """Part of both passes: exposed gathers and reductions of sharded parameters and gradients."""
     offload_s: Numbers = 0.0
-    """Of both passes: exposed copies of activations to and from host memory."""
+    """Part of both passes: exposed copies of activations to and from host memory."""
     parameters: Numbers = 0.0
     """Of one device, without experts."""
     expert_parameters: Numbers = 0.0

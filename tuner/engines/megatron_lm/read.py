@@ -53,8 +53,8 @@ _SHARDING: Final[Mapping[str, Literal[0, 1, 2, 3]]] = {
     "optim_grads_params": 3,
 }
 LOGIT_BYTES: Final = {"native": 10.0, "te": 2.0}
-"""Of the fused cross entropy: gradients over the logits (te); fp32 probabilities, a copy of them
-whose targets are changed and gradients in bf16, as torch.compile writes `calculate_gradients`
+"""Bytes of the fused cross entropy: gradients over the logits (te); fp32 probabilities, a copy of
+them whose targets are changed and gradients in bf16, as torch.compile writes `calculate_gradients`
 (native, megatron/core/fusions/fused_cross_entropy.py of core 0.16.1, compiled by torch 2.13)."""
 UNFUSED_LOGIT_BYTES: Final = 6.0
 """fp32 probabilities that become the gradients, and gradients in bf16."""

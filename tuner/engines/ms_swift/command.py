@@ -28,7 +28,7 @@ from tuner.spec.files import one_line, shown_value
 from tuner.spec.yaml_text import parse_yaml
 
 METHODS: Final = ("sft", "pt", "rlhf")
-"""Those that train."""
+"""Methods that train."""
 _OTHERS: Final = ("export", "infer", "deploy", "rollout", "sample", "eval", "app", "merge-lora")
 _COMMAND: Final = re.compile(r"(?:.*/)?(megatron|swift)")
 _MODULE: Final = re.compile(
@@ -44,10 +44,11 @@ class SwiftCommand:
     method: str
     """`sft`, `pt`, `rlhf`, or what does not train."""
     is_megatron: bool
-    """Of Megatron-SWIFT; otherwise it trains with Transformers."""
+    """Megatron-SWIFT trains; otherwise Transformers does."""
     launcher: tuple[str, ...] = ()
     """Words before it."""
     arguments: tuple[str, ...] = ()
+    """Words behind the method: flags, or a file of settings before them."""
 
     @property
     def trains_with_transformers(self) -> bool:

@@ -66,7 +66,7 @@ OLDER_OFF: Final[Mapping[str, str]] = {
     "no_bias_swiglu_fusion": "bias_activation_fusion",
     "no_gradient_accumulation_fusion": "gradient_accumulation_fusion",
 }
-"""The same in 3.x, which had them as Megatron-LM has."""
+"""Names in 3.x, which had them as Megatron-LM has."""
 
 READ: Final = frozenset(
     {
@@ -116,7 +116,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "save": "megatron_output",
     "save-interval": "500",
 }
-"""By flag of Megatron-LM. The precision is that of the checkpoint, bf16 unless it says more."""
+"""Defaults by flag of Megatron-LM. The precision is the checkpoint's, bf16 unless it says more."""
 
 
 def megatron_flag(name: str) -> str | None:

@@ -67,7 +67,7 @@ class Distribution:
     deepspeed: tuple[str, str] | None = None
     """Text and name of DeepSpeed's configuration."""
     zero_stage: Literal[0, 2, 3] = 0
-    """Of replicas, or of FSDP."""
+    """Stage that replicas, or FSDP, stand for."""
     recompute: bool = False
     """FSDP itself checkpoints activations."""
 

@@ -96,7 +96,7 @@ _ADAMW: Final = (None, "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_ap
 _ADAPTING: Final = ("use_lora", "use_peft", "lora_enable", "lora", "q_lora", "use_qlora")
 _IN_4_BITS: Final = ("load_in_4bit", "q_lora", "use_qlora")
 _QUANTISED: Final = re.compile(r"gptq|awq|aqlm|bnb-4bit|(?<![a-z])int[48]", re.IGNORECASE)
-"""In the name of a model whose weights are quantised."""
+"""Part of the name of a model whose weights are quantised."""
 
 
 def read(

@@ -91,10 +91,11 @@ class UnpricedSetting(Record):
     """A setting without a price that changes bytes or seconds by more than the bands allow for."""
 
     said: str
-    """As the launch says it."""
+    """The setting as the launch says it."""
     changes: Effect
     """What of the prediction does not hold."""
     how: str
+    """What it does, for the message."""
 
 
 class LaunchSettings(Record):
@@ -166,11 +167,11 @@ class LaunchSettings(Record):
     """The engine's name of it; empty without 8-bit or 4-bit GEMMs."""
     gradient_bytes: Literal[2, 4] = 4
     master_bytes: Annotated[int, Field(ge=1, le=8)] | None = None
-    """Of the parameter that the optimizer updates; absent: as the engine usually has it."""
+    """Bytes of the parameter that the optimizer updates; absent: as the engine usually has it."""
     moments_bytes: Annotated[int, Field(ge=1, le=8)] | None = None
-    """Of the optimizer's moments of a parameter together; absent: likewise."""
+    """Bytes of the optimizer's moments of a parameter together; absent: likewise."""
     logit_bytes: Annotated[float, Field(ge=0.0)] = 0.0
-    """Of a logit at the head's backward pass; 0: as the engine's software."""
+    """Bytes of a logit at the head's backward pass; 0: as the engine's software."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     recompute: Recompute = Recompute.NONE
     recompute_modules: tuple[str, ...] = ()

@@ -171,7 +171,7 @@ _INSTALLERS: Final = frozenset(
     {"pip", "pip3", "apt", "apt-get", "git", "cp", "mv", "pull", "push", "build", "tag", "start"}
     | {"stop", "login", "sync", "add", "install"}
 )
-"""After a wrapper: what starts nothing, as in `docker pull`."""
+"""Words behind a wrapper that start nothing, as in `docker pull`."""
 _MOST: Final = 8
 """First words of a command that may name its program."""
 _READ: Final = (

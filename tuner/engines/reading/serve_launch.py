@@ -24,7 +24,7 @@ class Surroundings:
 
     @property
     def generation(self) -> Generation | None:
-        """Of the devices; None where the spec names none."""
+        """Generation of the devices; None where the spec names none."""
         return None if self.pool.device is None else find_device(self.pool.device).generation
 
 
@@ -82,7 +82,7 @@ class ServingLaunch:
     quantization: str = ""
     """Of the weights, by a spec's names; empty: the checkpoint's."""
     weight_bits: tuple[int, ...] = ()
-    """Of expert weights by the command's quantization method; empty: any."""
+    """Bits of expert weights by the command's quantization method; empty: any."""
     kv_cache_dtype: str = "bf16"
     flags: SortedFlags = field(default=SortedFlags())
     """The flags, by their effect on the prediction."""

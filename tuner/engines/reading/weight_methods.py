@@ -20,7 +20,7 @@ BITS: Final[Mapping[str, int]] = {
     "fp8_block_mxfp4": 4,
     "int4": 4,
 }
-"""Of expert weights, by `goal.quantization`."""
+"""Bits of expert weights, by `goal.quantization`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +28,11 @@ class Weights:
     """Weights that a quantization method means."""
 
     format: str = ""
-    """By a spec's names; empty: the spec's own."""
+    """Format by a spec's names; empty: the spec's own."""
     bits: tuple[int, ...] = ()
-    """Of expert weights; empty: any."""
+    """Bits of expert weights; empty: any."""
     notes: tuple[str, ...] = ()
+    """What the estimate is told beside it."""
 
 
 _ANY: Final = (
@@ -59,8 +60,8 @@ METHODS: Final[Mapping[str, Weights]] = {
     "nvfp4": Weights(format="nvfp4"),
     "unquant": Weights(format="bf16"),
 }
-"""Of vLLM 0.33.0 (model_executor/layers/quantization/__init__.py), vLLM-Ascend, SGLang 0.5.23
-(srt/arg_groups/choices.py) and of older releases. `modelopt` is fp8 in vLLM, and what the
+"""Methods of vLLM 0.33.0 (model_executor/layers/quantization/__init__.py), vLLM-Ascend, SGLang
+0.5.23 (srt/arg_groups/choices.py) and of older releases. `modelopt` is fp8 in vLLM, and what the
 checkpoint says in SGLang."""
 _SOME: Final = ("fp8", "awq", "gptq", "modelopt_fp4", "compressed-tensors")
 

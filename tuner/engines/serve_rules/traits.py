@@ -136,7 +136,7 @@ class EngineTraits:
     """Copies for experts without weights are dispatched and computed all the same, by expert 0 with
     weight 0 (tuner/costs/serve/zero_experts.py)."""
     fp8_caches: Mapping[str, frozenset[Generation]] = field(default_factory=dict)
-    """By class of the model: devices on which a cache of type `auto` is fp8, whatever the
+    """Devices, by class of the model, on which a cache of type `auto` is fp8, whatever the
     checkpoint asks for."""
     scaled_rotary: frozenset[str] = frozenset()
     """Classes of models whose table of angles has a row for every position times the factor that

@@ -84,7 +84,7 @@ from tuner.engines.vllm.kv import CPU_PAGES, PAGES, TRANSFERS, nixl_rules
 from tuner.spec.serving.routers import RouterPolicy
 
 _STATES: Final = StateRule(per_request=2, bf16_architectures=frozenset({"Qwen3NextForCausalLM"}))
-"""With prefix caching, its default (`mamba_cache_mode` "align"): v1/kv_cache_interface.py,
+"""States with prefix caching, its default (`mamba_cache_mode` "align"): v1/kv_cache_interface.py,
 `MambaSpec.max_memory_usage_bytes`; one more for each draft. A prefix hit ends where a state was
 cached, at the end of a block.
 

@@ -184,7 +184,7 @@ _JSON: Final = {
 _COPIES_SPELLED: Final = "eplb-config.num_redundant_experts"
 """As the engine takes it: dashes become underscores only before the dot."""
 _LONGEST_THAT_FITS: Final = ("auto", "-1")
-"""Of --max-model-len (utils/argparse_utils.py, `human_readable_int_or_auto`)."""
+"""Values of --max-model-len (utils/argparse_utils.py, `human_readable_int_or_auto`)."""
 MOST_DRAFTS: Final = 16
 _CACHES: Final = {
     "bfloat16": "bf16",

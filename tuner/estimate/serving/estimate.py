@@ -41,7 +41,7 @@ _MODE: Final[Mapping[Role, Mode]] = {
 
 
 OTHER_LOG_RATIO: Final = 0.1
-"""By how much the logs of two releases differ at least to be named both."""
+"""Difference from which on the logs of two releases are both named."""
 
 
 def pool_named(spec: ServeSpec, name: str | None) -> Pool:

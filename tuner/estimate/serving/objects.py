@@ -39,7 +39,7 @@ _PROGRAMS: Final[Mapping[str, str]] = {
     "trtllm_config": "python3 -m dynamo.trtllm --extra-engine-args options.yaml",
     "vllm_config": "python3 -m dynamo.vllm",
 }
-"""Of srt-slurm's recipes, by the section of `backend` that holds the options of each role."""
+"""Programs of srt-slurm's recipes, by the section of `backend` with the options of each role."""
 
 
 _Maps = Mapping[str, Mapping[str, str]]
@@ -62,7 +62,7 @@ class ServerText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where in an object a pod lies."""
+    """Place of a pod in an object."""
 
     name: str = ""
     replicas: int = 1
