@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, cast
 
 import typer
 
@@ -25,6 +25,10 @@ DEPLOYMENTS = "Serving plans"
 BUDGET = "Budget"
 LAUNCHERS = "Launchers"
 SHARING = "Resume and parallel workers"
+TRAINING_FORMATS: Final = "deepspeed, megatron, megatron-bridge, ms-swift, torchtitan or trainer"
+"""Names of the formats' tables, which --help does not wait for; tests compare them."""
+SERVING_FORMATS: Final = "sglang, trtllm or vllm"
+METRICS: Final = "deepspeed, megatron, ms-swift, peft, torchtitan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +83,8 @@ class EstimateOptions:
         str | None,
         typer.Option(
             "--format",
-            help="megatron, torchtitan, deepspeed or trainer (default: by suffix and command); "
-            "for a deployment sglang, vllm or trtllm (default: by the command).",
+            help=f"{TRAINING_FORMATS} (default: by suffix and command); for a deployment "
+            f"{SERVING_FORMATS} (default: by the command).",
         ),
     ] = None
     profile: Annotated[
@@ -181,7 +185,7 @@ class VerifyOptions:
     metrics: Annotated[
         str,
         typer.Option(
-            help="Parser of its output: megatron, torchtitan, deepspeed, jsonl (default) or"
+            help=f"Parser of its output: {METRICS}, jsonl (default) or"
             " regex:EXPRESSION with a group step_s; for a deployment, of the client: vllm-bench"
             " (default), sglang-bench or aiperf.",
             show_default=False,

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,11 @@ from tests.profilers.testing import fake_machine
 from tests.rows import each_row
 from tuner.__main__ import main, shadowed
 from tuner.cli import app as frame
+from tuner.cli.goals import METRICS, SERVING_FORMATS, TRAINING_FORMATS
+from tuner.engines.registry import metrics_folders
 from tuner.errors import OutputError, SpecError
+from tuner.estimate.registry import NAMES
+from tuner.estimate.serving.registry import READERS
 
 Captured = pytest.CaptureFixture[str]
 
@@ -264,3 +269,10 @@ def test_what_the_terminal_s_encoding_lacks_is_escaped(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert r"Ger\xe4t 9" in done.stdout
+
+
+def test_help_names_every_format() -> None:
+    metrics = [name for name, _ in metrics_folders()]
+    tables = ((TRAINING_FORMATS, NAMES), (SERVING_FORMATS, READERS), (METRICS, metrics))
+    for named, names in tables:
+        assert re.split(", | or ", named) == sorted(names)
