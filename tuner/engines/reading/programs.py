@@ -65,6 +65,8 @@ _SCRIPTS: Final[Mapping[str, str]] = {
     "OpenRLHF": r"openrlhf/(cli/)?\w+\.py",
     "NeMo-RL": r"examples/(\w+/)?run_(grpo|dpo|sft|rm|distillation)\w*\.py",
     "a recipe of Megatron-Bridge": r"scripts/training/\w+\.(sh|py)",
+    "MindSpeed": r"mindspeed(-\w+)?/pretrain_\w+\.py",
+    "Megatron-DeepSpeed": r"megatron-deepspeed/pretrain_\w+\.py",
     "MaxText": r"maxtext/train\w*\.py",
     "KTransformers": r"ktransformers/(server/main|local_chat)\.py",
     "LightLLM": r"lightllm/server/\w+\.py",

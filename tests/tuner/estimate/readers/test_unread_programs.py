@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, str] = {
     "bash scripts/training/train.sh --recipe llama3_8b": "a recipe of Megatron-Bridge",
     "srun -N 2 litgpt pretrain m": "LitGPT",
     "docker run --gpus all ollama/ollama": "Ollama",
+    "deepspeed /w/Megatron-DeepSpeed/pretrain_gpt.py --num-layers 2": "Megatron-DeepSpeed",
     "cd /workspace/slime && python3 -m verl.trainer.main_ppo x=1": "verl",
 }
 BESIDE = (
