@@ -75,6 +75,15 @@ class Configuration(LaunchSettings):
         )
 
     @property
+    def has_fused_attention(self) -> bool:
+        """Whether the backend that is asked for has a fused kernel in this precision.
+
+        TransformerEngine's are for 16-bit types (attention/dot_product_attention); PyTorch's
+        memory-efficient one, which the other engines take, has fp32 as well.
+        """
+        return self.flash_attention and not (self.engine.is_megatron and self.precision == "fp32")
+
+    @property
     def embedding_loss_layers(self) -> tuple[int, int]:
         """Layers that the embedding and the loss count as when layers are divided."""
         return self.embedding_as_layers, self.loss_as_layers

@@ -307,7 +307,7 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         updates_weights=float(wide > 2.0 and not _copies_weights(config)),
         **recompute_columns(config.recompute_modules, full_ratio=config.recompute_ratio),
         recompute_by_op=float(config.recompute_by_op),
-        has_flash_attention=float(config.flash_attention),
+        has_flash_attention=float(config.has_fused_attention),
         logit_bytes=config.logit_bytes,
         dropout=float(config.dropout),
         overlap_tensor=float(config.overlap_tensor),

@@ -527,9 +527,6 @@ def _bucket(flags: Flags) -> int | None:
 
 
 def _flash(flags: Flags) -> bool:
-    if not (flags.is_on("bf16") or flags.is_on("fp16")):
-        # Fused kernels are for 16-bit types (TransformerEngine, attention/dot_product_attention).
-        return False
     if flags.word("attention-backend") in ("unfused", "local"):
         return False
     return flags.word("transformer-impl") != "local" or flags.is_on("use-flash-attn")
