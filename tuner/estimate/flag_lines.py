@@ -296,7 +296,9 @@ def _deepspeed_recompute(launch: LaunchSettings, config: Configuration) -> Setti
 
 
 def _transformers(launch: LaunchSettings, before: Configuration, config: Configuration) -> Settings:
-    return {**_trainer_batch(launch, config), **_trainer_recompute(launch, config)}
+    # Layers are wrapped by default (transformers 5.24.0, training_args.py).
+    sharded = {launch.name("zero_stage"): "full_shard"} if config.zero_stage == 3 else {}
+    return {**_trainer_batch(launch, config), **_trainer_recompute(launch, config), **sharded}
 
 
 def _trainer_batch(launch: LaunchSettings, config: Configuration) -> dict[str, str]:

@@ -16,11 +16,14 @@ from typing import Any, Final
 from profilers.steps.config import Recompute
 from tuner.config.knobs import KNOBS
 from tuner.devices.datasheet import Generation
+from tuner.engines.capabilities import TARGETS
 from tuner.engines.reading.launch import Graphs, TokenDispatcher, TrainingEngine
 from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.division import balanced
+from tuner.estimate.prices import TARGET_OF
 from tuner.search.train.gradient_buckets import MENU
 from tuner.spec.model import ModelSpec
+from tuner.spec.tune import FULL
 from tuner.units import format_count
 
 HAS_DEEPEP: Final = frozenset({Generation.HOPPER, Generation.BLACKWELL})
@@ -34,6 +37,8 @@ OFFLOAD: Final = "optimizer_offload"
 BF16_BYTES: Final = 2
 _FSDP: Final = 3
 """The stage that shards parameters; torchtitan's others differ from it under a pipeline alone."""
+_FSDP_OVERLAPS: Final = ("overlap_grad_reduce", "overlap_param_gather")
+"""Settings that say so where the engine has them; Transformers' FSDP overlaps by itself."""
 _SELECTIVE: Final[tuple[tuple[str, ...], ...]] = (
     ("layernorm",),
     ("moe_act",),
@@ -178,7 +183,9 @@ def _sharding(config: Configuration) -> Iterator[KnobChange]:
             # Megatron-FSDP overlaps what it shards and has no buckets of a stated size.
             own |= {"overlap_grad_reduce": True, "ddp_bucket_size": None}
         if stage == _FSDP:
-            own |= {"overlap_grad_reduce": True, "overlap_param_gather": True}
+            able = TARGETS[TARGET_OF[config.engine]]
+            own |= {name: True for name in _FSDP_OVERLAPS if getattr(able, name)}
+            own |= _cast_by_fsdp(config)
         yield KnobChange(knob="zero_stage", what=what, apply=_set(**own))
     if config.zero_stage and config.replicas > 1:
         yield KnobChange(
@@ -186,6 +193,17 @@ def _sharding(config: Configuration) -> Iterator[KnobChange]:
             what=f"one copy of the sharded state instead of {config.replicas}",
             apply=_set(replicas=1, shard_ranks=None),
         )
+
+
+def _cast_by_fsdp(config: Configuration) -> dict[str, Any]:
+    """Return in how many bytes the Trainer's FSDP keeps trained weights that replicas load as bf16.
+
+    Accelerate casts them to fp32 (tuner/engines/peft/read.py), but not those of `pure_bf16`.
+    """
+    is_whole = config.engine is TrainingEngine.TRANSFORMERS and config.tune == FULL
+    if not is_whole or any(said.startswith("pure_bf16") for said in config.understood):
+        return {}
+    return {"stored_bytes": 4, "gradient_bytes": 4}
 
 
 def _state(config: Configuration) -> Iterator[KnobChange]:

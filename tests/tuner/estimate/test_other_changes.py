@@ -129,6 +129,29 @@ def test_json(spec_of: MakeSpec) -> None:
     assert '"optimizer": {"type": "AdamW", "params": {"lr": 0.0001}}' in shown
 
 
+def test_replicas_of_the_trainer_are_told_of_fsdp_in_its_words(spec_of: MakeSpec) -> None:
+    spec = spec_of("llama-3.1-8b", nodes=1)
+    files = {
+        "full.yaml": "model_name_or_path: m\nstage: sft\nfinetuning_type: full\nbf16: true\n"
+        "per_device_train_batch_size: 1\ntorch_dtype: bfloat16\n",
+    }
+    files["pure.yaml"] = files["full.yaml"] + "pure_bf16: true\n"
+    typed = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 1 --bf16 true"
+    for command, line in (
+        (typed, "--fsdp full_shard"),
+        ("NNODES=1 NPROC_PER_NODE=8 llamafactory-cli train full.yaml", "fsdp: full_shard"),
+        ("NNODES=1 NPROC_PER_NODE=8 llamafactory-cli train pure.yaml", "fsdp: full_shard"),
+    ):
+        result = estimate(spec, trainer.read(command, source="run.sh", beside=files.get))
+        told = [change for change in all_changes(result) if change.lines == (line,)]
+        assert told, command
+        more = {name: f"{text}{line}\n" for name, text in files.items()}
+        again = f"{command} {line}" if line.startswith("--") else command
+        own = estimate(spec, trainer.read(again, source="run.sh", beside=more.get))
+        assert own.step_time_s == pytest.approx(told[0].step_time_s, rel=1e-9), command
+        assert own.decision == told[0].decision
+
+
 @each_row(
     ("program", "arguments"),
     [

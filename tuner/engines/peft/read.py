@@ -163,6 +163,7 @@ def _spelled(given: Sections, program: TrainerProgram, *, typed: bool) -> dict[s
         "recompute": f"{disables}gradient_checkpointing",
         "sequence": _length(given, program) or program.sequence[0],
         "precision": "bf16",
+        "zero_stage": "fsdp",
     }
     return {field: f"--{name}" if typed else f"{name}:" for field, name in names.items()}
 
