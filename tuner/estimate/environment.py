@@ -35,6 +35,9 @@ from tuner.estimate.configuration import Configuration
 MANY_QUEUES: Final = "32"
 """The value in Megatron-LM's warning, and the driver's maximum."""
 
+_ANY_QUEUES: Final = frozenset({Generation.BLACKWELL, Generation.BLACKWELL_RTX})
+"""Compute capability 10 and later, whose number of queues is free (`validate_args`)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
@@ -81,7 +84,7 @@ def _queues(
     config: Configuration, environment: Mapping[str, str], generation: Generation
 ) -> Iterator[Need]:
     value = environment.get(QUEUES)
-    ordered = (config.tensor > 1 or config.context > 1) and generation is not Generation.BLACKWELL
+    ordered = (config.tensor > 1 or config.context > 1) and generation not in _ANY_QUEUES
     if reason := many_queues_for(config):
         loses = (
             "; tensor and context parallelism, which want 1, then overlap less, and that is not "

@@ -91,6 +91,7 @@ def test_tensor_parallelism_before_blackwell_needs_one_queue(
         ("h100-sxm", "export CUDA_DEVICE_MAX_CONNECTIONS=1", False),
         ("a100-80gb-sxm", "export CUDA_DEVICE_MAX_CONNECTIONS=8", True),
         ("b200-sxm", "export CUDA_DEVICE_MAX_CONNECTIONS=8", False),
+        ("rtx-pro-6000-server", "export CUDA_DEVICE_MAX_CONNECTIONS=8", False),
     ):
         path = tmp_path / "launch.sh"
         path.write_text(LAUNCH.format(environment=environment, tensor=1, more=""))

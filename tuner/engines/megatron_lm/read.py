@@ -19,7 +19,7 @@ from tuner.engines.megatron_lm import flags as table
 from tuner.engines.megatron_lm import primus
 from tuner.engines.megatron_lm.optimizer_state import keeps_remainders, optimizer_state
 from tuner.engines.megatron_lm.unpriced import balance, differing_settings, unpriced_settings
-from tuner.engines.reading.arguments import UNSET, Flags, training_flags
+from tuner.engines.reading.arguments import OFF, ON, UNSET, Flags, training_flags
 from tuner.engines.reading.hybrid_pattern import HybridPattern, hybrid_pattern
 from tuner.engines.reading.launch import (
     Graphs,
@@ -348,8 +348,8 @@ def _negated(name: str, words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     off = next((flag for flag in candidates if flag in table.SWITCHES), None)
     if off is None:
         return name, words
-    negated = {(): ("false",), ("true",): ("false",), ("false",): ()}
-    return off, negated.get(tuple(word.casefold() for word in words), words)
+    word = " ".join(words).casefold()
+    return off, () if word in OFF else ("false",) if word in ("", *ON) else words
 
 
 def _precision(flags: Flags) -> dict[str, Any]:

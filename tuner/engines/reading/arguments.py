@@ -31,8 +31,8 @@ _RENDEZVOUS: Final = re.compile(
 _SCRIPT: Final = re.compile(r"[^\s=]*\.py|[\w.]+\.pretrain_gpt|pretrain_gpt")
 
 
-_ON: Final = ("true", "1", "yes", "on")
-_OFF: Final = ("false", "0", "no", "off")
+ON: Final = ("true", "1", "yes", "on")
+OFF: Final = ("false", "0", "no", "off")
 """Values of a switch, in any case."""
 _PLACES: Final = frozenset(
     {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "PET_LOG_DIR"}
@@ -160,9 +160,9 @@ class Flags:
             SpecError: it has another value.
         """
         word = " ".join(self.words(name)).casefold()
-        if name not in self.values or word in _OFF:
+        if name not in self.values or word in OFF:
             return False
-        if word in ("", *_ON):
+        if word in ("", *ON):
             return True
         raise SpecError(f"{self.source}: {shown_value(self.said(name))}: a switch takes no value")
 

@@ -177,6 +177,10 @@ def test_fields_that_are_on_by_default_change_nothing_where_they_say_so() -> Non
         off = megatron.read_yaml(f"{text}optimizer: {{{field}: false}}", source="r.yaml")
         assert row not in on.differing_settings
         assert row in off.differing_settings
+    for value, is_off in {"1": 0, "on": 0, "yes": 0, "0": 1, "off": 1, "no": 1}.items():
+        words = f"{text}optimizer: {{apply_rope_fusion: '{value}'}}"
+        launch = megatron.read_yaml(words, source="r.yaml")
+        assert ("apply_rope_fusion" in launch.differing_settings) == is_off, value
 
 
 def test_switches_take_their_value_in_every_spelling() -> None:
