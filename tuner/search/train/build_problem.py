@@ -16,7 +16,6 @@ from tuner.costs.ops import Prices
 from tuner.costs.train.adapters import num_adapter_parameters
 from tuner.costs.train.calibration import Residuals, constants_of
 from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
-from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.expert_imbalance import expert_imbalances
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory_constants import memory_constants
@@ -108,8 +107,6 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
     )
     memory_family = OF_TARGET[programs(spec.emit)[0]].memory_family
     routing, record = spec.goal.routing, spec.routing
-    is_low = precision.is_narrow
-    wide = 4.0 if precision is GemmPrecision.FP32 else 2.0
     mtp = spec.model.mtp_num_layers if capabilities.mtp else 0
     _refuse_precision(spec, priced_pool.sheet)
     _refuse_dispatcher(spec)
@@ -138,10 +135,7 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
         capabilities=capabilities,
         limits=_limits(spec),
         precision=spec.goal.precision.value,
-        element_bytes=wide,
-        weight_bytes=wide,
-        updates_weights=float(wide > 2.0 and "deepspeed" not in capabilities.names),
-        linear_bytes=1.0 if is_low else 0.0,
+        linear_bytes=1.0 if precision.is_narrow else 0.0,
         gradient_bytes=float(gradient_bytes),
         tuned=tuned,
         expert_imbalance=(
@@ -171,8 +165,9 @@ def adapter_parameters(spec: Spec) -> float:
 def _refuse_precision(spec: Spec, sheet: Datasheet) -> None:
     """Refuse a precision that the device has no units for.
 
-    fp8 needs fp8 units; block scales of 32 values (MXFP8) and fp4 need those of Blackwell. fp32
-    runs on units whose efficiency no published run shows.
+    fp8 needs fp8 units; block scales of 32 values (MXFP8) and fp4 need those of Blackwell. The
+    engines' MXFP8 stops on compute capability 12 (`check_mxfp8_support` of TransformerEngine
+    2.14). fp32 runs on units whose efficiency no published run shows.
     """
     name = spec.goal.precision.value
     if name == "fp32":

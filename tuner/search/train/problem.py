@@ -37,12 +37,9 @@ class TrainProblem:
     """Of all targets together."""
     limits: Search = field(default_factory=Search)
     precision: str = "bf16"
-    element_bytes: float = 2.0
     linear_bytes: float = 0.0
     """Of a saved input of a linear layer; 0: of an activation."""
     gradient_bytes: float = 4.0
-    weight_bytes: float = 2.0
-    updates_weights: float = 0.0
     expert_imbalance: ExpertImbalance | None = None
     """From recorded routing; None: balanced experts."""
     price_per_device_hour: float | None = None
