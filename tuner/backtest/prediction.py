@@ -135,7 +135,7 @@ def predictions(
             run=run,
             regime=regime,
             step_s=float(step_s_C[place]),
-            band=band_of(regime, residual_set.for_device(regime.device)),
+            band=band_of(regime, residual_set.for_device(regime.device)).edges,
             peak_bytes=float(reported_C[place]),
             fits=bool(peaks.total_C[place] <= float(run.hardware.memory_bytes)),
         )

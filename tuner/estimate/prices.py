@@ -22,7 +22,7 @@ from tuner.config.candidates import recompute_columns, strategies_of
 from tuner.config.columns import Strategies
 from tuner.config.tune_columns import stack_of, tune_columns
 from tuner.costs.prices.measured import MeasuredPrices
-from tuner.costs.train.calibration import Regime, Residuals, constants_of
+from tuner.costs.train.calibration import Regime, Residuals, StepBand, constants_of
 from tuner.costs.train.collective_ratios import MeasuredHardware
 from tuner.costs.train.columns_of import (
     PRECISION_OF,
@@ -50,7 +50,6 @@ from tuner.search.train.regimes import (
     OF_TARGET,
     PricedRelease,
     Relative,
-    StepBand,
     priced_release,
     regime_of,
     step_band,

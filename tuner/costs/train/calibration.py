@@ -7,7 +7,7 @@ corrections of its family, else of its device's generation, else the generic con
 comes from the narrowest `where` that matches; `band_of` is the only place where one is chosen, for
 plans, estimates and backtests alike. Models with experts and dense ones are compared apart: the
 runs of one kind say nothing of how far predictions of the other are off. Without runs of a family,
-generation and kind the band is that of groups that were left out, and `widening_note` says so.
+generation and kind the band is that of groups that were left out, and its note says so.
 
 The corrections that ship, `residuals.json`, were written by
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -200,12 +200,23 @@ def as_constants(values_KC: Factors) -> Constants:
     return Constants(**bounded)
 
 
-def band_of(regime: Regime, residuals: Residuals | None) -> tuple[float, float]:
-    """Return measured over predicted seconds, lowest and highest, that a prediction allows for."""
+class StepBand(NamedTuple):
+    """Measured over predicted seconds of a step, and why the band is as wide as it is."""
+
+    edges: tuple[float, float]
+    """Lowest and highest that a prediction allows for."""
+    note: str
+    """Published runs that it lacks, in a line; empty where they are published or none is fitted."""
+
+
+def band_of(regime: Regime, residuals: Residuals | None) -> StepBand:
+    """Return the band of a regime's steps."""
+    if residuals is None:
+        return StepBand(GENERIC_BAND, "")
     if regime.precision is GemmPrecision.FP32:
-        # No published run computes in it.
-        return GENERIC_BAND
-    return narrowest_band(regime, residuals.bands if residuals is not None else ())
+        return StepBand(GENERIC_BAND, "no published run computes in fp32: the error band is wide")
+    edges = narrowest_band(regime, residuals.bands)
+    return StepBand(edges, _widening_note(regime, residuals))
 
 
 def narrowest_band(regime: Regime, bands: Sequence[Band]) -> tuple[float, float]:
@@ -219,9 +230,9 @@ def _narrowest(regime: Regime, bands: Sequence[Band]) -> Band | None:
     return max(holding, key=lambda band: band.where.narrowness, default=None)
 
 
-def widening_note(regime: Regime, residuals: Residuals | None) -> str:
+def _widening_note(regime: Regime, residuals: Residuals) -> str:
     """Say which runs a regime's band lacks; empty where they are published or nothing is fitted."""
-    if residuals is None or not residuals.recipes:
+    if not residuals.recipes:
         return ""
     chosen = _narrowest(regime, residuals.bands)
     if chosen is not None and chosen.where.family and chosen.where.generation:

@@ -252,7 +252,7 @@ def pricing_of(
     )
     return Pricing(
         machine=machine,
-        band=band_of(regime, residuals),
+        band=band_of(regime, residuals).edges,
         decodes=goal.phase == "decode",
         context_tokens=float(goal.context_tokens),
         merges=goal.is_merged,

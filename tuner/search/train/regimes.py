@@ -25,9 +25,9 @@ from typing import Final, NamedTuple
 from tuner.costs.train.calibration import (
     Regime,
     Residuals,
+    StepBand,
     band_of,
     kind_of_model,
-    widening_note,
 )
 from tuner.costs.train.columns_of import PRECISION_OF
 from tuner.costs.train.constants import Software, software_of_container, version_of
@@ -63,15 +63,6 @@ OF_TARGET: Final[Mapping[str, Relative]] = {
 }
 
 
-class StepBand(NamedTuple):
-    """Measured over predicted seconds of a step, and why the band is as wide as it is."""
-
-    edges: tuple[float, float]
-    """Lowest and highest."""
-    note: str
-    """Published runs that it lacks, in a line; may be empty."""
-
-
 def step_band(
     targets: Sequence[str],
     sheet: Datasheet,
@@ -91,7 +82,7 @@ def step_band(
     )
     if not OF_TARGET[programs(targets)[0]].runs_same_layers:
         regime = replace(regime, family="")
-    return StepBand(band_of(regime, residuals), widening_note(regime, residuals))
+    return band_of(regime, residuals)
 
 
 def regime_of(

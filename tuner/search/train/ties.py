@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.train import TrainDecision
+from tuner.costs.train.calibration import StepBand
 from tuner.plans.train import Band
 from tuner.search.ratios import KERNEL_FIELDS, Ratios, ratios_for
 from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.build_problem import PricedPool
 from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.layouts import layers_of_stages
-from tuner.search.train.regimes import StepBand, priced_release, step_band
+from tuner.search.train.regimes import priced_release, step_band
 from tuner.spec.spec import Spec
 
 Mask = npt.NDArray[np.bool_]

@@ -5,7 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tuner.costs.train.calibration import Band, Correction, Residuals, Where, constants_of
+from tuner.costs.train.calibration import (
+    GENERIC_BAND,
+    Band,
+    Correction,
+    Residuals,
+    Where,
+    constants_of,
+)
 from tuner.costs.train.constants import Software
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
@@ -57,6 +64,14 @@ def test_the_reference_step_has_the_band_of_its_generation() -> None:
 def test_megatron_has_the_band_of_its_containers() -> None:
     assert _target_band("megatron-lm") == (0.7, 1.4)
     assert _target_band("megatron-bridge") == (0.7, 1.4)
+
+
+def test_the_band_of_fp32_says_why_it_is_wide() -> None:
+    sheet = find_device("h100-sxm")
+    for precision, edges, word in (("fp32", GENERIC_BAND, "fp32"), ("bf16", (0.7, 1.4), "")):
+        band = step_band(("megatron-lm",), sheet, RESIDUALS, precision=precision, has_experts=True)
+        assert band.edges == edges
+        assert word in band.note
 
 
 RELEASES = {
