@@ -171,7 +171,7 @@ def _sharding(config: Configuration) -> Iterator[KnobChange]:
         2: "shard gradients (ZeRO 2)",
         3: "shard parameters (ZeRO 3)",
     }
-    for stage, what in stages.items():
+    for stage, what in stages.items() if config.shards_optimizer else ():
         if stage <= config.zero_stage or (
             config.engine is TrainingEngine.TORCHTITAN and stage < _FSDP
         ):
@@ -208,7 +208,7 @@ def _cast_by_fsdp(config: Configuration) -> dict[str, Any]:
 
 def _state(config: Configuration) -> Iterator[KnobChange]:
     """Move the optimizer to host memory, or keep state in fewer bytes."""
-    if config.optimizer_offload_ratio < 1.0:
+    if config.optimizer_offload_ratio < 1.0 and config.shards_optimizer:
         # An unsharded optimizer has no offloading in Megatron-LM and DeepSpeed.
         yield KnobChange(
             knob=OFFLOAD,

@@ -4,9 +4,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from tuner.devices.datasheet import Generation
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.estimate.changes import MOST_KNOBS
+from tuner.estimate.configuration import build_configuration
 from tuner.estimate.estimate import estimate, shipped_residuals
+from tuner.estimate.knobs import knob_changes
 from tuner.estimate.records import Estimate
 from tuner.estimate.registry import read_text
 from tuner.search.settings import SearchSettings
@@ -122,3 +125,17 @@ def test_a_launch_that_fits_is_not_told_to_sum_gradients_in_bf16_or_to_offload(
     lines = [line for one in (*result.changes, *pair) for line in one.lines]
 
     assert not {"--grad-reduce-in-bf16", "--optimizer-cpu-offload"} & set(lines)
+
+
+def test_an_optimizer_that_does_not_shard_is_not_told_to(spec_of: MakeSpec) -> None:
+    spec = spec_of("llama-3.1-8b", nodes=1)
+    for optimizer, shards in (
+        ("adam", True),
+        ("lion", True),
+        ("muon", False),
+        ("dist_muon", False),
+    ):
+        own, _ = build_configuration(read(f"{MEGATRON} --optimizer {optimizer}"), spec)
+        changes = knob_changes(own, spec.model, Generation.HOPPER)
+        told_to_shard = any(change.apply(own).zero_stage for change in changes)
+        assert told_to_shard == shards, optimizer

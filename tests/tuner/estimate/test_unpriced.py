@@ -128,7 +128,9 @@ def test_a_setting_that_changes_factors_and_has_no_price_says_what_does_not_hold
     spec = spec_of("mixtral-8x7b", nodes=2)
     for flags, changes in (
         ("--distribute-saved-activations", {"memory"}),
-        ("--optimizer dist_muon", {"time"}),
+        ("--optimizer dist_muon", {"memory and time"}),
+        ("--optimizer soap", {"memory"}),
+        ("--optimizer lion", set()),
         ("--context-parallel-size 2 --cp-comm-type a2a", {"time"}),
         # Without context parallelism it moves nothing.
         ("--cp-comm-type a2a", set()),

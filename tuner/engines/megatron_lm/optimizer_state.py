@@ -7,17 +7,22 @@ only the 16 bits that the parameters lack, unless `store_param_remainders` is of
 distrib_optimizer.py); where parameters are fp8 with scales of blocks, Megatron-LM itself keeps
 masters in fp32. Without such an optimizer the engine refuses other types than fp32.
 
-SGD and Muon have one moment; Muon's parameters that are no matrices have Adam's two.
+Moments are counted by a table. Muon's parameters that are no matrices, embedding and output have
+Adam's two where one is counted, and optimizers outside the table count as Adam: the estimate says
+so (tuner/engines/megatron_lm/unpriced.py).
 
 Not covered: states on the host (fp32 there).
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from tuner.engines.reading.arguments import Flags
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
+NUM_MOMENTS: Final[Mapping[str, int]] = {"adam": 2, "adamw": 2, "lion": 1, "sgd": 1}
+"""By optimizer; SGD's is its momentum."""
 _AWARE: Final = "use-precision-aware-optimizer"
 _MOMENTS: Final = ("exp-avg-dtype", "exp-avg-sq-dtype")
 _MASTER: Final = "main-params-dtype"
@@ -32,8 +37,8 @@ def optimizer_state(flags: Flags, *, has_recipe: bool) -> dict[str, Any]:
     Raises:
         SpecError: a type is unknown, or needs an optimizer that the launch does not have.
     """
-    is_adam = flags.values.get("optimizer", ("adam",)) == ("adam",)
-    kept = _MOMENTS if is_adam else _MOMENTS[:1]
+    optimizer = flags.word("optimizer") or "adam"
+    kept = _MOMENTS[: NUM_MOMENTS.get(optimizer, 1 if is_orthogonal(optimizer) else 2)]
     moments = sum(_bytes(flags, name, _BYTES_OF_MOMENTS) for name in kept)
     master, gradient = (_bytes(flags, name, _BYTES) for name in (_MASTER, _GRADIENTS))
     is_half, is_brain = flags.is_on("fp16"), flags.is_on("bf16")
@@ -48,7 +53,7 @@ def optimizer_state(flags: Flags, *, has_recipe: bool) -> dict[str, Any]:
     is_half = is_half and not flags.is_on("accumulate-allreduce-grads-in-fp32")
     if is_half or (is_brain and flags.is_on("grad-reduce-in-bf16")):
         gradient = min(gradient, _BYTES["bf16"])
-    states = {"gradient_bytes": gradient}
+    states = {"gradient_bytes": gradient, "shards_optimizer": not is_orthogonal(optimizer)}
     if flags.is_on("optimizer-cpu-offload"):
         return states
     if keeps_remainders(flags):
@@ -58,6 +63,11 @@ def optimizer_state(flags: Flags, *, has_recipe: bool) -> dict[str, Any]:
     if moments != 2 * _BYTES["fp32"]:
         states["moments_bytes"] = moments
     return states
+
+
+def is_orthogonal(optimizer: str) -> bool:
+    """Whether updates are made orthogonal, as Muon and its variants do."""
+    return "muon" in optimizer
 
 
 def keeps_remainders(flags: Flags) -> bool:

@@ -8,6 +8,7 @@ says nothing.
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tuner.engines.megatron_lm.optimizer_state import NUM_MOMENTS, is_orthogonal
 from tuner.engines.priced_settings import MEGATRON, PricedSetting
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.launch import Effect, UnpricedSetting
@@ -54,7 +55,6 @@ MATERIAL: Final[Mapping[str, tuple[Effect, str]]] = {
     "use-fsdp2-bf16-master-weight-optimizer": ("memory", "master weights are bf16"),
 }
 """Flags that change bytes or seconds by factors: what does not hold with them, and why."""
-_ORTHOGONAL: Final = ("muon", "dist_muon")
 
 FLAGS: Final = frozenset(
     {
@@ -84,9 +84,16 @@ def unpriced_settings(flags: Flags) -> Iterator[UnpricedSetting]:
         words = " ".join(flags.values.get(name, ("false",))).casefold()
         if words not in ("false", "0", "null", "none"):
             yield UnpricedSetting(said=flags.said(name), changes=changes, how=how)
-    if " ".join(flags.values.get("optimizer", ())) in _ORTHOGONAL:
-        how = "updates are made orthogonal by GEMMs"
-        yield UnpricedSetting(said=flags.said("optimizer"), changes="time", how=how)
+    optimizer = flags.word("optimizer") or "adam"
+    if is_orthogonal(optimizer):
+        how = (
+            "updates are made orthogonal by GEMMs, and the second moment of embedding and output"
+            " is not counted"
+        )
+        yield UnpricedSetting(said=flags.said("optimizer"), changes="memory and time", how=how)
+    elif optimizer not in NUM_MOMENTS:
+        how = "priced are Adam's two moments"
+        yield UnpricedSetting(said=flags.said("optimizer"), changes="memory", how=how)
 
 
 def balance(flags: Flags) -> str:

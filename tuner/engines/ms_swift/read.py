@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.engines.megatron_lm import flags as megatron
+from tuner.engines.megatron_lm.optimizer_state import is_orthogonal
 from tuner.engines.megatron_lm.read import settings_of
 from tuner.engines.ms_swift import flags as table
 from tuner.engines.ms_swift.command import (
@@ -211,7 +212,7 @@ def _with_defaults(flags: Flags, theirs: dict[str, tuple[str, ...]]) -> dict[str
     if "recompute-modules" in chosen and chosen.get("recompute-granularity") != ("selective",):
         del chosen["recompute-modules"]
     # Adam's variants shard their state; Muon's do not (`_check_muon`).
-    if "muon" in (flags.word("optimizer") or ""):
+    if is_orthogonal(flags.word("optimizer") or ""):
         chosen["use-distributed-optimizer"] = ("false",)
     is_half = flags.word("torch_dtype") == "float16" or flags.is_on("fp16")
     for name in ("bf16", "fp16"):
@@ -233,8 +234,6 @@ def _remarks(flags: Flags) -> Iterator[str]:
             "no --packing: samples are as long as they are; the price is of steps whose samples all"
             " have --max_length tokens"
         )
-    if "muon" in (flags.word("optimizer") or ""):
-        yield f"{flags.said('optimizer')} is priced as Adam, which has one moment more"
     unknown = [name for name in flags.values if name not in table.NAMES]
     listed = [f"--{shown_value(name)[1:-1]}" for name in unknown if not table.megatron_flag(name)]
     if listed:

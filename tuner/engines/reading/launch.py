@@ -169,7 +169,9 @@ class LaunchSettings(Record):
     master_bytes: Annotated[int, Field(ge=1, le=8)] | None = None
     """Bytes of the parameter that the optimizer updates; absent: as the engine usually has it."""
     moments_bytes: Annotated[int, Field(ge=1, le=8)] | None = None
-    """Bytes of the optimizer's moments of a parameter together; absent: likewise."""
+    """Bytes of the optimizer's moments of a parameter together; absent: as the engine has them."""
+    shards_optimizer: bool = True
+    """Whether the engine can shard the state of the optimizer that the launch names."""
     logit_bytes: Annotated[float, Field(ge=0.0)] = 0.0
     """Bytes of a logit at the head's backward pass; 0: as the engine's software."""
     zero_stage: Literal[0, 1, 2, 3] = 0

@@ -207,7 +207,13 @@ def test_optimizer_states_have_the_bytes_of_their_types() -> None:
     plain = read("--micro-batch-size 1 --bf16")
     assert (plain.master_bytes, plain.moments_bytes, plain.gradient_bytes) == (None, None, 4)
     assert read("--micro-batch-size 1 --fp16").gradient_bytes == 2
-    assert read("--micro-batch-size 1 --bf16 --optimizer sgd").moments_bytes == 4
+    for optimizer, moments in {
+        **{"adam": None, "adamw": None, "soap": None, "sgd": 4, "lion": 4},
+        **{"muon": 4, "dist_muon": 4},
+    }.items():
+        launch = read(f"--micro-batch-size 1 --bf16 --optimizer {optimizer}")
+        assert launch.moments_bytes == moments, optimizer
+        assert launch.shards_optimizer == ("muon" not in optimizer)
 
 
 def test_types_that_the_engine_refuses_are_refused() -> None:
