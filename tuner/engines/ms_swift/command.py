@@ -34,6 +34,8 @@ _COMMAND: Final = re.compile(r"(?:.*/)?(megatron|swift)")
 _MODULE: Final = re.compile(
     r"swift\.cli\.(_megatron\.)?(\w+)|(?:.*/)?swift/cli/(_megatron/)?(\w+)\.py"
 )
+_COUNTED: Final = ("auto", "gpu")
+"""Processes of a node that torchrun counts itself."""
 _CONFIG: Final = re.compile(r"[^\s$]+\.(ya?ml|json)")
 
 
@@ -125,8 +127,8 @@ def command_flags(
     variables = {**variables, **(environment or {}), **shell.environment}
     nodes, per_node = launched_devices(command.launcher, shell.scheduler)
     # The command starts torchrun where one of the two is set.
-    per_node = per_node or _whole(variables.get("NPROC_PER_NODE"))
-    nodes = nodes or _whole(variables.get("NNODES")) or (None if "NNODES=" in text else 1)
+    per_node = per_node or whole(variables.get("NPROC_PER_NODE"))
+    nodes = nodes or whole(variables.get("NNODES")) or (None if "NNODES=" in text else 1)
     notes = [f"{UNSET}: {word}" for word in aside]
     if len(training) > 1:
         notes.append(f"{len(training)} commands train; the first is read")
@@ -191,7 +193,14 @@ def configured_flags(
         for key, value in raw.items()
         if value is not None
     }
-    return flags, {str(name): str(value) for name, value in variables.items()}
+    stated = {str(name): str(value) for name, value in variables.items()}
+    for name in ("NNODES", "NPROC_PER_NODE"):
+        if name in stated and stated[name] not in _COUNTED and whole(stated[name]) is None:
+            raise SpecError(
+                f"{source}: ENV {name} {shown_value(stated[name])} is no number of processes or"
+                " nodes; write one from 1 to 9999999, or leave it out"
+            )
+    return flags, stated
 
 
 def _json(text: str, source: str) -> Any:
@@ -205,5 +214,6 @@ def _word(value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
-def _whole(word: str | None) -> int | None:
+def whole(word: str | None) -> int | None:
+    """Return the positive number that a variable holds; None where it holds none."""
     return int(word) if word and re.fullmatch(r"\d{1,7}", word) and int(word) else None

@@ -28,6 +28,7 @@ from tuner.engines.ms_swift.command import (
     command_flags,
     configured_flags,
     is_own_command,
+    whole,
 )
 from tuner.engines.ms_swift.lora import stated_tune
 from tuner.engines.reading.arguments import Flags
@@ -103,13 +104,12 @@ def read_yaml(text: str, *, source: str) -> LaunchSettings:
         raise SpecError(
             f"{source}: no setting of {table.RELEASE}, such as tensor_model_parallel_size, in it"
         )
-    nodes, per_node = (variables.get(name, "") for name in ("NNODES", "NPROC_PER_NODE"))
     flags = Flags(
         source=source,
         values=values,
         notes=(),
-        nodes=int(nodes) if nodes.isdecimal() else 1,
-        devices_per_node=int(per_node) if per_node.isdecimal() else None,
+        nodes=whole(variables.get("NNODES")) or 1,
+        devices_per_node=whole(variables.get("NPROC_PER_NODE")),
         environment=variables,
     )
     return _settings(SwiftCommand(method="sft", is_megatron=True), flags)

@@ -6,6 +6,7 @@ import pytest
 
 from profilers.steps.config import Recompute
 from tests.rows import each_row
+from tuner.engines.ms_swift.read import read_yaml
 from tuner.engines.reading.launch import TokenDispatcher, TrainingEngine
 from tuner.errors import SpecError
 from tuner.estimate.registry import read_launch
@@ -143,3 +144,16 @@ def test_what_is_not_read_is_refused_by_name(launch: str, part: str) -> None:
         read_launch(launch)
     assert part in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_devices_of_a_file_are_numbers() -> None:
+    for name in ("NNODES", "NPROC_PER_NODE"):
+        for value in ("9" * 5000, "0", "-1", "two"):
+            text = (
+                f"tuner_type: full\nmax_length: 64\nmicro_batch_size: 1\nENV: {{{name}: '{value}'}}"
+            )
+            with pytest.raises(SpecError, match=f"x.yaml: ENV {name} .* is no number") as caught:
+                read_yaml(text, source="x.yaml")
+            assert len(str(caught.value)) < 300
+    text = "tuner_type: full\nmicro_batch_size: 1\nENV: {NNODES: 2, NPROC_PER_NODE: 4}"
+    assert read_yaml(text, source="x.yaml").devices == 8
