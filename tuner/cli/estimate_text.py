@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tuner.cli.text import breakdown_text, columns, format_times, labelled
+from tuner.cli.text import breakdown_text, columns, format_times, labelled, shortened
 from tuner.config.train_words import MICRO_BATCH, degrees, knobs, stages_words
 from tuner.estimate.changes import MOST_KNOBS
 from tuner.estimate.records import Change, CheckpointRoom, Estimate, PipelineRankMemory
@@ -296,4 +296,4 @@ def _flags(estimate: Estimate) -> Iterator[str]:
     for refusal in estimate.refused_by:
         yield from labelled("manifest", refusal)
     if estimate.flags_ignored:
-        yield from labelled("ignored", ", ".join(estimate.flags_ignored))
+        yield from labelled("ignored", shortened(estimate.flags_ignored))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tuner.cli.serve_text import group_text, latency_text
-from tuner.cli.text import columns, labelled
+from tuner.cli.text import columns, labelled, shortened
 from tuner.config.serve_words import target_words
 from tuner.estimate.serving.records import ServingChange, ServingEstimate, ServingLoad
 from tuner.units import format_bytes, format_number, format_ratio, format_s
@@ -151,10 +151,10 @@ def _listed(estimate: ServingEstimate) -> Iterator[str]:
     for refusal in estimate.refused_by:
         yield from labelled("manifest", refusal)
     if estimate.flags_unpriced:
-        yield from labelled("without price", ", ".join(estimate.flags_unpriced))
+        yield from labelled("without price", shortened(estimate.flags_unpriced))
     if estimate.flags_timeless:
-        yield from labelled("no effect", ", ".join(estimate.flags_timeless))
+        yield from labelled("no effect", shortened(estimate.flags_timeless))
     if estimate.flags_ignored:
-        yield from labelled("ignored", ", ".join(estimate.flags_ignored))
+        yield from labelled("ignored", shortened(estimate.flags_ignored))
     for note in estimate.notes:
         yield from labelled("note", note)

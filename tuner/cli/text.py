@@ -67,6 +67,10 @@ def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> 
     )
 
 
+MOST_LISTED: Final = 40
+"""Names of a list that are printed; JSON has all."""
+
+
 def labelled(label: str, text: str) -> Iterator[str]:
     """Yield a labelled statement in lines of a bounded width, the text in one column."""
     yield from wrap(
@@ -77,6 +81,12 @@ def labelled(label: str, text: str) -> Iterator[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def shortened(words: Sequence[str]) -> str:
+    """Return a list in one text, with its first words where it is long."""
+    more = len(words) - MOST_LISTED
+    return ", ".join(words[:MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def breakdown_text(seconds: Mapping[str, float]) -> str:

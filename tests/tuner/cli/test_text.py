@@ -53,3 +53,9 @@ def test_a_foul_name_reaches_no_terminal(tmp_path: Path, capsys: Captured) -> No
         printed = capsys.readouterr()
         shown = (printed.out + printed.err).replace("\n", "")
         assert shown.isprintable(), (arguments, ascii(shown))
+
+
+def test_long_lists_are_shortened() -> None:
+    few = [f"--x{number}" for number in range(40)]
+    assert text.shortened(few) == ", ".join(few)
+    assert text.shortened([*few, *["--y"] * 1960]).endswith("--x39 and 1,960 more")

@@ -31,7 +31,7 @@ from tuner.engines.reading.launch import (
 from tuner.engines.reading.layer_pattern import layer_pattern, linear_pattern
 from tuner.engines.reading.mistakes import read_flags
 from tuner.engines.reading.pipeline_layout import pipeline_layout
-from tuner.engines.reading.sections import SLIP_RATIO
+from tuner.engines.reading.sections import MOST_SEARCHED, SLIP_RATIO
 from tuner.engines.reading.variables import defaults_note, read_variables, with_defaults
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
@@ -270,7 +270,7 @@ def _mtp_layers(flags: Flags, hybrid: HybridPattern | None) -> int:
 
 def _check_spelling(flags: Flags, unread: Sequence[str]) -> None:
     """Refuse a misspelled flag, as the engine would, rather than ignore it."""
-    for name in unread:
+    for name in unread[:MOST_SEARCHED]:
         near = difflib.get_close_matches(name, table.UNDERSTOOD, n=1, cutoff=SLIP_RATIO)
         is_longer = bool(near) and name.startswith(f"{near[0]}-")
         if near and not is_longer and name not in (table.KNOWN | table.CONFUSABLE):

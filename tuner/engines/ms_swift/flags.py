@@ -135,8 +135,10 @@ def own_flag(flag: str) -> str:
     return f"--{own.get(name, name.replace('-', '_'))}"
 
 
-def field_of(flag: str, *, source: str) -> tuple[str, bool]:
+def field_of(flag: str, *, source: str, finds_slips: bool = True) -> tuple[str, bool]:
     """Return the field of a flag, and whether the flag turns it off.
+
+    Slips are looked for unless the launch has had too many unknown flags before this one.
 
     Raises:
         SpecError: it begins several fields, or is a slip of one.
@@ -149,7 +151,7 @@ def field_of(flag: str, *, source: str) -> tuple[str, bool]:
     begun = sorted(one for one in NAMES if one.startswith(name))
     if len(begun) == 1:
         return OLDER.get(begun[0], begun[0]), False
-    near = difflib.get_close_matches(name, NAMES, n=1, cutoff=SLIP_RATIO)
+    near = difflib.get_close_matches(name, NAMES, n=1, cutoff=SLIP_RATIO) if finds_slips else []
     shown = shown_value(flag)[1:-1]
     if begun:
         raise SpecError(

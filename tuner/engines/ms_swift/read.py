@@ -33,6 +33,7 @@ from tuner.engines.ms_swift.command import (
 from tuner.engines.ms_swift.lora import stated_tune
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
+from tuner.engines.reading.sections import MOST_SEARCHED
 from tuner.engines.reading.shell_words import shell_text
 from tuner.engines.reading.variables import QUEUES
 from tuner.errors import SpecError
@@ -163,8 +164,11 @@ def _settings(command: SwiftCommand, given: Flags) -> LaunchSettings:
 def _fields(given: Flags) -> Flags:
     """Return the flags by field, those of `--megatron_extra_kwargs` included."""
     values: dict[str, tuple[str, ...]] = {}
+    unknown = 0
     for flag, words in given.values.items():
-        name, is_off = table.field_of(flag, source=given.source)
+        finds_slips = unknown < MOST_SEARCHED
+        name, is_off = table.field_of(flag, source=given.source, finds_slips=finds_slips)
+        unknown += name not in table.NAMES
         if is_off:
             words = (
                 ("true",) if words and _TRUTHS.get(words[0].casefold()) == "false" else ("false",)

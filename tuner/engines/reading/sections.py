@@ -5,6 +5,7 @@ Keys that are never read are ignored by the estimate, and `left` lists them.
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from tuner.errors import SpecError
@@ -13,6 +14,8 @@ from tuner.spec.files import shown_value
 LARGEST_NUMBER: Final = 2**31
 SLIP_RATIO: Final = 0.92
 """Similarity (difflib) from which on one name counts as a misspelling of another."""
+MOST_SEARCHED: Final = 200
+"""Unknown names of one launch that are compared with the known ones, which takes milliseconds."""
 _DEEPEST: Final = 12
 
 
@@ -94,7 +97,10 @@ class Sections:
         Raises:
             SpecError: there is one; the message names the key that was likely meant.
         """
-        for name, _ in _leaves(self._values, "", depth=0):
+        unknown = (
+            name for name, _ in _leaves(self._values, "", depth=0) if name not in self._requested
+        )
+        for name in islice(unknown, MOST_SEARCHED):
             section, _, key = name.rpartition(".")
             siblings = {
                 other.rpartition(".")[2]
@@ -102,7 +108,7 @@ class Sections:
                 if other.rpartition(".")[0] == section
             }
             near = difflib.get_close_matches(key, siblings, n=1, cutoff=SLIP_RATIO)
-            if near and name not in self._requested and not self._holds(section, near[0]):
+            if near and not self._holds(section, near[0]):
                 raise SpecError(
                     f"{self.source}: {name} is no setting; did you mean "
                     f"{f'{section}.' if section else ''}{near[0]}?"

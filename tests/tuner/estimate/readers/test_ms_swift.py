@@ -1,5 +1,6 @@
 """Megatron-SWIFT's commands, files of settings and defaults, as settings."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,11 @@ def test_devices_of_a_file_are_numbers() -> None:
             assert len(str(caught.value)) < 300
     text = "tuner_type: full\nmicro_batch_size: 1\nENV: {NNODES: 2, NPROC_PER_NODE: 4}"
     assert read_yaml(text, source="x.yaml").devices == 8
+
+
+def test_thousands_of_unknown_flags_take_no_time() -> None:
+    unknown = " ".join(f"--x{number}" for number in range(12_000))
+    for command in (f"{BARE} {unknown}", f"pretrain_gpt.py --micro-batch-size 1 {unknown}"):
+        start = time.process_time()
+        assert len(read_launch(command).ignored) >= 12_000
+        assert time.process_time() - start < 10.0
