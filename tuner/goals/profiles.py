@@ -47,7 +47,7 @@ def pool_profile(pool: Pool, profiles: Sequence[Path], *, is_only_pool: bool = T
     if pool.device is None or (is_only_pool and len(headers) == 1):
         return headers[0][0]
     for path, header in headers:
-        if is_of_device(header, pool.device):
+        if is_of_device(header, pool):
             return path
     if not is_only_pool:
         return own
@@ -87,13 +87,17 @@ def trial_residual(pool: Pool, profiles: Sequence[Path], engine: str) -> Residua
     return None
 
 
-def is_of_device(header: ProfileHeader, device: str) -> bool:
-    """Whether a profile was measured on a device of that name."""
+def is_of_device(header: ProfileHeader, pool: Pool) -> bool:
+    """Whether a profile was measured on a pool's device; one of the spec itself goes by its name.
+
+    Raises:
+        SpecError: the pool names no device.
+    """
     named = header.machine.device
-    if device.casefold() in named.casefold():
+    if pool.device is not None and pool.device.casefold() in named.casefold():
         return True
     try:
-        return find_device(device) is find_device(named)
+        return pool.sheet is find_device(named)
     except UnknownDeviceError:
         return False
 

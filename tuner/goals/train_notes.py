@@ -272,7 +272,7 @@ def profile_notes(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iter
         own = measured[pool.name]
         header = own.profile.header
         yield f"pool {pool.name!r}: {own.source} on {header.machine.device}, {own.path.name}"
-        if pool.device is not None and not is_of_device(header, pool.device):
+        if pool.device is not None and not is_of_device(header, pool):
             yield (
                 f"the profile was measured on {header.machine.device!r}, the pool says "
                 f"{pool.device!r}"

@@ -59,6 +59,8 @@ class Pool(Record):
     @classmethod
     def _described(cls, value: Any) -> Any:
         if isinstance(value, Mapping) and isinstance(value.get("device"), Mapping):
+            if value.get("datasheet") is not None:
+                raise ValueError("'device' states a datasheet already; leave 'datasheet' out")
             name = value["device"].get("name")
             return {**value, "device": name, "datasheet": value["device"]}
         return value

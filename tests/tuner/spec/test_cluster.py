@@ -53,3 +53,10 @@ def test_a_description_that_lacks_something_is_refused(change: dict[str, Any], s
     with pytest.raises(ValidationError) as raised:
         read(DEVICE | change)
     assert said in str(raised.value)
+
+
+def test_a_datasheet_beside_a_described_device_is_refused() -> None:
+    with pytest.raises(ValidationError, match="leave 'datasheet' out"):
+        Pool.model_validate(
+            {"name": "a", "devices_per_node": 8, "device": DEVICE, "datasheet": DEVICE}
+        )

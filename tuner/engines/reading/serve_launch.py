@@ -6,7 +6,6 @@ from tuner.config.serve import Role
 from tuner.costs.serve.cache_capacity import GIB
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.speculative import DraftMethod
-from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.engines.reading.serve_words import SortedFlags
 from tuner.spec.cluster import Pool
@@ -25,7 +24,7 @@ class Surroundings:
     @property
     def generation(self) -> Generation | None:
         """Generation of the devices; None where the spec names none."""
-        return None if self.pool.device is None else find_device(self.pool.device).generation
+        return None if self.pool.device is None else self.pool.sheet.generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

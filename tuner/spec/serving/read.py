@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator
 
 from profilers.records import Record
-from tuner.devices.catalogue import find_device
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_capabilities import releases_by_pool
 from tuner.errors import SpecError, UnknownTargetError
@@ -75,7 +74,7 @@ def _with_cache(goal: ServeGoal, model: ModelSpec, cluster: Cluster) -> ServeGoa
     if "kv_cache_dtype" in goal.model_fields_set:
         return goal
     pool = cluster.pools[0]
-    generation = None if pool.device is None else find_device(pool.device).generation
+    generation = None if pool.device is None else pool.sheet.generation
     own = serve_traits()[goal.engine_on(pool.name).name].auto_cache(model, generation)
     return goal if own == goal.kv_cache_dtype else goal.model_copy(update={"kv_cache_dtype": own})
 

@@ -412,3 +412,12 @@ def test_vllm_ends_without_room_for_one_request_of_the_longest_length(deployment
 def test_changes_of_a_pipeline_keep_its_devices(deployment: Made) -> None:
     result = deployment().estimate("vllm serve m -tp 4 -pp 2 -ep --max-model-len 8192")
     assert all(change.instance.devices >= 2 for change in result.changes)
+
+
+def test_a_launch_on_a_device_that_the_spec_describes_is_estimated(deployment: Made) -> None:
+    sheet = (
+        "{name: mychip, generation: hopper, compute_units: 132, flop_per_s: {bf16: 989e12},"
+        " memory_bytes: 80GiB, memory_bytes_per_s: 3.35TB/s, scale_up_bytes_per_s: 450GB/s,"
+        " scale_out_bytes_per_s: 400Gbit/s, host_bytes_per_s: 64GB/s}"
+    )
+    assert deployment(device=sheet).estimate(f"{START} -tp 4").fits
