@@ -319,6 +319,11 @@ def _loaded(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs
     return replace(iteration, drafting=drafting)
 
 
+def _launched(inputs: EstimateInputs) -> Iteration:
+    setting = inputs.launch.setting
+    return _loaded(inputs, _iteration(inputs, setting), setting)
+
+
 def launch_reserve(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> Reserve:
     """Memory reserve of a launch's largest steps; prefill-only steps run without graphs."""
     captured = 0 if inputs.launch.role is Role.PREFILL else setting.graph_sequences
@@ -356,13 +361,12 @@ def _room(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) 
 def applied_share(inputs: EstimateInputs) -> float:
     """Return the share of memory that the launch gives the engine, or the engine itself."""
     setting = inputs.launch.setting
-    return _room(inputs, _iteration(inputs, setting), setting).ratio
+    return _room(inputs, _launched(inputs), setting).ratio
 
 
 def largest_share(inputs: EstimateInputs) -> float | None:
     """Return the largest share of memory beside which the launch's steps fit, in hundredths."""
-    setting = inputs.launch.setting
-    iteration = _iteration(inputs, setting)
+    setting, iteration = inputs.launch.setting, _launched(inputs)
     room = partial(
         room_of,
         iteration.traits.memory_rule(inputs.release),
@@ -377,11 +381,20 @@ def largest_share(inputs: EstimateInputs) -> float | None:
 
 def largest_length(inputs: EstimateInputs) -> int:
     """Return the longest request that a rank's cache has room for, in whole kibitokens."""
-    setting = inputs.launch.setting
-    iteration = _iteration(inputs, setting)
-    longest = float(inputs.demand.most_tokens)
-    room = _room(inputs, iteration, setting)
-    return int(_tokens(inputs, iteration, room, request_tokens=longest)) // 1024 * 1024
+    setting, iteration = inputs.launch.setting, _launched(inputs)
+    held = _longest_held(inputs, iteration, setting, room=_room(inputs, iteration, setting))
+    return min(held, inputs.launch.most_cached_tokens or held) // 1024 * 1024
+
+
+def _longest_held(
+    inputs: EstimateInputs, loaded: Iteration, setting: InstanceKnobs, *, room: Room
+) -> int:
+    """Return the tokens of the longest request, up to the engine's own, that the cache admits."""
+    return bisect_right(
+        range(1, inputs.demand.most_tokens + 1),
+        room.cache_bytes,
+        key=lambda tokens: _admission_bytes(inputs, loaded, setting, tokens=tokens),
+    )
 
 
 def _tokens(
@@ -402,7 +415,7 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
     if inputs.launch.cache_bytes is not None:
         share = "the stated cache size"
     if room.cache_bytes <= 0.0:
-        weights = format_bytes(int(instance_weight_bytes(option.iteration)))
+        weights = format_bytes(int(instance_weight_bytes(loaded)))
         if room.left_bytes <= 0.0:
             return f"{weights} of weights a device leave no room for a KV cache, whatever the share"
         return f"{share} leaves no KV cache beside {weights} of weights a device"
@@ -449,12 +462,7 @@ def _whole_length_misfit(
     needed = _admission_bytes(inputs, loaded, setting, tokens=whole)
     if needed <= room.cache_bytes:
         return ""
-    fits = range(1, whole)
-    longest_held = bisect_right(
-        fits,
-        room.cache_bytes,
-        key=lambda tokens: _admission_bytes(inputs, loaded, setting, tokens=tokens),
-    )
+    longest_held = _longest_held(inputs, loaded, setting, room=room)
     cache = format_bytes(int(room.cache_bytes))
     return (
         f"the engine wants room for one request of {whole} tokens, which takes"
