@@ -232,11 +232,12 @@ def _with_inner(commands: Sequence[Command], *, source: str) -> Iterator[Command
     """Yield commands, and the inner ones of `bash -c "..."`."""
     for command in commands:
         words = command.words
-        inner = [
+        shells = (
             next((word for word in words[at + 1 :] if word != "--"), "")
             for at in range(1, len(words) - 1)
             if re.fullmatch(r"-[a-z]*c", words[at]) and _program(words[at - 1]) in _SHELLS
-        ]
+        )
+        inner = [*itertools.islice(shells, 1)]  # What follows are the script's own arguments.
         if words[:1] == ("eval",):
             inner = [" ".join(words[1:])]
         if not inner and words and _program(words[0]) in _HOSTS:
@@ -384,12 +385,13 @@ def _after_start(command: Command, server: ServerFlags) -> list[str] | None:
     names = [_program(word) for word in words]
     for start in server.starts:
         for at in range(len(names) - len(start) + 1):
-            rest = list(words[at + len(start) :])
-            if tuple(names[at : at + len(start)]) == start and rest[:1] != ["--help"]:
-                return None if rest[:1] and rest[0] in server.other_verbs else rest
+            first = words[at + len(start) : at + len(start) + 1]
+            if tuple(names[at : at + len(start)]) == start and first != ("--help",):
+                is_other = bool(first) and first[0] in server.other_verbs
+                return None if is_other else list(words[at + len(start) :])
     for at, name in enumerate(names):
         # An image that runs another program, or a shell, starts no server.
-        if name.startswith(server.images or ("\n",)) and words[at][:1] != "-":
+        if name.startswith(server.images) and words[at][:1] != "-":
             rest = list(words[at + 1 :])
             return rest if rest and _program(rest[0]) not in _SHELLS else None
     return None

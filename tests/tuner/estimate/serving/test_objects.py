@@ -110,7 +110,7 @@ def test_groups_are_named_by_label_object_or_role(read: Callable[..., Any]) -> N
         (APART, None, "starts 2 servers; name one of them with --role: prefill-h100, writes"),
         (APART, "aggregated", "--role 'aggregated' is none of prefill-h100, writes"),
         (DEPLOYMENT, "decode", "--role 'decode' is none of mixtral"),
-        (DEPLOYMENT.replace("vllm, serve", "vllm, bench"), None, "starts no server of vllm"),
+        (DEPLOYMENT.replace("vllm, serve", "vllm, bench"), None, "vllm bench is not read"),
         (DEPLOYMENT + "\n  bad: [", None, "no YAML of Kubernetes objects"),
         ("apiVersion: v1\nkind: Deployment\nspec: 7\n", None, "starts no server"),
         ("apiVersion: v1\nkind: ConfigMap\ndata: [a]\n", None, "starts no server"),

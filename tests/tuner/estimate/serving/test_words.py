@@ -97,7 +97,7 @@ def test_a_file_is_read_like_its_text(tmp_path: Path) -> None:
         ("trtllm-serve disaggregated -c f.yaml", "starts a router"),
         ("vllm serve m -tp 2 \\ \n --max-num-seqs 8", "ends before '--max-num-seqs'"),
         ("vllm serve m \\\n# eight\n -dp 8", "ends before '-dp'"),
-        ("vllm bench serve --model m", "starts no server of"),
+        ("vllm bench serve --model m", "vllm bench is not read"),
         ("--no-such-flag 1", "starts no server of"),
         ("#!/bin/bash\n# nothing\n", "starts no server of"),
         ("vllm serve a -tp 2\nvllm serve b -tp 4", "starts 2 servers"),
@@ -130,6 +130,14 @@ def test_a_format_that_is_no_serving_engine_is_refused() -> None:
         read_serving_launch("vllm serve m", AROUND, engine="vllm", format_name="megatron")
     with pytest.raises(SpecError, match="starts no server of sglang"):
         read_serving_launch("vllm serve m", AROUND, engine="vllm", format_name="sglang")
+
+
+def test_long_commands_are_read_in_no_time() -> None:
+    began = time.monotonic()
+    for word in ("a ", "bash -c ", "vllm serve --help "):
+        with pytest.raises(SpecError, match="starts no server of"):
+            read_serving_text(word * 7_000, AROUND, engine="vllm", source="launch.sh")
+    assert time.monotonic() - began < 5.0
 
 
 WORDS = [
