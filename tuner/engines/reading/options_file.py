@@ -22,6 +22,11 @@ from tuner.spec.files import shown_value
 
 Beside = Callable[[str], str | None]
 """Returns the text of a file that a command names; None where there is none."""
+YAML_ERRORS: Final = (
+    *(yaml.YAMLError, RecursionError, ValueError, TypeError),
+    *(ArithmeticError, AttributeError, LookupError),
+)
+"""What PyYAML's safe loader raises for texts such as `2024-13-45`, `0x_` and `!!bool "x"`."""
 _DEEPEST: Final = 8
 _MOST: Final = 10_000
 """Options of one file."""
@@ -110,7 +115,7 @@ def last_part(word: str) -> str:
 def _mapping(text: str) -> Mapping[str, Any] | None:
     try:
         mapping = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError):
+    except YAML_ERRORS:
         return None
     return mapping if isinstance(mapping, dict) else None
 
@@ -124,7 +129,8 @@ def _all_flat(
     options: Mapping[Any, Any], *, before: str, depth: int = 0
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     for key, value in options.items():
-        name = f"{before}{key}".replace("_", "-")
+        spelled = key if isinstance(key, str) else shown_value(key)
+        name = f"{before}{spelled}".replace("_", "-")
         if isinstance(value, dict) and value and depth < _DEEPEST:
             yield from _all_flat(value, before=f"{name}.", depth=depth + 1)
         else:
@@ -136,4 +142,6 @@ def _word(value: Any) -> str:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list | dict):
         return f"{len(value)} values"
+    if isinstance(value, int):
+        return shown_value(value)
     return with_defaults(str(value)[:200], {})

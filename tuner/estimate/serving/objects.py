@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import yaml
 
+from tuner.engines.reading.options_file import YAML_ERRORS
 from tuner.errors import SpecError
 
 _TOP_KEY: Final = re.compile(r"^[\"']?[A-Za-z_][\w./-]*[\"']?:(?:[ \t]|$)", re.MULTILINE)
@@ -42,6 +43,8 @@ _PROGRAMS: Final[Mapping[str, str]] = {
 """Programs of srt-slurm's recipes, by the section of `backend` with the options of each role."""
 
 
+_MOST_CHARACTERS: Final = 100_000
+"""Of one option's value."""
 _Maps = Mapping[str, Mapping[str, str]]
 """Files of the ConfigMaps, by the map's name."""
 
@@ -79,7 +82,7 @@ def object_commands(text: str, *, source: str) -> tuple[ServerText, ...] | None:
         return None
     try:
         documents = [one for one in yaml.safe_load_all(text) if one is not None]
-    except (yaml.YAMLError, RecursionError) as error:
+    except YAML_ERRORS as error:
         if _IS_OBJECT.search(text) is None:
             return None
         line = str(error).partition("\n")[0]
@@ -100,7 +103,11 @@ def object_commands(text: str, *, source: str) -> tuple[ServerText, ...] | None:
         for one in objects
         if one.get("kind") == "ConfigMap"
     }
-    return tuple(one for whole in objects for one in _servers(whole, maps))
+    try:
+        return tuple(one for whole in objects for one in _servers(whole, maps))
+    except (ValueError, TypeError, RecursionError) as error:
+        line = str(error).partition("\n")[0]
+        raise SpecError(f"{source}: a value of the YAML is no flag's: {line:.120}") from error
 
 
 def is_objects(text: str) -> bool:
@@ -205,7 +212,8 @@ def _service(name: str, service: Mapping[str, Any]) -> ServerText:
     """Return the command of a Compose service: its entrypoint or image, then its command."""
     environment = service.get("environment")
     if isinstance(environment, list):
-        pairs = [str(one).partition("=") for one in environment if "=" in str(one)]
+        texts = [one for one in environment if isinstance(one, str)]
+        pairs = [one.partition("=") for one in texts if "=" in one]
         environment = {key: value for key, _, value in pairs}
     values = _exports(
         [{"name": key, "value": value} for key, value in (environment or {}).items()]
@@ -259,7 +267,24 @@ def _flag(name: str, value: Any) -> list[str]:
         return [f"--{name}"] if value else []
     if isinstance(value, list) and all(isinstance(one, _SCALARS) for one in value):
         return [f"--{name}", *map(str, value)]
-    return [f"--{name}", value if isinstance(value, str) else json.dumps(value, default=str)]
+    if isinstance(value, str):
+        return [f"--{name}", value]
+    if not _is_bounded(value):
+        raise ValueError(f"--{name[:60]} holds more than {_MOST_CHARACTERS} characters")
+    return [f"--{name}", json.dumps(value, default=str)]
+
+
+def _is_bounded(value: Any) -> bool:
+    """Say whether a value is short written out; YAML aliases can expand a short text to any."""
+    waiting, length = [value], 0
+    while waiting and length + len(waiting) <= _MOST_CHARACTERS:
+        one = waiting.pop()
+        length += len(one) if isinstance(one, str) else 1
+        if isinstance(one, dict):
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple | set):
+            waiting += one
+    return not waiting
 
 
 def _exports(entries: Any, maps: _Maps = MappingProxyType({})) -> str:

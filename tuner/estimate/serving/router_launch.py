@@ -21,7 +21,7 @@ import yaml
 
 from tuner.config.serve import ServeRouter
 from tuner.engines.reading.arguments import Flags
-from tuner.engines.reading.options_file import Beside
+from tuner.engines.reading.options_file import YAML_ERRORS, Beside
 from tuner.engines.reading.serve_words import ServerFlags, server_flags
 from tuner.engines.registry import serve_releases
 from tuner.engines.serve_rules.routers import (
@@ -155,7 +155,7 @@ def _read_trtllm(flags: Flags, text: str, beside: Beside) -> RouterLaunch:
 def _types(written: str, *, source: str) -> dict[str, str]:
     try:
         whole = yaml.safe_load(written)
-    except (yaml.YAMLError, RecursionError) as error:
+    except YAML_ERRORS as error:
         line = str(error).partition("\n")[0]
         raise SpecError(f"{source}: no YAML of the router: {line:.120}") from error
     types = {}

@@ -1,6 +1,7 @@
 """Servers inside Kubernetes objects as people write them."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -142,6 +143,23 @@ def test_aliases_that_grow_without_end_are_read_in_no_time(read: Callable[..., A
             read(text)
         assert len(str(caught.value)) < 400
     assert read(nested).setting.running == 4
+
+
+def test_values_that_no_flag_can_hold_are_refused_in_one_line(read: Callable[..., Any]) -> None:
+    levels = "\n".join(f"b{n}: &b{n} [*b{n - 1}, *b{n - 1}]" for n in range(1, 28))
+    recipe = f"b0: &b0 [x]\n{levels}\nbackend: {{vllm_config: {{decode: {{hf-overrides: VALUE}}}}}}"
+    compose = "services: {one: {command: vllm serve m, environment: [VALUE]}}\n"
+    options = "tensor_parallel_size: 8\nmax_batch_size: VALUE\nmax_num_tokens: 4\n"
+    texts = (recipe, compose, options, DEPLOYMENT.replace("replicas: 3", "replicas: VALUE"))
+    digits, hexadecimal = "1" * 6_000, "0x" + "f" * 6_000
+    for value in ("2024-13-45", digits, hexadecimal, "0x_", '!!bool "x"', "&a [*a]", "!!omap [1]"):
+        for text in texts:
+            with suppress(SpecError):
+                assert read(text.replace("VALUE", value))
+    for value in ("*b27", "&a [*a]", "{1: [{2020-01-01: 1}]}"):
+        with pytest.raises(SpecError, match="no flag's") as raised:
+            read(recipe.replace("VALUE", value))
+        assert "\n" not in str(raised.value)
 
 
 CONFIG = """
