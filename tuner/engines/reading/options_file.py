@@ -16,7 +16,7 @@ from typing import Any, Final
 import yaml
 
 from tuner.engines.reading.arguments import Flags
-from tuner.engines.reading.variables import with_defaults
+from tuner.engines.reading.variables import defaults_note, with_defaults
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
@@ -70,15 +70,17 @@ def with_options(
         raise SpecError(
             f"{flags.source}: the options file {shown_value(last_part(named))} holds no options"
         )
-    stated = {canonical(name): value for name, value in _flat(mapping)}
+    defaults: dict[str, str] = {}
+    stated = {canonical(name): value for name, value in _flat(mapping, defaults)}
+    notes = [*flags.notes, *defaults_note(defaults)]
     if not file_counts:
-        return replace(flags, values={**stated, **flags.values})
-    notes = [
+        return replace(flags, values={**stated, **flags.values}, notes=tuple(notes))
+    notes += [
         f"{flags.said(name)} is overridden by {last_part(named)[:80]}"
         for name, value in stated.items()
         if flags.values.get(name, value) != value
     ]
-    return replace(flags, values={**flags.values, **stated}, notes=(*flags.notes, *notes))
+    return replace(flags, values={**flags.values, **stated}, notes=tuple(notes))
 
 
 def with_further(
@@ -86,13 +88,14 @@ def with_further(
 ) -> Flags:
     """Return flags with the known options of further files that options name."""
     values = dict(flags.values)
+    defaults: dict[str, str] = {}
     for name in names:
         text = beside(flags.values[name][0]) if flags.values.get(name) else None
         mapping = None if text is None else _mapping(text)
         if mapping is not None:
-            flat = dict(_flat(mapping, before=f"{name}."))
+            flat = dict(_flat(mapping, defaults, before=f"{name}."))
             values |= {key: value for key, value in flat.items() if key in known}
-    return replace(flags, values=values)
+    return replace(flags, values=values, notes=(*flags.notes, *defaults_note(defaults)))
 
 
 def options_file_flags(
@@ -101,10 +104,11 @@ def options_file_flags(
     """Return the options of a pure options file; None for any other text."""
     named = {canonical(name.replace("_", "-")) for name in _TOP.findall(text)}
     mapping = _mapping(text) if len(known & named) >= _FEWEST else None
-    values = {canonical(name): value for name, value in _flat(mapping or {})}
+    defaults: dict[str, str] = {}
+    values = {canonical(name): value for name, value in _flat(mapping or {}, defaults)}
     if len(known & set(values)) < _FEWEST:
         return None
-    return Flags(source=source, values=values, notes=())
+    return Flags(source=source, values=values, notes=defaults_note(defaults))
 
 
 def last_part(word: str) -> str:
@@ -120,28 +124,30 @@ def _mapping(text: str) -> Mapping[str, Any] | None:
     return mapping if isinstance(mapping, dict) else None
 
 
-def _flat(options: Mapping[Any, Any], *, before: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+def _flat(
+    options: Mapping[Any, Any], defaults: dict[str, str], *, before: str = ""
+) -> Iterator[tuple[str, tuple[str, ...]]]:
     # YAML aliases can expand a short text without bound.
-    return islice(_all_flat(options, before=before), _MOST)
+    return islice(_all_flat(options, defaults, before=before), _MOST)
 
 
 def _all_flat(
-    options: Mapping[Any, Any], *, before: str, depth: int = 0
+    options: Mapping[Any, Any], defaults: dict[str, str], *, before: str, depth: int = 0
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     for key, value in options.items():
         spelled = key if isinstance(key, str) else shown_value(key)
         name = f"{before}{spelled}".replace("_", "-")
         if isinstance(value, dict) and value and depth < _DEEPEST:
-            yield from _all_flat(value, before=f"{name}.", depth=depth + 1)
+            yield from _all_flat(value, defaults, before=f"{name}.", depth=depth + 1)
         else:
-            yield name, (_word(value),)
+            yield name, (_word(value, defaults),)
 
 
-def _word(value: Any) -> str:
+def _word(value: Any, defaults: dict[str, str]) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list | dict):
         return f"{len(value)} values"
     if isinstance(value, int):
         return shown_value(value)
-    return with_defaults(str(value)[:200], {})
+    return with_defaults(str(value)[:200], defaults)

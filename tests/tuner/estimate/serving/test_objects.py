@@ -162,6 +162,12 @@ def test_values_that_no_flag_can_hold_are_refused_in_one_line(read: Callable[...
         assert "\n" not in str(raised.value)
 
 
+def test_defaults_of_variables_in_options_are_noted(read: Callable[..., Any]) -> None:
+    launch = read("tensor_parallel_size: ${TP:-8}\nmax_batch_size: 4\nmax_num_tokens: 4096\n")
+    assert launch.setting.degrees.devices == 8
+    assert "not set in the file, so their defaults count: TP=8" in launch.notes
+
+
 CONFIG = """
 apiVersion: v1
 kind: ConfigMap
