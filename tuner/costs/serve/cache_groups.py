@@ -161,7 +161,7 @@ def _compressed_pool(layers: Sequence[Layers]) -> BlockPool:
         entries += own.count * (_aligned(rows * width) + keys)
         counts[opened] += own.count
         pairs[opened] += own.count * (index is not None)
-    size = _least_padding(list(counts.values()), least=max(1, *pairs.values(), 1))
+    size = _least_padding(list(counts.values()), least=max([1, *pairs.values()]))
     blocks = [min(count, size) * pages[own] for own, count in counts.items()]
     whole = (CacheGroup(block_tokens=ENTRY_BLOCK_TOKENS),) if entries else ()
     return BlockPool(block_bytes=max(*blocks, entries), groups=whole + _split_groups(counts, size))

@@ -439,8 +439,8 @@ def _redundant(flags: Flags, degrees: InstanceDegrees) -> int:
     stated: object = 0
     if "eplb-config" in flags.values:
         stated = json_object(flags, "eplb-config").get("num_redundant_experts", 0)
-    if isinstance(stated, str) and stated.isdecimal():
-        stated = int(stated[:9])
+    if isinstance(stated, str) and len(stated) <= 9 and stated.isdecimal():
+        stated = int(stated)
     if type(stated) is not int or stated < 0:
         raise SpecError(
             f"{flags.source}: --eplb-config: num_redundant_experts {stated!r:.40} is no number of"

@@ -149,6 +149,7 @@ def test_without_experts_data_parallel_ranks_are_instances(deployment: Made) -> 
             r"17 experts \(9 of them .* divide are 1 and 17.*, or --eplb-config\S+ 8 or 16",
         ),
         ('--eplb-config \'{"num_redundant_experts": "x"}\'', "is no number of experts"),
+        ("--eplb-config.num_redundant_experts '\"8000000000\"'", "is no number of experts"),
         ('--kv-transfer-config \'{"kv_role": ["x"]}\'', "is none of"),
         ('--kv-transfer-config \'{"kv_role": "x"}', "quote is never closed"),
     ],
