@@ -14,6 +14,7 @@ from tuner.costs.serve.memory import (
     kv_bytes_per_token,
     layer_kv_bytes,
     stage_ratio,
+    state_bytes_per_request,
     weight_bytes,
 )
 from tuner.costs.serve.reserve import step_reserve
@@ -131,6 +132,20 @@ def instance_kv_bytes_per_token(
         own, isolated = iteration.drafter.decoder, iteration.drafter.degrees
         total += kv_bytes_per_token(own, formats, isolated, request_tokens=request_tokens)
     return total
+
+
+def instance_state_bytes(iteration: Iteration) -> float:
+    """Of one device, the states of linear attention of one running request."""
+    decoder, rule = iteration.decoder, iteration.traits.memory_rule()
+    if all(group.attention.linear is None for group in decoder.layers):
+        return 0.0
+    return state_bytes_per_request(
+        decoder,
+        iteration.formats,
+        iteration.degrees,
+        states=rule.states,
+        drafts=iteration.checked_tokens - 1,
+    )
 
 
 def _window_pool_ratio(decoder: Decoder, rule: MemoryRule) -> float | None:

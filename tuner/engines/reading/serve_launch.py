@@ -75,6 +75,9 @@ class ServingLaunch:
     """KV cache bytes of a device, where the command states them; overrides the share."""
     most_cached_tokens: int | None = None
     """Cap on the cached tokens of a rank, where the command states one."""
+    state_ratio: float | None = None
+    """Memory of linear attention's states over that of pages, where the engine divides its cache;
+    None: both take what requests need."""
     max_model_len: int | None = None
     shortens_length: bool = False
     """The engine takes the longest length that its cache holds."""

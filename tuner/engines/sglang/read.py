@@ -116,6 +116,7 @@ SERVER: Final = ServerFlags(
             "ep-num-redundant-experts",
             "ep-size",
             "kv-cache-dtype",
+            "mamba-full-memory-ratio",
             "max-mamba-cache-size",
             "max-prefill-tokens",
             "max-running-requests",
@@ -142,7 +143,6 @@ SERVER: Final = ServerFlags(
             "enable-torch-compile",
             "ep-dispatch-algorithm",
             "init-expert-location",
-            "mamba-full-memory-ratio",
             "mamba-radix-cache-strategy",
             "moe-runner-backend",
             "num-continuous-decode-steps",
@@ -253,6 +253,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         has_prefix_cache=not flags.is_on("disable-radix-cache"),
         memory_ratio=memory_share(flags, "mem-fraction-static"),
         most_cached_tokens=tokens(flags, "max-total-tokens"),
+        state_ratio=_state_ratio(flags, around),
         max_model_len=length,
         quantization=weights.format,
         weight_bits=weights.bits,
@@ -276,11 +277,31 @@ def _kept_states(flags: Flags, *, data: int) -> int | None:
     return max(states // (slots * data), 1)
 
 
+def _state_ratio(flags: Flags, around: Surroundings) -> float | None:
+    """Return states' memory over that of pages; None where the number of states is known.
+
+    SGLang's `_handle_max_mamba_cache` (srt/model_executor, the configurator of the KV cache).
+
+    Raises:
+        SpecError: it is no positive ratio.
+    """
+    is_bounded = flags.is_on("disable-radix-cache") and "max-running-requests" in flags.values
+    if around.model.linear is None or "max-mamba-cache-size" in flags.values or is_bounded:
+        return None
+    ratio = flags.real("mamba-full-memory-ratio")
+    if ratio is not None and not 0.0 < ratio <= _MOST_STATE_RATIO:
+        raise SpecError(
+            f"{flags.source}: --mamba-full-memory-ratio {ratio:g} is not above 0 and up to"
+            f" {_MOST_STATE_RATIO}; the engine's own is {_STATE_RATIO:g}"
+        )
+    return _STATE_RATIO if ratio is None else ratio
+
+
 def _state_notes(flags: Flags, *, kept: int | None) -> Iterator[str]:
     if kept is None:
         yield (
-            "no --max-mamba-cache-size: states and pages are priced as if they shared the memory;"
-            " --mamba-full-memory-ratio divides it"
+            "no --max-mamba-cache-size: --mamba-full-memory-ratio divides the memory between states"
+            " and pages"
         )
     if flags.is_on("disable-radix-cache"):
         yield f"--disable-radix-cache: priced with {STATE_SLOTS} states of a request, it keeps 1"
@@ -454,6 +475,9 @@ def _copied(flags: Flags) -> list[str]:
     ]
 
 
+_STATE_RATIO: Final = 0.9
+"""The default of `--mamba-full-memory-ratio` (SGLang's srt/server_args.py)."""
+_MOST_STATE_RATIO: Final = 1000
 LAUNCH_FLAGS: Final = {
     "memory_ratio": "--mem-fraction-static {:g}",
     "kv_cache_dtype": "--kv-cache-dtype {}_e4m3",

@@ -25,6 +25,7 @@ from tuner.costs.serve.capacity import (
     admission_bytes,
     instance_block_pool,
     instance_kv_bytes_per_token,
+    instance_state_bytes,
     instance_weight_bytes,
 )
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
@@ -226,9 +227,9 @@ def price_option(inputs: EstimateInputs, setting: InstanceKnobs) -> Option:
     """Price one instance."""
     serving_pool, demand, role = inputs.serving_pool, inputs.demand, inputs.launch.role
     iteration = _iteration(inputs, setting)
-    running = min(setting.running, MOST_RUNNING)
     loaded = _loaded(inputs, iteration, setting)
     room = _room(inputs, loaded, setting)
+    running = min(setting.running, MOST_RUNNING, _most_by_states(inputs, loaded, room))
     cache = _tokens(inputs, loaded, room, request_tokens=demand.held_tokens)
     data = setting.degrees.attention_data
     prompt = prompt_time(iteration, demand, step_tokens=setting.step_tokens)
@@ -382,8 +383,10 @@ def largest_share(inputs: EstimateInputs) -> float | None:
 def largest_length(inputs: EstimateInputs) -> int:
     """Return the longest request that a rank's cache has room for, in whole kibitokens."""
     setting, iteration = inputs.launch.setting, _launched(inputs)
-    held = _longest_held(inputs, iteration, setting, room=_room(inputs, iteration, setting))
-    return min(held, inputs.launch.most_cached_tokens or held) // 1024 * 1024
+    room, longest = _room(inputs, iteration, setting), float(inputs.demand.most_tokens)
+    held = _longest_held(inputs, iteration, setting, room=room)
+    cached = int(_tokens(inputs, iteration, room, request_tokens=longest))
+    return min(held, cached) // 1024 * 1024
 
 
 def _longest_held(
@@ -402,9 +405,20 @@ def _tokens(
 ) -> float:
     """Tokens of a rank's KV cache for requests of that length."""
     each = instance_kv_bytes_per_token(iteration, request_tokens=request_tokens)
-    most = inputs.launch.most_cached_tokens
-    cached = room.cache_bytes / max(each, 1e-9)
+    most, pages = inputs.launch.most_cached_tokens, room.cache_bytes
+    if inputs.launch.state_ratio is not None:
+        each -= instance_state_bytes(iteration) / request_tokens
+        pages /= 1.0 + inputs.launch.state_ratio
+    cached = pages / max(each, 1e-9)
     return cached if most is None else min(cached, float(most))
+
+
+def _most_by_states(inputs: EstimateInputs, iteration: Iteration, room: Room) -> int:
+    """Return the sequences of a rank that have states, where the engine divides its memory."""
+    ratio, each = inputs.launch.state_ratio, instance_state_bytes(iteration)
+    if ratio is None or not each:
+        return MOST_RUNNING
+    return max(int(room.cache_bytes * ratio / (1.0 + ratio) / each), 1)
 
 
 def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs) -> str:
@@ -487,6 +501,8 @@ def logged_tokens(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
     loaded = _loaded(inputs, option.iteration, setting)
     rule, room = loaded.traits.memory_rule(inputs.release), _room(inputs, loaded, setting)
     longest = inputs.demand.most_tokens
+    if inputs.launch.state_ratio is not None:
+        return int(max(_tokens(inputs, loaded, room, request_tokens=float(longest)), 0.0))
     each = _admission_bytes(inputs, loaded, setting, tokens=longest) / longest
     pool = instance_block_pool(loaded, rule)
     if pool is not None and rule.blocks is not None and rule.blocks.logs_groups:
@@ -578,9 +594,12 @@ def device_memory(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
     """Return the memory of one device."""
     iteration, demand = _loaded(inputs, option.iteration, setting), inputs.demand
     each = instance_kv_bytes_per_token(iteration, request_tokens=demand.held_tokens)
+    cached = option.kv_tokens * each
+    if inputs.launch.state_ratio is not None:
+        cached = _room(inputs, iteration, setting).cache_bytes
     return ServingMemory(
         weight_bytes=int(instance_weight_bytes(iteration)),
-        cache_bytes=int(max(option.kv_tokens, 0.0) * each),
+        cache_bytes=int(max(cached, 0.0)),
         reserve_bytes=int(launch_reserve(inputs, iteration, setting).total),
         device_bytes=int(inputs.serving_pool.memory_bytes),
         limit_ratio=max(_room(inputs, iteration, setting).ratio, 0.0),

@@ -169,3 +169,22 @@ def test_kept_states_cap_the_running_requests_of_hybrids(deployment: Made) -> No
     assert any("no --max-mamba-cache-size" in note for note in hybrid.read(flags).notes)
     plain = deployment(engine="sglang").read(f"{flags} --max-mamba-cache-size 8")
     assert plain.setting.running == 128
+
+
+def test_memory_is_divided_between_states_and_pages_of_hybrids(deployment: Made) -> None:
+    hybrid = deployment(engine="sglang", model="nemotron-3-nano", slo="{}")
+    start = f"{START} --tp 2 --max-running-requests 64"
+    usual, even, few, stated = (
+        hybrid.estimate(f"{start} {more}")
+        for more in (
+            "",
+            "--mamba-full-memory-ratio 1",
+            "--mamba-full-memory-ratio 0.01",
+            "--max-mamba-cache-size 320",
+        )
+    )
+    assert usual.logged_kv_tokens / even.logged_kv_tokens == pytest.approx(2.0 / 1.9, rel=1e-3)
+    assert few.logged_kv_tokens > usual.logged_kv_tokens
+    assert few.instance.max_batch < usual.instance.max_batch == stated.instance.max_batch
+    with pytest.raises(SpecError, match="the engine's own is"):
+        hybrid.read(f"{start} --mamba-full-memory-ratio 0")
