@@ -156,9 +156,9 @@ def test_quantiles_and_scores_are_the_ones_that_hands_find() -> None:
 
 def test_what_a_group_costs_is_what_it_took_to_hold_those_that_were_left_out() -> None:
     # Nine pairs on each generation are off by 10 % with the old release, by 21 % with the new one.
-    def launched(pair: int, ratio: float, **changes: str) -> Row:
-        one = row(pair, ratio)
-        return replace(one, launch=replace(one.launch, **changes))
+    def launched(pair: int, ratio: float, *, release: str, system: str) -> Row:
+        plain = row(pair, ratio)
+        return replace(plain, launch=replace(plain.launch, release=release, system=system))
 
     rows = [
         launched(pair, 1.1 * extra, release=release, system=system)

@@ -384,9 +384,7 @@ def _column(question: TrainProblem, row: Row, decision: TrainDecision) -> Strate
     )
     return dataclasses.replace(
         plain,
-        element_bytes=question.element_bytes,
         linear_bytes=question.linear_bytes,
-        weight_bytes=question.weight_bytes,
         **{field: float(row[name]) for name, field in EXTRA_FIELDS.items()},
     )
 

@@ -31,6 +31,6 @@ def test_flags_of_the_command_override_the_file_that_it_names(tmp_path: Path) ->
     read = read_launch(str(tmp_path / "launch.sh"))
     assert (read.tensor, read.expert, read.micro_batch, read.sequence) == (2, 32, 8, 8192)
     assert read.devices == 16
-    assert read.compiled == {"loss", "model"}
+    assert set(read.compiled or ()) == {"loss", "model"}
     assert read.fp8_recipe
     assert read.recompute == "full"
