@@ -174,9 +174,10 @@ def test_both_halves_of_deepep_are_read_with_their_notification(
 def test_without_a_framework_every_one_becomes_a_profile_of_its_own(
     systems: Path, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
-    write("gemm/vllm/0.2/gemm_perf.parquet", [GEMM | {"m": 32}])
-    write("mlp/empty/0.2/other_perf.parquet", [GEMM])
+    known = GEMM | {"device": "NVIDIA H200"}
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [known])
+    write("gemm/vllm/0.2/gemm_perf.parquet", [known | {"m": 32}])
+    write("mlp/empty/0.2/other_perf.parquet", [known])
     write("comm/nccl/2.29/nccl_perf.parquet", [NCCL])
     out = tmp_path / "out"
     command = ["profile", "import", "aiconfigurator", str(systems), "-o", str(out)]
@@ -191,6 +192,10 @@ def test_without_a_framework_every_one_becomes_a_profile_of_its_own(
     assert "2 profiles in" in message
     assert frame.run([*command, "--system", "moon"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+    # No plan could use the kernels of a device that nothing describes.
+    write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
+    assert frame.run([*command, "--framework", "trtllm"]) == 2
+    assert "NVIDIA T1" in capsys.readouterr().err
 
 
 def test_one_framework_is_read_with_the_collectives_of_all(systems: Path, write: Write) -> None:

@@ -137,7 +137,7 @@ def test_long_commands_are_read_in_no_time() -> None:
     for word in ("a ", "bash -c ", "vllm serve --help "):
         with pytest.raises(SpecError, match="starts no server of"):
             read_serving_text(word * 7_000, AROUND, engine="vllm", source="launch.sh")
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 60.0  # Quadratic scans took minutes.
 
 
 WORDS = [

@@ -447,7 +447,7 @@ def test_a_single_pool_that_is_likely_to_run_out_loses_to_one_that_fits(
 ) -> None:
     only = PLAIN | {"data_parallel_size": (4,), "expert_model_parallel_size": (4,)}
     slow = {"device": "h20"}
-    made = plan(distant_pools(spec, 33.6e9, limits=only, old=slow), provenance)
+    made = plan(distant_pools(spec, 37.0e9, limits=only, old=slow), provenance)
     assert made.placement is not None
     assert made.predicted is not None
     fast, roomy = made.placement.alone
