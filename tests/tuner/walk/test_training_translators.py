@@ -149,7 +149,7 @@ def test_a_launch_and_its_decision_are_the_same_columns(
         for column, value in found.items():
             at = f"{pair.field} ({name}): {column}"
             # The launch says which cross entropy it runs; a decision has that of its software.
-            is_software = column == "logit_bytes" and value == MemoryConstants().logit_bytes
+            is_software = column == "logit_bytes" and value == (MemoryConstants().logit_bytes,)
             if value != wanted[column] and not is_software:
                 failures.append(f"{at} {value} of the launch, {wanted[column]} of its decision")
             # Megatron-FSDP overlaps whatever is asked; the layers are written out.
