@@ -114,10 +114,11 @@ def test_a_plan_that_is_preferred_is_near_the_fastest_and_has_a_gap_of_its_own(p
 
 
 def test_one_chance_is_said_everywhere_and_what_an_excluded_fastest_would_come_to() -> None:
-    """Qwen3-30B on seven H100: the fastest probably runs out, and nothing is safe."""
+    """Qwen3-30B on seven larger H100: the fastest probably runs out, and nothing is safe."""
     spec = read_spec(WORKED / "qwen3-30b-a3b-16-h100" / "spec.yaml")
     (pool,) = spec.cluster.pools
     changes = {"nodes": 1, "devices_per_node": 7, "usable_memory_ratio": 1.0}
+    changes |= {"memory_per_device": 94_600_000_000}
     small = spec.cluster.model_copy(update={"pools": (pool.model_copy(update=changes),)})
     goal = spec.goal.model_copy(update={"global_batch_size": 420, "routing": None, "tokens": None})
     limits = spec.search.model_copy(update={"optimizer_offload": (False,)})
