@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         origin=f"{runs.name}: published launches on Hopper and Blackwell",
         data_sha256=table_digest(runs),
         stated_ratio=STATED,
-        held=tuple(held for _, held in made),
+        coverages=tuple(coverage for _, coverage in made),
         bands=tuple(band for bands, _ in made for band in bands),
         widenings=widenings(regimes),
         releases={
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
             f"{band.kernels} {band.mode} {band.engine}"
             f" {band.network or 'new'}: ttft {band.ttft}, tpot {band.tpot}, {band.rows} rows"
         )
-    for held in result.held:
+    for held in result.coverages:
         _say(
             f"{held.kernels} {held.mode}: {held.pairs} pairs left out one by one, inside"
             f" {held.ttft:.1%} of ttft, {held.tpot:.1%} of tpot"

@@ -123,7 +123,7 @@ class StoredBands(Record):
     data_sha256: str
     stated_ratio: float
     """Share of launches that a band is to hold."""
-    held: tuple[Coverage, ...]
+    coverages: tuple[Coverage, ...]
     bands: tuple[StoredBand, ...]
     widenings: tuple[Widening, ...]
     releases: dict[str, tuple[str, ...]]

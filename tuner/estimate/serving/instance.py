@@ -383,10 +383,10 @@ def largest_share(inputs: EstimateInputs) -> float | None:
 def largest_length(inputs: EstimateInputs) -> int:
     """Return the longest request that a rank's cache has room for, in whole kibitokens."""
     setting, iteration = inputs.launch.setting, _launched(inputs)
-    room, longest = _room(inputs, iteration, setting), float(inputs.demand.most_tokens)
-    held = _longest_held(inputs, iteration, setting, room=room)
-    cached = int(_tokens(inputs, iteration, room, request_tokens=longest))
-    return min(held, cached) // 1024 * 1024
+    room, demanded = _room(inputs, iteration, setting), float(inputs.demand.most_tokens)
+    admitted = _longest_held(inputs, iteration, setting, room=room)
+    cached = int(_tokens(inputs, iteration, room, request_tokens=demanded))
+    return min(admitted, cached) // 1024 * 1024
 
 
 def _longest_held(

@@ -145,7 +145,7 @@ def test_most_known_pairs_have_a_narrower_band_than_new_ones_of_their_engine() -
 
 
 def test_what_ships_holds_pairs_that_were_left_out_as_often_as_the_target_asks() -> None:
-    held = {(one.mode, one.kernels): one for one in shipped().held}
+    held = {(one.mode, one.kernels): one for one in shipped().coverages}
     whole = held["aggregated", "tables"]
     assert whole.pairs >= 13
     assert whole.ttft >= 0.78
