@@ -44,10 +44,9 @@ LARGEST_CALIBRATED_MEDIAN = 0.005
 LARGEST_CALIBRATED = 0.03
 LARGEST_SHARDED = 0.07
 """FSDP without a pipeline."""
-LARGEST_REFUSED = 2
-"""Runs that ran and are predicted not to fit. One is a page's 70B model without sharding whose
-weights and gradients alone, 263 GiB, leave no room on its device; the other Nemotron-3 Ultra on 128
-H100, 80.8 of 80 GiB."""
+LARGEST_REFUSED = 1
+"""Runs that ran and are predicted not to fit: a page's 70B model without sharding, whose weights
+and gradients alone, 263 GiB, leave no room on its device."""
 
 NOISE = 0.005
 """Expected limit of a run's relative error."""

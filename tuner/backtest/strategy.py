@@ -23,7 +23,7 @@ from tuner.backtest.rows import Row
 from tuner.backtest.stages import divide_layers
 from tuner.config.columns import Strategies
 from tuner.config.knobs import COLUMN_OF_MODULE
-from tuner.costs.train.constants import Software
+from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.costs.train.shapes import ModelShape
 from tuner.devices.datasheet import Datasheet
 
@@ -92,6 +92,7 @@ def build_strategy(
             zero_stage=stage,
             shard_ranks=shard_ranks,
             gradient_bytes=engine.gradient_bytes,
+            weight_bytes=_weight_bytes(row, engine, stage),
             has_flash_attention=float(engine.has_flash_attention),
             dropout=engine.dropout,
             overlap_gradients=float(engine.overlaps_gradients),
@@ -244,6 +245,18 @@ def _sharding(row: Row, engine: SoftwareFamily, degrees: Fields) -> tuple[float,
     if not ranks.isdigit() or not 1 <= int(ranks) <= degrees["data"] * degrees["context"]:
         raise ValueError(f"zero_or_fsdp {text[:40]!r} shards over more ranks than there are")
     return 3.0, float(ranks) if float(ranks) < degrees["data"] else 0.0
+
+
+def _weight_bytes(row: Row, engine: SoftwareFamily, stage: float) -> float:
+    """Return the bytes of a parameter as layers read it.
+
+    Megatron-FSDP shards and gathers 8-bit parameters once, and transposes them when layers run;
+    MXFP8's are gathered transposed too (Megatron-Core 0.16, megatron_fsdp: `model_weight_buffer`,
+    `transpose_weight_buffer`; Megatron-Bridge's recipes set `fp8_param_gather` and leave
+    `keep_fp8_transpose_cache` off).
+    """
+    is_once = stage >= 3.0 and parse_precision(row) is GemmPrecision.FP8
+    return 1.0 if is_once and engine.gathers_quantized else 2.0
 
 
 def _read_recompute(row: Row, *, stage_layers: float, by_op: bool) -> dict[str, float] | None:

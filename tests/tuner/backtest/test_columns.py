@@ -120,6 +120,18 @@ def test_recipes_overlap_tensor_parallelism_but_in_nvfp4(rows: dict[str, Row]) -
     assert build_run(rows["dense-b"]).strategy.overlap_tensor == 0.0
 
 
+def test_megatron_fsdp_shards_eight_bit_parameters_once(rows: dict[str, Row]) -> None:
+    row = rows["dense-b"]
+
+    def stored(precision: str, sharding: str) -> float:
+        texts = {"release": "nemo-26.04", "precision": precision, "zero_or_fsdp": sharding}
+        run = build_run(replace(row, texts={**row.texts, **texts}))
+        return float(run.strategy.weight_bytes)
+
+    assert stored("FP8-CS", "FSDP") == stored("FP8", "FSDP=2") == 1.0
+    assert stored("MXFP8", "FSDP") == stored("BF16", "FSDP") == stored("FP8-CS", "DDP") == 2.0
+
+
 def test_release_and_precision_choose_software_and_peak(rows: dict[str, Row]) -> None:
     run = build_run(rows["moe-a"])
     assert (run.family, run.release) == ("nemo", "26.04")

@@ -307,7 +307,8 @@ def _always(
     """Bytes per parameter of the running layer."""
     trained = strategies.is_full
     temporary = constants.weight_gradient_ratio * strategies.element_bytes * trained
-    fetched = 3.0 * strategies.weight_bytes + strategies.gradient_bytes * trained
+    wide = np.maximum(strategies.weight_bytes, strategies.element_bytes)
+    fetched = 2.0 * strategies.weight_bytes + wide + strategies.gradient_bytes * trained
     return temporary + gathered * (fetched - temporary)
 
 
