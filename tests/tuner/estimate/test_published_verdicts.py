@@ -1,9 +1,14 @@
 """Launches of public threads whose outcome is known, reduced to what decides it."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.tuner.estimate.conftest import MODELS
+from tuner.engines.megatron_bridge.read import read_container
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.engines.torchtitan import read as torchtitan
@@ -96,6 +101,27 @@ def test_parameters_are_fp32_where_no_flag_says_otherwise(spec_of: MakeSpec) -> 
     assert rank.weight_bytes == rank.gradient_bytes == rank.optimizer_bytes // 2
     halved = estimate(spec, megatron.read(f"{LLAMA}--bf16", source="run.sh"))
     assert halved.step_time_s < 0.2 * priced.step_time_s
+
+
+def test_a_printed_configuration_of_bridge_has_the_peak_that_its_run_printed(
+    spec_of: MakeSpec, tmp_path: Path
+) -> None:
+    # Llama-3.2-1B on 8 devices in NeMo 25.09: 12,003.6 MiB allocated at most.
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+    config = json.loads((MODELS / "llama-3.1-8b" / "config.json").read_text())
+    more = {"tie_word_embeddings": True, "head_dim": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config | sizes | more))
+    spec = spec_of(str(tmp_path), nodes=1, sequence_length=1024, global_batch_size=512)
+    text = (
+        "dataset: {sequence_length: 1024}\nmixed_precision: {bf16: true}\n"
+        "ddp: {use_distributed_optimizer: true, grad_reduce_in_fp32: true}\n"
+        "model: {cross_entropy_fusion_impl: native, cross_entropy_loss_fusion: true,"
+        " hidden_dropout: 0.0, attention_dropout: 0.0}\n"
+        "train: {micro_batch_size: 1, global_batch_size: 512}\n"
+    )
+    priced = _priced(read_container(text, source="ConfigContainer.yaml"), spec)
+    allocated = float(np.max(priced.memory.allocated_PC)) / 2**20
+    assert allocated == pytest.approx(12003.6, rel=0.02)
 
 
 QWEN = (

@@ -119,4 +119,7 @@ TARGETS: Final = (
         emitter="emit_26_02",
     ),
 )
-FORMATS: Final = (LaunchFormat(name="megatron-bridge"),)
+FORMATS: Final = (
+    LaunchFormat(name="megatron-bridge", reader="read_container", recognised_by="holds_container"),
+    LaunchFormat(name="megatron-bridge"),
+)

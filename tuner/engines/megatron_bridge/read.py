@@ -4,19 +4,22 @@ The precision is no override; the Python program beside them sets it in a line w
 `get_mixed_precision_config("bf16_with_mxfp8_mixed")`. What neither says is the recipe's, of which
 only what the price depends on and all recipes share is known (`RECIPE` of megatron_lm/flags.py).
 
-Not covered: recipes themselves, which are programs.
+Not covered: recipes themselves, which are programs; what they resolve to is read (container.py).
 """
 
 import re
 from typing import Final
 
+from tuner.engines.megatron_bridge.container import container_values
 from tuner.engines.megatron_lm import flags as table
 from tuner.engines.megatron_lm.read import over_recipe, settings_of
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
+from tuner.spec.yaml_text import parse_yaml
 
+_MARK: Final = re.compile(r"^_target_: megatron\.bridge\.[\w.]*ConfigContainer\b", re.MULTILINE)
 _LINE: Final = re.compile(r"([a-z_]+)\.([a-z_.]+)=(.*)")
 _SECTIONS: Final = frozenset({"model", "train", "ddp", "dist", "optimizer", "checkpoint"})
 """Of Bridge's configuration: those whose fields are Megatron-LM's flags."""
@@ -31,6 +34,10 @@ _RECIPES: Final = {
 """Bridge's precisions with 8-bit GEMMs: Megatron-LM's name of the recipe."""
 _FOLDER: Final = "nemo_experiments/default/checkpoints"
 """Where recipes save that are told nothing else."""
+_SPELLED: Final = {
+    **{field: f"--{name}" for field, name in table.SPELLED.items()},
+    "kept_checkpoints": "checkpoint.most_recent_k",
+}
 _RENAMED: Final = {"gated-linear-unit": "swiglu"}
 """Fields that are flags of another name, without being the same for every engine."""
 
@@ -65,11 +72,31 @@ def read(text: str, *, source: str, program: str = "") -> LaunchSettings:
         values[name] = words
     if not table.KNOWN & set(values):
         raise SpecError(f"{source}: no override such as model.tensor_model_parallel_size=8")
-    values |= _implied(values)
+    values |= _implied(values) | _unsaid(values)
     values = over_recipe(values | _precision(program))
     read_settings = settings_of(Flags(source=source, values=values, notes=_notes(program)))
-    spelled = {**read_settings.spelled, "kept_checkpoints": "checkpoint.most_recent_k"}
-    return read_settings.model_copy(update={"spelled": spelled})
+    return read_settings.model_copy(update={"spelled": _SPELLED})
+
+
+def holds_container(text: str) -> bool:
+    """Whether a text is a resolved configuration."""
+    return _MARK.search(text) is not None
+
+
+def read_container(text: str, *, source: str) -> LaunchSettings:
+    """Read a resolved configuration.
+
+    Raises:
+        SpecError: not plain YAML, or a setting that cannot be read.
+    """
+    raw = parse_yaml(text, source=source)
+    values = container_values(raw if isinstance(raw, dict) else {}, source=source)
+    named = raw.get("mixed_precision") if isinstance(raw, dict) else None
+    if isinstance(named, str):
+        values |= _precision(f'get_mixed_precision_config("{named}")')
+    values = {_RENAMED.get(name, name): words for name, words in values.items()}
+    given = Flags(source=source, values=values | _implied(values), notes=())
+    return settings_of(given).model_copy(update={"spelled": _SPELLED, "deprecated": ()})
 
 
 def _words(value: str) -> tuple[str, ...]:
@@ -79,7 +106,7 @@ def _words(value: str) -> tuple[str, ...]:
 
 
 def _implied(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return the flags that a field implies, and the defaults that all recipes share."""
+    """Return the flags that a field implies."""
     implied: dict[str, tuple[str, ...]] = {}
     if "num-query-groups" in values:
         implied["group-query-attention"] = ()
@@ -92,12 +119,18 @@ def _implied(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     if "pipeline-model-parallel-layout" in values:
         # Bridge takes both; the layout says how many stages a rank has.
         values.pop("virtual-pipeline-model-parallel-size", None)
-    implied["cross-entropy-fusion-impl"] = values.get("cross-entropy-fusion-impl", ("te",))
-    implied["cross-entropy-loss-fusion"] = values.get("cross-entropy-loss-fusion", ())
-    # Defaults of Bridge's recipes and of its CheckpointConfig (v0.5.0).
-    implied["save"] = values.get("save", (_FOLDER,))
-    implied["use-persistent-ckpt-worker"] = values.get("use-persistent-ckpt-worker", ())
     return implied
+
+
+def _unsaid(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return the defaults of Bridge's recipes and of its CheckpointConfig (v0.5.0)."""
+    shared = {
+        "cross-entropy-fusion-impl": ("te",),
+        "cross-entropy-loss-fusion": (),
+        "save": (_FOLDER,),
+        "use-persistent-ckpt-worker": (),
+    }
+    return {name: words for name, words in shared.items() if name not in values}
 
 
 def _precision(program: str) -> dict[str, tuple[str, ...]]:

@@ -141,8 +141,9 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "NeMo-RL": "give policy.megatron_cfg as Megatron-LM's flags",
     "NeMo": f"{_AS_MEGATRON} (model.tensor_model_parallel_size is --tensor-model-parallel-size), "
     "or a Megatron-Bridge file",
-    "a recipe of Megatron-Bridge": "its name does not say its settings: give them as overrides,"
-    " such as model.tensor_model_parallel_size=2, in a file overrides.txt",
+    "a recipe of Megatron-Bridge": "give what it resolves to: the ConfigContainer.yaml that"
+    " --dryrun writes, or run_config.yaml of its checkpoint; or overrides, such as"
+    " model.tensor_model_parallel_size=2, in a file overrides.txt",
     "MindSpeed": f"{_AS_MEGATRON} alone: how its own change memory is not known",
     "Megatron-DeepSpeed": f"{_AS_MEGATRON} of today, or the DeepSpeed JSON alone where it is ZeRO "
     "without them",
