@@ -1,4 +1,4 @@
-"""Primus' YAML: a module that starts Megatron-LM, with Primus' own defaults below its overrides.
+"""Primus' YAML: a module that trains, with Primus' own defaults below its overrides.
 
 Defaults of primus/configs/modules/megatron (`trainer_base.yaml`, `pre_trainer.yaml`) and of the
 language models in primus/configs/models/megatron (`language_model.yaml`, `llama_base.yaml` and the
@@ -28,14 +28,28 @@ DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "global-batch-size": ("16",),
     "seq-length": ("1024",),
 }
+TORCHTITAN: Final[Mapping[str, Mapping[str, Any]]] = {
+    "training": {"local_batch_size": 8, "seq_len": 2048},
+    "activation_checkpoint": {"mode": "none"},
+    "compile": {"enable": True},
+}
+"""Sections of torchtitan (primus/configs/modules/torchtitan/pre_trainer.yaml, v0.5.0 to v26.5.1)
+that differ from its own."""
 FLAGS: Final = frozenset({"enable-primus-turbo", "use-turbo-deepep", "turbo-sync-free-moe-stage"})
 """Flags of Primus alone that a price depends on."""
 _TRAINERS: Final = ("pre_trainer", "post_trainer")
 _SYNC_FREE: Final = "turbo-sync-free-moe-stage"
 
 
-def overrides(raw: Mapping[str, Any], *, source: str) -> Mapping[str, Any] | None:
+def overrides(
+    raw: Mapping[str, Any], *, source: str, expected: str = "megatron"
+) -> Mapping[str, Any] | None:
     """Return the overrides of the module that trains; None where the file is none of Primus'.
+
+    Args:
+        raw: the file.
+        source: what messages call it.
+        expected: the framework that trains.
 
     Raises:
         SpecError: another framework trains, or adapters are trained.
@@ -47,10 +61,10 @@ def overrides(raw: Mapping[str, Any], *, source: str) -> Mapping[str, Any] | Non
     if name is None:
         return None
     framework = modules[name].get("framework")
-    if framework != "megatron":
+    if framework != expected:
         raise SpecError(
             f"{source}: modules.{name}.framework {shown_value(framework)}: of Primus' frameworks"
-            " only megatron is read; name the launch file that the framework itself reads"
+            " only megatron and torchtitan are read; name the launch file that the framework reads"
         )
     own = modules[name].get("overrides") or {}
     if isinstance(own, dict) and isinstance(own.get("lora"), dict) and own["lora"].get("enabled"):

@@ -144,5 +144,8 @@ TARGETS: Final = (
         saved_bytes=saved_bytes,
     ),
 )
-FORMATS: Final = (LaunchFormat(name="torchtitan", suffixes=(".toml",)),)
+FORMATS: Final = (
+    LaunchFormat(name="torchtitan", reader="read_primus", recognised_by="trains_under_primus"),
+    LaunchFormat(name="torchtitan", suffixes=(".toml",)),
+)
 METRICS: Final = "torchtitan"

@@ -1,4 +1,4 @@
-"""torchtitan's TOML, or the command of release 0.3 (command.py), as `LaunchSettings`.
+"""torchtitan's TOML, Primus' YAML or the command of release 0.3 (command.py) as `LaunchSettings`.
 
 Names and defaults of the job config of github.com/pytorch/torchtitan before its configs became
 Python (pull request 2386), and the names that release 0.3 gave to some of them, which are in the
@@ -10,11 +10,13 @@ Priced as the nearest modelled setting: selective checkpointing of every n-th la
 full recomputation of 1/n of them, a memory budget b as 1 - b of them.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
+from tuner.engines.megatron_lm import primus
 from tuner.engines.reading.launch import (
     Effect,
     Graphs,
@@ -28,9 +30,11 @@ from tuner.engines.reading.launch import (
 from tuner.engines.reading.mistakes import read_sections
 from tuner.engines.reading.nearest import nearest_divisor
 from tuner.engines.reading.sections import Sections
+from tuner.engines.reading.variables import defaults_note, with_defaults
 from tuner.engines.torchtitan.command import overridden, read_training_command
 from tuner.errors import SpecError
 from tuner.spec.files import one_line, shown_value
+from tuner.spec.yaml_text import parse_yaml
 
 SPELLED: Final[Mapping[str, str]] = {
     "tensor": "parallelism.tensor_parallel_degree",
@@ -64,6 +68,9 @@ _UNPRICED: Final[Mapping[str, tuple[tuple[Any, ...], Effect, str]]] = {
     "optimizer.name": (("Adam", "AdamW"), "memory", "another optimizer has other states"),
 }
 """Settings without a price: values that change nothing, and what does not hold at others."""
+_PRIMUS: Final = re.compile(r"^ +framework: *[\"']?torchtitan\b", re.MULTILINE)
+_IN_8_BITS: Final = re.compile(r"^ +model: *\S*-fp8\.yaml", re.MULTILINE)
+"""Models of Primus whose linear layers run in fp8 (primus/configs/models/torchtitan)."""
 _SINGLE_STAGE: Final = ("1F1B", "GPipe")
 _MULTI_STAGE: Final = (
     "Interleaved1F1B",
@@ -99,6 +106,30 @@ def read(text: str, *, source: str, command_words: Sequence[str] = ()) -> Launch
     # Release 0.3 cuts the loss into chunks (config_registry.py of its models).
     compiled = _compiled(Sections(command.sections, source=source)) | {"loss"}
     return settings.model_copy(update={"compiled": compiled})
+
+
+def trains_under_primus(text: str) -> bool:
+    """Whether a text is Primus' YAML whose framework is torchtitan."""
+    return _PRIMUS.search(text) is not None
+
+
+def read_primus(text: str, *, source: str) -> LaunchSettings:
+    """Read Primus' YAML: torchtitan's sections over Primus' own defaults.
+
+    Raises:
+        SpecError: not plain YAML, another framework's, or a setting that torchtitan refuses.
+    """
+    defaults: dict[str, str] = {}
+    raw = parse_yaml(with_defaults(text, defaults), source=source)
+    whole = raw if isinstance(raw, dict) else {}
+    own = primus.overrides(whole, source=source, expected="torchtitan") or {}
+    values: dict[str, Any] = dict(own)
+    for section, keys in primus.TORCHTITAN.items():
+        values[section] = {**keys, **(own.get(section) or {})}
+    if _IN_8_BITS.search(text):
+        values["model"] = {"converters": ["quantize.linear.float8"], **(own.get("model") or {})}
+    notes = defaults_note(defaults)
+    return read_sections(values, lambda given: _settings(given, {}, notes=notes), source=source)
 
 
 def _is_toml(text: str) -> bool:

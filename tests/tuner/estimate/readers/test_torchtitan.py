@@ -9,6 +9,7 @@ from tests.rows import each_row
 from tuner.engines.reading.launch import LaunchSettings, TokenDispatcher
 from tuner.engines.torchtitan import read as torchtitan
 from tuner.errors import SpecError
+from tuner.estimate.registry import read_launch
 
 LAUNCHES = Path(__file__).parents[1] / "launches"
 
@@ -164,3 +165,34 @@ def test_settings_without_a_price_say_what_does_not_hold() -> None:
     ):
         (found,) = read(text).unpriced
         assert found.changes == changes
+
+
+PRIMUS = """
+exp_name: ${PRIMUS_EXP_NAME:llama3.1_8B-pretrain}
+modules:
+  pre_trainer:
+    framework: torchtitan
+    config: pre_trainer.yaml
+    model: llama3.1_8B.yaml
+    overrides:
+      training: {local_batch_size: ${PRIMUS_MBS:3}, steps: 50}
+      parallelism: {tensor_parallel_degree: 2, expert_parallel_degree: 1}
+      primus_turbo: {enable_primus_turbo: true}
+"""
+
+
+def test_primus_yaml_of_torchtitan_has_the_defaults_of_primus(tmp_path: Path) -> None:
+    path = tmp_path / "launch.yaml"
+    path.write_text(PRIMUS)
+    launch = read_launch(str(path))
+    assert (launch.engine, launch.micro_batch, launch.tensor) == ("torchtitan", 3, 2)
+    assert (launch.sequence, launch.recompute) == (2048, "none")
+    assert launch.compiled == {"model", "loss"}
+    assert any("PRIMUS_MBS=3" in note for note in launch.notes)
+    path.write_text(
+        PRIMUS.replace("${PRIMUS_MBS:3}", "4")
+        .replace("8B.yaml", "8B-fp8.yaml")
+        .replace("primus_turbo:", "activation_checkpoint: {mode: full}\n      primus_turbo:")
+    )
+    eight = read_launch(str(path))
+    assert (eight.fp8_recipe, eight.recompute) == ("tensorwise", "full")
