@@ -196,10 +196,11 @@ def _notes(given: Sections, program: TrainerProgram, tune: Tune | None) -> Itera
         yield "the script's model is taken to be Transformers' own, trained by AdamW"
     if _has_liger(given):
         yield "Liger's kernels are not priced: they take less memory than those that are"
-    if program is SWIFT and isinstance(tune, Adapters) and "all-linear" in tune.targets:
+    if isinstance(tune, Adapters) and "all-linear" in tune.targets:
         yield (
-            "all-linear: adapters of experts are priced, which Transformers 5 stacks and leaves out"
-            " where no other network has their names (Qwen3-MoE): then name --target_modules"
+            "all linear layers: adapters of experts are priced, too, which Transformers 5 stacks"
+            " and leaves out where no other network has their names (Qwen3-MoE): then name the"
+            " target modules"
         )
 
 

@@ -4,6 +4,7 @@ import difflib
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -14,6 +15,9 @@ from tuner.spec.huggingface.architectures import ARCHITECTURES
 from tuner.spec.huggingface.fields import ConfigFields
 from tuner.spec.huggingface.quantization import released_cache
 from tuner.spec.model import ModelSpec
+
+_INSTEAD: Final = "give a dense decoder as LlamaForCausalLM of the same sizes; "
+"""In place of an architecture that is not read."""
 
 
 def read_model(path: Path) -> ModelSpec:
@@ -43,7 +47,7 @@ def _architecture(fields: ConfigFields) -> str:
         near = difflib.get_close_matches(names[0], ARCHITECTURES, n=1, cutoff=0.9)
         # Another number is another architecture, not a typo.
         is_slip = bool(near) and re.sub(r"\D", "", near[0]) == re.sub(r"\D", "", names[0])
-        hint = f"did you mean {near[0]!r}? " if is_slip else ""
+        hint = f"did you mean {near[0]!r}? " if is_slip else _INSTEAD
         raise fields.refusal(
             "architectures", f"{shown_value(names[0])} is not supported; {hint}{known}"
         )

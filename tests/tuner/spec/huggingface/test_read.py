@@ -100,6 +100,7 @@ def test_reads_the_rotary_base_in_its_newer_place(tmp_path: Path) -> None:
 def test_an_unknown_architecture_lists_the_known_ones(tmp_path: Path) -> None:
     message = refusal(written(tmp_path, {"architectures": ["FalconForCausalLM"]}))
     assert "config.json: architectures: 'FalconForCausalLM' is not supported" in message
+    assert "give a dense decoder as LlamaForCausalLM of the same sizes" in message
     assert all(name in message for name in ARCHITECTURES)
 
 
