@@ -32,7 +32,7 @@ from tuner.engines.ms_swift.command import (
 )
 from tuner.engines.ms_swift.lora import stated_tune
 from tuner.engines.reading.arguments import Flags
-from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
+from tuner.engines.reading.launch import PACKED, LaunchSettings, TrainingEngine
 from tuner.engines.reading.sections import MOST_SEARCHED
 from tuner.engines.reading.shell_words import shell_text
 from tuner.engines.reading.variables import QUEUES
@@ -238,6 +238,8 @@ def _remarks(flags: Flags) -> Iterator[str]:
             "no --packing: samples are as long as they are; the price is of steps whose samples all"
             " have --max_length tokens"
         )
+    else:
+        yield PACKED
     unknown = [name for name in flags.values if name not in table.NAMES]
     listed = [f"--{shown_value(name)[1:-1]}" for name in unknown if not table.megatron_flag(name)]
     if listed:

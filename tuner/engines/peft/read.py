@@ -37,7 +37,7 @@ from tuner.engines.peft.arguments import (
 )
 from tuner.engines.peft.swift import obstacles
 from tuner.engines.reading.arguments import launched_devices
-from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
+from tuner.engines.reading.launch import PACKED, LaunchSettings, TrainingEngine
 from tuner.engines.reading.sections import Sections
 from tuner.engines.reading.shell_words import shell_text
 from tuner.errors import SpecError
@@ -196,12 +196,18 @@ def _notes(given: Sections, program: TrainerProgram, tune: Tune | None) -> Itera
         yield "the script's model is taken to be Transformers' own, trained by AdamW"
     if _has_liger(given):
         yield "Liger's kernels are not priced: they take less memory than those that are"
+    if any(program is one and given.value(name) is True for one, name in _PACKING):
+        yield PACKED
     if isinstance(tune, Adapters) and "all-linear" in tune.targets:
         yield (
             "all linear layers: adapters of experts are priced, too, which Transformers 5 stacks"
             " and leaves out where no other network has their names (Qwen3-MoE): then name the"
             " target modules"
         )
+
+
+_PACKING: Final = ((FACTORY, "neat_packing"), (TRL, "packing"), (SWIFT, "packing"))
+"""By program, what packs samples that do not attend to each other."""
 
 
 def _has_liger(given: Sections) -> bool:

@@ -9,7 +9,7 @@ here.
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -38,6 +38,13 @@ class TrainingEngine(StrEnum):
     def is_megatron(self) -> bool:
         """Whether megatron-core runs it."""
         return self in (TrainingEngine.MEGATRON, TrainingEngine.MS_SWIFT)
+
+
+PACKED: Final = (
+    "samples are packed: attention is priced as over one sample of the whole length; shorter ones"
+    " attend to less, so that long sequences take less time than this"
+)
+"""Note on samples that share a sequence without attending to each other."""
 
 
 class TokenDispatcher(StrEnum):

@@ -8,7 +8,7 @@ import pytest
 from profilers.steps.config import Recompute
 from tests.rows import each_row
 from tuner.engines.ms_swift.read import read_yaml
-from tuner.engines.reading.launch import TokenDispatcher, TrainingEngine
+from tuner.engines.reading.launch import PACKED, TokenDispatcher, TrainingEngine
 from tuner.errors import SpecError
 from tuner.estimate.registry import read_launch
 from tuner.spec.tune import Adapters
@@ -71,7 +71,8 @@ def test_a_file_of_settings_stands_for_its_flags(tmp_path: Path) -> None:
         assert isinstance(launch.tune, Adapters)
         assert launch.tune.rank == 4
         assert launch.tune.targets == ("q_proj", "k_proj", "v_proj", "o_proj")
-        assert not any("packing" in note for note in launch.notes)
+        assert PACKED in launch.notes
+        assert not any("--packing" in note for note in launch.notes)
 
 
 def test_adapters_are_read_in_the_words_of_both_releases() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from profilers.steps.config import Recompute
 from tests.rows import Failures
-from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
+from tuner.engines.reading.launch import PACKED, LaunchSettings, TrainingEngine
 from tuner.errors import SpecError
 from tuner.estimate.registry import read_launch
 from tuner.spec.tune import FULL, Adapters
@@ -142,3 +142,12 @@ def test_what_has_no_price_is_refused_by_name() -> None:
         with failures.of(part):
             assert part in str(refusal.value)
     failures.check()
+
+
+def test_samples_that_share_a_sequence_are_said_to_attend_to_less() -> None:
+    for command in (
+        "swift sft --model m --packing true --tuner_type full",
+        "trl sft --model_name_or_path m --packing true --per_device_train_batch_size 1",
+    ):
+        assert PACKED in read_launch(command).notes, command
+        assert PACKED not in read_launch(command.replace("packing true", "packing false")).notes
