@@ -226,6 +226,7 @@ def device_hardware(device: Datasheet, precision: GemmPrecision) -> Hardware:
         matmul_flop_per_s=matmul_peak(device, precision),
         attention_flop_per_s=device.flop_per_s["bf16"],
         exponential_ratio=device.exponential_ratio,
+        matrix_ratio=device.matrix_ratio,
         compute_units=float(device.compute_units),
         memory_bytes=float(device.memory_bytes),
         memory_bytes_per_s=device.memory_bytes_per_s,

@@ -99,6 +99,8 @@ class Datasheet(Record):
     without tensor cores, where stated."""
     exponential_ratio: Positive = 1.0
     """Exponentials of a unit and clock over those of its generation's other devices."""
+    matrix_ratio: Positive = 1.0
+    """Dense matmuls of a unit and clock over those of its generation's other devices."""
     memory_bytes: Size
     """Memory of one device."""
     memory_bytes_per_s: Rate

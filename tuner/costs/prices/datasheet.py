@@ -20,6 +20,10 @@ units, since PyTorch does not allow TF32 for it. Attention counts the unmasked p
 for every query that a kernel begins. Exponentials add time to the GEMMs, as if every head were
 wider by a constant; the share of the peak is stated at a width of 128.
 
+A device with fewer matrix units than its generation's others (H20) reaches more of its peak: of
+causal attention of width 128 over 2,048 tokens 0.73, where H100 reaches 0.4 to 0.5
+(Dao-AILab/flash-attention#1310).
+
 Not covered: split-k, 2-SM tiles, alignment.
 """
 
@@ -63,8 +67,9 @@ class DatasheetPrices:
         if op.kind == SKINNY:
             return self._skinny_s(*shape, is_vector=op.dtype == FP32)
         if op.dtype == BF16:
-            return self._tiled_s(1.0, *shape, machine.attention_flop_per_s * own.head_ratio, 1.0)
-        rate = machine.matmul_flop_per_s * own.matmul_ratio
+            rate = machine.attention_flop_per_s * self._reached(own.head_ratio)
+            return self._tiled_s(1.0, *shape, rate, 1.0)
+        rate = machine.matmul_flop_per_s * self._reached(own.matmul_ratio)
         return self._tiled_s(1.0, *shape, rate, self._speedup)
 
     def _skinny_s(self, m: Numbers, n: Numbers, k: Numbers, *, is_vector: bool) -> Numbers:
@@ -72,7 +77,7 @@ class DatasheetPrices:
         rank = np.minimum(np.minimum(m, n), k)
         wide = m * n * k / np.maximum(rank, 1.0)
         slower, element_bytes = (VECTOR_RATIO, 4.0) if is_vector else (1.0, 2.0)
-        rate = machine.attention_flop_per_s * own.matmul_ratio / slower
+        rate = machine.attention_flop_per_s * self._reached(own.matmul_ratio) / slower
         moved_s = own.memory_factor * element_bytes * wide / machine.memory_bytes_per_s
         return np.maximum(2.0 * wide * np.maximum(rank, SKINNY_TILE) / rate, moved_s)
 
@@ -85,14 +90,16 @@ class DatasheetPrices:
             "inputs": ((rows, hidden, inner), (rows, ffn, hidden)),
             "weights": ((inner, hidden, rows), (hidden, ffn, rows)),
         }
-        rate = self.hardware.matmul_flop_per_s * own.matmul_ratio * own.grouped_ratio
+        ratio = self._reached(own.matmul_ratio * own.grouped_ratio)
+        rate = self.hardware.matmul_flop_per_s * ratio
         up_s, down_s = (
             self._tiled_s(axes["experts"], *shape, rate, self._speedup) for shape in shapes[op.kind]
         )
         return up_s + down_s
 
     def _batched_gemm_s(self, op: Op) -> Numbers:
-        rate = self.hardware.attention_flop_per_s * self.constants.matmul_ratio
+        ratio = self._reached(self.constants.matmul_ratio)
+        rate = self.hardware.attention_flop_per_s * ratio
         batches, m, n, k = (op.axes[name] for name in ("batches", "m", "n", "k"))
         return self._tiled_s(batches, m, n, k, rate, 1.0)
 
@@ -103,13 +110,14 @@ class DatasheetPrices:
         Every query that a kernel begins costs `extra_keys` more pairs.
         """
         own, axes = self.constants, op.axes
-        rate = self.hardware.attention_flop_per_s * own.attention_ratio
+        rate = self.hardware.attention_flop_per_s * self._reached(own.attention_ratio)
         if op.direction == "forward":
             flop_per_pair = self._widened(axes["head_dim"] + axes["value_dim"], 2.0)
         else:
             flop_per_pair = self._widened(3.0 * axes["head_dim"] + 2.0 * axes["value_dim"], 5.0)
             rate = rate * own.attention_backward_ratio
-        pairs = axes["pairs"] + own.extra_keys * axes["queries"]
+        extra_keys = own.extra_keys * self.hardware.matrix_ratio
+        pairs = axes["pairs"] + extra_keys * axes["queries"]
         return 2.0 * pairs * axes["heads"] * flop_per_pair / rate
 
     def _linear_scan_s(self, op: Op) -> Numbers:
@@ -119,7 +127,7 @@ class DatasheetPrices:
         """
         own, axes = self.constants, dict(op.axes)
         tokens = axes.pop("batch") * axes.pop("sequence")
-        rate = self.hardware.attention_flop_per_s * own.attention_ratio
+        rate = self.hardware.attention_flop_per_s * self._reached(own.attention_ratio)
         factor = own.memory_factor / self.hardware.memory_bytes_per_s
         forward_s = tokens * (scan_flop(**axes) / rate + scan_bytes(**axes) * factor)
         return forward_s * (1.0 if op.direction == "forward" else SCAN_BACKWARD)
@@ -136,6 +144,13 @@ class DatasheetPrices:
         on_device = more / self.hardware.exponential_ratio
         return (widths + on_device) * (gemms * 128.0) / (gemms * 128.0 + more)
 
+    def _reached(self, ratio: Numbers) -> Numbers:
+        """Share of the peak where matrix units are fewer than the generation's.
+
+        What a kernel does beside its matmuls takes as long as there, so it is less of the whole.
+        """
+        return ratio / (ratio + (1.0 - ratio) * self.hardware.matrix_ratio)
+
     @property
     def _speedup(self) -> Numbers:
         """Rate of the linear layers over bf16's; bytes per element shrink by the same factor."""
@@ -151,7 +166,8 @@ class DatasheetPrices:
         speedup: Numbers,
     ) -> Numbers:
         units = self.hardware.compute_units
-        depth = (2.0 * units) * (k + self.constants.extra_depth * speedup) / rate
+        extra_depth = self.constants.extra_depth * self.hardware.matrix_ratio
+        depth = (2.0 * units) * (k + extra_depth * speedup) / rate
         tiles_TC = groups * np.ceil(m / TILE_ROWS) * np.ceil(n / TILE_COLUMNS)
         full_TC = np.maximum(tiles_TC / units, 1.0)
         waves_TC = 0.5 * (full_TC + np.ceil(full_TC))

@@ -206,6 +206,7 @@ def hardware_of_pool(sheet: Datasheet, pool: Pool, *, precision: GemmPrecision) 
             sheet, GemmPrecision.BF16 if precision.is_narrow else precision
         ),
         exponential_ratio=sheet.exponential_ratio,
+        matrix_ratio=sheet.matrix_ratio,
         compute_units=float(sheet.compute_units),
         memory_bytes=float(pool.memory_per_device or sheet.memory_bytes),
         memory_bytes_per_s=sheet.memory_bytes_per_s,

@@ -221,6 +221,8 @@ class Hardware:
     """Peak of attention's precision, bf16 everywhere so far."""
     exponential_ratio: Numbers = 1.0
     """Exponentials of a unit and clock over those of its generation's other devices."""
+    matrix_ratio: Numbers = 1.0
+    """Dense matmuls of a unit and clock over those of its generation's other devices."""
     compute_units: Numbers
     memory_bytes: Numbers
     memory_bytes_per_s: Numbers
