@@ -151,3 +151,9 @@ def test_samples_that_share_a_sequence_are_said_to_attend_to_less() -> None:
     ):
         assert PACKED in read_launch(command).notes, command
         assert PACKED not in read_launch(command.replace("packing true", "packing false")).notes
+
+
+def test_the_fused_loss_of_liger_keeps_a_chunk_of_logits() -> None:
+    for flags in ("--deepspeed zero3", "--fsdp fsdp2"):
+        assert read(f"{flags} --use_liger_kernel true").logit_bytes == 0.25
+        assert read(flags).logit_bytes == 0.0
