@@ -39,8 +39,6 @@ class SoftwareFamily:
     """Its TFLOP/s count attention over the full square of the sequence, not the causal half."""
     keeps_quantized: bool = False
     """Linear layers save their inputs in the GEMMs' precision for the backward pass."""
-    gathers_quantized: bool = False
-    """Its recipes in 8 bits shard and gather 8-bit parameters."""
     reports_reserved: bool = False
     """Prints reserved memory of the allocator, not allocated memory."""
     is_local_batch: bool = False
@@ -82,7 +80,6 @@ _BRIDGE: Final = SoftwareFamily(
     family="nemo",
     software=Software.MEGATRON_2025,
     keeps_quantized=True,
-    gathers_quantized=True,
     gradient_bytes=2.0,
     overlaps_tensor=frozenset({GemmPrecision.BF16, GemmPrecision.FP8, GemmPrecision.MXFP8}),
 )

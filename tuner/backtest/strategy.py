@@ -92,7 +92,7 @@ def build_strategy(
             zero_stage=stage,
             shard_ranks=shard_ranks,
             gradient_bytes=engine.gradient_bytes,
-            weight_bytes=_weight_bytes(row, engine, stage),
+            weight_bytes=1.0 if _shards_quantized(row, engine, stage) else 2.0,
             has_flash_attention=float(engine.has_flash_attention),
             dropout=engine.dropout,
             overlap_gradients=float(engine.overlaps_gradients),
@@ -247,16 +247,14 @@ def _sharding(row: Row, engine: SoftwareFamily, degrees: Fields) -> tuple[float,
     return 3.0, float(ranks) if float(ranks) < degrees["data"] else 0.0
 
 
-def _weight_bytes(row: Row, engine: SoftwareFamily, stage: float) -> float:
-    """Return the bytes of a parameter as layers read it.
+def _shards_quantized(row: Row, engine: SoftwareFamily, stage: float) -> bool:
+    """Whether parameters are sharded and gathered in 8 bits, once: MXFP8's are twice.
 
-    Megatron-FSDP shards and gathers 8-bit parameters once, and transposes them when layers run;
-    MXFP8's are gathered transposed too (Megatron-Core 0.16, megatron_fsdp: `model_weight_buffer`,
-    `transpose_weight_buffer`; Megatron-Bridge's recipes set `fp8_param_gather` and leave
-    `keep_fp8_transpose_cache` off).
+    Source: Megatron-Core 0.16, megatron_fsdp, `model_weight_buffer` and `transpose_weight_buffer`;
+    recipes of Megatron-Bridge set `fp8_param_gather`.
     """
     is_once = stage >= 3.0 and parse_precision(row) is GemmPrecision.FP8
-    return 1.0 if is_once and engine.gathers_quantized else 2.0
+    return is_once and engine.family == "nemo"
 
 
 def _read_recompute(row: Row, *, stage_layers: float, by_op: bool) -> dict[str, float] | None:

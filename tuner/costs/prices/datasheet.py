@@ -90,16 +90,15 @@ class DatasheetPrices:
             "inputs": ((rows, hidden, inner), (rows, ffn, hidden)),
             "weights": ((inner, hidden, rows), (hidden, ffn, rows)),
         }
-        ratio = self._reached(own.matmul_ratio * own.grouped_ratio)
-        rate = self.hardware.matmul_flop_per_s * ratio
+        ratio = own.matmul_ratio * own.grouped_ratio
+        rate = self.hardware.matmul_flop_per_s * self._reached(ratio)
         up_s, down_s = (
             self._tiled_s(axes["experts"], *shape, rate, self._speedup) for shape in shapes[op.kind]
         )
         return up_s + down_s
 
     def _batched_gemm_s(self, op: Op) -> Numbers:
-        ratio = self._reached(self.constants.matmul_ratio)
-        rate = self.hardware.attention_flop_per_s * ratio
+        rate = self.hardware.attention_flop_per_s * self._reached(self.constants.matmul_ratio)
         batches, m, n, k = (op.axes[name] for name in ("batches", "m", "n", "k"))
         return self._tiled_s(batches, m, n, k, rate, 1.0)
 

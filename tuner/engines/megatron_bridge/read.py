@@ -72,7 +72,7 @@ def read(text: str, *, source: str, program: str = "") -> LaunchSettings:
         values[name] = words
     if not table.KNOWN & set(values):
         raise SpecError(f"{source}: no override such as model.tensor_model_parallel_size=8")
-    values |= _implied(values) | _unsaid(values)
+    values |= _implied(values)
     values = over_recipe(values | _precision(program))
     read_settings = settings_of(Flags(source=source, values=values, notes=_notes(program)))
     return read_settings.model_copy(update={"spelled": _SPELLED})
@@ -90,12 +90,15 @@ def read_container(text: str, *, source: str) -> LaunchSettings:
         SpecError: not plain YAML, or a setting that cannot be read.
     """
     raw = parse_yaml(text, source=source)
-    values = container_values(raw if isinstance(raw, dict) else {}, source=source)
-    named = raw.get("mixed_precision") if isinstance(raw, dict) else None
-    if isinstance(named, str):
-        values |= _precision(f'get_mixed_precision_config("{named}")')
+    raw = raw if isinstance(raw, dict) else {}
+    values = container_values(raw, source=source)
+    if isinstance(raw.get("mixed_precision"), str):
+        values |= _precision(f'get_mixed_precision_config("{raw["mixed_precision"]}")')
     values = {_RENAMED.get(name, name): words for name, words in values.items()}
-    given = Flags(source=source, values=values | _implied(values), notes=())
+    implied = _implied(values)
+    if "save" not in values:
+        del implied["save"]
+    given = Flags(source=source, values=values | implied, notes=())
     return settings_of(given).model_copy(update={"spelled": _SPELLED, "deprecated": ()})
 
 
@@ -106,7 +109,7 @@ def _words(value: str) -> tuple[str, ...]:
 
 
 def _implied(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return the flags that a field implies."""
+    """Return the flags that a field implies, and the defaults that all recipes share."""
     implied: dict[str, tuple[str, ...]] = {}
     if "num-query-groups" in values:
         implied["group-query-attention"] = ()
@@ -119,18 +122,12 @@ def _implied(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     if "pipeline-model-parallel-layout" in values:
         # Bridge takes both; the layout says how many stages a rank has.
         values.pop("virtual-pipeline-model-parallel-size", None)
+    implied["cross-entropy-fusion-impl"] = values.get("cross-entropy-fusion-impl", ("te",))
+    implied["cross-entropy-loss-fusion"] = values.get("cross-entropy-loss-fusion", ())
+    # Defaults of Bridge's recipes and of its CheckpointConfig (v0.5.0).
+    implied["save"] = values.get("save", (_FOLDER,))
+    implied["use-persistent-ckpt-worker"] = values.get("use-persistent-ckpt-worker", ())
     return implied
-
-
-def _unsaid(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return the defaults of Bridge's recipes and of its CheckpointConfig (v0.5.0)."""
-    shared = {
-        "cross-entropy-fusion-impl": ("te",),
-        "cross-entropy-loss-fusion": (),
-        "save": (_FOLDER,),
-        "use-persistent-ckpt-worker": (),
-    }
-    return {name: words for name, words in shared.items() if name not in values}
 
 
 def _precision(program: str) -> dict[str, tuple[str, ...]]:

@@ -28,13 +28,14 @@ DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "global-batch-size": ("16",),
     "seq-length": ("1024",),
 }
-TORCHTITAN: Final[Mapping[str, Mapping[str, Any]]] = {
-    "training": {"local_batch_size": 8, "seq_len": 2048},
-    "activation_checkpoint": {"mode": "none"},
-    "compile": {"enable": True},
+TORCHTITAN: Final[Mapping[str, Any]] = {
+    "training.local_batch_size": 8,
+    "training.seq_len": 2048,
+    "activation_checkpoint.mode": "none",
+    "compile.enable": True,
 }
-"""Sections of torchtitan (primus/configs/modules/torchtitan/pre_trainer.yaml, v0.5.0 to v26.5.1)
-that differ from its own."""
+"""Defaults of primus/configs/modules/torchtitan/pre_trainer.yaml (v0.5.0 to v26.5.1) that differ
+from torchtitan's own."""
 FLAGS: Final = frozenset({"enable-primus-turbo", "use-turbo-deepep", "turbo-sync-free-moe-stage"})
 """Flags of Primus alone that a price depends on."""
 _TRAINERS: Final = ("pre_trainer", "post_trainer")
@@ -42,14 +43,9 @@ _SYNC_FREE: Final = "turbo-sync-free-moe-stage"
 
 
 def overrides(
-    raw: Mapping[str, Any], *, source: str, expected: str = "megatron"
+    raw: Mapping[str, Any], *, source: str, framework: str = "megatron"
 ) -> Mapping[str, Any] | None:
     """Return the overrides of the module that trains; None where the file is none of Primus'.
-
-    Args:
-        raw: the file.
-        source: what messages call it.
-        expected: the framework that trains.
 
     Raises:
         SpecError: another framework trains, or adapters are trained.
@@ -60,10 +56,10 @@ def overrides(
     name = next((name for name in _TRAINERS if isinstance(modules.get(name), dict)), None)
     if name is None:
         return None
-    framework = modules[name].get("framework")
-    if framework != expected:
+    named = modules[name].get("framework")
+    if named != framework:
         raise SpecError(
-            f"{source}: modules.{name}.framework {shown_value(framework)}: of Primus' frameworks"
+            f"{source}: modules.{name}.framework {shown_value(named)}: of Primus' frameworks"
             " only megatron and torchtitan are read; name the launch file that the framework reads"
         )
     own = modules[name].get("overrides") or {}

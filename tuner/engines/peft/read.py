@@ -195,8 +195,8 @@ def _notes(given: Sections, program: TrainerProgram, tune: Tune | None) -> Itera
     if program is TRAINER:
         yield "the script's model is taken to be Transformers' own, trained by AdamW"
     if _has_liger(given):
-        yield "of Liger's kernels the loss is priced; the others take less memory than those that are"
-    if any(program is one and given.value(name) is True for one, name in _PACKING):
+        yield "of Liger's kernels the loss alone is priced; the others take less memory"
+    if given.value("neat_packing" if program is FACTORY else "packing") is True:
         yield PACKED
     if isinstance(tune, Adapters) and "all-linear" in tune.targets:
         yield (
@@ -209,8 +209,6 @@ def _notes(given: Sections, program: TrainerProgram, tune: Tune | None) -> Itera
 _LIGER_LOGIT_BYTES: Final = 0.25
 """Liger-Kernel multiplies by the head and takes the loss of one chunk of tokens at a time, cut into
 vocabulary over hidden size, 20 to 60 (ops/fused_linear_cross_entropy.py of 0.5.10)."""
-_PACKING: Final = ((FACTORY, "neat_packing"), (TRL, "packing"), (SWIFT, "packing"))
-"""By program, what packs samples that do not attend to each other."""
 
 
 def _has_liger(given: Sections) -> bool:

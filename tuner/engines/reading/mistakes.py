@@ -70,7 +70,13 @@ def read_flags(flags: Flags, read: Callable[[Flags], T]) -> T:
     return _read(read_without, named, frozenset(flags.values), source=flags.source)
 
 
-def read_sections(values: Mapping[str, Any], read: Callable[[Sections], T], *, source: str) -> T:
+def read_sections(
+    values: Mapping[str, Any],
+    read: Callable[[Sections], T],
+    *,
+    source: str,
+    defaults: Mapping[str, Any] | None = None,
+) -> T:
     """Read nested settings, or refuse all that cannot be used.
 
     Raises:
@@ -82,7 +88,7 @@ def read_sections(values: Mapping[str, Any], read: Callable[[Sections], T], *, s
         for name in left_out:
             *sections, key = name.split(".")
             reduce(getitem, sections, kept).pop(key)
-        return read(Sections(kept, source=source))
+        return read(Sections(kept, source=source, defaults=defaults))
 
     names = frozenset(_names(values))
     return _read(read_without, lambda text: set(_KEY.findall(text)), names, source=source)

@@ -119,17 +119,16 @@ def read_primus(text: str, *, source: str) -> LaunchSettings:
     Raises:
         SpecError: not plain YAML, another framework's, or a setting that torchtitan refuses.
     """
-    defaults: dict[str, str] = {}
-    raw = parse_yaml(with_defaults(text, defaults), source=source)
+    variables: dict[str, str] = {}
+    raw = parse_yaml(with_defaults(text, variables), source=source)
     whole = raw if isinstance(raw, dict) else {}
-    own = primus.overrides(whole, source=source, expected="torchtitan") or {}
-    values: dict[str, Any] = dict(own)
-    for section, keys in primus.TORCHTITAN.items():
-        values[section] = {**keys, **(own.get(section) or {})}
-    if _IN_8_BITS.search(text):
-        values["model"] = {"converters": ["quantize.linear.float8"], **(own.get("model") or {})}
-    notes = defaults_note(defaults)
-    return read_sections(values, lambda given: _settings(given, {}, notes=notes), source=source)
+    eight = {"model.converters": ["quantize.linear.float8"]} if _IN_8_BITS.search(text) else {}
+    return read_sections(
+        primus.overrides(whole, source=source, framework="torchtitan") or {},
+        lambda given: _settings(given, {}, notes=defaults_note(variables)),
+        source=source,
+        defaults={**primus.TORCHTITAN, **eight},
+    )
 
 
 def _is_toml(text: str) -> bool:

@@ -82,8 +82,8 @@ def test_precisions_have_names_and_stages_lists() -> None:
 def test_what_a_resolved_configuration_cannot_be_read_for_is_refused() -> None:
     for before, after, named in (
         ("peft: null", "peft: {dim: 8}", "peft: adapters of Megatron-Bridge are not read"),
-        ("layout: null", "layout: {_target_: x}", "is no list of stages"),
-        ("layout: null", "layout: [[head]]", "is no list of stages"),
+        ("layout: null", "layout: {_target_: x}", "is no part of a layout"),
+        ("layout: null", "layout: [[head]]", "is no part of a layout"),
     ):
         with pytest.raises(SpecError, match=named):
             read_container(RESOLVED.replace(before, after), source="c.yaml")
