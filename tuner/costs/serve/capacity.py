@@ -17,7 +17,7 @@ from tuner.costs.serve.memory import (
     state_bytes_per_request,
     weight_bytes,
 )
-from tuner.costs.serve.reserve import step_reserve
+from tuner.costs.serve.reserve import is_dispatched, step_reserve
 from tuner.costs.serve.work import STATE_BYTES
 from tuner.engines.serve_rules.traits import MemoryRule
 
@@ -27,9 +27,11 @@ FULL_RATIO: Final = 0.95
 
 def instance_weight_bytes(iteration: Iteration) -> float:
     """Of one device, the drafter and spare copies of experts included."""
-    return weight_bytes(
-        iteration.decoder, iteration.formats, iteration.degrees
-    ) + added_weight_bytes(iteration)
+    degrees, together = iteration.degrees, None
+    if iteration.traits.shares_networks and not is_dispatched(iteration):
+        together = degrees.attention_tensor * degrees.attention_data
+    own = weight_bytes(iteration.decoder, iteration.formats, degrees, network_ranks=together)
+    return own + added_weight_bytes(iteration)
 
 
 def added_weight_bytes(iteration: Iteration) -> float:

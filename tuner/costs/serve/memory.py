@@ -50,16 +50,31 @@ FULL_RATIO: Final = 0.95
 """The most that recipes give an engine (InferenceX, `--mem-fraction-static 0.95`)."""
 
 
-def weight_bytes(decoder: Decoder, formats: Formats, degrees: InstanceDegrees) -> float:
-    """Of one device."""
+def weight_bytes(
+    decoder: Decoder,
+    formats: Formats,
+    degrees: InstanceDegrees,
+    *,
+    network_ranks: int | None = None,
+) -> float:
+    """Of one device.
+
+    Args:
+        decoder: the model.
+        formats: of its parts.
+        degrees: of the instance.
+        network_ranks: that share dense and shared networks and the head; None: those of attention.
+    """
     ranks, hidden = degrees.attention_tensor, decoder.hidden
-    embedding_and_head = 2.0 * decoder.vocab * hidden * BYTES[formats.head] / ranks
+    together = network_ranks or ranks
+    table = decoder.vocab * hidden * BYTES[formats.head]
+    embedding_and_head = table / ranks + table / together
     total = 0.0
     for group in decoder.layers:
         layer = _mixer_bytes(group.attention, hidden, formats, ranks)
-        layer += decoder.matrices * hidden * group.dense_ffn * BYTES[formats.ffn] / ranks
+        layer += decoder.matrices * hidden * group.dense_ffn * BYTES[formats.ffn] / together
         if group.has_experts:
-            layer += _experts_bytes(decoder, formats, degrees)
+            layer += _experts_bytes(decoder, formats, degrees, shared_ranks=together)
         layer += (group.has_mixer + group.has_network) * connection_bytes(decoder)
         total += group.count * layer
     if degrees.pipeline == 1:
@@ -83,12 +98,14 @@ def expert_bytes(decoder: Decoder, formats: Formats) -> float:
     return float(decoder.matrices) * decoder.expert_hidden * ffn * BYTES[formats.experts]
 
 
-def _experts_bytes(decoder: Decoder, formats: Formats, degrees: InstanceDegrees) -> float:
+def _experts_bytes(
+    decoder: Decoder, formats: Formats, degrees: InstanceDegrees, *, shared_ranks: int
+) -> float:
     """Of a layer on one device: routed and shared experts, what projects for them, the router."""
     own, hidden = decoder.experts, decoder.hidden
     assert own is not None  # Decoder refuses layers without either
     routed = own.num * expert_bytes(decoder, formats) / (degrees.moe_tensor * degrees.expert)
-    shared = decoder.matrices * hidden * own.shared_ffn / degrees.attention_tensor
+    shared = decoder.matrices * hidden * own.shared_ffn / shared_ranks
     latent = 2.0 * hidden * own.latent
     router = hidden * own.router_outputs * BYTES["bf16"]
     return routed + (shared + latent) * BYTES[formats.ffn] + router

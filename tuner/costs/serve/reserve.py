@@ -3,8 +3,9 @@
     T tokens of a step of one rank, n running sequences, k + 1 tokens of each (drafts included)
     reserve      = context + communicators + workspaces + activations + graphs
                    + all-to-all buffers
-    activations  = 2 residuals of all streams + max(attention, dense network, experts), or the
-                   sampler
+    activations  = residual and hidden state of all streams + max(attention, dense network,
+                   experts), or the sampler; without compilation a layer's input, too, which the
+                   loop over layers keeps
     attention    = T (queries + keys + values + outputs) of the rank
     dense        = 3 T f                              gate, up and their product; 2 T f ungated
     experts      = c (max(2 f, h) + f)                c copies of tokens on the rank; the GEMMs
@@ -35,6 +36,7 @@ Not covered: prompts of pictures, graphs of prompts, copies of weights while the
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES
@@ -42,6 +44,7 @@ from tuner.costs.serve.decoder import AttentionKind
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import stage_ratio
+from tuner.costs.serve.work import INDEX_KEY_BYTES
 from tuner.engines.serve_rules.traits import MemoryRule
 from tuner.spec.linear_attention import LINEAR_KINDS
 
@@ -62,13 +65,16 @@ INDEX_BYTES: Final = 4.0
 SCORE_BYTES: Final = 512.0 * MIB
 SPARSE_PROMPTS: Final = 5
 COMPRESSED_PROMPTS: Final = 4
-"""Prompts whose keys are gathered at once."""
+INDEX_PROMPTS: Final = 40
+"""Prompts whose keys are gathered at once: to attend, and an indexer's to score."""
 SPARSE_HEADS: Final = 64
 """What kernels of sparse attention pad the query heads of a rank to, or to a multiple of it (vLLM
 0.32.0, models/deepseek_v4/nvidia/flashmla.py, `get_padded_num_q_heads`)."""
-TRANSFER_BYTES: Final = 1024.0 * MIB
-"""Two buffers of TensorRT-LLM's cache transceiver, 512 MiB each by default
-(cpp/tensorrt_llm/batch_manager/cacheTransBuffer.cpp)."""
+TRANSFER_BYTES: Final = 1536.0 * MIB
+"""Two buffers to send and one to receive of TensorRT-LLM's cache transceiver, 512 MiB each by
+default (cpp/tensorrt_llm/batch_manager/cacheTransBuffer.cpp, common/envUtils.cpp)."""
+GRAPH_LOGIT_BYTES: Final = 6.0
+"""Of a logit that graphs end with: bf16 from the head, and fp32 (TensorRT-LLM, `LogitsProcessor`)."""
 LEAST_DISPATCH: Final = 128
 """Tokens of a rank that low-latency buffers hold at least, by the engines' defaults."""
 NODE_RANKS: Final = 8
@@ -90,7 +96,7 @@ class Reserve:
     activations: float
     graphs: float
     buffers: float
-    """Of the all-to-all around experts."""
+    """Of the all-to-all around experts, and of cache transfers that come before the cache."""
     workspaces: float = 0.0
     """Memory of the libraries that run the kernels, and of sparse attention."""
     late: float = 0.0
@@ -132,17 +138,22 @@ def step_reserve(
     rule = rule or iteration.traits.memory_rule()
     most = min(running, MOST_CAPTURED) if captured is None else min(captured, running)
     checked = iteration.checked_tokens
-    activations = activation_bytes(
+    steps = partial(
+        activation_bytes,
         iteration,
         tokens=float(max(step_tokens, running * checked)),
-        running=float(min(running, step_tokens)),
         sampler_bytes=rule.sampler_bytes,
+        hidden_states=2 if rule.compiles else 3,
     )
+    activations = steps(running=float(min(running, step_tokens)))
     graphs = rule.graphs_per_size * graph_bytes(iteration, sequences=most)
-    late = 0.0
+    late = moved = 0.0
     if rule.allocates_late:
-        late = graphs + moves_cache * TRANSFER_BYTES
-        late += running * checked * iteration.decoder.vocab * rule.sampler_bytes
+        graphs += most * checked * iteration.decoder.vocab * GRAPH_LOGIT_BYTES
+        moved = moves_cache * TRANSFER_BYTES
+        late = activations + graphs + moved
+        activations = steps(running=1.0)
+        late -= activations
     sparse = 0.0
     if rule.gathers_sparse:
         sparse = sparse_workspace_bytes(iteration, step_tokens=step_tokens, longest=longest)
@@ -151,7 +162,7 @@ def step_reserve(
         communicators=_communicator_bytes(iteration),
         activations=activations,
         graphs=graphs,
-        buffers=all_to_all_buffer_bytes(iteration, tokens=(most or running) * checked),
+        buffers=all_to_all_buffer_bytes(iteration, tokens=(most or running) * checked) + moved,
         workspaces=WORKSPACE_BYTES + sparse,
         late=late,
     )
@@ -160,26 +171,32 @@ def step_reserve(
 def sparse_workspace_bytes(iteration: Iteration, *, step_tokens: int, longest: int) -> float:
     """What prompts of sparse attention gather and score, 0 of other attention.
 
-    Model:   scores of 512 MiB; 5 s (c + p) b of keys that an indexer picks among, of an fp8 cache;
-             4 (s / r + w + m) d b of a window beside entries, and 2 m s / r 4 of the numbers of
-             entries where all are read
+    Model:   scores of 512 MiB; 5 s (c + p) b of keys that an indexer picks among, of an fp8 cache,
+             or 4 (s / r + w + m) d b of a window beside entries; in the same place 40 s / r (i + 4)
+             of an indexer's fp8 keys; 2 m s / r 4 of the numbers of entries where all are read
              s tokens of the longest request, m of a step, r of an entry, b bytes of bf16
     Source:  vLLM 0.32.0, v1/attention/backends/mla/flashmla_sparse.py
-             (`get_prefill_workspace_size`), models/deepseek_v4/nvidia/flashmla.py,
+             (`get_prefill_workspace_size`), indexer.py (`get_max_prefill_buffer_size`),
+             v1/worker/workspace.py, models/deepseek_v4/nvidia/flashmla.py,
              models/deepseek_v4/sparse_mla.py (`c128a_prefill_buffer`),
              `VLLM_SPARSE_INDEXER_MAX_LOGITS_MB` of envs.py
     """
     most = chosen = 0.0
     for group in iteration.decoder.layers:
         own = group.attention
+        merged = own.compressor
+        index = own.own_indexer if merged is None else merged.indexer
+        if index is not None:
+            scored = INDEX_PROMPTS * longest / (1 if merged is None else merged.ratio)
+            most = max(most, scored * index.head_dim * INDEX_KEY_BYTES)
         if own.kind is AttentionKind.SPARSE_LATENT:
             keys = SPARSE_PROMPTS * longest * own.kv_elements
             most = max(most, keys * (iteration.formats.kv == "fp8") * ELEMENT_BYTES)
-        elif own.kind is AttentionKind.COMPRESSED and own.compressor is not None:
-            kept = longest / own.compressor.ratio + own.window + step_tokens
+        elif own.kind is AttentionKind.COMPRESSED and merged is not None:
+            kept = longest / merged.ratio + own.window + step_tokens
             most = max(most, COMPRESSED_PROMPTS * kept * own.head_dim * ELEMENT_BYTES)
-            if own.compressor.indexer is None:
-                chosen = 2.0 * step_tokens * longest / own.compressor.ratio * INDEX_BYTES
+            if index is None:
+                chosen = 2.0 * step_tokens * longest / merged.ratio * INDEX_BYTES
     return most + chosen + SCORE_BYTES if most else 0.0
 
 
@@ -201,7 +218,12 @@ def captured_sizes(sequences: int) -> int:
 
 
 def activation_bytes(
-    iteration: Iteration, *, tokens: float, running: float, sampler_bytes: float
+    iteration: Iteration,
+    *,
+    tokens: float,
+    running: float,
+    sampler_bytes: float,
+    hidden_states: int = 2,
 ) -> float:
     """What is alive at once while a step of so many tokens of a rank runs."""
     decoder, degrees = iteration.decoder, iteration.degrees
@@ -214,7 +236,7 @@ def activation_bytes(
         _expert_bytes(iteration, tokens),
         sampler,
     )
-    return 2.0 * decoder.streams * ELEMENT_BYTES * tokens * decoder.hidden + largest
+    return hidden_states * decoder.streams * ELEMENT_BYTES * tokens * decoder.hidden + largest
 
 
 def _attention_width(iteration: Iteration, at: int) -> float:
@@ -251,7 +273,7 @@ def _expert_bytes(iteration: Iteration, tokens: float) -> float:
     hidden, ffn = iteration.decoder.expert_hidden, own.ffn / degrees.moe_tensor
     inner = (iteration.decoder.matrices - 1.0) * ffn
     together, gathered = tokens, 0.0
-    if degrees.attention_data > 1 and not _is_dispatched(iteration):
+    if degrees.attention_data > 1 and not is_dispatched(iteration):
         together = tokens * degrees.attention_data
         gathered = 2.0 * together * hidden
     copies = min(together, CHUNK_TOKENS) * iteration.computed_copies
@@ -261,7 +283,7 @@ def _expert_bytes(iteration: Iteration, tokens: float) -> float:
 def all_to_all_buffer_bytes(iteration: Iteration, *, tokens: int) -> float:
     """Buffers of DeepEP for steps of at most so many tokens of a rank, drafts included."""
     own, degrees = iteration.decoder.experts, iteration.degrees
-    if own is None or degrees.attention_data == 1 or not _is_dispatched(iteration):
+    if own is None or degrees.attention_data == 1 or not is_dispatched(iteration):
         return 0.0
     slots = iteration.num_slots
     hidden = iteration.decoder.expert_hidden
@@ -295,5 +317,6 @@ def _normal_bytes(hidden: int, degrees: InstanceDegrees) -> float:
     return inside + outside
 
 
-def _is_dispatched(iteration: Iteration) -> bool:
+def is_dispatched(iteration: Iteration) -> bool:
+    """Whether an all-to-all takes tokens to experts, instead of every rank gathering all."""
     return iteration.a2a_backend in (A2aBackend.NORMAL, A2aBackend.LOW_LATENCY)

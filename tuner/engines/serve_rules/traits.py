@@ -102,8 +102,13 @@ class MemoryRule:
     gathers_sparse: bool = False
     """Prompts of sparse attention gather keys of whole requests in bf16."""
     allocates_late: bool = False
-    """Once the cache is made, graphs are captured anew, the sampler sees a full batch for the first
-    time, and buffers of cache transfers are made."""
+    """The profiled step holds one prompt. Once the cache is made the sampler sees a full batch for
+    the first time, and graphs, which hold their logits, and buffers of cache transfers are made
+    again, beside those of the profiled executor."""
+    captures_prompts: bool = True
+    """The engine's own share leaves memory for graphs of prompts."""
+    compiles: bool = False
+    """Steps without graphs are compiled, so that a layer's input is freed inside it."""
     graphs_per_size: int = 1
     """Graphs of each captured batch: for vLLM a whole one and one in pieces."""
 
@@ -128,6 +133,9 @@ class EngineTraits:
     """Of a request in HTTP server, tokeniser and client, as published launches show it."""
     memory: tuple[MemoryRule, ...]
     """The newest release first."""
+    shares_networks: bool = False
+    """Dense and shared networks and the head are parted among all ranks under attention data
+    parallelism, too, where experts are not dispatched to."""
     mxfp4_multiples: tuple[int, int] | None = None
     """What hidden and expert width of a rank are padded to, of mxfp4 experts; None: as they are."""
     spoilt_gemms: frozenset[str] = frozenset()

@@ -87,21 +87,23 @@ mem_cache/kv_cache_configurator.py; `get_mamba_tracking_slots`, mem_cache/alloca
 states `--max-mamba-cache-size` for them; without it states get 0.9 / 1.9 of the memory
 (`--mamba-full-memory-ratio`). A prefix hit ends where a state was kept."""
 
+_RECENT: Final = MemoryRule(
+    since=(0, 5, 10),
+    share=MemoryFractionKind.OF_FREE,
+    ratio=None,
+    sampler_bytes=12.0,
+    window_pool_ratio=0.8,
+    entry_window_pool_ratio=0.1,
+    states=StateRule(per_request=STATE_SLOTS),
+)
+
 TRAITS: Final = EngineTraits(
     batching=Batching.PREFILL_FIRST,
     step_tokens=16384,
     scheduler_s=0.5e-3,
     client_s=100e-3,
-    memory=(
-        MemoryRule(
-            share=MemoryFractionKind.OF_FREE,
-            ratio=None,
-            sampler_bytes=12.0,
-            window_pool_ratio=0.8,
-            entry_window_pool_ratio=0.1,
-            states=StateRule(per_request=STATE_SLOTS),
-        ),
-    ),
+    memory=(_RECENT, replace(_RECENT, since=(0,), captures_prompts=False)),
+    shares_networks=True,
     fp8_caches={
         "DeepseekV32ForCausalLM": frozenset({Generation.BLACKWELL, Generation.BLACKWELL_RTX}),
         "DeepseekV4ForCausalLM": frozenset(Generation) - {Generation.ASCEND},
@@ -115,6 +117,10 @@ aside, which is taken as all of it. Memory: `mem_cache/kv_cache_configurator.py`
 `_profile_available_bytes`; `swa_full_tokens_ratio` is 0.8, and 0.1 of DeepSeek-V4
 (arg_groups/model_overrides/deepseek_v4.py); the sampler holds gathered logits in bf16 twice
 (2 + 2), in fp32, and probabilities (4 + 4; `layers/logits_processor.py`, `layers/sampler.py`).
+Graphs of prompts count from 0.5.10 on (server_args.py of 0.5.9 and 0.5.10); up to 0.5.2 the share
+hung on the device alone, which is not covered. Under attention data parallelism the embedding is
+whole on every rank, other parts beside attention are not (models/deepseek_v2.py, glm4_moe.py,
+`parallel_group` "tp", `use_attn_tp_group`).
 Caches of type `auto`: arg_groups/overrides.py, `_dsa_kv_cache_dtype_default` (compute capability 10
 and newer) and `_deepseek_v4_kv_cache_dtype`.
 Padding:

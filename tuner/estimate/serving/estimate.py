@@ -193,7 +193,7 @@ def _notes(
 def _logs_of_releases(inputs: EstimateInputs, option: Option) -> Iterator[str]:
     """Say what the rule before the newest makes of the same cache, where that is much else."""
     setting, rules = inputs.launch.setting, option.iteration.traits.memory
-    if inputs.release or len(rules) == 1:
+    if inputs.release or rules[0].blocks is None:
         return
     release = ".".join(map(str, rules[1].since))
     newest = logged_tokens(inputs, option, setting)
