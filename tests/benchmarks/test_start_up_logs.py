@@ -14,23 +14,13 @@ SCRIPT = Path(__file__).with_name("start_up_logs.py")
 SAID_WRONG = {
     # An image of its own stores experts of mxfp4 in a quarter more bytes.
     "sglang-v4-pro-8-h200",
-    # Its checkpoint leaves attention in bf16, which `fp8` does not say; a release before V1.
-    "vllm-llama-405b-8-h100",
 }
 MISSES = {
     ("sglang-v4-pro-8-h200", "weights_gib"),
-    ("vllm-llama-405b-8-h100", "weights_gib"),
+    # A release before V1: 3 GiB beside weights and activations, whose source is not known.
     ("vllm-llama-405b-8-h100", "kv_tokens"),
-    # 5.3 GiB of weights are not explained.
+    # 4.8 GiB of weights beside a workspace of 1.1 GiB are not explained.
     ("vllm-glm-5.3-8-h200", "cache_gib"),
-    # A release that gave itself another share of memory.
-    ("sglang-v3.2-dp8-b200", "cache_gib"),
-    ("sglang-v3.2-dp8-b200", "kv_tokens"),
-    # 0.2 GiB more activations than are counted, where 3.1 GiB of cache are left.
-    ("vllm-llama-3.1-8b-3090-29k", "kv_tokens"),
-    # Its steps are inferred: 4,096 tokens, two in flight.
-    ("vllm-v4-flash-tp2-h20-1m", "cache_gib"),
-    ("vllm-v4-flash-tp2-h20-1m", "kv_tokens"),
 }
 
 
@@ -53,4 +43,4 @@ def test_logs_of_public_launches_are_predicted(script: ModuleType) -> None:
     right, total, near, figures = script.shares(results)
     assert total >= 40
     assert right >= 0.95 * total
-    assert near >= 0.70 * figures
+    assert near >= 0.90 * figures

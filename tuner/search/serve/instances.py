@@ -10,6 +10,7 @@ from tuner.costs.serve.decoder import Formats
 from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.search.serve.options import Option
+from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 
 
@@ -79,10 +80,15 @@ def _a2a_backend(
             return "allgather"
 
 
-def goal_formats(goal: ServeGoal) -> Formats:
-    """Return storage formats: nvfp4 leaves attention in bf16, mxfp4 and int4 all but experts."""
+def goal_formats(goal: ServeGoal, model: ModelSpec) -> Formats:
+    """Return storage formats: nvfp4 leaves attention in bf16, mxfp4 and int4 all but experts.
+
+    And so do checkpoints of other types as far as their `config.json` says.
+    """
     own = goal.quantization
     attention, ffn, experts = _PARTS.get(own, (own, own, own))
+    attention = "bf16" if "attention" in model.unquantized else attention
+    ffn = "bf16" if "networks" in model.unquantized else ffn
     return Formats(
         attention=attention, output=attention, ffn=ffn, experts=experts, kv=goal.kv_cache_dtype
     )

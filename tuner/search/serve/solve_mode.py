@@ -203,7 +203,7 @@ def build_serve_problem(
         stated = {"prefix_hit": round(hits.ratio, HIT_DIGITS)}
         traffic = spec.goal.traffic.model_copy(update=stated)
         spec = replace(spec, goal=spec.goal.model_copy(update={"traffic": traffic}))
-    decoder, formats = decoder_of(spec.model), goal_formats(spec.goal)
+    decoder, formats = decoder_of(spec.model), goal_formats(spec.goal, spec.model)
     longest = min(spec.goal.max_model_len or spec.model.max_position, spec.model.max_position)
     demand = build_demand(spec.goal, longest=longest) if demand is None else demand
     demand = demand if hits is None else with_hits(demand, hits)

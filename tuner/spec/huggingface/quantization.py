@@ -16,6 +16,7 @@ FbgemmFp8Config, Mxfp4Config, CompressedTensorsConfig) and as NVIDIA Model Optim
 released configs of DeepSeek-V3, DeepSeek-V4, Kimi-K2, Kimi-K2.5 and gpt-oss.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -25,6 +26,14 @@ from tuner.spec.files import read_json_object, shown_path, shown_value
 
 UNQUANTIZED: Final[Literal["bf16"]] = "bf16"
 _MODELOPT: Final[Mapping[str, str]] = {"FP8": "fp8", "NVFP4": "nvfp4"}
+WeightPart = Literal["attention", "networks"]
+_EXCEPTIONS: Final = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
+_PARTS: Final[Mapping[WeightPart, re.Pattern[str]]] = {
+    "attention": re.compile(r"self_attn(\W*|.*\bo_proj.*|.*[(|]o[|)].*)$"),
+    "networks": re.compile(r"(shared_experts?|mlp)(\W*|\W*down_proj.*)$"),
+}
+_LONGEST_NAME: Final = 200
+_LAYER: Final = re.compile(r"layers\\?\.(\d+)")
 _COMPRESSED: Final[Mapping[str, str]] = {
     "float-quantized": "fp8",
     "nvfp4-pack-quantized": "nvfp4",
@@ -42,10 +51,7 @@ def released_quantization(path: Path) -> str:
     """
     file = path / "config.json" if path.is_dir() else path
     config = read_json_object(file, what="model config")
-    text = config.get("text_config")
-    fields = config.get("quantization_config")
-    if fields is None and isinstance(text, dict):
-        fields = text.get("quantization_config")
+    fields = _quantization_config(config)
     if fields is None:
         return UNQUANTIZED
     quantization = _weight_type(fields) if isinstance(fields, dict) else None
@@ -67,17 +73,50 @@ def released_cache(config: Mapping[str, Any]) -> Literal["bf16", "fp8"]:
     (vLLM 0.32.0, utils/torch_utils.py and layers/attention/attention.py; SGLang 0.5.23,
     mem_cache/kv_cache_dtype.py; TensorRT-LLM, llmapi/llm_utils.py).
     """
-    text, fields = config.get("text_config"), config.get("quantization_config")
-    if fields is None and isinstance(text, dict):
-        fields = text.get("quantization_config")
-    if not isinstance(fields, dict):
-        return UNQUANTIZED
-    inner = fields.get("quantization")
-    both = {**(inner if isinstance(inner, dict) else {}), **fields}
+    both = _released_fields(config)
     own = both.get("kv_cache_scheme") or both.get("kv_cache_quant_algo")
     if isinstance(own, dict):
         return "fp8" if (own.get("type"), own.get("num_bits")) == ("float", 8) else UNQUANTIZED
     return "fp8" if isinstance(own, str) and own.lower().startswith("fp8") else UNQUANTIZED
+
+
+def unquantized_parts(config: Mapping[str, Any], *, layers: int) -> frozenset[WeightPart]:
+    """Return the parts that a checkpoint leaves in bf16 in at least half of its layers.
+
+    Names are those of modules, patterns with `*`, or regular expressions, which are not run: a name
+    counts where it covers a part's last projection or says no projection at all.
+
+    Source: `modules_to_not_convert`, `ignored_layers`, `ignore` and `exclude_modules`, as vLLM
+            0.33.0 reads them (model_executor/layers/quantization/)
+    """
+    fields, found = _released_fields(config), set[WeightPart]()
+    names = [name for key in _EXCEPTIONS for name in _texts(fields.get(key))]
+    for part, pattern in _PARTS.items():
+        matches = [_LAYER.search(name) for name in names if pattern.search(name)]
+        some = {match[1] for match in matches if match is not None}
+        if None in matches or len(some) >= max(0.5 * layers, 1.0):
+            found.add(part)
+    return frozenset(found)
+
+
+def _quantization_config(config: Mapping[str, Any]) -> object:
+    text, fields = config.get("text_config"), config.get("quantization_config")
+    if fields is None and isinstance(text, dict):
+        return text.get("quantization_config")
+    return fields
+
+
+def _released_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    fields = _quantization_config(config)
+    if not isinstance(fields, dict):
+        return {}
+    inner = fields.get("quantization")
+    return {**(inner if isinstance(inner, dict) else {}), **fields}
+
+
+def _texts(names: object) -> list[str]:
+    texts = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return [text for text in texts if len(text) <= _LONGEST_NAME]
 
 
 def _weight_type(fields: Mapping[str, Any]) -> str | None:

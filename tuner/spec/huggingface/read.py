@@ -13,7 +13,7 @@ from tuner.errors import SpecError
 from tuner.spec.files import read_json_object, shown_path, shown_value
 from tuner.spec.huggingface.architectures import ARCHITECTURES
 from tuner.spec.huggingface.fields import ConfigFields
-from tuner.spec.huggingface.quantization import released_cache
+from tuner.spec.huggingface.quantization import released_cache, unquantized_parts
 from tuner.spec.model import ModelSpec
 
 _INSTEAD: Final = "give a dense decoder as LlamaForCausalLM of the same sizes; "
@@ -35,7 +35,12 @@ def read_model(path: Path) -> ModelSpec:
         model = ARCHITECTURES[fields.architecture](fields)
     except ValidationError as error:
         raise SpecError(f"{source}: {first_problem(error)}") from error
-    return model.model_copy(update={"released_cache": released_cache(fields.values)})
+    return model.model_copy(
+        update={
+            "released_cache": released_cache(fields.values),
+            "unquantized": unquantized_parts(fields.values, layers=model.num_layers),
+        }
+    )
 
 
 def _architecture(fields: ConfigFields) -> str:

@@ -1,6 +1,7 @@
 """Activations, graphs and buffers by hand, and against published numbers."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from tuner.costs.serve.capacity import (
     instance_kv_bytes_per_token,
     instance_weight_bytes,
 )
-from tuner.costs.serve.decoder import Decoder, Formats
+from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
@@ -27,17 +28,22 @@ from tuner.costs.serve.reserve import (
     captured_sizes,
     dispatch_cap,
     low_latency_bytes,
+    sparse_workspace_bytes,
     step_reserve,
 )
 from tuner.costs.serve.speculative import Drafting
 from tuner.devices.catalogue import find_device
 from tuner.engines.registry import serve_traits
+from tuner.spec.huggingface.read import read_model
 
 FP8 = Formats(
     attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"
 )
 BF16 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="bf16", kv="bf16")
 H200 = find_device("h200-sxm")
+MXFP4 = replace(BF16, experts="mxfp4")
+MODELS = Path(__file__).parents[4] / "examples/models"
+MIB = 2.0**20
 GIB = 2.0**30
 
 
@@ -59,9 +65,40 @@ def test_activations_of_a_dense_model_by_hand() -> None:
     own = iteration(LLAMA_8B, BF16)
     found = activation_bytes(own, tokens=8192.0, running=1.0, sampler_bytes=38.0)
     assert found == 8192 * 2 * (2 * 4096 + 3 * 14336)
-    # A Llama-3.1-8B with 20,000 tokens a step peaks 2.07 GiB above its weights (issue 10517).
-    long = activation_bytes(own, tokens=20_000.0, running=1.0, sampler_bytes=38.0)
-    assert long == pytest.approx(2.07 * GIB, rel=0.1)
+    # A Llama-3.1-8B with 20,000 tokens a step peaks 2.07 GiB above its weights (issue 10517); its
+    # release compiled nothing, so that the loop over layers kept the input of the one that ran.
+    long = activation_bytes(own, tokens=20_000.0, running=1.0, sampler_bytes=38.0, hidden_states=3)
+    assert long == pytest.approx(2.07 * GIB, rel=0.01)
+
+
+def test_tensorrt_llm_makes_anew_what_its_dry_run_held_and_samples_a_full_batch() -> None:
+    rule = serve_traits()["trtllm"].memory_rule()
+    own = iteration(GPT_OSS_120B, MXFP4)
+    few, many = (
+        step_reserve(own, step_tokens=8192, running=running, captured=8, rule=rule)
+        for running in (8, 1024)
+    )
+    assert few.activations == many.activations
+    # Graphs of 1, 2, 4 and 8 sequences, and eight rows of logits, in bf16 and fp32.
+    assert few.graphs == 0.4 * MIB * 36 * 4 + 8 * 201_088 * 6
+    assert few.late == pytest.approx(few.graphs)
+    # 1,024 sequences: fp32 logits and probabilities instead of the prompts' experts.
+    hidden = 3 * 2 * 8192 * 2880
+    more = 1024 * 201_088 * 8 - (many.activations - hidden)
+    assert many.late - many.graphs == pytest.approx(more)
+    moving = step_reserve(own, step_tokens=8192, running=8, captured=8, rule=rule, moves_cache=True)
+    assert moving.buffers == 3 * 512 * MIB == pytest.approx(moving.late - moving.graphs)
+
+
+def test_indexers_of_entries_gather_more_keys_than_attention_for_long_requests() -> None:
+    own = iteration(decoder_of(read_model(MODELS / "deepseek-v4-flash")), FP8)
+    short, long = (
+        sparse_workspace_bytes(own, step_tokens=4096, longest=longest) for longest in (0, 912_128)
+    )
+    # 40 prompts of every fourth token's fp8 key with its scale, and fp32 numbers of every 128th.
+    gathered = 4 * (128 + 4096) * 512 * 2
+    grown = 40 * 912_128 / 4 * 132 - gathered + 2 * 4096 * 912_128 / 128 * 4
+    assert long - short == pytest.approx(grown)
 
 
 def test_a_sampler_that_sorts_is_what_profiles_of_large_vocabularies_show() -> None:

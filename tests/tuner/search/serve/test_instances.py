@@ -1,8 +1,13 @@
 """Storage formats of the parts of a checkpoint, by how it is quantised."""
 
+from pathlib import Path
+
 from tests.rows import each_row
 from tuner.search.serve.instances import goal_formats
+from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.goal import ServeGoal
+
+MODEL = read_model(Path(__file__).parents[4] / "examples/models/deepseek-v3")
 
 
 @each_row(
@@ -25,6 +30,26 @@ def test_fp4_checkpoints_keep_attention_in_bf16_and_gpt_oss_all_but_experts(
             "quantization": quantization,
         }
     )
-    found = goal_formats(goal)
+    found = goal_formats(goal, MODEL)
     assert (found.attention, found.output) == (attention, attention)
     assert (found.ffn, found.experts, found.head) == (dense, experts, "bf16")
+
+
+def test_parts_that_a_checkpoint_leaves_unquantised_are_in_bf16() -> None:
+    goal = ServeGoal.model_validate(
+        {
+            "kind": "serve",
+            "engine": {"name": "vllm"},
+            "traffic": {"concurrency": 8, "input_tokens": 1000, "output_tokens": 100},
+            "quantization": "fp8",
+        }
+    )
+    found = goal_formats(goal, MODEL.model_copy(update={"unquantized": frozenset({"attention"})}))
+    assert (found.attention, found.output, found.ffn, found.experts) == (
+        "bf16",
+        "bf16",
+        "fp8",
+        "fp8",
+    )
+    found = goal_formats(goal, MODEL.model_copy(update={"unquantized": frozenset({"networks"})}))
+    assert (found.attention, found.ffn, found.experts) == ("fp8", "bf16", "fp8")

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.rows import Failures
 from tuner.errors import SpecError
-from tuner.spec.huggingface.quantization import released_quantization
+from tuner.spec.huggingface.quantization import released_quantization, unquantized_parts
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 
@@ -68,3 +69,31 @@ def test_other_methods_are_read_or_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError):
         released_quantization(tmp_path)
+
+
+def test_lists_of_exceptions_name_the_parts_that_stay_in_bf16() -> None:
+    each = [f"model.layers.{layer}.self_attn.o_proj" for layer in range(126)]
+    ends = [f"model.layers.{layer}.mlp.down_proj" for layer in (0, 125)]
+    failures = Failures()
+    for key, names, expected in (
+        ("modules_to_not_convert", ["lm_head", *each, *ends], {"attention"}),
+        ("modules_to_not_convert", each[:62], set()),
+        ("modules_to_not_convert", each[:63], {"attention"}),
+        ("modules_to_not_convert", ["model.layers.*.self_attn"], {"attention"}),
+        ("modules_to_not_convert", ["model.layers.3.self_attn.indexer.k_norm"], set()),
+        ("modules_to_not_convert", ["model.layers.*.mlp.gate", "lm_head"], set()),
+        ("ignore", ["re:.*self_attn.*", "re:.*mlp.gate$"], {"attention"}),
+        ("ignore", ["re:.*self_attn\\.(q|k|v|o)_proj"], {"attention"}),
+        ("ignore", ["re:.*self_attn.(q|k|v)_proj"], set()),
+        ("ignored_layers", ["re:.*shared_experts.*"], {"networks"}),
+        ("exclude_modules", ["model.layers.*.mlp.shared_expert.*"], {"networks"}),
+        ("exclude_modules", ["model.layers.*.mlp.experts.*"], set()),
+        ("exclude_modules", [7, None, "x" * 10**6], set()),
+        ("exclude_modules", "self_attn", set()),
+    ):
+        with failures.of(key, str(names)[:80]):
+            config = {"quantization_config": {key: names}}
+            assert unquantized_parts(config, layers=126) == expected
+            assert unquantized_parts({"text_config": config}, layers=126) == expected
+    failures.check()
+    assert unquantized_parts({}, layers=126) == set()
