@@ -7,7 +7,7 @@ A layer is a token mixer and a network, or one of the two. A model has at most o
 (GQA, MLA or one shared key), some of whose layers may be limited to a window or have a compressor
 beside it (sparse_attention.py), and one kind of linear attention.
 
-Not covered: encoders, vision towers.
+Not covered: encoders; of vision towers all but their weights.
 """
 
 from collections.abc import Sequence
@@ -271,6 +271,8 @@ class ModelSpec(Record):
     moe: Moe | None
     released_cache: Literal["bf16", "fp8"] = "bf16"
     """Type that the checkpoint asks for in the cache of keys and values."""
+    vision_elements: Size = 0
+    """Weights of the vision tower, always in bf16."""
     unquantized: frozenset[Literal["attention", "networks"]] = frozenset()
     """Parts that a quantised checkpoint leaves in bf16: attention, dense and shared networks."""
     mtp_num_layers: Size = 0

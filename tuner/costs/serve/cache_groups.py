@@ -93,7 +93,6 @@ def block_pool(
     ranks: int,
     state_bytes: float,
     states: int,
-    page_tokens: int = BLOCK_TOKENS,
 ) -> BlockPool | None:
     """Part layers into groups; None where all keep the same of every token.
 
@@ -103,7 +102,6 @@ def block_pool(
         ranks: tensor ranks.
         state_bytes: of an element of a state of linear attention.
         states: that a request has.
-        page_tokens: what the tokens beside a state are a multiple of.
     """
     mixing = [(own, each) for own, each in zip(layers, token_bytes, strict=True) if own.has_mixer]
     if any(own.attention.kind is AttentionKind.COMPRESSED for own, _ in mixing):
@@ -113,7 +111,7 @@ def block_pool(
     token = max(widths, default=0.0)
     if not state and not any(own.attention.window for own, _ in mixing):
         return None
-    block = page_tokens * math.ceil(state / (page_tokens * token)) if token and state else 0
+    block = BLOCK_TOKENS * math.ceil(state / (BLOCK_TOKENS * token)) if token and state else 0
     block = block or BLOCK_TOKENS
     page = block * token or state
     counts: Counter[CacheGroup] = Counter()

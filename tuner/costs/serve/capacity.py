@@ -27,10 +27,11 @@ FULL_RATIO: Final = 0.95
 
 def instance_weight_bytes(iteration: Iteration) -> float:
     """Of one device, the drafter and spare copies of experts included."""
-    degrees, together = iteration.degrees, None
-    if iteration.traits.shares_networks and not is_dispatched(iteration):
-        together = degrees.attention_tensor * degrees.attention_data
-    own = weight_bytes(iteration.decoder, iteration.formats, degrees, network_ranks=together)
+    degrees, shares = iteration.degrees, iteration.traits.shares_networks
+    ranks = degrees.attention_tensor
+    if shares and not is_dispatched(iteration):
+        ranks *= degrees.attention_data
+    own = weight_bytes(iteration.decoder, iteration.formats, degrees, network_ranks=ranks)
     return own + added_weight_bytes(iteration)
 
 

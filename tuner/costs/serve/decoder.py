@@ -196,6 +196,8 @@ class Decoder:
     """The longest sequence of the model; 0: not one of a config."""
     rope_factor: float = 1.0
     """Factor by which positions are scaled."""
+    vision_elements: int = 0
+    """Weights of a vision tower, in bf16."""
     architecture: str = ""
     """The class in transformers, which decides the type of states; empty: not one of a config."""
 
@@ -298,6 +300,7 @@ def decoder_of(model: ModelSpec) -> Decoder:
         stage_unit=model.num_layers // model.most_stages,
         positions=model.max_position,
         rope_factor=model.rope_factor,
+        vision_elements=model.vision_elements,
         architecture=model.architecture,
     )
 

@@ -46,8 +46,6 @@ SPARSE_FP8_BYTES: Final = 656.0
 """Of a token in the fp8 cache of sparse compressed attention with 512 + 64 elements: the former in
 fp8 with four fp32 scales, the latter in bf16 (vLLM 0.33.0, v1/attention/backends/mla/
 flashmla_sparse.py; SGLang's is the same)."""
-FULL_RATIO: Final = 0.95
-"""The most that recipes give an engine (InferenceX, `--mem-fraction-static 0.95`)."""
 
 
 def weight_bytes(
@@ -57,19 +55,12 @@ def weight_bytes(
     *,
     network_ranks: int | None = None,
 ) -> float:
-    """Of one device.
-
-    Args:
-        decoder: the model.
-        formats: of its parts.
-        degrees: of the instance.
-        network_ranks: that share dense and shared networks and the head; None: those of attention.
-    """
+    """Of one device; `network_ranks`, or those of attention, share networks and the head."""
     ranks, hidden = degrees.attention_tensor, decoder.hidden
     together = network_ranks or ranks
     table = decoder.vocab * hidden * BYTES[formats.head]
     embedding_and_head = table / ranks + table / together
-    total = 0.0
+    total = decoder.vision_elements * BYTES["bf16"] / ranks
     for group in decoder.layers:
         layer = _mixer_bytes(group.attention, hidden, formats, ranks)
         layer += decoder.matrices * hidden * group.dense_ffn * BYTES[formats.ffn] / together
@@ -112,9 +103,9 @@ def _experts_bytes(
 
 
 def attention_weight_bytes(decoder: Decoder, formats: Formats, degrees: InstanceDegrees) -> float:
-    """Of the attention of all layers on one device; without a pipeline."""
+    """Of the attention of all layers on one device, and a vision tower; without a pipeline."""
     ranks = degrees.attention_tensor
-    return sum(
+    return decoder.vision_elements * BYTES["bf16"] / ranks + sum(
         group.count * _mixer_bytes(group.attention, decoder.hidden, formats, ranks)
         for group in decoder.layers
     )

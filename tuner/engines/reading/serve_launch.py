@@ -81,6 +81,8 @@ class ServingLaunch:
     max_model_len: int | None = None
     shortens_length: bool = False
     """The engine takes the longest length that its cache holds."""
+    is_text_only: bool = False
+    """The engine leaves the vision tower out."""
     quantization: str = ""
     """Of the weights, by a spec's names; empty: the checkpoint's."""
     weight_bits: tuple[int, ...] = ()

@@ -117,10 +117,9 @@ aside, which is taken as all of it. Memory: `mem_cache/kv_cache_configurator.py`
 `_profile_available_bytes`; `swa_full_tokens_ratio` is 0.8, and 0.1 of DeepSeek-V4
 (arg_groups/model_overrides/deepseek_v4.py); the sampler holds gathered logits in bf16 twice
 (2 + 2), in fp32, and probabilities (4 + 4; `layers/logits_processor.py`, `layers/sampler.py`).
-Graphs of prompts count from 0.5.10 on (server_args.py of 0.5.9 and 0.5.10); up to 0.5.2 the share
-hung on the device alone, which is not covered. Under attention data parallelism the embedding is
-whole on every rank, other parts beside attention are not (models/deepseek_v2.py, glm4_moe.py,
-`parallel_group` "tp", `use_attn_tp_group`).
+Graphs of prompts count from 0.5.10 on; up to 0.5.2 the share hung on the device alone, which is not
+covered. Under attention data parallelism embeddings are whole on every rank, heads and networks not
+(models/deepseek_v2.py, `parallel_group` "tp", `use_attn_tp_group`).
 Caches of type `auto`: arg_groups/overrides.py, `_dsa_kv_cache_dtype_default` (compute capability 10
 and newer) and `_deepseek_v4_kv_cache_dtype`.
 Padding:

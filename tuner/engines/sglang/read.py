@@ -94,6 +94,7 @@ SERVER: Final = ServerFlags(
             "enable-pdmux",
             "enable-torch-compile",
             "enable-two-batch-overlap",
+            "language-model-only",
             "trust-remote-code",
         }
     ),
@@ -116,6 +117,7 @@ SERVER: Final = ServerFlags(
             "ep-num-redundant-experts",
             "ep-size",
             "kv-cache-dtype",
+            "language-model-only",
             "mamba-full-memory-ratio",
             "max-mamba-cache-size",
             "max-prefill-tokens",
@@ -255,6 +257,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         most_cached_tokens=tokens(flags, "max-total-tokens"),
         state_ratio=_state_ratio(flags, around),
         max_model_len=length,
+        is_text_only=flags.is_on("language-model-only"),
         quantization=weights.format,
         weight_bits=weights.bits,
         kv_cache_dtype=cache_format(flags, "kv-cache-dtype", _CACHES, around=around, traits=TRAITS),
@@ -526,15 +529,7 @@ def own_memory_ratio(
     memory_bytes: float,
     captures_prompts: bool = True,
 ) -> float:
-    """Return the share of memory that the engine gives itself where a launch states none.
-
-    Args:
-        iteration: of the instance.
-        setting: of the launch.
-        role: of the instance.
-        memory_bytes: of one device.
-        captures_prompts: the release captures graphs of prompts.
-    """
+    """Return the share of memory that the engine gives itself where a launch states none."""
     degrees = iteration.degrees
     sequences = setting.running * degrees.attention_data
     usual = USUAL_CAPTURED[degrees.devices >= MANY_DEVICES]

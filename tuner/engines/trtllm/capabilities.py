@@ -66,10 +66,8 @@ TRAITS: Final = EngineTraits(
 `max_num_tokens` fill no sampler; that holds fp32 logits and probabilities (4 + 4;
 pyexecutor/sampler.py and its grouped sampler, where a batch samples alike). Graphs and buffers of
 transfers exist in the dry run and are made again for the final cache (py_executor_creator.py);
-PyTorch frees no cached memory while a graph is captured. A decode server of batches of 512 with
-0.95 of what was left ended for lack of memory, and ran with 0.85 and 65.73 GiB
-(ai-dynamo/dynamo pull request 9746; here 65.2); gpt-oss-120b ran on one H100 with the
-default of 0.9 (gpustack performance lab). States: `mamba_ssm_cache_dtype` auto is that of
+PyTorch frees no cached memory while a graph is captured. Batches of 512 did not run with 0.95 and
+ran with 0.85 (ai-dynamo/dynamo pull request 9746). States: `mamba_ssm_cache_dtype` auto is that of
 config.json, else the type of the model (_torch/pyexecutor/config_utils.py,
 `extract_mamba_kv_cache_params`); Qwen3.5's
 `mamba_ssm_dtype`, float32, is taken, which the main branch no longer reads (pull request 16065).

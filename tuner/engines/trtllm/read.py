@@ -46,7 +46,6 @@ _TENSOR: Final = "tensor-parallel-size"
 _SLOTS: Final = "moe-config.load-balancer.num-slots"
 _MEMORY: Final = "kv-cache-config.free-gpu-memory-fraction"
 _GRAPHS: Final = "cuda-graph-config"
-_USUAL_GRAPH: Final = 128
 _DRAFTS: Final = "speculative-config.max-draft-len"
 _METHOD: Final = "speculative-config.decoding-type"
 USUAL_BATCH: Final = 2048
@@ -244,13 +243,10 @@ def _role(flags: Flags) -> Role:
 
 
 def _captured(flags: Flags) -> int | None:
-    """Return the sequences of the largest graph; 0 without graphs.
-
-    Source: tensorrt_llm/llmapi/llm_args.py, `CudaGraphConfig`: 128 where nothing is said.
-    """
+    """Return the sequences of the largest graph (`CudaGraphConfig`); 0 without graphs."""
     if flags.values.get(_GRAPHS) == ("null",):
         return 0
-    return flags.number("cuda-graph-config.max-batch-size", least=0) or _USUAL_GRAPH
+    return flags.number("cuda-graph-config.max-batch-size", least=0) or 128
 
 
 def _all_to_all(flags: Flags, degrees: InstanceDegrees) -> str:

@@ -176,7 +176,9 @@ def build_inputs(
         spec=replace(spec, goal=goal),
         serving_pool=serving_pool,
         demand=build_demand(goal, longest=longest),
-        decoder=decoder_of(model),
+        decoder=replace(decoder_of(model), vision_elements=0)
+        if launch.is_text_only
+        else decoder_of(model),
         formats=goal_formats(goal, spec.model),
         instances=instances * launch.copies,
         copies=copies_of(model, engine, expert_loads(goal, model)),

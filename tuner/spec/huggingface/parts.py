@@ -1,6 +1,7 @@
 """Parts of a config that architectures share: attention, experts, layer kinds, windows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from profilers.steps.config import LayerKind
@@ -396,3 +397,33 @@ def rope_theta(fields: ConfigFields, *, default: float) -> float:
         inner = ConfigFields(values=nested, source=f"{fields.source}: rope_parameters")
         return inner.number("rope_theta", default=default)
     return fields.number("rope_theta", default=default)
+
+
+_TOWERS: Final = {
+    "KimiK25ForConditionalGeneration": (27, 1152, 4304),
+    "Llama4ForConditionalGeneration": (34, 1408, 5632),
+    "Qwen3_5MoeForConditionalGeneration": (27, 1152, 4304),
+}
+"""Layers, width and inner width of published checkpoints, where `vision_config` leaves them out."""
+_TOWER_SIZES: Final = (
+    ("depth", "num_hidden_layers", "vt_num_hidden_layers"),
+    ("hidden_size", "vt_hidden_size"),
+    ("intermediate_size", "vt_intermediate_size"),
+)
+
+
+def vision_elements(fields: ConfigFields, *, hidden: int) -> int:
+    """Return the weights of a vision tower, 0 of a model that reads text alone.
+
+    Model:   L (4 v v + 2 v f) + 4 v (4 v + h) of what joins four patches into a token of width h
+    """
+    usual = _TOWERS.get(fields.architecture)
+    if usual is None:
+        return 0
+    has_own = fields.has("vision_config")
+    tower = fields.nested("vision_config") if has_own else replace(fields, values={})
+    layers, width, inner = (
+        tower.size(next(filter(tower.has, names), names[0]), default=size)
+        for names, size in zip(_TOWER_SIZES, usual, strict=True)
+    )
+    return layers * (4 * width**2 + 2 * width * inner) + 4 * width * (4 * width + hidden)

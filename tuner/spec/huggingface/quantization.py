@@ -83,14 +83,12 @@ def released_cache(config: Mapping[str, Any]) -> Literal["bf16", "fp8"]:
 def unquantized_parts(config: Mapping[str, Any], *, layers: int) -> frozenset[WeightPart]:
     """Return the parts that a checkpoint leaves in bf16 in at least half of its layers.
 
-    Names are those of modules, patterns with `*`, or regular expressions, which are not run: a name
-    counts where it covers a part's last projection or says no projection at all.
-
-    Source: `modules_to_not_convert`, `ignored_layers`, `ignore` and `exclude_modules`, as vLLM
-            0.33.0 reads them (model_executor/layers/quantization/)
+    A name, a pattern or a regular expression, which is not run, counts where it covers a part's
+    last projection or says none (vLLM 0.33.0, model_executor/layers/quantization/).
     """
     fields, found = _released_fields(config), set[WeightPart]()
-    names = [name for key in _EXCEPTIONS for name in _texts(fields.get(key))]
+    lists = [own for key in _EXCEPTIONS if isinstance(own := fields.get(key), list)]
+    names = [name for own in lists for name in map(str, own) if len(name) <= _LONGEST_NAME]
     for part, pattern in _PARTS.items():
         matches = [_LAYER.search(name) for name in names if pattern.search(name)]
         some = {match[1] for match in matches if match is not None}
@@ -112,11 +110,6 @@ def _released_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     inner = fields.get("quantization")
     return {**(inner if isinstance(inner, dict) else {}), **fields}
-
-
-def _texts(names: object) -> list[str]:
-    texts = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-    return [text for text in texts if len(text) <= _LONGEST_NAME]
 
 
 def _weight_type(fields: Mapping[str, Any]) -> str | None:

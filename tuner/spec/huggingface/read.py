@@ -13,6 +13,7 @@ from tuner.errors import SpecError
 from tuner.spec.files import read_json_object, shown_path, shown_value
 from tuner.spec.huggingface.architectures import ARCHITECTURES
 from tuner.spec.huggingface.fields import ConfigFields
+from tuner.spec.huggingface.parts import vision_elements
 from tuner.spec.huggingface.quantization import released_cache, unquantized_parts
 from tuner.spec.model import ModelSpec
 
@@ -38,6 +39,7 @@ def read_model(path: Path) -> ModelSpec:
     return model.model_copy(
         update={
             "released_cache": released_cache(fields.values),
+            "vision_elements": vision_elements(fields, hidden=model.hidden_size),
             "unquantized": unquantized_parts(fields.values, layers=model.num_layers),
         }
     )

@@ -208,3 +208,20 @@ def test_a_checkpoint_may_ask_for_the_type_of_its_cache() -> None:
             assert released_cache({"quantization_config": fields}) == dtype
             assert released_cache({"text_config": {"quantization_config": fields}}) == dtype
     failures.check()
+
+
+def test_a_vision_tower_takes_memory_unless_the_engine_leaves_it_out(deployment: Made) -> None:
+    made = deployment(
+        model="qwen3.5-397b-a17b",
+        device="b200-sxm",
+        nodes=1,
+        traffic=BUSY,
+        extra="quantization: fp8_block",
+    )
+    sglang = "python -m sglang.launch_server --model m --tp"
+    # 27 layers of width 1152 with networks of 4304, joined into tokens of width 4096; in bf16.
+    tower = 27 * (4 * 1152**2 + 2 * 1152 * 4304) + 4608 * (4608 + 4096)
+    for start, ranks in (("vllm serve m -tp 8", 8), (f"{sglang} 4", 4)):
+        whole = made.estimate(start).memory.weight_bytes
+        less = made.estimate(f"{start} --language-model-only").memory.weight_bytes
+        assert whole - less == pytest.approx(2 * tower / ranks, abs=1)

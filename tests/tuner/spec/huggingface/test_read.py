@@ -444,3 +444,25 @@ def test_zero_experts_that_cannot_be_are_one_line() -> None:
     for kept in ([0], [0, 2, 3]):
         with pytest.raises(ValidationError, match="shortcut-connected moe layer needs one without"):
             ModelSpec.model_validate(longcat.part(kept).model_dump())
+
+
+def test_vision_towers_have_the_sizes_of_their_config_or_those_of_published_ones(
+    tmp_path: Path,
+) -> None:
+    failures = Failures()
+    for model, tower, sizes in (
+        ("qwen3.5-397b-a17b", None, (27, 1152, 4304)),
+        ("qwen3.5-397b-a17b", {"depth": 12, "hidden_size": 768}, (12, 768, 4304)),
+        ("kimi-k2.5", {"vt_num_hidden_layers": 3, "vt_intermediate_size": 64}, (3, 1152, 64)),
+        ("deepseek-v3", {"depth": 12}, None),
+    ):
+        with failures.of(model, tower):
+            fields = json.loads((MODELS / model / "config.json").read_text())
+            path = tmp_path / "config.json"
+            path.write_text(json.dumps(fields | {"vision_config": tower}))
+            read = read_model(path)
+            layers, width, inner = sizes or (0, 0, 0)
+            joined = 4 * width * (4 * width + read.hidden_size)
+            expected = layers * (4 * width**2 + 2 * width * inner) + joined
+            assert read.vision_elements == expected
+    failures.check()
