@@ -3,9 +3,8 @@
     T tokens of a step of one rank, n running sequences, k + 1 tokens of each (drafts included)
     reserve      = context + communicators + workspaces + activations + graphs
                    + all-to-all buffers
-    activations  = residual and hidden state of all streams + max(attention, dense network,
-                   experts), or the sampler; without compilation a layer's input, too, which the
-                   loop over layers keeps
+    activations  = residual and hidden state of all streams, a layer's input where it is not
+                   compiled + max(attention, dense network, experts), or the sampler
     attention    = T (queries + keys + values + outputs) of the rank
     dense        = 3 T f                              gate, up and their product; 2 T f ungated
     experts      = c (max(2 f, h) + f)                c copies of tokens on the rank; the GEMMs

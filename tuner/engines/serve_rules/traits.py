@@ -102,9 +102,8 @@ class MemoryRule:
     gathers_sparse: bool = False
     """Prompts of sparse attention gather keys of whole requests in bf16."""
     allocates_late: bool = False
-    """The profiled step holds one prompt. Once the cache is made the sampler sees a full batch for
-    the first time, and graphs, which hold their logits, and buffers of cache transfers are made
-    again, beside those of the profiled executor."""
+    """The profiled step holds one prompt. Once the cache is made the sampler sees a full batch, and
+    graphs with their logits and buffers of cache transfers are made again beside the first ones."""
     captures_prompts: bool = True
     """The engine's own share leaves memory for graphs of prompts."""
     compiles: bool = False

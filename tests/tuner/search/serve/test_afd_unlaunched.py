@@ -199,7 +199,7 @@ def planned(
 
 
 def test_the_plan_says_what_the_mode_would_save_and_is_another(tmp_path: Path) -> None:
-    plan = planned(tmp_path, rate=40.0, extra="modes: [disaggregated, attention_expert]")
+    plan = planned(tmp_path, rate=50.0, extra="modes: [disaggregated, attention_expert]")
     assert plan.decision is not None
     assert plan.decision.mode == "disaggregated"
     text = [one for one in plan.unlaunchable if "AFD (attention-FFN" in one.feature]
@@ -213,7 +213,7 @@ def test_the_plan_says_what_the_mode_would_save_and_is_another(tmp_path: Path) -
 def test_where_cost_counts_the_gain_is_of_the_price(tmp_path: Path) -> None:
     plan = planned(
         tmp_path,
-        rate=40.0,
+        rate=50.0,
         extra="modes: [disaggregated, attention_expert]",
         price=1.25,
         objective="cost",
