@@ -273,7 +273,7 @@ class ModelSpec(Record):
     """Type that the checkpoint asks for in the cache of keys and values."""
     vision_elements: Size = 0
     """Weights of the vision tower, always in bf16."""
-    unquantized: frozenset[Literal["attention", "networks"]] = frozenset()
+    unquantized: tuple[Literal["attention", "networks"], ...] = ()
     """Parts that a quantised checkpoint leaves in bf16: attention, dense and shared networks."""
     mtp_num_layers: Size = 0
     """Multi-token-prediction layers after the last: attention and the last layer's network."""

@@ -80,21 +80,21 @@ def released_cache(config: Mapping[str, Any]) -> Literal["bf16", "fp8"]:
     return "fp8" if isinstance(own, str) and own.lower().startswith("fp8") else UNQUANTIZED
 
 
-def unquantized_parts(config: Mapping[str, Any], *, layers: int) -> frozenset[WeightPart]:
+def unquantized_parts(config: Mapping[str, Any], *, layers: int) -> tuple[WeightPart, ...]:
     """Return the parts that a checkpoint leaves in bf16 in at least half of its layers.
 
     A name, a pattern or a regular expression, which is not run, counts where it covers a part's
     last projection or says none (vLLM 0.33.0, model_executor/layers/quantization/).
     """
-    fields, found = _released_fields(config), set[WeightPart]()
+    fields, found = _released_fields(config), list[WeightPart]()
     lists = [own for key in _EXCEPTIONS if isinstance(own := fields.get(key), list)]
     names = [name for own in lists for name in map(str, own) if len(name) <= _LONGEST_NAME]
     for part, pattern in _PARTS.items():
         matches = [_LAYER.search(name) for name in names if pattern.search(name)]
         some = {match[1] for match in matches if match is not None}
         if None in matches or len(some) >= max(0.5 * layers, 1.0):
-            found.add(part)
-    return frozenset(found)
+            found.append(part)
+    return tuple(found)
 
 
 def _quantization_config(config: Mapping[str, Any]) -> object:
