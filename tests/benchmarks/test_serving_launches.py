@@ -15,8 +15,6 @@ KNOWN_MISSES = {
     # Attention, shared experts, embedding and head are whole on each of 16 data ranks, and with 24
     # of 384 experts they are 72 GiB: more than 0.85 of 80 GB. The recipe shows no log of it.
     "vllm-kimi-k2-16-h800": ("refused",),
-    # 0.2 GiB more activations than are counted, where 3.1 GiB of cache are left.
-    "vllm-llama-3.1-8b-24gb-29k": ("KV tokens",),
     # One request at a time: kernels from the datasheet, and a release that waited between steps.
     "vllm-deepseek-r1-8-h200": ("tokens/s",),
 }
