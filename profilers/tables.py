@@ -1,4 +1,4 @@
-"""Rows of one operation as a Parquet file; the only owner of pyarrow among the profilers.
+"""Rows of one operation as a Parquet file; written and validated.
 
 Columns: kind, dtype, direction, one int64 per axis of the operation, status, error, source, rank,
 times_s (list of double). A file is data: nothing in it is ever executed, and every row passes the
@@ -8,7 +8,6 @@ Not covered: where the file lies and whether it agrees with the header; see prof
 """
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +21,9 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from profilers.errors import ProfileUnreadableError, first_problem
-from profilers.files import require_regular
 from profilers.out_of_memory import raise_lack_of_memory
+from profilers.parquet import joined_texts, read_table, require_unique
 from profilers.records import AXES, Case, Measurement, MeasurementStatus, Source
-
-MAX_FILE_BYTES = 256 * 2**20
-MAX_UNPACKED_BYTES = 1024 * 2**20
-MAX_ROWS = 2_000_000
 
 
 def write_parquet(path: Path, rows: Sequence[Measurement], *, operation: str) -> None:
@@ -111,36 +106,20 @@ def read_columns(path: Path, *, operation: str, expected_rows: int) -> Columns:
 
 
 def _table(path: Path, *, operation: str, expected_rows: int | None) -> pa.Table:
-    require_regular(path, most_bytes=MAX_FILE_BYTES)
-    with pq.ParquetFile(path) as file:
-        meta = file.metadata
-        unpacked = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+    def check(meta: pq.FileMetaData, stored: pa.Schema) -> None:
         if expected_rows is not None and meta.num_rows != expected_rows:
             raise ValueError(f"{meta.num_rows} rows, profile.json says {expected_rows}")
-        if meta.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:
-            raise ValueError(f"{meta.num_rows} rows of {unpacked} bytes are too many")
         wanted = _schema(operation)
-        stored_schema = file.schema_arrow
-        require_unique(stored_schema.names)
-        if missing := [name for name in wanted.names if name not in stored_schema.names]:
+        require_unique(stored.names)
+        if missing := [name for name in wanted.names if name not in stored.names]:
             raise ValueError(f"column {missing[0]!r} is missing")
-        if surplus := [name for name in stored_schema.names if name not in wanted.names]:
+        if surplus := [name for name in stored.names if name not in wanted.names]:
             raise ValueError(f"column {surplus[0]!r} does not belong there")
         for field in wanted:
-            if stored_schema.field(field.name).type != field.type:
-                kind = stored_schema.field(field.name).type
+            if (kind := stored.field(field.name).type) != field.type:
                 raise ValueError(f"column {field.name!r} is {kind}, must be {field.type}")
-        return file.read()
 
-
-def require_unique(names: Sequence[str]) -> None:
-    """Refuse duplicate columns.
-
-    Raises:
-        ValueError: a name occurs twice.
-    """
-    if twice := sorted(name for name, times in Counter(names).items() if times > 1):
-        raise ValueError(f"column {twice[0]!r} occurs {names.count(twice[0])} times; keep one")
+    return joined_texts(read_table(path, check=check))
 
 
 def _schema(operation: str) -> pa.Schema:

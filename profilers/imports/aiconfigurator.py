@@ -38,6 +38,7 @@ from profilers.imports.aiconfigurator_tables import TABLES, Entry
 from profilers.imports.columns import Row, read_rows, table_name
 from profilers.imports.releases import release_order
 from profilers.imports.result import Imported
+from profilers.parquet import MAX_ROWS
 from profilers.records import (
     AXES,
     Case,
@@ -48,7 +49,6 @@ from profilers.records import (
     Source,
     TableInfo,
 )
-from profilers.tables import MAX_ROWS
 
 COLLECTIVE_LIBRARY: Final = "nccl"
 """Framework of the collectives; they belong to every other framework's profile."""

@@ -11,10 +11,9 @@ import numpy.typing as npt
 
 from profilers.arrays import Counts, Texts
 from profilers.errors import ProfileUnreadableError
-from profilers.files import require_regular
 from profilers.imports.aiconfigurator_tables import DTYPES
 from profilers.out_of_memory import raise_lack_of_memory
-from profilers.tables import MAX_FILE_BYTES, MAX_ROWS, MAX_UNPACKED_BYTES, require_unique
+from profilers.parquet import read_table
 
 Columns = Mapping[str, npt.NDArray[np.generic]]
 
@@ -26,23 +25,9 @@ def read_columns(file: Path) -> Columns:
         ProfileUnreadableError: it is damaged or too large.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        require_regular(file, most_bytes=MAX_FILE_BYTES)
-        schema = pq.read_schema(file)
-        require_unique(schema.names)
-        texts = [one.name for one in schema if _is_text(one.type)]
-        # Texts repeat: as numbers of words they take a tenth of the memory.
-        with pq.ParquetFile(file, read_dictionary=texts) as opened:
-            meta = opened.metadata
-            unpacked = sum(meta.row_group(at).total_byte_size for at in range(meta.num_row_groups))
-            if meta.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:
-                raise ProfileUnreadableError(
-                    f"{file}: {meta.num_rows} rows of {unpacked} bytes, at most {MAX_ROWS} rows"
-                    f" of {MAX_UNPACKED_BYTES} bytes are read"
-                )
-            table = opened.read(use_threads=False)
+        table = read_table(file)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise_lack_of_memory(error)
         reason = " ".join(str(error).split())[:200]
@@ -57,12 +42,6 @@ def read_columns(file: Path) -> Columns:
         elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
             by_column[name] = column.fill_null(0).to_numpy(zero_copy_only=False)
     return by_column
-
-
-def _is_text(kind: object) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def num_rows(columns: Columns) -> int:

@@ -11,7 +11,14 @@ from typing import Any, Final
 from profilers.errors import ProfileUnreadableError
 from profilers.files import open_regular, require_regular
 from profilers.out_of_memory import raise_lack_of_memory
-from profilers.tables import MAX_FILE_BYTES, MAX_ROWS, MAX_UNPACKED_BYTES, require_unique
+from profilers.parquet import (
+    MAX_FILE_BYTES,
+    MAX_ROWS,
+    MAX_UNPACKED_BYTES,
+    joined_texts,
+    read_table,
+    require_unique,
+)
 
 Row = Mapping[str, Any]
 
@@ -49,15 +56,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _parquet(path: Path) -> list[Row]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        meta = file.metadata
-        unpacked = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
-        if meta.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:
-            raise ValueError(f"{meta.num_rows} rows of {unpacked} bytes are too many")
-        require_unique(file.schema_arrow.names)
-        rows: list[Row] = file.read().to_pylist()
+    rows: list[Row] = joined_texts(read_table(path)).to_pylist()
     return rows
 
 

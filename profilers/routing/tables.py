@@ -1,4 +1,4 @@
-"""Arrays of a recording as Parquet files; the only owner of pyarrow among the routing's files.
+"""Arrays of a recording as Parquet files.
 
 An array of n axes is a table with one row for each place along its first n - 1 axes, in order: an
 int64 column for each of them, and `values`, the numbers along the last axis.
@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from profilers.files import require_regular
 from profilers.out_of_memory import raise_lack_of_memory
+from profilers.parquet import read_table
 
 MAX_FILE_BYTES: Final = 2**30
 VALUES: Final = "values"
@@ -55,20 +55,27 @@ def read_array(
 def _array(
     path: Path, *, axes: Sequence[str], shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
-    require_regular(path, most_bytes=MAX_FILE_BYTES)
     rows = int(np.prod(shape[:-1]))
     wanted = {name: pa.int64() for name in axes}
     wanted[VALUES] = pa.list_(pa.from_numpy_dtype(dtype), shape[-1])
-    with pq.ParquetFile(path) as file:
-        stored = file.schema_arrow
-        if file.metadata.num_rows != rows:
-            raise ValueError(f"{file.metadata.num_rows} rows, recording.json says {rows}")
+
+    def check(metadata: pq.FileMetaData, stored: pa.Schema) -> None:
+        if metadata.num_rows != rows:
+            raise ValueError(f"{metadata.num_rows} rows, recording.json says {rows}")
         if stored.names != list(wanted):
             raise ValueError(f"columns {stored.names}, expected {list(wanted)}")
         for name, kind in wanted.items():
             if stored.field(name).type != kind:
                 raise ValueError(f"column {name!r} is {stored.field(name).type}, must be {kind}")
-        table = file.read()
+
+    # Twice eight bytes a number: pages have headers and places of lists.
+    table = read_table(
+        path,
+        check=check,
+        most_bytes=MAX_FILE_BYTES,
+        most_rows=rows,
+        most_unpacked_bytes=2**20 + 16 * rows * (len(axes) + shape[-1]),
+    )
     if any(table.column(name).null_count for name in wanted):
         raise ValueError("a value is missing")
     for name, place in zip(axes, _places(shape[:-1]), strict=True):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profilers import tables
+from profilers import parquet
 from profilers.errors import ProfileUnreadableError, ProfileUnwritableError
 from profilers.records import (
     AXES,
@@ -187,7 +187,7 @@ def test_a_huge_header_is_refused_by_its_size(stored: Path) -> None:
 
 def test_a_huge_table_is_refused_by_its_size(stored: Path) -> None:
     os.truncate(stored / "gemm.parquet", 10 * 2**30)
-    assert str(tables.MAX_FILE_BYTES) in complaint(stored)
+    assert str(parquet.MAX_FILE_BYTES) in complaint(stored)
 
 
 @each_row(

@@ -165,6 +165,16 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
         OBSERVED,
         "not a failure log: neither a table with a column",
     ),
+    "more failures than memory": (
+        '{"time": 0, "component": "node", "count": 1000000000}\n',
+        OBSERVED,
+        "more than 1,000,000 failures",
+    ),
+    "a line of beginnings": (
+        "Event: failure_detected Node: " * 40_000,
+        OBSERVED,
+        "not a failure log",
+    ),
     "empty": ("", OBSERVED, "not a failure log"),
     "a number": ('{"component": "node"}\n7\n', OBSERVED, "line 2: 7 is no object"),
     "sacct backwards": (

@@ -13,20 +13,14 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-import yaml
-
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.variables import defaults_note, with_defaults
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
+from tuner.spec.yaml_text import parse_documents
 
 Beside = Callable[[str], str | None]
 """Returns the text of a file that a command names; None where there is none."""
-YAML_ERRORS: Final = (
-    *(yaml.YAMLError, RecursionError, ValueError, TypeError),
-    *(ArithmeticError, AttributeError, LookupError),
-)
-"""What PyYAML's safe loader raises for texts such as `2024-13-45`, `0x_` and `!!bool "x"`."""
 _DEEPEST: Final = 8
 _MOST: Final = 10_000
 """Options of one file."""
@@ -118,8 +112,8 @@ def last_part(word: str) -> str:
 
 def _mapping(text: str) -> Mapping[str, Any] | None:
     try:
-        mapping = yaml.safe_load(text)
-    except YAML_ERRORS:
+        mapping = next(iter(parse_documents(text, source="")), None)
+    except SpecError:
         return None
     return mapping if isinstance(mapping, dict) else None
 

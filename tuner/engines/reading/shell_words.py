@@ -30,6 +30,8 @@ MOST_CHARACTERS: Final = 2_000_000
 """Of all expanded variables together; more is a runaway expansion."""
 _DEEPEST: Final = 8
 """Assignments that refer to assignments."""
+_MOST_OPEN: Final = 100
+"""Tests and loops within one another."""
 
 _PIECE: Final = re.compile(
     r"""(?P<quoted>'[^']*'|"(?:[^"\\]|\\.)*")|(?P<escaped>\\.)|(?P<comment>(?<![^\s;(])\#[^\n]*)"""
@@ -360,7 +362,7 @@ class _Variables:
 
     def __init__(self, source: str, environment: Mapping[str, str]) -> None:
         self.defaults: dict[str, str] = {}
-        self._source = source
+        self.source = source
         self._words: dict[str, tuple[str, ...]] = {
             name: (value,) for name, value in environment.items()
         }
@@ -453,7 +455,7 @@ class _Variables:
         self._left -= len(value)
         if self._left < 0:
             raise SpecError(
-                f"{self._source}: its variables hold more than {MOST_CHARACTERS} characters, so "
+                f"{self.source}: its variables hold more than {MOST_CHARACTERS} characters, so "
                 "it is not a launch"
             )
         return value
@@ -501,6 +503,11 @@ class _Blocks:
         elif opener in _OPENERS:
             tested = self._test(words[words.index(opener) + 1 :]) if opener == "if" else None
             self._open.append(_Block(runs=tested, is_test=opener == "if"))
+            if len(self._open) > _MOST_OPEN:
+                raise SpecError(
+                    f"{self._variables.source}: more than {_MOST_OPEN} tests and loops within one"
+                    " another, so it is not a launch"
+                )
         elif opener in _CLOSERS and self._open:
             self._open.pop()
         after = words[1:] if first in ("then", "else", "do") else words

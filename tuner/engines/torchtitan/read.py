@@ -80,6 +80,8 @@ _MULTI_STAGE: Final = (
     "DualPipeV",
 )
 _ZERO_BUBBLE: Final = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+_MOST_PARTS: Final = 2000
+"""Dots of one line."""
 _LARGEST_STAGES: Final = 10_000
 
 
@@ -133,12 +135,15 @@ def read_primus(text: str, *, source: str) -> LaunchSettings:
 
 def _is_toml(text: str) -> bool:
     try:
-        return bool({"training", "parallelism"} & set(tomllib.loads(text)))
-    except (ValueError, RecursionError):
+        return bool(_toml(text, source=""))
+    except SpecError:
         return False
 
 
 def _toml(text: str, *, source: str) -> dict[str, Any]:
+    # tomllib's memory is quadratic in the parts of a key.
+    if any(line.count(".") > _MOST_PARTS for line in text.splitlines()):
+        raise SpecError(f"{source}: nested too deeply")
     try:
         raw = tomllib.loads(text)
     except RecursionError as error:

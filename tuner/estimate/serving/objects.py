@@ -24,8 +24,8 @@ from typing import Any, Final
 
 import yaml
 
-from tuner.engines.reading.options_file import YAML_ERRORS
 from tuner.errors import SpecError
+from tuner.spec.yaml_text import parse_documents
 
 _TOP_KEY: Final = re.compile(r"^[\"']?[A-Za-z_][\w./-]*[\"']?:(?:[ \t]|$)", re.MULTILINE)
 _IS_OBJECT: Final = re.compile(r"^(?:apiVersion|kind|services):(?:[ \t]|$)", re.MULTILINE)
@@ -81,15 +81,12 @@ def object_commands(text: str, *, source: str) -> tuple[ServerText, ...] | None:
     if _TOP_KEY.search(text) is None:
         return None
     try:
-        documents = [one for one in yaml.safe_load_all(text) if one is not None]
-    except YAML_ERRORS as error:
+        documents = [one for one in parse_documents(text, source=source) if one is not None]
+    except SpecError as error:
         if _IS_OBJECT.search(text) is None:
             return None
-        line = str(error).partition("\n")[0]
         rendered = "; render the template first" if _TEMPLATE.search(text) else ""
-        raise SpecError(
-            f"{source}: no YAML of Kubernetes objects or Compose services: {line:.120}{rendered}"
-        ) from error
+        raise SpecError(f"{error}{rendered}") from error
     objects = [one for one in documents if isinstance(one, dict)]
     keys = [key for one in objects for key in one]
     if not keys or len(objects) < len(documents) or any(not _is_key(key) for key in keys):

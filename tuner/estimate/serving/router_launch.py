@@ -17,11 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import yaml
-
 from tuner.config.serve import ServeRouter
 from tuner.engines.reading.arguments import Flags
-from tuner.engines.reading.options_file import YAML_ERRORS, Beside
+from tuner.engines.reading.options_file import Beside
 from tuner.engines.reading.serve_words import ServerFlags, server_flags
 from tuner.engines.registry import serve_releases
 from tuner.engines.serve_rules.routers import (
@@ -35,6 +33,7 @@ from tuner.engines.vllm_ascend.capabilities import ASCEND_PROXY
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
+from tuner.spec.yaml_text import parse_documents
 
 _DISAGGREGATED_FLAGS: Final = frozenset({"pd-disaggregation", "vllm-pd-disaggregation"})
 
@@ -153,11 +152,7 @@ def _read_trtllm(flags: Flags, text: str, beside: Beside) -> RouterLaunch:
 
 
 def _types(written: str, *, source: str) -> dict[str, str]:
-    try:
-        whole = yaml.safe_load(written)
-    except YAML_ERRORS as error:
-        line = str(error).partition("\n")[0]
-        raise SpecError(f"{source}: no YAML of the router: {line:.120}") from error
+    whole = next(iter(parse_documents(written, source=source)), None)
     types = {}
     for role in ("context", "generation"):
         servers = whole.get(f"{role}_servers") if isinstance(whole, dict) else None

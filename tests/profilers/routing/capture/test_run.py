@@ -190,10 +190,10 @@ def test_two_processes_of_a_launcher_make_one_recording(
 ) -> None:
     program = (
         "import sys; from pathlib import Path;"
-        "from profilers.routing.capture.run import Reading, capture;"
+        "from profilers.routing.capture.run import CaptureInput, capture;"
         "model, text, out = map(Path, sys.argv[1:]);"
         "facts = dict(workload='lines', tokens=32, sequences=1, passes=5);"
-        "capture(out, Reading(model=model, texts=(text,), **facts))"
+        "capture(out, CaptureInput(model=model, texts=(text,), **facts))"
     )
     out, model = tmp_path / "profile", saved_model("mixtral")
     environment = _first_of_two()

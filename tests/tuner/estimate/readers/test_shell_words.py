@@ -1,7 +1,12 @@
 """Shell text whose conditions and own folder are known without running it."""
 
+import time
+
+import pytest
+
 from tests.rows import each_row
 from tuner.engines.reading.shell_words import shell_text
+from tuner.errors import SpecError
 
 SCRIPT = """
 USE=${USE:-1}
@@ -130,3 +135,11 @@ def test_the_folder_of_the_script_is_known(folder: str) -> None:
     result = shell_text(text, source="run.sh", beside=beside)
     assert read == ["./args.txt"]
     assert result.commands[-1].words == ("run", "--tensor-model-parallel-size", "2")
+
+
+def test_loops_without_end_are_refused_at_once() -> None:
+    begun_s = time.process_time()
+    for text in ("for\n" * 49_000, "if true; then\n" * 10_000, "while [ 1 ]; do " * 10_000):
+        with pytest.raises(SpecError, match="more than 100 tests and loops"):
+            shell_text(text, source="run.sh")
+    assert time.process_time() - begun_s < 20.0

@@ -131,6 +131,11 @@ VALUES = st.sampled_from(
 )
 
 
+def test_a_key_of_endless_parts_is_refused_at_once() -> None:
+    for key in (".".join("a" * 95_000), f"b = {{{'.'.join('a' * 95_000)}"):
+        assert "nested too deeply" in said(f"[training]\nsteps = 1\n{key} = 1\n")
+
+
 @given(st.lists(st.tuples(KEYS, VALUES), max_size=6), st.text(max_size=30))
 @settings(deadline=None, max_examples=100)
 def test_any_toml_gives_settings_or_one_line(pairs: list[tuple[str, str]], text: str) -> None:
