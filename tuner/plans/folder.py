@@ -11,10 +11,11 @@ What `used/` and `launch/` hold is the goal's (tuner/goals/*_folder.py).
 """
 
 import json
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -38,6 +39,9 @@ FEWER_NODES: Final = "fewer-nodes"
 JOURNAL_NAME: Final = "study.journal"
 WORKERS_SUFFIX: Final = ".workers"
 """Of the folder of workers beside a journal."""
+WORKERS_NAME: Final = f"{JOURNAL_NAME}{WORKERS_SUFFIX}"
+MOST_NAME_BYTES: Final = 255
+OWN_FOLDERS: Final = ("launch", "used", "report", TRIALS_NAME, FEWER_NODES)
 STAGED_PREFIX: Final = ".moetune-"
 """Of the staging folder of a plan that replaces another."""
 FORMER: Final = ("launch/", "used/", "report/", f"{FEWER_NODES}/")
@@ -192,6 +196,10 @@ def read_plan_as(folder: Path, kind: type[AnyPlan]) -> AnyPlan:
 
 def _plan_bytes(folder: Path) -> bytes:
     file = folder / PLAN_NAME
+    if linked := next((name for name in OWN_FOLDERS if (folder / name).is_symlink()), None):
+        raise PlanUnreadableError(
+            f"{folder / linked} is a link, which no folder of a plan has: put the files there"
+        )
     try:
         return read_bounded(file, most_bytes=MAX_PLAN_BYTES)
     except TooLargeError as error:
@@ -292,20 +300,18 @@ def _replace_plan(
         if time.time() - unfinished.stat().st_mtime > STAGED_S:
             shutil.rmtree(unfinished, ignore_errors=True)
     stale = _former_files(folder) - files.keys()
-    had_plan = (folder / PLAN_NAME).exists()
+    if (folder / PLAN_NAME).exists():
+        stale |= _trial_files(folder) | {
+            f"{FEWER_NODES}/{name}" for name in _trial_files(folder / FEWER_NODES)
+        }
     staged = folder
     try:
+        _require_own(folder, (*stale, *files))
         staged = Path(tempfile.mkdtemp(prefix=STAGED_PREFIX, dir=folder)) / "plan"
         write_directory(staged, files, executable=executable)
-        (folder / PLAN_NAME).unlink(missing_ok=True)
-        if had_plan:
-            _forget_trials(folder)
-            _forget_trials(folder / FEWER_NODES)
+        _exchange(folder, staged, stale=stale, names=tuple(files))
         for name in sorted(stale):
-            _remove(folder, name)
-        for name in files:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (staged / name).replace(folder / name)
+            _remove_empty(folder, name)
     except OSError as error:
         raise OutputError(
             f"cannot write {str(folder)!r}: {error.strerror}; choose another place with -o"
@@ -315,6 +321,55 @@ def _replace_plan(
             shutil.rmtree(staged.parent, ignore_errors=True)
 
 
+def _require_own(folder: Path, names: Iterable[str]) -> None:
+    """Refuse to write where a link leads elsewhere, or where others have put a folder.
+
+    Raises:
+        OutputError: such a place; nothing has been written.
+    """
+    for name in names:
+        place = folder / name
+        if linked := linked_folder(folder, name):
+            reason = f"{str(linked)!r} is a link"
+        elif place.is_dir() and not place.is_symlink() and place.name != WORKERS_NAME:
+            reason = f"{str(place)!r} is a folder"
+        else:
+            continue
+        raise OutputError(f"cannot write {str(folder)!r}: {reason}; choose another place with -o")
+
+
+def linked_folder(folder: Path, name: str) -> Path | None:
+    """Return the first folder on the way to a file of a plan that is a link; None where none is."""
+    inside = (folder / parent for parent in reversed(Path(name).parents[:-1]))
+    return next((parent for parent in inside if parent.is_symlink()), None)
+
+
+def _exchange(folder: Path, staged: Path, *, stale: Iterable[str], names: Sequence[str]) -> None:
+    """Put the staged files where the former ones were; put those back on any failure.
+
+    `plan.json` goes first and comes last, so that one that is there belongs to its files.
+    """
+    aside = staged.parent / "former"
+    gone: list[str] = []
+    placed: list[str] = []
+    try:
+        for name in (PLAN_NAME, *stale, *names):
+            if (folder / name).is_symlink() or (folder / name).exists():
+                (aside / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).replace(aside / name)
+                gone.append(name)
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (staged / name).replace(folder / name)
+            placed.append(name)
+    except BaseException:
+        for name in placed:
+            (folder / name).unlink()
+        for name in reversed(gone):
+            (aside / name).replace(folder / name)
+        raise
+
+
 def _former_files(folder: Path) -> frozenset[str]:
     """Return the files of the existing plan; empty where it is unreadable."""
     try:
@@ -322,29 +377,26 @@ def _former_files(folder: Path) -> frozenset[str]:
     except PlanUnreadableError:
         return frozenset()
     texts = (name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
-    inside = (name for name in texts if name.startswith(FORMER))
-    return frozenset(name for name in inside if ".." not in Path(name).parts)
+    inside = (name for name in texts if name.startswith(FORMER) and name.isprintable())
+    return frozenset(name for name in inside if _is_plain(name) and not (folder / name).is_dir())
 
 
-def _remove(folder: Path, name: str) -> None:
-    """Remove a file, and the folders that become empty."""
-    (folder / name).unlink(missing_ok=True)
+def _is_plain(name: str) -> bool:
+    parts = Path(name).parts
+    return ".." not in parts and max(map(len, map(os.fsencode, parts))) <= MOST_NAME_BYTES
+
+
+def _remove_empty(folder: Path, name: str) -> None:
+    """Remove the folders that become empty without a file."""
     for parent in Path(name).parents[:-1]:
         if (folder / parent).is_dir() and not any((folder / parent).iterdir()):
             (folder / parent).rmdir()
 
 
-def _forget_trials(folder: Path) -> None:
-    """Remove the trials of the former plan; a new plan starts without any.
-
-    Only files that a verification writes are removed.
-    """
-    trials = folder / TRIALS_NAME
+def _trial_files(folder: Path) -> frozenset[str]:
+    """Return what a verification has written beside a plan; a new one starts without."""
     numbered = "[0-9][0-9][0-9][0-9]"
-    for pattern in (f"{numbered}.json", f"{numbered}.log", f"{JOURNAL_NAME}*"):
-        for file in trials.glob(pattern):
-            if not file.is_dir():
-                file.unlink()
-    # The running workers of the study, one file each.
-    shutil.rmtree(trials / f"{JOURNAL_NAME}{WORKERS_SUFFIX}", ignore_errors=True)
-    (folder / VERIFIED_NAME).unlink(missing_ok=True)
+    patterns = (f"{numbered}.json", f"{numbered}.log", f"{JOURNAL_NAME}*")
+    found = (file for one in patterns for file in (folder / TRIALS_NAME).glob(one))
+    files = (file for file in found if file.name == WORKERS_NAME or not file.is_dir())
+    return frozenset(str(file.relative_to(folder)) for file in files) | {VERIFIED_NAME}

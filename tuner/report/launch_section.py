@@ -9,6 +9,7 @@ from typing import Final
 
 from profilers.files import open_regular
 from tuner.errors import PlanUnreadableError
+from tuner.plans.folder import linked_folder
 from tuner.report.content import Block, File, Paragraph, Section
 
 MOST_FILES: Final = 40
@@ -38,7 +39,9 @@ def read_launch_files(folder: Path, names: Sequence[str]) -> tuple[File, ...]:
 def _read(folder: Path, name: str, *, most_bytes: int) -> File | None:
     """Read a file's beginning; None if it is missing or no text."""
     path = folder / name
-    if path.is_symlink() or not path.is_file() or most_bytes <= 0:
+    if path.is_symlink() or linked_folder(folder, name):
+        return None
+    if not path.is_file() or most_bytes <= 0:
         return None
     try:
         with open_regular(path) as file:
