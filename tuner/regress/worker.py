@@ -45,6 +45,8 @@ LOADED: Final = (
 )
 """Imported before the first job; modules that a version lacks are skipped; the job reports them."""
 
+LOOKS_S: Final = 1.0
+"""Seconds between two looks at whoever started this process."""
 LOOP_ROUNDS: Final = 20_000
 LOOP_NUMBERS: Final = 50_000
 LOOP_REPEATS: Final = 4
@@ -59,6 +61,7 @@ def main() -> None:
     for name in LOADED:
         _import_where_it_exists(name)
     gc.freeze()  # what is loaded is shared with the children and never collected
+    _end_with(os.getppid())
     for line in sys.stdin:
         job = json.loads(line)
         child = os.fork()
@@ -68,6 +71,21 @@ def main() -> None:
         status_line = {"status": status, "peak_bytes": usage.ru_maxrss * KIB}
         sys.stdout.write(json.dumps(status_line) + "\n")
         sys.stdout.flush()
+
+
+def _end_with(starter: int) -> None:
+    """End this process and the jobs of its session once whoever started it has gone.
+
+    A closed stdin is only seen between two jobs; timers are not inherited by the jobs.
+    """
+
+    def look(_number: int, _frame: object) -> None:
+        if os.getppid() != starter:
+            os.killpg(0, signal.SIGKILL)
+
+    if os.getsid(0) == os.getpid():
+        signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, LOOKS_S, LOOKS_S)
 
 
 def run_job(job: Job) -> dict[str, Any]:

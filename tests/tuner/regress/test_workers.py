@@ -2,8 +2,13 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
+
+import psutil
 
 from tests.rows import each_row
 from tuner.regress.worker import run_job as answer_here
@@ -93,6 +98,28 @@ def test_stopping_ends_a_plan_that_another_thread_waits_for(acting: Path, tmp_pa
         assert not waiting.is_alive()
         assert answers[0].plan is None
         assert arguments(planner, tmp_path, "hello").error == "stopped"
+
+
+def test_nothing_plans_on_for_a_check_that_was_killed(acting: Path, tmp_path: Path) -> None:
+    (tmp_path / "hang.yaml").write_text("does: hang")
+    program = (
+        "import sys; from pathlib import Path;"
+        "from tuner.regress.workers import Limits, Planner, PlanningJob;"
+        "scratch, tree, spec = map(Path, sys.argv[1:]);"
+        "planner = Planner(scratch=scratch, limits=Limits(), tree=tree);"
+        "planner.plan(PlanningJob(kind='train', spec=spec, profiles=()))"
+    )
+    words = (sys.executable, "-c", program, tmp_path, acting, tmp_path / "hang.yaml")
+    with subprocess.Popen(list(map(str, words))) as check:
+        begun_s = time.monotonic()
+        workers: list[psutil.Process] = []
+        while len(workers) < 2 and time.monotonic() < begun_s + 120.0:
+            time.sleep(0.1)
+            # The worker, and the job that it has forked.
+            workers = psutil.Process(check.pid).children(recursive=True)
+        check.kill()
+    assert len(workers) == 2
+    assert psutil.wait_procs(workers, timeout=60.0)[1] == []
 
 
 def test_the_worker_runs_jobs_in_process_too(tmp_path: Path) -> None:
