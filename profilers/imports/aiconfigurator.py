@@ -175,7 +175,7 @@ def _content(file: Path) -> Any:
         return yaml.safe_load(read_bounded(file, most_bytes=MAX_SYSTEM_BYTES).decode())
     except TooLargeError as error:
         raise ProfileUnreadableError(f"{file}: more than {MAX_SYSTEM_BYTES} bytes") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ProfileUnreadableError(f"{file}: {reason}") from error
 

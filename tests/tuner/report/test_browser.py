@@ -20,8 +20,10 @@ Parsed = Callable[[str], Any]
 Shown = Callable[[str], Any]
 KINDS = ("verified", "train", "serve", "place")
 QUIET_S = 120.0
-BROWSERS_OWN = {"accounts.google.com", "clients2.google.com", "update.googleapis.com"}
-"""Whom a browser asks of its own accord, whatever the page."""
+ASKED = re.compile(
+    r'"initiator":"(?!not an origin")[^"]*"[^\n]{0,1000}?"url":"(?:https?|wss?|ftp)://([^/"]*)'
+)
+"""A host in the log of a request that a page starts; a browser's own have no origin."""
 
 
 def opened(
@@ -45,8 +47,7 @@ def opened(
     done = subprocess.run(browser_command, capture_output=True, timeout=QUIET_S, check=True)
     said = [line for line in done.stderr.decode().splitlines() if ":CONSOLE" in line]
     text = log.read_text(encoding="utf-8")
-    hosts = set(re.findall(r'"url":"(?:https?|wss?|ftp)://([^/"]*)', text))
-    return done.stdout.decode(), said, hosts - BROWSERS_OWN
+    return done.stdout.decode(), said, set(ASKED.findall(text))
 
 
 def write_page(folder: Path, out: Path) -> int:
@@ -54,6 +55,16 @@ def write_page(folder: Path, out: Path) -> int:
     report = goal_of_folder(folder).report(folder)
     out.write_text(page_html(report, own_assets(plotly_script())), encoding="utf-8")
     return len(report.figures)
+
+
+def test_what_a_page_asks_the_network_is_seen(browser: str, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(
+        "<!DOCTYPE html><img src='http://127.0.0.1:9/image'>"
+        "<script>fetch('http://localhost:9/data').catch(() => 0)</script>"
+    )
+    _, _, hosts = opened(browser, file, scratch=tmp_path)
+    assert hosts == {"127.0.0.1:9", "localhost:9"}
 
 
 @pytest.mark.slow
