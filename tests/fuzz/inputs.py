@@ -196,6 +196,15 @@ def kinds() -> tuple[Kind, ...]:
             ("by dynamo", "dynamo/graph.yaml", ()),
         )
     )
+    logged = tuple(
+        Kind(
+            name=f"failures {file}",
+            folder="failures",
+            files=(file,),
+            commands=(("plan", f"{{in}}/{file}.yaml", "-o", "{out}", *LIMIT),),
+        )
+        for file in FAILURES
+    )
     return (
         Kind(name="spec train", folder="train", files=("spec.yaml",), commands=(plan,)),
         Kind(name="spec serve", folder="serve", files=("spec.yaml",), commands=(plan,)),
@@ -283,6 +292,7 @@ def kinds() -> tuple[Kind, ...]:
             commands=(("backtest", "{in}/serving.csv"),),
         ),
         *traced,
+        *logged,
         Kind(name="link matrix", folder="links", files=("links.csv",), commands=(plan,)),
         Kind(
             name="nccl-tests",
@@ -421,6 +431,19 @@ RECORDINGS: Final = {
     "pt": ("eplb", "/a.pt"),
 }
 """Their formats, and the files that are read."""
+FAILURES: Final[dict[str, str]] = {
+    "table.csv": "time,component,count\n" + "".join(f"{at}00,node,2\n" for at in range(1, 9)),
+    "table.jsonl": "".join(f'{{"time": {at}00, "component": "node"}}\n' for at in range(1, 9)),
+    "sacct.txt": "JobID|State|Start|End|NNodes|AllocTRES\n"
+    + "".join(
+        f"{at}|NODE_FAIL|2026-03-0{at}T00:00:00|2026-03-0{at}T09:00:00|2|gres/gpu=4\n"
+        for at in range(1, 9)
+    ),
+    "nvrx.txt": "".join(
+        f"Event: failure_detected Node: n{at} Rank: 3 Time: 2026-03-0{at} 00:00:00.5 UTC\n"
+        for at in range(1, 9)
+    ),
+}
 TRACES: Final = {"azure": "csv", "burst": "csv", "mooncake": "jsonl", "hashed": "jsonl"}
 """By the format, what its file's name ends with."""
 
@@ -680,6 +703,13 @@ def _tables(base: Path) -> None:
     for name, suffix in TRACES.items():
         traffic = {"trace": f"{name}.{suffix}"}
         _yaml(trace / f"{name}.yaml", SERVE | {"goal": SERVE["goal"] | {"traffic": traffic}})
+    failures = base / "failures"
+    shutil.copytree(base / "train", failures)
+    for name, text in FAILURES.items():
+        (failures / name).write_text(text)
+        log = {"path": name} | ({} if name.startswith("sacct") else {"devices": 64})
+        goal = TRAIN["goal"] | {"reliability": {"log": log, "restart": "10min"}}
+        _yaml(failures / f"{name}.yaml", TRAIN | {"goal": goal})
     systems = base / "systems"
     folder = systems / "data" / "tiny_sxm" / "vllm" / "0.1"
     folder.mkdir(parents=True)
@@ -688,7 +718,7 @@ def _tables(base: Path) -> None:
         "node: {num_gpus_per_node: 8}\n"
     )
     gemm = [
-        {"device": "NVIDIA T1", "kernel_source": "k", "gemm_dtype": "bfloat16"}
+        {"device": "NVIDIA H100 80GB HBM3", "kernel_source": "k", "gemm_dtype": "bfloat16"}
         | {"m": 2**at, "n": 128, "k": 256, "latency": 0.1 * (at + 1)}
         for at in range(6)
     ]

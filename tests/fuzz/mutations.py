@@ -42,6 +42,13 @@ STRINGS: Final = (
     "%s%n{0}{x!r:>{y}}",
     "$(touch owned) `touch owned` ; touch owned",
     "!!python/object/apply:os.system ['touch owned']",
+    "2024-13-45",
+    "9" * 5000,
+    "0x" + "f" * 5000,
+    "1:" + "59:" * 3000 + "59",
+    "a." * 50_000 + "a = 1",
+    "for\n" * 40_000,
+    "Event: failure_detected Node: " * 30_000,
     "&a [*a, *a]",
     "{" * 400,
     "[" * 3_000,
@@ -300,8 +307,16 @@ def _spoil_yaml(rng: random.Random, file: Path) -> str:
             f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join(['*' + chr(97 + n)] * 9)}]\n"
             for n in range(12)
         )
+        square = f"a: &a [{','.join('1' * 9000)}]\nb: [{','.join(['*a'] * 9000)}]"
         extra = rng.choice(
-            (bomb, text.splitlines()[-1], "goal: {kind: train}", "? [1, 2]\n: 3", "<<: {a: 1}")
+            (
+                bomb,
+                square,
+                text.splitlines()[-1],
+                "goal: {kind: train}",
+                "? [1, 2]\n: 3",
+                "<<: {a: 1}",
+            )
         )
         file.write_text(f"{text}\n{extra}\n")
         return f"appended {extra[:40]!r}"
@@ -344,7 +359,7 @@ def _spoil_parquet(rng: random.Random, file: Path) -> str:
     at = rng.randrange(table.num_columns)
     name = table.column_names[at]
     way = rng.choice(
-        ("drop", "twice", "rename", "nulls", "values", "values", "type", "rows", "none")
+        ("drop", "twice", "rename", "nulls", "values", "values", "type", "rows", "none", "bomb")
     )
     if way == "drop":
         table = table.remove_column(at)
@@ -360,12 +375,25 @@ def _spoil_parquet(rng: random.Random, file: Path) -> str:
         table = table.set_column(at, name, _other_values(rng, table.column(at)))
     elif way == "type":
         table = table.set_column(at, name, pa.array(["x"] * table.num_rows))
+    elif way == "bomb":
+        table = table.set_column(at, name, _long_column(rng, table.num_rows))
     elif way == "rows":
         table = pa.concat_tables([table] * rng.choice((2, 30)))
     else:
         table = table.slice(0, rng.choice((0, 1)))
     pq.write_table(table, file)
     return f"{way} in column {name}"
+
+
+def _long_column(rng: random.Random, rows: int) -> Any:
+    """Return a column that takes no room in a file and gigabytes in memory."""
+    import pyarrow as pa
+
+    if rows and rng.random() < 0.5:
+        ends = [0] * rows + [10_000_000]
+        return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(np.zeros(10_000_000)))
+    text = pa.array(["x" * (10**9 // max(rows, 100))])
+    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), text)
 
 
 def _other_values(rng: random.Random, column: Any) -> Any:
