@@ -138,6 +138,8 @@ def benchmark_aiperf_bash(verified: VerifiedServing) -> str:
 def num_requests(verified: VerifiedServing) -> int:
     """Return how many requests a run sends."""
     traffic = offered_traffic(verified)
+    if traffic.requests is not None:
+        return traffic.requests
     if traffic.concurrency is not None:
         return max(_FEWEST, _REQUESTS_PER_SLOT * traffic.concurrency)
     rate = traffic.rate or verified.predicted.requests_per_s

@@ -128,13 +128,7 @@ def _router(router: ServeRouter | None, own: ServeDecision) -> ServeRouter | Non
 
 
 def _goal(goal: ServeGoal, island: Island) -> ServeGoal:
-    traffic = goal.traffic
-    if traffic.rate is not None:
-        traffic = traffic.model_copy(update={"rate": island.share_ratio * traffic.rate})
-    if traffic.concurrency is not None:
-        most = max(1, round(island.share_ratio * traffic.concurrency))
-        traffic = traffic.model_copy(update={"concurrency": most})
-    return goal.model_copy(update={"traffic": traffic})
+    return goal.model_copy(update={"traffic": goal.traffic.scaled(island.share_ratio)})
 
 
 def _share(predicted: ServePrediction, island: Island) -> ServePrediction:

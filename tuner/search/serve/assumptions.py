@@ -94,9 +94,10 @@ def _states(spec: ServeSpec) -> Iterator[str]:
 def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:
     traffic = spec.goal.traffic
     if demand.concurrency is not None:
+        requests = traffic.requests or ROUNDS * demand.concurrency
         yield (
             f"the closed loop is simulated as benchmark clients do: {demand.concurrency} requests"
-            f" at once, {ROUNDS * demand.concurrency} in all, each {DELAY_S * 1e3:.0f} ms after a"
+            f" at once, {requests} in all, each {DELAY_S * 1e3:.0f} ms after a"
             " request ends, of the lengths that the spec states; means hold the first burst too"
         )
     if traffic.prefix_hit and demand.cached_N is None:

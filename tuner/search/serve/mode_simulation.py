@@ -33,17 +33,19 @@ from tuner.search.serve.simulation import (
     Floats,
     InstanceGroup,
     SimulationResult,
+    loop_requests,
     mix_results,
     option_step_times,
     per_rank,
     prompt_times,
+    reached_rate,
     sample_rank_requests,
     simulate_aggregated_mode,
     simulate_disaggregated_mode,
     simulate_rank,
     to_simulation_result,
 )
-from tuner.simulate.serving.client import ROUNDS, client_observed_ttft_s, engine_client
+from tuner.simulate.serving.client import client_observed_ttft_s, engine_client
 from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.shared import Phases, simulate_shared
 from tuner.spec.serving.goal import Mode, ServeGoal
@@ -140,7 +142,9 @@ def _simulate_shared_group(
     requests = sample_rank_requests(
         goal,
         demand,
-        count=ROUNDS * concurrency if demand.concurrency is not None else per_rank(goal),
+        count=loop_requests(goal, concurrency=concurrency)
+        if demand.concurrency is not None
+        else per_rank(goal, ranks=ranks / share),
         every=max(1, round(ranks / share)),
         most_tokens=option.kv_tokens,
     )
@@ -188,7 +192,9 @@ def simulate_offload_mode(
     ranks = local.ranks
     concurrency = _rank_concurrency(demand, share=1.0, ranks=ranks)
     is_closed = demand.concurrency is not None
-    count = ROUNDS * concurrency if is_closed else min(MOST_REQUESTS, ranks * per_rank(goal))
+    count = min(MOST_REQUESTS, ranks * per_rank(goal, ranks=ranks))
+    if is_closed:
+        count = loop_requests(goal, concurrency=concurrency)
     requests = sample_rank_requests(
         goal, demand, count=count, every=1, most_tokens=local.option.kv_tokens
     )
@@ -304,10 +310,8 @@ def _rank_concurrency(demand: Demand, *, share: float, ranks: int) -> int:
 def _to_client_result(
     served: Served, group: InstanceGroup, *, demand: Demand, goal: ServeGoal, share: float
 ) -> SimulationResult:
-    rate = share * demand.rate_per_s
-    if demand.concurrency is not None:
-        span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
-        rate = group.ranks * len(served.end_s_R) / max(span_s, 1e-9)
+    comes_per_s = share * demand.rate_per_s
+    rate = reached_rate(served, ranks=group.ranks, goal=goal, comes_per_s=comes_per_s)
     return to_simulation_result(
         client_observed_ttft_s(served, client=engine_client(group.option.iteration)),
         served.tpot_s_R,

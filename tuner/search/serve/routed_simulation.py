@@ -26,20 +26,17 @@ from tuner.search.serve.simulation import (
     InstanceGroup,
     Ints,
     SimulationResult,
+    loop_requests,
     most_requests,
     option_step_times,
     per_rank,
     prompt_times,
+    reached_rate,
     sample_rank_requests,
     to_simulation_result,
 )
 from tuner.simulate.serving.batching import Rules
-from tuner.simulate.serving.client import (
-    ROUNDS,
-    client_observed_ttft_s,
-    engine_client,
-    engine_rules,
-)
+from tuner.simulate.serving.client import client_observed_ttft_s, engine_client, engine_rules
 from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.routed import (
     PrefillInstances,
@@ -106,10 +103,7 @@ def simulate_routed_mode(
         ),
         concurrency=_concurrency(demand, every),
     )
-    rate = demand.rate_per_s
-    if demand.concurrency is not None:
-        span_s = float(routed.served.end_s_R.max() - routed.served.arrival_s_R.min())
-        rate = every * len(routed.served.end_s_R) / max(span_s, 1e-9)
+    rate = reached_rate(routed.served, ranks=every, goal=goal, comes_per_s=demand.rate_per_s)
     ttft_s_R, tpot_s_R = _seen(routed, serving, every)
     return to_simulation_result(
         ttft_s_R,
@@ -152,7 +146,7 @@ def _requests(
     """Draw what the simulated instances get: of the rank with the fewest as many as elsewhere."""
     count = _open_requests(serving, prefilling, every, goal)
     if demand.concurrency is not None:
-        count = ROUNDS * _concurrency(demand, every)
+        count = loop_requests(goal, concurrency=_concurrency(demand, every))
     return sample_rank_requests(
         goal,
         # A prefill worker's seconds know what the cache holds.
@@ -171,9 +165,11 @@ def _open_requests(
     every: int,
     goal: ServeGoal,
 ) -> int:
-    """Return the requests of an open load of which every rank gets enough."""
+    """Return the requests of an open load: those stated, or so many that all ranks get enough."""
+    if goal.traffic.requests is not None:
+        return max(1, goal.traffic.requests // every)
     least = min(_least_share(groups, every) for groups in (serving, prefilling))
-    return round(per_rank(goal) / least)
+    return round(per_rank(goal, ranks=1.0) / least)
 
 
 def _least_share(groups: Sequence[InstanceGroup], every: int) -> float:

@@ -107,9 +107,34 @@ class SimulationResult:
         )
 
 
-def per_rank(goal: ServeGoal) -> int:
-    """Return the requests that a rank serves in an open simulation, at least."""
+def per_rank(goal: ServeGoal, *, ranks: float) -> int:
+    """Return the requests that each of so many ranks serves in an open simulation, at least."""
+    if goal.traffic.requests is not None:
+        return max(1, round(goal.traffic.requests / ranks))
     return LONG_PER_RANK if goal.objective == "rate" else PER_RANK
+
+
+def loop_requests(goal: ServeGoal, *, concurrency: int) -> int:
+    """Return the requests of a closed loop, or of the part of it with so many in flight."""
+    stated, whole = goal.traffic.requests, goal.traffic.concurrency
+    if stated is None or whole is None:
+        return ROUNDS * concurrency
+    return max(1, round(stated * concurrency / whole))
+
+
+def reached_rate(served: Served, *, ranks: int, goal: ServeGoal, comes_per_s: float) -> float:
+    """Return requests per second: from the first arrival to the last end, unless all that come.
+
+    Args:
+        served: by one of so many equal parts.
+        ranks: equal parts.
+        goal: with its traffic.
+        comes_per_s: requests of an open load that goes on.
+    """
+    if not goal.traffic.sets_its_rate:
+        return comes_per_s
+    span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
+    return ranks * len(served.end_s_R) / max(span_s, 1e-9)
 
 
 def most_requests(goal: ServeGoal) -> int:
@@ -167,9 +192,10 @@ def _simulate_aggregated_rank(
     concurrency = 1
     if demand.concurrency is not None:
         concurrency = max(1, -(-int(demand.concurrency * share) // ranks))
-    count = per_rank(goal)
+    count = per_rank(goal, ranks=ranks / share)
     if demand.concurrency is not None:
-        count = min(ROUNDS * concurrency, max(MOST_REQUESTS, concurrency))
+        most = max(MOST_REQUESTS, concurrency)
+        count = min(loop_requests(goal, concurrency=concurrency), most)
     requests = sample_rank_requests(
         goal,
         demand,
@@ -179,10 +205,7 @@ def _simulate_aggregated_rank(
     )
     most = min(option.running, concurrency) if demand.concurrency else option.running
     served = simulate_rank(option, requests, most_running=most, concurrency=concurrency)
-    rate = share * demand.rate_per_s
-    if demand.concurrency is not None:
-        span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
-        rate = ranks * len(served.end_s_R) / max(span_s, 1e-9)
+    rate = reached_rate(served, ranks=ranks, goal=goal, comes_per_s=share * demand.rate_per_s)
     return to_simulation_result(
         client_observed_ttft_s(served, client=engine_client(option.iteration)),
         served.tpot_s_R,
@@ -212,9 +235,10 @@ def simulate_disaggregated_mode(
         most: requests that are simulated.
     """
     concurrency = demand.concurrency or 0
-    count = max(prefill.ranks, decode.ranks) * per_rank(goal)
+    ranks = max(prefill.ranks, decode.ranks)
+    count = ranks * per_rank(goal, ranks=ranks)
     if concurrency:
-        count = ROUNDS * concurrency
+        count = loop_requests(goal, concurrency=concurrency)
     requests = sample_rank_requests(
         goal,
         replace(demand, computed_tokens=demand.input_tokens, cached_N=None),
@@ -227,10 +251,7 @@ def simulate_disaggregated_mode(
         stations=build_stations(prefill, decode, kv_transfers, demand, requests),
         concurrency=concurrency,
     )
-    rate = demand.rate_per_s
-    if concurrency:
-        span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
-        rate = len(served.end_s_R) / max(span_s, 1e-9)
+    rate = reached_rate(served, ranks=1, goal=goal, comes_per_s=demand.rate_per_s)
     return to_simulation_result(
         client_observed_ttft_s(served, client=engine_client(decode.option.iteration)),
         served.tpot_s_R,

@@ -713,12 +713,10 @@ def plainest_router(
 def at_traffic_share(problem: ServeProblem, share: float) -> ServeProblem:
     """Return the problem with that share of the traffic."""
     demand, traffic = problem.demand, problem.spec.goal.traffic
-    if demand.concurrency is not None:
-        fewer = max(1, round(share * demand.concurrency))
-        demand = replace(demand, concurrency=fewer, rate_per_s=share * demand.rate_per_s)
-        traffic = traffic.model_copy(update={"concurrency": fewer})
-    else:
-        demand = replace(demand, rate_per_s=share * demand.rate_per_s)
-        traffic = traffic.model_copy(update={"rate": demand.rate_per_s})
+    traffic = traffic.scaled(share)
+    rate_per_s = share * demand.rate_per_s
+    demand = replace(demand, concurrency=traffic.concurrency, rate_per_s=rate_per_s)
+    if not traffic.is_closed_loop:
+        traffic = traffic.model_copy(update={"rate": rate_per_s})
     goal = problem.spec.goal.model_copy(update={"traffic": traffic})
     return replace(problem, spec=replace(problem.spec, goal=goal), demand=demand)

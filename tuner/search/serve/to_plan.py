@@ -134,7 +134,7 @@ def to_prediction(solution: ModeSolution, problem: ServeProblem) -> ServePredict
     """Return the predicted latency, throughput, memory and cost."""
     simulated, demand = solution.simulated, problem.demand
     rate = solution.rate_per_s or demand.rate_per_s
-    if demand.concurrency is not None:
+    if problem.spec.goal.traffic.sets_its_rate:
         rate = simulated.requests_per_s  # What comes next waits for what was served.
     ttft, tpot = latency_of(simulated.ttft_s_R), latency_of(simulated.tpot_s_R)
     around = bands_around(solution, problem)

@@ -139,4 +139,6 @@ class ServeGoal(Record):
                 "objective 'rate' maximises the requests per second, and 'concurrency' is a"
                 " closed loop; leave 'concurrency' out, or choose goodput, cost or devices"
             )
+        if self.objective == "rate" and self.traffic.requests is not None:
+            raise ValueError("objective 'rate' is that of a long run; leave 'requests' out")
         return self

@@ -2,6 +2,7 @@
 
     {concurrency: 256, input_tokens: 4000, output_tokens: 1000}   closed loop: as one request ends,
                                                                   the next begins
+    {concurrency: 500, requests: 500, ...}                        all at once, and no more
     {rate: 20/s, arrival: {kind: gamma, cv: 1.5}, input_tokens: ..., output_tokens: ...}    open
     {trace: chat.csv}                                             replayed as recorded
     {trace: chat.csv, rate: 20/s}                                 replayed, time stretched to a rate
@@ -27,6 +28,8 @@ from tuner.spec.fields import Count, FilePath, Number, PerSecond, PositiveSecond
 from tuner.spec.serving.lengths import Lengths
 
 MOST_CONCURRENT: Final = 1_000_000
+MOST_REQUESTS: Final = 20_000
+"""Requests of a finite run; more are a long run."""
 
 
 class ArrivalKind(StrEnum):
@@ -73,6 +76,9 @@ class Traffic(Record):
     """Concurrent requests: a closed loop."""
     rate: PerSecond | None = None
     """Mean requests per second of an open load."""
+    requests: Annotated[Count, Field(le=MOST_REQUESTS)] | None = None
+    """Requests in all, as a benchmark sends them: throughput is theirs over the time from the first
+    arrival to the last end, start and drain included; absent: a long run."""
     arrival: Arrival | None = None
     """Arrival process; absent: Poisson, or as in the trace."""
     trace: FilePath | None = None
@@ -96,6 +102,11 @@ class Traffic(Record):
             )
         if self.concurrency is None and self.rate is None and self.trace is None:
             raise ValueError("one of 'concurrency', 'rate' or 'trace' is needed")
+        if self.requests is not None and self.is_replayed:
+            raise ValueError(
+                "a replayed trace has its own number of requests; leave 'requests' out, or state"
+                " 'concurrency' or 'arrival'"
+            )
         if self.arrival is not None and self.rate is None:
             raise ValueError("'arrival' needs the mean 'rate' too, such as 20/s")
         for name in ("input_tokens", "output_tokens"):
@@ -113,6 +124,21 @@ class Traffic(Record):
     def is_closed_loop(self) -> bool:
         """Whether the load is a closed loop."""
         return self.concurrency is not None
+
+    def scaled(self, share: float) -> "Traffic":
+        """Return a share of the traffic: of its rate, its concurrency and its requests."""
+        counts = {"concurrency": self.concurrency, "requests": self.requests}
+        update: dict[str, float] = {
+            name: max(1, round(share * count)) for name, count in counts.items() if count
+        }
+        if self.rate is not None:
+            update["rate"] = share * self.rate
+        return self.model_copy(update=update)
+
+    @property
+    def sets_its_rate(self) -> bool:
+        """Whether throughput is what the servers reach, and not what comes in the long run."""
+        return self.is_closed_loop or self.requests is not None
 
     @property
     def is_replayed(self) -> bool:

@@ -124,6 +124,8 @@ def test_runs_are_long_enough(deepseek: ModelSpec) -> None:
     assert num_requests(closed) == 2560
     # Five minutes of 20 requests a second.
     assert num_requests(sample_serving(deepseek, aggregated(), goal={"traffic": OPEN})) == 6000
+    finite = {"traffic": {**OPEN, "requests": 600}}
+    assert num_requests(sample_serving(deepseek, aggregated(), goal=finite)) == 600
 
 
 def test_what_to_expect_lies_beside_it(deepseek: ModelSpec) -> None:

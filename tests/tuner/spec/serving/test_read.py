@@ -57,6 +57,13 @@ LINK = "bandwidth: 100Gbit/s, latency: 1us}"
             "'concurrency' is a closed loop; leave 'concurrency' out",
         ),
         (
+            {
+                "extra": "objective: rate",
+                "traffic": "{rate: 8/s, requests: 9, input_tokens: 2000, output_tokens: 300}",
+            },
+            "objective 'rate' is that of a long run; leave 'requests' out",
+        ),
+        (
             {"pools": TWO, "links": f"{{between: [a, b], {LINK}, {{between: [b, a], {LINK}"},
             "'a' and 'b' are joined twice; keep one",
         ),

@@ -73,8 +73,22 @@ def test_a_trace_is_found_beside_the_spec_and_replayed() -> None:
             "poisson arrivals have no 'cv'",
         ),
         ({**LENGTHS, "concurency": 4}, "concurency"),
+        ({"trace": "a.csv", "requests": 9}, "a replayed trace has its own number of requests"),
+        ({**LENGTHS, "concurrency": 4, "requests": 0}, "requests"),
+        ({**LENGTHS, "concurrency": 4, "requests": 20_001}, "less than or equal to 20000"),
     ],
 )
 def test_what_contradicts_itself_is_refused(fields: Mapping[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         read(fields)
+
+
+def test_a_share_of_a_traffic_is_of_its_rate_its_loop_and_its_requests() -> None:
+    burst = read({**LENGTHS, "concurrency": 500, "requests": 500})
+    half = burst.scaled(0.5)
+    assert (half.concurrency, half.requests, half.rate) == (250, 250, None)
+    run = read({**LENGTHS, "rate": "40/s", "requests": 600}).scaled(0.25)
+    assert (run.concurrency, run.requests, run.rate) == (None, 150, 10.0)
+    assert burst.sets_its_rate
+    assert run.sets_its_rate
+    assert not read({**LENGTHS, "rate": "40/s"}).sets_its_rate
