@@ -10,7 +10,7 @@ def test_a_cell_takes_longer_than_as_many_devices_that_hold_both() -> None:
         at = f"{name} {attention} + {experts}, {requests:.0f} requests"
         # Of a step without halves one side is idle while the other works.
         # Devices that hold both wait for their host too where they span nodes.
-        assert one > 0.85 * together, at
-        assert halves > 0.85 * together, at
+        assert one > together, at
+        assert halves > together, at
         # Both models are of the same kernels: they differ by the way between, and what hides it.
         assert 0.6 < one / janus < 1.6, at

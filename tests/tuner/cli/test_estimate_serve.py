@@ -21,7 +21,7 @@ def run(*arguments: str | Path) -> int:
 
 
 def test_a_person_reads_latency_memory_and_what_to_change(capsys: Captured) -> None:
-    launch = f"{SERVER} --tp 8 --ep 8 --max-running-requests 64 --disable-cuda-graph"
+    launch = f"{SERVER} --tp 8 --ep 8 --max-running-requests 64 --disable-overlap-schedule"
     assert run(V3, "--launch", launch, "--instances", "4") == 1
 
     shown = capsys.readouterr().out
@@ -35,7 +35,7 @@ def test_a_person_reads_latency_memory_and_what_to_change(capsys: Captured) -> N
         "smallest change that beats it: ",
         "    --",
         "other changes of one thing",
-        "without price  --disable-cuda-graph",
+        "without price  --disable-overlap-schedule",
         "no effect      --model-path m, --trust-remote-code",
         "note           from the datasheet: ",
     ):

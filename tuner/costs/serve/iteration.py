@@ -43,6 +43,7 @@ from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serve.machine import (
     BALANCED,
+    EAGER_LAYER_S,
     LAUNCH_S,
     LOAD,
     NODE_LATENCY_S,
@@ -115,6 +116,8 @@ class Iteration:
     a2a_backend: A2aBackend = A2aBackend.LEAST
     loads: ExpertLoads | None = None
     """Recorded; None: those of the kernel tables."""
+    is_eager: bool = False
+    """No graph holds the steps: the host launches their kernels one by one."""
     redundant_experts: int = 0
     """Second copies of experts in every layer; where loads were recorded, those of their slots."""
 
@@ -218,9 +221,17 @@ class Iteration:
         return parts
 
     def linear_s(self, m_Q: Floats) -> Floats:
-        """Their sum, at the clocks that a device keeps."""
+        """Their sum, at the clocks that a device keeps; eager steps wait for their launches."""
         total_Q = np.sum(list(self.linear_parts(m_Q).values()), axis=0)
-        return np.asarray(total_Q * self._sustained(m_Q))
+        return np.asarray(np.maximum(total_Q * self._sustained(m_Q), self._launched_s))
+
+    @property
+    def _launched_s(self) -> float:
+        """Least seconds of an eager step; 0 where graphs launch it, or its host was measured."""
+        if not self.is_eager or self.machine.host is not None:
+            return 0.0
+        vendor = self.machine.sheet.generation.vendor
+        return self.decoder.num_layers * EAGER_LAYER_S.get(vendor, 0.0)
 
     def _sustained(self, m_Q: Floats) -> Floats:
         """The factor on a step of m tokens; 1 where whole steps were measured."""
@@ -448,10 +459,12 @@ class Iteration:
         return self.traits.scheduler_s * self.traits.prompt_scheduler_ratio + self._exposed_host_s
 
     @property
+    def nccl_ranks(self) -> int:
+        """Ranks of the largest group that meets by NCCL inside a step."""
+        is_gathered = self.a2a_backend is A2aBackend.ALLGATHER
+        return self.degrees.attention_tensor * (self.degrees.attention_data if is_gathered else 1)
+
+    @property
     def _exposed_host_s(self) -> float:
         """What no step hides of the host's work, where the step's collectives use the network."""
-        degrees = self.degrees
-        ranks = degrees.attention_tensor
-        if self.a2a_backend is A2aBackend.ALLGATHER:
-            ranks *= degrees.attention_data
-        return EXPOSED_HOST_S if ranks > self.machine.sheet.scale_up_domain else 0.0
+        return EXPOSED_HOST_S if self.nccl_ranks > self.machine.sheet.scale_up_domain else 0.0

@@ -25,13 +25,19 @@ from tuner.costs.serve.curves import Floats, SizeCurve
 from tuner.costs.serve.network_collectives import network_collective_s
 from tuner.costs.serve.tables import A2aCurves, KernelTables, Key
 from tuner.costs.serve.work import even_activated, experts_work, work
-from tuner.devices.datasheet import Datasheet
+from tuner.devices.datasheet import Datasheet, Vendor
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 
 PEAK_RATIO: Final = 0.7
 STREAM_RATIO: Final = 0.8
 LAUNCH_S: Final = 5e-6
+GROUPED_RATIO: Final = 0.5
+SCALED_RATIO: Final = 0.35
+EXPERT_KERNELS: Final = 3
+"""What grouped GEMMs of experts attain of the peak, and the kernels of a layer's experts."""
+SCALED: Final = frozenset({"fp8_block", "mxfp4", "int4_wo"})
+"""Formats of weights with scales of blocks that are applied outside the units that multiply."""
 
 NORMAL: Final = "deepep_normal"
 LOW_LATENCY: Final = "deepep_low_latency"
@@ -82,6 +88,16 @@ BF16_CORES: Final = frozenset(
 """Operations whose GEMMs stay in bf16, whatever their caches hold."""
 FP8_CORES: Final = frozenset({"index_scores"})
 """Those that are computed in fp8 where a device has it."""
+EAGER_LAYER_S: Final[Mapping[Vendor, float]] = {
+    Vendor.NVIDIA: 0.7e-3,
+    Vendor.AMD: 0.7e-3,
+    Vendor.HUAWEI: 2.6e-3,
+}
+"""What the host takes to launch a layer's kernels one by one, whatever they compute: a step without
+graphs takes as long at least. CUDA: 42 to 45 ms of 64 layers from 1 to 8 sequences, 16 with graphs
+(local-inference-lab/vllm, pull request 314), 22 ms of 28 layers, 13 with graphs (vllm-omni, issue
+7960). Ascend: 165 to 171 ms of 62 layers with experts, 56 with graphs (vllm-ascend, issue 7723),
+123 ms of 48 (GPUStack, performance lab, Qwen3-30B-A3B on 910B). ROCm's is CUDA's."""
 STATE_S: Final = 3e-6
 """Start of a kernel that updates states: one H200 takes 4.3 to 5.9 us for one sequence of 2 to 8 MB
 (mamba_ssm's selective_state_update, flash-linear-attention's fused_recurrent_gated_delta_rule).
@@ -179,9 +195,19 @@ class ServingMachine:
         return np.asarray(SCAN_KERNELS * LAUNCH_S + compute_Q + memory_Q)
 
     def rated_experts_s(self, op: Op, *, reached_Q: Floats) -> Floats:
-        """Roofline time of routed experts where a rank reads so many distinct ones."""
+        """Time of routed experts from the datasheet, where a rank reads so many distinct ones.
+
+        Model:   t = 15 us + bytes / (0.8 bandwidth) + operations / (r peak): to gather copies, two
+                 grouped GEMMs, and to sum their outputs, one after the other; r is 0.5, or 0.35
+                 where scales of blocks are applied, or weights unpacked, between instructions.
+        Source:  experts of one rank in aiconfigurator-core 0.12.0 (A100, H100, H200, B200, GB200;
+                 vLLM, SGLang, TensorRT-LLM): half are within a quarter of it from 2 copies an
+                 expert to 2,048.
+        """
         flop_Q, bytes_Q = experts_work(op, reached_Q=reached_Q)
-        return self.roofline_s(flop_Q, bytes_Q, dtype=op.dtype) + LAUNCH_S
+        compute_Q, memory_Q = self.bounds_s(flop_Q, bytes_Q, dtype=op.dtype)
+        ratio = SCALED_RATIO if op.dtype in SCALED else GROUPED_RATIO
+        return np.asarray(EXPERT_KERNELS * LAUNCH_S + memory_Q + PEAK_RATIO / ratio * compute_Q)
 
     def roofline_s(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> Floats:
         """Roofline time from the datasheet."""

@@ -77,6 +77,11 @@ class RemoteFfnIteration(Iteration):
     link: PeerLink
 
     @property
+    def nccl_ranks(self) -> int:
+        """Ranks of both servers, whose messages NCCL passes inside the CUDA graphs of a step."""
+        return self.degrees.devices + self.ffn.degrees.devices
+
+    @property
     def peers(self) -> float:
         """Attention ranks of an FFN rank; below 1 where there are more FFN ranks."""
         return self.degrees.devices / self.ffn.degrees.devices

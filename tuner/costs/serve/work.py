@@ -48,12 +48,16 @@ def work(op: Op) -> Work:
 
 
 def experts_work(op: Op, *, reached_Q: Floats) -> Work:
-    """Count the routed experts of one rank that reads so many distinct ones."""
+    """Count the routed experts of one rank that reads so many distinct ones.
+
+    Copies are gathered, computed and summed in kernels of their own, so that each element is
+    written and read twice in bf16.
+    """
     axes = op.axes
     copies_Q = np.asarray(axes["tokens"]) * axes["top_k"] / axes["expert"]
     ffn = axes["ffn"] / axes["tensor"]
     weights = axes.get("matrices", 3.0) * axes["hidden"] * axes["ffn"] / axes["tensor"]
-    activations_Q = 4.0 * copies_Q * (axes["hidden"] + ffn)
+    activations_Q = 8.0 * copies_Q * (axes["hidden"] + ffn)
     return 2.0 * weights * copies_Q, activations_Q + BYTES[op.dtype] * weights * reached_Q
 
 

@@ -106,6 +106,7 @@ SERVER: Final = ServerFlags(
             "cuda-graph-bs-decode",
             "cuda-graph-max-bs-decode",
             "deepep-mode",
+            "disable-cuda-graph",
             "disable-radix-cache",
             "disaggregation-mode",
             "disaggregation-transfer-backend",
@@ -137,7 +138,6 @@ SERVER: Final = ServerFlags(
         {
             "attention-backend",
             "cpu-offload-gb",
-            "disable-cuda-graph",
             "disable-overlap-schedule",
             "enable-ep-moe",
             "enable-mixed-chunk",

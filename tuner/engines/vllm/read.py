@@ -101,6 +101,7 @@ SERVER: Final = ServerFlags(
             "enable-eplb",
             "enable-expert-parallel",
             "enable-prefix-caching",
+            "enforce-eager",
             "eplb-config",
             "gpu-memory-utilization",
             "kv-cache-dtype",
@@ -133,7 +134,6 @@ SERVER: Final = ServerFlags(
             "prefill-context-parallel-size",
             "dbo-decode-token-threshold",
             "dbo-prefill-token-threshold",
-            "enforce-eager",
         }
     ),
     timeless=frozenset(

@@ -277,6 +277,7 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
         loads=_loads(inputs, setting),
         a2a_backend=_all_to_all_backend(setting),
         redundant_experts=setting.redundant_experts,
+        is_eager=setting.graph_sequences == 0,
     )
     ranks = inputs.launch.ffn_devices
     if not ranks:
@@ -522,8 +523,8 @@ def logged_tokens(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
 
 
 def instances_needed(inputs: EstimateInputs, option: Option) -> int:
-    """Instances that the traffic's rate needs; for a closed loop, those that there are."""
-    if inputs.demand.concurrency is not None:
+    """Instances that the traffic's rate needs; where it sets its rate, those that there are."""
+    if inputs.goal.traffic.sets_its_rate:
         return inputs.instances
     return max(1, math.ceil(inputs.demand.rate_per_s / option.rate_per_s))
 
@@ -533,7 +534,7 @@ def simulate_load(inputs: EstimateInputs, option: Option) -> ServingLoad:
     group = InstanceGroup(option=option, count=inputs.instances)
     simulated = corrected_result(_simulate(inputs, group), (group,), goal=inputs.goal)
     served = simulated.requests_per_s
-    if inputs.demand.concurrency is None:
+    if not inputs.goal.traffic.sets_its_rate:
         served = min(served, group.rate_per_s)
     share = served / max(simulated.requests_per_s, 1e-9)
     devices = group.count * option.devices

@@ -66,6 +66,24 @@ def test_a_degree_between_two_measured_ones_is_interpolated(build: Build) -> Non
     assert not machine.estimated
 
 
+def test_experts_from_the_datasheet_take_what_was_measured() -> None:
+    # Microseconds at 16, 256, 1,024 and 8,192 tokens of one rank's experts, by Triton's kernels of
+    # vLLM 0.24.0 (aiconfigurator-core 0.12.0): DeepSeek-V3 and Qwen3-30B on H200 with TP 8 and 2,
+    # Qwen3-235B on A100 with TP 4; of each the decode and the prompt end.
+    deepseek = {"hidden": 7168, "ffn": 2048, "top_k": 8, "experts": 256, "tensor": 8, "expert": 1}
+    qwen_30b = {"hidden": 2048, "ffn": 768, "top_k": 8, "experts": 128, "tensor": 2, "expert": 1}
+    qwen_235b = {"hidden": 4096, "ffn": 1536, "top_k": 8, "experts": 128, "tensor": 4, "expert": 1}
+    tokens = np.array([16.0, 256.0, 1024.0, 8192.0])
+    for device, dtype, axes, measured_us in (
+        ("h200-sxm", "fp8_block", deepseek, [155, 408, 611, 2538]),
+        ("h200-sxm", "bf16", qwen_30b, [105, 195, 262, 922]),
+        ("a100-80gb-sxm", "bf16", qwen_235b, [408, 1025, 1317, 5791]),
+    ):
+        machine = ServingMachine(sheet=find_device(device), tables=None)
+        op = replace(experts(expert=1, dtype=dtype), axes={**axes, "tokens": tokens})
+        assert machine.seconds(op) * 1e6 == pytest.approx(measured_us, rel=0.25), device
+
+
 def test_half_of_a_core_takes_twice_as_long_on_the_host_too() -> None:
     host = HostTimes(step_s=1e-3, tensor_step_s=2e-3, sequence_s=3e-5, request_s=4e-3)
     whole = ServingMachine(sheet=H200, tables=None, host=host)

@@ -16,6 +16,7 @@ STARTS = {
     "sglang": ("sglang serve m --tp 4", "sglang serve m --tp 4 --disaggregation-mode prefill"),
     "trtllm": ("trtllm-serve serve m --tp_size 4 --max_num_tokens 8192",),
 }
+FP8_BLOCK = "quantization: fp8_block"
 
 
 def test_prefill_alone_and_prompts_longer_than_a_step_are_estimated(deployment: Made) -> None:
@@ -78,6 +79,95 @@ def test_more_requests_at_once_wait_longer_and_not_for_a_rate_that_nobody_stated
     assert waits == sorted(waits)
     # Most of 400 requests wait for their prompts at the rate of the instance.
     assert waits[-1] == pytest.approx(400 / load.capacity_per_s, rel=0.35)
+
+
+def test_a_burst_counts_from_its_first_request_to_its_last(deployment: Made) -> None:
+    lengths = "input_tokens: 4000, output_tokens: 200"
+
+    def load_of(traffic: str, **made: object) -> Any:
+        return deployment(traffic=f"{{{traffic}, {lengths}}}", slo="{}", **made).estimate
+
+    # 500 requests at once to DeepSeek-R1 on 8 H200: 3.77 requests/s, 63 s to the first token, 164
+    # ms a token (GPUStack, performance lab, deepseek-r1/h200.md: vLLM 0.11.0).
+    start = "vllm serve m -tp 8"
+    on_h200 = {"model": "deepseek-v3", "device": "h200-sxm", "extra": FP8_BLOCK}
+    burst = load_of("concurrency: 500, requests: 500", **on_h200)(start).load
+    assert burst.requests_per_s == pytest.approx(3.77, rel=0.35)
+    assert burst.ttft_s.mean == pytest.approx(63.0, rel=0.35)
+    assert burst.tpot_s.mean == pytest.approx(0.164, rel=0.35)
+    # 500 to GLM-4.5-Air on 4 A100: 2.17 requests/s, 109 s, 125 ms (the same, glm-4.5-air/a100.md:
+    # SGLang 0.5.4.post2).
+    made = load_of(
+        "concurrency: 500, requests: 500", model="glm-4.5-air", device="a100-80gb", engine="sglang"
+    )
+    burst = made("sglang serve m --tp-size 4 --ep-size 4").load
+    assert burst.requests_per_s == pytest.approx(2.17, rel=0.35)
+    assert burst.ttft_s.mean == pytest.approx(109.3, rel=0.35)
+
+
+def test_a_short_run_is_of_so_many_requests_and_reaches_what_the_launch_can(
+    deployment: Made,
+) -> None:
+    start, lengths = "vllm serve m -tp 4", "input_tokens: 500, output_tokens: 200"
+    loads = {
+        name: deployment(traffic=f"{{{traffic}, {lengths}}}", slo="{}").estimate(start).load
+        for name, traffic in (
+            ("loop", "concurrency: 64"),
+            ("burst", "concurrency: 64, requests: 64"),
+            ("two", "concurrency: 64, requests: 128"),
+            ("long", "rate: 2/s"),
+            ("short", "rate: 2/s, requests: 8"),
+            ("flood", "rate: 1000/s, requests: 64"),
+        )
+    }
+    rates = {name: load.requests_per_s for name, load in loads.items()}
+    # Filling and draining the batch costs the more, the fewer requests follow each other.
+    assert rates["burst"] < rates["two"] < rates["loop"]
+    assert rates["long"] == pytest.approx(2.0)
+    # Eight arrive within four seconds, and the last one takes its own seconds besides.
+    assert rates["short"] < 2.0
+    # All at once, whatever they are called.
+    assert rates["flood"] == pytest.approx(rates["burst"], rel=0.05)
+    assert all(load.keeps_up for load in loads.values())
+
+
+def test_eager_steps_wait_for_the_launches_of_their_kernels(deployment: Made) -> None:
+    traffic = "{concurrency: 4, input_tokens: 217, output_tokens: 202}"
+    # 122.7 ms a token, Qwen3-30B-A3B on 2 Ascend 910B (GPUStack, performance lab, vLLM-Ascend
+    # 0.9.1); 165 ms of 62 layers (vllm-ascend, issue 7723), of which this is 48.
+    for device, expected_s in (("ascend-910b", 0.127), ("h100-sxm", 48 * 0.7e-3)):
+        made = deployment(model="qwen3-30b-a3b", device=device, traffic=traffic, slo="{}")
+        eager, graphs = (
+            made.estimate(f"vllm serve m -tp 2{flag}").load.tpot_s.mean
+            for flag in (" --enforce-eager", "")
+        )
+        assert eager == pytest.approx(expected_s, rel=0.1)
+        assert graphs < 0.5 * eager
+    # Large steps take longer than their launches, and no flag changes them.
+    traffic = "{concurrency: 512, input_tokens: 8000, output_tokens: 20}"
+    made = deployment(model="qwen3-30b-a3b", engine="sglang", traffic=traffic, slo="{}")
+    eager, graphs = (
+        made.estimate(f"sglang serve m --tp 2{flag}").load.requests_per_s
+        for flag in (" --disable-cuda-graph", "")
+    )
+    assert eager == pytest.approx(graphs, rel=0.1)
+
+
+def test_tensor_ranks_of_two_servers_take_what_was_measured(deployment: Made) -> None:
+    # DeepSeek-R1 on 2 x 8 H100, 128 tokens in and out, milliseconds a token
+    # (tenstorrent/tt-inference-server, issue 356).
+    measured_ms = {("vllm", 1): 25.9, ("vllm", 32): 44.7, ("sglang", 1): 23.1, ("sglang", 32): 32.5}
+    starts = {
+        "vllm": "vllm serve m --tensor-parallel-size 16",
+        "sglang": "sglang serve m --tp 16 --nnodes 2 --node-rank 0 --dist-init-addr a:5000",
+    }
+    for (engine, concurrency), measured in measured_ms.items():
+        traffic = f"{{concurrency: {concurrency}, input_tokens: 128, output_tokens: 128}}"
+        made = deployment(
+            model="deepseek-v3", engine=engine, traffic=traffic, slo="{}", extra=FP8_BLOCK
+        )
+        low_s, high_s = made.estimate(starts[engine]).tpot_s_band
+        assert low_s < measured * 1e-3 < high_s, (engine, concurrency)
 
 
 def test_goodput_and_slos_are_named_where_one_is_stated(deployment: Made) -> None:

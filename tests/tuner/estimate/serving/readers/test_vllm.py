@@ -66,7 +66,7 @@ def test_everything_else_that_counts_is_read(deployment: Made) -> None:
     assert not launch.setting.is_chunked
     assert launch.role is Role.DECODE
     assert launch.flags.ignored == ("--seed 3",)
-    assert launch.flags.unpriced == ("--enforce-eager",)
+    assert launch.flags.unpriced == ()
     assert any("--speculative-config has no price" in note for note in launch.notes)
     assert "--tensor-parallel-size 2" in launch.flags.understood
 
