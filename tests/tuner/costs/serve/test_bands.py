@@ -6,7 +6,6 @@ from typing import get_args
 
 import pytest
 
-from tests.rows import each_row
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, MIXTRAL_8X7B, QWEN3_32B
 from tuner.costs.serve.bands import (
     Bands,
@@ -68,11 +67,10 @@ def test_every_regime_has_a_band_for_new_pairs_that_holds_the_prediction() -> No
             assert low < high
 
 
-@each_row("mode", ["aggregated", "shared_device"])
-def test_what_is_predicted_from_datasheets_may_take_longer(mode: Mode) -> None:
+def test_what_is_predicted_from_datasheets_may_take_longer() -> None:
     for engine in get_args(EngineName):
-        from_kernels = found(engine, mode=mode)
-        from_sheet = found(engine, mode=mode, has_kernels=False)
+        from_kernels = found(engine)
+        from_sheet = found(engine, has_kernels=False)
         assert from_sheet.tpot.high_ratio > from_kernels.tpot.high_ratio
 
 

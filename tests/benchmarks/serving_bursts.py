@@ -1,0 +1,99 @@
+"""Estimates of bursts beside published ones: requests a second, TTFT and TPOT.
+
+    python tests/benchmarks/serving_bursts.py
+
+Every row of `data/serving_bursts.csv` is a benchmark that sends all its requests at once and
+divides by the time to the last end, on GPUStack's performance lab (github.com/gpustack/gpustack,
+docs/performance-lab; `page` names the file): the two engines' first and recommended commands at
+prompts of 2,000 to 32,000 tokens. Kernels are the datasheets'. No constant was fitted to a row.
+"""
+
+import csv
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tuner.estimate.serving.estimate import pool_named, surroundings
+from tuner.estimate.serving.instance import build_inputs, price_option, simulate_load
+from tuner.estimate.serving.registry import read_serving_text
+from tuner.goals.serve_plan import price_serving_pool
+from tuner.spec.serving.read import read_serve_spec
+
+HERE = Path(__file__).parent
+DATA = HERE / "data" / "serving_bursts.csv"
+MODELS = HERE.parents[1] / "examples" / "models"
+NAMES = ("requests_per_s", "ttft_s", "tpot_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burst:
+    """One published burst, and predicted over measured figures in the order of `NAMES`."""
+
+    row: Mapping[str, str]
+    ratios: tuple[float, ...]
+
+
+def read_rows() -> list[dict[str, str]]:
+    """Return the published bursts."""
+    with DATA.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def estimate_burst(row: Mapping[str, str], folder: Path) -> Burst:
+    """Predict one burst."""
+    path = folder / "spec.yaml"
+    path.write_text(
+        f"schema_version: 1\nmodel: {MODELS / row['model']}\ncluster:\n"
+        f"  pools: [{{name: gpus, device: {row['device']}, nodes: 1,"
+        f" devices_per_node: {row['devices']}}}]\n"
+        f"goal:\n  kind: serve\n  engine: {{name: {row['engine']}}}\n"
+        f"  traffic: {{concurrency: {row['requests']}, requests: {row['requests']},"
+        f" input_tokens: {row['input_tokens']}, output_tokens: {row['output_tokens']}}}\n"
+        f"  quantization: {row['quantization']}\n",
+        encoding="utf-8",
+    )
+    spec = read_serve_spec(path)
+    pool = pool_named(spec, None)
+    around = surroundings(spec, pool)
+    launch = read_serving_text(row["command"], around, engine=row["engine"], source="command")
+    inputs = build_inputs(launch, spec=spec, serving_pool=price_serving_pool(pool, ()))
+    load = simulate_load(inputs, price_option(inputs, launch.setting))
+    assert load.ttft_s is not None
+    assert load.tpot_s is not None
+    predicted = (load.requests_per_s, load.ttft_s.mean, load.tpot_s.mean)
+    measured = [float(row[name]) for name in NAMES]
+    return Burst(row=row, ratios=tuple(np.divide(predicted, measured).tolist()))
+
+
+def bursts() -> Iterator[Burst]:
+    """Predict every burst."""
+    with tempfile.TemporaryDirectory() as folder:
+        for row in read_rows():
+            yield estimate_burst(row, Path(folder))
+
+
+def main() -> int:
+    """Print predicted over measured figures by row, and their medians."""
+    every = []
+    sys.stdout.write(f"{'':45}" + "".join(f"{name:>16}" for name in NAMES) + "\n")
+    for burst in bursts():
+        row = burst.row
+        name = f"{row['model']} {row['devices']} x {row['device']} {row['engine']}"
+        figures = "".join(f"{ratio:16.2f}" for ratio in burst.ratios)
+        sys.stdout.write(f"{name:40}{row['input_tokens']:>5}{figures}\n")
+        every.append(burst.ratios)
+    logs = np.log(np.array(every))
+    for label, factor in (
+        ("median", np.exp(np.median(logs, axis=0))),
+        ("median factor either way", np.exp(np.median(np.abs(logs), axis=0))),
+    ):
+        sys.stdout.write(f"{label:45}" + "".join(f"{one:16.2f}" for one in factor) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,13 @@
+"""The table of bursts reads, and rows of it are predicted within a half of what was measured."""
+
+from pathlib import Path
+
+from tests.benchmarks.serving_bursts import estimate_burst, read_rows
+
+
+def test_bursts_of_every_page_are_predicted_within_a_factor(tmp_path: Path) -> None:
+    rows = [row for row in read_rows() if row["input_tokens"] == "4000"]
+    assert len({row["page"] for row in rows}) == 6
+    for row in rows[::2]:
+        burst = estimate_burst(row, tmp_path)
+        assert all(0.5 < ratio < 1.7 for ratio in burst.ratios), burst
