@@ -51,7 +51,6 @@ from tuner.costs.serve.machine import (
     ServingMachine,
 )
 from tuner.costs.serve.memory import connection_bytes, stage_ratio
-from tuner.costs.serve.network_collectives import EXPOSED_HOST_S
 from tuner.costs.serve.ops import collective, routed_experts
 from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
 from tuner.costs.serve.zero_experts import computed_copies, computed_loads
@@ -467,4 +466,5 @@ class Iteration:
     @property
     def _exposed_host_s(self) -> float:
         """What no step hides of the host's work, where the step's collectives use the network."""
-        return EXPOSED_HOST_S if self.nccl_ranks > self.machine.sheet.scale_up_domain else 0.0
+        is_inside = self.nccl_ranks <= self.machine.sheet.scale_up_domain
+        return 0.0 if is_inside else self.traits.exposed_host_s

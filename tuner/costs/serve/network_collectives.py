@@ -44,17 +44,6 @@ class Protocol:
 START_S: Final = 15e-6
 """Launch of the kernel, and its proxy thread's first message: what small all-reduces of 16 devices
 take beyond NCCL's own constants (0 to 20 us on A100 with HDR, 21 us on H20 with NDR InfiniBand)."""
-EXPOSED_HOST_S: Final = 7e-3
-"""Host work of a step that overlaps no other: a CUDA graph whose collectives or messages use the
-network holds a call of the host before each (NCCL, src/enqueue.cc, `hostStreamPlanCallback`), and
-its launch blocks for about as long as the devices work (meta-pytorch/torchcomms, pull request
-3152), so that schedulers which else work beside the devices wait. Inside a domain NCCL leaves the
-call out (NVIDIA/nccl, issue 1805), and kernels that send by themselves, DeepEP's, need none.
-The median of five steps of 2 x 8 H100, 4 to 12 ms: SGLang with Qwen3-235B-A22B, 32 sequences, 1.50
-times the throughput without such calls, of which 1.26 are faster all-reduces (SzymonOzog, A worklog
-of creating Penny, part 3, 2025); DeepSeek-R1 on SGLang and vLLM, 1 and 32 sequences, beyond the
-kernels priced here (tenstorrent/tt-inference-server, issue 356) and, for vLLM of that time, 8 ms of
-graphs in pieces (vllm, pull request 25444)."""
 TREE: Final = (
     Protocol(base_s=6.8e-6, inside_s=0.6e-6, outside_s=5.0e-6, bytes_per_s=5.2e9),
     Protocol(base_s=14.0e-6, inside_s=1.25e-6, outside_s=8.5e-6, bytes_per_s=42e9),

@@ -97,10 +97,18 @@ _RECENT: Final = MemoryRule(
     states=StateRule(per_request=STATE_SLOTS),
 )
 
+EXPOSED_HOST_S: Final = 7e-3
+"""The median of five steps on 2 x 8 H100, 4 to 12 ms: Qwen3-235B-A22B, 32 sequences, 1.50 times the
+throughput without calls of the host, of which 1.26 are faster all-reduces (SzymonOzog, A worklog of
+creating Penny, part 3, 2025); DeepSeek-R1 by SGLang and vLLM, 1 and 32 sequences, beyond their
+kernels (tenstorrent/tt-inference-server, issue 356) and, for vLLM of that time, 8 ms of graphs in
+pieces (vllm, pull request 25444)."""
+
 TRAITS: Final = EngineTraits(
     batching=Batching.PREFILL_FIRST,
     step_tokens=16384,
     scheduler_s=0.5e-3,
+    exposed_host_s=EXPOSED_HOST_S,
     client_s=100e-3,
     memory=(_RECENT, replace(_RECENT, since=(0,), captures_prompts=False)),
     shares_networks=True,

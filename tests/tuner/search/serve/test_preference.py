@@ -17,7 +17,7 @@ MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 
 def planned(
-    folder: Path, *, modes: str, rate: float = 12.0, ttft: str = "3s", engine: str = "sglang"
+    folder: Path, *, modes: str, rate: float = 10.0, ttft: str = "3s", engine: str = "sglang"
 ) -> ServePlan:
     path = folder / "spec.yaml"
     path.write_text(
