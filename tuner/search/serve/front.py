@@ -144,7 +144,8 @@ def _disaggregated_offers(problem: ServeProblem) -> Iterator[Offer]:
         option = curve.option
         if option.role is Role.DECODE:
             degrees = option.degrees
-            key = option.serving_pool.pool.name, degrees.attention_tensor, degrees.pipeline
+            pool = option.serving_pool.pool.name
+            key = pool, degrees.attention_tensor, degrees.pipeline, option.devices
             if key not in best:
                 best[key] = _sender(option, prefills, problem.kv_transfers)
             sender = best[key]
@@ -153,12 +154,20 @@ def _disaggregated_offers(problem: ServeProblem) -> Iterator[Offer]:
 
 
 def _sender(option: Option, prefills: Iterable[Option], kv_transfers: KvTransfers) -> Option | None:
-    """Return the prefill option with the most requests a device that may send KV caches to one."""
+    """Return the prefill option with the most requests a device that may send KV caches to one.
+
+    The pool holds an instance of both.
+    """
+    pool = option.serving_pool.pool
     reachable = (
         one
         for one in prefills
         if kv_transfers.reach(one.serving_pool, option.serving_pool)
         and not kv_transfers.refusals(one, option)
+        and (
+            one.serving_pool.pool.name != pool.name
+            or one.devices + option.devices <= pool.num_devices
+        )
     )
     return max(reachable, key=lambda one: one.rate_per_s / one.devices, default=None)
 

@@ -29,8 +29,8 @@ cluster:
 goal:
   kind: serve
   engine: {{name: vllm}}
-  traffic: {{rate: 6/s, input_tokens: 2000, output_tokens: 300}}
-  slo: {{ttft: {{p90: 1s}}, tpot: {{p90: 25ms}}}}
+  traffic: {{rate: 10/s, input_tokens: 2000, output_tokens: 300}}
+  slo: {{ttft: {{p90: 1s}}, tpot: {{p90: 20ms}}}}
   modes: [aggregated, disaggregated]
 """
 
@@ -67,7 +67,7 @@ def test_no_priced_option_beats_a_point_and_every_option_is_at_or_below_the_fron
         assert own
         assert not _beaten(own)
         assert any(point.within_targets for point in own)
-        assert all(point.within_targets == (point.tokens_per_s_per_user >= 40.0) for point in own)
+        assert all(point.within_targets == (point.tokens_per_s_per_user >= 50.0) for point in own)
     joint = [point for point in front if point.on_joint_front]
     assert joint
     assert not _beaten(joint)
