@@ -204,7 +204,7 @@ class ServingMachine:
                  vLLM, SGLang, TensorRT-LLM): half are within a quarter of it from 2 copies an
                  expert to 2,048.
         """
-        flop_Q, bytes_Q = experts_work(op, reached_Q=reached_Q)
+        flop_Q, bytes_Q = experts_work(op, reached_Q=reached_Q, passes=2.0)
         compute_Q, memory_Q = self.bounds_s(flop_Q, bytes_Q, dtype=op.dtype)
         ratio = SCALED_RATIO if op.dtype in SCALED else GROUPED_RATIO
         return np.asarray(EXPERT_KERNELS * LAUNCH_S + memory_Q + PEAK_RATIO / ratio * compute_Q)

@@ -47,17 +47,20 @@ def work(op: Op) -> Work:
     return _WORK[op.operation](op, axes)
 
 
-def experts_work(op: Op, *, reached_Q: Floats) -> Work:
+def experts_work(op: Op, *, reached_Q: Floats, passes: float = 1.0) -> Work:
     """Count the routed experts of one rank that reads so many distinct ones.
 
-    Copies are gathered, computed and summed in kernels of their own, so that each element is
-    written and read twice in bf16.
+    Args:
+        op: the experts.
+        reached_Q: distinct experts.
+        passes: times that each element of a copy is written and read, in bf16; 2 where copies are
+            gathered, computed and summed in kernels of their own.
     """
     axes = op.axes
     copies_Q = np.asarray(axes["tokens"]) * axes["top_k"] / axes["expert"]
     ffn = axes["ffn"] / axes["tensor"]
     weights = axes.get("matrices", 3.0) * axes["hidden"] * axes["ffn"] / axes["tensor"]
-    activations_Q = 8.0 * copies_Q * (axes["hidden"] + ffn)
+    activations_Q = passes * 4.0 * copies_Q * (axes["hidden"] + ffn)
     return 2.0 * weights * copies_Q, activations_Q + BYTES[op.dtype] * weights * reached_Q
 
 
