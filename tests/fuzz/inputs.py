@@ -705,8 +705,8 @@ def _tables(base: Path) -> None:
         _yaml(trace / f"{name}.yaml", SERVE | {"goal": SERVE["goal"] | {"traffic": traffic}})
     failures = base / "failures"
     shutil.copytree(base / "train", failures)
-    for name, text in FAILURES.items():
-        (failures / name).write_text(text)
+    for name, log_text in FAILURES.items():
+        (failures / name).write_text(log_text)
         log = {"path": name} | ({} if name.startswith("sacct") else {"devices": 64})
         goal = TRAIN["goal"] | {"reliability": {"log": log, "restart": "10min"}}
         _yaml(failures / f"{name}.yaml", TRAIN | {"goal": goal})
