@@ -309,7 +309,7 @@ def _replace_plan(
         _require_own(folder, (*stale, *files))
         staged = Path(tempfile.mkdtemp(prefix=STAGED_PREFIX, dir=folder)) / "plan"
         write_directory(staged, files, executable=executable)
-        _exchange(folder, staged, stale=stale, names=tuple(files))
+        _swap(folder, staged, stale=stale, names=tuple(files))
         for name in sorted(stale):
             _remove_empty(folder, name)
     except OSError as error:
@@ -344,7 +344,7 @@ def linked_folder(folder: Path, name: str) -> Path | None:
     return next((parent for parent in inside if parent.is_symlink()), None)
 
 
-def _exchange(folder: Path, staged: Path, *, stale: Iterable[str], names: Sequence[str]) -> None:
+def _swap(folder: Path, staged: Path, *, stale: Iterable[str], names: Sequence[str]) -> None:
     """Put the staged files where the former ones were; put those back on any failure.
 
     `plan.json` goes first and comes last, so that one that is there belongs to its files.
@@ -397,6 +397,6 @@ def _trial_files(folder: Path) -> frozenset[str]:
     """Return what a verification has written beside a plan; a new one starts without."""
     numbered = "[0-9][0-9][0-9][0-9]"
     patterns = (f"{numbered}.json", f"{numbered}.log", f"{JOURNAL_NAME}*")
-    found = (file for one in patterns for file in (folder / TRIALS_NAME).glob(one))
-    files = (file for file in found if file.name == WORKERS_NAME or not file.is_dir())
+    matches = (file for one in patterns for file in (folder / TRIALS_NAME).glob(one))
+    files = (file for file in matches if file.name == WORKERS_NAME or not file.is_dir())
     return frozenset(str(file.relative_to(folder)) for file in files) | {VERIFIED_NAME}

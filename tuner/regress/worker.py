@@ -45,7 +45,7 @@ LOADED: Final = (
 )
 """Imported before the first job; modules that a version lacks are skipped; the job reports them."""
 
-LOOKS_S: Final = 1.0
+WATCH_INTERVAL_S: Final = 1.0
 """Seconds between two looks at whoever started this process."""
 LOOP_ROUNDS: Final = 20_000
 LOOP_NUMBERS: Final = 50_000
@@ -79,13 +79,13 @@ def _end_with(starter: int) -> None:
     A closed stdin is only seen between two jobs; timers are not inherited by the jobs.
     """
 
-    def look(_number: int, _frame: object) -> None:
+    def look(_number: int, _stack: object) -> None:
         if os.getppid() != starter:
             os.killpg(0, signal.SIGKILL)
 
     if os.getsid(0) == os.getpid():
         signal.signal(signal.SIGALRM, look)
-        signal.setitimer(signal.ITIMER_REAL, LOOKS_S, LOOKS_S)
+        signal.setitimer(signal.ITIMER_REAL, WATCH_INTERVAL_S, WATCH_INTERVAL_S)
 
 
 def run_job(job: Job) -> dict[str, Any]:

@@ -86,15 +86,15 @@ def unquantized_parts(config: Mapping[str, Any], *, layers: int) -> tuple[Weight
     A name, a pattern or a regular expression, which is not run, counts where it covers a part's
     last projection or says none (vLLM 0.33.0, model_executor/layers/quantization/).
     """
-    fields, found = _released_fields(config), list[WeightPart]()
+    fields, parts = _released_fields(config), list[WeightPart]()
     lists = [own for key in _EXCEPTIONS if isinstance(own := fields.get(key), list)]
     names = [name for own in lists for name in map(str, own) if len(name) <= _LONGEST_NAME]
     for part, pattern in _PARTS.items():
         matches = [_LAYER.search(name) for name in names if pattern.search(name)]
         some = {match[1] for match in matches if match is not None}
         if None in matches or len(some) >= max(0.5 * layers, 1.0):
-            found.append(part)
-    return tuple(found)
+            parts.append(part)
+    return tuple(parts)
 
 
 def _quantization_config(config: Mapping[str, Any]) -> object:
