@@ -9,6 +9,7 @@
 Only files below the folder above the script's are opened, so that a script cannot point anywhere.
 """
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,12 @@ from tuner.engines.peft.arguments import argument_file_command, trainer_command
 from tuner.engines.reading.arguments import launched_devices
 from tuner.engines.reading.programs import refuse_unread, unread, unread_command, unread_program
 from tuner.engines.reading.shell_words import Command, ShellText, shell_text
-from tuner.engines.torchtitan.command import command_notes, is_training_command
+from tuner.engines.torchtitan.command import (
+    RUN_SCRIPT,
+    command_notes,
+    is_training_command,
+    run_script,
+)
 from tuner.errors import SpecError
 from tuner.spec.files import read_small_text, shown_path
 
@@ -36,6 +42,7 @@ _OWN_FOLDER: Final = re.compile(r"^(?:\$PWD|\$\{PWD\}|\$\(own_folder\))/")
 """Before the rest of a path: the folder of the script (tuner/engines/files.py)."""
 _BESIDE: Final = re.compile(r"with_name\(\s*[\"']([\w.-]{1,80})[\"']\s*\)")
 """How a Python program names the file of settings beside it."""
+_ALL_ARGUMENTS: Final = re.compile(r'"?\$(?:@|\{@\}|\*)"?')
 _CONFIG_FLAGS: Final[Mapping[str, str]] = {
     "--deepspeed_config": "deepspeed",
     "--deepspeed-config": "deepspeed",
@@ -118,10 +125,14 @@ def _resolve_script(
     )
     exported = {**environment, **shell.environment}
     for command in sorted(shell.commands, key=lambda one: is_aside(one.words)):
-        script = _next_script(command)
+        script, arguments = _next_script(command)
         inner = _text(folder, script) if script and depth < _DEEPEST else None
-        if script and inner is not None:
-            return _resolve_script(folder / script, inner, environment=exported, depth=depth + 1)
+        at = folder / script if inner is not None else path
+        if inner is None and script.rpartition("/")[2] == RUN_SCRIPT and depth < _DEEPEST:
+            inner = run_script(exported)
+        if inner is not None:
+            inner = shlex.join(arguments).join(_ALL_ARGUMENTS.split(inner))
+            return _resolve_script(at, inner, environment=exported, depth=depth + 1)
         resolved = _resolve_command(path, command, shell, text=text)
         if resolved is not None:
             return _with_devices(resolved, shell, command, exported)
@@ -135,12 +146,13 @@ def _resolve_script(
     )
 
 
-def _next_script(command: Command) -> str | None:
-    """Return the script that a command runs in a shell."""
-    for shell, script in zip(command.words, command.words[1:], strict=False):
-        if shell in ("bash", "sh", "source", ".") and Path(script).suffix in _SCRIPTS:
-            return _OWN_FOLDER.sub("", script)
-    return None
+def _next_script(command: Command) -> tuple[str, tuple[str, ...]]:
+    """Return the script that a command runs, and its arguments; empty where it runs none."""
+    for at, (shell, script) in enumerate(itertools.pairwise(("", *command.words))):
+        is_run = shell in ("bash", "sh", "source", ".") or (at == 0 and "/" in script)
+        if is_run and Path(script).suffix in _SCRIPTS:
+            return _OWN_FOLDER.sub("", script), command.words[at + 1 :]
+    return "", ()
 
 
 def _resolve_command(

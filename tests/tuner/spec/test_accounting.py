@@ -51,6 +51,7 @@ ONE_OF_EACH = sorted({architecture_of(name): name for name in reversed(NAMES)}.v
 LANGUAGE_MODELS = {
     "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
     "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
 """Of classes that read images, too: the class of what generates text."""
@@ -234,7 +235,7 @@ def configs(draw: st.DrawFn, architecture: str) -> dict[str, Any]:
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
-    if architecture.startswith(("Deepseek", "GlmMoeDsa", "Kimi", "Longcat")):
+    if architecture.startswith(("Deepseek", "Glm4MoeLite", "GlmMoeDsa", "Kimi", "Longcat")):
         del config["head_dim"]
         config |= {
             "num_key_value_heads": num_heads,
@@ -244,6 +245,9 @@ def configs(draw: st.DrawFn, architecture: str) -> dict[str, Any]:
             "qk_rope_head_dim": head_dim,
             "v_head_dim": draw(widths()),
         }
+    if architecture == "Glm4MoeLiteForCausalLM":
+        # The class of transformers 5.24 reads `mlp_layer_types`, one dense layer by default.
+        config["first_k_dense_replace"] = 1
     if architecture == "OlmoeForCausalLM":
         del config["head_dim"]
     if architecture == "LongcatFlashForCausalLM":
@@ -407,6 +411,7 @@ HYBRIDS: dict[str, Callable[[int], st.SearchStrategy[dict[str, Any]]]] = {
     "MiniMaxM2ForCausalLM": minimax,
     "NemotronHForCausalLM": nemotron,
     "Qwen3NextForCausalLM": gated_delta,
+    "Qwen3_5ForConditionalGeneration": gated_delta,
     "Qwen3_5MoeForConditionalGeneration": gated_delta,
 }
 """Fields that these architectures have on top, for so many layers."""

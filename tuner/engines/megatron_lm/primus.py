@@ -9,6 +9,7 @@ bases of models with experts) of github.com/AMD-AGI/Primus; those that all langu
 Not covered: modules of other frameworks, adapters, sizes of the named model (the spec has them).
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ TORCHTITAN: Final[Mapping[str, Any]] = {
 }
 """Defaults of primus/configs/modules/torchtitan/pre_trainer.yaml (v0.5.0 to v26.5.1) that differ
 from torchtitan's own."""
+COMMAND: Final = re.compile(r"\bprimus-cli\b|\bprimus/cli/main\.py\b")
+"""What starts Primus with flags over its file."""
 FLAGS: Final = frozenset({"enable-primus-turbo", "use-turbo-deepep", "turbo-sync-free-moe-stage"})
 """Flags of Primus alone that a price depends on."""
 _TRAINERS: Final = ("pre_trainer", "post_trainer")

@@ -11,6 +11,7 @@ whose field names are the flags' with `_`.
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
@@ -83,16 +84,30 @@ def read(
     Raises:
         SpecError: one line: what cannot be read, and what to write instead.
     """
-    return settings_of(
-        training_flags(
-            text,
-            source=source,
-            known=table.KNOWN,
-            switches=table.SWITCHES,
-            environment=environment,
-            beside=beside,
-        )
+    flags = training_flags(
+        text,
+        source=source,
+        known=table.KNOWN,
+        switches=table.SWITCHES,
+        environment=environment,
+        beside=beside,
     )
+    if primus.COMMAND.search(text):
+        # Sizes that the command leaves to Primus' file of the model are the spec's.
+        own = settings_of(replace(flags, values=_primus_values(flags, beside)))
+        return own.model_copy(update={"stated": ()})
+    return settings_of(flags)
+
+
+def _primus_values(flags: Flags, beside: Callable[[str], str | None]) -> dict[str, tuple[str, ...]]:
+    """Return the flags of Primus' command over the file that it names, and over its defaults."""
+    named = flags.word("config") or ""
+    text = next(filter(None, map(beside, (named, named.rpartition("/")[2]))), "{}")
+    raw = parse_yaml(text, source=named)
+    own = primus.overrides(raw if isinstance(raw, dict) else {}, source=named) or {}
+    given = {**dict(_leaves(own, {}, depth=0)), **flags.values}
+    # A flag that is `null` takes back what the file says.
+    return primus.with_defaults({name: one for name, one in given.items() if one != ("null",)})
 
 
 def read_yaml(text: str, *, source: str) -> LaunchSettings:

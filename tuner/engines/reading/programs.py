@@ -81,6 +81,7 @@ _FLAGS: Final[Mapping[str, str]] = {
     "Megatron-DeepSpeed": r"deepspeed_activation_checkpointing|no_pipeline_parallel"
     r"|moe_expert_parallel_size|ds_sequence_parallel_size",
     "DeepSpeed-Chat": r"(actor|critic)_zero_stage",
+    "KTransformers": r"kt_\w+",
 }
 """A flag of no other program, without its dashes and with `_` for `-`."""
 _TEXTS: Final[Mapping[str, str]] = {

@@ -25,6 +25,7 @@ HYBRID: Final = frozenset(
         "KimiLinearForCausalLM",
         "NemotronHForCausalLM",
         "Qwen3NextForCausalLM",
+        "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
     }
 )

@@ -140,6 +140,9 @@ _UNKNOWN: Final[Mapping[str, Keys]] = {
 }
 
 
+RUN_SCRIPT: Final = "run_train.sh"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCommand:
     """A command that starts torchtitan."""
@@ -149,6 +152,17 @@ class TrainingCommand:
     devices: Mapping[str, int]
     """`devices` and `devices_per_node`, where the launcher states both."""
     notes: tuple[str, ...] = ()
+
+
+def run_script(environment: Mapping[str, str]) -> str:
+    """Return what the script of torchtitan's repository runs, where the launch has no such file.
+
+    Its variables are CONFIG_FILE up to release 0.2, MODULE and CONFIG from 0.3 on.
+    """
+    config = "--module $MODULE --config $CONFIG"
+    if "MODULE" not in environment:
+        config = "--job.config_file $CONFIG_FILE"
+    return f'torchrun --nproc_per_node=${{NGPU:-8}} -m {PROGRAM} {config} "$@"'
 
 
 def is_training_command(words: Sequence[str]) -> bool:

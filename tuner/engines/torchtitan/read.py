@@ -80,6 +80,29 @@ _MULTI_STAGE: Final = (
     "DualPipeV",
 )
 _ZERO_BUBBLE: Final = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+_FORMER: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
+    ("training", "batch_size"): ("training", "local_batch_size"),
+    ("training", "data_parallel_degree"): ("parallelism", "data_parallel_shard_degree"),
+    **{
+        ("training", name): ("parallelism", name)
+        for name in (
+            *("data_parallel_shard_degree", "data_parallel_replicate_degree"),
+            *("tensor_parallel_degree", "enable_loss_parallel"),
+        )
+    },
+    **{
+        ("experimental", name): ("parallelism", name)
+        for name in (
+            *("pipeline_parallel_degree", "pipeline_parallel_schedule"),
+            *("pipeline_parallel_split_points", "context_parallel_degree"),
+            *("enable_async_tensor_parallel", "pipeline_parallel_microbatches"),
+        )
+    },
+    ("training", "compile"): ("compile", "enable"),
+    ("training", "enable_float8_linear"): ("model", "converters"),
+    ("float8", "enable_float8_linear"): ("model", "converters"),
+}
+"""Keys of torchtitan's files before release 0.1 (train_configs of 2024), by section: today's."""
 _MOST_PARTS: Final = 2000
 """Dots of one line."""
 _LARGEST_STAGES: Final = 10_000
@@ -152,7 +175,23 @@ def _toml(text: str, *, source: str) -> dict[str, Any]:
         raise SpecError(one_line(f"{source}: not valid TOML: {error}")) from error
     if not {"training", "parallelism"} & set(raw):
         raise SpecError(f"{source}: no [training] or [parallelism] section, so not torchtitan's")
-    return raw
+    return _renewed(raw)
+
+
+def _renewed(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the sections of a file of 2024 under today's names; newer ones as they are."""
+    sections = {name: dict(own) if isinstance(own, dict) else own for name, own in raw.items()}
+    for (section, key), (new_section, new_key) in _FORMER.items():
+        own = sections.get(section)
+        if not isinstance(own, dict) or key not in own or isinstance(own[key], dict):
+            continue
+        value = own.pop(key)
+        target = sections.setdefault(new_section, {})
+        if new_key == "converters":
+            value = ["float8"] if value else []
+        if isinstance(target, dict):
+            target.setdefault(new_key, value)
+    return {name: own for name, own in sections.items() if own != {} or raw.get(name) == {}}
 
 
 def _settings(

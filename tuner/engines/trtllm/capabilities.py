@@ -104,13 +104,15 @@ from every server, which emitted files do not enable, so it is left out."""
 _ABSENT: Final = frozenset(
     {
         "DeepseekV2ForCausalLM",
+        "Glm4MoeLiteForCausalLM",
         "KimiLinearForCausalLM",
         "Llama4ForCausalLM",
         "LongcatFlashForCausalLM",
         "OlmoeForCausalLM",
     }
 )
-"""Not among the supported models of the PyTorch backend, DeepSeek-V2 with AutoDeploy alone.
+"""Not among the supported models of the PyTorch backend; DeepSeek-V2 and GLM-4.7-Flash
+run with AutoDeploy alone.
 _torch/models/_arch_index.py of the main branch has Kimi Linear beside Kimi K3 (pull request 17269),
 which no document of the release describes."""
 

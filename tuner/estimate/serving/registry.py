@@ -230,6 +230,7 @@ def _launch(
         reader = READERS[name]
         flags = reader.flags(server.text, source=source, beside=named)
         if flags is not None:
+            refuse_unread(server.text, source=source)
             return reader.launch(flags, around)
     return None
 

@@ -431,6 +431,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[ConfigFields], ModelSpec]]] = {
     "DeepseekV32ForCausalLM": _sparse_deepseek,
     "DeepseekV4ForCausalLM": _deepseek_v4,
     "Glm4MoeForCausalLM": _glm4_moe,
+    "Glm4MoeLiteForCausalLM": _deepseek_v3,
     "GlmMoeDsaForCausalLM": _sparse_deepseek,
     "GptOssForCausalLM": _gpt_oss,
     "KimiK25ForConditionalGeneration": _kimi_k25,
@@ -449,6 +450,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[ConfigFields], ModelSpec]]] = {
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
     "Qwen3NextForCausalLM": hybrids.qwen3_next,
+    "Qwen3_5ForConditionalGeneration": hybrids.qwen3_5,
     "Qwen3_5MoeForConditionalGeneration": hybrids.qwen3_5_moe,
 }
 """By the name in `architectures`. Kimi-K2 is DeepseekV3ForCausalLM."""

@@ -141,6 +141,16 @@ def qwen3_5_moe(fields: ConfigFields) -> ModelSpec:
     )
 
 
+def qwen3_5(fields: ConfigFields) -> ModelSpec:
+    """Read the language model of a dense Qwen3.5."""
+    text = fields.text_config()
+    return _gated_delta_model(
+        text,
+        layers=(LayerKind.DENSE,) * parts.num_layers(text),
+        mtp_num_layers=text.size("mtp_num_hidden_layers", default=0, least=0, most=64),
+    )
+
+
 def _gated_delta_model(
     fields: ConfigFields, *, layers: tuple[LayerKind, ...], mtp_num_layers: int
 ) -> ModelSpec:
@@ -167,7 +177,9 @@ def _gated_delta_model(
             normalise=fields.flag("norm_topk_prob", default=True),
             shared_ffn_size=fields.size("shared_expert_intermediate_size"),
             shared_expert_gate=True,
-        ),
+        )
+        if LayerKind.MOE in layers
+        else None,
         mtp_num_layers=mtp_num_layers,
     )
 

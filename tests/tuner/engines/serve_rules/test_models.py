@@ -76,7 +76,8 @@ def test_releases_run_new_models(engine: str, folder: str) -> None:
 def test_a_model_that_a_release_lacks_is_refused_in_one_line() -> None:
     assert refused("trtllm", "kimi-linear-48b-a3b") == (
         "trtllm 1.3.0rc27: the release does not run KimiLinearForCausalLM; it runs"
-        " NemotronHForCausalLM, Qwen3NextForCausalLM, Qwen3_5MoeForConditionalGeneration"
+        " NemotronHForCausalLM, Qwen3NextForCausalLM, Qwen3_5ForConditionalGeneration,"
+        " Qwen3_5MoeForConditionalGeneration"
         " (docs/source/models/supported-models.md, PyTorch backend)",
     )
 

@@ -11,6 +11,7 @@ from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.megatron_lm.flags import KNOWN, SWITCHES
 from tuner.engines.reading.launch import Graphs, LaunchSettings, TokenDispatcher
 from tuner.errors import SpecError
+from tuner.estimate.registry import read_launch
 
 LAUNCHES = Path(__file__).parents[1] / "launches"
 LEAST = "--tensor-model-parallel-size 1 --micro-batch-size 1 "
@@ -155,6 +156,25 @@ def test_primus_has_defaults_of_its_own_and_variables_have_theirs() -> None:
     turbo = megatron.read_yaml(f"{PRIMUS}      use_turbo_deepep: true\n", source="p.yaml")
     assert turbo.dispatcher is TokenDispatcher.DEEPEP
     assert turbo.ignored == ()
+
+
+def test_flags_of_primus_count_over_its_file_and_null_takes_back(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "p.yaml").write_text(
+        PRIMUS + "      recompute_granularity: full\n      recompute_num_layers: 1\n"
+    )
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "export PRIMUS_EP=16\n./primus-cli slurm srun -N 4 -- -- train pretrain"
+        " --config configs/p.yaml --seq_length 8192 --pipeline_model_parallel_size 4"
+        " --recompute_granularity null --overlap_grad_reduce False"
+    )
+    launch = read_launch(str(script))
+
+    assert (launch.sequence, launch.pipeline, launch.micro_batch) == (8192, 4, 2)
+    assert (launch.global_batch, launch.context, launch.zero_stage) == (256, 2, 1)
+    assert launch.recompute is Recompute.NONE
+    assert not launch.overlap_grad_reduce
 
 
 def test_what_primus_starts_beside_megatron_is_refused_by_name() -> None:

@@ -48,6 +48,20 @@ def test_a_pipeline_cuts_the_local_batch_and_keeps_parameters_gathered() -> None
     assert launch.recompute_ratio == 0.5
 
 
+def test_keys_of_2024_are_read_as_their_successors() -> None:
+    launch = read(
+        "[training]\nbatch_size = 2\nseq_len = 8192\ntensor_parallel_degree = 8\n"
+        "data_parallel_degree = 16\ncompile = true\nenable_float8_linear = true\n"
+        "[experimental]\npipeline_parallel_degree = 2\nenable_async_tensor_parallel = true\n"
+        "[activation_checkpoint]\nmode = 'full'\n"
+    )
+
+    assert (launch.micro_batch, launch.tensor, launch.pipeline, launch.data) == (1, 8, 2, 16)
+    assert (launch.compiled is not None, launch.overlap_tensor) == (True, True)
+    assert launch.fp8_recipe
+    assert launch.ignored == ()
+
+
 def test_stages_can_be_written_out() -> None:
     launch = read(
         "[parallelism]\npipeline_parallel_degree = 2\nmodule_fqns_per_model_part = "

@@ -34,3 +34,20 @@ def test_flags_of_the_command_override_the_file_that_it_names(tmp_path: Path) ->
     assert set(read.compiled or ()) == {"loss", "model"}
     assert read.fp8_recipe
     assert read.recompute == "full"
+
+
+def test_the_script_of_the_repository_is_known_and_passes_its_arguments_on(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "train.toml").write_text(TOML)
+    launch = tmp_path / "launch.sh"
+    own = "#!/bin/bash\ntorchrun --nproc_per_node=4 -m torchtitan.train"
+    own += ' --job.config_file ${CONFIG_FILE:-"none.toml"} --training.seq_len 2048 "$@"\n'
+    for script, sequence in ((None, 4096), (own, 2048)):
+        if script:
+            (tmp_path / "run_train.sh").write_text(script)
+        launch.write_text(
+            'CONFIG_FILE="./configs/train.toml" ./run_train.sh'
+            " --training.local_batch_size=2 --parallelism.expert_parallel_degree 8"
+        )
+        read = read_launch(str(launch))
+        assert (read.expert, read.micro_batch, read.sequence) == (8, 2, sequence)

@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, str] = {
     "ollama run deepseek-r1:671b": "Ollama",
     "./build/bin/llama-server -m x.gguf -ngl 99": "llama.cpp",
     "python ktransformers/server/main.py --model_path x": "KTransformers",
+    "python -m sglang.launch_server --model m --kt-num-gpu-experts 8": "KTransformers",
     "lmdeploy serve api_server m --tp 8": "LMDeploy",
     "text-generation-launcher --model-id m --num-shard 4": "Text Generation Inference",
     "python -m lightllm.server.api_server --tp 8": "LightLLM",
