@@ -266,8 +266,8 @@ def _plan_on_the_step(
     decided = decide_spare_nodes(spec, price=price, settings=settings)
     spec = decided.spec
     made, fewer = plan_without_spare(
-        plan_one(spec, decided.spec_yaml),
         spec,
+        plan_all=lambda own: plan_one(own, decided.spec_yaml),
         price=price,
         make_plan=plan_one,
         settings=settings,
@@ -335,31 +335,32 @@ def _plan_on_the_model(
         ),
     )
 
-    if len(spec.cluster.pools) > 1:
-        from tuner.search.train.pools.plan_pools import plan_over_pools
+    def plan_all(own: Spec) -> Plan:
+        if len(own.cluster.pools) > 1:
+            from tuner.search.train.pools.plan_pools import plan_over_pools
 
-        made = plan_over_pools(
-            spec,
-            residuals=residuals,
-            settings=settings,
-            provenance=provenance,
-            measured=measured,
+            made = plan_over_pools(
+                own,
+                residuals=residuals,
+                settings=settings,
+                provenance=provenance,
+                measured=measured,
+            )
+        else:
+            (pool,) = own.cluster.pools
+            made = make_analytic_plan(
+                own,
+                price(pool),
+                settings=settings,
+                provenance=provenance,
+                with_unlaunchable=with_unlaunchable,
+            )
+        if links:
+            text = f"order of the nodes of {', '.join(links)}"
+            settings.watch(PlanningEvent(stage="nodes", text=text))
+        return with_node_order(
+            made, links, cluster=own.cluster, time_limit_s=NODE_ORDER_SHARE * settings.time_limit_s
         )
-    else:
-        (pool,) = spec.cluster.pools
-        made = make_analytic_plan(
-            spec,
-            price(pool),
-            settings=settings,
-            provenance=provenance,
-            with_unlaunchable=with_unlaunchable,
-        )
-    if links:
-        text = f"order of the nodes of {', '.join(links)}"
-        settings.watch(PlanningEvent(stage="nodes", text=text))
-    made = with_node_order(
-        made, links, cluster=spec.cluster, time_limit_s=NODE_ORDER_SHARE * settings.time_limit_s
-    )
 
     def plan_smaller(smaller: Spec, text: bytes) -> Plan:
         own = provenance.model_copy(
@@ -374,7 +375,7 @@ def _plan_on_the_model(
         )
 
     made, fewer = plan_without_spare(
-        made, spec, price=price_layouts, make_plan=plan_smaller, settings=settings
+        spec, plan_all=plan_all, price=price_layouts, make_plan=plan_smaller, settings=settings
     )
     made = with_choice(made, decided)
     if fewer is not None:

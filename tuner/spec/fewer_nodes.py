@@ -30,15 +30,13 @@ class FewerNodesSpec(NodeNumbers):
 
 def with_fewer_nodes(spec: Spec, fewer: FewerNodesSpec) -> Spec:
     """Return the spec on fewer nodes of its only pool; a job that waits for repairs."""
+    if fewer.is_shared_only:
+        spec = with_levels(spec, ONE_LEVEL)
     spec = with_node_numbers(spec, fewer)
     smaller = spec.cluster.pools[0].model_copy(update={"link_matrix": None})
     stated = spec.goal.reliability
     assert stated is not None
-    update: dict[str, Any] = {"without_spare": "wait"}
-    if fewer.is_shared_only:
-        shared_only = {"levels": ONE_LEVEL, **dict.fromkeys(_OF_HOSTS), "replicas": "auto"}
-        update["checkpoint"] = stated.checkpoint.model_copy(update=shared_only)
-    own = stated.model_copy(update=update)
+    own = stated.model_copy(update={"without_spare": "wait"})
     return spec.model_copy(
         update={
             "cluster": spec.cluster.model_copy(update={"pools": (smaller,)}),
@@ -46,6 +44,18 @@ def with_fewer_nodes(spec: Spec, fewer: FewerNodesSpec) -> Spec:
             "search": spec.search.model_copy(update=dict(fewer.limits)),
         }
     )
+
+
+def with_levels(spec: Spec, levels: tuple[str, ...]) -> Spec:
+    """Return the spec with checkpoints on these levels."""
+    stated = spec.goal.reliability
+    assert stated is not None
+    update: dict[str, Any] = {"levels": levels}
+    if levels == ONE_LEVEL:
+        update |= {**dict.fromkeys(_OF_HOSTS), "replicas": "auto"}
+    checkpoint = stated.checkpoint.model_copy(update=update)
+    own = stated.model_copy(update={"checkpoint": checkpoint})
+    return spec.model_copy(update={"goal": spec.goal.model_copy(update={"reliability": own})})
 
 
 def fewer_nodes_yaml(spec: Spec, fewer: FewerNodesSpec) -> bytes:

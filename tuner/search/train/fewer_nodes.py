@@ -43,7 +43,13 @@ from tuner.search.settings import SearchSettings
 from tuner.search.train.priced_layouts import PricedLayouts
 from tuner.search.train.rules import divisors
 from tuner.spec.cluster import Pool
-from tuner.spec.fewer_nodes import FewerNodesSpec, fewer_nodes_yaml, with_fewer_nodes
+from tuner.spec.fewer_nodes import (
+    FewerNodesSpec,
+    fewer_nodes_yaml,
+    with_fewer_nodes,
+    with_levels,
+)
+from tuner.spec.goal import ONE_LEVEL, TWO_LEVELS
 from tuner.spec.spec import Spec
 
 LEAST_SHARE: Final = 0.5
@@ -51,8 +57,15 @@ LEAST_SHARE: Final = 0.5
 SEARCH_SHARE: Final = 0.5
 """Of the time limit, for finding how many nodes are best."""
 
+_JOINT: Final = (
+    "checkpoint.levels: auto is decided together with without_spare: for a job that waits for"
+    " repairs other levels are better"
+)
+
 MakePlan = Callable[[Spec, bytes], Plan]
 """Plans a spec that is written in a file of these bytes."""
+Priced = Callable[[Pool], PricedLayouts]
+"""Prices layouts on a pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,30 +79,63 @@ class FewerNodesPlan:
 
 
 def plan_without_spare(
-    plan: Plan,
     spec: Spec,
     *,
-    price: Callable[[Pool], PricedLayouts],
+    plan_all: Callable[[Spec], Plan],
+    price: Priced,
     make_plan: MakePlan,
     settings: SearchSettings,
 ) -> tuple[Plan, FewerNodesPlan | None]:
-    """Decide what the job of a plan does without a spare node.
+    """Plan all nodes, and decide what the job does without a spare node.
+
+    Open checkpoint levels are decided together with it: those that are best for a job that waits
+    may have no checkpoints that fewer nodes restore, or few of them.
 
     Args:
-        plan: of all nodes.
-        spec: that it was made from.
+        spec: of all nodes.
+        plan_all: plans a spec of all nodes as if the job waited.
         price: prices layouts on a pool.
-        make_plan: plans a spec.
+        make_plan: plans a spec of fewer nodes.
         settings: of the search for the number of nodes.
 
     Returns:
         The plan with the decision in `predicted.run`, and the plan of fewer nodes where the job
-        continues; the plan itself where the spec says that the job waits.
+        continues; the plan of all nodes itself where the spec says that the job waits.
     """
+    plan = plan_all(spec)
+    made = _decide_for(plan, spec, price=price, make_plan=make_plan, settings=settings)
+    stated, run = spec.goal.reliability, _run(plan)
+    if stated is None or stated.without_spare == "wait" or run is None:
+        return made
+    if stated.checkpoint.levels != "auto":
+        return made
+    levels = ONE_LEVEL if _keeps_host_copies(run) else TWO_LEVELS
+    other = with_levels(spec, levels)
+    try:
+        again = plan_all(other)
+    except SpecError:
+        # The engine has no copies on hosts, or no layout whose copies fit.
+        return made
+    alternative = _decide_for(again, other, price=price, make_plan=make_plan, settings=settings)
+    notes = (*alternative[0].provenance.notes, _JOINT)
+    provenance = alternative[0].provenance.model_copy(update={"notes": notes})
+    alternative = (alternative[0].model_copy(update={"provenance": provenance}), alternative[1])
+    must_continue = stated.without_spare == "continue"
+    return max(
+        made,
+        alternative,
+        key=lambda one: (must_continue and one[1] is not None, _training_speed(one[0])),
+    )
+
+
+def _decide_for(
+    plan: Plan, spec: Spec, *, price: Priced, make_plan: MakePlan, settings: SearchSettings
+) -> tuple[Plan, FewerNodesPlan | None]:
+    """Decide what the job of a plan with known checkpoint levels does without a spare node."""
     stated = spec.goal.reliability
     if stated is None or stated.without_spare == "wait" or plan.decision is None:
         return plan, None
-    run = None if plan.predicted is None else plan.predicted.run
+    run = _run(plan)
     if run is None:
         return plan, None
     nodes = _num_nodes(plan.decision, spec.cluster.pools)
@@ -123,7 +169,7 @@ def _decide(
     searched: "_Searched",
     waits: WithoutSpare,
     *,
-    price: Callable[[Pool], PricedLayouts],
+    price: Priced,
     make_plan: MakePlan,
 ) -> tuple[Plan, FewerNodesPlan | None]:
     fewer = searched.best
@@ -249,6 +295,18 @@ def _layout_words(decision: TrainDecision, batch: int) -> str:
     return short_layout(decision) + (f" with {unequal} micro-batches" if unequal else "")
 
 
+def _run(plan: Plan) -> RunForecast | None:
+    return None if plan.predicted is None else plan.predicted.run
+
+
+def _training_speed(plan: Plan) -> float:
+    """Steps per second of the wall clock; zero where nothing fits."""
+    run = _run(plan)
+    if run is None or plan.predicted is None:
+        return 0.0
+    return run.effective_time_ratio / plan.predicted.step_time_s
+
+
 def _with_run(plan: Plan, run: RunForecast) -> Plan:
     assert plan.predicted is not None
     return plan.model_copy(update={"predicted": plan.predicted.model_copy(update={"run": run})})
@@ -318,7 +376,7 @@ def _best_nodes(
     decision: TrainDecision,
     spec: Spec,
     *,
-    price: Callable[[Pool], PricedLayouts],
+    price: Priced,
     settings: SearchSettings,
     nodes: int,
     is_shared_only: bool,

@@ -1,6 +1,7 @@
 """What a planned job does without a spare node, and the plan of its layout for one node less."""
 
 import hashlib
+import itertools
 import json
 from functools import partial
 from pathlib import Path
@@ -198,6 +199,36 @@ def test_auto_takes_the_larger_share_and_names_the_other(
     assert sentence in shown
     notes = continued.plan.provenance.notes
     assert any("are read from shared storage" in note for note in notes)
+
+
+def _steps_per_s(made: Planned) -> float:
+    predicted = made.plan.predicted
+    assert predicted is not None
+    assert predicted.run is not None
+    return predicted.run.effective_time_ratio / predicted.step_time_s
+
+
+def test_two_automatic_keys_are_never_worse_than_stated_ones(tmp_path: Path) -> None:
+    # Processes fail often, so that copies on hosts pay; beside them Megatron-LM's sharded state
+    # cannot be restored in another layout, which pays more where repairs take a day.
+    kept = (["shared"], ["host", "shared"])
+    pairs = [*itertools.product(kept, ("wait", "continue")), ("auto", "auto")]
+    day = {"process_mtbf": "1d", "repair": "24h"}
+    failures = Failures()
+    together = 0
+    for stage, rates in ((0, day), (1, day), (1, {"process_mtbf": "2h", "repair": "1h"})):
+        speeds = []
+        for levels, without in pairs:
+            checkpoint = {"levels": levels, "bandwidth": "2GB/s"}
+            keys = _keys(checkpoint=checkpoint, without_spare=without, **rates)
+            keys["search"] = LIMITS | {"zero_stage": [stage]}
+            made = _plan(keys, tmp_path)
+            speeds.append(_steps_per_s(made))
+            together += any("decided together" in one for one in made.plan.provenance.notes)
+        with failures.of((stage, rates)):
+            assert speeds[-1] >= max(speeds) * (1 - 1e-9), speeds
+    failures.check()
+    assert together
 
 
 def test_without_it_a_plan_says_nothing_of_it(tmp_path: Path) -> None:
