@@ -33,7 +33,7 @@ from tuner.search.reasons import unmeasured_links, zero_experts_note
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
-from tuner.units import format_bytes_per_s, format_ratio, format_s
+from tuner.units import format_bytes_per_s, format_counted, format_ratio, format_s
 from tuner.verify.launches import REFERENCE
 
 if TYPE_CHECKING:
@@ -78,23 +78,44 @@ def _reliability_notes(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[
 
 
 def with_assumptions(plan: Plan) -> Plan:
-    """Add its checkpoint levels and the assumptions of its launch files to a plan's notes."""
-    if plan.decision is None:
-        return plan
-    assumptions = plan_assumptions(programs(plan.emit), plan.model, plan.goal, plan.decision)
+    """Add what a plan assumes and what it leaves unused to its notes."""
     run = None if plan.predicted is None else plan.predicted.run
-    levels = (
-        () if run is None else (*level_notes(run), *spares_notes(run), *without_spare_notes(run))
-    )
-    notes = (
-        *plan.provenance.notes,
-        *levels,
-        *_write_mode_notes(plan),
-        *_restart_notes(plan),
-        *assumptions,
-    )
-    provenance = plan.provenance.model_copy(update={"notes": notes})
+    notes = [*plan.provenance.notes, *_batch_notes(plan)]
+    if run is not None:
+        notes += [*level_notes(run), *spares_notes(run), *without_spare_notes(run)]
+    if plan.decision is not None:
+        notes += [*_write_mode_notes(plan), *_restart_notes(plan)]
+        notes += plan_assumptions(programs(plan.emit), plan.model, plan.goal, plan.decision)
+    provenance = plan.provenance.model_copy(update={"notes": tuple(notes)})
     return plan.model_copy(update={"provenance": provenance})
+
+
+def _batch_notes(plan: Plan) -> Iterator[str]:
+    """Name the nearest global batches that use every node, where this one leaves some unused."""
+    if len(plan.cluster.pools) > 1:
+        return
+    (pool,), decision, stated = plan.cluster.pools, plan.decision, plan.goal.reliability
+    run = None if plan.predicted is None else plan.predicted.run
+    choice = None if run is None else run.spares
+    nodes = pool.nodes - (0 if stated is None else stated.num_spare_nodes)
+    if choice is not None:
+        nodes = choice.pool_nodes - choice.chosen.spare_nodes
+    devices = nodes * pool.devices_per_node
+    if decision is not None and decision.num_devices >= devices:
+        return
+    widest = pool.devices_per_node
+    if decision is not None:
+        widest = decision.num_devices // decision.data_parallel_size
+    width = max(one for one in range(1, widest + 1) if devices % one == 0)
+    replicas, batch = devices // width, plan.goal.global_batch_size
+    below = batch // replicas * replicas
+    if below == batch:
+        return
+    near = " or ".join(f"{one:,}" for one in (below, below + replicas) if one)
+    yield (
+        f"a global batch of {near} sequences would use all of {nodes} nodes:"
+        f" {replicas} replicas of {format_counted(width, 'device')} do not divide {batch:,}"
+    )
 
 
 def _write_mode_notes(plan: Plan) -> Iterator[str]:
