@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, cast
 import typer
 
 from tuner.cli.options import VerboseFlag, seconds
+from tuner.errors import SpecError
 
 if TYPE_CHECKING:
     from tuner.draft.draft import Draft
@@ -49,7 +50,13 @@ class PlanOptions:
             "pricing adds some seconds."
         ),
     ] = "60s"
-    solver: Annotated[str, typer.Option(help="milp (CBC), cp_sat or exact.")] = "milp"
+    solver: Annotated[
+        str | None,
+        typer.Option(
+            help="Layout solver of a plan on a profile of the reference step: milp (CBC, the "
+            "default), cp_sat or exact."
+        ),
+    ] = None
     uncalibrated: UncalibratedFlag = False
     csv: Annotated[
         Path | None,
@@ -66,6 +73,15 @@ class PlanOptions:
     def time_limit_s(self) -> float:
         """Limit of the search."""
         return seconds(self.time_limit, option="--time-limit")
+
+    def refuse_solver(self, *, goal: str) -> None:
+        """Refuse a layout solver where no training run is planned.
+
+        Raises:
+            SpecError: one is stated.
+        """
+        if self.solver is not None:
+            raise SpecError(f"--solver {self.solver}: a {goal} has no layout; leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

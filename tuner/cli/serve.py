@@ -24,6 +24,7 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[ServePlan, Callable[..., st
     from tuner.cli.progress import planning_progress
     from tuner.cli.serve_text import serve_text
 
+    options.refuse_solver(goal="deployment")
     with planning_progress(
         "planning",
         text="pricing instances, solving, simulating the traffic",

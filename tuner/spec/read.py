@@ -7,7 +7,7 @@ from profilers.steps.config import LayerKind
 from tuner.errors import SpecError
 from tuner.spec.cluster import Cluster
 from tuner.spec.failure_log import FailureLog, read_failure_log
-from tuner.spec.files import shown_path
+from tuner.spec.files import shown_path, shown_value
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
@@ -64,6 +64,9 @@ def _check_goal_kind(raw: dict[str, Any], source: str) -> None:
             f"{source}: goal.kind: {kind!r} is a goal of `moetune plan`; here a 'train' goal is"
             " needed"
         )
+    if kind is not None and kind != "train":
+        known = ", ".join(("train", *OTHER_GOALS))
+        raise SpecError(f"{source}: goal.kind: {shown_value(kind)} is none of {known}")
 
 
 def _with_failures(

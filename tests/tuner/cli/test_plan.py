@@ -116,6 +116,21 @@ def test_what_does_not_fit_is_exit_code_1_with_the_nearest_way_out(
     assert "the plan has nothing to launch" in capsys.readouterr().err
 
 
+def test_a_solver_that_changes_nothing_is_refused(
+    sheet_spec: Callable[..., Path], tmp_path: Path, capsys: Captured
+) -> None:
+    examples = SHEET_SPEC.parents[2]
+    for spec, why in (
+        (sheet_spec(), "is planned by the analytic model"),
+        (examples / "serving" / "mixed-pool.yaml", "a deployment has no layout"),
+        (examples / "placement" / "balance.yaml", "a placement has no layout"),
+    ):
+        assert _plan(spec, tmp_path / "plan") == 2, spec
+        said = unwrapped(capsys.readouterr().err)
+        assert "--solver exact: " in said
+        assert why in said
+
+
 @each_row(
     ("options", "line"),
     [

@@ -228,7 +228,7 @@ def test_an_unknown_key_is_answered_with_the_near_one(
         ("1.0e12", "-5", "goal.tokens: -5 should be greater than 0"),
         ("  sequence_length: 4096\n", "", "goal.sequence_length: missing"),
         ("bf16", "int8", "goal.precision: 'int8' should be 'bf16', 'fp32', 'fp8-delayed'"),
-        ("kind: train", "kind: trian", "goal.kind: 'trian' should be 'train'"),
+        ("kind: train", "kind: trian", "goal.kind: 'trian' is none of train, place, serve"),
         (
             "kind: train",
             "kind: serve",

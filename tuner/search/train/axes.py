@@ -60,3 +60,5 @@ class OptionRule:
     """Axes that the rule reads."""
     is_broken: Callable[..., bool]
     """Called with the facts and one choice per axis."""
+    is_limit: bool = False
+    """The user's own limit of one axis."""

@@ -290,6 +290,7 @@ def _limits(problem: TrainProblem) -> Iterator[OptionRule]:
             text="search.recompute leaves it out",
             axes=("recompute",),
             is_broken=lambda facts, recompute: recompute.level not in levels,
+            is_limit=True,
         )
 
 
@@ -299,4 +300,5 @@ def _limit(name: str, allowed: tuple[Choice, ...] | None) -> Iterator[OptionRule
             text=f"search.{name} leaves it out",
             axes=(name,),
             is_broken=lambda facts, choice: choice not in allowed,
+            is_limit=True,
         )

@@ -28,7 +28,7 @@ from tuner.search.reasons import (
     printed_bytes,
 )
 from tuner.search.settings import SearchSettings
-from tuner.search.train.axes import Facts
+from tuner.search.train.axes import Choice, Facts, OptionRule, RecomputeChoice
 from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Degrees, legal_degrees
@@ -156,9 +156,10 @@ def blocking_rules(problem: TrainProblem) -> tuple[Relaxation, ...]:
 
     Where no single one does, those that most combinations break come first.
     """
-    limits = tuple(_blocking_limits(problem))
-    if limits:
-        return limits
+    options = option_space(problem)
+    named = (*_blocking_limits(problem, options), *_blocking_choices(problem, options))
+    if named:
+        return named
     degrees = legal_degrees(problem)
     single = [
         (rule, relaxed)
@@ -168,7 +169,7 @@ def blocking_rules(problem: TrainProblem) -> tuple[Relaxation, ...]:
     if single:
         single.sort(key=lambda item: (-item[1].num_legal, item[0]))
         return tuple(_single_rule(problem, rule, relaxed) for rule, relaxed in single[:MOST_RULES])
-    counts = space(option_space(problem), degrees)[1]
+    counts = space(options, degrees)[1]
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return tuple(
         Relaxation(
@@ -178,8 +179,47 @@ def blocking_rules(problem: TrainProblem) -> tuple[Relaxation, ...]:
     )
 
 
-def _blocking_limits(problem: TrainProblem) -> Iterator[Relaxation]:
-    """Each limit of the user's that leaves nothing, with the nearest legal value."""
+def _blocking_choices(problem: TrainProblem, options: OptionSpace) -> Iterator[Relaxation]:
+    """Name each limit of the user's on options that leaves nothing, with values that would do."""
+    degrees = legal_degrees(problem)
+    reasons = "; ".join(_blocking_rules_of(options, degrees))
+    for rule in _legal_without(options, degrees):
+        if not rule.is_limit:
+            continue
+        (axis,) = rule.axes
+        free = replace(options, rules=tuple(one for one in options.rules if one is not rule))
+        able = [
+            _value(choice)
+            for choice in free.choices[axis]
+            if space(replace(free, choices={**free.choices, axis: (choice,)}), degrees)[0]
+        ]
+        yield Relaxation(
+            limit=f"search.{axis}",
+            change=f"it leaves nothing: {reasons or 'the other limits leave it out'}; legal:"
+            f" {', '.join(dict.fromkeys(able))}",
+        )
+
+
+def _value(choice: Choice) -> str:
+    """Return a choice as a spec states it."""
+    return str(choice.level.value if isinstance(choice, RecomputeChoice) else choice)
+
+
+def _blocking_rules_of(options: OptionSpace, degrees: Degrees) -> Iterator[str]:
+    """Yield the rules between options, limits aside, that alone leave nothing legal."""
+    return (rule.text for rule in _legal_without(options, degrees) if not rule.is_limit)
+
+
+def _legal_without(options: OptionSpace, degrees: Degrees) -> Iterator[OptionRule]:
+    """Yield each rule without which something is legal."""
+    for rule in options.rules:
+        others = tuple(one for one in options.rules if one is not rule)
+        if space(replace(options, rules=others), degrees)[0]:
+            yield rule
+
+
+def _blocking_limits(problem: TrainProblem, options: OptionSpace) -> Iterator[Relaxation]:
+    """Name each limit of the user's that leaves nothing, with the nearest legal value."""
     columns = {name: column for names in _NAMES for column, name in names.items()}
     for name, column in columns.items():
         requested = getattr(problem.limits, name)
@@ -187,10 +227,12 @@ def _blocking_limits(problem: TrainProblem) -> Iterator[Relaxation]:
             continue
         free = replace(problem, limits=problem.limits.model_copy(update={name: None}))
         degrees = legal_degrees(free)
-        if not degrees.num_legal:
+        if not space(options, degrees)[0]:
             continue
-        rule = _broken_rule(problem, name, column)
-        near = nearest_value(_values(degrees, column), requested)
+        own = legal_degrees(problem)
+        rule = "; ".join(_blocking_rules_of(options, own)) if own.num_legal else ""
+        rule = rule or _broken_rule(problem, name, column)
+        near = nearest_value(set(_values(degrees, column)) - set(requested), requested)
         yield Relaxation(
             limit=f"search.{name}",
             change=f"{_listed(requested)} leaves nothing: {rule}; "

@@ -74,6 +74,30 @@ def test_chunks_of_a_single_stage_are_no_matter_of_the_batch(make_problem: MakeP
     assert pipeline.change.endswith("the nearest legal value is 2")
 
 
+def test_options_that_exclude_each_other_are_named_and_no_degree_is(
+    make_problem: MakeProblem,
+) -> None:
+    able = replace(make_problem("mixtral-8x7b", devices=64), capabilities=MEGATRON_0_18)
+    rows = (
+        (Search(recompute=(Recompute.FULL,), chunks=(4,)), "the target has no such chunks"),
+        (
+            Search(dispatcher=("deepep",), expert_model_parallel_size=(1,)),
+            "dispatcher above alltoall without expert parallelism",
+        ),
+    )
+    for limits, reason in rows:
+        found = relaxations(replace(able, limits=limits), SETTINGS)
+        assert {one.limit for one in found} == {
+            f"search.{name}" for name in limits.model_fields_set
+        }
+        for one in found:
+            assert f"leaves nothing: {reason}" in one.change
+            name = one.limit.removeprefix("search.")
+            (stated,) = getattr(limits, name)
+            legal = one.change.rpartition("legal")[2].removeprefix(" value is").strip(": ")
+            assert str(stated) not in legal.split(", "), one.change
+
+
 def test_more_expert_ranks_than_experts_are_refused(make_problem: MakeProblem) -> None:
     problem = make_problem(
         "mixtral-8x7b", devices=64, limits=Search(expert_model_parallel_size=(16,))
