@@ -7,8 +7,8 @@ planned for several rates, one mode at a time: with one kind of instances a role
 balance evenly, and with up to three, which the stack's router balances by load. Printed are the
 cost per hour of the integer program, without queueing, and of the instances with which the
 simulated traffic meets its SLO; the simulated router; and the processor seconds of each. FOLDER
-holds stored profiles or tables of aiconfigurator; without it an installed aiconfigurator-core is
-used, else datasheets. Exit code 1: several kinds cost more than one.
+holds stored profiles or tables of aiconfigurator; without it datasheets are
+used. Exit code 1: several kinds cost more than one.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python tests/benchmarks/serving_accuracy.py RUNS.csv [TABLES]
 
 Reads a table in the layout of `moetune backtest`, and kernels from TABLES (profiles or a folder of
-aiconfigurator's tables) or the installed aiconfigurator-core. Prints first the accuracy for a new
+aiconfigurator's tables), else from datasheets. Prints first the accuracy for a new
 pair (model, engine): every pair is held out in turn, predicted without what only its rows have
 shown, and compared with bands made without it; beside them the former bands, deciles by engine of
 the rows of all other pairs. Then errors of the model as it ships, with residuals of other models

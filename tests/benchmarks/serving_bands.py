@@ -3,7 +3,7 @@
     python tests/benchmarks/serving_bands.py RUNS.csv [TABLES] [-o tuner/costs/serve/bands.json]
 
 Reads a table in the layout of `moetune backtest` and predicts every launch on Hopper and Blackwell
-that states what is needed: from kernels (TABLES or the installed aiconfigurator-core) and, without
+that states what is needed: from kernels (TABLES) and, without
 any table, from the datasheet only; each once with everything known and once as if no row of its
 model and engine were known. Prints and stores the bands of tests/benchmarks/serving_band_fit.py,
 and their coverage of held-out pairs.

@@ -4,7 +4,7 @@
 
 DeepSeek-V3 on 32 H200, Mixtral on 16 H100, Qwen3-235B on 32 H100 and a pool of three kinds of
 devices are planned by `moetune plan`, from datasheets and, where FOLDER (stored profiles or tables
-of aiconfigurator) or an installed aiconfigurator-core has kernels, from those. Printed are
+of aiconfigurator) has kernels, from those. Printed are
 processor seconds including imports, files and solvers, peak memory, the certificate and the plan.
 Exit code 1: an aim is missed: a plan with a bound whose program is solved to optimality, one
 engine's in 5 CPU-seconds and 400 MB, the mixed pool's in 10 CPU-seconds, all parts of the search

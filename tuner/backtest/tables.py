@@ -41,8 +41,7 @@ def backtest_serving(
 
     Args:
         runs: table of measured runs, CSV.
-        profiles: profiles with kernels, or folders of aiconfigurator's tables; none: the installed
-            aiconfigurator-core.
+        profiles: profiles with kernels, or folders of aiconfigurator's tables; none: datasheets.
 
     Raises:
         SpecError: the table is unreadable.

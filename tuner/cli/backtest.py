@@ -17,8 +17,7 @@ def command(
         typer.Option(
             help="Output of 'moetune calibrate'; repeatable. A folder with a profile applies to "
             "its device, bare residuals to all. Default: the residuals that ship. Serving runs: "
-            "profiles with kernels, or a folder of aiconfigurator tables; default: the installed "
-            "aiconfigurator-core.",
+            "profiles with kernels, or a folder of aiconfigurator tables; default: datasheets.",
         ),
     ] = None,
     uncalibrated: Annotated[

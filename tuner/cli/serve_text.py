@@ -111,6 +111,10 @@ def _model(plan: ServePlan) -> Iterator[str]:
         f"{format_count(active_parameters(model))} active per token; {goal.quantization} weights,"
         f" {goal.kv_cache_dtype} KV cache; {goal.engine.name}; {load}",
     )
+    sources = plan.provenance.profile_source
+    kinds = set(sources.values())
+    said = ", ".join(kinds if len(kinds) == 1 else (f"{n} {one}" for n, one in sources.items()))
+    yield from labelled("kernels", said)
 
 
 def _proof(plan: ServePlan) -> Iterator[str]:

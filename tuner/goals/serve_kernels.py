@@ -1,8 +1,8 @@
 """Which files a pool's kernels are read from, and a hash of them: what makes two plans comparable.
 
 The choice is that of tuner/backtest/serving/tables.py: profiles of the device that hold kernels,
-else the first folder of tables with its system, else an installed aiconfigurator-core, else the
-datasheet, whose numbers are hashed in place of a file's.
+else the first folder of tables with its system, else the datasheet, whose numbers are hashed in
+place of a file's.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from profilers.files import open_regular
 from profilers.imports.aiconfigurator_arrays import holds_system, installed_systems
 from profilers.store import holds_profile, read_header
 from tuner.backtest.serving.launches import SYSTEMS
-from tuner.backtest.serving.tables import PRODUCT
+from tuner.backtest.serving.tables import DATASHEET, PRODUCT
 from tuner.devices.catalogue import device_of
 from tuner.spec.cluster import Cluster, Pool
 
@@ -62,6 +62,28 @@ def kernels_changed(
     )
 
 
+def installed_notes(sources: Mapping[str, str], cluster: Cluster) -> Iterator[str]:
+    """Say which pools are priced from datasheets though measured kernels are installed.
+
+    Args:
+        sources: of kernels, by pool.
+        cluster: of these pools.
+    """
+    folder = installed_systems()
+    for pool in cluster.pools:
+        system = _system(pool.sheet.name) if sources[pool.name] == DATASHEET else None
+        if folder is not None and system is not None and holds_system(folder, system=system):
+            yield (
+                f"{pool.name}: the datasheet's kernels; aiconfigurator-core is installed and has"
+                f" measured ones of {pool.sheet.name}, which --profile {folder} uses"
+            )
+
+
+def _system(device: str) -> str | None:
+    """Return aiconfigurator's name of a device."""
+    return next((name for name, one in SYSTEMS.items() if one == device), None)
+
+
 def _hash(pool: Pool, profiles: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for name, own in _parts(pool, profiles):
@@ -80,10 +102,8 @@ def _parts(pool: Pool, profiles: Sequence[Path]) -> Iterator[tuple[str, str]]:
         yield from _files(path)
     if any(PRODUCT in read_header(path).tables for path in own):
         return
-    system = next((name for name, device in SYSTEMS.items() if device == sheet.name), None)
-    installed = installed_systems()
-    folders = [path for path in given if path not in stored]
-    for folder in (*folders, *(() if installed is None else (installed,))):
+    system = _system(sheet.name)
+    for folder in (path for path in given if path not in stored):
         if system is not None and holds_system(folder, system=system):
             places = (folder / "data" / system, folder / system)
             yield from _files(next(place for place in places if place.is_dir()))

@@ -29,7 +29,7 @@ from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.errors import SpecError
 from tuner.goals.profiles import is_plan_of, stored_profile
 from tuner.goals.serve_folder import read_serve_verified
-from tuner.goals.serve_kernels import kernel_hashes
+from tuner.goals.serve_kernels import installed_notes, kernel_hashes
 from tuner.goals.train_plan import version
 from tuner.paths import AnyPath, to_paths
 from tuner.plans.proof import with_planning_time
@@ -79,8 +79,7 @@ def deploy(
     Args:
         spec_path: the YAML file.
         profiles: stored profiles, or folders of aiconfigurator's tables, matched to pools by
-            device; without any an installed aiconfigurator-core, and where that has nothing the
-            device's datasheet, which the plan says.
+            device; where they have nothing the device's datasheet, which the plan says.
         time_limit_s: for all searches together.
         lookups: filled with the kernels whose prices are looked up.
         residual: of the engine; None: from the trials of a plan whose folder is given as a profile.
@@ -116,6 +115,7 @@ def plan_deployment(
         priced_pools = tuple(
             replace(pool, machine=noting(pool.machine, lookups)) for pool in priced_pools
         )
+    sources = {priced.pool.name: priced.source for priced in priced_pools}
     plan = make_serve_plan(
         spec,
         priced_pools,
@@ -125,12 +125,13 @@ def plan_deployment(
             spec_sha256=hashlib.sha256(
                 read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES)
             ).hexdigest(),
-            profile_source={priced.pool.name: priced.source for priced in priced_pools},
+            profile_source=sources,
             kernels_sha256=kernel_hashes(spec.cluster, tuple(map(stored_profile, profiles))),
             residual=priced_pools[0].residual,
             notes=(
                 *(() if spec.model.moe is None else _kernel_notes(priced_pools)),
                 *_measured_notes(priced_pools),
+                *installed_notes(sources, spec.cluster),
             ),
         ),
     )

@@ -229,7 +229,7 @@ class ServeProvenance(Record):
     moetune_version: str
     spec_sha256: str
     profile_source: dict[str, str]
-    """By pool: `profile`, `tables`, `aiconfigurator-core` or `datasheet`."""
+    """By pool: `profile`, `tables` or `datasheet`; older plans also `aiconfigurator-core`."""
     kernels_sha256: dict[str, str] = Field(default_factory=dict)
     """By pool, of the files that its kernels were read from and of its datasheet."""
     residual: ServeResidual | None = None

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tuner.backtest.serving import tables
 from tuner.backtest.serving.layout import COLUMNS
 from tuner.cli import backtest, calibrate
 from tuner.errors import SpecError
@@ -15,11 +14,6 @@ HEADER = (
     "tp_size,silicon_ttft_ms,silicon_tpot_ms"
 )
 LINE = "{id},db-dump/1; silicon_concurrency=4,vllm,0.18,{model},h200_sxm,fp8,agg,512,64,{tp},{ms},9"
-
-
-@pytest.fixture(autouse=True)
-def _nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "installed_systems", lambda: None)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.cli.serve_text import serve_text
 from tuner.explain.explanation import explain
 from tuner.goals.serve_folder import write_serve_plan
 from tuner.goals.serve_kernels import kernel_hashes, kernels_changed
@@ -49,20 +50,44 @@ def test_pools_whose_kernels_changed_are_named(tmp_path: Path) -> None:
     assert kernels_changed({}, CLUSTER, ()) == ()
 
 
+SPEC = f"""
+schema_version: 1
+model: {MODELS / "mixtral-8x7b"}
+cluster: {{pools: [{{name: a, device: h100-sxm, nodes: 1, devices_per_node: 8}}]}}
+goal:
+  kind: serve
+  engine: {{name: vllm}}
+  traffic: {{rate: 2/s, input_tokens: 1000, output_tokens: 100}}
+  slo: {{ttft: {{p90: 3s}}, tpot: {{p90: 50ms}}}}
+  modes: [aggregated]
+"""
+
+
+def test_installed_tables_change_no_answer_and_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC)
+    plain = deploy(spec, time_limit_s=20.0).plan
+    # Their bytes are no Parquet file: whoever read them would fail.
+    package = tables(tmp_path / "aiconfigurator_core" / "systems").parent
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    installed = deploy(spec, time_limit_s=20.0).plan
+    assert installed.decision == plain.decision
+    assert installed.predicted == plain.predicted
+    for plan in (plain, installed):
+        assert plan.provenance.profile_source == {"a": "datasheet"}
+        assert "kernels        datasheet" in serve_text(plan, folder=tmp_path)
+    assert plain.provenance.kernels_sha256 == installed.provenance.kernels_sha256
+    (note,) = set(installed.provenance.notes) - set(plain.provenance.notes)
+    assert f"--profile {package / 'systems'}" in note
+
+
 @pytest.mark.slow
 def test_explain_says_where_other_kernels_are_found(tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
-    spec.write_text(
-        "schema_version: 1\n"
-        f"model: {MODELS / 'mixtral-8x7b'}\n"
-        "cluster: {pools: [{name: a, device: h100-sxm, nodes: 1, devices_per_node: 8}]}\n"
-        "goal:\n"
-        "  kind: serve\n"
-        "  engine: {name: vllm}\n"
-        "  traffic: {rate: 2/s, input_tokens: 1000, output_tokens: 100}\n"
-        "  slo: {ttft: {p90: 3s}, tpot: {p90: 50ms}}\n"
-        "  modes: [aggregated]\n"
-    )
+    spec.write_text(SPEC)
     made = deploy(spec, time_limit_s=20.0)
     asked = (LimitChange(key="rate", value="x2"),)
     write_serve_plan(tmp_path / "plan", made.plan, spec=made.spec)

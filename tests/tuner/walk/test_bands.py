@@ -177,11 +177,8 @@ def serving_bands(
 
 
 def test_serving_commands_state_one_band_and_widen_it_where_no_run_is_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    # Tables of an installed package must not decide what is compared.
-    monkeypatch.setattr("tuner.backtest.serving.tables.installed_systems", lambda: None)
-    monkeypatch.setattr("tuner.goals.serve_kernels.installed_systems", lambda: None)
     cells = {
         "id": "one",
         "silicon_data_source": "db-dump/2026-04-27; config_id=1; silicon_concurrency=8; image",

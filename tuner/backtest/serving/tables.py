@@ -1,8 +1,8 @@
-"""Source of each system's kernel times: profiles, a folder of tables, a package, or the datasheet.
+"""Source of each system's kernel times: profiles, a folder of tables, or the datasheet.
 
 A profile covers its device; profiles of several engines on one device are read together. A folder
 with `<system>.yaml` files is aiconfigurator's and is read directly. What neither covers comes from
-an installed aiconfigurator-core, and what that lacks from the datasheet.
+the datasheet: tables that are merely installed change no answer.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from profilers.arrays import Arrays, read_profile_arrays
-from profilers.imports.aiconfigurator_arrays import holds_system, installed_systems, read_system
+from profilers.imports.aiconfigurator_arrays import holds_system, read_system
 from profilers.store import holds_profile, read_header
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.costs.serve.machine import ServingMachine
@@ -70,11 +70,9 @@ def _reader(
     """Return the reader of an operation's tables, and their origin."""
     if profiles:
         return partial(_stored, profiles), "profile"
-    installed = installed_systems()
-    shipped = () if installed is None else ((installed, "aiconfigurator-core"),)
-    for folder, origin in (*((folder, "tables") for folder in folders), *shipped):
+    for folder in folders:
         if holds_system(folder, system=system):
-            return partial(_published, folder, system), origin
+            return partial(_published, folder, system), "tables"
     return None, DATASHEET
 
 

@@ -83,7 +83,7 @@ class ServingPool:
     memory_bytes: float
     """Of one device."""
     source: str
-    """`profile`, `tables`, `aiconfigurator-core` or `datasheet`."""
+    """`profile`, `tables` or `datasheet`."""
     conversions: ProfilePrices | None = None
     """How fast a device turns KV caches into other pages, where that was measured."""
     residual: ServeResidual | None = None

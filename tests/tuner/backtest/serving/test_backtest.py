@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
-from tuner.backtest.serving import tables
 from tuner.backtest.serving.backtest import backtest_serving, predict_pairs
 from tuner.backtest.serving.decoders import LLAMA_70B
 from tuner.backtest.serving.tables import DATASHEET, build_machines
@@ -15,12 +14,6 @@ from tuner.errors import SpecError
 from tuner.spec.serving.goal import Mode
 
 Row = Callable[..., dict[str, str]]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of an installed package must not decide what these tests see."""
-    monkeypatch.setattr(tables, "installed_systems", lambda: None)
 
 
 def test_a_device_without_tables_is_predicted_from_its_datasheet_and_marked(row: Row) -> None:
