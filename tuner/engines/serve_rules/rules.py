@@ -127,7 +127,13 @@ def group_refusals(
             *_afd_server(engine, group, model=model, goal=goal, generation=generation),
             *_attention(engine, group, devices_per_node=devices_per_node),
             *_shared_core(engine, group, devices_per_node=devices_per_node),
-            *_all_to_all(engine, group, model=model, generation=generation),
+            *_all_to_all(
+                engine,
+                group,
+                model=model,
+                generation=generation,
+                devices_per_node=devices_per_node,
+            ),
             *step_refusals(engine, group, model=model, goal=goal, generation=generation),
         )
     )
@@ -306,6 +312,7 @@ def _all_to_all(
     *,
     model: ModelSpec,
     generation: Generation | None,
+    devices_per_node: int,
 ) -> Iterator[str]:
     backend = group.a2a_backend
     if backend not in engine.a2a_backends:
@@ -316,6 +323,13 @@ def _all_to_all(
         yield (
             f"a2a_backend {backend} needs NVLink between the devices of a machine, which those of"
             f" {generation} lack; use allgather"
+        )
+    is_inside = backend == "deepep_normal" and group.ep <= devices_per_node
+    if generation is Generation.AMPERE and not is_inside:
+        # setup.py of deepseek-ai/DeepEP: SM80 builds have neither NVSHMEM nor low-latency kernels.
+        yield (
+            f"a2a_backend {backend} on {generation} devices: DeepEP is built for them with normal"
+            f" kernels inside one machine only, of {devices_per_node} devices; use allgather"
         )
     if group.moe_tp > 1 or group.ep == 1:
         yield (

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from tests.rows import each_row
 from tests.tuner.engines.serving.testing import aggregated, disaggregated, sample_serving
 from tuner.config.serve import ServeDecision
+from tuner.devices.datasheet import Generation
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.engines.serve_rules.manifest import DEEPEP_HIDDEN_SIZES, LARGEST_DISPATCH_TOKENS
-from tuner.engines.serve_rules.rules import nodes_needed, refusals
+from tuner.engines.serve_rules.rules import group_refusals, nodes_needed, refusals
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
 EXAMPLES = Path(__file__).parents[4] / "examples/models"
 ALL = tuple(ENGINES)
+ON_16: dict[str, Any] = {"devices": 16, "attention_dp": 16, "ep": 16}
 ON_12: dict[str, Any] = {"devices": 12, "attention_dp": 12, "ep": 12}
 
 
@@ -157,6 +159,30 @@ def test_deepeps_kernels_for_many_tokens_run_on_some_numbers_of_ranks(deepseek: 
         # Prompts of an aggregated instance are no business of low latency in SGLang.
         assert (line in _refused(engine, aggregated(**low), deepseek)) == (engine == "sglang")
         assert line not in _refused(engine, disaggregated(decode=low), deepseek)
+
+
+def test_deepep_has_normal_kernels_of_one_machine_alone_on_a100(deepseek: ModelSpec) -> None:
+    # setup.py of deepseek-ai/DeepEP builds SM80 without NVSHMEM and without low latency.
+    low = {"a2a_backend": "deepep_low_latency", "max_batched_tokens": 1024}
+    rows = (
+        (aggregated(**low), Generation.AMPERE, True),
+        (aggregated(**low), Generation.HOPPER, False),
+        (aggregated(a2a_backend="deepep_normal"), Generation.AMPERE, False),
+        (aggregated(**ON_16, a2a_backend="deepep_normal"), Generation.AMPERE, True),
+        (aggregated(**ON_16, a2a_backend="deepep_normal"), Generation.HOPPER, False),
+        (aggregated(**ON_16), Generation.AMPERE, False),
+    )
+    for decision, generation, is_refused in rows:
+        (group,) = decision.instances
+        lines = group_refusals(
+            ENGINES["vllm"][0],
+            group,
+            model=deepseek,
+            goal=sample_serving(deepseek, decision, engine="vllm").plan.goal,
+            devices_per_node=8,
+            generation=generation,
+        )
+        assert any("DeepEP is built for them" in one for one in lines) == is_refused, group
 
 
 @each_row("engine", ALL)
