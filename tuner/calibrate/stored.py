@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from profilers.files import read_bounded
-from tuner.backtest.knowledge import profile_device
 from tuner.backtest.rows import Row, table_digest
 from tuner.calibrate.calibration import calibrate
 from tuner.calibrate.records import CalibrationReport
 from tuner.calibrate.report import build_report
-from tuner.devices.catalogue import find_device
+from tuner.devices.catalogue import find_device, profile_device
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.output import entries_json, write_directory, write_files
 from tuner.plans.folder import MAX_PROFILE_FILE_BYTES
