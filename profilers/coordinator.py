@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +32,7 @@ from profilers.records import (
     TableInfo,
 )
 from profilers.schedule import MAX_CASE_S, Step, TableSchedule, key
+from profilers.schema_version import moetune_version
 from profilers.second_pass import (
     INFILL_S,
     SKIPPED_RATIO,
@@ -149,7 +149,7 @@ class ProfileOnDisk:
         out = Path(job.out)
         known: dict[str, tuple[Measurement, ...]] = {}
         header = ProfileHeader(
-            moetune_version=_version(),
+            moetune_version=moetune_version(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             machine=machine,
             tables={},
@@ -349,10 +349,3 @@ def _require_same(stored: Machine, here: Machine, *, path: Path) -> None:
         raise MachineMismatchError(
             f"{path} cannot be resumed, {differences[0]}; measure into a new directory"
         )
-
-
-def _version() -> str:
-    try:
-        return version("moetune")
-    except PackageNotFoundError:
-        return "unknown"

@@ -3,9 +3,13 @@
 Units are SI throughout. A `Measurement` keeps every timed repeat; medians are derived, not stored.
 """
 
+import ast
+import inspect
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from itertools import pairwise
+from textwrap import dedent
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -13,9 +17,11 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     field_validator,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
 from profilers.numbers_only import numbers_only
@@ -41,7 +47,7 @@ Count = Annotated[int, Field(ge=0, le=MOST)]
 class Record(BaseModel):
     """Base of everything that is stored: immutable, strict about its keys and its numbers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @classmethod
     def __get_pydantic_core_schema__(
@@ -49,6 +55,26 @@ class Record(BaseModel):
     ) -> core_schema.CoreSchema:
         schema: core_schema.CoreSchema = numbers_only(handler(source))
         return schema
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Describe each field by the docstring beneath it, read only where a schema is wanted."""
+        shown = handler(schema)
+        described = handler.resolve_ref_schema(shown).get("properties", {})
+        for owner in cls.__mro__[: cls.__mro__.index(Record)]:
+            for name, docstring in _attribute_docstrings(owner):
+                described.get(name, {}).setdefault("description", docstring)
+        return shown
+
+
+def _attribute_docstrings(owner: type) -> Iterator[tuple[str, str]]:
+    definition = ast.parse(dedent(inspect.getsource(owner))).body[0]
+    for field, docstring in pairwise(getattr(definition, "body", ())):
+        match field, docstring:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(text))):
+                yield name, inspect.cleandoc(text)
 
 
 class Source(StrEnum):

@@ -6,6 +6,7 @@ guessed at.
 """
 
 import json
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 
@@ -35,3 +36,11 @@ def refusal_of(values: dict[str, Any], *, known: int) -> str:
         f"schema_version {version} is not {known}, the newest that this version reads; needed is"
         f" {needed}, or write it anew"
     )
+
+
+def moetune_version() -> str:
+    """Return the version that writes a file; unknown outside an installed distribution."""
+    try:
+        return version("moetune")
+    except PackageNotFoundError:
+        return "unknown"

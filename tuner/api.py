@@ -17,8 +17,9 @@
     permute_checkpoint, read_permutation   renumber experts, as an emitted apply.py does
 
 Paths may be strings, a single profile needs no list, and a plan is named by its folder or by the
-`plan.json` in it. The commands call these functions. `examples/api.py` has an example of each that
-plans, explains or estimates; a test runs it. Machines are measured by `profilers.session`.
+`plan.json` in it. The commands import these functions where they are defined, as all of them
+together take a second. `examples/api.py` has an example of each that plans, explains or estimates;
+a test runs it. Machines are measured by `profilers.session`.
 """
 
 from tuner.backtest.tables import backtest as backtest

@@ -10,11 +10,13 @@ Not covered: two writers of one directory at a time; the last one wins, file by 
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tuner.errors import OutputError
 
@@ -79,6 +81,21 @@ def write_files(
             _write(directory / name, content, executable=name in executable)
         except OSError as error:
             raise _unwritable(directory / name, error, option=option) from error
+
+
+def entries_json(values: Mapping[str, Any]) -> str:
+    """Return values as JSON, every entry of a list or a mapping on a line of its own."""
+    blocks = []
+    for name, value in values.items():
+        block = json.dumps(value)
+        if isinstance(value, list | dict) and value:
+            names = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else ()
+            entries = value.values() if isinstance(value, dict) else value
+            lines = zip(names or [""] * len(value), map(json.dumps, entries), strict=True)
+            rows = ",\n".join(f"  {key}{entry}" for key, entry in lines)
+            block = f"{block[0]}\n{rows}\n {block[-1]}"
+        blocks.append(f" {json.dumps(name)}: {block}")
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
 
 
 def _stay_inside(names: Iterable[str]) -> None:

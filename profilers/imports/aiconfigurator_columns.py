@@ -13,7 +13,6 @@ from profilers.arrays import Counts, Texts
 from profilers.errors import ProfileUnreadableError
 from profilers.imports.aiconfigurator_tables import DTYPES
 from profilers.out_of_memory import raise_lack_of_memory
-from profilers.parquet import read_table
 
 Columns = Mapping[str, npt.NDArray[np.generic]]
 
@@ -25,6 +24,8 @@ def read_columns(file: Path) -> Columns:
         ProfileUnreadableError: it is damaged or too large.
     """
     import pyarrow as pa
+
+    from profilers.parquet import read_table
 
     try:
         table = read_table(file)

@@ -11,14 +11,6 @@ from typing import Any, Final
 from profilers.errors import ProfileUnreadableError
 from profilers.files import open_regular, require_regular
 from profilers.out_of_memory import raise_lack_of_memory
-from profilers.parquet import (
-    MAX_FILE_BYTES,
-    MAX_ROWS,
-    MAX_UNPACKED_BYTES,
-    joined_texts,
-    read_table,
-    require_unique,
-)
 
 Row = Mapping[str, Any]
 
@@ -43,6 +35,8 @@ def read_rows(path: Path) -> list[Row]:
     """
     import pyarrow as pa
 
+    from profilers.parquet import MAX_FILE_BYTES
+
     try:
         require_regular(path, most_bytes=MAX_FILE_BYTES)
         with open_regular(path) as file:
@@ -56,12 +50,16 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _parquet(path: Path) -> list[Row]:
+    from profilers.parquet import joined_texts, read_table
+
     rows: list[Row] = joined_texts(read_table(path)).to_pylist()
     return rows
 
 
 def _text(path: Path) -> list[Row]:
     import pyarrow.csv
+
+    from profilers.parquet import MAX_ROWS, MAX_UNPACKED_BYTES, require_unique
 
     rows: list[Row] = []
     unpacked = 0

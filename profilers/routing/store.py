@@ -18,7 +18,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -31,6 +30,7 @@ from profilers.records import Record
 from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
 from profilers.routing.validation import MOST_CELLS, renamed
+from profilers.schema_version import moetune_version
 
 SCHEMA_VERSION: Final = 1
 # 1: first release.
@@ -244,7 +244,7 @@ def header_of(recording: Recording, *, origin: str = "", created: str = "") -> R
     between = recording.transition_MEE
     kind: Any = recording.transition_kind if between is not None and between.size else None
     return RecordingHeader(
-        moetune_version=_version(),
+        moetune_version=moetune_version(),
         created=created,
         origin=origin,
         model=recording.model,
@@ -292,10 +292,3 @@ def _take_place(unfinished: Path, path: Path) -> None:
 def _is_ours(path: Path) -> bool:
     ours = {HEADER_NAME, *(table.file for table in TABLES.values())}
     return path.is_dir() and {each.name for each in path.iterdir()} <= ours
-
-
-def _version() -> str:
-    try:
-        return version("moetune")
-    except PackageNotFoundError:
-        return "unknown"

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import PublishedRun, build_runs
 from tuner.backtest.prices import run_regime
@@ -26,7 +27,7 @@ from tuner.backtest.releases import recipes_of
 from tuner.backtest.rows import read_rows
 from tuner.calibrate.calibration import build_problem, held_out_keys
 from tuner.calibrate.cross_validation import MOST_FOLDS, assign_folds, held_out
-from tuner.calibrate.fit import Floats, fit
+from tuner.calibrate.fit import fit
 from tuner.calibrate.ratio_bands import (
     PairClass,
     Pairs,

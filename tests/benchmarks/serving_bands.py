@@ -27,6 +27,7 @@ from tuner.backtest.rows import table_digest
 from tuner.backtest.serving.backtest import predict_pairs
 from tuner.backtest.serving.rows import read_cells
 from tuner.costs.serve.bands import StoredBands
+from tuner.output import entries_json
 from tuner.spec.serving.goal import EngineName
 
 
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     _say(f"ratios: {result.ratios}")
     if out is not None:
-        out.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        out.write_text(entries_json(result.model_dump(mode="json")), encoding="utf-8")
     return 0
 
 

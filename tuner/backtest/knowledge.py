@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from profilers.store import holds_profile, read_header
+from profilers.store import holds_profile
 from tuner.backtest.prediction import ResidualSet
 from tuner.costs.train.calibration import Residuals, read_residuals, shipped
-from tuner.devices.catalogue import find_device
-from tuner.errors import SpecError, UnknownDeviceError
+from tuner.devices.catalogue import profile_device
+from tuner.errors import SpecError
 
 
 def read_residual_set(profiles: Sequence[Path], *, uncalibrated: bool) -> ResidualSet:
@@ -27,16 +27,3 @@ def read_residual_set(profiles: Sequence[Path], *, uncalibrated: bool) -> Residu
         else:
             default = residuals
     return ResidualSet(default=default, by_device=by_device)
-
-
-def profile_device(profile: Path) -> str:
-    """Return the datasheet name of a profile's device.
-
-    Raises:
-        SpecError: its device has none.
-    """
-    name = read_header(profile).machine.device
-    try:
-        return find_device(name).name
-    except UnknownDeviceError as error:
-        raise SpecError(f"{str(profile)!r}: {error}") from error

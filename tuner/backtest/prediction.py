@@ -10,16 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tuner.arrays import Floats
 from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import PublishedRun, build_runs
 from tuner.backtest.errors import ScoredRow, summarise_errors
-from tuner.backtest.prices import (
-    Floats,
-    Peaks,
-    build_pricer,
-    run_memory_constants,
-    run_regime,
-)
+from tuner.backtest.prices import Peaks, build_pricer, run_memory_constants, run_regime
 from tuner.backtest.records import Backtest, BacktestRow, Errors, ReleaseScatter
 from tuner.backtest.releases import release_scatter
 from tuner.backtest.rows import Row

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.backtest.columns import PublishedRun, RunColumns, stack_runs
 from tuner.costs.train.calibration import Regime, kind_of_model
 from tuner.costs.train.constants import Constants
@@ -46,7 +47,6 @@ BEYOND_LAYERS: Final = (
 )
 """Fields that no layer's cost depends on (tuner/costs/train/units.py)."""
 
-Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 
 

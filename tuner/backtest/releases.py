@@ -18,12 +18,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.backtest.columns import PublishedRun
 from tuner.backtest.records import ReleaseScatter
-
-Floats = npt.NDArray[np.float64]
 
 LAYOUT: Final = (
     *("sequence", "micro_batch", "num_microbatches", "tensor", "context", "pipeline"),

@@ -27,7 +27,7 @@ from typing import Final
 
 import numpy as np
 
-from tuner.calibrate.fit import Floats
+from tuner.arrays import Floats
 from tuner.costs.train.calibration import Band, Regime, Where, narrowest_band
 
 STATED: Final = 0.9

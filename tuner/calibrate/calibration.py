@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.backtest.adapters import trains_adapters
 from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import PublishedRun, build_runs
@@ -29,7 +30,7 @@ from tuner.backtest.prices import Pricer, build_pricer, run_regime
 from tuner.backtest.rows import Row
 from tuner.calibrate.bands import STATED, WORST_OF, covered_ratio, error_bands
 from tuner.calibrate.cross_validation import KEYS, MOST_FOLDS, assign_folds, held_out
-from tuner.calibrate.fit import COARSE, Fit, Floats, Problem, fit, group_blocks
+from tuner.calibrate.fit import COARSE, Fit, Problem, fit, group_blocks
 from tuner.calibrate.ratio_bands import build_pairs, build_ratio_bands, setting_key
 from tuner.calibrate.terms import FEWEST_RECIPES, TERMS, Level, Offset, list_offsets, offset_mask
 from tuner.costs.train.calibration import (

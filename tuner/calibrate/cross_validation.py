@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.backtest.columns import PublishedRun
-from tuner.calibrate.fit import Fit, Floats, Problem, refit
+from tuner.calibrate.fit import Fit, Problem, refit
 
 MOST_FOLDS: Final = 20
 SEED: Final = 20_260_101

@@ -25,7 +25,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from tuner.arrays import Floats
+
 Places = npt.NDArray[np.intp]
 
 NOISE: Final = 0.06

@@ -28,8 +28,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.backtest.columns import PublishedRun
-from tuner.calibrate.fit import Floats, Places
+from tuner.calibrate.fit import Places
 from tuner.config.columns import Strategies
 from tuner.costs.train.ratio_bands import STATED_RATIO, RatioBand, RatioBands
 

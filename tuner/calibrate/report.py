@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tuner.arrays import Floats
 from tuner.backtest.columns import PublishedRun
 from tuner.backtest.errors import ScoredRow, summarise_errors
 from tuner.backtest.prediction import case_key, tokens_per_step
 from tuner.backtest.records import Errors
 from tuner.calibrate.calibration import Calibration
 from tuner.calibrate.cross_validation import KEYS
-from tuner.calibrate.fit import Floats
 from tuner.calibrate.records import CalibrationReport, CrossValidation
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from profilers.files import read_bounded
-from tuner.backtest.knowledge import profile_device
 from tuner.backtest.rows import Row, table_digest
 from tuner.calibrate.calibration import calibrate
 from tuner.calibrate.records import CalibrationReport
 from tuner.calibrate.report import build_report
-from tuner.devices.catalogue import find_device
+from tuner.devices.catalogue import find_device, profile_device
 from tuner.errors import SpecError, UnknownDeviceError
-from tuner.output import write_directory, write_files
+from tuner.output import entries_json, write_directory, write_files
 from tuner.plans.folder import MAX_PROFILE_FILE_BYTES
 
 DATASHEETS: Final = "datasheets"
@@ -57,7 +56,7 @@ def calibration_files(profile: str, rows: Sequence[Row], *, runs: Path) -> Calib
     sources = ", ".join(sorted({row.source for row in rows}))
     made = calibrate(rows, origin=f"fitted to {runs.name}: {sources}", data_sha256=digest)
     report = build_report(made, num_rows=len(rows))
-    text = report.residuals.model_dump_json(indent=1) + "\n"
+    text = entries_json(report.residuals.model_dump(mode="json"))
     files = {} if profile == DATASHEETS else _profile_files(Path(profile))
     return CalibrationFiles(report=report, files={**files, RESIDUALS: text.encode()})
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from tuner.calibrate.fit import Floats
+from tuner.arrays import Floats
 from tuner.costs.train.calibration import Regime, Where
 
 Level = tuple[str, ...]

@@ -34,7 +34,7 @@ def command(
     if is_serving_table(runs):
         _serving(runs, profile or [], as_json=as_json)
         return
-    from tuner.api import backtest
+    from tuner.backtest.tables import backtest
     from tuner.cli.backtest_text import backtest_text
     from tuner.cli.progress import planning_progress
 
@@ -46,7 +46,7 @@ def command(
 
 
 def _serving(runs: Path, profiles: list[Path], *, as_json: bool) -> None:
-    from tuner.api import backtest_serving
+    from tuner.backtest.tables import backtest_serving
     from tuner.cli.backtest_serving_text import serving_text
     from tuner.cli.progress import planning_progress
 

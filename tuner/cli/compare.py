@@ -27,8 +27,8 @@ def command(
 
     The verdict says which is better beyond the error band.
     """
-    from tuner.api import compare
     from tuner.cli.compare_text import comparison_text
+    from tuner.compare.comparison import compare
     from tuner.compare.table import comparison_csv
     from tuner.output import write_files
 

@@ -30,11 +30,12 @@ def command(
 
     Each what-if is solved again from the copies that the plan keeps of its inputs.
     """
-    from tuner.api import explain, parse_changes
     from tuner.cli.goals import commands_of
     from tuner.cli.options import seconds
     from tuner.cli.progress import planning_progress
+    from tuner.explain.explanation import explain
     from tuner.goals.registry import goal_of
+    from tuner.plans.what_if import parse_changes
 
     limit_s = seconds(time_limit, option="--time-limit")
     changes = None if not what_if else () if what_if == "none" else parse_changes(what_if)

@@ -20,7 +20,6 @@ BUDGET_S: Final = 30.0
 
 def plan(spec: Path, options: PlanOptions) -> "tuple[PlacePlan, Callable[..., str]]":
     """Plan a placement, write it, and return it and what formats it."""
-    # Not from tuner.api, which imports all of the product: a second and more.
     from tuner.cli.place_text import place_text
     from tuner.cli.progress import planning_progress
     from tuner.goals.place_folder import write_place_plan
@@ -60,8 +59,8 @@ def explanation(explained: "ExplainedPlacePlan", *, folder: Path, verbose: bool)
 
 def verify(folder: Path, options: VerifyOptions) -> None:
     """Measure a placement and its alternatives here and print the conclusion."""
-    from tuner.api import verify_place
     from tuner.cli.place_text import place_verified_text
+    from tuner.goals.place_plan import verify_place
 
     verified = verify_place(folder, budget_s=BUDGET_S)
     print_result(verified, place_verified_text, as_json=options.as_json)

@@ -223,8 +223,8 @@ def _measure_engine(out: Path, spec: Path, *, command: str, url: str, start_limi
 
 
 def _wanted_sizes(spec: Path) -> "WantedSizes":
-    from tuner.api import wanted_sizes
     from tuner.cli.progress import planning_progress
+    from tuner.goals.plan import wanted_sizes
 
     with planning_progress("sizes", text="that planning looks up"):
         return wanted_sizes(spec)

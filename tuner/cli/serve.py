@@ -20,9 +20,10 @@ OTHER_LAUNCHER: Final = ""
 
 def plan(spec: Path, options: PlanOptions) -> "tuple[ServePlan, Callable[..., str]]":
     """Plan a deployment, write it, and return it and what formats it."""
-    from tuner.api import deploy, write_serve_plan
     from tuner.cli.progress import planning_progress
     from tuner.cli.serve_text import serve_text
+    from tuner.goals.serve_folder import write_serve_plan
+    from tuner.goals.serve_plan import deploy
 
     options.refuse_solver(goal="deployment")
     with planning_progress(
@@ -40,12 +41,12 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[ServePlan, Callable[..., st
 
 def estimate(spec: Path, options: EstimateOptions) -> None:
     """Price a server's launch and print it."""
-    from tuner import api
     from tuner.cli.progress import planning_progress
     from tuner.cli.serving_estimate_text import serving_estimate_text
+    from tuner.goals.estimate import estimate_serving
 
     with planning_progress("pricing", text="the launch, and changes of one thing"):
-        result = api.estimate_serving(
+        result = estimate_serving(
             spec,
             launch=options.launch,
             format_name=options.format_name,
@@ -75,23 +76,22 @@ def verify(folder: Path, options: VerifyOptions) -> None:
     Raises:
         TunerError: an option is not for deployments, or cannot be read.
     """
-    from tuner import api
     from tuner.cli.deploy_text import serving_verified_text
     from tuner.cli.options import seconds
     from tuner.errors import SpecError
     from tuner.goals.serve_trial import Reached
-    from tuner.goals.verify_serve import DeploymentEffort
+    from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve
 
     if options.launcher != "command":
         raise SpecError(
             f"--launcher {options.launcher}: a deployment is launched by a command of yours, e.g."
             " --launcher command --command 'bash {launch}/local.sh'"
         )
-    verified = api.verify_serve(
+    verified = verify_serve(
         folder,
         effort=DeploymentEffort(trials=options.trials, repeats=options.repeats),
         resume=options.resume,
-        by=api.deployment_trials(
+        by=deployment_trials(
             folder=folder,
             command=options.command,
             benchmark=options.benchmark,

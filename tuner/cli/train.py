@@ -26,7 +26,6 @@ OTHER_LAUNCHER: Final = ""
 
 def plan(spec: Path, options: PlanOptions) -> "tuple[Plan, Callable[..., str]]":
     """Plan a training run, write it, and return it and what formats it."""
-    # Not from tuner.api, which brings every other command along.
     from profilers.affinity import usable_cores
     from tuner.cli.plan_text import plan_text
     from tuner.cli.progress import planning_progress
@@ -48,12 +47,12 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[Plan, Callable[..., str]]":
 
 def estimate(spec: Path, options: EstimateOptions) -> None:
     """Price a launch of a trainer and print it."""
-    from tuner import api
     from tuner.cli.estimate_text import estimate_text
     from tuner.cli.progress import planning_progress
+    from tuner.goals.estimate import estimate as estimate_launch
 
     with planning_progress("pricing", text="the launch, and changes of one thing"):
-        result = api.estimate(
+        result = estimate_launch(
             spec,
             launch=options.launch,
             format_name=options.format_name,
@@ -84,13 +83,12 @@ def verify(folder: Path, options: VerifyOptions) -> None:
     Raises:
         TunerError: an option cannot be read.
     """
-    from tuner import api
-
     if options.faults is not None:
         _verify_faults(folder, options.faults, as_json=options.as_json)
         return
     from tuner.cli.trials import live_table
     from tuner.cli.verify_text import verified_text
+    from tuner.goals.verify import verify as verify_plan
     from tuner.verify.verification import Effort
 
     effort = Effort(
@@ -101,7 +99,7 @@ def verify(folder: Path, options: VerifyOptions) -> None:
     )
     budget, by = _budget(options), _launcher(folder, options)
     with live_table(total=options.trials) as watcher:
-        verified = api.verify(
+        verified = verify_plan(
             folder,
             effort=effort,
             resume=options.resume,
@@ -117,10 +115,10 @@ def verify(folder: Path, options: VerifyOptions) -> None:
 
 
 def _verify_faults(folder: Path, scenario: Path, *, as_json: bool) -> None:
-    from tuner import api
     from tuner.cli.faults_text import faults_text
+    from tuner.goals.verify_faults import verify_faults
 
-    report = api.verify_faults(folder, scenario, on_message=_print_indented)
+    report = verify_faults(folder, scenario, on_message=_print_indented)
     print_result(report, faults_text, as_json=as_json)
     if not all(one.is_on_curve for one in report.results):
         raise typer.Exit(1)

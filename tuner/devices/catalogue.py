@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import Final
 
 from profilers.records import Machine
+from profilers.store import read_header
 from tuner.devices.datasheet import Datasheet
-from tuner.errors import UnknownDeviceError
+from tuner.errors import SpecError, UnknownDeviceError
 
 DEVICES: Final[Mapping[str, Datasheet]] = MappingProxyType(
     {
@@ -56,6 +57,19 @@ def device_of(machine: Machine) -> Datasheet:
     if machine.device_kind == "cpu" and spelling(machine.device) not in _BY_SPELLING:
         return CPU
     return find_device(machine.device)
+
+
+def profile_device(profile: Path) -> str:
+    """Return the datasheet name of a stored profile's device.
+
+    Raises:
+        SpecError: its device has none.
+    """
+    name = read_header(profile).machine.device
+    try:
+        return find_device(name).name
+    except UnknownDeviceError as error:
+        raise SpecError(f"{str(profile)!r}: {error}") from error
 
 
 def _unknown(name: str) -> str:

@@ -1,18 +1,17 @@
 """Estimates as functions, for the command line and for notebooks.
 
-Readers of launch files are imported on use only.
+What a goal needs is imported on use: neither waits for the other's.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tuner.estimate.records import Estimate
-from tuner.estimate.serving.records import ServingEstimate
-from tuner.goals.serve_plan import price_serving_pool
-from tuner.goals.train_plan import measured_profile
 from tuner.paths import AnyPath, to_paths
-from tuner.spec.read import read_spec
-from tuner.spec.serving.read import read_serve_spec
+
+if TYPE_CHECKING:
+    from tuner.estimate.records import Estimate
+    from tuner.estimate.serving.records import ServingEstimate
 
 
 def estimate(
@@ -22,7 +21,7 @@ def estimate(
     format_name: str | None = None,
     profiles: AnyPath | Sequence[AnyPath] = (),
     calibrated: bool = True,
-) -> Estimate:
+) -> "Estimate":
     """Price a launch of a training engine.
 
     Args:
@@ -41,6 +40,8 @@ def estimate(
     from tuner.estimate.estimate import estimate as estimate_launch
     from tuner.estimate.estimate import shipped_residuals
     from tuner.estimate.registry import read_launch
+    from tuner.goals.train_plan import measured_profile
+    from tuner.spec.read import read_spec
 
     spec = read_spec(spec_path)
     return estimate_launch(
@@ -60,7 +61,7 @@ def estimate_serving(
     pool: str | None = None,
     instances: int | None = None,
     role: str | None = None,
-) -> ServingEstimate:
+) -> "ServingEstimate":
     """Price a launch of a serving engine under the traffic of a spec.
 
     Args:
@@ -81,7 +82,9 @@ def estimate_serving(
     from tuner.estimate.serving.estimate import estimate_serving as estimate_server
     from tuner.estimate.serving.estimate import pool_named, surroundings
     from tuner.estimate.serving.registry import read_serving_launch
+    from tuner.goals.serve_plan import price_serving_pool
     from tuner.spec.serving.goal import Engine
+    from tuner.spec.serving.read import read_serve_spec
 
     spec = read_serve_spec(spec_path)
     named_pool = pool_named(spec, pool)

@@ -15,11 +15,11 @@ from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.residuals import Residual, residual_for
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
-from tuner.goals.train_folder import read_verified
-from tuner.plans.folder import PLAN_NAME, plan_kind
+from tuner.plans.folder import PLAN_NAME, plan_kind, read_verified_as
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.spec.cluster import Pool
 from tuner.verify.launches import REFERENCE
+from tuner.verify.records import Verified
 
 USED_PROFILE: Final = Path("used", "profile")
 """In the folder of a plan of one pool."""
@@ -80,7 +80,7 @@ def trial_residual(pool: Pool, profiles: Sequence[Path], engine: str) -> Residua
         PlanUnreadableError: its `verified.json` is damaged.
     """
     for folder in profiles or filter(None, (pool.profile,)):
-        verified = read_verified(folder) if is_plan_of(folder, "train") else None
+        verified = read_verified_as(Verified, folder) if is_plan_of(folder, "train") else None
         residual = None if verified is None else verified.residual
         if residual is not None and residual.engine == engine:
             return residual

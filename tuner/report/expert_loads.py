@@ -3,17 +3,15 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
+from tuner.arrays import Floats
 from tuner.config.train import TrainDecision
 from tuner.plans.train import Plan
 from tuner.report.content import Section
 from tuner.report.heat_map import HeatMap
 from tuner.report.heat_map_figure import heat_map_figure
 from tuner.verify.records import TrialRecord
-
-Floats = npt.NDArray[np.float64]
 
 
 def loads_section(

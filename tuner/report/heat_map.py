@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from tuner.arrays import Floats
 
 MOST_ROWS: Final = 128
 MOST_COLUMNS: Final = 256

@@ -7,9 +7,10 @@ load (tuner/report/heat_map.py).
 from collections.abc import Iterator
 from typing import Any, Final
 
+from tuner.arrays import Floats
 from tuner.report.axes import axis, layout
 from tuner.report.content import Cell, Figure, Table, word
-from tuner.report.heat_map import Floats, HeatMap, blocks
+from tuner.report.heat_map import HeatMap, blocks
 from tuner.report.palette import DIVERGING
 
 MOST_CELLS: Final = 16_000

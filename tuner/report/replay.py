@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.config.serve import Instances, ServeDecision
 from tuner.plans.serve import Latency
 from tuner.search.serve.demand import PrefixHits, build_demand, with_hits
@@ -33,8 +33,6 @@ from tuner.search.serve.solve_mode import (
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.read import ServeSpec
-
-Floats = npt.NDArray[np.float64]
 
 FACTORS: Final = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 """Factors on the planned traffic."""

@@ -29,15 +29,13 @@ from functools import cache
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.config.train import TrainDecision
 from tuner.costs.train.expert_imbalance import expert_imbalances
 from tuner.engines.capabilities import programs
 from tuner.plans.train import Plan
 from tuner.spec.routing import RoutingRecord
-
-Floats = npt.NDArray[np.float64]
 
 TARGET: Final = "megatron-lm"
 """The target whose releases all have both flags."""

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tuner.costs.residuals import Residual
+from tuner.verify.evidence import measured_s
 from tuner.verify.records import TrialRecord
 
 MIN_TRIALS = 2
@@ -35,7 +36,7 @@ def factors(trials: Sequence[TrialRecord]) -> tuple[float, float]:
     """
     if not trials:
         raise ValueError("no trial to fit to")
-    measured = np.array([_measured(trial) for trial in trials])
+    measured = np.array([measured_s(trial) for trial in trials])
     parts = np.array(
         [
             (
@@ -45,7 +46,7 @@ def factors(trials: Sequence[TrialRecord]) -> tuple[float, float]:
             for trial in trials
         ]
     )
-    common = statistics.median(_measured(trial) / trial.predicted_step_s for trial in trials)
+    common = statistics.median(measured_s(trial) / trial.predicted_step_s for trial in trials)
     rows = np.vstack([parts / measured[:, None], np.sqrt(PULL) * np.eye(2)])
     wanted = np.concatenate([np.ones(len(trials)), np.sqrt(PULL) * np.full(2, common)])
     solution, *_ = np.linalg.lstsq(rows, wanted, rcond=None)
@@ -78,7 +79,7 @@ def fitted_residual(trials: Sequence[TrialRecord], *, prior: Residual) -> Residu
         return None
     computation, communication = factors(ran)
     left_out = [
-        abs(recalibrated_s - _measured(trial)) / _measured(trial)
+        abs(recalibrated_s - measured_s(trial)) / measured_s(trial)
         for trial in ran
         if (recalibrated_s := recalibrated_step_s(trial, ran)) is not None
     ]
@@ -97,9 +98,3 @@ def fitted_residual(trials: Sequence[TrialRecord], *, prior: Residual) -> Residu
         origin=f"{len(ran)} trials{device}, each predicted from the others",
         num_runs=len(ran),
     )
-
-
-def _measured(trial: TrialRecord) -> float:
-    if trial.measured_step_s is None:
-        raise ValueError(f"trial {trial.number} was not measured")
-    return trial.measured_step_s

@@ -18,22 +18,18 @@ from typing import Final
 
 import numpy as np
 
-from solvers.placement.coactivation.bound import lower_bound_L, tokens_of_both_EE
+from solvers.placement.coactivation.bound import tokens_of_both_EE
 from solvers.placement.coactivation.layer import Layer, layer_of
 from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.coactivation.swap import (
-    BOUND_RATIO,
     LEAST_GAIN_RATIO,
-    SEARCH_RATIO,
     descend,
-    starting_ranks,
-    without_start,
+    solve_layers,
 )
 from solvers.placement.greedy_groups import grown_groups
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
-from solvers.placement.single import placed
 from solvers.placement.start_placement import rank_loads, repaired
-from solvers.result import Claim, Status
+from solvers.result import Claim
 
 SEED: Final = 20_250_812
 KICKS: Final = 8
@@ -45,23 +41,14 @@ def solve(
     problem: CoactivationProblem, *, time_limit_s: float, threads: int = 1
 ) -> Claim[Placement]:
     """Return the best local optimum of every layer, with the bound of `bound.py`."""
-    deadline_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
-    start_LE = starting_ranks(problem)
-    if start_LE is None:
-        return without_start(problem)
-    bound_L = lower_bound_L(problem, time_limit_s=BOUND_RATIO * time_limit_s)
     rng = np.random.default_rng(SEED)
-    rank_LE = start_LE.copy()
-    cost = 0.0
-    for number in range(problem.num_layers):
+
+    def restarted(number: int, start_E: Ints, deadline_s: float) -> Layer:
         now_s = time.perf_counter()
         until_s = now_s + (deadline_s - now_s) / (problem.num_layers - number)
-        layer = _best_start(problem, number, start_LE[number], rng, until_s)
-        layer = _kicked(layer, rng, until_s)
-        rank_LE[number] = layer.rank_E
-        cost += layer.cost()
-    bound = min(float(bound_L.sum()), cost)
-    return Claim(status=Status.FEASIBLE, solution=placed(rank_LE), bound=bound)
+        return _kicked(_best_start(problem, number, start_E, rng, until_s), rng, until_s)
+
+    return solve_layers(problem, restarted, time_limit_s=time_limit_s)
 
 
 def _best_start(

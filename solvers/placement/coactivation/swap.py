@@ -12,6 +12,7 @@ nothing but what `bound.py` does. Letters: L layers, T tokens, K experts of a to
 
 import math
 import time
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -36,6 +37,22 @@ def solve(
     problem: CoactivationProblem, *, time_limit_s: float, threads: int = 1
 ) -> Claim[Placement]:
     """Return the local optimum of every layer, with the bound of `bound.py`."""
+
+    def descended(number: int, start_E: Ints, deadline_s: float) -> Layer:
+        layer = layer_of(problem, number, start_E)
+        descend(layer, deadline_s=deadline_s)
+        return layer
+
+    return solve_layers(problem, descended, time_limit_s=time_limit_s)
+
+
+def solve_layers(
+    problem: CoactivationProblem,
+    improved: Callable[[int, Ints, float], Layer],
+    *,
+    time_limit_s: float,
+) -> Claim[Placement]:
+    """Improve layer after layer from its start: number, start and the time by which all end."""
     deadline_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
     start_LE = starting_ranks(problem)
     if start_LE is None:
@@ -44,8 +61,7 @@ def solve(
     rank_LE = start_LE.copy()
     cost = 0.0
     for number in range(problem.num_layers):
-        layer = layer_of(problem, number, rank_LE[number])
-        descend(layer, deadline_s=deadline_s)
+        layer = improved(number, start_LE[number], deadline_s)
         rank_LE[number] = layer.rank_E
         cost += layer.cost()
     bound = min(float(bound_L.sum()), cost)

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.calibrate.fit import Floats, Problem, fit, group_blocks, loss, refit, slopes
+from tuner.arrays import Floats
+from tuner.calibrate.fit import Problem, fit, group_blocks, loss, refit, slopes
 
 WORK_CK = np.array([[1.0, 0.1], [2.0, 3.0], [0.5, 4.0], [3.0, 1.0], [1.0, 1.0], [0.2, 2.0]])
 

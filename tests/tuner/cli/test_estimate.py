@@ -142,3 +142,17 @@ def test_help_imports_nothing_heavy() -> None:
 
     assert done.returncode == 0, done.stderr
     assert "--launch" in done.stdout
+
+
+def test_an_estimate_without_a_profile_imports_no_solver_and_no_tables(spec: Path) -> None:
+    launch = "--micro-batch-size 1 --global-batch-size 256 --bf16"
+    code = (
+        "import sys\nfrom tuner.cli.app import run\n"
+        f"run(['estimate', {str(spec)!r}, '--launch', {launch!r}])\n"
+        "heavy = {'pandas', 'pyarrow', 'torch', 'ortools', 'pulp', 'optuna', 'tuner.plans.serve',"
+        " 'tuner.plans.place', 'tuner.goals.plan'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+
+    assert done.returncode == 0, done.stderr

@@ -15,8 +15,8 @@ from profilers.store import holds_profile, read_header
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.tables import KernelTables
-from tuner.devices.catalogue import find_device
-from tuner.errors import SpecError, UnknownDeviceError
+from tuner.devices.catalogue import find_device, profile_device
+from tuner.errors import SpecError
 
 DATASHEET = "datasheet"
 PRODUCT = "gemm"
@@ -32,7 +32,7 @@ def build_machines(
         SpecError: a folder is neither a profile nor one of tables.
         ProfileUnreadableError: a table is damaged.
     """
-    stored = {path: _device(path) for path in profiles if holds_profile(path)}
+    stored = {path: profile_device(path) for path in profiles if holds_profile(path)}
     folders = [path for path in profiles if path not in stored]
     for folder in folders:
         if not any((folder / f"{system}.yaml").is_file() for system in SYSTEMS):
@@ -54,14 +54,6 @@ def build_machines(
         machines[system] = ServingMachine(sheet=sheet, tables=tables)
         origins[system] = origin
     return machines, origins
-
-
-def _device(profile: Path) -> str:
-    name = read_header(profile).machine.device
-    try:
-        return find_device(name).name
-    except UnknownDeviceError as error:
-        raise SpecError(f"{str(profile)!r}: {error}") from error
 
 
 def _reader(

@@ -18,12 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.config.columns import Numbers
 from tuner.costs.train.shapes import Hardware
-
-Floats = npt.NDArray[np.float64]
 
 SLACK = float(np.log(1.05))
 """Of the logarithm of a size, before it counts as beyond what was measured."""

@@ -23,12 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.errors import SpecError
 from tuner.spec.goal import Phase
 from tuner.spec.model import ModelSpec
 from tuner.spec.routing import RoutingRecord
-
-Floats = npt.NDArray[np.float64]
 
 BUFFER_QUANTILE = 0.99
 """Share of the passes whose copies a buffer must hold."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from tuner.arrays import Floats
 
 
 class StepBytes(NamedTuple):

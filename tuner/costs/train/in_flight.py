@@ -22,9 +22,8 @@ different numbers of micro-batches.
 """
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from tuner.arrays import Floats
 
 
 def warmup_in_flight(

@@ -19,8 +19,8 @@ parts: dense layers, layers with experts, vocabulary matrices, multi-token-predi
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.activations import ActivationBytes, LayerBytes, activation_bytes
 from tuner.costs.train.adapters import (
@@ -38,7 +38,6 @@ from tuner.costs.train.state import Parameters, parameters, shard_ranks, state_b
 MTP_ROW = 3
 """Of the parts K: multi-token-prediction layers."""
 
-Floats = npt.NDArray[np.float64]
 
 DEEPEP_CHANNELS = 10.0
 """Half of DeepEP's default of 20 multiprocessors (deep_ep/buffer.py)."""

@@ -33,6 +33,7 @@ from tuner.engines.megatron_lm.core import (
     model_fields,
 )
 from tuner.engines.megatron_lm.environment import environment
+from tuner.engines.megatron_lm.flags import SHARDING
 from tuner.engines.megatron_lm.local_checkpoints import (
     LOCAL_NOTE,
     NOTES,
@@ -116,7 +117,6 @@ _PRECISIONS: Final = {
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
 
-_SHARDING: Final = {2: "optim_grads", 3: "optim_grads_params"}
 
 _OF_PRECISION: Final = frozenset({"fp8", "fp8_recipe", "fp4", "fp4_recipe"})
 """Fields that Bridge fills from the precision."""
@@ -405,13 +405,13 @@ def _pipeline(decision: TrainDecision) -> Iterator[Override]:
 
 def _state(decision: TrainDecision) -> Iterator[Override]:
     sharded = decision.zero_stage > 0
-    fsdp = decision.zero_stage in _SHARDING
+    fsdp = decision.zero_stage in SHARDING
     yield ("ddp.use_distributed_optimizer", sharded)
     yield ("optimizer.use_distributed_optimizer", sharded)
     yield ("dist.use_megatron_fsdp", fsdp)
     yield ("ddp.use_megatron_fsdp", fsdp)
     if fsdp:
-        yield ("ddp.data_parallel_sharding_strategy", _SHARDING[decision.zero_stage])
+        yield ("ddp.data_parallel_sharding_strategy", SHARDING[decision.zero_stage])
         yield ("checkpoint.ckpt_format", "fsdp_dtensor")
         yield ("ddp.average_in_collective", False)
     yield ("ddp.num_distributed_optimizer_instances", decision.num_state_copies)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, Final, Literal
 
-from tuner.engines.peft.arguments import SWIFT_COMMAND, Beside, TrainerCommand, found_text
+from tuner.engines.peft.arguments import SWIFT_COMMAND, TrainerCommand, found_text
 from tuner.engines.peft.swift import AUTO_BATCH, refuse_device_map, whole_number, with_own_files
+from tuner.engines.reading.options_file import Beside
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 from tuner.spec.yaml_text import parse_yaml

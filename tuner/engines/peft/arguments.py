@@ -12,19 +12,17 @@ model_config.py, cli/) and ms-swift 4.6.0 (swift/arguments, swift/trainers/argum
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 from tuner.engines.ms_swift.command import swift_command
+from tuner.engines.reading.options_file import Beside
 from tuner.engines.reading.shell_words import Command
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 from tuner.spec.yaml_text import parse_yaml
-
-Beside = Callable[[str], str | None]
-"""Returns the text of a file that a launch names; None where there is none."""
 
 _TRUTHS: Final[Mapping[str, bool | None]] = {
     "true": True,

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from tuner.engines.peft.arguments import Beside, TrainerCommand, found_text
+from tuner.engines.peft.arguments import TrainerCommand, found_text
+from tuner.engines.reading.options_file import Beside
 from tuner.engines.reading.sections import Sections
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value

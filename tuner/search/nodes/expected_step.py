@@ -19,8 +19,8 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.config.train import TrainDecision
 from tuner.faults.forecast import RunForecast
 from tuner.faults.interval import interval_steps
@@ -88,8 +88,6 @@ def _saving_steps(run: RunForecast, interval_s: float, step_s: float) -> dict[st
     own = levels.model_copy(update={"host_interval_steps": on_hosts})
     return {"checkpoint_interval_steps": segments * on_hosts, "checkpoint_levels": own}
 
-
-Floats = npt.NDArray[np.float64]
 
 LEAST_GAIN_RATIO: Final = 0.01
 """Share of an expected step by which links must increase another decision's advantage."""

@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from profilers.steps.config import LayerKind, Recompute
 from solvers.rank_placement.problem import RankPlacementProblem
+from tuner.arrays import Floats
 from tuner.config.train import TrainDecision
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.limited_routing import reached_places
@@ -52,8 +52,6 @@ BF16_BYTES: Final = 2.0
 OVERLAPPED_RATIO: Final = 0.5
 """Share of dispatch and combine that stays exposed with overlap, as the generic
 `expert_overlapped_ratio` of tuner/costs/train/constants.py."""
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

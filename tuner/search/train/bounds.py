@@ -23,8 +23,8 @@ Letters: C candidates.
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.collectives import all_gather_s, groups, send_s
 from tuner.costs.train.shapes import ModelShape
@@ -38,8 +38,6 @@ from tuner.search.train.candidate_prices import (
 )
 from tuner.search.train.layouts import PassTimes, min_peak_s, total_s
 from tuner.search.train.problem import TrainProblem
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats, Ints
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.train.collectives import (
     Group,
@@ -69,9 +69,6 @@ from tuner.search.train.memory import (
 )
 from tuner.search.train.options import OptionSpace
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.rules import Ints
-
-Floats = npt.NDArray[np.float64]
 
 ROUNDING = 1.0 - 1e-9
 """Margin of bounds for the rounding of sums in another order."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats, Ints
 from tuner.config.candidates import recompute_columns
 from tuner.config.columns import Strategies
 from tuner.config.knobs import FIELD_OF_DEGREE, OFFLOADS, searched
@@ -22,9 +22,6 @@ from tuner.search.train.axes import DISPATCH_AXES, RECOMPUTE_AXES, RecomputeChoi
 from tuner.search.train.degrees import Table
 from tuner.search.train.options import OptionSpace
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.rules import Ints
-
-Floats = npt.NDArray[np.float64]
 
 MOST_CODES: Final = 2**62
 """Combinations of columns that a 64-bit code can hold."""

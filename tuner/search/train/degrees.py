@@ -29,9 +29,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.arrays import Ints
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.rules import (
-    Ints,
     Rule,
     dense_rules,
     divisors,

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from profilers.steps.config import LayerKind
 from solvers.layout.problem import LayoutProblem
 from solvers.registry import LAYOUT
+from tuner.arrays import Floats
 from tuner.costs.train.in_flight import warmup_in_flight
 from tuner.costs.train.memory_units import MemoryUnits
 from tuner.search.train.axes import RECOMPUTE_AXES
@@ -50,8 +51,6 @@ from tuner.search.train.search_result import (
 from tuner.search.train.space_size import by_facts
 from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
 from tuner.units import format_ratio, format_s
-
-Floats = npt.NDArray[np.float64]
 
 MOST_OPTIONS = 12
 """Variants that one program chooses from, those of the lowest bounds."""

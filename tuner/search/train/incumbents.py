@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats, Ints
 from tuner.config.knobs import FIELD_OF_DEGREE
 from tuner.plans.train import Space
 from tuner.search.layout_groups import Layout
@@ -14,9 +14,6 @@ from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Degrees
 from tuner.search.train.options import OptionSpace
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.rules import Ints
-
-Floats = npt.NDArray[np.float64]
 
 LAYOUT: Final = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
 """Columns of a row that make its layout, as tuner/search/layout_groups.py lists them."""

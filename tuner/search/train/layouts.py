@@ -23,14 +23,12 @@ stages, which is left to the integer program (tuner/search/train/finalists.py).
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
+from tuner.arrays import Floats, Ints
 from tuner.costs.train.shapes import Stages
-from tuner.search.train.rules import Ints, Mask
+from tuner.search.train.rules import Mask
 from tuner.spec.model import ModelSpec
-
-Floats = npt.NDArray[np.float64]
 
 ROUNDING_UP = 1e-9
 """Margin for the rounding of sums in another order, so that no whole layer is lost to it."""

@@ -36,8 +36,8 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats, Ints
 from tuner.config.columns import Strategies
 from tuner.config.knobs import OFFLOADS
 from tuner.costs.train.memory import assemble_memory
@@ -49,9 +49,7 @@ from tuner.search.train.layouts import layers_of_stages, to_stages
 from tuner.search.train.option_table import OptionTable
 from tuner.search.train.options import OptionSpace
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.rules import Ints, Mask
-
-Floats = npt.NDArray[np.float64]
+from tuner.search.train.rules import Mask
 
 PIECE = 4096
 """Candidates that are assembled at once; their arrays fit a core's cache."""

@@ -31,6 +31,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.arrays import Floats, Ints
 from tuner.config.columns import Strategies
 from tuner.costs.train.constants import Software
 from tuner.costs.train.memory import price_memory
@@ -38,9 +39,6 @@ from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.costs.train.shapes import Hardware, ModelShape, Stages
 from tuner.search.train.peak_errors import error_kind, published_errors
 from tuner.spec.goal import TrainGoal
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 HOUR_S: Final = 3600.0
 

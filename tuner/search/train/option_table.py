@@ -29,10 +29,11 @@ from typing import Final
 
 import numpy as np
 
+from tuner.arrays import Ints
 from tuner.config.knobs import OFFLOADS, searched
 from tuner.search.train.axes import DISPATCH, DISPATCH_AXES, RECOMPUTE_AXES, Choice, Facts
 from tuner.search.train.options import OptionSpace
-from tuner.search.train.rules import Ints, Mask
+from tuner.search.train.rules import Mask
 
 NEVER_WORSE: Final[Mapping[str, tuple[tuple[Choice, Choice], ...]]] = {
     knob.field: knob.never_worse for knob in searched() if knob.never_worse

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from profilers.steps.config import LayerKind, Recompute
+from tuner.arrays import Ints
 from tuner.config.knobs import searched
 from tuner.search.train.axes import (
     CHUNKS,
@@ -37,7 +38,7 @@ from tuner.search.train.axes import (
 )
 from tuner.search.train.option_rules import option_rules
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.rules import Ints, Mask
+from tuner.search.train.rules import Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

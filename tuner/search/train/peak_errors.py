@@ -33,11 +33,10 @@ from functools import cache
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.costs.train.constants import Software
 
-Floats = npt.NDArray[np.float64]
 Recipe = tuple[float, ...]
 """Measured over predicted peaks of one recipe's runs."""
 

@@ -36,6 +36,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.arrays import Floats, Ints
 from tuner.config.knobs import OFFLOADS
 from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.candidate_prices import candidate_bound_s, price
@@ -45,13 +46,11 @@ from tuner.search.train.memory import bytes_of_devices, may_fit
 from tuner.search.train.memory_risk import LIKELY, SMALL, Chances, LossPrices, chances
 from tuner.search.train.option_table import build_option_table
 from tuner.search.train.options import OptionSpace
-from tuner.search.train.rules import Ints
 from tuner.search.train.search_result import Detail, price_solution
 from tuner.search.train.space_size import by_facts
 from tuner.units import format_ratio
 
 Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 TOLERANCE_RATIO: Final = 0.02
 """Steps this share apart count as equally fast. Over several nodes the best of the model's first

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from profilers.steps.config import Recompute
+from tuner.arrays import Ints
 from tuner.config.knobs import KNOBS, OFFLOADS
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import WRAPPERS
@@ -42,7 +43,6 @@ from tuner.search.train.rules import (
     EXPERT_NAMES,
     SCHEDULE_NAMES,
     UNDIVIDED_RULE,
-    Ints,
     dense_rules,
     expert_rules,
 )

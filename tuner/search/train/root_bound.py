@@ -9,8 +9,8 @@ has the shapes of the real model.
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.config.columns import Numbers
 from tuner.costs.lookups import NotedPrices
 from tuner.costs.ops import Op, Prices
@@ -24,8 +24,6 @@ from tuner.search.train.degrees import Degrees
 from tuner.search.train.option_table import OptionTable
 from tuner.search.train.options import OptionSpace
 from tuner.search.train.problem import TrainProblem
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

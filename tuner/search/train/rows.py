@@ -9,15 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats, Ints
 from tuner.search.train.bounds import Allowed
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Table
 from tuner.search.train.option_table import OptionTable
-from tuner.search.train.rules import Ints
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

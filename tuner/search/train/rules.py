@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
+from tuner.arrays import Ints
 from tuner.config.knobs import FIELD_OF_DEGREE
 from tuner.config.microbatches import spanned_replicas
 from tuner.engines.manifest import Capabilities
 from tuner.search.train.problem import TrainProblem
 from tuner.spec.linear_attention import splits_heads
 
-Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Chosen = Mapping[str, Ints]
 """Columns by name, all of one length."""

@@ -30,8 +30,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats, Ints
 from tuner.plans.train import Space
 from tuner.search.layout_groups import rows_of_layouts
 from tuner.search.progress import PlanningEvent
@@ -70,11 +70,8 @@ from tuner.search.train.rows import (
     take_rows,
     with_options,
 )
-from tuner.search.train.rules import Ints
 from tuner.search.train.space_size import OptionTables, SearchedSpace, space
 from tuner.units import format_count, format_ratio, format_s
-
-Floats = npt.NDArray[np.float64]
 
 SEEDS = 8
 """Partial rows of every pipeline size that are visited before all others."""

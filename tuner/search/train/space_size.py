@@ -17,19 +17,13 @@ from typing import Final
 
 import numpy as np
 
+from tuner.arrays import Ints
 from tuner.search.train.axes import Facts
 from tuner.search.train.degrees import Degrees, Table, state_copies
 from tuner.search.train.option_table import OptionTable, build_option_table
 from tuner.search.train.options import OptionSpace
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.rules import (
-    Ints,
-    Mask,
-    dense_rules,
-    expert_rules,
-    first_broken,
-    schedule_rules,
-)
+from tuner.search.train.rules import Mask, dense_rules, expert_rules, first_broken, schedule_rules
 
 
 def space(options: OptionSpace, degrees: Degrees) -> tuple[int, dict[str, int]]:

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.config.columns import Numbers, Strategies
 from tuner.costs.prices.datasheet import DatasheetPrices
 from tuner.costs.prices.hierarchical_a2a import best_depth, dispatch_s, two_levels
@@ -45,8 +45,6 @@ from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.layouts import to_stages
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.search_result import stage_layers
-
-Floats = npt.NDArray[np.float64]
 
 FP8_BYTES: Final = 1.0 + 4.0 / 128.0
 """Of one value and its part of a scale: fp32 per 128 values; MXFP8's byte per 32 is as much."""

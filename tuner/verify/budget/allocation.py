@@ -29,8 +29,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.verify.budget.extrapolation import Belief
-from tuner.verify.budget.jobs import Floats
 
 QUANTILES: Final = np.array([NormalDist().inv_cdf((one + 0.5) / 255) for one in range(255)])
 PROMISE: Final = 0.01

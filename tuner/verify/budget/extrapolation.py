@@ -34,7 +34,8 @@ from typing import Final
 
 import numpy as np
 
-from tuner.verify.budget.jobs import STATE, Floats, TrialJob
+from tuner.arrays import Floats
+from tuner.verify.budget.jobs import STATE, TrialJob
 
 COMMON: Final = 1.0
 PART: Final = 0.3

@@ -20,14 +20,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.arrays import Floats
 from tuner.config.train import TrainDecision
 from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.budget.scale import Scale, scaled_plan
-
-Floats = npt.NDArray[np.float64]
 
 PARTS: Final = ("layers", "collectives", "head", "state", "update")
 LAYERS, COLLECTIVES, EMBEDDING_HEAD, STATE, UPDATE = range(len(PARTS))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tuner.arrays import Ints
 from tuner.config.knobs import FIELD_OF_DEGREE
 from tuner.costs.train.columns_of import hardware_of_pool
 from tuner.costs.train.constants import GemmPrecision
@@ -37,7 +38,6 @@ from tuner.search.train.option_table import (
 from tuner.search.train.options import OptionSpace, option_space
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.root_bound import allowed_by, partial_bounds_s
-from tuner.search.train.rules import Ints
 from tuner.search.train.space_size import by_facts
 from tuner.spec.cluster import Pool
 

@@ -38,6 +38,7 @@ from typing import Final
 import numpy as np
 
 from profilers.steps.config import LayerKind
+from tuner.arrays import Floats, Ints
 from tuner.costs.train.shapes import Stages
 from tuner.costs.train.step import assemble
 from tuner.costs.train.units import KINDS, UnitCosts
@@ -47,13 +48,12 @@ from tuner.search.train.pools.stage_prices import (
     HEAD,
     MOE,
     MTP,
-    Floats,
     PoolMemory,
     PoolPricing,
     StageBytes,
     counts_K,
 )
-from tuner.search.train.rules import Ints, Mask
+from tuner.search.train.rules import Mask
 
 ENDLESS_S: Final = 1e12
 """Length of passes that hide everything that can overlap with them."""

@@ -27,13 +27,13 @@ import numpy as np
 
 from solvers.partition.problem import Partition, PartitionProblem
 from solvers.registry import PARTITION
+from tuner.arrays import Floats
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.pools.bounds import OnceParts, most_stages
 from tuner.search.train.pools.partition import PoolPrices, partition_problem
 from tuner.search.train.pools.space import Pools
 from tuner.search.train.pools.stage_prices import (
     ChainPrice,
-    Floats,
     PoolPricing,
     StageBytes,
     chain_price,

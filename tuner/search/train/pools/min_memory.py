@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.arrays import Floats, Ints
 from tuner.search.settings import Deadline
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.option_table import OptionTable
@@ -32,13 +33,12 @@ from tuner.search.train.pools.space import PoolsSpace
 from tuner.search.train.pools.stage_prices import (
     DENSE,
     MOE,
-    Floats,
     PoolPricing,
     StageBytes,
     layer_bytes,
     price_on,
 )
-from tuner.search.train.rules import Ints, Mask
+from tuner.search.train.rules import Mask
 from tuner.spec.cluster import Cluster
 
 IN_FLIGHT: Final = (1.0, 4.0, 16.0, 64.0)

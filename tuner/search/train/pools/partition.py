@@ -15,13 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from solvers.partition.problem import PartitionProblem
+from tuner.arrays import Floats
 from tuner.errors import SpecError
 from tuner.spec.cluster import Cluster
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.arrays import Floats, Ints
 from tuner.plans.train import Space
 from tuner.search.layout_groups import rows_of_layouts
 from tuner.search.settings import SearchSettings
@@ -39,13 +40,11 @@ from tuner.search.train.pools.build_problem import PoolsProblem
 from tuner.search.train.pools.chains import Chain, PoolsCandidate, solve_chain
 from tuner.search.train.pools.space import Pools, PoolsSpace, pools_space
 from tuner.search.train.pools.stage_prices import (
-    Floats,
     PoolPricing,
     layer_bytes,
     price_memory_on,
     price_on,
 )
-from tuner.search.train.rules import Ints
 
 FIRST_ROWS: Final = 16
 """Rows of the first batch; each further batch may be twice as large, up to `MOST_ROWS`."""

@@ -25,6 +25,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.arrays import Ints
 from tuner.search.train.axes import RANK_ORDERS, SHARDINGS, Choice
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Table
@@ -32,7 +33,6 @@ from tuner.search.train.option_table import OptionTable, build_option_table
 from tuner.search.train.options import OptionSpace, option_space
 from tuner.search.train.pools.build_problem import PoolsProblem
 from tuner.search.train.rules import (
-    Ints,
     Rule,
     dense_rules,
     divisors,

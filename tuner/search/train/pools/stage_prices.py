@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
+from tuner.arrays import Floats, Ints
 from tuner.config.columns import Strategies
 from tuner.costs.train.collectives import groups, send_s
 from tuner.costs.train.columns_of import nic_bytes_per_s
@@ -45,10 +46,7 @@ from tuner.search.train.options import OptionSpace
 from tuner.search.train.pools.partition import PoolPrices
 from tuner.search.train.pools.space import SEVERAL, stage_devices
 from tuner.search.train.problem import TrainProblem
-from tuner.search.train.rules import Ints
 from tuner.spec.cluster import Pool
-
-Floats = npt.NDArray[np.float64]
 
 DENSE, MOE, EMBEDDING, HEAD, MTP = range(len(KINDS_OF_STAGES))
 
