@@ -86,6 +86,7 @@ class Predictor:
             sequence_s=recipe.sequence_s,
             experts_table=recipe.experts_table,
             drafting=launch.drafting,
+            release=_release(launch),
         )
 
     def _disaggregated(self, launch: PublishedLaunch) -> MeanLatency:
@@ -181,7 +182,7 @@ class Predictor:
                 running=concurrency,
                 request_tokens=float(longest),
                 least=2.0 * longest,
-                release=launch.release if launch.release[:1].isdigit() else UNNAMED_RELEASE,
+                release=iteration.release,
             ),
         )
 
@@ -201,6 +202,7 @@ class Predictor:
             iteration.experts_table,
             iteration.busy_ratio,
             iteration.drafting,
+            iteration.has_eager_prompts,
             longest,
             most,
             tokens,
@@ -216,6 +218,10 @@ class Predictor:
             )
             self.steps[key] = Priced(times=times, estimated=frozenset(machine.estimated))
         return self.steps[key]
+
+
+def _release(launch: PublishedLaunch) -> str:
+    return launch.release if launch.release[:1].isdigit() else UNNAMED_RELEASE
 
 
 def mean_latency(served: Served, recipe: Recipe, *, estimated: tuple[str, ...]) -> MeanLatency:

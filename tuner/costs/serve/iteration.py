@@ -38,15 +38,17 @@ from tuner.costs.ops import Op, gemm, memory_bound
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serve.attention import AttentionLayer
 from tuner.costs.serve.curves import Floats
-from tuner.costs.serve.decoder import Decoder, Formats, Layers
+from tuner.costs.serve.decoder import AttentionKind, Decoder, Formats, Layers
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serve.machine import (
     BALANCED,
     EAGER_LAYER_S,
+    EAGER_MIXERS,
     LAUNCH_S,
     LOAD,
     NODE_LATENCY_S,
+    PIECES_LAYER_S,
     STREAM_RATIO,
     ServingMachine,
 )
@@ -54,6 +56,7 @@ from tuner.costs.serve.memory import connection_bytes, stage_ratio
 from tuner.costs.serve.ops import collective, routed_experts
 from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
 from tuner.costs.serve.zero_experts import computed_copies, computed_loads
+from tuner.devices.datasheet import Vendor
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 from tuner.engines.serve_rules.traits import EngineTraits
@@ -80,6 +83,11 @@ def sustained_factor(m_Q: Floats) -> Floats:
     """The factor on a step of m tokens."""
     place_Q = np.log(np.maximum(m_Q, 1.0) / IDLE_TOKENS) / np.log(FULL_TOKENS / IDLE_TOKENS)
     return np.asarray(1.0 + (SUSTAINED_FACTOR - 1.0) * np.clip(place_Q, 0.0, 1.0))
+
+
+def _eager_mixer(kind: AttentionKind) -> float:
+    """Host seconds of a token mixer without a graph, over those of a network."""
+    return {AttentionKind.NONE: 0.0, AttentionKind.GROUPED: 1.0}.get(kind, EAGER_MIXERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,6 +125,8 @@ class Iteration:
     """Recorded; None: those of the kernel tables."""
     is_eager: bool = False
     """No graph holds the steps: the host launches their kernels one by one."""
+    release: str = ""
+    """Of the engine; empty: the newest."""
     redundant_experts: int = 0
     """Second copies of experts in every layer; where loads were recorded, those of their slots."""
 
@@ -226,11 +236,38 @@ class Iteration:
 
     @property
     def _launched_s(self) -> float:
-        """Least seconds of an eager step; 0 where graphs launch it, or its host was measured."""
-        if not self.is_eager or self.machine.host is not None:
+        """Least seconds of a step for its launches; 0 where its host was measured."""
+        if self.machine.host is not None:
             return 0.0
         vendor = self.machine.sheet.generation.vendor
-        return self.decoder.num_layers * EAGER_LAYER_S.get(vendor, 0.0)
+        if self.is_eager:
+            return self.decoder.num_layers * EAGER_LAYER_S.get(vendor, 0.0)
+        is_whole = vendor not in self.traits.graphs_in_pieces
+        return 0.0 if is_whole else self.decoder.num_layers * PIECES_LAYER_S
+
+    @property
+    def has_eager_prompts(self) -> bool:
+        """Whether steps that read prompts have no graph, though those that only decode have."""
+        kinds = self.traits.eager_prompts
+        if kinds is None:
+            return False
+        return (
+            not self.traits.memory_rule(self.release).captures_prompts
+            or self.degrees.pipeline > 1
+            or self.machine.sheet.generation.vendor is not Vendor.NVIDIA
+            or any(group.attention.kind in kinds for group in self.decoder.layers)
+        )
+
+    @property
+    def prompt_launch_s(self) -> float:
+        """Least seconds of the layers of a step with prompts, for what no graph launches."""
+        if not self.has_eager_prompts or self.machine.host is not None:
+            return 0.0
+        halves = sum(
+            group.count * (group.has_network + _eager_mixer(group.attention.kind))
+            for group in self.decoder.layers
+        )
+        return 0.5 * halves * EAGER_LAYER_S.get(self.machine.sheet.generation.vendor, 0.0)
 
     def _sustained(self, m_Q: Floats) -> Floats:
         """The factor on a step of m tokens; 1 where whole steps were measured."""

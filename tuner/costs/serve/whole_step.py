@@ -58,7 +58,8 @@ def prompt_step_s(iteration: Iteration, m_Q: Floats, before_Q: Floats) -> Floats
     With a pipeline from the first stage to the end of the last; the next step may begin after
     `iteration.slot_ratio` of it.
     """
-    total_Q = through_s(iteration, m_Q, _part_s(iteration, m_Q, before_Q))
+    layers_Q = through_s(iteration, m_Q, _part_s(iteration, m_Q, before_Q))
+    total_Q = np.maximum(layers_Q, iteration.prompt_launch_s)
     total_Q = total_Q + iteration.passed_s(m_Q) + iteration.head_s(np.ones_like(m_Q))
     if iteration.drafter is not None:
         one = iteration.drafter

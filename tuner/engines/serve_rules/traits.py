@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Literal
 
-from tuner.devices.datasheet import Generation
+from tuner.devices.datasheet import Generation, Vendor
 from tuner.spec.model import ModelSpec
 
 
@@ -105,7 +105,7 @@ class MemoryRule:
     """The profiled step holds one prompt. Once the cache is made the sampler sees a full batch, and
     graphs with their logits and buffers of cache transfers are made again beside the first ones."""
     captures_prompts: bool = True
-    """The engine's own share leaves memory for graphs of prompts."""
+    """Steps that read prompts have graphs, for which the engine's own share leaves memory."""
     compiles: bool = False
     """Steps without graphs are compiled, so that a layer's input is freed inside it."""
     graphs_per_size: int = 1
@@ -124,6 +124,11 @@ class EngineTraits:
     """Between two steps, beyond the sum of their kernels."""
     prompt_scheduler_ratio: float = 2.0
     """Factor on it where a step holds prompts, which no CUDA graph covers."""
+    graphs_in_pieces: frozenset[Vendor] = frozenset()
+    """Devices on which the host launches attention between the graphs of a decode step."""
+    eager_prompts: frozenset[str] | None = None
+    """Kinds of token mixers whose prompts have no graph under any release, as those through stages
+    and on devices without CUDA; None: no prompt waits for its host."""
     exposed_host_s: float = 0.0
     """Host work of a step that nothing hides where NCCL sends over the network: a CUDA graph holds
     a call of the host before each such collective or message (NCCL, src/enqueue.cc,

@@ -88,7 +88,7 @@ states `--max-mamba-cache-size` for them; without it states get 0.9 / 1.9 of the
 (`--mamba-full-memory-ratio`). A prefix hit ends where a state was kept."""
 
 _RECENT: Final = MemoryRule(
-    since=(0, 5, 10),
+    since=(0, 5, 14),
     share=MemoryFractionKind.OF_FREE,
     ratio=None,
     sampler_bytes=12.0,
@@ -96,6 +96,8 @@ _RECENT: Final = MemoryRule(
     entry_window_pool_ratio=0.1,
     states=StateRule(per_request=STATE_SLOTS),
 )
+_OLDER: Final = replace(_RECENT, since=(0, 5, 10), states=StateRule(per_request=3))
+"""Up to 0.5.13 `--mamba-scheduler-strategy auto` is `no_buffer` (server_args.py of the wheels)."""
 
 EXPOSED_HOST_S: Final = 7e-3
 """The median of five steps on 2 x 8 H100, 4 to 12 ms: Qwen3-235B-A22B, 32 sequences, 1.50 times the
@@ -110,7 +112,8 @@ TRAITS: Final = EngineTraits(
     scheduler_s=0.5e-3,
     exposed_host_s=EXPOSED_HOST_S,
     client_s=100e-3,
-    memory=(_RECENT, replace(_RECENT, since=(0,), captures_prompts=False)),
+    memory=(_RECENT, _OLDER, replace(_OLDER, since=(0,), captures_prompts=False)),
+    eager_prompts=frozenset({"kda", "compressed"}),
     shares_networks=True,
     fp8_caches={
         "DeepseekV32ForCausalLM": frozenset({Generation.BLACKWELL, Generation.BLACKWELL_RTX}),
@@ -125,9 +128,11 @@ aside, which is taken as all of it. Memory: `mem_cache/kv_cache_configurator.py`
 `_profile_available_bytes`; `swa_full_tokens_ratio` is 0.8, and 0.1 of DeepSeek-V4
 (arg_groups/model_overrides/deepseek_v4.py); the sampler holds gathered logits in bf16 twice
 (2 + 2), in fp32, and probabilities (4 + 4; `layers/logits_processor.py`, `layers/sampler.py`).
-Graphs of prompts count from 0.5.10 on; up to 0.5.2 the share hung on the device alone, which is not
-covered. Under attention data parallelism embeddings are whole on every rank, heads and networks not
-(models/deepseek_v2.py, `parallel_group` "tp", `use_attn_tp_group`).
+Graphs of prompts are made, and count, from 0.5.10 on (`disable_piecewise_cuda_graph`), but not of
+KDA and DeepSeek-V4, through stages or on devices without CUDA (arg_groups/cuda_graph_hook.py); up
+to 0.5.2 the share hung on the device alone, which is not covered. Under attention data parallelism
+embeddings are whole on every rank, heads and networks not (models/deepseek_v2.py, `parallel_group`
+"tp", `use_attn_tp_group`).
 Caches of type `auto`: arg_groups/overrides.py, `_dsa_kv_cache_dtype_default` (compute capability 10
 and newer) and `_deepseek_v4_kv_cache_dtype`.
 Padding:

@@ -122,6 +122,7 @@ TRAITS: Final = EngineTraits(
     batching=Batching.CHUNKED,
     step_tokens=8192,
     scheduler_s=1.0e-3,
+    graphs_in_pieces=frozenset({Vendor.HUAWEI}),
     exposed_host_s=7e-3,  # tuner/engines/sglang/capabilities.py has the steps.
     reserves_output=False,
     memory=(

@@ -87,7 +87,8 @@ def token_seconds(
     gap_s = iteration.prompt_scheduler_s
     if traits.batching is Batching.PREFILL_FIRST:
         chunk_N = np.minimum(unread_N, float(step_tokens))
-        isolated_s_N = through_s(iteration, chunk_N, np.zeros_like(chunk_N)) + gap_s
+        layers_s_N = through_s(iteration, chunk_N, np.zeros_like(chunk_N))
+        isolated_s_N = np.maximum(layers_s_N, iteration.prompt_launch_s) + gap_s
         head_s_N = iteration.head_s(np.maximum(prompts_N, 1.0)) * np.minimum(prompts_N, 1.0)
         reading_s_N = iteration.slot_ratio * read_N / chunk_N * isolated_s_N + head_s_N
         return np.asarray((decode_s_N + reading_s_N + held_s_N) / iteration.tokens_per_step)

@@ -85,6 +85,8 @@ class StepTimes:
     scheduler_s: float
     prompt_scheduler_s: float
     """Between steps that hold prompts."""
+    prompt_launch_s: float = 0.0
+    """Least seconds of the layers of a step that holds prompts."""
     draft_s: list[float] | None = None
     """By sequences: what drafts for them."""
     checked_tokens: int = 1
@@ -184,16 +186,25 @@ class StepTimes:
             running=each,
             heads=each + ended,
             gap_s=self.prompt_scheduler_s,
+            least_s=self.prompt_launch_s,
             busy=max(parts, min(running, self.micro_batches)),
         )
 
     def _round_s(
-        self, tokens: int, attention: float, *, running: int, heads: int, gap_s: float, busy: int
+        self,
+        tokens: int,
+        attention: float,
+        *,
+        running: int,
+        heads: int,
+        gap_s: float,
+        busy: int,
+        least_s: float = 0.0,
     ) -> float:
         """A step of one micro-batch; with a pipeline a round of those under way."""
         # A prompt that must not be split may be longer than any step that was priced.
         over, tokens = max(tokens / self.most_tokens, 1.0), min(tokens, self.most_tokens)
-        layers_s = over * self.linear_s[tokens] + attention
+        layers_s = max(over * self.linear_s[tokens] + attention, least_s)
         last_s = self.head_s[min(heads, self.most_sequences)]
         if self.halves is not None:
             layers_s += self.halves.exposed_s(tokens, attention)
@@ -241,6 +252,7 @@ def step_times(
         prompt_step=float(prompt_P[1]),
         scheduler_s=iteration.scheduler_s,
         prompt_scheduler_s=iteration.prompt_scheduler_s,
+        prompt_launch_s=iteration.prompt_launch_s,
         draft_s=None if drafting is None else np.interp(every_N, sequence_N, drafts_N).tolist(),
         checked_tokens=iteration.checked_tokens,
         tokens_per_step=iteration.tokens_per_step,
