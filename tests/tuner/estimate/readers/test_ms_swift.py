@@ -91,7 +91,8 @@ def test_switches_take_every_spelling() -> None:
         ("--no_use_distributed_optimizer", 0, Recompute.SELECTIVE),
         ("--use-distributed-optimizer=True", 1, Recompute.SELECTIVE),
         ("--recompute_gran none", 1, Recompute.NONE),
-        ("--optimizer dist_muon", 0, Recompute.SELECTIVE),
+        ("--optimizer muon", 0, Recompute.SELECTIVE),
+        ("--optimizer dist_muon", 1, Recompute.SELECTIVE),
     ):
         launch = read_launch(f"{BARE} {flags}")
         if (launch.zero_stage, launch.recompute) != (zero, grain):
