@@ -210,6 +210,7 @@ _FAMILY_OF_COMPILED: Final[Mapping[frozenset[str], str]] = {
 
 def _memory_constants(one: Configuration, setup: PricingSetup) -> MemoryConstants:
     known = memory_constants([SOFTWARE_OF[one.engine].software], [_memory_family(one, setup)])
+    known = replace(known, keeps_exchanged=0.0) if one.drops_exchanged else known
     # Without the fused kernel, what the activation returns is a tensor of its own.
     is_fused = "bias_swiglu_fusion" not in one.differing_settings
     return known if is_fused else replace(known, keeps_activations=1.0)

@@ -47,6 +47,8 @@ class MemoryConstants:
     last_gemm_ratio: Numbers = 1.0
     """Of the output of a dense network's last GEMM, kept under checkpointing by operation; 0 where
     layers are compiled (activations.py)."""
+    keeps_exchanged: Numbers = 1.0
+    """1 where checkpointing by operation keeps what all-to-alls return (activations.py)."""
     scored_bytes: Numbers = 0.0
     """Bytes of an element of the routed copies that are kept to multiply them by their scores; 0
     where the experts multiply by them (activations.py)."""

@@ -212,6 +212,8 @@ class LaunchSettings(Record):
     cuda_graph: Graphs = Graphs.NONE
     compiled: frozenset[Literal["model", "loss"]] | None = None
     """What torchtitan compiles, a loss in chunks included; absent: as its plans assume."""
+    drops_exchanged: bool = False
+    """Whether checkpointing by operation repeats the all-to-alls of experts."""
     flash_attention: bool = True
     dropout: bool = False
     optimizer_offload_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
