@@ -119,6 +119,7 @@ def build_configuration(
     devices = _devices(launch, spec, notes)
     data = _data(launch, devices)
     sequence, batch, micro_batch = _batch(launch, spec, data=data, notes=notes)
+    batch, micro_batch = (size * launch.sequences_per_sample for size in (batch, micro_batch))
     stages = place_layers(launch, spec.model)
     virtual = len(stages) // launch.pipeline
     has_no_sequence = launch.sequence_parallel and launch.tensor == 1

@@ -305,6 +305,8 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         master_bytes=float(config.master_bytes or 0),
         moments_bytes=float(config.moments_bytes or 0),
         updates_weights=float(wide > 2.0 and not _copies_weights(config)),
+        reference_forwards=float(config.reference_forwards),
+        reference_bytes=wide if config.reference_forwards and setup.adapters is None else 0.0,
         **recompute_columns(config.recompute_modules, full_ratio=config.recompute_ratio),
         recompute_by_op=float(config.recompute_by_op),
         has_flash_attention=float(config.has_fused_attention),
