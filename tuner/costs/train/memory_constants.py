@@ -198,9 +198,13 @@ OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
     # FlashAttention's cross entropy (llmfoundry/models/mpt/modeling_mpt.py, `fused_crossentropy`).
     "llm-foundry": _FUSED_LOSS,
     "deepspeed": replace(_FUSED_LOSS, gathers_master=0.0),
-    # Around Transformers' own model and loss.
+    # Around Transformers' own model and loss, in the allocator that its Trainer leaves as it is.
     "deepspeed-transformers": replace(
-        _FUSED_LOSS, gathers_master=0.0, logit_bytes=float(_TRANSFORMERS.logit_bytes)
+        _FUSED_LOSS,
+        gathers_master=0.0,
+        logit_bytes=float(_TRANSFORMERS.logit_bytes),
+        unused_ratio=_TRANSFORMERS.unused_ratio,
+        recompute_unused_ratio=_TRANSFORMERS.recompute_unused_ratio,
     ),
     "torchtitan": _TITAN,
     "torchtitan-2025": _TITAN_2025,
