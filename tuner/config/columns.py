@@ -52,6 +52,10 @@ class Strategies:
     """Bytes of Adam's two moments of a parameter; 0: likewise."""
     updates_weights: Numbers = 0.0
     """1 where the optimizer updates the very parameters that layers read: fp32 ones."""
+    reference_bytes: Numbers = 0.0
+    """Of a parameter of a frozen model beside the trained one, of the same shape; 0: none."""
+    reference_forwards: Numbers = 0.0
+    """Forward passes without gradients beside a micro-batch's own."""
     recompute_full: Numbers = 0.0
     """Share of every stage's layers that are fully recomputed."""
     recompute_by_op: Numbers = 0.0

@@ -119,10 +119,17 @@ def build_configuration(
     devices = _devices(launch, spec, notes)
     data = _data(launch, devices)
     sequence, batch, micro_batch = _batch(launch, spec, data=data, notes=notes)
+    batch, micro_batch = (size * launch.sequences_per_sample for size in (batch, micro_batch))
     stages = place_layers(launch, spec.model)
     virtual = len(stages) // launch.pipeline
-    if launch.sequence_parallel and launch.tensor == 1:
+    has_no_sequence = launch.sequence_parallel and launch.tensor == 1
+    if has_no_sequence:
         notes.append(f"{launch.name('sequence_parallel')} has no effect: tensor parallelism is 1")
+    if has_no_sequence and launch.overlap_tensor:
+        notes.append(
+            f"{launch.name('overlap_tensor')}: tensor parallelism 1 has nothing to overlap, and "
+            "Megatron-LM's releases stop at it; leave it out"
+        )
     if launch.mtp_layers != spec.model.mtp_num_layers:
         notes.append(
             f"{launch.mtp_layers} multi-token-prediction layers are trained; the model's config "
@@ -147,6 +154,7 @@ def build_configuration(
         "replicas": _replicas(launch, data),
         "rank_order": launch.rank_order if launch.pipeline > 1 else DEFAULT_RANK_ORDER,
         "sequence_parallel": launch.sequence_parallel and launch.tensor > 1,
+        "overlap_tensor": launch.overlap_tensor and not has_no_sequence,
         "sequence": sequence,
         "global_batch": batch,
         "micro_batch": micro_batch,

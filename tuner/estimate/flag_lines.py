@@ -53,7 +53,7 @@ def _megatron(launch: LaunchSettings, before: Configuration, config: Configurati
         "--pipeline-model-parallel-size": str(config.pipeline),
         "--context-parallel-size": str(config.context),
         "--expert-model-parallel-size": str(config.expert),
-        "--micro-batch-size": str(config.micro_batch),
+        "--micro-batch-size": str(config.micro_batch // config.sequences_per_sample),
     }
     switches = {
         "--sequence-parallel": config.sequence_parallel,

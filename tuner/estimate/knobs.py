@@ -232,7 +232,7 @@ def _state(config: Configuration) -> Iterator[KnobChange]:
 def _micro_batch(config: Configuration) -> Iterator[KnobChange]:
     # torchtitan without a pipeline and DeepSpeed cut the batch by accumulation, Megatron always.
     for size in (1, 2, 4, 8, MOST_MICRO_BATCH):
-        if size != config.micro_batch:
+        if size != config.micro_batch and size % config.sequences_per_sample == 0:
             yield KnobChange(
                 knob="micro_batch",
                 what=f"micro-batch {size} instead of {config.micro_batch}",

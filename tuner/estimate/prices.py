@@ -210,6 +210,7 @@ _FAMILY_OF_COMPILED: Final[Mapping[frozenset[str], str]] = {
 
 def _memory_constants(one: Configuration, setup: PricingSetup) -> MemoryConstants:
     known = memory_constants([SOFTWARE_OF[one.engine].software], [_memory_family(one, setup)])
+    known = replace(known, keeps_exchanged=0.0) if one.drops_exchanged else known
     # Without the fused kernel, what the activation returns is a tensor of its own.
     is_fused = "bias_swiglu_fusion" not in one.differing_settings
     return known if is_fused else replace(known, keeps_activations=1.0)
@@ -304,6 +305,8 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         master_bytes=float(config.master_bytes or 0),
         moments_bytes=float(config.moments_bytes or 0),
         updates_weights=float(wide > 2.0 and not _copies_weights(config)),
+        reference_forwards=float(config.reference_forwards),
+        reference_bytes=wide if config.reference_forwards and setup.adapters is None else 0.0,
         **recompute_columns(config.recompute_modules, full_ratio=config.recompute_ratio),
         recompute_by_op=float(config.recompute_by_op),
         has_flash_attention=float(config.has_fused_attention),

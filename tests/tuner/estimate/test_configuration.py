@@ -96,11 +96,13 @@ def test_a_launch_that_leaves_the_devices_open_uses_those_of_the_spec(spec_of: M
 
 
 def test_sequence_parallelism_without_tensor_parallelism_is_noted(spec_of: MakeSpec) -> None:
-    launch = megatron.read(LAUNCH + "--sequence-parallel", source="run.sh")
+    flags = "--sequence-parallel --tp-comm-overlap"
+    launch = megatron.read(LAUNCH + flags, source="run.sh")
     own, notes = build_configuration(launch, spec_of("llama-3.1-8b", nodes=8))
 
-    assert not own.sequence_parallel
+    assert (own.sequence_parallel, own.overlap_tensor) == (False, False)
     assert "--sequence-parallel has no effect: tensor parallelism is 1" in notes
+    assert any("--tp-comm-overlap: tensor parallelism 1" in note for note in notes)
 
 
 @each_row(

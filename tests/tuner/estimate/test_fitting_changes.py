@@ -137,5 +137,5 @@ def test_an_optimizer_that_does_not_shard_is_not_told_to(spec_of: MakeSpec) -> N
     ):
         own, _ = build_configuration(read(f"{MEGATRON} --optimizer {optimizer}"), spec)
         changes = knob_changes(own, spec.model, Generation.HOPPER)
-        told_to_shard = any(change.apply(own).zero_stage for change in changes)
+        told_to_shard = any(change.apply(own).zero_stage > own.zero_stage for change in changes)
         assert told_to_shard == shards, optimizer

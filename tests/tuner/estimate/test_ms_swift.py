@@ -54,6 +54,84 @@ def test_peaks_are_those_of_its_examples(spec_of: Callable[..., Spec]) -> None:
     assert not wrong
 
 
+def test_peaks_of_preference_training_are_those_of_its_examples(
+    spec_of: Callable[..., Spec],
+) -> None:
+    # examples/megatron/rlhf: dpo/moe.sh, kto/dense.sh and kto/moe.sh of the same commit.
+    offload = "--optimizer_cpu_offload true --use_precision_aware_optimizer true"
+    adapters = "--tuner_type lora --lora_rank 8 --lora_alpha 32 --target_modules all-linear"
+    wrong = []
+    for model, devices, stated_gib, flags in (
+        (
+            "qwen3-30b-a3b",
+            8,
+            46.0,
+            "--rlhf_type dpo --tensor_model_parallel_size 4 --expert_model_parallel_size 8"
+            f" {offload}",
+        ),
+        ("qwen2.5-7b", 4, 43.0, "--rlhf_type kto --tensor_model_parallel_size 4"),
+        (
+            "qwen3-30b-a3b",
+            2,
+            48.0,
+            f"--rlhf_type kto --expert_model_parallel_size 2 {adapters}",
+        ),
+    ):
+        command = (
+            f"NPROC_PER_NODE={devices} megatron rlhf --model m --packing true --max_length 8192"
+            f" --sequence_parallel true --global_batch_size 4 {flags} {FULL}"
+        )
+        spec = spec_of(model, nodes=1, device="a100-80gb-sxm")
+        found = _peak_gib(estimate(spec, read_launch(command)))
+        if abs(found / stated_gib - 1.0) > 0.10:
+            wrong.append((flags, found, stated_gib))
+    assert not wrong
+
+
+def test_a_reference_adds_its_weights_and_its_forward_passes(
+    spec_of: Callable[..., Spec],
+) -> None:
+    spec = spec_of("qwen2.5-7b", nodes=1, device="a100-80gb-sxm", global_batch_size=16)
+    words = "NPROC_PER_NODE=8 megatron {} --model m --max_length 4096 --packing true"
+    plain, dpo, kto, rm = (
+        estimate(spec, read_launch(words.format(method)))
+        for method in ("sft", *(f"rlhf --rlhf_type {kind}" for kind in ("dpo", "kto", "rm")))
+    )
+    assert dpo.memory[0].weight_bytes == 2 * plain.memory[0].weight_bytes
+    assert dpo.memory[0].gradient_bytes == plain.memory[0].gradient_bytes
+    assert rm.step_time_s == plain.step_time_s
+    once_s = dpo.step_time_s - plain.step_time_s
+    assert kto.step_time_s - plain.step_time_s == pytest.approx(3.0 * once_s, rel=1e-6)
+    assert 0.2 * plain.step_time_s < once_s < 0.4 * plain.step_time_s
+    adapted = words.format("rlhf --rlhf_type dpo") + " --tuner_type lora"
+    alone = words.format("sft") + " --tuner_type lora"
+    assert _peak_gib(estimate(spec, read_launch(adapted))) == pytest.approx(
+        _peak_gib(estimate(spec, read_launch(alone)))
+    )
+
+
+def test_pairs_are_counted_as_sequences_and_advised_as_samples(
+    spec_of: Callable[..., Spec],
+) -> None:
+    words = (
+        "NPROC_PER_NODE=8 megatron {} --model m --max_length 512 --micro_batch_size {}"
+        " --global_batch_size {}"
+    )
+    spec = spec_of("qwen2.5-7b", nodes=1, global_batch_size=16)
+    pairs = estimate(spec, read_launch(words.format("rlhf --rlhf_type rm", 1, 64)))
+    plain = estimate(spec, read_launch(words.format("sft", 2, 128)))
+    assert pairs.step_time_s == plain.step_time_s
+    sizes = [
+        (change.what, line)
+        for change in pairs.changes
+        for line in change.lines
+        if line.startswith("--micro_batch_size")
+    ]
+    assert sizes
+    for what, line in sizes:
+        assert f"micro-batch {2 * int(line.split()[1])} instead of 2" in what
+
+
 def test_a_launch_that_trains_adapters_is_priced_as_such(spec_of: Callable[..., Spec]) -> None:
     result = estimate(spec_of("qwen3-235b-a22b", nodes=1), read_launch(LORA))
     # 235B in bf16 over 8 expert ranks, attention over 4: it fits, as it did on 8 x 80 GiB.

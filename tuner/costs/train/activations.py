@@ -45,10 +45,11 @@ Selective checkpointing by operation keeps every second GEMM's output, grouped o
 what collectives return (`_op_sac_save_list`, torchtitan 0.2.0 to 0.2.2). GEMMs count through a
 layer: q, k, v, output; of MLA q, low ranks, k and v together, output, and two for q where it has a
 low rank, which shifts those behind them; router, gate, up, down. Without expert parallelism no
-all-to-all keeps copies. PyTorch in eager mode keeps an output whether or not the backward pass
-reads it (torch/utils/checkpoint.py, a cache of outputs by operation). A compiled layer keeps only
-what its backward graph reads (torch/_functorch/partitioners.py), so not the last GEMM's output,
-which is added to the residual.
+all-to-all keeps copies, nor did any before September 2025 (torchtitan#1672; `keeps_exchanged`).
+PyTorch in eager mode keeps an output whether or not the backward pass reads it
+(torch/utils/checkpoint.py, a cache of outputs by operation). A compiled layer keeps only what its
+backward graph reads (torch/_functorch/partitioners.py), so not the last GEMM's output, which is
+added to the residual.
 
 torchtitan multiplies routed copies by their scores in fp32 and keeps them for the scores' gradient,
 before the experts or behind them (models/moe/moe.py of 0.2.0 to 0.2.2, token_dispatcher.py of
@@ -143,6 +144,7 @@ def activation_bytes(
     *,
     cp_output_copy_ratio: Numbers,
     last_gemm_ratio: Numbers = 1.0,
+    keeps_exchanged: Numbers = 1.0,
     gathers_inputs: Numbers = 0.0,
     scored_bytes: Numbers = 0.0,
     keeps_activations: Numbers = 0.0,
@@ -185,6 +187,7 @@ def activation_bytes(
         own,
         _mix(parts, keep, shares=(model.moe_attention, model.moe_linear)),
         last_gemm_output=last_gemm_ratio * hidden,
+        keeps_exchanged=keeps_exchanged,
         scored_bytes=scored_bytes,
         keeps_activations=keeps_activations,
     )
@@ -474,6 +477,7 @@ def _moe(
     mixer: _Mix,
     *,
     last_gemm_output: Numbers,
+    keeps_exchanged: Numbers,
     scored_bytes: Numbers,
     keeps_activations: Numbers,
 ) -> _Layer:
@@ -509,7 +513,9 @@ def _moe(
     back = np.where(_scores_at_expert(strategies), 0.0, returned)
     exchanged = np.where(np.greater(strategies.expert, 1.0), (copies + back) * width, 0.0)
     has_last = _has_five_gemms(model) & np.greater(model.shared_ffn, 0.0)
-    by_op_saved = router + exchanged + shared_rows * width + has_last * last_gemm_output
+    by_op_saved = (
+        router + keeps_exchanged * exchanged + shared_rows * width + has_last * last_gemm_output
+    )
     return _Layer(
         mixer=mixer,
         network_ratio=1.0,

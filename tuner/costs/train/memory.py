@@ -8,9 +8,9 @@
     moments     the head's backward: the last norm, L bytes a logit, the head's gradients;
                 a layer's backward: what is recomputed, and activation gradients
     always      temporary weight gradients; under ZeRO 3 the all-gathered weights of two layers, or,
-                in a pipeline, of the whole stage, gathered once for all micro-batches, the full
-                gradients of its chunks between their first and last backward pass, and the buffers
-                of one layer
+                in a pipeline, of the whole stage, gathered once for all micro-batches, and the
+                buffers of one layer; there, and in one of FSDP2 that keeps its parameters (ZeRO 2),
+                the full gradients of its chunks between their first and last backward pass
     start       where they exceed optimizer, activations and moments, copies of the weights
     boundary    with a pipeline, one micro-batch received ahead; PyTorch's stages have a receive
                 buffer for every micro-batch of a step, for activations and gradients, and older
@@ -123,13 +123,12 @@ def _price(
         units.is_gathered_C > 0.0, np.maximum(*by_network), by_network[0] + by_network[1]
     )
     if size > 1:
-        if units.is_gathered_C.any():
+        if units.state_BKC[3:].any():
             of_chunks = _stacked(dense_VPC, moe_VPC, embedding_VPC + head_VPC, mtp_VPC)
             whole = summed(parts, units.state_BKC[3])
             whole = whole + _unreduced(of_chunks, units.state_BKC[4], microbatches)
-            always = np.where(
-                units.is_gathered_C > 0.0, whole + units.staged_ratio_C * always, always
-            )
+            always = np.where(units.is_gathered_C > 0.0, units.staged_ratio_C * always, always)
+            always = always + whole
         always = always + units.boundary_C
         if any(waiting.any() for waiting in _waiting_units(units)):
             counts = warmup_in_flight(

@@ -47,6 +47,8 @@ class MemoryConstants:
     last_gemm_ratio: Numbers = 1.0
     """Of the output of a dense network's last GEMM, kept under checkpointing by operation; 0 where
     layers are compiled (activations.py)."""
+    keeps_exchanged: Numbers = 1.0
+    """1 where checkpointing by operation keeps what all-to-alls return (activations.py)."""
     scored_bytes: Numbers = 0.0
     """Bytes of an element of the routed copies that are kept to multiply them by their scores; 0
     where the experts multiply by them (activations.py)."""
@@ -196,9 +198,13 @@ OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
     # FlashAttention's cross entropy (llmfoundry/models/mpt/modeling_mpt.py, `fused_crossentropy`).
     "llm-foundry": _FUSED_LOSS,
     "deepspeed": replace(_FUSED_LOSS, gathers_master=0.0),
-    # Around Transformers' own model and loss.
+    # Around Transformers' own model and loss, in the allocator that its Trainer leaves as it is.
     "deepspeed-transformers": replace(
-        _FUSED_LOSS, gathers_master=0.0, logit_bytes=float(_TRANSFORMERS.logit_bytes)
+        _FUSED_LOSS,
+        gathers_master=0.0,
+        logit_bytes=float(_TRANSFORMERS.logit_bytes),
+        unused_ratio=_TRANSFORMERS.unused_ratio,
+        recompute_unused_ratio=_TRANSFORMERS.recompute_unused_ratio,
     ),
     "torchtitan": _TITAN,
     "torchtitan-2025": _TITAN_2025,

@@ -114,6 +114,7 @@ def unit_bytes(
         cp_output_copy_ratio=constants.cp_output_copy_ratio,
         last_gemm_ratio=constants.last_gemm_ratio,
         gathers_inputs=constants.gathers_inputs,
+        keeps_exchanged=constants.keeps_exchanged,
         scored_bytes=constants.scored_bytes,
         keeps_activations=constants.keeps_activations,
     )
@@ -125,12 +126,15 @@ def unit_bytes(
     prediction = kept.dense.saved + moe * (kept.moe.saved - kept.dense.saved) + 2.0 * kept.boundary
     dense_S, experts_S = shard_ranks(strategies)
     gathered = np.where(np.asarray(strategies.zero_stage) >= 3.0, 1.0, 0.0)
+    # In a pipeline FSDP2 reduces gradients after the last micro-batch, whatever it shards.
+    is_fsdp2 = constants.has_gather_buffer * np.equal(strategies.zero_stage, 2.0)
+    summed = np.maximum(gathered, is_fsdp2)
     always = _always(count, strategies, constants, gathered)
-    state = _state(count, strategies, constants, moe, (dense_S, experts_S), gathered)
+    state = _state(count, strategies, constants, moe, (dense_S, experts_S), (gathered, summed))
     state[:, MTP_ROW] *= model.mtp_weight_ratio
     if is_tuned(strategies):
         tuned = _tuned_state(
-            model, count, strategies, constants, moe, (dense_S, experts_S), gathered
+            model, count, strategies, constants, moe, (dense_S, experts_S), (gathered, summed)
         )
         state = np.where(np.greater(strategies.adapter_rank, 0.0), tuned, state)
     return MemoryUnits(
@@ -160,7 +164,7 @@ def unit_bytes(
         always_dense_C=column(always * count.dense_ffn),
         always_moe_C=column(
             always * (count.moe_outside + count.one_expert)
-            + gathered * always * (count.experts - count.one_expert)
+            + summed * always * (count.experts - count.one_expert)
         ),
         dispatch_C=column(_dispatch(model, strategies, hardware, kept)),
         boundary_C=column(kept.boundary * (1.0 - constants.receives_ahead)),
@@ -201,8 +205,9 @@ def _state(
     constants: MemoryConstants,
     moe: Numbers,
     ranks: tuple[Numbers, Numbers],
-    gathered: Numbers,
+    whole: tuple[Numbers, Numbers],
 ) -> Floats:
+    """Return bytes of every part; `whole` is 1 where weights, and gradients, are so in a stage."""
     dense, expert = (
         state_bytes(
             strategies,
@@ -213,7 +218,7 @@ def _state(
         )
         for sharing in ranks
     )
-    weight, gradient = gathered * strategies.weight_bytes, gathered * strategies.gradient_bytes
+    weight, gradient = whole[0] * strategies.weight_bytes, whole[1] * strategies.gradient_bytes
     rows = []
     for of_dense, of_expert in (
         (dense.weight, expert.weight),
@@ -246,10 +251,10 @@ def _tuned_state(
     constants: MemoryConstants,
     moe: Numbers,
     ranks: tuple[Numbers, Numbers],
-    gathered: Numbers,
+    whole: tuple[Numbers, Numbers],
 ) -> Floats:
     """The same with frozen weights and adapters (adapters.py)."""
-    s, trained = strategies, adapter_counts(model, strategies)
+    s, trained, (gathered, reduced_last) = strategies, adapter_counts(model, strategies), whole
     linear, other = frozen_bytes(s)
     shares = [np.where(gathered > 0.0, 1.0 / sharing, 1.0) for sharing in ranks]
     moments = np.where(s.eager_modules > 0.0, 2.0 * s.adapter_bytes, constants.moments_bytes)
@@ -288,14 +293,14 @@ def _tuned_state(
     scale = gradient / s.gradient_bytes
     all_dense = s.weight_bytes * (count.dense_mixer + count.dense_ffn)
     all_moe = s.weight_bytes * (count.moe_mixer + count.moe_outside + count.experts)
-    whole = (gathered * all_dense, gathered * all_moe, gathered * s.weight_bytes * count.vocab)
+    all_weights = (all_dense, all_moe, s.weight_bytes * count.vocab)
     parts = (
         kept((frozen_dense, frozen_moe, other * count.vocab))
         + rows(s.adapter_bytes * shares[0], s.adapter_bytes * shares[1]),
         rows(bytes_of[0].gradient * scale, bytes_of[1].gradient * scale),
         rows(bytes_of[0].optimizer, bytes_of[1].optimizer),
-        kept(whole),
-        rows(gathered * gradient, gathered * gradient),
+        kept(tuple(gathered * one for one in all_weights)),
+        rows(reduced_last * gradient, reduced_last * gradient),
     )
     return np.stack(np.broadcast_arrays(*parts))
 

@@ -195,7 +195,7 @@ def state_bytes(
     owns_master = np.where(is_same, 0.0, master_bytes)
     on_device = 1.0 - strategies.optimizer_offload
     return StateBytes(
-        weight=np.where(stage >= 3.0, shard / ranks, stored),
+        weight=np.where(stage >= 3.0, shard / ranks, stored) + s.reference_bytes,
         gradient=strategies.gradient_bytes / np.where(stage >= 2.0, ranks, 1.0),
         optimizer=(owns_master + moments_bytes) * on_device / np.where(stage >= 1.0, ranks, 1.0),
     )

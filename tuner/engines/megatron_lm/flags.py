@@ -230,6 +230,8 @@ DEPRECATED: Final[Mapping[str, str]] = {
     "use-custom-fsdp": "--use-megatron-fsdp",
     "hybrid-override-pattern": "--hybrid-layer-pattern",
     "no-weight-decay-cond-type": "--apply-wd-to-qk-layernorm",
+    "linear-attention-type": "--experimental-attention-variant",
+    "sparse-attention-type": "--experimental-attention-variant",
     "use-mcore-models": "nothing: it is the only kind of model left",
     "use-dist-ckpt": "nothing: it has no effect",
     "dist-ckpt-format": "nothing: it has no effect",
@@ -271,12 +273,18 @@ ALIASES: Final[Mapping[str, str]] = {
     "encoder-seq-length": "seq-length",
     "hybrid-override-pattern": "hybrid-layer-pattern",
     "sequence-length": "seq-length",
+    "persistent-save-interval": "save-interval",
+    "linear-attention-type": "experimental-attention-variant",
+    "sparse-attention-type": "experimental-attention-variant",
     "fp8": "fp8-format",
     "fp4": "fp4-format",
 }
-"""Names that config files use for the same settings."""
+"""Names that config files and other builds use for the same settings: those of attention are the
+dev branch's of 2025 (core_dev_r0.15.0)."""
 
-CONFUSABLE: Final = frozenset({"decoder-seq-length", "mtp-hybrid-override-pattern"})
+CONFUSABLE: Final = frozenset(
+    {"decoder-seq-length", "fp4-param-gather", "mtp-hybrid-override-pattern"}
+)
 """Flags of the engine that resemble an understood one, and are no misspellings."""
 
 KNOWN: Final = frozenset(

@@ -63,6 +63,8 @@ _DEEPEST: Final = 6
 _NOTHING: Final = ("", "null", "None", "~")
 """Defaults of variables that leave a setting out."""
 _VARIANT: Final = "--experimental-attention-variant"
+_VARIANTS: Final = ("gated_delta_net", "dsa", "dsv4_hybrid")
+"""Of core_v0.19.0; the last is the dev branch's, DeepSeek-V4's."""
 _SECTIONS: Final = ("model", "train", "ddp", "optimizer")
 
 
@@ -441,7 +443,9 @@ def _zero_stage(flags: Flags) -> Literal[0, 1, 2, 3]:
         return _SHARDING[name]
     if flags.is_on("use-torch-fsdp2"):
         return 2 if flags.is_on("torch-fsdp2-no-reshard-after-forward") else 3
-    return 1 if flags.is_on("use-distributed-optimizer") else 0
+    # Muon's is sharded by whole parameters; `dist_muon` is its name up to core_v0.17.1.
+    is_layer_wise = (flags.word("optimizer") or "").startswith("dist_")
+    return 1 if is_layer_wise or flags.is_on("use-distributed-optimizer") else 0
 
 
 def _experts(flags: Flags, *, has_recipe: bool) -> dict[str, Any]:
@@ -599,7 +603,7 @@ def _stated_layers(flags: Flags, layers: int, *, has_experts: bool) -> Iterator[
         word = " ".join(flags.words("moe-layer-freq")) or "1"
         pattern = layer_pattern(word, num_layers=layers, said=f"{flags.source}: --moe-layer-freq")
         yield StatedSize(size="moe_layers", value=pattern, said=f"--moe-layer-freq {word}")
-    variant = flags.word("experimental-attention-variant")
+    variant = flags.choice(_VARIANT.lstrip("-"), _VARIANTS, "")
     said = f"{_VARIANT} {variant}" if variant else f"no {_VARIANT}"
     yield StatedSize(size="is_sparse", value=variant == "dsa", said=said)
     linear: tuple[int, ...] = (0,) * layers

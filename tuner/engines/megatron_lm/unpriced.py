@@ -46,6 +46,11 @@ MATERIAL: Final[Mapping[str, tuple[Effect, str]]] = {
     "distribute-saved-activations": ("memory", "tensor ranks share what is saved"),
     "hierarchical-context-parallel-sizes": ("time", "context parallelism has two levels"),
     "rampup-batch-size": ("time", "the batch is smaller until it is reached"),
+    "moe-paged-stash": ("memory", "saved tensors of experts are kept in pages"),
+    # Of the dev branch (core_dev_r0.16.0 and later).
+    "offload-optimizer-states": ("memory and time", "moments leave the device between updates"),
+    "chunked-optimizer-state-offload": ("memory and time", "moments leave between updates"),
+    "hybrid-context-parallel": ("memory and time", "its degree changes with a sample's length"),
     # Of Primus.
     "patch-zero-bubble": ("memory and time", "the pipeline has another schedule"),
     "patch-primus-pipeline": ("memory and time", "the pipeline has another schedule"),
@@ -69,7 +74,9 @@ FLAGS: Final = frozenset(
 )
 SWITCHES: Final = frozenset(
     {
-        *("fp32-residual-connection", "distribute-saved-activations"),
+        *("fp32-residual-connection", "distribute-saved-activations", "moe-paged-stash"),
+        *("offload-optimizer-states", "chunked-optimizer-state-offload"),
+        "hybrid-context-parallel",
         "moe-router-force-load-balancing",
         "moe-router-enable-expert-bias",
         *OFF.values(),

@@ -82,6 +82,8 @@ READ: Final = frozenset(
         "adapters",
         "mcore_adapter",
         "megatron_extra_kwargs",
+        "rlhf_type",
+        "calculate_KL",
         *OFF,
     }
 )

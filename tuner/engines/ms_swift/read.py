@@ -8,8 +8,14 @@ cores, batches of 16 in micro-batches of one, a fused cross entropy.
 A sequence is `--max_length` tokens. With `--packing` every sample is filled up to it; without, it
 is the longest that a sample may be, and the price is of such samples.
 
-Not covered: preference and reinforcement learning (`megatron rlhf`), vision towers, LoRA's dropout,
-routers in fp32.
+`megatron rlhf` trains by preferences. Beside a micro-batch's own pass a reference runs forward: a
+frozen copy in the weights' type, sharded as they are, or under LoRA the model without its adapters;
+KTO runs both forward once more for its estimate of the KL divergence (swift/megatron/trainers of
+4.6: rlhf_mixin.py, dpo_trainer.py, kto_trainer.py). A sample of DPO and of reward models is two
+sequences, which `--packing` counts in its packs.
+
+Not covered: what generates or has a teacher (GRPO, GKD), KL batches of another length, vision
+towers, LoRA's dropout, routers in fp32.
 """
 
 import json
@@ -44,6 +50,8 @@ _TRUTHS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("no", "false", "f", "n", "0"), "false"),
 }
 """Words of `string_to_bool` (transformers/hf_argparser.py)."""
+_REFERENCE_FORWARDS: Final = {"dpo": 1, "kto": 3, "rm": 0}
+"""Passes without gradients, by what `megatron rlhf` learns from; KTO's with its KL estimate."""
 _SWITCHES: Final = megatron.SWITCHES | {"moe-grouped-gemm", "cross-entropy-loss-fusion"}
 _OWN_KEYS: Final = tuple(
     re.compile(rf"^({keys}) *:", re.MULTILINE)
@@ -117,13 +125,8 @@ def read_yaml(text: str, *, source: str) -> LaunchSettings:
 
 
 def _settings(command: SwiftCommand, given: Flags) -> LaunchSettings:
-    if command.method == "rlhf":
-        raise SpecError(
-            f"{given.source}: megatron rlhf of {table.RELEASE} runs other models or generation"
-            " beside the trained one, which has no price here; estimate the same flags as"
-            f" megatron {METHODS[0]}, which is the trained model's share"
-        )
     flags = _fields(given)
+    preferences = _preferences(flags) if command.method == "rlhf" else {}
     tune = stated_tune(flags)
     for name in ("packing_length", "seq_length"):
         if name in flags.values:
@@ -134,6 +137,7 @@ def _settings(command: SwiftCommand, given: Flags) -> LaunchSettings:
     understood = {name for name in flags.values if table.megatron_flag(name) or name in table.READ}
     return read_settings.model_copy(
         update={
+            **preferences,
             "engine": TrainingEngine.MS_SWIFT,
             "tune": tune,
             "spelled": {
@@ -156,9 +160,49 @@ def _settings(command: SwiftCommand, given: Flags) -> LaunchSettings:
                 for old, new in table.OLDER.items()
                 if {old, old.replace("_", "-")} & set(given.values)
             ),
-            "notes": (*map(_owned, read_settings.notes), *_remarks(flags)),
+            "notes": (
+                *map(_owned, read_settings.notes),
+                *_remarks(flags),
+                *_preference_remarks(preferences, flags),
+            ),
         }
     )
+
+
+def _preferences(flags: Flags) -> dict[str, int]:
+    """Return what runs beside the trained model, and the sequences of a sample.
+
+    Raises:
+        SpecError: something that generates or has a teacher.
+    """
+    kind = flags.word("rlhf_type") or "dpo"
+    if kind not in _REFERENCE_FORWARDS:
+        raise SpecError(
+            f"{flags.source}: megatron rlhf --rlhf_type {shown_value(kind)[1:-1]} of"
+            f" {table.RELEASE} generates or has a teacher beside the trained model, which has no"
+            f" price here ({', '.join(_REFERENCE_FORWARDS)} have one); estimate the same flags as"
+            f" megatron {METHODS[0]}, which is the trained model's share"
+        )
+    passes = _REFERENCE_FORWARDS[kind]
+    if kind == "kto" and _TRUTHS.get((flags.word("calculate_KL") or "").casefold()) == "false":
+        passes = 1
+    is_pair = kind != "kto" and not _is_packed(flags)
+    return {"reference_forwards": passes, "sequences_per_sample": 2 if is_pair else 1}
+
+
+def _preference_remarks(preferences: Mapping[str, int], flags: Flags) -> Iterator[str]:
+    kind = flags.word("rlhf_type") or "dpo"
+    if passes := preferences.get("reference_forwards"):
+        yield f"{kind}: forward passes without gradients beside each of the trained model: {passes}"
+    if preferences.get("sequences_per_sample") == 2:
+        yield "a sample is a chosen and a rejected sequence: printed batches count sequences"
+    if preferences and kind == "rm":
+        yield "--rlhf_type rm is priced with a head over the vocabulary"
+
+
+def _is_packed(flags: Flags) -> bool:
+    packing = flags.values.get("packing", ("false",))
+    return not packing or _TRUTHS.get(packing[0].casefold()) != "false"
 
 
 def _fields(given: Flags) -> Flags:
@@ -232,8 +276,7 @@ def _owned(said: str) -> str:
 
 
 def _remarks(flags: Flags) -> Iterator[str]:
-    packing = flags.values.get("packing", ("false",))
-    if packing and _TRUTHS.get(packing[0].casefold()) == "false":
+    if not _is_packed(flags):
         yield (
             "no --packing: samples are as long as they are; the price is of steps whose samples all"
             " have --max_length tokens"

@@ -212,6 +212,8 @@ class LaunchSettings(Record):
     cuda_graph: Graphs = Graphs.NONE
     compiled: frozenset[Literal["model", "loss"]] | None = None
     """What torchtitan compiles, a loss in chunks included; absent: as its plans assume."""
+    drops_exchanged: bool = False
+    """Whether checkpointing by operation repeats the all-to-alls of experts."""
     flash_attention: bool = True
     dropout: bool = False
     optimizer_offload_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
@@ -241,6 +243,11 @@ class LaunchSettings(Record):
     """Training restarts inside its processes after failures that leave them."""
     tune: Tune | None = None
     """Which weights the launch trains; absent: those that the goal names."""
+    reference_forwards: Annotated[int, Field(ge=0, le=3)] = 0
+    """Forward passes without gradients of a micro-batch: of a frozen copy of the model, or of the
+    model without its adapters, and for a KL estimate."""
+    sequences_per_sample: Literal[1, 2] = 1
+    """Sequences that a sample of the launch's batches is: a chosen and a rejected answer."""
     stored_bytes: Literal[2, 4] = 2
     """Type of the parameters that Transformers loads, where it computes in bf16 (autocast)."""
     has_transformers_loss: bool = False

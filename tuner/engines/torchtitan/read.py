@@ -103,6 +103,8 @@ _FORMER: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     ("float8", "enable_float8_linear"): ("model", "converters"),
 }
 """Keys of torchtitan's files before release 0.1 (train_configs of 2024), by section: today's."""
+_ENABLED_IN_0_1: Final = "checkpoint.enable_checkpoint"
+"""A switch of every file up to August 2025, which is `checkpoint.enable` since."""
 _MOST_PARTS: Final = 2000
 """Dots of one line."""
 _LARGEST_STAGES: Final = 10_000
@@ -228,6 +230,8 @@ def _settings(
         **_recompute(given),
         **_precision(given),
         "compiled": _compiled(given),
+        # They are kept from 6 September 2025 on (#1672); the key was renamed a fortnight before.
+        "drops_exchanged": given.value(_ENABLED_IN_0_1) is not None,
         "dispatcher": _dispatcher(given),
         # Release 0.3 captures a whole step by default; without the key it is an older release.
         "cuda_graph": Graphs.NONE
@@ -305,7 +309,7 @@ def _dispatcher(given: Sections) -> TokenDispatcher:
 
 def _saving(given: Sections) -> dict[str, Any]:
     """When checkpoints are saved; release 0.1 says enable_checkpoint."""
-    is_on = given.is_on("checkpoint.enable") or given.is_on("checkpoint.enable_checkpoint")
+    is_on = given.is_on("checkpoint.enable") or given.is_on(_ENABLED_IN_0_1)
     interval = given.number("checkpoint.interval", default=500)
     mode = given.word(
         "checkpoint.async_mode",

@@ -212,6 +212,11 @@ def test_a_sharded_stage_of_a_pipeline_is_gathered_as_a_whole() -> None:
     apart = dataclasses.replace(NOTHING_ELSE, has_gather_buffer=1.0)
     more = _price(TOY, strategy, _stages([4.0, 4.0], [0.0, 0.0]), apart)
     assert more.buffers_PC[0, 0] - price.buffers_PC[0, 0] == (2 + 2) * 65_664
+    # It sums gradients in a stage that keeps its parameters as it does in one that gathers them.
+    stages = _stages([4.0, 4.0], [0.0, 0.0])
+    keeps = dataclasses.replace(strategy, zero_stage=2.0)
+    apart_2, others = (_price(TOY, keeps, stages, own) for own in (apart, NOTHING_ELSE))
+    assert apart_2.buffers_PC[0, 0] - others.buffers_PC[0, 0] == 4 * parameters
 
 
 def test_pytorchs_stages_hold_a_buffer_for_every_micro_batch_and_once_kept_results() -> None:

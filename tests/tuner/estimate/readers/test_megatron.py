@@ -108,6 +108,31 @@ def test_deprecated_flags_are_named_with_their_successors() -> None:
     assert launch.deprecated == ("--moe-enable-deepep: say --moe-flex-dispatcher-backend deepep",)
 
 
+def test_names_of_other_builds_are_read_as_these_builds_mean_them() -> None:
+    sizes = LEAST + "--num-layers 8 --linear-attention-freq 4 "
+    for old, new in (
+        ("--linear-attention-type gated_delta_net", "gated_delta_net"),
+        ("--sparse-attention-type dsa", "dsa"),
+    ):
+        launch = read(sizes + old)
+        assert launch.stated == read(f"{sizes}--experimental-attention-variant {new}").stated
+        assert f"{old.split()[0]}: say --experimental-attention-variant" in launch.deprecated
+    assert read(LEAST + "--persistent-save-interval 50").save_interval == 50
+    assert "--fp4-param-gather" in read(LEAST + "--fp4-param-gather").ignored
+    assert "is none of gated_delta_net, dsa" in refusal(sizes + "--linear-attention-type mamba")
+    for flag in ("offload-optimizer-states", "moe-paged-stash", "hybrid-context-parallel"):
+        assert [one.said for one in read(f"{LEAST}--{flag}").unpriced] == [f"--{flag}"]
+
+
+def test_muon_shards_its_state_by_layers_under_either_name() -> None:
+    for flags, stage in (
+        ("--optimizer muon", 0),
+        ("--optimizer dist_muon", 1),
+        ("--optimizer muon --use-distributed-optimizer", 1),
+    ):
+        assert read(LEAST + flags).zero_stage == stage, flags
+
+
 def test_sections_of_yaml_are_read_like_flags() -> None:
     launch = megatron.read_yaml((LAUNCHES / "llama.yaml").read_text(), source="llama.yaml")
 

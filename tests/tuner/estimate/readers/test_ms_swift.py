@@ -91,7 +91,8 @@ def test_switches_take_every_spelling() -> None:
         ("--no_use_distributed_optimizer", 0, Recompute.SELECTIVE),
         ("--use-distributed-optimizer=True", 1, Recompute.SELECTIVE),
         ("--recompute_gran none", 1, Recompute.NONE),
-        ("--optimizer dist_muon", 0, Recompute.SELECTIVE),
+        ("--optimizer muon", 0, Recompute.SELECTIVE),
+        ("--optimizer dist_muon", 1, Recompute.SELECTIVE),
     ):
         launch = read_launch(f"{BARE} {flags}")
         if (launch.zero_stage, launch.recompute) != (zero, grain):
@@ -135,7 +136,10 @@ def test_messages_are_in_its_own_words() -> None:
         (f"{BARE} --freeze_parameters_ratio 0.5", "has no price here"),
         (f"{BARE} --tuner_type lora --target_modules conv", "'conv' of ms-swift 4.6 has no price"),
         (f"{BARE} --tuner_type lora --modules_to_save lm", "leave it out to price the adapters"),
-        (BARE.replace("sft", "rlhf"), "estimate the same flags as megatron sft"),
+        (
+            BARE.replace("sft", "rlhf --rlhf_type grpo"),
+            "--rlhf_type grpo of ms-swift 4.6 generates or has a teacher",
+        ),
         ("swift rlhf --model m --deepspeed zero3", "estimate the same flags as swift sft"),
         ("megatron export --model m", "export of ms-swift does not train"),
         ("megatron sft missing.yaml", "'missing.yaml' is not beside the launch"),
