@@ -79,7 +79,7 @@ _FLAGS: Final[Mapping[str, str]] = {
     r"|use_fused_(swiglu|rotary_pos_emb|moe_token_permute_and_unpermute)|ampipe_degree"
     r"|moe_(fb_overlap|zerc|alltoall_overlap_comm|allgather_overlap_comm)|reuse_fp32_param",
     "Megatron-DeepSpeed": r"deepspeed_activation_checkpointing|no_pipeline_parallel"
-    r"|moe_expert_parallel_size|ds_sequence_parallel_size",
+    r"|ds_sequence_parallel_size",
     "DeepSpeed-Chat": r"(actor|critic)_zero_stage",
     "KTransformers": r"kt_\w+",
 }
