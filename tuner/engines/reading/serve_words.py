@@ -193,6 +193,16 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
     )
 
 
+def starts_server(text: str, *, source: str, server: ServerFlags) -> bool:
+    """Say whether a text starts the server.
+
+    Raises:
+        SpecError: no shell text.
+    """
+    commands = _with_inner(_split(text, source).commands, source=source)
+    return any(_after_start(command, server) is not None for command in commands)
+
+
 @lru_cache(maxsize=4)
 def _split(text: str, source: str) -> ShellText:
     """Split a text, which every engine and router looks at in turn, once."""
