@@ -63,10 +63,9 @@ def _other_goal_refused(launch: str, *, kind: str) -> Iterator[None]:
     try:
         yield
     except SpecError as error:
-        reason = ""
         with suppress(SpecError):
-            reason = other_goal(launch, kind=kind)
-        raise SpecError(reason) if reason else error from None
+            error.args = (other_goal(launch, kind=kind) or str(error),)
+        raise
 
 
 def estimate_serving(

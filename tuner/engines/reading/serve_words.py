@@ -152,20 +152,16 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
         return _listed_flags(shell.commands, source=source, server=server)
     parsed = [_parsed(_without_unset(own, server)[0], source, server) for _, _, own in starts]
     differing = _differing(parsed, server)
-    is_choice = all(command.is_conditional for _, command, _ in starts)
-    alternatives = _names_apart(parsed)
-    if len(differing) > 1 and not (is_choice and not server.read & alternatives):
-        undecided = sum(command.is_conditional for _, command, _ in starts)
-        apart = ", ".join(f"--{name}" for name in sorted(server.read & alternatives))
+    apart = _names_apart(parsed)
+    undecided = sum(command.is_conditional for _, command, _ in starts)
+    if len(differing) > 1 and (undecided < len(starts) or server.read & {*apart}):
         branches = (
             f"; {undecided} are in branches that only variables decide, set those in the text or"
-            f" keep one branch{f': they differ in {apart}' if apart else ''}"
-            if undecided
-            else ""
+            f" keep one branch: they differ in {', '.join(f'--{name}' for name in apart)}"
         )
         raise SpecError(
             f"{source}: starts {len(differing)} servers; estimate one at a time, each from its own"
-            f" command{branches}"
+            f" command{branches if undecided else ''}"
         )
     at, command, words = starts[0]
     _check_cut(words, commands[at + 1 :], source=source)
@@ -174,8 +170,8 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
     if command.is_conditional:
         notes.append("the server starts inside a condition; it was read as if that held")
     if len(differing) > 1:
-        apart = ", ".join(f"--{name}" for name in sorted(alternatives))
-        notes.append(f"branches that only variables decide differ in {apart}, without effect here")
+        listed = ", ".join(f"--{name}" for name in apart)
+        notes.append(f"branches that only variables decide differ in {listed}, without effect here")
     notes += [f"not read, because a condition decides: {one[:200]}" for one in shell.skipped[:8]]
     values = _parsed(kept, source, server)
     shown = {word for name, words in values.items() if name in server.read for word in words}
@@ -194,11 +190,7 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
 
 
 def starts_server(text: str, *, source: str, server: ServerFlags) -> bool:
-    """Say whether a text starts the server.
-
-    Raises:
-        SpecError: no shell text.
-    """
+    """Say whether a text starts the server."""
     commands = _with_inner(_split(text, source).commands, source=source)
     return any(_after_start(command, server) is not None for command in commands)
 
@@ -221,10 +213,10 @@ def _differing(
     return differing
 
 
-def _names_apart(parsed: Sequence[Mapping[str, tuple[str, ...]]]) -> set[str]:
+def _names_apart(parsed: Sequence[Mapping[str, tuple[str, ...]]]) -> list[str]:
     """Return the flags that not every server has with the same value."""
-    names = {name for flags in parsed for name in flags}
-    return {name for name in names if len({flags.get(name) for flags in parsed}) > 1}
+    names = sorted({name for flags in parsed for name in flags})
+    return [name for name in names if len({flags.get(name) for flags in parsed}) > 1]
 
 
 def _check_cut(words: Sequence[str], after: Sequence[Command], *, source: str) -> None:
@@ -277,8 +269,7 @@ def _program(word: str) -> str:
 
 def _entrypoint(words: Sequence[str]) -> str:
     """Return what `docker run` starts in place of the image's own program; empty: that."""
-    options = (word.partition("=") for word in words)
-    followed = zip(options, [*words[1:], ""], strict=False)
+    followed = zip((word.partition("=") for word in words), [*words[1:], ""], strict=False)
     return next((own[2] or after for own, after in followed if own[0] == "--entrypoint"), "")
 
 

@@ -140,8 +140,8 @@ def other_goal(launch: str, *, kind: str) -> str:
     """Say in what a launch and a spec's kind of goal differ; empty: in nothing that is seen."""
     source, text, _ = _text_of(launch)
     if kind == "serve":
-        refusal = "the launch trains, the spec serves; give a spec with goal.kind: train, or a"
-        return f"{source}: {refusal} server's command" if starts_training(text) else ""
+        says = "the launch trains, the spec serves; give a spec with goal.kind: train, or a server"
+        return f"{source}: {says}" if starts_training(text) else ""
     for one in object_commands(text, source=source) or (ServerText(name="", text=text),):
         for name, reader in READERS.items():
             if starts_server(one.text, source=source, server=reader.server):
