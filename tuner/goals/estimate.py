@@ -3,10 +3,12 @@
 What a goal needs is imported on use: neither waits for the other's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuner.errors import SpecError
 from tuner.paths import AnyPath, to_paths
 
 if TYPE_CHECKING:
@@ -44,12 +46,27 @@ def estimate(
     from tuner.spec.read import read_spec
 
     spec = read_spec(spec_path)
+    with _other_goal_refused(launch, kind="train"):
+        settings = read_launch(launch, format_name=format_name)
     return estimate_launch(
         spec,
-        read_launch(launch, format_name=format_name),
+        settings,
         residuals=shipped_residuals() if calibrated else None,
         measured=measured_profile(spec, profiles, calibrated=calibrated),
     )
+
+
+@contextmanager
+def _other_goal_refused(launch: str, *, kind: str) -> Iterator[None]:
+    """Say of a launch that cannot be read that it is of the other kind of goal, where it is."""
+    from tuner.estimate.serving.registry import other_goal
+
+    try:
+        yield
+    except SpecError as error:
+        with suppress(SpecError):
+            error.args = (other_goal(launch, kind=kind) or str(error),)
+        raise
 
 
 def estimate_serving(
@@ -88,13 +105,14 @@ def estimate_serving(
 
     spec = read_serve_spec(spec_path)
     named_pool = pool_named(spec, pool)
-    parsed_launch = read_serving_launch(
-        launch,
-        surroundings(spec, named_pool),
-        engine=spec.goal.engine_on(named_pool.name).name,
-        format_name=format_name,
-        role=role,
-    )
+    with _other_goal_refused(launch, kind="serve"):
+        parsed_launch = read_serving_launch(
+            launch,
+            surroundings(spec, named_pool),
+            engine=spec.goal.engine_on(named_pool.name).name,
+            format_name=format_name,
+            role=role,
+        )
     launched_goal = spec.goal
     if spec.goal.engine_on(named_pool.name).name != parsed_launch.engine:
         launched = Engine.model_validate({"name": parsed_launch.engine})

@@ -14,10 +14,11 @@ whole blocks of every group.
 
 Groups are as large as the smallest kind, or as the largest where it is less than 1.5 times that.
 States of linear attention share their block with as many tokens of keys as they need, a multiple of
-16. DeepSeek-V4 has blocks of 256 tokens for the entries of all its compressors together, of 64 for
-windows, and of 4 and 8 for the open entries of compressors with and without an indexer, whose pages
-are padded to 576 bytes; groups are as large as pads least, and not smaller than the kind whose
-layers have pages of two sizes.
+16; drafts widen what their convolution keeps (layers/mamba/mamba_utils.py, `num_spec`). DeepSeek-V4
+has blocks of 256 tokens for the entries of all its compressors together, of 64 for windows, and of
+4 and 8 for the open entries of compressors with and without an indexer, whose pages are padded to
+576 bytes; groups are as large as pads least, and not smaller than the kind whose layers have pages
+of two sizes.
 
 Source: vLLM 0.32.0, v1/core/kv_cache_utils.py (`get_max_concurrency_for_kv_cache_config`,
 `_get_kv_cache_groups_uniform_page_size`, `_get_packed_kv_cache_groups`), v1/kv_cache_interface.py
@@ -93,6 +94,7 @@ def block_pool(
     ranks: int,
     state_bytes: float,
     states: int,
+    drafts: int = 0,
 ) -> BlockPool | None:
     """Part layers into groups; None where all keep the same of every token.
 
@@ -101,13 +103,16 @@ def block_pool(
         token_bytes: of a token in each of them, on one device.
         ranks: tensor ranks.
         state_bytes: of an element of a state of linear attention.
-        states: that a request has.
+        states: that a request has, those of drafts included.
+        drafts: tokens drafted ahead, whose inputs the convolution keeps beside its past ones.
     """
     mixing = [(own, each) for own, each in zip(layers, token_bytes, strict=True) if own.has_mixer]
     if any(own.attention.kind is AttentionKind.COMPRESSED for own, _ in mixing):
         return _compressed_pool([own for own, _ in mixing])
     widths = [each for own, each in mixing if own.attention.linear is None]
-    state = max((_state_bytes(own.attention, ranks, state_bytes) for own, _ in mixing), default=0.0)
+    state = max(
+        (_state_bytes(own.attention, ranks, state_bytes, drafts) for own, _ in mixing), default=0.0
+    )
     token = max(widths, default=0.0)
     if not state and not any(own.attention.window for own, _ in mixing):
         return None
@@ -132,11 +137,12 @@ def _group(own: DecoderAttention, *, block: int, states: int) -> CacheGroup:
     return CacheGroup(block_tokens=block, window=own.window, is_chunk=own.window_is_chunk)
 
 
-def _state_bytes(own: DecoderAttention, ranks: int, element: float) -> float:
+def _state_bytes(own: DecoderAttention, ranks: int, element: float, drafts: int) -> float:
     if own.linear is None:
         return 0.0
     shard = own.linear.shard(ranks)
-    return element * shard.state_elements + CONV_STATE_BYTES * shard.conv_state_elements
+    past = shard.conv_state_elements + drafts * shard.conv_channels
+    return element * shard.state_elements + CONV_STATE_BYTES * past
 
 
 def _compressed_pool(layers: Sequence[Layers]) -> BlockPool:

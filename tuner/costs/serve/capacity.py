@@ -25,17 +25,17 @@ FULL_RATIO: Final = 0.95
 """The most that recipes give an engine (InferenceX, `--mem-fraction-static 0.95`)."""
 
 
-def instance_weight_bytes(iteration: Iteration) -> float:
-    """Of one device, the drafter and spare copies of experts included."""
+def instance_weight_bytes(iteration: Iteration, rule: MemoryRule | None = None) -> float:
+    """Of one device, the drafter and spare copies of experts included; None: the newest rule."""
     degrees, shares = iteration.degrees, iteration.traits.shares_networks
     ranks = degrees.attention_tensor
     if shares and not is_dispatched(iteration):
         ranks *= degrees.attention_data
     own = weight_bytes(iteration.decoder, iteration.formats, degrees, network_ranks=ranks)
-    return own + added_weight_bytes(iteration)
+    return own + added_weight_bytes(iteration, rule)
 
 
-def added_weight_bytes(iteration: Iteration) -> float:
+def added_weight_bytes(iteration: Iteration, rule: MemoryRule | None = None) -> float:
     """Beyond the model's own weights: what drafts, spare copies of experts, angles of positions."""
     decoder, formats, degrees = iteration.decoder, iteration.formats, iteration.degrees
     total = rotary_bytes(iteration)
@@ -47,7 +47,7 @@ def added_weight_bytes(iteration: Iteration) -> float:
         spare = iteration.spare_experts
         each = expert_bytes(decoder, formats)
         shards = degrees.moe_tensor * degrees.expert * degrees.pipeline
-        padded = iteration.num_slots * (padding_factor(iteration) - 1.0)
+        padded = iteration.num_slots * (padding_factor(iteration, rule) - 1.0)
         total += (spare + padded) * each * iteration.moe_layers / shards
     return total
 
@@ -69,9 +69,11 @@ def rotary_bytes(iteration: Iteration) -> float:
     return table * ELEMENT_BYTES
 
 
-def padding_factor(iteration: Iteration) -> float:
+def padding_factor(iteration: Iteration, rule: MemoryRule | None = None) -> float:
     """Bytes of an expert as its kernels store it, over those of the checkpoint."""
-    own, align = iteration.decoder.experts, iteration.traits.mxfp4_multiples
+    own, rule = iteration.decoder.experts, rule or iteration.traits.memory_rule()
+    generation = iteration.machine.sheet.generation
+    align = rule.mxfp4_multiples.get(generation, iteration.traits.mxfp4_multiples)
     if own is None or align is None or iteration.formats.experts != "mxfp4":
         return 1.0
     hidden, ffn = float(iteration.decoder.expert_hidden), own.ffn / iteration.degrees.moe_tensor
@@ -92,6 +94,7 @@ def instance_block_pool(iteration: Iteration, rule: MemoryRule) -> BlockPool | N
         ranks=ranks,
         state_bytes=rule.states.element_bytes(decoder.architecture),
         states=rule.states.per_request + iteration.checked_tokens - 1,
+        drafts=iteration.checked_tokens - 1,
     )
     if pool is None:
         return None
@@ -187,7 +190,7 @@ def cache_tokens(
     reserve = step_reserve(
         iteration, step_tokens=step_tokens, running=running, rule=rule, longest=longest
     )
-    weights = instance_weight_bytes(iteration)
+    weights = instance_weight_bytes(iteration, rule)
     room = room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)
     each = max(instance_kv_bytes_per_token(iteration, request_tokens=request_tokens), 1e-9)
     usual = room.safe_bytes / each
@@ -206,7 +209,7 @@ def holds_whole(
     reserve = step_reserve(
         iteration, step_tokens=step_tokens, running=running, rule=rule, longest=tokens
     )
-    weights = instance_weight_bytes(iteration)
+    weights = instance_weight_bytes(iteration, rule)
     room = room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)
     needed = admission_bytes(iteration, rule, tokens=float(tokens), step_tokens=step_tokens)
     return room.safe_bytes >= needed

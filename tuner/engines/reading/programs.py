@@ -79,7 +79,7 @@ _FLAGS: Final[Mapping[str, str]] = {
     r"|use_fused_(swiglu|rotary_pos_emb|moe_token_permute_and_unpermute)|ampipe_degree"
     r"|moe_(fb_overlap|zerc|alltoall_overlap_comm|allgather_overlap_comm)|reuse_fp32_param",
     "Megatron-DeepSpeed": r"deepspeed_activation_checkpointing|no_pipeline_parallel"
-    r"|moe_expert_parallel_size|ds_sequence_parallel_size",
+    r"|ds_sequence_parallel_size",
     "DeepSpeed-Chat": r"(actor|critic)_zero_stage",
     "KTransformers": r"kt_\w+",
 }
@@ -178,9 +178,11 @@ _INSTALLERS: Final = frozenset(
 """Words behind a wrapper that start nothing, as in `docker pull`."""
 _MOST: Final = 8
 """First words of a command that may name its program."""
+_TRAINS: Final = (
+    r"pretrain_\w+\.py|torchtitan|^deepspeed\b|^llamafactory-cli|^(swift|megatron)\b|\bswift\.cli"
+)
 _READ: Final = (
-    r"pretrain_\w+\.py|torchtitan|^deepspeed\b|^llamafactory-cli|^(swift|megatron)$|\bswift\.cli"
-    r"|\bvllm serve|^vllm-|vllm\.entrypoints|sglang\.launch_server|^sglang$|^trtllm-serve"
+    rf"{_TRAINS}|\bvllm serve|^vllm-|vllm\.entrypoints|sglang\.launch_server|^sglang$|^trtllm-serve"
     r"|\bdynamo\.(vllm|sglang|trtllm)"
 )
 _OF_MEGATRON: Final = re.compile(
@@ -242,6 +244,11 @@ def unread(name: str, *, source: str) -> SpecError:
     return SpecError(f"{source}: {name} is not read; {_INSTEAD[name]}")
 
 
+def starts_training(text: str) -> bool:
+    """Say whether a text starts a program that trains and is read."""
+    return any(_is_read(words, _TRAINS) for words in _commands(text))
+
+
 def unknown_script(text: str) -> str | None:
     """Return the script that a launcher starts without any flag of Megatron-LM's models."""
     if _OF_MEGATRON.search(text):
@@ -261,9 +268,9 @@ def _commands(text: str) -> Sequence[Sequence[str]]:
         return ()
 
 
-def _is_read(words: Sequence[str]) -> bool:
+def _is_read(words: Sequence[str], names: str = _READ) -> bool:
     """Whether a command starts a program that is read."""
-    return re.search(_READ, _naming_words(words)[0]) is not None or any(
+    return re.search(names, _naming_words(words)[0]) is not None or any(
         word.startswith(("--per_device_train_batch_size", "--deepspeed")) for word in words
     )
 

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Final
 
 from tuner.engines.reading.arguments import Flags
-from tuner.engines.reading.shell_words import Command, ShellText, shell_text
+from tuner.engines.reading.shell_words import Command, ShellText, script_text, shell_text
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
@@ -150,17 +150,18 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
     ]
     if not starts:
         return _listed_flags(shell.commands, source=source, server=server)
-    differing = _differing([words for _, _, words in starts], source=source, server=server)
-    if len(differing) > 1:
-        undecided = sum(command.is_conditional for _, command, _ in starts)
+    parsed = [_parsed(_without_unset(own, server)[0], source, server) for _, _, own in starts]
+    differing = _differing(parsed, server)
+    apart = _names_apart(parsed)
+    undecided = sum(command.is_conditional for _, command, _ in starts)
+    if len(differing) > 1 and (undecided < len(starts) or server.read & {*apart}):
         branches = (
-            f"; {undecided} are in branches that only variables decide, set those in the text"
-            if undecided
-            else ""
+            f"; {undecided} are in branches that only variables decide, set those in the text or"
+            f" keep one branch: they differ in {', '.join(f'--{name}' for name in apart)}"
         )
         raise SpecError(
             f"{source}: starts {len(differing)} servers; estimate one at a time, each from its own"
-            f" command{branches}"
+            f" command{branches if undecided else ''}"
         )
     at, command, words = starts[0]
     _check_cut(words, commands[at + 1 :], source=source)
@@ -168,8 +169,11 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
     notes = [f"not read, because the text does not set it: {word}" for word in aside]
     if command.is_conditional:
         notes.append("the server starts inside a condition; it was read as if that held")
+    if len(differing) > 1:
+        listed = ", ".join(f"--{name}" for name in apart)
+        notes.append(f"branches that only variables decide differ in {listed}, without effect here")
     notes += [f"not read, because a condition decides: {one[:200]}" for one in shell.skipped[:8]]
-    values = _parsed(kept, source=source, server=server)
+    values = _parsed(kept, source, server)
     shown = {word for name, words in values.items() if name in server.read for word in words}
     notes += [
         f"not set in the file, so its default counts: {default[:80]}"
@@ -185,6 +189,12 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
     )
 
 
+def starts_server(text: str, *, source: str, server: ServerFlags) -> bool:
+    """Say whether a text starts the server."""
+    commands = _with_inner(_split(text, source).commands, source=source)
+    return any(_after_start(command, server) is not None for command in commands)
+
+
 @lru_cache(maxsize=4)
 def _split(text: str, source: str) -> ShellText:
     """Split a text, which every engine and router looks at in turn, once."""
@@ -192,20 +202,21 @@ def _split(text: str, source: str) -> ShellText:
 
 
 def _differing(
-    starts: Sequence[list[str]], *, source: str, server: ServerFlags
+    parsed: Sequence[Mapping[str, tuple[str, ...]]], server: ServerFlags
 ) -> list[dict[str, tuple[str, ...]]]:
     """Return the different servers; commands of several nodes differ in ranks and addresses."""
     differing: list[dict[str, tuple[str, ...]]] = []
-    for words in starts:
-        kept, _ = _without_unset(words, server)
-        values = {
-            name: value
-            for name, value in _parsed(kept, source=source, server=server).items()
-            if server.kind(name) != "timeless"
-        }
+    for flags in parsed:
+        values = {name: own for name, own in flags.items() if server.kind(name) != "timeless"}
         if values not in differing:
             differing.append(values)
     return differing
+
+
+def _names_apart(parsed: Sequence[Mapping[str, tuple[str, ...]]]) -> list[str]:
+    """Return the flags that not every server has with the same value."""
+    names = sorted({name for flags in parsed for name in flags})
+    return [name for name in names if len({flags.get(name) for flags in parsed}) > 1]
 
 
 def _check_cut(words: Sequence[str], after: Sequence[Command], *, source: str) -> None:
@@ -232,12 +243,14 @@ def _with_inner(commands: Sequence[Command], *, source: str) -> Iterator[Command
     """Yield commands, and the inner ones of `bash -c "..."`."""
     for command in commands:
         words = command.words
+        starts_shell = _program(_entrypoint(words)) in _SHELLS
         shells = (
-            next((word for word in words[at + 1 :] if word != "--"), "")
+            script_text(words[at + 1 :])
             for at in range(1, len(words) - 1)
-            if re.fullmatch(r"-[a-z]*c", words[at]) and _program(words[at - 1]) in _SHELLS
+            if re.fullmatch(r"-[a-z]*c", words[at])
+            and (starts_shell or _program(words[at - 1]) in _SHELLS)
         )
-        inner = [*itertools.islice(shells, 1)]  # What follows are the script's own arguments.
+        inner = [*itertools.islice(shells, 1)]
         if words[:1] == ("eval",):
             inner = [" ".join(words[1:])]
         if not inner and words and _program(words[0]) in _HOSTS:
@@ -254,11 +267,17 @@ def _program(word: str) -> str:
     return word.rpartition("/")[2]
 
 
+def _entrypoint(words: Sequence[str]) -> str:
+    """Return what `docker run` starts in place of the image's own program; empty: that."""
+    followed = zip((word.partition("=") for word in words), [*words[1:], ""], strict=False)
+    return next((own[2] or after for own, after in followed if own[0] == "--entrypoint"), "")
+
+
 def _listed_flags(commands: Sequence[Command], *, source: str, server: ServerFlags) -> Flags | None:
     if not all(command.words and command.words[0].startswith("-") for command in commands):
         return None
     kept, _ = _without_unset([word for command in commands for word in command.words], server)
-    values = _parsed(kept, source=source, server=server)
+    values = _parsed(kept, source, server)
     return Flags(source=source, values=values, notes=()) if server.read & set(values) else None
 
 
@@ -428,9 +447,7 @@ def _takes_value(word: str, server: ServerFlags) -> bool:
     return word.startswith("-") and "=" not in word and not is_switch
 
 
-def _parsed(
-    words: Sequence[str], *, source: str, server: ServerFlags
-) -> dict[str, tuple[str, ...]]:
+def _parsed(words: Sequence[str], source: str, server: ServerFlags) -> dict[str, tuple[str, ...]]:
     """Group words by the flag before them, under its canonical name."""
     given: list[tuple[str, list[str]]] = []
     takes_more = False

@@ -40,7 +40,7 @@ _PIECE: Final = re.compile(
 )
 _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE: Final = re.compile(
-    r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}]*))?\}|(\d+|[@*]))"
+    r"\$(?:([A-Za-z_]\w*|\d|[@*])|\{([A-Za-z_]\w*|\d+|[@*])(?:\[[@*]\])?(?::?-([^{}]*))?\})"
 )
 _EXPR: Final = re.compile(
     r"(?:\$\(|`)expr ([\w${}]{1,80}(?: \\?[-+*/%] [\w${}]{1,80}){1,8})(?:\)|`)"
@@ -181,11 +181,12 @@ def shell_text(
         if not undecided:
             exported |= _exported(words, [name for name, *_ in assigned], left)
             _read_array(left, variables, beside)
-        if left and left[0] in ("read", "getopts"):
-            variables.doubt(left[1:])
-        elif left and left[0] in ("source", ".", "eval"):
-            variables.doubt_all()
-        if left:
+        if left and (given := _given_arguments(left, variables)) is not None:
+            if undecided:
+                skipped.append(" ".join(left))
+            else:
+                variables.arguments = given
+        elif left:
             filled = tuple(variables.filled([*_without_redirections(left)]))
             if filled:
                 commands.append(Command(words=filled, is_conditional=undecided))
@@ -202,6 +203,12 @@ def shell_text(
             for name, body in files.items()
         },
     )
+
+
+def script_text(words: Sequence[str]) -> str:
+    """Return what a shell runs by `-c`: a script, behind it the script's name and arguments."""
+    kept = [*words[1:], ""] if words[0] == "--" else [*words, ""]
+    return f"set -- {shlex.join(kept[2:-1])}\n{kept[0]}" if kept[2:-1] else kept[0]
 
 
 def _without_documents(text: str) -> tuple[str, dict[str, str]]:
@@ -241,6 +248,19 @@ def _read_array(
     if names and text is not None:
         lines = (line for line in text.splitlines() if not line.startswith("#"))
         variables.assign(names[0], [word for line in lines for word in line.split()], adds=False)
+
+
+def _given_arguments(words: Sequence[str], variables: "_Variables") -> list[str] | None:
+    """Return what `set --` or `shift` makes the arguments, None of others; doubt what they set."""
+    if tuple(words[:2]) == ("set", "--"):
+        return list(variables.filled(words[2:]))
+    if words[0] == "shift":
+        return variables.arguments[1:]
+    if words[0] in ("read", "getopts"):
+        variables.doubt(words[1:])
+    elif words[0] in ("source", ".", "eval"):
+        variables.doubt_all()
+    return None
 
 
 def _words(text: str, *, source: str) -> Iterator[str]:
@@ -372,6 +392,19 @@ class _Variables:
         self._sure: set[str] = set()
         """Assigned since all were doubted."""
 
+    @property
+    def arguments(self) -> list[str]:
+        """The script's own arguments, none where they are not known."""
+        return [*self._words.get("@", ())]
+
+    @arguments.setter
+    def arguments(self, words: Sequence[str]) -> None:
+        for name in [one for one in self._words if not one[:1].isalpha() and one[:1] != "_"]:
+            del self._words[name]
+        if words:
+            numbered = {str(at): (word,) for at, word in enumerate(words, start=1)}
+            self._words |= {"@": tuple(words), "*": tuple(words), **numbered}
+
     def doubt(self, names: Iterable[str]) -> None:
         """Mark these variables as known only to a running shell from here on."""
         self._doubted |= set(names)
@@ -383,7 +416,7 @@ class _Variables:
 
     def decided(self, word: str) -> str | None:
         """Return a side of a test; None where only a running shell knows it."""
-        for plain, braced, default, _ in _VARIABLE.findall(word):
+        for plain, braced, default in _VARIABLE.findall(word):
             name = plain or braced
             is_given = name in self._words
             is_open = not is_given and (not default or name.startswith(_FROM_SCHEDULER))
@@ -410,6 +443,9 @@ class _Variables:
     def filled(self, words: Sequence[str], *, splits: bool = True) -> Iterator[str]:
         """Expand variables; each value is split at spaces, as without quotes."""
         for behind, word in zip(("", *words), words, strict=False):
+            if word in ("$@", "${@}") and self.arguments:
+                yield from self.arguments
+                continue
             if "$" not in word:
                 yield from word.split() if splits and word.startswith("--") else (word,)
                 continue
@@ -444,11 +480,11 @@ class _Variables:
         return match.group() if value is None else str(value)
 
     def _value(self, match: re.Match[str]) -> str:
-        plain, braced, default, _positional = match.groups()
+        plain, braced, default = match.groups()
         name = plain or braced
         if name in self._words:
             value = " ".join(self._words[name])
-        elif name and default is not None:
+        elif default is not None and (self.arguments or name[0].isalpha() or name[0] == "_"):
             value = self.defaults[name] = default
         else:
             return match.group()

@@ -110,6 +110,8 @@ class MemoryRule:
     """Steps without graphs are compiled, so that a layer's input is freed inside it."""
     graphs_per_size: int = 1
     """Graphs of each captured batch: for vLLM a whole one and one in pieces."""
+    mxfp4_multiples: Mapping[Generation, tuple[int, int]] = field(default_factory=dict)
+    """`EngineTraits.mxfp4_multiples` of devices for which the release has other kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

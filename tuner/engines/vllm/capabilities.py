@@ -105,6 +105,7 @@ _RECENT: Final = MemoryRule(
     gathers_sparse=True,
     compiles=True,
     graphs_per_size=2,
+    mxfp4_multiples={Generation.HOPPER: (256, 64)},
 )
 
 _UP_TO_0_19: Final = replace(
@@ -118,6 +119,10 @@ _UP_TO_0_19: Final = replace(
 
 _UP_TO_0_16: Final = replace(_UP_TO_0_19, sampler_bytes=38.0)
 
+_UP_TO_0_13: Final = replace(_UP_TO_0_16, since=(0, 11), mxfp4_multiples={})
+
+_BEFORE_0_11: Final = replace(_UP_TO_0_13, counts_communicators=True)
+
 TRAITS: Final = EngineTraits(
     batching=Batching.CHUNKED,
     step_tokens=8192,
@@ -129,9 +134,10 @@ TRAITS: Final = EngineTraits(
         _RECENT,
         replace(_RECENT, since=(0, 20), blocks=BlockRule(overlaps_steps=False)),
         _UP_TO_0_19,
-        replace(_UP_TO_0_16, since=(0, 11)),
-        replace(_UP_TO_0_16, since=(0, 8), counts_communicators=True),
-        replace(_UP_TO_0_16, since=(0,), counts_communicators=True, compiles=False),
+        replace(_UP_TO_0_16, since=(0, 14)),
+        _UP_TO_0_13,
+        replace(_BEFORE_0_11, since=(0, 8)),
+        replace(_BEFORE_0_11, since=(0,), compiles=False),
     ),
     fp8_caches={
         "DeepseekV4ForCausalLM": frozenset(Generation),
@@ -143,7 +149,9 @@ TRAITS: Final = EngineTraits(
     spoilt_gemms=frozenset({"fp8_block", "fp8"}),
 )
 """Read from 0.33.0. Admission: `v1/core/sched/scheduler.py` (allocate_slots for the tokens of a
-step, `_preempt_request`). Padding: `fused_moe/oracle/mxfp4.py`, Marlin and TRT-LLM kernels.
+step, `_preempt_request`). Padding: `fused_moe/oracle/mxfp4.py`, Marlin and TRT-LLM kernels; on
+Hopper Triton's come first, whose weights take what SGLang pads them to (64.38 GiB of gpt-oss-120b
+in 0.14.1, issue 33155; 65.97 of Marlin in 0.10, issue 23278).
 Measured GEMMs: block-scaled ones carry the host's launch (58 to 280 us at few rows, where other
 engines' read 8 to 27), fp8 ones read twice their neighbours at single sizes.
 

@@ -475,7 +475,8 @@ def _notes(flags: Flags, *, running: int, has_experts: bool, data: int) -> list[
     if "speculative-config" in flags.values and not _drafting(flags)[0]:
         notes.append(
             "--speculative-config has no price: it needs a method, mtp or eagle, and"
-            " num_speculative_tokens"
+            " num_speculative_tokens; the weights, cache and states of its drafts are left out, so"
+            " that the cache holds fewer tokens than said here"
         )
     if flags.word("all2all-backend") and not flags.is_on("enable-expert-parallel"):
         notes.append("--all2all-backend takes effect only under --enable-expert-parallel")

@@ -350,6 +350,10 @@ def launch_reserve(inputs: EstimateInputs, iteration: Iteration, setting: Instan
     )
 
 
+def _weights(inputs: EstimateInputs, iteration: Iteration) -> float:
+    return instance_weight_bytes(iteration, iteration.traits.memory_rule(inputs.release))
+
+
 def _room(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> Room:
     """How the engine divides a device's memory under the launch's settings."""
     ratio, rule = inputs.launch.memory_ratio, iteration.traits.memory_rule(inputs.release)
@@ -363,7 +367,7 @@ def _room(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) 
         )
     return room_of(
         rule,
-        weights=instance_weight_bytes(iteration),
+        weights=_weights(inputs, iteration),
         reserve=launch_reserve(inputs, iteration, setting),
         memory_bytes=inputs.serving_pool.memory_bytes,
         ratio=ratio,
@@ -383,7 +387,7 @@ def largest_share(inputs: EstimateInputs) -> float | None:
     room = partial(
         room_of,
         iteration.traits.memory_rule(inputs.release),
-        weights=instance_weight_bytes(iteration),
+        weights=_weights(inputs, iteration),
         reserve=launch_reserve(inputs, iteration, setting),
         memory_bytes=inputs.serving_pool.memory_bytes,
     )
@@ -441,7 +445,7 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
     if inputs.launch.cache_bytes is not None:
         share = "the stated cache size"
     if room.cache_bytes <= 0.0:
-        weights = format_bytes(int(instance_weight_bytes(loaded)))
+        weights = format_bytes(int(_weights(inputs, loaded)))
         if room.left_bytes <= 0.0:
             return f"{weights} of weights a device leave no room for a KV cache, whatever the share"
         return f"{share} leaves no KV cache beside {weights} of weights a device"
@@ -610,7 +614,7 @@ def device_memory(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
     if inputs.launch.state_ratio is not None:
         cached = _room(inputs, iteration, setting).cache_bytes
     return ServingMemory(
-        weight_bytes=int(instance_weight_bytes(iteration)),
+        weight_bytes=int(_weights(inputs, iteration)),
         cache_bytes=int(max(cached, 0.0)),
         reserve_bytes=int(launch_reserve(inputs, iteration, setting).total),
         device_bytes=int(inputs.serving_pool.memory_bytes),

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import yaml
 
+from tuner.engines.reading.shell_words import script_text
 from tuner.errors import SpecError
 from tuner.spec.yaml_text import parse_documents
 
@@ -199,9 +200,8 @@ def _container(container: Mapping[str, Any], *, files: Mapping[str, str], maps: 
 def _as_shell(words: list[str], *, raw: list[str]) -> str:
     """Return words as shell text; what `bash -c` runs is shell text already."""
     at = next((at for at, word in enumerate(words) if re.fullmatch(r"-\w*c", word)), 0)
-    script = [word for word in raw[at + 1 :] if word != "--"]
-    if words[:1] and words[0] in _SHELLS and at and script:
-        return script[0]
+    if words[:1] and words[0] in _SHELLS and raw[at + 1 :] and at:
+        return script_text([*raw[at + 1 : at + 3], *words[at + 3 :]])
     return shlex.join(words)
 
 

@@ -15,9 +15,9 @@ from tuner.engines.reading.options_file import (
     with_further,
     with_options,
 )
-from tuner.engines.reading.programs import refuse_unread
+from tuner.engines.reading.programs import refuse_unread, starts_training
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
-from tuner.engines.reading.serve_words import ServerFlags, server_flags
+from tuner.engines.reading.serve_words import ServerFlags, server_flags, starts_server
 from tuner.engines.registry import engine_file
 from tuner.engines.serve_capabilities import ENGINES
 from tuner.errors import SpecError
@@ -107,13 +107,7 @@ def read_serving_launch(
     Raises:
         SpecError: no such file or engine, or a launch that cannot be read.
     """
-    if is_command(launch, Path(launch)):
-        if len(launch) > LONGEST_BYTES:
-            raise SpecError(f"the command: longer than {LONGEST_BYTES} characters")
-        source, text, folder = "the command", launch, None
-    else:
-        text = read_small_text(Path(launch), what="launch", most_bytes=LONGEST_BYTES)
-        source, folder = shown_path(Path(launch)), Path(launch).parent
+    source, text, folder = _text_of(launch)
 
     def beside(word: str) -> str | None:
         path = Path(word) if folder is None else folder / last_part(word)
@@ -130,6 +124,32 @@ def read_serving_launch(
         role=role,
         beside=beside,
     )
+
+
+def _text_of(launch: str) -> tuple[str, str, Path | None]:
+    """Return what messages call a launch, its text, and the folder of its file."""
+    if is_command(launch, Path(launch)):
+        if len(launch) > LONGEST_BYTES:
+            raise SpecError(f"the command: longer than {LONGEST_BYTES} characters")
+        return "the command", launch, None
+    text = read_small_text(Path(launch), what="launch", most_bytes=LONGEST_BYTES)
+    return shown_path(Path(launch)), text, Path(launch).parent
+
+
+def other_goal(launch: str, *, kind: str) -> str:
+    """Say in what a launch and a spec's kind of goal differ; empty: in nothing that is seen."""
+    source, text, _ = _text_of(launch)
+    if kind == "serve":
+        says = "the launch trains, the spec serves; give a spec with goal.kind: train, or a server"
+        return f"{source}: {says}" if starts_training(text) else ""
+    for one in object_commands(text, source=source) or (ServerText(name="", text=text),):
+        for name, reader in READERS.items():
+            if starts_server(one.text, source=source, server=reader.server):
+                return (
+                    f"{source}: the launch serves, by {name}, the spec trains; give a spec with"
+                    " goal.kind: serve and its traffic, or a command that trains"
+                )
+    return ""
 
 
 def read_serving_text(

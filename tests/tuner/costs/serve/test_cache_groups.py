@@ -1,5 +1,6 @@
 """Blocks of layers that keep different things, by hand and against logs of vLLM."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from tuner.costs.serve.cache_groups import BlockPool, CacheGroup, block_pool
@@ -49,6 +50,57 @@ def test_states_share_blocks_with_as_many_tokens_of_keys() -> None:
     # groups of 6, as many as there are with keys.
     assert pool.block_bytes == 6 * 131 * 16 * 1024
     assert pool.request_bytes(4192) == (4 * 2 + 2) * pool.block_bytes
+
+
+def hybrid(*, layers: int, heads: int, values: int, ranks: int, kv: str, drafts: int) -> BlockPool:
+    """Return the blocks of Qwen3.5's kind: every fourth layer attends, the rest have states."""
+    own = decoder_of(read_model(MODELS / "qwen3.5-397b-a17b")).layers
+    made = []
+    for one in own:
+        linear = one.attention.linear
+        attention = replace(
+            one.attention,
+            kv_heads=heads,
+            linear=linear and linear.model_copy(update={"num_value_heads": values}),
+        )
+        made.append(replace(one, attention=attention, count=one.count * layers // 60))
+    formats = replace(BF16, kv=kv)
+    pool = block_pool(
+        made,
+        token_bytes=[layer_kv_bytes(one.attention, formats, ranks) for one in made],
+        ranks=ranks,
+        state_bytes=4.0,
+        states=2 + drafts,
+        drafts=drafts,
+    )
+    assert pool is not None
+    return pool
+
+
+def test_tokens_of_hybrids_are_those_of_logs() -> None:
+    # vllm-project/recipes, Qwen3.8-27B.yaml (0.26.1rc1, two RTX 5090, bf16 and fp8 caches);
+    # noonghunna/club-3090, issue 652 (0.24, RTX 5090) and AgentWorld's fp8.yml (0.25, two 3090).
+    dense = {"layers": 64, "heads": 4, "values": 48, "ranks": 2, "drafts": 0}
+    moe = {"layers": 40, "heads": 2, "values": 32, "drafts": 0, "kv": "fp8"}
+    for sizes, longest, blocks, logged in (
+        (dense | {"kv": "bf16"}, 262_144, 491, 377_456),
+        (dense | {"kv": "bf16"}, 262_144, 580, 445_875),
+        (dense | {"kv": "fp8"}, 262_144, 611, 920_517),
+        (moe | {"ranks": 1}, 131_072, 300, 569_878),
+        (moe | {"ranks": 2}, 262_144, 904, 1_795_289),
+    ):
+        pool = hybrid(**sizes)
+        whole = pool.request_bytes(longest) / pool.block_bytes
+        assert int(blocks / whole * longest) == logged, sizes
+
+
+def test_drafts_widen_the_states_of_hybrids() -> None:
+    # Qwen3.6-35B with six drafts, vLLM 0.22: 1,470,588 tokens are 4,250 blocks over 578, of which
+    # 4 groups have 8 states and 3 have 182 blocks of 1,104 tokens; without them they have 1,056.
+    pool = hybrid(layers=40, heads=2, values=32, ranks=1, kv="bf16", drafts=6)
+    assert pool.block_bytes == 10 * 1104 * 2048
+    assert pool.request_bytes(200_000) == (182 + 3 * 8) * pool.block_bytes
+    assert int(4250 / (3 * 182 + 4 * 8) * 200_000) == 1_470_588
 
 
 def test_layers_that_keep_the_same_need_no_groups() -> None:

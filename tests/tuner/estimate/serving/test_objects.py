@@ -297,3 +297,41 @@ backend:
     sections = text.replace("vllm_config", "trtllm_config").replace("-size", "_size")
     sections = sections.replace("tensor-parallel", "tensor_parallel")
     assert read(sections, role="prefill").engine == "trtllm"
+
+
+SCRIPTED = """
+services:
+  server:
+    image: vllm/vllm-openai:v0.33.0
+    entrypoint:
+      - bash
+      - -c
+      - |
+        source /etc/links.sh
+        if [ "$${LINKED:-0}" = "1" ]; then
+          exec vllm serve "$$@"
+        else
+          exec vllm serve OTHER "$$@"
+        fi
+      - --
+    command: [--model, m, --tensor-parallel-size, "${TP:-4}", --max-num-seqs, 8]
+"""
+
+
+def test_a_scripted_entrypoint_gets_its_arguments(read: Callable[..., Any]) -> None:
+    launch = read(SCRIPTED.replace("OTHER", "--disable-custom-all-reduce"))
+    assert (launch.setting.degrees.attention_tensor, launch.setting.running) == (4, 8)
+    assert any("differ in --disable-custom-all-reduce" in note for note in launch.notes)
+    apart = SCRIPTED.replace("OTHER", "--kv-cache-dtype fp8")
+    with pytest.raises(SpecError, match=r"starts 2 servers.*keep one branch.*--kv-cache-dtype"):
+        read(apart)
+    decided = apart.replace("source /etc/links.sh", "LINKED=1")
+    assert read(decided).kv_cache_dtype == "bf16"
+    shifted = SCRIPTED.replace("source /etc/links.sh", "shift; shift").replace("OTHER", "x")
+    assert read(shifted).setting.degrees.attention_tensor == 4
+    pod = (
+        "kind: Pod\napiVersion: v1\nspec: {containers: [{image: i, command: [bash, -c], args: ["
+        "'exec \"$@\" --max-num-seqs 8', x, vllm, serve, m, -tp, '$(TP)'], env: [{name: TP,"
+        " value: '4'}]}]}\n"
+    )
+    assert read(pod).setting.degrees.attention_tensor == 4

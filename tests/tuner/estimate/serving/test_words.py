@@ -66,6 +66,10 @@ def test_what_a_condition_decides_is_named(deployment: Made) -> None:
     [
         "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.33.0 --model m -tp 4",
         "docker run --gpus all image:1 bash -c 'cd /w && vllm serve m -tp 4'",
+        "docker run --entrypoint bash vllm/vllm-openai:v1 -c 'cd /w && vllm serve m -tp 4'",
+        "podman run --entrypoint=/bin/sh i:1 -lc 'exec vllm serve \"$@\"' -- m -tp 4",
+        "bash -c 'vllm serve m -tp ${1:-2}' x 4",
+        "set -- -tp 4\nvllm serve m ${@}",
         "srun --nodes=1 /opt/venv/bin/vllm serve m -tp 4 2>&1 | tee log",
         "CMD='vllm serve m -tp 4'\necho $CMD\neval $CMD",
         "export X=1; nohup env A=b vllm serve m -tp=4 &",
