@@ -30,7 +30,6 @@ from tuner.engines.peft.arguments import (
     SWIFT,
     TRAINER,
     TRL,
-    Beside,
     TrainerProgram,
     program_values,
     trainer_command,
@@ -38,6 +37,7 @@ from tuner.engines.peft.arguments import (
 from tuner.engines.peft.swift import obstacles
 from tuner.engines.reading.arguments import launched_devices
 from tuner.engines.reading.launch import PACKED, LaunchSettings, TrainingEngine
+from tuner.engines.reading.options_file import Beside
 from tuner.engines.reading.sections import Sections
 from tuner.engines.reading.shell_words import shell_text
 from tuner.errors import SpecError
