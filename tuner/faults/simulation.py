@@ -35,20 +35,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from tuner.faults.allocation import Allocation
 from tuner.faults.levels import (
     CLASSES,
     FailureClass,
-    FailureRates,
     Level,
     RunSeconds,
     SavePolicy,
 )
-
-DRAWN_AT_ONCE = 64
-"""Failures; more is faster only in runs of more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,19 +227,6 @@ def simulate(
         fewer_s=state.fewer_s,
         returns=state.returns,
     )
-
-
-def drawn_failures(rates: FailureRates, *, rng: np.random.Generator) -> Iterator[Failure]:
-    """Draw failures without end, of any node."""
-    shares = np.cumsum([rates.of(kind) / rates.per_s for kind in CLASSES])
-    at_s = 0.0
-    while True:
-        gaps = rng.exponential(1.0 / rates.per_s, size=DRAWN_AT_ONCE).tolist()
-        # The last share is one, whatever rounding makes of it.
-        places = np.searchsorted(shares[:-1], rng.random(DRAWN_AT_ONCE), side="right").tolist()
-        for gap_s, place in zip(gaps, places, strict=True):
-            at_s += gap_s
-            yield Failure(at_s=at_s, kind=CLASSES[place])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.tuner.faults.drawn import drawn_failures
 from tests.tuner.faults.level_table import TABLE, seconds
 from tuner.faults.levels import FailureClass, FailureRates, Level, SavePolicy
-from tuner.faults.simulation import Failure, Run, Slowdown, drawn_failures, simulate
+from tuner.faults.simulation import Failure, Run, Slowdown, simulate
 
 PROCESS, NODE, TOGETHER = FailureClass
 TWO = SavePolicy(host_interval_steps=2, shared_interval_steps=6, replicas=1)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from tests.rows import Failures
+from tests.tuner.faults.drawn import drawn_failures
 from tests.tuner.faults.embedded_chain import training_share
 from tests.tuner.faults.level_table import TABLE, Case, case, seconds
 from tuner.faults.interval import CheckpointCycle
 from tuner.faults.levels import FailureClass, FailureRates, Level, SavePolicy
-from tuner.faults.simulation import Run, SimulatedRun, drawn_failures, simulate
+from tuner.faults.simulation import Run, SimulatedRun, simulate
 from tuner.faults.two_levels import host_lost_s, level_shares, queued_copies, unfinished
 
 PERIODS = (3, 11)

@@ -73,9 +73,6 @@ SINGLE = 4.0
 COPY_INDEX_BYTES = 35.0
 """Of a routed copy: three 64-bit indices and one of top-k, two masks of a byte, a bf16 weight."""
 
-LOSS_KEEPS = 4.0
-"""Of a logit, from forward to backward."""
-
 
 class _Widths(NamedTuple):
     """Bytes of an element."""
