@@ -107,7 +107,8 @@ def test_segments_that_cannot_grow_leave_memory_unused(spec_of: MakeSpec) -> Non
     # The kind of hiyouga/LlamaFactory#6531, which ran for a while, then out of 44.5 GiB.
     spec = spec_of("llama-3.1-8b", nodes=1, sequence_length=15000, global_batch_size=32)
     command = (
-        "FORCE_TORCHRUN=1 NPROC_PER_NODE=4 llamafactory-cli train --stage sft --model_name_or_path m --bf16 true"
+        "FORCE_TORCHRUN=1 NPROC_PER_NODE=4 llamafactory-cli train --stage sft --bf16 true"
+        " --model_name_or_path m"
         " --finetuning_type lora --lora_target all --cutoff_len 15000 --deepspeed z3.json"
         " --per_device_train_batch_size 1 --gradient_accumulation_steps 8"
     )
