@@ -36,12 +36,13 @@ from tuner.costs.train.expert_capacity import kept_ratio
 from tuner.costs.train.expert_imbalance import ExpertImbalance
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory import price_memory
-from tuner.costs.train.memory_constants import MemoryConstants, memory_constants
+from tuner.costs.train.memory_constants import OF_FAMILY, MemoryConstants, memory_constants
 from tuner.costs.train.prices import CAUSES_IN_PASSES, MemoryPrice, StepPrice
 from tuner.costs.train.shapes import Hardware, ModelShape, stacked
 from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Datasheet
 from tuner.engines.reading.launch import TrainingEngine
+from tuner.engines.reading.variables import ALLOCATOR
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.decision import to_decision
 from tuner.search.ratios import Ratios, ratios_for
@@ -211,6 +212,10 @@ _FAMILY_OF_COMPILED: Final[Mapping[frozenset[str], str]] = {
 def _memory_constants(one: Configuration, setup: PricingSetup) -> MemoryConstants:
     known = memory_constants([SOFTWARE_OF[one.engine].software], [_memory_family(one, setup)])
     known = replace(known, keeps_exchanged=0.0) if one.drops_exchanged else known
+    has_segments = "expandable_segments:True" in one.environment.get(ALLOCATOR, "")
+    if has_segments and not one.engine.is_megatron:
+        unused = OF_FAMILY["torchtitan"].unused_ratio
+        known = replace(known, unused_ratio=unused, recompute_unused_ratio=0.0)
     # Without the fused kernel, what the activation returns is a tensor of its own.
     is_fused = "bias_swiglu_fusion" not in one.differing_settings
     return known if is_fused else replace(known, keeps_activations=1.0)

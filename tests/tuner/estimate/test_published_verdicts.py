@@ -10,6 +10,7 @@ import pytest
 from tests.tuner.estimate.conftest import MODELS
 from tuner.engines.megatron_bridge.read import read_container
 from tuner.engines.megatron_lm import read as megatron
+from tuner.engines.peft import read as trainer
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.engines.torchtitan import read as torchtitan
 from tuner.estimate.configuration import build_configuration
@@ -100,6 +101,24 @@ def test_stages_of_fsdp2_hold_whole_gradients_whatever_they_gather_again(
     peaks = _priced(torchtitan.read(text, source="run.toml"), spec).peak_bytes_P / GIB
     assert peaks.min() == pytest.approx(56.75, rel=0.1)
     assert peaks.max() == pytest.approx(56.75, rel=0.1)
+
+
+def test_segments_that_cannot_grow_leave_memory_unused(spec_of: MakeSpec) -> None:
+    # The kind of hiyouga/LlamaFactory#6531, which ran for a while, then out of 44.5 GiB.
+    spec = spec_of("llama-3.1-8b", nodes=1, sequence_length=15000, global_batch_size=32)
+    command = (
+        "FORCE_TORCHRUN=1 NPROC_PER_NODE=4 llamafactory-cli train --stage sft --bf16 true"
+        " --model_name_or_path m"
+        " --finetuning_type lora --lora_target all --cutoff_len 15000 --deepspeed z3.json"
+        " --per_device_train_batch_size 1 --gradient_accumulation_steps 8"
+    )
+    files = {"z3.json": '{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}}'}
+    grows = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
+    plain, grown = (
+        _peak_gib(trainer.read(f"{before}{command}", source="run.sh", beside=files.get), spec)
+        for before in ("", grows)
+    )
+    assert 1.03 * grown < plain < 1.15 * grown
 
 
 LLAMA = (

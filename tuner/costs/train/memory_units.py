@@ -128,13 +128,13 @@ def unit_bytes(
     gathered = np.where(np.asarray(strategies.zero_stage) >= 3.0, 1.0, 0.0)
     # In a pipeline FSDP2 reduces gradients after the last micro-batch, whatever it shards.
     is_fsdp2 = constants.has_gather_buffer * np.equal(strategies.zero_stage, 2.0)
-    summed = np.maximum(gathered, is_fsdp2)
+    sums_whole = np.maximum(gathered, is_fsdp2)
     always = _always(count, strategies, constants, gathered)
-    state = _state(count, strategies, constants, moe, (dense_S, experts_S), (gathered, summed))
+    state = _state(count, strategies, constants, moe, (dense_S, experts_S), (gathered, sums_whole))
     state[:, MTP_ROW] *= model.mtp_weight_ratio
     if is_tuned(strategies):
         tuned = _tuned_state(
-            model, count, strategies, constants, moe, (dense_S, experts_S), (gathered, summed)
+            model, count, strategies, constants, moe, (dense_S, experts_S), (gathered, sums_whole)
         )
         state = np.where(np.greater(strategies.adapter_rank, 0.0), tuned, state)
     return MemoryUnits(
@@ -164,7 +164,7 @@ def unit_bytes(
         always_dense_C=column(always * count.dense_ffn),
         always_moe_C=column(
             always * (count.moe_outside + count.one_expert)
-            + summed * always * (count.experts - count.one_expert)
+            + sums_whole * always * (count.experts - count.one_expert)
         ),
         dispatch_C=column(_dispatch(model, strategies, hardware, kept)),
         boundary_C=column(kept.boundary * (1.0 - constants.receives_ahead)),

@@ -274,16 +274,16 @@ def _cost(setting: BlockInputs, block: Block, *, full: Numbers) -> LayerCost:
     launched_back_s = launched_s * (setting.constants.backward_launches + repeated)
     waited_s = _waited_s(setting.hardware, kernels_s, launched_s)
     waited_back_s = _waited_s(setting.hardware, kernels_back_s, launched_back_s)
-    again = setting.strategies.reference_forwards
+    beside = setting.strategies.reference_forwards
     return LayerCost(
-        forward_s=(1.0 + again) * (kernels_s + waited_s + visible_s),
+        forward_s=(1.0 + beside) * (kernels_s + waited_s + visible_s),
         backward_s=kernels_back_s + waited_back_s + visible_back_s,
         weight_s=block.weight_s * slower,
-        tensor_s=(block.tensor_s * (1.0 + again + full) + block.tensor_backward_s) * slower,
-        context_s=(block.context_s * (1.0 + again + full) + block.context_backward_s) * slower,
-        expert_s=((2.0 + again) * block.expert_s + repeated_expert_s) * slower,
+        tensor_s=(block.tensor_s * (1.0 + beside + full) + block.tensor_backward_s) * slower,
+        context_s=(block.context_s * (1.0 + beside + full) + block.context_backward_s) * slower,
+        expert_s=((2.0 + beside) * block.expert_s + repeated_expert_s) * slower,
         recompute_s=repeated_s - (1.0 - full) * block.recomputed_expert_s * slower,
-        host_s=(1.0 + again) * waited_s + waited_back_s,
+        host_s=(1.0 + beside) * waited_s + waited_back_s,
     )
 
 

@@ -40,6 +40,7 @@ from tuner.engines.reading.launch import PACKED, LaunchSettings, TrainingEngine
 from tuner.engines.reading.options_file import Beside
 from tuner.engines.reading.sections import Sections
 from tuner.engines.reading.shell_words import shell_text
+from tuner.engines.reading.variables import read_variables
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 from tuner.spec.tune import ADAPTER_TARGETS, FULL, GROUPS, Adapters, Tune
@@ -142,6 +143,7 @@ def read(
     return launch.model_copy(
         update={
             "source": source,
+            "environment": read_variables(variables),
             "understood": (*launch.understood, *given.read),
             "ignored": (*launch.ignored, *given.left),
             "spelled": {**launch.spelled, **_spelled(given, program, typed=typed)},
