@@ -99,9 +99,9 @@ graphs takes as long at least. CUDA: 42 to 45 ms of 64 layers from 1 to 8 sequen
 7960). Ascend: 165 to 171 ms of 62 layers with experts, 56 with graphs (vllm-ascend, issue 7723),
 123 ms of 48 (GPUStack, performance lab, Qwen3-30B-A3B on 910B). ROCm's is CUDA's."""
 PIECES_LAYER_S: Final = 0.9e-3
-"""The same where graphs in pieces hold a step and the host launches what lies between them, as by
-default on Ascend: 56 ms of 62 layers (vllm-ascend, issue 7723), 58 of 61 from one sequence
-(vllm-ascend, docs/source/tutorials/models/Kimi-K2-Thinking.md). Whole graphs have none."""
+"""The same where graphs in pieces hold a step and the host launches what lies between them, as
+vLLM's does by default on Ascend (vllm-ascend, issue 5739): 56 ms of 62 layers (issue 7723), 58 of
+61 from one sequence (docs/source/tutorials/models/Kimi-K2-Thinking.md). Whole graphs have none."""
 EAGER_MIXERS: Final = 3.0
 """Host seconds of a token mixer without keys of its own, latent or with a state, over those of
 grouped attention or of a network, each half of a layer's. SGLang's prompts of some 500 tokens delay
