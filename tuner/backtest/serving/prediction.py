@@ -86,7 +86,7 @@ class Predictor:
             sequence_s=recipe.sequence_s,
             experts_table=recipe.experts_table,
             drafting=launch.drafting,
-            release=_release(launch),
+            release=launch.release if launch.release[:1].isdigit() else UNNAMED_RELEASE,
         )
 
     def _disaggregated(self, launch: PublishedLaunch) -> MeanLatency:
@@ -218,10 +218,6 @@ class Predictor:
             )
             self.steps[key] = Priced(times=times, estimated=frozenset(machine.estimated))
         return self.steps[key]
-
-
-def _release(launch: PublishedLaunch) -> str:
-    return launch.release if launch.release[:1].isdigit() else UNNAMED_RELEASE
 
 
 def mean_latency(served: Served, recipe: Recipe, *, estimated: tuple[str, ...]) -> MeanLatency:

@@ -125,6 +125,8 @@ class Iteration:
     """Recorded; None: those of the kernel tables."""
     is_eager: bool = False
     """No graph holds the steps: the host launches their kernels one by one."""
+    has_whole_graphs: bool = False
+    """One graph holds a decode step also where the engine makes them in pieces unasked."""
     release: str = ""
     """Of the engine; empty: the newest."""
     redundant_experts: int = 0
@@ -242,7 +244,7 @@ class Iteration:
         vendor = self.machine.sheet.generation.vendor
         if self.is_eager:
             return self.decoder.num_layers * EAGER_LAYER_S.get(vendor, 0.0)
-        is_whole = vendor not in self.traits.graphs_in_pieces
+        is_whole = self.has_whole_graphs or vendor not in self.traits.graphs_in_pieces
         return 0.0 if is_whole else self.decoder.num_layers * PIECES_LAYER_S
 
     @property

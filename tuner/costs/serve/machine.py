@@ -99,16 +99,15 @@ graphs takes as long at least. CUDA: 42 to 45 ms of 64 layers from 1 to 8 sequen
 7960). Ascend: 165 to 171 ms of 62 layers with experts, 56 with graphs (vllm-ascend, issue 7723),
 123 ms of 48 (GPUStack, performance lab, Qwen3-30B-A3B on 910B). ROCm's is CUDA's."""
 PIECES_LAYER_S: Final = 0.9e-3
-"""The same where graphs in pieces hold a step and the host launches what lies between them, as by
-default on Ascend: 56 ms of 62 layers (vllm-ascend, issue 7723), 58 of 61 from one sequence
-(vllm-ascend, docs/source/tutorials/models/Kimi-K2-Thinking.md). Whole graphs have none."""
+"""The same where graphs in pieces hold a step and the host launches what lies between them, as
+vLLM's does by default on Ascend (vllm-ascend, issue 5739): 56 ms of 62 layers (issue 7723), 58 of
+61 from one sequence (docs/source/tutorials/models/Kimi-K2-Thinking.md). Whole graphs have none."""
 EAGER_MIXERS: Final = 3.0
-"""Host seconds of a token mixer without keys of its own, latent or with a state, over those of
-grouped attention or of a network, each half of a layer's. SGLang's prompts of some 500 tokens delay
-the tokens of others, per layer on B200, by 0.6 to 1.1 ms with grouped attention (Qwen3-235B,
-MiniMax-M2.5, GLM-4.6), 1.6 with latent attention (DeepSeek-R1, GLM-4.7-Flash), 1.6 to 3.1 with
-gated delta rules (Qwen3-Coder-Next): sgl-cookbook, docs/autoregressive, ITL's P99 over median at 16
-requests, SGLang 0.5.6 to 0.5.8."""
+"""Host seconds of a token mixer with latent keys or a state, over those of grouped attention or of a
+network, half a layer each. A prompt of 500 tokens delays others by 0.6 to 1.1 ms a layer (GLM-4.6,
+MiniMax-M2.5, Qwen3-235B), 1.6 of latent attention (DeepSeek-R1, GLM-4.7-Flash), 1.6 to 3.1 of delta
+rules (Qwen3-Coder-Next): sgl-cookbook, docs/autoregressive, SGLang 0.5.6 to 0.5.8 on B200, P99 over
+median of ITL at 16 requests."""
 STATE_S: Final = 3e-6
 """Start of a kernel that updates states: one H200 takes 4.3 to 5.9 us for one sequence of 2 to 8 MB
 (mamba_ssm's selective_state_update, flash-linear-attention's fused_recurrent_gated_delta_rule).

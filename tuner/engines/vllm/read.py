@@ -277,6 +277,7 @@ def read(typed: Flags, around: Surroundings) -> ServingLaunch:
             a2a_backend=_all_to_all(flags, degrees),
             two_batch_overlap=flags.is_on("enable-dbo"),
             graph_sequences=_captured(flags),
+            has_whole_graphs=_graph_mode(flags) in ("FULL", "FULL_DECODE_ONLY"),
             redundant_experts=redundant,
         ),
         copies=copies,
@@ -331,10 +332,17 @@ def _batches(flags: Flags, *, longest: int) -> tuple[int | None, int | None]:
 
 def _captured(flags: Flags) -> int | None:
     """Return the sequences of the largest graph; 0 without graphs, None where nothing is said."""
-    if flags.is_on("enforce-eager"):
+    if flags.is_on("enforce-eager") or _graph_mode(flags) == "NONE":
         return 0
     most = flags.number("max-cudagraph-capture-size", least=0)
     return None if most is None else most // (_drafting(flags)[0] + 1)
+
+
+def _graph_mode(flags: Flags) -> str:
+    """Return the stated mode of graphs; empty where none is, as where a level stands alone."""
+    if not (flags.word("compilation-config") or "").lstrip().startswith("{"):
+        return ""
+    return str(json_object(flags, "compilation-config").get("cudagraph_mode") or "").upper()
 
 
 def _usual_batches(around: Surroundings) -> tuple[int, int]:

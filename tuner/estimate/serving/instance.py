@@ -278,6 +278,7 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
         a2a_backend=_all_to_all_backend(setting),
         redundant_experts=setting.redundant_experts,
         is_eager=setting.graph_sequences == 0,
+        has_whole_graphs=setting.has_whole_graphs,
         release=inputs.release,
     )
     ranks = inputs.launch.ffn_devices

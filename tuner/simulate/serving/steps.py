@@ -144,7 +144,7 @@ class StepTimes:
             self.attention_s(each, past),
             running=each,
             heads=each,
-            gap_s=self.scheduler_s,
+            reads=False,
             busy=min(sequences, self.micro_batches),
         )
 
@@ -185,26 +185,19 @@ class StepTimes:
             attention,
             running=each,
             heads=each + ended,
-            gap_s=self.prompt_scheduler_s,
-            least_s=self.prompt_launch_s,
+            reads=True,
             busy=max(parts, min(running, self.micro_batches)),
         )
 
     def _round_s(
-        self,
-        tokens: int,
-        attention: float,
-        *,
-        running: int,
-        heads: int,
-        gap_s: float,
-        busy: int,
-        least_s: float = 0.0,
+        self, tokens: int, attention: float, *, running: int, heads: int, busy: int, reads: bool
     ) -> float:
         """A step of one micro-batch; with a pipeline a round of those under way."""
+        gap_s = self.prompt_scheduler_s if reads else self.scheduler_s
         # A prompt that must not be split may be longer than any step that was priced.
         over, tokens = max(tokens / self.most_tokens, 1.0), min(tokens, self.most_tokens)
-        layers_s = max(over * self.linear_s[tokens] + attention, least_s)
+        layers_s = over * self.linear_s[tokens] + attention
+        layers_s = max(layers_s, self.prompt_launch_s) if reads else layers_s
         last_s = self.head_s[min(heads, self.most_sequences)]
         if self.halves is not None:
             layers_s += self.halves.exposed_s(tokens, attention)

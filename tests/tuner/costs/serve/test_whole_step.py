@@ -185,3 +185,22 @@ def test_experts_behind_deepep_are_priced_by_what_is_dispatched() -> None:
     )
     assert normal["experts"] == pytest.approx(gathered["experts"])
     assert float(normal["exchange"][0]) != pytest.approx(float(gathered["exchange"][0]))
+
+
+def test_prompts_without_a_graph_wait_for_their_launches() -> None:
+    few, none = np.array([500.0]), np.zeros(1)
+    engines = {"0.5.8": 61 * 4 * 0.35e-3, "0.5.10": 0.0, "": 0.0}
+    for release, least_s in engines.items():
+        one = iteration(DEEPSEEK_V3, attention_tensor=8, moe_tensor=8)
+        one = replace(one, release=release)
+        # DeepSeek-R1 on 8 B200 with SGLang 0.5.6: prompts delay others' tokens by 97 ms.
+        assert one.prompt_launch_s == pytest.approx(least_s)
+        assert float(prompt_step_s(one, few, none)[0]) > least_s
+        assert float(one.linear_s(few)[0]) < 61 * 4 * 0.35e-3
+    grouped = replace(TENSOR, release="0.5.8")
+    assert grouped.prompt_launch_s == pytest.approx(80 * 0.7e-3)
+    # Through stages, and without CUDA, no release has graphs of prompts; other engines' wait less.
+    assert iteration(LLAMA_70B, attention_tensor=4, pipeline=2).prompt_launch_s > 0.0
+    mi300x = ServingMachine(sheet=find_device("mi300x"), tables=None)
+    assert replace(TENSOR, machine=mi300x).prompt_launch_s > 0.0
+    assert replace(TENSOR, machine=mi300x, engine="vllm").prompt_launch_s == 0.0

@@ -153,6 +153,31 @@ def test_eager_steps_wait_for_the_launches_of_their_kernels(deployment: Made) ->
     assert eager == pytest.approx(graphs, rel=0.1)
 
 
+def test_graphs_in_pieces_wait_for_the_launches_between_them(deployment: Made) -> None:
+    # Kimi-K2-Thinking on 16 Ascend 910C of one node, one request: 57.7 ms a token (vllm-ascend's
+    # tutorial), here 7 ms more of the host beside two nodes' collectives; `FULL_DECODE_ONLY` is one graph, `NONE` is none (vllm-ascend, issue 5739).
+    made = deployment(
+        model="kimi-k2.5",
+        device="ascend-910c",
+        traffic="{concurrency: 1, input_tokens: 1024, output_tokens: 1024}",
+        slo="{}",
+        extra="quantization: int4",
+    )
+    modes = {
+        mode: made.estimate(f"vllm serve m -tp 16 --enable-expert-parallel{given}").load.tpot_s.mean
+        for mode, given in {
+            "usual": "",
+            "level": " --compilation-config 3",
+            "whole": """ --compilation-config '{"cudagraph_mode": "FULL_DECODE_ONLY"}'""",
+            "none": """ --compilation-config '{"cudagraph_mode": "NONE"}'""",
+        }.items()
+    }
+    assert modes["usual"] == pytest.approx(64.7e-3, rel=0.1)
+    assert modes["level"] == modes["usual"]
+    assert modes["whole"] < 0.5 * modes["usual"]
+    assert modes["none"] > 2.0 * modes["usual"]
+
+
 def test_tensor_ranks_of_two_servers_take_what_was_measured(deployment: Made) -> None:
     # DeepSeek-R1 on 2 x 8 H100, 128 tokens in and out, milliseconds a token
     # (tenstorrent/tt-inference-server, issue 356).

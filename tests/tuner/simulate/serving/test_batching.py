@@ -195,3 +195,10 @@ def test_more_in_flight_never_lowers_the_time_per_token() -> None:
         served = simulate(requests, times=times, rules=rules, concurrency=concurrency)
         means.append(float(served.tpot_s_R.mean()))
     assert means == sorted(means)
+
+
+def test_steps_with_prompts_take_at_least_their_launches() -> None:
+    plain = flat_times()
+    slow = replace(plain, prompt_launch_s=0.5)
+    assert slow.prompt_step_s(1, 0.0) >= 0.5
+    assert slow.decode_step_s(1, 1.0) == plain.decode_step_s(1, 1.0)
