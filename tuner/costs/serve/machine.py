@@ -103,11 +103,11 @@ PIECES_LAYER_S: Final = 0.9e-3
 vLLM's does by default on Ascend (vllm-ascend, issue 5739): 56 ms of 62 layers (issue 7723), 58 of
 61 from one sequence (docs/source/tutorials/models/Kimi-K2-Thinking.md). Whole graphs have none."""
 EAGER_MIXERS: Final = 3.0
-"""Host seconds of a token mixer with latent keys or a state, over those of grouped attention or of a
+"""Host seconds of a mixer with latent keys or a state, over those of grouped attention or of a
 network, half a layer each. A prompt of 500 tokens delays others by 0.6 to 1.1 ms a layer (GLM-4.6,
-MiniMax-M2.5, Qwen3-235B), 1.6 of latent attention (DeepSeek-R1, GLM-4.7-Flash), 1.6 to 3.1 of delta
-rules (Qwen3-Coder-Next): sgl-cookbook, docs/autoregressive, SGLang 0.5.6 to 0.5.8 on B200, P99 over
-median of ITL at 16 requests."""
+MiniMax-M2.5, Qwen3-235B), 1.6 of latent attention (DeepSeek-R1, GLM-4.7-Flash), 1.6 to 3.1 of
+delta rules (Qwen3-Coder-Next): sgl-cookbook, docs/autoregressive, P99 over median of ITL at 16
+requests, SGLang 0.5.6 to 0.5.8 on B200."""
 STATE_S: Final = 3e-6
 """Start of a kernel that updates states: one H200 takes 4.3 to 5.9 us for one sequence of 2 to 8 MB
 (mamba_ssm's selective_state_update, flash-linear-attention's fused_recurrent_gated_delta_rule).

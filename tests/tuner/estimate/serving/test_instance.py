@@ -155,7 +155,8 @@ def test_eager_steps_wait_for_the_launches_of_their_kernels(deployment: Made) ->
 
 def test_graphs_in_pieces_wait_for_the_launches_between_them(deployment: Made) -> None:
     # Kimi-K2-Thinking on 16 Ascend 910C of one node, one request: 57.7 ms a token (vllm-ascend's
-    # tutorial), here 7 ms more of the host beside two nodes' collectives; `FULL_DECODE_ONLY` is one graph, `NONE` is none (vllm-ascend, issue 5739).
+    # tutorial), here 7 ms more of the host beside two nodes' collectives. `FULL_DECODE_ONLY` is one
+    # graph, `NONE` is none (vllm-ascend, issue 5739).
     made = deployment(
         model="kimi-k2.5",
         device="ascend-910c",
