@@ -42,6 +42,7 @@ _OWN_FOLDER: Final = re.compile(r"^(?:\$PWD|\$\{PWD\}|\$\(own_folder\))/")
 """Before the rest of a path: the folder of the script (tuner/engines/files.py)."""
 _BESIDE: Final = re.compile(r"with_name\(\s*[\"']([\w.-]{1,80})[\"']\s*\)")
 """How a Python program names the file of settings beside it."""
+_ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)=(.*)")
 _ALL_ARGUMENTS: Final = re.compile(r'"?\$(?:@|\{@\}|\*)"?')
 _CONFIG_FLAGS: Final[Mapping[str, str]] = {
     "--deepspeed_config": "deepspeed",
@@ -131,6 +132,9 @@ def _resolve_script(
         if inner is None and script.rpartition("/")[2] == RUN_SCRIPT and depth < _DEEPEST:
             inner = run_script(exported)
         if inner is not None:
+            # Behind a program that only runs another one, variables are words of its own.
+            assigned = filter(None, map(_ASSIGNED.fullmatch, command.words))
+            exported |= {one[1]: one[2] for one in assigned}
             inner = shlex.join(arguments).join(_ALL_ARGUMENTS.split(inner))
             return _resolve_script(at, inner, environment=exported, depth=depth + 1)
         resolved = _resolve_command(path, command, shell, text=text)
@@ -148,8 +152,11 @@ def _resolve_script(
 
 def _next_script(command: Command) -> tuple[str, tuple[str, ...]]:
     """Return the script that a command runs, and its arguments; empty where it runs none."""
+    is_program = True
     for at, (shell, script) in enumerate(itertools.pairwise(("", *command.words))):
-        is_run = shell in ("bash", "sh", "source", ".") or (at == 0 and "/" in script)
+        # Words before the first flag may be a program that only runs another one.
+        is_program = is_program and not script.startswith("-")
+        is_run = shell in ("bash", "sh", "source", ".") or (is_program and "/" in script)
         if is_run and Path(script).suffix in _SCRIPTS:
             return _OWN_FOLDER.sub("", script), command.words[at + 1 :]
     return "", ()

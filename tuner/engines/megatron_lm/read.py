@@ -12,6 +12,7 @@ whose field names are the flags' with `_`.
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
@@ -86,15 +87,16 @@ def read(
     Raises:
         SpecError: one line: what cannot be read, and what to write instead.
     """
+    is_primus = primus.COMMAND.search(text) is not None
     flags = training_flags(
         text,
         source=source,
-        known=table.KNOWN,
+        known=table.KNOWN | {"config"} if is_primus else table.KNOWN,
         switches=table.SWITCHES,
         environment=environment,
         beside=beside,
     )
-    if primus.COMMAND.search(text):
+    if is_primus:
         # Sizes that the command leaves to Primus' file of the model are the spec's.
         own = settings_of(replace(flags, values=_primus_values(flags, beside)))
         return own.model_copy(update={"stated": ()})
@@ -107,7 +109,7 @@ def _primus_values(flags: Flags, beside: Callable[[str], str | None]) -> dict[st
     text = next(filter(None, map(beside, (named, named.rpartition("/")[2]))), "{}")
     raw = parse_yaml(text, source=named)
     own = primus.overrides(raw if isinstance(raw, dict) else {}, source=named) or {}
-    given = {**dict(_leaves(own, {}, depth=0)), **flags.values}
+    given = {**dict(_leaves(own, {}, environment=flags.environment)), **flags.values}
     # A flag that is `null` takes back what the file says.
     return primus.with_defaults({name: one for name, one in given.items() if one != ("null",)})
 
@@ -124,7 +126,7 @@ def read_yaml(text: str, *, source: str) -> LaunchSettings:
     values: dict[str, tuple[str, ...]] = {}
     defaults: dict[str, str] = {}
     of_primus = primus.overrides(raw, source=source)
-    for name, words in _leaves(raw if of_primus is None else of_primus, defaults, depth=0):
+    for name, words in _leaves(raw if of_primus is None else of_primus, defaults):
         if name in values and values[name] != words:
             raise SpecError(f"{source}: {name} is given twice, with different values; keep one")
         values[name] = words
@@ -155,17 +157,22 @@ def over_recipe(values: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, .
 
 
 def _leaves(
-    mapping: Mapping[str, Any], defaults: dict[str, str], *, depth: int
+    mapping: Mapping[str, Any],
+    defaults: dict[str, str],
+    *,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    depth: int = 0,
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     for key, value in mapping.items():
         name = str(key).lstrip("-").replace("_", "-")
         if isinstance(value, dict):
             if depth < _DEEPEST:
-                yield from _leaves(value, defaults, depth=depth + 1)
+                inner = _leaves(value, defaults, environment=environment, depth=depth + 1)
+                yield from inner
         elif isinstance(value, list):
             yield name, tuple(_word(part) for part in value)
         elif isinstance(value, str):
-            text = with_defaults(value, defaults)
+            text = with_defaults(value, defaults, environment)
             if text == value or text not in _NOTHING:
                 yield name, tuple(text.split())
         elif value is not None:

@@ -464,14 +464,19 @@ def _parsed(words: Sequence[str], source: str, server: ServerFlags) -> dict[str,
             given[-1][1].append(word)
     values_of: dict[str, tuple[str, ...]] = {}
     spelled_as: dict[str, str] = {}
-    for spelled, values in given:
+    for spelled, words_of_flag in given:
+        values = words_of_flag
+        if values and _is_open(values[0]):
+            # JSON over several lines is one value.
+            values = [" ".join(values)]
         name = server.canonical(spelled)
         if len(longer := server.completions(name)) > 1 and server.read & {*longer}:
             raise SpecError(
                 f"{source}: --{name} is short for --{' and --'.join(longer[:3])}; write one of them"
             )
         then = spelled_as.get(name, spelled)
-        if then != spelled and values_of[name] != tuple(values):
+        is_told = name in server.read
+        if is_told and then != spelled and values_of[name] != tuple(values):
             raise SpecError(
                 f"{source}: {_typed(then)} {' '.join(values_of[name])} and {_typed(spelled)}"
                 f" {' '.join(values)} are one flag; keep one of them"

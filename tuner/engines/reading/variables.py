@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 QUEUES: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -29,10 +30,14 @@ _WRAPPED: Final = re.compile(r"\$\{oc\.decode:([^${}]{0,500})\}")
 _DEEPEST: Final = 8
 
 
-def with_defaults(text: str, defaults: dict[str, str]) -> str:
-    """Return a text of YAML with its variables' defaults, which `defaults` collects by name."""
+def with_defaults(
+    text: str, defaults: dict[str, str], environment: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return a text of YAML with its variables; `defaults` collects those that are not set."""
 
     def default(match: re.Match[str]) -> str:
+        if match[1] in environment:
+            return environment[match[1]]
         defaults[match[1]] = match[2].strip().strip("\"'")
         return defaults[match[1]]
 

@@ -64,7 +64,12 @@ SERVER: Final = ServerFlags(
         "kv-cache-free-gpu-memory-fraction": _MEMORY,
         "free-gpu-memory-fraction": _MEMORY,
     },
-    switches=frozenset({"publish-kv-events", "trust-remote-code"}),
+    switches=frozenset(
+        {
+            *("enable-attention-dp", "enable-chunked-prefill", "publish-kv-events"),
+            *("fail-fast-on-attention-window-too-large", "trust-remote-code"),
+        }
+    ),
     read=frozenset(
         {
             *OPTIONS,
@@ -165,7 +170,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             degrees=degrees,
             running=running,
             step_tokens=tokens(flags, "max-num-tokens") or USUAL_TOKENS,
-            is_chunked=_is_on(flags, "enable-chunked-prefill"),
+            is_chunked=flags.is_on("enable-chunked-prefill"),
             page_tokens=flags.number("kv-cache-config.tokens-per-block"),
             draft_tokens=flags.number(_DRAFTS, least=0) or 0,
             a2a_backend=_all_to_all(flags, degrees),
@@ -185,7 +190,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
 
 def _degrees(flags: Flags, around: Surroundings) -> InstanceDegrees:
     ranks = flags.number(_TENSOR) or 1
-    is_data = _is_on(flags, "enable-attention-dp")
+    is_data = flags.is_on("enable-attention-dp")
     expert = flags.number("moe-expert-parallel-size")
     sliced = flags.number("moe-tensor-parallel-size")
     if around.model.moe is None:
@@ -213,10 +218,6 @@ def _degrees(flags: Flags, around: Surroundings) -> InstanceDegrees:
     )
 
 
-def _is_on(flags: Flags, name: str) -> bool:
-    return flags.choice(name, ("true", "false", "True", "False"), "false").lower() == "true"
-
-
 def _redundant(flags: Flags, around: Surroundings) -> int:
     """Return the slots of a layer beyond one for each expert.
 
@@ -239,7 +240,7 @@ def _role(flags: Flags) -> Role:
         return _ROLES[flags.choice("disaggregation-mode", tuple(_ROLES), "prefill_and_decode")]
     if not any(name.startswith("cache-transceiver-config") for name in flags.values):
         return Role.AGGREGATED
-    return Role.PREFILL if _is_on(flags, "disable-overlap-scheduler") else Role.DECODE
+    return Role.PREFILL if flags.is_on("disable-overlap-scheduler") else Role.DECODE
 
 
 def _captured(flags: Flags) -> int | None:

@@ -178,7 +178,7 @@ def _placed(one: Mapping[str, Any], place: _Place) -> _Place:
         injected = {"GROUP_SIZE": size, "WORKER_INDEX": 0, "LEADER_ADDRESS": f"{place.name}-0"}
         exports += "".join(f"export LWS_{name}={value}\n" for name, value in injected.items())
     if not any(name in one for name in (*_CONTAINERS, "image")):
-        exports += "".join(_exports(one.get(name)) for name in _ENVIRONMENTS)
+        exports += "".join(_exports(_variables(one.get(name))) for name in _ENVIRONMENTS)
     return _Place(name=own or place.name, replicas=_count(one, place.replicas), exports=exports)
 
 
@@ -188,13 +188,14 @@ def _container(container: Mapping[str, Any], *, files: Mapping[str, str], maps: 
     if container.get("modelCommand") == "vllmServe":  # llm-d-modelservice
         started = ["vllm", "serve"]
     words = [*_words(started), *_words(container.get("args"))]
-    values = _exports(container.get("env"), maps)
+    variables = _variables(container.get("env"), maps)
+    values = _exports(variables)
     if len(words) >= 2 and words[0] in _SHELLS:
         named = next((word for word in words[1:] if not word.startswith("-")), "")
         script = files.get(named.rpartition("/")[2])
         if script is not None:
             return values + script
-    return values + _as_shell([_pod_variables(word) for word in words], raw=words)
+    return values + _as_shell([_pod_variables(word, variables) for word in words], raw=words)
 
 
 def _as_shell(words: list[str], *, raw: list[str]) -> str:
@@ -210,13 +211,10 @@ def _service(name: str, service: Mapping[str, Any]) -> ServerText:
     environment = service.get("environment")
     if isinstance(environment, list):
         texts = [one for one in environment if isinstance(one, str)]
-        pairs = [one.partition("=") for one in texts if "=" in one]
-        environment = {key: value for key, _, value in pairs}
-    values = _exports(
-        [{"name": key, "value": value} for key, value in (environment or {}).items()]
-        if isinstance(environment, dict)
-        else None
-    )
+        stated = [one.partition("=") for one in texts if "=" in one]
+        environment = {key: value for key, _, value in stated}
+    pairs = environment.items() if isinstance(environment, dict) else ()
+    values = _exports(_variables([{"name": key, "value": value} for key, value in pairs]))
     started = service.get("entrypoint") or service.get("image")
     words = [word for part in (started, service.get("command")) for word in _split(part)]
     text = _as_shell(words, raw=words).replace("$$", "$")
@@ -248,7 +246,7 @@ def _roles(
             continue
         variables = environment.get(f"{role}_environment")
         pairs = variables.items() if isinstance(variables, dict) else ()
-        values = _exports([{"name": key, "value": value} for key, value in pairs])
+        values = _exports(_variables([{"name": key, "value": value} for key, value in pairs]))
         count = _count({"replicas": _mapping(whole, "resources").get(f"{role}_workers")}, 1)
         if "options.yaml" in program:
             files = {"options.yaml": yaml.safe_dump(flags)}
@@ -284,22 +282,26 @@ def _is_bounded(value: Any) -> bool:
     return not waiting
 
 
-def _exports(entries: Any, maps: _Maps = MappingProxyType({})) -> str:
-    """Return variables as exports; those of secrets and of other files have no value here."""
-    exports = ""
+def _variables(entries: Any, maps: _Maps = MappingProxyType({})) -> dict[str, str]:
+    """Return an object's variables; those of secrets and of other files have no value here."""
+    variables: dict[str, str] = {}
     for one in _as_list(entries):
         if not isinstance(one, dict) or not _is_name(one.get("name")):
             continue
         key = _mapping(_mapping(one, "valueFrom"), "configMapKeyRef")
         value = one.get("value", maps.get(_text(key, "name"), {}).get(_text(key, "key")))
         if isinstance(value, _SCALARS):
-            exports += f"export {one['name']}={shlex.quote(_pod_variables(str(value)))}\n"
-    return exports
+            variables[one["name"]] = _pod_variables(str(value), variables)
+    return variables
 
 
-def _pod_variables(text: str) -> str:
-    """Write a pod's $(NAME), which is no command's output, as a shell does."""
-    return _POD_NAME.sub(r"$\1", text)
+def _exports(variables: Mapping[str, str]) -> str:
+    return "".join(f"export {name}={shlex.quote(one)}\n" for name, one in variables.items())
+
+
+def _pod_variables(text: str, variables: Mapping[str, str]) -> str:
+    """Fill in a pod's $(NAME), which is no command's output; a shell does the unknown ones."""
+    return _POD_NAME.sub(lambda name: variables.get(name[1], f"${name[1]}"), text)
 
 
 def _words(part: Any) -> list[str]:

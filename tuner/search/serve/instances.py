@@ -83,10 +83,13 @@ def _a2a_backend(
 def goal_formats(goal: ServeGoal, model: ModelSpec) -> Formats:
     """Return storage formats: nvfp4 leaves attention in bf16, mxfp4 and int4 all but experts.
 
-    And so do checkpoints of other types as far as their `config.json` says.
+    int4 without experts is AWQ's or GPTQ's, of all linear layers. Checkpoints of other types leave
+    parts in bf16 as far as their `config.json` says.
     """
     own = goal.quantization
     attention, ffn, experts = _PARTS.get(own, (own, own, own))
+    if own == "int4" and model.moe is None:
+        attention = ffn = experts
     attention = "bf16" if "attention" in model.unquantized else attention
     ffn = "bf16" if "networks" in model.unquantized else ffn
     return Formats(
