@@ -340,7 +340,7 @@ def _captured(flags: Flags) -> int | None:
 
 def _graph_mode(flags: Flags) -> str:
     """Return the stated mode of graphs; empty where none is, as where a level stands alone."""
-    if not (flags.word("compilation-config") or "").lstrip().startswith("{"):
+    if not " ".join(flags.values.get("compilation-config", ())).lstrip().startswith("{"):
         return ""
     return str(json_object(flags, "compilation-config").get("cudagraph_mode") or "").upper()
 
