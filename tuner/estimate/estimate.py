@@ -85,7 +85,7 @@ def estimate(
         SpecError: the launch contradicts itself, the model or the cluster.
         UnknownDeviceError: no description of the pool's device.
     """
-    spec = with_stated_tune(launch, spec)
+    spec, tune_notes = with_stated_tune(launch, spec)
     setup = pricing_setup(spec, residuals, measured=measured)
     configuration, notes = build_configuration(launch, spec)
     _refuse_quantised(spec, configuration)
@@ -150,6 +150,7 @@ def estimate(
         flags_deprecated=launch.deprecated,
         refused_by=manifest_refusals(configuration, setup),
         notes=(
+            *tune_notes,
             *notes,
             *_notes(spec, configuration, setup, launch.environment),
             *unpriced_notes(launch, configuration, spec),

@@ -96,29 +96,30 @@ def check_stated_model(launch: LaunchSettings, model: ModelSpec) -> tuple[str, .
     return notes
 
 
-def with_stated_tune(launch: LaunchSettings, spec: Spec) -> Spec:
-    """Return the spec with what the launch trains; a launch that does not say trains the spec's.
+def with_stated_tune(launch: LaunchSettings, spec: Spec) -> tuple[Spec, tuple[str, ...]]:
+    """Return the spec with what the launch trains, and a note where the spec says otherwise.
+
+    A launch that does not say trains the spec's.
 
     Raises:
-        SpecError: launch and spec state different adapters, or the model lacks what has one.
+        SpecError: the model lacks what has an adapter.
     """
     own = launch.tune
     if own is None:
-        return spec
+        return spec, ()
     try:
         matrices = adapted(own, spec.model) if isinstance(own, Adapters) else ()
     except ValueError as error:
         raise SpecError(f"{launch.source}: {error}") from None
     stated = spec.goal.tune
+    notes: tuple[str, ...] = ()
     if "tune" in spec.goal.model_fields_set and (
         _rank(own) != _rank(stated)
         or (isinstance(stated, Adapters) and set(matrices) != set(adapted(stated, spec.model)))
     ):
-        raise SpecError(
-            f"{launch.source}: trains {_tune_words(own)}, but goal.tune says {_tune_words(stated)};"
-            " make them agree, or leave goal.tune out"
-        )
-    return spec.model_copy(update={"goal": spec.goal.model_copy(update={"tune": own})})
+        notes = (f"goal.tune says {_tune_words(stated)}; the launch's {_tune_words(own)} count",)
+    goal = spec.goal.model_copy(update={"tune": own})
+    return spec.model_copy(update={"goal": goal}), notes
 
 
 def _rank(tune: Tune) -> int:

@@ -96,6 +96,8 @@ class MemoryRule:
     """The same of models whose other pool holds the entries of compressors."""
     wants_whole_length: bool = False
     """The server ends unless one request of the longest length has room."""
+    wants_state_blocks: bool = False
+    """The server ends unless each sequence of a batch with graphs has a block for its state."""
     states: StateRule = ONE_STATE
     blocks: BlockRule | None = None
     """None: each kind of layer has a pool of its own."""

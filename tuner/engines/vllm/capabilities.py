@@ -100,6 +100,8 @@ _RECENT: Final = MemoryRule(
     sampler_bytes=14.0,
     counts_graphs=True,
     wants_whole_length=True,
+    # vllm-project/vllm#38270, of March 2026: config/compilation.py.
+    wants_state_blocks=True,
     states=_STATES,
     blocks=BlockRule(),
     gathers_sparse=True,
@@ -113,6 +115,7 @@ _UP_TO_0_19: Final = replace(
     since=(0, 17),
     ratio=0.9,
     counts_graphs=False,
+    wants_state_blocks=False,
     blocks=BlockRule(overlaps_steps=False, logs_groups=True),
     graphs_per_size=1,
 )

@@ -479,16 +479,36 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
             f"{share} leaves {cache} of cache a device: a rank's cache of"
             f" {int(option.kv_tokens)} tokens has no room for a request of {longest} tokens"
         )
-    wants_whole = loaded.traits.memory_rule(inputs.release).wants_whole_length
-    if not wants_whole or inputs.launch.shortens_length:
+    return _states_misfit(inputs, loaded, setting, room=room, share=share) or (
+        _whole_length_misfit(inputs, loaded, setting, room=room, share=share)
+    )
+
+
+def _states_misfit(
+    inputs: EstimateInputs, loaded: Iteration, setting: InstanceKnobs, *, room: Room, share: str
+) -> str:
+    """Why graphs of so many sequences lack blocks for their states; empty where they do not."""
+    rule = loaded.traits.memory_rule(inputs.release)
+    pool = instance_block_pool(loaded, rule)
+    if pool is None or not rule.wants_state_blocks or setting.graph_sequences == 0:
         return ""
-    return _whole_length_misfit(inputs, loaded, setting, room=room, share=share)
+    blocks = int(room.cache_bytes / pool.block_bytes)
+    if not any(group.states for group in pool.groups) or setting.running <= blocks:
+        return ""
+    return (
+        f"{share} leaves {format_bytes(int(room.cache_bytes))} of cache a device: {blocks} blocks,"
+        f" and each of {setting.running} sequences needs one for its state; allow at most"
+        f" {blocks} sequences"
+    )
 
 
 def _whole_length_misfit(
     inputs: EstimateInputs, loaded: Iteration, setting: InstanceKnobs, *, room: Room, share: str
 ) -> str:
     """Why the longest request of the engine does not fit at its start; empty where it does."""
+    wants_whole = loaded.traits.memory_rule(inputs.release).wants_whole_length
+    if not wants_whole or inputs.launch.shortens_length:
+        return ""
     whole = inputs.demand.most_tokens
     needed = _admission_bytes(inputs, loaded, setting, tokens=whole)
     if needed <= room.cache_bytes:

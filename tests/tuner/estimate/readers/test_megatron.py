@@ -195,6 +195,11 @@ def test_flags_of_primus_count_over_its_file_and_null_takes_back(tmp_path: Path)
         " --recompute_granularity null --overlap_grad_reduce False"
     )
     launch = read_launch(str(script))
+    script.write_text(
+        "export PRIMUS_SEQ_LENGTH=2048\nprimus-cli direct -- train"
+        " --config configs/p.yaml --recompute_granularity null"
+    )
+    assert read_launch(str(script)).sequence == 2048
 
     assert (launch.sequence, launch.pipeline, launch.micro_batch) == (8192, 4, 2)
     assert (launch.global_batch, launch.context, launch.zero_stage) == (256, 2, 1)

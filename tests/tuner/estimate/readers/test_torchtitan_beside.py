@@ -45,9 +45,10 @@ def test_the_script_of_the_repository_is_known_and_passes_its_arguments_on(tmp_p
     for script, sequence in ((None, 4096), (own, 2048)):
         if script:
             (tmp_path / "run_train.sh").write_text(script)
-        launch.write_text(
-            'CONFIG_FILE="./configs/train.toml" ./run_train.sh'
-            " --training.local_batch_size=2 --parallelism.expert_parallel_degree 8"
-        )
-        read = read_launch(str(launch))
-        assert (read.expert, read.micro_batch, read.sequence) == (8, 2, sequence)
+        for wrapper in ("", "with-proxy "):
+            launch.write_text(
+                f'{wrapper}CONFIG_FILE="./configs/train.toml" ./run_train.sh'
+                " --training.local_batch_size=2 --parallelism.expert_parallel_degree 8"
+            )
+            read = read_launch(str(launch))
+            assert (read.expert, read.micro_batch, read.sequence) == (8, 2, sequence)

@@ -36,6 +36,31 @@ def test_releases_count_other_tokens_in_flight_and_the_estimate_says_both(
     assert words[1] == result.logged_kv_tokens == pytest.approx(words[0] * 7450 / 10_778, rel=1e-6)
 
 
+def test_every_sequence_with_graphs_needs_a_block_for_its_state(deployment: Made) -> None:
+    made = deployment(
+        model="qwen3-next-80b-a3b",
+        device="h100-sxm",
+        nodes=1,
+        traffic=BUSY,
+        extra="quantization: fp8_block",
+    )
+    # By default 1,024 sequences, of which vllm-project/vllm#38270 lets no more in than blocks.
+    start = "vllm serve m -tp 2 --gpu-memory-utilization"
+    result = made.estimate(f"{start} 0.6")
+    assert not result.fits
+    assert re.search(r": \d{3} blocks, and each of 1024 sequences needs one", result.misfit)
+    assert made.estimate(f"{start} 0.6 --max-num-seqs 512").fits
+    assert made.estimate(f"{start} 0.6 --enforce-eager").fits
+    assert any("--max-num-seqs 512" in line for one in result.changes for line in one.lines)
+
+
+def test_awq_without_experts_quantises_every_linear_layer(deployment: Made) -> None:
+    made = deployment(model="llama-3.1-70b", device="l40s", nodes=1, extra="quantization: int4")
+    result = made.estimate("vllm serve m --tensor-parallel-size 2")
+    # Llama-3-70B AWQ in groups of 128 loads 18.55 GiB a device; groups of 32 are priced.
+    assert result.memory.weight_bytes == pytest.approx(18.55 * GIB, rel=0.1)
+
+
 def test_a_request_of_deepseek_v4_that_has_no_room_is_refused(deployment: Made) -> None:
     made = deployment(
         model="deepseek-v4-flash",

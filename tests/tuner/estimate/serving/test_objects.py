@@ -218,6 +218,9 @@ def test_services_of_dynamo_are_read_with_the_maps_that_they_mount(
     )
     launch = read(text)
     assert (launch.setting.running, launch.setting.draft_tokens) == (64, 2)
+    # A pod's own spelling, of JSON over several lines, also where flag and value are one word.
+    launch = read(text.replace("--speculative-config $DRAFTS", "--speculative-config=$(DRAFTS)"))
+    assert (launch.setting.running, launch.setting.draft_tokens) == (64, 2)
 
 
 def test_leader_worker_sets_state_their_size(read: Callable[..., Any]) -> None:

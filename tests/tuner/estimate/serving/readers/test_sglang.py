@@ -116,6 +116,11 @@ def test_contradictions_are_one_line_with_the_nearest_legal_value(
     assert "\n" not in str(caught.value)
 
 
+def test_the_last_of_two_spellings_counts_where_nothing_is_read_of_them(deployment: Made) -> None:
+    twice = "python -m sglang.launch_server --model Qwen/QwQ-32B --model-path /home/QwQ-32B --tp 8"
+    assert deployment(engine="sglang").read(twice).setting.degrees.attention_tensor == 8
+
+
 def test_experts_of_a_model_without_any_are_refused(deployment: Made) -> None:
     with pytest.raises(SpecError, match="without experts; the nearest is 1"):
         deployment(model="llama-3.1-8b").read(f"{START} --tp 8 --ep 8")

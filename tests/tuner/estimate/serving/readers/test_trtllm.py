@@ -90,6 +90,13 @@ def test_everything_else_that_counts_is_read(read: Read) -> None:
     assert launch.flags.ignored == ("--print-iter-log true",)
 
 
+def test_switches_of_the_command_take_no_value_and_those_of_a_file_take_one(read: Read) -> None:
+    for flag, is_chunked in (("--enable_chunked_prefill", True), ("", False)):
+        command = f"trtllm-serve m --tp_size 8 --max_seq_len=4096 {flag}\n"
+        assert read(None, script=command).setting.is_chunked is is_chunked
+    assert read(PLAIN | {"enable_chunked_prefill": True}).setting.is_chunked
+
+
 def test_a_role_is_that_of_cache_and_scheduler_or_of_dynamos_worker(read: Read) -> None:
     sends = PLAIN | {"cache_transceiver_config": {"backend": "NIXL"}}
     assert read(sends | {"disable_overlap_scheduler": True}).role is Role.PREFILL
@@ -145,7 +152,10 @@ def test_an_instance_of_several_machines_is_an_mpi_job(read: Read) -> None:
         ),
         ({**PLAIN, "kv_cache_config": {"dtype": "int3"}}, "'int3' has no price"),
         ({**PLAIN, "moe_config": {"load_balancer": {"num_slots": 4}}}, "the nearest is 8"),
-        ({**PLAIN, "enable_attention_dp": "maybe"}, "'maybe' is none of true, false"),
+        (
+            {**PLAIN, "enable_attention_dp": "maybe"},
+            "'--enable-attention-dp maybe': a switch takes no value",
+        ),
         ({**PLAIN, "tensor_parallel_size": 32}, "takes 32 devices, pool 'gpus' has 16"),
     ],
 )
