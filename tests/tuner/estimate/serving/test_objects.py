@@ -218,9 +218,32 @@ def test_services_of_dynamo_are_read_with_the_maps_that_they_mount(
     )
     launch = read(text)
     assert (launch.setting.running, launch.setting.draft_tokens) == (64, 2)
-    # A pod's own spelling, of JSON over several lines, also where flag and value are one word.
-    launch = read(text.replace("--speculative-config $DRAFTS", "--speculative-config=$(DRAFTS)"))
-    assert (launch.setting.running, launch.setting.draft_tokens) == (64, 2)
+
+
+MAPPED = """
+kind: ConfigMap
+metadata: {name: own}
+data:
+  drafts: |-
+    {
+      "method": "mtp",
+      "num_speculative_tokens": 2
+    }
+---
+kind: Pod
+spec:
+  containers:
+  - command: [vllm, serve, m]
+    args: [--speculative-config=$(DRAFTS), "--tensor-parallel-size=$(TP)"]
+    env:
+    - {name: TP, value: "2"}
+    - {name: DRAFTS, valueFrom: {configMapKeyRef: {name: own, key: drafts}}}
+"""
+
+
+def test_a_variable_of_a_pod_is_one_word_whatever_it_holds(read: Callable[..., Any]) -> None:
+    launch = read(MAPPED)
+    assert (launch.setting.degrees.attention_tensor, launch.setting.draft_tokens) == (2, 2)
 
 
 def test_leader_worker_sets_state_their_size(read: Callable[..., Any]) -> None:
