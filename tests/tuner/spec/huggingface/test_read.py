@@ -32,7 +32,7 @@ def refusal(path: Path) -> str:
         read_model(path)
     message = str(error.value)
     assert len(message.splitlines()) == 1
-    assert len(message) < 800
+    assert len(message) < 1000
     return message
 
 
