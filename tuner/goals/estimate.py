@@ -103,7 +103,7 @@ def estimate_serving(
     from tuner.spec.serving.goal import Engine
     from tuner.spec.serving.read import read_serve_spec
 
-    spec = read_serve_spec(spec_path)
+    spec = read_serve_spec(spec_path, any_release=True)
     named_pool = pool_named(spec, pool)
     with _other_goal_refused(launch, kind="serve"):
         parsed_launch = read_serving_launch(
@@ -122,4 +122,5 @@ def estimate_serving(
         parsed_launch,
         serving_pool=price_serving_pool(named_pool, profiles, goal=launched_goal),
         instances=instances or parsed_launch.replicas,
+        release=parsed_launch.release or spec.release,
     )

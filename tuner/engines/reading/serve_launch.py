@@ -85,6 +85,8 @@ class ServingLaunch:
     """The engine takes the longest length that its cache holds."""
     is_text_only: bool = False
     """The engine leaves the vision tower out."""
+    release: str = ""
+    """Of the engine, by the tag of its container image; empty: not said."""
     quantization: str = ""
     """Of the weights, by a spec's names; empty: the checkpoint's."""
     weight_bits: tuple[int, ...] = ()

@@ -184,6 +184,11 @@ def _notes(
         yield "the launch has no prefix cache, so every prompt is computed in full"
     if launch.setting.running > MOST_RUNNING:
         yield f"{MOST_RUNNING} sequences a rank are priced, not {launch.setting.running}"
+    if inputs.release:
+        yield (
+            f"memory and host seconds are those of {launch.engine} {inputs.release}, flags and"
+            f" kernels those of {release_on(inputs.goal, inputs.serving_pool.pool).release}"
+        )
     yield from _logs_of_releases(inputs, option)
     yield from _beside(inputs, load)
     if option.serving_pool.machine.estimated:

@@ -1,5 +1,6 @@
 """Serving engines by name: their server commands and readers."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from tuner.engines.reading.programs import refuse_unread, starts_training
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.engines.reading.serve_words import ServerFlags, server_flags, starts_server
 from tuner.engines.registry import engine_file
-from tuner.engines.serve_capabilities import ENGINES
+from tuner.engines.serve_capabilities import ENGINES, RELEASES
 from tuner.errors import SpecError
 from tuner.estimate.registry import is_command
 from tuner.estimate.serving.objects import ServerText, is_objects, object_commands
@@ -83,6 +84,9 @@ def _reader(name: str) -> EngineReader:
         further=getattr(module, "BALANCERS", ()),
     )
 
+
+_NUMBER: Final = r"\d+(?:\.\d+){1,2}(?:\.?(?:rc|post)\d+)?"
+"""A release in the tag of an image."""
 
 READERS: Final[Mapping[str, EngineReader]] = {name: _reader(name) for name in ENGINES}
 
@@ -212,6 +216,7 @@ def read_serving_text(
             " command"
         )
     launch = _chosen(launches, role=role, source=source)
+    launch = replace(launch, release=_tagged_release(text, launch.engine))
     try:
         router = _router(texts, source=source, beside=beside)
     except SpecError as error:
@@ -220,6 +225,16 @@ def read_serving_text(
         return launch
     note = f"in front is a router, {router}; an even share of the requests is priced"
     return replace(launch, notes=(*launch.notes, note))
+
+
+def _tagged_release(text: str, engine: str) -> str:
+    """Return the release that the tags of the engine's images say; empty where none or several."""
+    described = [one for releases in RELEASES.values() for one in releases.get(engine, ())]
+    images = {one.image.partition(":")[0] for one in described if one.image}
+    named = "|".join(map(re.escape, sorted(images))) or "(?!)"
+    tags = {*re.findall(rf"(?:{named}):v?({_NUMBER})", text)}
+    tags -= {one.release for one in described}
+    return tags.pop() if len(tags) == 1 else ""
 
 
 def _router(texts: Sequence[ServerText], *, source: str, beside: Beside) -> RouterLaunch | None:

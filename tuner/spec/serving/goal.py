@@ -58,7 +58,8 @@ class Engine(Record):
     """The engine."""
     version: str = ""
     """Release; empty: the newest that is described, without plugins. `0.30.0+afd`: vLLM with
-    afd-plugin, which launches attention-FFN disaggregation as an experiment."""
+    afd-plugin, which launches attention-FFN disaggregation as an experiment. `moetune estimate` also
+    takes a release that is not described, e.g. the one that runs today, whose memory rules count."""
 
 
 class Speculative(Record):

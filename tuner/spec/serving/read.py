@@ -8,7 +8,7 @@ from pydantic import BeforeValidator
 
 from profilers.records import Record
 from tuner.engines.registry import serve_traits
-from tuner.engines.serve_capabilities import releases_by_pool
+from tuner.engines.serve_capabilities import ENGINES, releases_by_pool
 from tuner.errors import SpecError, UnknownTargetError
 from tuner.spec.cluster import Cluster
 from tuner.spec.fields import FilePath, Name, one_or_many
@@ -45,10 +45,17 @@ class ServeSpec:
     cluster: Cluster
     goal: ServeGoal
     emit: tuple[str, ...]
+    release: str = ""
+    """Of the engine, where the spec states one that is not described."""
 
 
-def read_serve_spec(path: Path) -> ServeSpec:
+def read_serve_spec(path: Path, *, any_release: bool = False) -> ServeSpec:
     """Read a deployment's spec and the files that it names.
+
+    Args:
+        path: of the spec.
+        any_release: `goal.engine.version` may be a release that is not described; the newest one
+            stands for it, and it is kept apart.
 
     Raises:
         SpecError: one line: the file, the field's path, its value, the rule.
@@ -56,16 +63,23 @@ def read_serve_spec(path: Path) -> ServeSpec:
     source = shown_path(path)
     file = validate_spec(read_spec_keys(path), path, ServeSpecFile)
     model = read_model(file.model)
-    _check_lengths(file.goal, model, source)
-    _check_prices(file.goal, file.cluster, source)
-    _check_engines(file.goal, file.cluster, source)
+    goal, release = file.goal, ""
+    version = goal.engine.version
+    if any_release and version not in {one.release for one in ENGINES.get(goal.engine.name, ())}:
+        release = version
+        unnamed = goal.engine.model_copy(update={"version": ""})
+        goal = goal.model_copy(update={"engine": unnamed})
+    _check_lengths(goal, model, source)
+    _check_prices(goal, file.cluster, source)
+    _check_engines(goal, file.cluster, source)
     return ServeSpec(
         path=path,
         model_path=file.model,
         model=model,
         cluster=file.cluster,
-        goal=_with_cache(file.goal, model, file.cluster),
+        goal=_with_cache(goal, model, file.cluster),
         emit=file.emit,
+        release=release,
     )
 
 

@@ -2,12 +2,16 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.rows import Failures
+from tuner.errors import SpecError
+from tuner.goals.estimate import estimate_serving
 from tuner.spec.huggingface.quantization import released_cache
+from tuner.spec.serving.read import read_serve_spec
 
 Made = Callable[..., Any]
 BUSY = "{concurrency: 8, input_tokens: 4000, output_tokens: 500}"
@@ -34,6 +38,28 @@ def test_releases_count_other_tokens_in_flight_and_the_estimate_says_both(
     assert words[0] == pytest.approx(logged, rel=0.02)
     # From 0.26 on 16,384 tokens in flight: 10,778 blocks of a request instead of 7,450.
     assert words[1] == result.logged_kv_tokens == pytest.approx(words[0] * 7450 / 10_778, rel=1e-6)
+
+
+def test_an_older_release_of_the_spec_or_of_an_image_s_tag_counts(
+    deployment: Made, tmp_path: Path
+) -> None:
+    made = deployment(model="deepseek-v4-flash", device="b200-sxm", nodes=1, traffic=BUSY)
+    text = made.spec.path.read_text().replace("name: vllm", "name: vllm, version: 0.25.0")
+    older = tmp_path / "older.yaml"
+    older.write_text(text)
+    flags = "-tp 8 --kv-cache-dtype fp8 --max-num-seqs 256 --max-num-batched-tokens 8192"
+    newest = estimate_serving(made.spec.path, launch=f"vllm serve m {flags}")
+    by_spec = estimate_serving(older, launch=f"vllm serve m {flags}")
+    by_tag = estimate_serving(
+        made.spec.path, launch=f"docker run vllm/vllm-openai:v0.25.0-cu129 m {flags}"
+    )
+    # From 0.26 on two steps are in flight: 10,778 blocks of a request instead of 7,450.
+    for result in (by_spec, by_tag):
+        assert result.logged_kv_tokens > 1.3 * newest.logged_kv_tokens
+        assert any("are those of vllm 0.25.0" in note for note in result.notes)
+    assert not any("are those of" in note for note in newest.notes)
+    with pytest.raises(SpecError, match=r"no vllm '0\.25\.0' is described"):
+        read_serve_spec(older)
 
 
 def test_every_sequence_with_graphs_needs_a_block_for_its_state(deployment: Made) -> None:
