@@ -58,8 +58,9 @@ class Engine(Record):
     """The engine."""
     version: str = ""
     """Release; empty: the newest that is described, without plugins. `0.30.0+afd`: vLLM with
-    afd-plugin, which launches attention-FFN disaggregation as an experiment. `moetune estimate` also
-    takes a release that is not described, e.g. the one that runs today, whose memory rules count."""
+    afd-plugin, which launches attention-FFN disaggregation as an experiment. `moetune estimate`
+    also takes releases that are not described, such as the one that runs today: its memory rules
+    count."""
 
 
 class Speculative(Record):
