@@ -21,7 +21,13 @@ from tuner.engines.ms_swift.command import is_aside
 from tuner.engines.ms_swift.command import is_own_command as is_swift_command
 from tuner.engines.peft.arguments import argument_file_command, trainer_command
 from tuner.engines.reading.arguments import launched_devices
-from tuner.engines.reading.programs import refuse_unread, unread, unread_command, unread_program
+from tuner.engines.reading.programs import (
+    refuse_unread,
+    starts_megatron,
+    unread,
+    unread_command,
+    unread_program,
+)
 from tuner.engines.reading.shell_words import Command, ShellText, shell_text
 from tuner.engines.torchtitan.command import (
     RUN_SCRIPT,
@@ -43,7 +49,6 @@ _OWN_FOLDER: Final = re.compile(r"^(?:\$PWD|\$\{PWD\}|\$\(own_folder\))/")
 _BESIDE: Final = re.compile(r"with_name\(\s*[\"']([\w.-]{1,80})[\"']\s*\)")
 """How a Python program names the file of settings beside it."""
 _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)=(.*)")
-_ALL_ARGUMENTS: Final = re.compile(r'"?\$(?:@|\{@\}|\*)"?')
 _CONFIG_FLAGS: Final[Mapping[str, str]] = {
     "--deepspeed_config": "deepspeed",
     "--deepspeed-config": "deepspeed",
@@ -125,21 +130,27 @@ def _resolve_script(
         beside=lambda name: _text(folder, name),
     )
     exported = {**environment, **shell.environment}
+    followed: ResolvedLaunch | None = None
     for command in sorted(shell.commands, key=lambda one: is_aside(one.words)):
-        script, arguments = _next_script(command)
+        script, arguments, assigned = _next_script(command)
         inner = _text(folder, script) if script and depth < _DEEPEST else None
         at = folder / script if inner is not None else path
         if inner is None and script.rpartition("/")[2] == RUN_SCRIPT and depth < _DEEPEST:
-            inner = run_script(exported)
+            inner = run_script({**exported, **assigned})
         if inner is not None:
-            # Behind a program that only runs another one, variables are words of its own.
-            assigned = filter(None, map(_ASSIGNED.fullmatch, command.words))
-            exported |= {one[1]: one[2] for one in assigned}
-            inner = shlex.join(arguments).join(_ALL_ARGUMENTS.split(inner))
-            return _resolve_script(at, inner, environment=exported, depth=depth + 1)
+            text_of_script = f"set -- {shlex.join(arguments)}\n{inner}" if arguments else inner
+            run = _resolve_script(
+                at, text_of_script, environment={**exported, **assigned}, depth=depth + 1
+            )
+            if run is not None and (run.format_name != "megatron" or starts_megatron(run.text)):
+                return run
+            followed = followed or run
+            continue
         resolved = _resolve_command(path, command, shell, text=text)
         if resolved is not None:
             return _with_devices(resolved, shell, command, exported)
+    if followed is not None and not starts_megatron(text):
+        return followed
     # The last script holds its settings itself.
     return ResolvedLaunch(
         format_name="megatron",
@@ -150,16 +161,19 @@ def _resolve_script(
     )
 
 
-def _next_script(command: Command) -> tuple[str, tuple[str, ...]]:
-    """Return the script that a command runs, and its arguments; empty where it runs none."""
+def _next_script(command: Command) -> tuple[str, tuple[str, ...], dict[str, str]]:
+    """Return the script that a command runs, its arguments and variables; empty without one."""
     is_program = True
     for at, (shell, script) in enumerate(itertools.pairwise(("", *command.words))):
-        # Words before the first flag may be a program that only runs another one.
+        # Words before the first flag may be a program that only runs another one, behind which
+        # variables are words of their own.
         is_program = is_program and not script.startswith("-")
         is_run = shell in ("bash", "sh", "source", ".") or (is_program and "/" in script)
         if is_run and Path(script).suffix in _SCRIPTS:
-            return _OWN_FOLDER.sub("", script), command.words[at + 1 :]
-    return "", ()
+            assigned = filter(None, map(_ASSIGNED.fullmatch, command.words[:at]))
+            arguments = command.words[at + 1 :]
+            return _OWN_FOLDER.sub("", script), arguments, {one[1]: one[2] for one in assigned}
+    return "", (), {}
 
 
 def _resolve_command(

@@ -31,6 +31,7 @@ from tuner.report.fewer_nodes import without_spare_notes
 from tuner.report.spare_choice import spares_notes
 from tuner.search.reasons import unmeasured_links, zero_experts_note
 from tuner.search.reference.layer_costs import PricedMachine
+from tuner.search.train.relaxations import MEMORY_LIMIT
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes_per_s, format_counted, format_ratio, format_s
@@ -103,9 +104,12 @@ def _batch_notes(plan: Plan) -> Iterator[str]:
     devices = nodes * pool.devices_per_node
     if decision is not None and decision.num_devices >= devices:
         return
+    if decision is None and any(one.limit == MEMORY_LIMIT for one in plan.relaxations):
+        return
     widest = pool.devices_per_node
     if decision is not None:
         widest = decision.num_devices // decision.data_parallel_size
+    # The devices of a replica: the plan's, or the next fewer that divide the nodes.
     width = max(one for one in range(1, widest + 1) if devices % one == 0)
     replicas, batch = devices // width, plan.goal.global_batch_size
     below = batch // replicas * replicas

@@ -106,7 +106,12 @@ def read(
 def _primus_values(flags: Flags, beside: Callable[[str], str | None]) -> dict[str, tuple[str, ...]]:
     """Return the flags of Primus' command over the file that it names, and over its defaults."""
     named = flags.word("config") or ""
-    text = next(filter(None, map(beside, (named, named.rpartition("/")[2]))), "{}")
+    text = next(filter(None, map(beside, (named, named.rpartition("/")[2]))), None)
+    if text is None:
+        raise SpecError(
+            f"{flags.source}: --config {shown_value(named)} of primus-cli is not beside the launch;"
+            " estimate it where the file is"
+        )
     raw = parse_yaml(text, source=named)
     own = primus.overrides(raw if isinstance(raw, dict) else {}, source=named) or {}
     given = {**dict(_leaves(own, {}, environment=flags.environment)), **flags.values}

@@ -187,7 +187,13 @@ _READ: Final = (
 )
 _OF_MEGATRON: Final = re.compile(
     r"--(micro[-_]batch[-_]size|num[-_]layers|tensor[-_]model[-_]parallel)|pretrain_gpt"
+    r"|\bprimus-cli\b|--\w+[-_]parallel"
 )
+
+
+def starts_megatron(text: str) -> bool:
+    """Say whether a script has flags of Megatron-LM's models, or starts what starts it."""
+    return _OF_MEGATRON.search(text) is not None
 
 
 def unread_command(words: Sequence[str]) -> str | None:

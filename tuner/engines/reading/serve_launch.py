@@ -47,8 +47,8 @@ class InstanceKnobs:
     """All-to-all backend of the experts, by a plan's names."""
     graph_sequences: int | None = None
     """Of the largest CUDA graph of a rank, 0 without any; None: as the engine does."""
-    has_whole_graphs: bool = False
-    """Steps that only decode are one graph, whatever the engine does unasked."""
+    has_whole_graphs: bool | None = None
+    """Steps that only decode are one graph; None: as the engine does unasked."""
     redundant_experts: int = 0
     """Redundant experts in every layer."""
 

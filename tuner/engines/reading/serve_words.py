@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
-from tuner.engines.reading.arguments import Flags
+from tuner.engines.reading.arguments import OFF, ON, Flags
 from tuner.engines.reading.shell_words import Command, ShellText, script_text, shell_text
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
@@ -152,12 +152,13 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
         return _listed_flags(shell.commands, source=source, server=server)
     parsed = [_parsed(_without_unset(own, server)[0], source, server) for _, _, own in starts]
     differing = _differing(parsed, server)
-    apart = _names_apart(parsed)
+    names = _differing_flags(parsed)
     undecided = sum(command.is_conditional for _, command, _ in starts)
-    if len(differing) > 1 and (undecided < len(starts) or server.read & {*apart}):
+    is_priced = any(server.kind(name) == "read" for name in names)
+    if len(differing) > 1 and (undecided < len(starts) or is_priced):
         branches = (
             f"; {undecided} are in branches that only variables decide, set those in the text or"
-            f" keep one branch: they differ in {', '.join(f'--{name}' for name in apart)}"
+            f" keep one branch: they differ in {', '.join(f'--{name}' for name in names)}"
         )
         raise SpecError(
             f"{source}: starts {len(differing)} servers; estimate one at a time, each from its own"
@@ -170,8 +171,8 @@ def server_flags(text: str, *, source: str, server: ServerFlags) -> Flags | None
     if command.is_conditional:
         notes.append("the server starts inside a condition; it was read as if that held")
     if len(differing) > 1:
-        listed = ", ".join(f"--{name}" for name in apart)
-        notes.append(f"branches that only variables decide differ in {listed}, without effect here")
+        listed = ", ".join(f"--{name}" for name in names)
+        notes.append(f"branches that only variables decide differ in {listed}, which have no price")
     notes += [f"not read, because a condition decides: {one[:200]}" for one in shell.skipped[:8]]
     values = _parsed(kept, source, server)
     shown = {word for name, words in values.items() if name in server.read for word in words}
@@ -213,7 +214,7 @@ def _differing(
     return differing
 
 
-def _names_apart(parsed: Sequence[Mapping[str, tuple[str, ...]]]) -> list[str]:
+def _differing_flags(parsed: Sequence[Mapping[str, tuple[str, ...]]]) -> list[str]:
     """Return the flags that not every server has with the same value."""
     names = sorted({name for flags in parsed for name in flags})
     return [name for name in names if len({flags.get(name) for flags in parsed}) > 1]
@@ -460,7 +461,8 @@ def _parsed(words: Sequence[str], source: str, server: ServerFlags) -> dict[str,
             # (JSON whose quotes were lost).
             value, is_switch = match.group(2), _is_switch(spelled, server)
             takes_more = not is_switch and (value is None or _is_open(value))
-        elif takes_more:
+        elif takes_more or (given and not given[-1][1] and word.casefold() in (*ON, *OFF)):
+            # A switch takes the value that is written behind it, as a file of options has one.
             given[-1][1].append(word)
     values_of: dict[str, tuple[str, ...]] = {}
     spelled_as: dict[str, str] = {}
@@ -475,8 +477,8 @@ def _parsed(words: Sequence[str], source: str, server: ServerFlags) -> dict[str,
                 f"{source}: --{name} is short for --{' and --'.join(longer[:3])}; write one of them"
             )
         then = spelled_as.get(name, spelled)
-        is_told = name in server.read
-        if is_told and then != spelled and values_of[name] != tuple(values):
+        is_read = name in server.read
+        if is_read and then != spelled and values_of[name] != tuple(values):
             raise SpecError(
                 f"{source}: {_typed(then)} {' '.join(values_of[name])} and {_typed(spelled)}"
                 f" {' '.join(values)} are one flag; keep one of them"

@@ -255,7 +255,8 @@ def _given_arguments(words: Sequence[str], variables: "_Variables") -> list[str]
     if tuple(words[:2]) == ("set", "--"):
         return list(variables.filled(words[2:]))
     if words[0] == "shift":
-        return variables.arguments[1:]
+        count = words[1] if len(words) > 1 else "1"
+        return variables.arguments[int(count[:6]) :] if count.isdecimal() else []
     if words[0] in ("read", "getopts"):
         variables.doubt(words[1:])
     elif words[0] in ("source", ".", "eval"):
@@ -444,7 +445,9 @@ class _Variables:
         """Expand variables; each value is split at spaces, as without quotes."""
         for behind, word in zip(("", *words), words, strict=False):
             if word in ("$@", "${@}") and self.arguments:
-                yield from self.arguments
+                for argument in self.arguments:
+                    self._charge(argument)
+                    yield argument
                 continue
             if "$" not in word:
                 yield from word.split() if splits and word.startswith("--") else (word,)
@@ -488,13 +491,17 @@ class _Variables:
             value = self.defaults[name] = default
         else:
             return match.group()
-        self._left -= len(value)
+        self._charge(value)
+        return value
+
+    def _charge(self, value: str) -> None:
+        """Count the characters of a value towards what a launch may hold."""
+        self._left -= len(value) + 1
         if self._left < 0:
             raise SpecError(
                 f"{self.source}: its variables hold more than {MOST_CHARACTERS} characters, so "
                 "it is not a launch"
             )
-        return value
 
 
 class _Blocks:

@@ -97,7 +97,7 @@ class MemoryRule:
     wants_whole_length: bool = False
     """The server ends unless one request of the longest length has room."""
     wants_state_blocks: bool = False
-    """The server ends unless each sequence of a batch with graphs has a block for its state."""
+    """The server ends unless each sequence of whole graphs has a block for its state."""
     states: StateRule = ONE_STATE
     blocks: BlockRule | None = None
     """None: each kind of layer has a pool of its own."""

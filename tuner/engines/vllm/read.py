@@ -7,6 +7,7 @@ own (vllm/config/parallel.py: only models with experts synchronise their ranks).
 """
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -185,6 +186,8 @@ _JSON: Final = {
 """Flags that hold JSON, also in dotted parts, and those that state a key of one."""
 _COPIES_SPELLED: Final = "eplb-config.num_redundant_experts"
 """As the engine takes it: dashes become underscores only before the dot."""
+_GRAPH_MODE: Final = re.compile(r"cudagraph_mode\W{1,8}(\w+)")
+"""Inside JSON, of which other parts may be variables without a value."""
 _LONGEST_THAT_FITS: Final = ("auto", "-1")
 """Values of --max-model-len (utils/argparse_utils.py, `human_readable_int_or_auto`)."""
 MOST_DRAFTS: Final = 16
@@ -277,7 +280,7 @@ def read(typed: Flags, around: Surroundings) -> ServingLaunch:
             a2a_backend=_all_to_all(flags, degrees),
             two_batch_overlap=flags.is_on("enable-dbo"),
             graph_sequences=_captured(flags),
-            has_whole_graphs=_graph_mode(flags) in ("FULL", "FULL_DECODE_ONLY"),
+            has_whole_graphs=_whole_graphs(flags),
             redundant_experts=redundant,
         ),
         copies=copies,
@@ -340,9 +343,13 @@ def _captured(flags: Flags) -> int | None:
 
 def _graph_mode(flags: Flags) -> str:
     """Return the stated mode of graphs; empty where none is, as where a level stands alone."""
-    if not " ".join(flags.values.get("compilation-config", ())).lstrip().startswith("{"):
-        return ""
-    return str(json_object(flags, "compilation-config").get("cudagraph_mode") or "").upper()
+    mode = _GRAPH_MODE.search(" ".join(flags.values.get("compilation-config", ())))
+    return mode[1].upper() if mode else ""
+
+
+def _whole_graphs(flags: Flags) -> bool | None:
+    mode = _graph_mode(flags)
+    return None if mode in ("", "FULL_AND_PIECEWISE") else mode.startswith("FULL")
 
 
 def _usual_batches(around: Surroundings) -> tuple[int, int]:

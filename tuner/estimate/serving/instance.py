@@ -278,7 +278,7 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
         a2a_backend=_all_to_all_backend(setting),
         redundant_experts=setting.redundant_experts,
         is_eager=setting.graph_sequences == 0,
-        has_whole_graphs=setting.has_whole_graphs,
+        has_whole_graphs=setting.has_whole_graphs is True,
         release=inputs.release,
     )
     ranks = inputs.launch.ffn_devices
@@ -490,7 +490,8 @@ def _states_misfit(
     """Why graphs of so many sequences lack blocks for their states; empty where they do not."""
     rule = loaded.traits.memory_rule(inputs.release)
     pool = instance_block_pool(loaded, rule)
-    if pool is None or not rule.wants_state_blocks or setting.graph_sequences == 0:
+    has_graphs = setting.graph_sequences != 0 and setting.has_whole_graphs is not False
+    if pool is None or not rule.wants_state_blocks or not has_graphs:
         return ""
     blocks = int(room.cache_bytes / pool.block_bytes)
     if not any(group.states for group in pool.groups) or setting.running <= blocks:

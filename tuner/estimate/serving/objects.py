@@ -285,6 +285,7 @@ def _is_bounded(value: Any) -> bool:
 def _variables(entries: Any, maps: _Maps = MappingProxyType({})) -> dict[str, str]:
     """Return an object's variables; those of secrets and of other files have no value here."""
     variables: dict[str, str] = {}
+    left = _MOST_CHARACTERS
     for one in _as_list(entries):
         if not isinstance(one, dict) or not _is_name(one.get("name")):
             continue
@@ -292,6 +293,12 @@ def _variables(entries: Any, maps: _Maps = MappingProxyType({})) -> dict[str, st
         value = one.get("value", maps.get(_text(key, "name"), {}).get(_text(key, "key")))
         if isinstance(value, _SCALARS):
             variables[one["name"]] = _pod_variables(str(value), variables)
+            left -= len(variables[one["name"]])
+            if left < 0:
+                raise SpecError(
+                    f"a pod's variables hold more than {_MOST_CHARACTERS} characters, so it is no"
+                    " launch"
+                )
     return variables
 
 

@@ -112,11 +112,11 @@ def plan_without_spare(
     levels = ONE_LEVEL if _keeps_host_copies(run) else TWO_LEVELS
     other = with_levels(spec, levels)
     try:
-        again = plan_all(other)
+        replanned = plan_all(other)
     except SpecError:
         # The engine has no copies on hosts, or no layout whose copies fit.
         return made
-    alternative = _decide_for(again, other, price=price, make_plan=make_plan, settings=settings)
+    alternative = _decide_for(replanned, other, price=price, make_plan=make_plan, settings=settings)
     notes = (*alternative[0].provenance.notes, _JOINT)
     provenance = alternative[0].provenance.model_copy(update={"notes": notes})
     alternative = (alternative[0].model_copy(update={"provenance": provenance}), alternative[1])

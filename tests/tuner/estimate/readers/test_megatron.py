@@ -200,6 +200,9 @@ def test_flags_of_primus_count_over_its_file_and_null_takes_back(tmp_path: Path)
         " --config configs/p.yaml --recompute_granularity null"
     )
     assert read_launch(str(script)).sequence == 2048
+    script.write_text("primus-cli direct -- train --config configs/other.yaml")
+    with pytest.raises(SpecError, match="is not beside the launch"):
+        read_launch(str(script))
 
     assert (launch.sequence, launch.pipeline, launch.micro_batch) == (8192, 4, 2)
     assert (launch.global_batch, launch.context, launch.zero_stage) == (256, 2, 1)

@@ -143,3 +143,10 @@ def test_loops_without_end_are_refused_at_once() -> None:
         with pytest.raises(SpecError, match="more than 100 tests and loops"):
             shell_text(text, source="run.sh")
     assert time.process_time() - begun_s < 20.0
+
+
+def test_arguments_are_shifted_by_their_number_and_do_not_double_without_end() -> None:
+    (command,) = shell_text("set -- a b c\nshift 2\nserve $1 $#", source="x").commands
+    assert command.words[:2] == ("serve", "c")
+    with pytest.raises(SpecError, match="characters"):
+        shell_text("set -- a b\n" + 'set -- "$@" "$@"\n' * 40, source="x")

@@ -36,6 +36,21 @@ def test_flags_of_the_command_override_the_file_that_it_names(tmp_path: Path) ->
     assert read.recompute == "full"
 
 
+def test_a_script_before_the_launch_is_left_where_it_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.toml").write_text(TOML)
+    (tmp_path / "setup.sh").write_text("pip install -e .\n")
+    (tmp_path / "run.sh").write_text(
+        'echo "it\'s $@"\nSIZE=${SIZE:-2}\ntorchrun --nproc_per_node 8 -m torchtitan.train'
+        ' --job.config_file train.toml --training.local_batch_size=$SIZE "$@"\n'
+    )
+    launch = tmp_path / "launch.sh"
+    for before in ("./setup.sh", "chmod +x ./setup.sh", "cp ./setup.sh ./b.sh", "echo ./setup.sh"):
+        launch.write_text(f"{before}\nbash run.sh --training.seq_len 2048 SIZE=8\n")
+        read = read_launch(str(launch))
+        # Behind the script SIZE is an argument, and no variable.
+        assert (read.sequence, read.micro_batch) == (2048, 2)
+
+
 def test_the_script_of_the_repository_is_known_and_passes_its_arguments_on(tmp_path: Path) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "train.toml").write_text(TOML)

@@ -246,6 +246,15 @@ def test_a_variable_of_a_pod_is_one_word_whatever_it_holds(read: Callable[..., A
     assert (launch.setting.degrees.attention_tensor, launch.setting.draft_tokens) == (2, 2)
 
 
+def test_variables_that_hold_each_other_many_times_are_refused(read: Callable[..., Any]) -> None:
+    chain = "".join(
+        f'    - {{name: A{at}, value: "{f"$(A{at - 1})" * 10}"}}\n' for at in range(1, 9)
+    )
+    first = '    - {name: A0, value: "' + "x" * 100 + '"}\n'
+    with pytest.raises(SpecError, match="hold more than"):
+        read(MAPPED.replace("    env:\n", f"    env:\n{first}{chain}"))
+
+
 def test_leader_worker_sets_state_their_size(read: Callable[..., Any]) -> None:
     text = APART.partition("---")[0].replace("8}", "1}").replace("size: 2", "size: 4")
     assert (

@@ -141,7 +141,7 @@ def llama_70b(**pool: object) -> Plan:
 
 def test_what_runs_out_more_likely_than_not_is_not_planned_however_cheap_a_failed_start() -> None:
     """Half an hour of 90 days is nothing, but the faster step is never delivered."""
-    plan = llama_70b(usable_memory_ratio=1.0)
+    plan = llama_70b(usable_memory_ratio=1.0, memory_per_device=76 * 10**9)
     assert plan.predicted is not None
     assert plan.preferred is not None
     assert (plan.preferred.fastest_out_of_memory_probability or 0.0) > LIKELY

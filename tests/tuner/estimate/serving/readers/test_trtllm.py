@@ -95,6 +95,8 @@ def test_switches_of_the_command_take_no_value_and_those_of_a_file_take_one(read
         command = f"trtllm-serve m --tp_size 8 --max_seq_len=4096 {flag}\n"
         assert read(None, script=command).setting.is_chunked is is_chunked
     assert read(PLAIN | {"enable_chunked_prefill": True}).setting.is_chunked
+    command = "trtllm-serve m --tp_size 8 --enable_chunked_prefill false --max_batch_size 8\n"
+    assert not read(None, script=command).setting.is_chunked
 
 
 def test_a_role_is_that_of_cache_and_scheduler_or_of_dynamos_worker(read: Read) -> None:
