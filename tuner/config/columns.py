@@ -53,7 +53,7 @@ class Strategies:
     updates_weights: Numbers = 0.0
     """1 where the optimizer updates the very parameters that layers read: fp32 ones."""
     reference_bytes: Numbers = 0.0
-    """Of a parameter of a frozen model beside the trained one, of the same shape; 0: none."""
+    """Bytes of a parameter of a frozen model of the same shape beside the trained one; 0: none."""
     reference_forwards: Numbers = 0.0
     """Forward passes without gradients beside a micro-batch's own."""
     recompute_full: Numbers = 0.0

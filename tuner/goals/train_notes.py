@@ -29,9 +29,8 @@ from tuner.plans.train import Plan
 from tuner.report.checkpoint_levels import level_notes
 from tuner.report.fewer_nodes import without_spare_notes
 from tuner.report.spare_choice import spares_notes
-from tuner.search.reasons import unmeasured_links, zero_experts_note
+from tuner.search.reasons import MEMORY_LIMIT, unmeasured_links, zero_experts_note
 from tuner.search.reference.layer_costs import PricedMachine
-from tuner.search.train.relaxations import MEMORY_LIMIT
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes_per_s, format_counted, format_ratio, format_s

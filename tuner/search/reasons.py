@@ -12,6 +12,9 @@ from tuner.units import format_bytes, format_ratio, format_s
 MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Multiples of a pool's nodes, offered where nothing fits on them."""
 
+MEMORY_LIMIT = "memory_per_device"
+"""Name of the limit where everything legal needs more memory."""
+
 UNLIMITED_BYTES = 2**50
 """More memory than any device has."""
 

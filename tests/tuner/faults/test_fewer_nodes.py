@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.rows import Failures
-from tests.tuner.faults.drawn import drawn_failures
+from tests.tuner.faults.drawn_failures import drawn_failures
 from tests.tuner.faults.fewer_table import HOUR, STEP_S, TABLE, Row, row, shares_of
 from tests.tuner.faults.level_table import seconds
 from tuner.faults.fewer_nodes import (

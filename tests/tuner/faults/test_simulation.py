@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.tuner.faults.drawn import drawn_failures
+from tests.tuner.faults.drawn_failures import drawn_failures
 from tests.tuner.faults.level_table import TABLE, seconds
 from tuner.faults.levels import FailureClass, FailureRates, Level, SavePolicy
 from tuner.faults.simulation import Failure, Run, Slowdown, simulate

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.rows import Failures
-from tests.tuner.faults.drawn import drawn_failures
+from tests.tuner.faults.drawn_failures import drawn_failures
 from tests.tuner.faults.embedded_chain import training_share
 from tests.tuner.faults.level_table import TABLE, Case, case, seconds
 from tuner.faults.interval import CheckpointCycle

@@ -128,7 +128,7 @@ class Iteration:
     has_whole_graphs: bool = False
     """One graph holds a decode step also where the engine makes them in pieces unasked."""
     release: str = ""
-    """Of the engine; empty: the newest."""
+    """Release of the engine; empty: the newest."""
     redundant_experts: int = 0
     """Second copies of experts in every layer; where loads were recorded, those of their slots."""
 

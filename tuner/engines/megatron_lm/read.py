@@ -65,7 +65,7 @@ _NOTHING: Final = ("", "null", "None", "~")
 """Defaults of variables that leave a setting out."""
 _VARIANT: Final = "--experimental-attention-variant"
 _VARIANTS: Final = ("gated_delta_net", "dsa", "dsv4_hybrid")
-"""Of core_v0.19.0; the last is the dev branch's, DeepSeek-V4's."""
+"""Values of that flag in core_v0.19.0; the last is the dev branch's, DeepSeek-V4's."""
 _SECTIONS: Final = ("model", "train", "ddp", "optimizer")
 
 
@@ -172,8 +172,8 @@ def _leaves(
         name = str(key).lstrip("-").replace("_", "-")
         if isinstance(value, dict):
             if depth < _DEEPEST:
-                inner = _leaves(value, defaults, environment=environment, depth=depth + 1)
-                yield from inner
+                below = depth + 1
+                yield from _leaves(value, defaults, environment=environment, depth=below)
         elif isinstance(value, list):
             yield name, tuple(_word(part) for part in value)
         elif isinstance(value, str):

@@ -86,7 +86,7 @@ class ServingLaunch:
     is_text_only: bool = False
     """The engine leaves the vision tower out."""
     release: str = ""
-    """Of the engine, by the tag of its container image; empty: not said."""
+    """Release of the engine by the tag of its container image; empty: not said."""
     quantization: str = ""
     """Of the weights, by a spec's names; empty: the checkpoint's."""
     weight_bits: tuple[int, ...] = ()

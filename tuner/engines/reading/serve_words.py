@@ -466,11 +466,9 @@ def _parsed(words: Sequence[str], source: str, server: ServerFlags) -> dict[str,
             given[-1][1].append(word)
     values_of: dict[str, tuple[str, ...]] = {}
     spelled_as: dict[str, str] = {}
-    for spelled, words_of_flag in given:
-        values = words_of_flag
-        if values and _is_open(values[0]):
-            # JSON over several lines is one value.
-            values = [" ".join(values)]
+    for spelled, typed in given:
+        # JSON over several lines is one value.
+        values = [" ".join(typed)] if typed and _is_open(typed[0]) else typed
         name = server.canonical(spelled)
         if len(longer := server.completions(name)) > 1 and server.read & {*longer}:
             raise SpecError(

@@ -141,6 +141,7 @@ _UNKNOWN: Final[Mapping[str, Keys]] = {
 
 
 RUN_SCRIPT: Final = "run_train.sh"
+"""The script of torchtitan's repository that starts a training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

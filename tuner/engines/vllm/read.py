@@ -187,7 +187,7 @@ _JSON: Final = {
 _COPIES_SPELLED: Final = "eplb-config.num_redundant_experts"
 """As the engine takes it: dashes become underscores only before the dot."""
 _GRAPH_MODE: Final = re.compile(r"cudagraph_mode\W{1,8}(\w+)")
-"""Inside JSON, of which other parts may be variables without a value."""
+"""The mode inside JSON whose other parts may be variables without a value."""
 _LONGEST_THAT_FITS: Final = ("auto", "-1")
 """Values of --max-model-len (utils/argparse_utils.py, `human_readable_int_or_auto`)."""
 MOST_DRAFTS: Final = 16

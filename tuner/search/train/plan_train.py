@@ -24,7 +24,12 @@ from tuner.plans.train import Band, Plan, Provenance, Relaxation, TrainPredictio
 from tuner.search.forked import numbers
 from tuner.search.layout_groups import by_layout
 from tuner.search.progress import PlanningEvent, ignore_progress
-from tuner.search.reasons import UNLIMITED_BYTES, binding_constraint, what_is_not_known
+from tuner.search.reasons import (
+    MEMORY_LIMIT,
+    UNLIMITED_BYTES,
+    binding_constraint,
+    what_is_not_known,
+)
 from tuner.search.settings import SearchSettings
 from tuner.search.to_plan import to_plan, with_notes, without_decision
 from tuner.search.train.build_problem import PricedPool, build_problem
@@ -57,7 +62,6 @@ from tuner.search.train.preference import TOLERANCE_RATIO, Preferred, choose_pre
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.regimes import priced_release
 from tuner.search.train.relaxations import (
-    MEMORY_LIMIT,
     NOT_SEARCHED,
     feature_tasks,
     relaxations,

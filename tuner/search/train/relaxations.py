@@ -22,6 +22,7 @@ from tuner.plans.train import Relaxation, TrainPrediction, Unlaunchable
 from tuner.search.forked import Task, Worded
 from tuner.search.progress import ignore_progress
 from tuner.search.reasons import (
+    MEMORY_LIMIT,
     MemoryOffer,
     memory_words,
     nearest_batch,
@@ -64,9 +65,6 @@ NOT_SEARCHED: Final = math.inf
 """Seconds of a step with a feature that there was no time to search for."""
 
 MOST_RULES: Final = 3
-
-MEMORY_LIMIT: Final = "memory_per_device"
-"""Name of the limit where everything legal needs more memory."""
 
 EVERYTHING: Final = anything("nothing in particular")
 """A manifest without limits."""
@@ -156,11 +154,16 @@ def blocking_rules(problem: TrainProblem) -> tuple[Relaxation, ...]:
 
     Where no single one does, those that most combinations break come first.
     """
-    options = option_space(problem)
-    named = (*_blocking_limits(problem, options), *_blocking_choices(problem, options))
+    options, degrees = option_space(problem), legal_degrees(problem)
+    blocking = tuple(_legal_without(options, degrees))
+    reasons = "; ".join(rule.text for rule in blocking if not rule.is_limit)
+    limits = [rule for rule in blocking if rule.is_limit]
+    named = (
+        *_blocking_limits(problem, options, reasons),
+        *(_blocking_choice(rule, options, degrees, reasons) for rule in limits),
+    )
     if named:
         return named
-    degrees = legal_degrees(problem)
     single = [
         (rule, relaxed)
         for rule in degrees.illegal
@@ -179,35 +182,27 @@ def blocking_rules(problem: TrainProblem) -> tuple[Relaxation, ...]:
     )
 
 
-def _blocking_choices(problem: TrainProblem, options: OptionSpace) -> Iterator[Relaxation]:
-    """Name each limit of the user's on options that leaves nothing, with values that would do."""
-    degrees = legal_degrees(problem)
-    reasons = "; ".join(_blocking_rules_of(options, degrees))
-    for rule in _legal_without(options, degrees):
-        if not rule.is_limit:
-            continue
-        (axis,) = rule.axes
-        free = replace(options, rules=tuple(one for one in options.rules if one is not rule))
-        able = [
-            _value(choice)
-            for choice in free.choices[axis]
-            if space(replace(free, choices={**free.choices, axis: (choice,)}), degrees)[0]
-        ]
-        yield Relaxation(
-            limit=f"search.{axis}",
-            change=f"it leaves nothing: {reasons or 'the other limits leave it out'}; legal:"
-            f" {', '.join(dict.fromkeys(able))}",
-        )
+def _blocking_choice(
+    limit: OptionRule, options: OptionSpace, degrees: Degrees, reasons: str
+) -> Relaxation:
+    """Name the user's limit of one axis, which leaves nothing, with the values that would do."""
+    (axis,) = limit.axes
+    free = replace(options, rules=tuple(one for one in options.rules if one is not limit))
+    able = [
+        _value(choice)
+        for choice in free.choices[axis]
+        if space(replace(free, choices={**free.choices, axis: (choice,)}), degrees)[0]
+    ]
+    return Relaxation(
+        limit=f"search.{axis}",
+        change=f"it leaves nothing: {reasons or 'the other limits leave it out'}; legal:"
+        f" {', '.join(dict.fromkeys(able))}",
+    )
 
 
 def _value(choice: Choice) -> str:
     """Return a choice as a spec states it."""
     return str(choice.level.value if isinstance(choice, RecomputeChoice) else choice)
-
-
-def _blocking_rules_of(options: OptionSpace, degrees: Degrees) -> Iterator[str]:
-    """Yield the rules between options, limits aside, that alone leave nothing legal."""
-    return (rule.text for rule in _legal_without(options, degrees) if not rule.is_limit)
 
 
 def _legal_without(options: OptionSpace, degrees: Degrees) -> Iterator[OptionRule]:
@@ -218,8 +213,16 @@ def _legal_without(options: OptionSpace, degrees: Degrees) -> Iterator[OptionRul
             yield rule
 
 
-def _blocking_limits(problem: TrainProblem, options: OptionSpace) -> Iterator[Relaxation]:
-    """Name each limit of the user's that leaves nothing, with the nearest legal value."""
+def _blocking_limits(
+    problem: TrainProblem, options: OptionSpace, reasons: str
+) -> Iterator[Relaxation]:
+    """Name each limit of degrees that leaves nothing, with the nearest legal value.
+
+    Args:
+        problem: in which nothing is legal.
+        options: of the problem.
+        reasons: rules between options that leave nothing; empty: degrees do.
+    """
     columns = {name: column for names in _NAMES for column, name in names.items()}
     for name, column in columns.items():
         requested = getattr(problem.limits, name)
@@ -229,9 +232,7 @@ def _blocking_limits(problem: TrainProblem, options: OptionSpace) -> Iterator[Re
         degrees = legal_degrees(free)
         if not space(options, degrees)[0]:
             continue
-        own = legal_degrees(problem)
-        rule = "; ".join(_blocking_rules_of(options, own)) if own.num_legal else ""
-        rule = rule or _broken_rule(problem, name, column)
+        rule = reasons or _broken_rule(problem, name, column)
         near = nearest_value(set(_values(degrees, column)) - set(requested), requested)
         yield Relaxation(
             limit=f"search.{name}",

@@ -46,7 +46,7 @@ class ServeSpec:
     goal: ServeGoal
     emit: tuple[str, ...]
     release: str = ""
-    """Of the engine, where the spec states one that is not described."""
+    """Release of the engine that the spec states, where it is not described."""
 
 
 def read_serve_spec(path: Path, *, any_release: bool = False) -> ServeSpec:

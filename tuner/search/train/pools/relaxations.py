@@ -15,7 +15,7 @@ import numpy as np
 
 from tuner.bisection import bisect
 from tuner.plans.train import Relaxation
-from tuner.search.reasons import MemoryOffer, memory_words, nearest_value
+from tuner.search.reasons import MEMORY_LIMIT, MemoryOffer, memory_words, nearest_value
 from tuner.search.settings import Deadline, SearchSettings
 from tuner.search.train.memory_risk import SMALL
 from tuner.search.train.options import option_space
@@ -39,7 +39,6 @@ from tuner.search.train.pools.to_plan import (
     to_decision,
     to_prediction,
 )
-from tuner.search.train.relaxations import MEMORY_LIMIT
 from tuner.search.train.rules import DENSE_NAMES, EXPERT_NAMES, SCHEDULE_NAMES
 from tuner.spec.cluster import Cluster
 from tuner.spec.search import Search as Limits
