@@ -1,5 +1,6 @@
 """Predicts a serving launch under a spec: price it, simulate the traffic, try changes."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
@@ -21,6 +22,7 @@ from tuner.estimate.serving.instance import (
     price_option,
     simulate_load,
     to_plan_instances,
+    with_goal,
 )
 from tuner.estimate.serving.records import ServingEstimate, ServingLoad
 from tuner.plans.serve import Latency
@@ -30,6 +32,7 @@ from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.to_plan import tie_ratio
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode
+from tuner.spec.serving.lengths import LengthKind, LengthLaw
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_counted, format_s
 
@@ -42,6 +45,13 @@ _MODE: Final[Mapping[Role, Mode]] = {
 
 OTHER_LOG_RATIO: Final = 0.1
 """Difference from which on the logs of two releases are both named."""
+BURST_ROUNDS: Final = 2
+"""Requests over concurrency up to which the drain is much of a benchmark."""
+CHAT_CV: Final = 1.0
+CHAT_TAIL: Final = 8
+"""Longest output over the mean: `vllm bench serve` and SGLang's client cut ShareGPT to outputs of
+about 200 tokens, and to at most 2,048 with the prompt."""
+OTHER_LENGTHS_RATIO: Final = 1.25
 
 
 def pool_named(spec: ServeSpec, name: str | None) -> Pool:
@@ -191,6 +201,7 @@ def _notes(
         )
     yield from _logs_of_releases(inputs, option)
     yield from _beside(inputs, load)
+    yield from _equal_outputs(inputs, option, load)
     if option.serving_pool.machine.estimated:
         yield f"from the datasheet: {', '.join(sorted(option.serving_pool.machine.estimated))}"
 
@@ -229,6 +240,29 @@ def _beside(inputs: EstimateInputs, load: ServingLoad | None) -> Iterator[str]:
                 f" {count} of the launch's degrees"
             )
     yield from _rate_note(inputs)
+
+
+def _equal_outputs(
+    inputs: EstimateInputs, option: Option, load: ServingLoad | None
+) -> Iterator[str]:
+    """Say how much longer a burst takes whose outputs end one by one, as those of chats do."""
+    traffic = inputs.goal.traffic
+    law, requests = traffic.output_tokens, traffic.requests or math.inf
+    if load is None or law is None or law.kind is not LengthKind.FIXED or law.mean is None:
+        return
+    if traffic.concurrency is None or requests > BURST_ROUNDS * traffic.concurrency:
+        return
+    most = CHAT_TAIL * int(law.mean)
+    spread = LengthLaw(kind=LengthKind.LOGNORMAL, mean=law.mean, cv=CHAT_CV, most=most)
+    as_chats = traffic.model_copy(update={"output_tokens": spread})
+    other = simulate_load(with_goal(inputs, {"traffic": as_chats}), option).requests_per_s
+    if other * OTHER_LENGTHS_RATIO < load.requests_per_s:
+        yield (
+            f"all {traffic.requests:,} outputs have {law.mean:,.0f} tokens; were they spread as"
+            f" those of chats, the last ones would end late: {other:.4g} requests/s; state"
+            f" 'output_tokens: {{kind: lognormal, mean: {law.mean:.0f}, cv: {CHAT_CV:.0f},"
+            f" most: {most}}}'"
+        )
 
 
 def _rate_note(inputs: EstimateInputs) -> Iterator[str]:

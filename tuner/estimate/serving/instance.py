@@ -14,6 +14,7 @@ requests several times what the launch can. There X = C / (TTFT + O TPOT), the o
 
 import math
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -188,21 +189,25 @@ def build_inputs(
 
 def with_launch(inputs: EstimateInputs, launch: ServingLaunch) -> EstimateInputs:
     """Return the inputs of a launch that differs in settings, memory, cache type or lengths."""
-    spec, model = inputs.spec, inputs.spec.model
     formats = {
         "kv_cache_dtype": launch.kv_cache_dtype,
         "max_model_len": launch.max_model_len,
     }
     if all(getattr(inputs.goal, name) == value for name, value in formats.items()):
         return replace(inputs, launch=launch)
-    goal = spec.goal.model_copy(update=formats)
+    return with_goal(replace(inputs, launch=launch), formats)
+
+
+def with_goal(inputs: EstimateInputs, update: Mapping[str, object]) -> EstimateInputs:
+    """Return the inputs with other keys of the goal."""
+    spec, model = inputs.spec, inputs.spec.model
+    goal = spec.goal.model_copy(update=update)
     longest = min(goal.max_model_len or model.max_position, model.max_position)
     return replace(
         inputs,
-        launch=launch,
         spec=replace(spec, goal=goal),
         demand=build_demand(goal, longest=longest),
-        formats=goal_formats(goal, spec.model),
+        formats=goal_formats(goal, model),
     )
 
 

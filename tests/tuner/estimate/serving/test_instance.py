@@ -105,6 +105,28 @@ def test_a_burst_counts_from_its_first_request_to_its_last(deployment: Made) -> 
     assert burst.ttft_s.mean == pytest.approx(109.3, rel=0.35)
 
 
+def test_a_burst_of_equal_outputs_says_how_long_one_of_chats_takes(deployment: Made) -> None:
+    said = "outputs have 200 tokens; were they spread as those of chats"
+
+    def result(outputs: str, requests: str = "requests: 1000, ") -> Any:
+        traffic = f"{{concurrency: 1000, {requests}input_tokens: 214, output_tokens: {outputs}}}"
+        made = deployment(
+            traffic=traffic, slo="{}", model="glm-4.5-air", device="a100-80gb", engine="sglang"
+        )
+        return made.estimate("sglang serve m --tp-size 4")
+
+    equal = result("200")
+    (note,) = (note for note in equal.notes if said in note)
+    spread = result(note.partition("'output_tokens: ")[2].rstrip("'"))
+    assert spread.load.requests_per_s < 0.8 * equal.load.requests_per_s
+    assert f"{spread.load.requests_per_s:.4g} requests/s" in note
+    # 1,000 requests of ShareGPT at once: 67.25 s (GPUStack, performance lab, glm-4.5-air/a100.md:
+    # SGLang 0.5.4.post2).
+    assert spread.load.requests_per_s == pytest.approx(1000 / 67.25, rel=0.25)
+    for other in (result("200", requests=""), spread):
+        assert not any("spread as those of chats" in note for note in other.notes)
+
+
 def test_a_short_run_is_of_so_many_requests_and_reaches_what_the_launch_can(
     deployment: Made,
 ) -> None:
