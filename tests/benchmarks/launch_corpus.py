@@ -184,7 +184,8 @@ def evaluate_launch(
 def _read(text: str, around: Surroundings) -> list[ServingLaunch]:
     """Read the launch of a text, or those of all its groups."""
     try:
-        return [read_serving_text(text, around, engine="vllm", source="launch")]
+        first = read_serving_text(text, around, engine="vllm", source="launch")
+        return [first] if first.other is None else [first, first.other]
     except TunerError as error:
         several = re.search(r"name one of them with --role: (.*)", str(error))
         if several is None:

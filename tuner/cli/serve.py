@@ -56,7 +56,8 @@ def estimate(spec: Path, options: EstimateOptions) -> None:
             role=options.role,
         )
     print_result(result, serving_estimate_text, as_json=options.as_json)
-    if result.load is None or not result.load.keeps_up:
+    halves = (result,) if result.other is None else (result, result.other)
+    if any(half.load is None or not half.load.keeps_up for half in halves):
         raise typer.Exit(1)
 
 

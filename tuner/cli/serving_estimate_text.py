@@ -14,7 +14,10 @@ _GOOD = {True: "goodput ", False: ""}
 
 
 def serving_estimate_text(estimate: ServingEstimate) -> str:
-    """Describe the launch and what would beat it."""
+    """Describe the launch and what would beat it; both halves where there are two."""
+    if estimate.other is not None:
+        halves = (estimate.model_copy(update={"other": None}), estimate.other)
+        return "\n\n".join((*map(serving_estimate_text, halves), _together(*halves)))
     return "\n".join(
         [
             *_what(estimate),
@@ -38,6 +41,21 @@ def _what(estimate: ServingEstimate) -> Iterator[str]:
     yield (
         f"{estimate.quantization} weights, {estimate.kv_cache_dtype} cache,"
         f" {estimate.kernels} kernels"
+    )
+
+
+def _together(first: ServingEstimate, second: ServingEstimate) -> str:
+    """The two halves as one deployment: each was simulated with the other."""
+    loads = [one.load for one in (first, second) if one.load is not None]
+    if len(loads) < 2:
+        return "both halves    do not serve: one of them does not fit"
+    served = min(load.requests_per_s for load in loads)
+    devices = sum(load.devices for load in loads)
+    tokens = loads[1].output_tokens_per_s
+    return (
+        f"both halves    {devices:,} devices, {format_number(served)} requests/s,"
+        f" {format_number(tokens)} output tokens/s, {format_number(served / devices)} requests/s"
+        " per device"
     )
 
 

@@ -5,6 +5,7 @@ What a goal needs is imported on use: neither waits for the other's.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from tuner.errors import SpecError
 from tuner.paths import AnyPath, to_paths
 
 if TYPE_CHECKING:
+    from tuner.engines.reading.serve_launch import ServingLaunch
     from tuner.estimate.records import Estimate
     from tuner.estimate.serving.records import ServingEstimate
 
@@ -88,7 +90,9 @@ def estimate_serving(
         profiles: stored profiles, or folders of tables, matched to the pool by device.
         pool: that the launch runs on; None: the only one.
         instances: equal launches that share the traffic; None: the replicas of the file.
-        role: of the group that is meant, or its name, where a file starts several.
+        role: of the group that is meant, or its name, where a file starts several; None: the
+            only one, or one of prefill and one of decode, whose estimate is the first one's
+            `other`.
 
     Raises:
         SpecError: the spec or the launch is unusable.
@@ -117,10 +121,21 @@ def estimate_serving(
     if spec.goal.engine_on(named_pool.name).name != parsed_launch.engine:
         launched = Engine.model_validate({"name": parsed_launch.engine})
         launched_goal = spec.goal.model_copy(update={"engine": launched, "engines": {}})
-    return estimate_server(
-        spec,
-        parsed_launch,
-        serving_pool=price_serving_pool(named_pool, profiles, goal=launched_goal),
-        instances=instances or parsed_launch.replicas,
-        release=parsed_launch.release or spec.release,
-    )
+    serving_pool = price_serving_pool(named_pool, profiles, goal=launched_goal)
+
+    def priced(half: "ServingLaunch") -> "ServingEstimate":
+        return estimate_server(
+            spec,
+            half,
+            serving_pool=serving_pool,
+            instances=instances or half.replicas,
+            release=half.release or spec.release,
+        )
+
+    other = parsed_launch.other
+    if role is not None or other is None:
+        return priced(parsed_launch)
+    if instances is not None:
+        raise SpecError(f"--instances {instances}: of which half? name it with --role")
+    second = priced(replace(other, other=replace(parsed_launch, other=None)))
+    return priced(parsed_launch).model_copy(update={"other": second})

@@ -68,6 +68,8 @@ class ServingLaunch:
     """Of the FFN server of an attention server (AFD); 0: no disaggregation."""
     replicas: int = 1
     """Identical launches that the file states."""
+    other: "ServingLaunch | None" = None
+    """The file's launch of the other role, where it starts prefill and decode instances."""
     draft_method: DraftMethod = DraftMethod.MTP
     """How drafts are made, where there are any."""
     has_prefix_cache: bool = True

@@ -99,7 +99,7 @@ def estimate_serving(
     option = price_option(inputs, launch.setting)
     if option.role is not Role.AGGREGATED:
         own = InstanceGroup(option=option, count=inputs.instances)
-        inputs = replace(inputs, beside=other_half(inputs, own))
+        inputs = replace(inputs, beside=_stated_half(inputs) or other_half(inputs, own))
     misfit = misfit_reason(inputs, option, launch.setting)
     has_room = not misfit
     load = simulate_load(inputs, option) if has_room else None
@@ -149,6 +149,23 @@ def estimate_serving(
     )
 
 
+def _stated_half(inputs: EstimateInputs) -> InstanceGroup | None:
+    """Return the file's instances of the other role; None where it has none, or they do not fit."""
+    launch = inputs.launch.other
+    if launch is None:
+        return None
+    theirs = build_inputs(
+        launch,
+        spec=inputs.spec,
+        serving_pool=inputs.serving_pool,
+        instances=launch.replicas,
+        release=inputs.release,
+    )
+    option = price_option(theirs, launch.setting)
+    fits = not misfit_reason(theirs, option, launch.setting)
+    return InstanceGroup(option=option, count=theirs.instances) if fits else None
+
+
 def surroundings(spec: ServeSpec, pool: Pool) -> Surroundings:
     """Return the model and pool that a launch's flags are checked against."""
     own = pool.memory_per_device
@@ -160,12 +177,19 @@ def surroundings(spec: ServeSpec, pool: Pool) -> Surroundings:
 
 
 def _check_instances(launch: ServingLaunch, pool: Pool, *, instances: int) -> None:
-    each = launch.setting.degrees.devices * launch.copies + launch.ffn_devices
-    if each * instances > pool.num_devices:
+    each, other = _devices(launch), launch.other
+    beside = 0 if other is None else _devices(other) * other.replicas
+    if each * instances + beside > pool.num_devices:
+        rest = f" beside {beside} of the file's other role" * bool(beside)
         raise SpecError(
-            f"--instances {instances}: they take {each * instances} devices, pool {pool.name!r}"
-            f" has {pool.num_devices}; the nearest is {max(pool.num_devices // each, 1)}"
+            f"--instances {instances}: they take {each * instances} devices{rest}, pool"
+            f" {pool.name!r} has {pool.num_devices}; the nearest is"
+            f" {max((pool.num_devices - beside) // each, 1)}"
         )
+
+
+def _devices(launch: ServingLaunch) -> int:
+    return launch.setting.degrees.devices * launch.copies + launch.ffn_devices
 
 
 def _band(value: Latency | None, band: LatencyBand) -> tuple[float, float] | None:
@@ -231,13 +255,19 @@ def _beside(inputs: EstimateInputs, load: ServingLoad | None) -> Iterator[str]:
             " of the instance; changes of an AFD unit are not tried, `moetune plan` sizes it"
         )
     if launch.role is not Role.AGGREGATED:
-        yield "the other half is not part of the launch; it is assumed never to be the bottleneck"
+        count = format_counted(0 if inputs.beside is None else inputs.beside.count, "instance")
+        is_stated = launch.other is not None and _stated_half(inputs) is not None
+        yield (
+            f"the other half is the file's: {count}"
+            if is_stated
+            else "the other half is not part of the launch; it is assumed never to be the"
+            " bottleneck"
+        )
         if inputs.demand.concurrency is not None and load is not None:
-            count = format_counted(0 if inputs.beside is None else inputs.beside.count, "instance")
             yield (
                 f"a closed loop of {inputs.demand.concurrency} is in both halves together, each"
-                f" request {format_s(load.other_half_s)} in the other one, which is taken to be"
-                f" {count} of the launch's degrees"
+                f" request {format_s(load.other_half_s)} in the other one"
+                + ("" if is_stated else f", which is taken to be {count} of the launch's degrees")
             )
     yield from _rate_note(inputs)
 

@@ -127,3 +127,6 @@ class ServingEstimate(Record):
     refused_by: tuple[str, ...]
     """Refusals of the release's manifest for the launch as it is."""
     notes: tuple[str, ...]
+    other: "ServingEstimate | None" = None
+    """The decode half, where a file starts both and neither was named; each is simulated with the
+    other one."""

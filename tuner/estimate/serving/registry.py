@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from tuner.config.serve import Role
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.mistakes import read_flags
 from tuner.engines.reading.options_file import (
@@ -215,8 +216,9 @@ def read_serving_text(
             " `vllm serve`, `python -m sglang.launch_server` or `trtllm-serve serve`, or paste the"
             " command"
         )
+    release = _tagged_release(text, launches[0][1].engine)
+    launches = [(name, replace(launch, release=release)) for name, launch in launches]
     launch = _chosen(launches, role=role, source=source)
-    launch = replace(launch, release=_tagged_release(text, launch.engine))
     try:
         router = _router(texts, source=source, beside=beside)
     except SpecError as error:
@@ -273,11 +275,24 @@ def _launch(
 def _chosen(
     launches: Sequence[tuple[str, ServingLaunch]], *, role: str | None, source: str
 ) -> ServingLaunch:
-    """Return the launch of a group, or of the only group with a role."""
+    """Return the launch of a group, or of the only group with a role, with its other half.
+
+    Of one prefill and one decode launch, prefill's where neither is named.
+    """
+    halves = {
+        half: [launch for _, launch in launches if launch.role is half]
+        for half in (Role.PREFILL, Role.DECODE)
+    }
+    is_pair = all(len(half) == 1 for half in halves.values())
+    if is_pair and role is None and len(launches) == len(halves):
+        role = Role.PREFILL.value
     named = [launch for name, launch in launches if name and name == role]
     matching = named or [launch for _, launch in launches if role in (None, launch.role.value)]
     if len(matching) == 1:
-        return matching[0]
+        own = matching[0]
+        others = [one for half in halves.values() for one in half if one.role is not own.role]
+        has_other = own.role in halves and len(others) == 1 and others[0].engine == own.engine
+        return replace(own, other=others[0] if has_other else None)
     known = ", ".join(name or launch.role.value for name, launch in launches)
     if not matching:
         raise SpecError(f"{source}: --role {shown_value(str(role))} is none of {known}")

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.rows import each_row
+from tuner.cli.serving_estimate_text import serving_estimate_text
 from tuner.config.serve import Role
 from tuner.engines.reading.serve_launch import Surroundings
 from tuner.errors import SpecError
 from tuner.estimate.serving.registry import read_serving_text
+from tuner.goals.estimate import estimate_serving
 
 Made = Callable[..., Any]
 DEPLOYMENT = """
@@ -103,12 +107,42 @@ def test_groups_are_named_by_label_object_or_role(read: Callable[..., Any]) -> N
         launch = read(APART, role=role)
         assert launch.setting.degrees.attention_tensor == tensor, role
         assert launch.role is (Role.PREFILL if tensor == 8 else Role.DECODE)
+        assert launch.other.setting.degrees.attention_tensor == 10 - tensor
+    pair = read(APART)
+    assert (pair.role, pair.other.role) == (Role.PREFILL, Role.DECODE)
+
+
+def test_both_halves_of_a_deployment_are_priced_with_each_other(
+    deployment: Made, tmp_path: Path
+) -> None:
+    lengths = "input_tokens: 2000, output_tokens: 300"
+    deployment(engine="sglang", traffic=f"{{concurrency: 64, {lengths}}}", slo="{}")
+    (tmp_path / "launch.yaml").write_text(APART.replace("--tp $TP", "--tp 8"))
+    estimated = partial(
+        estimate_serving, tmp_path / "spec.yaml", launch=str(tmp_path / "launch.yaml")
+    )
+    first = estimated()
+    second = first.other
+    assert second is not None
+    assert first.load is not None
+    assert second.other is None
+    assert [one.instance.role for one in (first, second)] == [Role.PREFILL, Role.DECODE]
+    served = [one.load.requests_per_s for one in (first, second) if one.load is not None]
+    assert served[0] == pytest.approx(served[1], rel=0.02)
+    # Two decode devices are the bottleneck, which the reading half alone does not see.
+    assert served[0] < 0.9 * first.load.capacity_per_s
+    text = serving_estimate_text(first)
+    assert "both halves    10 devices" in text
+    assert "the other half is the file's: 1 instance" in text
+    assert estimated(role="writes") == second
+    with pytest.raises(SpecError, match="--instances 2: of which half"):
+        estimated(instances=2)
 
 
 @each_row(
     ("text", "role", "says"),
     [
-        (APART, None, "starts 2 servers; name one of them with --role: prefill-h100, writes"),
+        (APART + "---" + DEPLOYMENT, None, "starts 3 servers; name one of them with --role"),
         (APART, "aggregated", "--role 'aggregated' is none of prefill-h100, writes"),
         (DEPLOYMENT, "decode", "--role 'decode' is none of mixtral"),
         (DEPLOYMENT.replace("vllm, serve", "vllm, bench"), None, "vllm bench is not read"),
