@@ -68,6 +68,10 @@ PEAK_OF: Final = {
 """Units that multiply a format, the first that a device has. Without units for fp4 engines unpack
 such weights to bf16 as they read them (Marlin); mxfp4 meets fp8 activations on some engines only,
 which their tables know."""
+UNPACKED_TOKENS: Final = 32
+"""Tokens of a GEMM at the peak that take as long as unpacking its weights, about two instructions
+each: on A100 TensorRT-LLM's GEMMs of int4 weights take 0.25 ps a weight longer than their roofline
+from 16 to 128 tokens, int8 0.14 to 0.3 (aiconfigurator-core 0.12.0, 2,048 and more columns)."""
 SIMILAR: Final = {
     "fp8": ("fp8_block",),
     "fp8_block": ("fp8",),
@@ -189,7 +193,11 @@ class ServingMachine:
         if op.operation in FP8_CORES:
             return self.roofline_s(*work(op), dtype="fp8")
         dtype = "bf16" if op.operation in BF16_CORES else op.dtype
-        return self.roofline_s(*work(op), dtype=dtype)
+        rated_Q = self.roofline_s(*work(op), dtype=dtype)
+        if op.operation == "gemm" and self._is_unpacked(dtype):
+            weights = float(op.axes["n"]) * float(op.axes["k"])
+            rated_Q = rated_Q + 2.0 * UNPACKED_TOKENS * weights / self._peak(dtype)
+        return rated_Q
 
     def _rated_linear_s(self, op: Op) -> Floats:
         """Linear attention: its bytes at the rate of small kernels, beside which it computes.
@@ -216,7 +224,8 @@ class ServingMachine:
         """
         flop_Q, bytes_Q = experts_work(op, reached_Q=reached_Q, passes=2.0)
         compute_Q, memory_Q = self.bounds_s(flop_Q, bytes_Q, dtype=op.dtype)
-        ratio = SCALED_RATIO if op.dtype in SCALED else GROUPED_RATIO
+        is_scaled = op.dtype in SCALED or self._is_unpacked(op.dtype)
+        ratio = SCALED_RATIO if is_scaled else GROUPED_RATIO
         return np.asarray(EXPERT_KERNELS * LAUNCH_S + memory_Q + PEAK_RATIO / ratio * compute_Q)
 
     def roofline_s(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> Floats:
@@ -226,9 +235,18 @@ class ServingMachine:
 
     def bounds_s(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> tuple[Floats, Floats]:
         """Seconds of the operations alone and of the bytes alone, at what is attained."""
-        peak = next(rate for name in PEAK_OF[dtype] if (rate := self.sheet.flop_per_s.get(name)))
         memory_s = bytes_Q / (STREAM_RATIO * self.sheet.memory_bytes_per_s)
-        return flop_Q / (PEAK_RATIO * peak), memory_s
+        return flop_Q / (PEAK_RATIO * self._peak(dtype)), memory_s
+
+    def _peak(self, dtype: str) -> float:
+        """Operations per second of the units that multiply a format."""
+        rates = self.sheet.flop_per_s
+        return next(rates[name] for name in PEAK_OF[dtype] if rates.get(name))
+
+    def _is_unpacked(self, dtype: str) -> bool:
+        """Whether kernels turn weights of a format into bf16 as they read them."""
+        others = PEAK_OF[dtype][:-1]
+        return dtype != "bf16" and not any(self.sheet.flop_per_s.get(name) for name in others)
 
     def _experts_s(self, tables: KernelTables, op: Op) -> Floats | None:
         """Routed experts on the most-loaded rank, for tokens over all ranks that share them."""

@@ -227,6 +227,20 @@ def test_fp4_weights_are_multiplied_in_bf16_where_a_device_has_no_units_for_them
     assert found["b200-sxm"] == pytest.approx(flop / (0.7 * 9000e12) + LAUNCH_S, rel=1e-2)
 
 
+def test_weights_that_are_unpacked_take_what_was_measured() -> None:
+    # Microseconds of 8,192 x 8,192 int4 weights on A100 (TensorRT-LLM 1.0.0's GEMM in
+    # aiconfigurator-core 0.12.0); their roofline alone is short by a half at 16 tokens.
+    tokens, measured_us = [16, 64, 128, 256, 1024], [42.0, 78.8, 95.2, 169.0, 606.2]
+    machine = ServingMachine(sheet=find_device("a100-80gb"), tables=None)
+    found_s = machine.seconds(product(np.array(tokens, dtype=float), dtype="int4_wo"))
+    assert [1e6 * one for one in found_s.tolist()] == pytest.approx(measured_us, rel=0.3)
+    native = replace(machine, sheet=find_device("h100-sxm"))
+    fp8_s = (machine.seconds(product(AT, dtype="fp8")), native.seconds(product(AT, dtype="fp8")))
+    weights = 8192.0**2
+    assert float(fp8_s[0]) > weights / (0.8 * 2.039e12) + LAUNCH_S + 10e-6
+    assert float(fp8_s[1]) < weights / (0.8 * 3.35e12) + LAUNCH_S + 1e-6
+
+
 def test_fp8_kernels_do_not_stand_in_for_fp4_without_units_for_it(build: Build) -> None:
     axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
     rows = {"fp8": 1e-6, "int4_wo": 4e-6}
