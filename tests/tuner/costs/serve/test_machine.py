@@ -237,8 +237,8 @@ def test_weights_that_are_unpacked_take_what_was_measured() -> None:
     native = replace(machine, sheet=find_device("h100-sxm"))
     fp8_s = (machine.seconds(product(AT, dtype="fp8")), native.seconds(product(AT, dtype="fp8")))
     weights = 8192.0**2
-    assert float(fp8_s[0]) > weights / (0.8 * 2.039e12) + LAUNCH_S + 10e-6
-    assert float(fp8_s[1]) < weights / (0.8 * 3.35e12) + LAUNCH_S + 1e-6
+    assert fp8_s[0].item() > weights / (0.8 * 2.039e12) + LAUNCH_S + 10e-6
+    assert fp8_s[1].item() < weights / (0.8 * 3.35e12) + LAUNCH_S + 1e-6
 
 
 def test_fp8_kernels_do_not_stand_in_for_fp4_without_units_for_it(build: Build) -> None:
