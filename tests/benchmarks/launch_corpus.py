@@ -185,11 +185,12 @@ def _read(text: str, around: Surroundings) -> list[ServingLaunch]:
     """Read the launch of a text, or those of all its groups."""
     try:
         first = read_serving_text(text, around, engine="vllm", source="launch")
-        return [first] if first.other is None else [first, first.other]
     except TunerError as error:
         several = re.search(r"name one of them with --role: (.*)", str(error))
         if several is None:
             raise
+    else:
+        return [first] if first.other is None else [first, first.other]
     names = several[1].split(", ")
     return [
         read_serving_text(text, around, engine="vllm", source="launch", role=name)

@@ -5,7 +5,9 @@
 Every row of `data/serving_bursts.csv` is a benchmark that sends all its requests at once and
 divides by the time to the last end, on GPUStack's performance lab (github.com/gpustack/gpustack,
 docs/performance-lab; `page` names the file): the two engines' first and recommended commands at
-prompts of 2,000 to 32,000 tokens. Kernels are the datasheets'. No constant was fitted to a row.
+prompts of 2,000 to 32,000 tokens, and at ShareGPT's, whose lengths are spread (`spread`: the
+coefficient of variation that is assumed of them; the pages state means). Kernels are the
+datasheets'. No constant was fitted to a row.
 """
 
 import csv
@@ -52,7 +54,8 @@ def estimate_burst(row: Mapping[str, str], folder: Path) -> Burst:
         f" devices_per_node: {row['devices']}}}]\n"
         f"goal:\n  kind: serve\n  engine: {{name: {row['engine']}}}\n"
         f"  traffic: {{concurrency: {row['requests']}, requests: {row['requests']},"
-        f" input_tokens: {row['input_tokens']}, output_tokens: {row['output_tokens']}}}\n"
+        f" input_tokens: {_law(row, 'input_tokens', most=1024)},"
+        f" output_tokens: {_law(row, 'output_tokens', most=1600)}}}\n"
         f"  quantization: {row['quantization']}\n",
         encoding="utf-8",
     )
@@ -69,6 +72,12 @@ def estimate_burst(row: Mapping[str, str], folder: Path) -> Burst:
     return Burst(row=row, ratios=tuple(np.divide(predicted, measured).tolist()))
 
 
+def _law(row: Mapping[str, str], name: str, *, most: int) -> str:
+    """Return the lengths of a row as a spec has them."""
+    mean, cv = row[name], row["spread"]
+    return mean if cv == "0" else f"{{kind: lognormal, mean: {mean}, cv: {cv}, most: {most}}}"
+
+
 def bursts() -> Iterator[Burst]:
     """Predict every burst."""
     with tempfile.TemporaryDirectory() as folder:
@@ -78,20 +87,23 @@ def bursts() -> Iterator[Burst]:
 
 def main() -> int:
     """Print predicted over measured figures by row, and their medians."""
-    every = []
+    every, kinds = [], []
     sys.stdout.write(f"{'':45}" + "".join(f"{name:>16}" for name in NAMES) + "\n")
     for burst in bursts():
         row = burst.row
         name = f"{row['model']} {row['devices']} x {row['device']} {row['engine']}"
+        kinds.append(row["spread"] != "0")
         figures = "".join(f"{ratio:16.2f}" for ratio in burst.ratios)
         sys.stdout.write(f"{name:40}{row['input_tokens']:>5}{figures}\n")
         every.append(burst.ratios)
-    logs = np.log(np.array(every))
-    for label, factor in (
-        ("median", np.exp(np.median(logs, axis=0))),
-        ("median factor either way", np.exp(np.median(np.abs(logs), axis=0))),
-    ):
-        sys.stdout.write(f"{label:45}" + "".join(f"{one:16.2f}" for one in factor) + "\n")
+    logs, is_spread = np.log(np.array(every)), np.array(kinds)
+    for kind, chosen in (("fixed", logs[~is_spread]), ("spread", logs[is_spread])):
+        for label, factor in (
+            ("median", np.exp(np.median(chosen, axis=0))),
+            ("median factor either way", np.exp(np.median(np.abs(chosen), axis=0))),
+        ):
+            named = f"{label}, {kind} lengths"
+            sys.stdout.write(f"{named:45}" + "".join(f"{one:16.2f}" for one in factor) + "\n")
     return 0
 
 
