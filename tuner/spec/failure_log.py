@@ -167,10 +167,20 @@ def _json_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str, Any]]
 
 def _csv_rows(text: str, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
-    reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
+    for number, row in _numbered(reader, source):
+        yield (
+            f"line {number}",
+            {name.strip().lower() if name else name: value for name, value in row.items() if value},
+        )
+
+
+def _numbered(
+    reader: "csv.DictReader[str]", source: str
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield rows with the numbers of their lines."""
     try:
         for row in reader:
-            yield f"line {reader.line_num}", {key: value for key, value in row.items() if value}
+            yield reader.line_num, row
     except csv.Error as error:
         raise SpecError(f"{source}: line {reader.line_num}: {error}") from error
 
@@ -291,8 +301,8 @@ def _of_jobs(text: str, stated: StatedLog, source: str) -> FailureLog:
     failed: list[float] = []
     device_s, left_out = 0.0, 0
     reader = csv.DictReader(io.StringIO(text), delimiter="|", quoting=csv.QUOTE_NONE)
-    for row in reader:
-        where = f"{source}: line {reader.line_num}"
+    for number, row in _numbered(reader, source):
+        where = f"{source}: line {number}"
         if len(spans) >= MOST_EVENTS:
             raise SpecError(f"{source}: more than {MOST_EVENTS:,} jobs")
         if "." in (row["JobID"] or "") or "Unknown" in (row["Start"], row["End"]):

@@ -187,6 +187,12 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
         {},
         "line 2: NNodes: '2K' is not a whole number above zero",
     ),
+    "sacct without end": (
+        f"JobID|State|Start|End|NNodes\n1|FAILED{' ' * 200_000}|2026|2026|1\n",
+        {},
+        "line 1: field larger than field limit",
+    ),
+    "a name without end": (f"component,{'x' * 200_000}\nnode,1\n", OBSERVED, "larger than field"),
     "sacct idle": ("JobID|State|Start|End|NNodes\n", {}, "no job in it has ended"),
 }
 

@@ -46,7 +46,9 @@ def test_a_journal_that_optuna_cannot_follow_is_begun_anew(folder: Path) -> None
     first = _verify(folder, resume=False)
     journal = folder / TRIALS_NAME / JOURNAL_NAME
     lines = journal.read_text().splitlines()
+    wide = {"name": "FloatDistribution", "attributes": {"low": 0, "high": 10**400}}
     spoilt = {
+        "wide": json.dumps(json.loads(lines[1]) | {"distributions": {"x": json.dumps(wide)}}),
         "deep": "[" * 100_000,
         "deep object": '{"a":' * 100_000,
         "distributions": json.dumps(json.loads(lines[1]) | {"distributions": 5}),

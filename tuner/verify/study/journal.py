@@ -53,6 +53,7 @@ COUNT_DIGITS: Final = 20
 MOST_BEAT_BYTES: Final = 8192
 
 MISREAD: Final = (
+    ArithmeticError,
     AssertionError,
     AttributeError,
     LookupError,
