@@ -262,16 +262,10 @@ def price_serving_pool(
 
 
 def linked_sheet(sheet: Datasheet, pool: Pool) -> Datasheet:
-    """Return a device's datasheet with the links of a pool: its domain, and a device's NIC share.
-
-    A domain that is no larger than a server ends with it; that of a rack (NVL72) spans servers.
-    """
-    domain = pool.scale_up_domain or sheet.scale_up_domain
-    if domain <= sheet.devices_per_node:
-        domain = min(domain, pool.devices_per_node)
+    """Return a device's datasheet with a pool's links: its domain, and a device's share of NICs."""
     card = (pool.nic or sheet.scale_out_bytes_per_s) * pool.nics / pool.oversubscription
     links = {
-        "scale_up_domain": domain,
+        "scale_up_domain": pool.domain,
         "scale_out_bytes_per_s": card / pool.devices_per_node,
     }
     return sheet.model_copy(update=links)

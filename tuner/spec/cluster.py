@@ -1,6 +1,7 @@
 """The machines of a spec: pools of identical devices and the links between pools."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
@@ -9,7 +10,7 @@ from pydantic.config import JsonDict
 from profilers.records import Record
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
-from tuner.errors import SpecError
+from tuner.errors import SpecError, TunerError
 from tuner.spec.fields import Bytes, BytesPerSecond, Count, FilePath, Name, Number, Seconds
 
 _NAME_OR_DATASHEET: Final[JsonDict] = {
@@ -34,7 +35,8 @@ class Pool(Record):
     devices_per_node: Annotated[Count, Field(le=1024)]
     """Accelerators of one machine, or processes if it has none."""
     scale_up_domain: Count | None = None
-    """Devices that reach each other over NVLink-class links; `devices_per_node` when absent."""
+    """Devices that reach each other over NVLink-class links; absent: as the datasheet says, the
+    servers of a rack (NVL72), the cards of a bridge, else `devices_per_node`."""
     nics_per_node: Count | None = None
     """NICs of one machine; `devices_per_node` when absent."""
     nic: BytesPerSecond | None = None
@@ -108,8 +110,25 @@ class Pool(Record):
 
     @property
     def domain(self) -> int:
-        """Devices of one scale-up domain, default included."""
-        return self.scale_up_domain or self.devices_per_node
+        """Devices of one scale-up domain, default included.
+
+        A pool with a profile alone has the domain of a machine. A datasheet's domain of a whole
+        server is the pool's server, whatever its cards.
+        """
+        own, sheet = self.devices_per_node, self._sheet_or_none
+        if self.scale_up_domain is not None or sheet is None:
+            return self.scale_up_domain or own
+        if sheet.scale_up_domain > sheet.devices_per_node:
+            return max(min(sheet.scale_up_domain, self.num_devices) // own, 1) * own
+        if sheet.scale_up_domain == sheet.devices_per_node:
+            return own
+        return next(n for n in range(min(sheet.scale_up_domain, own), 0, -1) if own % n == 0)
+
+    @property
+    def _sheet_or_none(self) -> Datasheet | None:
+        with suppress(TunerError):
+            return self.sheet
+        return None
 
     @property
     def nics(self) -> int:

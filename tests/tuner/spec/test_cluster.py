@@ -60,3 +60,23 @@ def test_a_datasheet_beside_a_described_device_is_refused() -> None:
         Pool.model_validate(
             {"name": "a", "devices_per_node": 8, "device": DEVICE, "datasheet": DEVICE}
         )
+
+
+def test_a_domain_that_is_not_stated_is_that_of_the_devices_servers_or_racks() -> None:
+    for device, nodes, each, domain in (
+        ("gb200-nvl72", 64, 4, 72),
+        ("gb200-nvl72", 5, 4, 20),
+        ("gb300-nvl72", 1, 4, 4),
+        ("h100-sxm", 4, 8, 8),
+        ("h100-sxm", 4, 4, 4),
+        ("rtx-4090", 2, 10, 10),
+        # Bridges join two cards.
+        ("h100-nvl", 2, 8, 2),
+        ("h100-nvl", 1, 1, 1),
+        (DEVICE, 2, 8, 8),
+    ):
+        stated = {"name": "a", "device": device, "nodes": nodes, "devices_per_node": each}
+        assert Pool.model_validate(stated).domain == domain, stated
+        assert Pool.model_validate({**stated, "scale_up_domain": each}).domain == each
+    unknown = Pool(name="a", device="tomorrow-1", nodes=2, devices_per_node=4)
+    assert unknown.domain == 4
