@@ -273,6 +273,8 @@ class ModelSpec(Record):
     """Type that the checkpoint asks for in the cache of keys and values."""
     vision_elements: Size = 0
     """Weights of the vision tower, always in bf16."""
+    released_weights: str = ""
+    """Type of the checkpoint's weights, as `goal.quantization` says it; empty: it states none."""
     unquantized: tuple[Literal["attention", "networks"], ...] = ()
     """Parts that a quantised checkpoint leaves in bf16: attention, dense and shared networks."""
     mtp_num_layers: Size = 0

@@ -83,6 +83,8 @@ def _a2a_backend(
 def goal_formats(goal: ServeGoal, model: ModelSpec) -> Formats:
     """Return storage formats: nvfp4 leaves attention in bf16, mxfp4 and int4 all but experts.
 
+    An nvfp4 checkpoint whose own list leaves attention out of its exceptions holds it in nvfp4.
+
     int4 without experts is AWQ's or GPTQ's, of all linear layers. Checkpoints of other types leave
     parts in bf16 as far as their `config.json` says.
     """
@@ -90,6 +92,8 @@ def goal_formats(goal: ServeGoal, model: ModelSpec) -> Formats:
     attention, ffn, experts = _PARTS.get(own, (own, own, own))
     if own == "int4" and model.moe is None:
         attention = ffn = experts
+    if own == model.released_weights == "nvfp4":
+        attention = own
     attention = "bf16" if "attention" in model.unquantized else attention
     ffn = "bf16" if "networks" in model.unquantized else ffn
     return Formats(

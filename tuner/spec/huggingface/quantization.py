@@ -29,7 +29,9 @@ _MODELOPT: Final[Mapping[str, str]] = {"FP8": "fp8", "NVFP4": "nvfp4"}
 WeightPart = Literal["attention", "networks"]
 _EXCEPTIONS: Final = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 _PARTS: Final[Mapping[WeightPart, re.Pattern[str]]] = {
-    "attention": re.compile(r"self_attn(\W*|.*\bo_proj.*|.*[(|]o[|)].*)$"),
+    "attention": re.compile(
+        r"(self_attn|linear_attn|mixer)(\W*|.*\b(o|out)_proj.*|.*[(|]o(ut)?[|)].*)$"
+    ),
     "networks": re.compile(r"(shared_experts?|mlp)(\W*|\W*down_proj.*)$"),
 }
 _LONGEST_NAME: Final = 200
@@ -78,6 +80,12 @@ def released_cache(config: Mapping[str, Any]) -> Literal["bf16", "fp8"]:
     if isinstance(own, dict):
         return "fp8" if (own.get("type"), own.get("num_bits")) == ("float", 8) else UNQUANTIZED
     return "fp8" if isinstance(own, str) and own.lower().startswith("fp8") else UNQUANTIZED
+
+
+def released_weights(config: Mapping[str, Any]) -> str:
+    """Return the type that a `config.json` states for its weights; empty where it states none."""
+    fields = _released_fields(config)
+    return (_weight_type(fields) or "") if fields else ""
 
 
 def unquantized_parts(config: Mapping[str, Any], *, layers: int) -> tuple[WeightPart, ...]:

@@ -14,7 +14,11 @@ from tuner.spec.files import read_json_object, shown_path, shown_value
 from tuner.spec.huggingface.architectures import ARCHITECTURES
 from tuner.spec.huggingface.fields import ConfigFields
 from tuner.spec.huggingface.parts import vision_elements
-from tuner.spec.huggingface.quantization import released_cache, unquantized_parts
+from tuner.spec.huggingface.quantization import (
+    released_cache,
+    released_weights,
+    unquantized_parts,
+)
 from tuner.spec.model import ModelSpec
 
 _INSTEAD: Final = "give a dense decoder as LlamaForCausalLM of the same sizes; "
@@ -40,6 +44,7 @@ def read_model(path: Path) -> ModelSpec:
         update={
             "released_cache": released_cache(fields.values),
             "vision_elements": vision_elements(fields, hidden=model.hidden_size),
+            "released_weights": released_weights(fields.values),
             "unquantized": unquantized_parts(fields.values, layers=model.num_layers),
         }
     )

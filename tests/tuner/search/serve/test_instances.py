@@ -53,3 +53,13 @@ def test_parts_that_a_checkpoint_leaves_unquantised_are_in_bf16() -> None:
     )
     found = goal_formats(goal, MODEL.model_copy(update={"unquantized": ("networks",)}))
     assert (found.attention, found.ffn, found.experts) == ("fp8", "bf16", "fp8")
+    goal = goal.model_copy(update={"quantization": "nvfp4"})
+    for released, parts, attention in (
+        ("", (), "bf16"),
+        ("fp8", (), "bf16"),
+        ("nvfp4", (), "nvfp4"),
+        ("nvfp4", ("attention",), "bf16"),
+    ):
+        update = {"released_weights": released, "unquantized": parts}
+        found = goal_formats(goal, MODEL.model_copy(update=update))
+        assert (found.attention, found.ffn, found.experts) == (attention, "nvfp4", "nvfp4")

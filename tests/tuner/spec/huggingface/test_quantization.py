@@ -88,6 +88,8 @@ def test_lists_of_exceptions_name_the_parts_that_stay_in_bf16() -> None:
         ("ignored_layers", ["re:.*shared_experts.*"], {"networks"}),
         ("exclude_modules", ["model.layers.*.mlp.shared_expert.*"], {"networks"}),
         ("exclude_modules", ["model.layers.*.mlp.experts.*"], set()),
+        ("exclude_modules", ["model.layers.*.linear_attn*"], {"attention"}),
+        ("exclude_modules", ["model.layers.*.linear_attn.conv1d"], set()),
         ("exclude_modules", [7, None, "x" * 10**6], set()),
         ("exclude_modules", "self_attn", set()),
     ):
