@@ -6,6 +6,7 @@ engine divides --max-running-requests and --chunked-prefill-size by them. --dp-s
 --ep-size says. Facts and their source: tuner/engines/sglang/capabilities.py.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
@@ -45,9 +46,6 @@ _DRAFTING: Final = (
 USUAL_DRAFTS: Final = 3
 """Draft steps that the engine chooses for models with MTP heads
 (sglang/srt/server_args.py, `auto_choose_speculative_params`)."""
-USUAL_CAPTURED: Final = (256, 512)
-"""Sequences of the largest graph of fewer than four devices, and of more (devices of 60 GiB and
-more)."""
 MANY_DEVICES: Final = 4
 LEAST_ACTIVE: Final = 2048
 LARGE_BYTES: Final = 60.0 * GIB
@@ -178,8 +176,15 @@ SERVER: Final = ServerFlags(
     ),
 )
 
-_CHUNKS: Final = ((20 * GIB, 2048), (60 * GIB, 4096), (160 * GIB, 8192))
-_LARGEST_CHUNK: Final = 16_384
+_BY_MEMORY: Final = (
+    (20 * GIB, 2048, (8, 8)),
+    (35 * GIB, 4096, (48, 160)),
+    (60 * GIB, 4096, (32, 160)),
+    (160 * GIB, 8192, (256, 512)),
+    (math.inf, 16_384, (512, 512)),
+)
+"""Tokens of a chunk over all data ranks, and sequences of the largest decode graph on fewer than
+four devices and on more, of devices below a size (0.5.23, `arg_groups/memory_hook.py`)."""
 OPTIONS: Final = ("config",)
 """Flags that name a file of options, which the command overrides."""
 _CACHES: Final = {
@@ -364,9 +369,7 @@ def _captured(flags: Flags) -> int | None:
 
 
 def _usual_chunk(around: Surroundings) -> int:
-    """Tokens of a chunk over all data ranks, by memory (0.5.23, `arg_groups/memory_hook.py`)."""
-    memory = around.memory_bytes
-    return next((tokens for below, tokens in _CHUNKS if memory < below), _LARGEST_CHUNK)
+    return next(tokens for below, tokens, _ in _BY_MEMORY if around.memory_bytes < below)
 
 
 def _running(flags: Flags, *, data: int) -> int | None:
@@ -532,7 +535,7 @@ def own_memory_ratio(
     """Return the share of memory that the engine gives itself where a launch states none."""
     degrees = iteration.degrees
     sequences = setting.running * degrees.attention_data
-    usual = USUAL_CAPTURED[degrees.devices >= MANY_DEVICES]
+    usual = usual_captured(memory_bytes, devices=degrees.devices)
     captured = usual if setting.graph_sequences is None else setting.graph_sequences
     kinds = {group.attention.kind for group in iteration.decoder.layers}
     return automatic_ratio(
@@ -547,6 +550,12 @@ def own_memory_ratio(
         has_latent_cache=bool(kinds & {AttentionKind.LATENT, AttentionKind.SPARSE_LATENT}),
         has_deepep=setting.a2a_backend.startswith("deepep"),
     )
+
+
+def usual_captured(memory_bytes: float, *, devices: int) -> int:
+    """Return the sequences of the largest decode graph where a launch states none."""
+    sizes = next(sizes for below, _, sizes in _BY_MEMORY if memory_bytes < below)
+    return sizes[devices >= MANY_DEVICES]
 
 
 def automatic_ratio(

@@ -16,7 +16,7 @@ from tuner.costs.serve.reserve import Reserve
 from tuner.devices.catalogue import find_device
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.traits import MemoryRule
-from tuner.engines.sglang.read import automatic_ratio
+from tuner.engines.sglang.read import automatic_ratio, usual_captured
 
 RESERVE = Reserve(
     context=0.5 * GIB,
@@ -88,6 +88,13 @@ def test_sglangs_own_share_follows_its_formula() -> None:
     # Eight data ranks with chunks of 16,384 tokens each leave nothing, as the engine then says.
     many = InstanceDegrees(attention_data=8)
     assert share(many, tokens=8 * 16_384, captured=512) < 0.0
+
+
+def test_sglangs_largest_graph_follows_the_memory_of_a_device() -> None:
+    for gib, one, four in ((16, 8, 8), (22.5, 48, 160), (48, 32, 160), (80, 256, 512)):
+        found = [usual_captured(gib * GIB, devices=devices) for devices in (1, 4)]
+        assert found == [one, four]
+    assert usual_captured(180.0 * GIB, devices=1) == 512
 
 
 def test_padded_experts_weigh_what_logs_of_gpt_oss_say() -> None:
