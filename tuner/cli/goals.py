@@ -126,7 +126,7 @@ class EstimateOptions:
         str | None,
         typer.Option(
             help="Deployment whose file starts several servers: prefill, decode or aggregated, or "
-            "the name of a group."
+            "the name of a group. Default: both, of one prefill and one decode group."
         ),
     ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print the estimate as JSON.")] = False
