@@ -84,6 +84,8 @@ class PlannedKvTransfer(Record):
     to_pool: str
     connector: Literal["nixl", "mooncake", "ascend", "none"]
     path: Literal["device", "host"]
+    link: Literal["network", "scale_up"] = "network"
+    """What joins both devices: NICs, or the links inside the machine that holds both instances."""
     request_bytes: Size
     """That a mean request moves; where several ranks keep the same keys, all their copies."""
     seconds: Seconds

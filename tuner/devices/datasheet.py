@@ -111,6 +111,8 @@ class Datasheet(Record):
     """Devices of one domain in the reference server or rack."""
     devices_per_node: Annotated[int, Field(ge=1)] = 1
     """Devices of the reference server."""
+    has_peer_copies: bool = True
+    """Its driver copies between devices of one server without the host's memory."""
     scale_out_bytes_per_s: Rate
     """The usual NIC of one device."""
     host_bytes_per_s: Rate

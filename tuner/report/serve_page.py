@@ -205,7 +205,7 @@ def _kv_transfers(decision: ServeDecision) -> Table | None:
                 word(transfer.from_pool),
                 word(transfer.to_pool),
                 word(transfer.connector),
-                word(transfer.path),
+                word("one machine" if transfer.link == "scale_up" else transfer.path),
                 size(transfer.request_bytes, key=f"decision.handovers.{index}.request_bytes"),
                 seconds(transfer.seconds, key=f"decision.handovers.{index}.seconds"),
             )

@@ -39,8 +39,6 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             f"emit: no machine holds devices of {' and '.join(names)}, which local would start"
             " together; emit slurm or kubernetes"
         )
-    traits = vendor_traits(verified, verified.decision.instances[0])
-    engine = verified.plan.goal.engine.name
     pools = sorted({group.pool for group in verified.decision.instances})
     lines = [
         *statement(verified),
@@ -54,11 +52,27 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         lines.append(
             f"The plan is for several pools ({', '.join(pools)}); here they are one machine."
         )
-    text = (
-        "#!/usr/bin/env bash\n"
-        + comment(lines)
-        + _HEAD.format(
-            engine=engine,
+    text = "#!/usr/bin/env bash\n" + comment(lines) + one_machine_bash(verified)
+    script = EmittedFile(path=PurePosixPath("local.sh"), text=text, executable=True)
+    return (script, *benchmark_files(verified))
+
+
+def one_machine_bash(
+    verified: VerifiedServing, *, scripts: str | None = None, devices: str = '"$3"'
+) -> str:
+    """Return bash that starts every instance and the router on the machine that it runs on.
+
+    Args:
+        verified: the deployment.
+        scripts: folder of the engine's scripts, as a bash word; None: beside this script's folder.
+        devices: bash word of an instance's devices, whose numbers among all are in $3.
+    """
+    engine = verified.plan.goal.engine.name
+    traits = vendor_traits(verified, verified.decision.instances[0])
+    return (
+        _HEAD.format(
+            scripts=scripts or f'"$HERE/../{engine}"',
+            devices=devices,
             num_devices=verified.decision.num_devices,
             count_command=traits.count_command,
             visible_devices=traits.visible_devices,
@@ -66,17 +80,15 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         )
         + ("export AFD_HOST=127.0.0.1\n" if has_afd_units(verified) else "")
         + "".join(_starts(verified, between=traits.between_devices))
-        + _tail(verified, engine=engine)
+        + _tail(verified)
     )
-    script = EmittedFile(path=PurePosixPath("local.sh"), text=text, executable=True)
-    return (script, *benchmark_files(verified))
 
 
 _HEAD = """\
 set -euo pipefail
 HERE="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 {checks}export MODEL
-ENGINE="$HERE/../{engine}"
+ENGINE={scripts}
 LOGS="${{LOGS:-$PWD/logs}}"
 mkdir -p -- "$LOGS"
 
@@ -98,7 +110,7 @@ FLAGS=("$@")
 
 start() {{
   # Arguments: group, port, devices.
-  {visible_devices}="$3" PORT="$2" NNODES=1 HOST_IP=127.0.0.1 \\
+  {visible_devices}={devices} PORT="$2" NNODES=1 HOST_IP=127.0.0.1 \\
     bash "$ENGINE/$1.sh" ${{FLAGS[@]+"${{FLAGS[@]}}"}} > "$LOGS/$1-$2.log" 2>&1 &
 }}
 """
@@ -118,7 +130,7 @@ def _port(instance: int) -> int:
     return FIRST_PORT + PORTS_PER_INSTANCE * instance
 
 
-def _tail(verified: VerifiedServing, *, engine: str) -> str:
+def _tail(verified: VerifiedServing) -> str:
     if not needs_router(verified):
         return "wait -n\n"
     urls: dict[str, list[str]] = {}

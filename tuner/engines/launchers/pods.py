@@ -14,6 +14,7 @@ from tuner.engines.serving.shape import (
     dns_label,
     group_shapes,
     is_disaggregated,
+    is_on_one_machine,
     needs_draft_model,
     pool_labels,
 )
@@ -70,7 +71,9 @@ def pod_notes(verified: VerifiedServing) -> tuple[str, ...]:
             f"Label the machines with their pool: kubectl label node NODE {POOL_LABEL}=POOL,"
             f" where POOL is {each}."
         )
-    if is_disaggregated(verified) or any(shape.nodes > 1 for shape in group_shapes(verified)):
+    if (is_disaggregated(verified) and not is_on_one_machine(verified)) or any(
+        shape.nodes > 1 for shape in group_shapes(verified)
+    ):
         notes.append(
             "KV transfers and all-to-all between machines need the NICs: add the cluster's RDMA"
             " resource and the capability IPC_LOCK to the engines' containers."

@@ -13,6 +13,7 @@ enough for a state and which differ between unequal tensor degrees; connectors t
 (LMCache, Mooncake Store).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -94,6 +95,45 @@ class ConnectorRules:
     """Source of the facts."""
     note: str = ""
     """Note for the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLink:
+    """How a connector moves caches between devices of one machine without its NICs."""
+
+    bytes_per_s: float
+    """Rate that one rank's transfers reach where the link itself is no slower."""
+    environment: Mapping[str, str]
+    """Variables of both sides, as emitted files set them."""
+    nvlink_needs_none: bool = False
+    """Devices that NVLink joins use it without these variables."""
+    takes_bus: bool = False
+    """Devices with but a bus between them copy over it."""
+    fallback_bytes_per_s: float | None = None
+    """Rate without the variables; None: that of the NICs."""
+    source: str
+    """Source of the facts."""
+
+    def reached_bytes_per_s(
+        self, environment: Mapping[str, str], *, has_nvlink: bool
+    ) -> float | None:
+        """Return the rate of a launch with such variables; None: that of the NICs."""
+        # UCX, FAQ: a list of transports, or ^ and those that are left out.
+        transports = environment.get("UCX_TLS", "all")
+        names = set(transports.removeprefix("^").split(","))
+        if names.isdisjoint({"all", "cuda", "cuda_ipc"}) is not transports.startswith("^"):
+            return None
+        is_set = all(
+            environment.get(name, "").lower() in {value.lower(), *_TRUE.get(value, ())}
+            for name, value in self.environment.items()
+        )
+        if is_set or (self.nvlink_needs_none and has_nvlink):
+            return self.bytes_per_s
+        return self.fallback_bytes_per_s
+
+
+_TRUE = {"on": ("y", "yes", "1", "true"), "true": ("1", "on", "yes")}
+"""Other spellings of a switch that is on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,13 @@ from typing import Final
 
 from tuner.devices.datasheet import Generation, Vendor
 from tuner.engines.serve_rules.afd import AfdCapabilities
-from tuner.engines.serve_rules.kv_cache import CacheKind, Connector, ConnectorRules, KvPages
+from tuner.engines.serve_rules.kv_cache import (
+    CacheKind,
+    Connector,
+    ConnectorRules,
+    KvPages,
+    NodeLink,
+)
 from tuner.engines.serve_rules.models import ServedModels
 from tuner.engines.serve_rules.routers import NGINX, RouterCapabilities
 
@@ -89,6 +95,8 @@ class ServingCapabilities:
     """Value of the option by `goal.kv_cache_dtype`; empty: its default."""
     connectors: Mapping[str, str] = field(default_factory=dict)
     """The engine's name of each KV connector."""
+    node_links: Mapping[str, NodeLink] = field(default_factory=dict)
+    """How connectors move caches inside a machine; one that is missing uses the NICs."""
     pages: KvPages = field(default=KvPages())
     """Pages of its KV cache."""
     transfers: tuple[ConnectorRules, ...] = ()

@@ -16,6 +16,7 @@ from tuner.engines.serving.shape import (
     GroupShape,
     group_shapes,
     is_disaggregated,
+    is_on_one_machine,
     needs_draft_model,
     vendor_traits,
 )
@@ -53,6 +54,12 @@ def _script(
         f" {PORTS_PER_INSTANCE} apart and devices of their own"
         f" ({vendor_traits(verified, group).visible_devices}).",
     ]
+    if is_on_one_machine(verified):
+        lines.append(
+            "All instances belong on one machine, in one container: KV caches go from device to"
+            " device, which works between processes that share a PID namespace and see each"
+            " other's devices."
+        )
     if shape.nodes > 1 and verified.plan.goal.engine.name in MPI_ENGINES:
         lines.append(
             f"Each is an MPI job: srun --mpi=pmix --nodes={shape.nodes} --ntasks={group.devices}"

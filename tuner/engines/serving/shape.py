@@ -6,7 +6,7 @@ Kubernetes name and a label.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tuner.config.serve import Instances, PlannedKvTransfer, Role
@@ -93,6 +93,20 @@ def url_list(role: Role) -> str | None:
 def transfer(verified: VerifiedServing) -> PlannedKvTransfer | None:
     """Return the KV transfer from prefill to decode; all of a decision have the same form."""
     return next(iter(verified.decision.handovers), None)
+
+
+def is_on_one_machine(verified: VerifiedServing) -> bool:
+    """Say whether KV caches take the links inside a machine, which must hold all instances."""
+    return any(one.link == "scale_up" for one in verified.decision.handovers)
+
+
+def link_environment(verified: VerifiedServing, group: Instances) -> Mapping[str, str]:
+    """Return the variables with which a group's connector takes the links inside a machine."""
+    kv_transfer = transfer(verified)
+    if kv_transfer is None or kv_transfer.link == "network" or group.role is Role.EXPERT:
+        return {}
+    link = group_release(verified, group).node_links.get(kv_transfer.connector)
+    return {} if link is None else link.environment
 
 
 def is_disaggregated(verified: VerifiedServing) -> bool:

@@ -77,7 +77,7 @@ from tuner.engines.serve_rules.traits import (
     StateRule,
 )
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
-from tuner.engines.sglang.kv import ASCEND_PAGES, PAGES, TRANSFERS
+from tuner.engines.sglang.kv import ASCEND_PAGES, NODE_LINKS, PAGES, TRANSFERS
 
 STATE_SLOTS: Final = 5
 """States of linear attention of a running request with the radix cache and the overlap schedule:
@@ -218,7 +218,13 @@ SGLANG_0_5_23: Final = ServingCapabilities(
             "--tp-size",
         }
     ),
-    environment=frozenset({"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"}),
+    environment=frozenset(
+        {
+            "MC_INTRANODE_NVLINK",
+            "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK",
+            "SGLANG_MOONCAKE_CUSTOM_MEM_POOL",
+        }
+    ),
     quantization={
         "bf16": "",
         "fp8": "fp8",
@@ -232,6 +238,7 @@ SGLANG_0_5_23: Final = ServingCapabilities(
     weight_only_fallback=True,
     kv_cache_dtype={"bf16": "", "fp8": "fp8_e4m3"},
     connectors={"nixl": "nixl", "mooncake": "mooncake"},
+    node_links=NODE_LINKS,
     pages=PAGES,
     transfers=TRANSFERS,
     routers=(SGLANG_ROUTER, NGINX),
@@ -290,6 +297,7 @@ SGLANG_0_5_23_ROCM: Final = replace(
     image_note="the tag follows those of v0.5.16 and v0.5.18: check that it exists",
     quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "mxfp4": "", "fp8_block_mxfp4": ""},
     connectors={"mooncake": "mooncake"},
+    node_links={},
     a2a_backends=PLAIN_EXCHANGES,
     overlap_backends=frozenset(),
     modes=frozenset({"aggregated", "disaggregated"}),
@@ -307,6 +315,7 @@ SGLANG_0_5_23_CANN: Final = replace(
     weight_only_fallback=False,
     kv_cache_dtype={"bf16": ""},
     connectors={"ascend": "ascend"},
+    node_links={},
     pages=ASCEND_PAGES,
     models=replace(
         SGLANG_0_5_23.models,

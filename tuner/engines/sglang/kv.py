@@ -19,6 +19,7 @@ from tuner.engines.serve_rules.kv_cache import (
     DefaultPage,
     KvPages,
     LegalPages,
+    NodeLink,
     PipelineRule,
 )
 from tuner.spec.linear_attention import LinearName
@@ -81,3 +82,22 @@ TRANSFERS: Final = tuple(
         ),
     )
 )
+
+NODE_LINKS: Final = {
+    "mooncake": NodeLink(
+        bytes_per_s=49e9,
+        environment={
+            "SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "INTRA_NODE_NVLINK",
+            "MC_INTRANODE_NVLINK": "true",
+        },
+        source="sglang 0.5.23: srt/disaggregation/mooncake/utils.py, sgl-project/sglang pull"
+        " requests 17866 and 23329; no figure is published, NIXL's of vllm is taken",
+    ),
+    "nixl": NodeLink(
+        bytes_per_s=49e9,
+        environment={},
+        nvlink_needs_none=True,
+        takes_bus=True,
+        source="srt/disaggregation/nixl/conn.py writes, as vLLM's connector that pushes",
+    ),
+}

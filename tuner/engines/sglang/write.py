@@ -15,7 +15,13 @@ from tuner.engines.serve_rules.steps import dispatch_tokens
 from tuner.engines.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
 from tuner.engines.serving.dynamo_worker import DynamoWorker, cache_events
 from tuner.engines.serving.placement import ServedPlacement, served_mark
-from tuner.engines.serving.shape import GroupShape, draft_tokens_for, group_release, transfer
+from tuner.engines.serving.shape import (
+    GroupShape,
+    draft_tokens_for,
+    group_release,
+    link_environment,
+    transfer,
+)
 from tuner.engines.sglang.capabilities import STATE_SLOTS, TRAITS
 from tuner.engines.sglang.multiplexing import shares_file, shares_name
 from tuner.engines.sglang.placement import SERVED_FILE, planned_mark
@@ -69,7 +75,10 @@ def server(
     )
     return ServerCommand(
         words=words,
-        environment=_environment(group, transfer(verified), manifest=manifest),
+        environment={
+            **_environment(group, transfer(verified), manifest=manifest),
+            **link_environment(verified, group),
+        },
         before=_SPREAD if shape.nodes > 1 else "",
     )
 

@@ -80,7 +80,7 @@ from tuner.engines.serve_rules.traits import (
     StateRule,
 )
 from tuner.engines.serve_rules.vendors import PLAIN_EXCHANGES
-from tuner.engines.vllm.kv import CPU_PAGES, PAGES, TRANSFERS, nixl_rules
+from tuner.engines.vllm.kv import CPU_PAGES, NODE_LINKS, PAGES, TRANSFERS, nixl_rules
 from tuner.spec.serving.routers import RouterPolicy
 
 _STATES: Final = StateRule(per_request=2, bf16_architectures=frozenset({"Qwen3NextForCausalLM"}))
@@ -245,6 +245,8 @@ VLLM_0_33: Final = ServingCapabilities(
     ),
     environment=frozenset(
         {
+            "MC_INTRANODE_NVLINK",
+            "UCX_CUDA_IPC_ENABLE_GET_ZCOPY",
             "VLLM_MOONCAKE_BOOTSTRAP_PORT",
             "VLLM_NIXL_SIDE_CHANNEL_HOST",
             "VLLM_NIXL_SIDE_CHANNEL_PORT",
@@ -263,6 +265,7 @@ VLLM_0_33: Final = ServingCapabilities(
     weight_only_fallback=True,
     kv_cache_dtype={"bf16": "", "fp8": "fp8"},
     connectors={"nixl": "NixlConnector", "mooncake": "MooncakeConnector"},
+    node_links=NODE_LINKS,
     pages=PAGES,
     transfers=TRANSFERS,
     routers=(VLLM_ROUTER, NGINX),
@@ -306,6 +309,7 @@ VLLM_0_33_ROCM: Final = replace(
     image_note="its NIXL is ROCm's build (RIXL): check that the container has it",
     quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "mxfp4": "", "fp8_block_mxfp4": ""},
     connectors={"nixl": "NixlConnector"},
+    node_links={},
     a2a_backends=PLAIN_EXCHANGES,
     overlap_backends=frozenset(),
 )
@@ -327,6 +331,7 @@ VLLM_0_32_CPU: Final = replace(
     ),
     modes=frozenset({"aggregated", "disaggregated"}),
     connectors={"nixl": "NixlConnector"},
+    node_links={},
     pages=CPU_PAGES,
     transfers=nixl_rules(
         "vllm 0.32.0: kv_connector/v1/nixl/base_worker.py (_validate_remote_agent_handshake)"

@@ -22,6 +22,7 @@ from tuner.engines.serve_rules.kv_cache import (
     DefaultPage,
     KvPages,
     LegalPages,
+    NodeLink,
     PipelineRule,
 )
 from tuner.spec.linear_attention import LinearName
@@ -142,3 +143,31 @@ TRANSFERS: Final = (
         source=_MOONCAKE,
     ),
 )
+
+NODE_LINKS: Final = {
+    "nixl": NodeLink(
+        bytes_per_s=48e9,
+        environment={"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"},
+        nvlink_needs_none=True,
+        takes_bus=True,
+        fallback_bytes_per_s=0.5e9,
+        source="reads (pull_worker.py); UCX, cuda_ipc_iface.c: no get_zcopy without NVLink unless"
+        " it is on; nixlbench READ over NVLink 48 GB/s (ai-dynamo/nixl issue 1037), over TCP"
+        " instead 0.5 GB/s (vllm-project/vllm issue 52607)",
+    ),
+    "nixl_push": NodeLink(
+        bytes_per_s=49e9,
+        environment={},
+        nvlink_needs_none=True,
+        takes_bus=True,
+        source="writes; 49 GB/s between devices of a bus (vllm-project/vllm issue 52607)",
+    ),
+    "mooncake": NodeLink(
+        bytes_per_s=49e9,
+        environment={"MC_INTRANODE_NVLINK": "true"},
+        source="mooncake-transfer-engine 0.3.13.post1, transfer_engine_impl.cpp (nvlink_intra); no"
+        " figure of it is published, NIXL's is taken",
+    ),
+}
+"""vLLM and its connectors set no variable themselves. Not covered: the time that very many small
+pages take to be posted (vllm-project/vllm issue 55434)."""

@@ -33,6 +33,7 @@ from tuner.engines.serving.shape import (
     GroupShape,
     draft_tokens_for,
     group_release,
+    link_environment,
     portable,
     transfer,
 )
@@ -117,6 +118,7 @@ def server(
         environment={
             **({"VLLM_USE_V2_MODEL_RUNNER": "0"} if has_afd_units(verified) else {}),
             **({} if kv_transfer is None else _environment(group, kv_transfer)),
+            **link_environment(verified, group),
             **(_STATE_LAYOUT if kv_transfer is not None and linear is not None else {}),
             **(_cache_space(verified, group) if manifest.vendor is Vendor.CPU else {}),
         },

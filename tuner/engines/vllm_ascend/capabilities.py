@@ -78,6 +78,7 @@ VLLM_ASCEND_0_23: Final = replace(
     weight_only_fallback=False,
     kv_cache_dtype={"bf16": ""},
     connectors={"ascend": "MooncakeConnectorV1"},
+    node_links={},
     pages=KvPages(
         layout="nhd", defaults=(DefaultPage(tokens=128, legal=LegalPages(among=(128,))),)
     ),

@@ -113,10 +113,13 @@ def _links(
     number: dict[tuple[str, str], int] = {}
     for serving_pool in serving_pools:
         number[serving_pool.pool.name, serving_pool.pool.name] = len(links)
+        inside = kv_transfers.inside_bytes_per_s(serving_pool, serving_pool)
+        rank_bytes_per_s = inside or nic_bytes_per_s(serving_pool)
         links.append(
             TransferLink(
-                name=f"NICs of {serving_pool.pool.name}",
-                bytes_per_s=_nics_bytes_per_s(serving_pool),
+                name=f"{'NICs' if inside is None else 'devices'} of {serving_pool.pool.name}",
+                # Half of them send, half receive.
+                bytes_per_s=0.5 * rank_bytes_per_s * serving_pool.pool.num_devices,
             )
         )
     for link in kv_transfers.spec.cluster.links:
@@ -124,8 +127,3 @@ def _links(
             number[sender, receiver] = len(links)
             links.append(TransferLink(name=f"{sender} to {receiver}", bytes_per_s=link.bandwidth))
     return tuple(links), number
-
-
-def _nics_bytes_per_s(serving_pool: ServingPool) -> float:
-    """What all NICs of a pool send together; half of them send, half receive."""
-    return 0.5 * nic_bytes_per_s(serving_pool) * serving_pool.pool.num_devices

@@ -4,6 +4,10 @@ Two instances are connected where they share a pool or their pools have a link, 
 release and connector accept both sides' layouts (tuner/engines/serve_rules/kv_refusals.py). Bytes
 are those of the most-loaded ranks and of all together (tuner/costs/serve/kv_transfer.py). A rank
 sends and receives over its own NIC; a link between pools is shared by all ranks of the request.
+Where both instances are on one machine and the connector has a path inside it (`node_links` of the
+release), caches take the scale-up link, at the rate that the connector reaches, and no NIC: in a
+cluster of one machine, and in cells (cells.py), unless files are emitted that start every instance
+in a container of its own.
 
     seconds = latency + bytes of the most-loaded rank / rate of each stage, one after the other
 
@@ -20,14 +24,13 @@ converts pages: a stage at the rate that a profile of its device measured (`moet
 States of linear attention are part of the bytes, once for a request; a connector that cannot move
 them refuses the pair.
 
-Not covered: instances of one node that could use their scale-up links instead of the NICs;
-NICs without GPUDirect (consumer devices).
+Not covered: NICs without GPUDirect (consumer devices); scale-up links that join machines.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import Final, Literal
 
 from profilers.kv_transfer.shards import CacheDegrees
 from tuner.costs.serve.kv_transfer import (
@@ -53,11 +56,14 @@ from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.steps import cache_kind
 from tuner.engines.serve_rules.vendor_pairs import connector_between, vendor_refusals
 from tuner.errors import OutsideProfileError
+from tuner.search.serve.degrees import has_slow_links
 from tuner.search.serve.options import Option, ServingPool
 from tuner.spec.cluster import Link
 from tuner.spec.serving.read import ServeSpec
 
 Path = Literal["device", "host"]
+APART: Final = frozenset({"dynamo"})
+"""Targets that start every instance in a container of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,6 +79,12 @@ class KvTransfers:
     """By degrees of prefill and decode."""
     between_pools: bool = False
     """Only instances of different pools are connected."""
+    is_packed: bool = False
+    """Instances that are connected share a machine, in pools of several machines, too."""
+    environment: Mapping[str, str] | None = None
+    """Variables of a launch that was read; None: those of emitted files."""
+    named: str = ""
+    """Connector of such a launch; empty: the release's first."""
 
     def link(self, sender: ServingPool, receiver: ServingPool) -> Link | None:
         """Return the link between two pools."""
@@ -93,6 +105,25 @@ class KvTransfers:
         )
         return "device" if one is other else "host"
 
+    def inside_bytes_per_s(self, sender: ServingPool, receiver: ServingPool) -> float | None:
+        """Rate of one rank's transfers inside a machine; None where caches cross the NICs."""
+        pool, sheet = sender.pool, sender.machine.sheet
+        is_one = pool.nodes == len(self.spec.cluster.pools) == 1
+        is_inside = pool.name == receiver.pool.name and (self.is_packed or is_one)
+        link = self.releases[pool.name].node_links.get(
+            self.named or self.connector(sender, receiver).value
+        )
+        if not is_inside or link is None or pool.domain < pool.devices_per_node:
+            return None
+        has_nvlink = not has_slow_links(sheet, pool)
+        if not has_nvlink and not (link.takes_bus and sheet.has_peer_copies):
+            return None
+        if self.environment is None and not APART.isdisjoint(self.spec.emit):
+            return None
+        environment = link.environment if self.environment is None else self.environment
+        rate = link.reached_bytes_per_s(environment, has_nvlink=has_nvlink)
+        return None if rate is None else min(rate, sheet.scale_up_bytes_per_s)
+
     def connector(self, sender: ServingPool, receiver: ServingPool) -> Connector:
         """Return the connector between two pools."""
         return connector_between(*self.pool_releases(sender, receiver))
@@ -112,9 +143,10 @@ class KvTransfers:
         moved = self.moved(sender, receiver)
         # Both ends move different byte counts; each rate is scaled to the most-loaded rank's bytes.
         out, into = moved.peak_rank / moved.sent, moved.peak_rank / moved.received
+        inside = self.inside_bytes_per_s(sender.serving_pool, receiver.serving_pool)
         rates = [
-            nic_bytes_per_s(sender.serving_pool) * out,
-            nic_bytes_per_s(receiver.serving_pool) * into,
+            (inside or nic_bytes_per_s(sender.serving_pool)) * out,
+            (inside or nic_bytes_per_s(receiver.serving_pool)) * into,
         ]
         link = self.link(sender.serving_pool, receiver.serving_pool)
         if link is not None:

@@ -125,6 +125,9 @@ def _to_kv_transfer(
         to_pool=receiver.serving_pool.pool.name,
         connector=kv_transfers.connector(sender.serving_pool, receiver.serving_pool).value,
         path=kv_transfers.path_kind(sender.serving_pool, receiver.serving_pool),
+        link="network"
+        if kv_transfers.inside_bytes_per_s(sender.serving_pool, receiver.serving_pool) is None
+        else "scale_up",
         request_bytes=round(kv_transfers.moved(sender, receiver).whole),
         seconds=kv_transfers.seconds(sender, receiver),
     )
