@@ -1,5 +1,6 @@
 """A launch of a serving engine, independent of the engine's flag names."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tuner.config.serve import Role
@@ -72,6 +73,10 @@ class ServingLaunch:
     """The file's launch of the other role, where it starts prefill and decode instances."""
     draft_method: DraftMethod = DraftMethod.MTP
     """How drafts are made, where there are any."""
+    connector: str = ""
+    """KV connector by a plan's names, else the engine's own name; empty: not said."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the launch sets."""
     has_prefix_cache: bool = True
     memory_ratio: float | None = None
     """Share of memory that the command gives the engine; None: the engine's own."""

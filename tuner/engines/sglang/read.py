@@ -240,6 +240,8 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         source=flags.source,
         engine="sglang",
         role=role,
+        connector=flags.values.get("disaggregation-transfer-backend", ("",))[-1],
+        environment=flags.environment,
         setting=InstanceKnobs(
             degrees=degrees,
             running=running or MOST_RUNNING,

@@ -198,6 +198,13 @@ _CACHES: Final = {
     "fp8_e5m2": "fp8",
     "fp8_ds_mla": "fp8",
 }
+_CONNECTORS: Final = {
+    "NixlConnector": "nixl",
+    "NixlPullConnector": "nixl",
+    "NixlPushConnector": "nixl_push",
+    "MooncakeConnector": "mooncake",
+}
+"""0.33.0, kv_connector/factory.py; NixlConnector is another name of NixlPullConnector."""
 _AFD_ROLES: Final = {"attention": Role.ATTENTION, "ffn": Role.EXPERT}
 """Of vllm-project/afd-plugin (afd_plugin/config.py, SUPPORTED_AFD_ROLES)."""
 _DYNAMO_ROLES: Final = {
@@ -284,6 +291,8 @@ def read(typed: Flags, around: Surroundings) -> ServingLaunch:
             redundant_experts=redundant,
         ),
         copies=copies,
+        connector=_connector(flags),
+        environment=flags.environment,
         draft_method=draft_method,
         has_prefix_cache=_is_on(flags, "prefix-caching", default=True),
         memory_ratio=memory_share(flags, "gpu-memory-utilization"),
@@ -424,6 +433,13 @@ def _role(flags: Flags, cell: dict[str, object]) -> Role:
             f" {', '.join(_ROLES)}"
         )
     return _ROLES[role]
+
+
+def _connector(flags: Flags) -> str:
+    if "kv-transfer-config" not in flags.values:
+        return ""
+    name = str(json_object(flags, "kv-transfer-config").get("kv_connector", ""))
+    return _CONNECTORS.get(name, name)
 
 
 def _drafting(flags: Flags) -> tuple[int, DraftMethod]:

@@ -16,6 +16,7 @@ from tuner.estimate.serving.instance import (
     build_inputs,
     device_memory,
     instances_needed,
+    launch_transfers,
     logged_tokens,
     misfit_reason,
     other_half,
@@ -34,7 +35,7 @@ from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.lengths import LengthKind, LengthLaw
 from tuner.spec.serving.read import ServeSpec
-from tuner.units import format_counted, format_s
+from tuner.units import format_bytes_per_s, format_counted, format_s
 
 _MODE: Final[Mapping[Role, Mode]] = {
     Role.AGGREGATED: "aggregated",
@@ -224,7 +225,7 @@ def _notes(
             f" kernels those of {release_on(inputs.goal, inputs.serving_pool.pool).release}"
         )
     yield from _logs_of_releases(inputs, option)
-    yield from _beside(inputs, load)
+    yield from _beside(inputs, option, load)
     yield from _equal_outputs(inputs, option, load)
     if option.serving_pool.machine.estimated:
         yield f"from the datasheet: {', '.join(sorted(option.serving_pool.machine.estimated))}"
@@ -246,7 +247,29 @@ def _logs_of_releases(inputs: EstimateInputs, option: Option) -> Iterator[str]:
         )
 
 
-def _beside(inputs: EstimateInputs, load: ServingLoad | None) -> Iterator[str]:
+def _link_note(inputs: EstimateInputs, option: Option) -> Iterator[str]:
+    """Say which variables keep KV caches off the links inside the machine."""
+    pool, transfers = inputs.serving_pool, launch_transfers(inputs, (option,))
+    link = transfers.node_link(pool, pool)
+    if option.role is Role.AGGREGATED or link is None:
+        return
+    best = replace(transfers, environment=link.environment).inside_bytes_per_s(pool, pool)
+    reached = transfers.inside_bytes_per_s(pool, pool)
+    if best is not None and (reached or 0.0) < best:
+        over = (
+            "cross the NICs"
+            if reached is None
+            else f"take TCP, {format_bytes_per_s(reached)} a device,"
+        )
+        wanted = [f"{name}={value}" for name, value in link.environment.items()]
+        wanted += ["cuda_ipc in UCX_TLS"] if "UCX_TLS" in inputs.launch.environment else []
+        yield (
+            f"KV caches {over} as the launch states it; with {' and '.join(wanted)} on both sides"
+            f" they stay inside the machine, {format_bytes_per_s(best)} a device"
+        )
+
+
+def _beside(inputs: EstimateInputs, option: Option, load: ServingLoad | None) -> Iterator[str]:
     """Yield notes on the other servers that the prediction assumes."""
     launch = inputs.launch
     if launch.ffn_devices:
@@ -254,6 +277,7 @@ def _beside(inputs: EstimateInputs, load: ServingLoad | None) -> Iterator[str]:
             f"its FFN server of {launch.ffn_devices} devices is priced with it and counts as part"
             " of the instance; changes of an AFD unit are not tried, `moetune plan` sizes it"
         )
+    yield from _link_note(inputs, option)
     if launch.role is not Role.AGGREGATED:
         count = format_counted(0 if inputs.beside is None else inputs.beside.count, "instance")
         is_stated = launch.other is not None and _stated_half(inputs) is not None

@@ -48,7 +48,7 @@ from tuner.search.serve.afd_options import remote_ffn_step
 from tuner.search.serve.demand import MOST_RUNNING, Demand, build_demand
 from tuner.search.serve.expert_copies import ExpertCopies
 from tuner.search.serve.instances import goal_formats
-from tuner.search.serve.kv_transfers import build_kv_transfers
+from tuner.search.serve.kv_transfers import KvTransfers, build_kv_transfers
 from tuner.search.serve.launchable import (
     beside_polling_thread,
     copies_of,
@@ -603,13 +603,26 @@ def _simulate(inputs: EstimateInputs, group: InstanceGroup) -> SimulationResult:
     idle = inputs.beside or other_half(inputs, group)
     pair = (group, idle) if option.role is Role.PREFILL else (idle, group)
     options = (option, idle.option)
-    moving = build_kv_transfers(inputs.spec, input_tokens=demand.input_tokens, options=options)
     return simulate_disaggregated_mode(
         *pair,
-        kv_transfers=moving,
+        kv_transfers=launch_transfers(inputs, options),
         goal=goal,
         demand=demand,
         most=max(ROLE_REQUESTS, 2 * (demand.concurrency or 0)),
+    )
+
+
+def launch_transfers(inputs: EstimateInputs, options: tuple[Option, ...]) -> KvTransfers:
+    """Return the KV transfers of a launch, by its connector and its variables.
+
+    A launch that leaves no device for the other half sends to another machine.
+    """
+    launch, pool = inputs.launch, inputs.serving_pool.pool
+    is_whole = inputs.instances * options[0].devices >= pool.num_devices
+    return replace(
+        build_kv_transfers(inputs.spec, input_tokens=inputs.demand.input_tokens, options=options),
+        environment=launch.environment,
+        named="network" if is_whole else launch.connector,
     )
 
 

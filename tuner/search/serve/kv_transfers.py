@@ -44,7 +44,7 @@ from tuner.costs.serve.kv_transfer import (
 )
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_capabilities import releases_by_pool
-from tuner.engines.serve_rules.kv_cache import CacheKind, Connector
+from tuner.engines.serve_rules.kv_cache import CacheKind, Connector, NodeLink
 from tuner.engines.serve_rules.kv_refusals import (
     KvSide,
     KvTransfer,
@@ -107,22 +107,24 @@ class KvTransfers:
 
     def inside_bytes_per_s(self, sender: ServingPool, receiver: ServingPool) -> float | None:
         """Rate of one rank's transfers inside a machine; None where caches cross the NICs."""
-        pool, sheet = sender.pool, sender.machine.sheet
-        is_one = pool.nodes == len(self.spec.cluster.pools) == 1
-        is_inside = pool.name == receiver.pool.name and (self.is_packed or is_one)
-        link = self.releases[pool.name].node_links.get(
-            self.named or self.connector(sender, receiver).value
-        )
-        if not is_inside or link is None or pool.domain < pool.devices_per_node:
-            return None
-        has_nvlink = not has_slow_links(sheet, pool)
-        if not has_nvlink and not (link.takes_bus and sheet.has_peer_copies):
-            return None
-        if self.environment is None and not APART.isdisjoint(self.spec.emit):
+        sheet, link = sender.machine.sheet, self.node_link(sender, receiver)
+        has_nvlink = not has_slow_links(sheet, sender.pool)
+        if link is None or not (has_nvlink or (link.takes_bus and sheet.has_peer_copies)):
             return None
         environment = link.environment if self.environment is None else self.environment
         rate = link.reached_bytes_per_s(environment, has_nvlink=has_nvlink)
         return None if rate is None else min(rate, sheet.scale_up_bytes_per_s)
+
+    def node_link(self, sender: ServingPool, receiver: ServingPool) -> NodeLink | None:
+        """Return how the connector moves caches inside the machine of both; None: it does not."""
+        pool = sender.pool
+        is_one = pool.nodes == len(self.spec.cluster.pools) == 1
+        is_inside = pool.name == receiver.pool.name and (self.is_packed or is_one)
+        is_started_apart = self.environment is None and not APART.isdisjoint(self.spec.emit)
+        if not is_inside or is_started_apart or pool.domain < pool.devices_per_node:
+            return None
+        name = self.named or self.connector(sender, receiver).value
+        return self.releases[pool.name].node_links.get(name)
 
     def connector(self, sender: ServingPool, receiver: ServingPool) -> Connector:
         """Return the connector between two pools."""
