@@ -105,8 +105,9 @@ def replayed(
     if planned is None or decision.mode in ("prefill_offload", "attention_expert"):
         return None
     problem = build_serve_problem(spec, tuple(priced_pools), SearchSettings(), hits=hits)
+    is_packed = any(one.link == "scale_up" for one in decision.handovers)
     groups = [_matching_group(problem, group) for group in decision.instances]
-    known = [group for group in groups if group is not None]
+    known = [replace(group, is_packed=is_packed) for group in groups if group is not None]
     if len(known) < len(groups):
         return None
     at_rates, at_planned = [], None

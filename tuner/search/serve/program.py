@@ -96,6 +96,8 @@ class Program:
     serving_pools: tuple[ServingPool, ...]
     islands: Mapping[str, str] = field(default_factory=dict)
     """Of pools, by name; empty with a single router."""
+    cells: int = 0
+    """Machines that have these instances each (cells.py); 0: instances are anywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -66,6 +66,8 @@ class InstanceGroup:
     count: int
     island: str = ""
     """Behind whose router; empty where there is one."""
+    is_packed: bool = False
+    """Instances of an island share a machine (cells.py)."""
 
     @property
     def ranks(self) -> int:

@@ -26,6 +26,7 @@ from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.engines.serve_capabilities import modes_on
 from tuner.search.serve.afd_options import PricedAfdUnits
+from tuner.search.serve.cells import cell_pools, solve_cells
 from tuner.search.serve.demand import Demand, PrefixHits, build_demand, with_hits
 from tuner.search.serve.instances import goal_formats
 from tuner.search.serve.islands import island_layouts, island_shares, prefixes_kept
@@ -160,6 +161,8 @@ class ServeProblem:
     """Recorded; None: those of the kernel tables."""
     threshold: LengthThreshold | None = None
     """Where the problem is of one length threshold."""
+    cell_pool: str = ""
+    """Pool whose machines hold a cell each (cells.py); empty: instances are anywhere."""
     afd_units: PricedAfdUnits = field(default_factory=PricedAfdUnits)
     """Of attention and FFN servers, where the release has them."""
     simulation_cache: dict[tuple[Any, ...], tuple[SimulationResult, Any]] = field(
@@ -256,8 +259,22 @@ def problem_variants(problem: ServeProblem, mode: Mode) -> tuple[ServeProblem, .
             return tuple(_offload_variants(problem))
         case "attention_expert":
             return _afd_variants(problem)
+        case "disaggregated":
+            return (problem, *_cell_variants(problem))
         case _:
             return (problem,)
+
+
+def _cell_variants(problem: ServeProblem) -> Iterator[ServeProblem]:
+    kv_transfers, options = problem.kv_transfers, problem.options
+    for name in cell_pools(options.options, kv_transfers, problem.demand):
+        own = tuple(one for one in options.options if one.serving_pool.pool.name == name)
+        yield replace(
+            problem,
+            options=replace(options, options=own),
+            kv_transfers=replace(kv_transfers, is_packed=True),
+            cell_pool=name,
+        )
 
 
 def _shared_device_variants(problem: ServeProblem) -> tuple[ServeProblem, ...]:
@@ -393,7 +410,7 @@ def solve_with_router(
                 tighter_base = _simulate_instances(tighter, resolved, least, router)
                 tight = _find_least_spare(tighter, tighter_base, best, may_refuse=may_refuse)
                 best = _better(best, replace(tight, missed_without_spare=base.missed))
-        if not best.missed and best is not kept:
+        if variant.threshold is not None and not best.missed and best is not kept:
             break
     return None if best is None else replace(best, bound=bound, covered_kinds=router.most_kinds)
 
@@ -523,7 +540,7 @@ def solve_instances(
     problem: ServeProblem, mode: Mode, spare: Spare, *, router: RouterChoice, may_refuse: bool
 ) -> SolvedProgram | None:
     """Choose instances behind one router, or in islands of one vendor each where that is less."""
-    layouts = island_layouts(problem.spec, mode)
+    layouts = ({},) if problem.cell_pool else island_layouts(problem.spec, mode)
     candidates = [
         solved
         for islands in layouts
@@ -587,22 +604,36 @@ def solve_program_of(
         most_kinds: of instances in one role, of one island where there are several.
         most_rate: maximise the request rate of all pools instead of meeting the demand.
     """
-    program = build_program(
-        mode,
-        problem.options.options,
-        serving_pools=problem.serving_pools,
-        kv_transfers=problem.kv_transfers,
-        demand=problem.demand,
-        spare=spare,
-        may_refuse=may_refuse,
-        most_rate=most_rate,
-        most_kinds=most_kinds,
-        islands=islands,
+
+    def solve(
+        serving_pools: tuple[ServingPool, ...], demand: Demand, is_most: bool
+    ) -> SolvedProgram | None:
+        program = build_program(
+            mode,
+            problem.options.options,
+            serving_pools=serving_pools,
+            kv_transfers=problem.kv_transfers,
+            demand=demand,
+            spare=spare,
+            may_refuse=may_refuse,
+            most_rate=is_most,
+            most_kinds=most_kinds,
+            islands={} if problem.cell_pool else islands,
+        )
+        if program is None:
+            return None
+        solved = solve_program(program, time_limit_s=problem.settings.time_limit_s / 4.0)
+        return None if solved.outcome.solution is None else solved
+
+    if not problem.cell_pool:
+        return solve(problem.serving_pools, problem.demand, most_rate)
+    return solve_cells(
+        next(one for one in problem.serving_pools if one.pool.name == problem.cell_pool),
+        problem.demand,
+        lambda serving_pool, demand, is_most: solve((serving_pool,), demand, is_most),
+        spare_ratio=spare.others_ratio,
+        most_rate=most_rate or problem.spec.goal.objective == "rate",
     )
-    if program is None:
-        return None
-    solved = solve_program(program, time_limit_s=problem.settings.time_limit_s / 4.0)
-    return None if solved.outcome.solution is None else solved
 
 
 def _simulate_instances(
@@ -630,6 +661,12 @@ def instance_groups(solved: SolvedProgram) -> tuple[InstanceGroup, ...]:
         )
         for option, count in serving_instances(solved)
     ]
+    if solved.program.cells:
+        groups = [
+            replace(group, island=f"cell-{cell + 1}", is_packed=True)
+            for cell in range(solved.program.cells)
+            for group in groups
+        ]
     if len({group.island for group in groups}) == 1:
         groups = [replace(group, island="") for group in groups]
     groups.sort(key=lambda group: ROLES[mode].index(group.option.role))
@@ -661,20 +698,22 @@ def simulate_traffic(
     """
     shares = island_shares(groups)
     if shares:
-        parts = [
-            simulate_traffic(
-                at_traffic_share(problem, share),
-                mode,
-                [replace(group, island="") for group in groups if group.island == name],
-                router=router,
-            )
-            for name, share in shares.items()
-        ]
-        return mix_results(parts, goal=problem.spec.goal, weights=tuple(shares.values()))
+        parts: dict[object, SimulationResult] = {}
+        alike = []
+        for name, share in shares.items():
+            own = [replace(group, island="") for group in groups if group.island == name]
+            alike.append((share, *((id(group.option), group.count) for group in own)))
+            if alike[-1] not in parts:
+                at_share = at_traffic_share(problem, share)
+                parts[alike[-1]] = simulate_traffic(at_share, mode, own, router=router)
+        weights = tuple(shares.values())
+        return mix_results([parts[key] for key in alike], goal=problem.spec.goal, weights=weights)
+    is_packed = any(group.is_packed for group in groups)
     router = router or plainest_router(problem, mode, groups)
     key = (
         mode,
         tuple((id(group.option), group.count) for group in groups),
+        is_packed,
         router,
         problem.threshold,
         id(problem.demand),
@@ -686,7 +725,7 @@ def simulate_traffic(
             groups,
             router=router,
             threshold=problem.threshold,
-            kv_transfers=problem.kv_transfers,
+            kv_transfers=packed_as(problem.kv_transfers, groups),
             goal=problem.spec.goal,
             demand=problem.demand,
         )
@@ -694,6 +733,12 @@ def simulate_traffic(
         # What is kept keeps its key: no other object can have the same identity.
         problem.simulation_cache[key] = (simulated, (groups, problem.demand, problem.spec.goal))
     return problem.simulation_cache[key][0]
+
+
+def packed_as(kv_transfers: KvTransfers, groups: Sequence[InstanceGroup]) -> KvTransfers:
+    """Return the KV transfers of groups that share a machine, or do not."""
+    is_packed = any(group.is_packed for group in groups)
+    return replace(kv_transfers, is_packed=is_packed or kv_transfers.is_packed)
 
 
 def planned_routers(spec: ServeSpec, mode: Mode) -> tuple[RouterChoice, ...]:

@@ -38,7 +38,13 @@ from tuner.search.serve.preference import (
 from tuner.search.serve.program import BOUND_TOLERANCE
 from tuner.search.serve.routers import loses_prefixes, to_serve_router
 from tuner.search.serve.simulation import InstanceGroup, latency_of
-from tuner.search.serve.solve_mode import FIRST_SPARE, MOST_SPARE, ModeSolution, ServeProblem
+from tuner.search.serve.solve_mode import (
+    FIRST_SPARE,
+    MOST_SPARE,
+    ModeSolution,
+    ServeProblem,
+    packed_as,
+)
 from tuner.search.serve.token_cost import input_tokens_per_s, token_cost
 from tuner.units import format_ratio, format_s
 
@@ -73,7 +79,7 @@ def solution_refusals(solution: ModeSolution, problem: ServeProblem) -> tuple[st
 def to_decision(solution: ModeSolution, problem: ServeProblem) -> ServeDecision:
     """Return what to launch."""
     groups, threshold = solution.groups, solution.threshold
-    kv_transfers = problem.kv_transfers
+    kv_transfers = packed_as(problem.kv_transfers, groups)
     if threshold is not None:
         kv_transfers = build_kv_transfers(
             problem.spec,
