@@ -43,7 +43,7 @@ from tuner.engines.serving.shape import (
     group_release,
     group_shapes,
     is_disaggregated,
-    is_on_one_machine,
+    one_machine,
     vendor_traits,
     vendors,
 )
@@ -72,7 +72,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             f"emit: Dynamo's runtime images are for NVIDIA devices, the plan has those of"
             f" {others[0]}; emit kubernetes or slurm"
         )
-    if is_on_one_machine(verified):
+    if one_machine(verified) is not None:
         raise UnknownTargetError(
             "emit: dynamo starts every instance in a container of its own, and the plan's KV caches"
             " go from device to device inside one; plan with 'emit: [dynamo]', or emit kubernetes"

@@ -2,9 +2,8 @@
 
     instance on one machine       Deployment, one replica per instance, strategy Recreate
     instance on several machines  LeaderWorkerSet (leaderworkerset.x-k8s.io/v1), one pod per machine
-    all instances on one machine  Deployment of one container with all devices and the router, which
-                                  KV transfers inside a machine need: a container sees its own
-                                  devices and processes only
+    all of one machine            Deployment of one container with all devices and the router, where
+                                  KV caches are copied from device to device inside it
     router                        Deployment that finds the leaders' pods by label, with a role that
                                   may list pods; TensorRT-LLM's uses a Service per group
 
@@ -15,14 +14,13 @@ definition and labels of kubernetes-sigs/lws, docs.sglang.io (service discovery 
 Not covered: TensorRT-LLM over several machines, whose ranks MPI starts; use `slurm` or `dynamo`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 from tuner.config.serve import Role
 from tuner.engines.files import EmittedFile
 from tuner.engines.launchers.benchmark import TRACE_FORM, benchmark_aiperf_bash, benchmark_vllm_bash
-from tuner.engines.launchers.local import one_machine_bash
 from tuner.engines.launchers.pods import (
     MOUNT,
     Object,
@@ -49,11 +47,13 @@ from tuner.engines.serving.router import (
     needs_router,
     router_bash,
 )
+from tuner.engines.serving.scripts import emit as script_files
 from tuner.engines.serving.shape import (
+    MACHINE,
     GroupShape,
     group_release,
     group_shapes,
-    is_on_one_machine,
+    one_machine,
     vendor_traits,
 )
 from tuner.engines.vllm.capabilities import VLLM_0_33
@@ -75,7 +75,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         UnknownTargetError: the engine's instances need MPI across machines.
     """
     app = app_name(verified)
-    files = engine_files(verified, placement)
+    files, machine = engine_files(verified, placement), one_machine(verified)
     shapes = group_shapes(verified)
     engine = verified.plan.goal.engine.name
     wide = next((shape for shape in shapes if shape.nodes > 1), None)
@@ -84,69 +84,19 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             f"emit: kubernetes starts no {engine} whose {wide.name} instances span {wide.nodes}"
             " machines by MPI; emit slurm or dynamo"
         )
-    if is_on_one_machine(verified):
-        return _deployment(verified, placement, tuple(_one_machine(verified, placement, app=app)))
     objects = [
         *((config_map(f"{app}-files", files=files),) if files else ()),
         *(_instances(verified, shape, placement, app=app, files=bool(files)) for shape in shapes),
         *(_service(verified, shape, app=app) for shape in shapes),
         *(_router(verified, app=app) if needs_router(verified) else ()),
     ]
-    return _deployment(verified, placement, objects)
-
-
-def _one_machine(
-    verified: VerifiedServing, placement: ServedPlacement | None, *, app: str
-) -> Iterator[Object]:
-    """Yield one pod with every instance and the router, its scripts and its Service."""
-    gateway, group = chosen_router(verified).gateway, verified.decision.instances[0]
-    start = "" if gateway is None else gateway.install
-    texts = {
-        **{
-            f"{shape.name}.sh": _STRICT + server_bash(verified, shape, placement)
-            for shape in group_shapes(verified)
-        },
-        "router.sh": _STRICT + start + router_bash(verified),
-        "machine.sh": one_machine_bash(verified, scripts=MOUNT),
-    }
-    scripts = [EmittedFile(path=PurePosixPath(name), text=text) for name, text in texts.items()]
-    yield config_map(f"{app}-files", files=(*engine_files(verified, placement), *scripts))
-    labels = {"app": app, "role": "machine"}
-    values = {**weights(verified), "FILES": MOUNT, "LOGS": "/tmp/logs"}
-    container = {
-        "name": "engine",
-        "image": group_release(verified, group).image,
-        "command": ["bash", f"{MOUNT}/machine.sh"],
-        "env": variables(values),
-        "ports": [{"containerPort": ROUTER_PORT}],
-    }
-    spec = pod(
-        container,
-        devices=verified.decision.num_devices,
-        resource=vendor_traits(verified, group).resource,
-        files=f"{app}-files",
-    ) | placed_on(verified, group.pool)
-    yield {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": app, "labels": labels},
-        "spec": {
-            "replicas": 1,
-            "strategy": {"type": "Recreate"},
-            "selector": {"matchLabels": labels},
-            "template": {
-                "metadata": {"labels": labels},
-                "spec": _with_readiness_probe(spec, port=ROUTER_PORT),
-            },
-        },
-    }
-    yield _service_object(app, selector=labels, port=ROUTER_PORT)
-
-
-def _deployment(
-    verified: VerifiedServing, placement: ServedPlacement | None, objects: Sequence[Object]
-) -> tuple[EmittedFile, ...]:
-    """Return the file of the deployment's objects, and that of its benchmark."""
+    if machine is not None:
+        scripts = (one for one in script_files(verified, placement) if "bench" not in one.path.name)
+        objects = [
+            config_map(f"{app}-files", files=scripts),
+            _instances(verified, machine, placement, app=app, files=True),
+            _service_object(app, selector={"app": app}, port=ROUTER_PORT),
+        ]
     notes = (
         *pod_notes(verified),
         *placement_notes(verified, placement),
@@ -231,7 +181,10 @@ def _instances(
                 # A rolling update would request more devices than the plan has.
                 "strategy": {"type": "Recreate"},
                 "selector": {"matchLabels": labels},
-                "template": {"metadata": metadata, "spec": _with_readiness_probe(spec)},
+                "template": {
+                    "metadata": metadata,
+                    "spec": _with_readiness_probe(spec, port=_port(shape)),
+                },
             },
         }
     return {
@@ -260,16 +213,23 @@ def _container(
         "HOST_IP": field("status.podIP"),
         "FILES": MOUNT,
     }
-    script = (
-        _STRICT + (_BY_GROUP if shape.nodes > 1 else "") + server_bash(verified, shape, placement)
-    )
+    if shape.name == MACHINE:
+        gateway = chosen_router(verified).gateway
+        script = f"{'' if gateway is None else gateway.install}exec bash {MOUNT}/{MACHINE}.sh\n"
+    else:
+        start = _BY_GROUP if shape.nodes > 1 else ""
+        script = _STRICT + start + server_bash(verified, shape, placement)
     return {
         "name": "engine",
         "image": group_release(verified, shape.group).image,
         "command": ["bash", "-c", script],
         "env": variables(values),
-        "ports": [{"containerPort": FIRST_PORT}],
+        "ports": [{"containerPort": _port(shape)}],
     }
+
+
+def _port(shape: GroupShape) -> int:
+    return ROUTER_PORT if shape.name == MACHINE else FIRST_PORT
 
 
 def _with_readiness_probe(spec: Object, *, port: int = FIRST_PORT) -> Object:

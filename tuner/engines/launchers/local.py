@@ -52,27 +52,23 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         lines.append(
             f"The plan is for several pools ({', '.join(pools)}); here they are one machine."
         )
-    text = "#!/usr/bin/env bash\n" + comment(lines) + one_machine_bash(verified)
+    folder = f"$HERE/../{verified.plan.goal.engine.name}"
+    text = "#!/usr/bin/env bash\n" + comment(lines) + one_machine_bash(verified, scripts=folder)
     script = EmittedFile(path=PurePosixPath("local.sh"), text=text, executable=True)
     return (script, *benchmark_files(verified))
 
 
-def one_machine_bash(
-    verified: VerifiedServing, *, scripts: str | None = None, devices: str = '"$3"'
-) -> str:
+def one_machine_bash(verified: VerifiedServing, *, scripts: str) -> str:
     """Return bash that starts every instance and the router on the machine that it runs on.
 
     Args:
         verified: the deployment.
-        scripts: folder of the engine's scripts, as a bash word; None: beside this script's folder.
-        devices: bash word of an instance's devices, whose numbers among all are in $3.
+        scripts: folder of the engine's scripts.
     """
-    engine = verified.plan.goal.engine.name
     traits = vendor_traits(verified, verified.decision.instances[0])
     return (
         _HEAD.format(
-            scripts=scripts or f'"$HERE/../{engine}"',
-            devices=devices,
+            scripts=scripts,
             num_devices=verified.decision.num_devices,
             count_command=traits.count_command,
             visible_devices=traits.visible_devices,
@@ -88,7 +84,7 @@ _HEAD = """\
 set -euo pipefail
 HERE="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 {checks}export MODEL
-ENGINE={scripts}
+ENGINE="{scripts}"
 LOGS="${{LOGS:-$PWD/logs}}"
 mkdir -p -- "$LOGS"
 
@@ -110,7 +106,7 @@ FLAGS=("$@")
 
 start() {{
   # Arguments: group, port, devices.
-  {visible_devices}={devices} PORT="$2" NNODES=1 HOST_IP=127.0.0.1 \\
+  {visible_devices}="$3" PORT="$2" NNODES=1 HOST_IP=127.0.0.1 \\
     bash "$ENGINE/$1.sh" ${{FLAGS[@]+"${{FLAGS[@]}}"}} > "$LOGS/$1-$2.log" 2>&1 &
 }}
 """

@@ -14,8 +14,8 @@ from tuner.engines.serving.shape import (
     dns_label,
     group_shapes,
     is_disaggregated,
-    is_on_one_machine,
     needs_draft_model,
+    one_machine,
     pool_labels,
 )
 from tuner.engines.serving.statement import statement
@@ -71,7 +71,7 @@ def pod_notes(verified: VerifiedServing) -> tuple[str, ...]:
             f"Label the machines with their pool: kubectl label node NODE {POOL_LABEL}=POOL,"
             f" where POOL is {each}."
         )
-    if (is_disaggregated(verified) and not is_on_one_machine(verified)) or any(
+    if (is_disaggregated(verified) and one_machine(verified) is None) or any(
         shape.nodes > 1 for shape in group_shapes(verified)
     ):
         notes.append(

@@ -4,7 +4,7 @@ Every group is a component of a heterogeneous job (sbatch(1), `#SBATCH hetjob`).
 machine are tasks of one step with --gpus-per-task, so that Slurm packs them; an instance over
 several machines is a step of its own on machines of its own. `instance.sh` sets the instance number
 of a task and writes the address that the router waits for. Instances that send KV caches inside one
-machine are one task, `machine.sh`: a task sees no devices of others.
+machine are one task with a machine of its own: tasks do not see each other's devices.
 """
 
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ from typing import Final
 
 from tuner.engines.files import JOB_FOLDER, JOB_NAME, EmittedFile, comment, label
 from tuner.engines.launchers.benchmark import benchmark_files
-from tuner.engines.launchers.local import one_machine_bash
 from tuner.engines.launchers.sbatch import directives
 from tuner.engines.serving.command import FIRST_PORT, PORTS_PER_INSTANCE, checks
 from tuner.engines.serving.engines import MPI_ENGINES
 from tuner.engines.serving.placement import ServedPlacement, placement_notes
 from tuner.engines.serving.router import ROUTER_PORT, needs_router
 from tuner.engines.serving.shape import (
+    MACHINE,
     GroupShape,
     group_shapes,
-    is_on_one_machine,
     needs_draft_model,
+    one_machine,
     url_list,
 )
 from tuner.engines.serving.statement import brief_statement, statement
@@ -45,8 +45,6 @@ _PORT_SLOTS: Final = 150
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
     """Return the batch script, the script of its tasks, and the benchmark."""
-    if is_on_one_machine(verified):
-        return (*_machine_files(verified, placement), *benchmark_files(verified))
     shapes = _components(verified)
     engine, ffns = verified.plan.goal.engine.name, _ffn_groups(verified)
     text = (
@@ -76,7 +74,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             )
             for index, shape in enumerate(shapes)
         )
-        + (_router(shapes, engine=engine) if needs_router(verified) else "")
+        + (_router(shapes, engine=engine) if _routes(verified, shapes) else "")
         + "wait -n\n"
     )
     return (
@@ -98,63 +96,15 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     )
 
 
-def _machine_files(
-    verified: VerifiedServing, placement: ServedPlacement | None
-) -> tuple[EmittedFile, ...]:
-    """Return the batch script of one task on one machine, and that task."""
-    engine, devices = verified.plan.goal.engine.name, verified.decision.num_devices
-    shapes = group_shapes(verified)
-    options = (
-        ("job-name", f"moetune-{label(verified.plan.model.name)}"),
-        ("output", "%x-%j.out"),
-        ("nodes", "1"),
-        ("ntasks", "1"),
-        ("gpus-per-task", str(devices)),
-        ("cpus-per-gpu", str(_CPUS_PER_GPU)),
-    )
-    usage = (*statement(verified), "", *_usage(verified, shapes[:1]))
-    head = _BODY.format(
-        engine=engine,
-        first=shapes[0].name,
-        folder=JOB_FOLDER,
-        name=JOB_NAME,
-        checks=checks(draft_model=needs_draft_model(verified)),
-    )
-    job = (
-        "#!/usr/bin/env bash\n"
-        + directives(options)
-        + comment((*usage, *placement_notes(verified, placement)))
-        + head
-        + f'export LOGS="$RUN"\nsrun --ntasks=1 --gpus-per-task={devices}'
-        f' --cpus-per-gpu={_CPUS_PER_GPU} bash "$JOB/machine.sh"\n'
-    )
-    task = (
-        "#!/usr/bin/env bash\n"
-        + comment((*brief_statement(verified), "", "Started by job.sbatch, once."))
-        + _OWN_DEVICES.format(last=devices - 1)
-        + one_machine_bash(verified, devices='"$(own "$3")"')
-    )
-    return (
-        EmittedFile(path=PurePosixPath(JOB_NAME), text=job, executable=True),
-        EmittedFile(path=PurePosixPath("machine.sh"), text=task, executable=True),
-    )
-
-
-_OWN_DEVICES: Final = """\
-# Slurm names the devices of the job.
-IFS=, read -r -a OWN <<< "${{CUDA_VISIBLE_DEVICES:-$(seq -s , 0 {last})}}"
-unset CUDA_VISIBLE_DEVICES
-own() {{
-  local IFS=, place
-  local -a taken=()
-  for place in $1; do taken+=("${{OWN[place]}}"); done
-  echo "${{taken[*]}}"
-}}
-"""
+def _routes(verified: VerifiedServing, shapes: tuple[GroupShape, ...]) -> bool:
+    """Whether the job starts the router, which machine.sh does itself."""
+    return needs_router(verified) and shapes[0].name != MACHINE
 
 
 def _components(verified: VerifiedServing) -> tuple[GroupShape, ...]:
     """Return the groups; an AFD unit that fits on one machine is one component, on one machine."""
+    if (machine := one_machine(verified)) is not None:
+        return (machine,)
     whole = {one.name: (one, other) for one, other in one_machine_units(verified)}
     inside = {other.name for _, other in whole.values()}
     components = []
@@ -186,6 +136,8 @@ def _directives(verified: VerifiedServing, shapes: tuple[GroupShape, ...]) -> st
 
 def _resource_options(shape: GroupShape, *, engine: str) -> Iterator[tuple[str, str]]:
     group = shape.group
+    if shape.name == MACHINE:
+        yield "exclusive", ""  # Its devices are numbered from 0.
     yield "cpus-per-gpu", str(_CPUS_PER_GPU)
     if shape.nodes == 1:
         yield "ntasks", str(group.count)

@@ -8,19 +8,21 @@ from typing import Final
 
 from tuner.engines.files import EmittedFile, comment
 from tuner.engines.launchers.benchmark import benchmark_files
+from tuner.engines.launchers.local import one_machine_bash
 from tuner.engines.serving.command import PORTS_PER_INSTANCE
 from tuner.engines.serving.engines import MPI_ENGINES, engine_files, server_bash
 from tuner.engines.serving.placement import ServedPlacement, placement_lines
 from tuner.engines.serving.router import by_nginx, needs_router, router_bash
 from tuner.engines.serving.shape import (
+    MACHINE,
     GroupShape,
     group_shapes,
     is_disaggregated,
-    is_on_one_machine,
     needs_draft_model,
+    one_machine,
     vendor_traits,
 )
-from tuner.engines.serving.statement import group_notes, statement
+from tuner.engines.serving.statement import brief_statement, group_notes, statement
 from tuner.engines.vllm_afd.write import afd_notes, afd_unit_scripts, has_afd_units
 from tuner.plans.serve import VerifiedServing
 
@@ -34,6 +36,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         *afd_unit_scripts(verified),
         *engine_files(verified, placement),
         *((_router(verified),) if needs_router(verified) else ()),
+        *((_machine(verified),) if one_machine(verified) is not None else ()),
         *benchmark_files(verified),
     )
 
@@ -54,12 +57,8 @@ def _script(
         f" {PORTS_PER_INSTANCE} apart and devices of their own"
         f" ({vendor_traits(verified, group).visible_devices}).",
     ]
-    if is_on_one_machine(verified):
-        lines.append(
-            "All instances belong on one machine, in one container: KV caches go from device to"
-            " device, which works between processes that share a PID namespace and see each"
-            " other's devices."
-        )
+    if one_machine(verified) is not None:
+        lines.append(f"All instances belong on one machine: {MACHINE}.sh starts them together.")
     if shape.nodes > 1 and verified.plan.goal.engine.name in MPI_ENGINES:
         lines.append(
             f"Each is an MPI job: srun --mpi=pmix --nodes={shape.nodes} --ntasks={group.devices}"
@@ -78,6 +77,19 @@ def _script(
         + server_bash(verified, shape, placement)
     )
     return EmittedFile(path=PurePosixPath(f"{shape.name}.sh"), text=text, executable=True)
+
+
+def _machine(verified: VerifiedServing) -> EmittedFile:
+    lines = (
+        *brief_statement(verified),
+        "",
+        f"Usage: MODEL=... ./{MACHINE}.sh [flags of every engine]",
+        "Starts every instance and the router on this machine. KV caches are copied from device to"
+        " device, which processes can that share a PID namespace and see each other's devices:"
+        " start it in one container with all of them.",
+    )
+    text = "#!/usr/bin/env bash\n" + comment(lines) + one_machine_bash(verified, scripts="$HERE")
+    return EmittedFile(path=PurePosixPath(f"{MACHINE}.sh"), text=text, executable=True)
 
 
 def _router(verified: VerifiedServing) -> EmittedFile:

@@ -7,7 +7,8 @@ Kubernetes name and a label.
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from tuner.config.serve import Instances, PlannedKvTransfer, Role
 from tuner.devices.datasheet import Vendor
@@ -19,6 +20,9 @@ from tuner.engines.serve_rules.vendor_pairs import portable_backend
 from tuner.engines.serve_rules.vendors import TRAITS, VendorTraits
 from tuner.plans.serve import VerifiedServing
 from tuner.spec.cluster import Pool
+
+MACHINE: Final = "machine"
+"""Name of what starts all instances on one machine, with their router."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +99,16 @@ def transfer(verified: VerifiedServing) -> PlannedKvTransfer | None:
     return next(iter(verified.decision.handovers), None)
 
 
-def is_on_one_machine(verified: VerifiedServing) -> bool:
-    """Say whether KV caches take the links inside a machine, which must hold all instances."""
-    return any(one.link == "scale_up" for one in verified.decision.handovers)
+def one_machine(verified: VerifiedServing) -> GroupShape | None:
+    """Return all instances as one, where KV caches take the links inside a machine; else None.
+
+    Processes copy between devices where they share a container, with all of the devices.
+    """
+    if all(one.link == "network" for one in verified.decision.handovers):
+        return None
+    first = group_shapes(verified)[0]
+    whole = {"role": Role.AGGREGATED, "devices": verified.decision.num_devices, "count": 1}
+    return replace(first, name=MACHINE, group=first.group.model_copy(update=whole))
 
 
 def link_environment(verified: VerifiedServing, group: Instances) -> Mapping[str, str]:

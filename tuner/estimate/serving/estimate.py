@@ -256,11 +256,7 @@ def _link_note(inputs: EstimateInputs, option: Option) -> Iterator[str]:
     best = replace(transfers, environment=link.environment).inside_bytes_per_s(pool, pool)
     reached = transfers.inside_bytes_per_s(pool, pool)
     if best is not None and (reached or 0.0) < best:
-        over = (
-            "cross the NICs"
-            if reached is None
-            else f"take TCP, {format_bytes_per_s(reached)} a device,"
-        )
+        over = "cross the NICs" if reached is None else f"take TCP, {format_bytes_per_s(reached)},"
         wanted = [f"{name}={value}" for name, value in link.environment.items()]
         wanted += ["cuda_ipc in UCX_TLS"] if "UCX_TLS" in inputs.launch.environment else []
         yield (

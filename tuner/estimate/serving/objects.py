@@ -17,6 +17,7 @@ Not covered: templates and patches (Helm, Kustomize), whose values are elsewhere
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -34,6 +35,8 @@ _TEMPLATE: Final = re.compile(r"\{\{.*\}\}")
 _SCALARS: Final = (str, int, float)
 _SHELLS: Final = frozenset({"bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash"})
 _POD_NAME: Final = re.compile(r"\$\((\w+)\)")
+_STARTED: Final = re.compile(r"^start ([\w-]{1,80}) \d{1,6} ", re.MULTILINE)
+"""A line of machine.sh (tuner/engines/launchers/local.py)."""
 _CONTAINERS: Final = ("containers", "mainContainer")
 _ENVIRONMENTS: Final = ("env", "envs")
 _PROGRAMS: Final[Mapping[str, str]] = {
@@ -143,6 +146,7 @@ def _pod_servers(one: Any, place: _Place, maps: _Maps, *, seen: set[int]) -> Ite
     for name in _CONTAINERS:
         for container in _sequence(one, name):
             seen.add(id(container))
+            yield from _started_together(container, place, files)
             yield ServerText(
                 name=place.name,
                 text=place.exports + _container(container, files=files, maps=maps),
@@ -158,6 +162,17 @@ def _pod_servers(one: Any, place: _Place, maps: _Maps, *, seen: set[int]) -> Ite
                     below = replace(place, name=str(name))
                     yield from _pod_servers(service, below, maps, seen=seen)
             yield from _pod_servers(inner, below, maps, seen=seen)
+
+
+def _started_together(
+    container: Mapping[str, Any], place: _Place, files: Mapping[str, str]
+) -> Iterator[ServerText]:
+    """Yield the instances of a container that starts all of a machine, by their scripts."""
+    exports = place.exports + _exports(_variables(container.get("env")))
+    starts = "\n".join(text for name, text in files.items() if name in str(container))
+    for name, count in Counter(_STARTED.findall(starts)).items():
+        text = exports + files.get(f"{name}.sh", "")
+        yield ServerText(name=name, text=text, replicas=count * place.replicas, files=files)
 
 
 def _placed(one: Mapping[str, Any], place: _Place) -> _Place:

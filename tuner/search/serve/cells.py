@@ -38,25 +38,21 @@ def cell_pools(
     options: tuple[Option, ...], kv_transfers: KvTransfers, demand: Demand
 ) -> tuple[str, ...]:
     """Return the pools of which cells save a share of the time to the first token."""
-    packed = replace(kv_transfers, is_packed=True)
-    names = []
-    for sender in {one.serving_pool.pool.name: one for one in options}.values():
-        pair = [
-            next((one for one in options if _fits(one, sender, role)), None)
-            for role in (Role.PREFILL, Role.DECODE)
-        ]
-        if pair[0] is None or pair[1] is None:
-            continue
-        saved_s = kv_transfers.seconds(pair[0], pair[1]) - packed.seconds(pair[0], pair[1])
-        if saved_s > LEAST_GAIN_RATIO * demand.ttft_s:
-            names.append(sender.serving_pool.pool.name)
-    return tuple(names)
-
-
-def _fits(option: Option, beside: Option, role: Role) -> bool:
-    pool = option.serving_pool.pool
-    is_there = option.role is role and pool.name == beside.serving_pool.pool.name
-    return is_there and option.devices < pool.devices_per_node
+    packed, first = replace(kv_transfers, is_packed=True), dict[tuple[str, Role], Option]()
+    for option in options:
+        pool = option.serving_pool.pool
+        if option.devices < pool.devices_per_node:
+            first.setdefault((pool.name, option.role), option)
+    pairs = {
+        name: (sender, first[name, Role.DECODE])
+        for (name, role), sender in first.items()
+        if role is Role.PREFILL and (name, Role.DECODE) in first
+    }
+    return tuple(
+        name
+        for name, pair in pairs.items()
+        if kv_transfers.seconds(*pair) - packed.seconds(*pair) > LEAST_GAIN_RATIO * demand.ttft_s
+    )
 
 
 def solve_cells(
