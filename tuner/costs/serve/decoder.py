@@ -105,10 +105,12 @@ class DecoderAttention:
         """Say whether tensor ranks share the heads evenly.
 
         Several key heads of linear attention must divide, too (vLLM 0.33.0,
-        layers/mamba/mamba_mixer2.py and layers/mamba/gdn).
+        layers/mamba/mamba_mixer2.py and layers/mamba/gdn); key-value heads divide, or every rank
+        has a copy of one (vLLM and SGLang, models/llama.py, LlamaAttention).
         """
         keys = 1 if self.linear is None else self.linear.num_key_heads
-        return self.heads % ranks == 0 and (keys == 1 or keys % ranks == 0)
+        copies = self.kv_heads == 0 or self.kv_heads % ranks == 0 or ranks % self.kv_heads == 0
+        return self.heads % ranks == 0 and copies and (keys == 1 or keys % ranks == 0)
 
 
 LINEAR_KINDS: Final = frozenset(

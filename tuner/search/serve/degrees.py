@@ -10,6 +10,8 @@ Instances are powers of two up to 64 devices; beside them, where ranks of expert
 (expert_copies.py) or divide the experts anyhow, three or nine times a power of two machines and the
 whole pool, up to 72 devices: 12 and 72 of machines of four, 24, 48 and 72 of machines of eight.
 DeepEP has settings for three and six times eight ranks (`DEEPEP_RANKS`), SGLang published nine.
+Tensor degrees of dense networks may be any that divide heads, key-value heads and network: engines
+take no others, and few models have such (40 heads, 10 of keys and values, in five).
 Heads, experts and layers must allow all degrees.
 """
 
@@ -43,18 +45,17 @@ def instance_degrees(
         has_copies: ranks may hold copies of experts, so that they need not divide them.
     """
     most = min(pool.num_devices, LARGEST_INSTANCE)
-    for devices in sorted({*_powers(most), *_odd(pool, most)}):
-        for tensor in _powers(min(devices, pool.domain)):
+    tensors = _tensors(decoder, min(most, pool.domain))
+    for devices in sorted({*_powers(most), *_odd(pool, most), *tensors}):
+        for tensor in tensors:
             data, rest = divmod(devices, tensor)
-            if not decoder.is_split_by(tensor):
-                continue
             if rest == 0 and (data == 1 or decoder.experts is not None):
                 yield from _experts(
                     decoder, tensor=tensor, data=data, stages=1, has_copies=has_copies
                 )
     for stages in _powers(min(most, decoder.most_stages))[1:]:
-        for tensor in _powers(min(most // stages, pool.domain)):
-            if decoder.is_split_by(tensor):
+        for tensor in tensors:
+            if tensor * stages <= most:
                 yield from _experts(decoder, tensor=tensor, data=1, stages=stages)
 
 
@@ -69,6 +70,18 @@ def _odd(pool: Pool, most: int) -> Iterator[int]:
     for machines in (*(odd * power for odd in ODD_MACHINES for power in _powers(most)), pool.nodes):
         if machines * pool.devices_per_node <= most:
             yield machines * pool.devices_per_node
+
+
+def _tensors(decoder: Decoder, most: int) -> list[int]:
+    """Return the tensor degrees that the model allows."""
+    networks = {group.dense_ffn for group in decoder.layers}
+    is_odd = decoder.experts is None
+    return [
+        ranks
+        for ranks in range(1, most + 1)
+        if (ranks & (ranks - 1) == 0 or (is_odd and not any(width % ranks for width in networks)))
+        and decoder.is_split_by(ranks)
+    ]
 
 
 def _powers(most: int) -> list[int]:
