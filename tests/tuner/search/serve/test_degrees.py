@@ -60,3 +60,26 @@ def test_cards_on_a_bus_have_slow_links(serving_pool: Callable[..., ServingPool]
     slow, fast = serving_pool("l40s"), serving_pool("h100-sxm")
     assert has_slow_links(slow.machine.sheet, slow.pool)
     assert not has_slow_links(fast.machine.sheet, fast.pool)
+
+
+def test_tensor_degrees_are_those_that_heads_key_heads_and_networks_allow(
+    serving_pool: Callable[..., ServingPool],
+) -> None:
+    read = read_model(MODELS / "llama-3.1-8b")
+    for heads, key_heads, ffn, wanted in (
+        (32, 8, 14336, {1, 2, 4, 8}),
+        (40, 10, 17920, {1, 2, 5}),  # 4 ranks would share 10 key heads
+        (40, 10, 14336, {1, 2}),  # its network is not dealt to 5
+        (48, 8, 12288, {1, 2, 4, 8}),  # 3 and 6 neither divide 8 key heads nor copy them
+        (36, 36, 9216, {1, 2, 3, 4, 6}),
+    ):
+        own = {"num_heads": heads, "num_kv_heads": key_heads}
+        attention = read.attention.model_copy(update=own)
+        model = read.model_copy(update={"attention": attention, "dense_ffn_size": ffn})
+        pool = serving_pool(nodes=1).pool
+        degrees = {
+            one.attention_tensor
+            for one in instance_degrees(pool, decoder_of(model))
+            if one.pipeline == 1
+        }
+        assert degrees == wanted, (heads, key_heads)

@@ -1,0 +1,177 @@
+"""KV caches inside machines: which pairs, at which rate, and machines as cells."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.config.serve import Role
+from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
+from tuner.goals.serve_plan import deploy, price_serving_pool
+from tuner.plans.serve import ServePlan
+from tuner.search.serve.kv_routes import build_kv_routes
+from tuner.search.serve.most_rate import solve_goal
+from tuner.search.serve.options import Option
+from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
+from tuner.search.serve.to_plan import to_decision
+from tuner.search.settings import SearchSettings
+from tuner.spec.serving.read import read_serve_spec
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+ONE_CARD = "nics_per_node: 1, nic: 25Gbit/s"
+Spec = Callable[..., Path]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Spec:
+    def made(
+        *,
+        model: str = "llama-3.1-8b",
+        device: str = "h100-sxm",
+        nodes: int = 1,
+        nics: str = ONE_CARD,
+        engine: str = "vllm",
+        traffic: str = "{rate: 20/s, input_tokens: 4000, output_tokens: 100}",
+        slo: str = "{ttft: {p90: 400ms}, tpot: {p90: 50ms}}",
+        objective: str = "devices",
+        emit: str = "",
+        more_pools: str = "",
+    ) -> Path:
+        path = tmp_path / "spec.yaml"
+        path.write_text(
+            f"schema_version: 1\nmodel: {MODELS / model}\n"
+            f"cluster: {{pools: [{{name: p, device: {device}, nodes: {nodes}, devices_per_node: 8"
+            f"{nics and ', '}{nics}}}{more_pools}]}}\n"
+            f"goal:\n  kind: serve\n  engine: {{name: {engine}}}\n  modes: [disaggregated]\n"
+            f"  traffic: {traffic}\n  slo: {slo}\n  objective: {objective}\n"
+            f"emit: [{emit or engine}]\n"
+        )
+        return path
+
+    return made
+
+
+def problem_of(path: Path) -> ServeProblem:
+    read = read_serve_spec(path)
+    pools = tuple(price_serving_pool(pool, ()) for pool in read.cluster.pools)
+    return build_serve_problem(read, pools, SearchSettings())
+
+
+def planned(path: Path) -> ServePlan:
+    return deploy(path, time_limit_s=20.0).plan
+
+
+def first_pair(problem: ServeProblem) -> tuple[Option, Option]:
+    prefill, decode = (
+        next(one for one in problem.options.options if one.role is role)
+        for role in (Role.PREFILL, Role.DECODE)
+    )
+    return prefill, decode
+
+
+def test_one_machine_sends_over_its_links_at_what_the_connector_reaches(spec: Spec) -> None:
+    card = NIC_RATIO * 25e9 / 8 / 8
+    for changes, wanted in (
+        ({}, 48e9),
+        ({"engine": "sglang"}, 49e9),
+        ({"device": "l40s"}, 32e9),  # a bus, whose copies UCX allows when it is told to
+        ({"device": "l40s", "engine": "sglang"}, card),  # Mooncake's is of NVLink
+        ({"device": "rtx-4090"}, card),  # its driver copies between no two devices
+        ({"device": "mi300x"}, card),
+        ({"engine": "trtllm"}, card),
+        ({"emit": "vllm, dynamo"}, card),
+        ({"nodes": 2}, card),
+        ({"nics": f"{ONE_CARD}, scale_up_domain: 4"}, card),
+        ({"more_pools": ", {name: q, device: h100-sxm, devices_per_node: 8}"}, card),
+    ):
+        problem = problem_of(spec(**changes))
+        own, pool = problem.kv_transfers, problem.serving_pools[0]
+        assert (own.inside_bytes_per_s(pool, pool) or card) == wanted, changes
+        pair = first_pair(problem)
+        same_pool = {one.serving_pool.pool.name for one in pair} == {"p"}
+        if same_pool and own.path_kind(pool, pool) == "device":
+            assert own.path(*pair).network_bytes_per_s == pytest.approx(wanted), changes
+            moving_s = own.moved(*pair).peak_rank / wanted
+            assert own.seconds(*pair) == pytest.approx(KV_TRANSFER_LATENCY_S + moving_s)
+        # Half of the devices send.
+        routes = build_kv_routes(
+            problem.options.options, own, problem.serving_pools, may_refuse=True
+        )
+        if routes.links:
+            devices = pool.pool.num_devices
+            assert routes.links[0].bytes_per_s == pytest.approx(0.5 * wanted * devices), changes
+
+
+def test_machines_with_slow_cards_become_cells(spec: Spec) -> None:
+    # One card of 25 Gbit/s moves 2.4 caches of 4000 tokens a second.
+    problem = problem_of(
+        spec(nodes=3, traffic="{rate: 30/s, input_tokens: 4000, output_tokens: 9}")
+    )
+    solution = solve_goal(problem, "disaggregated")
+    assert solution is not None
+    assert not solution.missed
+    decision = to_decision(solution, problem)
+    assert [one.link for one in decision.handovers] == ["scale_up"]
+    assert decision.handovers[0].seconds < 0.06
+    cells = solution.solved.program.cells
+    assert len(decision.islands) == (cells if cells > 1 else 0)
+    of_cell: dict[str, list[int]] = {}
+    for group in decision.instances:
+        of_cell.setdefault(group.island, []).append(group.count * group.devices)
+    assert len(of_cell) == cells <= 3
+    assert {sum(devices) <= 8 for devices in of_cell.values()} == {True}
+    assert len({tuple(devices) for devices in of_cell.values()}) == 1
+    assert solution.objective == solution.devices == decision.num_devices
+    assert solution.solved.outcome.bound <= solution.objective
+    # With a fast card for each device instances are paired freely.
+    fast = problem_of(spec(nodes=3, nics=""))
+    free = solve_goal(fast, "disaggregated")
+    assert free is not None
+    assert free.solved.program.cells == 0
+    assert free.devices <= solution.devices
+
+
+def test_cells_serve_no_more_than_their_machines(spec: Spec) -> None:
+    rates = []
+    for nodes in (1, 2):
+        path = spec(nodes=nodes, objective="rate")
+        solution = solve_goal(problem_of(path), "disaggregated")
+        assert solution is not None
+        assert solution.rate_per_s is not None
+        rates.append(solution.rate_per_s)
+        assert solution.devices <= 8 * nodes
+    assert rates[1] == pytest.approx(2.0 * rates[0], rel=0.03)
+
+
+def test_a_machine_with_one_slow_card_serves_as_with_a_fast_one_for_each(spec: Spec) -> None:
+    traffic = "{rate: 2/s, input_tokens: 4000, output_tokens: 1000}"
+    slo = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}"
+    path = spec(model="llama-3.1-70b", traffic=traffic, slo=slo, objective="rate")
+    plan = planned(path)
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    assert plan.predicted.requests_per_s == pytest.approx(2.2, abs=0.1)
+    assert plan.decision.handovers[0].seconds < 0.03
+
+
+def test_a_cache_inside_a_machine_of_a100_takes_milliseconds(spec: Spec) -> None:
+    plan = planned(
+        spec(
+            model="llama-3.1-70b",
+            device="a100-80gb-sxm",
+            traffic="{rate: 2/s, input_tokens: 755, output_tokens: 200}",
+            slo="{ttft: {p90: 400ms}, tpot: {p90: 100ms}}",
+        )
+    )
+    assert plan.decision is not None
+    (transfer,) = plan.decision.handovers
+    assert transfer.link == "scale_up"
+    assert transfer.seconds - KV_TRANSFER_LATENCY_S < 2e-3
+
+
+def test_a_release_without_a_path_inside_a_machine_has_cells_of_no_gain(spec: Spec) -> None:
+    problem = problem_of(spec(nodes=2, engine="trtllm"))
+    packed = replace(problem.kv_transfers, is_packed=True)
+    pair = first_pair(problem)
+    assert packed.seconds(*pair) == problem.kv_transfers.seconds(*pair)
