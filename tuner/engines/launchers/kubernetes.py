@@ -20,12 +20,7 @@ from typing import Any, Final
 
 from tuner.config.serve import Role
 from tuner.engines.files import EmittedFile
-from tuner.engines.launchers.benchmark import (
-    TRACE_FORM,
-    benchmark_aiperf_bash,
-    benchmark_files,
-    benchmark_vllm_bash,
-)
+from tuner.engines.launchers.benchmark import TRACE_FORM, benchmark_aiperf_bash, benchmark_vllm_bash
 from tuner.engines.launchers.pods import (
     MOUNT,
     Object,
@@ -96,9 +91,9 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         *(_router(verified, app=app) if needs_router(verified) else ()),
     ]
     if machine is not None:
-        scripts = [
-            one for one in script_files(verified, placement) if one not in benchmark_files(verified)
-        ]
+        of_client = ("bench", "expected")
+        made = script_files(verified, placement)
+        scripts = [one for one in made if not one.path.name.startswith(of_client)]
         objects = [
             config_map(f"{app}-files", files=scripts),
             _instances(verified, machine, placement, app=app, files=True),

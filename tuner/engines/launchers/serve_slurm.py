@@ -47,6 +47,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     """Return the batch script, the script of its tasks, and the benchmark."""
     shapes = _components(verified)
     engine, ffns = verified.plan.goal.engine.name, _ffn_groups(verified)
+    has_router = needs_router(verified) and shapes[0].name != MACHINE  # which starts it itself
     text = (
         "#!/usr/bin/env bash\n"
         + _directives(verified, shapes)
@@ -74,7 +75,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             )
             for index, shape in enumerate(shapes)
         )
-        + (_router(shapes, engine=engine) if _routes(verified, shapes) else "")
+        + (_router(shapes, engine=engine) if has_router else "")
         + "wait -n\n"
     )
     return (
@@ -94,11 +95,6 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         ),
         *benchmark_files(verified),
     )
-
-
-def _routes(verified: VerifiedServing, shapes: tuple[GroupShape, ...]) -> bool:
-    """Whether the job starts the router, which machine.sh does itself."""
-    return needs_router(verified) and shapes[0].name != MACHINE
 
 
 def _components(verified: VerifiedServing) -> tuple[GroupShape, ...]:

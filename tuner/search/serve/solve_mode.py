@@ -604,36 +604,38 @@ def solve_program_of(
         most_kinds: of instances in one role, of one island where there are several.
         most_rate: maximise the request rate of all pools instead of meeting the demand.
     """
-
-    def solve(
-        serving_pools: tuple[ServingPool, ...], demand: Demand, is_most: bool
-    ) -> SolvedProgram | None:
-        program = build_program(
-            mode,
-            problem.options.options,
-            serving_pools=serving_pools,
-            kv_transfers=problem.kv_transfers,
-            demand=demand,
-            spare=spare,
-            may_refuse=may_refuse,
-            most_rate=is_most,
-            most_kinds=most_kinds,
-            islands={} if problem.cell_pool else islands,
+    if problem.cell_pool:
+        return solve_cells(
+            next(one for one in problem.serving_pools if one.pool.name == problem.cell_pool),
+            problem.demand,
+            lambda serving_pool, demand, is_most: solve_program_of(
+                replace(problem, serving_pools=(serving_pool,), demand=demand, cell_pool=""),
+                mode,
+                spare,
+                islands={},
+                may_refuse=may_refuse,
+                most_kinds=most_kinds,
+                most_rate=is_most,
+            ),
+            spare_ratio=spare.others_ratio,
+            most_rate=most_rate or problem.spec.goal.objective == "rate",
         )
-        if program is None:
-            return None
-        solved = solve_program(program, time_limit_s=problem.settings.time_limit_s / 4.0)
-        return None if solved.outcome.solution is None else solved
-
-    if not problem.cell_pool:
-        return solve(problem.serving_pools, problem.demand, most_rate)
-    return solve_cells(
-        next(one for one in problem.serving_pools if one.pool.name == problem.cell_pool),
-        problem.demand,
-        lambda serving_pool, demand, is_most: solve((serving_pool,), demand, is_most),
-        spare_ratio=spare.others_ratio,
-        most_rate=most_rate or problem.spec.goal.objective == "rate",
+    program = build_program(
+        mode,
+        problem.options.options,
+        serving_pools=problem.serving_pools,
+        kv_transfers=problem.kv_transfers,
+        demand=problem.demand,
+        spare=spare,
+        may_refuse=may_refuse,
+        most_rate=most_rate,
+        most_kinds=most_kinds,
+        islands=islands,
     )
+    if program is None:
+        return None
+    solved = solve_program(program, time_limit_s=problem.settings.time_limit_s / 4.0)
+    return None if solved.outcome.solution is None else solved
 
 
 def _simulate_instances(
@@ -698,22 +700,22 @@ def simulate_traffic(
     """
     shares = island_shares(groups)
     if shares:
-        parts: dict[object, SimulationResult] = {}
-        alike = []
-        for name, share in shares.items():
-            own = [replace(group, island="") for group in groups if group.island == name]
-            alike.append((share, *((id(group.option), group.count) for group in own)))
-            if alike[-1] not in parts:
-                at_share = at_traffic_share(problem, share)
-                parts[alike[-1]] = simulate_traffic(at_share, mode, own, router=router)
-        weights = tuple(shares.values())
-        return mix_results([parts[key] for key in alike], goal=problem.spec.goal, weights=weights)
-    is_packed = any(group.is_packed for group in groups)
+        # Equal islands, such as cells, find the first one's simulation.
+        at_share = {share: at_traffic_share(problem, share) for share in shares.values()}
+        parts = [
+            simulate_traffic(
+                at_share[share],
+                mode,
+                [replace(group, island="") for group in groups if group.island == name],
+                router=router,
+            )
+            for name, share in shares.items()
+        ]
+        return mix_results(parts, goal=problem.spec.goal, weights=tuple(shares.values()))
     router = router or plainest_router(problem, mode, groups)
     key = (
         mode,
-        tuple((id(group.option), group.count) for group in groups),
-        is_packed,
+        tuple((id(group.option), group.count, group.is_packed) for group in groups),
         router,
         problem.threshold,
         id(problem.demand),

@@ -50,16 +50,16 @@ def test_a_launch_without_the_settings_has_the_rate_that_it_gets(machine: Priced
     # card of 25 Gbit/s, 0.5 s by TCP.
     nvlink, none = read(VLLM.format("", 2, "NixlConnector"), engine="vllm")
     assert none == ""
-    for text, changes, slower_s, words in (
-        (VLLM.format("UCX_TLS=rc,tcp", 2, "NixlConnector"), {}, 0.83, "cross the NICs"),
-        (VLLM.format("UCX_TLS=^cuda_ipc", 2, "NixlConnector"), {}, 0.83, "cross the NICs"),
-        (VLLM.format("UCX_TLS=cuda_ipc,tcp", 2, "NixlPullConnector"), {}, 0.0, ""),
-        (VLLM.format("", 2, "NixlPushConnector"), {}, 0.0, ""),
-        (VLLM.format("", 2, "MooncakeConnector"), {}, 0.83, "MC_INTRANODE_NVLINK=true"),
-        (VLLM.format("MC_INTRANODE_NVLINK=1", 2, "MooncakeConnector"), {}, 0.0, ""),
-        (VLLM.format("", 2, "LMCacheConnectorV1"), {}, 0.83, ""),
+    for text, slower_s, words in (
+        (VLLM.format("UCX_TLS=rc,tcp", 2, "NixlConnector"), 0.83, "cross the NICs"),
+        (VLLM.format("UCX_TLS=^cuda_ipc", 2, "NixlConnector"), 0.83, "cross the NICs"),
+        (VLLM.format("UCX_TLS=cuda_ipc,tcp", 2, "NixlPullConnector"), 0.0, ""),
+        (VLLM.format("", 2, "NixlPushConnector"), 0.0, ""),
+        (VLLM.format("", 2, "MooncakeConnector"), 0.83, "MC_INTRANODE_NVLINK=true"),
+        (VLLM.format("MC_INTRANODE_NVLINK=1", 2, "MooncakeConnector"), 0.0, ""),
+        (VLLM.format("", 2, "LMCacheConnectorV1"), 0.83, ""),
     ):
-        ttft_s, note = read(text, engine="vllm", **changes)
+        ttft_s, note = read(text, engine="vllm")
         assert ttft_s - nvlink == pytest.approx(slower_s, abs=0.02), text
         assert words in note, text
         assert bool(note) is bool(words), text

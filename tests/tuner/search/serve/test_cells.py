@@ -13,7 +13,13 @@ from tuner.plans.serve import ServePlan
 from tuner.search.serve.kv_routes import build_kv_routes
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.options import Option
-from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
+from tuner.search.serve.solve_mode import (
+    ServeProblem,
+    build_serve_problem,
+    goal_spare,
+    problem_variants,
+    solve_program_of,
+)
 from tuner.search.serve.to_plan import to_decision
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import read_serve_spec
@@ -132,16 +138,20 @@ def test_machines_with_slow_cards_become_cells(spec: Spec) -> None:
     assert free.devices <= solution.devices
 
 
-def test_cells_serve_no_more_than_their_machines(spec: Spec) -> None:
+def test_cells_serve_as_much_as_so_many_machines(spec: Spec) -> None:
     rates = []
-    for nodes in (1, 2):
-        path = spec(nodes=nodes, objective="rate")
-        solution = solve_goal(problem_of(path), "disaggregated")
-        assert solution is not None
-        assert solution.rate_per_s is not None
-        rates.append(solution.rate_per_s)
-        assert solution.devices <= 8 * nodes
-    assert rates[1] == pytest.approx(2.0 * rates[0], rel=0.03)
+    for nodes in (1, 2, 3):
+        problem = problem_of(spec(nodes=nodes, objective="rate"))
+        variant = problem_variants(problem, "disaggregated")[-1]
+        assert variant.cell_pool == ("p" if nodes > 1 else "")
+        spare = goal_spare(variant)
+        solved = solve_program_of(variant, "disaggregated", spare, islands={}, most_rate=True)
+        assert solved is not None
+        assert solved.outcome.solution is not None
+        rates.append(solved.outcome.solution.rate_per_s)
+        assert solved.outcome.objective == pytest.approx(1.0 / rates[-1])
+        assert solved.outcome.bound <= solved.outcome.objective
+    assert rates == pytest.approx([rates[0], 2.0 * rates[0], 3.0 * rates[0]])
 
 
 def test_a_machine_with_one_slow_card_serves_as_with_a_fast_one_for_each(spec: Spec) -> None:
