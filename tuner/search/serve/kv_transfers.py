@@ -62,7 +62,7 @@ from tuner.spec.cluster import Link
 from tuner.spec.serving.read import ServeSpec
 
 Path = Literal["device", "host"]
-APART: Final = frozenset({"dynamo"})
+CONTAINER_PER_INSTANCE: Final = frozenset({"dynamo"})
 """Targets that start every instance in a container of its own."""
 
 
@@ -120,8 +120,10 @@ class KvTransfers:
         pool = sender.pool
         is_one = pool.nodes == len(self.spec.cluster.pools) == 1
         is_inside = pool.name == receiver.pool.name and (self.is_packed or is_one)
-        is_started_apart = self.environment is None and not APART.isdisjoint(self.spec.emit)
-        if not is_inside or is_started_apart or pool.domain < pool.devices_per_node:
+        has_containers = self.environment is None and not CONTAINER_PER_INSTANCE.isdisjoint(
+            self.spec.emit
+        )
+        if not is_inside or has_containers or pool.domain < pool.devices_per_node:
             return None
         name = self.named or self.connector(sender, receiver).value
         return self.releases[pool.name].node_links.get(name)
