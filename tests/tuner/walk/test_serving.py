@@ -108,6 +108,16 @@ HANDOVERS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
     "to_pool": (disaggregated(), disaggregated(to_pool="h200")),
     "connector": (disaggregated(), disaggregated(connector="mooncake")),
     "path": (disaggregated(), disaggregated(path="host")),
+    "link": (
+        disaggregated(
+            connector="mooncake", decode={"count": 1, "devices": 4, "attention_dp": 4, "ep": 4}
+        ),
+        disaggregated(
+            connector="mooncake",
+            link="scale_up",
+            decode={"count": 1, "devices": 4, "attention_dp": 4, "ep": 4},
+        ),
+    ),
     "request_bytes": (disaggregated(), disaggregated(request_bytes=2**31)),
     "seconds": (disaggregated(), disaggregated(seconds=0.02)),
 }
