@@ -4,6 +4,8 @@ The text of a plan, `explain`, the report and the headers of emitted files all u
 so two decisions that differ in a field never print the same. A knob is named where it differs from
 its default.
 
+    train_words     all of it in one line, as plots and tables name a decision
+    train_extras    the same without the degrees
     degrees         parallel degrees, ZeRO stage and micro-batch
     knobs           features that are switched on, for a sentence
     short_decision  both in one cell of a table
@@ -36,6 +38,9 @@ DEGREES: Final = {
 }
 """Fields that are degrees, and their usual names."""
 
+_ALWAYS_NAMED: Final = ("TP", "PP", "DP", "EP", "ZeRO", MICRO_BATCH)
+"""Degrees that are named where they are 1, too."""
+
 MOST_COUNTS: Final = 8
 """Replicas whose micro-batches are listed one by one."""
 
@@ -51,6 +56,31 @@ SETTINGS: Final = {
 
 FOLLOWING: Final = frozenset({"expert_data_parallel_size", "recompute"})
 """Fields that follow from others: EDP from the devices, the strongest recomputation level."""
+
+
+def train_words(decision: TrainDecision) -> str:
+    """Name a training decision, e.g. `TP 1, PP 2, VPP 8, DP 32, EP 8, ZeRO 1, micro-batch 1`."""
+    named = (
+        f"{name} {degree}"
+        for name, degree in degrees(decision).items()
+        if degree > 1 or name in _ALWAYS_NAMED
+    )
+    return ", ".join((*named, *train_extras(decision)))
+
+
+def train_extras(decision: TrainDecision) -> tuple[str, ...]:
+    """Name the options of a training decision beyond its degrees."""
+    levels = dict.fromkeys(level.value for level in decision.stage_recompute)
+    chunks = sorted(set(decision.chunks))
+    is_uniform = len(levels) == len(chunks) == 1
+    named = {
+        f"recompute {'/'.join(levels) if is_uniform else runs(decision.stage_recompute)}": (
+            list(levels) != ["none"]
+        ),
+        f"{chunks[0] if is_uniform else runs(decision.chunks)} chunks of MoE layers": chunks != [1],
+        stages_words(decision): (len(set(decision.pipeline_layout)) > 1),
+    }
+    return (*(name for name, is_set in named.items() if is_set), *knobs(decision))
 
 
 def degrees(decision: TrainDecision) -> dict[str, int]:

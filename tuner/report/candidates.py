@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from tuner.config.train import TrainDecision
+from tuner.config.train_words import train_words
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
 from tuner.report.content import Cell, Figure, Table, seconds, size, word
-from tuner.report.decisions import train_words
 from tuner.report.palette import BLUE, GREY, SKY, VERMILLION
 from tuner.report.step_figures import memory_unit
 from tuner.search.layout_groups import variants_words

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from tuner.config.train import TrainDecision
-from tuner.config.train_words import DEGREES, stages_words, unequal_words
+from tuner.config.train_words import DEGREES, stages_words, train_extras, unequal_words
 from tuner.plans.train import Plan
 from tuner.report.content import Cell, NamedValues, Section, Table, number, some, word
-from tuner.report.decisions import train_extras
 from tuner.spec.accounting import active_parameters, num_parameters
 from tuner.units import format_count
 

@@ -8,11 +8,11 @@ place   every workload, current and planned
 from collections.abc import Iterator
 from typing import Final
 
+from tuner.config.train_words import train_words
 from tuner.csv_text import csv_text
 from tuner.plans.place import PlacePlan
 from tuner.plans.serve import FrontPoint, ServePlan
 from tuner.plans.train import Alternative, Plan
-from tuner.report.decisions import train_words
 
 TRAIN: Final = (
     *("kind", "decision", "step_time_s", "step_time_s_low", "step_time_s_high"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tuner.config.serve_words import gain_words
+from tuner.config.serve_words import gain_words, short_serve
 from tuner.plans.serve import ServeModeResult, ServePlan, ServePrediction
 from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import (
@@ -17,7 +17,6 @@ from tuner.report.content import (
     some,
     word,
 )
-from tuner.report.decisions import serve_words
 from tuner.report.front_figure import front_figure
 from tuner.report.palette import CYCLE, SYMBOLS, VERMILLION
 from tuner.report.serve_figures import alternatives_rows
@@ -104,7 +103,7 @@ def _candidates(plan: ServePlan) -> Figure:
                     "size": 18 if at == 0 else 12,
                 },
                 "hovertext": [
-                    f"{name}\n{serve_words(decision)}\nTTFT P90 "
+                    f"{name}\n{short_serve(decision)}\nTTFT P90 "
                     f"{format_s(one.ttft_s.p90)}, TPOT P90 {format_s(one.tpot_s.p90)}"
                 ],
                 "hoverinfo": "text",
@@ -136,7 +135,7 @@ def _candidates(plan: ServePlan) -> Figure:
                     seconds(one.tpot_s.p90, key=f"{key}.tpot_s.p90"),
                     number(one.goodput_per_device, key=f"{key}.goodput_per_device"),
                     *_cost(one, key=key, is_shown=has_cost),
-                    word(serve_words(decision)),
+                    word(short_serve(decision)),
                     word(why),
                 )
                 for (name, key, decision, one), why in zip(rows, lost, strict=True)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from tuner.config.serve import Instances, ServeDecision
+from tuner.config.serve_words import group_degrees
 from tuner.plans.breakdown import cause_words
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.report.axes import axis, layout, limit_line, time_axis
 from tuner.report.content import Cell, Figure, Table, number, seconds, share, size, word
-from tuner.report.decisions import group_words
 from tuner.report.palette import CYCLE, GREY, ORANGE, SYMBOLS, filled
 from tuner.units import format_bytes, format_ratio, format_s
 
@@ -92,7 +92,7 @@ def _squares(group: Instances) -> tuple[list[int], list[str], list[str]]:
         for device in range(min(group.devices, MOST_SQUARES)):
             xs.append(device + 1)
             ys.append(name)
-            texts.append(f"{name}, device {device + 1} of {group.devices}\n{group_words(group)}")
+            texts.append(f"{name}, device {device + 1} of {group.devices}\n{group_degrees(group)}")
     return xs, ys, texts
 
 
@@ -102,7 +102,7 @@ def _groups(decision: ServeDecision, free: dict[str, int]) -> Table:
             word(f"{group.role.value} on {group.pool}"),
             number(group.count, key=f"decision.instances.{index}.count"),
             number(group.devices, key=f"decision.instances.{index}.devices"),
-            word(group_words(group)),
+            word(group_degrees(group)),
             number(group.max_batch, key=f"decision.instances.{index}.max_batch"),
             number(group.kv_tokens, key=f"decision.instances.{index}.kv_tokens"),
         )

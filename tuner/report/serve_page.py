@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.config.serve import ServeDecision
+from tuner.config.serve_words import short_serve
 from tuner.plans.proof import gap_words
 from tuner.plans.serve import ServeCertificate, ServePlan, ServePrediction
 from tuner.report.content import (
@@ -24,7 +25,6 @@ from tuner.report.content import (
     some,
     word,
 )
-from tuner.report.decisions import serve_words
 from tuner.report.latency_figures import goodput_figure, latency_figure
 from tuner.report.launch_section import launch_section
 from tuner.report.provenance import provenance_section
@@ -123,7 +123,7 @@ def _verdict(
 ) -> str:
     launched = verdict_words(verified) if verified else "and nothing was launched."
     return (
-        f"Launch {serve_words(decision)} with {plan.goal.engine.name}: "
+        f"Launch {short_serve(decision)} with {plan.goal.engine.name}: "
         f"{predicted.requests_per_s:.4g} requests/s are expected at P90 TTFT "
         f"{format_s(predicted.ttft_s.p90)} and P90 TPOT "
         f"{format_s(predicted.tpot_s.p90)}. Predicted from simulated traffic"
@@ -267,7 +267,7 @@ def _relaxations(plan: ServePlan) -> Iterator[Section]:
                 (
                     word(transfer.limit),
                     word(transfer.change),
-                    word(serve_words(transfer.decision) if transfer.decision else "-"),
+                    word(short_serve(transfer.decision) if transfer.decision else "-"),
                 )
                 for transfer in plan.relaxations
             ),

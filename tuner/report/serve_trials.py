@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from tuner.config.serve_words import short_serve
 from tuner.report.content import (
     Cell,
     NamedValues,
@@ -14,7 +15,6 @@ from tuner.report.content import (
     some,
     word,
 )
-from tuner.report.decisions import serve_words
 from tuner.units import format_ratio
 from tuner.verify.deployments.records import ServeTrial, ServeVerified
 
@@ -40,7 +40,7 @@ def verdict_words(verified: ServeVerified) -> str:
     launched = f"{len(verified.trials)} launched"
     if verified.winner is None:
         return f"Of {launched}, none meets the SLO."
-    won = serve_words(verified.winner)
+    won = short_serve(verified.winner)
     if verified.winner == verified.trials[0].decision:
         return f"Measured: the best of {launched}."
     return f"Measured: of {launched}, {won} is better and is in the launch files."
@@ -51,7 +51,7 @@ def _facts(verified: ServeVerified) -> list[tuple[str, Cell]]:
     facts: list[tuple[str, Cell]] = [("launched", number(len(verified.trials)))]
     if verified.winner is not None:
         tie = ", a tie within the noise of the runs" if verified.tie else ""
-        facts.append((f"best by {verified.objective}", word(serve_words(verified.winner) + tie)))
+        facts.append((f"best by {verified.objective}", word(short_serve(verified.winner) + tie)))
     if verified.regret_ratio is not None:
         said = f"{format_ratio(verified.regret_ratio)} behind the best"
         facts.append(("the plan's own choice", Cell(text=said, value=verified.regret_ratio)))
@@ -95,7 +95,7 @@ def _row(trial: ServeTrial) -> tuple[Cell, ...]:
     rate, failed = trial.measured_requests_per_s, trial.failed_ratio
     targets = {None: "not measured", True: "held", False: "missed"}[trial.holds_targets]
     return (
-        word(serve_words(trial.decision)),
+        word(short_serve(trial.decision)),
         number(trial.runs),
         nothing if trial.measured_ttft_s is None else seconds(trial.measured_ttft_s),
         seconds(trial.predicted_ttft_s),
@@ -109,7 +109,7 @@ def _row(trial: ServeTrial) -> tuple[Cell, ...]:
 
 def _failures(verified: ServeVerified) -> Notes | None:
     said = tuple(
-        f"{serve_words(trial.decision)}: {trial.reason or '; '.join(trial.misses)}"
+        f"{short_serve(trial.decision)}: {trial.reason or '; '.join(trial.misses)}"
         for trial in verified.trials
         if trial.reason or trial.misses
     )

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from tuner.config.equal_stages import equal_stages
+from tuner.config.train_words import train_words
 from tuner.plans.breakdown import cause_words
 from tuner.plans.train import Plan, StagePrediction, TrainPrediction
 from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
 from tuner.report.content import Cell, Figure, Table, between, number, seconds, share, size, word
-from tuner.report.decisions import train_words
 from tuner.report.palette import BLUE, GREEN, ORANGE, filled, second_bars
 from tuner.units import format_bytes, format_s, parse_bytes
 

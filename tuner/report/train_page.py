@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tuner.config.train import TrainDecision
+from tuner.config.train_words import train_words
 from tuner.plans.proof import gap_words, proof_words
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.candidates import candidates_figure
@@ -26,7 +27,6 @@ from tuner.report.content import (
     word,
 )
 from tuner.report.decision_section import decision_section
-from tuner.report.decisions import train_words
 from tuner.report.expert_loads import loads_section
 from tuner.report.failures import failures_section
 from tuner.report.launch_section import launch_section

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from tuner.config.train_words import train_words
 from tuner.plans.train import TrainPrediction
 from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import (
@@ -19,7 +20,6 @@ from tuner.report.content import (
     some,
     word,
 )
-from tuner.report.decisions import train_words
 from tuner.report.palette import BLUE, GREEN, VERMILLION
 from tuner.units import format_ratio, format_s
 from tuner.verify.records import Trial, Verified

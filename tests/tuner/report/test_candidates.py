@@ -1,8 +1,8 @@
 from pathlib import Path
 
+from tuner.config.train_words import train_words
 from tuner.goals.train_folder import read_plan
 from tuner.report.candidates import candidates_figure
-from tuner.report.decisions import train_words
 
 
 def test_every_stored_candidate_is_drawn_once_in_its_group(train_folder: Path) -> None:

@@ -19,6 +19,7 @@ from tests.tuner.engines.serving.testing import (
 )
 from tuner.cli.serve_text import serve_explanation, serve_text
 from tuner.config.serve import Instances, Island, PlannedKvTransfer, ServeDecision, ServeRouter
+from tuner.config.serve_words import short_serve
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
 from tuner.engines.serve_writers import SERVE_EMITTERS, emit_serving, unlaunchable
 from tuner.engines.serving.scripts import emit
@@ -29,7 +30,6 @@ from tuner.estimate.serving.registry import read_serving_text
 from tuner.estimate.serving.router_launch import read_router
 from tuner.goals.registry import load_goal
 from tuner.plans.serve import ServeAlternative, ServePlan, VerifiedServing
-from tuner.report.decisions import serve_words
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.routers import RouterPolicy
 
@@ -186,7 +186,7 @@ def test_every_field_has_a_pair_of_deployments() -> None:
 
 WORDINGS: Final[Mapping[str, Callable[[ServePlan, ServeDecision], str]]] = {
     "a cell of explain": lambda plan, decision: GOAL.words(decision),
-    "a cell of the report": lambda plan, decision: serve_words(decision),
+    "a cell of the report": lambda plan, decision: short_serve(decision),
     "the text of a plan": lambda plan, decision: serve_text(plan, folder=Path("plan")),
     "explain": lambda plan, decision: serve_explanation(plan),
 }

@@ -7,13 +7,13 @@ from typing import Any
 from tests.tuner.engines.testing import sample_verified
 from tuner.cli.plan_text import decision_lines, explanation, plan_text
 from tuner.config.train import TrainDecision
+from tuner.config.train_words import train_words
 from tuner.engines.statement import statement
 from tuner.goals.registry import load_goal
 from tuner.plans.train import Alternative, Plan, VerifiedPlan
 from tuner.report.candidates import candidates_figure
 from tuner.report.content import Block
 from tuner.report.decision_section import decision_section
-from tuner.report.decisions import train_words
 
 GOAL = load_goal("train")
 
