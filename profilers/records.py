@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from itertools import pairwise
 from textwrap import dedent
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -25,6 +25,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
 from profilers.numbers_only import numbers_only
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SCHEMA_VERSION = 1
 # 1: first release. Tables were added since, from windowed_attention on, for imports: a profile
@@ -400,7 +403,20 @@ class Profile(Record):
     header: ProfileHeader
     measurements: tuple[Measurement, ...]
 
-    def table(self, operation: str) -> tuple[Measurement, ...]:
+    def table(self, operation: str) -> "DataFrame":
+        """Return every row of one operation as a data frame.
+
+        Its columns are those that are stored (profilers/tables.py), and `median_s`, which is NaN
+        for a row that failed.
+
+        Raises:
+            ValueError: there is no such operation.
+        """
+        from profilers.tables import data_frame
+
+        return data_frame(self.measurements, operation=operation)
+
+    def rows(self, operation: str) -> tuple[Measurement, ...]:
         """Every successful row of one operation, in stored order."""
         return tuple(
             row

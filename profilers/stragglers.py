@@ -105,7 +105,7 @@ def _work(profile: Profile) -> dict[str, dict[int, Sequence[float]]]:
     """Repeats by kind of work and rank; empty if ranks share cores or accelerators."""
     by_kind: dict[str, dict[int, Sequence[float]]] = {}
     if not profile.header.machine.oversubscribed:
-        for row in profile.table("every_rank"):
+        for row in profile.rows("every_rank"):
             by_kind.setdefault(row.case.kind, {})[row.rank] = row.times_s
     return by_kind
 

@@ -7,11 +7,12 @@ same validation as a row that was just measured.
 Not covered: where the file lies and whether it agrees with the header; see profilers/store.py.
 """
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +26,29 @@ from profilers.out_of_memory import raise_lack_of_memory
 from profilers.parquet import joined_texts, read_table, require_unique
 from profilers.records import AXES, Case, Measurement, MeasurementStatus, Source
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 
 def write_parquet(path: Path, rows: Sequence[Measurement], *, operation: str) -> None:
     """Write the rows of one operation and force them to the disk."""
-    table = pa.Table.from_pylist([_flat(row) for row in rows], schema=_schema(operation))
     with path.open("wb") as file:
-        pq.write_table(table, file, compression="zstd")
+        pq.write_table(_stored(rows, operation=operation), file, compression="zstd")
         file.flush()
         os.fsync(file.fileno())
+
+
+def data_frame(rows: Iterable[Measurement], *, operation: str) -> "DataFrame":
+    """Return the rows of one operation as a data frame, with the medians of their repeats.
+
+    Raises:
+        ValueError: there is no such operation.
+    """
+    if operation not in AXES:
+        raise ValueError(f"{operation!r} is not one of {', '.join(AXES)}")
+    own = [row for row in rows if row.case.operation == operation]
+    frame: DataFrame = _stored(own, operation=operation).to_pandas()
+    return frame.assign(median_s=[row.median_s if row.times_s else math.nan for row in own])
 
 
 def read_parquet(
@@ -120,6 +136,10 @@ def _table(path: Path, *, operation: str, expected_rows: int | None) -> pa.Table
                 raise ValueError(f"column {field.name!r} is {kind}, must be {field.type}")
 
     return joined_texts(read_table(path, check=check))
+
+
+def _stored(rows: Iterable[Measurement], *, operation: str) -> pa.Table:
+    return pa.Table.from_pylist([_flat(row) for row in rows], schema=_schema(operation))
 
 
 def _schema(operation: str) -> pa.Schema:

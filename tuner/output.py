@@ -16,9 +16,12 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.errors import OutputError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def write_directory(
@@ -81,6 +84,15 @@ def write_files(
             _write(directory / name, content, executable=name in executable)
         except OSError as error:
             raise _unwritable(directory / name, error, option=option) from error
+
+
+def write_csv(file: Path, table: "DataFrame") -> None:
+    """Write a data frame to the file that --csv names, atomically.
+
+    Raises:
+        OutputError: the disk is full or read-only, or the place is not ours to write to.
+    """
+    write_files(file.parent, {file.name: table.to_csv(index=False)}, option="--csv")
 
 
 def entries_json(values: Mapping[str, Any]) -> str:

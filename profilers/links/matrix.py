@@ -48,7 +48,7 @@ def links_of(profile: Profile) -> tuple[MeasuredLink, ...]:
     per_node = max(profile.header.machine.ranks_per_node, 1)
     trips: dict[tuple[int, int], float] = {}
     messages: dict[tuple[int, int, int], list[Measurement]] = {}
-    for row in profile.table("link"):
+    for row in profile.rows("link"):
         axes = row.case.axes
         pair = axes["sender"], axes["receiver"]
         if row.case.kind == "round_trip":

@@ -274,7 +274,7 @@ def sizes(profile: Profile, *, count: int, seed: int) -> tuple[Case, ...]:
     rng = np.random.default_rng(seed)
     result = []
     for family in FAMILIES:
-        on_lines = list(lines(profile.table(family)).values())
+        on_lines = list(lines(profile.rows(family)).values())
         order = rng.permutation(len(on_lines))
         result += [drawn(on_lines[order[n % len(order)]], rng=rng) for n in range(count)]
     return tuple(result)

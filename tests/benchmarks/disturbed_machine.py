@@ -199,7 +199,7 @@ def some_sizes(*, count: int, seed: int) -> tuple[Case, ...]:
         cases
         for name in suite.KERNELS
         if name in SIZES
-        for cases in lines(profile.table(name)).values()
+        for cases in lines(profile.rows(name)).values()
     ]
     return tuple(drawn(on_lines[n % len(on_lines)], rng=rng) for n in range(count))
 

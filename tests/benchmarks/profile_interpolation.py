@@ -52,9 +52,9 @@ SUITES = ("kernels", "links", "storage", "kv")
 def sizes(profile: Profile, *, count: int, rng: np.random.Generator) -> tuple[Case, ...]:
     """Draw unmeasured cases, evenly over the families and over the lines of each."""
     by_family = {
-        operation: tuple(lines(profile.table(operation)).values())
+        operation: tuple(lines(profile.rows(operation)).values())
         for operation in SIZES
-        if profile.table(operation)
+        if profile.rows(operation)
     }
     known = {row.case.id for row in profile.measurements}
     chosen: dict[str, Case] = {}

@@ -112,7 +112,7 @@ def measured(tables: Sequence[str]) -> Mapping[str, Sequence[Measurement]]:
             extra_cases=wanted,
         )
         profile = read_profile(folder)
-        return {table: profile.table(table) for table in tables}
+        return {table: profile.rows(table) for table in tables}
 
 
 def stored(table: str) -> Sequence[Measurement]:

@@ -152,7 +152,7 @@ def test_all_tables_are_scaled_to_the_undisturbed_machine_and_say_how_slow_it_wa
     # Interrupted here, the run has seen what the machine does undisturbed.
     coordinator.save()
     kept = read_profile(tmp_path, with_incomplete=True)
-    (gemm,), (attention,) = kept.table("gemm"), kept.table("attention")
+    (gemm,), (attention,) = kept.rows("gemm"), kept.rows("attention")
     assert gemm.times_s == pytest.approx((1e-3,))
     assert attention.times_s == (1.4e-3,)
     tables = kept.header.tables

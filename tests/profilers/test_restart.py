@@ -74,7 +74,7 @@ def test_two_ranks_start_anew_and_join(tmp_path: Path) -> None:
     measure_profile(
         tmp_path, suites=("restart",), budget_s=5.0, ranks=2, device="cpu", environment=ALONE
     )
-    rows = read_profile(tmp_path).table("restart")
+    rows = read_profile(tmp_path).rows("restart")
     assert [(row.case.kind, row.case.axes["ranks"], row.rank) for row in rows] == [
         (phase, 2, 0) for phase in PHASES
     ]

@@ -140,13 +140,13 @@ def test_two_ranks_measure_everything_within_the_budget(two_ranks: TwoRanks) -> 
     assert header.machine.world == 2
     profile = read_profile(two_ranks.out)
     assert profile.header == header
-    assert {row.case.kind for row in profile.table("collective")} == set(BUILDERS)
-    assert {row.rank for row in profile.table("gemm")} == {0, 1}
-    assert {row.rank for row in profile.table("collective")} == {0}
-    assert {row.rank for row in profile.table("every_rank")} == {0, 1}
+    assert {row.case.kind for row in profile.rows("collective")} == set(BUILDERS)
+    assert {row.rank for row in profile.rows("gemm")} == {0, 1}
+    assert {row.rank for row in profile.rows("collective")} == {0}
+    assert {row.rank for row in profile.rows("every_rank")} == {0, 1}
     assert {(link.sender, link.receiver) for link in links_of(profile)} == {(0, 1), (1, 0)}
     assert all(link.bytes_per_s > 1e6 for link in links_of(profile))
-    skews = profile.table("rendezvous")
+    skews = profile.rows("rendezvous")
     assert skews
     for row in skews:
         assert (row.status, row.rank) == (MeasurementStatus.OK, 0), row.error
@@ -198,8 +198,8 @@ def test_a_rank_that_dies_is_named_and_complete_tables_stay(tmp_path: Path) -> N
     profile = read_profile(tmp_path)
     assert profile.header.tables["collective"].complete
     assert not profile.header.tables["storage"].complete
-    assert profile.table("collective")
-    assert read_profile(tmp_path, with_incomplete=True).table("storage")
+    assert profile.rows("collective")
+    assert read_profile(tmp_path, with_incomplete=True).rows("storage")
 
 
 @pytest.mark.slow
@@ -296,9 +296,9 @@ def test_resuming_keeps_complete_tables_and_measures_the_rest(tmp_path: Path) ->
     assert header is not None
     assert all(info.complete for info in header.tables.values())
     after = read_profile(tmp_path)
-    kept = tuple(row for row in after.table("gemm") if row.case.axes["m"] != 99)
-    assert kept == before.table("gemm")
-    assert {row.case.direction for row in after.table("gemm") if row.case.axes["m"] == 99} == {
+    kept = tuple(row for row in after.rows("gemm") if row.case.axes["m"] != 99)
+    assert kept == before.rows("gemm")
+    assert {row.case.direction for row in after.rows("gemm") if row.case.axes["m"] == 99} == {
         "forward",
         "backward",
     }

@@ -66,7 +66,7 @@ def test_two_ranks_of_a_launcher_measure_as_one(name: str, tmp_path: Path) -> No
     assert (profile.header.machine.world, profile.header.machine.ranks_per_node) == (2, 2)
     # Open MPI binds each rank to a core of its own: two ranks on two cores are not too many.
     assert profile.header.machine.cores == len(os.sched_getaffinity(0))
-    assert {row.rank for row in profile.table("every_rank")} == {0, 1}
+    assert {row.rank for row in profile.rows("every_rank")} == {0, 1}
     assert {(link.sender, link.receiver) for link in links_of(profile)} == {(0, 1), (1, 0)}
 
 
@@ -85,6 +85,6 @@ def test_when_a_rank_is_killed_the_launcher_says_so_and_what_was_measured_is_kep
     assert process.returncode != 0
     assert "rank 1" in complained or "rank      : 1" in complained
     profile = read_profile(out, with_incomplete=True)
-    assert {row.rank for row in profile.table("every_rank")} == {0, 1}
+    assert {row.rank for row in profile.rows("every_rank")} == {0, 1}
     assert profile.header.tables["link"].complete
     assert not _ranks(out, variable)

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from profilers.records import Record
+from tuner.frames import Rows
 
 SCHEMA_VERSION = 1
 # 1: first release.
@@ -112,4 +113,4 @@ class Backtest(Record):
     release_scatter: dict[str, ReleaseScatter] = Field(default_factory=dict)
     """Of models with experts (`moe`) and of the others (`dense`), where recipes were published
     under several releases."""
-    rows: tuple[BacktestRow, ...]
+    rows: Rows[BacktestRow]

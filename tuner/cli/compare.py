@@ -29,12 +29,11 @@ def command(
     """
     from tuner.cli.compare_text import comparison_text
     from tuner.compare.comparison import compare
-    from tuner.compare.table import comparison_csv
-    from tuner.output import write_files
+    from tuner.output import write_csv
 
     comparison = compare(plans)
     if csv is not None:
-        write_files(csv.parent, {csv.name: comparison_csv(comparison)}, option="--csv")
+        write_csv(csv, comparison.table())
     if as_json:
         print_exact(comparison.model_dump_json(indent=2))
         return

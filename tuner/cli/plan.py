@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,6 +11,7 @@ from tuner.cli.goals import PlanOptions, commands_of, draft_of
 from tuner.cli.options import SpecFlags, expanded
 from tuner.cli.text import print_result, print_stderr
 from tuner.errors import SpecError
+from tuner.output import write_csv
 
 
 @expanded
@@ -40,16 +41,9 @@ def command(
             as_json=options.as_json,
         )
         if options.csv is not None:
-            _write_csv(options.csv, written)
+            write_csv(options.csv, written.candidates())
         if written.decision is None:
             raise typer.Exit(1)
-
-
-def _write_csv(file: Path, written: Any) -> None:
-    from tuner.goals.registry import goal_of
-    from tuner.output import write_files
-
-    write_files(file.parent, {file.name: goal_of(written).csv(written)}, option="--csv")
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def _both(profile: "Profile") -> "Iterator[tuple[int, int, int, float, float]]":
     from profilers.links.groups import FLAT, HIERARCHICAL
 
     median_s: dict[tuple[str, int, int, int], float] = {}
-    for row in profile.table("collective"):
+    for row in profile.rows("collective"):
         if row.case.kind in (FLAT, HIERARCHICAL):
             axes = row.case.axes
             key = row.case.kind, axes["ranks"], axes["stride"], axes["bytes"]

@@ -69,9 +69,10 @@ def explanation(explained: "ExplainedPlan", *, folder: Path, verbose: bool) -> s
     from tuner.cli.explain_text import why_lines
     from tuner.cli.plan_text import explanation as explained_text
     from tuner.cli.verify_text import verdict_text
-    from tuner.goals.train_folder import read_verified
+    from tuner.plans.folder import read_verified_as
+    from tuner.verify.records import Verified
 
-    verified = read_verified(folder)
+    verified = read_verified_as(Verified, folder)
     trials = () if verified is None else ("", verdict_text(verified))
     why = why_lines(explained.why, verbose=verbose)
     return "\n".join((explained_text(explained, verbose=verbose), *why, *trials))

@@ -9,12 +9,13 @@ differences say so.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
 
 from profilers.records import Record
 from tuner.errors import TunerError
+from tuner.frames import typed_frame
 from tuner.goals.goal import Figures, Kind, StoredPlan, terms
 from tuner.goals.plan_ratios import PlanRatio
 from tuner.goals.registry import goal_of, read_any_plan
@@ -24,8 +25,19 @@ from tuner.regress.observed import plan_facts, spec_differences
 from tuner.regress.words import change_words
 from tuner.search.ratios import is_tie
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 MOST_PLANS: Final = 64
 FEWEST_PLANS: Final = 2
+
+_RATIO: Final = ("ratio", "ratio_low", "ratio_high")
+_TYPES: Final = {
+    **dict.fromkeys(("plan", "kind", "name"), "string"),
+    **dict.fromkeys(("value", "low", "high", *_RATIO), "float64"),
+    **dict.fromkeys(("is_objective", "is_best", "is_tie"), "bool"),
+}
+"""Columns of a comparison's table."""
 
 
 class FigureRatio(Record):
@@ -79,6 +91,27 @@ class Comparison(Record):
     """Source of the band of the ratio to the best, of the plan nearest to it."""
     verdict: str
     """In a sentence."""
+
+    def table(self) -> "DataFrame":
+        """Return a row for each plan and figure, and one for each term of its step.
+
+        Ratios and differences of terms are to the first plan.
+        """
+        return typed_frame(self._rows(), _TYPES)
+
+    def _rows(self) -> Iterator[dict[str, object]]:
+        for place, plan in enumerate(self.plans):
+            row = {"plan": plan.plan, "is_best": place == self.best, "is_tie": plan.is_tie}
+            for name, value in plan.figures.items():
+                low, high = plan.bands.get(name, (None, None))
+                figure = {"kind": "figure", "name": name, "value": value, "low": low, "high": high}
+                own = plan.ratios.get(name)
+                edges = (own and own.band) or (None, None)
+                ratio = dict(zip(_RATIO, (own and own.ratio, *edges), strict=True))
+                yield {**row, **figure, **ratio, "is_objective": name == self.objective}
+            for name, value in plan.terms_s.items():
+                term = {"kind": "difference_s", "name": name, "value": value}
+                yield {**row, **term, "is_objective": False}
 
 
 def compare(plans: Sequence[AnyPath]) -> Comparison:

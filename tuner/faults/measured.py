@@ -45,7 +45,7 @@ def sent_bytes_per_s(profile: Profile) -> float | None:
     local = machine.world // machine.nodes
     rows = [
         row
-        for row in profile.table("collective")
+        for row in profile.rows("collective")
         if row.case.kind == "send_recv" and row.times_s and row.case.axes["stride"] >= local
     ]
     if machine.nodes < 2 or not rows:
@@ -66,7 +66,7 @@ def host_memory_rates(profile: Profile) -> Mapping[str, float]:
 
     Kinds that were not measured at sizes beyond a processor's caches are left out.
     """
-    kinds = dict.fromkeys(row.case.kind for row in profile.table("host_memory"))
+    kinds = dict.fromkeys(row.case.kind for row in profile.rows("host_memory"))
     slowest = {kind: _slowest(profile, "host_memory", kind=kind) for kind in kinds}
     return {
         kind: one.num_bytes / one.seconds
@@ -81,7 +81,7 @@ def restart_phases_s(profile: Profile) -> Mapping[str, float]:
     Of the most ranks that were measured; empty where none were. They grow with the ranks, and leave
     out what no profile sees: noticing the failure, a new node, what an engine sets up.
     """
-    rows = [row for row in profile.table("restart") if row.times_s]
+    rows = [row for row in profile.rows("restart") if row.times_s]
     most = max((row.case.axes["ranks"] for row in rows), default=0)
     return {row.case.kind: row.median_s for row in rows if row.case.axes["ranks"] == most}
 
@@ -94,7 +94,7 @@ class _Slowest(NamedTuple):
 
 
 def _slowest(profile: Profile, operation: str, *, kind: str) -> _Slowest | None:
-    rows = [row for row in profile.table(operation) if row.case.kind == kind and row.times_s]
+    rows = [row for row in profile.rows(operation) if row.case.kind == kind and row.times_s]
     if not rows:
         return None
     largest = max(row.case.axes["bytes"] for row in rows)

@@ -69,6 +69,8 @@ class Goal:
     """Write what was planned into a folder; return the plan with its files named."""
     read: Callable[[Path], Any]
     """Plan of a folder."""
+    verified: type[Any]
+    """The type of its `verified.json`."""
     spec: Callable[[Any, dict[str, Any], Path], PlannedSpec]
     """Of a plan, the keys of its spec and the folder of the copies: the spec to be changed."""
     words: Callable[[Any], str]
@@ -89,8 +91,6 @@ class Goal:
     """The figure that the curve of a limit draws: of the limit and of the objective."""
     report: Callable[..., Report]
     """Of a folder; `what_if`, its section of curves, and for a deployment `replay`."""
-    csv: Callable[[Any], str]
-    """The candidates of a plan as CSV."""
     ratio_band: Callable[[Any, Any, str], PlanRatio | None]
     """Of two plans and a figure: the band of the ratio, other over first."""
     stored_figures: Callable[[Mapping[str, Any]], Iterator[StoredFigure]]

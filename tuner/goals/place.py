@@ -20,11 +20,11 @@ from tuner.goals.stored_figures import place_figures
 from tuner.goals.wanted_sizes import place_sizes
 from tuner.plans.place import PlacePlan
 from tuner.plans.what_if import LimitChange, Rival, Why
-from tuner.report.plan_csv import place_csv
 from tuner.report.read import place_report_of
 from tuner.report.what_if_curves import PLACE_CURVES
 from tuner.spec.place import Objective
 from tuner.units import spans
+from tuner.verify.placement_records import PlaceVerified
 
 
 class ExplainedPlacePlan(PlacePlan):
@@ -133,6 +133,7 @@ GOAL: Final = Goal(
     plan=place,
     write=lambda folder, made: write_place_plan(folder, made.plan, spec=made.spec, maps=made.maps),
     read=read_place_plan,
+    verified=PlaceVerified,
     spec=_spec,
     words=placement_words,
     differences=_differences,
@@ -145,7 +146,6 @@ GOAL: Final = Goal(
     curve_figure=lambda _limit, objective: objective,
     report=place_report_of,
     wanted_sizes=place_sizes,
-    csv=place_csv,
     ratio_band=place_ratio_band,
     stored_figures=place_figures,
     seconds=_seconds,

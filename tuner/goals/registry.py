@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from tuner.errors import PlanUnreadableError
 from tuner.paths import AnyPath, plan_folder
-from tuner.plans.folder import PLAN_NAME, plan_kind
+from tuner.plans.folder import PLAN_NAME, plan_kind, read_verified_as
 
 if TYPE_CHECKING:
     from tuner.goals.goal import Goal, StoredPlan
+    from tuner.verify.deployments.records import ServeVerified
+    from tuner.verify.placement_records import PlaceVerified
+    from tuner.verify.records import Verified
 
 GOALS: Final[Mapping[str, str]] = {
     "train": "tuner.goals.train",
@@ -62,3 +65,16 @@ def read_any_plan(folder: AnyPath) -> "StoredPlan":
     """
     plan: StoredPlan = goal_of_folder(folder).read(plan_folder(folder))
     return plan
+
+
+def read_verified(folder: AnyPath) -> "Verified | ServeVerified | PlaceVerified | None":
+    """Read the trials of a plan's folder, whatever its goal; None where nothing was verified.
+
+    Raises:
+        PlanUnreadableError: they are damaged, or there is no plan.
+    """
+    goal, place = goal_of_folder(folder), plan_folder(folder)
+    verified: Verified | ServeVerified | PlaceVerified | None = read_verified_as(
+        goal.verified, place
+    )
+    return verified

@@ -38,13 +38,13 @@ from tuner.goals.wanted_sizes import serve_sizes
 from tuner.plans.folder import name_used_profiles
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.plans.what_if import LimitChange, Rival, Why
-from tuner.report.plan_csv import serve_csv
 from tuner.report.read import serve_report_of
 from tuner.report.replay import Replay, at_planned_rate, replayed
 from tuner.report.what_if_curves import serve_curves
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.search.serve.prefix_reuse import recorded_prompts
 from tuner.spec.serving.read import read_serve_spec
+from tuner.verify.deployments.records import ServeVerified
 
 
 class ExplainedServePlan(ServePlan):
@@ -240,6 +240,7 @@ GOAL: Final = Goal(
         folder, made.plan, spec=made.spec, profiles=made.profiles
     ),
     read=read_serve_plan,
+    verified=ServeVerified,
     spec=_spec,
     words=short_serve,
     differences=lambda before, after: tuple(_changes(before, after)),
@@ -255,7 +256,6 @@ GOAL: Final = Goal(
     report=serve_report_of,
     replay=_replay,
     wanted_sizes=serve_sizes,
-    csv=serve_csv,
     ratio_band=serve_ratio_band,
     stored_figures=serve_figures,
     seconds=seconds_by_cause,

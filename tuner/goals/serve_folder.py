@@ -28,7 +28,6 @@ from tuner.plans.folder import (
     model_config,
     read_plan_as,
     read_trials_as,
-    read_verified_as,
     used_profiles,
     write_plan_folder,
 )
@@ -128,15 +127,6 @@ def read_serve_trials(folder: Path) -> tuple[ServeTrialRecord, ...]:
         PlanUnreadableError: a file is damaged; it names the file and what to do.
     """
     return read_trials_as(ServeTrialRecord, folder / TRIALS_NAME)
-
-
-def read_serve_verified(folder: Path) -> ServeVerified | None:
-    """Read `verified.json` of a deployment's plan; None where nothing was verified yet.
-
-    Raises:
-        PlanUnreadableError: it is damaged.
-    """
-    return read_verified_as(ServeVerified, folder)
 
 
 def write_serve_verified(

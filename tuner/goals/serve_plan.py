@@ -28,10 +28,10 @@ from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.errors import SpecError
 from tuner.goals.profiles import is_plan_of, stored_profile
-from tuner.goals.serve_folder import read_serve_verified
 from tuner.goals.serve_kernels import installed_notes, kernel_hashes
 from tuner.goals.train_plan import version
 from tuner.paths import AnyPath, to_paths
+from tuner.plans.folder import read_verified_as
 from tuner.plans.proof import with_planning_time
 from tuner.plans.serve import ServePlan, ServeProvenance
 from tuner.search.serve.options import ServingPool
@@ -42,6 +42,7 @@ from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 from tuner.units import format_bytes
+from tuner.verify.deployments.records import ServeVerified
 
 PROFILED: Final = frozenset(
     {"gemm", "grouped_gemm", "attention", "decode_attention", "copy", "collective"}
@@ -328,7 +329,7 @@ def _profiled_pool(
 
 def _residual(folder: Path, release: ServingCapabilities) -> ServeResidual | None:
     """Return what the trials of a plan say of a release; None where the folder is no plan."""
-    verified = read_serve_verified(folder) if is_plan_of(folder, "serve") else None
+    verified = read_verified_as(ServeVerified, folder) if is_plan_of(folder, "serve") else None
     residual = None if verified is None else verified.residual
     return residual if residual is not None and _is_of(residual, release) else None
 

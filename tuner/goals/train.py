@@ -23,9 +23,9 @@ from tuner.goals.wanted_sizes import train_sizes
 from tuner.plans.folder import name_used_profiles
 from tuner.plans.train import Plan
 from tuner.plans.what_if import LimitChange, Rival, Why
-from tuner.report.plan_csv import train_csv
 from tuner.report.read import train_report_of
 from tuner.report.what_if_curves import TRAIN_CURVES, train_curve_figure
+from tuner.verify.records import Verified
 
 
 class ExplainedPlan(Plan):
@@ -127,6 +127,7 @@ GOAL: Final = Goal(
     plan=plan_training,
     write=write_planned,
     read=read_plan,
+    verified=Verified,
     spec=_spec,
     words=short_decision,
     differences=train_changes,
@@ -138,7 +139,6 @@ GOAL: Final = Goal(
     curve_figure=train_curve_figure,
     report=train_report_of,
     wanted_sizes=train_sizes,
-    csv=train_csv,
     ratio_band=train_ratio_band,
     stored_figures=train_figures,
     has_price=True,

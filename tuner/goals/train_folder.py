@@ -27,7 +27,6 @@ from tuner.plans.folder import (
     model_config,
     plan_files,
     read_plan_as,
-    read_verified_as,
     used_profiles,
     write_plan_folder,
 )
@@ -106,15 +105,6 @@ def read_plan(folder: Path) -> Plan:
         PlanUnreadableError: it is missing or damaged.
     """
     return read_plan_as(folder, Plan)
-
-
-def read_verified(folder: Path) -> Verified | None:
-    """Read `verified.json` of a training plan's folder; None where nothing was verified yet.
-
-    Raises:
-        PlanUnreadableError: it is damaged.
-    """
-    return read_verified_as(Verified, folder)
 
 
 def read_used_profile(folder: Path) -> Profile:

@@ -7,7 +7,7 @@ Imbalance is the sum over layers of the largest rank load over the sum of the me
 Gains are measured pass by pass on hold-out passes.
 """
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,9 @@ from profilers.steps.config import Count, Size
 from tuner.config.place import PlaceDecision
 from tuner.spec.cluster import Cluster
 from tuner.spec.place import PlaceGoal
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SCHEMA_VERSION = 1
 # 1: first release.
@@ -303,6 +306,12 @@ class PlacePlan(Record):
         if any(is_solved != (part is not None) for part in (self.decision, self.predicted)):
             raise ValueError(f"status {self.certificate.status} disagrees with the decision")
         return self
+
+    def candidates(self) -> "DataFrame":
+        """Return the compared candidates as a data frame; tuner/plans/candidates.py says which."""
+        from tuner.plans.candidates import place_candidates
+
+        return place_candidates(self)
 
 
 class VerifiedPlacement(Record):

@@ -6,7 +6,7 @@
 Times are seconds, rates requests per second; percentiles are over requests.
 """
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,9 @@ from tuner.costs.serve.residual import ServeResidual
 from tuner.spec.cluster import Cluster
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import Mode, ServeGoal
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SCHEMA_VERSION = 1
 # 1: first release.
@@ -267,6 +270,12 @@ class ServePlan(Record):
         if any(is_solved != (part is not None) for part in (self.decision, self.predicted)):
             raise ValueError(f"status {self.certificate.status} disagrees with the decision")
         return self
+
+    def candidates(self) -> "DataFrame":
+        """Return the compared candidates as a data frame; tuner/plans/candidates.py says which."""
+        from tuner.plans.candidates import serve_candidates
+
+        return serve_candidates(self)
 
 
 class VerifiedServing(Record):

@@ -7,7 +7,7 @@ Emitters accept `VerifiedPlan` only. Every prediction has an error band, `<name>
 high]`. Names of decisions are Megatron-LM's.
 """
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,9 @@ from tuner.spec.failure_log import FailureLog
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
 from tuner.spec.search import Search
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SCHEMA_VERSION = 1
 # 1: first release.
@@ -351,6 +354,12 @@ class Plan(Record):
                 f"decision asks for {self.decision.num_devices} devices of {available}"
             )
         return self
+
+    def candidates(self) -> "DataFrame":
+        """Return the compared candidates as a data frame; tuner/plans/candidates.py says which."""
+        from tuner.plans.candidates import train_candidates
+
+        return train_candidates(self)
 
 
 class TrialSummary(Record):

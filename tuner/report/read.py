@@ -5,7 +5,7 @@ from typing import Any
 
 from tuner.errors import PlanUnreadableError
 from tuner.goals.place_folder import read_place_plan
-from tuner.goals.train_folder import read_plan, read_verified
+from tuner.goals.train_folder import read_plan
 from tuner.plans.folder import PLAN_NAME, TRIALS_NAME, read_plan_as, read_verified_as
 from tuner.plans.serve import ServePlan
 from tuner.plans.train import Plan
@@ -18,7 +18,7 @@ from tuner.report.serve_page import ServeEvidence, serve_report
 from tuner.report.train_page import TrainEvidence, train_report
 from tuner.verify.deployments.records import ServeVerified
 from tuner.verify.placement_records import PlaceVerified
-from tuner.verify.records import read_trials
+from tuner.verify.records import Verified, read_trials
 
 
 def train_report_of(folder: Path, *, what_if: Section | None = None, **_other: Any) -> Report:
@@ -30,7 +30,7 @@ def train_report_of(folder: Path, *, what_if: Section | None = None, **_other: A
     plan = read_plan(folder)
     _check(folder, plan)
     evidence = TrainEvidence(
-        verified=read_verified(folder),
+        verified=read_verified_as(Verified, folder),
         trials=read_trials(folder / TRIALS_NAME),
         files=read_launch_files(folder, plan.files),
         what_if=what_if,

@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 
-from tuner.csv_text import csv_text
+from tuner.frames import typed_frame
 from tuner.report.content import Figure, NamedValues, Report, Table
 
-HEADER = ("section", "table", "row", "column", "text", "value", "key")
+TYPES = {
+    **{"section": "string", "table": "string", "row": "int64", "column": "string"},
+    **{"text": "string", "value": "object", "key": "string"},
+}
 """`row` counts from 1; `value` is the exact number behind a text, `key` its path in plan.json."""
 
 
 def report_csv(report: Report) -> str:
     """Return the text of the file: the headline, then all tables, those of figures included."""
-    return csv_text(HEADER, _rows(report))
+    return typed_frame(_rows(report), TYPES).to_csv(index=False)
 
 
 def _rows(report: Report) -> Iterator[tuple[object, ...]]:

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from profilers.records import Record, Seconds
+from tuner.frames import Rows
 
 SCHEMA_VERSION = 1
 # 1: first release.
@@ -32,7 +33,7 @@ class PlaceVerified(Record):
     """On which every rank was run in turn."""
     layers: tuple[int, ...]
     """Measured decoder layers."""
-    trials: tuple[PlaceTrial, ...]
+    trials: Rows[PlaceTrial]
     winner: str | None
     regret_ratio: float | None
     """Measured time of the plan over that of the best trial, minus 1."""

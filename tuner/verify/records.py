@@ -13,6 +13,7 @@ from profilers.records import Record, Seconds
 from profilers.steps.config import Size
 from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
+from tuner.frames import Rows
 from tuner.plans.folder import read_trials_as
 from tuner.plans.train import Band
 from tuner.verify.budget.scale import Scale
@@ -112,7 +113,7 @@ class Verified(Record):
     """`verified.json`."""
 
     schema_version: Literal[1] = 1
-    trials: tuple[Trial, ...]
+    trials: Rows[Trial]
     """In the order they were launched."""
     winner: TrainDecision | None
     """The fastest decision, measured or extrapolated from scaled-down jobs; absent if none ran."""

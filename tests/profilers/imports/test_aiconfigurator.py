@@ -183,7 +183,7 @@ def test_without_a_framework_every_one_becomes_a_profile_of_its_own(
     command = ["profile", "import", "aiconfigurator", str(systems), "-o", str(out)]
     assert frame.run([*command, "--operations", "gemm"]) == 0
     stored = {
-        folder.name: [row.case.axes["m"] for row in read_profile(folder).table("gemm")]
+        folder.name: [row.case.axes["m"] for row in read_profile(folder).rows("gemm")]
         for folder in sorted(out.iterdir())
     }
     assert stored == {"trtllm": [4], "vllm": [32]}
@@ -205,8 +205,8 @@ def test_one_framework_is_read_with_the_collectives_of_all(systems: Path, write:
     with pytest.raises(UnknownNameError, match="say --framework with one of trtllm, vllm"):
         imported(systems)
     profile = imported(systems, framework="vllm").profile
-    assert [row.case.axes.get("m") for row in profile.table("gemm")] == [32]
-    assert len(profile.table("collective")) == 1
+    assert [row.case.axes.get("m") for row in profile.rows("gemm")] == [32]
+    assert len(profile.rows("collective")) == 1
     with pytest.raises(UnknownNameError, match="'sglang' has no tables there; those with tables"):
         imported(systems, framework="sglang")
 

@@ -84,7 +84,7 @@ def test_longer_works_of_stored_profiles_are_predicted_from_the_shorter_ones() -
     for used in profiles:
         is_quiet = used.parts[-3] == "epyc-held-out-4"
         rows = sorted(
-            read_profile(used).table("rendezvous"), key=lambda row: row.case.axes["work_us"]
+            read_profile(used).rows("rendezvous"), key=lambda row: row.case.axes["work_us"]
         )
         for known in range(1, len(rows)):
             (curve,) = fit_rows(rows[:known]).values()

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tuner.compare.comparison import compare, compare_stored
-from tuner.compare.table import comparison_csv
 from tuner.config.train_words import train_changes
 from tuner.errors import TunerError
 from tuner.goals.registry import goal_of, read_any_plan
@@ -44,7 +43,9 @@ def test_plans_of_every_goal_are_compared() -> None:
         assert all(plan.question_changes for plan in result.plans[1:])
         for plan in result.plans:
             assert bool(plan.decision) == (plan.status in ("optimal", "feasible"))
-        assert len({line.count(",") for line in comparison_csv(result).splitlines()}) == 1
+        assert (
+            len({line.count(",") for line in result.table().to_csv(index=False).splitlines()}) == 1
+        )
 
 
 def test_a_runner_up_is_compared_as_the_plan_explains_it() -> None:

@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 from tests.rows import each_row
 from tuner.goals.place_folder import read_place_plan
-from tuner.goals.train_folder import read_plan, read_verified
+from tuner.goals.train_folder import read_plan
+from tuner.plans.folder import read_verified_as
 from tuner.plans.serve import ServePlan
 from tuner.report.content import Cell, File, Report
 from tuner.report.launch_section import launch_section
@@ -19,7 +20,7 @@ from tuner.report.place_page import PlaceEvidence, place_report
 from tuner.report.placement_maps import read_heat_maps
 from tuner.report.serve_page import ServeEvidence, serve_report
 from tuner.report.train_page import TrainEvidence, train_report
-from tuner.verify.records import read_trials
+from tuner.verify.records import Verified, read_trials
 
 HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
@@ -61,7 +62,7 @@ def hostile(
 ) -> Mapping[str, Report]:
     """A report of each kind."""
     files = (File(path=f"launch/{HOSTILE}", text=HOSTILE, shown_bytes=9),)
-    verified = read_verified(verified_folder)
+    verified = read_verified_as(Verified, verified_folder)
     assert verified is not None
     train = train_report(
         poisoned(read_plan(verified_folder)),

@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.cli.app import run
 from tuner.goals.goal import StoredPlan
-from tuner.goals.registry import goal_of, goal_of_folder, read_any_plan
+from tuner.goals.registry import goal_of_folder, read_any_plan
 from tuner.plans.serve import FrontPoint, ServePlan
 from tuner.report.content import Figure, Table
 from tuner.report.front_figure import front_figure
@@ -18,7 +18,7 @@ PLAIN = {"mode": "aggregated", "running": 4, "ttft_s": 0.1, "instance": "1 x 2 o
 
 
 def plan_csv(plan: StoredPlan) -> str:
-    return goal_of(plan).csv(plan)
+    return plan.candidates().to_csv(index=False)
 
 
 def _rows(text: str) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from profilers.records import Record
 from tuner.backtest.records import Errors
+from tuner.frames import Rows
 
 SCHEMA_VERSION = 1
 # 1: first release.
@@ -77,4 +78,4 @@ class ServingBacktest(Record):
     ttft_coverage_ratio: float | None
     """Share of predicted rows whose measured latency lies inside its band."""
     tpot_coverage_ratio: float | None
-    rows: tuple[ServingBacktestRow, ...]
+    rows: Rows[ServingBacktestRow]

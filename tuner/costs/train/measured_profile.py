@@ -100,7 +100,7 @@ class MeasuredProfile:
     def linked(self, hardware: Hardware, constants: Constants) -> Hardware:
         """Return the machine with its measured collectives."""
         return with_measured_links(
-            hardware, constants, self.curves, self.profile.table("expert_all_to_all")
+            hardware, constants, self.curves, self.profile.rows("expert_all_to_all")
         )
 
 

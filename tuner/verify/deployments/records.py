@@ -16,6 +16,7 @@ from profilers.steps.config import Count, Size
 from tuner.config.serve import ServeDecision
 from tuner.costs.serve.residual import ServeResidual
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
+from tuner.frames import Rows
 from tuner.plans.serve import Ratio, ServePrediction
 from tuner.verify.records import TrialStatus
 
@@ -110,7 +111,7 @@ class ServeVerified(Record):
 
     schema_version: Literal[1] = 1
     objective: Literal["goodput", "cost", "devices", "rate"]
-    trials: tuple[ServeTrial, ...]
+    trials: Rows[ServeTrial]
     """In the order they were first launched."""
     winner: ServeDecision | None
     """Best by the objective among those that meet every SLO; absent if none does."""

@@ -82,14 +82,14 @@ def test_ranks_of_two_nodes_agree_and_every_ranks_numbers_are_kept(
     assert machine.hosts == ("n1",) * per_node + ("n2",) * per_node
     assert (machine.nodes, machine.ranks_per_node, machine.world) == (2, per_node, world)
     assert all(info.complete for info in profile.header.tables.values())
-    assert {row.rank for row in profile.table("every_rank")} == set(range(world))
+    assert {row.rank for row in profile.rows("every_rank")} == set(range(world))
     between = {
         (link.sender, link.receiver)
         for link in links_of(profile)
         if not link.is_inside and link.lanes == 1
     }
     assert between == {(0, per_node), (per_node, 0)}
-    kinds = {row.case.kind for row in profile.table("collective")}
+    kinds = {row.case.kind for row in profile.rows("collective")}
     assert (HIERARCHICAL in kinds) == (per_node > 1)
     _nothing_is_left(cluster, out)
 
@@ -107,7 +107,7 @@ def test_a_rank_that_is_killed_is_named_by_its_node_and_what_was_measured_is_kep
     assert f"what was measured is kept in {out}" in complained
     profile = read_profile(out, with_incomplete=True)
     assert profile.header.tables["link"].complete
-    assert {row.rank for row in profile.table("every_rank")} == {0, 1}
+    assert {row.rank for row in profile.rows("every_rank")} == {0, 1}
     _nothing_is_left(cluster, out)
 
 
@@ -125,5 +125,5 @@ def test_a_job_that_is_cancelled_leaves_what_it_has_measured_and_no_process(
     assert "Traceback" not in complained
     profile = read_profile(out, with_incomplete=True)
     assert profile.header.tables["link"].complete
-    assert profile.table("collective")
+    assert profile.rows("collective")
     _nothing_is_left(cluster, out)
