@@ -4,7 +4,7 @@ The file is untrusted and often incomplete: cells may be blank, columns missing 
 that is no number, or an impossible one, invalidates only its own row, which is kept with the reason
 and counted. A file that is unusable as a whole (no known column, not text, too large) is one error.
 
-Memory is bounded by `LARGEST_BYTES`; a file is read once and never beyond that.
+Memory is bounded by `LARGEST_BYTES`, beyond which no file is read, and `MOST_ROWS`.
 """
 
 import csv
@@ -13,7 +13,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,7 @@ from tuner.backtest.layout import (
 from tuner.errors import SpecError
 
 LARGEST_BYTES: Final = 64 * 2**20
+MOST_ROWS: Final = 200_000
 LONGEST_SHOWN: Final = 40
 """Characters of a bad cell that a reason quotes."""
 LARGEST_COUNT: Final = 1e9
@@ -88,29 +89,34 @@ def read_rows(path: Path) -> tuple[Row, ...]:
         SpecError: the file is absent, too large, not UTF-8, no CSV, or has no row or no column
             that we know.
     """
+    lines = read_lines(path)
+    header = next(lines)
+    _check_header(header, path)
+    return tuple(parse_row(header, cells, number=at) for at, cells in enumerate(lines, start=1))
+
+
+def read_lines(path: Path) -> Iterator[list[str]]:
+    """Yield the names of a table's columns, then the cells of each row.
+
+    Python's reader, as those of Arrow and pandas drop a row of too many cells, or refuse all for
+    it, and Arrow's takes a quote that is never closed for one cell.
+
+    Raises:
+        SpecError: the file is absent, too large, not UTF-8, no CSV, or has no rows.
+    """
     reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    number = 0
     try:
-        header = [name.strip() for name in next(reader, [])]
-        _check_header(header, path)
-        rows = tuple(
-            parse_row(header, cells, number=number)
-            for number, cells in enumerate((cells for cells in reader if cells), start=1)
-        )
+        yield [name.strip() for name in next(reader, [])]
+        for number, cells in enumerate(filter(None, reader), start=1):
+            if number > MOST_ROWS:
+                raise SpecError(f"{str(path)!r}: more than {MOST_ROWS} rows; split it")
+            yield cells
     except csv.Error as error:
         raise SpecError(
             f"{str(path)!r}, line {reader.line_num}: {error}; write it as comma-separated values"
         ) from error
-    refuse_empty(rows, path)
-    return rows
-
-
-def refuse_empty(rows: Sequence[object], path: Path) -> None:
-    """Refuse a table that ends with its header.
-
-    Raises:
-        SpecError: there are no rows.
-    """
-    if not rows:
+    if not number:
         raise SpecError(
             f"{str(path)!r}: no rows below the header; add one line per measured run, with the "
             "columns of 'moetune backtest --help'"
