@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import yaml
 from pydantic import ValidationError
 
@@ -34,8 +35,14 @@ from profilers.errors import (
 )
 from profilers.files import TooLargeError, read_bounded
 from profilers.imports.aiconfigurator_arrays import installed_systems
-from profilers.imports.aiconfigurator_tables import TABLES, Entry
-from profilers.imports.columns import Row, read_rows, table_name
+from profilers.imports.aiconfigurator_columns import (
+    Columns,
+    OddRowError,
+    cells,
+    read_columns,
+    table_name,
+)
+from profilers.imports.aiconfigurator_tables import TABLES, TableRows
 from profilers.imports.releases import release_order
 from profilers.imports.result import Imported
 from profilers.parquet import MAX_ROWS
@@ -54,6 +61,7 @@ COLLECTIVE_LIBRARY: Final = "nccl"
 """Framework of the collectives; they belong to every other framework's profile."""
 MAX_SYSTEM_BYTES: Final = 2**20
 MAX_FILES: Final = 10_000
+WITHOUT_DIRECTION: Final = ("collective", "expert_all_to_all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +105,7 @@ def read(path: Path | None, *, options: Mapping[str, str], created: str) -> Impo
         for table in wanted
         if table.name in TABLES and operations & TABLES[table.name].operations
     ]
-    contents = {table.path: read_rows(table.path) for table in known}
+    contents = {table.path: read_columns(table.path) for table in known}
     device = _device(contents.values())
     rows = _MeasuredRows(operations=operations)
     left_out = [f"{name}: no operation of a profile holds it" for name in _unknown(wanted)]
@@ -218,63 +226,56 @@ def _unknown(tables: Sequence[_TableFile]) -> list[str]:
     return sorted({table.name for table in tables} - set(TABLES))
 
 
-def _device(contents: Iterable[Sequence[Row]]) -> str:
+def _device(contents: Iterable[Columns]) -> str:
     """What most rows name as their device."""
-    named = Counter(
-        str(row["device"])[:200] for rows in contents for row in rows if row.get("device")
-    )
+    named = Counter(name for columns in contents for name in cells(columns, "device") if name)
     return named.most_common(1)[0][0] if named else ""
 
 
-def _take(rows: _MeasuredRows, table: _TableFile, file_rows: Sequence[Row], *, device: str) -> int:
+def _take(rows: _MeasuredRows, table: _TableFile, columns: Columns, *, device: str) -> int:
     """Add the rows of one file; the number of those that were taken on another device."""
-    strangers = 0
-    for number, row in enumerate(file_rows):
-        if not _is_same_device(row.get("device"), device):
-            strangers += 1
-            continue
-        try:
-            for entry in TABLES[table.name].entries(row):
-                _add(rows, entry, origin=_origin(table, row))
-        except ValidationError as error:
-            reason = first_problem(error)
-            raise ProfileUnreadableError(f"{table.path}: row {number}: {reason}") from error
-        except ValueError as error:
-            raise ProfileUnreadableError(f"{table.path}: row {number}: {error}") from error
-    return strangers
+    named = cells(columns, "device")
+    is_same = {name: _is_same_device(name, device) for name in set(named)}
+    own_N = np.flatnonzero([is_same[name] for name in named])
+    own = {name: column[own_N] for name, column in columns.items()}
+    kernels = [(name or table.name)[:80] for name in cells(own, "kernel_source")]
+    origins = [f"{table.framework} {table.version} {kernel}" for kernel in kernels]
+    row = 0
+    try:
+        for read in TABLES[table.name].read(own):
+            for row in np.flatnonzero(read.keep_N).tolist():
+                _add(rows, read, row, origin=origins[row])
+    except KeyError as error:
+        raise ProfileUnreadableError(f"{table.path}: column {error} is missing") from error
+    except OddRowError as error:
+        row = int(own_N[error.row])
+        raise ProfileUnreadableError(f"{table.path}: row {row}: {error}") from error
+    except ValueError as error:
+        reason = first_problem(error) if isinstance(error, ValidationError) else error
+        raise ProfileUnreadableError(f"{table.path}: row {own_N[row]}: {reason}") from error
+    return len(named) - len(own_N)
 
 
-def _is_same_device(named: object, device: str) -> bool:
+def _is_same_device(named: str, device: str) -> bool:
     """Whether a row is of this device; some name `NVIDIA H100` what others name in full."""
-    if named is None:
-        return True
     shorter, longer = sorted((f"{named} ", f"{device} "), key=len)
-    return longer.startswith(shorter)
+    return not named or longer.startswith(shorter)
 
 
-def _add(rows: _MeasuredRows, entry: Entry, *, origin: str) -> None:
-    place = tuple(entry.axes[axis] for axis in AXES[entry.operation])
-    key = (entry.operation, entry.kind, entry.dtype, entry.direction, place)
-    if entry.operation not in rows.operations or key in rows.measurement_of:
+def _add(rows: _MeasuredRows, read: TableRows, row: int, *, origin: str) -> None:
+    operation = read.operation
+    axes = {axis: int(read.axes_N[axis][row]) for axis in AXES[operation]}
+    kind, dtype = read.kind_N[row], read.dtype_N[row]
+    key = (operation, kind, dtype, *axes.values())
+    if operation not in rows.operations or key in rows.measurement_of:
         return
     if len(rows.measurement_of) >= MAX_ROWS:
         raise ValueError(f"more than {MAX_ROWS} rows in all")
-    case = Case(
-        operation=entry.operation,
-        kind=entry.kind,
-        dtype=entry.dtype,
-        direction=entry.direction,
-        axes=entry.axes,
-    )
-    rows.measurement_of[key] = Measurement(
-        case=case, source=Source.IMPORTED, times_s=(entry.time_s,)
-    )
-    rows.origin.setdefault(entry.operation, Counter())[origin] += 1
-
-
-def _origin(table: _TableFile, row: Row) -> str:
-    kernel = str(row.get("kernel_source") or table.name)[:80]
-    return f"{table.framework} {table.version} {kernel}"
+    direction = "" if operation in WITHOUT_DIRECTION else "forward"
+    case = Case(operation=operation, kind=kind, dtype=dtype, direction=direction, axes=axes)
+    time_s = float(read.time_s_N[row])
+    rows.measurement_of[key] = Measurement(case=case, source=Source.IMPORTED, times_s=(time_s,))
+    rows.origin.setdefault(operation, Counter())[origin] += 1
 
 
 def _machine(

@@ -1,41 +1,39 @@
-"""What one row of each of aiconfigurator's tables says, in our operations and SI units.
+"""What aiconfigurator's tables say, in our operations and SI units.
 
 aiconfigurator (NVIDIA, Apache-2.0) measures kernels of TensorRT-LLM, SGLang and vLLM. `latency` is
 milliseconds, except in moe_a2a_perf and in columns that end in `_us`: microseconds. `message_size`
 counts elements, as its collector divides nccl-tests' size by that of an element.
 
 Tables that hold no operation of ours (other linear attention, quantisation kernels, vendor
-calibrations) are absent here, and the importer names them. aiconfigurator_arrays.py reads the same
-tables column by column.
+calibrations) are absent here, and the importer names them.
+
+Letters: N rows.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
-from profilers.imports.columns import Row
-from profilers.records import Direction
+import numpy as np
+import numpy.typing as npt
 
-
-class Entry(NamedTuple):
-    """One measured size."""
-
-    operation: str
-    kind: str
-    dtype: str
-    direction: Direction
-    axes: dict[str, int]
-    time_s: float
-
-
-DTYPES: Final[Mapping[str, str]] = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "float": "fp32",
-}
-"""Their names for ours; others, such as fp8_block, keep their own."""
+from profilers.arrays import Counts, Seconds, Texts
+from profilers.imports.aiconfigurator_columns import (
+    DTYPES,
+    Columns,
+    cells,
+    counts,
+    dtypes,
+    joined,
+    num_rows,
+    numbers,
+    optional_counts,
+    positive,
+    same,
+    stored_types,
+    texts,
+)
 
 ELEMENT_BYTES: Final[Mapping[str, int]] = {"fp16": 2, "bf16": 2, "int8": 1, "fp8": 1, "fp32": 4}
 
@@ -49,204 +47,241 @@ COLLECTIVES: Final[Mapping[str, str]] = {
 DEVICES_PER_NODE: Final = 8
 """Of the servers on which DeepEP was measured; its tables state nodes, not ranks."""
 
-LONGEST_NAME: Final = 200
-"""Characters of a dtype, distribution or library that are taken from a row."""
 
-LONGEST_SHOWN: Final = 80
-"""Characters of a value that a message repeats."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TableRows:
+    """What one table says of one operation."""
+
+    operation: str
+    kind_N: Texts
+    dtype_N: Texts
+    axes_N: Mapping[str, Counts]
+    time_s_N: Seconds
+    keep_N: npt.NDArray[np.bool_]
+    """Rows that are of this operation."""
 
 
-def _gemm(row: Row) -> Iterator[Entry]:
-    axes = {name: _count(row, name) for name in ("m", "n", "k")}
-    yield Entry("gemm", "", _dtype(row, "gemm_dtype"), "forward", axes, _milliseconds(row))
+def _rows(
+    columns: Columns,
+    operation: str,
+    *,
+    kind: Texts | str = "",
+    dtype: Texts | str = "",
+    axes: Mapping[str, Counts],
+    keep_N: npt.NDArray[np.bool_] | None = None,
+    time_s_N: Seconds | None = None,
+) -> TableRows:
+    """Return rows: every one, with its latency in milliseconds, where nothing else is said."""
+    return TableRows(
+        operation=operation,
+        kind_N=same(columns, kind) if isinstance(kind, str) else kind,
+        dtype_N=same(columns, dtype) if isinstance(dtype, str) else dtype,
+        axes_N=axes,
+        time_s_N=positive(columns, "latency") * 1e-3 if time_s_N is None else time_s_N,
+        keep_N=np.ones(num_rows(columns), dtype=np.bool_) if keep_N is None else keep_N,
+    )
 
 
-def _prefill(row: Row) -> Iterator[Entry]:
-    if _optional(row, "step") or _optional(row, "beam_width") > 1:
-        return
+def _axes(columns: Columns, **names: str) -> dict[str, Counts]:
+    return {axis: counts(columns, name) for axis, name in names.items()}
+
+
+_heads = partial(_axes, heads="num_heads", kv_heads="num_key_value_heads", head_dim="head_dim")
+
+
+def _gemm(columns: Columns) -> Iterator[TableRows]:
+    axes = _axes(columns, m="m", n="n", k="k")
+    yield _rows(columns, "gemm", dtype=dtypes(columns, "gemm_dtype"), axes=axes)
+
+
+def _prefill(columns: Columns) -> Iterator[TableRows]:
+    dtype_N = dtypes(columns, "attn_dtype")
+    kind_N = stored_types(columns, dtype_N)
+    axes = _axes(columns, batch="batch_size", sequence="isl") | _heads(columns)
+    window_N = optional_counts(columns, "window_size")
+    is_whole_N = optional_counts(columns, "step") == 0
+    is_whole_N &= optional_counts(columns, "beam_width") <= 1
+    rows = partial(_rows, columns, kind=kind_N, dtype=dtype_N)
+    yield rows("attention", axes=axes, keep_N=is_whole_N & (window_N == 0))
+    windowed = {**axes, "window": window_N}
+    yield rows("windowed_attention", axes=windowed, keep_N=is_whole_N & (window_N > 0))
+
+
+def _decode(columns: Columns) -> Iterator[TableRows]:
+    dtype_N = dtypes(columns, "attn_dtype")
     axes = {
-        "batch": _count(row, "batch_size"),
-        "sequence": _count(row, "isl"),
-        "heads": _count(row, "num_heads"),
-        "kv_heads": _count(row, "num_key_value_heads"),
-        "head_dim": _count(row, "head_dim"),
+        "batch": counts(columns, "batch_size"),
+        "past": optional_counts(columns, "step"),
+        **_heads(columns),
+        "window": optional_counts(columns, "window_size"),
     }
-    dtype, time_s = _dtype(row, "attn_dtype"), _milliseconds(row)
-    window = _optional(row, "window_size")
-    if window:
-        yield Entry(
-            "windowed_attention",
-            _stored(row, dtype),
-            dtype,
-            "forward",
-            {**axes, "window": window},
-            time_s,
-        )
-    else:
-        yield Entry("attention", _stored(row, dtype), dtype, "forward", axes, time_s)
+    is_greedy_N = optional_counts(columns, "beam_width") <= 1
+    kind_N = stored_types(columns, dtype_N)
+    yield _rows(
+        columns, "decode_attention", kind=kind_N, dtype=dtype_N, axes=axes, keep_N=is_greedy_N
+    )
 
 
-def _decode(row: Row) -> Iterator[Entry]:
-    if _optional(row, "beam_width") > 1:
-        return
-    axes = {
-        "batch": _count(row, "batch_size"),
-        "past": _optional(row, "step"),
-        "heads": _count(row, "num_heads"),
-        "kv_heads": _count(row, "num_key_value_heads"),
-        "head_dim": _count(row, "head_dim"),
-        "window": _optional(row, "window_size"),
-    }
-    dtype = _dtype(row, "attn_dtype")
-    kind, time_s = _stored(row, dtype), _milliseconds(row)
-    yield Entry("decode_attention", kind, dtype, "forward", axes, time_s)
-
-
-def _latent(row: Row, *, part: str, is_decode: bool) -> Iterator[Entry]:
+def _latent(columns: Columns, *, part: str, is_decode: bool) -> Iterator[TableRows]:
     """MLA; the heads are those of the rank, whatever tensor parallelism left it with them."""
-    dtype = _dtype(row, "mla_dtype")
-    words = [part, _stored(row, dtype)]
-    if row.get("gemm_type"):
-        words.append(f"gemm_{_dtype(row, 'gemm_type')}")
-    kind = "/".join(word for word in words if word)
-    axes = {"batch": _count(row, "batch_size"), "heads": _count(row, "num_heads")}
+    dtype_N = dtypes(columns, "mla_dtype")
+    words = [same(columns, part), stored_types(columns, dtype_N)]
+    if any(cells(columns, "gemm_type")):
+        words.append("gemm_" + dtypes(columns, "gemm_type"))
+    axes = _axes(columns, batch="batch_size", heads="num_heads")
+    step_N = optional_counts(columns, "step")
+    rows = partial(_rows, columns, kind=joined(*words), dtype=dtype_N)
     if is_decode:
-        axes["past"] = _optional(row, "step")
-        yield Entry("latent_decode", kind, dtype, "forward", axes, _milliseconds(row))
-    elif not _optional(row, "step"):
-        axes["sequence"] = _count(row, "isl")
-        yield Entry("latent_attention", kind, dtype, "forward", axes, _milliseconds(row))
+        yield rows("latent_decode", axes={**axes, "past": step_N})
+    else:
+        axes["sequence"] = counts(columns, "isl")
+        yield rows("latent_attention", axes=axes, keep_N=step_N == 0)
 
 
-def _latent_product(row: Row) -> Iterator[Entry]:
+def _latent_product(columns: Columns) -> Iterator[TableRows]:
     """Absorbed MLA's batched GEMMs around the kernel."""
-    kind = _text(row, "op_name").removeprefix("mla_gen_")
-    axes = {"tokens": _count(row, "num_tokens"), "heads": _count(row, "num_heads")}
-    dtype = _dtype(row, "bmm_dtype")
-    yield Entry("latent_product", kind, dtype, "forward", axes, _milliseconds(row))
+    kind_N = texts(columns, "op_name", lambda text: text.removeprefix("mla_gen_"))
+    axes = _axes(columns, tokens="num_tokens", heads="num_heads")
+    dtype_N = dtypes(columns, "bmm_dtype")
+    yield _rows(columns, "latent_product", kind=kind_N, dtype=dtype_N, axes=axes)
 
 
-def _sparse_latent(row: Row, *, is_decode: bool) -> Iterator[Entry]:
+def _sparse_latent(columns: Columns, *, is_decode: bool) -> Iterator[TableRows]:
     """DeepSeek's sparse attention as a module; a release that skips its indexer is another one."""
-    if "skip_indexer" in _text(row, "op_name"):
-        return
-    dtype = _dtype(row, "mla_dtype")
-    gemm = f"gemm_{_dtype(row, 'gemm_type')}"
-    words = (_text(row, "architecture"), _stored(row, dtype), gemm)
-    kind = "/".join(word for word in words if word)
-    axes = {"batch": _count(row, "batch_size"), "past": _optional(row, "step")}
+    dtype_N = dtypes(columns, "mla_dtype")
+    gemm_N = "gemm_" + dtypes(columns, "gemm_type")
+    axes = _axes(columns, batch="batch_size", heads="num_heads")
+    axes["past"] = optional_counts(columns, "step")
     if not is_decode:
-        axes["sequence"] = _count(row, "isl")
-    axes["heads"] = _count(row, "num_heads")
-    operation = "sparse_latent_decode" if is_decode else "sparse_latent_attention"
-    yield Entry(operation, kind, dtype, "forward", axes, _milliseconds(row))
+        axes["sequence"] = counts(columns, "isl")
+    yield _rows(
+        columns,
+        "sparse_latent_decode" if is_decode else "sparse_latent_attention",
+        kind=joined(texts(columns, "architecture"), stored_types(columns, dtype_N), gemm_N),
+        dtype=dtype_N,
+        axes=axes,
+        keep_N=~_holds(columns, "op_name", "skip_indexer"),
+    )
 
 
-def _gated_delta(row: Row) -> Iterator[Entry]:
-    if (_count(row, "head_k_dim"), _count(row, "head_v_dim")) != (128, 128):
-        return
-    axes = {
-        "batch": _count(row, "batch_size"),
-        "sequence": max(_optional(row, "seq_len"), 1),
-        "key_heads": _count(row, "num_k_heads"),
-        "value_heads": _count(row, "num_v_heads"),
-    }
-    kind = f"{_text(row, 'phase')}/{_text(row, 'kernel_source')}"
-    yield Entry("gated_delta", kind, "bf16", "forward", axes, _milliseconds(row))
+def _gated_delta(columns: Columns) -> Iterator[TableRows]:
+    axes = _axes(columns, batch="batch_size", key_heads="num_k_heads", value_heads="num_v_heads")
+    axes["sequence"] = np.maximum(optional_counts(columns, "seq_len"), 1)
+    kind_N = joined(texts(columns, "phase"), texts(columns, "kernel_source"))
+    is_known_N = (counts(columns, "head_k_dim") == 128) & (counts(columns, "head_v_dim") == 128)
+    yield _rows(columns, "gated_delta", kind=kind_N, dtype="bf16", axes=axes, keep_N=is_known_N)
 
 
-def _moe(row: Row, *, prefix: str = "") -> Iterator[Entry]:
-    axes = {
-        "tokens": _count(row, "num_tokens"),
-        "hidden": _count(row, "hidden_size"),
-        "ffn": _count(row, "inter_size"),
-        "top_k": _count(row, "topk"),
-        "experts": _count(row, "num_experts"),
-        "tensor": _count(row, "moe_tp_size"),
-        "expert": _count(row, "moe_ep_size"),
-    }
-    words = [prefix, _text(row, "distribution")]
-    if "nongated" in _text(row, "kernel_source"):
-        words.append("nongated")
-    if row.get("num_slots") not in (None, axes["experts"]):
-        words.append(f"{_count(row, 'num_slots')}_slots")
-    kind = "/".join(word for word in words if word)
-    yield Entry("moe", kind, _dtype(row, "moe_dtype"), "forward", axes, _milliseconds(row))
+def _moe(columns: Columns, *, prefix: str = "") -> Iterator[TableRows]:
+    axes = _axes(
+        columns,
+        tokens="num_tokens",
+        hidden="hidden_size",
+        ffn="inter_size",
+        top_k="topk",
+        experts="num_experts",
+        tensor="moe_tp_size",
+        expert="moe_ep_size",
+    )
+    kind_N = texts(columns, "distribution", lambda load: prefix + load)
+    kind_N[_holds(columns, "kernel_source", "nongated")] += "/nongated"
+    slots_N = optional_counts(columns, "num_slots")
+    has_more_N = (slots_N > 0) & (slots_N != axes["experts"])
+    kind_N[has_more_N] += [f"/{slots}_slots" for slots in slots_N[has_more_N].tolist()]
+    yield _rows(columns, "moe", kind=kind_N, dtype=dtypes(columns, "moe_dtype"), axes=axes)
 
 
-def _nccl(row: Row) -> Iterator[Entry]:
-    name, dtype = _text(row, "op_name"), _dtype(row, "nccl_dtype")
-    if name not in COLLECTIVES:
-        raise ValueError(f"op_name {name!r} is not one of {', '.join(COLLECTIVES)}")
-    yield _collective(row, kind=COLLECTIVES[name], dtype=dtype)
+def _nccl(columns: Columns) -> Iterator[TableRows]:
+    def kind(name: str) -> str:
+        if name not in COLLECTIVES:
+            raise ValueError(f"op_name {name!r} is not one of {', '.join(COLLECTIVES)}")
+        return COLLECTIVES[name]
+
+    yield _collective(columns, texts(columns, "op_name", kind), dtype="nccl_dtype")
 
 
-def _custom_all_reduce(row: Row) -> Iterator[Entry]:
+def _custom_all_reduce(columns: Columns) -> Iterator[TableRows]:
     """A framework's own all-reduce kernel, beside NCCL's."""
-    named = next((n for n in ("backend", "implementation") if row.get(n)), "kernel_source")
-    library = _text(row, named).lower()
-    yield _collective(row, kind=f"all_reduce/{library}", dtype=_dtype(row, "allreduce_dtype"))
+    place = next((n for n in ("backend", "implementation") if n in columns), "kernel_source")
+    kind_N = texts(columns, place, lambda text: f"all_reduce/{text.lower()}")
+    yield _collective(columns, kind_N, dtype="allreduce_dtype")
 
 
-def _collective(row: Row, *, kind: str, dtype: str) -> Entry:
-    if dtype not in ELEMENT_BYTES:
-        raise ValueError(f"the size of an element of {dtype!r} is not known")
-    ranks = _count(row, "num_gpus")
-    size = _count(row, "message_size") * ELEMENT_BYTES[dtype]
-    axes = {"bytes": size, "ranks": ranks, "stride": 1, "world": ranks}
+def _collective(columns: Columns, kind_N: Texts, *, dtype: str) -> TableRows:
+    def element(text: str) -> str:
+        name = DTYPES.get(text, text)
+        if name not in ELEMENT_BYTES:
+            raise ValueError(f"the size of an element of {name!r} is not known")
+        return name
+
+    dtype_N = texts(columns, dtype, element)
+    element_N = np.array([ELEMENT_BYTES[name] for name in dtype_N], dtype=np.int64)
+    ranks_N = counts(columns, "num_gpus")
+    axes = {"bytes": counts(columns, "message_size") * element_N, "ranks": ranks_N}
+    axes |= {"stride": np.ones_like(ranks_N), "world": ranks_N}
     # Two-byte elements are what every other collective of a profile is measured with.
-    written = "" if ELEMENT_BYTES[dtype] == 2 else dtype
-    return Entry("collective", kind, written, "", axes, _milliseconds(row))
+    written_N = np.where(element_N == 2, "", dtype_N).astype(object)
+    return _rows(columns, "collective", kind=kind_N, dtype=written_N, axes=axes)
 
 
-def _deepep_normal(row: Row) -> Iterator[Entry]:
+def _deepep_normal(columns: Columns) -> Iterator[TableRows]:
     for half in ("dispatch", "combine"):
         parts = (f"{half}_transmit_us", f"{half}_notify_us")
-        time_s = sum(_number(row, part) for part in parts) * 1e-6
-        units = _optional(row, f"{half}_sms")
-        yield _deepep(row, f"deepep_normal_{half}", units=units, time_s=time_s)
+        time_s_N = np.sum([numbers(columns, part) for part in parts], axis=0) * 1e-6
+        units_N = optional_counts(columns, f"{half}_sms")
+        yield _deepep(columns, f"deepep_normal_{half}", units_N=units_N, time_s_N=time_s_N)
 
 
-def _deepep_low_latency(row: Row) -> Iterator[Entry]:
+def _deepep_low_latency(columns: Columns) -> Iterator[TableRows]:
     for half in ("dispatch", "combine"):
-        time_s = _number(row, f"{half}_avg_t_us") * 1e-6
-        yield _deepep(row, f"deepep_low_latency_{half}", units=0, time_s=time_s)
+        time_s_N = numbers(columns, f"{half}_avg_t_us") * 1e-6
+        none_N = np.zeros(num_rows(columns), dtype=np.int64)
+        yield _deepep(columns, f"deepep_low_latency_{half}", units_N=none_N, time_s_N=time_s_N)
 
 
-def _deepep(row: Row, kind: str, *, units: int, time_s: float) -> Entry:
-    nodes = _count(row, "node_num")
-    axes = {
-        "tokens": _count(row, "num_token"),
-        "hidden": _count(row, "hidden_size"),
-        "top_k": _count(row, "num_topk"),
-        "experts": _count(row, "num_experts"),
-        "ranks": nodes * DEVICES_PER_NODE,
-        "nodes": nodes,
-        "units": units,
-    }
-    return Entry("expert_all_to_all", kind, "", "", axes, time_s)
+def _deepep(columns: Columns, kind: str, *, units_N: Counts, time_s_N: Seconds) -> TableRows:
+    axes = _axes(
+        columns,
+        tokens="num_token",
+        hidden="hidden_size",
+        top_k="num_topk",
+        experts="num_experts",
+        nodes="node_num",
+    )
+    axes |= {"ranks": axes["nodes"] * DEVICES_PER_NODE, "units": units_N}
+    return _rows(columns, "expert_all_to_all", kind=kind, axes=axes, time_s_N=time_s_N)
 
 
-def _moe_all_to_all(row: Row) -> Iterator[Entry]:
-    axes = {
-        "tokens": _count(row, "num_tokens"),
-        "hidden": _count(row, "hidden_size"),
-        "top_k": _count(row, "topk"),
-        "experts": _count(row, "num_experts"),
-        "ranks": _count(row, "ep_size"),
-        "nodes": _count(row, "node_num"),
-        "units": _optional(row, "sms"),
-    }
-    kind = f"{_text(row, 'comm_backend')}_{_text(row, 'phase')}"
-    dtype = _dtype(row, "comm_dtype")
-    written = "" if dtype == "default" else dtype
-    yield Entry("expert_all_to_all", kind, written, "", axes, _number(row, "latency") * 1e-6)
+def _moe_all_to_all(columns: Columns) -> Iterator[TableRows]:
+    axes = _axes(
+        columns,
+        tokens="num_tokens",
+        hidden="hidden_size",
+        top_k="topk",
+        experts="num_experts",
+        ranks="ep_size",
+        nodes="node_num",
+    )
+    axes["units"] = optional_counts(columns, "sms")
+    kind_N = texts(columns, "comm_backend") + "_" + texts(columns, "phase")
+    dtype_N = dtypes(columns, "comm_dtype")
+    written_N = np.where(dtype_N == "default", "", dtype_N).astype(object)
+    time_s_N = numbers(columns, "latency") * 1e-6
+    yield _rows(
+        columns, "expert_all_to_all", kind=kind_N, dtype=written_N, axes=axes, time_s_N=time_s_N
+    )
+
+
+def _holds(columns: Columns, name: str, part: str) -> npt.NDArray[np.bool_]:
+    """Which texts contain a part."""
+    held_N = texts(columns, name, lambda text: part if part in text else "")
+    return np.array(held_N != "", dtype=np.bool_)
 
 
 class TableFormat(NamedTuple):
-    """How the rows of one table are read."""
+    """How one table is read."""
 
-    entries: Callable[[Row], Iterator[Entry]]
+    read: Callable[[Columns], Iterator[TableRows]]
     operations: frozenset[str]
     """What they can become."""
 
@@ -284,9 +319,9 @@ TABLES: Final[Mapping[str, TableFormat]] = {
     ),
     "gdn_perf": TableFormat(_gated_delta, _GATED_DELTA),
     "moe_perf": TableFormat(_moe, _EXPERTS),
-    "wideep_moe_perf": TableFormat(partial(_moe, prefix="wideep"), _EXPERTS),
-    "wideep_context_moe_perf": TableFormat(partial(_moe, prefix="wideep_context"), _EXPERTS),
-    "wideep_generation_moe_perf": TableFormat(partial(_moe, prefix="wideep_generation"), _EXPERTS),
+    "wideep_moe_perf": TableFormat(partial(_moe, prefix="wideep/"), _EXPERTS),
+    "wideep_context_moe_perf": TableFormat(partial(_moe, prefix="wideep_context/"), _EXPERTS),
+    "wideep_generation_moe_perf": TableFormat(partial(_moe, prefix="wideep_generation/"), _EXPERTS),
     "nccl_perf": TableFormat(_nccl, _COLLECTIVE),
     "custom_allreduce_perf": TableFormat(_custom_all_reduce, _COLLECTIVE),
     "wideep_deepep_normal_perf": TableFormat(_deepep_normal, _EXPERT_TRAFFIC),
@@ -294,47 +329,3 @@ TABLES: Final[Mapping[str, TableFormat]] = {
     "moe_a2a_perf": TableFormat(_moe_all_to_all, _EXPERT_TRAFFIC),
 }
 """By file name."""
-
-
-def _number(row: Row, name: str) -> float:
-    value = row.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} is {str(value)[:LONGEST_SHOWN]!r}, must be a number")
-    return float(value)
-
-
-def _count(row: Row, name: str) -> int:
-    value = _number(row, name)
-    if value < 1.0 or value != int(value):
-        raise ValueError(f"{name} is {value}, must be a whole number of at least 1")
-    return int(value)
-
-
-def _optional(row: Row, name: str) -> int:
-    """A column that not every release has; 0 where it is absent."""
-    return 0 if row.get(name) in (None, 0) else _count(row, name)
-
-
-def _text(row: Row, name: str) -> str:
-    value = row.get(name)
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
-        raise ValueError(f"{name} is {str(value)[:LONGEST_SHOWN]!r}, must be a short text")
-    return value
-
-
-def _dtype(row: Row, name: str) -> str:
-    text = _text(row, name)
-    return DTYPES.get(text, text)
-
-
-def _milliseconds(row: Row) -> float:
-    value = _number(row, "latency")
-    if value <= 0.0:
-        raise ValueError(f"latency is {value}, must be positive")
-    return value * 1e-3
-
-
-def _stored(row: Row, dtype: str) -> str:
-    """What keys and values are stored as, where it is not what the kernel computes in."""
-    stored = _dtype(row, "kv_cache_dtype")
-    return "" if stored == dtype else f"kv_{stored}"

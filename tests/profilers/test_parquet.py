@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from profilers.errors import ProfileUnreadableError
-from profilers.imports.columns import read_rows
+from profilers.imports.aiconfigurator_columns import read_columns
 from profilers.parquet import joined_texts, read_table
 
 
@@ -47,7 +47,7 @@ def test_small_files_that_decode_to_gigabytes_are_refused_before(tmp_path: Path)
         with pytest.raises(ValueError, match=reason):
             read_table(path, **limits)
     with pytest.raises(ProfileUnreadableError, match="of text are too many"):
-        read_rows(tmp_path / "texts.parquet")
+        read_columns(tmp_path / "texts.parquet")
     # In KiB: what made the files is part of it.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
 

@@ -9,7 +9,6 @@ import pytest
 
 from profilers.errors import ProfileUnreadableError
 from profilers.imports import aiconfigurator_columns
-from profilers.imports.columns import read_rows
 from profilers.tables import read_columns, read_parquet
 
 
@@ -23,8 +22,7 @@ def test_a_repeated_column_is_one_line(tmp_path: Path) -> None:
         lambda: read_parquet(file, operation="gemm", expected_rows=1),
         lambda: read_columns(file, operation="gemm", expected_rows=1),
         lambda: aiconfigurator_columns.read_columns(file),
-        lambda: read_rows(file),
-        lambda: read_rows(text),
+        lambda: aiconfigurator_columns.read_columns(text),
     ]
     for read in readers:
         with pytest.raises(ProfileUnreadableError, match="column 'm' occurs 2 times; keep one"):

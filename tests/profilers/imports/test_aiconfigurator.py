@@ -260,6 +260,20 @@ def test_text_tables_of_older_releases_are_read(systems: Path, write: Write) -> 
     assert only(imported(systems)).case.id == "gemm/bf16/forward/m4-n8-k16"
 
 
+def test_names_in_text_tables_that_look_like_numbers_stay_names(
+    systems: Path, write: Write
+) -> None:
+    names = {"gemm_dtype": "007", "kernel_source": "0090", "device": "NA"}
+    write("trtllm/1.0/gemm_perf.csv", [GEMM | names, GEMM | names | {"m": 2.5}])
+    with pytest.raises(ProfileUnreadableError, match=r"row 1: m is '2\.5', must be a whole"):
+        imported(systems)
+    write("trtllm/1.0/gemm_perf.csv", [GEMM | names])
+    found = imported(systems)
+    assert only(found).case.dtype == "007"
+    assert found.profile.header.tables["gemm"].note == "1 rows of trtllm 1.0 0090"
+    assert found.profile.header.machine.device == "NA"
+
+
 def test_the_folder_of_a_system_itself_can_be_named(systems: Path, write: Write) -> None:
     write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
     assert only(imported(systems / "data" / "tiny_sxm")).case.operation == "gemm"
@@ -276,9 +290,9 @@ def test_only_the_named_operations_are_kept(systems: Path, write: Write) -> None
 @each_row(
     ("row", "complaint"),
     [
-        (GEMM | {"latency": -1.0}, "row 1: latency is -1.0, must be positive"),
+        (GEMM | {"latency": -1.0}, "row 1: latency is '-1.0', must be positive"),
         (GEMM | {"latency": float("nan")}, "row 1: latency is 'nan', must be a number"),
-        (GEMM | {"m": 0}, "row 1: m is 0.0, must be a whole number of at least 1"),
+        (GEMM | {"m": 0}, "row 1: m is '0.0', must be a whole number of at least 1"),
         (GEMM | {"gemm_dtype": "x" * 999}, "row 1: gemm_dtype is 'x+', must be a short text"),
     ],
 )
@@ -293,7 +307,7 @@ def test_a_damaged_row_is_one_clear_line(
 
 def test_a_missing_column_is_named(systems: Path, write: Write) -> None:
     write("gemm/trtllm/1.0/gemm_perf.parquet", [{"gemm_dtype": "fp8", "m": 1, "n": 1}])
-    with pytest.raises(ProfileUnreadableError, match="row 0: k is 'None', must be a number"):
+    with pytest.raises(ProfileUnreadableError, match="column 'k' is missing"):
         imported(systems)
 
 
