@@ -75,6 +75,20 @@ def launches_of_today() -> None:
     print(served.fits, served.kv_tokens)
 
 
+def tables() -> None:
+    """Tables as data frames: candidates, trials, measured kernels, a comparison."""
+    plan = api.read_any_plan(HERE / "checks" / "train-mixtral")
+    print(plan.candidates()[["kind", "decision", "step_time_s"]].head(3))
+    tried = HERE / "profiles" / "epyc-quickstart-1"
+    verified = api.read_verified(tried)
+    assert verified is not None
+    print(verified.trials()[["status", "predicted_step_s", "measured_step_s"]])
+    gemms = api.read_profile(tried / "used" / "profile").table("gemm")
+    print(gemms.groupby(["m", "n", "k"])["median_s"].min())
+    compared = api.compare([HERE / "checks" / name for name in ("train-mixtral", "train-qwen3")])
+    print(compared.table().pivot_table(index="name", columns="plan", values="value"))
+
+
 def checked() -> None:
     """Re-plan accepted plans."""
     actual = api.check(HERE / "checks", only=("train-llama-dense",))
@@ -90,6 +104,7 @@ def main() -> None:
         deployment(out)
         placement(out)
         launches_of_today()
+        tables()
         checked()
 
 

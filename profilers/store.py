@@ -29,7 +29,10 @@ MAX_HEADER_BYTES = 2**20
 
 
 def read_profile(
-    path: Path, *, operations: Collection[str] | None = None, with_incomplete: bool = False
+    path: str | os.PathLike[str],
+    *,
+    operations: Collection[str] | None = None,
+    with_incomplete: bool = False,
 ) -> Profile:
     """Read a stored profile.
 
@@ -43,6 +46,7 @@ def read_profile(
     """
     from profilers.tables import read_parquet
 
+    path = Path(path)
     header = read_header(path)
     rows: list[Measurement] = []
     for operation, info in header.tables.items():

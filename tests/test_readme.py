@@ -351,6 +351,7 @@ def test_deployments_placements_launches_and_checks_of_the_api_do_what_their_exa
     examples.deployment(tmp_path)
     examples.placement(tmp_path)
     examples.launches_of_today()
+    examples.tables()
     examples.checked()
     assert "train-llama-dense pass" in capsys.readouterr().out
 

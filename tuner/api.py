@@ -13,8 +13,12 @@
     verify_faults                  run a plan's reference step through faults
     report, rendered               a report on a plan, and its text
     check                          plan stored scenarios again and compare
-    read_any_plan                  read a plan of any goal from its folder
+    read_any_plan, read_verified   read a plan of any goal, or its trials, from its folder
+    read_profile                   read a stored profile
     permute_checkpoint, read_permutation   renumber experts, as an emitted apply.py does
+
+Tables are pandas' data frames: `plan.candidates()`, `verified.trials()`, `profile.table("gemm")`,
+`compare(...).table()`, `backtest(...).rows()`; a backtest takes its runs from a data frame, too.
 
 Paths may be strings, a single profile needs no list, and a plan is named by its folder or by the
 `plan.json` in it. The commands import these functions where they are defined, as all of them
@@ -22,6 +26,7 @@ together take a second. `examples/api.py` has an example of each that plans, exp
 a test runs it. Machines are measured by `profilers.session`.
 """
 
+from profilers.store import read_profile as read_profile
 from tuner.backtest.tables import backtest as backtest
 from tuner.backtest.tables import backtest_serving as backtest_serving
 from tuner.compare.comparison import compare as compare
@@ -43,6 +48,7 @@ from tuner.goals.plan import wanted_sizes as wanted_sizes
 from tuner.goals.plan import write as write
 from tuner.goals.profiles import machine_of as machine_of
 from tuner.goals.registry import read_any_plan as read_any_plan
+from tuner.goals.registry import read_verified as read_verified
 from tuner.goals.serve_folder import write_serve_plan as write_serve_plan
 from tuner.goals.serve_plan import Deployed as Deployed
 from tuner.goals.serve_plan import deploy as deploy

@@ -339,3 +339,17 @@ def test_a_table_that_cannot_be_removed_is_one_line(stored: Path) -> None:
 def test_a_name_that_is_too_long_for_the_disk_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ProfileUnwritableError, match="File name too long"):
         write_profile(tmp_path / ("x" * 5000), fake_profile([gemm_row(4, 1.0)]))
+
+
+def test_a_table_is_a_data_frame_of_the_stored_columns(stored: Path) -> None:
+    frame = read_profile(str(stored)).table("gemm")
+    table = pq.read_table(stored / "gemm.parquet")
+    assert list(frame.columns) == [*table.column_names, "median_s"]
+    assert frame["m"].tolist() == [4, 8]
+    assert frame["m"].dtype == "int64"
+    assert frame["times_s"][0].tolist() == [1e-5, 1.5e-5]
+    assert frame["median_s"].isna().tolist() == [False, True]
+    assert frame["error"].tolist() == ["", "no such kernel"]
+    assert GEMMS.table("copy").empty
+    with pytest.raises(ValueError, match="'gem' is not one of gemm, "):
+        GEMMS.table("gem")

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tuner.cli.text import print_result
+from tuner.output import write_csv
 
 
 def command(
@@ -23,6 +24,9 @@ def command(
     uncalibrated: Annotated[
         bool, typer.Option("--uncalibrated", help="Generic constants, no residuals.")
     ] = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Also write every row of it to this file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, every row of it.")] = False,
 ) -> None:
     """Predict measured runs and report the errors.
@@ -32,7 +36,7 @@ def command(
     from tuner.backtest.serving.rows import is_serving_table
 
     if is_serving_table(runs):
-        _serving(runs, profile or [], as_json=as_json)
+        _serving(runs, profile or [], csv=csv, as_json=as_json)
         return
     from tuner.backtest.tables import backtest
     from tuner.cli.backtest_text import backtest_text
@@ -40,18 +44,22 @@ def command(
 
     with planning_progress("backtest", text=f"predicting the rows of {runs.name}"):
         result = backtest(runs, profiles=tuple(profile or ()), uncalibrated=uncalibrated)
+    if csv is not None:
+        write_csv(csv, result.rows())
     print_result(result, backtest_text, as_json=as_json)
     if not result.total.predicted:
         raise typer.Exit(1)
 
 
-def _serving(runs: Path, profiles: list[Path], *, as_json: bool) -> None:
+def _serving(runs: Path, profiles: list[Path], *, csv: Path | None, as_json: bool) -> None:
     from tuner.backtest.tables import backtest_serving
     from tuner.cli.backtest_serving_text import serving_text
     from tuner.cli.progress import planning_progress
 
     with planning_progress("backtest", text=f"predicting the rows of {runs.name}"):
         result = backtest_serving(runs, profiles=profiles)
+    if csv is not None:
+        write_csv(csv, result.rows())
     print_result(result, serving_text, as_json=as_json)
     if not result.tpot.predicted:
         raise typer.Exit(1)

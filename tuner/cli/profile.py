@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -10,6 +11,7 @@ import typer
 from tuner.cli import profile_import, profile_links, profile_routing
 from tuner.cli.text import columns, print_exact, print_result, print_stderr, print_text, printable
 from tuner.errors import TunerError
+from tuner.output import write_csv
 
 if TYPE_CHECKING:
     from profilers.records import Profile, ProfileHeader, TableInfo
@@ -22,6 +24,12 @@ ROUTING: Final = "routing"
 """The suite that records a model instead of measuring the machine."""
 ENGINE: Final = "engine"
 """The suite that launches the engine of a spec that serves."""
+
+CASE_TYPES: Final = {
+    **{"case": "string", "rank": "int64", "median_s": "float64", "repeats": "int64"},
+    **dict.fromkeys(("status", "error", "source"), "string"),
+}
+"""Columns of `show --csv`."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -247,14 +255,21 @@ def show(
             help="With --stragglers: exit 1 if there is one, 2 if nothing can be compared.",
         ),
     ] = False,
+    csv: Annotated[
+        Path | None,
+        typer.Option("--csv", help="Also write every case, its rank and median to this file."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print a stored profile or routing recording."""
     from profilers.routing.store import holds_recording, stored_below
     from profilers.store import read_profile
+    from tuner.frames import typed_frame
 
     if strict and not lagging:
         raise TunerError("--strict goes with --stragglers: moetune profile show P --stragglers")
+    if csv is not None and (links or lagging or holds_recording(profile)):
+        raise TunerError("--csv is for the cases of a profile: moetune profile show P --csv FILE")
     if holds_recording(profile):
         profile_routing.print_recording(profile, as_object=as_json)
         return
@@ -262,6 +277,8 @@ def show(
         _show_links(profile, links=links, lagging=lagging, strict=strict, as_json=as_json)
         return
     stored, recordings = read_profile(profile), stored_below(profile)
+    if csv is not None:
+        write_csv(csv, typed_frame(_cases(stored), CASE_TYPES))
     if as_json:
         shown = stored.model_dump(mode="json")
         if recordings:
@@ -401,6 +418,13 @@ def _between(info: "TableInfo") -> str:
         f"{format_ratio(checked.median_ratio)} / {format_ratio(checked.p90_ratio)} of"
         f" {checked.sizes}"
     )
+
+
+def _cases(profile: "Profile") -> Iterator[dict[str, object]]:
+    for row in profile.measurements:
+        median_s = row.median_s if row.times_s else None
+        shown = {"case": row.case.id, "median_s": median_s, "repeats": len(row.times_s)}
+        yield shown | row.model_dump(include={"status", "error", "source", "rank"}, mode="json")
 
 
 def _medians(profile: "Profile") -> str:

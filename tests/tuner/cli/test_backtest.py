@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pandas import read_csv
 
 from tests.rows import each_row
 from tuner.cli import app as frame
@@ -49,6 +50,14 @@ def test_text_names_what_was_not_predicted(capsys: pytest.CaptureFixture[str]) -
     assert "no arch_json, and Mystery is not known" in shown
     assert "('no-arch')" in shown
     assert "--json has every row" in shown
+
+
+def test_every_row_is_written_as_csv(tmp_path: Path) -> None:
+    backtest.command(RUNS, uncalibrated=True, csv=tmp_path / "rows.csv")
+    written = read_csv(tmp_path / "rows.csv")
+    assert len(written) == 14
+    assert written["id"][0] == "dense-a"
+    assert (written["predicted"].isna() == written["reason"].notna()).all()
 
 
 @each_row("as_json", [False, True])

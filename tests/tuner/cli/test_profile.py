@@ -57,6 +57,16 @@ def test_show_prints_the_machine_and_every_case(tmp_path: Path, capsys: Captured
     assert "2.00 ms" in text
 
 
+def test_show_writes_every_case_as_csv(tmp_path: Path, capsys: Captured) -> None:
+    profile, out = _profile(tmp_path / "p", 0.001, 0.003, 0.002), tmp_path / "cases.csv"
+    assert frame.run(["profile", "show", str(profile), "--csv", str(out)]) == 0
+    assert out.read_text() == (
+        "case,rank,median_s,repeats,status,error,source\n" + GEMM.id + ",0,0.002,3,ok,,measured\n"
+    )
+    assert frame.run(["profile", "show", str(profile), "--links", "--csv", str(out)]) == 2
+    assert "--csv is for the cases of a profile" in capsys.readouterr().err
+
+
 def test_show_prints_the_stored_type_as_json(tmp_path: Path, capsys: Captured) -> None:
     profile = _profile(tmp_path / "p", 0.001)
     assert frame.run(["profile", "show", str(profile), "--json"]) == 0
