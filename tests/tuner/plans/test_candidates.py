@@ -4,6 +4,8 @@ from pathlib import Path
 
 from tuner.goals.registry import read_any_plan, read_verified
 from tuner.plans.serve import FrontPoint
+from tuner.plans.train import Plan
+from tuner.verify.records import Verified
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEADERS = {
@@ -26,6 +28,7 @@ def test_columns_are_a_contract() -> None:
 
 def test_the_plan_is_first_and_says_what_its_prediction_says() -> None:
     plan = read_any_plan(EXAMPLES / "checks" / "train-mixtral")
+    assert isinstance(plan, Plan)
     assert plan.predicted is not None
     candidates = plan.candidates()
     first = candidates.iloc[0]
@@ -39,7 +42,7 @@ def test_the_plan_is_first_and_says_what_its_prediction_says() -> None:
 
 def test_trials_of_a_folder_are_a_frame_with_the_fields_of_their_decisions() -> None:
     verified = read_verified(EXAMPLES / "profiles" / "epyc-quickstart-1" / "plan.json")
-    assert verified is not None
+    assert isinstance(verified, Verified)
     trials = verified.trials()
     assert len(trials) == len(verified.trials)
     assert trials["measured_step_s"].tolist() == [one.measured_step_s for one in verified.trials]
