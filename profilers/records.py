@@ -412,9 +412,9 @@ class Profile(Record):
         Raises:
             ValueError: there is no such operation.
         """
-        from profilers.tables import data_frame
+        from profilers.tables import case_table
 
-        return data_frame(self.measurements, operation=operation)
+        return case_table(self.measurements, operation=operation)
 
     def rows(self, operation: str) -> tuple[Measurement, ...]:
         """Every successful row of one operation, in stored order."""

@@ -38,7 +38,7 @@ def write_parquet(path: Path, rows: Sequence[Measurement], *, operation: str) ->
         os.fsync(file.fileno())
 
 
-def data_frame(rows: Iterable[Measurement], *, operation: str) -> "DataFrame":
+def case_table(rows: Iterable[Measurement], *, operation: str) -> "DataFrame":
     """Return the rows of one operation as a data frame, with the medians of their repeats.
 
     Raises:
@@ -47,8 +47,8 @@ def data_frame(rows: Iterable[Measurement], *, operation: str) -> "DataFrame":
     if operation not in AXES:
         raise ValueError(f"{operation!r} is not one of {', '.join(AXES)}")
     own = [row for row in rows if row.case.operation == operation]
-    frame: DataFrame = _stored(own, operation=operation).to_pandas()
-    return frame.assign(median_s=[row.median_s if row.times_s else math.nan for row in own])
+    table: DataFrame = _stored(own, operation=operation).to_pandas()
+    return table.assign(median_s=[row.median_s if row.times_s else math.nan for row in own])
 
 
 def read_parquet(

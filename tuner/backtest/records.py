@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from profilers.records import Record
-from tuner.frames import Rows
+from tuner.tables import Rows
 
 SCHEMA_VERSION = 1
 # 1: first release.

@@ -264,7 +264,7 @@ def show(
     """Print a stored profile or routing recording."""
     from profilers.routing.store import holds_recording, stored_below
     from profilers.store import read_profile
-    from tuner.frames import typed_frame
+    from tuner.tables import typed_table
 
     if strict and not lagging:
         raise TunerError("--strict goes with --stragglers: moetune profile show P --stragglers")
@@ -278,7 +278,7 @@ def show(
         return
     stored, recordings = read_profile(profile), stored_below(profile)
     if csv is not None:
-        write_csv(csv, typed_frame(_cases(stored), CASE_TYPES))
+        write_csv(csv, typed_table(_cases(stored), CASE_TYPES))
     if as_json:
         shown = stored.model_dump(mode="json")
         if recordings:

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from profilers.records import Record
 from tuner.errors import TunerError
-from tuner.frames import typed_frame
 from tuner.goals.goal import Figures, Kind, StoredPlan, terms
 from tuner.goals.plan_ratios import PlanRatio
 from tuner.goals.registry import goal_of, read_any_plan
@@ -24,6 +23,7 @@ from tuner.plans.train import Band
 from tuner.regress.observed import plan_facts, spec_differences
 from tuner.regress.words import change_words
 from tuner.search.ratios import is_tie
+from tuner.tables import typed_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -97,7 +97,7 @@ class Comparison(Record):
 
         Ratios and differences of terms are to the first plan.
         """
-        return typed_frame(self._rows(), _TYPES)
+        return typed_table(self._rows(), _TYPES)
 
     def _rows(self) -> Iterator[dict[str, object]]:
         for place, plan in enumerate(self.plans):

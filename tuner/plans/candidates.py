@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from tuner.config.train_words import train_words
-from tuner.frames import typed_frame
+from tuner.tables import typed_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,12 +42,12 @@ PLACE: Final = {
 
 def train_candidates(plan: "Plan") -> "pd.DataFrame":
     """Return the decisions that were compared."""
-    return typed_frame(_decisions(plan), TRAIN)
+    return typed_table(_decisions(plan), TRAIN)
 
 
 def serve_candidates(plan: "ServePlan") -> "pd.DataFrame":
     """Return the points of the front."""
-    return typed_frame(map(dict, plan.pareto), SERVE)
+    return typed_table(map(dict, plan.pareto), SERVE)
 
 
 def place_candidates(plan: "PlacePlan") -> "pd.DataFrame":
@@ -55,7 +55,7 @@ def place_candidates(plan: "PlacePlan") -> "pd.DataFrame":
     outcomes = () if plan.predicted is None else plan.predicted.outcomes
     times = () if plan.predicted is None else plan.predicted.layer_times
     seconds = {one.workload: dict(one) for one in times}
-    return typed_frame((dict(one) | seconds.get(one.workload, {}) for one in outcomes), PLACE)
+    return typed_table((dict(one) | seconds.get(one.workload, {}) for one in outcomes), PLACE)
 
 
 def _decisions(plan: "Plan") -> Iterator[Mapping[str, object]]:

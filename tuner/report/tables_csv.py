@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tuner.frames import typed_frame
 from tuner.report.content import Figure, NamedValues, Report, Table
+from tuner.tables import typed_table
 
 TYPES = {
     **{"section": "string", "table": "string", "row": "int64", "column": "string"},
@@ -14,7 +14,7 @@ TYPES = {
 
 def report_csv(report: Report) -> str:
     """Return the text of the file: the headline, then all tables, those of figures included."""
-    return typed_frame(_rows(report), TYPES).to_csv(index=False)
+    return typed_table(_rows(report), TYPES).to_csv(index=False)
 
 
 def _rows(report: Report) -> Iterator[tuple[object, ...]]:

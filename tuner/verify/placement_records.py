@@ -3,7 +3,7 @@
 from typing import Literal
 
 from profilers.records import Record, Seconds
-from tuner.frames import Rows
+from tuner.tables import Rows
 
 SCHEMA_VERSION = 1
 # 1: first release.

@@ -13,9 +13,9 @@ from profilers.records import Record, Seconds
 from profilers.steps.config import Size
 from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
-from tuner.frames import Rows
 from tuner.plans.folder import read_trials_as
 from tuner.plans.train import Band
+from tuner.tables import Rows
 from tuner.verify.budget.scale import Scale
 from tuner.verify.proposal import Origin
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from profilers.records import Record
 from tuner.backtest.records import Errors
-from tuner.frames import Rows
+from tuner.tables import Rows
 
 SCHEMA_VERSION = 1
 # 1: first release.

@@ -16,8 +16,8 @@ from profilers.steps.config import Count, Size
 from tuner.config.serve import ServeDecision
 from tuner.costs.serve.residual import ServeResidual
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
-from tuner.frames import Rows
 from tuner.plans.serve import Ratio, ServePrediction
+from tuner.tables import Rows
 from tuner.verify.records import TrialStatus
 
 SCHEMA_VERSION: Final = 1

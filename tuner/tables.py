@@ -1,6 +1,6 @@
 """Tables as data frames, which is how users meet them.
 
-pandas takes half a second to import, so it is imported by whoever makes a frame.
+pandas takes half a second to import, so it is imported by whoever makes a table.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 RecordT = TypeVar("RecordT", bound=Record)
 
 
-def typed_frame(
+def typed_table(
     rows: Iterable[Mapping[str, object] | Sequence[object]], types: Mapping[str, str]
 ) -> "pd.DataFrame":
     """Return the columns that `types` names, each of its type, with or without a row."""
     import pandas as pd
 
-    frame = pd.DataFrame(list(rows), columns=list(types), dtype=object)
-    return frame.astype(dict(types))
+    table = pd.DataFrame(list(rows), columns=list(types), dtype=object)
+    return table.astype(dict(types))
 
 
 class Rows(tuple[RecordT, ...]):
@@ -39,12 +39,12 @@ class Rows(tuple[RecordT, ...]):
         """Return a data frame, a row a record."""
         import pandas as pd
 
-        frame = pd.json_normalize([row.model_dump(mode="json") for row in self])
-        for name in map(str, frame.columns):
+        table = pd.json_normalize([row.model_dump(mode="json") for row in self])
+        for name in map(str, table.columns):
             if name.endswith("band"):
-                edges = [band or (None, None) for band in frame.pop(name)]
-                frame[[f"{name}_low", f"{name}_high"]] = pd.DataFrame(edges, dtype=float)
-        return frame
+                edges = [band or (None, None) for band in table.pop(name)]
+                table[[f"{name}_low", f"{name}_high"]] = pd.DataFrame(edges, dtype=float)
+        return table
 
     @classmethod
     def __get_pydantic_core_schema__(

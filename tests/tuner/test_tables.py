@@ -1,4 +1,4 @@
-"""Rows as data frames: their types, and their text as CSV."""
+"""Tables as data frames: their types, and their text as CSV."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from profilers.records import Record
-from tuner.frames import Rows, typed_frame
+from tuner.tables import Rows, typed_table
 from tuner.verify.records import Verified
 
 TYPES = {"name": "string", "seconds": "float64", "bytes": "Int64", "fits": "boolean"}
@@ -33,13 +33,13 @@ class Holder(Record):
 def test_types_are_stated_and_hold_without_a_row() -> None:
     rows = [("a", 1.0, 2**62 + 1, True), (None, None, None, None)]
     for given in (rows, [dict(zip(TYPES, row, strict=True)) for row in rows], []):
-        frame = typed_frame(given, TYPES)
+        frame = typed_table(given, TYPES)
         assert {name: str(kind) for name, kind in frame.dtypes.items()} == TYPES
         assert frame.to_csv(index=False).splitlines()[0] == "name,seconds,bytes,fits"
         assert len(frame) == len(given)
-    assert typed_frame(rows, TYPES)["bytes"][0] == 2**62 + 1
+    assert typed_table(rows, TYPES)["bytes"][0] == 2**62 + 1
     with pytest.raises(ValueError, match="4 columns passed, passed data had 2"):
-        typed_frame([("a", 1.0)], TYPES)
+        typed_table([("a", 1.0)], TYPES)
 
 
 def test_texts_and_numbers_are_written_as_they_are() -> None:
@@ -50,7 +50,7 @@ def test_texts_and_numbers_are_written_as_they_are() -> None:
     ]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([tuple(TYPES), *rows])
-    written = typed_frame(rows, TYPES).to_csv(index=False)
+    written = typed_table(rows, TYPES).to_csv(index=False)
     assert written == text.getvalue()
     read = pd.read_csv(io.StringIO(written), dtype=str, keep_default_na=False, lineterminator="\n")
     assert read["name"].tolist() == list(NAMES)
@@ -75,7 +75,7 @@ def test_records_are_a_tuple_and_called_a_frame() -> None:
 
 def test_nothing_is_imported_before_a_frame_is_made() -> None:
     code = (
-        "import sys, tuner.api, tuner.frames, tuner.plans.candidates, tuner.backtest.tables\n"
+        "import sys, tuner.api, tuner.tables, tuner.plans.candidates, tuner.backtest.tables\n"
         "import tuner.report.tables_csv, tuner.cli.plan, tuner.cli.profile, tuner.cli.backtest\n"
         "print('pandas' in sys.modules)"
     )
