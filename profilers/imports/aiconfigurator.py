@@ -248,7 +248,7 @@ def _take(rows: _MeasuredRows, table: _TableFile, columns: Columns, *, device: s
     except KeyError as error:
         raise ProfileUnreadableError(f"{table.path}: column {error} is missing") from error
     except OddRowError as error:
-        row = int(own_N[error.row])
+        row = own_N[error.row] if own_N.size else 0
         raise ProfileUnreadableError(f"{table.path}: row {row}: {error}") from error
     except ValueError as error:
         reason = first_problem(error) if isinstance(error, ValidationError) else error

@@ -193,7 +193,7 @@ def texts(columns: Columns, name: str, word: Callable[[str], str] = str) -> Text
     word_W = cells_N.word_W.copy()
     for at in cells_N.used_W:
         try:
-            if not 0 < len(word_W[at]) <= LONGEST_NAME:
+            if not isinstance(word_W[at], str) or not 0 < len(word_W[at]) <= LONGEST_NAME:
                 raise ValueError(f"{name} is {_shown(word_W[at:])}, must be a short text")
             word_W[at] = word(word_W[at])
         except ValueError as error:

@@ -3,6 +3,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from profilers.errors import MissingLibraryError, ProfileUnreadableError, UnknownNameError
@@ -303,6 +305,30 @@ def test_a_damaged_row_is_one_clear_line(
     with pytest.raises(ProfileUnreadableError, match=complaint) as raised:
         imported(systems)
     assert "\n" not in str(raised.value)
+
+
+def test_columns_of_another_type_are_one_clear_line(systems: Path, write: Write) -> None:
+    for name, column, complaint in (
+        ("m", ["4"], "row 0: m is '4', must be a number"),
+        ("m", [], "row 0: m is '', must be a number"),
+        ("gemm_dtype", [b"fp8"], "row 0: gemm_dtype is .*fp8.*, must be a short text"),
+        ("gemm_dtype", [8], "row 0: gemm_dtype is '8', must be a short text"),
+        ("latency", [[1.0]], "column 'latency' is missing"),
+        ("k", [True], "column 'k' is missing"),
+        ("n", [None], "column 'n' is missing"),
+        ("device", [7], ""),
+    ):
+        file = write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
+        table = pq.read_table(file).slice(0, len(column))
+        kind = pa.string() if not column else None
+        at = table.column_names.index(name)
+        pq.write_table(table.set_column(at, name, pa.array(column, type=kind)), file)
+        if complaint:
+            with pytest.raises(ProfileUnreadableError, match=complaint) as raised:
+                imported(systems)
+            assert "\n" not in str(raised.value)
+        else:
+            assert imported(systems).profile.header.machine.device == "7"
 
 
 def test_a_missing_column_is_named(systems: Path, write: Write) -> None:
