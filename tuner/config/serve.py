@@ -102,6 +102,9 @@ class ServeRouter(Record):
     cache_threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Of a cache-aware policy: share of a prompt above which its prefix decides; None: the router's
     own."""
+    ranks: Count | None = None
+    """Attention-data ranks of each aggregated or prefill instance, among all of which the policy
+    chooses; None: it chooses among instances."""
 
 
 class Island(Record):

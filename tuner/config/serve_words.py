@@ -158,6 +158,8 @@ _POLICY: Final = {
 def router_words(router: ServeRouter) -> str:
     """Say how requests are spread over instances."""
     text = f"router: requests {_POLICY[router.policy]}"
+    if router.ranks is not None:
+        text = text.replace("to the instance", f"to the rank (of {router.ranks} an instance)")
     if router.cache_threshold is not None:
         text += f" (prefixes above {format_ratio(router.cache_threshold, digits=0)} of a prompt)"
     if router.decode_policy is not None:

@@ -175,9 +175,10 @@ class ServeModeResult(Record):
 class PrefixReuse(Record):
     """Prefix cache hits of a recorded traffic whose trace has the block ids of prompts."""
 
-    router: Literal["in_turn", "cache_aware", "one"]
-    """How requests are sent to instances: in turn, by the cache-aware rule of the engine's router
-    (tuner/simulate/serving/prefix_hits.py), or all to one."""
+    router: Literal["in_turn", "cache_aware", "ranks", "one"]
+    """How requests are sent: to instances in turn, by the cache-aware rule of the engine's router
+    (tuner/simulate/serving/prefix_hits.py) to instances, by that rule to the ranks of all
+    instances, or all to one."""
     instances: Count
     """That prefill."""
     ranks: Count
@@ -190,6 +191,12 @@ class PrefixReuse(Record):
     """Share of the prompt tokens found, from empty caches on."""
     by_router: dict[str, float] = Field(default_factory=dict)
     """The same under each rule."""
+    hit_band: tuple[float, float] | None = None
+    """Share found if prefixes reached instances alone, and in one cache of all ranks: bounds of
+    routing to ranks, whose hits were not seen on devices; None: requests are not routed to
+    ranks."""
+    busiest_ratio: Ratio = 1.0
+    """Requests of the rank with the most, over their mean."""
     requests: Size = 0
     """Of the trace's beginning that were counted."""
     share_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0

@@ -162,6 +162,7 @@ def _simulate(
     demand = build_demand(goal, longest=longest)
     if problem.hits is not None:
         demand = with_hits(demand, problem.hits)
+    demand = replace(demand, hits_by_ranks=problem.demand.hits_by_ranks)
     offered = replace(problem, spec=replace(problem.spec, goal=goal), demand=demand)
     router = plainest_router(offered, decision.mode, groups)
     if decision.router is not None:
@@ -170,6 +171,7 @@ def _simulate(
             policy=decision.router.policy,
             mixed_policy=decision.router.policy,
             decode_policy=decision.router.decode_policy,
+            to_ranks=decision.router.ranks is not None,
         )
     return simulate_traffic(offered, decision.mode, groups, router=router)
 

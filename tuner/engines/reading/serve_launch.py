@@ -78,6 +78,10 @@ class ServingLaunch:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the launch sets."""
     has_prefix_cache: bool = True
+    follows_prefixes: bool = True
+    """The router in front looks for prefixes; also where none is known."""
+    finds_ranks: bool = False
+    """It looks for them on every attention-data rank."""
     memory_ratio: float | None = None
     """Share of memory that the command gives the engine; None: the engine's own."""
     cache_bytes: int | None = None

@@ -4,6 +4,8 @@ An engine's own routers are in its folder; here are those in front of any engine
 and sources:
 
 - Dynamo 1.6.1, common/configuration/groups/router_args.py: `--router-mode` applies to both roles.
+- Dynamo 1.6.1, dynamo/{vllm,sglang,trtllm}: workers register every attention-data rank and publish
+  its KV events, so that `kv` chooses ranks (dynamo/sglang/capacity.py counts SGLang's ranks).
 - nginx 1.29, ngx_http_upstream_module: `least_conn` divides by a server's `weight`. Used for
   aggregated instances of any engine.
 
@@ -58,6 +60,14 @@ class RouterCapabilities:
     """Least-requests is its cache-aware policy at a threshold, which all roles share."""
     holds_prefill: bool = False
     """A request counts on its prefill instance until its output ends."""
+    aggregated_ranks: str | None = None
+    """Option, with `{ranks}` for their number, by which its cache-aware policy chooses among the
+    attention-data ranks of all aggregated instances; empty: it always does; None: it chooses among
+    instances."""
+    disaggregated_ranks: str | None = None
+    """The same for disaggregated instances."""
+    lacks_ranks: str = ""
+    """Why its option for that reaches no ranks of the engine's release."""
     gateway: Gateway | None = None
     """Its command; None: by `script`, or by code for any engine."""
     script: str = ""
@@ -66,6 +76,10 @@ class RouterCapabilities:
     def policies(self, *, is_disaggregated: bool) -> Mapping[RouterPolicy, str]:
         """Return its names of policies, disaggregated or aggregated."""
         return self.disaggregated if is_disaggregated else self.aggregated
+
+    def ranks_option(self, *, is_disaggregated: bool) -> str | None:
+        """Return its option for attention-data ranks, disaggregated or aggregated."""
+        return self.disaggregated_ranks if is_disaggregated else self.aggregated_ranks
 
 
 GATEWAY_POLICIES: Final = {
@@ -91,6 +105,8 @@ DYNAMO_FRONTEND: Final = RouterCapabilities(
     aggregated=_FRONTEND,
     disaggregated=_FRONTEND,
     one_policy=True,
+    aggregated_ranks="",
+    disaggregated_ranks="",
 )
 NGINX: Final = RouterCapabilities(
     name="nginx",

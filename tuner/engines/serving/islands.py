@@ -120,7 +120,7 @@ def _router(router: ServeRouter | None, own: ServeDecision) -> ServeRouter | Non
     last = sum(one.count for one in own.instances if one.role is Role.DECODE)
     first = sum(one.count for one in own.instances) - last
     changes: dict[str, object] = {}
-    if first == 1:
+    if first == 1 and router.ranks is None:
         changes = {"policy": RouterPolicy.ROUND_ROBIN, "cache_threshold": None}
     if last == 1:
         changes["decode_policy"] = RouterPolicy.ROUND_ROBIN

@@ -41,8 +41,10 @@ ROUTER_PORT: Final = 8000
 
 
 def needs_router(verified: VerifiedServing) -> bool:
-    """Say whether there is more than one instance."""
-    return sum(group.count for group in verified.decision.instances) > 1
+    """Say whether there is more than one instance, or a choice among an instance's ranks."""
+    router = verified.decision.router
+    has_choice = router is not None and router.ranks is not None
+    return has_choice or sum(group.count for group in verified.decision.instances) > 1
 
 
 def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None = None) -> str:
@@ -177,6 +179,24 @@ def _policy(verified: VerifiedServing) -> Iterator[str]:
     elif RouterPolicy.LEAST_REQUESTS in policies:
         # No prompt matches by more, so that requests go to the fewest outstanding requests.
         yield f"--cache-threshold {LEAST_THRESHOLD:g}"
+    yield from _ranks(verified, own)
+
+
+def _ranks(verified: VerifiedServing, own: ServeRouter) -> Iterator[str]:
+    """Return the gateway's option for attention-data ranks.
+
+    Raises:
+        UnknownTargetError: it has none.
+    """
+    router = chosen_router(verified)
+    option = router.ranks_option(is_disaggregated=is_disaggregated(verified))
+    if own.ranks is None:
+        return
+    if option is None:
+        why = router.lacks_ranks or f"{router.name} {router.release} chooses among instances alone"
+        raise UnknownTargetError(f"router: ranks {own.ranks}: {why}; leave 'ranks' out")
+    if option:
+        yield option.format(ranks=own.ranks)
 
 
 def _policy_names(verified: VerifiedServing) -> tuple[str, str]:

@@ -147,6 +147,10 @@ SGLANG_ROUTER: Final = RouterCapabilities(
     disaggregated=GATEWAY_POLICIES,
     threshold=True,
     holds_prefill=True,
+    lacks_ranks=(
+        "sglang-router 0.3.2 --dp-aware reads dp_size of /server_info, which is 1 in sglang 0.5.23"
+        " whatever --attn-dp-size: every request goes to rank 0"
+    ),
     gateway=Gateway(
         program="python -m sglang_router.launch_router",
         starts=(("sglang_router.launch_router",), ("smg", "launch")),
@@ -157,7 +161,13 @@ SGLANG_ROUTER: Final = RouterCapabilities(
 """router_args.py and src/policies. `power_of_two` is left out: it compares loads from `/get_load`,
 which sglang 0.5.23 no longer has (it has `/v1/loads`), counts each failure as -1 and so picks at
 random. A request counts on its prefill instance until its output ends
-(src/routers/http/pd_router.rs has a guard for both)."""
+(src/routers/http/pd_router.rs has a guard for both).
+
+`--dp-aware` makes a worker of its own of each of `dp_size` ranks (src/core/steps/worker/local,
+discover_dp.rs), also in the prefix tree, and writes `data_parallel_rank` into requests. Attention
+data parallelism is `attn_dp_size` in sglang 0.5.23, in either spelling, beside a `dp_size` of 1
+(srt/arg_groups/parallel_hook.py; dynamo/sglang/capacity.py of ai-dynamo 1.6.1 tells the same).
+Disaggregated, the release sends requests to `url@rank`, which is no address."""
 
 _ONE_STAGE: Final = frozenset(
     {

@@ -186,6 +186,8 @@ VLLM_ROUTER: Final = RouterCapabilities(
     aggregated=_POLICIES,
     disaggregated=_POLICIES,
     threshold=True,
+    aggregated_ranks="--intra-node-data-parallel-size {ranks}",
+    disaggregated_ranks="",
     gateway=Gateway(
         program="vllm-router",
         starts=(("vllm-router",), ("vllm_router.launch_router",)),
@@ -199,7 +201,10 @@ VLLM_ROUTER: Final = RouterCapabilities(
 )
 """src/policies and src/routers/http/pd_types.rs: the names of SGLang's gateway; `power_of_two`
 finds no `/get_load` in vLLM and falls back to the router's count of outstanding requests; a request
-leaves its prefill instance after prefill."""
+leaves its prefill instance after prefill. With more than one rank, `url@rank` is a worker of its
+own to every policy, and to the prefix tree (src/policies/cache_aware.rs inserts `worker.url()`);
+vLLM takes the rank from the header X-data-parallel-rank (v1/engine/core_client.py). Disaggregated,
+it counts the engines that `/metrics` lists (src/routers/http/dp_utils.rs), whatever the option."""
 
 VLLM_0_33: Final = ServingCapabilities(
     name="vllm",

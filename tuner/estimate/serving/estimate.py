@@ -35,7 +35,7 @@ from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.lengths import LengthKind, LengthLaw
 from tuner.spec.serving.read import ServeSpec
-from tuner.units import format_bytes_per_s, format_counted, format_s
+from tuner.units import format_bytes_per_s, format_counted, format_ratio, format_s
 
 _MODE: Final[Mapping[Role, Mode]] = {
     Role.AGGREGATED: "aggregated",
@@ -217,6 +217,15 @@ def _notes(
         )
     if not launch.has_prefix_cache and goal.traffic.prefix_hit:
         yield "the launch has no prefix cache, so every prompt is computed in full"
+    hits = option.kept_hits(inputs.demand)
+    if hits is not None and launch.role is not Role.DECODE:
+        yield (
+            f"{format_ratio(hits.ratio)} of the prompt tokens are counted on in prefix caches, not"
+            f" {format_ratio(goal.traffic.prefix_hit)}: a session has its own on one of"
+            f" {round(1.0 / hits.request_ratio)} caches (one for each attention-data rank), and no"
+            " router is read that looks for it there; 'prefix_scope: common' is for a prefix that"
+            " all requests share"
+        )
     if launch.setting.running > MOST_RUNNING:
         yield f"{MOST_RUNNING} sequences a rank are priced, not {launch.setting.running}"
     if inputs.release:

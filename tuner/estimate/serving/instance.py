@@ -45,7 +45,13 @@ from tuner.engines.serve_rules.traits import MemoryFractionKind
 from tuner.errors import SpecError
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
 from tuner.search.serve.afd_options import remote_ffn_step
-from tuner.search.serve.demand import MOST_RUNNING, Demand, build_demand
+from tuner.search.serve.demand import (
+    MOST_RUNNING,
+    Demand,
+    PrefixHits,
+    build_demand,
+    spread_hits,
+)
 from tuner.search.serve.expert_copies import ExpertCopies
 from tuner.search.serve.instances import goal_formats
 from tuner.search.serve.kv_transfers import KvTransfers, build_kv_transfers
@@ -62,6 +68,7 @@ from tuner.search.serve.options import (
     step_seconds,
 )
 from tuner.search.serve.recorded_loads import expert_loads
+from tuner.search.serve.routers import has_sessions
 from tuner.search.serve.simulation import (
     MOST_REQUESTS,
     InstanceGroup,
@@ -176,7 +183,7 @@ def build_inputs(
         launch=launch,
         spec=replace(spec, goal=goal),
         serving_pool=serving_pool,
-        demand=build_demand(goal, longest=longest),
+        demand=_demand(goal, launch, longest=longest, instances=instances),
         decoder=replace(decoder_of(model), vision_elements=0)
         if launch.is_text_only
         else decoder_of(model),
@@ -200,15 +207,29 @@ def with_launch(inputs: EstimateInputs, launch: ServingLaunch) -> EstimateInputs
 
 def with_goal(inputs: EstimateInputs, update: Mapping[str, object]) -> EstimateInputs:
     """Return the inputs with other keys of the goal."""
-    spec, model = inputs.spec, inputs.spec.model
+    spec, model, launch = inputs.spec, inputs.spec.model, inputs.launch
     goal = spec.goal.model_copy(update=update)
     longest = min(goal.max_model_len or model.max_position, model.max_position)
     return replace(
         inputs,
         spec=replace(spec, goal=goal),
-        demand=build_demand(goal, longest=longest),
+        demand=_demand(goal, launch, longest=longest, instances=inputs.instances // launch.copies),
         formats=goal_formats(goal, model),
     )
+
+
+def _demand(goal: ServeGoal, launch: ServingLaunch, *, longest: int, instances: int) -> Demand:
+    """Read the traffic, with the hits that a session finds on the launch's own caches."""
+    demand = build_demand(goal, longest=longest)
+    if not has_sessions(goal):
+        return demand
+    places = 1 if launch.follows_prefixes else instances
+
+    def left(_role: Role, ranks: int) -> PrefixHits | None:
+        caches = places * (1 if launch.finds_ranks else launch.copies * ranks)
+        return spread_hits(goal.traffic.prefix_hit, places=caches)
+
+    return replace(demand, hits_by_ranks=left)
 
 
 def _quantization(launch: ServingLaunch, goal: ServeGoal) -> str:
@@ -233,13 +254,14 @@ def _other_half(role: Role) -> dict[str, Percentiles]:
 
 def price_option(inputs: EstimateInputs, setting: InstanceKnobs) -> Option:
     """Price one instance."""
-    serving_pool, demand, role = inputs.serving_pool, inputs.demand, inputs.launch.role
+    serving_pool, role = inputs.serving_pool, inputs.launch.role
+    data = setting.degrees.attention_data
+    demand = inputs.demand.on(role, ranks=data)
     iteration = _iteration(inputs, setting)
     loaded = _loaded(inputs, iteration, setting)
     room = _room(inputs, loaded, setting)
     running = min(setting.running, MOST_RUNNING, _most_by_states(inputs, loaded, room))
     cache = _tokens(inputs, loaded, room, request_tokens=demand.held_tokens)
-    data = setting.degrees.attention_data
     prompt = prompt_time(iteration, demand, step_tokens=setting.step_tokens)
     batch = float(min(running, most_running(cache, demand, engine=iteration.engine)))
     batch_N = np.array([batch])

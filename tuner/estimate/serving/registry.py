@@ -226,7 +226,13 @@ def read_serving_text(
     if router is None:
         return launch
     note = f"in front is a router, {router}; an even share of the requests is priced"
-    return replace(launch, notes=(*launch.notes, note))
+    cautions = router.cautions(launch.setting.degrees.attention_data)
+    return replace(
+        launch,
+        notes=(*launch.notes, note, *cautions),
+        follows_prefixes=router.follows_prefixes,
+        finds_ranks=router.finds_ranks and not cautions,
+    )
 
 
 def _tagged_release(text: str, engine: str) -> str:

@@ -9,12 +9,15 @@
 A router serves no requests itself: its policy is noted beside an instance's prediction, which
 assumes an even share for each. Names are those of the releases' routers.
 
+Routing to attention-data ranks is `--intra-node-data-parallel-size` of vllm-router and `--dp-aware`
+of SGLang's; disaggregated vllm-router and Dynamo's `kv` always choose among ranks.
+
 Not covered: gateways of Kubernetes (endpoint pickers), whose policies lie in other objects.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tuner.config.serve import ServeRouter
@@ -37,13 +40,16 @@ from tuner.spec.yaml_text import parse_documents
 
 _DISAGGREGATED_FLAGS: Final = frozenset({"pd-disaggregation", "vllm-pd-disaggregation"})
 
+_DP_AWARE: Final = "dp-aware"
+_RANKS: Final = "intra-node-data-parallel-size"
+
 
 def _program(*starts: tuple[str, ...]) -> ServerFlags:
     nothing = frozenset[str]()
     return ServerFlags(
         starts=starts,
         spellings={"c": "config"},
-        switches=_DISAGGREGATED_FLAGS,
+        switches=_DISAGGREGATED_FLAGS | {_DP_AWARE},
         read=nothing,
         unpriced=nothing,
         timeless=nothing,
@@ -79,6 +85,22 @@ class RouterLaunch:
     """Of the program."""
     router: ServeRouter | None
     """None: its policy is not modelled, or is set where it was not read."""
+    finds_ranks: bool = False
+    """Its policy looks for prefixes among the attention-data ranks of all instances."""
+    note: str = ""
+    """Caveat about its options."""
+
+    @property
+    def follows_prefixes(self) -> bool:
+        """Whether its policy looks for prefixes, as far as it is known."""
+        return self.router is None or self.router.policy is RouterPolicy.CACHE_AWARE
+
+    def cautions(self, ranks: int) -> tuple[str, ...]:
+        """Return caveats in front of instances of so many attention-data ranks."""
+        stated = None if self.router is None else self.router.ranks
+        if stated not in (None, ranks):
+            return (f"--{_RANKS} {stated} is not the {ranks} data ranks of an instance",)
+        return (self.note,) if self.note else ()
 
     def __str__(self) -> str:
         """Return the program and its policies."""
@@ -177,7 +199,16 @@ def _read_gateway(flags: Flags, capabilities: RouterCapabilities) -> RouterLaunc
         )
         for role in ("prefill", "decode")
     )
-    return _launch(capabilities, first, last if disaggregated else None, threshold=threshold)
+    ranks = flags.number(_RANKS)
+    launch = _launch(
+        capabilities,
+        first,
+        last if disaggregated else None,
+        threshold=threshold,
+        ranks=ranks if ranks != 1 else None,
+        is_disaggregated=disaggregated,
+    )
+    return replace(launch, note=capabilities.lacks_ranks) if _DP_AWARE in flags.values else launch
 
 
 def _policy(
@@ -231,11 +262,21 @@ def _launch(
     decode_policy: RouterPolicy | None,
     *,
     threshold: float | None = None,
+    ranks: int | None = None,
+    is_disaggregated: bool = False,
 ) -> RouterLaunch:
     follows = RouterPolicy.CACHE_AWARE in (policy, decode_policy)
     router = ServeRouter(
         policy=policy,
         decode_policy=decode_policy,
         cache_threshold=threshold if follows else None,
+        ranks=ranks,
     )
-    return RouterLaunch(name=capabilities.name, router=router)
+    option = capabilities.ranks_option(is_disaggregated=is_disaggregated)
+    return RouterLaunch(
+        name=capabilities.name,
+        router=router,
+        finds_ranks=policy is RouterPolicy.CACHE_AWARE
+        and option is not None
+        and (not option or ranks is not None),
+    )

@@ -23,11 +23,13 @@ Not covered: correlated prompt and output lengths, unless a trace has them as pa
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.serve import Role
 from tuner.errors import SpecError
 from tuner.search.serve.occupancy import grown, joint_quantiles
 from tuner.spec.files import shown_path
@@ -59,12 +61,28 @@ NO_TARGET_TTFT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefixHits:
-    """What prefix caches hold of recorded prompts (prefix_reuse.py)."""
+    """What prefix caches hold of prompts."""
 
     ratio: float
     """Of all their tokens."""
-    cached_N: Ints
-    """Tokens of each, in the order of the trace."""
+    cached_N: Ints | None = None
+    """Tokens of each recorded prompt, in the order of the trace (prefix_reuse.py)."""
+    request_ratio: float = 1.0
+    """Share of requests that come where their prefix is; the others find nothing."""
+
+
+def spread_hits(hit: float, *, places: int) -> PrefixHits | None:
+    """Return what is left of a session's hits on so many caches of which one has its prefix.
+
+    Requests of a session come to each as often. None: all are left.
+    """
+    if places == 1:
+        return None
+    return PrefixHits(ratio=hit / places, request_ratio=1.0 / places)
+
+
+HitsByRanks = Callable[[Role, int], PrefixHits | None]
+"""Returns the hits of an instance by its role and attention-data ranks; None: as stated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,11 +118,20 @@ class Demand:
     cached_N: Ints | None = None
     """Tokens of the trace's first prompts that are found in the prefix cache, where it names their
     blocks."""
+    request_ratio: float = 1.0
+    """Share of requests that find their prefix; the others compute whole prompts."""
+    hits_by_ranks: HitsByRanks | None = None
+    """Hits of instances, where they depend on how many ranks share the requests."""
 
     @property
     def most_at_once(self) -> int:
         """Requests that an instance can have: those of a closed loop, else any number."""
         return sys.maxsize if self.concurrency is None else self.concurrency
+
+    def on(self, role: Role, *, ranks: int) -> "Demand":
+        """Return the traffic with the prefix hits of instances of so many attention-data ranks."""
+        hits = None if self.hits_by_ranks is None else self.hits_by_ranks(role, ranks)
+        return self if hits is None else with_hits(self, hits)
 
 
 def build_demand(goal: ServeGoal, *, longest: int) -> Demand:
@@ -173,6 +200,7 @@ def with_hits(demand: Demand, hits: PrefixHits) -> Demand:
         demand,
         computed_tokens=max(demand.input_tokens * (1.0 - hits.ratio), 1.0),
         cached_N=hits.cached_N,
+        request_ratio=hits.request_ratio,
     )
 
 

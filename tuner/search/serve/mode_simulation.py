@@ -99,8 +99,8 @@ def simulate_mode(
 def is_routed(mode: Mode, groups: Sequence[InstanceGroup], router: RouterChoice) -> bool:
     """Whether instances must be simulated together.
 
-    One instance of a role leaves a router no choice; with one kind served round robin a single
-    rank stands for all.
+    One instance of a role leaves a router no choice, unless it chooses among ranks; with one kind
+    served round robin a single rank stands for all.
     """
     if mode not in ROUTED:
         return False
@@ -108,7 +108,7 @@ def is_routed(mode: Mode, groups: Sequence[InstanceGroup], router: RouterChoice)
     if mode == "disaggregated":
         return sum(group.count for group in groups) > 2
     if sum(group.count for group in own) == 1:
-        return False
+        return router.to_ranks and own[0].ranks > 1
     return len(own) > 1 or policy_of(router, groups) is not RouterPolicy.ROUND_ROBIN
 
 
@@ -138,6 +138,7 @@ def _simulate_shared_group(
     option, ranks = group.option, group.ranks
     if option.prefill_share_ratio is None:
         raise ValueError("a shared instance states its share")
+    demand = demand.on(option.role, ranks=option.degrees.attention_data)
     concurrency = _rank_concurrency(demand, share=share, ranks=ranks)
     requests = sample_rank_requests(
         goal,

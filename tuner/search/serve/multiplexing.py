@@ -46,7 +46,11 @@ def multiplexed_options(options: Sequence[Option], demand: Demand) -> tuple[Opti
             known = kinds.setdefault(key, option)
             if option.step_tokens > known.step_tokens:
                 kinds[key] = option
-    return tuple(made for option in kinds.values() for made in _shared(option, demand))
+    return tuple(
+        made
+        for option in kinds.values()
+        for made in _shared(option, demand.on(option.role, ranks=option.degrees.attention_data))
+    )
 
 
 def can_share(option: Option) -> bool:

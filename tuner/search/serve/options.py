@@ -46,7 +46,7 @@ from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.rules import nodes_needed
 from tuner.search.serve.choices import Choices, TokenBudget, usual_choices
 from tuner.search.serve.degrees import has_slow_links, instance_degrees
-from tuner.search.serve.demand import MOST_RUNNING, Demand
+from tuner.search.serve.demand import MOST_RUNNING, Demand, PrefixHits
 from tuner.search.serve.dominance import drop_dominated
 from tuner.search.serve.mixed_batches import PromptTime, lasting_running, prompt_time, token_seconds
 from tuner.simulate.serving.batching import WATERMARK_RATIO
@@ -144,6 +144,11 @@ class Option:
         ffn = own.ffn.degrees.devices if isinstance(own, RemoteFfnIteration) else 0
         return self.degrees.devices + ffn
 
+    def kept_hits(self, demand: Demand) -> PrefixHits | None:
+        """Return the prefix hits of its ranks, where they are not those that the traffic states."""
+        found = demand.hits_by_ranks
+        return None if found is None else found(self.role, self.degrees.attention_data)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchCurve:
@@ -219,13 +224,16 @@ def price_options(
         if not len(candidate.running_N):
             illegal[NO_ROOM] += len(own)
             continue
-        prompt = candidate.prompt(demand)
+        prompts: dict[float, PromptTime] = {}
         least_tpot_s = min(
             least_tpot_s, float(candidate.decode_s_N[0]) / candidate.iteration.tokens_per_step
         )
-        least_ttft_s = min(least_ttft_s, prompt.latency_s)
         for role in own:
-            made, reason, curve = _price_role(candidate, role, prompt, demand)
+            found = demand.on(role, ranks=candidate.iteration.degrees.attention_data)
+            prompt = prompts.get(found.computed_tokens) or candidate.prompt(found)
+            prompts[found.computed_tokens] = prompt
+            least_ttft_s = min(least_ttft_s, prompt.latency_s)
+            made, reason, curve = _price_role(candidate, role, prompt, found)
             refusals = [refuse(option) for option in made]
             if curve is not None and not (refusals or [refuse(curve.option)])[0]:
                 curves.append(curve)

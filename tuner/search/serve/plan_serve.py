@@ -3,8 +3,13 @@
 The best mode by the goal's objective is the plan, the others are its alternatives.
 """
 
+from collections.abc import Mapping
+from functools import partial
+
+from tuner.config.serve import Role
 from tuner.plans.serve import PrefixReuse, ServeCertificate, ServePlan, ServeProvenance
 from tuner.search.serve.certificate import to_certificate, to_space
+from tuner.search.serve.demand import PrefixHits
 from tuner.search.serve.front import pareto_front
 from tuner.search.serve.missing_routers import missing_routers
 from tuner.search.serve.modes import ModeSolutions, mode_table, solve_modes, unlaunchable_modes
@@ -13,10 +18,13 @@ from tuner.search.serve.options import ServingPool
 from tuner.search.serve.prefix_reuse import (
     AGREE_RATIO,
     ROUNDS,
+    Key,
     describe_reuse,
+    hits_of_options,
     measure_reuse,
     most_reuse,
     recorded_prompts,
+    reuse_key,
 )
 from tuner.search.serve.refused import refused_afd_units, refused_kv_transfers, refused_vendors
 from tuner.search.serve.relaxations import (
@@ -25,7 +33,11 @@ from tuner.search.serve.relaxations import (
     find_closest,
     solve_relaxations,
 )
-from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
+from tuner.search.serve.solve_mode import (
+    ServeProblem,
+    build_serve_problem,
+    with_stated_hits,
+)
 from tuner.search.serve.to_plan import (
     binding_constraint,
     plan_cautions,
@@ -102,9 +114,16 @@ def _answered(
     if prompts is None:
         return problem, solve_modes(problem), None
     hits, reuse = prompts.under(most_reuse(problem)), None
+    problem = build_serve_problem(spec, serving_pools, settings, hits=hits, demand=problem.demand)
+    found, measured = hits_of_options(problem, prompts), dict[Key, PrefixHits]()
     for _ in range(ROUNDS):
         problem = build_serve_problem(
-            spec, serving_pools, settings, hits=hits, demand=problem.demand
+            spec,
+            serving_pools,
+            settings,
+            hits=hits,
+            hits_by_ranks=partial(_hits_of, found),
+            demand=problem.demand,
         )
         solutions = solve_modes(problem)
         if not solutions.fitting:
@@ -114,10 +133,17 @@ def _answered(
             # The rate is the result: prompts arrive at that rate.
             prompts = prompts.at(best.rate_per_s)
         reuse = measure_reuse(best, problem, prompts)
+        key = reuse_key(best.groups)
+        hits = found.get(key, hits)
         if abs(reuse.hit_ratio - hits.ratio) <= AGREE_RATIO:
             break
-        hits = prompts.under(reuse)
-    return problem, solutions, reuse
+        measured[key] = prompts.under(reuse)
+        found = hits_of_options(problem, prompts) | measured
+    return with_stated_hits(problem, hits), solutions, reuse
+
+
+def _hits_of(found: Mapping[Key, PrefixHits], role: Role, ranks: int) -> PrefixHits | None:
+    return found.get((role, ranks))
 
 
 def _nothing(

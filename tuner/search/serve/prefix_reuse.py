@@ -3,8 +3,10 @@
 Instances determine the caches, and the hits determine how many instances are needed. So the plan
 is repeated until the two agree:
 
-    first   one cache as large as all memory of the pools, an upper bound on hits
-    then    the caches of the best solution, under the router that its engine is launched with
+    first   for every number of attention-data ranks that an instance may have, the caches of its
+            best option, as many as serve the rate, under the router that it is launched with; so
+            the search weighs wide instances and narrow ones by the hits of each
+    then    the caches of the best solution for its own number of ranks
 
 The caches are those of the ranks of aggregated or prefill instances. A rank's blocks are its
 planned KV cache, less the outputs that run beside. Hits count from empty
@@ -19,7 +21,7 @@ Letters: N requests, in the order of the trace.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +30,11 @@ from tuner.config.serve import Role
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.memory import kv_bytes_per_token
 from tuner.plans.serve import PrefixReuse
-from tuner.search.serve.demand import Floats, Ints, PrefixHits
+from tuner.search.serve.demand import NO_TARGET_TPOT_S, Floats, Ints, PrefixHits
 from tuner.search.serve.islands import island_shares
+from tuner.search.serve.options import Option
 from tuner.search.serve.routed_simulation import policy_of
-from tuner.search.serve.routers import RouterChoice
+from tuner.search.serve.routers import RouterChoice, router_choices
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.simulate.serving.prefix_hits import (
@@ -52,6 +55,9 @@ MOST_BLOCKS: Final = 1_000_000
 """Of the trace that are counted, whichever is reached first; all caches together hold no more
 blocks than that, 250 MB."""
 ROUNDS: Final = 4
+ONE_CACHE: Final[dict[str, Any]] = {"router": "one", "instances": 1, "ranks": 1}
+Key = tuple[Role, int]
+"""The role and the attention-data ranks of an instance."""
 AGREE_RATIO: Final = 0.01
 """Share of the prompt tokens by which two rounds may differ."""
 
@@ -77,24 +83,32 @@ class RecordedPrompts:
         """Return what caches and a router find of the prompts."""
         if reuse.islands:
             return self._under_islands(reuse.islands)
-        instance_N = in_turn(len(self.input_N), reuse.instances)
-        if reuse.router == "cache_aware":
-            instance_N = by_prefix(
-                self.blocks,
-                self.arrival_s_N,
-                instances=reuse.instances,
-                cache_blocks=reuse.cache_blocks * reuse.ranks,
-                stay_s=reuse.stay_s,
-            )
-        rank_N = ranks_in_turn(instance_N, reuse.ranks)
-        hit_N = prefix_hits(self.blocks, rank_N, cache_blocks=reuse.cache_blocks)
+        hit_N = prefix_hits(self.blocks, self.rank_N(reuse), cache_blocks=reuse.cache_blocks)
         found_N = hit_tokens(hit_N, self.input_N)
         return PrefixHits(ratio=float(found_N.sum() / self.input_N.sum()), cached_N=found_N)
+
+    def rank_N(self, reuse: PrefixReuse) -> Ints:
+        """Return the attention-data rank that a router sends each prompt to."""
+        if reuse.router == "ranks":
+            return self._by_prefix(reuse, places=reuse.instances * reuse.ranks)
+        instance_N = in_turn(len(self.input_N), reuse.instances)
+        if reuse.router == "cache_aware":
+            instance_N = self._by_prefix(reuse, places=reuse.instances)
+        return ranks_in_turn(instance_N, reuse.ranks)
+
+    def _by_prefix(self, reuse: PrefixReuse, *, places: int) -> Ints:
+        return by_prefix(
+            self.blocks,
+            self.arrival_s_N,
+            instances=places,
+            cache_blocks=reuse.cache_blocks * reuse.ranks * reuse.instances // places,
+            stay_s=reuse.stay_s,
+        )
 
     def _under_islands(self, islands: Sequence[PrefixReuse]) -> PrefixHits:
         found_N = np.zeros_like(self.input_N)
         for island, prompts, chosen_N in self.split_by_island(islands):
-            found_N[chosen_N] = prompts.under(island).cached_N
+            found_N[chosen_N] = np.asarray(prompts.under(island).cached_N)
         return PrefixHits(ratio=float(found_N.sum() / self.input_N.sum()), cached_N=found_N)
 
     def split_by_island(
@@ -166,13 +180,7 @@ def most_reuse(problem: ServeProblem) -> PrefixReuse:
         serving_pool.memory_bytes * serving_pool.pool.num_devices
         for serving_pool in problem.serving_pools
     )
-    return PrefixReuse(
-        router="one",
-        instances=1,
-        ranks=1,
-        cache_blocks=max(1, math.floor(whole / each)),
-        stay_s=0.0,
-    )
+    return PrefixReuse(**ONE_CACHE, cache_blocks=max(1, math.floor(whole / each)), stay_s=0.0)
 
 
 def measure_reuse(
@@ -195,16 +203,62 @@ def measure_reuse(
     return _counted(plain, prompts)
 
 
+def hits_of_options(problem: ServeProblem, prompts: RecordedPrompts) -> dict[Key, PrefixHits]:
+    """Return the hits of instances by role and attention-data ranks, of the best option of each."""
+    spec, demand, best = problem.spec, problem.demand, dict[Key, Option]()
+    for option in problem.options.options:
+        key = option.role, option.degrees.attention_data
+        if option.role is Role.DECODE:
+            continue
+        if key not in best or _per_device(option) > _per_device(best[key]):
+            best[key] = option
+    routers = {
+        role: router_choices(
+            spec.goal,
+            spec.emit,
+            "disaggregated" if role is Role.PREFILL else "aggregated",
+            pools=spec.cluster.pools,
+        )[0]
+        for role, _ in best
+    }
+    tpot_s = min(demand.tpot_s, NO_TARGET_TPOT_S)
+    found = {}
+    for (role, ranks), option in best.items():
+        most = option.serving_pool.pool.num_devices // option.devices
+        needed = math.ceil(demand.rate_per_s / option.rate_per_s)
+        count = max(1, most if spec.goal.objective == "rate" else min(needed, most))
+        reuse = _caches(
+            routers[role],
+            [InstanceGroup(option=option, count=count)],
+            problem,
+            stay_s=option.ttft_s + demand.output_tokens * (option.tpot_s or tpot_s),
+        )
+        found[role, ranks] = prompts.under(reuse)
+    return found
+
+
+def _per_device(option: Option) -> float:
+    return option.rate_per_s / option.devices
+
+
 def _counted(reuse: PrefixReuse, prompts: RecordedPrompts) -> PrefixReuse:
     """Return caches with what they find of prompts, and with what other routers would."""
-    by_router = {
-        router: prompts.under(_behind(reuse, router)).ratio for router in ("in_turn", "cache_aware")
-    }
+    rules = ("in_turn", "cache_aware", "ranks") if reuse.ranks > 1 else ("in_turn", "cache_aware")
+    by_router = {router: prompts.under(_behind(reuse, router)).ratio for router in rules}
+    band, busiest = None, 1.0
+    if reuse.router == "ranks" and not reuse.islands:
+        shared = reuse.cache_blocks * reuse.instances * reuse.ranks
+        bound = prompts.under(reuse.model_copy(update=ONE_CACHE | {"cache_blocks": shared})).ratio
+        band = by_router["cache_aware"], max(bound, by_router["ranks"])
+        requests_P = np.bincount(prompts.rank_N(reuse), minlength=reuse.instances * reuse.ranks)
+        busiest = float(requests_P.max() / requests_P.mean())
     is_mixed = any(one.router != reuse.router for one in reuse.islands)
     return reuse.model_copy(
         update={
             "by_router": by_router,
             "hit_ratio": prompts.under(reuse).ratio if is_mixed else by_router[reuse.router],
+            "hit_band": band,
+            "busiest_ratio": busiest,
             "requests": len(prompts.input_N),
             "islands": tuple(
                 _counted(one, own) for one, own, _ in prompts.split_by_island(reuse.islands)
@@ -217,17 +271,29 @@ def _caches(
     router: RouterChoice, groups: Sequence[InstanceGroup], problem: ServeProblem, *, stay_s: float
 ) -> PrefixReuse:
     """Return the caches of the instances behind one router."""
-    reading = [group for group in groups if group.option.role is not Role.DECODE]
-    if any(group.option.role is Role.AGGREGATED for group in reading):
-        reading = [group for group in reading if group.option.role is Role.AGGREGATED]
+    reading = _reading(groups)
     follows = policy_of(router, reading) is RouterPolicy.CACHE_AWARE
+    ranks = reading[0].option.degrees.attention_data
+    to_ranks = router.to_ranks and ranks > 1
     return PrefixReuse(
-        router="cache_aware" if follows else "in_turn",
+        router=("ranks" if to_ranks else "cache_aware") if follows else "in_turn",
         instances=sum(group.count for group in reading),
-        ranks=reading[0].option.degrees.attention_data,
+        ranks=ranks,
         cache_blocks=_blocks(reading, problem),
         stay_s=stay_s,
     )
+
+
+def reuse_key(groups: Sequence[InstanceGroup]) -> Key:
+    """Return the role and the attention-data ranks of the instances whose caches count."""
+    first = _reading(groups)[0].option
+    return first.role, first.degrees.attention_data
+
+
+def _reading(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
+    """Return the aggregated instances, or else those that prefill."""
+    reading = [group for group in groups if group.option.role is not Role.DECODE]
+    return [one for one in reading if one.option.role is Role.AGGREGATED] or reading
 
 
 def _together(islands: Sequence[PrefixReuse]) -> PrefixReuse:
@@ -235,8 +301,8 @@ def _together(islands: Sequence[PrefixReuse]) -> PrefixReuse:
     return first.model_copy(
         update={
             "share_ratio": 1.0,
-            "router": "cache_aware"
-            if all(one.router == "cache_aware" for one in islands)
+            "router": first.router
+            if all(one.router == first.router for one in islands)
             else "in_turn",
             "instances": sum(one.instances for one in islands),
             "ranks": max(one.ranks for one in islands),
@@ -276,7 +342,22 @@ def describe_reuse(reuse: PrefixReuse, *, planned_ratio: float) -> str:
         f" {'at least ' * bool(reuse.islands)}{reuse.cache_blocks * BLOCK_TOKENS} tokens each,"
         " counted from empty caches;"
         f" {format_ratio(planned_ratio)} is planned on, a router {_ROUTERS[reuse.router]}"
+        f"{_caution(reuse)}"
     )
 
 
-_ROUTERS: Final = {"in_turn": "in turn", "cache_aware": "that follows caches"}
+def _caution(reuse: PrefixReuse) -> str:
+    if reuse.hit_band is None:
+        return ""
+    low, high = map(format_ratio, reuse.hit_band)
+    return (
+        f"; no run on devices has shown hits of routing to ranks, so that they may be {low} to"
+        f" {high}; the busiest rank gets {reuse.busiest_ratio:.1f} times the mean of requests"
+    )
+
+
+_ROUTERS: Final = {
+    "in_turn": "in turn",
+    "cache_aware": "that follows caches",
+    "ranks": "that follows caches of ranks",
+}

@@ -311,7 +311,13 @@ def _solved(spec: ServeSpec, problem: ServeProblem) -> ServeDecision | None:
         replace(serving_pool, pool=pool)
         for serving_pool, pool in zip(problem.serving_pools, spec.cluster.pools, strict=True)
     )
-    other = build_serve_problem(spec, serving_pools, problem.settings, hits=problem.hits)
+    other = build_serve_problem(
+        spec,
+        serving_pools,
+        problem.settings,
+        hits=problem.hits,
+        hits_by_ranks=problem.demand.hits_by_ranks,
+    )
     candidates = [
         one
         for mode in launchable_modes(other)

@@ -77,6 +77,10 @@ def simulate_routed_mode(
     """
     serving = [group for group in groups if group.option.role is not Role.PREFILL]
     prefilling = [group for group in groups if group.option.role is Role.PREFILL]
+    first = (prefilling or serving)[0].option
+    counted = demand.on(first.role, ranks=first.degrees.attention_data)
+    if counted.cached_N is not None:
+        demand = replace(counted, hits_by_ranks=None)
     is_open = demand.concurrency is None
     every = _part(
         groups,
@@ -84,12 +88,20 @@ def simulate_routed_mode(
         num_requests=_open_requests(serving, prefilling, 1, goal) if is_open else 0,
     )
     requests = _requests(serving, every=every, prefilling=prefilling, goal=goal, demand=demand)
+    kinds = [
+        _instances(
+            group,
+            requests,
+            every,
+            is_disaggregated=bool(prefilling),
+            to_ranks=router.to_ranks,
+            demand=demand,
+        )
+        for group in serving
+    ]
     routed = simulate_routed(
         requests,
-        kinds=[
-            _instances(group, requests, every, is_disaggregated=bool(prefilling))
-            for group in serving
-        ],
+        kinds=kinds,
         prefills=[
             _prefills(group, serving, requests, every, kv_transfers=kv_transfers, demand=demand)
             for group in prefilling
@@ -104,7 +116,8 @@ def simulate_routed_mode(
         concurrency=_concurrency(demand, every),
     )
     rate = reached_rate(routed.served, ranks=every, goal=goal, comes_per_s=demand.rate_per_s)
-    ttft_s_R, tpot_s_R = _seen(routed, serving, every)
+    places = [one.count for one in kinds]
+    ttft_s_R, tpot_s_R = _seen(routed, serving, places)
     return to_simulation_result(
         ttft_s_R,
         tpot_s_R,
@@ -181,10 +194,23 @@ def _least_share(groups: Sequence[InstanceGroup], every: int) -> float:
     )
 
 
-def _instances(
-    group: InstanceGroup, requests: Requests, every: int, *, is_disaggregated: bool
-) -> RoutedInstances:
+def _found_ratio(group: InstanceGroup, demand: Demand) -> float:
+    """Return the share of an instance's requests that come to the rank with their prefix."""
     option = group.option
+    return demand.on(option.role, ranks=option.degrees.attention_data).request_ratio
+
+
+def _instances(
+    group: InstanceGroup,
+    requests: Requests,
+    every: int,
+    *,
+    is_disaggregated: bool,
+    to_ranks: bool,
+    demand: Demand,
+) -> RoutedInstances:
+    option, ranks = group.option, group.option.degrees.attention_data
+    places = ranks if to_ranks else 1
     if is_disaggregated:
         rules = Rules(
             batching=Batching.CHUNKED,
@@ -203,8 +229,8 @@ def _instances(
             is_chunked=option.is_chunked,
         )
     return RoutedInstances(
-        count=group.count // every,
-        ranks=option.degrees.attention_data,
+        count=group.count // every * places,
+        ranks=ranks // places,
         times=option_step_times(
             option,
             requests,
@@ -212,7 +238,8 @@ def _instances(
             most_running=option.running,
         ),
         rules=rules,
-        weight=float(option.running * option.degrees.attention_data),
+        weight=float(option.running * ranks // places),
+        found_ratio=_found_ratio(group, demand),
     )
 
 
@@ -245,12 +272,15 @@ def _prefills(
         ],
         weight=float(option.running * option.degrees.attention_data),
         slot_ratio=option.iteration.slot_ratio,
+        found_ratio=_found_ratio(group, demand),
     )
 
 
-def _seen(routed: Routed, serving: Sequence[InstanceGroup], every: int) -> tuple[Floats, Floats]:
-    """What clients see of each kind of instances, of all kinds together."""
-    kind_of = np.repeat(np.arange(len(serving)), [group.count // every for group in serving])
+def _seen(
+    routed: Routed, serving: Sequence[InstanceGroup], places: Sequence[int]
+) -> tuple[Floats, Floats]:
+    """What clients see of each kind of instances, with its places, of all kinds together."""
+    kind_of = np.repeat(np.arange(len(serving)), places)
     ttft, tpot = [], []
     for number, group in enumerate(serving):
         own: Ints = np.flatnonzero(kind_of[routed.place_R] == number)

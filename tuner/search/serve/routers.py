@@ -8,6 +8,9 @@
     prefixes of sessions       cache-aware where the stack has it; elsewhere a returning session
                                finds its prefix on one instance of n, so that 1 / n of the hits are
                                left
+        on d attention ranks   each has a cache of its own: a router that chooses among ranks keeps
+                               all hits, behind any other 1 / d are left, as no engine looks for
+                               prefixes when it spreads requests over its ranks
 
 A policy must be one of every stack that the spec names (`emit`), with every engine of its pools.
 """
@@ -23,6 +26,7 @@ from tuner.engines.serve_rules.routers import (
     router_stacks,
     router_with,
 )
+from tuner.search.serve.demand import HitsByRanks, PrefixHits, spread_hits
 from tuner.search.serve.program import ROLES
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode, ServeGoal
@@ -53,6 +57,10 @@ class RouterChoice:
     """A request counts on its prefill instance until it ends."""
     has_sessions: bool = False
     """Prefixes lie on the instance of a session's request before."""
+    to_ranks: bool = False
+    """The cache-aware policy chooses among the attention-data ranks of all instances."""
+    is_one_count: bool = False
+    """These instances must have equally many ranks, as an option names their number."""
     most_kinds: int = 1
 
 
@@ -75,11 +83,15 @@ def router_choices(
     keeps = has_sessions(goal) and _have(
         stacks, RouterPolicy.CACHE_AWARE, is_disaggregated=is_disaggregated
     )
+    options = _ranks_options(stacks, is_disaggregated=is_disaggregated) if keeps else (None,)
+    to_ranks, is_one_count = None not in options, any(options)
     if mode not in ROUTED:
-        # Simulated round robin; every prefix is a hit.
+        # Simulated round robin; every prefix is a hit where it is looked for.
         plain = RouterPolicy.CACHE_AWARE if keeps else RouterPolicy.ROUND_ROBIN
         decode = RouterPolicy.ROUND_ROBIN if is_disaggregated else None
-        return (RouterChoice(policy=plain, mixed_policy=plain, decode_policy=decode),)
+        return (
+            RouterChoice(policy=plain, mixed_policy=plain, decode_policy=decode, to_ranks=to_ranks),
+        )
     load = (
         RouterPolicy.CACHE_AWARE
         if keeps
@@ -98,6 +110,8 @@ def router_choices(
         holds_prefill=any(one.holds_prefill for stack in stacks for one in stack[:1])
         and is_disaggregated,
         has_sessions=keeps,
+        to_ranks=to_ranks,
+        is_one_count=is_one_count,
         most_kinds=MOST_KINDS,
     )
     one_kind = RouterChoice(
@@ -106,8 +120,48 @@ def router_choices(
         decode_policy=by_load.decode_policy,
         holds_prefill=by_load.holds_prefill,
         has_sessions=keeps,
+        to_ranks=to_ranks,
+        is_one_count=is_one_count,
     )
     return (one_kind, by_load)
+
+
+def reaches_ranks(
+    goal: ServeGoal, targets: Iterable[str], role: Role, *, pools: tuple[Pool, ...] = ()
+) -> bool:
+    """Whether the router of aggregated or prefill instances looks for prefixes on their ranks."""
+    mode: Mode = "disaggregated" if role is Role.PREFILL else "aggregated"
+    return router_choices(goal, targets, mode, pools=pools)[0].to_ranks
+
+
+def stated_hits(
+    goal: ServeGoal, targets: Iterable[str], *, pools: tuple[Pool, ...] = ()
+) -> HitsByRanks | None:
+    """Return what is left of stated hits on so many ranks; None: everything on any."""
+    if not has_sessions(goal):
+        return None
+    named = tuple(targets)
+    reached = {role: reaches_ranks(goal, named, role, pools=pools) for role in Role}
+    stated = goal.traffic.prefix_hit
+
+    def left(role: Role, ranks: int) -> PrefixHits | None:
+        return None if reached[role] else spread_hits(stated, places=ranks)
+
+    return None if all(reached.values()) else left
+
+
+def _ranks_options(
+    stacks: Iterable[tuple[RouterCapabilities, ...]], *, is_disaggregated: bool
+) -> tuple[str | None, ...]:
+    """Return each stack's option for attention-data ranks of its cache-aware router."""
+    routers = (
+        router_with(stack, RouterPolicy.CACHE_AWARE, is_disaggregated=is_disaggregated)
+        for stack in stacks
+    )
+    return tuple(
+        None if one is None else one.ranks_option(is_disaggregated=is_disaggregated)
+        for one in routers
+    )
 
 
 def has_sessions(goal: ServeGoal) -> bool:
@@ -139,6 +193,7 @@ def to_serve_router(
     goal: ServeGoal,
     *islands: Sequence[tuple[Role, int]],
     is_counted: bool = False,
+    ranks: int = 1,
 ) -> ServeRouter | None:
     """Return the router of a decision; None where it has no choice.
 
@@ -148,9 +203,11 @@ def to_serve_router(
         islands: of each, role and number of each kind of its instances.
         is_counted: hits were counted of recorded prompts, at the router's default threshold; else a
             prefix is followed from half its length on, or from there.
+        ranks: of attention data parallelism, of instances that requests go to first.
     """
     kinds = [_first_counts(groups) for groups in islands]
-    first = max(sum(own) for own in kinds)
+    to_ranks = choice.to_ranks and ranks > 1
+    first = max(sum(own) for own in kinds) * (ranks if to_ranks else 1)
     last = max(
         sum(count for _, count in groups) - sum(own)
         for groups, own in zip(islands, kinds, strict=True)
@@ -169,6 +226,7 @@ def to_serve_router(
         policy=policy,
         decode_policy=decode if last else None,
         cache_threshold=threshold,
+        ranks=ranks if to_ranks else None,
     )
 
 

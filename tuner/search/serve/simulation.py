@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import whole_s
 from tuner.costs.serve.residual import ServeResidual
 from tuner.plans.serve import Latency
@@ -191,6 +192,7 @@ def _simulate_aggregated_rank(
 ) -> SimulationResult:
     option = group.option
     ranks = group.ranks
+    demand = demand.on(option.role, ranks=option.degrees.attention_data)
     concurrency = 1
     if demand.concurrency is not None:
         concurrency = max(1, -(-int(demand.concurrency * share) // ranks))
@@ -237,6 +239,7 @@ def simulate_disaggregated_mode(
         most: requests that are simulated.
     """
     concurrency = demand.concurrency or 0
+    demand = demand.on(Role.PREFILL, ranks=prefill.option.degrees.attention_data)
     ranks = max(prefill.ranks, decode.ranks)
     count = ranks * per_rank(goal, ranks=ranks)
     if concurrency:
@@ -338,7 +341,10 @@ def sample_rank_requests(
         *_spread(goal, drawn.input_tokens_N[own_R], drawn.output_tokens_N[own_R], rng=rng),
         most=most,
     )
-    cached = np.rint(inputs * (1.0 - demand.computed_tokens / demand.input_tokens))
+    found_ratio = (1.0 - demand.computed_tokens / demand.input_tokens) / demand.request_ratio
+    cached = np.rint(inputs * found_ratio)
+    if demand.request_ratio < 1.0:
+        cached[rng.random(len(inputs)) >= demand.request_ratio] = 0.0
     if demand.cached_N is not None and (goal.traffic.is_replayed or drawn.after_N is not None):
         known = own_R < len(demand.cached_N)
         cached[known] = demand.cached_N[own_R[known]]

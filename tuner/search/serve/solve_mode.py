@@ -27,7 +27,7 @@ from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.engines.serve_capabilities import modes_on
 from tuner.search.serve.afd_options import PricedAfdUnits
 from tuner.search.serve.cells import cell_pools, solve_cells
-from tuner.search.serve.demand import Demand, PrefixHits, build_demand, with_hits
+from tuner.search.serve.demand import Demand, HitsByRanks, PrefixHits, build_demand, with_hits
 from tuner.search.serve.instances import goal_formats
 from tuner.search.serve.islands import island_layouts, island_shares, prefixes_kept
 from tuner.search.serve.kv_transfers import KvTransfers, build_kv_transfers
@@ -56,6 +56,7 @@ from tuner.search.serve.routers import (
     has_sessions,
     loses_prefixes,
     router_choices,
+    stated_hits,
 )
 from tuner.search.serve.simulation import (
     InstanceGroup,
@@ -188,6 +189,7 @@ def build_serve_problem(
     settings: SearchSettings,
     *,
     hits: PrefixHits | None = None,
+    hits_by_ranks: HitsByRanks | None = None,
     demand: Demand | None = None,
 ) -> ServeProblem:
     """Read the traffic and price every instance option.
@@ -197,19 +199,22 @@ def build_serve_problem(
         serving_pools: its pools.
         settings: limits of the search.
         hits: what prefix caches hold of recorded prompts; the problem's traffic then states it.
+        hits_by_ranks: the same by instance, where it depends on the attention-data ranks.
         demand: of the same traffic, where it was read before.
 
     Raises:
         SpecError: the traffic, a recorded routing or its placement cannot be used.
     """
     if hits is not None:
-        stated = {"prefix_hit": round(hits.ratio, HIT_DIGITS)}
-        traffic = spec.goal.traffic.model_copy(update=stated)
-        spec = replace(spec, goal=spec.goal.model_copy(update={"traffic": traffic}))
+        spec = _at_hit(spec, round(hits.ratio, HIT_DIGITS))
     decoder, formats = decoder_of(spec.model), goal_formats(spec.goal, spec.model)
     longest = min(spec.goal.max_model_len or spec.model.max_position, spec.model.max_position)
     demand = build_demand(spec.goal, longest=longest) if demand is None else demand
-    demand = demand if hits is None else with_hits(demand, hits)
+    if hits is None:
+        hits_by_ranks = stated_hits(spec.goal, spec.emit, pools=spec.cluster.pools)
+    else:
+        demand = with_hits(demand, hits)
+    demand = replace(demand, hits_by_ranks=hits_by_ranks)
     roles = tuple(
         dict.fromkeys(
             role
@@ -248,6 +253,17 @@ def build_serve_problem(
         afd_units=afd_units,
         hits=hits,
     )
+
+
+def with_stated_hits(problem: ServeProblem, hits: PrefixHits) -> ServeProblem:
+    """Return the problem with hits of recorded prompts as those that its traffic states."""
+    spec = _at_hit(problem.spec, round(hits.ratio, HIT_DIGITS))
+    return replace(problem, spec=spec, hits=hits, demand=with_hits(problem.demand, hits))
+
+
+def _at_hit(spec: ServeSpec, hit: float) -> ServeSpec:
+    traffic = spec.goal.traffic.model_copy(update={"prefix_hit": hit})
+    return replace(spec, goal=spec.goal.model_copy(update={"traffic": traffic}))
 
 
 def problem_variants(problem: ServeProblem, mode: Mode) -> tuple[ServeProblem, ...]:
@@ -295,6 +311,9 @@ def _afd_variants(problem: ServeProblem) -> tuple[ServeProblem, ...]:
 def _offload_variants(problem: ServeProblem) -> Iterator[ServeProblem]:
     if len(problem.serving_pools) < 2 or not problem.spec.cluster.links:
         return
+    # One threshold is for all instances, so that the fewest hits of any count.
+    ranks = max((one.degrees.attention_data for one in problem.options.options), default=1)
+    problem = replace(problem, demand=problem.demand.on(Role.AGGREGATED, ranks=ranks))
     for threshold in length_thresholds(problem.spec.goal, problem.demand):
         made = offload_options(problem.options.options, threshold, problem.demand)
         # Flows count requests of the whole mix, of which only long ones move a cache.
@@ -351,10 +370,8 @@ def solve_with_remaining_hits(
 
 def _with_hits(problem: ServeProblem, hit: float) -> ServeProblem:
     """Reprice the traffic with another share of prompts in the prefix cache."""
-    spec = problem.spec
-    traffic = spec.goal.traffic.model_copy(update={"prefix_hit": hit})
-    goal = spec.goal.model_copy(update={"traffic": traffic})
-    priced = build_serve_problem(replace(spec, goal=goal), problem.serving_pools, problem.settings)
+    spec = _at_hit(problem.spec, hit)
+    priced = build_serve_problem(spec, problem.serving_pools, problem.settings)
     return priced if problem.restriction is None else restrict_problem(priced, problem.restriction)
 
 
@@ -364,11 +381,25 @@ def solve_variants(
     """Solve every variant of a problem that is feasible, least objective first."""
     variants = [
         (variant, solved)
-        for variant in problem_variants(problem, mode)
+        for whole in problem_variants(problem, mode)
+        for variant in _by_rank_count(whole, router)
         if (solved := solve_instances(variant, mode, spare, router=router, may_refuse=may_refuse))
         is not None
     ]
     return sorted(variants, key=lambda pair: pair[1].outcome.objective)
+
+
+def _by_rank_count(problem: ServeProblem, router: RouterChoice) -> Iterator[ServeProblem]:
+    """Yield the problem once for each number of ranks, where several kinds must share it."""
+    options = problem.options.options
+    if not router.is_one_count or router.most_kinds == 1:
+        yield problem
+        return
+    for ranks in sorted({one.degrees.attention_data for one in options}):
+        kept = tuple(
+            one for one in options if one.role is Role.DECODE or one.degrees.attention_data == ranks
+        )
+        yield replace(problem, options=replace(problem.options, options=kept))
 
 
 def solve_with_router(

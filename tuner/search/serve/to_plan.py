@@ -116,11 +116,20 @@ def to_decision(solution: ModeSolution, problem: ServeProblem) -> ServeDecision:
                 for island in dict.fromkeys(group.island for group in groups)
             ),
             is_counted=problem.hits is not None,
+            ranks=first_ranks(groups),
         ),
         islands=tuple(
             Island(name=name, share_ratio=share) for name, share in island_shares(groups).items()
         ),
     )
+
+
+def first_ranks(groups: Sequence[InstanceGroup]) -> int:
+    """Return the attention-data ranks of an instance that requests go to first; 1 where unequal."""
+    reading = [one for one in groups if one.option.role is Role.PREFILL]
+    reading = reading or [one for one in groups if one.option.role is not Role.DECODE]
+    ranks = {one.option.degrees.attention_data for one in reading}
+    return ranks.pop() if len(ranks) == 1 else 1
 
 
 def _to_kv_transfer(

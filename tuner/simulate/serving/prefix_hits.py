@@ -13,10 +13,10 @@ A place is whoever has a cache of its own: an attention-data rank of an instance
 requests to places is an argument, so that any router can be evaluated:
 
     in_turn       round robin
-    by_prefix     the cache-aware rule of sglang-router 0.3.2 and its fork vllm-router: where loads
-                  are balanced the instance with the longest match if that is more than 0.3 of the
-                  prompt, else the one that was sent the fewest new blocks; where they are not (the
-                  largest is 64 above the least and 1.5 times it) the least loaded
+    by_prefix     the cache-aware rule of sglang-router 0.3.2 and its fork vllm-router 0.1.17: the
+                  place with the longest match if that is more than 0.3 of the prompt and loads are
+                  balanced (the largest is not 64 above the least and 1.5 times it), else the least
+                  loaded (both: policies/cache_aware.rs)
 
 Not covered: blocks of outputs, which a next turn finds and a trace does not name until then; what
 running sequences hold of the same memory beside their own prompts; caches in host memory or shared
@@ -45,8 +45,6 @@ class BlockCache:
     def __init__(self, most: int) -> None:
         self._most = most
         self._blocks: OrderedDict[int, None] = OrderedDict()
-        self.taken = 0
-        """Blocks that were not there when they came, evicted ones included."""
 
     def match(self, blocks: Sequence[int]) -> int:
         """Return how many leading blocks are held."""
@@ -59,7 +57,6 @@ class BlockCache:
         """Hold the blocks of a request, as the most recently used ones."""
         blocks_by_age = self._blocks
         for block in reversed(blocks[: self._most]):
-            self.taken += block not in blocks_by_age
             blocks_by_age[block] = None
             blocks_by_age.move_to_end(block)
         while len(blocks_by_age) > self._most:
@@ -129,9 +126,9 @@ def by_prefix(
     Args:
         blocks: of the requests, in order of arrival.
         arrival_s_R: when they come.
-        instances: to choose from.
-        cache_blocks: that one instance holds.
-        stay_s: that a request is under way, which its instance's load is counted by.
+        instances: to choose from, or ranks where the router chooses among these.
+        cache_blocks: that one of them holds.
+        stay_s: that a request is under way, which the load is counted by.
     """
     caches = [BlockCache(cache_blocks) for _ in range(instances)]
     load = [0] * instances
@@ -149,7 +146,7 @@ def by_prefix(
 
 
 def _by_rule(own: Sequence[int], caches: Sequence[BlockCache], load: Sequence[int]) -> int:
-    """Return the instance that the rule sends a request to; of equal ones the first."""
+    """Return the place that the rule sends a request to; of equal ones the first."""
     most, least = max(load), min(load)
     if most - least > IMBALANCE_REQUESTS and most > IMBALANCE_RATIO * least:
         return load.index(least)
@@ -157,5 +154,4 @@ def _by_rule(own: Sequence[int], caches: Sequence[BlockCache], load: Sequence[in
     best = max(matches)
     if own and best > CACHE_THRESHOLD * len(own):
         return matches.index(best)
-    taken = [cache.taken for cache in caches]
-    return taken.index(min(taken))
+    return load.index(least)

@@ -14,7 +14,9 @@ Ranks run ahead of each other: one that only decodes is not touched until one of
 or a request comes, so the work is a few events a request and not one for each instance.
 
 Prefixes: a request belongs to a session, drawn evenly. Its prefix lies on the instance where the
-session's request before went; elsewhere the prompt is computed whole.
+session's request before went, or, where the router chooses among ranks, on the rank; elsewhere the
+prompt is computed whole. Of an instance that spreads its requests over ranks with a cache each,
+`found_ratio` says how many come to the right one.
 
 Not covered: ranks of an instance that wait for each other, loads that routers poll, transfers that
 wait for each other, memory of a decode instance that runs out as outputs grow.
@@ -57,6 +59,9 @@ class RoutedInstances:
     """Of one rank."""
     weight: float
     """What one may run at once."""
+    found_ratio: float = 1.0
+    """Share of the requests that come to the rank with their prefix, of those whose instance has
+    it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,9 @@ class PrefillInstances:
     weight: float
     slot_ratio: float = 1.0
     """Share of a step after which the next begins (a pipeline's longest stage)."""
+    found_ratio: float = 1.0
+    """Share of the requests that come to the rank with their prefix, of those whose instance has
+    it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,9 +276,9 @@ class _RoutedSimulation:
         place = first.send(holder)
         if holder is not None:
             self.holder[self.sessions[request]] = place
-            if place != holder:
-                self.misses.add(request)
-                self.cached[request] = 0
+        if holder not in (None, place) or self.loses_prefix(place):
+            self.misses.add(request)
+            self.cached[request] = 0
         if not self.prefills:
             self.place[request] = place
             self.offer(request, at_s)
@@ -287,6 +295,13 @@ class _RoutedSimulation:
         if session not in self.holder:
             self.holder[session] = int(self.rng.integers(count))
         return self.holder[session]
+
+    def loses_prefix(self, place: int) -> bool:
+        """Draw whether a request comes to a rank of its instance without its prefix."""
+        found_ratio = (
+            self.workers[place].prefills if self.prefills else self.kinds[self.kind_of[place]]
+        ).found_ratio
+        return found_ratio < 1.0 and self.rng.random() >= found_ratio
 
     def offer(self, request: int, at_s: float) -> None:
         """Give a request to the next rank of its instance."""

@@ -196,7 +196,7 @@ def test_an_engine_without_a_router_that_follows_caches_deals_out_in_turn(
     plan = plan_of(spec(shared(200), engine="trtllm"))
     assert plan.prefix_reuse is not None
     assert plan.prefix_reuse.router == "in_turn"
-    assert set(plan.prefix_reuse.by_router) == {"in_turn", "cache_aware"}
+    assert set(plan.prefix_reuse.by_router) >= {"in_turn", "cache_aware"}
 
 
 def test_hits_are_counted_at_the_rate_that_is_found(

@@ -61,15 +61,18 @@ def test_ranks_of_an_instance_are_dealt_out_in_turn() -> None:
     assert ranks_in_turn(at(0, 0, 1, 0, 1), 2).tolist() == [0, 1, 2, 0, 3]
 
 
-def test_the_cache_aware_rule_follows_prefixes_and_else_the_fewest_new_blocks() -> None:
+def test_the_cache_aware_rule_follows_prefixes_and_else_the_least_load() -> None:
     arrivals = np.arange(5.0)
-    # [1, 2] and [9] go to where the fewest blocks were sent: 0, then 1. [1, 2, 3] matches 2 of 3 on
-    # 0, [9, 8] 1 of 2 on 1, [1, 2, 3, 4] 3 of 4 on 0: all more than 0.3.
-    found = by_prefix(CHAT, arrivals, instances=3, cache_blocks=100, stay_s=1.0)
+    # [1, 2] and [9] go to the least loaded: 0, then 1. [1, 2, 3] matches 2 of 3 on 0, [9, 8] 1 of 2
+    # on 1, [1, 2, 3, 4] 3 of 4 on 0: all more than 0.3.
+    found = by_prefix(CHAT, arrivals, instances=3, cache_blocks=100, stay_s=9.0)
     assert found.tolist() == [0, 1, 0, 1, 0]
-    # 1 of 4 blocks is no more than 0.3: the third instance, which was sent none, gets it.
+    # Where each request ends before the next comes, all loads are zero and the first gets them.
+    found = by_prefix(CHAT, arrivals, instances=3, cache_blocks=100, stay_s=1.0)
+    assert found.tolist() == [0, 0, 0, 0, 0]
+    # 1 of 4 blocks is no more than 0.3: the third instance, which has no request, gets it.
     short = blocks_of([1], [2], [1, 5, 6, 7])
-    found = by_prefix(short, np.arange(3.0), instances=3, cache_blocks=100, stay_s=1.0)
+    found = by_prefix(short, np.arange(3.0), instances=3, cache_blocks=100, stay_s=9.0)
     assert found.tolist() == [0, 1, 2]
 
 
