@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tuner.cli.text import asides, breakdown_text, columns, labelled
-from tuner.config.serve import Instances, Role
+from tuner.config.serve import Instances, Role, ServeRouter
 from tuner.config.serve_words import (
     describe_kv_transfer,
     gain_words,
@@ -16,9 +16,10 @@ from tuner.config.serve_words import (
     router_words,
     short_serve,
 )
-from tuner.plans.serve import Band, Latency, ServeModeResult, ServePlan, TokenCost
+from tuner.plans.serve import Band, Latency, PlannedHits, ServeModeResult, ServePlan, TokenCost
 from tuner.spec.accounting import active_parameters, num_parameters
 from tuner.spec.serving.goal import Percentiles
+from tuner.spec.serving.routers import RouterPolicy
 from tuner.units import (
     format_bytes,
     format_count,
@@ -88,13 +89,32 @@ def _decision(plan: ServePlan) -> Iterator[str]:
     for transfer in decision.handovers:
         yield from labelled("KV transfer", describe_kv_transfer(transfer))
     if decision.router is not None:
-        yield from labelled("router", router_words(decision.router).removeprefix("router: "))
+        hits = None if plan.predicted is None else plan.predicted.prefix_hits
+        yield from labelled("router", _router_text(decision.router, hits))
     for words in island_words(decision):
         yield from labelled("islands", words)
     if decision.offload_above_tokens is not None:
         longest = f"prompts above {decision.offload_above_tokens:,} tokens"
         yield from labelled("remote pool", f"{longest} are prefilled there")
     yield ""
+
+
+def _router_text(router: ServeRouter, hits: PlannedHits | None) -> str:
+    """Say how requests are spread, and of prefixes what is found so and otherwise."""
+    if router.policy is not RouterPolicy.CACHE_AWARE or hits is None:
+        return router_words(router).removeprefix("router: ")
+    places = {
+        format_counted(hits.instances, "instance"): hits.if_instances,
+        format_counted(hits.ranks, "rank"): hits.if_ranks,
+    }
+    (other, otherwise), (chosen, _) = places.items()
+    if router.ranks is None:
+        (chosen, _), (other, otherwise) = places.items()
+    rest = f"; {format_ratio(otherwise)} if to {other}" if otherwise is not None else ""
+    rest = rest if hits.ranks > hits.instances else ""
+    text = f"by prefix, to {chosen} ({format_ratio(hits.ratio)} of prompt tokens found{rest})"
+    _, decode, words = router_words(router).partition("; decode")
+    return text + decode + words
 
 
 def _model(plan: ServePlan) -> Iterator[str]:

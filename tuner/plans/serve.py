@@ -57,6 +57,24 @@ class TokenCost(Record):
     """Share of the cost that prompts bear."""
 
 
+class PlannedHits(Record):
+    """Prefix cache hits that a plan counts on, where a prefix lies on one of several caches."""
+
+    ratio: Annotated[float, Field(ge=0.0, le=1.0)]
+    """Share of the prompt tokens found."""
+    ratio_band: Band
+    """Where requests are routed to ranks, whose hits were not seen on devices: what routing to
+    instances would find, and one cache of all ranks."""
+    instances: Count
+    """That prefill."""
+    ranks: Count
+    """Attention-data ranks of all of them, each with a cache of its own."""
+    if_instances: float | None = None
+    """Share found if prefixes were routed to instances alone; None: no router looks for them."""
+    if_ranks: float | None = None
+    """Share found if prefixes were routed to ranks; None: as above."""
+
+
 class ServePrediction(Record):
     """What the plan expects."""
 
@@ -79,6 +97,8 @@ class ServePrediction(Record):
     """Tokens of the prompts served; None in plans of older versions."""
     cost_per_hour: float | None = None
     """In the spec's currency; None where a pool has no price."""
+    prefix_hits: PlannedHits | None = None
+    """None: every cache has the prefix, or there is none."""
     token_cost: TokenCost | None = None
     """The same split over the tokens that come and go."""
     breakdown_s: dict[str, float]

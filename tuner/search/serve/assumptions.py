@@ -104,7 +104,7 @@ def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:
         where = (
             "whichever instance a request meets"
             if traffic.prefix_scope == "common"
-            else "the instance that served the request before of its session"
+            else "the attention-data rank that served the request before of its session"
         )
         yield (
             f"{format_ratio(traffic.prefix_hit, digits=0)} of every prompt is found in the prefix"

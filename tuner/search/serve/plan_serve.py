@@ -25,6 +25,7 @@ from tuner.search.serve.prefix_reuse import (
     most_reuse,
     recorded_prompts,
     reuse_key,
+    with_reuse,
 )
 from tuner.search.serve.refused import refused_afd_units, refused_kv_transfers, refused_vendors
 from tuner.search.serve.relaxations import (
@@ -45,6 +46,7 @@ from tuner.search.serve.to_plan import (
     to_alternatives,
     to_decision,
     to_prediction,
+    unseen_hits,
 )
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import ServeSpec
@@ -80,14 +82,16 @@ def make_serve_plan(
     best, *others = solutions.fitting
     if best.rate_per_s is not None:
         problem = at_rate(problem, best.rate_per_s)
-    provenance = provenance.model_copy(update={"notes": (*notes, *plan_cautions(best, problem))})
+    predicted = with_reuse(to_prediction(best, problem), reuse, problem.hits)
+    notes = (*notes, *plan_cautions(best, problem), *unseen_hits(predicted))
+    provenance = provenance.model_copy(update={"notes": notes})
     return ServePlan(
         model=spec.model,
         cluster=spec.cluster,
         goal=problem.spec.goal,
         emit=spec.emit,
         decision=to_decision(best, problem),
-        predicted=to_prediction(best, problem),
+        predicted=predicted,
         certificate=to_certificate(best, problem, solutions, solve_s=solve_s),
         binding_constraint=binding_constraint(best, problem),
         alternatives=tuple(to_alternatives(best, others, problem)),

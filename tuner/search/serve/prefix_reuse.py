@@ -29,13 +29,13 @@ from numpy.typing import NDArray
 from tuner.config.serve import Role
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.memory import kv_bytes_per_token
-from tuner.plans.serve import PrefixReuse
+from tuner.plans.serve import PlannedHits, PrefixReuse, ServePrediction
 from tuner.search.serve.demand import NO_TARGET_TPOT_S, Floats, Ints, PrefixHits
 from tuner.search.serve.islands import island_shares
 from tuner.search.serve.options import Option
 from tuner.search.serve.routed_simulation import policy_of
 from tuner.search.serve.routers import RouterChoice, router_choices
-from tuner.search.serve.simulation import InstanceGroup
+from tuner.search.serve.simulation import InstanceGroup, reading_groups
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.simulate.serving.prefix_hits import (
     by_prefix,
@@ -271,7 +271,7 @@ def _caches(
     router: RouterChoice, groups: Sequence[InstanceGroup], problem: ServeProblem, *, stay_s: float
 ) -> PrefixReuse:
     """Return the caches of the instances behind one router."""
-    reading = _reading(groups)
+    reading = reading_groups(groups)
     follows = policy_of(router, reading) is RouterPolicy.CACHE_AWARE
     ranks = reading[0].option.degrees.attention_data
     to_ranks = router.to_ranks and ranks > 1
@@ -286,14 +286,8 @@ def _caches(
 
 def reuse_key(groups: Sequence[InstanceGroup]) -> Key:
     """Return the role and the attention-data ranks of the instances whose caches count."""
-    first = _reading(groups)[0].option
+    first = reading_groups(groups)[0].option
     return first.role, first.degrees.attention_data
-
-
-def _reading(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
-    """Return the aggregated instances, or else those that prefill."""
-    reading = [group for group in groups if group.option.role is not Role.DECODE]
-    return [one for one in reading if one.option.role is Role.AGGREGATED] or reading
 
 
 def _together(islands: Sequence[PrefixReuse]) -> PrefixReuse:
@@ -330,9 +324,28 @@ def _blocks(reading: Sequence[InstanceGroup], problem: ServeProblem) -> int:
     return max(1, math.floor(tokens / BLOCK_TOKENS))
 
 
+def with_reuse(
+    predicted: ServePrediction, reuse: PrefixReuse | None, hits: PrefixHits | None
+) -> ServePrediction:
+    """Return a prediction with the hits that were counted of recorded prompts."""
+    if reuse is None or hits is None:
+        return predicted
+    islands = reuse.islands or (reuse,)
+    counted = PlannedHits(
+        ratio=hits.ratio,
+        ratio_band=reuse.hit_band or (reuse.hit_ratio, reuse.hit_ratio),
+        instances=reuse.instances,
+        ranks=sum(one.instances * one.ranks for one in islands),
+        if_instances=None if reuse.router == "in_turn" else reuse.by_router["cache_aware"],
+        if_ranks=None if reuse.router == "in_turn" else reuse.by_router.get("ranks"),
+    )
+    return predicted.model_copy(update={"prefix_hits": counted})
+
+
 def describe_reuse(reuse: PrefixReuse, *, planned_ratio: float) -> str:
     """Describe the hits, and what the plan counts on."""
     ranks = sum(one.instances * one.ranks for one in reuse.islands or (reuse,))
+    busiest = f"; the busiest rank gets {reuse.busiest_ratio:.1f} times the mean of requests"
     others = ", ".join(
         f"{format_ratio(ratio)} {_ROUTERS[router]}" for router, ratio in reuse.by_router.items()
     )
@@ -342,17 +355,7 @@ def describe_reuse(reuse: PrefixReuse, *, planned_ratio: float) -> str:
         f" {'at least ' * bool(reuse.islands)}{reuse.cache_blocks * BLOCK_TOKENS} tokens each,"
         " counted from empty caches;"
         f" {format_ratio(planned_ratio)} is planned on, a router {_ROUTERS[reuse.router]}"
-        f"{_caution(reuse)}"
-    )
-
-
-def _caution(reuse: PrefixReuse) -> str:
-    if reuse.hit_band is None:
-        return ""
-    low, high = map(format_ratio, reuse.hit_band)
-    return (
-        f"; no run on devices has shown hits of routing to ranks, so that they may be {low} to"
-        f" {high}; the busiest rank gets {reuse.busiest_ratio:.1f} times the mean of requests"
+        f"{busiest * (reuse.busiest_ratio > 1.0)}"
     )
 
 

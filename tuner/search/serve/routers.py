@@ -150,6 +150,12 @@ def stated_hits(
     return None if all(reached.values()) else left
 
 
+def missing_ranks(goal: ServeGoal, targets: Iterable[str], *, pools: tuple[Pool, ...] = ()) -> str:
+    """Return why an option of a named router for ranks reaches none; empty: it has no option."""
+    stacks = stack_routers(goal, targets, pools)
+    return next((one.lacks_ranks for stack in stacks for one in stack if one.lacks_ranks), "")
+
+
 def _ranks_options(
     stacks: Iterable[tuple[RouterCapabilities, ...]], *, is_disaggregated: bool
 ) -> tuple[str | None, ...]:

@@ -110,6 +110,12 @@ class SimulationResult:
         )
 
 
+def reading_groups(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
+    """Return the aggregated instances, or else those that prefill."""
+    reading = [group for group in groups if group.option.role is not Role.DECODE]
+    return [one for one in reading if one.option.role is Role.AGGREGATED] or reading
+
+
 def per_rank(goal: ServeGoal, *, ranks: float) -> int:
     """Return the requests that each of so many ranks serves in an open simulation, at least."""
     if goal.traffic.requests is not None:

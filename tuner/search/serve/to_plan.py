@@ -16,7 +16,7 @@ from tuner.engines.serve_rules.rules import refusals
 from tuner.engines.serve_rules.steps import lacks_units
 from tuner.engines.serve_rules.vendor_pairs import portable_backend
 from tuner.engines.serve_rules.vendors import TRAITS
-from tuner.plans.serve import ServeAlternative, ServePrediction
+from tuner.plans.serve import PlannedHits, ServeAlternative, ServePrediction
 from tuner.search.serve.assumptions import plan_assumptions
 from tuner.search.serve.demand import NO_TARGET_TPOT_S, NO_TARGET_TTFT_S, Demand
 from tuner.search.serve.instances import to_instances
@@ -36,8 +36,13 @@ from tuner.search.serve.preference import (
     objective_value,
 )
 from tuner.search.serve.program import BOUND_TOLERANCE
-from tuner.search.serve.routers import loses_prefixes, to_serve_router
-from tuner.search.serve.simulation import InstanceGroup, latency_of
+from tuner.search.serve.routers import (
+    has_sessions,
+    loses_prefixes,
+    missing_ranks,
+    to_serve_router,
+)
+from tuner.search.serve.simulation import InstanceGroup, latency_of, reading_groups
 from tuner.search.serve.solve_mode import (
     FIRST_SPARE,
     MOST_SPARE,
@@ -46,6 +51,7 @@ from tuner.search.serve.solve_mode import (
     packed_as,
 )
 from tuner.search.serve.token_cost import input_tokens_per_s, token_cost
+from tuner.spec.serving.routers import RouterPolicy
 from tuner.units import format_ratio, format_s
 
 
@@ -116,7 +122,7 @@ def to_decision(solution: ModeSolution, problem: ServeProblem) -> ServeDecision:
                 for island in dict.fromkeys(group.island for group in groups)
             ),
             is_counted=problem.hits is not None,
-            ranks=first_ranks(groups),
+            ranks=_equal_ranks(groups),
         ),
         islands=tuple(
             Island(name=name, share_ratio=share) for name, share in island_shares(groups).items()
@@ -124,11 +130,9 @@ def to_decision(solution: ModeSolution, problem: ServeProblem) -> ServeDecision:
     )
 
 
-def first_ranks(groups: Sequence[InstanceGroup]) -> int:
-    """Return the attention-data ranks of an instance that requests go to first; 1 where unequal."""
-    reading = [one for one in groups if one.option.role is Role.PREFILL]
-    reading = reading or [one for one in groups if one.option.role is not Role.DECODE]
-    ranks = {one.option.degrees.attention_data for one in reading}
+def _equal_ranks(groups: Sequence[InstanceGroup]) -> int:
+    """Return the attention-data ranks of each instance that prefills; 1 where they differ."""
+    ranks = {one.option.degrees.attention_data for one in reading_groups(groups)}
     return ranks.pop() if len(ranks) == 1 else 1
 
 
@@ -178,8 +182,32 @@ def to_prediction(solution: ModeSolution, problem: ServeProblem) -> ServePredict
         memory_bytes=dict(each for group in solution.groups for each in _memory(group, demand)),
         input_tokens_per_s=input_tokens_per_s(solution, problem),
         cost_per_hour=solution.price_per_hour,
+        prefix_hits=planned_hits(solution, problem),
         token_cost=token_cost(solution, problem),
         breakdown_s=_breakdown(slowest.option, demand),
+    )
+
+
+def planned_hits(solution: ModeSolution, problem: ServeProblem) -> PlannedHits | None:
+    """Return what is left of stated hits on the caches of a solution's ranks."""
+    goal = problem.spec.goal
+    if not has_sessions(goal) or problem.hits is not None:
+        return None
+    reading = reading_groups(solution.groups)
+    whole = goal.traffic.prefix_hit if solution.prefix_hit is None else solution.prefix_hit
+    total = sum(group.rate_per_s for group in reading)
+    split = sum(
+        group.rate_per_s / total * whole / group.option.degrees.attention_data for group in reading
+    )
+    ratio = whole if solution.router.to_ranks else split
+    follows = whole if solution.router.policy is RouterPolicy.CACHE_AWARE else None
+    return PlannedHits(
+        ratio=ratio,
+        ratio_band=(split, ratio),
+        instances=sum(group.count for group in reading),
+        ranks=sum(group.ranks for group in reading),
+        if_instances=None if follows is None else split,
+        if_ranks=follows,
     )
 
 
@@ -327,21 +355,7 @@ def plan_cautions(solution: ModeSolution, problem: ServeProblem) -> Iterator[str
             " even experts can be in their slots; goal.routing names a recording, and the engine"
             " places copies by the loads that it records itself"
         )
-    if solution.prefix_hit is not None:
-        spec = problem.spec
-        pools = spec.cluster.pools
-        where = (
-            "no router of this stack looks for prefixes, so that a session meets its own on one"
-            " instance of several"
-            if loses_prefixes(spec.goal, spec.emit, solution.mode, pools=pools)
-            else "the router in front of islands looks for no prefixes, so that a session meets its"
-            " own on one island of several"
-        )
-        yield (
-            f"{format_ratio(solution.prefix_hit, digits=0)} of every prompt is counted on in"
-            f" prefix caches: {where};"
-            " where requests have the same prefix state goal.traffic.prefix_scope: common"
-        )
+    yield from _lost_prefixes(solution, problem)
     if note := bands_around(solution, problem).note:
         yield note
     if solution.mode == "attention_expert":
@@ -361,6 +375,45 @@ def plan_cautions(solution: ModeSolution, problem: ServeProblem) -> Iterator[str
             " measurements; the engine's loop for them does not hide the host's work between"
             " steps, which is not priced, and sglang 0.5.23 warns of slow steps with torch after"
             " 2.6: measure before relying on it"
+        )
+
+
+def _lost_prefixes(solution: ModeSolution, problem: ServeProblem) -> Iterator[str]:
+    """Say why sessions miss their prefixes, and what is counted on."""
+    spec, hits = problem.spec, planned_hits(solution, problem)
+    pools, where = spec.cluster.pools, []
+    if solution.prefix_hit is not None:
+        where.append(
+            "no router of this stack looks for prefixes, so that a session meets its own on one"
+            " instance of several"
+            if loses_prefixes(spec.goal, spec.emit, solution.mode, pools=pools)
+            else "the router in front of islands looks for no prefixes, so that a session meets its"
+            " own on one island of several"
+        )
+    if hits is None:
+        return
+    if hits.ranks > hits.instances and not solution.router.to_ranks:
+        lacking = missing_ranks(spec.goal, spec.emit, pools=pools)
+        where.append(
+            f"each of the {hits.ranks} attention-data ranks has a cache of its own, which no router"
+            f" chooses by prefix{lacking and f' ({lacking})'}"
+        )
+    if where:
+        yield (
+            f"{format_ratio(hits.ratio, digits=0)} of every prompt is counted on in"
+            f" prefix caches: {'; '.join(where)};"
+            " where requests have the same prefix state goal.traffic.prefix_scope: common"
+        )
+
+
+def unseen_hits(predicted: ServePrediction) -> Iterator[str]:
+    """Say how far hits may be off that were not seen on devices."""
+    hits = predicted.prefix_hits
+    if hits is not None and hits.ratio_band[0] < hits.ratio_band[1]:
+        low, high = map(format_ratio, hits.ratio_band)
+        yield (
+            f"no run on devices has shown hits of routing to ranks, so that {low} to {high} of the"
+            " prompt tokens may be found"
         )
 
 

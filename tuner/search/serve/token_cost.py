@@ -68,6 +68,7 @@ def prompt_ratio(option: Option, demand: Demand, *, threshold: LengthThreshold |
     """Share of an instance's device-seconds that prompts take."""
     if option.role is not Role.AGGREGATED:
         return float(option.role is Role.PREFILL)
+    demand = demand.on(option.role, ranks=option.degrees.attention_data)
     reading = writing = option.iteration
     share = 0.5
     if option.prefill_share_ratio is not None:

@@ -322,7 +322,10 @@ def _length_notes(plan: ServePlan, runs: Sequence[BenchmarkRun]) -> Iterator[str
 
 def _cache_note(plan: ServePlan, runs: Sequence[BenchmarkRun]) -> str:
     measured_hit = median_over_runs(runs, lambda run: run.prefix_hit_ratio)
-    planned = format_ratio(plan.goal.traffic.prefix_hit)
+    hits = None if plan.predicted is None else plan.predicted.prefix_hits
+    planned = format_ratio(plan.goal.traffic.prefix_hit if hits is None else hits.ratio)
+    if hits is not None and hits.ratio_band[0] < hits.ratio_band[1]:
+        planned += f" ({' to '.join(map(format_ratio, hits.ratio_band))})"
     if measured_hit is not None:
         measured = format_ratio(measured_hit)
         return f"{measured} of the prompt tokens were in the prefix cache, planned {planned}"
