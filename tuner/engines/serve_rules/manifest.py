@@ -127,6 +127,9 @@ class ServingCapabilities:
     """attention_tp and attention_dp may both exceed 1."""
     both_expert_degrees: bool = True
     """moe_tp and ep may both exceed 1."""
+    rank_dispatch: str = "in turn"
+    """How an instance spreads requests over its attention-DP ranks, each with a prefix cache of its
+    own, unless a router names the rank; no release looks for prefixes by default."""
     data_parallel_rank_spans_nodes: bool = True
     """Attention-DP ranks may span machines."""
     whole_prompt_in_one_batch: bool = False

@@ -4,7 +4,8 @@ Read from the wheel of 0.5.23, sglang/srt/arg_groups (fields/, moe_hook.py, para
 pd_disaggregation_hook.py), sglang/srt/environ.py and sglang/srt/layers/moe/token_dispatcher:
 
 - Attention data parallelism is `--attn-dp-size`, a divisor of `--tp-size`, which counts all devices
-  of a pipeline stage; `--dp-size N --enable-dp-attention` is its deprecated spelling.
+  of a pipeline stage; `--dp-size N --enable-dp-attention` is its deprecated spelling. Ranks get
+  requests in turn, of prefill instances by a random number (srt/managers/data_parallel_controller).
 - `--max-running-requests` and `--chunked-prefill-size` are divided by the attention-DP size; CUDA
   graph sizes and `--max-prefill-tokens` are of one rank.
 - `--cuda-graph-max-bs` is refused as ambiguous: decode and prefill have an option each.

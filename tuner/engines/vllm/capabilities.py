@@ -8,6 +8,7 @@ docs/features/{nixl,mooncake}_connector_usage.md:
 - An all-to-all backend takes effect under expert parallelism with data parallelism.
 - `--max-num-seqs` and `--max-num-batched-tokens` are of one data-parallel rank. Low-latency DeepEP
   buffers have `--max-num-batched-tokens` tokens, and every batch uses them.
+- Ranks with the fewest waiting and running requests get the next (v1/engine/core_client.py).
 - One data-parallel rank spans machines with `--nnodes`; several such ranks are left out, because
   the release infers their ranks differently by load balancer.
 - `num_redundant_experts` of `--eplb-config` needs `--enable-eplb` (vllm/config/parallel.py), which
@@ -279,6 +280,7 @@ VLLM_0_33: Final = ServingCapabilities(
     deepep_needs_attention_dp=True,
     low_latency_takes_prefill=True,
     both_expert_degrees=False,
+    rank_dispatch="by their load",
     data_parallel_rank_spans_nodes=False,
     whole_prompt_in_one_batch=True,
     batch_needs_tokens=True,

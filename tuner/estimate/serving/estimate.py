@@ -217,12 +217,12 @@ def _notes(
         )
     if not launch.has_prefix_cache and goal.traffic.prefix_hit:
         yield "the launch has no prefix cache, so every prompt is computed in full"
-    hits = option.kept_hits(inputs.demand)
-    if hits is not None and launch.role is not Role.DECODE:
+    found = inputs.demand.on(launch.role, ranks=option.degrees.attention_data)
+    if found.request_ratio < 1.0 and launch.role is not Role.DECODE:
         yield (
-            f"{format_ratio(hits.ratio)} of the prompt tokens are counted on in prefix caches, not"
+            f"{format_ratio(1.0 - found.computed_tokens / found.input_tokens)} of the prompt tokens are counted on in prefix caches, not"
             f" {format_ratio(goal.traffic.prefix_hit)}: a session has its own on one of"
-            f" {round(1.0 / hits.request_ratio)} caches (one for each attention-data rank), and no"
+            f" {round(1.0 / found.request_ratio)} caches (one for each attention-data rank), and no"
             " router is read that looks for it there; 'prefix_scope: common' is for a prefix that"
             " all requests share"
         )

@@ -46,7 +46,7 @@ from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.rules import nodes_needed
 from tuner.search.serve.choices import Choices, TokenBudget, usual_choices
 from tuner.search.serve.degrees import has_slow_links, instance_degrees
-from tuner.search.serve.demand import MOST_RUNNING, Demand, PrefixHits
+from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.dominance import drop_dominated
 from tuner.search.serve.mixed_batches import PromptTime, lasting_running, prompt_time, token_seconds
 from tuner.simulate.serving.batching import WATERMARK_RATIO
@@ -143,11 +143,6 @@ class Option:
         own = self.iteration
         ffn = own.ffn.degrees.devices if isinstance(own, RemoteFfnIteration) else 0
         return self.degrees.devices + ffn
-
-    def kept_hits(self, demand: Demand) -> PrefixHits | None:
-        """Return the prefix hits of its ranks, where they are not those that the traffic states."""
-        found = demand.hits_by_ranks
-        return None if found is None else found(self.role, self.degrees.attention_data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -394,9 +394,10 @@ def _lost_prefixes(solution: ModeSolution, problem: ServeProblem) -> Iterator[st
         return
     if hits.ranks > hits.instances and not solution.router.to_ranks:
         lacking = missing_ranks(spec.goal, spec.emit, pools=pools)
+        release = main_release(spec.goal, spec.cluster)
         where.append(
-            f"each of the {hits.ranks} attention-data ranks has a cache of its own, which no router"
-            f" chooses by prefix{lacking and f' ({lacking})'}"
+            f"each of {hits.ranks} attention-data ranks has a cache of its own, and {release.name}"
+            f" gives them requests {release.rank_dispatch}{lacking and f' ({lacking})'}"
         )
     if where:
         yield (
