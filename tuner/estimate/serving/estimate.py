@@ -219,8 +219,9 @@ def _notes(
         yield "the launch has no prefix cache, so every prompt is computed in full"
     found = inputs.demand.on(launch.role, ranks=option.degrees.attention_data)
     if found.request_ratio < 1.0 and launch.role is not Role.DECODE:
+        ratio = 1.0 - found.computed_tokens / found.input_tokens
         yield (
-            f"{format_ratio(1.0 - found.computed_tokens / found.input_tokens)} of the prompt tokens are counted on in prefix caches, not"
+            f"{format_ratio(ratio)} of the prompt tokens are counted on in prefix caches, not"
             f" {format_ratio(goal.traffic.prefix_hit)}: a session has its own on one of"
             f" {round(1.0 / found.request_ratio)} caches (one for each attention-data rank), and no"
             " router is read that looks for it there; 'prefix_scope: common' is for a prefix that"
