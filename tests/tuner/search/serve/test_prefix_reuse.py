@@ -7,14 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.goals.serve_plan import deploy
+from tuner.config.serve import Role
+from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import PrefixReuse, ServePlan
+from tuner.search.serve import options, prefix_reuse, routers
 from tuner.search.serve import plan_serve as planning
-from tuner.search.serve import prefix_reuse
 from tuner.search.serve.demand import PrefixHits, build_demand, with_hits
 from tuner.search.serve.prefix_reuse import RecordedPrompts, measure_reuse, recorded_prompts
 from tuner.search.serve.simulation import sample_rank_requests
-from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
+from tuner.search.serve.solve_mode import ModeSolution, ServeProblem, build_serve_problem
+from tuner.search.settings import SearchSettings
 from tuner.simulate.serving.prefix_hits import by_weight
 from tuner.spec.serving.read import read_serve_spec
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
@@ -145,6 +147,10 @@ def test_caches_of_ranks_and_routers_find_what_a_count_by_hand_finds(
     assert found(cache_blocks=3) == [0] * 8
     # The cache-aware rule keeps a document where it is, whatever the number of instances.
     assert found(instances=4, router="cache_aware") == [0, 0, 3, 3, 3, 3, 3, 3]
+    # It leads to an instance, whose ranks get the document in turn, or to the rank that has it.
+    assert found(instances=2, ranks=2, router="cache_aware") == [0, 0, 0, 0, 3, 3, 3, 3]
+    assert found(instances=2, ranks=2, router="ranks") == [0, 0, 3, 3, 3, 3, 3, 3]
+    assert found(ranks=4, router="ranks") == [0, 0, 3, 3, 3, 3, 3, 3]
 
 
 def test_islands_have_caches_of_their_own_and_get_requests_by_their_weights(
@@ -239,3 +245,68 @@ def test_hits_that_were_counted_are_not_lowered_again_and_the_router_has_their_t
         assert follows == (plan.prefix_reuse.router == "cache_aware") == (engine == "vllm")
         assert router.cache_threshold == (CACHE_THRESHOLD if follows else None)
         assert not any("counted on in prefix caches" in line for line in plan.provenance.notes)
+
+
+def test_wide_instances_are_weighed_by_the_fewer_hits_of_their_ranks(
+    spec: Callable[..., Path],
+) -> None:
+    path = spec(shared(400), engine="sglang")
+    read = read_serve_spec(path)
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in read.cluster.pools)
+    prompts = recorded_prompts(read, rate_per_s=10.0)
+    assert prompts is not None
+    whole = PrefixHits(ratio=0.74)
+    problem = build_serve_problem(read, serving_pools, SearchSettings(), hits=whole)
+    found = prefix_reuse.hits_of_options(problem, prompts)
+    counts = sorted(ranks for role, ranks in found if role is Role.AGGREGATED)
+    assert counts[0] == 1 < counts[-1]
+    ratios = [found[Role.AGGREGATED, ranks].ratio for ranks in counts]
+    # Every further rank meets both documents for the first time once more.
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[-1] < ratios[0]
+    # Each option is priced with the hits of its own number of ranks.
+    priced = build_serve_problem(
+        read,
+        serving_pools,
+        SearchSettings(),
+        hits=whole,
+        hits_by_ranks=lambda role, ranks: found.get((role, ranks)),
+    )
+    for ranks in counts:
+        demand = priced.demand.on(Role.AGGREGATED, ranks=ranks)
+        ratio = found[Role.AGGREGATED, ranks].ratio
+        assert demand.computed_tokens == pytest.approx(2048 * (1.0 - ratio))
+
+
+TRACE = Path(__file__).parents[5] / "shared/data/traces/mooncake_conversation_trace.jsonl"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TRACE.exists(), reason="needs the Mooncake conversation trace")
+def test_routing_to_ranks_saves_a_quarter_of_the_devices_of_a_published_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen3-30B-A3B on instances of DP 4 on H100, 20 requests a second of Mooncake's trace."""
+    path = tmp_path / "spec.yaml"
+    text = SPEC.replace("ENGINE", "vllm").replace("trace.jsonl, prefix_hit: 0.9", f"{TRACE}")
+    text = text.replace("mixtral-8x7b", "qwen3-30b-a3b").replace("nodes: 1", "nodes: 8")
+    path.write_text(text.replace("{trace:", "{rate: 20/s, trace:"))
+    every = options.instance_degrees
+    monkeypatch.setattr(
+        options,
+        "instance_degrees",
+        lambda *of, **more: (one for one in every(*of, **more) if one.attention_data == 4),
+    )
+    devices, hits = [], []
+    for option in ("", None):
+        monkeypatch.setattr(routers, "_ranks_options", lambda *_, option=option, **__: (option,))
+        plan = plan_of(path)
+        assert plan.decision is not None
+        assert plan.predicted is not None
+        assert plan.predicted.prefix_hits is not None
+        devices.append(plan.decision.num_devices)
+        hits.append(plan.predicted.prefix_hits.ratio)
+    assert devices[0] in (12, 13)
+    assert devices[1] == 16
+    assert 0.22 < hits[0] < 0.29
+    assert 0.10 < hits[1] < 0.13

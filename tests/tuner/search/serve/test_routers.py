@@ -7,16 +7,29 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from tuner.cli.serve_text import serve_text
 from tuner.config.serve import Role
 from tuner.engines.serve_capabilities import engine_manifest
 from tuner.engines.serve_rules.routers import router_stacks
 from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
+from tuner.search.serve import options
 from tuner.search.serve import routed_simulation as playing_routed
+from tuner.search.serve.demand import build_demand
 from tuner.search.serve.mode_simulation import is_routed
 from tuner.search.serve.routed_simulation import simulate_routed_mode
-from tuner.search.serve.routers import loses_prefixes, router_choices, to_serve_router
-from tuner.search.serve.simulation import InstanceGroup, simulate_disaggregated_mode
+from tuner.search.serve.routers import (
+    loses_prefixes,
+    missing_ranks,
+    router_choices,
+    stated_hits,
+    to_serve_router,
+)
+from tuner.search.serve.simulation import (
+    InstanceGroup,
+    sample_rank_requests,
+    simulate_disaggregated_mode,
+)
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Engine, EngineName, Mode, ServeGoal
 from tuner.spec.serving.routers import RouterPolicy
@@ -27,7 +40,12 @@ H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_
 
 
 def planned(
-    folder: Path, *, engine: str = "vllm", emit: str = "[]", rate: int = 20, rest: str = ""
+    folder: Path,
+    *,
+    engine: str = "vllm",
+    emit: str = "[]",
+    rate: int = 20,
+    rest: str = "",
 ) -> ServePlan:
     path = folder / "spec.yaml"
     path.write_text(
@@ -85,6 +103,103 @@ def test_policies_are_those_that_every_named_stack_has() -> None:
         assert chosen.has_sessions == (policy == "cache_aware")
     common = goal_of("vllm", prefix_hit=0.5, prefix_scope="common")
     assert router_choices(common, (), "aggregated")[0].policy is RouterPolicy.ROUND_ROBIN
+
+
+def test_prefixes_are_routed_to_ranks_where_the_release_reaches_them() -> None:
+    for engine, targets, mode, expected, is_one_count in (
+        ("vllm", ("vllm",), "aggregated", True, True),
+        # Its router counts the engines of prefill and decode instances itself.
+        ("vllm", ("slurm",), "disaggregated", True, False),
+        ("vllm", ("dynamo",), "aggregated", True, False),
+        ("vllm", ("vllm", "dynamo"), "aggregated", True, True),
+        # sglang-router's option counts on a size that the release states as 1.
+        ("sglang", ("sglang",), "aggregated", False, False),
+        ("sglang", ("sglang",), "disaggregated", False, False),
+        ("sglang", ("dynamo",), "aggregated", True, False),
+        ("sglang", ("kubernetes", "dynamo"), "aggregated", False, False),
+        ("trtllm", ("trtllm",), "aggregated", False, False),
+        ("trtllm", ("trtllm",), "disaggregated", False, False),
+    ):
+        goal = goal_of(engine, prefix_hit=0.85)
+        for choice in router_choices(goal, targets, mode):  # type: ignore[arg-type]  # a mode
+            assert choice.to_ranks is expected, (engine, targets, mode)
+            assert (choice.to_ranks and choice.is_one_count) is is_one_count, (engine, targets)
+        role = Role.PREFILL if mode == "disaggregated" else Role.AGGREGATED
+        left = stated_hits(goal, targets)
+        if expected:
+            assert left is None or left(role, 24) is None
+            continue
+        assert left is not None
+        found = left(role, 24)
+        assert found is not None
+        # One of 24 caches has the prefix of a session.
+        assert found.ratio == pytest.approx(0.85 / 24)
+        assert found.request_ratio == pytest.approx(1 / 24)
+        assert left(role, 1) is None
+        common = goal_of(engine, prefix_hit=0.85, prefix_scope="common")
+        assert stated_hits(common, targets) is None
+        assert not any(one.to_ranks for one in router_choices(common, targets, mode))  # type: ignore[arg-type]  # a mode
+    assert "rank 0" in missing_ranks(goal_of("sglang"), ("sglang",))
+    assert not missing_ranks(goal_of("vllm"), ("vllm",))
+
+
+def test_a_rank_without_the_prefix_computes_the_whole_prompt() -> None:
+    goal = goal_of("sglang", prefix_hit=0.75, input_tokens=1000)
+    demand = replace(
+        build_demand(goal, longest=4096), hits_by_ranks=stated_hits(goal, ("sglang",))
+    ).on(Role.AGGREGATED, ranks=4)
+    assert demand.computed_tokens == pytest.approx(1000 * (1.0 - 0.75 / 4))
+    drawn = sample_rank_requests(goal, demand, count=400, every=1, most_tokens=1e6)
+    assert drawn.cached_R is not None
+    # A quarter finds three quarters of its prompt, the others nothing.
+    assert set(drawn.cached_R.tolist()) == {0, 750}
+    assert float((drawn.cached_R > 0).mean()) == pytest.approx(0.25, abs=0.06)
+
+
+def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = options.instance_degrees
+
+    def of_ranks(engine: str, ranks: int) -> ServePlan:
+        monkeypatch.setattr(
+            options,
+            "instance_degrees",
+            lambda *of, **more: (one for one in every(*of, **more) if one.attention_data == ranks),
+        )
+        emit = f"[{engine}]"
+        return planned(tmp_path, engine=engine, emit=emit, rate=40, rest=", prefix_hit: 0.85")
+
+    whole, split = of_ranks("vllm", 4), of_ranks("sglang", 4)
+    narrow = of_ranks("sglang", 1)
+    for plan, ranks, hit in ((whole, 4, 0.85), (split, 4, 0.85 / 4), (narrow, 1, 0.85)):
+        assert plan.decision is not None
+        assert plan.predicted is not None
+        hits = plan.predicted.prefix_hits
+        assert hits is not None
+        assert {group.attention_dp for group in plan.decision.instances} == {ranks}
+        assert hits.ranks == ranks * hits.instances
+        assert hits.ratio == pytest.approx(hit)
+    assert whole.decision is not None
+    assert whole.decision.router is not None
+    assert whole.decision.router.ranks == 4
+    assert whole.predicted is not None
+    assert whole.predicted.prefix_hits is not None
+    assert whole.predicted.prefix_hits.ratio_band == pytest.approx((0.85 / 4, 0.85))
+    text = " ".join(serve_text(whole, folder=tmp_path).split())
+    hits = whole.predicted.prefix_hits
+    assert (
+        f"router by prefix, to {hits.ranks} ranks (85.0 % of prompt tokens found; 21.2 % if to"
+        f" {hits.instances} instance{'s' * (hits.instances > 1)})"
+    ) in text
+    (note,) = (one for one in split.provenance.notes if "counted on in prefix caches" in one)
+    assert note.startswith("21 %")
+    assert "gives them requests in turn" in note
+    assert "rank 0" in note
+    # Both sides of the choice are in the search: a wide instance costs what it computes.
+    assert split.certificate.objective is not None
+    assert whole.certificate.objective is not None
+    assert split.certificate.objective > whole.certificate.objective
 
 
 def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:

@@ -127,3 +127,51 @@ def test_blocks_are_dealt_out_by_request() -> None:
     taken = CHAT.taken(np.array([True, False, False, True, False]))
     assert list(taken.lists()) == [[1, 2], [9, 8]]
     assert list(blocks_of([]).lists()) == [[]]
+
+
+def sessions_of(rng: np.random.Generator, *, count: int, turns: int) -> list[list[int]]:
+    """Return the prompts of sessions that grow by a block or two a turn, in a random order."""
+    order = rng.permutation(np.repeat(np.arange(count), turns)).tolist()
+    blocks: dict[int, list[int]] = {session: [1000 * session] for session in range(count)}
+    prompts = []
+    for session in order:
+        own = blocks[session]
+        own += range(own[-1] + 1, own[-1] + 2 + int(rng.integers(2)))
+        prompts.append(list(own))
+    return prompts
+
+
+def test_routing_to_ranks_finds_no_fewer_blocks_than_routing_to_instances() -> None:
+    for seed in range(24):
+        rng = np.random.default_rng(seed)
+        instances, ranks = int(rng.integers(1, 4)), int(rng.integers(1, 5))
+        prompts = sessions_of(rng, count=int(rng.integers(4, 24)), turns=6)
+        blocks, arrivals = blocks_of(*prompts), np.arange(float(len(prompts)))
+        size, stay_s = 200, float(rng.integers(1, 9))
+        to_instances = ranks_in_turn(
+            by_prefix(
+                blocks, arrivals, instances=instances, cache_blocks=size * ranks, stay_s=stay_s
+            ),
+            ranks,
+        )
+        to_ranks = by_prefix(
+            blocks, arrivals, instances=instances * ranks, cache_blocks=size, stay_s=stay_s
+        )
+        split, whole = (
+            prefix_hits(blocks, place_R, cache_blocks=size) for place_R in (to_instances, to_ranks)
+        )
+        assert whole.sum() >= split.sum(), seed
+        if ranks == 1:
+            assert to_ranks.tolist() == to_instances.tolist(), seed
+        # Every rank finds what its own stream of prompts alone finds in its cache.
+        for rank in set(to_ranks.tolist()):
+            own_R = to_ranks == rank
+            alone = prefix_hits(blocks.taken(own_R), at(*[0] * own_R.sum()), cache_blocks=size)
+            assert alone.tolist() == whole[own_R].tolist(), seed
+
+
+def test_a_prefix_of_all_requests_is_found_on_every_rank_however_they_are_routed() -> None:
+    common = blocks_of(*[[1, 2, 3, 10 + number] for number in range(240)])
+    found = prefix_hits(common, ranks_in_turn(in_turn(240, 2), 12), cache_blocks=100)
+    # Each of 24 ranks computes it once.
+    assert found.sum() == 3 * (240 - 24)
