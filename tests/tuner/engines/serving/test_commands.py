@@ -407,6 +407,40 @@ def test_a_policy_that_a_router_lacks_is_refused(deepseek: ModelSpec) -> None:
             emit_serving(target, verified)
 
 
+def test_a_router_to_ranks_has_its_option_and_is_there_for_one_instance(
+    deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    fields = {"policy": "cache_aware", "cache_threshold": 0.2, "ranks": 8}
+    one = aggregated(count=1, devices=8, attention_dp=8, attention_tp=1)
+    for decision, urls in (
+        (routed(**fields), "http://a:30000 http://b:30000"),
+        (one.model_copy(update={"router": routed(**fields).router}), "http://a:30000"),
+    ):
+        verified = sample_serving(deepseek, decision, engine="vllm")
+        write_emitted(launch, emit_serving("vllm", verified))
+        done = programs.run(str(launch / "router.sh"), cwd=launch, WORKER_URLS=urls)
+        assert done.code == 0, done.stderr
+        (call,) = programs.calls("router.json")
+        assert _after(call["argv"], "--intra-node-data-parallel-size") == "8"
+        text = "".join(file.text for file in emit_serving("kubernetes", verified))
+        assert "--intra-node-data-parallel-size 8" in text
+        # Without it one instance has no router.
+        alone = decision.model_copy(update={"router": None})
+        files = emit_serving("vllm", sample_serving(deepseek, alone, engine="vllm"))
+        assert any(f.path.name == "router.sh" for f in files) == (
+            decision is not one and " " in urls
+        )
+    # Disaggregated, the router counts the engines of each instance itself.
+    apart = routed(by_role=True, decode_policy="round_robin", **fields)
+    files = emit_serving("vllm", sample_serving(deepseek, apart, engine="vllm"))
+    assert not any("--intra-node-data-parallel-size" in file.text for file in files)
+    for engine, said in (("sglang", "every request goes to rank 0"), ("trtllm", "cache_aware")):
+        verified = sample_serving(deepseek, routed(**fields), engine=engine)
+        with pytest.raises(UnknownTargetError, match=said) as caught:
+            emit_serving(engine, verified)
+        assert "\n" not in str(caught.value)
+
+
 def test_trtllm_and_dynamo_route_by_load(deepseek: ModelSpec, launch: Path, programs: Any) -> None:
     decision = routed(by_role=True, policy="least_requests", decode_policy="least_requests")
     verified = sample_serving(deepseek, decision, engine="trtllm")

@@ -281,6 +281,7 @@ def test_the_routers_parser_takes_every_command(
         disaggregated(connector="mooncake"),
         routed(policy="least_requests"),
         routed(policy="cache_aware", cache_threshold=0.2),
+        routed(policy="cache_aware", ranks=8 if engine == "vllm" else None),
         # One decode instance here, which a router for two or more does not choose from.
         disaggregated().model_copy(
             update={

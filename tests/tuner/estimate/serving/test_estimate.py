@@ -323,6 +323,36 @@ def test_a_launch_without_a_prefix_cache_computes_every_prompt(deployment: Made)
     assert any("has no prefix cache" in note for note in whole.notes)
 
 
+def test_a_session_finds_its_prefix_on_one_rank_unless_the_router_reaches_it(
+    deployment: Made,
+) -> None:
+    traffic = "{rate: 1/s, input_tokens: 8000, output_tokens: 100, prefix_hit: 0.8SCOPE}"
+    session, common = (traffic.replace("SCOPE", s) for s in ("", ", prefix_scope: common"))
+    start = f"{START} -dp 4 --enable-expert-parallel"
+    router = f"{start} &\nvllm-router --worker-urls http://a:8000"
+    to_ranks = f"{router} --intra-node-data-parallel-size 4"
+    found = {}
+    for name, stated, command in (
+        ("inside", session, start),
+        ("instances", session, router),
+        ("ranks", session, to_ranks),
+        ("common", common, start),
+        ("too few", session, to_ranks.replace("size 4", "size 2")),
+    ):
+        result = deployment(traffic=stated).estimate(command)
+        assert result.load is not None, name
+        assert result.load.ttft_s is not None, name
+        notes = [note for note in result.notes if "counted on in prefix caches" in note]
+        found[name] = result.load.ttft_s.mean, notes
+    for name in ("inside", "instances", "too few"):
+        mean_s, (note,) = found[name]
+        assert note.startswith("20.0 % of the prompt tokens"), name
+        assert mean_s > 1.5 * found["ranks"][0], name
+    for name in ("ranks", "common"):
+        assert not found[name][1], name
+    assert found["ranks"][0] == pytest.approx(found["common"][0])
+
+
 def test_pages_are_read(deployment: Made) -> None:
     assert deployment().estimate(f"{START} -tp 4 --block-size 32").instance.page_size == 32
 

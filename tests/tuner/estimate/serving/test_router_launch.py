@@ -62,6 +62,33 @@ def test_routers_of_others_are_named_with_their_policies() -> None:
         assert read_router(text, source="the command") is None, text
 
 
+def test_routing_to_ranks_is_read_where_the_release_does_it() -> None:
+    for text, finds, ranks in (
+        ("vllm-router --worker-urls http://a:1 --intra-node-data-parallel-size 8", True, 8),
+        ("vllm-router --worker-urls http://a:1 --intra-node-data-parallel-size 1", False, None),
+        ("vllm-router --worker-urls http://a:1", False, None),
+        ("vllm-router --intra-node-data-parallel-size 8 --policy round_robin", False, 8),
+        (
+            "vllm-router --vllm-pd-disaggregation --prefill http://a:1 --decode http://b:1",
+            True,
+            None,
+        ),
+        ("python -m dynamo.frontend --router-mode kv", True, None),
+        ("python -m dynamo.frontend", False, None),
+        ("python -m sglang_router.launch_router --dp-aware --worker-urls http://a:1", False, None),
+        ("upstream llm {\n  server a:1;\n}", False, None),
+    ):
+        result = read_router(text, source="the command")
+        assert result is not None, text
+        assert result.router is not None, text
+        assert (result.finds_ranks, result.router.ranks) == (finds, ranks), text
+        assert bool(result.cautions(8)) == ("--dp-aware" in text), text
+        assert bool(result.cautions(4)) == ("--dp-aware" in text or ranks is not None), text
+    with pytest.raises(SpecError, match="intra-node-data-parallel-size 0") as caught:
+        read_router("vllm-router --intra-node-data-parallel-size 0", source="the command")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_policy_that_a_router_lacks_is_named() -> None:
     for text, said in (
         ("vllm-router --policy fastest", "policy 'fastest' of vllm-router is not modelled; those"),

@@ -15,7 +15,7 @@ from tests.rows import each_row
 from tests.tuner.engines.serving.testing import aggregated
 from tuner.config.serve import ServeDecision
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
-from tuner.plans.serve import Latency, ServePlan, ServePrediction
+from tuner.plans.serve import Latency, PlannedHits, ServePlan, ServePrediction
 from tuner.verify.deployments.conclusion import conclude, contenders
 from tuner.verify.deployments.records import ServeTrialRecord
 
@@ -207,6 +207,19 @@ def test_the_prefix_cache_is_spoken_of(serve_plan: Plan) -> None:
     assert any(
         "does not report prefix cache hits" in note
         for note in conclude(plan, [record(plan, 0, run())]).notes
+    )
+
+
+def test_measured_hits_are_compared_with_those_that_the_plan_counts_on(serve_plan: Plan) -> None:
+    plan = serve_plan()
+    assert plan.predicted is not None
+    hits = PlannedHits(ratio=0.283, ratio_band=(0.113, 0.289), instances=4, ranks=16)
+    predicted = plan.predicted.model_copy(update={"prefix_hits": hits})
+    plan = plan.model_copy(update={"predicted": predicted})
+    concluded = conclude(plan, [record(plan, 0, run(prefix_hit_ratio=0.12))])
+    assert (
+        "12.0 % of the prompt tokens were in the prefix cache, planned 28.3 % (11.3 % to 28.9 %)"
+        in concluded.notes
     )
 
 
