@@ -91,8 +91,8 @@ class Traffic(Record):
     """Share of the prompt tokens that hit the prefix cache."""
     prefix_scope: Literal["session", "common"] = "session"
     """session: the prefix is of an earlier request of the same session, so that one of several
-    instances has it cached; common: requests have the same prefix, which every instance has
-    cached."""
+    caches has it (each attention-data rank of each instance has a cache of its own); common:
+    requests have the same prefix, which every cache has."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
