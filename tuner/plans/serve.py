@@ -63,14 +63,13 @@ class PlannedHits(Record):
     ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     """Share of the prompt tokens found."""
     ratio_band: Band
-    """Where requests are routed to ranks, whose hits were not seen on devices: what routing to
-    instances would find, and one cache of all ranks."""
+    """From what routing to instances finds, as routing to ranks was not seen on devices."""
     instances: Count
     """That prefill."""
     ranks: Count
     """Attention-data ranks of all of them, each with a cache of its own."""
     if_instances: float | None = None
-    """Share found if prefixes were routed to instances alone; None: no router looks for them."""
+    """Share found if prefixes were routed to instances; None: no router looks for them."""
     if_ranks: float | None = None
     """Share found if prefixes were routed to ranks; None: as above."""
 
@@ -211,10 +210,6 @@ class PrefixReuse(Record):
     """Share of the prompt tokens found, from empty caches on."""
     by_router: dict[str, float] = Field(default_factory=dict)
     """The same under each rule."""
-    hit_band: tuple[float, float] | None = None
-    """Share found if prefixes reached instances alone, and in one cache of all ranks: bounds of
-    routing to ranks, whose hits were not seen on devices; None: requests are not routed to
-    ranks."""
     busiest_ratio: Ratio = 1.0
     """Requests of the rank with the most, over their mean."""
     requests: Size = 0

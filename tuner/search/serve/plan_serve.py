@@ -3,10 +3,6 @@
 The best mode by the goal's objective is the plan, the others are its alternatives.
 """
 
-from collections.abc import Mapping
-from functools import partial
-
-from tuner.config.serve import Role
 from tuner.plans.serve import PrefixReuse, ServeCertificate, ServePlan, ServeProvenance
 from tuner.search.serve.certificate import to_certificate, to_space
 from tuner.search.serve.demand import PrefixHits
@@ -126,7 +122,7 @@ def _answered(
             serving_pools,
             settings,
             hits=hits,
-            hits_by_ranks=partial(_hits_of, found),
+            hits_by_ranks=lambda role, ranks, found=found: found.get((role, ranks)),  # type: ignore[misc]  # bound early
             demand=problem.demand,
         )
         solutions = solve_modes(problem)
@@ -144,10 +140,6 @@ def _answered(
         measured[key] = prompts.under(reuse)
         found = hits_of_options(problem, prompts) | measured
     return with_stated_hits(problem, hits), solutions, reuse
-
-
-def _hits_of(found: Mapping[Key, PrefixHits], role: Role, ranks: int) -> PrefixHits | None:
-    return found.get((role, ranks))
 
 
 def _nothing(

@@ -21,7 +21,7 @@ Letters: N requests, in the order of the trace.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,6 @@ MOST_BLOCKS: Final = 1_000_000
 """Of the trace that are counted, whichever is reached first; all caches together hold no more
 blocks than that, 250 MB."""
 ROUNDS: Final = 4
-ONE_CACHE: Final[dict[str, Any]] = {"router": "one", "instances": 1, "ranks": 1}
 Key = tuple[Role, int]
 """The role and the attention-data ranks of an instance."""
 AGREE_RATIO: Final = 0.01
@@ -180,7 +179,8 @@ def most_reuse(problem: ServeProblem) -> PrefixReuse:
         serving_pool.memory_bytes * serving_pool.pool.num_devices
         for serving_pool in problem.serving_pools
     )
-    return PrefixReuse(**ONE_CACHE, cache_blocks=max(1, math.floor(whole / each)), stay_s=0.0)
+    blocks = max(1, math.floor(whole / each))
+    return PrefixReuse(router="one", instances=1, ranks=1, cache_blocks=blocks, stay_s=0.0)
 
 
 def measure_reuse(
@@ -245,11 +245,8 @@ def _counted(reuse: PrefixReuse, prompts: RecordedPrompts) -> PrefixReuse:
     """Return caches with what they find of prompts, and with what other routers would."""
     rules = ("in_turn", "cache_aware", "ranks") if reuse.ranks > 1 else ("in_turn", "cache_aware")
     by_router = {router: prompts.under(_behind(reuse, router)).ratio for router in rules}
-    band, busiest = None, 1.0
+    busiest = 1.0
     if reuse.router == "ranks" and not reuse.islands:
-        shared = reuse.cache_blocks * reuse.instances * reuse.ranks
-        bound = prompts.under(reuse.model_copy(update=ONE_CACHE | {"cache_blocks": shared})).ratio
-        band = by_router["cache_aware"], max(bound, by_router["ranks"])
         requests_P = np.bincount(prompts.rank_N(reuse), minlength=reuse.instances * reuse.ranks)
         busiest = float(requests_P.max() / requests_P.mean())
     is_mixed = any(one.router != reuse.router for one in reuse.islands)
@@ -257,7 +254,6 @@ def _counted(reuse: PrefixReuse, prompts: RecordedPrompts) -> PrefixReuse:
         update={
             "by_router": by_router,
             "hit_ratio": prompts.under(reuse).ratio if is_mixed else by_router[reuse.router],
-            "hit_band": band,
             "busiest_ratio": busiest,
             "requests": len(prompts.input_N),
             "islands": tuple(
@@ -331,9 +327,10 @@ def with_reuse(
     if reuse is None or hits is None:
         return predicted
     islands = reuse.islands or (reuse,)
+    low = reuse.by_router["cache_aware"] if reuse.router == "ranks" else hits.ratio
     counted = PlannedHits(
         ratio=hits.ratio,
-        ratio_band=reuse.hit_band or (reuse.hit_ratio, reuse.hit_ratio),
+        ratio_band=(min(low, hits.ratio), hits.ratio),
         instances=reuse.instances,
         ranks=sum(one.instances * one.ranks for one in islands),
         if_instances=None if reuse.router == "in_turn" else reuse.by_router["cache_aware"],

@@ -60,8 +60,7 @@ class RoutedInstances:
     weight: float
     """What one may run at once."""
     found_ratio: float = 1.0
-    """Share of the requests that come to the rank with their prefix, of those whose instance has
-    it."""
+    """Share of requests that come to the rank of the instance with their prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +81,7 @@ class PrefillInstances:
     slot_ratio: float = 1.0
     """Share of a step after which the next begins (a pipeline's longest stage)."""
     found_ratio: float = 1.0
-    """Share of the requests that come to the rank with their prefix, of those whose instance has
-    it."""
+    """Share of requests that come to the rank of the instance with their prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
