@@ -210,7 +210,7 @@ class PrefixReuse(Record):
     """Share of the prompt tokens found, from empty caches on."""
     by_router: dict[str, float] = Field(default_factory=dict)
     """The same under each rule."""
-    busiest_ratio: Ratio = 1.0
+    most_loaded_ratio: Ratio = 1.0
     """Requests of the rank with the most, over their mean."""
     requests: Size = 0
     """Of the trace's beginning that were counted."""

@@ -217,13 +217,13 @@ def _notes(
         )
     if not launch.has_prefix_cache and goal.traffic.prefix_hit:
         yield "the launch has no prefix cache, so every prompt is computed in full"
-    found = inputs.demand.on(launch.role, ranks=option.degrees.attention_data)
-    if found.request_ratio < 1.0 and launch.role is not Role.DECODE:
-        ratio = 1.0 - found.computed_tokens / found.input_tokens
+    demand = inputs.demand.on(launch.role, ranks=option.degrees.attention_data)
+    if demand.request_ratio < 1.0 and launch.role is not Role.DECODE:
+        ratio = 1.0 - demand.computed_tokens / demand.input_tokens
         yield (
             f"{format_ratio(ratio)} of the prompt tokens are counted on in prefix caches, not"
             f" {format_ratio(goal.traffic.prefix_hit)}: a session has its own on one of"
-            f" {round(1.0 / found.request_ratio)} caches (one for each attention-data rank), and no"
+            f" {round(1.0 / demand.request_ratio)} caches (one an attention-data rank), and no"
             " router is read that looks for it there; 'prefix_scope: common' is for a prefix that"
             " all requests share"
         )

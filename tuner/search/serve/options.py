@@ -224,11 +224,11 @@ def price_options(
             least_tpot_s, float(candidate.decode_s_N[0]) / candidate.iteration.tokens_per_step
         )
         for role in own:
-            found = demand.on(role, ranks=candidate.iteration.degrees.attention_data)
-            prompt = prompts.get(found.computed_tokens) or candidate.prompt(found)
-            prompts[found.computed_tokens] = prompt
+            own_demand = demand.on(role, ranks=candidate.iteration.degrees.attention_data)
+            prompt = prompts.get(own_demand.computed_tokens) or candidate.prompt(own_demand)
+            prompts[own_demand.computed_tokens] = prompt
             least_ttft_s = min(least_ttft_s, prompt.latency_s)
-            made, reason, curve = _price_role(candidate, role, prompt, found)
+            made, reason, curve = _price_role(candidate, role, prompt, own_demand)
             refusals = [refuse(option) for option in made]
             if curve is not None and not (refusals or [refuse(curve.option)])[0]:
                 curves.append(curve)

@@ -115,14 +115,14 @@ def _answered(
         return problem, solve_modes(problem), None
     hits, reuse = prompts.under(most_reuse(problem)), None
     problem = build_serve_problem(spec, serving_pools, settings, hits=hits, demand=problem.demand)
-    found, measured = hits_of_options(problem, prompts), dict[Key, PrefixHits]()
+    by_key, measured = hits_of_options(problem, prompts), dict[Key, PrefixHits]()
     for _ in range(ROUNDS):
         problem = build_serve_problem(
             spec,
             serving_pools,
             settings,
             hits=hits,
-            hits_by_ranks=lambda role, ranks, found=found: found.get((role, ranks)),  # type: ignore[misc]  # bound early
+            hits_by_ranks=lambda role, ranks, by_key=by_key: by_key.get((role, ranks)),  # type: ignore[misc]  # bound early
             demand=problem.demand,
         )
         solutions = solve_modes(problem)
@@ -134,11 +134,11 @@ def _answered(
             prompts = prompts.at(best.rate_per_s)
         reuse = measure_reuse(best, problem, prompts)
         key = reuse_key(best.groups)
-        hits = found.get(key, hits)
+        hits = by_key.get(key, hits)
         if abs(reuse.hit_ratio - hits.ratio) <= AGREE_RATIO:
             break
         measured[key] = prompts.under(reuse)
-        found = hits_of_options(problem, prompts) | measured
+        by_key = hits_of_options(problem, prompts) | measured
     return with_stated_hits(problem, hits), solutions, reuse
 
 

@@ -222,7 +222,7 @@ def hits_of_options(problem: ServeProblem, prompts: RecordedPrompts) -> dict[Key
         for role, _ in best
     }
     tpot_s = min(demand.tpot_s, NO_TARGET_TPOT_S)
-    found = {}
+    hits = {}
     for (role, ranks), option in best.items():
         most = option.serving_pool.pool.num_devices // option.devices
         needed = math.ceil(demand.rate_per_s / option.rate_per_s)
@@ -233,8 +233,8 @@ def hits_of_options(problem: ServeProblem, prompts: RecordedPrompts) -> dict[Key
             problem,
             stay_s=option.ttft_s + demand.output_tokens * (option.tpot_s or tpot_s),
         )
-        found[role, ranks] = prompts.under(reuse)
-    return found
+        hits[role, ranks] = prompts.under(reuse)
+    return hits
 
 
 def _per_device(option: Option) -> float:
@@ -245,16 +245,16 @@ def _counted(reuse: PrefixReuse, prompts: RecordedPrompts) -> PrefixReuse:
     """Return caches with what they find of prompts, and with what other routers would."""
     rules = ("in_turn", "cache_aware", "ranks") if reuse.ranks > 1 else ("in_turn", "cache_aware")
     by_router = {router: prompts.under(_behind(reuse, router)).ratio for router in rules}
-    busiest = 1.0
+    most_loaded = 1.0
     if reuse.router == "ranks" and not reuse.islands:
         requests_P = np.bincount(prompts.rank_N(reuse), minlength=reuse.instances * reuse.ranks)
-        busiest = float(requests_P.max() / requests_P.mean())
+        most_loaded = float(requests_P.max() / requests_P.mean())
     is_mixed = any(one.router != reuse.router for one in reuse.islands)
     return reuse.model_copy(
         update={
             "by_router": by_router,
             "hit_ratio": prompts.under(reuse).ratio if is_mixed else by_router[reuse.router],
-            "busiest_ratio": busiest,
+            "most_loaded_ratio": most_loaded,
             "requests": len(prompts.input_N),
             "islands": tuple(
                 _counted(one, own) for one, own, _ in prompts.split_by_island(reuse.islands)
@@ -342,7 +342,9 @@ def with_reuse(
 def describe_reuse(reuse: PrefixReuse, *, planned_ratio: float) -> str:
     """Describe the hits, and what the plan counts on."""
     ranks = sum(one.instances * one.ranks for one in reuse.islands or (reuse,))
-    busiest = f"; the busiest rank gets {reuse.busiest_ratio:.1f} times the mean of requests"
+    most_loaded = (
+        f"; the most loaded rank gets {reuse.most_loaded_ratio:.1f} times the mean of requests"
+    )
     others = ", ".join(
         f"{format_ratio(ratio)} {_ROUTERS[router]}" for router, ratio in reuse.by_router.items()
     )
@@ -352,7 +354,7 @@ def describe_reuse(reuse: PrefixReuse, *, planned_ratio: float) -> str:
         f" {'at least ' * bool(reuse.islands)}{reuse.cache_blocks * BLOCK_TOKENS} tokens each,"
         " counted from empty caches;"
         f" {format_ratio(planned_ratio)} is planned on, a router {_ROUTERS[reuse.router]}"
-        f"{busiest * (reuse.busiest_ratio > 1.0)}"
+        f"{uneven * (reuse.most_loaded_ratio > 1.0)}"
     )
 
 

@@ -313,7 +313,9 @@ def test_the_routers_parser_takes_every_command(
     assert len(found) == 2 * len(decisions)
     for parsed in found[6:8]:
         assert (parsed["policy"], parsed["cache_threshold"]) == ("cache_aware", 1.0)
-    for parsed in found[10:]:
+    if engine == "vllm":
+        assert [one["intra_node_data_parallel_size"] for one in found[10:12]] == [8, 8]
+    for parsed in found[12:]:
         assert (parsed["prefill_policy"], parsed["decode_policy"]) == ("cache_aware", "round_robin")
 
 
