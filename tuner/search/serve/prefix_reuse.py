@@ -342,9 +342,7 @@ def with_reuse(
 def describe_reuse(reuse: PrefixReuse, *, planned_ratio: float) -> str:
     """Describe the hits, and what the plan counts on."""
     ranks = sum(one.instances * one.ranks for one in reuse.islands or (reuse,))
-    most_loaded = (
-        f"; the most loaded rank gets {reuse.most_loaded_ratio:.1f} times the mean of requests"
-    )
+    uneven = f"; the most loaded rank gets {reuse.most_loaded_ratio:.1f} times the mean requests"
     others = ", ".join(
         f"{format_ratio(ratio)} {_ROUTERS[router]}" for router, ratio in reuse.by_router.items()
     )
