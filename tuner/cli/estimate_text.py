@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tuner.cli.text import breakdown_text, columns, format_times, labelled, shortened
+from tuner.cli.text import breakdown_text, columns, format_times, host_lines, labelled, shortened
 from tuner.config.train_words import MICRO_BATCH, degrees, knobs, stages_words
 from tuner.estimate.changes import MOST_KNOBS
 from tuner.estimate.records import Change, CheckpointRoom, Estimate, PipelineRankMemory
@@ -183,7 +183,9 @@ def _verdict(estimate: Estimate) -> Iterator[str]:
         f"{format_bytes(estimate.peak_memory_bytes)}, "
         f"{format_bytes(estimate.memory_limit_bytes)} may be used"
     )
-    yield from labelled("fits" if estimate.fits else "DOES NOT FIT", where)
+    on_device = estimate.peak_memory_bytes <= estimate.memory_limit_bytes
+    yield from labelled("fits" if on_device else "DOES NOT FIT", where)
+    yield from host_lines(estimate.host_memory)
     risk = (
         f"{format_ratio(estimate.out_of_memory_probability)} chance of running out of the "
         f"{format_bytes(estimate.memory_capacity_bytes)} that a device has "

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from tuner.cli.text import asides, breakdown_text, columns, format_times, labelled
+from tuner.cli.text import asides, breakdown_text, columns, format_times, host_lines, labelled
 from tuner.config.equal_stages import equal_stages
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import (
@@ -256,6 +256,7 @@ def _prediction_lines(
     else:
         listed = ", ".join(format_bytes(peak) for peak in peaks)
         yield f"peak memory    {listed} (by pipeline rank, the highest of its devices)"
+    yield from host_lines(predicted.host_memory)
     yield from _room_lines(predicted, goal)
 
 

@@ -13,6 +13,7 @@ from tuner.plans.breakdown import breakdown_rows
 
 if TYPE_CHECKING:
     from profilers.records import Record
+    from tuner.config.host_memory import HostMemory
 
 AnyResult = TypeVar("AnyResult", bound="Record")
 
@@ -69,6 +70,12 @@ def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> 
 
 MOST_LISTED: Final = 40
 """Names of a list that are printed; JSON has all."""
+
+
+def host_lines(host: "HostMemory | None") -> Iterator[str]:
+    """Say what a node's memory holds, and whether that was checked."""
+    if host is not None:
+        yield from labelled("host memory" if host.fits else "DOES NOT FIT", host.words)
 
 
 def labelled(label: str, text: str) -> Iterator[str]:

@@ -105,6 +105,8 @@ class Strategies:
     """Share of the optimizer state that lives in host memory."""
     activation_offload: Numbers = 0.0
     """Share of the saved activations that lives in host memory."""
+    parameter_offload: Numbers = 0.0
+    """Share of ZeRO 3's shards of parameters, and of their gradients, that lives in host memory."""
     expert_imbalance: Numbers = 1.0
     """Token copies on the most-loaded expert rank over the mean, averaged over layers and
     passes."""

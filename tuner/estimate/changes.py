@@ -28,7 +28,13 @@ from tuner.estimate.environment import lines_to_set
 from tuner.estimate.flag_lines import flag_lines
 from tuner.estimate.knobs import BUCKET, OFFLOAD, KnobChange, knob_changes
 from tuner.estimate.legality import broken_rules
-from tuner.estimate.prices import TARGET_OF, PricedConfiguration, PricingSetup, price_configurations
+from tuner.estimate.prices import (
+    TARGET_OF,
+    PricedConfiguration,
+    PricingSetup,
+    host_parts,
+    price_configurations,
+)
 from tuner.estimate.records import Change
 from tuner.search.ratios import Ratios, is_tie
 from tuner.spec.search import Search
@@ -64,6 +70,8 @@ class _Search:
     limits: Search
     accepted: frozenset[str]
     """Refusals of the manifest for the launch as it is."""
+    host_copies: float
+    """Bytes of a node's memory that copies of checkpoints take."""
 
     def is_better(self, one: PricedConfiguration) -> bool:
         """Say whether a configuration beats the launch."""
@@ -74,8 +82,13 @@ class _Search:
         )
 
     def fits(self, one: PricedConfiguration) -> bool:
-        """Say whether every pipeline rank has the memory."""
-        return float(one.peak_bytes_P.max()) <= self.setup.memory_limit_bytes
+        """Say whether every pipeline rank and every host has the memory."""
+        if float(one.peak_bytes_P.max()) > self.setup.memory_limit_bytes:
+            return False
+        limit = self.setup.host_limit_bytes
+        if limit is None:
+            return True
+        return sum(host_parts(one.configuration, self.setup).values()) + self.host_copies <= limit
 
     def is_legal(self, one: Configuration) -> bool:
         """Say whether the engine and the user allow a configuration."""
@@ -125,6 +138,7 @@ def find_changes(
     *,
     limits: Search,
     ratios: Ratios,
+    host_copies: float,
 ) -> Changes:
     """Look for the smallest change that beats the launch."""
     search = _Search(
@@ -134,6 +148,7 @@ def find_changes(
         ratios=ratios,
         limits=limits,
         accepted=frozenset(manifest_refusals(baseline.configuration, setup)),
+        host_copies=host_copies,
     )
     fits = search.fits(baseline)
     every = tuple(
@@ -288,10 +303,7 @@ def _words(search: _Search, change: KnobChange, after: Configuration) -> str:
     """Name a change; one that moves the optimizer with what it takes of every node."""
     if change.knob != OFFLOAD:
         return change.what
-    kept = after.changed(optimizer_offload_ratio=0.0)
-    (whole,) = price_configurations((kept,), search.setup)
-    on_device = whole.memory.optimizer_PC[: after.pipeline].max()
-    on_node = float(on_device) * min(search.setup.pool.devices_per_node, after.devices)
+    on_node = sum(host_parts(after, search.setup).values())
     return f"{change.what} ({format_bytes(on_node)} a node)"
 
 

@@ -29,7 +29,10 @@ from tuner.engines.reading.launch import LaunchSettings, TrainingEngine
 from tuner.estimate.prices import PricedConfiguration, PricingSetup, to_strategies
 from tuner.estimate.records import CheckpointChange, CheckpointEstimate, CheckpointRoom
 from tuner.faults.forecast import RunForecast, TrainingRun, forecast
+from tuner.faults.level_seconds import copied_bytes, host_bytes
+from tuner.faults.reliability import Jobs
 from tuner.faults.resolved import host_level, jobs_on_pool, resolved
+from tuner.search.train.plan_fields import NEVER_FAILS
 from tuner.spec.accounting import num_parameters
 from tuner.spec.goal import ONE_LEVEL, TWO_LEVELS, Reliability
 from tuner.spec.spec import Spec
@@ -304,24 +307,44 @@ def _smallest(now: RunForecast | None, changes: Sequence[Change]) -> CheckpointC
     return None
 
 
+def copies_of_launch(
+    spec: Spec, launch: LaunchSettings, priced: PricedConfiguration, setup: PricingSetup
+) -> float:
+    """Bytes of a node's memory that a launch's copies of checkpoints take."""
+    devices = setup.pool.devices_per_node
+    now = _as_launched(launch, devices_per_node=devices)
+    if now is None or launch.engine not in FORMS:
+        return 0.0
+    jobs = _jobs(LaunchedRun(spec=spec, stated=NEVER_FAILS, priced=priced, setup=setup))
+    if now.on_hosts:
+        return host_bytes(jobs, replicas=_replicas(launch, devices))
+    return copied_bytes(jobs) if now.in_background else 0.0
+
+
+def _jobs(run: LaunchedRun) -> Jobs:
+    """Return the quantities of a launch that decide its checkpoints."""
+    configuration, spec = run.priced.configuration, run.spec
+    strategies = single(to_strategies(configuration, run.setup))
+    adapters, shape = spec.goal.adapters, shape_of_model(spec.model, mtp_layers=0)
+    return jobs_on_pool(
+        strategies,
+        parameters=float(num_parameters(spec.model)),
+        pool=run.setup.pool,
+        stated=run.stated,
+        adapters=number(num_adapter_parameters(shape, strategies)) if adapters else 0.0,
+        saved=saved_bytes(
+            (_TARGET_OF[configuration.engine],),
+            adapters=adapters,
+            zero_stage=round(number(strategies.zero_stage)),
+            precision=configuration.precision,
+        ),
+    )
+
+
 def _forecast(run: LaunchedRun, stated: Reliability, *, from_pinned: bool) -> RunForecast:
     spec, pool, sheet = run.spec, run.setup.pool, run.setup.sheet
     strategies = single(to_strategies(run.priced.configuration, run.setup))
-    zero_stage, adapters = round(number(strategies.zero_stage)), spec.goal.adapters
-    shape = shape_of_model(spec.model, mtp_layers=0)
-    jobs = jobs_on_pool(
-        strategies,
-        parameters=float(num_parameters(spec.model)),
-        pool=pool,
-        stated=stated,
-        adapters=number(num_adapter_parameters(shape, strategies)) if adapters else 0.0,
-        saved=saved_bytes(
-            (_TARGET_OF[run.priced.configuration.engine],),
-            adapters=adapters,
-            zero_stage=zero_stage,
-            precision=run.priced.configuration.precision,
-        ),
-    )
+    zero_stage, jobs = round(number(strategies.zero_stage)), _jobs(replace(run, stated=stated))
     profile = None if run.setup.measured is None else run.setup.measured.profile
     host = host_level(
         stated,

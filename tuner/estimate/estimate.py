@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.config.host_memory import host_memory
 from tuner.costs.train.calibration import Residuals, shipped
 from tuner.costs.train.columns_of import PRECISION_OF, matmul_peak, matmul_peak_type
 from tuner.costs.train.expert_imbalance import expert_imbalances
@@ -25,7 +26,7 @@ from tuner.engines.reading.mistakes import joined
 from tuner.errors import SpecError
 from tuner.estimate import environment
 from tuner.estimate.changes import LEAST_GAIN_RATIO, find_changes, manifest_refusals
-from tuner.estimate.checkpoints import failure_notes, price_checkpoints
+from tuner.estimate.checkpoints import copies_of_launch, failure_notes, price_checkpoints
 from tuner.estimate.configuration import Configuration, build_configuration
 from tuner.estimate.decision import to_decision
 from tuner.estimate.flop_counts import (
@@ -42,6 +43,7 @@ from tuner.estimate.prices import (
     SOFTWARE_OF,
     PricedConfiguration,
     PricingSetup,
+    host_parts,
     price_configurations,
     uneven_load_bytes,
 )
@@ -104,7 +106,15 @@ def estimate(
         )
     band, stretch, rests_on = band_and_notes(configuration, setup)
     ratios = setup.ratios(configuration).widened(stretch)
-    changes = find_changes(launch, priced, setup, limits=spec.search, ratios=ratios)
+    checkpoints = price_checkpoints(spec, launch, priced, setup)
+    copies = copies_of_launch(spec, launch, priced, setup)
+    changes = find_changes(
+        launch, priced, setup, limits=spec.search, ratios=ratios, host_copies=copies
+    )
+    host = host_memory(
+        {**host_parts(configuration, setup), "copies of checkpoints": copies},
+        limit_bytes=setup.host_limit_bytes,
+    )
     tokens = configuration.global_batch * configuration.sequence
     low, high = (priced.step_s * factor for factor in band)
     per_device = tokens / configuration.devices
@@ -137,12 +147,13 @@ def estimate(
         memory_capacity_bytes=int(setup.memory_capacity_bytes),
         **asdict(_risk(spec, priced, setup)),
         assumed_run_s=loss_prices(spec.goal).assumed_run_s(priced.step_s),
-        fits=peak <= setup.memory_limit_bytes,
+        fits=peak <= setup.memory_limit_bytes and (host is None or host.fits),
+        host_memory=host,
         unpriced=tuple(unpriced_settings(launch, configuration, spec)),
         smallest_change=changes.smallest,
         best_pair=changes.best_pair,
         changes=changes.by_knob,
-        checkpoints=price_checkpoints(spec, launch, priced, setup),
+        checkpoints=checkpoints,
         least_gain_ratio=LEAST_GAIN_RATIO,
         num_tried=changes.num_tried,
         flags_understood=launch.understood,

@@ -34,6 +34,7 @@ from tuner.costs.train.columns_of import (
 from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.expert_capacity import kept_ratio
 from tuner.costs.train.expert_imbalance import ExpertImbalance
+from tuner.costs.train.host_memory import offloaded_bytes, offloads_any, pipeline_inside
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import OF_FAMILY, MemoryConstants, memory_constants
@@ -111,6 +112,11 @@ class PricingSetup:
     def memory_limit_bytes(self) -> float:
         """What a plan may use of one device."""
         return self.memory_capacity_bytes * self.pool.usable_memory_ratio
+
+    @property
+    def host_limit_bytes(self) -> float | None:
+        """What a job may use of a node's memory beside the devices'; None: not known."""
+        return self.pool.host_limit_bytes(None if self.measured is None else self.measured.profile)
 
     def regime(self, configuration: Configuration) -> Regime:
         """Return the regime of a configuration's kernels and host."""
@@ -264,6 +270,23 @@ def uneven_load_bytes(one: Configuration, setup: PricingSetup) -> npt.NDArray[np
     )[: one.pipeline]
 
 
+def host_parts(one: Configuration, setup: PricingSetup) -> Mapping[str, float]:
+    """Bytes of a node's memory by what a configuration offloads there."""
+    strategies = to_strategies(one, setup)
+    if not offloads_any(strategies):
+        return {}
+    parts = offloaded_bytes(
+        model_shape(one, setup),
+        stacked([strategies]),
+        setup.hardware(PRECISION_OF[one.priced_precision]),
+        stages_of_layouts(setup.model, [_layout(one)]),
+        constants=_memory_constants(one, setup),
+        devices_per_node=setup.pool.devices_per_node,
+        inside_C=np.array([pipeline_inside(one.rank_order)]),
+    )
+    return {what: float(size_C[0]) for what, size_C in parts.items()}
+
+
 def prices_and_hardware(
     one: Configuration, setup: PricingSetup
 ) -> tuple[MeasuredPrices | None, Hardware]:
@@ -319,6 +342,7 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         dropout=float(config.dropout),
         overlap_tensor=float(config.overlap_tensor),
         optimizer_offload=config.optimizer_offload_ratio,
+        parameter_offload=float(config.parameter_offload),
         activation_offload=config.activation_offload_ratio,
         sequential_experts=float(config.sequential_experts and config.has_experts),
         expert_imbalance=mean,

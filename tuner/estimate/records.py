@@ -6,6 +6,7 @@ from pydantic import Field
 
 from profilers.records import Record, Seconds
 from profilers.steps.config import Size
+from tuner.config.host_memory import HostMemory
 from tuner.config.train import TrainDecision
 from tuner.engines.reading.launch import UnpricedSetting
 from tuner.faults.forecast import RunForecast
@@ -190,6 +191,8 @@ class Estimate(Record):
     assumed_run_s: Seconds | None
     """The run that the loss is a part of, where the spec states no tokens."""
     fits: bool
+    host_memory: HostMemory | None = None
+    """Memory of a node beside the devices'; absent where nothing takes any."""
     unpriced: tuple[UnpricedSetting, ...] = ()
     """Settings of the launch with which memory or time do not hold, so nor does a verdict on it."""
     smallest_change: Change | None

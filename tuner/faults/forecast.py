@@ -25,6 +25,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from profilers.records import Record, Seconds
 from tuner.faults.interval import LEAST_EFFECTIVE_RATIO, interval_steps
+from tuner.faults.level_seconds import copied_bytes
 from tuner.faults.levels import SavePolicy
 from tuner.faults.reliability import FailureModel, Jobs, longest_wait_s
 from tuner.faults.run_shares import CheckpointLevels, Ratio, RunShares, Whole, run_shares
@@ -173,6 +174,15 @@ def _process_restart(
         effective_time_ratio=own.training,
         full_effective_time_ratio=run_shares(jobs, without, step_s=run.step_s).training,
     )
+
+
+def copies_on_hosts(run: RunForecast | None, jobs: Jobs) -> float:
+    """Bytes of a node's memory that copies of checkpoints take at most."""
+    if run is None:
+        return 0.0
+    levels = run.checkpoint_levels
+    on_hosts = 0 if levels is None else levels.host_bytes or 0
+    return float(on_hosts) or (copied_bytes(jobs) if run.checkpoint_in_background else 0.0)
 
 
 def writes_in_background(run: RunForecast, stated: Reliability) -> bool:

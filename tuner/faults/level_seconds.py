@@ -23,6 +23,7 @@ Not covered: writes to hosts that slow down training, replicas within a node.
 
 from typing import Final
 
+from tuner.config.host_memory import STATED_AS
 from tuner.faults.levels import FailureClass, FailureRates, Level, RunSeconds
 from tuner.faults.reliability import (
     FailureModel,
@@ -79,6 +80,11 @@ def obstacle(jobs: Jobs, reliability: FailureModel, *, replicas: int, step_s: fl
     return ""
 
 
+def copied_bytes(jobs: Jobs) -> float:
+    """Bytes of a node's memory that one copy of a checkpoint takes before it is written."""
+    return _part_bytes(jobs)
+
+
 def host_bytes(jobs: Jobs, *, replicas: int, queued: int = 1) -> float:
     """Bytes that copies take of the memory of a node.
 
@@ -93,7 +99,7 @@ def host_bytes(jobs: Jobs, *, replicas: int, queued: int = 1) -> float:
 def memory_words(host: HostLevel) -> str:
     """Say what copies may take of a node's memory, where that is known."""
     default = ", half of what was measured" if host.memory_is_assumed else ""
-    return f"host_memory is {format_bytes(host.memory_bytes or 0.0)}{default}"
+    return f"{format_bytes(host.memory_bytes or 0.0)} may be taken{default} ({STATED_AS})"
 
 
 def failure_rates(jobs: Jobs, reliability: FailureModel) -> FailureRates:

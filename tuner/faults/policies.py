@@ -152,7 +152,7 @@ def _impossible(reliability: FailureModel, price: "_Price") -> str:
             f"checkpoints on hosts that wait for a write to shared storage of"
             f" {format_s(seconds.durable_after_s[Level.SHARED])} take"
             f" {format_bytes(price.least_bytes)} of a node's memory, and {memory_words(host)};"
-            " state a longer host_interval or more host_memory"
+            " state a longer host_interval, or more memory of the host"
         )
     if host.interval_s is not None and reliability.interval_s is None:
         return (

@@ -130,8 +130,8 @@ def host_level(
         node_bytes_per_s=sent or nic_bytes_per_s * pool.nics / pool.oversubscription,
         save_bytes_per_s=_memory_rates(profile)["save"],
         load_bytes_per_s=_memory_rates(profile)["load"],
-        memory_bytes=_host_memory_bytes(stated, profile),
-        memory_is_assumed=checkpoint.host_memory is None,
+        memory_bytes=_host_memory_bytes(stated, pool, profile),
+        memory_is_assumed=checkpoint.host_memory is None and pool.host is None,
         replicas=(0, 1, 2) if checkpoint.replicas == "auto" else (checkpoint.replicas,),
         together_ratio=stated.lost_together,
         is_optional=checkpoint.levels == "auto",
@@ -183,12 +183,12 @@ def jobs_on_pool(
     )
 
 
-def _host_memory_bytes(stated: Reliability, profile: Profile | None) -> float | None:
+def _host_memory_bytes(stated: Reliability, pool: Pool, profile: Profile | None) -> float | None:
     """Bytes of a node that copies may take; None where neither the spec nor the profile knows."""
     if stated.checkpoint.host_memory is not None:
         return float(stated.checkpoint.host_memory)
-    measured = 0 if profile is None else profile.header.machine.host_memory_bytes
-    return TMPFS_RATIO * measured if measured else None
+    known = pool.host_limit_bytes(profile)
+    return known if known is None or pool.host is not None else TMPFS_RATIO * known
 
 
 def _restart_s(stated: Reliability, profile: Profile | None) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from profilers.records import Profile
+from tuner.config.host_memory import RENAMED
 from tuner.engines.assumptions import plan_assumptions
 from tuner.engines.capabilities import (
     background_checkpoint_obstacle,
@@ -75,6 +76,8 @@ def _reliability_notes(spec: Spec, measured: Mapping[str, Profile]) -> Iterator[
     if stated is not None and stated.checkpoint.keeps_host_copies and len(spec.cluster.pools) > 1:
         yield "checkpoints on hosts are not priced over several pools at once"
     yield from _assumed_losses(spec)
+    if stated is not None and stated.checkpoint.host_memory is not None:
+        yield RENAMED
 
 
 def with_assumptions(plan: Plan) -> Plan:

@@ -7,12 +7,13 @@ Emitters accept `VerifiedPlan` only. Every prediction has an error band, `<name>
 high]`. Names of decisions are Megatron-LM's.
 """
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from profilers.records import Record, Seconds
 from profilers.steps.config import Size
+from tuner.config.host_memory import HostMemory
 from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
 from tuner.faults.forecast import RunForecast
@@ -120,6 +121,16 @@ class TrainPrediction(Record):
     where not simulated."""
     run: RunForecast | None = None
     """The whole run, failures included."""
+    host_memory: HostMemory | None = None
+    """Memory of a node beside the devices'; absent where nothing takes any."""
+
+    @model_serializer(mode="wrap")
+    def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what plans did not have before hosts were counted, where nothing is."""
+        values: dict[str, Any] = serialize(self)
+        if self.host_memory is None:
+            values.pop("host_memory", None)
+        return values
 
     @model_validator(mode="after")
     def _names_a_rank(self) -> "TrainPrediction":

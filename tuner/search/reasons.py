@@ -15,6 +15,9 @@ MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 MEMORY_LIMIT = "memory_per_device"
 """Name of the limit where everything legal needs more memory."""
 
+HOST_LIMIT = "host_memory"
+"""Name of the limit where everything that fits on the devices needs more of a node's memory."""
+
 UNLIMITED_BYTES = 2**50
 """More memory than any device has."""
 

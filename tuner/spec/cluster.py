@@ -4,18 +4,38 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic.config import JsonDict
 
-from profilers.records import Record
+from profilers.records import Profile, Record
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import SpecError, TunerError
 from tuner.spec.fields import Bytes, BytesPerSecond, Count, FilePath, Name, Number, Seconds
+from tuner.units import format_bytes
 
 _NAME_OR_DATASHEET: Final[JsonDict] = {
     "anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]
 }
+
+
+class Host(Record):
+    """Memory of one machine beside that of its devices."""
+
+    memory: Bytes
+    """Bytes of one machine, all of them."""
+    reserve: Bytes | None = None
+    """Bytes of one machine that no job may take: operating system, processes, data loaders, cached
+    files; absent: none."""
+
+    @model_validator(mode="after")
+    def _leaves_some(self) -> Self:
+        if (self.reserve or 0) >= self.memory:
+            raise ValueError(
+                f"reserve {format_bytes(self.reserve or 0)} leaves nothing of memory"
+                f" {format_bytes(self.memory)}; reserve less"
+            )
+        return self
 
 
 class Pool(Record):
@@ -56,6 +76,18 @@ class Pool(Record):
     """Bytes of one device; overrides the profile."""
     usable_memory_ratio: Annotated[Number, Field(le=1.0)] = 0.95
     """Share of a device's memory that a plan may use."""
+    host: Host | None = None
+    """Memory of one machine that is not its devices', which offloading, copies of checkpoints and
+    caches on hosts take; absent: what the profile measured, else not known, and a plan says what it
+    needs."""
+
+    @model_serializer(mode="wrap")
+    def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what plans did not have before hosts were stated, where it is not."""
+        values: dict[str, Any] = serialize(self)
+        if self.host is None:
+            values.pop("host", None)
+        return values
 
     @model_validator(mode="before")
     @classmethod
@@ -102,6 +134,13 @@ class Pool(Record):
         if self.device is None:
             raise SpecError(f"cluster.pools: {self.name!r} names no 'device'")
         return find_device(self.device)
+
+    def host_limit_bytes(self, profile: Profile | None) -> float | None:
+        """Bytes of one machine that a job may take; None where neither spec nor profile knows."""
+        if self.host is not None:
+            return float(self.host.memory - (self.host.reserve or 0))
+        measured = 0 if profile is None else profile.header.machine.host_memory_bytes
+        return float(measured) or None
 
     @property
     def num_devices(self) -> int:

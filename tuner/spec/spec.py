@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from profilers.records import Record
 from tuner.spec.cluster import Cluster
@@ -13,6 +13,7 @@ from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
 from tuner.spec.routing import RoutingRecord
 from tuner.spec.search import Search
+from tuner.units import format_bytes
 
 SCHEMA_VERSION = 1
 # 1: first release.
@@ -32,6 +33,20 @@ class SpecFile(Record):
     search: Search = Search()
     emit: Targets = ("reference",)
     """Names of the targets to write launch files for; they also limit the search."""
+
+    @model_validator(mode="after")
+    def _hosts_agree(self) -> "SpecFile":
+        stated = self.goal.reliability
+        copies = None if stated is None else stated.checkpoint.host_memory
+        for pool in self.cluster.pools:
+            most = pool.host_limit_bytes(None)
+            if copies is not None and most is not None and copies > most:
+                raise ValueError(
+                    f"goal.reliability.checkpoint.host_memory {format_bytes(copies)} is more than"
+                    f" the {format_bytes(most)} that cluster.pools.{pool.name}.host leaves, which"
+                    " is its name now; leave host_memory out"
+                )
+        return self
 
 
 class Spec(Record):

@@ -335,7 +335,7 @@ def test_copies_that_wait_for_a_write_need_memory() -> None:
     assert stated.chosen is None
     (reason,) = stated.left_out
     assert "wait for a write to shared storage of 3.92 min take" in reason
-    assert f"host_memory is {format_bytes(memory)}" in reason
+    assert f"{format_bytes(memory)} may be taken (cluster.pools[].host" in reason
 
 
 def test_impossible_levels_are_refused() -> None:

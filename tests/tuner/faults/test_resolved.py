@@ -184,8 +184,8 @@ def test_copies_on_hosts_may_by_default_take_half_of_the_measured_memory() -> No
     header = unknown.header.model_copy(update={"machine": machine})
     unknown = unknown.model_copy(update={"header": header})
     for stated, profile, memory, reason in (
-        (None, _profile(), 5e11, "host_memory is 466 GiB, half of what was measured"),
-        (6 * 10**11, _profile(), 6e11, "and host_memory is 559 GiB"),
+        (None, _profile(), 5e11, "466 GiB may be taken, half of what was measured"),
+        (6 * 10**11, _profile(), 6e11, "559 GiB may be taken (cluster.pools"),
         (8 * 10**11, _profile(), 8e11, ""),
         (None, None, None, ""),
         (None, unknown, None, ""),
@@ -197,7 +197,7 @@ def test_copies_on_hosts_may_by_default_take_half_of_the_measured_memory() -> No
         assert host.memory_bytes == memory
         model = resolved(both, host_bytes_per_s=5e10, profile=profile, host=host)
         left_out = obstacle(jobs, model, replicas=0, step_s=1.0)
-        assert left_out.endswith(reason)
+        assert reason in left_out
         assert bool(left_out) == bool(reason)
 
 

@@ -193,9 +193,9 @@ def state_bytes(
     is_whole = np.greater(s.eager_modules, 0.0) & (stage < 1.0)
     is_same = ((stage >= 3.0) & is_one) | is_whole | np.greater(s.updates_weights, 0.0)
     owns_master = np.where(is_same, 0.0, master_bytes)
-    on_device = 1.0 - strategies.optimizer_offload
+    on_device, resident = 1.0 - s.optimizer_offload, 1.0 - s.parameter_offload
     return StateBytes(
-        weight=np.where(stage >= 3.0, shard / ranks, stored) + s.reference_bytes,
-        gradient=strategies.gradient_bytes / np.where(stage >= 2.0, ranks, 1.0),
+        weight=np.where(stage >= 3.0, shard / ranks * resident, stored) + s.reference_bytes,
+        gradient=s.gradient_bytes / np.where(stage >= 2.0, ranks, 1.0) * resident,
         optimizer=(owns_master + moments_bytes) * on_device / np.where(stage >= 1.0, ranks, 1.0),
     )

@@ -72,12 +72,14 @@ from tuner.costs.train.prices import CAUSES_IN_PASSES, StepPrice
 from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Stages
 from tuner.costs.train.units import KINDS, LayerCost, UnitCosts, unit_costs
 
-OFFLOAD_BYTES = 34.0
-"""Per parameter whose optimizer state is in host memory: gradient down and weight up (6 bytes over
-the link), and fp32 moments and weight read and written by the host (28)."""
 HOST_LINK_RATIO = 0.75
 """Of the peak of the link to the host, what large copies from pinned memory reach: 12 of the 16 GB
 a second of PCIe 3.0 in Rajbhandari et al., ZeRO-Infinity (arXiv:2104.07857)."""
+OFFLOAD_BYTES = (4.0 + 4.0) / HOST_LINK_RATIO + 28.0
+"""Per parameter whose optimizer state is in host memory: fp32 gradient down and weight up over the
+link, one after the other (Megatron-Core's hybrid_optimizer.py copies both as fp32, and overlaps
+them with other parameters' only on request), and fp32 gradient, moments and weight read or written
+by the host (28), whose memory is taken to be as fast as the link."""
 
 
 def price_step(
@@ -314,7 +316,7 @@ def _sharded_reduction_s(inputs: _Inputs, total_bytes: Numbers, group: Group) ->
     """Reduce-scatter inside a copy, then all-reduce over the copies' ranks of the same shard."""
     machine, own, copies = inputs.hardware, inputs.constants, num_copies(inputs.strategies)
     near = of_one_copy(group, copies)
-    summed_s = all_gather_s(total_bytes, near, machine, own)
+    summed_s = _gathered_s(inputs, total_bytes, near)
     if not is_any(np.greater(copies, 1.0)):
         return summed_s
     return summed_s + all_reduce_s(
@@ -322,11 +324,18 @@ def _sharded_reduction_s(inputs: _Inputs, total_bytes: Numbers, group: Group) ->
     )
 
 
+def _gathered_s(inputs: _Inputs, total_bytes: Numbers, group: Group) -> Numbers:
+    """Gather shards, which first come from the host where they live there; a reduction likewise."""
+    link = inputs.hardware.host_bytes_per_s * HOST_LINK_RATIO
+    copied_s = inputs.strategies.parameter_offload * total_bytes / group.ranks / link
+    return all_gather_s(total_bytes, group, inputs.hardware, inputs.constants) + copied_s
+
+
 def _parameter_gather_s(inputs: _Inputs, parameters: Numbers, group: Group) -> Numbers:
     s = inputs.strategies
     total = parameters * s.weight_bytes
     near = of_one_copy(group, num_copies(s))
-    gathered = all_gather_s(total, near, inputs.hardware, inputs.constants)
+    gathered = _gathered_s(inputs, total, near)
     once = np.equal(_zero_stage(s), 1.0) | np.equal(_zero_stage(s), 2.0)
     return np.where(once, gathered, 0.0)
 
@@ -358,18 +367,18 @@ def _layer_with_zero_traffic(
     inputs: _Inputs, cost: LayerCost, *, num_backward: Numbers
 ) -> LayerCost:
     """Add a layer's gathers and reductions; `num_backward`: of its gathers in the backward pass."""
-    s, machine, own = inputs.strategies, inputs.hardware, inputs.constants
+    s, own = inputs.strategies, inputs.constants
     shared, copies = inputs.groups.shared, num_copies(s)
     near = of_one_copy(shared, copies)
     gathered = gathered_bytes(s, cost.parameters, cost.trained)
-    gather_s = all_gather_s(gathered, near, machine, own) + cost.gather_launch_s
+    gather_s = _gathered_s(inputs, gathered, near) + cost.gather_launch_s
     gather_s = gather_s + cost.copied_s * (1.0 + 1.0 / near.ranks)
     sum_s = _sharded_reduction_s(inputs, cost.trained * s.gradient_bytes, shared)
     if is_any(cost.expert_parameters):
         group = inputs.groups.expert_data
         near = of_one_copy(group, copies)
         gathered = gathered_bytes(s, cost.expert_parameters, cost.expert_trained)
-        gather_s = gather_s + all_gather_s(gathered, near, machine, own)
+        gather_s = gather_s + _gathered_s(inputs, gathered, near)
         sum_s = sum_s + _sharded_reduction_s(inputs, cost.expert_trained * s.gradient_bytes, group)
     gather_s = np.where(np.greater(_zero_stage(s), 2.0), gather_s, 0.0)
     sum_s = np.where(np.greater(_zero_stage(s), 1.0), sum_s + cost.reduce_launch_s, 0.0)

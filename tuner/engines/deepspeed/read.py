@@ -109,6 +109,7 @@ def read(text: str, *, source: str, arguments: ProgramArguments | None = None) -
         "overlap_grad_reduce": given.is_on(SPELLED["overlap_grad_reduce"], default=stage == 3),
         "overlap_param_gather": stage == 3,
         "optimizer_offload_ratio": _offload(given, stage),
+        "parameter_offload": stage == 3 and _offloads_parameters(given),
     }
     given.check_spelling()
     return LaunchSettings(
@@ -154,8 +155,8 @@ def _notes(given: Sections, beside: ProgramArguments, *, has_checkpointing: bool
             else "no activation_checkpointing, so nothing is taken to be recomputed; the training "
             "script decides"
         )
-    if given.word("zero_optimization.offload_param.device", default="none") != "none":
-        yield "offload_param: parameter shards are priced on the device, so they take less there"
+    if _offloads_parameters(given) and given.number(SPELLED["zero_stage"], default=0) != 3:
+        yield "offload_param has no effect: stage 3 alone has shards of parameters"
 
 
 def _batch_sizes(
@@ -251,6 +252,10 @@ def _precision(given: Sections, beside: ProgramArguments) -> dict[str, Any]:
 def _enabled(given: Sections, section: str) -> bool | str:
     value = given.value(f"{section}.enabled")
     return AUTO if value == AUTO else given.is_on(f"{section}.enabled")
+
+
+def _offloads_parameters(given: Sections) -> bool:
+    return given.word("zero_optimization.offload_param.device", default="none") != "none"
 
 
 def _offload(given: Sections, stage: int) -> float:

@@ -217,6 +217,8 @@ class LaunchSettings(Record):
     flash_attention: bool = True
     dropout: bool = False
     optimizer_offload_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    parameter_offload: bool = False
+    """Shards of parameters and of their gradients live in host memory (ZeRO 3)."""
     activation_offload_layers: Annotated[int, Field(ge=0)] = 0
     activation_offload: bool = False
     """Saved activations of every layer live in host memory, module by module."""

@@ -60,8 +60,8 @@ SPELLED: Final[Mapping[str, str]] = {
 _UNPRICED: Final[Mapping[str, tuple[tuple[Any, ...], Effect, str]]] = {
     "training.enable_cpu_offload": (
         (False,),
-        "memory and time",
-        "parameters and gradients leave the device, too, and the host runs the optimizer",
+        "time",
+        "the host runs PyTorch's optimizer, priced at the speed of its memory",
     ),
     "optimizer.early_step_in_backward": ((False,), "memory", "gradients are freed one by one"),
     "training.mixed_precision_reduce": (("float32",), "time", "gradients are half as large"),
@@ -244,6 +244,7 @@ def _settings(
         # Release 0.3 has it with what is compiled.
         or (given.is_on("compile.enable") and given.is_on("compile.enable_async_tensor_parallel")),
         "optimizer_offload_ratio": float(given.is_on("training.enable_cpu_offload")),
+        "parameter_offload": zero_stage == 3 and given.is_on("training.enable_cpu_offload"),
         **_stored(given),
         "unpriced": tuple(_unpriced(given)),
         "stated": _stated(given),

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from profilers.imports.link_matrix import LinkMatrix
-from tuner.config.knobs import offloads, overlaps_contend
+from tuner.config.knobs import overlaps_contend
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import short_decision
 from tuner.plans.train import Alternative, Band, Plan, Preference, TrainPrediction
@@ -42,11 +42,6 @@ from tuner.units import format_ratio, format_s
 
 AT_USUAL_LINKS: Final = "priced on usual links"
 """Note on a runner-up whose nodes cannot be ordered."""
-
-UNCHECKED_HOST: Final = (
-    "offloading needs free host memory on each node, which the cluster does not state and the plan"
-    " does not check"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,11 +299,7 @@ def _notes(plan: Plan, other: Alternative) -> list[str]:
             continue
         if note.startswith("overlapped all-to-all wants ") and not overlaps_contend(decision):
             continue
-        if note.startswith("offloading needs "):
-            continue
         kept.append(note)
-    if offloads(decision):
-        kept.append(UNCHECKED_HOST)
     return kept
 
 

@@ -60,6 +60,7 @@ from tuner.search.train.layouts import (
 )
 from tuner.search.train.memory import (
     bytes_of_devices,
+    host_bytes,
     kept_PC,
     layer_capacity,
     pieces_of_layouts,
@@ -185,9 +186,11 @@ def price(
         at = np.s_[: piece.pipeline, piece.at]
         stages = _on_devices(problem, layers_PC[at], dense_PC[at])
         step_s[piece.at] = assemble_step(problem, piece, stages).step_s
-    return CandidatePrices(
-        step_s=step_s, peak_bytes=bytes_PC.max(axis=0), layers_PC=layers_PC, full=full
-    )
+    peak_bytes = bytes_PC.max(axis=0)
+    if problem.host_limit_bytes is not None:
+        needed_C = host_bytes(problem, options, candidates, layers_PC)
+        peak_bytes[needed_C > problem.host_limit_bytes] = np.inf
+    return CandidatePrices(step_s=step_s, peak_bytes=peak_bytes, layers_PC=layers_PC, full=full)
 
 
 def candidate_bound_s(

@@ -41,7 +41,7 @@ from tuner.search.train.candidate_prices import (
 from tuner.search.train.candidates import Candidates, to_strategies
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.layouts import PassTimes, layers_of_stages, to_stages
-from tuner.search.train.memory import take_units, unit_memory
+from tuner.search.train.memory import host_bytes, take_units, unit_memory
 from tuner.search.train.search_result import (
     Detail,
     price_in_layout,
@@ -124,6 +124,10 @@ def refine_finalist(search: SearchOutcome, index: int, *, time_limit_s: float) -
         solved = tuple(sum(layers_R) for layers_R in outcome.solution.layers_SR)
         other = price_in_layout(search, chosen, to_stages(model, np.array(solved)[:, None]))
         fits = float(other.memory.total_PC.max()) <= limit
+        if search.problem.host_limit_bytes is not None:
+            layers_PC = np.array(solved).reshape(-1, int(one.rows["pipeline"][0])).sum(axis=0)
+            needed = host_bytes(search.problem, search.options, chosen, layers_PC[:, None])
+            fits = fits and float(needed[0]) <= search.problem.host_limit_bytes
         if fits and _step_s(other) < _step_s(detail):
             one, layers, detail = chosen, solved, other
     return Finalist(

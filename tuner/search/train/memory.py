@@ -40,6 +40,7 @@ import numpy as np
 from tuner.arrays import Floats, Ints
 from tuner.config.columns import Strategies
 from tuner.config.knobs import OFFLOADS
+from tuner.costs.train.host_memory import offloaded_bytes, pipeline_inside
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.memory_units import MemoryUnits, unit_bytes
 from tuner.costs.train.shapes import Stages, taken
@@ -96,6 +97,31 @@ def bytes_of_devices(
         )
         bytes_PC[:pipeline, at] = memory.total_PC
     return bytes_PC
+
+
+def host_bytes(
+    problem: TrainProblem, options: OptionSpace, candidates: Candidates, layers_PC: Ints
+) -> Floats:
+    """Bytes of a node's memory that each candidate offloads."""
+    strategies, needed_C = to_strategies(problem, options, candidates), np.zeros(len(candidates))
+    moved_C = needed_C + strategies.optimizer_offload + strategies.activation_offload
+    orders = np.array([pipeline_inside(str(one)) for one in options.choices["rank_order"]])
+    inside_C, chosen = orders[candidates.options["rank_order"]], np.flatnonzero(moved_C > 0.0)
+    for at, pipeline, virtual in pieces_of_layouts(candidates.taken(chosen), layers_PC[:, chosen]):
+        same = chosen[at]
+        layers_SC = layers_of_stages(layers_PC[:pipeline, same[:1]], virtual=virtual)
+        degrees = {"pipeline": float(pipeline), "virtual_pipeline": float(virtual)}
+        parts = offloaded_bytes(
+            problem.shape,
+            replace(taken(strategies, same), **degrees),
+            problem.hardware,
+            to_stages(problem.model, layers_SC),
+            constants=problem.memory_constants,
+            devices_per_node=problem.devices_per_node,
+            inside_C=inside_C[same],
+        )
+        needed_C[same] = sum(parts.values())
+    return needed_C
 
 
 def pieces_of_layouts(candidates: Candidates, layers_PC: Ints) -> Iterator[tuple[Ints, int, int]]:

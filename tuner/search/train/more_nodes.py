@@ -32,8 +32,7 @@ from tuner.search.train.ties import pool_ratios
 from tuner.spec.spec import Spec
 
 OFFLOADED: Final = (
-    "; fits there only with offloading or dropped tokens, which no published run prices, and host"
-    " memory is not checked"
+    "; fits there only with offloading or dropped tokens, which no published run prices"
 )
 """Note on an offer that needs what only the user may ask for."""
 
@@ -104,11 +103,14 @@ def _relaxation(
         spec=spec, priced_pool=larger, search=outcome, band=band, ratios=ratios
     )
     nodes, each = larger.pool.nodes, larger.pool.devices_per_node
+    predicted = formatter.prediction(price_solution(outcome, 0))
+    if predicted.host_memory is not None:
+        note += f"; host memory: {predicted.host_memory.words}"
     return Relaxation(
         limit="nodes",
         change=f"{nodes} nodes instead of {priced_pool.pool.nodes}: {nodes * each} devices{note}",
         decision=TrainDecision.model_validate(solution_fields(outcome, 0)),
-        predicted=formatter.prediction(price_solution(outcome, 0)),
+        predicted=predicted,
     )
 
 

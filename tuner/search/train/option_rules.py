@@ -9,9 +9,12 @@ from collections.abc import Iterator
 
 from profilers.steps.config import Recompute
 from tuner.config.knobs import SWITCH, searched
+from tuner.costs.train.host_memory import GRADIENT_BYTES
 from tuner.engines.manifest import CONDITIONAL, Conditions
 from tuner.search.train.axes import RANK_ORDERS, Choice, OptionRule, RecomputeChoice
 from tuner.search.train.problem import TrainProblem
+from tuner.spec.accounting import num_parameters
+from tuner.units import format_bytes
 
 
 def option_rules(problem: TrainProblem) -> tuple[OptionRule, ...]:
@@ -271,6 +274,17 @@ def _offload_rules(problem: TrainProblem) -> Iterator[OptionRule]:
         axes=("zero_stage", "optimizer_offload"),
         is_broken=lambda facts, zero, on: on and zero not in target.optimizer_offload_zero_stages,
     )
+    nodes = problem.num_devices / problem.devices_per_node
+    limit, known = problem.host_limit_bytes, problem.memory_constants
+    least = known.master_bytes + known.moments_bytes + GRADIENT_BYTES
+    least *= 0.0 if problem.tuned.get("adapter_rank") else num_parameters(problem.model) / nodes
+    if limit is not None and least > limit:
+        yield OptionRule(
+            text=f"the optimizer would take {format_bytes(int(least))} of a node's memory, of which"
+            f" {format_bytes(int(limit))} may be used",
+            axes=("optimizer_offload",),
+            is_broken=lambda facts, on: on,
+        )
     if target.moe_offload_needs_one_tensor_rank and problem.model.num_moe_layers:
         yield OptionRule(
             text="the target cannot offload the optimizer of experts under tensor parallelism",

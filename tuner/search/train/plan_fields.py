@@ -12,7 +12,9 @@ import numpy as np
 
 from profilers.records import Profile
 from tuner.config.columns import Strategies
+from tuner.config.host_memory import STATED_AS, HostMemory, host_memory
 from tuner.config.train import TrainDecision
+from tuner.costs.train.host_memory import offloaded_bytes, offloads_any, pipeline_inside
 from tuner.costs.train.shapes import number, single
 from tuner.engines.capabilities import (
     background_checkpoint_obstacle,
@@ -23,8 +25,9 @@ from tuner.engines.capabilities import (
     saved_bytes,
 )
 from tuner.errors import SpecError
-from tuner.faults.forecast import RunForecast, TrainingRun, forecast
+from tuner.faults.forecast import RunForecast, TrainingRun, copies_on_hosts, forecast
 from tuner.faults.goodput import goodput_step_s
+from tuner.faults.level_seconds import copied_bytes
 from tuner.faults.reliability import FailureModel, Jobs
 from tuner.faults.resolved import host_level, jobs_on_pool, resolved
 from tuner.plans.train import (
@@ -160,6 +163,8 @@ class PlanFormatter:
         step_s = max(number(detail.step.step_s), simulated_s or 0.0)
         problem = self.search.problem
         seconds = detail.step.by_cause(simulated_s=step_s)
+        jobs, reliability = failure_model(self.spec, self.priced_pool, detail.strategies)
+        run = self._run(jobs, reliability, step_s=step_s)
         return predict_step(
             problem,
             step_s=step_s,
@@ -177,8 +182,26 @@ class PlanFormatter:
                 seconds[name] for name in ("tensor", "context", "expert", "sharding", "bubble")
             ),
             stages=stage_predictions(detail),
-            run=self._run(detail, step_s=step_s),
+            run=run,
+            host_memory=self._host_memory(detail, copies_on_hosts(run, jobs)),
         )
+
+    def _host_memory(self, detail: Detail, copies: float) -> HostMemory | None:
+        """Count what a decision and its checkpoints take of a node's memory."""
+        problem, parts = self.search.problem, dict[str, float]()
+        if offloads_any(detail.strategies) and detail.piece is not None:
+            offloaded = offloaded_bytes(
+                problem.shape,
+                detail.strategies,
+                problem.hardware,
+                detail.stages,
+                constants=problem.memory_constants,
+                devices_per_node=problem.devices_per_node,
+                inside_C=np.array([pipeline_inside("-".join(detail.piece.order))]),
+            )
+            parts = {what: float(size_C[0]) for what, size_C in offloaded.items()}
+        parts["copies of checkpoints"] = copies
+        return host_memory(parts, limit_bytes=problem.host_limit_bytes)
 
     def risk(self, detail: Detail) -> MemoryForecast:
         """Forecast the memory risk of one decision."""
@@ -321,11 +344,14 @@ class PlanFormatter:
             for index in pareto_front(self.search)[:MOST_PARETO]
         )
 
-    def _run(self, detail: Detail, *, step_s: float) -> RunForecast | None:
+    def _run(
+        self, jobs: Jobs, reliability: FailureModel | None, *, step_s: float
+    ) -> RunForecast | None:
         pool = self.priced_pool.pool
         return forecast_run(
             self.spec.goal,
-            *failure_model(self.spec, self.priced_pool, detail.strategies),
+            jobs,
+            reliability,
             step_s=step_s,
             devices_per_node=pool.devices_per_node,
             price_per_device_hour=pool.price_per_device_hour,
@@ -420,6 +446,12 @@ def refuse_impossible_checkpoints(goal: TrainGoal, predicted: TrainPrediction) -
         )
     if run.checkpoint_levels is not None and not run.checkpoint_levels.levels:
         raise SpecError(f"goal.reliability.checkpoint: {run.reason}")
+    host = predicted.host_memory
+    if host is not None and not host.fits:
+        raise SpecError(
+            f"goal.reliability.checkpoint: a node has no memory for copies beside what is offloaded"
+            f" there: {host.words}; state more ({STATED_AS}), or save without copies on hosts"
+        )
 
 
 def effective_step_s(
@@ -481,7 +513,8 @@ def failures_on_pool(
     )
     if stated is None:
         return jobs, None
-    engines = intersection(spec.emit)
+    engines, may_wait = intersection(spec.emit), stated.checkpoint.asynchronous == "auto"
+    limit = pool.host_limit_bytes(profile)
     host = host_level(
         stated,
         pool=pool,
@@ -498,7 +531,8 @@ def failures_on_pool(
         host_bytes_per_s=host_bytes_per_s,
         profile=profile,
         host=host,
-        has_background=not background_checkpoint_obstacle(engines, zero_stage=zero_stage),
+        has_background=not background_checkpoint_obstacle(engines, zero_stage=zero_stage)
+        and (limit is None or copied_bytes(jobs) <= limit or not may_wait),
         has_pinned=engines.pinned_checkpoints
         and (profile is None or profile.header.machine.device_kind == "cuda"),
         restarts_in_process=not in_process_restart_obstacle(engines, zero_stage=zero_stage),

@@ -15,9 +15,8 @@ from functools import partial
 
 import numpy as np
 
-from tuner.config.knobs import OFFLOADS, offloads, overlaps_contend
+from tuner.config.knobs import overlaps_contend
 from tuner.config.train import TrainDecision
-from tuner.costs.train.memory import price_memory
 from tuner.costs.train.shapes import number
 from tuner.devices.datasheet import Generation
 from tuner.plans.train import Band, Plan, Provenance, Relaxation, TrainPrediction
@@ -64,6 +63,8 @@ from tuner.search.train.regimes import priced_release
 from tuner.search.train.relaxations import (
     NOT_SEARCHED,
     feature_tasks,
+    least_sufficient_memory,
+    more_host_memory,
     relaxations,
     unlaunchable,
 )
@@ -75,9 +76,7 @@ from tuner.search.train.search_result import (
     to_certificate,
 )
 from tuner.search.train.ties import count_ties, pool_band, pool_ratios
-from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
-from tuner.units import format_bytes
 
 NUM_FINALISTS = 3
 """Rows whose layout the integer program refines."""
@@ -119,8 +118,6 @@ def make_analytic_plan(
     watch(PlanningEvent(stage="choice", text="simulating the best pass by pass to rank them"))
     choice = _choose(outcome, settings, spec=spec, priced_pool=priced_pool)
     best = choice.chosen
-    if offloads(best.decision):
-        notes += (_host_note(problem, best.detail, priced_pool.pool),)
     notes += (
         *_connection_notes(best.decision, priced_pool),
         *filter(None, (best.note,)),
@@ -211,9 +208,12 @@ def _plan_nothing(
         spec=spec, priced_pool=priced_pool, search=outcome, band=band, ratios=ratios
     )
     half = replace(settings, time_limit_s=settings.time_limit_s / 2.0)
-    limits = relaxations(problem, half, predict=partial(_predict_best, formatter))
+    predict = partial(_predict_best, formatter)
+    limits = more_host_memory(replace(problem, limits=spec.search), half, predict=predict)
+    if not limits or least_sufficient_memory(problem) > problem.memory_limit_bytes:
+        limits = (*limits, *relaxations(problem, half, predict=predict))
     binding = ", ".join(one.limit for one in limits)
-    if binding == MEMORY_LIMIT:
+    if any(one.limit == MEMORY_LIMIT for one in limits):
         left = settings.until(deadline)
         limits = (*more_nodes(spec, priced_pool, settings=left, band=band), *limits)
     certificate = to_certificate(outcome)
@@ -365,22 +365,3 @@ def _connection_notes(decision: TrainDecision, priced_pool: PricedPool) -> Itera
             " parallelism want 1 before Blackwell: try 1 and 32; the price assumes that neither"
             " slows the step"
         )
-
-
-def _host_note(problem: TrainProblem, detail: Detail, pool: Pool) -> str:
-    """State the host memory that offloading needs, whose size no datasheet has."""
-    kept = replace(detail.strategies, **dict.fromkeys(OFFLOADS, 0.0))
-    whole = price_memory(
-        problem.shape,
-        kept,
-        problem.hardware,
-        detail.stages,
-        constants=problem.memory_constants,
-    )
-    moved_PC = whole.optimizer_PC + whole.activations_PC
-    moved_PC = moved_PC - detail.memory.optimizer_PC - detail.memory.activations_PC
-    node_bytes = int(float(moved_PC.max()) * pool.devices_per_node)
-    return (
-        f"offloading needs {format_bytes(node_bytes)} of free host memory on each node, which the"
-        " cluster does not state and the plan does not check"
-    )

@@ -47,6 +47,10 @@ class TrainProblem:
     """Columns of what is trained, where it is not all weights of an engine's own layers."""
     usable_memory_ratio: float = 0.95
     """`memory_limit_bytes` as a share of what the device has."""
+    host_limit_bytes: float | None = None
+    """What a plan may use of a node's memory beside the devices'; None: not known."""
+    devices_per_node: int = 8
+    """Consecutive ranks that share it."""
 
     @property
     def capacity_bytes(self) -> float:

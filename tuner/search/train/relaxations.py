@@ -14,6 +14,7 @@ import numpy as np
 
 from profilers.steps.config import Recompute
 from tuner.arrays import Ints
+from tuner.config.host_memory import STATED_AS
 from tuner.config.knobs import KNOBS, OFFLOADS
 from tuner.config.train import TrainDecision
 from tuner.engines.capabilities import WRAPPERS
@@ -22,6 +23,7 @@ from tuner.plans.train import Relaxation, TrainPrediction, Unlaunchable
 from tuner.search.forked import Task, Worded
 from tuner.search.progress import ignore_progress
 from tuner.search.reasons import (
+    HOST_LIMIT,
     MEMORY_LIMIT,
     MemoryOffer,
     memory_words,
@@ -35,6 +37,7 @@ from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.degrees import Degrees, legal_degrees
 from tuner.search.train.incumbents import SearchOutcome
+from tuner.search.train.memory import host_bytes
 from tuner.search.train.options import OptionSpace, option_space
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.refused_choices import refused_choices
@@ -51,6 +54,7 @@ from tuner.search.train.search import search
 from tuner.search.train.search_result import solution_fields
 from tuner.search.train.space_size import SearchedSpace, by_facts, only_adds, space
 from tuner.search.train.unsupported_dispatch import dispatch_gains
+from tuner.units import format_bytes
 
 PARTIALS_AT_ONCE: Final = 256
 """Partial rows whose memory is priced together, to bound the memory of the search itself."""
@@ -343,12 +347,39 @@ def more_memory(
     )
 
 
+def more_host_memory(
+    problem: TrainProblem,
+    settings: SearchSettings,
+    *,
+    predict: Callable[[SearchOutcome], TrainPrediction],
+) -> tuple[Relaxation, ...]:
+    """Return the memory of hosts with which something fits; nothing where that is not short."""
+    if problem.host_limit_bytes is None:
+        return ()
+    outcome = search(
+        replace(problem, host_limit_bytes=None), replace(settings, top=1, band_ratio=0.0)
+    )
+    if outcome.solutions is None:
+        return ()
+    best = outcome.solutions.taken(np.array([0]))
+    needed = host_bytes(problem, outcome.options, best.candidates, best.layers_PC)[0]
+    offer = Relaxation(
+        limit=HOST_LIMIT,
+        change=f"{format_bytes(printed_bytes(float(needed)))} of a node's memory instead of"
+        f" {format_bytes(int(problem.host_limit_bytes))}: {STATED_AS}",
+        decision=TrainDecision.model_validate(solution_fields(outcome, 0)),
+        predicted=predict(outcome),
+    )
+    return (offer,)
+
+
 def least_sufficient_memory(problem: TrainProblem) -> float:
     """Bytes per device of the decision of least memory among those tried.
 
     Degrees with their smallest micro-batch, in the legal options of least memory, in balanced
-    layouts. Less may be sufficient, but rarely is.
+    layouts. Less may be sufficient, but rarely is. Hosts are taken to have what these offload.
     """
+    problem = replace(problem, host_limit_bytes=None)
     options, degrees = option_space(problem), legal_degrees(problem)
     partials = _smallest_micro_batches(degrees)
     least = np.inf

@@ -110,7 +110,6 @@ def test_notes_on_the_replaced_decision_are_dropped(plan: Plan) -> None:
     gone = (
         bucket_note(80_000_000, objective_s=2.0, saved=0.1),
         "overlapped all-to-all wants a large CUDA_DEVICE_MAX_CONNECTIONS",
-        "offloading needs 3.00 GiB of free host memory on each node",
     )
     room = Roomier(
         decision=plan.decision,

@@ -1,0 +1,106 @@
+"""Bytes that offloading takes of the memory of a node.
+
+    optimizer      fp32 weights and moments, and gradients in fp32: 16 bytes a parameter. So have it
+                   Megatron-Core 0.16 (cpu_offloading/hybrid_optimizer.py: pinned copies of weights
+                   and gradients beside Adam's states) and DeepSpeed 0.19 (the memory estimates of
+                   runtime/zero/stage_1_and_2.py and stage3.py)
+    parameters     shards of ZeRO 3, as they are stored
+    activations    what is saved for backward, of all micro-batches in flight
+
+A node holds consecutive ranks. Letters: P devices of a pipeline, C columns, M mixtures of stages
+that nodes hold.
+Not covered: staging buffers of an engine, DeepSpeed's of one layer or bucket; pinned blocks that
+PyTorch rounds up to powers of two.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.arrays import Floats, Ints
+from tuner.config.columns import Strategies
+from tuner.costs.train.memory import price_memory
+from tuner.costs.train.memory_constants import MemoryConstants
+from tuner.costs.train.parts import is_any
+from tuner.costs.train.shapes import Hardware, ModelShape, Stages
+
+GRADIENT_BYTES: Final = 4.0
+"""Of a parameter whose optimizer is on the host, besides the optimizer's state."""
+
+
+def offloads_any(strategies: Strategies) -> bool:
+    """Whether a column keeps anything on hosts."""
+    s = strategies
+    return any(map(is_any, (s.optimizer_offload, s.activation_offload, s.parameter_offload)))
+
+
+def pipeline_inside(rank_order: str) -> bool:
+    """Whether the next ranks after a tensor group's are a pipeline's (`tp-cp-ep-pp-dp`)."""
+    return rank_order.index("pp") < rank_order.index("dp")
+
+
+def offloaded_bytes(
+    model: ModelShape,
+    strategies: Strategies,
+    hardware: Hardware,
+    stages: Stages,
+    *,
+    constants: MemoryConstants,
+    devices_per_node: int,
+    inside_C: npt.NDArray[np.bool_],
+) -> Mapping[str, Floats]:
+    """Bytes of a node's memory by what is offloaded there, of columns of one pipeline size.
+
+    Args:
+        model: that is trained.
+        strategies: of the columns, with the same devices.
+        hardware: that runs it.
+        stages: of every column.
+        constants: of the engine's memory.
+        devices_per_node: consecutive ranks of a node.
+        inside_C: whether neighbouring ranks are a pipeline's, and data parallelism is outside.
+    """
+    s = strategies
+    kept = replace(s, optimizer_offload=0.0, activation_offload=0.0, parameter_offload=0.0)
+    moments = np.where(np.greater(s.moments_bytes, 0.0), s.moments_bytes, constants.moments_bytes)
+    updated = replace(kept, moments_bytes=moments + GRADIENT_BYTES)
+    whole, now, of_host = (
+        price_memory(model, one, hardware, stages, constants=constants)
+        for one in (kept, s, updated)
+    )
+    inner_C = np.where(inside_C, s.tensor * s.context, s.stage_ranks).astype(np.int64)
+    parts = {
+        "optimizer state and gradients": s.optimizer_offload * of_host.optimizer_PC,
+        "parameters": whole.weights_PC - now.weights_PC,
+        "activations": whole.activations_PC - now.activations_PC,
+    }
+    world, pipeline = int(np.max(s.world)), int(np.max(s.pipeline))
+    return {
+        name: _of_node(bytes_PC[:pipeline], world, inner_C, devices_per_node)
+        for name, bytes_PC in parts.items()
+    }
+
+
+def _of_node(bytes_PC: Floats, world: int, inner_C: Ints, devices_per_node: int) -> Floats:
+    """Bytes of the node that holds most of each column."""
+    most_C = np.zeros(bytes_PC.shape[1])
+    for size in np.unique(inner_C):
+        counts_MP = _stages_of_nodes(world, len(bytes_PC), int(size), devices_per_node)
+        chosen = inner_C == size
+        most_C[chosen] = (counts_MP @ bytes_PC[:, chosen]).max(axis=0)
+    return most_C
+
+
+@lru_cache(maxsize=256)
+def _stages_of_nodes(world: int, pipeline: int, inner: int, devices_per_node: int) -> Floats:
+    """Count the devices of each stage on a node, for every different node."""
+    ranks = np.arange(world)
+    stage, node = ranks // inner % pipeline, ranks // devices_per_node
+    counts = np.zeros((int(node[-1]) + 1, pipeline))
+    np.add.at(counts, (node, stage), 1.0)
+    different: Floats = np.unique(counts, axis=0)
+    return different
