@@ -6,8 +6,16 @@ from tuner.cli.text import breakdown_text, columns, format_times, host_lines, la
 from tuner.config.train_words import MICRO_BATCH, degrees, knobs, stages_words
 from tuner.estimate.changes import MOST_KNOBS
 from tuner.estimate.records import Change, CheckpointRoom, Estimate, PipelineRankMemory
+from tuner.report.checkpoint_levels import interval_question
 from tuner.report.memory_headroom import lost_starts_words
-from tuner.units import format_bytes, format_flop_per_s, format_number, format_ratio, format_s
+from tuner.units import (
+    format_bytes,
+    format_counted,
+    format_flop_per_s,
+    format_number,
+    format_ratio,
+    format_s,
+)
 
 SHOWN_RANKS = 8
 CLOSE_RATIO = 0.95
@@ -83,11 +91,25 @@ def _checkpoints(estimate: Estimate) -> Iterator[str]:
         every = format_s(checkpoints.interval_steps * estimate.step_time_s)
         if checkpoints.host_interval_steps is not None:
             how += f", and every {checkpoints.host_interval_steps:,} steps on hosts"
-        yield (
-            f"checkpoints    every {checkpoints.interval_steps:,} steps ({every}), {how}:"
-            f" {format_ratio(checkpoints.run.effective_time_ratio)} of the time advances training"
-        )
-        yield f"               {_room(checkpoints.run.checkpoint_bytes, checkpoints.room)}"
+        run = checkpoints.run
+        trains = f"{format_ratio(run.effective_time_ratio)} of the time advances training"
+        if checkpoints.more_spare_nodes:
+            taken = format_ratio(run.time_ratios.get("checkpoints", 0.0))
+            trains = f"they take {taken} of the time"
+        interval = f"every {checkpoints.interval_steps:,} steps ({every})"
+        yield f"checkpoints    {interval}, {how}: {trains}"
+        yield f"               {_room(run.checkpoint_bytes, checkpoints.room)}"
+        launched_s = checkpoints.interval_steps * estimate.step_time_s
+        yield from labelled("", interval_question(run, launched_s=launched_s))
+        if checkpoints.more_spare_nodes:
+            yield from labelled(
+                "spares",
+                f"{format_ratio(run.time_ratios['waiting'])} of the time waits for a replacement of"
+                f" a node, {format_ratio(run.effective_time_ratio)} advances training;"
+                f" {format_ratio(checkpoints.spared_time_ratio)} with"
+                f" {format_counted(checkpoints.more_spare_nodes, 'more spare node')}"
+                " (goal.reliability.spare_nodes)",
+            )
     if checkpoints.change is not None:
         share = format_ratio(checkpoints.change.run.effective_time_ratio)
         yield f"               {share} with {' '.join(checkpoints.change.lines)}"

@@ -13,6 +13,7 @@ Size = Annotated[int, Field(ge=0)]
 STATED_AS: Final = "cluster.pools[].host: {memory, reserve}"
 """Where a spec states what a machine has."""
 
+COPIES: Final = "copies of checkpoints"
 RENAMED: Final = (
     "goal.reliability.checkpoint.host_memory is an older name, which bounds copies of checkpoints"
     f" alone; state {STATED_AS}, which bounds all that a node's memory holds"

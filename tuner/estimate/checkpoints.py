@@ -39,6 +39,8 @@ from tuner.spec.spec import Spec
 
 LEAST_GAIN: Final = 0.002
 """Share of the wall clock; less is not worth a change."""
+MOST_SPARES: Final = 16
+"""Spare nodes that are tried to end the waiting for repairs."""
 SAVE_FORM: Final = "--save DIR "
 """Megatron-LM saves nothing without a folder."""
 ENABLE_FORM: Final = "checkpoint.enable = true, "
@@ -126,6 +128,7 @@ def price_checkpoints(
     now = _as_launched(launch, devices_per_node=setup.pool.devices_per_node)
     as_launched = None if now is None else run.forecast(now)
     changes = list(_changes(launch, run))
+    spares, spared = _more_spares(run, now)
     return CheckpointEstimate(
         interval_steps=launch.save_interval,
         in_background=launch.saves_in_background,
@@ -134,7 +137,23 @@ def price_checkpoints(
         run=as_launched,
         room=None if as_launched is None else _room(launch, as_launched),
         change=_smallest(as_launched, changes),
+        more_spare_nodes=spares,
+        spared_time_ratio=spared,
     )
+
+
+def _more_spares(run: LaunchedRun, saving: Saving | None) -> tuple[int, float]:
+    """Return spare nodes that end the waiting for repairs, and the share that then trains."""
+    stated, found = run.stated, (0, 0.0)
+    if saving is None:
+        return found
+    for more in range(MOST_SPARES + 1):
+        spares = stated.model_copy(update={"spare_nodes": stated.num_spare_nodes + more})
+        spared = replace(run, stated=spares).forecast(saving)
+        found = more, spared.effective_time_ratio
+        if not spared.finishes or spared.time_ratios.get("waiting", 0.0) < LEAST_GAIN:
+            break
+    return found
 
 
 def _room(launch: LaunchSettings, run: RunForecast) -> CheckpointRoom:

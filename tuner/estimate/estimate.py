@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from tuner.config.host_memory import host_memory
+from tuner.config.host_memory import COPIES, host_memory
 from tuner.costs.train.calibration import Residuals, shipped
 from tuner.costs.train.columns_of import PRECISION_OF, matmul_peak, matmul_peak_type
 from tuner.costs.train.expert_imbalance import expert_imbalances
@@ -112,7 +112,7 @@ def estimate(
         launch, priced, setup, limits=spec.search, ratios=ratios, host_copies=copies
     )
     host = host_memory(
-        {**host_parts(configuration, setup), "copies of checkpoints": copies},
+        {**host_parts(configuration, setup), COPIES: copies},
         limit_bytes=setup.host_limit_bytes,
     )
     tokens = configuration.global_batch * configuration.sequence

@@ -34,7 +34,7 @@ from tuner.costs.train.columns_of import (
 from tuner.costs.train.constants import GemmPrecision
 from tuner.costs.train.expert_capacity import kept_ratio
 from tuner.costs.train.expert_imbalance import ExpertImbalance
-from tuner.costs.train.host_memory import offloaded_bytes, offloads_any, pipeline_inside
+from tuner.costs.train.host_memory import offloaded_bytes, pipeline_inside
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.memory_constants import OF_FAMILY, MemoryConstants, memory_constants
@@ -272,12 +272,9 @@ def uneven_load_bytes(one: Configuration, setup: PricingSetup) -> npt.NDArray[np
 
 def host_parts(one: Configuration, setup: PricingSetup) -> Mapping[str, float]:
     """Bytes of a node's memory by what a configuration offloads there."""
-    strategies = to_strategies(one, setup)
-    if not offloads_any(strategies):
-        return {}
     parts = offloaded_bytes(
         model_shape(one, setup),
-        stacked([strategies]),
+        stacked([to_strategies(one, setup)]),
         setup.hardware(PRECISION_OF[one.priced_precision]),
         stages_of_layouts(setup.model, [_layout(one)]),
         constants=_memory_constants(one, setup),

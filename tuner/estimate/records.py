@@ -143,6 +143,11 @@ class CheckpointEstimate(Record):
     """Absent without checkpoints."""
     change: CheckpointChange | None
     """The smallest one that gains; absent where none does."""
+    more_spare_nodes: Size = 0
+    """Spare nodes beside the stated ones with which the run hardly waits for repairs; 0: it hardly
+    does."""
+    spared_time_ratio: Ratio = 0.0
+    """Share of the wall clock that advances training as launched, with those."""
 
 
 class Estimate(Record):

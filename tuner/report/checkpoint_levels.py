@@ -1,14 +1,23 @@
 """The checkpoint levels of a plan in words: what was chosen, and what it was compared with."""
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
 from tuner.faults.forecast import RunForecast
+from tuner.faults.interval import ROUNDING
 from tuner.faults.run_shares import CheckpointLevels, PolicyRatio
 from tuner.units import format_bytes, format_counted, format_ratio, format_s
 
 CLOSE: Final = 2
 """Digits behind the point of shares that are compared."""
+QUESTIONED_RATIO: Final = 0.05
+"""Share of the time that writing checkpoints keeps storage busy, from which on it is questioned:
+other jobs and the loading of data share it."""
+WORTH_ASKING: Final = 0.002
+"""Share of the time that rarer checkpoints may cost, as little as a change of a launch is worth."""
+LONGER: Final = (2, 4, 8, 16, 32)
+"""Times the interval."""
 
 
 def levels_sentence(run: RunForecast) -> str:
@@ -53,6 +62,55 @@ def level_notes(run: RunForecast) -> Iterator[str]:
             " the others from shared storage"
         )
     yield from (f"not possible: {reason}" for reason in levels.left_out)
+
+
+def interval_question(run: RunForecast, *, launched_s: float | None = None) -> str:
+    """Question checkpoints that follow each other closely; empty where storage is seldom busy.
+
+    The share of the time that trains is that of tuner/faults/interval.py, and flat near its best.
+
+    Args:
+        run: with one level of checkpoints.
+        launched_s: seconds between checkpoints as a launch states them; None: as the run has them.
+    """
+    every_s, write_s, failure_s = (
+        run.checkpoint_interval_s,
+        run.checkpoint_write_s,
+        run.failure_interval_s,
+    )
+    if every_s is None or write_s is None or failure_s is None or run.checkpoint_levels is not None:
+        return ""
+    least = ""
+    if run.checkpoint_in_background:
+        if launched_s is not None and launched_s < write_s * (1.0 - ROUNDING):
+            return (
+                f"a write takes {format_s(write_s)} and must end before the next save begins: they"
+                f" are priced {format_s(every_s)} apart, not {format_s(launched_s)}; until then"
+                " copies wait in host memory, or training does"
+            )
+        least = f", no less than {format_s(write_s)} apart, as one must end before the next begins"
+    stall_s = run.checkpoint_stall_s or 0.0
+    busy = write_s / (every_s + stall_s)
+    if busy < QUESTIONED_RATIO:
+        return ""
+    daily = run.checkpoint_bytes * 86_400 / (every_s + stall_s)
+
+    def trains(interval_s: float) -> float:
+        return interval_s / math.expm1(min((interval_s + stall_s) / failure_s, 700.0))
+
+    least_share = trains(every_s) * (1.0 - WORTH_ASKING / max(run.effective_time_ratio, 1e-9))
+    rare = [times for times in LONGER if trains(times * every_s) >= least_share]
+    instead = ""
+    if rare:
+        instead = (
+            f"; every {format_s(rare[-1] * every_s)} would cost no more than"
+            f" {format_ratio(WORTH_ASKING)} of the time, if any"
+        )
+    return (
+        f"{format_bytes(run.checkpoint_bytes)} every {format_s(every_s)} are"
+        f" {format_bytes(int(daily))} a day and keep their storage busy {format_ratio(busy)} of the"
+        f" time{least}{instead}"
+    )
 
 
 def _is_chosen(one: PolicyRatio, levels: CheckpointLevels) -> bool:

@@ -7,15 +7,13 @@
     parameters     shards of ZeRO 3, as they are stored
     activations    what is saved for backward, of all micro-batches in flight
 
-A node holds consecutive ranks. Letters: P devices of a pipeline, C columns, M mixtures of stages
-that nodes hold.
+A node holds consecutive ranks. Letters: P devices of a pipeline, C columns.
 Not covered: staging buffers of an engine, DeepSpeed's of one layer or bucket; pinned blocks that
 PyTorch rounds up to powers of two.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -30,12 +28,6 @@ from tuner.costs.train.shapes import Hardware, ModelShape, Stages
 
 GRADIENT_BYTES: Final = 4.0
 """Of a parameter whose optimizer is on the host, besides the optimizer's state."""
-
-
-def offloads_any(strategies: Strategies) -> bool:
-    """Whether a column keeps anything on hosts."""
-    s = strategies
-    return any(map(is_any, (s.optimizer_offload, s.activation_offload, s.parameter_offload)))
 
 
 def pipeline_inside(rank_order: str) -> bool:
@@ -65,6 +57,8 @@ def offloaded_bytes(
         inside_C: whether neighbouring ranks are a pipeline's, and data parallelism is outside.
     """
     s = strategies
+    if not any(map(is_any, (s.optimizer_offload, s.activation_offload, s.parameter_offload))):
+        return {}
     kept = replace(s, optimizer_offload=0.0, activation_offload=0.0, parameter_offload=0.0)
     moments = np.where(np.greater(s.moments_bytes, 0.0), s.moments_bytes, constants.moments_bytes)
     updated = replace(kept, moments_bytes=moments + GRADIENT_BYTES)
@@ -78,29 +72,15 @@ def offloaded_bytes(
         "parameters": whole.weights_PC - now.weights_PC,
         "activations": whole.activations_PC - now.activations_PC,
     }
-    world, pipeline = int(np.max(s.world)), int(np.max(s.pipeline))
-    return {
-        name: _of_node(bytes_PC[:pipeline], world, inner_C, devices_per_node)
-        for name, bytes_PC in parts.items()
-    }
+    pipeline, devices = int(np.max(s.pipeline)), min(devices_per_node, int(np.max(s.world)))
+    return {what: _of_node(grid[:pipeline], inner_C, devices) for what, grid in parts.items()}
 
 
-def _of_node(bytes_PC: Floats, world: int, inner_C: Ints, devices_per_node: int) -> Floats:
-    """Bytes of the node that holds most of each column."""
+def _of_node(bytes_PC: Floats, inner_C: Ints, devices: int) -> Floats:
+    """Bytes of the node of most bytes: of as many neighbouring stages as its devices reach."""
     most_C = np.zeros(bytes_PC.shape[1])
-    for size in np.unique(inner_C):
-        counts_MP = _stages_of_nodes(world, len(bytes_PC), int(size), devices_per_node)
-        chosen = inner_C == size
-        most_C[chosen] = (counts_MP @ bytes_PC[:, chosen]).max(axis=0)
+    for inner in np.unique(inner_C):
+        stages, same = min(len(bytes_PC), max(1, devices // int(inner))), inner_C == inner
+        windows = np.lib.stride_tricks.sliding_window_view(bytes_PC[:, same], stages, axis=0)
+        most_C[same] = windows.sum(axis=-1).max(axis=0) * devices / stages
     return most_C
-
-
-@lru_cache(maxsize=256)
-def _stages_of_nodes(world: int, pipeline: int, inner: int, devices_per_node: int) -> Floats:
-    """Count the devices of each stage on a node, for every different node."""
-    ranks = np.arange(world)
-    stage, node = ranks // inner % pipeline, ranks // devices_per_node
-    counts = np.zeros((int(node[-1]) + 1, pipeline))
-    np.add.at(counts, (node, stage), 1.0)
-    different: Floats = np.unique(counts, axis=0)
-    return different

@@ -60,11 +60,6 @@ class PricedPool:
         stated = self.pool.memory_per_device or measured or self.sheet.memory_bytes
         return stated * self.pool.usable_memory_ratio
 
-    @property
-    def host_limit_bytes(self) -> float | None:
-        """What a plan may use of a node's memory beside the devices'; None: not known."""
-        return self.pool.host_limit_bytes(None if self.measured is None else self.measured.profile)
-
 
 def price_pool(
     pool: Pool, *, residuals: Residuals | None, measured: MeasuredProfile | None = None
@@ -135,7 +130,9 @@ def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
         num_devices=planned_devices(spec, priced_pool.pool),
         memory_limit_bytes=priced_pool.memory_limit_bytes,
         usable_memory_ratio=priced_pool.pool.usable_memory_ratio,
-        host_limit_bytes=priced_pool.host_limit_bytes,
+        host_limit_bytes=priced_pool.pool.host_limit_bytes(
+            None if priced_pool.measured is None else priced_pool.measured.profile
+        ),
         devices_per_node=priced_pool.pool.devices_per_node,
         sequence_length=spec.goal.sequence_length,
         global_batch_size=spec.goal.global_batch_size,

@@ -12,9 +12,9 @@ import numpy as np
 
 from profilers.records import Profile
 from tuner.config.columns import Strategies
-from tuner.config.host_memory import STATED_AS, HostMemory, host_memory
+from tuner.config.host_memory import COPIES, STATED_AS, HostMemory, host_memory
 from tuner.config.train import TrainDecision
-from tuner.costs.train.host_memory import offloaded_bytes, offloads_any, pipeline_inside
+from tuner.costs.train.host_memory import offloaded_bytes, pipeline_inside
 from tuner.costs.train.shapes import number, single
 from tuner.engines.capabilities import (
     background_checkpoint_obstacle,
@@ -188,20 +188,18 @@ class PlanFormatter:
 
     def _host_memory(self, detail: Detail, copies: float) -> HostMemory | None:
         """Count what a decision and its checkpoints take of a node's memory."""
-        problem, parts = self.search.problem, dict[str, float]()
-        if offloads_any(detail.strategies) and detail.piece is not None:
-            offloaded = offloaded_bytes(
-                problem.shape,
-                detail.strategies,
-                problem.hardware,
-                detail.stages,
-                constants=problem.memory_constants,
-                devices_per_node=problem.devices_per_node,
-                inside_C=np.array([pipeline_inside("-".join(detail.piece.order))]),
-            )
-            parts = {what: float(size_C[0]) for what, size_C in offloaded.items()}
-        parts["copies of checkpoints"] = copies
-        return host_memory(parts, limit_bytes=problem.host_limit_bytes)
+        problem, piece = self.search.problem, detail.piece
+        offloaded = offloaded_bytes(
+            problem.shape,
+            detail.strategies,
+            problem.hardware,
+            detail.stages,
+            constants=problem.memory_constants,
+            devices_per_node=problem.devices_per_node,
+            inside_C=np.array([piece is not None and pipeline_inside("-".join(piece.order))]),
+        )
+        parts = {what: float(size_C[0]) for what, size_C in offloaded.items()}
+        return host_memory({**parts, COPIES: copies}, limit_bytes=problem.host_limit_bytes)
 
     def risk(self, detail: Detail) -> MemoryForecast:
         """Forecast the memory risk of one decision."""
