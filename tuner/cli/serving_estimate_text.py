@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tuner.cli.serve_text import group_text, latency_text
-from tuner.cli.text import columns, labelled, shortened
+from tuner.cli.text import columns, host_lines, labelled, shortened
 from tuner.config.serve_words import target_words
 from tuner.estimate.serving.records import ServingChange, ServingEstimate, ServingLoad
 from tuner.units import format_bytes, format_number, format_ratio, format_s
@@ -97,6 +97,8 @@ def _memory(estimate: ServingEstimate) -> Iterator[str]:
         f"KV cache       {estimate.kv_tokens:,} tokens an instance"
         f"{logged if estimate.logged_kv_tokens else ''}"
     )
+    if estimate.host_memory is not None and estimate.host_memory.fits:
+        yield from host_lines(estimate.host_memory)
     if not estimate.fits:
         yield from labelled("DOES NOT FIT", estimate.misfit)
 

@@ -103,6 +103,10 @@ class ServingLaunch:
     weight_bits: tuple[int, ...] = ()
     """Bits of expert weights by the command's quantization method; empty: any."""
     kv_cache_dtype: str = "bf16"
+    host_bytes: Mapping[str, float] = field(default_factory=dict)
+    """What the command takes of host memory, bytes a device, by the flag that asks for it."""
+    host_cache_ratio: float = 0.0
+    """Bytes of a KV cache on the host over those of the device's."""
     flags: SortedFlags = field(default=SortedFlags())
     """The flags, by their effect on the prediction."""
     notes: tuple[str, ...] = field(default=())

@@ -355,6 +355,28 @@ def size_bytes(flags: Flags, name: str) -> int | None:
     return _scaled(flags, name, unit="bytes", example=2**33, most=MOST_BYTES)
 
 
+def host_sizes(flags: Flags, unit_bytes: Mapping[str, float]) -> dict[str, float]:
+    """Return what flags take of host memory a device, in bytes, by the flag as typed.
+
+    Args:
+        flags: of the launch.
+        unit_bytes: bytes a device for each unit of a flag, by its name.
+
+    Raises:
+        SpecError: one holds no number, or one below zero.
+    """
+    sizes = {}
+    for name, unit in unit_bytes.items():
+        number = flags.real(name)
+        if number is not None and not 0.0 <= number * unit <= MOST_BYTES:
+            raise SpecError(
+                f"{flags.source}: --{name} {flags.word(name)} is outside 0..{MOST_BYTES / unit:g}"
+            )
+        if number:
+            sizes[flags.said(name)] = number * unit
+    return sizes
+
+
 def _scaled(flags: Flags, name: str, *, unit: str, example: int, most: int) -> int | None:
     """Read a whole number as vLLM does: small letters count by 1000, capital ones by 1024."""
     word = flags.word(name)

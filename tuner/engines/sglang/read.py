@@ -30,7 +30,7 @@ from tuner.engines.reading.serve_split import (
     memory_share,
     pipeline_stages,
 )
-from tuner.engines.reading.serve_words import ServerFlags, sorted_flags, tokens
+from tuner.engines.reading.serve_words import ServerFlags, host_sizes, sorted_flags, tokens
 from tuner.engines.reading.weight_methods import weight_method
 from tuner.engines.sglang.capabilities import SGLANG_0_5_23, STATE_SLOTS, TRAITS
 from tuner.errors import SpecError
@@ -87,6 +87,7 @@ SERVER: Final = ServerFlags(
             "enable-dp-lm-head",
             "enable-ep-moe",
             "enable-eplb",
+            "enable-hierarchical-cache",
             "enable-metrics",
             "enable-mixed-chunk",
             "enable-pdmux",
@@ -136,6 +137,7 @@ SERVER: Final = ServerFlags(
         {
             "attention-backend",
             "cpu-offload-gb",
+            *("enable-hierarchical-cache", "hicache-ratio", "hicache-size"),
             "disable-overlap-schedule",
             "enable-ep-moe",
             "enable-mixed-chunk",
@@ -261,6 +263,8 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         draft_method=_draft_method(flags, around),
         has_prefix_cache=not flags.is_on("disable-radix-cache"),
         memory_ratio=memory_share(flags, "mem-fraction-static"),
+        host_bytes=host_sizes(flags, {"hicache-size": 1e9, "cpu-offload-gb": GIB}),
+        host_cache_ratio=_host_cache_ratio(flags),
         most_cached_tokens=tokens(flags, "max-total-tokens"),
         state_ratio=_state_ratio(flags, around),
         max_model_len=length,
@@ -276,6 +280,14 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             *(_state_notes(flags, kept=kept) if around.model.linear is not None else ()),
         ),
     )
+
+
+def _host_cache_ratio(flags: Flags) -> float:
+    """Return the host's pool over the device's (arg_groups/hicache_hook.py), unless it is sized."""
+    if not flags.is_on("enable-hierarchical-cache") or flags.real("hicache-size"):
+        return 0.0
+    ratio = flags.real("hicache-ratio")
+    return _HICACHE_RATIO if ratio is None else max(0.0, ratio)
 
 
 def _kept_states(flags: Flags, *, data: int) -> int | None:
@@ -483,6 +495,7 @@ def _copied(flags: Flags) -> list[str]:
     ]
 
 
+_HICACHE_RATIO: Final = 2.0
 _STATE_RATIO: Final = 0.9
 """The default of `--mamba-full-memory-ratio` (SGLang's srt/server_args.py)."""
 _MOST_STATE_RATIO: Final = 1000

@@ -31,7 +31,7 @@ from tuner.engines.reading.serve_split import (
     memory_share,
     pipeline_stages,
 )
-from tuner.engines.reading.serve_words import ServerFlags, sorted_flags, tokens
+from tuner.engines.reading.serve_words import ServerFlags, host_sizes, sorted_flags, tokens
 from tuner.engines.trtllm.capabilities import TRAITS, TRTLLM_1_3
 from tuner.errors import SpecError
 from tuner.search.serve.demand import MOST_RUNNING
@@ -45,6 +45,7 @@ BALANCERS: Final = ("moe-config.load-balancer",)
 _TENSOR: Final = "tensor-parallel-size"
 _SLOTS: Final = "moe-config.load-balancer.num-slots"
 _MEMORY: Final = "kv-cache-config.free-gpu-memory-fraction"
+_HOST_CACHE: Final = "kv-cache-config.host-cache-size"
 _GRAPHS: Final = "cuda-graph-config"
 _DRAFTS: Final = "speculative-config.max-draft-len"
 _METHOD: Final = "speculative-config.decoding-type"
@@ -100,6 +101,7 @@ SERVER: Final = ServerFlags(
     ),
     unpriced=frozenset(
         {
+            _HOST_CACHE,
             "moe-config.backend",
             "moe-config.load-balancer.layer-updates-per-iter",
             "stream-interval",
@@ -177,6 +179,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             graph_sequences=_captured(flags),
             redundant_experts=redundant,
         ),
+        host_bytes=host_sizes(flags, {_HOST_CACHE: 1.0}),
         draft_method=_METHODS.get(flags.word(_METHOD) or "", DraftMethod.MTP),
         memory_ratio=memory_share(flags, _MEMORY),
         max_model_len=length,

@@ -28,6 +28,7 @@ from tuner.engines.reading.serve_split import (
 )
 from tuner.engines.reading.serve_words import (
     ServerFlags,
+    host_sizes,
     json_object,
     size_bytes,
     sorted_flags,
@@ -131,6 +132,7 @@ SERVER: Final = ServerFlags(
             "async-scheduling",
             "compilation-config",
             "cpu-offload-gb",
+            *("kv-offloading-backend", "kv-offloading-size", "swap-space"),
             "decode-context-parallel-size",
             "prefill-context-parallel-size",
             "dbo-decode-token-threshold",
@@ -297,6 +299,17 @@ def read(typed: Flags, around: Surroundings) -> ServingLaunch:
         has_prefix_cache=_is_on(flags, "prefix-caching", default=True),
         memory_ratio=memory_share(flags, "gpu-memory-utilization"),
         cache_bytes=size_bytes(flags, "kv-cache-memory-bytes"),
+        # Of all tensor and pipeline ranks together (config/vllm.py); LMCache's server has its own.
+        host_bytes=host_sizes(
+            flags,
+            {
+                "kv-offloading-size": 0.0
+                if flags.word("kv-offloading-backend") == "lmcache"
+                else GIB / (tensor * stages),
+                "cpu-offload-gb": GIB,
+                "swap-space": GIB,
+            },
+        ),
         max_model_len=length,
         shortens_length=shortens,
         is_text_only=flags.is_on("language-model-only"),

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from tuner.config.host_memory import HostMemory, host_memory
 from tuner.config.serve import Role
 from tuner.costs.serve.bands import LatencyBand
 from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
@@ -25,7 +26,7 @@ from tuner.estimate.serving.instance import (
     to_plan_instances,
     with_goal,
 )
-from tuner.estimate.serving.records import ServingEstimate, ServingLoad
+from tuner.estimate.serving.records import ServingEstimate, ServingLoad, ServingMemory
 from tuner.plans.serve import Latency
 from tuner.search.serve.demand import MOST_RUNNING
 from tuner.search.serve.options import Option, ServingPool
@@ -101,7 +102,10 @@ def estimate_serving(
     if option.role is not Role.AGGREGATED:
         own = InstanceGroup(option=option, count=inputs.instances)
         inputs = replace(inputs, beside=_stated_half(inputs) or other_half(inputs, own))
+    memory = device_memory(inputs, option, launch.setting)
+    host = _host_memory(launch, serving_pool.pool, memory, instances=instances)
     misfit = misfit_reason(inputs, option, launch.setting)
+    misfit = misfit or ("" if host is None or host.fits else f"host memory: {host.words}")
     has_room = not misfit
     load = simulate_load(inputs, option) if has_room else None
     changes = price_changes(inputs, load)
@@ -125,7 +129,8 @@ def estimate_serving(
         has_slo=inputs.goal.slo.is_stated,
         ttft_s_band=_band(load.ttft_s if load else None, around.ttft),
         tpot_s_band=_band(load.tpot_s if load else None, around.tpot),
-        memory=device_memory(inputs, option, launch.setting),
+        memory=memory,
+        host_memory=host,
         kv_tokens=int(max(option.kv_tokens, 0.0) * option.degrees.attention_data),
         longest_tokens=inputs.longest_tokens,
         logged_kv_tokens=logged_tokens(inputs, option, launch.setting),
@@ -175,6 +180,16 @@ def surroundings(spec: ServeSpec, pool: Pool) -> Surroundings:
     if own is None:
         return Surroundings(model=spec.model, pool=pool)
     return Surroundings(model=spec.model, pool=pool, memory_bytes=float(own))
+
+
+def _host_memory(
+    launch: ServingLaunch, pool: Pool, memory: ServingMemory, *, instances: int
+) -> HostMemory | None:
+    """Count what a launch takes of a node's memory, with as many of its devices as fit there."""
+    devices = min(pool.devices_per_node, _devices(launch) * instances)
+    parts = {what: size * devices for what, size in launch.host_bytes.items()}
+    parts["KV cache on hosts"] = launch.host_cache_ratio * memory.cache_bytes * devices
+    return host_memory(parts, limit_bytes=pool.host_limit_bytes(None))
 
 
 def _check_instances(launch: ServingLaunch, pool: Pool, *, instances: int) -> None:

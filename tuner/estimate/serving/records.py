@@ -6,6 +6,7 @@ from pydantic import Field
 
 from profilers.records import Record
 from profilers.steps.config import Count, Size
+from tuner.config.host_memory import HostMemory
 from tuner.config.serve import Instances
 from tuner.plans.serve import Band, Latency
 
@@ -99,6 +100,8 @@ class ServingEstimate(Record):
     is_new_pair: bool = False
     """No calibration row shares the model and the engine: the bands are those of pairs left out."""
     memory: ServingMemory
+    host_memory: HostMemory | None = None
+    """Memory of a node beside the devices'; absent where the launch states none."""
     kv_tokens: Size
     """KV cache tokens of one instance."""
     longest_tokens: Size
