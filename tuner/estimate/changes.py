@@ -86,9 +86,7 @@ class _Search:
         if float(one.peak_bytes_P.max()) > self.setup.memory_limit_bytes:
             return False
         limit = self.setup.host_limit_bytes
-        if limit is None:
-            return True
-        return sum(host_parts(one.configuration, self.setup).values()) + self.host_copies <= limit
+        return limit is None or one.host_bytes + self.host_copies <= limit
 
     def is_legal(self, one: Configuration) -> bool:
         """Say whether the engine and the user allow a configuration."""
@@ -303,7 +301,7 @@ def _words(search: _Search, change: KnobChange, after: Configuration) -> str:
     """Name a change; one that moves the optimizer with what it takes of every node."""
     if change.knob != OFFLOAD:
         return change.what
-    on_node = sum(host_parts(after, search.setup).values())
+    on_node = sum(float(size_C[0]) for size_C in host_parts((after,), search.setup).values())
     return f"{change.what} ({format_bytes(on_node)} a node)"
 
 

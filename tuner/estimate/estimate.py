@@ -112,7 +112,10 @@ def estimate(
         launch, priced, setup, limits=spec.search, ratios=ratios, host_copies=copies
     )
     host = host_memory(
-        {**host_parts(configuration, setup), COPIES: copies},
+        {
+            **{what: float(size[0]) for what, size in host_parts((configuration,), setup).items()},
+            COPIES: copies,
+        },
         limit_bytes=setup.host_limit_bytes,
     )
     tokens = configuration.global_batch * configuration.sequence

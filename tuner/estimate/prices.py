@@ -167,6 +167,8 @@ class PricedConfiguration:
     """One column."""
     memory: MemoryPrice
     """One column, as many ranks as the pipeline has."""
+    host_bytes: float = 0.0
+    """Offloaded to a node's memory; 0 where nobody knows what that is."""
 
     @property
     def step_s(self) -> float:
@@ -249,11 +251,15 @@ def _price_uniform(
     memory = price_memory(
         shape, strategies, hardware, stages, constants=_memory_constants(uniform[0], setup)
     )
+    host_C = np.zeros(len(uniform))
+    if setup.host_limit_bytes is not None:
+        host_C = host_C + sum(host_parts(uniform, setup).values())
     return [
         PricedConfiguration(
             configuration=one,
             step=_repeated(_column(step, index), one.rounds),
             memory=_column(memory, index),
+            host_bytes=float(host_C[index]),
         )
         for index, one in enumerate(uniform)
     ]
@@ -270,18 +276,20 @@ def uneven_load_bytes(one: Configuration, setup: PricingSetup) -> npt.NDArray[np
     )[: one.pipeline]
 
 
-def host_parts(one: Configuration, setup: PricingSetup) -> Mapping[str, float]:
-    """Bytes of a node's memory by what a configuration offloads there."""
-    parts = offloaded_bytes(
+def host_parts(
+    uniform: Sequence[Configuration], setup: PricingSetup
+) -> Mapping[str, npt.NDArray[np.float64]]:
+    """Bytes of a node's memory by what each configuration offloads there."""
+    one = uniform[0]
+    return offloaded_bytes(
         model_shape(one, setup),
-        stacked([to_strategies(one, setup)]),
+        stacked([to_strategies(each, setup) for each in uniform]),
         setup.hardware(PRECISION_OF[one.priced_precision]),
-        stages_of_layouts(setup.model, [_layout(one)]),
+        stages_of_layouts(setup.model, [_layout(each) for each in uniform]),
         constants=_memory_constants(one, setup),
         devices_per_node=setup.pool.devices_per_node,
-        inside_C=np.array([pipeline_inside(one.rank_order)]),
+        inside_C=np.array([pipeline_inside(each.rank_order) for each in uniform]),
     )
-    return {what: float(size_C[0]) for what, size_C in parts.items()}
 
 
 def prices_and_hardware(

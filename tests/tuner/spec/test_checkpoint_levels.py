@@ -116,3 +116,18 @@ def test_a_log_parts_what_takes_a_machine_from_software(
         assert stated.process_mtbf == pytest.approx(4000 * HOUR / 6)
     with pytest.raises(SpecError, match="leave out device_mtbf, node_mtbf, nodes_lost and process"):
         _read(tiny_spec(), {"log": stated_log, "process_mtbf": "10h"})
+
+
+def test_memory_of_copies_may_not_exceed_what_the_host_leaves(
+    tiny_spec: Callable[..., Path],
+) -> None:
+    file = tiny_spec()
+    spec = yaml.safe_load(file.read_text())
+    spec["cluster"]["pools"][0]["host"] = {"memory": "512GiB", "reserve": "64GiB"}
+    file.write_text(yaml.safe_dump(spec))
+    stated = {"device_mtbf": "50000h", "checkpoint": {"levels": "auto", "host_memory": "448GiB"}}
+    assert _read(file, stated).checkpoint.host_memory == 448 * 2**30
+    stated["checkpoint"] = {"levels": "auto", "host_memory": "449GiB"}
+    with pytest.raises(SpecError, match="host_memory 449 GiB is more than the 448 GiB that") as why:
+        _read(file, stated)
+    assert "host leaves, which is its name now; leave host_memory out" in str(why.value)

@@ -80,3 +80,21 @@ def test_a_domain_that_is_not_stated_is_that_of_the_devices_servers_or_racks() -
         assert Pool.model_validate({**stated, "scale_up_domain": each}).domain == each
     unknown = Pool(name="a", device="tomorrow-1", nodes=2, devices_per_node=4)
     assert unknown.domain == 4
+
+
+def test_memory_of_a_host_is_stated_with_what_no_job_may_take() -> None:
+    own = {"name": "a", "devices_per_node": 8, "device": "h100-sxm"}
+    pool = Pool.model_validate(own | {"host": {"memory": "2TB", "reserve": "64GB"}})
+    assert pool.host_limit_bytes(None) == 2e12 - 64e9
+    assert Pool.model_validate_json(pool.model_dump_json()) == pool
+    assert Pool.model_validate(own | {"host": {"memory": "2TB"}}).host_limit_bytes(None) == 2e12
+    # Not known where neither says it, and not in files of before it could be stated.
+    assert Pool.model_validate(own).host_limit_bytes(None) is None
+    assert "host" not in Pool.model_validate(own).model_dump()
+    for host, said in (
+        ({"memory": "64GB", "reserve": "64GB"}, "leaves nothing of memory"),
+        ({"reserve": "64GB"}, "memory"),
+        ({"memory": "64GB", "swap": "1GB"}, "swap"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            Pool.model_validate(own | {"host": host})

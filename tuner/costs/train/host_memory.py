@@ -45,7 +45,7 @@ def offloaded_bytes(
     devices_per_node: int,
     inside_C: npt.NDArray[np.bool_],
 ) -> Mapping[str, Floats]:
-    """Bytes of a node's memory by what is offloaded there, of columns of one pipeline size.
+    """Bytes of a node's memory by what is offloaded there, of every column.
 
     Args:
         model: that is trained.
@@ -72,15 +72,19 @@ def offloaded_bytes(
         "parameters": whole.weights_PC - now.weights_PC,
         "activations": whole.activations_PC - now.activations_PC,
     }
-    pipeline, devices = int(np.max(s.pipeline)), min(devices_per_node, int(np.max(s.world)))
-    return {what: _of_node(grid[:pipeline], inner_C, devices) for what, grid in parts.items()}
+    pipeline_C = np.broadcast_to(np.asarray(s.pipeline, dtype=np.float64), inner_C.shape)
+    devices = min(devices_per_node, int(np.max(s.world)))
+    return {what: _of_node(grid, pipeline_C, inner_C, devices) for what, grid in parts.items()}
 
 
-def _of_node(bytes_PC: Floats, inner_C: Ints, devices: int) -> Floats:
+def _of_node(bytes_PC: Floats, pipeline_C: Floats, inner_C: Ints, devices: int) -> Floats:
     """Bytes of the node of most bytes: of as many neighbouring stages as its devices reach."""
-    most_C = np.zeros(bytes_PC.shape[1])
-    for inner in np.unique(inner_C):
-        stages, same = min(len(bytes_PC), max(1, devices // int(inner))), inner_C == inner
-        windows = np.lib.stride_tricks.sliding_window_view(bytes_PC[:, same], stages, axis=0)
+    most_C = np.zeros(len(inner_C))
+    bytes_PC = np.broadcast_to(bytes_PC, (len(bytes_PC), len(inner_C)))
+    for pipeline, inner in np.unique(np.stack((pipeline_C, inner_C)), axis=1).T.astype(int):
+        same = (pipeline_C == pipeline) & (inner_C == inner)
+        stages = min(pipeline, max(1, devices // inner))
+        of_ranks = bytes_PC[:pipeline, same]
+        windows = np.lib.stride_tricks.sliding_window_view(of_ranks, stages, axis=0)
         most_C[same] = windows.sum(axis=-1).max(axis=0) * devices / stages
     return most_C

@@ -1,0 +1,113 @@
+"""Plans that offload, on hosts whose memory is stated or not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.printed import unwrapped
+from tests.tuner.search.train.test_host_checkpoints import NOTHING, OLMOE, spec_with
+from tuner.cli.plan_text import plan_text
+from tuner.config.host_memory import RENAMED
+from tuner.costs.train.calibration import shipped
+from tuner.errors import SpecError
+from tuner.goals.train_notes import analytic_notes
+from tuner.plans.train import Plan
+from tuner.search.reasons import HOST_LIMIT
+from tuner.search.settings import SearchSettings
+from tuner.search.train.build_problem import price_pool
+from tuner.search.train.plan_train import make_analytic_plan
+from tuner.spec.cluster import Cluster, Host
+from tuner.spec.goal import Checkpoint
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.search import Search
+from tuner.spec.spec import Spec
+
+PARAMETERS = 6.92e9
+GIB = 2**30
+FEW = {
+    "tensor_model_parallel_size": (1,),
+    "context_parallel_size": (1,),
+    "expert_model_parallel_size": (8,),
+    "micro_batch_size": (1,),
+    "activation_offload": (False,),
+}
+
+
+def spec_on(host: Host | None, *, checkpoint: Checkpoint | None = None, **search: Any) -> Spec:
+    """OLMoE on two H100 servers with hosts of some memory."""
+    spec = spec_with(checkpoint or Checkpoint())
+    model = {"model": read_model(OLMOE), "model_path": OLMOE}
+    pool = spec.cluster.pools[0].model_copy(update={"host": host})
+    limits = Search(**(FEW | search))
+    return spec.model_copy(
+        update={**model, "cluster": Cluster(pools=(pool,)), "search": limits, "failures": None}
+    )
+
+
+def planned(spec: Spec) -> Plan:
+    return make_analytic_plan(
+        spec,
+        price_pool(spec.cluster.pools[0], residuals=shipped()),
+        settings=SearchSettings(time_limit_s=20.0, top=2),
+        provenance=NOTHING,
+        with_unlaunchable=False,
+    )
+
+
+def test_an_offloaded_optimizer_is_counted_by_node_and_held_to_the_host() -> None:
+    offloading = {"optimizer_offload": (True,)}
+    unknown = planned(spec_on(None, **offloading))
+    assert unknown.predicted is not None
+    host = unknown.predicted.host_memory
+    assert host is not None
+    # 16 bytes a parameter over two nodes, the head of another size than the layers.
+    (needed,) = host.parts.values()
+    assert needed == pytest.approx(16 * PARAMETERS / 2, rel=0.15)
+    text = unwrapped(plan_text(unknown, folder=Path("plan")))
+    assert "not checked: state cluster.pools[].host: {memory, reserve}" in text
+    enough = planned(spec_on(Host(memory=2 * needed + 1, reserve=needed), **offloading))
+    assert enough.decision == unknown.decision
+    assert enough.predicted is not None
+    assert enough.predicted.host_memory is not None
+    assert enough.predicted.host_memory.limit_bytes == needed + 1
+    assert "that may be used" in unwrapped(plan_text(enough, folder=Path("plan")))
+
+
+def test_a_host_with_too_little_memory_is_named_with_what_would_do() -> None:
+    less = planned(spec_on(Host(memory=32 * GIB), optimizer_offload=(True,)))
+    assert less.decision is None
+    assert HOST_LIMIT in less.binding_constraint
+    offer = next(one for one in less.relaxations if one.limit == HOST_LIMIT)
+    assert "of a node's memory instead of 32.0 GiB: cluster.pools[].host" in offer.change
+    assert offer.decision is not None
+    assert offer.decision.optimizer_offload
+    # Left open, the plan keeps the optimizer on the devices.
+    both = planned(spec_on(Host(memory=32 * GIB), optimizer_offload=(True, False)))
+    assert both.decision is not None
+    assert not both.decision.optimizer_offload
+
+
+def test_copies_of_checkpoints_count_and_have_room_or_are_not_made() -> None:
+    # 14 bytes a parameter over two nodes wait in memory for a write in the background.
+    saving = Checkpoint(asynchronous=True, bandwidth=1e9)
+    plan = planned(spec_on(None, checkpoint=saving))
+    assert plan.predicted is not None
+    assert plan.predicted.host_memory is not None
+    (copies,) = plan.predicted.host_memory.parts.values()
+    assert copies == pytest.approx(14 * PARAMETERS / 2, rel=0.01)
+    small = Host(memory=copies - 1)
+    with pytest.raises(SpecError, match="a node has no memory for copies") as why:
+        planned(spec_on(small, checkpoint=saving))
+    assert "copies of checkpoints" in str(why.value)
+    waiting = planned(spec_on(small, checkpoint=Checkpoint(asynchronous="auto", bandwidth=1e9)))
+    assert waiting.predicted is not None
+    assert waiting.predicted.run is not None
+    assert waiting.predicted.run.checkpoint_in_background is False
+    assert waiting.predicted.host_memory is None
+
+
+def test_the_older_name_tells_the_newer_one() -> None:
+    older = spec_on(None, checkpoint=Checkpoint(levels="auto", host_memory=512 * GIB))
+    assert RENAMED in analytic_notes(older, {}, calibrated=True)
+    assert RENAMED not in analytic_notes(spec_on(None), {}, calibrated=True)
