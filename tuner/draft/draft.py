@@ -169,6 +169,7 @@ def cluster_lines(values: FieldValues) -> Iterator[str]:
     yield f"      devices_per_node: {each}"
     yield "      # nic: 400Gbit/s              # of one network card; absent: the datasheet's"
     yield "      # price_per_device_hour: 3.5"
+    yield "      # host: {memory: 2TB, reserve: 64GB}  # of one machine; bounds offloading"
     yield "  # currency: USD                  # of the prices"
 
 

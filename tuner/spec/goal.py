@@ -129,9 +129,9 @@ class Checkpoint(Record):
     """Other machines that hold a copy of a machine's, from which a lost one is restored; `auto`:
     optimised."""
     host_memory: Bytes | None = None
-    """Memory of a machine that copies may take; absent: half of what the profile measured, the size
-    of a memory file system unless it is mounted with another one, otherwise without limit, and the
-    plan says what they take."""
+    """Older name of `cluster.pools[].host`, for copies alone: memory of a machine that they may
+    take. With neither: half of what the profile measured, the size of a memory file system unless
+    it is mounted with another one, otherwise without limit, and the plan says what they take."""
 
     @model_serializer(mode="wrap")
     def _stated(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

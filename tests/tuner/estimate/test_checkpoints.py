@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.printed import unwrapped
 from tuner.cli.estimate_text import estimate_text
 from tuner.engines.deepspeed import read as deepspeed
 from tuner.engines.megatron_bridge import read as bridge
@@ -415,3 +416,29 @@ def test_sharded_launches_save_in_the_background_where_their_release_can(
         change = checkpoints_of(estimate(spec, launch)).change
         assert change is not None
         assert any("--async-save" in line for line in change.lines) == is_told, (sharding, emit)
+
+
+def test_time_lost_to_waiting_for_a_node_is_said_of_spares(spec_of: MakeSpec) -> None:
+    # A node of 64 devices fails every 5e6 / 64 s and is away for a fifth of that: without a spare
+    # a sixth of the time is spent waiting, and B(2, 0.2) = 0.0164, B(3, 0.2) = 0.0011 with more.
+    repair = 0.2 * 5e6 / 64
+    waiting = FAILING.model_copy(update={"repair": repair})
+    spec = spec_of("mixtral-8x7b", nodes=8)
+    spec = spec.model_copy(update={"goal": spec.goal.model_copy(update={"reliability": waiting})})
+    text = saving_as((LAUNCHES / "mixtral.sh").read_text(), IN_BACKGROUND)
+    result = estimate(spec, megatron.read(text.replace("4000", "400"), source="mixtral.sh"))
+    own = checkpoints_of(result)
+    assert own.run is not None
+    assert own.run.time_ratios["waiting"] == pytest.approx(1 / 6, rel=1e-6)
+    assert own.more_spare_nodes == 2
+    spared = own.run.effective_time_ratio / (1 - 1 / 6) * (1 - 0.00109)
+    assert own.spared_time_ratio == pytest.approx(spared, rel=1e-3)
+    said = unwrapped(estimate_text(result))
+    assert "16.7 % of the time waits for a replacement of a node" in said
+    assert "with 2 more spare nodes (goal.reliability.spare_nodes)" in said
+    assert "of the time advances training" not in said.split("spares ")[0].split("checkpoints ")[-1]
+    # Where nodes are back at once nothing waits.
+    assert (
+        checkpoints_of(estimate(failing(spec), megatron.read(text, source="m.sh"))).more_spare_nodes
+        == 0
+    )

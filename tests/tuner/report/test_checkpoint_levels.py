@@ -5,7 +5,7 @@ from typing import Any
 from tests.tuner.engines.test_checkpoints import RUN
 from tuner.faults.levels import Level
 from tuner.faults.run_shares import CheckpointLevels, PolicyRatio
-from tuner.report.checkpoint_levels import level_notes, levels_sentence
+from tuner.report.checkpoint_levels import interval_question, level_notes, levels_sentence
 
 BOTH = (Level.HOST, Level.SHARED)
 COMPARED = (
@@ -71,3 +71,30 @@ def test_notes_compare_with_every_other_policy() -> None:
     first, *others = level_notes(RUN.model_copy(update={"checkpoint_levels": only}))
     assert first.startswith("checkpoints on shared storage alone let 90.00 %")
     assert others == ["not possible: no third node"]
+
+
+def test_checkpoints_that_keep_storage_busy_are_questioned() -> None:
+    # 1.3 TiB every 2.4 minutes at 40 GB/s: 36 s of every 144 are writing, 858e12 bytes a day.
+    size, every_s = int(1.43e12), 144.0
+    often = RUN.model_copy(
+        update={
+            "checkpoint_bytes": size,
+            "checkpoint_interval_s": every_s,
+            "checkpoint_stall_s": 0.1,
+            "checkpoint_write_s": size / 40e9,
+            "checkpoint_in_background": True,
+            "failure_interval_s": 88_000.0,
+        }
+    )
+    said = interval_question(often)
+    assert "1.30 TiB every 2.40 min are 780 TiB a day" in said
+    assert "storage busy 24.8 % of the time" in said
+    assert "no less than 35.8 s apart, as one must end before the next begins" in said
+    # Four times as long loses 216 s more to a failure in 88,000 s, 0.25 %, and 0.05 % less to stops.
+    assert "every 9.60 min would cost no more than 0.2 % of the time" in said
+    # Training that waits has no such floor; a write each half hour is no question.
+    waits = often.model_copy(update={"checkpoint_in_background": False})
+    assert "no less than" not in interval_question(waits)
+    assert interval_question(often.model_copy(update={"checkpoint_interval_s": 1800.0})) == ""
+    assert interval_question(RUN) == ""
+    assert "not 20.0 s" in interval_question(often, launched_s=20.0)
