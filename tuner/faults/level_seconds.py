@@ -80,11 +80,6 @@ def obstacle(jobs: Jobs, reliability: FailureModel, *, replicas: int, step_s: fl
     return ""
 
 
-def copied_bytes(jobs: Jobs) -> float:
-    """Bytes of a node's memory that one copy of a checkpoint takes before it is written."""
-    return _part_bytes(jobs)
-
-
 def host_bytes(jobs: Jobs, *, replicas: int, queued: int = 1) -> float:
     """Bytes that copies take of the memory of a node.
 
@@ -93,7 +88,7 @@ def host_bytes(jobs: Jobs, *, replicas: int, queued: int = 1) -> float:
         replicas: other nodes that hold a copy of a node's.
         queued: copies that processes hold at one time, as they are not written yet.
     """
-    return (FILES + queued) * (1 + replicas) * _part_bytes(jobs)
+    return (FILES + queued) * (1 + replicas) * copied_bytes(jobs)
 
 
 def memory_words(host: HostLevel) -> str:
@@ -121,7 +116,7 @@ def run_seconds(
     host, storage = reliability.host, reliability.storage
     assert host is not None
     copied_s, loaded_s = float(fresh_copy_s(jobs, storage)), float(read_s(jobs, storage))
-    sent_s = _part_bytes(jobs) / host.node_bytes_per_s
+    sent_s = copied_bytes(jobs) / host.node_bytes_per_s
     writer_bytes = float(jobs.checkpoint_bytes) / float(jobs.writers)
     written_s = writer_bytes / host.save_bytes_per_s
     back_s = writer_bytes / host.load_bytes_per_s + float(copy_s(jobs, storage))
@@ -147,5 +142,6 @@ def run_seconds(
     )
 
 
-def _part_bytes(jobs: Jobs) -> float:
+def copied_bytes(jobs: Jobs) -> float:
+    """Bytes of a node's memory that one copy of its part of a checkpoint takes."""
     return float(jobs.checkpoint_bytes) / min(float(jobs.nodes), float(jobs.writers))

@@ -274,7 +274,7 @@ def _offload_rules(problem: TrainProblem) -> Iterator[OptionRule]:
         axes=("zero_stage", "optimizer_offload"),
         is_broken=lambda facts, zero, on: on and zero not in target.optimizer_offload_zero_stages,
     )
-    nodes = problem.num_devices / problem.devices_per_node
+    nodes = max(1.0, problem.num_devices / problem.devices_per_node)
     limit, known = problem.host_limit_bytes, problem.memory_constants
     least = known.master_bytes + known.moments_bytes + GRADIENT_BYTES
     least *= 0.0 if problem.tuned.get("adapter_rank") else num_parameters(problem.model) / nodes

@@ -164,7 +164,15 @@ class PlanFormatter:
         problem = self.search.problem
         seconds = detail.step.by_cause(simulated_s=step_s)
         jobs, reliability = failure_model(self.spec, self.priced_pool, detail.strategies)
-        run = self._run(jobs, reliability, step_s=step_s)
+        pool = self.priced_pool.pool
+        run = forecast_run(
+            self.spec.goal,
+            jobs,
+            reliability,
+            step_s=step_s,
+            devices_per_node=pool.devices_per_node,
+            price_per_device_hour=pool.price_per_device_hour,
+        )
         return predict_step(
             problem,
             step_s=step_s,
@@ -340,19 +348,6 @@ class PlanFormatter:
                 cost_per_step=cost_of_step(self.search, index),
             )
             for index in pareto_front(self.search)[:MOST_PARETO]
-        )
-
-    def _run(
-        self, jobs: Jobs, reliability: FailureModel | None, *, step_s: float
-    ) -> RunForecast | None:
-        pool = self.priced_pool.pool
-        return forecast_run(
-            self.spec.goal,
-            jobs,
-            reliability,
-            step_s=step_s,
-            devices_per_node=pool.devices_per_node,
-            price_per_device_hour=pool.price_per_device_hour,
         )
 
 
