@@ -6,7 +6,7 @@ from tuner.cli.text import breakdown_text, columns, format_times, host_lines, la
 from tuner.config.train_words import MICRO_BATCH, degrees, knobs, stages_words
 from tuner.estimate.changes import MOST_KNOBS
 from tuner.estimate.records import Change, CheckpointRoom, Estimate, PipelineRankMemory
-from tuner.report.checkpoint_levels import interval_question
+from tuner.report.checkpoint_levels import interval_doubt
 from tuner.report.memory_headroom import lost_starts_words
 from tuner.units import (
     format_bytes,
@@ -100,7 +100,7 @@ def _checkpoints(estimate: Estimate) -> Iterator[str]:
         yield f"checkpoints    {interval}, {how}: {trains}"
         yield f"               {_room(run.checkpoint_bytes, checkpoints.room)}"
         launched_s = checkpoints.interval_steps * estimate.step_time_s
-        yield from labelled("", interval_question(run, launched_s=launched_s))
+        yield from labelled("", interval_doubt(run, launched_s=launched_s))
         if checkpoints.more_spare_nodes:
             yield from labelled(
                 "spares",

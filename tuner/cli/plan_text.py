@@ -21,7 +21,7 @@ from tuner.faults.forecast import RunForecast
 from tuner.plans.proof import certificate_line, gap_words
 from tuner.plans.stage_placement import StagePlacement
 from tuner.plans.train import Plan, TrainPrediction
-from tuner.report.checkpoint_levels import interval_question
+from tuner.report.checkpoint_levels import interval_doubt
 from tuner.report.memory_headroom import (
     HARDLY_ANY,
     chance_sentence,
@@ -284,10 +284,10 @@ def _run_lines(run: RunForecast, currency: str | None) -> Iterable[str]:
             f"; checkpoint every {format_s(run.checkpoint_interval_s)} "
             f"({format_s(run.checkpoint_write_s)} to write)"
         )
-    question = interval_question(run)
-    asked = tuple(labelled("checkpoints", question)) if question else ()
+    doubt = interval_doubt(run)
+    doubts = tuple(labelled("checkpoints", doubt)) if doubt else ()
     if run.wall_clock_s is None or run.device_hours is None:
-        yield from (*labelled("whole run", effective), *asked)
+        yield from (*labelled("whole run", effective), *doubts)
         return
     cost = "" if run.cost is None else f", cost {format_money(run.cost, currency)}"
     failures = "" if not run.expected_failures else f", {run.expected_failures:,.0f} failures"
@@ -296,7 +296,7 @@ def _run_lines(run: RunForecast, currency: str | None) -> Iterable[str]:
         f"{format_s(run.wall_clock_s)}, {run.device_hours:,.0f} device hours{cost}{failures}; "
         f"{effective}",
     )
-    yield from asked
+    yield from doubts
 
 
 def _placement_lines(placement: StagePlacement | None) -> Iterable[str]:

@@ -144,16 +144,16 @@ def price_checkpoints(
 
 def _more_spares(run: LaunchedRun, saving: Saving | None) -> tuple[int, float]:
     """Return spare nodes that end the waiting for repairs, and the share that then trains."""
-    stated, found = run.stated, (0, 0.0)
+    stated, best = run.stated, (0, 0.0)
     if saving is None:
-        return found
+        return best
     for more in range(MOST_SPARES + 1):
         spares = stated.model_copy(update={"spare_nodes": stated.num_spare_nodes + more})
         spared = replace(run, stated=spares).forecast(saving)
-        found = more, spared.effective_time_ratio
+        best = more, spared.effective_time_ratio
         if not spared.finishes or spared.time_ratios.get("waiting", 0.0) < LEAST_GAIN:
             break
-    return found
+    return best
 
 
 def _room(launch: LaunchSettings, run: RunForecast) -> CheckpointRoom:

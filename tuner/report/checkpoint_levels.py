@@ -11,10 +11,10 @@ from tuner.units import format_bytes, format_counted, format_ratio, format_s
 
 CLOSE: Final = 2
 """Digits behind the point of shares that are compared."""
-QUESTIONED_RATIO: Final = 0.05
+BUSY_RATIO: Final = 0.05
 """Share of the time that writing checkpoints keeps storage busy, from which on it is questioned:
 other jobs and the loading of data share it."""
-WORTH_ASKING: Final = 0.002
+NEGLIGIBLE_COST: Final = 0.002
 """Share of the time that rarer checkpoints may cost, as little as a change of a launch is worth."""
 LONGER: Final = (2, 4, 8, 16, 32)
 """Times the interval."""
@@ -64,7 +64,7 @@ def level_notes(run: RunForecast) -> Iterator[str]:
     yield from (f"not possible: {reason}" for reason in levels.left_out)
 
 
-def interval_question(run: RunForecast, *, launched_s: float | None = None) -> str:
+def interval_doubt(run: RunForecast, *, launched_s: float | None = None) -> str:
     """Question checkpoints that follow each other closely; empty where storage is seldom busy.
 
     The share of the time that trains is that of tuner/faults/interval.py, and flat near its best.
@@ -91,20 +91,20 @@ def interval_question(run: RunForecast, *, launched_s: float | None = None) -> s
         least = f", no less than {format_s(write_s)} apart, as one must end before the next begins"
     stall_s = run.checkpoint_stall_s or 0.0
     busy = write_s / (every_s + stall_s)
-    if busy < QUESTIONED_RATIO:
+    if busy < BUSY_RATIO:
         return ""
     daily = run.checkpoint_bytes * 86_400 / (every_s + stall_s)
 
     def trains(interval_s: float) -> float:
         return interval_s / math.expm1(min((interval_s + stall_s) / failure_s, 700.0))
 
-    least_share = trains(every_s) * (1.0 - WORTH_ASKING / max(run.effective_time_ratio, 1e-9))
+    least_share = trains(every_s) * (1.0 - NEGLIGIBLE_COST / max(run.effective_time_ratio, 1e-9))
     rare = [times for times in LONGER if trains(times * every_s) >= least_share]
     instead = ""
     if rare:
         instead = (
             f"; every {format_s(rare[-1] * every_s)} would cost no more than"
-            f" {format_ratio(WORTH_ASKING)} of the time, if any"
+            f" {format_ratio(NEGLIGIBLE_COST)} of the time, if any"
         )
     return (
         f"{format_bytes(run.checkpoint_bytes)} every {format_s(every_s)} are"

@@ -5,7 +5,7 @@ from typing import Any
 from tests.tuner.engines.test_checkpoints import RUN
 from tuner.faults.levels import Level
 from tuner.faults.run_shares import CheckpointLevels, PolicyRatio
-from tuner.report.checkpoint_levels import interval_question, level_notes, levels_sentence
+from tuner.report.checkpoint_levels import interval_doubt, level_notes, levels_sentence
 
 BOTH = (Level.HOST, Level.SHARED)
 COMPARED = (
@@ -86,7 +86,7 @@ def test_checkpoints_that_keep_storage_busy_are_questioned() -> None:
             "failure_interval_s": 88_000.0,
         }
     )
-    said = interval_question(often)
+    said = interval_doubt(often)
     assert "1.30 TiB every 2.40 min are 780 TiB a day" in said
     assert "storage busy 24.8 % of the time" in said
     assert "no less than 35.8 s apart, as one must end before the next begins" in said
@@ -94,7 +94,7 @@ def test_checkpoints_that_keep_storage_busy_are_questioned() -> None:
     assert "every 9.60 min would cost no more than 0.2 % of the time" in said
     # Training that waits has no such floor; a write each half hour is no question.
     waits = often.model_copy(update={"checkpoint_in_background": False})
-    assert "no less than" not in interval_question(waits)
-    assert interval_question(often.model_copy(update={"checkpoint_interval_s": 1800.0})) == ""
-    assert interval_question(RUN) == ""
-    assert "not 20.0 s" in interval_question(often, launched_s=20.0)
+    assert "no less than" not in interval_doubt(waits)
+    assert interval_doubt(often.model_copy(update={"checkpoint_interval_s": 1800.0})) == ""
+    assert interval_doubt(RUN) == ""
+    assert "not 20.0 s" in interval_doubt(often, launched_s=20.0)
