@@ -145,7 +145,7 @@ def price_checkpoints(
 def _more_spares(run: LaunchedRun, saving: Saving | None) -> tuple[int, float]:
     """Return spare nodes that end the waiting for repairs, and the share that then trains."""
     stated, best = run.stated, (0, 0.0)
-    if saving is None:
+    if saving is None or stated.repair is None:
         return best
     for more in range(MOST_SPARES + 1):
         spares = stated.model_copy(update={"spare_nodes": stated.num_spare_nodes + more})

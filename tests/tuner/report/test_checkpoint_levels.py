@@ -90,7 +90,7 @@ def test_checkpoints_that_keep_storage_busy_are_questioned() -> None:
     assert "1.30 TiB every 2.40 min are 780 TiB a day" in said
     assert "storage busy 24.8 % of the time" in said
     assert "no less than 35.8 s apart, as one must end before the next begins" in said
-    # Four times as long loses 216 s more to a failure in 88,000 s, 0.25 %, and 0.05 % less to stops.
+    # Four times as long loses 216 s more to a failure in 88,000 s, 0.25 %, and stops less, 0.05 %.
     assert "every 9.60 min would cost no more than 0.2 % of the time" in said
     # Training that waits has no such floor; a write each half hour is no question.
     waits = often.model_copy(update={"checkpoint_in_background": False})
