@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from profilers.records import Profile
-from tuner.config.host_memory import RENAMED
+from tuner.config.host_memory import RENAMED, STATED_AS
 from tuner.engines.assumptions import plan_assumptions
 from tuner.engines.capabilities import (
     background_checkpoint_obstacle,
@@ -34,7 +34,7 @@ from tuner.search.reasons import MEMORY_LIMIT, unmeasured_links, zero_experts_no
 from tuner.search.reference.layer_costs import PricedMachine
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
-from tuner.units import format_bytes_per_s, format_counted, format_ratio, format_s
+from tuner.units import format_bytes, format_bytes_per_s, format_counted, format_ratio, format_s
 from tuner.verify.launches import REFERENCE
 
 if TYPE_CHECKING:
@@ -137,6 +137,11 @@ def _write_mode_notes(plan: Plan) -> Iterator[str]:
     reason = background_checkpoint_obstacle(
         intersection(plan.emit), zero_stage=plan.decision.zero_stage
     )
+    pool = plan.cluster.pools[0]
+    copied = run.checkpoint_bytes * pool.devices_per_node / plan.decision.num_devices
+    limit = pool.host_limit_bytes(None)
+    if not reason and limit is not None and copied > limit:
+        reason = f"a copy takes more of a node's memory than {format_bytes(limit)} ({STATED_AS})"
     yield (
         "training waits until checkpoints are written: "
         f"{reason or 'more of the time trains than with writes in the background'}"

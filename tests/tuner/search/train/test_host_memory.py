@@ -11,7 +11,7 @@ from tuner.cli.plan_text import plan_text
 from tuner.config.host_memory import RENAMED
 from tuner.costs.train.calibration import shipped
 from tuner.errors import SpecError
-from tuner.goals.train_notes import analytic_notes
+from tuner.goals.train_notes import analytic_notes, with_assumptions
 from tuner.plans.train import Plan
 from tuner.search.reasons import HOST_LIMIT
 from tuner.search.settings import SearchSettings
@@ -56,7 +56,7 @@ def planned(spec: Spec) -> Plan:
 
 
 def test_an_offloaded_optimizer_is_counted_by_node_and_held_to_the_host() -> None:
-    offloading = {"optimizer_offload": (True,)}
+    offloading: dict[str, Any] = {"optimizer_offload": (True,)}
     unknown = planned(spec_on(None, **offloading))
     assert unknown.predicted is not None
     host = unknown.predicted.host_memory
@@ -105,6 +105,8 @@ def test_copies_of_checkpoints_count_and_have_room_or_are_not_made() -> None:
     assert waiting.predicted.run is not None
     assert waiting.predicted.run.checkpoint_in_background is False
     assert waiting.predicted.host_memory is None
+    notes = with_assumptions(waiting).provenance.notes
+    assert any("waits until" in note and "more of a node's memory than" in note for note in notes)
 
 
 def test_the_older_name_tells_the_newer_one() -> None:
