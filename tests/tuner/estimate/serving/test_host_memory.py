@@ -1,6 +1,7 @@
 """What serving launches take of their hosts' memory."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def test_a_host_holds_what_its_launches_ask_for_or_they_do_not_fit(deployment: M
     assert "not checked: state cluster.pools[].host" in text
     for memory, instances, fits in ((320, 1, True), (320, 2, False), (128, 1, False)):
         pool = made.spec.cluster.pools[0].model_copy(update={"host": Host(memory=memory * GIB)})
-        spec = made.spec.model_copy(update={"cluster": Cluster(pools=(pool,))})
+        spec = replace(made.spec, cluster=Cluster(pools=(pool,)))
         result = type(made)(spec=spec).estimate(asked, instances=instances)
         assert result.fits == fits
         assert ("host memory: " in result.misfit) != fits
