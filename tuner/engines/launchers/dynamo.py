@@ -17,7 +17,7 @@ from typing import Any, Final
 from tuner.config.serve import Role
 from tuner.devices.datasheet import Vendor
 from tuner.engines.files import EmittedFile
-from tuner.engines.launchers.kubernetes import benchmark_job, benchmark_notes
+from tuner.engines.launchers.kubernetes import benchmark_job, benchmark_notes, mounted_requests
 from tuner.engines.launchers.pods import (
     MOUNT,
     Object,
@@ -125,6 +125,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
                 objects=[benchmark_job(verified, url=f"http://{app}-frontend:{ROUTER_PORT}")],
             ),
         ),
+        *mounted_requests(verified),
     )
 
 

@@ -20,7 +20,16 @@ from typing import Any, Final
 
 from tuner.config.serve import Role
 from tuner.engines.files import EmittedFile
-from tuner.engines.launchers.benchmark import TRACE_FORM, benchmark_aiperf_bash, benchmark_vllm_bash
+from tuner.engines.launchers.benchmark import (
+    TRACE_FORM,
+    benchmark_aiperf_bash,
+    benchmark_vllm_bash,
+    is_drawn_by_vllm,
+    offered_traffic,
+    planned_requests,
+    requests_files,
+)
+from tuner.engines.launchers.benchmark_requests import NAME
 from tuner.engines.launchers.pods import (
     MOUNT,
     Object,
@@ -117,6 +126,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
                 objects=[benchmark_job(verified, url=f"http://{_entrance(verified)}")],
             ),
         ),
+        *mounted_requests(verified),
     )
 
 
@@ -125,23 +135,36 @@ def benchmark_notes(verified: VerifiedServing, *, once: str) -> tuple[str, ...]:
     notes = ["Put the path or name of the weights into MODEL, for their tokenizer."]
     if verified.plan.goal.traffic.trace is not None:
         notes += [f"Mount the recorded requests as {_TRACE} into the container.", TRACE_FORM]
+    elif not is_drawn_by_vllm(offered_traffic(verified)):
+        notes.append(f"Mount {NAME} of this folder as {_TRACE} into the container.")
     return (*notes, f"kubectl apply -f bench-job.yaml once {once} is ready.")
+
+
+def mounted_requests(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
+    """Return the file that the benchmark's job reads, if it needs one of the plan's."""
+    if is_drawn_by_vllm(offered_traffic(verified)):
+        return ()
+    return requests_files(planned_requests(verified))
 
 
 def benchmark_job(verified: VerifiedServing, *, url: str) -> Object:
     """Return the Job that runs a benchmark against the address."""
-    is_trace = verified.plan.goal.traffic.trace is not None
-    script = benchmark_aiperf_bash(verified) if is_trace else benchmark_vllm_bash(verified)
+    is_file = not is_drawn_by_vllm(offered_traffic(verified))
+    script = (
+        benchmark_aiperf_bash(verified, planned_requests(verified))
+        if is_file
+        else benchmark_vllm_bash(verified, None)
+    )
     values: dict[str, str | Object] = {
         "MODEL": literal(verified.plan.model.name),
         "BASE_URL": url,
     }
-    if is_trace:
+    if is_file:
         values["TRACE"] = _TRACE
     container = {
         "name": "bench",
         "image": VLLM_0_33.image,
-        "command": ["bash", "-c", _STRICT + (_AIPERF if is_trace else "") + script],
+        "command": ["bash", "-c", _STRICT + (_AIPERF if is_file else "") + script],
         "env": variables(values),
     }
     return {

@@ -39,6 +39,8 @@ class Gateway:
     """Connectors whose prefill instances have a bootstrap port; None: all."""
     annotation: str
     """Of a prefill pod, with that port."""
+    takes_token_ids: bool = True
+    """Completions may have prompts of token ids, beside text."""
     install: str = ""
     """Bash that makes sure that a container of the engine has it."""
 

@@ -157,6 +157,8 @@ SGLANG_ROUTER: Final = RouterCapabilities(
         starts=(("sglang_router.launch_router",), ("smg", "launch")),
         disaggregated="--pd-disaggregation",
         annotation="sglang.ai/bootstrap-port",
+        # Its `prompt` is a string or a list of strings; others are answered with 422.
+        takes_token_ids=False,
     ),
 )
 """router_args.py and src/policies. `power_of_two` is left out: it compares loads from `/get_load`,
