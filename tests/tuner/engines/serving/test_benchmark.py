@@ -55,12 +55,57 @@ def test_other_arrivals_have_aiperfs_names(deepseek: ModelSpec) -> None:
         assert _after(words, "--arrival-pattern") == pattern
 
 
-def test_the_cached_part_of_prompts_is_a_shared_prefix(deepseek: ModelSpec) -> None:
-    words = _words(deepseek, "bench_vllm.sh", **OPEN, prefix_hit=0.25)
+def test_a_common_prefix_is_sent_by_options(deepseek: ModelSpec) -> None:
+    common = OPEN | {"prefix_hit": 0.25, "prefix_scope": "common"}
+    words = _words(deepseek, "bench_vllm.sh", **common)
     assert _after(words, "--random-prefix-len") == "1000"
     assert _after(words, "--random-input-len") == "3000"
-    other = _words(deepseek, "bench_aiperf.sh", **OPEN, prefix_hit=0.25)
+    other = _words(deepseek, "bench_aiperf.sh", **common)
     assert _after(other, "--prefix-prompt-length") == "1000"
+    assert _after(other, "--num-prefix-prompts") == "1"
+
+
+def test_constant_gaps_are_an_infinite_burstiness(deepseek: ModelSpec) -> None:
+    words = _words(deepseek, "bench_vllm.sh", **OPEN, arrival={"kind": "constant"})
+    assert _after(words, "--burstiness") == "inf"
+
+
+def test_the_files_requests_are_found_beside_the_scripts(
+    deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    traffic = OPEN | {"prefix_hit": 0.6, "arrival": {"kind": "on_off", "on": 2.0, "off": 2.0}}
+    verified = sample_serving(deepseek, aggregated(), engine="vllm", goal={"traffic": traffic})
+    write_emitted(launch, benchmark_files(verified))
+    done = programs.run(str(launch / "bench_vllm.sh"), cwd=launch.parent)
+    assert done.code == 0, done.stderr
+    argv = programs.argv()
+    assert Path(_after(argv, "--dataset-path")) == launch / "requests.jsonl"
+    assert _after(argv, "--timed-trace-sec-multiplier") == "0.001"
+    assert "--request-rate" not in argv
+    done = programs.run(str(launch / "bench_aiperf.sh"), cwd=launch.parent)
+    assert done.code == 0, done.stderr
+    (call,) = programs.calls("router.json")
+    assert "--fixed-schedule" in call["argv"]
+    assert Path(_after(call["argv"], "--input-file")) == launch / "requests.jsonl"
+
+
+def test_a_router_of_text_gets_no_token_ids(deepseek: ModelSpec) -> None:
+    # SGLang's gateway answers them with 422.
+    words = _words(deepseek, "bench_vllm.sh", **OPEN, prefix_hit=0.6)
+    assert _after(words, "--dataset-name") == "prefix_repetition"
+    # Sessions of four, the first of which finds nothing: 4,000 * 0.6 * 4 / 3.
+    assert _after(words, "--prefix-repetition-prefix-len") == "3200"
+    assert _after(words, "--prefix-repetition-suffix-len") == "800"
+    traced = sample_serving(deepseek, aggregated(), goal={"traffic": {"trace": "recorded.csv"}})
+    for goal, said in (
+        (traced, "send traces by bench_aiperf.sh"),
+        (
+            sample_serving(deepseek, aggregated(), goal={"traffic": OPEN | {"prefix_hit": 0.6}}),
+            "only bench_aiperf.sh sends requests.jsonl",
+        ),
+    ):
+        texts = {str(file.path): file.text for file in benchmark_files(goal)}
+        assert said in " ".join(texts["bench_vllm.sh"].replace("\n# ", " ").split())
 
 
 def test_uniform_lengths_are_drawn_from_their_range(deepseek: ModelSpec) -> None:
@@ -69,17 +114,6 @@ def test_uniform_lengths_are_drawn_from_their_range(deepseek: ModelSpec) -> None
     words = _words(deepseek, "bench_vllm.sh", **traffic)
     assert _after(words, "--random-input-len") == "1000"
     assert json.loads(_after(words, "--random-range-ratio")) == {"input": 0.2, "output": 0.0}
-
-
-def test_a_tail_that_is_not_drawn_is_owned_up_to(deepseek: ModelSpec) -> None:
-    law = {"kind": "lognormal", "mean": 1000, "cv": 1.0}
-    verified = sample_serving(
-        deepseek, aggregated(), goal={"traffic": OPEN | {"output_tokens": law}}
-    )
-    texts = {str(file.path): file.text for file in benchmark_files(verified)}
-    assert "without the tail of their distribution" in texts["bench_vllm.sh"]
-    # AIPerf draws the deviation, from another law.
-    assert "--output-tokens-stddev 1000" in texts["bench_aiperf.sh"]
 
 
 def test_traces_are_replayed(deepseek: ModelSpec, launch: Path, programs: Any) -> None:
