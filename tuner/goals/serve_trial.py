@@ -6,7 +6,7 @@ from typing import Final
 
 from tuner.config.serve import ServeDecision
 from tuner.engines.files import launch_files
-from tuner.engines.launchers.benchmark import num_requests, offered_traffic
+from tuner.engines.launchers.benchmark import num_requests, num_warmups, offered_traffic
 from tuner.engines.serve_writers import emit_all_serving
 from tuner.engines.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
 from tuner.engines.serving.islands import of_pools_used
@@ -22,11 +22,6 @@ from tuner.verify.deployments.server import check_address
 
 LOCAL: Final = "local"
 """The target whose script starts a deployment on this machine."""
-
-FEWEST_WARMUPS: Final = 16
-WARMUPS_PER_RANK: Final = 2
-"""Requests that clients send before they measure: some for every rank of data-parallel attention,
-so that each has compiled and captured what it runs."""
 
 TRIAL: Final = "this is a trial of the plan"
 
@@ -65,12 +60,11 @@ def prepared_launch(
     # The emitter writes the scripts of the engine that the pools used have.
     own = of_pools_used(verified).plan if len(decision.islands) < 2 else plan
     started_by = LOCAL if LOCAL in own.emit else own.goal.engine.name
-    ranks = sum(group.count * group.attention_dp for group in decision.instances)
     values = {
         "launch": str((folder / "launch" / started_by).resolve()),
         "devices": str(decision.num_devices),
         "requests": str(requests),
-        "warmups": str(max(FEWEST_WARMUPS, WARMUPS_PER_RANK * ranks)),
+        "warmups": str(num_warmups(verified)),
         # An open load of infinite rate is what clients call a closed loop.
         "rate": "inf" if traffic.rate is None else f"{traffic.rate:.6g}",
     }

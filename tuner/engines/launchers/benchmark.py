@@ -46,6 +46,8 @@ _REQUESTS_PER_SLOT: Final = 10
 _OPEN_S: Final = 300
 """Length of an open run, seconds."""
 _FEWEST: Final = 100
+_FEWEST_WARMUPS: Final = 16
+_WARMUPS_PER_RANK: Final = 2
 _VLLM_DRAWS: Final = frozenset({LengthKind.FIXED, LengthKind.UNIFORM})
 _AIPERF_DRAWS: Final = frozenset({LengthKind.FIXED})
 """Distributions that options of the clients draw as stated."""
@@ -93,7 +95,7 @@ def planned_requests(verified: VerifiedServing) -> BenchmarkRequests | None:
     longest = verified.plan.model.max_position
     return benchmark_requests(
         traffic,
-        count=num_requests(verified),
+        count=num_requests(verified) + num_warmups(verified),
         in_flight=_in_flight(verified),
         most_tokens=min(goal.max_model_len or longest, longest),
     )
@@ -157,8 +159,17 @@ def _source(traffic: Traffic, requests: BenchmarkRequests | None) -> str:
 
 
 _LOCAL_TOKENIZER: Final = """\
-# In offline mode, AIPerf reads a folder's path as a repository name.
-if [[ -d "$MODEL" ]]; then unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE; fi
+TOKENIZER="$MODEL"
+if [[ -d "$MODEL" ]]; then
+  # Processes of AIPerf find tokenizers in the cache of repositories only.
+  HF_HUB_CACHE="$(mktemp -d)"
+  export HF_HUB_CACHE HF_HUB_OFFLINE=1
+  CACHED="$HF_HUB_CACHE/models--local--model"
+  mkdir -p -- "$CACHED/snapshots" "$CACHED/refs"
+  ln -s -- "$(cd -- "$MODEL" && pwd)" "$CACHED/snapshots/0"
+  printf 0 > "$CACHED/refs/main"
+  TOKENIZER=local/model
+fi
 """
 _NEEDS_TRACE: Final = ': "${TRACE:?set TRACE to the recorded requests as Mooncake JSONL}"\n'
 _OWN_REQUESTS: Final = f': "${{TRACE:=$(dirname -- "${{BASH_SOURCE[0]}}")/{NAME}}}"\n'
@@ -220,17 +231,20 @@ def benchmark_aiperf_bash(verified: VerifiedServing, requests: BenchmarkRequests
     targets = _goodput(verified, names=("time_to_first_token", "inter_token_latency"))
     words = [
         "aiperf profile",
-        '--model "$MODEL" --tokenizer "$MODEL" --url "$BASE_URL"',
+        '--model "$MODEL" --tokenizer "$TOKENIZER" --url "$BASE_URL"',
         "--endpoint-type completions --streaming --extra-inputs ignore_eos:true",
         # Random text has another number of tokens when the server tokenizes it.
         "--use-server-token-count",
         *_aiperf_prompts(traffic, requests),
-        *_aiperf_load(traffic),
+        *_aiperf_load(traffic, is_file=bool(_source(traffic, requests))),
         # One argument for both, unlike vLLM's client.
         *((f"--goodput '{' '.join(targets)}'",) if targets else ()),
     ]
     if not _is_timed(traffic):
-        words.append(f"--request-count {num_requests(verified)}")
+        number = num_requests(verified)
+        words.append(f"--request-count {number}")
+        if requests is None and traffic.trace is None:
+            words.append(f"--num-dataset-entries {number + num_warmups(verified)}")
     words.append('"$@"')
     needs = _LOCAL_TOKENIZER + _source(traffic, requests)
     return _target(verified) + needs + "exec " + " \\\n  ".join(words) + "\n"
@@ -247,6 +261,16 @@ def num_requests(verified: VerifiedServing) -> int:
         count = math.ceil((traffic.rate or verified.predicted.requests_per_s) * _OPEN_S)
     count = max(_FEWEST, count, fewest_requests(traffic, in_flight=_in_flight(verified)))
     return min(count, MOST_IN_FILE) if _needs_file(traffic, drawn=_AIPERF_DRAWS) else count
+
+
+def num_warmups(verified: VerifiedServing) -> int:
+    """Return how many requests a verification sends before it measures.
+
+    Some for every rank of data-parallel attention, so that each has compiled and captured what it
+    runs. AIPerf takes them from its requests, and begins these again at their end.
+    """
+    ranks = sum(group.count * group.attention_dp for group in verified.decision.instances)
+    return max(_FEWEST_WARMUPS, _WARMUPS_PER_RANK * ranks)
 
 
 def _in_flight(verified: VerifiedServing) -> float:
@@ -293,10 +317,13 @@ def _vllm_load(traffic: Traffic, *, is_file: bool) -> Iterator[str]:
         yield f"--burstiness {traffic.arrival.cv**-2:.6g}"
 
 
-def _aiperf_load(traffic: Traffic) -> Iterator[str]:
+def _aiperf_load(traffic: Traffic, *, is_file: bool) -> Iterator[str]:
     if _is_timed(traffic):
         yield "--fixed-schedule"
         return
+    if is_file:
+        # Else times in a file are followed.
+        yield "--no-fixed-schedule"
     if traffic.concurrency is not None:
         yield f"--concurrency {traffic.concurrency}"
         return

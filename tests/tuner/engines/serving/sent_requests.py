@@ -112,7 +112,8 @@ def sent_by_aiperf(words: Sequence[str], file: str) -> SentRequests:
         assert option["--custom-dataset-type"] == "mooncake_trace"
         block_tokens = int(option["--prompt-input-tokens-block-size"])
         prompts, output = _of_file(file, block_tokens, number)
-        rate = _rate_of(file) if "--fixed-schedule" in words else rate
+        # Times in a file are followed unless that is refused, beside a rate too (an error).
+        rate = rate if "--no-fixed-schedule" in words else _rate_of(file)
         return SentRequests(prompts, np.array(output, dtype=float), rate)
     drawn = [
         positive_normal(

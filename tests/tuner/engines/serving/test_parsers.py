@@ -338,18 +338,25 @@ def test_the_clients_take_the_benchmark(
     client: str, deepseek: ModelSpec, launch: Path, programs: Any, ask: Ask
 ) -> None:
     commands = []
-    for traffic in (
-        {"concurrency": 8, "input_tokens": 100, "output_tokens": 10, "prefix_hit": 0.5},
-        {
-            "rate": 2.0,
-            "arrival": {"kind": "gamma", "cv": 2.0},
-            "input_tokens": {"kind": "uniform", "low": 80, "high": 120},
-            "output_tokens": 10,
-        },
-        {"trace": "recorded.csv"},
+    common = {"prefix_hit": 0.5, "prefix_scope": "common"}
+    lengths = {"input_tokens": 100, "output_tokens": 10}
+    for engine, traffic in (
+        ("sglang", {"concurrency": 8, **lengths, **common}),
+        (
+            "sglang",
+            {
+                "rate": 2.0,
+                "arrival": {"kind": "gamma", "cv": 2.0},
+                "input_tokens": {"kind": "uniform", "low": 80, "high": 120},
+                "output_tokens": 10,
+            },
+        ),
+        ("sglang", {"trace": "recorded.csv"}),
+        ("vllm", {"rate": 2.0, "arrival": {"kind": "constant"}, **lengths, "prefix_hit": 0.5}),
+        ("sglang", {"rate": 2.0, **lengths, "prefix_hit": 0.5}),
     ):
-        verified = sample_serving(deepseek, aggregated(), goal={"traffic": traffic})
-        write_emitted(launch, emit_serving("sglang", verified))
+        verified = sample_serving(deepseek, aggregated(), engine=engine, goal={"traffic": traffic})
+        write_emitted(launch, emit_serving(engine, verified))
         name = "bench_aiperf.sh" if client == "aiperf" else "bench_vllm.sh"
         trace = launch / "requests.jsonl"
         trace.write_text(
@@ -363,10 +370,15 @@ def test_the_clients_take_the_benchmark(
         else:
             commands.append(programs.argv()[3:])
     found, _ = ask(client, commands)
-    assert len(found) == 3
+    assert len(found) == 5
     if client == "vllm_bench":
         assert [parsed["random_input_len"] for parsed in found[:2]] == [50, 100]
-        assert found[2]["dataset_name"] == "timed_trace"
+        assert [parsed["dataset_name"] for parsed in found[2:]] == [
+            "timed_trace",
+            "timed_trace",
+            "prefix_repetition",
+        ]
+        assert found[3]["burstiness"] == float("inf")
 
 
 def test_dynamos_frontend_and_vllm_workers_take_the_graph(deepseek: ModelSpec, ask: Ask) -> None:

@@ -9,10 +9,19 @@
 set -euo pipefail
 : "${MODEL:?set MODEL as the instances have it}"
 BASE_URL="${BASE_URL:-http://127.0.0.1:8000}"
-# In offline mode, AIPerf reads a folder's path as a repository name.
-if [[ -d "$MODEL" ]]; then unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE; fi
+TOKENIZER="$MODEL"
+if [[ -d "$MODEL" ]]; then
+  # Processes of AIPerf find tokenizers in the cache of repositories only.
+  HF_HUB_CACHE="$(mktemp -d)"
+  export HF_HUB_CACHE HF_HUB_OFFLINE=1
+  CACHED="$HF_HUB_CACHE/models--local--model"
+  mkdir -p -- "$CACHED/snapshots" "$CACHED/refs"
+  ln -s -- "$(cd -- "$MODEL" && pwd)" "$CACHED/snapshots/0"
+  printf 0 > "$CACHED/refs/main"
+  TOKENIZER=local/model
+fi
 exec aiperf profile \
-  --model "$MODEL" --tokenizer "$MODEL" --url "$BASE_URL" \
+  --model "$MODEL" --tokenizer "$TOKENIZER" --url "$BASE_URL" \
   --endpoint-type completions --streaming --extra-inputs ignore_eos:true \
   --use-server-token-count \
   --synthetic-input-tokens-mean 4000 \
@@ -22,4 +31,5 @@ exec aiperf profile \
   --concurrency 256 \
   --goodput 'time_to_first_token:2000 inter_token_latency:50' \
   --request-count 2560 \
+  --num-dataset-entries 2616 \
   "$@"
