@@ -387,32 +387,22 @@ def _notes(verified: VerifiedServing) -> Iterator[str]:
         yield 'vLLM\'s client also needs "hash_ids", one for every 512 tokens of the prompt.'
     if any(group.draft_tokens for group in verified.decision.instances):
         yield "Random prompts are drafted worse than text: to compare TPOT, send texts of your own."
-    yield from _requests_notes(traffic, takes_token_ids=_takes_token_ids(verified))
+    if _has_sessions(traffic):
+        yield (
+            f"Sessions have up to {session_turns(traffic.prefix_hit)} requests, the first of which"
+            " finds no prefix, and the others more than is planned: expect a higher P99 of TTFT."
+        )
+    if not is_drawn_by_vllm(traffic) and not _takes_token_ids(verified):
+        yield (
+            "The router refuses the token ids that vLLM's client sends of a file: send traces by"
+            f" bench_aiperf.sh. Only it sends {NAME}; bench_vllm.sh sends mean lengths, Poisson"
+            " arrivals in place of on/off ones, and sessions that last the whole run."
+        )
     if traffic.is_replayed and traffic.rate is not None:
         yield (
             f"The plan stretches the trace to {traffic.rate:.4g} requests/s: stretch TRACE, too,"
             " or set SECONDS_EACH for bench_vllm.sh."
         )
-
-
-def _requests_notes(traffic: Traffic, *, takes_token_ids: bool) -> Iterator[str]:
-    if _has_sessions(traffic):
-        yield (
-            f"Sessions have up to {session_turns(traffic.prefix_hit)} requests. The first finds no"
-            f" prefix and those after it more than the planned {traffic.prefix_hit:.0%}, which is"
-            " found of all tokens: expect a higher P99 of TTFT."
-        )
-    if takes_token_ids or is_drawn_by_vllm(traffic):
-        return
-    if traffic.trace is not None:
-        yield "The router refuses the token ids of bench_vllm.sh: send traces by bench_aiperf.sh."
-        return
-    yield (
-        f"The router refuses token ids, so that only bench_aiperf.sh sends {NAME}; bench_vllm.sh"
-        " sends prompts and outputs of the mean length, and sessions that last the whole run."
-    )
-    if traffic.arrival is not None and traffic.arrival.kind is ArrivalKind.ON_OFF:
-        yield "It sends Poisson arrivals of the mean rate."
 
 
 def _expected(verified: VerifiedServing) -> str:

@@ -156,7 +156,7 @@ def _quantiles(law: LengthLaw, count: int) -> Ints:
         order = np.argsort(law.values)
         share = np.cumsum(np.array(law.weights or [1.0] * len(order))[order])
         place_N = np.searchsorted(share / share[-1], ratio_N)
-        return np.minimum(np.array(law.values)[order][place_N], law.most)
+        return np.asarray(np.minimum(np.array(law.values)[order][place_N], law.most))
     drawn = [quantile_tokens(law, ratio=ratio) for ratio in ratio_N.tolist()]
     return np.maximum(np.rint(drawn), 1).astype(np.int64)
 

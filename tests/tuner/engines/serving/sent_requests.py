@@ -140,7 +140,7 @@ def positive_normal(mean: float, deviation: float, number: int, *, rng: Any) -> 
     drawn = rng.normal(mean, deviation, number)
     while (drawn < 0.0).any():
         drawn = np.where(drawn < 0.0, rng.normal(mean, deviation, number), drawn)
-    return np.maximum(np.ceil(drawn), 1.0)
+    return np.asarray(np.maximum(np.ceil(drawn), 1.0))
 
 
 def _of_file(file: str, block_tokens: int, number: int) -> tuple[list[Segments], list[int]]:

@@ -101,7 +101,7 @@ def test_a_router_of_text_gets_no_token_ids(deepseek: ModelSpec) -> None:
         (traced, "send traces by bench_aiperf.sh"),
         (
             sample_serving(deepseek, aggregated(), goal={"traffic": OPEN | {"prefix_hit": 0.6}}),
-            "only bench_aiperf.sh sends requests.jsonl",
+            "Only it sends requests.jsonl",
         ),
     ):
         texts = {str(file.path): file.text for file in benchmark_files(goal)}
