@@ -23,6 +23,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tuner.config.serve import ServeDecision, ServeRouter
 from tuner.engines.files import EmittedFile
@@ -51,6 +53,8 @@ CHECKOUT: Final = Path(__file__).parents[2]
 INSTANCES: Final = 2
 FIRST_PORT: Final = 36100
 ROUTER_PORT: Final = 36000
+METRICS_PORT: Final = "36001"
+"""Of the router."""
 START_S: Final = 600.0
 RUN_S: Final = 900.0
 CACHE_BLOCKS: Final = 1_000_000
@@ -60,6 +64,8 @@ CLIENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "session": ("bench_vllm.sh", "bench_aiperf.sh"),
     "common": ("bench_aiperf.sh",),
 }
+SEEDS: Final = {"bench_vllm.sh": "--seed", "bench_aiperf.sh": "--random-seed"}
+"""Options by which no run sends the prompts of another."""
 FLAGS: Final = (
     *("--host", "127.0.0.1", "--load-format", "dummy", "--enforce-eager"),
     # The smallest page of processors; by default theirs have 128 tokens, those of GPUs 16.
@@ -148,13 +154,14 @@ def expectations(
     return hit / (INSTANCES if in_order else 1), counted
 
 
-def counters(ports: Sequence[int]) -> tuple[float, float]:
-    """Return hits and queries of the instances, in tokens."""
-    totals = []
-    for name in ("hits", "queries"):
-        pattern = re.compile(rf"^vllm:prefix_cache_{name}_total\{{.*\}} (\S+)$", re.MULTILINE)
-        totals.append(sum(float(one) for port in ports for one in pattern.findall(_text(port))))
-    return totals[0], totals[1]
+def counters(ports: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return hits and queries of each instance, in tokens."""
+    patterns = [
+        re.compile(rf"^vllm:prefix_cache_{name}_total\{{.*\}} (\S+)$", re.MULTILINE)
+        for name in ("hits", "queries")
+    ]
+    texts = [_text(port) for port in ports]
+    return np.array([[float(own.findall(text)[0]) for own in patterns] for text in texts])
 
 
 def _text(port: int) -> str:
@@ -164,10 +171,23 @@ def _text(port: int) -> str:
 
 @contextlib.contextmanager
 def running(
-    commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]], log: Path
+    commands: Sequence[Sequence[str]],
+    environments: Sequence[Mapping[str, str]],
+    *,
+    ports: Sequence[int],
+    log: Path,
 ) -> Iterator[None]:
-    """Start commands in sessions of their own, and end these."""
-    processes = []
+    """Start servers in sessions of their own, wait for their health checks, and end them.
+
+    Raises:
+        RuntimeError: something else listens on a port, or a server ended.
+        TimeoutError: one did not answer in time.
+    """
+    for port in ports:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                raise RuntimeError(f"port {port} is in use")
+    processes: list[subprocess.Popen[bytes]] = []
     try:
         with log.open("ab") as output:
             for command, environment in zip(commands, environments, strict=True):
@@ -180,6 +200,13 @@ def running(
                         start_new_session=True,
                     )
                 )
+        end_s = time.monotonic() + START_S
+        while not all(map(_is_ready, ports)):
+            if any(process.poll() is not None for process in processes):
+                raise RuntimeError(f"a server ended: {log}")
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"no answer in {START_S:.0f} s: {log}")
+            time.sleep(1.0)
         yield
     finally:
         for way in (signal.SIGTERM, signal.SIGKILL):
@@ -191,21 +218,11 @@ def running(
                     process.wait(timeout=20)
 
 
-def wait_until_ready(ports: Sequence[int], *, log: Path) -> None:
-    """Wait for the health checks.
-
-    Raises:
-        TimeoutError: one did not answer in time.
-    """
-    end_s = time.monotonic() + START_S
-    for port in ports:
-        while True:
-            with contextlib.suppress(urllib.error.URLError, OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-                break
-            if time.monotonic() > end_s:
-                raise TimeoutError(f"port {port} did not answer in {START_S:.0f} s: {log}")
-            time.sleep(1.0)
+def _is_ready(port: int) -> bool:
+    with contextlib.suppress(urllib.error.URLError, OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+        return True
+    return False
 
 
 def results(options: argparse.Namespace, scratch: Path) -> Iterator[dict[str, Any]]:
@@ -226,32 +243,38 @@ def results(options: argparse.Namespace, scratch: Path) -> Iterator[dict[str, An
         )
         for scope in CLIENTS
         for policy in POLICIES
+        if f"{scope}-{policy}" in options.only
     }
     for (scope, policy), files in launches.items():
         folder = scratch / f"{scope}-{policy}"
         folder.mkdir()
         for name, file in files.items():
             (folder / name).write_text(file.text, encoding="utf-8")
-    server = ["bash", str(scratch / f"session-{POLICIES[0]}" / "aggregated.sh"), *FLAGS]
+    server = ["bash", str(folder / "aggregated.sh"), *FLAGS]
     own = [
         {**base, "PORT": str(port), "VLLM_CPU_OMP_THREADS_BIND": str(index)}
         for index, port in enumerate(ports)
     ]
     log = scratch / "servers.log"
-    with running([server] * INSTANCES, own, log):
-        wait_until_ready(ports, log=log)
+    with running([server] * INSTANCES, own, ports=ports, log=log):
+        number = 0
         for (scope, policy), files in launches.items():
             folder = scratch / f"{scope}-{policy}"
             plan, counted = expectations(scope, policy, files, hit=options.hit)
             urls = " ".join(f"http://127.0.0.1:{port}" for port in ports)
             for client in CLIENTS[scope]:
-                router = ["bash", str(folder / "router.sh")]
-                with running([router], [{**base, "WORKER_URLS": urls}], folder / "router.log"):
-                    wait_until_ready([ROUTER_PORT], log=folder / "router.log")
+                number += 1
+                router = ["bash", str(folder / "router.sh"), "--prometheus-port", METRICS_PORT]
+                with running(
+                    [router],
+                    [{**base, "WORKER_URLS": urls}],
+                    ports=[ROUTER_PORT],
+                    log=folder / "router.log",
+                ):
                     before = counters(ports)
                     with (folder / f"{client}.log").open("wb") as output:
                         subprocess.run(
-                            ["bash", str(folder / client)],
+                            ["bash", str(folder / client), SEEDS[client], str(number)],
                             env=base,
                             cwd=folder,
                             stdout=output,
@@ -260,7 +283,7 @@ def results(options: argparse.Namespace, scratch: Path) -> Iterator[dict[str, An
                             timeout=RUN_S,
                         )
                     after = counters(ports)
-                hits, queries = (last - first for first, last in zip(before, after, strict=True))
+                hits, queries = (after - before).sum(axis=0)
                 yield {
                     "prefix": scope,
                     "router": policy.value,
@@ -268,7 +291,7 @@ def results(options: argparse.Namespace, scratch: Path) -> Iterator[dict[str, An
                     "plan": plan,
                     "counted": counted,
                     "measured": hits / queries,
-                    "prompt_tokens": queries,
+                    "prompt_tokens": (after - before)[:, 1],
                 }
 
 
@@ -279,6 +302,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--hit", type=float, default=0.5)
+    cases = [f"{scope}-{policy}" for scope in CLIENTS for policy in POLICIES]
+    parser.add_argument("--only", nargs="+", choices=cases, default=cases)
     options = parser.parse_args()
     options.model = options.model.resolve()
     # Ends what was started.
@@ -289,7 +314,7 @@ def main() -> None:
         sys.stdout.write(
             f"{row['prefix']:8} {row['router']:12} {row['client']:16} plan {row['plan']:6.1%}"
             f"  counted {row['counted']:6.1%}  measured {row['measured']:6.1%}"
-            f"  of {row['prompt_tokens']:.0f} tokens\n"
+            f"  of {' + '.join(f'{one:.0f}' for one in row['prompt_tokens'])} tokens\n"
         )
         sys.stdout.flush()
 

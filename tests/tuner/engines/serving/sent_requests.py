@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, pairwise
 from typing import Any
 
@@ -32,7 +33,7 @@ class SentRequests:
     rate: float
     """Requests a second; infinite in a closed loop."""
 
-    @property
+    @cached_property
     def input(self) -> Floats:
         return np.array([sum(tokens for _, tokens in own) for own in self.prompts], dtype=float)
 
