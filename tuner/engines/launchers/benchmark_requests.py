@@ -23,7 +23,6 @@ number, so that no round robin finds a session's instance by counting.
 Letters: N requests in the order in which they are sent.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -81,17 +80,12 @@ class BenchmarkRequests:
             *(column.tolist() for column in (*columns, self.prefix_blocks_N)), strict=True
         ):
             own = -(-tokens // self.block_tokens) - prefix
-            record = {
-                "timestamp": round(1e3 * arrival_s, 3),
-                "input_length": tokens,
-                "output_length": output,
-                "hash_ids": [
-                    *range(session * most, session * most + prefix),
-                    *range(fresh, fresh + own),
-                ],
-            }
+            ids = (*range(session * most, session * most + prefix), *range(fresh, fresh + own))
             fresh += own
-            yield json.dumps(record, separators=(",", ":")) + "\n"
+            yield (
+                f'{{"timestamp":{1e3 * arrival_s:.3f},"input_length":{tokens},'
+                f'"output_length":{output},"hash_ids":[{",".join(map(str, ids))}]}}\n'
+            )
 
 
 def session_turns(prefix_ratio: float) -> int:
