@@ -125,8 +125,8 @@ def benchmark_requests(
     input_N = np.minimum(input_N, most_tokens - output_N)
     is_first_N = np.zeros(count, dtype=np.bool_)
     is_first_N[np.unique(session_N, return_index=True)[1]] = True
-    found = max(int(input_N[~is_first_N].sum()), 1)
-    shared_ratio = min(traffic.prefix_hit * float(input_N.sum()) / found, 1.0)
+    later_tokens = max(int(input_N[~is_first_N].sum()), 1)
+    shared_ratio = min(traffic.prefix_hit * float(input_N.sum()) / later_tokens, 1.0)
     block_tokens = _block_tokens(input_N, shared_ratio)
     rate = 1.0 if traffic.rate is None else traffic.rate
     return BenchmarkRequests(
