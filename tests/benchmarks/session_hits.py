@@ -70,6 +70,8 @@ FLAGS: Final = (
     *("--host", "127.0.0.1", "--load-format", "dummy", "--enforce-eager"),
     # The smallest page of processors; by default theirs have 128 tokens, those of GPUs 16.
     *("--block-size", "32"),
+    # vllm-router 0.1.17 asks servers for the tokens of a prompt of text, and follows none without.
+    "--enable-scale-out",
 )
 
 

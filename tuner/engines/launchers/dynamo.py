@@ -56,7 +56,7 @@ RELEASE: Final = "1.6.1"
 
 _TYPE: Final = {Role.AGGREGATED: "worker", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 
-_OURS: Final = ("--host", "--port", "--model-path", "--config", "--backend")
+_OURS: Final = ("--host", "--port", "--model-path", "--config", "--backend", "--enable-scale-out")
 """Options that Dynamo sets itself or that have another name there."""
 
 

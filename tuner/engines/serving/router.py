@@ -86,6 +86,15 @@ def planned_router(verified: VerifiedServing) -> ServeRouter:
     return ServeRouter(policy=policy, decode_policy=policy if is_disaggregated(verified) else None)
 
 
+def follows_text(verified: VerifiedServing) -> bool:
+    """Say whether a gateway follows prefixes, for which it asks servers for a prompt's tokens."""
+    return (
+        needs_router(verified)
+        and engine_gateway(verified) is not None
+        and planned_router(verified).policy is RouterPolicy.CACHE_AWARE
+    )
+
+
 def by_nginx(verified: VerifiedServing) -> bool:
     """Say whether the router is nginx."""
     return not is_disaggregated(verified) and chosen_router(verified) is NGINX

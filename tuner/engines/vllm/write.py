@@ -29,6 +29,7 @@ from tuner.engines.serving.command import (
 )
 from tuner.engines.serving.dynamo_worker import DynamoWorker, cache_events
 from tuner.engines.serving.placement import ServedPlacement
+from tuner.engines.serving.router import follows_text
 from tuner.engines.serving.shape import (
     GroupShape,
     draft_tokens_for,
@@ -44,6 +45,10 @@ from tuner.engines.vllm_afd.write import afd_address, afd_flags, has_afd_units
 from tuner.plans.serve import VerifiedServing
 
 BF16_BYTES: Final = 2
+SCALE_OUT: Final = "--enable-scale-out"
+"""Serves `/v1/completions/render`, else answered with 403 (0.32.0 and 0.33.0,
+entrypoints/scale_out/factories.py): vllm-router 0.1.17 asks it for the tokens of a prompt of text,
+and follows no prefix without them."""
 
 _KV_PORT: Final = "KV_PORT"
 """Variable of the first port of the side channel."""
@@ -110,6 +115,7 @@ def server(
             else _transfer(verified, group, kv_transfer, manifest=manifest)
         ),
         *_copies(group, placement if is_placed else None),
+        *((SCALE_OUT,) if follows_text(verified) else ()),
         *(('"${SPREAD[@]}"',) if shape.nodes > 1 else ()),
         '"$@"',
     )
