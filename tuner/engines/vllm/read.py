@@ -151,6 +151,7 @@ SERVER: Final = ServerFlags(
             "data-parallel-start-rank",
             "disable-log-requests",
             "enable-auto-tool-choice",
+            "enable-scale-out",
             "headless",
             "host",
             "master-addr",

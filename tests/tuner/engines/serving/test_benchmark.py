@@ -5,9 +5,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from tests.tuner.engines.serving.testing import aggregated, sample_serving
+from tests.tuner.engines.serving.testing import aggregated, routed, sample_serving
 from tests.tuner.engines.testing import write_emitted
 from tuner.engines.launchers.benchmark import benchmark_files, num_requests
+from tuner.engines.serve_writers import emit_serving
 from tuner.spec.model import ModelSpec
 
 OPEN = {"rate": 20.0, "input_tokens": 4000, "output_tokens": 500}
@@ -178,3 +179,14 @@ def test_the_most_that_a_deployment_serves_is_what_is_sent(deepseek: ModelSpec) 
     # As predicted, whatever rate says the traffic's shape.
     assert f"--request-rate {verified.predicted.requests_per_s}" in files["bench_vllm.sh"]
     assert f"--request-rate {verified.predicted.requests_per_s}" in files["bench_aiperf.sh"]
+
+
+def test_servers_tokenize_prompts_for_a_router_that_follows_them(deepseek: ModelSpec) -> None:
+    # vllm-router 0.1.17 asks /v1/completions/render, which vLLM refuses without the option.
+    for policy, is_asked in (("cache_aware", True), ("round_robin", False)):
+        verified = sample_serving(deepseek, routed(policy=policy), engine="vllm")
+        files = {str(file.path): file.text for file in emit_serving("vllm", verified)}
+        assert ("--enable-scale-out" in files["aggregated.sh"]) is is_asked
+        graph = sample_serving(deepseek, routed(policy=policy), engine="vllm", emit=("dynamo",))
+        texts = "".join(file.text for file in emit_serving("dynamo", graph))
+        assert "--enable-scale-out" not in texts
