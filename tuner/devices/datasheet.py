@@ -14,6 +14,7 @@ from profilers.records import Record
 from tuner.units import parse_bytes, parse_bytes_per_s
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 _LEAST: Final = 1_000_000
@@ -97,6 +98,9 @@ class Datasheet(Record):
     flop_per_s: dict[str, Positive]
     """Dense matmuls by type: `bf16` always; `fp8`, `fp4`, `tf32` where supported; `fp32`
     without tensor cores, where stated."""
+    reached_ratio: dict[str, Share] = Field(default_factory=dict)
+    """Share of `flop_per_s` that GEMMs of a model's sizes sustain in serving, by type; of a type
+    that is left out the share that H100 and H200 sustain (tuner/costs/serve/machine.py)."""
     exponential_ratio: Positive = 1.0
     """Exponentials of a unit and clock over those of its generation's other devices."""
     matrix_ratio: Positive = 1.0

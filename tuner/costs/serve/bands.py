@@ -23,6 +23,10 @@ each: what it took to hold four of five rows of a published one that was left ou
 of them, the worst of two (conformalised quantiles: Romano, Patterson and Candes, NeurIPS 2019).
 `Bands.note` says what is lacking.
 
+Runs of a pair on other devices do not say how it does on a generation that none is of: there its band
+holds those of new pairs as well. A vendor without any run costs `NEW_VENDOR` besides, since what its
+kernels reach of its datasheets is known from single GEMMs at most.
+
 Ratios of two layouts of one model, engine, system and release at equal load have bands of their
 own, narrower than either latency's: most of what a prediction misses is in both.
 
@@ -41,6 +45,7 @@ from pydantic import Field
 
 from profilers.records import Record
 from tuner.costs.serve.decoder import Decoder
+from tuner.devices.datasheet import Generation
 from tuner.spec.serving.goal import EngineName, Mode
 
 SCHEMA_VERSION: Final = 2
@@ -55,6 +60,11 @@ SPLIT_MODES: Final[frozenset[Mode]] = frozenset(
 MEASURED_STEPS: Final = 1.4
 """Measured over predicted either way where the engine's own steps were measured on the devices:
 four of five deployments of vLLM on a processor (tests/benchmarks/README.md, real engines)."""
+
+NEW_VENDOR: Final = 1.35
+"""Factor on both edges where no run is of a vendor's devices: the best over the typical GEMM of
+MI325X in bf16, 831 over 616 TFLOP/s (ROCm/rocm-blogs, Understanding TAF Alongside Peak FLOPs and
+MAF, 2026), between which an engine's kernels may lie."""
 
 Edge = Annotated[float, Field(gt=0.0, lt=1e6, allow_inf_nan=False)]
 Edges = tuple[Edge, Edge]
@@ -201,17 +211,26 @@ def bands_of(
     stored = [by_network.get(network, by_network[""]) for by_network in known]
     is_new = not all(one.network for one in stored)
     lacking: dict[Lacking, str] = {}
+    vendor = 1.0
     if engine in published and release not in published[engine]:
         lacking["release"] = f"{engine} {release}".strip()
-    if generation not in {name for one in stored for name in one.generations}:
+    generations = {name for one in stored for name in one.generations}
+    if generation not in generations:
         lacking["generation"] = f"{generation} devices"
+        stored += [by_network[""] for by_network in known]
+        vendors = {Generation(name).vendor for name in generations}
+        vendor = 1.0 if Generation(generation).vendor in vendors else NEW_VENDOR
     if mode not in every:
         lacking["mode"] = f"mode {mode}"
     costs = {(one.lacking, one.kernels): one for one in shipped().widenings}
     factors = [costs[name, kernels] for name in lacking]
     return Bands(
-        ttft=_hull([one.ttft for one in stored]).widened(math.prod(one.ttft for one in factors)),
-        tpot=_hull([one.tpot for one in stored]).widened(math.prod(one.tpot for one in factors)),
+        ttft=_hull([one.ttft for one in stored]).widened(
+            vendor * math.prod(one.ttft for one in factors)
+        ),
+        tpot=_hull([one.tpot for one in stored]).widened(
+            vendor * math.prod(one.tpot for one in factors)
+        ),
         is_new=is_new,
         lacking=((f"this model on {engine}",) if is_new else ()) + tuple(lacking.values()),
     )

@@ -5,7 +5,8 @@
 
 0.8 is the share of the memory bandwidth that aiconfigurator's system files state; 0.7 of the peak
 is what large GEMMs of its H100 and H200 tables reach, and 5 us is what their smallest GEMMs
-take beyond their bytes. Whatever came from the datasheet is named in `estimated`, so that a
+take beyond their bytes. A device whose own GEMMs were measured states its share in its datasheet
+(`reached_ratio`). Whatever came from the datasheet is named in `estimated`, so that a
 prediction can be marked.
 
 Letters: Q query points.
@@ -198,7 +199,10 @@ class ServingMachine:
         rated_Q = self.roofline_s(*work(op), dtype=dtype)
         if op.operation == "gemm" and self._is_unpacked(dtype):
             weights = float(op.axes["n"]) * float(op.axes["k"])
-            rated_Q = rated_Q + 2.0 * UNPACKED_TOKENS * weights / self._peak(dtype)
+            rated_Q = (
+                rated_Q
+                + 2.0 * UNPACKED_TOKENS * weights / self.sheet.flop_per_s[self._units(dtype)]
+            )
         return rated_Q
 
     def _rated_linear_s(self, op: Op) -> Floats:
@@ -238,18 +242,18 @@ class ServingMachine:
 
     def bounds_s(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> tuple[Floats, Floats]:
         """Seconds of the operations alone and of the bytes alone, at what is attained."""
-        memory_s = bytes_Q / (STREAM_RATIO * self.sheet.memory_bytes_per_s)
-        return flop_Q / (PEAK_RATIO * self._peak(dtype)), memory_s
+        sheet, units = self.sheet, self._units(dtype)
+        reached_per_s = sheet.reached_ratio.get(units, PEAK_RATIO) * sheet.flop_per_s[units]
+        memory_s = bytes_Q / (STREAM_RATIO * sheet.memory_bytes_per_s)
+        return flop_Q / reached_per_s, memory_s
 
-    def _peak(self, dtype: str) -> float:
-        """Operations per second of the units that multiply a format."""
-        rates = self.sheet.flop_per_s
-        return next(rates[name] for name in PEAK_OF[dtype] if rates.get(name))
+    def _units(self, dtype: str) -> str:
+        """The units that multiply a format."""
+        return next(name for name in PEAK_OF[dtype] if self.sheet.flop_per_s.get(name))
 
     def _is_unpacked(self, dtype: str) -> bool:
         """Whether kernels turn weights of a format into bf16 as they read them."""
-        others = PEAK_OF[dtype][:-1]
-        return dtype != "bf16" and not any(self.sheet.flop_per_s.get(name) for name in others)
+        return self._units(dtype) == "bf16" != dtype
 
     def _experts_s(self, tables: KernelTables, op: Op) -> Floats | None:
         """Routed experts on the most-loaded rank, for tokens over all ranks that share them."""

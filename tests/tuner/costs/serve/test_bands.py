@@ -8,6 +8,7 @@ import pytest
 
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, MIXTRAL_8X7B, QWEN3_32B
 from tuner.costs.serve.bands import (
+    NEW_VENDOR,
     Bands,
     LatencyBand,
     bands_of,
@@ -103,6 +104,17 @@ def test_a_pair_whose_runs_are_all_of_one_generation_is_new_to_others() -> None:
     other = found("vllm", decoder=QWEN3_32B, generation="blackwell")
     assert other.lacking == ("blackwell devices",)
     assert is_wider(other, own)
+
+
+def test_a_device_without_runs_has_neither_the_band_of_a_pair_elsewhere_nor_its_vendors() -> None:
+    own = found("vllm", decoder=QWEN3_32B, generation="hopper")
+    ampere, cdna3 = (
+        found("vllm", decoder=QWEN3_32B, generation=name) for name in ("ampere", "cdna3")
+    )
+    assert is_wider(ampere, own)
+    assert is_wider(ampere, found("vllm", generation="hopper"))
+    assert is_wider(cdna3, ampere)
+    assert cdna3.tpot.high_ratio == pytest.approx(NEW_VENDOR * ampere.tpot.high_ratio)
 
 
 def test_bands_of_several_pools_name_what_each_lacks_once() -> None:

@@ -299,3 +299,19 @@ def test_a_machine_that_prices_shares_counts_its_share_once(build: Build) -> Non
     # Nobody measured copies alone, so that both are the one kernel of the table.
     assert dispatched == pytest.approx(plain)
     assert plain > 1.5e-6
+
+
+def test_gemms_take_the_share_of_the_peak_that_the_device_was_seen_to_sustain() -> None:
+    # 2 x 8192^3 operations; MI300X: 0.40 of 1307.4 TFLOP/s and 0.39 of 2614.9, A100: 0.7 of 312.
+    sides = {"m": 8192.0, "n": 8192.0, "k": 8192.0}
+    for device, dtype, reached_per_s in (
+        ("mi300x", "bf16", 0.40 * 1307.4e12),
+        ("mi300x", "fp8", 0.39 * 2614.9e12),
+        ("mi325x", "bf16", 0.47 * 1307.4e12),
+        ("mi355x", "fp8", 0.44 * 5033.2e12),
+        ("a100-80gb-sxm", "bf16", 0.7 * 312e12),
+        ("h100-sxm", "fp8", 0.7 * 1978.9e12),
+    ):
+        machine = ServingMachine(sheet=find_device(device), tables=None)
+        taken_s = machine.seconds(Op(operation="gemm", dtype=dtype, axes=sides))
+        assert float(taken_s) == pytest.approx(2.0 * 8192.0**3 / reached_per_s + 5e-6), device
