@@ -410,7 +410,7 @@ def test_a_policy_that_a_router_lacks_is_refused(deepseek: ModelSpec) -> None:
 def test_a_router_to_ranks_has_its_option_and_is_there_for_one_instance(
     deepseek: ModelSpec, launch: Path, programs: Any
 ) -> None:
-    fields = {"policy": "cache_aware", "cache_threshold": 0.2, "ranks": 8}
+    fields: dict[str, Any] = {"policy": "cache_aware", "cache_threshold": 0.2, "ranks": 8}
     one = aggregated(count=1, devices=8, attention_dp=8, attention_tp=1)
     for decision, urls in (
         (routed(**fields), "http://a:30000 http://b:30000"),

@@ -12,6 +12,7 @@ from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import PrefixReuse, ServePlan
 from tuner.search.serve import options, prefix_reuse, routers
 from tuner.search.serve import plan_serve as planning
+from tuner.search.serve.degrees import instance_degrees
 from tuner.search.serve.demand import PrefixHits, build_demand, with_hits
 from tuner.search.serve.prefix_reuse import RecordedPrompts, measure_reuse, recorded_prompts
 from tuner.search.serve.simulation import sample_rank_requests
@@ -101,6 +102,7 @@ def test_requests_are_simulated_with_the_hits_of_their_own(spec: Callable[..., P
     assert prompts is not None
     one = PrefixReuse(router="one", instances=1, ranks=1, cache_blocks=99, stay_s=1.0)
     hits = prompts.under(one)
+    assert hits.cached_N is not None
     # The first prompt of each document finds nothing, the other 38 find 1536 of 2048 tokens.
     assert hits.cached_N.tolist() == [0, 0, *[1536] * 38]
     assert hits.ratio == pytest.approx(38 * 1536 / (40 * 2048))
@@ -177,7 +179,9 @@ def test_islands_have_caches_of_their_own_and_get_requests_by_their_weights(
 
 
 def prompts_under(prompts: RecordedPrompts, reuse: PrefixReuse) -> list[int]:
-    return [tokens // 512 for tokens in prompts.under(reuse).cached_N]
+    cached_N = prompts.under(reuse).cached_N
+    assert cached_N is not None
+    return [tokens // 512 for tokens in cached_N]
 
 
 def test_only_the_beginning_of_a_long_trace_is_counted(
@@ -291,7 +295,7 @@ def test_routing_to_ranks_saves_a_quarter_of_the_devices_of_a_published_conversa
     text = SPEC.replace("ENGINE", "vllm").replace("trace.jsonl, prefix_hit: 0.9", f"{TRACE}")
     text = text.replace("mixtral-8x7b", "qwen3-30b-a3b").replace("nodes: 1", "nodes: 8")
     path.write_text(text.replace("{trace:", "{rate: 20/s, trace:"))
-    every = options.instance_degrees
+    every = instance_degrees
     monkeypatch.setattr(
         options,
         "instance_degrees",

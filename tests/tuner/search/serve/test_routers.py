@@ -15,6 +15,7 @@ from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.search.serve import options
 from tuner.search.serve import routed_simulation as playing_routed
+from tuner.search.serve.degrees import instance_degrees
 from tuner.search.serve.demand import build_demand
 from tuner.search.serve.mode_simulation import is_routed
 from tuner.search.serve.routed_simulation import simulate_routed_mode
@@ -159,7 +160,7 @@ def test_a_rank_without_the_prefix_computes_the_whole_prompt() -> None:
 def test_a_plan_counts_on_one_in_so_many_hits_where_nothing_routes_to_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = options.instance_degrees
+    every = instance_degrees
 
     def of_ranks(engine: str, ranks: int) -> ServePlan:
         monkeypatch.setattr(
