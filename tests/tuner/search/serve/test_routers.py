@@ -261,7 +261,7 @@ def test_a_role_of_one_instance_is_given_no_choice() -> None:
 
 
 def test_two_kinds_cost_less_than_one_where_the_router_has_weights(tmp_path: Path) -> None:
-    by_load = planned(tmp_path, emit="[vllm]", rate=18)
+    by_load = planned(tmp_path, emit="[vllm]", rate=16)
     assert by_load.decision is not None
     assert by_load.predicted is not None
     assert len(by_load.decision.instances) == 2
@@ -271,7 +271,7 @@ def test_two_kinds_cost_less_than_one_where_the_router_has_weights(tmp_path: Pat
     assert by_load.predicted.tpot_s.p90 <= 0.04
     assert "up to 3 kinds" in by_load.certificate.covers
     # Dynamo's frontend has no weights: one kind, and the plan says what these would save.
-    without = planned(tmp_path, emit="[dynamo]", rate=18)
+    without = planned(tmp_path, emit="[dynamo]", rate=16)
     assert without.decision is not None
     assert by_load.certificate.objective is not None
     assert without.certificate.objective is not None
