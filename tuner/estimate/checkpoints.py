@@ -32,9 +32,8 @@ from tuner.faults.forecast import RunForecast, TrainingRun, forecast
 from tuner.faults.level_seconds import copied_bytes, host_bytes
 from tuner.faults.reliability import Jobs
 from tuner.faults.resolved import host_level, jobs_on_pool, resolved
-from tuner.search.train.plan_fields import NEVER_FAILS
 from tuner.spec.accounting import num_parameters
-from tuner.spec.goal import ONE_LEVEL, TWO_LEVELS, Reliability
+from tuner.spec.goal import NEVER_FAILS, ONE_LEVEL, TWO_LEVELS, Reliability
 from tuner.spec.spec import Spec
 
 LEAST_GAIN: Final = 0.002

@@ -275,6 +275,10 @@ class Reliability(Record):
         return self
 
 
+NEVER_FAILS: Final = Reliability(device_mtbf=1e18, restart=0.0)
+"""Used where the spec prices no failures."""
+
+
 class TrainEngine(Record):
     """The training software and its release."""
 

@@ -102,6 +102,10 @@ ROUTERS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
         routed(policy="cache_aware", cache_threshold=0.3),
         routed(policy="cache_aware", cache_threshold=0.1),
     ),
+    "ranks": (
+        routed(policy="cache_aware", cache_threshold=0.2),
+        routed(policy="cache_aware", cache_threshold=0.2, ranks=8),
+    ),
 }
 HANDOVERS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
     "from_pool": (disaggregated(), disaggregated(from_pool="h200")),

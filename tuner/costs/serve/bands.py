@@ -23,9 +23,9 @@ each: what it took to hold four of five rows of a published one that was left ou
 of them, the worst of two (conformalised quantiles: Romano, Patterson and Candes, NeurIPS 2019).
 `Bands.note` says what is lacking.
 
-Runs of a pair on other devices do not say how it does on a generation that none is of: there its band
-holds those of new pairs as well. A vendor without any run costs `NEW_VENDOR` besides, since what its
-kernels reach of its datasheets is known from single GEMMs at most.
+Runs of a pair on other devices do not say how it does on a generation that none is of: there its
+band holds those of new pairs as well. A vendor without any run costs `NEW_VENDOR` besides, since
+what its kernels reach of its datasheets is known from single GEMMs at most.
 
 Ratios of two layouts of one model, engine, system and release at equal load have bands of their
 own, narrower than either latency's: most of what a prediction misses is in both.

@@ -72,7 +72,7 @@ class ServingChange(Record):
     """It misses fewer SLO targets, has more goodput per device, or equal with shorter requests."""
 
 
-class ServingEstimate(Record):
+class ServingHalf(Record):
     """What a serving launch will do."""
 
     schema_version: Literal[1] = 1
@@ -130,6 +130,11 @@ class ServingEstimate(Record):
     refused_by: tuple[str, ...]
     """Refusals of the release's manifest for the launch as it is."""
     notes: tuple[str, ...]
-    other: "ServingEstimate | None" = None
+
+
+class ServingEstimate(ServingHalf):
+    """What a serving launch will do, or a file that starts both halves of a deployment."""
+
+    other: ServingHalf | None = None
     """The decode half, where a file starts both and neither was named; each is simulated with the
     other one."""

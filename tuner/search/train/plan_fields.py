@@ -70,7 +70,7 @@ from tuner.search.train.search_result import (
 from tuner.search.train.ties import tied_rows
 from tuner.spec.accounting import num_parameters, training_flop_per_token
 from tuner.spec.cluster import Pool
-from tuner.spec.goal import Reliability, TrainGoal
+from tuner.spec.goal import NEVER_FAILS, TrainGoal
 from tuner.spec.spec import Spec
 from tuner.units import format_s
 
@@ -78,9 +78,6 @@ MOST_TIES = 16
 """Alternatives inside the error band that are listed, where there are as many."""
 
 MOST_PARETO = 16
-
-NEVER_FAILS = Reliability(device_mtbf=1e18, restart=0.0)
-"""Used where the spec prices no failures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

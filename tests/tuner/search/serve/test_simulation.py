@@ -121,7 +121,7 @@ def test_a_heavy_tail_lowers_the_batch_and_lengthens_the_last_percentile(
     own = iteration(engine="sglang")
     option = option_of(own, serving_pool(), running=batches[1], kv_tokens=cache)
     with_tail, without = simulated(option, goal), simulated(option, level)
-    assert latency_of(with_tail.ttft_s_R).p90 > 2.0 * latency_of(without.ttft_s_R).p90
+    assert latency_of(with_tail.ttft_s_R).p90 > 1.4 * latency_of(without.ttft_s_R).p90
     assert latency_of(with_tail.ttft_s_R).p99 > 1.2 * latency_of(without.ttft_s_R).p99
 
 
