@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tuner.cli.serve_text import group_text, latency_text
 from tuner.cli.text import columns, host_lines, labelled, shortened
 from tuner.config.serve_words import target_words
-from tuner.estimate.serving.records import ServingChange, ServingEstimate, ServingLoad
+from tuner.estimate.serving.records import ServingChange, ServingEstimate, ServingHalf, ServingLoad
 from tuner.units import format_bytes, format_number, format_ratio, format_s
 
 SHOWN_CHANGES = 6
@@ -13,9 +13,9 @@ _GOOD = {True: "goodput ", False: ""}
 """Requests a second are good ones only where the spec states a target."""
 
 
-def serving_estimate_text(estimate: ServingEstimate) -> str:
+def serving_estimate_text(estimate: ServingHalf) -> str:
     """Describe the launch and what would beat it; both halves where there are two."""
-    if estimate.other is not None:
+    if isinstance(estimate, ServingEstimate) and estimate.other is not None:
         halves = (estimate.model_copy(update={"other": None}), estimate.other)
         return "\n\n".join((*map(serving_estimate_text, halves), _together(*halves)))
     return "\n".join(
@@ -32,7 +32,7 @@ def serving_estimate_text(estimate: ServingEstimate) -> str:
     )
 
 
-def _what(estimate: ServingEstimate) -> Iterator[str]:
+def _what(estimate: ServingHalf) -> Iterator[str]:
     yield (
         f"{estimate.source}: {estimate.model} with {estimate.engine} {estimate.release} on"
         f" {estimate.device}"
@@ -44,7 +44,7 @@ def _what(estimate: ServingEstimate) -> Iterator[str]:
     )
 
 
-def _together(first: ServingEstimate, second: ServingEstimate) -> str:
+def _together(first: ServingHalf, second: ServingHalf) -> str:
     """The two halves as one deployment: each was simulated with the other."""
     loads = [one.load for one in (first, second) if one.load is not None]
     if len(loads) < 2:
@@ -59,7 +59,7 @@ def _together(first: ServingEstimate, second: ServingEstimate) -> str:
     )
 
 
-def _load(estimate: ServingEstimate, load: ServingLoad) -> Iterator[str]:
+def _load(estimate: ServingHalf, load: ServingLoad) -> Iterator[str]:
     for name, value, band in (
         ("TTFT", load.ttft_s, estimate.ttft_s_band),
         ("TPOT", load.tpot_s, estimate.tpot_s_band),
@@ -84,7 +84,7 @@ def _load(estimate: ServingEstimate, load: ServingLoad) -> Iterator[str]:
         )
 
 
-def _memory(estimate: ServingEstimate) -> Iterator[str]:
+def _memory(estimate: ServingHalf) -> Iterator[str]:
     own = estimate.memory
     total = own.weight_bytes + own.cache_bytes + own.reserve_bytes
     yield (
@@ -103,7 +103,7 @@ def _memory(estimate: ServingEstimate) -> Iterator[str]:
         yield from labelled("DOES NOT FIT", estimate.misfit)
 
 
-def _changes(estimate: ServingEstimate) -> Iterator[str]:
+def _changes(estimate: ServingHalf) -> Iterator[str]:
     best = estimate.smallest_change
     if best is None:
         yield (
@@ -167,7 +167,7 @@ def _signed(ratio: float) -> str:
     return f"{'-' if ratio < 0 else '+'}{format_ratio(abs(ratio))}"
 
 
-def _listed(estimate: ServingEstimate) -> Iterator[str]:
+def _listed(estimate: ServingHalf) -> Iterator[str]:
     for refusal in estimate.refused_by:
         yield from labelled("manifest", refusal)
     if estimate.flags_unpriced:

@@ -110,3 +110,8 @@ class ServingLaunch:
     flags: SortedFlags = field(default=SortedFlags())
     """The flags, by their effect on the prediction."""
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def reader(self) -> "ServingLaunch":
+        """The launch whose prefix caches count: the file's that reads prompts, else itself."""
+        return self.other if self.role is Role.DECODE and self.other is not None else self

@@ -230,7 +230,7 @@ def _notes(
             f"{launch.setting.draft_tokens} drafted tokens a step have no price: the spec does not"
             " state their acceptance; add 'speculative: {draft_tokens: ..., acceptance: ...}'"
         )
-    if not launch.has_prefix_cache and goal.traffic.prefix_hit:
+    if not launch.reader.has_prefix_cache and goal.traffic.prefix_hit:
         yield "the launch has no prefix cache, so every prompt is computed in full"
     demand = inputs.demand.on(launch.role, ranks=option.degrees.attention_data)
     if demand.request_ratio < 1.0 and launch.role is not Role.DECODE:

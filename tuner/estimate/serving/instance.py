@@ -171,7 +171,7 @@ def build_inputs(
             "max_model_len": launch.max_model_len,
             "slo": spec.goal.slo.model_copy(update=_other_half(launch.role)),
             "traffic": spec.goal.traffic
-            if launch.has_prefix_cache
+            if launch.reader.has_prefix_cache or launch.reader.role is Role.DECODE
             else spec.goal.traffic.model_copy(update={"prefix_hit": 0.0}),
         }
     )
@@ -223,10 +223,12 @@ def _demand(goal: ServeGoal, launch: ServingLaunch, *, longest: int, instances: 
     demand = build_demand(goal, longest=longest)
     if not has_sessions(goal):
         return demand
-    places = 1 if launch.follows_prefixes else instances
+    reader = launch.reader
+    each = instances if reader is launch else reader.replicas
+    places = 1 if reader.follows_prefixes else each
 
     def left(_role: Role, ranks: int) -> PrefixHits | None:
-        caches = places * (1 if launch.finds_ranks else launch.copies * ranks)
+        caches = places * (1 if reader.finds_ranks else reader.copies * ranks)
         return spread_hits(goal.traffic.prefix_hit, places=caches)
 
     return replace(demand, hits_by_ranks=left)

@@ -125,15 +125,31 @@ def test_both_halves_of_a_deployment_are_priced_with_each_other(
     second = first.other
     assert second is not None
     assert first.load is not None
-    assert second.other is None
     assert [one.instance.role for one in (first, second)] == [Role.PREFILL, Role.DECODE]
     served = [one.load.requests_per_s for one in (first, second) if one.load is not None]
     assert served[0] == pytest.approx(served[1], rel=0.02)
     # Two decode devices are the bottleneck, which the reading half alone does not see.
     assert served[0] < 0.9 * first.load.capacity_per_s
+    # The decode instances keep no prefixes; those of the other half count.
+    lengths += ", prefix_hit: 0.6, prefix_scope: common"
+    deployment(engine="sglang", traffic=f"{{concurrency: 64, {lengths}}}", slo="{}")
+    kept = APART.replace("--tp $TP", "--tp 8").replace('"2",', '"2", --disable-radix-cache,')
+    (tmp_path / "launch.yaml").write_text(kept)
+    found = estimated()
+    assert found.load is not None
+    assert found.other is not None
+    assert found.other.load is not None
+    assert found.other.load.requests_per_s == pytest.approx(found.load.requests_per_s, rel=0.02)
+    assert found.load.capacity_per_s > 1.5 * first.load.capacity_per_s
     text = serving_estimate_text(first)
     assert "both halves    10 devices" in text
     assert "the other half is the file's: 1 instance" in text
+    (tmp_path / "launch.yaml").write_text(APART.replace("--tp $TP", "--tp 8"))
+    deployment(
+        engine="sglang",
+        traffic="{concurrency: 64, input_tokens: 2000, output_tokens: 300}",
+        slo="{}",
+    )
     assert estimated(role="writes") == second
     with pytest.raises(SpecError, match="--instances 2: of which half"):
         estimated(instances=2)
