@@ -37,8 +37,10 @@ TORCHTITAN: Final[Mapping[str, Any]] = {
 }
 """Defaults of primus/configs/modules/torchtitan/pre_trainer.yaml (v0.5.0 to v26.5.1) that differ
 from torchtitan's own."""
-COMMAND: Final = re.compile(r"\bprimus-cli\b|\bprimus/cli/main\.py\b")
-"""What starts Primus with flags over its file."""
+COMMAND: Final = re.compile(
+    r"\bprimus-cli\b|\bprimus/cli/main\.py\b|\bexamples/run_(\w+_)?pretrain\.sh\b"
+)
+"""What starts Primus with flags over its file, which `--config` or the scripts' `EXP` name."""
 FLAGS: Final = frozenset({"enable-primus-turbo", "use-turbo-deepep", "turbo-sync-free-moe-stage"})
 """Flags of Primus alone that a price depends on."""
 _TRAINERS: Final = ("pre_trainer", "post_trainer")

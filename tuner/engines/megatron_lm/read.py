@@ -105,18 +105,20 @@ def read(
 
 def _primus_values(flags: Flags, beside: Callable[[str], str | None]) -> dict[str, tuple[str, ...]]:
     """Return the flags of Primus' command over the file that it names, and over its defaults."""
-    named = flags.word("config") or ""
+    named = flags.word("config") or flags.environment.get("EXP", "")
     text = next(filter(None, map(beside, (named, named.rpartition("/")[2]))), None)
     if text is None:
         raise SpecError(
-            f"{flags.source}: --config {shown_value(named)} of primus-cli is not beside the launch;"
-            " estimate it where the file is"
+            f"{flags.source}: {shown_value(named)}, the file that Primus reads, is not beside the"
+            " launch; estimate it where the file is"
         )
     raw = parse_yaml(text, source=named)
     own = primus.overrides(raw if isinstance(raw, dict) else {}, source=named) or {}
     given = {**dict(_leaves(own, {}, environment=flags.environment)), **flags.values}
-    # A flag that is `null` takes back what the file says.
-    return primus.with_defaults({name: one for name, one in given.items() if one != ("null",)})
+    # A flag that is nothing takes back what the file says.
+    return primus.with_defaults(
+        {name: one for name, one in given.items() if not one or one[0] not in _NOTHING}
+    )
 
 
 def read_yaml(text: str, *, source: str) -> LaunchSettings:

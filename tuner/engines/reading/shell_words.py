@@ -21,6 +21,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from tuner.errors import SpecError
@@ -94,6 +95,21 @@ _UNDECIDED: Final = re.compile(r"[$`*?\[\]]")
 """In an operand of a test: what only a running shell expands, or a pattern."""
 _FROM_SCHEDULER: Final = ("SLURM_", "PBS_", "LSB_")
 """Prefixes of variables that the scheduler sets."""
+_SLURM: Final[Mapping[str, tuple[str, ...]]] = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "n": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "gres": ("SLURM_GPUS_ON_NODE",),
+    "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
+    "c": ("SLURM_CPUS_PER_TASK",),
+}
+"""Variables that a job has by the options of its `#SBATCH` lines (Slurm, sbatch(1), output
+environment variables)."""
+_SLURM_COUNT: Final = re.compile(r"(?:[A-Za-z][\w.-]*:)*(\d{1,9})")
+"""A count, after the type of what is counted, such as `gpu:h100:8`."""
 _REDIRECTION: Final = re.compile(r"(\d|&)?(>{1,2}|<)(?P<target>.*)")
 _GLUED: Final = re.compile(r"(--?[A-Za-z][\w-]*)([<>]{1,2}.*)")
 """A redirection right behind a flag."""
@@ -134,6 +150,19 @@ class ShellText:
     """Here-documents by the name of the file that they are written to."""
 
 
+def _slurm_variables(scheduler: Sequence[str]) -> dict[str, str]:
+    """Return the variables that Slurm sets by the words of a script's `#SBATCH` lines."""
+    found: dict[str, str] = {}
+    for word, following in pairwise((*scheduler, "")):
+        name, equals, value = word.lstrip("-").partition("=")
+        if not word.startswith("--") and word[2:]:
+            name, equals, value = word[1:2], "=", word[2:].removeprefix("=")
+        count = _SLURM_COUNT.fullmatch(value if equals else following)
+        if word.startswith("-") and count is not None:
+            found.update(dict.fromkeys(_SLURM.get(name, ()), count[1]))
+    return found
+
+
 def shell_text(
     text: str,
     *,
@@ -158,7 +187,7 @@ def shell_text(
         if line.startswith("#SBATCH")
         for word in line.split()[1:]
     )
-    variables = _Variables(source, environment or {})
+    variables = _Variables(source, {**_slurm_variables(scheduler), **(environment or {})})
     exported: set[str] = set()
     commands: list[Command] = []
     skipped: list[str] = []

@@ -78,7 +78,7 @@ def test_what_only_a_running_shell_could_decide_is_named() -> None:
     notes = read((LAUNCHES / "mixtral.sh").read_text()).notes
 
     assert any("MODEL+=--wandb-project mixtral" in note for note in notes)
-    assert any("SLURM_NNODES=8" in note for note in notes)
+    assert not any("SLURM_NNODES" in note for note in notes)
     assert any("$@" in note for note in notes)
 
 
@@ -200,6 +200,12 @@ def test_flags_of_primus_count_over_its_file_and_null_takes_back(tmp_path: Path)
         " --config configs/p.yaml --recompute_granularity null"
     )
     assert read_launch(str(script)).sequence == 2048
+    script.write_text(
+        "export EXP=configs/p.yaml\nbash ./examples/run_slurm_pretrain.sh --seq_length 1024"
+        " --recompute_granularity None"
+    )
+    older = read_launch(str(script))
+    assert (older.sequence, older.recompute, older.micro_batch) == (1024, Recompute.NONE, 2)
     script.write_text("primus-cli direct -- train --config configs/other.yaml")
     with pytest.raises(SpecError, match="is not beside the launch"):
         read_launch(str(script))
@@ -208,6 +214,22 @@ def test_flags_of_primus_count_over_its_file_and_null_takes_back(tmp_path: Path)
     assert (launch.global_batch, launch.context, launch.zero_stage) == (256, 2, 1)
     assert launch.recompute is Recompute.NONE
     assert not launch.overlap_grad_reduce
+
+
+def test_variables_of_a_slurm_job_are_those_of_its_options() -> None:
+    for options, found in (
+        ("#SBATCH --nodes=64\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4", 256),
+        ("#SBATCH -N 2\n#SBATCH --gpus-per-node h100:8  # all", 16),
+        ("#SBATCH -N3\n#SBATCH --gpus-per-node=gpu:2", 6),
+    ):
+        launch = read(
+            f"{options}\nARGS=(--nnodes $SLURM_NNODES --nproc-per-node $SLURM_GPUS_PER_NODE)\n"
+            f"srun torchrun ${{ARGS[@]}} pretrain_gpt.py {LEAST}"
+        )
+        assert launch.devices == found, options
+    # A range of nodes says no number.
+    ranged = f"#SBATCH --nodes=2-4\ntorchrun --nnodes=8 --nproc-per-node 2 pretrain_gpt.py {LEAST}"
+    assert read(ranged).devices == 16
 
 
 def test_what_primus_starts_beside_megatron_is_refused_by_name() -> None:

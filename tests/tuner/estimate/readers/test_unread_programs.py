@@ -36,6 +36,8 @@ COMMANDS: Mapping[str, str] = {
     "python ktransformers/server/main.py --model_path x": "KTransformers",
     "python -m sglang.launch_server --model m --kt-num-gpu-experts 8": "KTransformers",
     "lmdeploy serve api_server m --tp 8": "LMDeploy",
+    "python -m atom.entrypoints.openai_server --model m": "ATOM",
+    "torchrun --nproc_per_node 8 train_fsdp2.py config.yaml": "MindSpeed",
     "text-generation-launcher --model-id m --num-shard 4": "Text Generation Inference",
     "python -m lightllm.server.api_server --tp 8": "LightLLM",
     "mistralrs serve -m x": "mistral.rs",
