@@ -152,15 +152,15 @@ class ShellText:
 
 def _slurm_variables(scheduler: Sequence[str]) -> dict[str, str]:
     """Return the variables that Slurm sets by the words of a script's `#SBATCH` lines."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for word, following in pairwise((*scheduler, "")):
         name, equals, value = word.lstrip("-").partition("=")
         if not word.startswith("--") and word[2:]:
             name, equals, value = word[1:2], "=", word[2:].removeprefix("=")
         count = _SLURM_COUNT.fullmatch(value if equals else following)
         if word.startswith("-") and count is not None:
-            found.update(dict.fromkeys(_SLURM.get(name, ()), count[1]))
-    return found
+            variables.update(dict.fromkeys(_SLURM.get(name, ()), count[1]))
+    return variables
 
 
 def shell_text(
