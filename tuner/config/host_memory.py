@@ -11,7 +11,7 @@ from tuner.units import format_bytes
 Size = Annotated[int, Field(ge=0)]
 
 STATED_AS: Final = "cluster.pools[].host: {memory, reserve}"
-"""Where a spec states what a machine has."""
+"""The keys by which a spec states what a machine has."""
 
 COPIES: Final = "copies of checkpoints"
 RENAMED: Final = (

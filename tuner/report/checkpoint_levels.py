@@ -1,11 +1,11 @@
 """The checkpoint levels of a plan in words: what was chosen, and what it was compared with."""
 
-import math
 from collections.abc import Iterator
 from typing import Final
 
+from tuner.config.columns import Numbers
 from tuner.faults.forecast import RunForecast
-from tuner.faults.interval import ROUNDING
+from tuner.faults.interval import ROUNDING, CheckpointCycle
 from tuner.faults.run_shares import CheckpointLevels, PolicyRatio
 from tuner.units import format_bytes, format_counted, format_ratio, format_s
 
@@ -95,8 +95,15 @@ def interval_doubt(run: RunForecast, *, launched_s: float | None = None) -> str:
         return ""
     daily = run.checkpoint_bytes * 86_400 / (every_s + stall_s)
 
-    def trains(interval_s: float) -> float:
-        return interval_s / math.expm1(min((interval_s + stall_s) / failure_s, 700.0))
+    def trains(interval_s: float) -> Numbers:
+        return CheckpointCycle(
+            failures_per_s=1.0 / failure_s,
+            work_s=interval_s,
+            stall_s=stall_s,
+            background_s=0.0,
+            restart_s=0.0,
+            waiting_ratio=0.0,
+        ).effective_ratio
 
     least_share = trains(every_s) * (1.0 - NEGLIGIBLE_COST / max(run.effective_time_ratio, 1e-9))
     rare = [times for times in LONGER if trains(times * every_s) >= least_share]

@@ -197,13 +197,10 @@ class ServingMachine:
             return self.roofline_s(*work(op), dtype="fp8")
         dtype = "bf16" if op.operation in BF16_CORES else op.dtype
         rated_Q = self.roofline_s(*work(op), dtype=dtype)
-        if op.operation == "gemm" and self._is_unpacked(dtype):
-            weights = float(op.axes["n"]) * float(op.axes["k"])
-            rated_Q = (
-                rated_Q
-                + 2.0 * UNPACKED_TOKENS * weights / self.sheet.flop_per_s[self._units(dtype)]
-            )
-        return rated_Q
+        if op.operation != "gemm" or not self._is_unpacked(dtype):
+            return rated_Q
+        flop = 2.0 * UNPACKED_TOKENS * float(op.axes["n"]) * float(op.axes["k"])
+        return rated_Q + flop / self.sheet.flop_per_s[self._units(dtype)]
 
     def _rated_linear_s(self, op: Op) -> Floats:
         """Linear attention: its bytes at the rate of small kernels, beside which it computes.

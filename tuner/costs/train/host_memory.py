@@ -27,7 +27,7 @@ from tuner.costs.train.parts import is_any
 from tuner.costs.train.shapes import Hardware, ModelShape, Stages
 
 GRADIENT_BYTES: Final = 4.0
-"""Of a parameter whose optimizer is on the host, besides the optimizer's state."""
+"""Bytes of a gradient whose optimizer is on the host, beside the optimizer's state."""
 
 
 def pipeline_inside(rank_order: str) -> bool:

@@ -32,12 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.simulate.serving.routed import TURNS
-from tuner.spec.serving.lengths import (
-    LengthKind,
-    LengthLaw,
-    mean_tokens,
-    quantile_tokens,
-)
+from tuner.spec.serving.lengths import LengthLaw, quantile_tokens
 from tuner.spec.serving.requests import arrivals_s
 from tuner.spec.serving.traffic import Arrival, Traffic
 
@@ -143,8 +138,6 @@ def benchmark_requests(
 
 def _quantiles(law: LengthLaw, count: int) -> Ints:
     """Return lengths that have the law's distribution, in ascending order."""
-    if law.kind is LengthKind.FIXED:
-        return np.full(count, max(1, round(mean_tokens(law))))
     ratio_N = (np.arange(count) + 0.5) / count
     if law.values is not None:
         order = np.argsort(law.values)

@@ -17,6 +17,7 @@ from typing import Any, Final
 from tuner.config.serve import Role
 from tuner.devices.datasheet import Vendor
 from tuner.engines.files import EmittedFile
+from tuner.engines.launchers.benchmark import requests_files
 from tuner.engines.launchers.kubernetes import benchmark_job, benchmark_notes, mounted_requests
 from tuner.engines.launchers.pods import (
     MOUNT,
@@ -112,6 +113,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         f" {group_release(verified, verified.decision.instances[0]).title}.",
     )
     configs = (config_map(f"{app}-files", files=files),) if files else ()
+    requests, url = mounted_requests(verified), f"http://{app}-frontend:{ROUTER_PORT}"
     return (
         EmittedFile(
             path=PurePosixPath("graph.yaml"),
@@ -122,10 +124,10 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             text=yaml_text(
                 verified,
                 notes=benchmark_notes(verified, once="the graph"),
-                objects=[benchmark_job(verified, url=f"http://{app}-frontend:{ROUTER_PORT}")],
+                objects=[benchmark_job(verified, requests, url=url)],
             ),
         ),
-        *mounted_requests(verified),
+        *requests_files(requests),
     )
 
 

@@ -29,7 +29,7 @@ from tuner.engines.launchers.benchmark import (
     planned_requests,
     requests_files,
 )
-from tuner.engines.launchers.benchmark_requests import NAME
+from tuner.engines.launchers.benchmark_requests import NAME, BenchmarkRequests
 from tuner.engines.launchers.pods import (
     MOUNT,
     Object,
@@ -113,6 +113,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         *placement_notes(verified, placement),
         "Then: kubectl apply -f deployment.yaml",
     )
+    requests = mounted_requests(verified)
     return (
         EmittedFile(
             path=PurePosixPath("deployment.yaml"),
@@ -123,10 +124,10 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             text=yaml_text(
                 verified,
                 notes=benchmark_notes(verified, once="the deployment"),
-                objects=[benchmark_job(verified, url=f"http://{_entrance(verified)}")],
+                objects=[benchmark_job(verified, requests, url=f"http://{_entrance(verified)}")],
             ),
         ),
-        *mounted_requests(verified),
+        *requests_files(requests),
     )
 
 
@@ -140,18 +141,24 @@ def benchmark_notes(verified: VerifiedServing, *, once: str) -> tuple[str, ...]:
     return (*notes, f"kubectl apply -f bench-job.yaml once {once} is ready.")
 
 
-def mounted_requests(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
-    """Return the file that the benchmark's job reads, if it needs one of the plan's."""
-    if is_drawn_by_vllm(offered_traffic(verified)):
-        return ()
-    return requests_files(planned_requests(verified))
+def mounted_requests(verified: VerifiedServing) -> BenchmarkRequests | None:
+    """Return the requests of the file that is mounted into the benchmark's job, if it needs one."""
+    return None if is_drawn_by_vllm(offered_traffic(verified)) else planned_requests(verified)
 
 
-def benchmark_job(verified: VerifiedServing, *, url: str) -> Object:
-    """Return the Job that runs a benchmark against the address."""
+def benchmark_job(
+    verified: VerifiedServing, requests: BenchmarkRequests | None, *, url: str
+) -> Object:
+    """Return the Job that runs a benchmark against the address.
+
+    Args:
+        verified: the deployment.
+        requests: its `mounted_requests`.
+        url: of the router, or of the only instance.
+    """
     is_file = not is_drawn_by_vllm(offered_traffic(verified))
     script = (
-        benchmark_aiperf_bash(verified, planned_requests(verified))
+        benchmark_aiperf_bash(verified, requests)
         if is_file
         else benchmark_vllm_bash(verified, None)
     )

@@ -101,7 +101,12 @@ def estimate_serving(
     option = price_option(inputs, launch.setting)
     if option.role is not Role.AGGREGATED:
         own = InstanceGroup(option=option, count=inputs.instances)
-        inputs = replace(inputs, beside=_stated_half(inputs) or other_half(inputs, own))
+        stated = _stated_half(inputs)
+        inputs = replace(
+            inputs,
+            beside=stated or other_half(inputs, own),
+            is_beside_stated=stated is not None,
+        )
     memory = device_memory(inputs, option, launch.setting)
     host = _host_memory(launch, serving_pool.pool, memory, instances=instances)
     misfit = misfit_reason(inputs, option, launch.setting)
@@ -301,10 +306,9 @@ def _beside(inputs: EstimateInputs, option: Option, load: ServingLoad | None) ->
     yield from _link_note(inputs, option)
     if launch.role is not Role.AGGREGATED:
         count = format_counted(0 if inputs.beside is None else inputs.beside.count, "instance")
-        is_stated = launch.other is not None and _stated_half(inputs) is not None
         yield (
             f"the other half is the file's: {count}"
-            if is_stated
+            if inputs.is_beside_stated
             else "the other half is not part of the launch; it is assumed never to be the"
             " bottleneck"
         )
@@ -312,7 +316,8 @@ def _beside(inputs: EstimateInputs, option: Option, load: ServingLoad | None) ->
             yield (
                 f"a closed loop of {inputs.demand.concurrency} is in both halves together, each"
                 f" request {format_s(load.other_half_s)} in the other one"
-                + ("" if is_stated else f", which is taken to be {count} of the launch's degrees")
+                + f", which is taken to be {count} of the launch's degrees"
+                * (not inputs.is_beside_stated)
             )
     yield from _rate_note(inputs)
 

@@ -110,6 +110,8 @@ class EstimateInputs:
     """Engine release whose memory rule applies; empty: the newest."""
     beside: InstanceGroup | None = None
     """Instances of the other role that a prefill or decode launch is simulated with."""
+    is_beside_stated: bool = False
+    """The file states them; else they are taken to be of the launch's degrees."""
 
     def drafting(self, setting: InstanceKnobs) -> Drafting | None:
         """Return how a setting drafts; None without drafts or without a stated acceptance."""

@@ -225,6 +225,12 @@ def read_serving_text(
         return replace(launch, notes=(*launch.notes, f"the router is not read: {error}"))
     if router is None:
         return launch
+    other = None if launch.other is None else _behind(launch.other, router)
+    return replace(_behind(launch, router), other=other)
+
+
+def _behind(launch: ServingLaunch, router: RouterLaunch) -> ServingLaunch:
+    """Return a launch with what the router in front of it looks for."""
     note = f"in front is a router, {router}; an even share of the requests is priced"
     cautions = router.cautions(launch.setting.degrees.attention_data)
     return replace(

@@ -100,6 +100,12 @@ def test_the_router_in_front_is_named_or_said_to_be_unread(read: Callable[..., A
         (note,) = read(router.replace("POLICY", policy)).notes
         assert note.startswith(said)
     assert not read(DEPLOYMENT).notes
+    # It is in front of both halves, whichever is named.
+    pair = f"{APART}---{router.replace('POLICY', 'random').replace('vllm, serve', 'sleep')}"
+    for role in (None, "prefill", "decode"):
+        launch = read(pair, role=role)
+        assert not launch.reader.follows_prefixes
+        assert not launch.other.reader.follows_prefixes
 
 
 def test_groups_are_named_by_label_object_or_role(read: Callable[..., Any]) -> None:
