@@ -145,7 +145,7 @@ def _simulate_shared_group(
         demand,
         count=loop_requests(goal, concurrency=concurrency)
         if demand.concurrency is not None
-        else per_rank(goal, ranks=ranks / share),
+        else per_rank(goal, demand, ranks=ranks / share),
         every=max(1, round(ranks / share)),
         most_tokens=option.kv_tokens,
     )
@@ -193,7 +193,7 @@ def simulate_offload_mode(
     ranks = local.ranks
     concurrency = _rank_concurrency(demand, share=1.0, ranks=ranks)
     is_closed = demand.concurrency is not None
-    count = min(MOST_REQUESTS, ranks * per_rank(goal, ranks=ranks))
+    count = min(MOST_REQUESTS, ranks * per_rank(goal, demand, ranks=ranks))
     if is_closed:
         count = loop_requests(goal, concurrency=concurrency)
     requests = sample_rank_requests(

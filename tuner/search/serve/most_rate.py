@@ -10,23 +10,25 @@ The program sees no queueing, so others are tried beside it: with more spare cap
 and without instances whose own latency is close to a missed target. A candidate is dropped where
 its capacity, or its simulation just above the best rate, shows that it serves no more.
 
-Not covered: closed loops, whose rate follows from their number; AFD (attention-FFN disaggregation),
-which no program chooses.
+Not covered: AFD (attention-FFN disaggregation), which no program chooses.
 """
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from solvers.result import Status
 from tuner.config.serve import Role
 from tuner.search.serve.islands import capacity_per_s
-from tuner.search.serve.program import ROLES, SolvedProgram, Spare
+from tuner.search.serve.program import OBJECTIVE, ROLES, SolvedProgram, Spare
 from tuner.search.serve.routers import RouterChoice
 from tuner.search.serve.simulation import InstanceGroup, SimulationResult
 from tuner.search.serve.solve_mode import (
     MOST_SIMULATED,
     ModeSolution,
     ServeProblem,
+    at_traffic_share,
     goal_spare,
     instance_groups,
     planned_routers,
@@ -122,8 +124,10 @@ def _most_rate_with(
 
 
 def at_rate(problem: ServeProblem, rate_per_s: float) -> ServeProblem:
-    """Return the problem with that rate of an open load."""
+    """Return the problem with that rate; of a closed loop or stated requests, with fewer."""
     goal = problem.spec.goal
+    if goal.traffic.sets_its_rate:
+        return at_traffic_share(problem, rate_per_s / problem.demand.rate_per_s)
     traffic = goal.traffic.model_copy(update={"rate": rate_per_s})
     spec = replace(problem.spec, goal=goal.model_copy(update={"traffic": traffic}))
     return replace(problem, spec=spec, demand=replace(problem.demand, rate_per_s=rate_per_s))
@@ -222,3 +226,53 @@ def _capacity(
     if solved.program.problem.links:
         most = min(most, plan.rate_per_s)
     return most / (1.0 + RATE_STEP) / (1.0 + problem.spec.goal.spare_ratio)
+
+
+def at_stated_rate(
+    solution: ModeSolution, problem: ServeProblem, *, stated: ModeSolution
+) -> ModeSolution | None:
+    """Return a solution of the highest rate as one of the problem's own; None where it misses it.
+
+    The search for the fewest devices raises spare capacity in steps, and may pass over instances
+    that hold a rate close to the most that the pools serve. Those of repriced prefix hits and of
+    length thresholds belong to other problems.
+
+    Args:
+        solution: of the goal `objective: rate`.
+        problem: with a stated rate.
+        stated: of the same mode by the problem's own goal, which misses a target.
+    """
+    plan, demand, mode = solution.solved.outcome.solution, problem.demand, solution.mode
+    is_other = solution.threshold is not None or solution.prefix_hit is not None
+    if is_other or plan is None or plan.rate_per_s < demand.rate_per_s:
+        return None
+    simulated = simulate_traffic(problem, mode, solution.groups, router=solution.router)
+    if simulated.missed(problem.spec.goal.slo):
+        return None
+    program = replace(
+        solution.solved.program.problem,
+        objective=OBJECTIVE[problem.spec.goal.objective],
+        demand_per_s=demand.rate_per_s,
+        spare_ratio=0.0,
+    )
+    outcome = replace(
+        solution.solved.outcome,
+        status=Status.FEASIBLE,
+        objective=sum(map(operator.mul, program.weight_J, plan.count_J)),
+        bound=stated.solved.outcome.bound,
+    )
+    spare_ratio = plan.rate_per_s / demand.rate_per_s - 1.0
+    return replace(
+        solution,
+        solved=replace(
+            solution.solved,
+            program=replace(solution.solved.program, problem=program),
+            outcome=outcome,
+        ),
+        simulated=simulated,
+        spare=replace(solution.spare, others_ratio=spare_ratio),
+        missed=(),
+        missed_without_spare=stated.missed_without_spare or stated.missed,
+        bound=stated.bound,
+        rate_per_s=None,
+    )

@@ -25,9 +25,11 @@ from tuner.search.serve.prefix_reuse import (
 )
 from tuner.search.serve.refused import refused_afd_units, refused_kv_transfers, refused_vendors
 from tuner.search.serve.relaxations import (
+    Closest,
     at_held_rate,
     explain_infeasible,
     find_closest,
+    held_after_all,
     solve_relaxations,
 )
 from tuner.search.serve.solve_mode import (
@@ -73,8 +75,13 @@ def make_serve_plan(
     if reuse is not None and problem.hits is not None:
         notes = (*notes, describe_reuse(reuse, planned_ratio=problem.hits.ratio))
     provenance = provenance.model_copy(update={"notes": notes})
+    closest: Closest | None = None
+    # Where the rate is the goal there is no traffic to serve less of.
+    if not solutions.fitting and spec.goal.objective != "rate":
+        closest = find_closest(problem)
+        solutions = held_after_all(problem, solutions, closest)
     if not solutions.fitting:
-        return _nothing(problem, solutions, solve_s=solve_s, provenance=provenance)
+        return _nothing(problem, solutions, closest, solve_s=solve_s, provenance=provenance)
     best, *others = solutions.fitting
     if best.rate_per_s is not None:
         problem = at_rate(problem, best.rate_per_s)
@@ -143,10 +150,13 @@ def _answered(
 
 
 def _nothing(
-    problem: ServeProblem, solutions: ModeSolutions, *, solve_s: float, provenance: ServeProvenance
+    problem: ServeProblem,
+    solutions: ModeSolutions,
+    closest: Closest | None,
+    *,
+    solve_s: float,
+    provenance: ServeProvenance,
 ) -> ServePlan:
-    # Where the rate is the goal there is no traffic to serve less of.
-    closest = None if problem.spec.goal.objective == "rate" else find_closest(problem)
     return ServePlan(
         model=problem.spec.model,
         cluster=problem.spec.cluster,

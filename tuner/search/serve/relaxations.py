@@ -1,14 +1,13 @@
 """Where nothing meets the targets: what binds, the closest plan, and what each relaxation buys.
 
-The closest plan serves the most requests a second of all pools within the targets: instances by the
-integer program with the rate as its objective; bisection on the simulated rate then finds the most
-at which every target holds. Every other relaxation changes one thing and is solved anew. Only
-modes that the release launches count.
+The closest plan serves the most requests a second of all pools within the targets: what the goal
+`objective: rate` finds (most_rate.py). Every other relaxation changes one thing and is solved anew.
+Only modes that the release launches count.
 
 Where pools have no links, links of 400 Gbit/s between all of them are tried: if these make the
 traffic fit, the link is what binds.
 
-Not covered: two relaxations at once; thresholds of offloaded prompts in the closest plan.
+Not covered: two relaxations at once.
 """
 
 import math
@@ -23,20 +22,16 @@ from tuner.engines.serve_capabilities import main_release, modes_on
 from tuner.plans.serve import ServeRelaxation
 from tuner.search.serve.islands import island_layouts
 from tuner.search.serve.modes import ModeSolutions, requested_modes
-from tuner.search.serve.most_rate import solve_goal
+from tuner.search.serve.most_rate import at_rate, at_stated_rate, solve_goal
 from tuner.search.serve.preference import rank_solutions
 from tuner.search.serve.program import BOUND_TOLERANCE, SolvedProgram
 from tuner.search.serve.solve_mode import (
     PRICED_ROLES,
     ModeSolution,
     ServeProblem,
-    at_traffic_share,
     build_serve_problem,
     goal_spare,
-    instance_groups,
-    plainest_router,
     problem_variants,
-    simulate_traffic,
     solve_program_of,
 )
 from tuner.search.serve.to_plan import describe_missed, solution_refusals, to_decision
@@ -49,8 +44,6 @@ from tuner.units import format_ratio, format_s
 LINK_BYTES_PER_S: Final = 50e9
 LINK_LATENCY_S: Final = 10e-6
 """Of a link that is tried where pools have none: one 400 Gbit/s NIC on one switch."""
-RATE_STEPS: Final = 7
-"""Halvings of the interval in which the closest plan's rate lies."""
 LADDER_RATIOS: Final = (0.05, 0.1, 0.2, 0.5)
 """More time that each target is given, the least that helps."""
 MORE_TIME: Final = MappingProxyType({2.0: "twice", 4.0: "four times", 8.0: "eight times"})
@@ -70,6 +63,8 @@ class Closest:
     requests_per_s: float
     change: str
     """In traffic."""
+    solution: ModeSolution
+    """The instances, simulated at that rate."""
 
 
 def launchable_modes(problem: ServeProblem) -> tuple[Mode, ...]:
@@ -190,60 +185,45 @@ def _most_of(problem: ServeProblem, mode: Mode, islands: Mapping[str, str]) -> S
 def find_closest(problem: ServeProblem) -> Closest | None:
     """Return the plan that serves the most within the targets; None where none serves anything.
 
-    Once the time limit has passed, what is known is not improved: no further mode is tried where
-    one serves, and no further share of the traffic.
+    It is what `objective: rate` finds. Once the time limit has passed no further mode is tried
+    where one serves.
     """
-    settings = problem.settings
-    end_s, candidates = settings.clock() + settings.time_limit_s, list[Closest]()
-    for mode in launchable_modes(problem):
-        for variant in problem_variants(problem, mode) if mode != "prefill_offload" else ():
-            for islands in island_layouts(problem.spec, mode):
-                if candidates and settings.clock() > end_s:
-                    break
-                one = _closest_in(variant, mode, islands, end_s=end_s)
-                candidates += [one] if one else []
-    return max(candidates, key=lambda one: one.requests_per_s, default=None)
-
-
-def _closest_in(
-    problem: ServeProblem, mode: Mode, islands: Mapping[str, str], *, end_s: float
-) -> Closest | None:
-    spare_ratio, spare = problem.spec.goal.spare_ratio, goal_spare(problem)
-    solved = _most_of(problem, mode, islands)
-    plan = None if solved is None else solved.outcome.solution
-    if solved is None or plan is None:
-        return None
-    groups = instance_groups(solved)
-    most = min(plan.rate_per_s / (1.0 + spare_ratio) / problem.demand.rate_per_s, 1.0)
-    low, high, best = 0.0, most, None
-    for _ in range(RATE_STEPS):
-        if best is not None and problem.settings.clock() > end_s:
+    settings, goal = problem.settings, problem.spec.goal.model_copy(update={"objective": "rate"})
+    spec = replace(problem.spec, goal=goal)
+    # A program takes its objective from the spec of the KV transfers.
+    kv_transfers = replace(problem.kv_transfers, spec=spec)
+    most = replace(problem, spec=spec, kv_transfers=kv_transfers)
+    end_s, candidates = settings.clock() + settings.time_limit_s, list[ModeSolution]()
+    for mode in launchable_modes(most):
+        if candidates and settings.clock() > end_s:
             break
-        share = 0.5 * (low + high)
-        less = at_traffic_share(problem, share)
-        simulated = simulate_traffic(less, mode, groups)
-        if simulated.missed(problem.spec.goal.slo):
-            high = share
-            continue
-        low, best = share, (less, simulated)
-    if best is None:
+        one = solve_goal(most, mode)
+        if one is not None and one.rate_per_s is not None and not solution_refusals(one, most):
+            candidates.append(one)
+    if not candidates:
         return None
-    less, simulated = best
-    one = ModeSolution(
-        solved=solved,
-        groups=groups,
-        simulated=simulated,
-        spare=spare,
-        missed=(),
-        router=plainest_router(problem, mode, groups),
-    )
-    if solution_refusals(one, problem):
-        return None
+    best = rank_solutions(candidates, most)[0]
+    less = at_rate(problem, best.rate_per_s or 0.0)
     return Closest(
-        decision=to_decision(one, problem),
-        requests_per_s=simulated.requests_per_s,
+        decision=to_decision(best, problem),
+        requests_per_s=best.simulated.requests_per_s,
         change=_traffic_words(less, problem),
+        solution=best,
     )
+
+
+def held_after_all(
+    problem: ServeProblem, solutions: ModeSolutions, closest: Closest | None
+) -> ModeSolutions:
+    """Return the solutions with the closest plan as the chosen one where it holds the rate."""
+    stated = None if closest is None else solutions.of(closest.solution.mode)
+    if closest is None or stated is None:
+        return solutions
+    held = at_stated_rate(closest.solution, problem, stated=stated)
+    if held is None or solutions.refused[held.mode]:
+        return solutions
+    serving = tuple(held if one is stated else one for one in solutions.serving)
+    return replace(solutions, serving=serving, fitting=(held,))
 
 
 def _traffic_words(less: ServeProblem, problem: ServeProblem) -> str:

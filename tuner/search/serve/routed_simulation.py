@@ -27,7 +27,6 @@ from tuner.search.serve.simulation import (
     Ints,
     SimulationResult,
     loop_requests,
-    most_requests,
     option_step_times,
     per_rank,
     prompt_times,
@@ -85,7 +84,7 @@ def simulate_routed_mode(
     every = _part(
         groups,
         ranks=sum(group.ranks for group in serving),
-        num_requests=_open_requests(serving, prefilling, 1, goal) if is_open else 0,
+        num_requests=_open_requests(serving, prefilling, 1, goal, demand) if is_open else 0,
     )
     requests = _requests(serving, every=every, prefilling=prefilling, goal=goal, demand=demand)
     kinds = [
@@ -157,7 +156,7 @@ def _requests(
     demand: Demand,
 ) -> Requests:
     """Draw what the simulated instances get: of the rank with the fewest as many as elsewhere."""
-    count = _open_requests(serving, prefilling, every, goal)
+    count = _open_requests(serving, prefilling, every, goal, demand)
     if demand.concurrency is not None:
         count = loop_requests(goal, concurrency=_concurrency(demand, every))
     return sample_rank_requests(
@@ -166,7 +165,7 @@ def _requests(
         replace(demand, computed_tokens=demand.input_tokens, cached_N=None)
         if prefilling
         else demand,
-        count=min(most_requests(goal), count),
+        count=min(MOST_REQUESTS, count),
         every=every,
         most_tokens=min(group.option.kv_tokens for group in serving),
     )
@@ -177,12 +176,13 @@ def _open_requests(
     prefilling: Sequence[InstanceGroup],
     every: int,
     goal: ServeGoal,
+    demand: Demand,
 ) -> int:
     """Return the requests of an open load: those stated, or so many that all ranks get enough."""
     if goal.traffic.requests is not None:
         return max(1, goal.traffic.requests // every)
     least = min(_least_share(groups, every) for groups in (serving, prefilling))
-    return round(per_rank(goal, ranks=1.0) / least)
+    return round(per_rank(goal, demand, ranks=1.0) / least)
 
 
 def _least_share(groups: Sequence[InstanceGroup], every: int) -> float:

@@ -48,12 +48,11 @@ Ints = npt.NDArray[np.int64]
 PER_RANK: Final = 200
 """Requests that a rank serves, at least; a closed loop simulates ten rounds."""
 LONG_PER_RANK: Final = 2500
-"""The same where the goal is the highest rate: near what instances can serve queues
-grow for long before they show."""
+"""The same in the simulation that confirms a target: near what instances can serve queues grow for
+long before they show."""
 MOST_REQUESTS: Final = 20_000
-LONG_MOST_REQUESTS: Final = 60_000
-"""The same where the most requests a second are looked for, of deployments that have no smaller
-share: 24 ranks get all of theirs, 72 a third."""
+"""Of all ranks in one simulation: 8 of them get all of theirs, and from 100 ranks on the first
+simulation is as long as the second."""
 MOST_SPREAD: Final = 5000
 """Requests whose lengths are spread over quantiles; more hold the tail by themselves."""
 SEED: Final = 20_251
@@ -116,11 +115,11 @@ def reading_groups(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
     return [one for one in reading if one.option.role is Role.AGGREGATED] or reading
 
 
-def per_rank(goal: ServeGoal, *, ranks: float) -> int:
+def per_rank(goal: ServeGoal, demand: Demand, *, ranks: float) -> int:
     """Return the requests that each of so many ranks serves in an open simulation, at least."""
     if goal.traffic.requests is not None:
         return max(1, round(goal.traffic.requests / ranks))
-    return LONG_PER_RANK if goal.objective == "rate" else PER_RANK
+    return LONG_PER_RANK if demand.is_simulated_long else PER_RANK
 
 
 def loop_requests(goal: ServeGoal, *, concurrency: int) -> int:
@@ -144,11 +143,6 @@ def reached_rate(served: Served, *, ranks: int, goal: ServeGoal, comes_per_s: fl
         return comes_per_s
     span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
     return ranks * len(served.end_s_R) / max(span_s, 1e-9)
-
-
-def most_requests(goal: ServeGoal) -> int:
-    """Return the requests of all ranks in one simulation, at most."""
-    return LONG_MOST_REQUESTS if goal.objective == "rate" else MOST_REQUESTS
 
 
 def latency_of(values: Floats) -> Latency:
@@ -202,7 +196,7 @@ def _simulate_aggregated_rank(
     concurrency = 1
     if demand.concurrency is not None:
         concurrency = max(1, -(-int(demand.concurrency * share) // ranks))
-    count = per_rank(goal, ranks=ranks / share)
+    count = per_rank(goal, demand, ranks=ranks / share)
     if demand.concurrency is not None:
         most = max(MOST_REQUESTS, concurrency)
         count = min(loop_requests(goal, concurrency=concurrency), most)
@@ -232,7 +226,7 @@ def simulate_disaggregated_mode(
     kv_transfers: KvTransfers,
     goal: ServeGoal,
     demand: Demand,
-    most: int = LONG_MOST_REQUESTS,
+    most: int = MOST_REQUESTS,
 ) -> SimulationResult:
     """Simulate prefill and decode instances.
 
@@ -247,13 +241,13 @@ def simulate_disaggregated_mode(
     concurrency = demand.concurrency or 0
     demand = demand.on(Role.PREFILL, ranks=prefill.option.degrees.attention_data)
     ranks = max(prefill.ranks, decode.ranks)
-    count = ranks * per_rank(goal, ranks=ranks)
+    count = ranks * per_rank(goal, demand, ranks=ranks)
     if concurrency:
         count = loop_requests(goal, concurrency=concurrency)
     requests = sample_rank_requests(
         goal,
         replace(demand, computed_tokens=demand.input_tokens, cached_N=None),
-        count=min(most_requests(goal), count, most),
+        count=min(count, most),
         every=1,
         most_tokens=decode.option.kv_tokens,
     )

@@ -59,6 +59,7 @@ from tuner.search.serve.routers import (
     stated_hits,
 )
 from tuner.search.serve.simulation import (
+    MOST_REQUESTS,
     InstanceGroup,
     SimulationResult,
     corrected_result,
@@ -753,19 +754,37 @@ def simulate_traffic(
         id(problem.spec.goal),
     )
     if key not in problem.simulation_cache:
+        simulated = _simulate_confirmed(problem, mode, groups, router)
+        # What is kept keeps its key: no other object can have the same identity.
+        problem.simulation_cache[key] = (simulated, (groups, problem.demand, problem.spec.goal))
+    return problem.simulation_cache[key][0]
+
+
+def _simulate_confirmed(
+    problem: ServeProblem, mode: Mode, groups: Sequence[InstanceGroup], router: RouterChoice
+) -> SimulationResult:
+    """Simulate an open load, and for long where the targets hold at first.
+
+    Whether instances hold a rate so depends on them and the rate alone, not on what the goal
+    minimises. A closed loop and a stated number of requests end by themselves.
+    """
+    goal, demands = problem.spec.goal, [problem.demand]
+    if goal.slo.is_stated and not goal.traffic.sets_its_rate:
+        demands.append(replace(problem.demand, is_simulated_long=True))
+    for demand in demands:
         simulated = simulate_mode(
             mode,
             groups,
             router=router,
             threshold=problem.threshold,
             kv_transfers=packed_as(problem.kv_transfers, groups),
-            goal=problem.spec.goal,
-            demand=problem.demand,
+            goal=goal,
+            demand=demand,
         )
-        simulated = corrected_result(simulated, groups, goal=problem.spec.goal)
-        # What is kept keeps its key: no other object can have the same identity.
-        problem.simulation_cache[key] = (simulated, (groups, problem.demand, problem.spec.goal))
-    return problem.simulation_cache[key][0]
+        simulated = corrected_result(simulated, groups, goal=goal)
+        if simulated.missed(goal.slo) or len(simulated.ttft_s_R) >= MOST_REQUESTS:
+            break
+    return simulated
 
 
 def packed_as(kv_transfers: KvTransfers, groups: Sequence[InstanceGroup]) -> KvTransfers:
