@@ -15,6 +15,7 @@ from tuner.config.serve_words import (
     island_words,
     router_words,
     short_serve,
+    target_words,
 )
 from tuner.plans.serve import Band, Latency, PlannedHits, ServeModeResult, ServePlan, TokenCost
 from tuner.spec.accounting import active_parameters, num_parameters
@@ -47,6 +48,7 @@ def serve_text(plan: ServePlan, *, folder: Path, verbose: bool = False) -> str:
         *_prediction(plan),
         *_proof(plan),
         *_modes(plan),
+        *_near_miss(plan),
         *_relaxations(plan),
         *asides("not launchable", not_launchable, verbose=verbose or plan.decision is None),
         *asides("notes", plan.provenance.notes, verbose=verbose),
@@ -65,6 +67,7 @@ def serve_explanation(plan: ServePlan, *, verbose: bool = False) -> str:
         *_illegal(plan, most=None if verbose else SHOWN_REASONS),
         *_modes(plan),
         *_alternatives(plan),
+        *_near_miss(plan),
         *_front(plan),
         *_relaxations(plan),
         *asides(
@@ -299,6 +302,23 @@ def _alternatives(plan: ServePlan) -> Iterator[str]:
             f"{short_serve(other.decision)}, TTFT P90 {format_s(other.predicted.ttft_s.p90)},"
             f" TPOT P90 {format_s(other.predicted.tpot_s.p90)}; {other.lost_by}",
         )
+
+
+def _near_miss(plan: ServePlan) -> Iterator[str]:
+    """The cheapest deployment whose miss the model cannot tell from a hit."""
+    near = plan.near_miss
+    if near is None:
+        return
+    missed = " and ".join(
+        f"{target_words(one.target)} by {format_ratio(one.seconds / one.limit_s - 1.0, digits=1)}"
+        f" ({format_s(one.seconds)}, SLO {format_s(one.limit_s)})"
+        for one in near.missed
+    )
+    compared = f"; {near.told}" * bool(near.told)
+    yield from labelled(
+        "near miss",
+        f"{short_serve(near.decision)} misses {missed}, less than the error band{compared}",
+    )
 
 
 def _front(plan: ServePlan) -> Iterator[str]:

@@ -171,6 +171,28 @@ class ServeUnlaunchable(Record):
     """Name of the rule between vendors that forbids it (engines/serve_rules/vendor_pairs.py)."""
 
 
+class MissedTarget(Record):
+    """A latency target that a deployment does not meet."""
+
+    target: str
+    """Latency and statistic, e.g. `tpot p90`."""
+    seconds: Seconds
+    """Predicted latency."""
+    limit_s: Seconds
+    """Target that is missed."""
+
+
+class ServeNearMiss(Record):
+    """The cheapest deployment that misses targets by less than the error bands of its latencies."""
+
+    decision: ServeDecision
+    cost_per_hour: float | None = None
+    missed: Annotated[tuple[MissedTarget, ...], Field(min_length=1)]
+    """Targets that are missed, each by less than its band."""
+    told: str = ""
+    """How it compares with the chosen deployment; empty without one."""
+
+
 class ServeModeResult(Record):
     """What one requested mode comes to."""
 
@@ -275,6 +297,9 @@ class ServePlan(Record):
     certificate: ServeCertificate
     binding_constraint: str
     alternatives: tuple[ServeAlternative, ...] = ()
+    near_miss: ServeNearMiss | None = None
+    """The cheapest deployment that misses a target by less than its band, where it takes less than
+    the chosen one."""
     unlaunchable: tuple[ServeUnlaunchable, ...] = ()
     relaxations: tuple[ServeRelaxation, ...] = ()
     modes: tuple[ServeModeResult, ...] = ()

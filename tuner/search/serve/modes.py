@@ -12,6 +12,7 @@ from tuner.engines.serve_capabilities import modes_on, release_on
 from tuner.engines.serve_rules.rules import ROLES, absent_mode
 from tuner.plans.serve import PUBLISHED_MODES, ServeModeResult, ServeUnlaunchable
 from tuner.search.serve.afd_unlaunched import AfdDeployment, describe_afd, size_afd
+from tuner.search.serve.causes import binding_resource
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.preference import (
     gain_ratio,
@@ -101,7 +102,7 @@ def _mode_row(mode: Mode, solutions: ModeSolutions, problem: ServeProblem) -> Se
         "" if best is None else lost_by(mode_solution, best, problem.spec.goal),
     )
     if mode_solution.missed:
-        status, reason = "missed", describe_missed(mode_solution)
+        status, reason = "missed", describe_missed(mode_solution, problem)
     elif refusals:
         status, reason = "unlaunchable", f"{describe_solution(mode_solution)}; {refusals[0]}"
     elif mode_solution is best:
@@ -207,8 +208,7 @@ def explain_no_solution(mode: Mode, problem: ServeProblem) -> str:
     for role, line in problem.refused.items():
         if role in ROLES[mode]:
             return line
-    within = " within the targets" * goal.slo.is_stated
-    return f"the pools lack the devices or links for it at this traffic{within}"
+    return binding_resource(problem, mode)
 
 
 def _best(solutions: ModeSolutions) -> ModeSolution | None:

@@ -10,6 +10,7 @@ from tuner.search.serve.front import pareto_front
 from tuner.search.serve.missing_routers import missing_routers
 from tuner.search.serve.modes import ModeSolutions, mode_table, solve_modes, unlaunchable_modes
 from tuner.search.serve.most_rate import at_rate
+from tuner.search.serve.near_miss import near_miss
 from tuner.search.serve.options import ServingPool
 from tuner.search.serve.prefix_reuse import (
     AGREE_RATIO,
@@ -98,6 +99,7 @@ def make_serve_plan(
         certificate=to_certificate(best, problem, solutions, solve_s=solve_s),
         binding_constraint=binding_constraint(best, problem),
         alternatives=tuple(to_alternatives(best, others, problem)),
+        near_miss=near_miss(problem, solutions),
         unlaunchable=(
             *unlaunchable_modes(solutions, problem),
             *refused_kv_transfers(problem, best),
@@ -175,6 +177,7 @@ def _nothing(
             method="options",
         ),
         binding_constraint=explain_infeasible(problem, solutions, closest),
+        near_miss=near_miss(problem, solutions),
         relaxations=tuple(solve_relaxations(problem, closest)),
         unlaunchable=(*unlaunchable_modes(solutions, problem), *refused_vendors(problem, None)),
         modes=mode_table(solutions, problem),

@@ -11,7 +11,7 @@ Not covered: two relaxations at once.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from types import MappingProxyType
@@ -20,19 +20,16 @@ from typing import Final
 from tuner.config.serve import ServeDecision
 from tuner.engines.serve_capabilities import main_release, modes_on
 from tuner.plans.serve import ServeRelaxation
-from tuner.search.serve.islands import island_layouts
+from tuner.search.serve.causes import most_of_pools, rate_of
 from tuner.search.serve.modes import ModeSolutions, requested_modes
 from tuner.search.serve.most_rate import at_rate, at_stated_rate, solve_goal
 from tuner.search.serve.preference import rank_solutions
-from tuner.search.serve.program import BOUND_TOLERANCE, SolvedProgram
+from tuner.search.serve.program import BOUND_TOLERANCE
 from tuner.search.serve.solve_mode import (
     PRICED_ROLES,
     ModeSolution,
     ServeProblem,
     build_serve_problem,
-    goal_spare,
-    problem_variants,
-    solve_program_of,
 )
 from tuner.search.serve.to_plan import describe_missed, solution_refusals, to_decision
 from tuner.spec.cluster import Link, Pool
@@ -101,7 +98,7 @@ def _binding(problem: ServeProblem, solutions: ModeSolutions) -> str:
     candidates = [one for one in solutions.serving if one.mode in launched]
     missed = [one for one in candidates if one.missed]
     if missed:
-        return describe_missed(missed[0])
+        return describe_missed(missed[0], problem)
     return _refused(problem, solutions, launched) or _exhausted(problem)
 
 
@@ -162,24 +159,16 @@ def _with_links(spec: ServeSpec) -> ServeSpec | None:
 def at_held_rate(problem: ServeProblem) -> ServeProblem:
     """Return the problem with no more requests a second than its pools hold."""
     rates = [
-        solved.outcome.solution.rate_per_s / (1.0 + problem.spec.goal.spare_ratio)
+        rate_of(solved, problem)
         for mode in launchable_modes(problem)
         if mode != "prefill_offload"
-        for variant in problem_variants(problem, mode)
-        for islands in island_layouts(problem.spec, mode)
-        if (solved := _most_of(variant, mode, islands)) is not None and solved.outcome.solution
+        for solved in most_of_pools(problem, mode)
     ]
     most_rate_per_s = (1.0 - BOUND_TOLERANCE) * max(rates, default=math.inf)
     demand = problem.demand
     return replace(
         problem, demand=replace(demand, rate_per_s=min(demand.rate_per_s, most_rate_per_s))
     )
-
-
-def _most_of(problem: ServeProblem, mode: Mode, islands: Mapping[str, str]) -> SolvedProgram | None:
-    """Return the instances of all pools that serve the most requests a second."""
-    spare = goal_spare(problem)
-    return solve_program_of(problem, mode, spare, islands=islands, most_rate=True)
 
 
 def find_closest(problem: ServeProblem) -> Closest | None:

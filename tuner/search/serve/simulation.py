@@ -98,14 +98,18 @@ class SimulationResult:
 
     def missed(self, slo: Slo) -> tuple[str, ...]:
         """Targets that do not hold, by name, e.g. `ttft p90`."""
+        return tuple(name for name, _, _ in self.misses(slo))
+
+    def misses(self, slo: Slo) -> tuple[tuple[str, float, float], ...]:
+        """Targets that do not hold, by name, with the seconds taken and those allowed."""
         return tuple(
-            f"{name} {kind}"
+            (f"{name} {kind}", seconds, limit)
             for name, targets, values in (
                 ("ttft", slo.ttft, self.ttft_s_R),
                 ("tpot", slo.tpot, self.tpot_s_R),
             )
             for kind, limit in _stated_limits(targets)
-            if len(values) and _statistic(values, kind) > limit
+            if len(values) and (seconds := _statistic(values, kind)) > limit
         )
 
 

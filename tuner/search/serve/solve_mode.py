@@ -171,6 +171,8 @@ class ServeProblem:
         default_factory=dict
     )
     """Results so far, by mode, instances, router and threshold."""
+    simulated: "list[ModeSolution]" = field(default_factory=list)
+    """Every solution that was simulated so far, whether it meets the targets or not."""
     hits: PrefixHits | None = None
     """What prefix caches hold of recorded prompts; None: the share that the traffic states."""
     restriction: "Callable[[ServeProblem], ServeProblem] | None" = None
@@ -675,7 +677,7 @@ def _simulate_instances(
 ) -> ModeSolution:
     groups = instance_groups(solved)
     simulated = simulate_traffic(problem, solved.program.mode, groups, router=router)
-    return ModeSolution(
+    solution = ModeSolution(
         solved=solved,
         groups=groups,
         simulated=simulated,
@@ -684,6 +686,8 @@ def _simulate_instances(
         threshold=problem.threshold,
         router=router,
     )
+    problem.simulated.append(solution)
+    return solution
 
 
 def instance_groups(solved: SolvedProgram) -> tuple[InstanceGroup, ...]:

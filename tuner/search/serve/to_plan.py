@@ -52,7 +52,7 @@ from tuner.search.serve.solve_mode import (
 )
 from tuner.search.serve.token_cost import input_tokens_per_s, token_cost
 from tuner.spec.serving.routers import RouterPolicy
-from tuner.units import format_ratio, format_s
+from tuner.units import format_counted, format_ratio, format_s
 
 
 def tie_ratio() -> float:
@@ -315,11 +315,14 @@ def to_alternatives(
         )
 
 
-def describe_missed(solution: ModeSolution) -> str:
-    """Name the target that a solution misses, and the most spare capacity that was tried."""
+def describe_missed(solution: ModeSolution, problem: ServeProblem) -> str:
+    """Name the target that a solution misses, by how much, and the most spare that was tried."""
     most = solution.spare.most_ratio
+    name, seconds, limit_s = solution.simulated.misses(problem.spec.goal.slo)[0]
     text = (
-        f"{target_words(solution.missed[0])}, with {format_ratio(most, digits=0)} of spare capacity"
+        f"{target_words(name)} of {format_s(seconds)} (SLO {format_s(limit_s)}) on"
+        f" {format_counted(solution.devices, 'device')}, with {format_ratio(most, digits=0)} of"
+        " spare capacity"
     )
     # The next step is twice as much, a quarter at least.
     return text if max(FIRST_SPARE, 2.0 * most) > MOST_SPARE else f"{text}; the pools hold no more"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.seeds import seeds
+from tuner.costs.serve.bands import PublishedMode
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.most_rate import RATE_STEP, at_stated_rate, solve_goal
@@ -84,7 +85,7 @@ def test_the_highest_rate_is_held_where_it_is_stated_and_more_is_not(
 
 def test_instances_of_the_highest_rate_hold_a_rate_just_below_it(tmp_path: Path) -> None:
     text = draw(0)
-    mode = "aggregated" if "[aggregated]" in text else "disaggregated"
+    mode: PublishedMode = "aggregated" if "[aggregated]" in text else "disaggregated"
     found = solve_goal(problem_of(written(tmp_path, text, rate=None)), mode)
     assert found is not None
     assert found.rate_per_s is not None
