@@ -234,13 +234,8 @@ def at_stated_rate(
     """Return a solution of the highest rate as one of the problem's own; None where it misses it.
 
     The search for the fewest devices raises spare capacity in steps, and may pass over instances
-    that hold a rate close to the most that the pools serve. Those of repriced prefix hits and of
-    length thresholds belong to other problems.
-
-    Args:
-        solution: of the goal `objective: rate`.
-        problem: with a stated rate.
-        stated: of the same mode by the problem's own goal, which misses a target.
+    that hold a rate close to the most that the pools serve. `stated` is what it found. Instances
+    of repriced prefix hits and of length thresholds belong to other problems.
     """
     plan, demand, mode = solution.solved.outcome.solution, problem.demand, solution.mode
     is_other = solution.threshold is not None or solution.prefix_hit is not None
@@ -264,10 +259,8 @@ def at_stated_rate(
     spare_ratio = plan.rate_per_s / demand.rate_per_s - 1.0
     return replace(
         solution,
-        solved=replace(
-            solution.solved,
-            program=replace(solution.solved.program, problem=program),
-            outcome=outcome,
+        solved=SolvedProgram(
+            program=replace(solution.solved.program, problem=program), outcome=outcome
         ),
         simulated=simulated,
         spare=replace(solution.spare, others_ratio=spare_ratio),

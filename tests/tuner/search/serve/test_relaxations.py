@@ -1,5 +1,6 @@
 """What is offered where nothing fits, each relaxation held against a plan of its own."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tests.rows import each_row
 from tuner.config.serve import Role
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
-from tuner.search.serve.relaxations import find_closest
+from tuner.search.serve.relaxations import Closest, find_closest
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.solve_mode import build_serve_problem, simulate_traffic
 from tuner.search.settings import SearchSettings
@@ -71,20 +72,17 @@ def test_the_closest_plan_serves_what_it_says_and_not_much_more(tmp_path: Path) 
 def test_once_time_is_up_the_closest_plan_is_the_first_that_serves(tmp_path: Path) -> None:
     read = read_serve_spec(written(tmp_path, traffic=f"{{rate: 500/s, {LENGTHS}}}"))
     serving_pools = tuple(price_serving_pool(pool, ()) for pool in read.cluster.pools)
-    looks = {"patient": 0, "hasty": 0}
 
-    def closest(name: str, seconds_a_look: float) -> float:
-        def clock() -> float:
-            looks[name] += 1
-            return looks[name] * seconds_a_look
-
-        settings = SearchSettings(time_limit_s=20.0, clock=clock)
+    def closest(seconds_a_look: float) -> Closest:
+        looks = itertools.count()
+        settings = SearchSettings(time_limit_s=20.0, clock=lambda: next(looks) * seconds_a_look)
         found = find_closest(build_serve_problem(read, serving_pools, settings))
         assert found is not None
-        return found.requests_per_s
+        return found
 
-    assert 0.0 < closest("hasty", 30.0) <= closest("patient", 0.0)
-    assert looks["hasty"] < looks["patient"]
+    hasty, patient = closest(30.0), closest(0.0)
+    assert hasty.decision.mode == "aggregated"
+    assert 0.0 < hasty.requests_per_s <= patient.requests_per_s
 
 
 @pytest.mark.slow
