@@ -61,7 +61,7 @@ def problem_of(path: Path) -> ServeProblem:
     return build_serve_problem(spec, serving_pools, SearchSettings())
 
 
-@pytest.mark.parametrize("seed", seeds(12, default=3))
+@pytest.mark.parametrize("seed", seeds(12, default=2))
 def test_the_highest_rate_is_held_where_it_is_stated_and_more_is_not(
     seed: int, tmp_path: Path
 ) -> None:
@@ -76,11 +76,10 @@ def test_the_highest_rate_is_held_where_it_is_stated_and_more_is_not(
         before = decision.num_devices
     above = planned(tmp_path, text, rate=(1.0 + RIPPLE_RATIO) * most)
     assert above.decision is None
-    for factor in (1.5, 12.0):
-        problem = problem_of(written(tmp_path, text, rate=factor * most))
-        closest = find_closest(problem)
-        assert closest is not None
-        assert closest.requests_per_s == pytest.approx(most, rel=RATE_STEP), factor
+    # Twelve times as much was once said to leave pools that hold a sixth of what they do.
+    closest = find_closest(problem_of(written(tmp_path, text, rate=12.0 * most)))
+    assert closest is not None
+    assert closest.requests_per_s == pytest.approx(most, rel=RATE_STEP)
 
 
 def test_instances_of_the_highest_rate_hold_a_rate_just_below_it(tmp_path: Path) -> None:
