@@ -122,8 +122,8 @@ class Demand:
     """Share of requests that find their prefix; the others compute whole prompts."""
     hits_by_ranks: HitsByRanks | None = None
     """Hits of instances, where they depend on how many ranks share the requests."""
-    is_simulated_long: bool = False
-    """Whether a simulation of an open load is long enough for queues near saturation to show."""
+    is_sampled: bool = False
+    """Whether a simulation of an open load ends after few requests, near saturation too."""
 
     @property
     def most_at_once(self) -> int:

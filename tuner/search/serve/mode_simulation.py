@@ -33,6 +33,7 @@ from tuner.search.serve.simulation import (
     Floats,
     InstanceGroup,
     SimulationResult,
+    busy_ratio,
     loop_requests,
     mix_results,
     option_step_times,
@@ -145,7 +146,12 @@ def _simulate_shared_group(
         demand,
         count=loop_requests(goal, concurrency=concurrency)
         if demand.concurrency is not None
-        else per_rank(goal, demand, ranks=ranks / share),
+        else per_rank(
+            goal,
+            demand,
+            ranks=ranks / share,
+            busy_ratio=busy_ratio((group,), rate_per_s=share * demand.rate_per_s),
+        ),
         every=max(1, round(ranks / share)),
         most_tokens=option.kv_tokens,
     )
@@ -193,7 +199,8 @@ def simulate_offload_mode(
     ranks = local.ranks
     concurrency = _rank_concurrency(demand, share=1.0, ranks=ranks)
     is_closed = demand.concurrency is not None
-    count = min(MOST_REQUESTS, ranks * per_rank(goal, demand, ranks=ranks))
+    busy = busy_ratio((local,), rate_per_s=demand.rate_per_s)
+    count = min(MOST_REQUESTS, ranks * per_rank(goal, demand, ranks=ranks, busy_ratio=busy))
     if is_closed:
         count = loop_requests(goal, concurrency=concurrency)
     requests = sample_rank_requests(

@@ -3,8 +3,7 @@
 The search simulates deployments that cost less than the chosen one and miss a target once requests
 wait; one whose miss is smaller than what the prediction is known to be off by may hold the target
 in fact. Instances are priced at batches within the TPOT target, so each launched mode's program is
-solved once more with the batches that take `LONGER_RATIO` of it, already priced. The cheapest
-are simulated for long, since a simulation ends at the first miss.
+solved once more with the batches that take `LONGER_RATIO` of it, already priced.
 
 Not covered: prompts alone that miss the TTFT target; the goal `objective: rate`; modes repriced
 with the prefix hits of fewer sessions.
@@ -21,21 +20,17 @@ from tuner.search.serve.dominance import drop_dominated
 from tuner.search.serve.modes import ModeSolutions, requested_modes
 from tuner.search.serve.preference import bands_around, lost_by, objective_value
 from tuner.search.serve.program import BOUND_TOLERANCE
-from tuner.search.serve.simulation import SimulationResult
 from tuner.search.serve.solve_mode import (
     ModeSolution,
     ServeProblem,
     goal_spare,
     planned_routers,
-    simulate_traffic,
     solve_and_simulate,
 )
 from tuner.search.serve.to_plan import solution_refusals, to_decision
 
 LONGER_RATIO = 1.1
 """TPOT over its target up to which batches are tried."""
-MOST_CONFIRMED = 2
-"""Deployments that are simulated for long, the cheapest first."""
 
 
 def near_miss(problem: ServeProblem, solutions: ModeSolutions) -> ServeNearMiss | None:
@@ -48,27 +43,26 @@ def near_miss(problem: ServeProblem, solutions: ModeSolutions) -> ServeNearMiss 
     limit = float("inf") if best is None else objective_value(best, goal)
     known = modes_on(goal, problem.spec.cluster)
     _simulate_larger_batches(problem, solutions, best)
-    cheaper = sorted(
+    one = min(
         (
             one
             for one in problem.simulated
             if one.mode in known
             and objective_value(one, goal) < limit * (1.0 - BOUND_TOLERANCE)
-            and _misses(one, one.simulated, problem)
+            and _misses(one, problem)
             and not solution_refusals(one, problem)
         ),
         key=lambda one: objective_value(one, goal),
+        default=None,
     )
-    for one in cheaper[:MOST_CONFIRMED]:
-        missed = _misses(one, _confirmed(one, problem), problem)
-        if missed:
-            return ServeNearMiss(
-                decision=to_decision(one, problem),
-                cost_per_hour=one.price_per_hour,
-                missed=missed,
-                told="" if best is None else lost_by(one, best, goal),
-            )
-    return None
+    if one is None:
+        return None
+    return ServeNearMiss(
+        decision=to_decision(one, problem),
+        cost_per_hour=one.price_per_hour,
+        missed=_misses(one, problem),
+        told="" if best is None else lost_by(one, best, goal),
+    )
 
 
 def _simulate_larger_batches(
@@ -102,24 +96,11 @@ def _simulate_larger_batches(
         solve_and_simulate(relaxed, mode, spare, router, best)
 
 
-def _confirmed(solution: ModeSolution, problem: ServeProblem) -> SimulationResult:
-    """Simulate an open load for long; the first result where that is not the one that misses."""
-    if solution.threshold is not None or problem.spec.goal.traffic.sets_its_rate:
-        return solution.simulated
-    demand = replace(problem.demand, is_simulated_long=True)
-    longer = simulate_traffic(
-        replace(problem, demand=demand), solution.mode, solution.groups, router=solution.router
-    )
-    return longer if longer.missed(problem.spec.goal.slo) else solution.simulated
-
-
-def _misses(
-    solution: ModeSolution, simulated: SimulationResult, problem: ServeProblem
-) -> tuple[MissedTarget, ...]:
+def _misses(solution: ModeSolution, problem: ServeProblem) -> tuple[MissedTarget, ...]:
     """Return the targets that are missed; none where one is missed by more than its band."""
     bands = bands_around(solution, problem)
     low = {"ttft": bands.ttft.around(1.0)[0], "tpot": bands.tpot.around(1.0)[0]}
-    missed = simulated.misses(problem.spec.goal.slo)
+    missed = solution.simulated.misses(problem.spec.goal.slo)
     if any(low[name.split()[0]] * seconds > limit_s for name, seconds, limit_s in missed):
         return ()
     return tuple(

@@ -26,6 +26,7 @@ from tuner.search.serve.simulation import (
     InstanceGroup,
     Ints,
     SimulationResult,
+    busy_ratio,
     loop_requests,
     option_step_times,
     per_rank,
@@ -182,7 +183,8 @@ def _open_requests(
     if goal.traffic.requests is not None:
         return max(1, goal.traffic.requests // every)
     least = min(_least_share(groups, every) for groups in (serving, prefilling))
-    return round(per_rank(goal, demand, ranks=1.0) / least)
+    busy = busy_ratio((*serving, *prefilling), rate_per_s=demand.rate_per_s)
+    return round(per_rank(goal, demand, ranks=1.0, busy_ratio=busy) / least)
 
 
 def _least_share(groups: Sequence[InstanceGroup], every: int) -> float:

@@ -12,6 +12,8 @@ mean and the tail of many.
 Letters: R requests.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -47,12 +49,11 @@ Ints = npt.NDArray[np.int64]
 
 PER_RANK: Final = 200
 """Requests that a rank serves, at least; a closed loop simulates ten rounds."""
-LONG_PER_RANK: Final = 2500
-"""The same in the simulation that confirms a target: near what instances can serve queues grow for
-long before they show."""
+MOST_PER_RANK: Final = 2500
+RELAXATIONS: Final = 3.0
+"""Relaxation times of a queue in a simulation of an open load, where that is more."""
 MOST_REQUESTS: Final = 20_000
-"""Of all ranks in one simulation: 8 of them get all of theirs, and from 100 ranks on the first
-simulation is as long as the second."""
+"""Of all ranks in one simulation."""
 MOST_SPREAD: Final = 5000
 """Requests whose lengths are spread over quantiles; more hold the tail by themselves."""
 SEED: Final = 20_251
@@ -119,11 +120,33 @@ def reading_groups(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
     return [one for one in reading if one.option.role is Role.AGGREGATED] or reading
 
 
-def per_rank(goal: ServeGoal, demand: Demand, *, ranks: float) -> int:
-    """Return the requests that each of so many ranks serves in an open simulation, at least."""
+def busy_ratio(groups: Sequence[InstanceGroup], *, rate_per_s: float) -> float:
+    """Return requests a second over what instances could serve, of the role that is busiest."""
+    capacity = defaultdict[Role, float](float)
+    for group in groups:
+        capacity[group.option.role] += group.rate_per_s
+    return rate_per_s / max(min(capacity.values()), 1e-12)
+
+
+def per_rank(goal: ServeGoal, demand: Demand, *, ranks: float, busy_ratio: float) -> int:
+    """Return the requests that each of so many ranks serves in an open simulation, at least.
+
+    Near saturation queues grow for long before they show: an M/M/1 queue that is busy for a share
+    b of the time relaxes within b / (1 - sqrt(b))^2 arrivals (Morse, Queues, Inventories and
+    Maintenance, 1958).
+
+    Args:
+        goal: with its traffic.
+        demand: the same in numbers.
+        ranks: share the requests, where their number is stated.
+        busy_ratio: requests a second over what the ranks could serve.
+    """
     if goal.traffic.requests is not None:
         return max(1, round(goal.traffic.requests / ranks))
-    return LONG_PER_RANK if demand.is_simulated_long else PER_RANK
+    if demand.is_sampled:
+        return PER_RANK
+    idle = max(1.0 - math.sqrt(busy_ratio), 1e-3)
+    return round(min(max(PER_RANK, RELAXATIONS * busy_ratio / idle**2), MOST_PER_RANK))
 
 
 def loop_requests(goal: ServeGoal, *, concurrency: int) -> int:
@@ -200,7 +223,8 @@ def _simulate_aggregated_rank(
     concurrency = 1
     if demand.concurrency is not None:
         concurrency = max(1, -(-int(demand.concurrency * share) // ranks))
-    count = per_rank(goal, demand, ranks=ranks / share)
+    busy = busy_ratio((group,), rate_per_s=share * demand.rate_per_s)
+    count = per_rank(goal, demand, ranks=ranks / share, busy_ratio=busy)
     if demand.concurrency is not None:
         most = max(MOST_REQUESTS, concurrency)
         count = min(loop_requests(goal, concurrency=concurrency), most)
@@ -245,7 +269,8 @@ def simulate_disaggregated_mode(
     concurrency = demand.concurrency or 0
     demand = demand.on(Role.PREFILL, ranks=prefill.option.degrees.attention_data)
     ranks = max(prefill.ranks, decode.ranks)
-    count = ranks * per_rank(goal, demand, ranks=ranks)
+    busy = busy_ratio((prefill, decode), rate_per_s=demand.rate_per_s)
+    count = ranks * per_rank(goal, demand, ranks=ranks, busy_ratio=busy)
     if concurrency:
         count = loop_requests(goal, concurrency=concurrency)
     requests = sample_rank_requests(

@@ -59,7 +59,6 @@ from tuner.search.serve.routers import (
     stated_hits,
 )
 from tuner.search.serve.simulation import (
-    MOST_REQUESTS,
     InstanceGroup,
     SimulationResult,
     corrected_result,
@@ -758,23 +757,19 @@ def simulate_traffic(
         id(problem.spec.goal),
     )
     if key not in problem.simulation_cache:
-        simulated = _simulate_confirmed(problem, mode, groups, router)
+        simulated = _simulate(problem, mode, groups, router)
         # What is kept keeps its key: no other object can have the same identity.
         problem.simulation_cache[key] = (simulated, (groups, problem.demand, problem.spec.goal))
     return problem.simulation_cache[key][0]
 
 
-def _simulate_confirmed(
+def _simulate(
     problem: ServeProblem, mode: Mode, groups: Sequence[InstanceGroup], router: RouterChoice
 ) -> SimulationResult:
-    """Simulate an open load, and for long where the targets hold at first.
-
-    Whether instances hold a rate so depends on them and the rate alone, not on what the goal
-    minimises. A closed loop and a stated number of requests end by themselves.
-    """
+    """Simulate the traffic; where few requests miss a target already, no more of them."""
     goal, demands = problem.spec.goal, [problem.demand]
-    if goal.slo.is_stated and not goal.traffic.sets_its_rate:
-        demands.append(replace(problem.demand, is_simulated_long=True))
+    if not goal.traffic.sets_its_rate:
+        demands = [replace(problem.demand, is_sampled=True), *demands]
     for demand in demands:
         simulated = simulate_mode(
             mode,
@@ -786,7 +781,7 @@ def _simulate_confirmed(
             demand=demand,
         )
         simulated = corrected_result(simulated, groups, goal=goal)
-        if simulated.missed(goal.slo) or len(simulated.ttft_s_R) >= MOST_REQUESTS:
+        if simulated.missed(goal.slo):
             break
     return simulated
 

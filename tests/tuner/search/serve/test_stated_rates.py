@@ -91,7 +91,9 @@ def test_instances_of_the_highest_rate_hold_a_rate_just_below_it(tmp_path: Path)
     for factor, is_held in ((0.99, True), (1.2, False)):
         problem = problem_of(written(tmp_path, text, rate=factor * found.rate_per_s))
         stated = solve_goal(problem, mode)
-        assert stated is not None
+        if stated is None:
+            assert not is_held
+            continue
         held = at_stated_rate(found, problem, stated=stated)
         assert (held is not None) == is_held
         if held is not None:
