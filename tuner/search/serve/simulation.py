@@ -47,11 +47,11 @@ from tuner.spec.serving.requests import sample_requests
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-PER_RANK: Final = 200
-"""Requests that a rank serves, at least; a closed loop simulates ten rounds."""
-MOST_PER_RANK: Final = 2500
+PER_RANK: Final = (200, 700, 2500)
+"""Requests that a rank serves in an open load, by how long its queue takes to settle: few sizes, so
+that simulations at similar rates draw the same requests. A closed loop simulates ten rounds."""
 RELAXATIONS: Final = 3.0
-"""Relaxation times of a queue in a simulation of an open load, where that is more."""
+"""Relaxation times of its queue that a rank is simulated for, at least, up to the last size."""
 MOST_REQUESTS: Final = 20_000
 """Of all ranks in one simulation."""
 MOST_SPREAD: Final = 5000
@@ -143,10 +143,9 @@ def per_rank(goal: ServeGoal, demand: Demand, *, ranks: float, busy_ratio: float
     """
     if goal.traffic.requests is not None:
         return max(1, round(goal.traffic.requests / ranks))
-    if demand.is_sampled:
-        return PER_RANK
     idle = max(1.0 - math.sqrt(busy_ratio), 1e-3)
-    return round(min(max(PER_RANK, RELAXATIONS * busy_ratio / idle**2), MOST_PER_RANK))
+    needed = 0.0 if demand.is_sampled else RELAXATIONS * busy_ratio / idle**2
+    return next((size for size in PER_RANK if size >= needed), PER_RANK[-1])
 
 
 def loop_requests(goal: ServeGoal, *, concurrency: int) -> int:

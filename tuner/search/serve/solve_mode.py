@@ -466,15 +466,21 @@ def _better(one: ModeSolution | None, other: ModeSolution) -> ModeSolution:
 def _tighter_if_missed(
     problem: ServeProblem, base: ModeSolution, solution: ModeSolution
 ) -> Iterator[ServeProblem]:
-    """Leave out instances whose own latency is close to a target that queueing breaks.
+    """Leave out instances whose own latency is close to a target that queueing breaks, or pools.
 
-    The program sees no queueing, so it takes slow instances whose requests then wait too long.
+    The program sees no queueing, so it takes slow instances whose requests then wait too long, or
+    pairs pools where one alone holds the targets for less.
     """
     is_launched = base.mode in modes_on(problem.spec.goal, problem.spec.cluster)
     is_least = solution.objective <= base.objective * (1.0 + BOUND_TOLERANCE)
     if not base.missed or not is_launched or (is_least and not solution.missed):
         return
     yield from tighter_problems(problem, base.missed)
+    options = problem.options.options
+    pools = {option.serving_pool.pool.name for option in options}
+    for pool in sorted(pools) if len(pools) > 1 else ():
+        kept = tuple(option for option in options if option.serving_pool.pool.name == pool)
+        yield replace(problem, options=replace(problem.options, options=kept))
 
 
 def tighter_problems(problem: ServeProblem, missed: tuple[str, ...]) -> Iterator[ServeProblem]:
@@ -510,7 +516,7 @@ def _find_least_spare(
 
     low = solution.spare
     while solution.missed:
-        raised = _raise_spare(solution, has_prefill=Role.PREFILL in ROLES[mode])
+        raised = _raise_spare(solution)
         more = None if raised is None else at(raised)
         if more is None:
             return solution
@@ -524,12 +530,18 @@ def _find_least_spare(
     return _lower_spare(solution, goal_spare(problem).prefill_ratio, "prefill_ratio", at)
 
 
-def _raise_spare(solution: ModeSolution, *, has_prefill: bool) -> Spare | None:
-    """Double the spare capacity of the late side; None beyond `MOST_SPARE`."""
+def _raise_spare(solution: ModeSolution) -> Spare | None:
+    """Double the spare capacity of the late side; None beyond `MOST_SPARE`.
+
+    Prompts wait for prefill instances, unless what decodes has less capacity left.
+    """
     spare = solution.spare
+    prefills = [group.rate_per_s for group in solution.groups if group.option.role is Role.PREFILL]
+    others = [g.rate_per_s for g in solution.groups if g.option.role is not Role.PREFILL]
     is_first = all(name.startswith("ttft") for name in solution.missed)
     more = max(FIRST_SPARE, 2.0 * spare.prefill_ratio)
-    if has_prefill and is_first and more <= MOST_SPARE:
+    is_prefill = bool(prefills) and sum(others) >= sum(prefills)
+    if is_prefill and is_first and more <= MOST_SPARE:
         return replace(spare, prefill_ratio=more)
     more = max(FIRST_SPARE, 2.0 * spare.others_ratio)
     return replace(spare, others_ratio=more) if more <= MOST_SPARE else None

@@ -285,10 +285,10 @@ def test_two_kinds_cost_less_than_one_where_the_router_has_weights(tmp_path: Pat
 def test_a_router_without_prefixes_finds_one_in_so_many(tmp_path: Path) -> None:
     # nginx before TensorRT-LLM: a session's prefix lies on one instance of n.
     alone, shared = (
-        planned(tmp_path, engine="trtllm", rest=f", prefix_hit: 0.8{scope}")
+        planned(tmp_path, engine="trtllm", rate=32, rest=f", prefix_hit: 0.8{scope}")
         for scope in ("", ", prefix_scope: common")
     )
-    kept = planned(tmp_path, engine="sglang", rest=", prefix_hit: 0.8")
+    kept = planned(tmp_path, engine="sglang", rate=32, rest=", prefix_hit: 0.8")
     assert alone.decision is not None
     assert kept.decision is not None
     count = sum(group.count for group in alone.decision.instances)
