@@ -24,6 +24,8 @@ POINTS: Final = 40
 """Sizes at which an iteration is priced; between them seconds are interpolated."""
 PASTS: Final = 17
 PROMPTS: Final = 65
+MOST_TOKENS: Final = 2_000_000
+"""Tokens of a step that are laid out, at most; larger steps take in proportion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -219,7 +221,7 @@ def step_times(
         most_sequences: running on one rank at once.
         longest: tokens of the longest sequence, output included.
     """
-    most_tokens = max(most_tokens, most_sequences * iteration.checked_tokens)
+    most_tokens = max(min(most_tokens, MOST_TOKENS), most_sequences * iteration.checked_tokens)
     token_M = _sizes(most_tokens)
     sequence_N = _sizes(most_sequences)
     past_P = np.linspace(0.0, float(longest), PASTS)

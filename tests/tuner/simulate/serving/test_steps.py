@@ -17,7 +17,7 @@ from tuner.devices.catalogue import find_device
 from tuner.engines.registry import serve_traits
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.load import uniform_requests
-from tuner.simulate.serving.steps import StepTimes, step_times
+from tuner.simulate.serving.steps import MOST_TOKENS, StepTimes, step_times
 
 FP8 = Formats(
     attention="fp8_block", output="fp8_block", ffn="fp8_block", experts="fp8_block", kv="fp8"
@@ -69,6 +69,13 @@ def test_a_step_of_the_tables_is_the_whole_step() -> None:
                 # A drafter's GEMMs are those of a full step, whatever the step.
                 assert at_s == pytest.approx(float(expected_s[0]), rel=0.05)
     failures.check()
+
+
+def test_a_step_larger_than_the_tables_takes_in_proportion() -> None:
+    found = step_times(DENSE, most_tokens=2**31, most_sequences=2, longest=8192)
+    assert found.most_tokens == MOST_TOKENS
+    largest_s, twice_s = (found.prompt_step_s(n * MOST_TOKENS, 0.0) for n in (1, 2))
+    assert twice_s > 1.9 * largest_s
 
 
 def test_an_output_takes_the_steps_that_its_drafts_leave() -> None:
