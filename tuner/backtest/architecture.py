@@ -11,6 +11,7 @@ state-space layers, which `arch_json` cannot say, are read from it alone.
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -148,8 +149,10 @@ def _count(read: Architecture, key: str, *, default: float | None = None) -> flo
         if default is None:
             raise ValueError(f"arch_json: {key} is missing")
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"arch_json: {key} is not a number")
+    if not abs(value) <= sys.float_info.max:
+        raise ValueError(f"arch_json: {key} is not finite")
     is_optional = default == 0.0 or key in ("shared_ffn", "dense_layers", "q_lora_rank")
     if value != math.floor(value) or not (0.0 if is_optional else 1.0) <= value <= LARGEST:
         raise ValueError(f"arch_json: {key} {value:g} is not a whole number that can be")

@@ -367,7 +367,7 @@ def _seconds(value: Any, where: str) -> float:
     """Return seconds, from a number or a date; dates without a zone are UTC."""
     try:
         seconds = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         try:
             date = datetime.fromisoformat(str(value).strip())
         except ValueError as error:

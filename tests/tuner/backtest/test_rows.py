@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tuner.backtest import rows as module
+from tuner.backtest.architecture import parse_shape
 from tuner.backtest.layout import COLUMNS, OPTIONAL_COUNTS
 from tuner.backtest.rows import read_rows
 from tuner.errors import SpecError
@@ -55,6 +56,13 @@ def test_a_bad_cell_spoils_its_row_alone(tmp_path: Path, cell: str, reason: str)
 def test_a_deeply_nested_architecture_is_no_crash(tmp_path: Path) -> None:
     (row,) = read_rows(_table(tmp_path, "arch_json\n" + "[" * 50_000 + "\n"))
     assert "is not JSON" in row.reason
+
+
+def test_a_number_beyond_any_float_is_no_crash(tmp_path: Path) -> None:
+    cell = '"{""hidden"": 1' + "0" * 400 + '}"'
+    (row,) = read_rows(_table(tmp_path, f"arch_json\n{cell}\n"))
+    with pytest.raises(ValueError, match="arch_json: hidden is not finite"):
+        parse_shape(row)
 
 
 @each_row(

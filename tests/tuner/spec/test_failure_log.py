@@ -128,6 +128,11 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
         OBSERVED,
         "line 2: time 'inf' is not a number of seconds",
     ),
+    "time beyond any number": (
+        '{"time": 1' + "0" * 400 + ', "component": "node"}\n',
+        OBSERVED,
+        "is neither seconds nor a date like 2026-11-27T05:40:00",
+    ),
     "a time is missing": (
         "time,component\n1,node\n,node\n",
         OBSERVED,
