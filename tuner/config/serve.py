@@ -43,6 +43,9 @@ class Instances(Record):
     moe_tp: Count = 1
     ep: Count = 1
     pp: Count = 1
+    dcp: Count = 1
+    """Tensor ranks of attention that share the positions of a KV cache (decode context
+    parallelism)."""
     max_batch: Count
     """Running requests of one attention-DP rank at most."""
     max_batched_tokens: Count

@@ -21,6 +21,7 @@ from tuner.units import format_bytes, format_counted, format_ratio, format_s
 
 DEGREES: Final = {
     "attention_tp": "TP",
+    "dcp": "DCP",
     "pp": "PP",
     "attention_dp": "DP",
     "ep": "EP",
@@ -42,7 +43,7 @@ _LABELS: Final = DEGREES | {
 def group_degrees(group: Instances) -> str:
     """Say how one instance is split, e.g. `TP 2, DP 4, EP 8`."""
     always = {"TP": group.attention_tp, "DP": group.attention_dp}
-    further = {"PP": group.pp, "EP": group.ep, "MoE-TP": group.moe_tp}
+    further = {"DCP": group.dcp, "PP": group.pp, "EP": group.ep, "MoE-TP": group.moe_tp}
     shown = always | {name: degree for name, degree in further.items() if degree > 1}
     return ", ".join(f"{name} {shown[name]}" for name in DEGREES.values() if name in shown)
 

@@ -92,7 +92,9 @@ class AttentionLayer(MixerOps):
             case AttentionKind.LATENT:
                 return self._latent_decode_s(n_Q, past_Q)
             case AttentionKind.SPARSE_LATENT:
-                measured_Q = self._sparse_s("sparse_latent_decode", batch=n_Q, past=past_Q)
+                measured_Q = None
+                if self.context == 1:
+                    measured_Q = self._sparse_s("sparse_latent_decode", batch=n_Q, past=past_Q)
                 if measured_Q is None:
                     return self._sparse_parts_s(n_Q, self.decode_ops(n_Q, past_Q))
             case AttentionKind.GATED_DELTA:
@@ -133,7 +135,7 @@ class AttentionLayer(MixerOps):
         module = join_words("module", self._kv, f"gemm_{self._gemm_format}")
         module_Q = self.machine.measured_s(self._latent_decode(module, n_Q, past_Q))
         best_Q = core_Q + self._absorbed_gemms_s(n_Q)
-        if module_Q is not None:
+        if module_Q is not None and self.context == 1:
             rest_Q = module_Q - self.projections_s(n_Q)
             best_Q = np.minimum(best_Q, np.maximum(rest_Q, core_Q))
         return np.asarray(best_Q)

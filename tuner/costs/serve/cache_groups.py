@@ -31,7 +31,7 @@ Not covered: keys of different widths beside each other, blocks of other sizes.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tuner.costs.serve.decoder import AttentionKind, DecoderAttention, Layers
@@ -80,6 +80,17 @@ class BlockPool:
         return self.block_bytes * sum(
             group.blocks(tokens, in_flight=in_flight) for group in self.groups
         )
+
+    def sharing(self, context: int, *, block_ratio: float) -> "BlockPool":
+        """Return the pool of a rank with a share of each block, and of the positions of requests.
+
+        States are whole on every rank (vLLM 0.33.0, v1/kv_cache_interface.py, `dcp_sharded`).
+        """
+        groups = (
+            one if one.states else replace(one, block_tokens=one.block_tokens * context)
+            for one in self.groups
+        )
+        return BlockPool(block_bytes=self.block_bytes * block_ratio, groups=tuple(groups))
 
     @property
     def token_bytes(self) -> float:

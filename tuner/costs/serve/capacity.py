@@ -98,7 +98,7 @@ def instance_block_pool(iteration: Iteration, rule: MemoryRule) -> BlockPool | N
     )
     if pool is None:
         return None
-    return replace(pool, block_bytes=pool.block_bytes * stage_ratio(decoder, degrees))
+    return pool.sharing(degrees.context, block_ratio=stage_ratio(decoder, degrees))
 
 
 def admission_bytes(

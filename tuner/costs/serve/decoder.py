@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import gcd
 from typing import Final
 
 from profilers.steps.config import LayerKind
@@ -231,6 +232,20 @@ class Decoder:
     def is_split_by(self, ranks: int) -> bool:
         """Say whether tensor ranks share the heads of every layer evenly."""
         return all(group.attention.is_split_by(ranks) for group in self.layers)
+
+    def cache_copies(self, ranks: int) -> int:
+        """Return how many tensor ranks keep equal keys in every layer, so that they can share them.
+
+        Windows, their chunks and what is merged beside them stay whole on every rank (vLLM 0.33.0,
+        v1/core/kv_cache_coordinator.py; SGLang 0.5.23, mem_cache/kv_cache_configurator.py).
+        """
+        copies = ranks
+        for own in (group.attention for group in self.layers if group.has_mixer):
+            if own.window or own.kind is AttentionKind.COMPRESSED:
+                return 1
+            if own.kind is AttentionKind.GROUPED:
+                copies = gcd(copies, ranks // own.kv_heads or 1)
+        return copies
 
     @property
     def num_layers(self) -> int:

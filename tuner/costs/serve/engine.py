@@ -1,6 +1,6 @@
 """The names of all-to-all backends, and the parallel degrees of an instance."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -26,6 +26,14 @@ class InstanceDegrees:
     moe_tensor: int = 1
     expert: int = 1
     pipeline: int = 1
+    context: int = 1
+    """Tensor ranks that share the positions of a cache (decode context parallelism)."""
+    side_context: int = 1
+    """Those that share the positions of an indexer's keys and of a drafter's cache."""
+
+    def sharing(self, context: int, *, shares_side: bool) -> "InstanceDegrees":
+        """Return the degrees with so many context ranks, which share all caches or the main one."""
+        return replace(self, context=context, side_context=context if shares_side else 1)
 
     @property
     def devices(self) -> int:

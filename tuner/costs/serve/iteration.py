@@ -68,6 +68,8 @@ SMALL_MOE: Final = 4
 SMALL_ZERO: Final = 2
 """Small kernels of token mixers, of linear ones, of networks, of experts and, on top, of those
 without weights: one sums a token's copies, one adds them to the output."""
+SUM_BYTES: Final = 4.0
+"""Of a softmax's sum, by which partial outputs are joined."""
 CONNECTION_KERNELS: Final = 2
 """Of a hyper-connection."""
 SUSTAINED_FACTOR: Final = 1.1
@@ -129,6 +131,8 @@ class Iteration:
     """One graph holds a decode step also where the engine makes them in pieces unasked."""
     release: str = ""
     """Release of the engine; empty: the newest."""
+    exchanges_outputs: bool = False
+    """Context ranks pass outputs and their sums in one all-to-all; else sums are gathered first."""
     redundant_experts: int = 0
     """Second copies of experts in every layer; where loads were recorded, those of their slots."""
 
@@ -178,7 +182,7 @@ class Iteration:
         return replace(
             self,
             decoder=draft_decoder(self.decoder, self.drafting.method),
-            degrees=replace(self.degrees, pipeline=1),
+            degrees=replace(self.degrees, pipeline=1, context=self.degrees.side_context),
             sequence_s=0.0,
             drafting=None,
             two_batch_overlap=False,
@@ -209,6 +213,8 @@ class Iteration:
                     machine=self.machine,
                     software=self.engine,
                     state_bytes=states.element_bytes(self.decoder.architecture),
+                    context=self.degrees.context,
+                    side_context=self.degrees.side_context,
                 ),
             )
             for group in self.decoder.layers
@@ -411,7 +417,9 @@ class Iteration:
         return traffic.seconds(m_Q, together_Q=m_Q * self.busy_ranks)
 
     def _collective_s(self, kind: str, m_Q: Floats, ranks: int) -> Floats:
-        moved_Q = ELEMENT_BYTES * m_Q * self.decoder.hidden
+        return self._passed_s(kind, ELEMENT_BYTES * m_Q * self.decoder.hidden, ranks)
+
+    def _passed_s(self, kind: str, moved_Q: Floats, ranks: int) -> Floats:
         return self.machine.seconds(collective(kind, moved_Q, ranks=ranks, software=self.engine))
 
     def head_s(self, n_Q: Floats) -> Floats:
@@ -424,20 +432,52 @@ class Iteration:
         logits_Q = ELEMENT_BYTES * rows_Q * self.decoder.vocab
         host = self.machine.host
         host_Q = (self.sequence_s if host is None else host.sequence_s) * n_Q
-        return (
-            host_Q
-            + gemm_Q
-            + self.machine.seconds(
-                collective("all_gather", logits_Q, ranks=ranks, software=self.engine)
-            )
-        )
+        return host_Q + gemm_Q + self._passed_s("all_gather", logits_Q, ranks)
 
     def decode_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
         """Attention of all layers for one step of n sequences, drafts included."""
         total_Q = np.zeros_like(n_Q)
         for count, layer in self.attention_layers:
             total_Q = total_Q + count * layer.decode_s(n_Q, past_Q, checked=self.checked_tokens)
+        return total_Q + self.context_s(n_Q * self.checked_tokens)
+
+    def context_s(self, m_Q: Floats) -> Floats:
+        """What all layers pass among context ranks for m tokens: queries, then partial outputs.
+
+        Model:   an all-gather of m queries of all heads; an all-gather of their sums from every
+                 rank and a reduce-scatter of m outputs, or one all-to-all of both
+        Source:  vLLM 0.33.0, v1/attention/ops/dcp.py, `ag_rs` and `a2a`
+        """
+        ranks, total_Q = self.degrees.context, np.zeros_like(m_Q)
+        if ranks == 1:
+            return total_Q
+        for count, layer in self.attention_layers:
+            queries, outputs = layer.context_elements
+            sums_Q = SUM_BYTES * m_Q * layer.heads * ranks * (queries > 0.0)
+            passed_Q = self._passed_s("all_gather", ELEMENT_BYTES * m_Q * queries, ranks)
+            outputs_Q = ELEMENT_BYTES * m_Q * outputs
+            if self.exchanges_outputs:
+                passed_Q = passed_Q + self._passed_s("reduce_scatter", outputs_Q + sums_Q, ranks)
+            else:
+                passed_Q = passed_Q + self._passed_s("all_gather", sums_Q * ranks, ranks)
+                passed_Q = passed_Q + self._passed_s("reduce_scatter", outputs_Q, ranks)
+            total_Q = total_Q + (count if queries else 0) * passed_Q
         return total_Q
+
+    def context_prompt_s(self, m_Q: Floats, before_Q: Floats) -> Floats:
+        """What context ranks pass for m tokens of a prompt behind so many read before.
+
+        Compressed keys of what was read before are gathered; else queries and outputs are passed.
+        """
+        ranks, keys_Q = self.degrees.context, np.zeros_like(m_Q)
+        if ranks == 1:
+            return keys_Q
+        if any(own.attention.kind is not AttentionKind.LATENT for own in self.decoder.layers):
+            return np.where(before_Q > 0.0, self.context_s(m_Q), keys_Q)
+        for count, layer in self.attention_layers:
+            gathered_Q = ELEMENT_BYTES * before_Q * layer.attention.kv_elements
+            keys_Q = keys_Q + count * self._passed_s("all_gather", gathered_Q, ranks)
+        return np.where(before_Q > 0.0, keys_Q, 0.0)
 
     def draft_attention_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
         """Attention of the drafter's first pass, over all tokens that a step has checked."""
@@ -445,6 +485,7 @@ class Iteration:
         if self.drafter is not None:
             for count, layer in self.drafter.attention_layers:
                 total_Q = total_Q + count * layer.decode_s(n_Q, past_Q, checked=self.checked_tokens)
+            total_Q = total_Q + self.drafter.context_s(n_Q * self.checked_tokens)
         return total_Q
 
     def prompt_s(self, s_Q: Floats) -> Floats:

@@ -1,12 +1,13 @@
 """Bytes of weights on a device, and of a token and of a request in its cache.
 
 Cached heads are split over tensor ranks until there is one each; compressed keys are whole on every
-rank. Layers with a window keep its tokens of a request, so that what a token costs depends on how
-long requests are; layers with linear attention keep a state of each request, however long it is,
-and compressors their open entries. Of
-a pipeline the longest stage counts, with embedding or head. Engines keep a second copy of the
-up-projection of compressed keys in bf16, for steps that decode (vLLM 0.33.0 `mla_attention.py`,
-`W_UK_T` and `W_UV`; SGLang 0.5.23 `deepseek_weight_loader.py`, `w_kc` and `w_vc`). Routers,
+rank. Under decode context parallelism ranks that would keep equal keys share their positions.
+Layers with a window keep its tokens of a request, so that what a token costs depends on how long
+requests are; layers with linear attention keep a state of each request, however long it is, and
+compressors their open entries. Of a pipeline the longest stage counts, with embedding or head; on
+one stage a tied head is the embedding. Engines keep a second copy of the up-projection of
+compressed keys in bf16, for steps that decode (vLLM 0.33.0 `mla_attention.py`, `W_UK_T` and
+`W_UV`; SGLang 0.5.23 `deepseek_weight_loader.py`, `w_kc` and `w_vc`). Routers,
 indexers, compressors and projections into an experts' latent width are whole on every rank; of
 compressors all but the queries of their indexer are bf16 (vLLM 0.33.0, models/deepseek_v4/).
 Norms, convolutions and biases are left out.
@@ -168,7 +169,13 @@ def kv_bytes_per_token(
     total = 0.0
     for group in decoder.layers:
         own = group.attention
-        each = layer_kv_bytes(own, formats, degrees.attention_tensor)
+        each = layer_kv_bytes(
+            own,
+            formats,
+            degrees.attention_tensor,
+            context=degrees.context,
+            side_context=degrees.side_context,
+        )
         total += group.count * _entries_bytes(own)
         if own.window and window_pool_ratio is not None:
             each *= window_pool_ratio
@@ -186,8 +193,10 @@ def kv_bytes_per_token(
     return total + fixed / request_tokens
 
 
-def layer_kv_bytes(own: DecoderAttention, formats: Formats, ranks: int) -> float:
-    """Of one token in one layer of one device."""
+def layer_kv_bytes(
+    own: DecoderAttention, formats: Formats, ranks: int, *, context: int = 1, side_context: int = 1
+) -> float:
+    """Of one token in one layer of one device, by its share of the positions."""
     share = 1.0
     if own.kind is AttentionKind.GROUPED:
         share = max(own.kv_heads / ranks, 1.0) / own.kv_heads
@@ -197,7 +206,8 @@ def layer_kv_bytes(own: DecoderAttention, formats: Formats, ranks: int) -> float
     each = own.kv_elements * share * width
     if own.indexer is not None and formats.kv == "fp8" and own.kv_elements == _SPARSE_ELEMENTS:
         each = SPARSE_FP8_BYTES
-    return each + (own.own_indexer.head_dim * INDEX_KEY_BYTES if own.own_indexer else 0.0)
+    index = own.own_indexer.head_dim * INDEX_KEY_BYTES if own.own_indexer else 0.0
+    return each / context + index / side_context
 
 
 def _entries_bytes(own: DecoderAttention) -> float:

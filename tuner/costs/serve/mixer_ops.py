@@ -51,6 +51,10 @@ class MixerOps:
     software: str = ""
     state_bytes: float = STATE_BYTES
     """Of an element of a state of linear attention."""
+    context: int = 1
+    """Ranks that share the positions of a cache: each attends over its own for the heads of all."""
+    side_context: int = 1
+    """Ranks that share the positions of an indexer's keys."""
 
     @property
     def heads(self) -> int:
@@ -86,6 +90,16 @@ class MixerOps:
                 width = (queries + 2 * self.kv_heads) * own.head_dim
                 inner, outer = self.formats.attention, self.formats.output
                 return ((width, hidden, inner), (hidden, self.heads * own.head_dim, outer))
+
+    @property
+    def context_elements(self) -> tuple[float, float]:
+        """Elements of a token's queries, and of its outputs, for the heads of all context ranks."""
+        own, heads = self.attention, float(self.heads * self.context)
+        if own.kind is AttentionKind.GROUPED:
+            return heads * own.head_dim, heads * own.value_dim
+        if own.kind in (AttentionKind.LATENT, AttentionKind.SPARSE_LATENT):
+            return heads * own.kv_elements, heads * own.kv_rank
+        return 0.0, 0.0
 
     @property
     def up_gemms(self) -> tuple[Gemm, ...]:
@@ -235,8 +249,8 @@ class MixerOps:
                 "decode_attention",
                 kind=self._kv,
                 batch=n_Q,
-                past=past_Q,
-                heads=self.heads,
+                past=past_Q / self.context,
+                heads=self.heads * self.context,
                 kv_heads=self.kv_heads,
                 head_dim=own.head_dim,
                 window=0 if own.window_is_chunk else own.window,
@@ -248,8 +262,8 @@ class MixerOps:
             "latent_decode",
             kind=kind,
             batch=n_Q,
-            past=past_Q,
-            heads=self.heads,
+            past=past_Q / self.context,
+            heads=self.heads * self.context,
             kv_elements=self.attention.kv_elements,
         )
 
@@ -262,13 +276,18 @@ class MixerOps:
             kept_Q = _kept_pairs(m_Q, most=index.top_k)
             scores = self._scores(index, batch=1.0, sequence=m_Q, past=m_Q, pairs=0.5 * m_Q**2)
         else:
-            kept_Q = m_Q * np.minimum(past_Q, index.top_k)
-            scores = self._scores(index, batch=m_Q, sequence=1.0, past=past_Q, pairs=m_Q * past_Q)
+            kept_Q = m_Q * np.minimum(past_Q, index.top_k) / self.context
+            scored_Q = past_Q / self.side_context
+            scores = self._scores(
+                index, batch=m_Q, sequence=1.0, past=scored_Q, pairs=m_Q * scored_Q
+            )
         width = 1.0 if self._kv else 2.0
         core = self._op(
             "sparse_core",
             pairs=kept_Q,
-            elements=self.heads * (own.kv_elements + own.kv_rank),
+            elements=self.heads
+            * (1 if past_Q is None else self.context)
+            * (own.kv_elements + own.kv_rank),
             bytes=(m_Q if past_Q is None else kept_Q) * own.kv_elements * width,
         )
         return (core,) if own.shares_index else (scores, core)

@@ -61,6 +61,7 @@ def prompt_step_s(iteration: Iteration, m_Q: Floats, before_Q: Floats) -> Floats
     layers_Q = through_s(iteration, m_Q, _part_s(iteration, m_Q, before_Q))
     total_Q = np.maximum(layers_Q, iteration.prompt_launch_s)
     total_Q = total_Q + iteration.passed_s(m_Q) + iteration.head_s(np.ones_like(m_Q))
+    total_Q = total_Q + iteration.context_prompt_s(m_Q, before_Q)
     if iteration.drafter is not None:
         one = iteration.drafter
         total_Q = total_Q + one.linear_s(m_Q) + one.joined_s(m_Q) + _part_s(one, m_Q, before_Q)

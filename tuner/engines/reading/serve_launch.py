@@ -50,6 +50,8 @@ class InstanceKnobs:
     """Of the largest CUDA graph of a rank, 0 without any; None: as the engine does."""
     has_whole_graphs: bool | None = None
     """Steps that only decode are one graph; None: as the engine does unasked."""
+    exchanges_outputs: bool = False
+    """Context ranks pass outputs in one all-to-all; without such ranks no matter."""
     redundant_experts: int = 0
     """Redundant experts in every layer."""
 

@@ -4,6 +4,9 @@ Only what no release can launch is refused here; each release's manifest refuses
 (tuner/engines/serve_rules/rules.py).
 """
 
+from collections.abc import Iterator, Mapping
+
+from tuner.costs.serve.decoder import decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.engines.reading.arguments import Flags
 from tuner.engines.reading.nearest import nearest_divisor
@@ -11,6 +14,7 @@ from tuner.engines.reading.serve_launch import Surroundings
 from tuner.engines.serve_rules.manifest import ServingCapabilities
 from tuner.engines.serve_rules.traits import EngineTraits
 from tuner.errors import SpecError
+from tuner.spec.files import shown_value
 from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks
 
 
@@ -48,6 +52,53 @@ def check_heads(flags: Flags, name: str, *, ranks: int, model_heads: int, factor
             f"{flags.source}: --{name} {ranks * factor} deals {model_heads} attention heads to"
             f" {ranks} ranks; the nearest that divides is --{name} {near * factor}"
         )
+
+
+def context_ranks(flags: Flags, name: str, *, ranks: int, around: Surroundings) -> int:
+    """Return the tensor ranks that share the positions of a cache (decode context parallelism).
+
+    Raises:
+        SpecError: their keys are not equal, so that they have none to share.
+    """
+    context = flags.number(name) or 1
+    copies = decoder_of(around.model).cache_copies(ranks)
+    if copies % context:
+        raise SpecError(
+            f"{flags.source}: --{name} {context}: of {ranks} tensor ranks {copies} keep the same"
+            f" keys of {around.model.name} in every layer, and no more can share their positions;"
+            f" the nearest is {nearest_divisor(copies, context)}"
+        )
+    return context
+
+
+def context_notes(context: int, *, is_aggregated: bool) -> Iterator[str]:
+    """Yield what is not known of the times of launches with context ranks."""
+    if context > 1:
+        yield (
+            f"decode context parallelism {context}: the cache is exact, times follow from bytes and"
+            " no published run"
+        )
+        if not is_aggregated:
+            yield "transfers of its caches are priced as if every tensor rank kept all positions"
+
+
+def refuse_unpriced(flags: Flags, reasons: Mapping[str, str]) -> None:
+    """Refuse splits that would change memory and times, and have no price.
+
+    Args:
+        flags: of the launch.
+        reasons: what a flag does, by its name: a number of ranks, or a switch.
+
+    Raises:
+        SpecError: the launch has one.
+    """
+    for name, reason in reasons.items():
+        is_number = " ".join(flags.values.get(name, ("0",))).isdecimal()
+        if (flags.number(name, least=0) or 0) > 1 if is_number else flags.is_on(name):
+            raise SpecError(
+                f"{flags.source}: {shown_value(flags.said(name))} {reason}, which has no price;"
+                f" {'the nearest is 1' if is_number else 'leave it out'}"
+            )
 
 
 def check_experts(

@@ -164,6 +164,10 @@ class EngineTraits:
     scaled_rotary: frozenset[str] = frozenset()
     """Classes of models whose table of angles has a row for every position times the factor that
     they are scaled by, in fp32, beside one of the positions alone."""
+    has_context: bool = False
+    """Tensor ranks can share the positions of a cache (decode context parallelism)."""
+    shares_side_caches: bool = False
+    """They share an indexer's keys and a drafter's cache, too; else each rank keeps those whole."""
     experts_like: Mapping[tuple[str, Generation], str] = field(default_factory=dict)
     """By type and device: the engine whose table holds other expert kernels that this one chooses
     from."""

@@ -47,6 +47,10 @@ pd_disaggregation_hook.py), sglang/srt/environ.py and sglang/srt/layers/moe/toke
   (layers/quantization/mxfp4.py). So do those with experts in int4 (Kimi-K2.5: compressed-tensors),
   whose Marlin kernels take no tokens from DeepEP (quantization/compressed_tensors).
 
+- Decode context parallelism shares the positions of keys that tensor ranks would copy; those of an
+  indexer and of a draft stay whole on every rank (model_executor/pool_configurator.py,
+  mem_cache/kv_cache_configurator.py, `loc_space_scale`).
+
 Not covered: prefill context parallelism, pipeline micro-batches, draft trees wider than one token,
 drafting or two-batch overlap under `--enable-pdmux`, which the code does not consider.
 
@@ -123,6 +127,7 @@ TRAITS: Final = EngineTraits(
     },
     mxfp4_multiples=(256, 64),
     computes_zero_copies=True,
+    has_context=True,
 )
 """0.5.23: `managers/schedule_policy.py` sets `new_token_ratio` of what outputs may still grow by
 aside, which is taken as all of it. Memory: `mem_cache/kv_cache_configurator.py`,

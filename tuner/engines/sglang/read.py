@@ -27,8 +27,11 @@ from tuner.engines.reading.serve_split import (
     check_experts,
     check_heads,
     check_length,
+    context_notes,
+    context_ranks,
     memory_share,
     pipeline_stages,
+    refuse_unpriced,
 )
 from tuner.engines.reading.serve_words import ServerFlags, host_sizes, sorted_flags, tokens
 from tuner.engines.reading.weight_methods import weight_method
@@ -53,6 +56,19 @@ LARGE_RESERVE: Final = 10.0 * GIB
 MANY_CAPTURED: Final = 300
 PROMPT_GRAPHS: Final = 58
 """Prompt lengths that are captured up to 8,192 tokens (`cuda_graph_hook.py`)."""
+_CONTEXT_BACKENDS: Final = ("ag_rs", "a2a", "fi_a2a")
+_UNPRICED_SPLITS: Final = {
+    "attn-cp-size": "splits prompts over ranks of attention",
+    "moe-dp-size": "gives groups of ranks their own experts",
+    "dwdp-size": "gathers experts' weights for prompts",
+    "enable-prefill-cp": "splits prompts over ranks of attention",
+    "enable-prefill-context-parallel": "splits prompts over ranks of attention",
+    "enable-nsa-prefill-context-parallel": "splits prompts over ranks of attention",
+    "enable-dsa-prefill-context-parallel": "splits prompts over ranks of attention",
+    "enable-dsa-cache-layer-split": "splits the cache's layers over ranks",
+    "enable-kv-cache-sharding": "splits the cache's pages over ranks",
+}
+"""0.5.23, arg_groups/fields/parallel.py, and spellings of earlier releases."""
 SERVER: Final = ServerFlags(
     starts=(
         ("sglang.launch_server",),
@@ -66,6 +82,9 @@ SERVER: Final = ServerFlags(
         "dp": "dp-size",
         "data-parallel-size": "dp-size",
         "attention-data-parallel-size": "attn-dp-size",
+        "attention-context-parallel-size": "attn-cp-size",
+        "decode-context-parallel-size": "dcp-size",
+        "moe-data-parallel-size": "moe-dp-size",
         "nccl-init-addr": "dist-init-addr",
         "speculative-draft-model": "speculative-draft-model-path",
         "pp": "pp-size",
@@ -80,8 +99,10 @@ SERVER: Final = ServerFlags(
     switches=frozenset(
         {
             "disable-cuda-graph",
+            "dcp-replicate-q-proj",
             "disable-overlap-schedule",
             "disable-radix-cache",
+            *(name for name in _UNPRICED_SPLITS if name.startswith("enable-")),
             "enable-deepep-moe",
             "enable-dp-attention",
             "enable-dp-lm-head",
@@ -104,6 +125,8 @@ SERVER: Final = ServerFlags(
             "context-length",
             "cuda-graph-bs-decode",
             "cuda-graph-max-bs-decode",
+            *_UNPRICED_SPLITS,
+            *("dcp-comm-backend", "dcp-size"),
             "deepep-mode",
             "disable-cuda-graph",
             "disable-radix-cache",
@@ -137,6 +160,7 @@ SERVER: Final = ServerFlags(
         {
             "attention-backend",
             "cpu-offload-gb",
+            "dcp-replicate-q-proj",
             *("enable-hierarchical-cache", "hicache-ratio", "hicache-size"),
             "disable-overlap-schedule",
             "enable-ep-moe",
@@ -217,7 +241,10 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     whole = devices * stages
     check_devices(flags, "tp-size", devices=whole, copies=copies, around=around)
     degrees = _experts(flags, devices=devices, data=data, around=around)
+    refuse_unpriced(flags, _UNPRICED_SPLITS)
+    context = context_ranks(flags, "dcp-size", ranks=degrees.attention_tensor, around=around)
     degrees = replace(degrees, pipeline=stages)
+    degrees = degrees.sharing(context, shares_side=TRAITS.shares_side_caches)
     redundant = flags.number("ep-num-redundant-experts", least=0) or 0
     named = "ep-size" if degrees.expert > 1 else "tp-size"
     check_experts(
@@ -257,6 +284,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             a2a_backend=_all_to_all(flags, degrees),
             two_batch_overlap=flags.is_on("enable-two-batch-overlap"),
             graph_sequences=_captured(flags),
+            exchanges_outputs=flags.choice("dcp-comm-backend", _CONTEXT_BACKENDS, "a2a") != "ag_rs",
             redundant_experts=redundant,
         ),
         copies=copies,
@@ -277,6 +305,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             *flags.notes,
             *weights.notes,
             *_notes(flags, degrees, running=running, copies=copies),
+            *context_notes(context, is_aggregated=role is Role.AGGREGATED),
             *(_state_notes(flags, kept=kept) if around.model.linear is not None else ()),
         ),
     )
@@ -515,6 +544,8 @@ def knob_flags(
     yield "--tp-size", str(degrees.devices // degrees.pipeline)
     if degrees.pipeline > 1:
         yield "--pp-size", str(degrees.pipeline)
+    if degrees.context > 1:
+        yield "--dcp-size", str(degrees.context)
     if role is not Role.DECODE:
         yield "--chunked-prefill-size", str(setting.step_tokens * degrees.attention_data)
     if setting.a2a_backend.startswith("deepep"):

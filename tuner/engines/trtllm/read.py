@@ -30,6 +30,7 @@ from tuner.engines.reading.serve_split import (
     check_length,
     memory_share,
     pipeline_stages,
+    refuse_unpriced,
 )
 from tuner.engines.reading.serve_words import ServerFlags, host_sizes, sorted_flags, tokens
 from tuner.engines.trtllm.capabilities import TRAITS, TRTLLM_1_3
@@ -60,6 +61,7 @@ SERVER: Final = ServerFlags(
     spellings={
         "tp-size": _TENSOR,
         "pp-size": "pipeline-parallel-size",
+        "cp-size": "context-parallel-size",
         "ep-size": "moe-expert-parallel-size",
         "kv-cache-dtype": "kv-cache-config.dtype",
         "kv-cache-free-gpu-memory-fraction": _MEMORY,
@@ -84,6 +86,7 @@ SERVER: Final = ServerFlags(
             "cache-transceiver-config",
             "cache-transceiver-config.backend",
             "cache-transceiver-config.transceiver-runtime",
+            "context-parallel-size",
             "cuda-graph-config.max-batch-size",
             "disable-overlap-scheduler",
             "disaggregation-mode",
@@ -147,6 +150,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     Raises:
         SpecError: options that contradict each other, or have no price.
     """
+    refuse_unpriced(flags, {"context-parallel-size": "splits sequences over devices of their own"})
     degrees = _degrees(flags, around)
     check_heads(
         flags,

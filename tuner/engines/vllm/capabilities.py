@@ -43,7 +43,12 @@ docs/features/{nixl,mooncake}_connector_usage.md:
   Triton kernel. MTP is one dense layer (models/longcat_flash_mtp.py).
 - `--enable-dbo` works with DeepEP under data parallelism (docs/design/dbo.md, vllm/config/vllm.py).
 
-Not covered: context parallelism, elastic expert parallelism, external load balancing.
+- Decode context parallelism shares the positions of keys that tensor ranks would copy, also of
+  indexers and drafts (config/model.py, `verify_with_parallel_config`; v1/kv_cache_interface.py,
+  `max_memory_usage_bytes`). Start-up logs of 0.20 have exactly 2, 4 and 8 times the tokens in equal
+  memory (GLM-5.1 with and without MTP, local-inference-lab/rtx6kpro, models/glm5.1/benchmarks).
+
+Not covered: prefill context parallelism, elastic expert parallelism, external load balancing.
 
 Other vendors:
 - vllm 0.33.0: platforms/rocm.py (device_type "cuda", so that the NIXL connector takes "cuda" and
@@ -150,6 +155,8 @@ TRAITS: Final = EngineTraits(
     scaled_rotary=frozenset({"DeepseekV4ForCausalLM"}),
     mxfp4_multiples=(256, 128),
     computes_zero_copies=True,
+    has_context=True,
+    shares_side_caches=True,
     spoilt_gemms=frozenset({"fp8_block", "fp8"}),
 )
 """Read from 0.33.0. Admission: `v1/core/sched/scheduler.py` (allocate_slots for the tokens of a

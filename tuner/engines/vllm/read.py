@@ -23,8 +23,11 @@ from tuner.engines.reading.serve_split import (
     check_experts,
     check_heads,
     check_length,
+    context_notes,
+    context_ranks,
     memory_share,
     pipeline_stages,
+    refuse_unpriced,
 )
 from tuner.engines.reading.serve_words import (
     ServerFlags,
@@ -94,6 +97,8 @@ SERVER: Final = ServerFlags(
             "all2all-backend",
             "block-size",
             "data-parallel-size",
+            "dcp-comm-backend",
+            "decode-context-parallel-size",
             "disable-chunked-prefill",
             "disable-expert-parallel",
             "disable-prefix-caching",
@@ -118,6 +123,7 @@ SERVER: Final = ServerFlags(
             "no-enable-expert-parallel",
             "no-enable-prefix-caching",
             "pipeline-parallel-size",
+            "prefill-context-parallel-size",
             "quantization",
             "spec-method",
             "spec-tokens",
@@ -133,8 +139,7 @@ SERVER: Final = ServerFlags(
             "compilation-config",
             "cpu-offload-gb",
             *("kv-offloading-backend", "kv-offloading-size", "swap-space"),
-            "decode-context-parallel-size",
-            "prefill-context-parallel-size",
+            "dcp-q-replicate",
             "dbo-decode-token-threshold",
             "dbo-prefill-token-threshold",
         }
@@ -144,6 +149,7 @@ SERVER: Final = ServerFlags(
             "kv-events-config",
             "api-key",
             "config",
+            *("cp-kv-cache-interleave-size", "dcp-kv-cache-interleave-size"),
             "data-parallel-address",
             "data-parallel-rank",
             "data-parallel-rpc-port",
@@ -176,6 +182,11 @@ _ALL2ALL: Final = {
     "deepep_high_throughput": "deepep_normal",
     "deepep_low_latency": "deepep_low_latency",
 }
+_CONTEXT: Final = "decode-context-parallel-size"
+_UNPRICED_SPLITS: Final = {
+    "prefill-context-parallel-size": "splits prompts over devices of their own"
+}
+"""0.33.0, config/parallel.py: the devices of an instance are TP x PP x PCP."""
 OPTIONS: Final = ("config",)
 """Flags that name a file of options, which the command overrides."""
 _JSON: Final = {
@@ -244,13 +255,20 @@ def read(typed: Flags, around: Surroundings) -> ServingLaunch:
     is_whole = _is_on(flags, "expert-parallel", default=False) and has_experts
     cell = _cell(flags)
     own_experts = has_experts and cell.get("role") != "attention"
+    refuse_unpriced(flags, _UNPRICED_SPLITS)
+    context = context_ranks(flags, _CONTEXT, ranks=tensor, around=around)
+    if context > 1 and flags.is_on("enable-dbo"):
+        raise SpecError(
+            f"{flags.source}: --enable-dbo with --{_CONTEXT} {context} is refused by the engine;"
+            " leave one of them out"
+        )
     degrees = InstanceDegrees(
         attention_tensor=tensor,
         attention_data=data if has_experts else 1,
         expert=tensor * data if own_experts and is_whole else 1,
         moe_tensor=tensor * data if own_experts and not is_whole else 1,
         pipeline=stages,
-    )
+    ).sharing(context, shares_side=TRAITS.shares_side_caches)
     ffn_devices = _ffn_devices(flags, cell, devices=degrees.devices)
     copies = 1 if has_experts else data
     check_devices(
@@ -291,6 +309,7 @@ def read(typed: Flags, around: Surroundings) -> ServingLaunch:
             two_batch_overlap=flags.is_on("enable-dbo"),
             graph_sequences=_captured(flags),
             has_whole_graphs=_whole_graphs(flags),
+            exchanges_outputs=_exchanges_outputs(flags, around),
             redundant_experts=redundant,
         ),
         copies=copies,
@@ -322,8 +341,15 @@ def read(typed: Flags, around: Surroundings) -> ServingLaunch:
             *flags.notes,
             *weights.notes,
             *_notes(flags, running=running or -usual[1], has_experts=has_experts, data=data),
+            *context_notes(context, is_aggregated=_role(flags, cell) is Role.AGGREGATED),
         ),
     )
+
+
+def _exchanges_outputs(flags: Flags, around: Surroundings) -> bool:
+    """Say whether context ranks pass outputs in one all-to-all, as models of GLM's do unasked."""
+    usual = "a2a" if around.model.architecture == "GlmMoeDsaForCausalLM" else "ag_rs"
+    return flags.choice("dcp-comm-backend", ("ag_rs", "a2a"), usual) == "a2a"
 
 
 def _is_on(flags: Flags, feature: str, *, default: bool) -> bool:
@@ -566,6 +592,8 @@ def knob_flags(
         config = {"method": method, "num_speculative_tokens": setting.draft_tokens}
         yield "--speculative-config", f"'{json.dumps(config)}'"
     yield "--tensor-parallel-size", str(degrees.attention_tensor)
+    if degrees.context > 1:
+        yield f"--{_CONTEXT}", str(degrees.context)
     if degrees.pipeline > 1:
         yield "--pipeline-parallel-size", str(degrees.pipeline)
     if degrees.attention_data > 1:

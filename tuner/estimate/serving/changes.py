@@ -5,6 +5,8 @@
     a factor of two from tensor to data ranks, or back     the same devices
     all devices data ranks, or all tensor ranks            the same devices
     experts split by EP, or by TP                          the same devices
+    half the context ranks of the cache                    the same devices; where the cache limits
+                                                           the launch also twice, or all
     twice or half the batch, or all that memory holds      the same devices
     twice or half the tokens of a step with prompts        the same devices
     another all-to-all, or two-batch overlap               the same devices
@@ -35,7 +37,7 @@ from tuner.config.serve import Role
 from tuner.costs.serve.bands import ratio_bands
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch
-from tuner.engines.registry import engine_file
+from tuner.engines.registry import engine_file, serve_traits
 from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_rules.afd import afd_refusals
 from tuner.engines.serve_rules.rules import group_refusals
@@ -178,7 +180,9 @@ def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[tuple[str
     candidates = (*_attention(now.degrees, pairs), *_experts(now.degrees))
     if inputs.decoder.experts is None:
         candidates = tuple(replace(degrees, expert=1, moe_tensor=1) for degrees in candidates)
-    for degrees in dict.fromkeys(candidates):
+    wants_cache = not fits_now or _is_cache_bound(inputs)
+    candidates = (*candidates, *_contexts(inputs, now.degrees, wants_cache=wants_cache))
+    for degrees in dict.fromkeys(_shared(inputs, one) for one in candidates):
         changed = replace(now, degrees=degrees, redundant_experts=_even_copies(inputs, degrees))
         if degrees != now.degrees and _is_legal(inputs, changed):
             yield _described(now, changed), changed
@@ -281,6 +285,7 @@ def _attention(now: InstanceDegrees, pairs: Sequence[tuple[int, int]]) -> Iterat
             moe_tensor=now.moe_tensor if is_kept else devices,
             expert=devices // now.moe_tensor if is_kept else 1,
             pipeline=now.pipeline,
+            context=now.context,
         )
         if now.devices == 1 and devices > 1:
             # One device has no expert split to keep.
@@ -292,6 +297,24 @@ def _experts(now: InstanceDegrees) -> Iterator[InstanceDegrees]:
     for expert in (ranks, 1, 2 * now.expert, now.expert // 2):
         if expert and ranks % expert == 0:
             yield replace(now, expert=expert, moe_tensor=ranks // expert)
+
+
+def _contexts(
+    inputs: EstimateInputs, now: InstanceDegrees, *, wants_cache: bool
+) -> Iterator[InstanceDegrees]:
+    """Yield fewer context ranks, and more where the cache is what limits the launch."""
+    copies = inputs.decoder.cache_copies(now.attention_tensor)
+    more = (2 * now.context, copies) if wants_cache else ()
+    for context in (now.context // 2, *more):
+        if context and copies % context == 0 and serve_traits()[inputs.launch.engine].has_context:
+            yield replace(now, context=context)
+
+
+def _shared(inputs: EstimateInputs, degrees: InstanceDegrees) -> InstanceDegrees:
+    """Return degrees with as many of the launch's context ranks as have equal keys."""
+    copies = inputs.decoder.cache_copies(degrees.attention_tensor)
+    whole = serve_traits()[inputs.launch.engine].shares_side_caches
+    return degrees.sharing(math.gcd(degrees.context, copies), shares_side=whole)
 
 
 def _is_legal(inputs: EstimateInputs, setting: InstanceKnobs) -> bool:
@@ -316,6 +339,7 @@ def _described(before_setting: InstanceKnobs, after_setting: InstanceKnobs) -> s
             ("DP", now.attention_data, new.attention_data),
             ("EP", now.expert, new.expert),
             ("PP", now.pipeline, new.pipeline),
+            ("DCP", now.context, new.context),
             (
                 "redundant experts",
                 before_setting.redundant_experts,

@@ -310,6 +310,7 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
         redundant_experts=setting.redundant_experts,
         is_eager=setting.graph_sequences == 0,
         has_whole_graphs=setting.has_whole_graphs is True,
+        exchanges_outputs=setting.exchanges_outputs,
         release=inputs.release,
     )
     ranks = inputs.launch.ffn_devices
@@ -707,6 +708,7 @@ def to_plan_instances(inputs: EstimateInputs, option: Option, setting: InstanceK
             "moe_tp": degrees.moe_tensor if has_experts else 1,
             "ep": degrees.expert if has_experts else 1,
             "pp": degrees.pipeline,
+            "dcp": degrees.context,
             "max_batch": option.running,
             "max_batched_tokens": option.step_tokens,
             "chunked_prefill": option.is_chunked,
