@@ -191,6 +191,8 @@ class Decoder:
     experts: Experts | None = None
     ffn_is_gated: bool = True
     """Networks and experts have three matrices, else two."""
+    is_tied: bool = False
+    """The head is the embedding."""
     streams: int = 1
     """Copies of the residual, with hyper-connections around mixers and networks; 1: plain."""
     stage_unit: int = 1
@@ -313,6 +315,7 @@ def decoder_of(model: ModelSpec) -> Decoder:
         layers=tuple(groups),
         experts=None if model.moe is None else _experts_of(model.moe),
         ffn_is_gated=model.ffn_is_gated,
+        is_tied=model.tie_word_embeddings,
         streams=model.residual_streams,
         stage_unit=model.num_layers // model.most_stages,
         positions=model.max_position,

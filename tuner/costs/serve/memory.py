@@ -60,7 +60,9 @@ def weight_bytes(
     ranks, hidden = degrees.attention_tensor, decoder.hidden
     together = network_ranks or ranks
     table = decoder.vocab * hidden * BYTES[formats.head]
-    embedding_and_head = table / ranks + table / together
+    # Stages at both ends of a pipeline have a copy each.
+    has_head = not decoder.is_tied or degrees.pipeline > 1
+    embedding_and_head = table / ranks + has_head * table / together
     total = decoder.vision_elements * BYTES["bf16"] / ranks
     for group in decoder.layers:
         layer = _mixer_bytes(group.attention, hidden, formats, ranks)

@@ -116,6 +116,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         _STARTS, "its engine is not modelled; give a server of vLLM, SGLang or TensorRT-LLM"
     ),
+    "NVIDIA NIM": "its image chooses engine and flags: give the server's command that its log has",
     **dict.fromkeys(("Nanotron", "Colossal-AI", "fairseq, Levanter or GPT-NeoX"), _AS_MEGATRON),
     **dict.fromkeys(("slime", "ROLL, AReaL or SkyRL"), _ACTOR),
     **dict.fromkeys(("LitGPT", "XTuner", "llm-foundry"), _TRAINER),
@@ -199,6 +200,8 @@ def starts_megatron(text: str) -> bool:
 
 def unread_command(words: Sequence[str]) -> str | None:
     """Name the program that a command starts, where it is one that is not read."""
+    if any("nvcr.io/nim/" in word for word in words):
+        return "NVIDIA NIM"
     named, script = _naming_words(words)
     flags = [
         word.lstrip("-+").partition("=")[0].replace("-", "_")

@@ -431,11 +431,16 @@ def _after_start(command: Command, server: ServerFlags) -> list[str] | None:
             if tuple(names[at : at + len(start)]) == start and first != ("--help",):
                 is_other = bool(first) and first[0] in server.other_verbs
                 return None if is_other else list(words[at + len(start) :])
+    entrypoint = _program(_entrypoint(words))
+    verb = next((own[1] for own in server.starts if own[:-1] == (entrypoint,)), "")
+    if verb in names:
+        return list(words[names.index(verb) + 1 :])
     for at, name in enumerate(names):
         # An image that runs another program, or a shell, starts no server.
-        if name.startswith(server.images) and words[at][:1] != "-":
+        if name.startswith(server.images) and words[at][:1] != "-" and words[at - 1] != "--name":
             rest = list(words[at + 1 :])
-            return rest if rest and _program(rest[0]) not in _SHELLS else None
+            is_shell = not rest or _program(rest[0]) in _SHELLS
+            return None if is_shell or entrypoint else rest
     return None
 
 

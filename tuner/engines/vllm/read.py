@@ -49,7 +49,11 @@ SERVER: Final = ServerFlags(
         ("vllm.entrypoints.openai.api_server",),
         ("dynamo.vllm",),
     ),
-    images=("vllm-openai",),
+    # Their Dockerfiles' entry points; llm-d's routers and benchmarks are other images.
+    images=(
+        *("vllm-openai", "vllm-cpu-release-repo", "vllm-cuda-rhel", "vllm-rocm-rhel"),
+        *("llm-d:", "llm-d-aws", "llm-d-cpu", "llm-d-cuda", "llm-d-hpu", "llm-d-rocm", "llm-d-xpu"),
+    ),
     spellings={
         "tp": "tensor-parallel-size",
         "dp": "data-parallel-size",

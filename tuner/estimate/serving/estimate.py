@@ -262,19 +262,19 @@ def _notes(
 
 
 def _logs_of_releases(inputs: EstimateInputs, option: Option) -> Iterator[str]:
-    """Say what the rule before the newest makes of the same cache, where that is much else."""
+    """Say what the last rule before the newest makes of the same cache that makes much else."""
     setting, rules = inputs.launch.setting, option.iteration.traits.memory
-    if inputs.release or rules[0].blocks is None:
-        return
-    release = ".".join(map(str, rules[1].since))
     newest = logged_tokens(inputs, option, setting)
-    older = logged_tokens(replace(inputs, release=release), option, setting)
-    if abs(older - newest) > OTHER_LOG_RATIO * newest > 0:
-        since = ".".join(map(str, rules[0].since))
-        yield (
-            f"{inputs.launch.engine} from {release} until {since} logs {older:,} tokens of a rank's"
-            f" cache, and since then {newest:,}, because two steps in flight count"
-        )
+    for older, newer in zip(rules[1:], rules, strict=False):
+        release, since = (".".join(map(str, one.since)) for one in (older, newer))
+        tokens = logged_tokens(replace(inputs, release=release), option, setting)
+        if not inputs.release and abs(tokens - newest) > OTHER_LOG_RATIO * newest > 0:
+            yield (
+                f"no release is stated: {inputs.launch.engine} before {since} logs {tokens:,}"
+                f" tokens of a rank's cache, the newest {newest:,}; goal.engine.version says which"
+                " counts"
+            )
+            return
 
 
 def _link_note(inputs: EstimateInputs, option: Option) -> Iterator[str]:

@@ -214,7 +214,7 @@ def read_serving_text(
         raise SpecError(
             f"{source}: starts no server of {' or '.join(names)}; name the file that holds"
             " `vllm serve`, `python -m sglang.launch_server` or `trtllm-serve serve`, or paste the"
-            " command"
+            " command; images that serve by themselves are known by name, as vllm-openai"
         )
     release = _tagged_release(text, launches[0][1].engine)
     launches = [(name, replace(launch, release=release)) for name, launch in launches]

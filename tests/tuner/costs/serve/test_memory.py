@@ -40,6 +40,27 @@ def test_llama_weighs_what_its_parameters_do() -> None:
     assert weight_bytes(LLAMA_70B, BF16, InstanceDegrees()) == pytest.approx(2 * 70.55e9, rel=0.01)
 
 
+def test_a_tied_head_weighs_nothing_on_one_stage(tmp_path: Path) -> None:
+    # Qwen2.5-Coder-3B: 3.09 billion parameters in bf16, 5.75 GiB as loaded.
+    fields = json.loads((MODELS / "qwen2.5-7b" / "config.json").read_text())
+    fields |= {"hidden_size": 2048, "intermediate_size": 11_008, "num_hidden_layers": 36}
+    fields |= {"num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 151_936}
+    models = []
+    for is_tied in (False, True):
+        (tmp_path / "config.json").write_text(json.dumps(fields | {"tie_word_embeddings": is_tied}))
+        models.append(decoder_of(read_model(tmp_path)))
+    untied, tied = models
+    assert weight_bytes(tied, BF16, InstanceDegrees()) == pytest.approx(2 * 3.085e9, rel=0.002)
+    table = 2.0 * 151_936 * 2048
+    for ranks in (1, 2):
+        degrees = InstanceDegrees(attention_tensor=ranks)
+        saved = weight_bytes(untied, BF16, degrees) - weight_bytes(tied, BF16, degrees)
+        assert saved == table / ranks
+    # The first stage holds the embedding, the last one a copy as its head.
+    stages = InstanceDegrees(pipeline=2)
+    assert weight_bytes(tied, BF16, stages) == weight_bytes(untied, BF16, stages)
+
+
 def test_compressed_keys_are_whole_on_every_rank() -> None:
     # 61 layers of 512 + 64 elements at one byte, whatever the degree.
     for tensor in (1, 8):

@@ -33,7 +33,8 @@ def test_releases_count_other_tokens_in_flight_and_the_estimate_says_both(
     # vLLM 0.25.0 logs 20.43 requests of 1,048,576 tokens (vLLM issue 51454).
     logged = 20.43 * 1_048_576
     result = made.estimate(f"{wide} -tp 8")
-    said = next(note for note in result.notes if "in flight" in note)
+    said = next(note for note in result.notes if note.startswith("no release is stated"))
+    assert "vllm before 0.26 logs" in said
     words = [int(word.replace(",", "")) for word in re.findall(r"[0-9,]{9,}", said)]
     assert words[0] == pytest.approx(logged, rel=0.02)
     # From 0.26 on 16,384 tokens in flight: 10,778 blocks of a request instead of 7,450.
@@ -60,6 +61,34 @@ def test_an_older_release_of_the_spec_or_of_an_image_s_tag_counts(
     assert not any("are those of" in note for note in newest.notes)
     with pytest.raises(SpecError, match=r"no vllm '0\.25\.0' is described"):
         read_serve_spec(older)
+
+
+def test_an_unstated_release_names_the_last_one_that_leaves_another_cache(
+    deployment: Made, tmp_path: Path
+) -> None:
+    # local-inference-lab/rtx6kpro, models/minimax-m25.md, a page of 2026-03-09: a sampler that
+    # sorts and a share of 0.9 leave 23.62 GiB and 399,424 tokens on 4 RTX PRO 6000.
+    made = deployment(
+        model="minimax-m2",
+        device="rtx-pro-6000",
+        nodes=1,
+        slo="{}",
+        traffic="{concurrency: 4, input_tokens: 4000, output_tokens: 500}",
+        extra="quantization: fp8_block",
+    )
+    command = "vllm serve MiniMaxAI/MiniMax-M2.5 --tensor-parallel-size 4 --trust-remote-code"
+    said = next(note for note in made.estimate(command).notes if "no release is stated" in note)
+    assert "vllm before 0.17 logs" in said
+    words = [int(word.replace(",", "")) for word in re.findall(r"[0-9,]{7,}", said)]
+    assert words[0] == pytest.approx(399_424, rel=0.02)
+    text = made.spec.path.read_text().replace("name: vllm", "name: vllm, version: 0.16.0")
+    older = tmp_path / "older.yaml"
+    older.write_text(text)
+    result = estimate_serving(older, launch=command, profiles=())
+    assert result.memory.weight_bytes / GIB == pytest.approx(53.75, rel=0.01)
+    assert result.memory.cache_bytes / GIB == pytest.approx(23.62, rel=0.02)
+    assert result.logged_kv_tokens == words[0]
+    assert not any("no release is stated" in note for note in result.notes)
 
 
 def test_every_sequence_with_graphs_needs_a_block_for_its_state(deployment: Made) -> None:
