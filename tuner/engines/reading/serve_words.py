@@ -433,7 +433,7 @@ def _after_start(command: Command, server: ServerFlags) -> list[str] | None:
                 return None if is_other else list(words[at + len(start) :])
     entrypoint = _program(_entrypoint(words))
     verb = next((own[1] for own in server.starts if own[:-1] == (entrypoint,)), "")
-    if verb in names:
+    if verb and verb in names:
         return list(words[names.index(verb) + 1 :])
     for at, name in enumerate(names):
         # An image that runs another program, or a shell, starts no server.

@@ -51,6 +51,11 @@ def test_an_entry_point_of_the_command_counts_instead(deployment: Made) -> None:
             launch = deployment().read(f"docker run --gpus all --entrypoint {entrypoint} {rest}")
             assert launch.engine == engine
             assert launch.setting.degrees.attention_tensor == 8
+    # A folder is no word of a server.
+    launch = deployment().read("docker run -v /m/ --rm img:1 vllm serve /m/ -tp 2 --seed 3")
+    assert launch.setting.degrees.attention_tensor == 2
+    with pytest.raises(SpecError, match="starts no server"):
+        deployment().read("docker run -v /m/ img:1 python3 prepare.py --folder /m/ --tp 8")
     for command in (
         "docker run --entrypoint nvidia-smi vllm/vllm-openai:v0.22.0 -L",
         "docker run --entrypoint python3 vllm/vllm-openai:v0.22.0 bench.py --model m",
