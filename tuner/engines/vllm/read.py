@@ -16,6 +16,7 @@ from tuner.costs.serve.cache_capacity import GIB
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.speculative import DraftMethod
 from tuner.engines.reading.arguments import Flags
+from tuner.engines.reading.nearest import nearest_divisor
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch, Surroundings
 from tuner.engines.reading.serve_split import (
     cache_format,
@@ -43,6 +44,9 @@ from tuner.engines.vllm.capabilities import TRAITS, VLLM_0_33
 from tuner.errors import SpecError
 from tuner.search.serve.demand import MOST_RUNNING
 
+_CONTEXT: Final = "decode-context-parallel-size"
+_INTERLEAVES: Final = ("dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size")
+"""Tokens that go to a context rank in turn; the first overrides the other."""
 SERVER: Final = ServerFlags(
     starts=(
         ("vllm", "serve"),
@@ -153,7 +157,7 @@ SERVER: Final = ServerFlags(
             "kv-events-config",
             "api-key",
             "config",
-            *("cp-kv-cache-interleave-size", "dcp-kv-cache-interleave-size"),
+            *_INTERLEAVES,
             "data-parallel-address",
             "data-parallel-rank",
             "data-parallel-rpc-port",
@@ -186,7 +190,6 @@ _ALL2ALL: Final = {
     "deepep_high_throughput": "deepep_normal",
     "deepep_low_latency": "deepep_low_latency",
 }
-_CONTEXT: Final = "decode-context-parallel-size"
 _UNPRICED_SPLITS: Final = {
     "prefill-context-parallel-size": "splits prompts over devices of their own"
 }
@@ -261,11 +264,7 @@ def read(typed: Flags, around: Surroundings) -> ServingLaunch:
     own_experts = has_experts and cell.get("role") != "attention"
     refuse_unpriced(flags, _UNPRICED_SPLITS)
     context = context_ranks(flags, _CONTEXT, ranks=tensor, around=around)
-    if context > 1 and flags.is_on("enable-dbo"):
-        raise SpecError(
-            f"{flags.source}: --enable-dbo with --{_CONTEXT} {context} is refused by the engine;"
-            " leave one of them out"
-        )
+    _check_context(flags, context)
     degrees = InstanceDegrees(
         attention_tensor=tensor,
         attention_data=data if has_experts else 1,
@@ -348,6 +347,22 @@ def read(typed: Flags, around: Surroundings) -> ServingLaunch:
             *context_notes(context, is_aggregated=_role(flags, cell) is Role.AGGREGATED),
         ),
     )
+
+
+def _check_context(flags: Flags, context: int) -> None:
+    """Refuse what the engine refuses beside context ranks (0.33.0, config/vllm.py)."""
+    if context > 1 and flags.is_on("enable-dbo"):
+        raise SpecError(
+            f"{flags.source}: --enable-dbo with --{_CONTEXT} {context} is refused by the engine;"
+            " leave one of them out"
+        )
+    page, name = flags.number("block-size"), _INTERLEAVES[_INTERLEAVES[0] not in flags.values]
+    tokens_in_turn = flags.number(name) or 1
+    if context > 1 and page is not None and page % tokens_in_turn:
+        raise SpecError(
+            f"{flags.source}: --{name} {tokens_in_turn} does not divide --block-size {page}; the"
+            f" nearest that does is {nearest_divisor(page, tokens_in_turn)}"
+        )
 
 
 def _exchanges_outputs(flags: Flags, around: Surroundings) -> bool:

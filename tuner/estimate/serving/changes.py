@@ -180,8 +180,7 @@ def _neighbours(inputs: EstimateInputs, *, fits_now: bool) -> Iterator[tuple[str
     candidates = (*_attention(now.degrees, pairs), *_experts(now.degrees))
     if inputs.decoder.experts is None:
         candidates = tuple(replace(degrees, expert=1, moe_tensor=1) for degrees in candidates)
-    wants_cache = not fits_now or _is_cache_bound(inputs)
-    candidates = (*candidates, *_contexts(inputs, now.degrees, wants_cache=wants_cache))
+    candidates = (*candidates, *_contexts(inputs, now.degrees, fits_now=fits_now))
     for degrees in dict.fromkeys(_shared(inputs, one) for one in candidates):
         changed = replace(now, degrees=degrees, redundant_experts=_even_copies(inputs, degrees))
         if degrees != now.degrees and _is_legal(inputs, changed):
@@ -300,13 +299,15 @@ def _experts(now: InstanceDegrees) -> Iterator[InstanceDegrees]:
 
 
 def _contexts(
-    inputs: EstimateInputs, now: InstanceDegrees, *, wants_cache: bool
+    inputs: EstimateInputs, now: InstanceDegrees, *, fits_now: bool
 ) -> Iterator[InstanceDegrees]:
     """Yield fewer context ranks, and more where the cache is what limits the launch."""
     copies = inputs.decoder.cache_copies(now.attention_tensor)
-    more = (2 * now.context, copies) if wants_cache else ()
+    if copies == 1 or not serve_traits()[inputs.launch.engine].has_context:
+        return
+    more = (2 * now.context, copies) if not fits_now or _is_cache_bound(inputs) else ()
     for context in (now.context // 2, *more):
-        if context and copies % context == 0 and serve_traits()[inputs.launch.engine].has_context:
+        if context and copies % context == 0:
             yield replace(now, context=context)
 
 

@@ -85,6 +85,11 @@ def test_keys_that_differ_share_no_positions(deployment: Made) -> None:
         ("gpt-oss-120b", "vllm serve m -tp 8 -dcp 2", "the nearest is 1"),
         ("qwen3-235b-a22b", "vllm serve m -tp 8 -dcp 4", "the nearest is 2"),
         ("kimi-k2.5", "vllm serve m -tp 8 -dcp 8 --enable-dbo", "leave one of them out"),
+        (
+            "kimi-k2.5",
+            "vllm serve m -tp 8 -dcp 8 --block-size 64 --cp-kv-cache-interleave-size 48",
+            "the nearest that does is 32|the nearest that does is 64",
+        ),
         ("kimi-k2.5", "sglang serve --model-path m --tp 8 --dcp-size 3", "the nearest is"),
     ):
         with failures.of(command), pytest.raises(SpecError, match=words):
