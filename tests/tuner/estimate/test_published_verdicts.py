@@ -121,6 +121,26 @@ def test_segments_that_cannot_grow_leave_memory_unused(spec_of: MakeSpec) -> Non
     assert 1.03 * grown < plain < 1.15 * grown
 
 
+def test_deepspeeds_step_copies_the_gradients_of_a_rank(spec_of: MakeSpec) -> None:
+    # hiyouga/LlamaFactory#8642: 32B on 8 x 141 GB ran out at the first step of the optimizer.
+    spec = spec_of("qwen2.5-32b", nodes=1, device="h200-sxm", sequence_length=1024)
+    command = (
+        "FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train --stage sft --bf16 true"
+        " --finetuning_type full --cutoff_len 1024 --deepspeed z.json --model_name_or_path m"
+        " --per_device_train_batch_size 1 --gradient_accumulation_steps 1"
+    )
+
+    def peak_gib(stage: int) -> float:
+        text = json.dumps({"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": stage}})
+        return _peak_gib(trainer.read(command, source="run.sh", beside={"z.json": text}.get), spec)
+
+    # 16-bit weights; of an eighth, fp32 states and, of gradients, two tensors and their cast.
+    least = 32.76e9 * (2 + (12 + 2 + 2 + 4) / 8) / GIB
+    assert least < peak_gib(2) < least + 4.0
+    assert peak_gib(2) > 0.95 * 140.0
+    assert peak_gib(3) < 0.6 * peak_gib(2)
+
+
 LLAMA = (
     "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 2 --use-distributed-optimizer "
     "--sequence-parallel --recompute-activations --micro-batch-size 1 --global-batch-size 128 "

@@ -12,6 +12,7 @@
                 buffers of one layer; there, and in one of FSDP2 that keeps its parameters (ZeRO 2),
                 the full gradients of its chunks between their first and last backward pass
     start       where they exceed optimizer, activations and moments, copies of the weights
+    step        where they exceed gradients, activations and moments, DeepSpeed's copies of gradients
     boundary    with a pipeline, one micro-batch received ahead; PyTorch's stages have a receive
                 buffer for every micro-batch of a step, for activations and gradients, and older
                 releases also kept the outputs
@@ -24,7 +25,7 @@ fastest in blocks of about a thousand columns that share pipeline and stages.
 
 Letters: S stages in execution order, stage s on rank s % P as chunk s // P; V chunks of a rank, P
 ranks, C columns; K parts as in memory_units.py.
-Not covered: the optimizer's temporaries; different imbalance by layer; temporaries of context
+Not covered: temporaries of other optimizers; different imbalance by layer; temporaries of context
 parallelism.
 """
 
@@ -165,6 +166,9 @@ def _price(
         copied = np.maximum(weight - of_experts, of_experts) * units.copies_weights_C
         buffers = buffers + np.maximum(0.0, copied - optimizer - activations - buffers)
     reserve = units.pool_ratio_C * kept + units.unused_ratio_C * (activations + buffers)
+    if units.flattened_ratio_C.any():
+        joined = units.flattened_ratio_C * optimizer
+        buffers = buffers + np.maximum(0.0, joined - gradient - activations - buffers)
     shape = (size, max(part.shape[-1] for part in (weight, kept, buffers, reserve)))
     return MemoryPrice(
         weights_PC=np.broadcast_to(weight, shape),

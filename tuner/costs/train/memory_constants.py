@@ -57,6 +57,9 @@ class MemoryConstants:
     gathers_inputs: Numbers = 0.0
     """1 for PyTorch's tensor parallelism: gathered inputs are saved for the backward pass
     (activations.py)."""
+    flattens_gradients: Numbers = 0.0
+    """1 where the optimizer's step copies the rank's gradients twice, under ZeRO 1 and 2
+    (state.py)."""
     has_gather_buffer: Numbers = 0.0
     """1 where a layer is all-gathered into a separate buffer before its parameters are copied out,
     and its gradients exist beside the fp32 accumulators: PyTorch's FSDP2
@@ -197,11 +200,12 @@ OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
     "transformers-fp32": replace(_TRANSFORMERS, master_bytes=4.0, moments_bytes=8.0),
     # FlashAttention's cross entropy (llmfoundry/models/mpt/modeling_mpt.py, `fused_crossentropy`).
     "llm-foundry": _FUSED_LOSS,
-    "deepspeed": replace(_FUSED_LOSS, gathers_master=0.0),
+    "deepspeed": replace(_FUSED_LOSS, gathers_master=0.0, flattens_gradients=1.0),
     # Around Transformers' own model and loss, in the allocator that its Trainer leaves as it is.
     "deepspeed-transformers": replace(
         _FUSED_LOSS,
         gathers_master=0.0,
+        flattens_gradients=1.0,
         logit_bytes=float(_TRANSFORMERS.logit_bytes),
         unused_ratio=_TRANSFORMERS.unused_ratio,
         recompute_unused_ratio=_TRANSFORMERS.recompute_unused_ratio,

@@ -97,6 +97,8 @@ class MemoryUnits:
     """1 where the start holds weights twice."""
     expert_weight_C: Floats
     """Weights of a layer's experts."""
+    flattened_ratio_C: Floats
+    """Over the optimizer's bytes, what its step makes of gradients, themselves included."""
 
 
 def unit_bytes(
@@ -186,6 +188,7 @@ def unit_bytes(
             constants.copies_weights * strategies.is_full * np.equal(strategies.zero_stage, 1.0)
         ),
         expert_weight_C=column(strategies.weight_bytes * count.experts),
+        flattened_ratio_C=column(_flattened_ratio(strategies, constants)),
     )
 
 
@@ -303,6 +306,21 @@ def _tuned_state(
         rows(reduced_last * gradient, reduced_last * gradient),
     )
     return np.stack(np.broadcast_arrays(*parts))
+
+
+def _flattened_ratio(strategies: Strategies, constants: MemoryConstants) -> Numbers:
+    """Bytes of gradients in DeepSpeed's step over those of the states that it updates."""
+    states = state_bytes(
+        strategies,
+        ranks=1.0,
+        master_bytes=constants.master_bytes,
+        moments_bytes=constants.moments_bytes,
+        gathers_master=constants.gathers_master,
+    ).optimizer
+    own, stage = strategies.gradient_bytes, np.asarray(strategies.zero_stage)
+    joined = 2.0 * own + np.where(np.less(own, constants.master_bytes), constants.master_bytes, 0.0)
+    flattens = constants.flattens_gradients * ((stage >= 1.0) & (stage < 3.0))
+    return flattens * joined / np.maximum(states, 1.0)
 
 
 def _always(

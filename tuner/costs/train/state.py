@@ -34,6 +34,11 @@ parameters, 16 bytes). DeepSpeed 0.19.8, runtime/zero/stage3.py: `lp_param_buffe
 shards, `fp32_partitioned_groups_flat` their fp32 copies, unless parameters are fp32 themselves.
 megatron-core 0.16 to 0.19, distributed/fsdp: `model_weight_buffer` and `main_weight_buffer`.
 Frozen parameters and adapters: adapters.py.
+
+DeepSpeed's step under ZeRO 1 and 2 joins a rank's gradients, G / S, in one flat tensor of their
+type and casts that to the master's before it frees them: 2 G / S and the cast at once, when the
+activations are gone (runtime/zero/stage_1_and_2.py of 0.19.8, `step`). PyTorch's own AdamW then
+takes no more: an fp32 gradient and the root of the second moment.
 Not covered: biases, positions that are learned.
 """
 
