@@ -12,7 +12,7 @@
                 buffers of one layer; there, and in one of FSDP2 that keeps its parameters (ZeRO 2),
                 the full gradients of its chunks between their first and last backward pass
     start       where they exceed optimizer, activations and moments, copies of the weights
-    step        where they exceed gradients, activations and moments, DeepSpeed's copies of gradients
+    step        where they exceed gradients, activations and moments, copies of gradients
     boundary    with a pipeline, one micro-batch received ahead; PyTorch's stages have a receive
                 buffer for every micro-batch of a step, for activations and gradients, and older
                 releases also kept the outputs
