@@ -281,7 +281,9 @@ def _batch(
             f"{launch.name('sequence')} {sequence} replaces the spec's {spec.goal.sequence_length}"
         )
     batch = launch.global_batch
-    if batch is None:
+    if batch is None and launch.micro_batch_follows and launch.accumulation is None:
+        batch = spec.goal.global_batch_size
+    elif batch is None:
         batch = launch.micro_batch * (launch.accumulation or 1) * data
     micro_batch = launch.micro_batch
     if launch.micro_batch_follows:

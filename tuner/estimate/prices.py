@@ -342,6 +342,7 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         reference_bytes=wide if config.reference_forwards and setup.adapters is None else 0.0,
         **recompute_columns(config.recompute_modules, full_ratio=config.recompute_ratio),
         recompute_by_op=float(config.recompute_by_op),
+        opaque_gemm_ratio=config.opaque_gemm_ratio,
         has_flash_attention=float(config.has_fused_attention),
         logit_bytes=config.logit_bytes,
         dropout=float(config.dropout),

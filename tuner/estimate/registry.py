@@ -87,7 +87,7 @@ def _started_settings(resolved: ResolvedLaunch) -> LaunchSettings:
     if resolved.format_name == "megatron-bridge":
         more = {"program": resolved.program}
     if resolved.format_name == "torchtitan":
-        more = {"command_words": resolved.command_words}
+        more = {"command_words": resolved.command_words, "beside": resolved.beside}
     read = _settings(
         _chosen(resolved.format_name, ""), resolved.text, source=resolved.source, **more
     )

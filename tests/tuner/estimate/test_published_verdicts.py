@@ -87,6 +87,15 @@ def test_checkpointing_by_operation_keeps_copies_with_an_all_to_all_alone(
     assert _peak_gib(_deepseek(former, expert=8), spec) == pytest.approx(78.1, rel=0.1)
 
 
+def test_an_all_to_all_that_is_kept_adds_its_copies(spec_of: MakeSpec) -> None:
+    # pytorch/torchtitan#1672: 70.02 and 74.53 GiB, EP 4, devices and batch not stated. Copies of
+    # one sequence by 26 layers are the difference: one sequence on each of four devices.
+    spec = spec_of("deepseek-v2-lite", nodes=1, device="a100-80gb-sxm", global_batch_size=4)
+    for switch, gib in (("[checkpoint]\nenable_checkpoint = false\n", 70.02), ("", 74.53)):
+        launch = _deepseek(BY_OP + switch, batch=1, expert=4).model_copy(update={"devices": 4})
+        assert _peak_gib(launch, spec) == pytest.approx(gib, rel=0.03)
+
+
 def test_stages_of_fsdp2_hold_whole_gradients_whatever_they_gather_again(
     spec_of: MakeSpec,
 ) -> None:

@@ -172,6 +172,8 @@ class LaunchSettings(Record):
     """The launch leaves the precision open; the goal's counts."""
     fp8_recipe: str = ""
     """The engine's name of it; empty without 8-bit or 4-bit GEMMs."""
+    opaque_gemm_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the layers whose GEMMs checkpointing by operation does not see."""
     gradient_bytes: Literal[2, 4] = 4
     master_bytes: Annotated[int, Field(ge=1, le=8)] | None = None
     """Bytes of the parameter that the optimizer updates; absent: as the engine usually has it."""

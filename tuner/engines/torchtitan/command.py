@@ -1,22 +1,27 @@
 """torchtitan 0.3's command, `-m torchtitan.train --module M --config C`, as sections of its TOML.
 
 C is a Python function of M that returns a configuration. The command's own `--section.key value`
-override what `CONFIGS` knows of the configurations that the release ships. Values are written as
+override what M's file beside the launch says of it (config_registry.py), or else what `CONFIGS`
+knows of the configurations that the release ships. Values are written as
 its parser (tyro) takes them: hyphens for underscores, switches without a value and with `no-`
 before their name, `activation-checkpoint:full` for a choice.
 
-Read from the package torchtitan 0.3.0, config/manager.py and the models' config_registry.py.
+Batches are counted in sequences up to release 0.3 and in tokens after it.
+
+Read from the package torchtitan 0.3.0, config/manager.py and the models' config_registry.py, and
+from its repository of August 2026, config/configs.py.
 """
 
 import copy
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tuner.engines.reading.arguments import launched_devices
 from tuner.engines.reading.shell_words import Command, ShellText, shell_text
+from tuner.engines.torchtitan.config_registry import registered_sections, registry_paths
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
@@ -140,6 +145,11 @@ _UNKNOWN: Final[Mapping[str, Keys]] = {
 }
 
 
+_IN_TOKENS: Final[Mapping[str, str]] = {
+    "num_tokens_per_microbatch_per_dp_rank": "local_batch_size",
+    "num_tokens_per_train_step": "global_batch_size",
+}
+"""Sizes in tokens: those in sequences that they stand for."""
 RUN_SCRIPT: Final = "run_train.sh"
 """The script of torchtitan's repository that starts a training."""
 
@@ -152,6 +162,8 @@ class TrainingCommand:
     """As its TOML would hold them."""
     devices: Mapping[str, int]
     """`devices` and `devices_per_node`, where the launcher states both."""
+    is_known: bool = True
+    """Whether anything says what the configuration sets."""
     notes: tuple[str, ...] = ()
 
 
@@ -172,8 +184,15 @@ def is_training_command(words: Sequence[str]) -> bool:
     return ("-m", PROGRAM) in starts and not any(word.startswith("--job.config") for word in words)
 
 
-def read_training_command(text: str, *, source: str) -> TrainingCommand | None:
+def read_training_command(
+    text: str, *, source: str, beside: Callable[[str], str | None] = lambda _: None
+) -> TrainingCommand | None:
     """Read the command of a text that starts torchtitan; None where none does.
+
+    Args:
+        text: of the script or the command.
+        source: what messages call it.
+        beside: the text of a file of torchtitan's repository, None where there is none.
 
     Raises:
         SpecError: no shell text, several starts, or one whose configuration is not named.
@@ -192,9 +211,12 @@ def read_training_command(text: str, *, source: str) -> TrainingCommand | None:
     devices = {}
     if nodes and per_node:
         devices = {"devices": nodes * per_node, "devices_per_node": per_node}
-    sections, notes = _stated(commands[0], source=source)
+    sections, is_known, notes = _stated(commands[0], beside, source=source)
     return TrainingCommand(
-        sections=sections, devices=devices, notes=(*notes, *command_notes(shell, commands[0]))
+        sections=sections,
+        devices=devices,
+        is_known=is_known,
+        notes=(*notes, *command_notes(shell, commands[0])),
     )
 
 
@@ -210,7 +232,9 @@ def command_notes(shell: ShellText, command: Command) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _stated(command: Command, *, source: str) -> tuple[Mapping[str, Keys], tuple[str, ...]]:
+def _stated(
+    command: Command, beside: Callable[[str], str | None], *, source: str
+) -> tuple[Mapping[str, Keys], bool, tuple[str, ...]]:
     words = command.words[command.words.index(PROGRAM) + 1 :]
     flags = list(_flags(words))
     config = next((value for name, value in flags if name == "config"), None)
@@ -220,7 +244,10 @@ def _stated(command: Command, *, source: str) -> tuple[Mapping[str, Keys], tuple
             f"{source}: {said}: the function of --module that returns the configuration, such as"
             " --module llama3 --config llama3_8b"
         )
-    base = CONFIGS.get(config)
+    module = next((value for name, value in flags if name == "module"), None) or ""
+    files = filter(None, map(beside, registry_paths(module)))
+    found = (registered_sections(one, module=module, name=config) for one in files)
+    base = next(filter(None, found), None) or CONFIGS.get(config)
     sections = copy.deepcopy(dict(base or _UNKNOWN))
     for word in words:
         if match := _CHECKPOINT.fullmatch(word):
@@ -231,9 +258,41 @@ def _stated(command: Command, *, source: str) -> tuple[Mapping[str, Keys], tuple
                 )
             sections["activation_checkpoint"] = dict(_MODES[match[1]])
     _override(sections, flags, source=source)
-    unknown = f"what {shown_value(config)} sets is not known here: torchtitan's defaults count"
+    _count_sequences(sections, source=source)
+    unknown = (
+        f"what {shown_value(config)} sets is not known here, no config_registry.py of --module"
+        f" {shown_value(module)} lies beside the launch: torchtitan's defaults count, and the"
+        " spec's batch and sequence"
+    )
     written = {section: keys for section, keys in sections.items() if keys}
-    return written, () if base is not None else (unknown,)
+    return written, base is not None, () if base is not None else (unknown,)
+
+
+def _count_sequences(sections: Keys, *, source: str) -> None:
+    """Turn sizes in tokens, of releases after 0.3, into the sequences of those before.
+
+    Raises:
+        SpecError: tokens that are no whole number of sequences.
+    """
+    training = sections.get("training", {})
+    length = training.pop("max_context_length", None)
+    if length is not None:
+        training["seq_len"] = length
+    length = training.get("seq_len", 2048)
+    for own, former in _IN_TOKENS.items():
+        tokens = training.pop(own, -1)
+        if tokens == -1:
+            continue
+        if not (type(tokens) is int and type(length) is int and length > 0) or tokens % length:
+            raise SpecError(
+                f"{source}: training.{own} {shown_value(tokens)} is no multiple of"
+                f" training.max_context_length {shown_value(length)}; give one that is"
+            )
+        training[former] = tokens // length
+    count = sections.get("parallelism", {}).get("num_pp_microbatches")
+    if type(count) is int and type(training.get("local_batch_size")) is int:
+        sections["parallelism"]["pipeline_parallel_microbatch_size"] = training["local_batch_size"]
+        training["local_batch_size"] *= count
 
 
 def overridden(sections: Keys, words: Sequence[str], *, source: str) -> Keys:

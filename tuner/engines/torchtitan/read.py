@@ -12,7 +12,7 @@ full recomputation of 1/n of them, a memory budget b as 1 - b of them.
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from profilers.steps.config import Recompute
@@ -110,18 +110,25 @@ _MOST_PARTS: Final = 2000
 _LARGEST_STAGES: Final = 10_000
 
 
-def read(text: str, *, source: str, command_words: Sequence[str] = ()) -> LaunchSettings:
+def read(
+    text: str,
+    *,
+    source: str,
+    command_words: Sequence[str] = (),
+    beside: Callable[[str], str | None] = lambda _: None,
+) -> LaunchSettings:
     """Read a TOML file, or text with the command of release 0.3.
 
     Args:
         text: of the file or the script.
         source: what messages call it.
         command_words: words of the command that names a TOML file, whose flags override it.
+        beside: the text of a file of torchtitan's repository.
 
     Raises:
         SpecError: neither, or a setting that torchtitan refuses.
     """
-    command = None if _is_toml(text) else read_training_command(text, source=source)
+    command = None if _is_toml(text) else read_training_command(text, source=source, beside=beside)
     if command is None:
         values = overridden(_toml(text, source=source), command_words, source=source)
         return read_sections(values, lambda given: _settings(given, {}, notes=()), source=source)
@@ -132,7 +139,17 @@ def read(text: str, *, source: str, command_words: Sequence[str] = ()) -> Launch
     )
     # Release 0.3 cuts the loss into chunks (config_registry.py of its models).
     compiled = _compiled(Sections(command.sections, source=source)) | {"loss"}
-    return settings.model_copy(update={"compiled": compiled})
+    opened = {} if command.is_known else _left_open(command.sections, settings)
+    return settings.model_copy(update={"compiled": compiled, **opened})
+
+
+def _left_open(sections: Mapping[str, Any], settings: LaunchSettings) -> dict[str, Any]:
+    """Return what the spec says in place of a configuration that nothing is known of."""
+    stated = sections.get("training", {})
+    opened: dict[str, Any] = {} if "seq_len" in stated else {"sequence": None}
+    if settings.pipeline == 1 and "local_batch_size" not in stated:
+        opened |= {"micro_batch_follows": True, "accumulation": None}
+    return opened
 
 
 def trains_under_primus(text: str) -> bool:
@@ -454,12 +471,18 @@ def _precision(given: Sections) -> dict[str, Any]:
         "training.mixed_precision_param", default="bfloat16", choices=("bfloat16", "float32")
     )
     recipe = ""
-    if any("mx" in name for name in converters):
+    opaque = {}
+    if "nvfp4" in converters:
+        recipe = "nvfp4"
+        tail = given.value("model.bf16_tail_fraction") or 0.0
+        opaque = {"opaque_gemm_ratio": 1.0 - min(float(tail), 1.0)}
+    elif any("mx" in name for name in converters):
         recipe = "mxfp8"
     elif any("float8" in name for name in converters):
         named = given.word("quantize.linear.float8.recipe_name", default="tensorwise")
         recipe = "tensorwise" if named == "tensorwise" else "blockwise"
-    return {"precision": "bf16" if plain == "bfloat16" else "fp32", "fp8_recipe": recipe}
+    precision = "bf16" if plain == "bfloat16" else "fp32"
+    return {"precision": precision, "fp8_recipe": recipe, **opaque}
 
 
 def _stated(given: Sections) -> tuple[StatedSize, ...]:

@@ -1,0 +1,130 @@
+"""torchtitan's Python configurations, read as text beside the launch that names them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tuner.engines.torchtitan.config_registry import registered_sections, registry_paths
+from tuner.engines.torchtitan.read import read
+from tuner.errors import SpecError
+from tuner.estimate.configuration import build_configuration
+from tuner.estimate.estimate import estimate, shipped_residuals
+from tuner.spec.spec import Spec
+
+MakeSpec = Callable[..., Spec]
+GIB = 2**30
+COMMAND = "torchrun --nproc_per_node 8 -m torchtitan.train --module own --config "
+REGISTRY = """
+from torchtitan.trainer import Trainer
+
+def plain():
+    spec = model_registry("8B")
+    return Trainer.Config(
+        model_spec=spec,
+        training=TrainingConfig(local_batch_size=2, seq_len=4 * 512, steps=size_of(spec)),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2),
+        activation_checkpoint=FullAC.Config(),
+    )
+
+def tokens():
+    return Trainer.Config(
+        training=TrainingConfig(
+            num_tokens_per_microbatch_per_dp_rank=3 * 2048, max_context_length=2048
+        ),
+        parallelism=ParallelismConfig(pipeline_parallel_degree=2, num_pp_microbatches=4),
+    )
+
+def eight_bits():
+    config = plain()
+    config.compile = CompileConfig(enable=True, components=["model"])
+    config.parallelism.tensor_parallel_degree = 1
+    config.activation_checkpoint = None
+    config.model_spec = model_registry("8B", converters=[MXFP8LinearConverter.Config()])
+    return config
+
+def endless():
+    return endless()
+"""
+
+
+def _beside(text: str, folder: str = "models") -> Callable[[str], str | None]:
+    return {f"torchtitan/{folder}/own/config_registry.py": text}.get
+
+
+def test_a_function_of_the_file_beside_says_what_a_config_sets() -> None:
+    for folder in ("models", "experiments"):
+        plain = read(COMMAND + "plain", source="run.sh", beside=_beside(REGISTRY, folder))
+        assert (plain.micro_batch, plain.sequence, plain.tensor) == (2, 2048, 2)
+        assert plain.recompute.value == "full"
+        assert not any("not known" in note for note in plain.notes)
+    changed = read(COMMAND + "eight_bits", source="run.sh", beside=_beside(REGISTRY))
+    assert (changed.micro_batch, changed.tensor, changed.fp8_recipe) == (2, 1, "mxfp8")
+    assert changed.recompute.value == "none"
+    assert "model" in (changed.compiled or ())
+    flags = " --training.local_batch_size 5"
+    over = read(COMMAND + "plain" + flags, source="run.sh", beside=_beside(REGISTRY))
+    assert over.micro_batch == 5
+
+
+def test_sizes_in_tokens_are_read_as_sequences() -> None:
+    launch = read(COMMAND + "tokens", source="run.sh", beside=_beside(REGISTRY))
+    assert (launch.sequence, launch.micro_batch, launch.accumulation) == (2048, 3, 4)
+    flags = " --training.num_tokens_per_microbatch_per_dp_rank 8192"
+    typed = read(COMMAND + "plain" + flags, source="run.sh", beside=_beside(REGISTRY))
+    assert typed.micro_batch == 4
+    odd = " --training.num_tokens_per_microbatch_per_dp_rank 3000"
+    with pytest.raises(SpecError, match=r"3000 is no multiple of .*max_context_length 2048"):
+        read(COMMAND + "plain" + odd, source="run.sh", beside=_beside(REGISTRY))
+
+
+def test_what_no_file_says_of_a_config_is_the_specs(spec_of: MakeSpec) -> None:
+    spec = spec_of("llama-3.1-8b", nodes=1, sequence_length=1024, global_batch_size=24)
+    configured, notes = build_configuration(read(COMMAND + "unknown", source="run.sh"), spec)
+    assert (configured.sequence, configured.micro_batch, configured.global_batch) == (1024, 3, 24)
+    assert any("unknown" in note and "config_registry.py" in note for note in notes)
+    stated = " --training.local_batch_size 2 --training.seq_len 512"
+    launch = read(COMMAND + "unknown" + stated, source="run.sh")
+    configured, _ = build_configuration(launch, spec)
+    assert (configured.sequence, configured.micro_batch, configured.global_batch) == (512, 2, 16)
+
+
+def test_a_registry_is_text_whatever_it_holds() -> None:
+    broken = ("def f(:", "x = " + "(" * 5000, "def f():\n    return " + "1*" * 50_000 + "1", "\0")
+    for text in (*broken, "def f():\n    return None\n", ""):
+        assert registered_sections(text, module="own", name="f") is None
+    assert registered_sections(REGISTRY, module="own", name="endless") is None
+    assert registered_sections(REGISTRY, module="own", name="missing") is None
+    assert not [*registry_paths("../../etc"), *registry_paths("/etc/x"), *registry_paths("a b")]
+
+
+NVFP4 = """
+def plain():
+    return Trainer.Config(
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=32768),
+        compile=CompileConfig(enable=True, components=["model"]),
+    )
+
+def four_bits():
+    config = plain()
+    fqns = nvfp4_bf16_tail_fqns(len(config.model_spec.model.layers), 0.15)
+    config.model_spec = model_registry(
+        "8B", converters=[NVFP4LinearConverter.Config(fqns=fqns, model_compile_enabled=True)]
+    )
+    return config
+"""
+
+
+def test_checkpointing_by_operation_does_not_keep_what_nvfp4_gemms_return(
+    spec_of: MakeSpec,
+) -> None:
+    # torchtitan's nvfp4.md of August 2026, 4 GB200: 8B of 65,536 tokens, 110.95 GiB and 174.49 in
+    # bf16; 2.18 and 2.99 s.
+    spec = spec_of("llama-3.1-8b", nodes=1, device="gb200-nvl72", sequence_length=2048)
+    tokens = " --training.num_tokens_per_microbatch_per_dp_rank 65536"
+    command = COMMAND.replace("8 -m", "4 -m")
+    for name, gib, seconds in (("four_bits", 110.95, 2.18), ("plain", 174.49, 2.99)):
+        launch = read(command + name + tokens, source="run.sh", beside=_beside(NVFP4))
+        priced = estimate(spec, launch, residuals=shipped_residuals())
+        assert priced.peak_memory_bytes / GIB == pytest.approx(gib, rel=0.1), name
+        low, high = priced.step_time_s_band
+        assert low < seconds < high
