@@ -53,6 +53,46 @@ def test_peaks_are_those_of_its_examples(spec_of: Callable[..., Spec]) -> None:
     assert not wrong
 
 
+def test_peaks_of_adapters_are_those_of_its_examples(spec_of: Callable[..., Spec]) -> None:
+    # Of the same commit: examples/models/qwen3_next/mcore.sh and glm-4.6v/mcore.sh (less 1.7 GiB of
+    # a vision tower), examples/megatron/lora/mtp.sh, seq_cls/lora/train.sh, multimodal/moe/lora.sh.
+    adapted = (
+        "--tuner_type lora --lora_rank 8 --packing true --sequence_parallel true --lora_alpha 32"
+    )
+    qkv = "--target_modules linear_qkv linear_proj --mtp_num_layers 1"
+    split = "--tensor_model_parallel_size 4 --expert_model_parallel_size 4"
+    wrong = []
+    for model, devices, stated_gib, flags in (
+        (
+            "qwen3-next-80b-a3b",
+            8,
+            56.0,
+            "--max_length 4096 --tensor_model_parallel_size 2 --expert_model_parallel_size 4"
+            " --global_batch_size 4",
+        ),
+        ("glm-4.5-air", 4, 66.0 - 1.7, f"--max_length 2048 --global_batch_size 2 {split}"),
+        ("glm-4.5-air", 4, 70.0, f"--max_length 8192 --global_batch_size 16 {split} {qkv}"),
+        (
+            "qwen3-30b-a3b",
+            2,
+            40.0,
+            "--max_length 2048 --global_batch_size 2 --expert_model_parallel_size 2",
+        ),
+        (
+            "qwen3-30b-a3b",
+            2,
+            43.0,
+            "--max_length 2048 --global_batch_size 4 --expert_model_parallel_size 2",
+        ),
+    ):
+        command = f"NPROC_PER_NODE={devices} megatron sft --model m {adapted} {flags} {FULL}"
+        spec = spec_of(model, nodes=1, device="a100-80gb-sxm")
+        found = _peak_gib(estimate(spec, read_launch(command)))
+        if abs(found / stated_gib - 1.0) > 0.10:
+            wrong.append((flags, found, stated_gib))
+    assert not wrong
+
+
 def test_peaks_of_preference_training_are_those_of_its_examples(
     spec_of: Callable[..., Spec],
 ) -> None:
@@ -133,9 +173,10 @@ def test_pairs_are_counted_as_sequences_and_advised_as_samples(
 
 def test_a_launch_that_trains_adapters_is_priced_as_such(spec_of: Callable[..., Spec]) -> None:
     result = estimate(spec_of("qwen3-235b-a22b", nodes=1), read_launch(LORA))
-    # 235B in bf16 over 8 expert ranks, attention over 4: it fits, as it did on 8 x 80 GiB.
-    assert result.fits
-    assert 66.0 < _peak_gib(result) < 76.0
+    # 235B in bf16 over 8 expert ranks, attention over 4: "8 * 80GiB", of which all is taken where
+    # all samples have the longest length.
+    assert 74.0 < _peak_gib(result) < 79.6
+    assert result.out_of_memory_probability < 0.5
     assert any("LoRA adapters of rank 8 on all-linear of the launch" in one for one in result.notes)
     assert not any("train_type" in one for one in result.flags_ignored)
 

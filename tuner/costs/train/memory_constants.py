@@ -173,8 +173,11 @@ _EVERY_COMMUNICATOR: Final = MemoryConstants(
 )
 """NCCL's buffers by what is launched. A process of 8 H100 holds 1.06 GB beside PyTorch's before its
 first all-to-all and 4.34 GB after it, with 32 channels of 10 + 2 MiB to each of 7 peers
-(NVIDIA/nccl#1685); a group of two A100 takes 544 MB, one of more 688 MB (NVIDIA/nccl#964). Eight
-H200 under ms-swift were seen with 6.5 GiB beside what PyTorch had reserved."""
+(NVIDIA/nccl#1685); a group of two A100 takes 544 MB, one of more 688 MB (NVIDIA/nccl#964).
+Megatron's communicators of TP 2, PP 2, DP 2 on eight H100 held 7 GB, 9.5 GB with experts
+(verl-project/verl#6408), and of one launch of ms-swift those that its first step makes found no
+room (modelscope/ms-swift#9602). Eight H200 under ms-swift were seen with 6.5 GiB beside what
+PyTorch had reserved."""
 
 OF_SOFTWARE: Final[Mapping[Software, MemoryConstants]] = {
     # Logits in bf16 and a copy in fp32 that becomes the gradient in place

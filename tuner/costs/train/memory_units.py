@@ -182,8 +182,8 @@ def unit_bytes(
             constants.unused_ratio + constants.recompute_unused_ratio * strategies.recompute_full
         ),
         pool_ratio_C=column(constants.graph_ratio * strategies.partial_graph),
-        context_C=column(_outside(strategies, hardware, constants)),
-        pipeline_group_C=column(constants.communicator_bytes),
+        context_C=column(_outside(model, strategies, hardware, constants)),
+        pipeline_group_C=column(constants.communicator_bytes * _pipeline_groups(strategies)),
         copies_weights_C=column(
             constants.copies_weights * strategies.is_full * np.equal(strategies.zero_stage, 1.0)
         ),
@@ -350,12 +350,24 @@ def _dispatch(
     return deepep + strategies.is_hybridep * strategies.expert * kept.boundary
 
 
-def _outside(strategies: Strategies, hardware: Hardware, constants: MemoryConstants) -> Numbers:
-    """Bytes outside the allocator: the context, groups of ranks, peers of an all-to-all."""
+def _outside(
+    model: ModelShape, strategies: Strategies, hardware: Hardware, constants: MemoryConstants
+) -> Numbers:
+    """Bytes outside the allocator: the context, groups of ranks, peers of an all-to-all.
+
+    Megatron-Core gives every group a communicator of its own, also where two have the same ranks:
+    tensor, model (with pipeline), context, data, data and context, the distributed optimizer's,
+    experts, experts and their tensor ranks (counts of tokens), experts' data, and with experts
+    tensor and context (their loss): core/parallel_state.py, transformer/moe/token_dispatcher.py,
+    transformer/moe/router.py, optimizer/__init__.py of 0.16. The world's is in the context.
+    """
     s = strategies
-    sizes = (s.tensor, s.context, s.data * s.context, s.expert * s.expert_tensor, s.expert_data)
+    has_experts = np.greater(model.moe_layers, 0.0)
+    dense = s.tensor * s.context * s.data
+    sizes = (s.tensor, s.tensor, s.context, s.data, s.data * s.context, dense)
+    of_experts = (s.expert, s.expert * s.expert_tensor, s.expert_data, s.tensor * s.context)
     groups: Numbers = 0.0
-    for size in sizes:
+    for size in (*sizes, *(has_experts * size for size in of_experts)):
         groups = groups + np.greater(size, 1.0)
     peers = np.minimum(s.expert * s.expert_tensor, hardware.devices_per_node) - 1.0
     exchanged = np.where(np.greater(s.expert, 1.0), peers, 0.0)
@@ -364,6 +376,13 @@ def _outside(strategies: Strategies, hardware: Hardware, constants: MemoryConsta
         + constants.communicator_bytes * groups
         + constants.peer_bytes * exchanged
     )
+
+
+def _pipeline_groups(strategies: Strategies) -> Numbers:
+    """Count what a pipeline adds: its group, and those that have one rank without it."""
+    tensor, s = strategies.tensor, strategies
+    alone = np.less_equal(tensor, 1.0), np.less_equal(tensor * s.context * s.data, 1.0)
+    return 1.0 + np.where(alone[0], 1.0, 0.0) + np.where(alone[1], 1.0, 0.0)
 
 
 def column(value: Numbers) -> Floats:
