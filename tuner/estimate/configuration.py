@@ -276,6 +276,12 @@ def _batch(
     sequence = launch.sequence or spec.goal.sequence_length
     if launch.sequence is None:
         notes.append(f"the launch states no sequence length: the spec's {sequence} counts")
+    elif launch.samples_vary and spec.goal.sequence_length < sequence:
+        sequence = spec.goal.sequence_length
+        notes.append(
+            f"samples are not packed: {launch.name('sequence')} {launch.sequence} is the longest"
+            f" that one may be, and the spec's {sequence} tokens count as their length"
+        )
     elif sequence != spec.goal.sequence_length:
         notes.append(
             f"{launch.name('sequence')} {sequence} replaces the spec's {spec.goal.sequence_length}"

@@ -10,7 +10,7 @@ difference of the once-a-step part is exposed gradient reduction and parameter a
 ZeRO-2 and 3 move inside the passes is a part of the step's price.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Final
 
@@ -55,7 +55,7 @@ from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.spec.tune import adapters_words
-from tuner.units import format_flop_per_s
+from tuner.units import format_bytes, format_flop_per_s
 
 FP32_NOTE: Final = (
     "fp32: GEMMs are priced on vector units (PyTorch allows no TF32 unless the program does; those"
@@ -123,6 +123,7 @@ def estimate(
     per_device = tokens / configuration.devices
     memory = _memory(priced)
     peak = max(rank.total_bytes for rank in memory)
+    on_device = peak <= setup.memory_limit_bytes
     return Estimate(
         source=launch.source,
         engine=launch.engine,
@@ -150,8 +151,9 @@ def estimate(
         memory_capacity_bytes=int(setup.memory_capacity_bytes),
         **asdict(_risk(spec, priced, setup)),
         assumed_run_s=loss_prices(spec.goal).assumed_run_s(priced.step_s),
-        fits=peak <= setup.memory_limit_bytes and (host is None or host.fits),
+        fits=on_device and (host is None or host.fits),
         host_memory=host,
+        rests_on_samples=None if on_device else _longest_samples(launch, configuration, setup),
         unpriced=tuple(unpriced_settings(launch, configuration, spec)),
         smallest_change=changes.smallest,
         best_pair=changes.best_pair,
@@ -166,12 +168,40 @@ def estimate(
         notes=(
             *tune_notes,
             *notes,
+            *_longest_note(launch, configuration, setup),
             *_notes(spec, configuration, setup, launch.environment),
             *unpriced_notes(launch, configuration, spec),
             *failure_notes(spec, launch),
             *rests_on,
         ),
     )
+
+
+def _longest_samples(
+    launch: LaunchSettings, configuration: Configuration, setup: PricingSetup
+) -> str | None:
+    """Say what a refusal rests on where samples of one token would fit, None where none does."""
+    if not launch.samples_vary or configuration.sequence != launch.sequence:
+        return None
+    (shortest,) = price_configurations((configuration.changed(sequence=1),), setup)
+    if shortest.peak_bytes_P.max() > setup.memory_limit_bytes:
+        return None
+    return (
+        f"every sample is taken to have {launch.name('sequence')} {launch.sequence} tokens, the"
+        " longest of one; state their usual length as goal.sequence_length"
+    )
+
+
+def _longest_note(
+    launch: LaunchSettings, configuration: Configuration, setup: PricingSetup
+) -> Iterator[str]:
+    """Say what the longest sample needs where the spec gives the length of a usual one."""
+    longest = launch.sequence or 0
+    if launch.samples_vary and configuration.sequence < longest:
+        (priced,) = price_configurations((configuration.changed(sequence=longest),), setup)
+        peak_bytes = int(priced.peak_bytes_P.max())
+        fits = "fits" if peak_bytes <= setup.memory_limit_bytes else "does not fit"
+        yield f"a step of {longest} tokens a sample needs {format_bytes(peak_bytes)}, which {fits}"
 
 
 def shipped_residuals() -> Residuals | None:

@@ -196,6 +196,8 @@ class Estimate(Record):
     assumed_run_s: Seconds | None
     """The run that the loss is a part of, where the spec states no tokens."""
     fits: bool
+    rests_on_samples: str | None = None
+    """What a refusal assumes of the samples' lengths, where shorter ones would fit."""
     host_memory: HostMemory | None = None
     """Memory of a node beside the devices'; absent where nothing takes any."""
     unpriced: tuple[UnpricedSetting, ...] = ()

@@ -140,6 +140,7 @@ def _settings(command: SwiftCommand, given: Flags) -> LaunchSettings:
             **preferences,
             "engine": TrainingEngine.MS_SWIFT,
             "tune": tune,
+            "samples_vary": not _is_packed(flags),
             "spelled": {
                 field: table.own_flag(said) for field, said in read_settings.spelled.items()
             },

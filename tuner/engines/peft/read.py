@@ -198,7 +198,7 @@ def _notes(given: Sections, program: TrainerProgram, tune: Tune | None) -> Itera
         yield "the script's model is taken to be Transformers' own, trained by AdamW"
     if _has_liger(given):
         yield "of Liger's kernels the loss alone is priced; the others take less memory"
-    if given.value("neat_packing" if program is FACTORY else "packing") is True:
+    if _is_packed(given, program):
         yield PACKED
     if isinstance(tune, Adapters) and "all-linear" in tune.targets:
         yield (
@@ -206,6 +206,13 @@ def _notes(given: Sections, program: TrainerProgram, tune: Tune | None) -> Itera
             " and leaves out where no other network has their names (Qwen3-MoE): then name the"
             " target modules"
         )
+
+
+def _is_packed(given: Sections, program: TrainerProgram) -> bool:
+    """Whether samples are joined to sequences; LLaMA-Factory does where it pre-trains."""
+    stated = [given.value(name) for name in ("packing", "neat_packing")]
+    joins = program is FACTORY and given.value("stage") == "pt" and stated[0] is None
+    return joins or True in stated
 
 
 _LIGER_LOGIT_BYTES: Final = 0.25
@@ -230,6 +237,7 @@ def _common(given: Sections, program: TrainerProgram, shared: Distribution) -> d
         "devices": shared.devices,
         "devices_per_node": shared.devices_per_node,
         "sequence": given.number(length, default=1) if length else None,
+        "samples_vary": program is not OWN_LOOP and not _is_packed(given, program),
         "tune": _tune(given, program),
         "flash_attention": not any(kernel in ("disabled", "eager") for kernel in kernels),
         "logit_bytes": _LIGER_LOGIT_BYTES if _has_liger(given) else 0.0,

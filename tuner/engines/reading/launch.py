@@ -157,6 +157,8 @@ class LaunchSettings(Record):
 
     sequence: Count | None = None
     """Tokens of one sequence; absent: the spec's."""
+    samples_vary: bool = False
+    """A sequence is one sample, as long as it is, and `sequence` the longest that it may be."""
     micro_batch: Count = 1
     micro_batch_follows: bool = False
     """The micro-batch is not stated; it follows from batch, accumulation and devices."""

@@ -1,0 +1,61 @@
+"""Launches whose samples are not packed: the length that they state is the longest of one."""
+
+from collections.abc import Callable
+
+from tuner.cli.estimate_text import estimate_text
+from tuner.engines.ms_swift import read as swift
+from tuner.engines.peft import read as trainer
+from tuner.estimate.estimate import Estimate, estimate, shipped_residuals
+from tuner.spec.spec import Spec
+
+MakeSpec = Callable[..., Spec]
+GIB = 2**30
+FSDP = '{"fsdp_transformer_layer_cls_to_wrap": ["Layer"]}'
+COMMAND = (
+    "torchrun --nnodes 2 --nproc-per-node 8 train/sft.py --per_device_train_batch_size=1"
+    " --gradient_accumulation_steps=1 --block_size=32768 --fsdp='full_shard auto_wrap'"
+    " --fsdp_config=fsdp.json --bf16=True --gradient_checkpointing=True"
+)
+
+
+def _estimated(spec_of: MakeSpec, sequence: int, command: str = COMMAND) -> Estimate:
+    spec = spec_of("qwen2.5-32b", nodes=2, global_batch_size=16, sequence_length=sequence)
+    launch = trainer.read(command, source="run.sh", beside={"fsdp.json": FSDP}.get)
+    return estimate(spec, launch, residuals=shipped_residuals())
+
+
+def test_a_shorter_length_of_the_spec_is_that_of_the_samples(spec_of: MakeSpec) -> None:
+    # simplescaling/s1, train/sft_multinode.sh: 16 H100, 4,700 tokens in the mean, 4.95 s.
+    usual = _estimated(spec_of, 4700)
+    assert usual.fits
+    assert usual.sequence_length == 4700
+    low, high = usual.step_time_s_band
+    # A step waits for the longest of its 16 samples, which is above the mean.
+    assert low < 4.95 < 1.2 * high
+    assert any("32768 is the longest that one may be" in note for note in usual.notes)
+    (longest,) = (note for note in usual.notes if "tokens a sample needs" in note)
+    assert longest.endswith("which does not fit")
+    packed = _estimated(spec_of, 4700, f"{COMMAND} --packing True")
+    assert packed.sequence_length == 32768
+    assert packed.rests_on_samples is None
+
+
+def test_a_refusal_says_that_it_rests_on_samples_of_the_longest_length(spec_of: MakeSpec) -> None:
+    refused = _estimated(spec_of, 32768)
+    assert not refused.fits
+    assert refused.rests_on_samples is not None
+    assert "--block_size 32768 tokens, the longest of one" in refused.rests_on_samples
+    text = " ".join(estimate_text(refused).split())
+    assert f"may be used: {refused.rests_on_samples}" in text
+    # Without shards no length makes it fit.
+    whole = COMMAND.replace("--fsdp='full_shard auto_wrap' --fsdp_config=fsdp.json ", "")
+    assert _estimated(spec_of, 32768, whole).rests_on_samples is None
+
+
+def test_samples_of_megatron_swift_vary_unless_they_are_packed(spec_of: MakeSpec) -> None:
+    words = "NPROC_PER_NODE=8 megatron sft --model m --max_length 8192 --global_batch_size 8"
+    spec = spec_of("qwen2.5-7b", nodes=1, sequence_length=1024)
+    for packing, tokens in (("", 1024), (" --packing true", 8192)):
+        launch = swift.read(words + packing, source="run.sh")
+        assert launch.samples_vary is (not packing)
+        assert estimate(spec, launch).sequence_length == tokens
