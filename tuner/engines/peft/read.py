@@ -43,7 +43,7 @@ from tuner.engines.reading.shell_words import shell_text
 from tuner.engines.reading.variables import read_variables
 from tuner.errors import SpecError
 from tuner.spec.files import shown_value
-from tuner.spec.tune import ADAPTER_TARGETS, FULL, GROUPS, Adapters, Tune
+from tuner.spec.tune import ADAPTER_TARGETS, FULL, GROUPS, Adapters
 
 _PRECISIONS: Final = ("bf16", "fp16")
 _FROZEN: Final = "the language model is frozen in it"
@@ -94,8 +94,11 @@ _CHECKPOINTING: Final = (
     "checkpoint_activations",
 )
 _ADAMW: Final = (None, "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")
-_ADAPTING: Final = ("use_lora", "use_peft", "lora_enable", "lora", "q_lora", "use_qlora")
-_IN_4_BITS: Final = ("load_in_4bit", "q_lora", "use_qlora")
+_ADAPTING: Final = (
+    *("use_lora", "use_peft", "use_peft_lora", "lora_enable"),
+    *("lora", "q_lora", "use_qlora"),
+)
+_IN_4_BITS: Final = ("load_in_4bit", "use_4bit_quantization", "q_lora", "use_qlora")
 _QUANTISED: Final = re.compile(r"gptq|awq|aqlm|bnb-4bit|(?<![a-z])int[48]", re.IGNORECASE)
 """Part of the name of a model whose weights are quantised."""
 
@@ -150,7 +153,7 @@ def read(
             "notes": (
                 f"{program.name} starts {launch.engine.value}",
                 *launch.notes,
-                *_notes(given, program, launch.tune),
+                *_notes(given, program, launch),
             ),
         }
     )
@@ -193,13 +196,20 @@ def _obstacles(
         yield "quantization_bit", "frozen weights in 4 bits are, under replicas"
 
 
-def _notes(given: Sections, program: TrainerProgram, tune: Tune | None) -> Iterator[str]:
+def _notes(given: Sections, program: TrainerProgram, launch: LaunchSettings) -> Iterator[str]:
+    tune = launch.tune
+    casts = launch.engine is TrainingEngine.DEEPSPEED or _loaded_type(given) is not None
     if program is TRAINER:
         yield "the script's model is taken to be Transformers' own, trained by AdamW"
     if _has_liger(given):
         yield "of Liger's kernels the loss alone is priced; the others take less memory"
     if _is_packed(given, program):
         yield PACKED
+    if tune and tune != FULL and program is TRAINER and not casts:
+        yield (
+            "frozen weights are taken to be loaded in 16 bits: where the script loads fp32,"
+            " Transformers' default before release 5, they take twice as much; say --dtype float32"
+        )
     if isinstance(tune, Adapters) and "all-linear" in tune.targets:
         yield (
             "all linear layers: adapters of experts are priced, too, which Transformers 5 stacks"
@@ -295,12 +305,17 @@ def _own_arguments(given: Sections) -> ProgramArguments:
     )
 
 
+def _loaded_type(given: Sections) -> object:
+    """Return the type that weights are loaded in, None where the launch states none."""
+    return given.value("torch_dtype") or given.value("dtype")
+
+
 def _transformers(given: Sections, program: TrainerProgram, shared: Distribution) -> LaunchSettings:
     """Return the launch of replicas or FSDP."""
     common, precision = _common(given, program, shared), _precision(given, program, shared)
     is_full = common["tune"] == FULL
     is_low = given.is_on("pure_bf16")
-    loaded = given.value("torch_dtype") or given.value("dtype")
+    loaded = _loaded_type(given)
     if is_full:
         # FSDP casts what is trained; scripts load fp32 unless they say otherwise.
         is_low |= loaded in ("bfloat16", "bf16", "auto") and not shared.zero_stage

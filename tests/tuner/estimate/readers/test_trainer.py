@@ -319,3 +319,24 @@ def test_any_arguments_give_settings_or_one_line(values: dict[str, Any], command
     except SpecError as error:
         said = str(error)
     assert "\n" not in said
+
+
+def test_frozen_weights_are_of_the_type_that_they_are_loaded_in() -> None:
+    # huggingface/peft, docs/source/accelerate/fsdp.md: 72 to 80 GB of 8 H100 with 70B in fp32.
+    adapted = " --lora_r 8 --lora_target_modules all-linear --bf16 True"
+    script = f"torchrun --nproc_per_node 8 train.py{_BATCH} --use_peft_lora True{adapted}"
+    command = f"trl sft --accelerate_config multi_gpu --model_name_or_path m{_BATCH}{adapted}"
+    command += " --use_peft"
+    for text, stated, stored in (
+        (script, "", 2),
+        (script, " --dtype float32", 4),
+        (command, "", 4),
+        (command, " --dtype bfloat16", 2),
+    ):
+        launch = read(text + stated, source="run.sh")
+        assert launch.stored_bytes == stored, text + stated
+        is_said = any("loaded in 16 bits" in note for note in launch.notes)
+        assert is_said is (text == script and not stated)
+
+
+_BATCH = " --per_device_train_batch_size 1 --gradient_accumulation_steps 1"
