@@ -206,8 +206,7 @@ def _verdict(estimate: Estimate) -> Iterator[str]:
         f"{format_bytes(estimate.memory_limit_bytes)} may be used"
     )
     on_device = estimate.peak_memory_bytes <= estimate.memory_limit_bytes
-    if estimate.rests_on_samples:
-        where += f": {estimate.rests_on_samples}"
+    where += f": {estimate.rests_on_samples}" if estimate.rests_on_samples else ""
     yield from labelled("fits" if on_device else "DOES NOT FIT", where)
     yield from host_lines(estimate.host_memory)
     risk = (

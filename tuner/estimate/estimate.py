@@ -199,9 +199,9 @@ def _longest_note(
     longest = launch.sequence or 0
     if launch.samples_vary and configuration.sequence < longest:
         (priced,) = price_configurations((configuration.changed(sequence=longest),), setup)
-        peak_bytes = int(priced.peak_bytes_P.max())
-        fits = "fits" if peak_bytes <= setup.memory_limit_bytes else "does not fit"
-        yield f"a step of {longest} tokens a sample needs {format_bytes(peak_bytes)}, which {fits}"
+        peak = float(priced.peak_bytes_P.max())
+        fits = "fits" if peak <= setup.memory_limit_bytes else "does not fit"
+        yield f"a step of {longest} tokens a sample needs {format_bytes(peak)}, which {fits}"
 
 
 def shipped_residuals() -> Residuals | None:

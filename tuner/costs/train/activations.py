@@ -51,10 +51,9 @@ PyTorch in eager mode keeps an output whether or not the backward pass reads it
 backward graph reads (torch/_functorch/partitioners.py), so not the last GEMM's output, which is
 added to the residual.
 
-GEMMs in NVFP4 are an operation of TorchAO's own (`nvfp4_linear`), whose output is none of those.
-Llama 8B of 65,536 tokens took 63.5 GiB less with 27 of 32 layers in it, Qwen3 8B of 32,768 34.3 GiB
-with 30 of 36 (torchtitan's components/quantization/nvfp4.md of August 2026); in 8 bits neither
-did.
+GEMMs in NVFP4 are an operation of TorchAO's own, whose output is none of those: 63.5 GiB less of
+Llama 8B with 65,536 tokens and 27 of 32 layers in it, 34.3 GiB of Qwen3 8B with 32,768 and 30 of 36
+(torchtitan's components/quantization/nvfp4.md of August 2026).
 
 torchtitan multiplies routed copies by their scores in fp32 and keeps them for the scores' gradient,
 before the experts or behind them (models/moe/moe.py of 0.2.0 to 0.2.2, token_dispatcher.py of

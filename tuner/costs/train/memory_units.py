@@ -355,19 +355,17 @@ def _outside(
 ) -> Numbers:
     """Bytes outside the allocator: the context, groups of ranks, peers of an all-to-all.
 
-    Megatron-Core gives every group a communicator of its own, also where two have the same ranks:
-    tensor, model (with pipeline), context, data, data and context, the distributed optimizer's,
-    experts, experts and their tensor ranks (counts of tokens), experts' data, and with experts
-    tensor and context (their loss): core/parallel_state.py, transformer/moe/token_dispatcher.py,
-    transformer/moe/router.py, optimizer/__init__.py of 0.16. The world's is in the context.
+    Megatron-Core gives every group a communicator of its own, whatever ranks it shares: tensor,
+    model, context, data, data with context, optimizer, and of experts they, they with their tensor
+    ranks (counts of tokens), their data, tensor with context (their loss): parallel_state.py,
+    transformer/moe, optimizer/__init__.py of core 0.16. The world's is in the context.
     """
-    s = strategies
-    has_experts = np.greater(model.moe_layers, 0.0)
+    s, experts = strategies, np.greater(model.moe_layers, 0.0)
     dense = s.tensor * s.context * s.data
     sizes = (s.tensor, s.tensor, s.context, s.data, s.data * s.context, dense)
     of_experts = (s.expert, s.expert * s.expert_tensor, s.expert_data, s.tensor * s.context)
     groups: Numbers = 0.0
-    for size in (*sizes, *(has_experts * size for size in of_experts)):
+    for size in (*sizes, *(experts * size for size in of_experts)):
         groups = groups + np.greater(size, 1.0)
     peers = np.minimum(s.expert * s.expert_tensor, hardware.devices_per_node) - 1.0
     exchanged = np.where(np.greater(s.expert, 1.0), peers, 0.0)
@@ -379,10 +377,9 @@ def _outside(
 
 
 def _pipeline_groups(strategies: Strategies) -> Numbers:
-    """Count what a pipeline adds: its group, and those that have one rank without it."""
-    tensor, s = strategies.tensor, strategies
-    alone = np.less_equal(tensor, 1.0), np.less_equal(tensor * s.context * s.data, 1.0)
-    return 1.0 + np.where(alone[0], 1.0, 0.0) + np.where(alone[1], 1.0, 0.0)
+    """Count what a pipeline adds: its group, the model's and the optimizer's if alone without."""
+    s = strategies
+    return 1.0 + np.less_equal(s.tensor, 1.0) + np.less_equal(s.tensor * s.context * s.data, 1.0)
 
 
 def column(value: Numbers) -> Floats:

@@ -35,10 +35,9 @@ shards, `fp32_partitioned_groups_flat` their fp32 copies, unless parameters are 
 megatron-core 0.16 to 0.19, distributed/fsdp: `model_weight_buffer` and `main_weight_buffer`.
 Frozen parameters and adapters: adapters.py.
 
-DeepSpeed's step under ZeRO 1 and 2 joins a rank's gradients, G / S, in one flat tensor of their
-type and casts that to the master's before it frees them: 2 G / S and the cast at once, when the
-activations are gone (runtime/zero/stage_1_and_2.py of 0.19.8, `step`). PyTorch's own AdamW then
-takes no more: an fp32 gradient and the root of the second moment.
+Under ZeRO 1 and 2 DeepSpeed's step joins a rank's gradients, G / S, in one tensor and casts that
+to the master's type before it frees any: 2 G / S and the cast, without activations
+(runtime/zero/stage_1_and_2.py). PyTorch's AdamW then takes no more.
 Not covered: biases, positions that are learned.
 """
 

@@ -197,15 +197,15 @@ def _obstacles(
 
 
 def _notes(given: Sections, program: TrainerProgram, launch: LaunchSettings) -> Iterator[str]:
-    tune = launch.tune
-    casts = launch.engine is TrainingEngine.DEEPSPEED or _loaded_type(given) is not None
+    tune, loaded = launch.tune, given.value("torch_dtype") or given.value("dtype")
     if program is TRAINER:
         yield "the script's model is taken to be Transformers' own, trained by AdamW"
     if _has_liger(given):
         yield "of Liger's kernels the loss alone is priced; the others take less memory"
     if _is_packed(given, program):
         yield PACKED
-    if tune and tune != FULL and program is TRAINER and not casts:
+    casts = launch.engine is TrainingEngine.DEEPSPEED
+    if isinstance(tune, Adapters) and program is TRAINER and not (casts or loaded):
         yield (
             "frozen weights are taken to be loaded in 16 bits: where the script loads fp32,"
             " Transformers' default before release 5, they take twice as much; say --dtype float32"
@@ -305,17 +305,12 @@ def _own_arguments(given: Sections) -> ProgramArguments:
     )
 
 
-def _loaded_type(given: Sections) -> object:
-    """Return the type that weights are loaded in, None where the launch states none."""
-    return given.value("torch_dtype") or given.value("dtype")
-
-
 def _transformers(given: Sections, program: TrainerProgram, shared: Distribution) -> LaunchSettings:
     """Return the launch of replicas or FSDP."""
     common, precision = _common(given, program, shared), _precision(given, program, shared)
     is_full = common["tune"] == FULL
     is_low = given.is_on("pure_bf16")
-    loaded = _loaded_type(given)
+    loaded = given.value("torch_dtype") or given.value("dtype")
     if is_full:
         # FSDP casts what is trained; scripts load fp32 unless they say otherwise.
         is_low |= loaded in ("bfloat16", "bf16", "auto") and not shared.zero_stage

@@ -244,7 +244,7 @@ def _stated(
             f"{source}: {said}: the function of --module that returns the configuration, such as"
             " --module llama3 --config llama3_8b"
         )
-    module = next((value for name, value in flags if name == "module"), None) or ""
+    module = dict(flags).get("module") or ""
     files = filter(None, map(beside, registry_paths(module)))
     found = (registered_sections(one, module=module, name=config) for one in files)
     base = next(filter(None, found), None) or CONFIGS.get(config)
@@ -260,9 +260,8 @@ def _stated(
     _override(sections, flags, source=source)
     _count_sequences(sections, source=source)
     unknown = (
-        f"what {shown_value(config)} sets is not known here, no config_registry.py of --module"
-        f" {shown_value(module)} lies beside the launch: torchtitan's defaults count, and the"
-        " spec's batch and sequence"
+        f"what {shown_value(config)} sets is not known here, no config_registry.py of --module lies"
+        " beside the launch: torchtitan's defaults count, and the spec's batch and sequence"
     )
     written = {section: keys for section, keys in sections.items() if keys}
     return written, base is not None, () if base is not None else (unknown,)
@@ -275,9 +274,8 @@ def _count_sequences(sections: Keys, *, source: str) -> None:
         SpecError: tokens that are no whole number of sequences.
     """
     training = sections.get("training", {})
-    length = training.pop("max_context_length", None)
-    if length is not None:
-        training["seq_len"] = length
+    if "max_context_length" in training:
+        training["seq_len"] = training.pop("max_context_length")
     length = training.get("seq_len", 2048)
     for own, former in _IN_TOKENS.items():
         tokens = training.pop(own, -1)

@@ -2,50 +2,30 @@
 
 The function that `--config` names returns `Trainer.Config(training=TrainingConfig(...), ...)`, or
 what another function of the file returns with some attributes set. The text is parsed and never
-run: a call is taken as the table of its keywords, and what is no literal is left out.
-
-Read from github.com/pytorch/torchtitan of August 2026: models/*/config_registry.py,
-experiments/transformers_modeling_backend, components/quantization/nvfp4.py.
+run: a call is the table of its keywords, and what is no literal is left out. Read from
+github.com/pytorch/torchtitan of August 2026: config_registry.py, quantization/nvfp4.py.
 """
 
 import ast
 import copy
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 Keys = dict[str, Any]
-FOLDERS: Final = ("models", "experiments")
-"""Of the repository, where modules lie."""
 _MODULE: Final = re.compile(r"[A-Za-z_]\w*(?:[./][A-Za-z_]\w*){0,4}")
-_CALLED: Final = "()"
-"""Key of the name that a call has, beside its keywords."""
-_ARGUMENTS: Final = "*"
+_CALLED, _ARGUMENTS = "()", "*"
+"""Keys of a call's name and positional arguments, beside its keywords."""
 _UNREAD: Final = object()
-_LARGEST: Final = 10**12
-_PRODUCTS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
-    ast.Mult: operator.mul,
-    ast.FloorDiv: lambda one, two: one // two if two else 0,
-}
-_SECTIONS: Final = ("training", "parallelism", "compile", "checkpoint")
-_CONVERTERS: Final = {
-    "Float8Linear": "float8",
-    "MXFP8Linear": "mx",
-    "NVFP4Linear": "nvfp4",
-}
-_CHECKPOINTING: Final[Mapping[str, Keys]] = {
-    "SelectiveAC": {"mode": "selective", "selective_ac_option": "op"},
-    "FullAC": {"mode": "full"},
-    "MemoryBudgetAC": {"mode": "memory_budget"},
-}
+_CONVERTERS: Final = {"Float8Linear": "float8", "MXFP8Linear": "mx", "NVFP4Linear": "nvfp4"}
+_MODES: Final = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget"}
 
 
 def registry_paths(module: str) -> Iterator[str]:
     """Yield where the repository may hold the file of a `--module`."""
     if _MODULE.fullmatch(module):
-        part = module.replace(".", "/")
-        yield from (f"torchtitan/{folder}/{part}/config_registry.py" for folder in FOLDERS)
+        for folder in ("models", "experiments"):
+            yield f"torchtitan/{folder}/{module.replace('.', '/')}/config_registry.py"
 
 
 def registered_sections(text: str, *, module: str, name: str) -> dict[str, Keys] | None:
@@ -89,14 +69,10 @@ class _Functions:
             return node.value
         if isinstance(node, ast.Name):
             return names.get(node.id, _UNREAD)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            value = self._value(node.operand, names)
-            return -value if isinstance(value, int | float) else _UNREAD
-        if isinstance(node, ast.BinOp):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             one, two = self._value(node.left, names), self._value(node.right, names)
-            product = _PRODUCTS.get(type(node.op))
-            is_small = all(type(side) is int and abs(side) < _LARGEST for side in (one, two))
-            return product(one, two) if product and is_small else _UNREAD
+            is_small = all(type(side) is int and abs(side) < 10**12 for side in (one, two))
+            return one * two if is_small else _UNREAD
         if isinstance(node, ast.List | ast.Tuple):
             return [self._value(one, names) for one in node.elts]
         return self._call(node, names) if isinstance(node, ast.Call) else _UNREAD
@@ -126,12 +102,14 @@ def _assign(names: Keys, target: ast.expr, value: Any) -> None:
 
 def _sections(given: Keys, module: str) -> dict[str, Keys]:
     """Return the tables that a prediction reads, by the names of a TOML."""
-    sections = {name: _literals(given.get(name)) for name in _SECTIONS}
+    names = ("training", "parallelism", "compile", "checkpoint")
+    sections = {name: _literals(given.get(name)) for name in names}
     sections["training"] = {"disable_cuda_graphs": False} | sections["training"]
-    policy = given.get("activation_checkpoint", {_CALLED: "SelectiveAC"})
-    mode = policy.get(_CALLED, "").partition(".")[0] if isinstance(policy, dict) else ""
-    chosen = {"mode": "none"} if policy is None else _CHECKPOINTING.get(mode, {"mode": "selective"})
-    sections["activation_checkpoint"] = chosen | _literals(policy)
+    policy = given.get("activation_checkpoint", {})
+    kind = policy.get(_CALLED, "").partition(".")[0] if isinstance(policy, dict) else ""
+    mode = "none" if policy is None else _MODES.get(kind, "selective")
+    by_op = {"selective_ac_option": "op"} if mode == "selective" else {}
+    sections["activation_checkpoint"] = {"mode": mode, **by_op, **_literals(policy)}
     spec = given.get("model_spec")
     sections["model"] = _model(spec, module) if isinstance(spec, dict) else {}
     if sections["model"].get("converters") == ["float8"]:
@@ -141,17 +119,13 @@ def _sections(given: Keys, module: str) -> dict[str, Keys]:
 
 def _literals(table: Any) -> Keys:
     """Return the values of a call's table that a TOML could hold."""
-    own = table if isinstance(table, dict) else {}
+    own, plain = table if isinstance(table, dict) else {}, (str, int, float, bool)
     return {
         key: value
         for key, value in own.items()
         if key not in (_CALLED, _ARGUMENTS)
-        and (isinstance(value, str | int | float | bool) or _is_names(value))
+        and all(isinstance(one, plain) for one in (value if isinstance(value, list) else [value]))
     }
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _model(spec: Keys, module: str) -> Keys:
@@ -159,16 +133,15 @@ def _model(spec: Keys, module: str) -> Keys:
     model: Keys = {"name": module, **_literals(spec)}
     if spec.get(_ARGUMENTS) and isinstance(spec[_ARGUMENTS][0], str):
         model["flavor"] = spec[_ARGUMENTS][0]
-    converters = spec.get("converters")
+    listed = spec.get("converters")
+    tables = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     model["converters"] = []
-    for one in converters if isinstance(converters, list) else ():
-        called = one.get(_CALLED, "") if isinstance(one, dict) else ""
+    for one in tables:
         model["converters"] += [
-            kind for named, kind in _CONVERTERS.items() if called.startswith(named)
+            kind for named, kind in _CONVERTERS.items() if one.get(_CALLED, "").startswith(named)
         ]
-        if model["converters"] == ["nvfp4"]:
-            # `nvfp4_bf16_tail_fqns(layers, share)` leaves the last layers in bf16.
-            rest = one.get("fqns")
-            tail = rest.get(_ARGUMENTS, []) if isinstance(rest, dict) else []
-            model["bf16_tail_fraction"] = float(tail[1]) if len(tail) == 2 else 0.0
+        # `nvfp4_bf16_tail_fqns(layers, share)` leaves the last layers in bf16.
+        rest = one.get("fqns")
+        shares = rest.get(_ARGUMENTS, ()) if isinstance(rest, dict) else ()
+        model |= {"bf16_tail_fraction": one for one in shares if isinstance(one, float)}
     return model

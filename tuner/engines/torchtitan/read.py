@@ -474,8 +474,8 @@ def _precision(given: Sections) -> dict[str, Any]:
     opaque = {}
     if "nvfp4" in converters:
         recipe = "nvfp4"
-        tail = given.value("model.bf16_tail_fraction") or 0.0
-        opaque = {"opaque_gemm_ratio": 1.0 - min(float(tail), 1.0)}
+        tail = given.value("model.bf16_tail_fraction")
+        opaque = {"opaque_gemm_ratio": 1.0 - (tail if isinstance(tail, float) else 0.0)}
     elif any("mx" in name for name in converters):
         recipe = "mxfp8"
     elif any("float8" in name for name in converters):
