@@ -143,5 +143,5 @@ def _model(spec: Keys, module: str) -> Keys:
         # `nvfp4_bf16_tail_fqns(layers, share)` leaves the last layers in bf16.
         rest = one.get("fqns")
         shares = rest.get(_ARGUMENTS, ()) if isinstance(rest, dict) else ()
-        model |= {"bf16_tail_fraction": one for one in shares if isinstance(one, float)}
+        model["bf16_tail_fraction"] = next((one for one in shares if type(one) is float), 0.0)
     return model
