@@ -144,6 +144,8 @@ class EngineTraits:
     """A request is admitted where its whole output has room too, beside all that run. Else
     pages are taken as outputs grow, and where there are none left the newest request is preempted
     and recomputed."""
+    aligns_prompts: bool = False
+    """Attention-data ranks wait until all of them have prompts, and read them in one step."""
     client_s: float = 15e-3
     """Of a request in HTTP server, tokeniser and client, as published launches show it."""
     memory: tuple[MemoryRule, ...]

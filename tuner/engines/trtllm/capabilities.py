@@ -50,6 +50,7 @@ TRAITS: Final = EngineTraits(
     batching=Batching.WHOLE,
     step_tokens=8192,
     scheduler_s=0.5e-3,
+    aligns_prompts=True,
     memory=(
         MemoryRule(
             share=MemoryFractionKind.OF_LEFT,
@@ -62,7 +63,8 @@ TRAITS: Final = EngineTraits(
     spoilt_gemms=frozenset({"fp8", "nvfp4"}),
     experts_like={("fp8_block", Generation.BLACKWELL): "sglang"},
 )
-"""Admission: the default policy GUARANTEED_NO_EVICT. Memory: `llmapi/llm_args.py`,
+"""Admission: the default policy GUARANTEED_NO_EVICT. Prompts of ranks: as public recipes configure
+it (`attention_dp_config: enable_balance`, InferenceX, benchmarks/). Memory: `llmapi/llm_args.py`,
 `free_gpu_memory_fraction`; the share is of what the peak of a dry run leaves
 (_torch/pyexecutor/_util.py, `configure_kv_cache_capacity`), whose one or few prompts of
 `max_num_tokens` fill no sampler; that holds fp32 logits and probabilities (4 + 4;

@@ -35,10 +35,12 @@ from tuner.simulate.serving.client import (
     client_observed_ttft_s,
     engine_client,
     engine_rules,
+    lockstep_ranks,
     prefill_step_seconds,
 )
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Requests, Served
+from tuner.simulate.serving.lockstep import simulate_lockstep
 from tuner.simulate.serving.steps import StepTimes, step_times
 from tuner.spec.serving.goal import Percentiles, ServeGoal, Slo
 from tuner.spec.serving.lengths import LengthKind, LengthLaw, quantile_tokens
@@ -193,23 +195,25 @@ def simulate_aggregated_mode(
 def simulate_rank(
     option: Option, requests: Requests, *, most_running: int, concurrency: int
 ) -> Served:
-    """Simulate requests on one rank that both prefills and decodes."""
-    return simulate(
+    """Simulate requests on one rank that both prefills and decodes, beside those it waits for."""
+    times = option_step_times(
+        option,
         requests,
-        times=option_step_times(
-            option,
-            requests,
-            most_tokens=option.step_tokens + most_running,
-            most_running=most_running,
-        ),
-        rules=engine_rules(
-            option.iteration.engine,
-            step_tokens=option.step_tokens,
-            kv_tokens=option.kv_tokens,
-            most_running=most_running,
-            is_chunked=option.is_chunked,
-        ),
-        concurrency=concurrency,
+        most_tokens=option.step_tokens + most_running,
+        most_running=most_running,
+    )
+    rules = engine_rules(
+        option.iteration.engine,
+        step_tokens=option.step_tokens,
+        kv_tokens=option.kv_tokens,
+        most_running=most_running,
+        is_chunked=option.is_chunked,
+    )
+    ranks = lockstep_ranks(option.iteration, requests=len(requests.input_R))
+    if ranks == 1:
+        return simulate(requests, times=times, rules=rules, concurrency=concurrency)
+    return simulate_lockstep(
+        requests, times=times, rules=rules, ranks=ranks, concurrency=concurrency
     )
 
 

@@ -56,6 +56,21 @@ class Rules:
     """Where memory is taken as outputs grow: sequences are sent back when there is no more."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilledStep:
+    """What a step of a rank holds where prompts are read, on it or on one that it waits for."""
+
+    tokens: int
+    """Of prompts and of running sequences."""
+    seconds: float
+    """Where every rank that shares its experts has as many tokens; 0 where it only accompanies a
+    longer one."""
+    running: int
+    """Sequences that get a token."""
+    done: tuple[int, ...]
+    """Requests whose prompts end."""
+
+
 StepObserver = Callable[[int, float, int], None]
 """Told of steps that running sequences take together: how many, the tokens of memory taken before
 them, and the sequences, each of which takes as many more at every step as it yields."""
@@ -186,13 +201,23 @@ class EngineRank:
 
     def jump(self) -> None:
         """Steps without prompts until a sequence ends or a request comes."""
+        steps, step_s = self.ahead()
+        self.now_s += steps * step_s
+        if steps:
+            self.advance(steps)
+
+    def ahead(self) -> tuple[int, float]:
+        """Return the steps until a sequence ends or a request comes, and the seconds of each.
+
+        None where memory has run out: the sequence that came last is sent back first.
+        """
         num = len(self.running)
         steps = self.running[0][0] - self.step
         if self.rules.preempts and not self.rules.reserves_output and num > 1:
             room = int((self.rules.kv_tokens - self.past) / (num * self.times.tokens_per_step))
             if room < 1:
                 self.preempt()
-                return
+                return 0, 0.0
             steps = min(steps, room)
         if self.arrivals and self.arrivals[0][0] <= self.now_s:
             steps = min(steps, max(self.rules.poll_steps - self.since_poll, 1))
@@ -204,8 +229,7 @@ class EngineRank:
             wait_s = self.arrivals[0][0] - self.now_s
             steps = min(max(math.ceil(wait_s / first_s), 1), steps)
             step_s = self.times.decode_step_s(num, mean_past + 0.5 * (steps - 1) * gained)
-        self.now_s += steps * step_s
-        self.advance(steps)
+        return steps, step_s
 
     def preempt(self) -> None:
         """Send the sequence that came last back to wait; its cache is lost."""
@@ -247,20 +271,40 @@ class EngineRank:
 
     def prompt_step(self) -> None:
         """One step with prompts, beside running sequences unless prefill goes first."""
+        step = self.filled()
+        self.now_s += step.seconds
+        self.complete(step)
+
+    def filled(self) -> FilledStep:
+        """Fill a step with prompts and running sequences."""
         is_mixed = self.rules.batching is not Batching.PREFILL_FIRST
         num = len(self.running) if is_mixed else 0
         each = -(-num // self.times.micro_batches)
         tokens, seconds, done = self._fill(each * self.times.checked_tokens)
         past = self.past / num if num else 0.0
         parts = min(-(-tokens // self.rules.step_tokens), self.times.micro_batches)
-        self.now_s += self.times.mixed_s(
-            tokens, seconds, running=num, past=past, ended=len(done), parts=max(parts, 1)
+        return FilledStep(
+            tokens=tokens + each * self.times.checked_tokens,
+            seconds=self.times.mixed_s(
+                tokens, seconds, running=num, past=past, ended=len(done), parts=max(parts, 1)
+            ),
+            running=num,
+            done=tuple(done),
         )
-        if num:
+
+    def accompanying(self) -> FilledStep:
+        """Return the step of a rank without prompts beside that of one with some."""
+        num = len(self.running)
+        tokens = -(-num // self.times.micro_batches) * self.times.checked_tokens
+        return FilledStep(tokens=tokens, seconds=0.0, running=num, done=())
+
+    def complete(self, step: FilledStep) -> None:
+        """Take in what a step gave; the clock stands at its end."""
+        if step.running:
             self.advance(1)
         else:
             self.since_poll += 1
-        for request in done:
+        for request in step.done:
             self.prompts -= self.inputs[request]
             self.join(request)
 
@@ -309,6 +353,23 @@ def simulate(
         concurrency: requests in flight in a closed loop.
         observe: called at every step.
     """
+    rank = engine_rank(
+        requests, times=times, rules=rules, concurrency=concurrency, observe=observe
+    )
+    while len(rank.end_s) < len(requests.input_R):
+        rank.turn()
+    return served_by(rank, requests)
+
+
+def engine_rank(
+    requests: Requests,
+    *,
+    times: StepTimes,
+    rules: Rules,
+    concurrency: int = 1,
+    observe: StepObserver = ignore_steps,
+) -> EngineRank:
+    """Return a rank before its first request."""
     count = len(requests.input_R)
     delays_s = requests.delays_s
     loop = None
@@ -317,7 +378,7 @@ def simulate(
         arrivals = sorted((delays_s[request], request) for request in loop.first())
     else:
         arrivals = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
-    simulation = EngineRank(
+    return EngineRank(
         times=times,
         rules=rules,
         observe=observe,
@@ -329,8 +390,10 @@ def simulate(
         prefilled_elsewhere=requests.prefilled_elsewhere,
         cached=requests.cached,
     )
-    while len(simulation.end_s) < count:
-        simulation.turn()
+
+
+def served_by(rank: EngineRank, requests: Requests) -> Served:
+    """Return the times of requests that a rank has served."""
     return Served.in_order(
-        requests, arrived_s=simulation.arrived_s, first_s=simulation.first_s, end_s=simulation.end_s
+        requests, arrived_s=rank.arrived_s, first_s=rank.first_s, end_s=rank.end_s
     )

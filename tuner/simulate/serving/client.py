@@ -29,6 +29,7 @@ from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules
 from tuner.simulate.serving.load import Served
+from tuner.simulate.serving.lockstep import MOST_RANKS
 from tuner.simulate.serving.steps import StepTimes
 
 ROUNDS: Final = 10
@@ -36,6 +37,8 @@ ROUNDS: Final = 10
 DELAY_S: Final = 10e-3
 """From the end of a request until the client of a closed loop has sent the next one, mean."""
 STEPS_BEFORE_TOKEN: Final = 1.5
+MOST_REQUESTS: Final = 20_000
+"""Of ranks that are simulated together, in all."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -102,6 +105,20 @@ def engine_rules(
         reserves_output=serve_traits()[engine].reserves_output,
         poll_steps=poll_steps,
     )
+
+
+def lockstep_ranks(iteration: Iteration, *, requests: int) -> int:
+    """Return the ranks to simulate together, of those that wait for each other; 1: none does.
+
+    Args:
+        iteration: with its degrees.
+        requests: of each rank; many show their tail on few ranks.
+    """
+    waits = iteration.moe_layers and not iteration.traits.aligns_prompts
+    if not waits or iteration.degrees.attention_data == 1:
+        return 1
+    most = max(MOST_REQUESTS // max(requests, 1), 2)
+    return min(iteration.degrees.attention_data, MOST_RANKS, most)
 
 
 def prefill_step_seconds(

@@ -121,6 +121,25 @@ class ClosedLoop:
         return None
 
 
+def of_a_peer(requests: Requests, *, rng: np.random.Generator) -> Requests:
+    """Return requests of the same lengths and gaps in another order; sessions stay as they are."""
+    if requests.after_R is not None:
+        return requests
+    order_R = rng.permutation(len(requests.input_R))
+    arrival_s_R = requests.arrival_s_R
+    if arrival_s_R is not None:
+        arrival_s_R = np.cumsum(rng.permutation(np.diff(arrival_s_R, prepend=0.0)))
+    delay, prefilled, cached = requests.delay_s_R, requests.prefilled_R, requests.cached_R
+    return Requests(
+        input_R=requests.input_R[order_R],
+        output_R=requests.output_R[order_R],
+        arrival_s_R=arrival_s_R,
+        delay_s_R=None if delay is None else delay[order_R],
+        prefilled_R=None if prefilled is None else prefilled[order_R],
+        cached_R=None if cached is None else cached[order_R],
+    )
+
+
 def uniform_requests(
     count: int,
     *,

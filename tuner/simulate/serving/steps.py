@@ -11,7 +11,7 @@ hides it; with a pipeline a step is a round of as many micro-batches as there ar
 Letters: M tokens, N sequences, P pasts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -99,6 +99,23 @@ class StepTimes:
     """That its last step yields too many on average."""
     halves: Halves | None = None
     stages: PipelineStages | None = None
+    alone_s: list[float] | None = None
+    """By tokens: as `linear_s`, where the ranks that share the experts have none; None: no rank
+    shares them, or halves of steps hide each other."""
+
+    def together_s(self, seconds: float, tokens: int, *, others_ratio: float) -> float:
+        """A step of the slowest of ranks that share their experts.
+
+        Args:
+            seconds: where every one has as many tokens.
+            tokens: of the slowest.
+            others_ratio: tokens of the others over as many, mean.
+        """
+        if self.alone_s is None:
+            return seconds
+        over, tokens = max(tokens / self.most_tokens, 1.0), min(tokens, self.most_tokens)
+        saved_s = over * (self.linear_s[tokens] - self.alone_s[tokens])
+        return seconds - (1.0 - others_ratio) * max(saved_s, 0.0)
 
     @property
     def micro_batches(self) -> int:
@@ -236,6 +253,10 @@ def step_times(
     every_M = np.arange(most_tokens + 1, dtype=np.float64)
     halves = _halves(iteration, token_M, every_M) if iteration.two_batch_overlap else None
     open_M = iteration.linear_s(token_M) if halves is None else halves[0]
+    alone = None
+    if halves is None and iteration.degrees.attention_data > 1 and iteration.moe_layers:
+        alone_M = replace(iteration, busy_ratio=0.0).linear_s(token_M)
+        alone = np.interp(every_M, token_M, alone_M).tolist()
     drafting = iteration.drafting
     drafts_N = draft_s(iteration, sequence_N, np.ones_like(sequence_N))
     return StepTimes(
@@ -254,6 +275,7 @@ def step_times(
         overshoot_tokens=0.0 if drafting is None else drafting.overshoot_tokens,
         halves=None if halves is None else halves[1],
         stages=_stages(iteration),
+        alone_s=alone,
     )
 
 
