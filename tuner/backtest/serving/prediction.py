@@ -26,16 +26,18 @@ from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.memory import kv_bytes_per_token, state_bytes_per_request
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.traits import Batching
-from tuner.simulate.serving.batching import Rules, simulate
+from tuner.simulate.serving.batching import Rules
 from tuner.simulate.serving.client import (
     ROUNDS,
     ClientOverhead,
     client_observed_ttft_s,
     engine_rules,
+    lockstep_ranks,
     prefill_step_seconds,
 )
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Served, uniform_requests
+from tuner.simulate.serving.lockstep import simulate_ranks
 from tuner.simulate.serving.steps import StepTimes, step_times
 
 UNNAMED_RELEASE: Final = "0"
@@ -160,7 +162,10 @@ class Predictor:
         if launch.prefix_ratio:
             cached_R = np.floor(launch.prefix_ratio * requests.input_R).astype(np.int64)
             requests = replace(requests, cached_R=np.minimum(cached_R, requests.input_R - 1))
-        served = simulate(requests, times=priced.times, rules=rules, concurrency=concurrency)
+        ranks = lockstep_ranks(iteration, requests=len(requests.input_R))
+        served = simulate_ranks(
+            requests, times=priced.times, rules=rules, ranks=ranks, concurrency=concurrency
+        )
         return mean_latency(served, recipe, estimated=tuple(sorted(priced.estimated)))
 
     def _rules(

@@ -357,7 +357,7 @@ class Iteration:
 
     def _latent_s(self, m_Q: Floats, *, latent: int) -> Floats:
         """The projections around the experts' latent width, whole on every rank."""
-        hidden, dtype = self.decoder.hidden, self.formats.ffn
+        hidden, dtype = self.decoder.hidden, self.formats.latent_projections
         down_Q = self._gemm_s(m_Q, n=latent, k=hidden, dtype=dtype)
         return down_Q + self._gemm_s(m_Q, n=hidden, k=latent, dtype=dtype)
 
@@ -526,7 +526,8 @@ class Iteration:
         """Between two steps without prompts."""
         host = self.machine.host
         if host is None:
-            return self.traits.scheduler_s + self._exposed_host_s
+            gap_s = 0.0 if self.drafting is None else self.traits.draft_gap_s(self.release)
+            return self.traits.scheduler_s + gap_s + self._exposed_host_s
         return host.step_s + (host.tensor_step_s if self.degrees.attention_tensor > 1 else 0.0)
 
     @property

@@ -102,7 +102,8 @@ def _experts_bytes(
     shared = decoder.matrices * hidden * own.shared_ffn / shared_ranks
     latent = 2.0 * hidden * own.latent
     router = hidden * own.router_outputs * BYTES["bf16"]
-    return routed + (shared + latent) * BYTES[formats.ffn] + router
+    around = shared * BYTES[formats.ffn] + latent * BYTES[formats.latent_projections]
+    return routed + around + router
 
 
 def attention_weight_bytes(decoder: Decoder, formats: Formats, degrees: InstanceDegrees) -> float:
@@ -122,6 +123,7 @@ def stage_ratio(decoder: Decoder, degrees: InstanceDegrees) -> float:
 def _mixer_bytes(own: DecoderAttention, hidden: int, formats: Formats, ranks: int) -> float:
     inner, outer = BYTES[formats.attention], BYTES[formats.output]
     if own.linear is not None:
+        inner, outer = (BYTES[dtype] for dtype in formats.linear_projections)
         shard = own.linear.shard(ranks)
         output = shard.value_dim * hidden
         return (linear_weights(shard, hidden=hidden) - output) * inner + output * outer

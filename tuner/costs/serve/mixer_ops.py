@@ -153,7 +153,7 @@ class MixerOps:
     def _linear_gemms(self) -> tuple[Gemm, ...]:
         own, hidden = self.linear, self.hidden
         widths = LINEAR_KINDS[own.kind].projections(own)
-        inner, outer = self.formats.attention, self.formats.output
+        inner, outer = self.formats.linear_projections
         gemms = (
             (widths.inputs - widths.scalars, hidden, inner),
             (widths.scalars, hidden, "bf16"),

@@ -144,6 +144,9 @@ class EngineTraits:
     """A request is admitted where its whole output has room too, beside all that run. Else
     pages are taken as outputs grow, and where there are none left the newest request is preempted
     and recomputed."""
+    draft_gaps_s: tuple[tuple[tuple[int, ...], float], ...] = ()
+    """By release from which it is so, the newest first: between two steps with drafts, what the
+    host does once it knows which of them were kept, beyond `scheduler_s`."""
     aligns_prompts: bool = False
     """Attention-data ranks wait until all of them have prompts, and read them in one step."""
     client_s: float = 15e-3
@@ -188,6 +191,12 @@ class EngineTraits:
         if dtype != "bf16" or is_sure or model.attention.kind == "shared_kv":
             return word
         return "bfloat16"
+
+    def draft_gap_s(self, release: str = "") -> float:
+        """Return that gap of a release; of the newest where none or no number is named."""
+        number = _numbers(release)
+        gaps = [gap_s for since, gap_s in self.draft_gaps_s if not number or since <= number]
+        return gaps[0] if gaps else 0.0
 
     def memory_rule(self, release: str = "") -> MemoryRule:
         """Return the rule of a release; of the newest where none or no number is named."""

@@ -32,6 +32,7 @@ from tuner.search.serve.demand import MOST_RUNNING
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.to_plan import tie_ratio
+from tuner.simulate.serving.client import lockstep_ranks
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.lengths import LengthKind, LengthLaw
@@ -325,23 +326,44 @@ def _beside(inputs: EstimateInputs, option: Option, load: ServingLoad | None) ->
 def _equal_outputs(
     inputs: EstimateInputs, option: Option, load: ServingLoad | None
 ) -> Iterator[str]:
-    """Say how much longer a burst takes whose outputs end one by one, as those of chats do."""
+    """Say what spread outputs, as those of chats, change: a burst's end, or prompts amid outputs.
+
+    Equal ones end together, so that the prompts of a closed loop come in waves of all ranks.
+    """
     traffic = inputs.goal.traffic
     law, requests = traffic.output_tokens, traffic.requests or math.inf
     if load is None or law is None or law.kind is not LengthKind.FIXED or law.mean is None:
         return
-    if traffic.concurrency is None or requests > BURST_ROUNDS * traffic.concurrency:
+    if traffic.concurrency is None:
+        return
+    is_burst = requests <= BURST_ROUNDS * traffic.concurrency
+    waits = option.role is Role.AGGREGATED and lockstep_ranks(option.iteration, requests=1) > 1
+    if not (is_burst or waits):
         return
     most = CHAT_TAIL * int(law.mean)
     spread = LengthLaw(kind=LengthKind.LOGNORMAL, mean=law.mean, cv=CHAT_CV, most=most)
     as_chats = traffic.model_copy(update={"output_tokens": spread})
-    other = simulate_load(with_goal(inputs, {"traffic": as_chats}), option).requests_per_s
-    if other * OTHER_LENGTHS_RATIO < load.requests_per_s:
+    other = simulate_load(with_goal(inputs, {"traffic": as_chats}), option)
+    count = f"{traffic.requests:,} " if traffic.requests else ""
+    spread_words = f"all {count}outputs have {law.mean:,.0f} tokens; were they spread as those of"
+    state_words = (
+        f"state 'output_tokens: {{kind: lognormal, mean: {law.mean:.0f}, cv: {CHAT_CV:.0f},"
+        f" most: {most}}}'"
+    )
+    if is_burst and other.requests_per_s * OTHER_LENGTHS_RATIO < load.requests_per_s:
         yield (
-            f"all {traffic.requests:,} outputs have {law.mean:,.0f} tokens; were they spread as"
-            f" those of chats, the last ones would end late: {other:.4g} requests/s; state"
-            f" 'output_tokens: {{kind: lognormal, mean: {law.mean:.0f}, cv: {CHAT_CV:.0f},"
-            f" most: {most}}}'"
+            f"{spread_words} chats, the last ones would end late:"
+            f" {other.requests_per_s:.4g} requests/s; {state_words}"
+        )
+    elif (
+        not is_burst
+        and other.tpot_s is not None
+        and load.tpot_s is not None
+        and other.tpot_s.mean > OTHER_LENGTHS_RATIO * load.tpot_s.mean
+    ):
+        yield (
+            f"{spread_words} chats, a prompt on one of {option.degrees.attention_data} ranks would"
+            f" delay those that run on all: TPOT {format_s(other.tpot_s.mean)}; {state_words}"
         )
 
 

@@ -85,6 +85,11 @@ def goal_formats(goal: ServeGoal, model: ModelSpec) -> Formats:
 
     An nvfp4 checkpoint whose own list leaves attention out of its exceptions holds it in nvfp4.
 
+    Released nvfp4 checkpoints of Nemotron-3 hold routed experts alone in nvfp4, shared ones and the
+    projections of Mamba in fp8, those around the latent width in bf16 (NVIDIA/Model-Optimizer,
+    modelopt_recipes/models/Nemotron-3-Super-120B-A12B/super-nvfp4.yaml, which mirrors the published
+    `hf_quant_config.json`; NVIDIA-NeMo/Nemotron, docs/nemotron/ultra3/quantization.md).
+
     int4 without experts is AWQ's or GPTQ's, of all linear layers. Checkpoints of other types leave
     parts in bf16 as far as their `config.json` says.
     """
@@ -94,13 +99,23 @@ def goal_formats(goal: ServeGoal, model: ModelSpec) -> Formats:
         attention = ffn = experts
     if own == model.released_weights == "nvfp4":
         attention = own
+    is_mixed = own == "nvfp4" and model.architecture in _FP8_MAMBA and model.moe is not None
+    ffn = "fp8" if is_mixed else ffn
     attention = "bf16" if "attention" in model.unquantized else attention
     ffn = "bf16" if "networks" in model.unquantized else ffn
     return Formats(
-        attention=attention, output=attention, ffn=ffn, experts=experts, kv=goal.kv_cache_dtype
+        attention=attention,
+        output=attention,
+        ffn=ffn,
+        experts=experts,
+        kv=goal.kv_cache_dtype,
+        linear="fp8" if is_mixed else "",
+        latent="bf16" if is_mixed else "",
     )
 
 
+_FP8_MAMBA: Final = frozenset({"NemotronHForCausalLM"})
+"""Classes whose nvfp4 checkpoints hold the projections of Mamba in fp8."""
 _PARTS: Final[Mapping[str, tuple[str, str, str]]] = {
     "nvfp4": ("bf16", "nvfp4", "nvfp4"),
     "mxfp4": ("bf16", "bf16", "mxfp4"),

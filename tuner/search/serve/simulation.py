@@ -28,7 +28,6 @@ from tuner.plans.serve import Latency
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.options import Option
-from tuner.simulate.serving.batching import simulate
 from tuner.simulate.serving.client import (
     DELAY_S,
     ROUNDS,
@@ -40,7 +39,7 @@ from tuner.simulate.serving.client import (
 )
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Requests, Served
-from tuner.simulate.serving.lockstep import simulate_lockstep
+from tuner.simulate.serving.lockstep import simulate_ranks
 from tuner.simulate.serving.steps import StepTimes, step_times
 from tuner.spec.serving.goal import Percentiles, ServeGoal, Slo
 from tuner.spec.serving.lengths import LengthKind, LengthLaw, quantile_tokens
@@ -210,11 +209,7 @@ def simulate_rank(
         is_chunked=option.is_chunked,
     )
     ranks = lockstep_ranks(option.iteration, requests=len(requests.input_R))
-    if ranks == 1:
-        return simulate(requests, times=times, rules=rules, concurrency=concurrency)
-    return simulate_lockstep(
-        requests, times=times, rules=rules, ranks=ranks, concurrency=concurrency
-    )
+    return simulate_ranks(requests, times=times, rules=rules, ranks=ranks, concurrency=concurrency)
 
 
 def _simulate_aggregated_rank(

@@ -353,9 +353,7 @@ def simulate(
         concurrency: requests in flight in a closed loop.
         observe: called at every step.
     """
-    rank = engine_rank(
-        requests, times=times, rules=rules, concurrency=concurrency, observe=observe
-    )
+    rank = engine_rank(requests, times=times, rules=rules, concurrency=concurrency, observe=observe)
     while len(rank.end_s) < len(requests.input_R):
         rank.turn()
     return served_by(rank, requests)

@@ -37,7 +37,7 @@ ROUNDS: Final = 10
 DELAY_S: Final = 10e-3
 """From the end of a request until the client of a closed loop has sent the next one, mean."""
 STEPS_BEFORE_TOKEN: Final = 1.5
-MOST_REQUESTS: Final = 20_000
+MOST_REQUESTS: Final = 1500
 """Of ranks that are simulated together, in all."""
 
 Floats = npt.NDArray[np.float64]

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from tuner.simulate.serving.batching import EngineRank, Rules, engine_rank, served_by
+from tuner.simulate.serving.batching import EngineRank, Rules, engine_rank, served_by, simulate
 from tuner.simulate.serving.load import Requests, Served, of_a_peer
 from tuner.simulate.serving.steps import StepTimes
 
@@ -27,23 +27,23 @@ MOST_RANKS: Final = 8
 SEED: Final = 20_251
 
 
-def simulate_lockstep(
+def simulate_ranks(
     requests: Requests, *, times: StepTimes, rules: Rules, ranks: int, concurrency: int = 1
 ) -> Served:
-    """Serve requests on one of several ranks; the others get as many of the same lengths.
+    """Serve requests on one of so many ranks; the others get as many of the same lengths.
 
     Args:
         requests: of the rank, with arrivals, or without for a closed loop.
         times: seconds of steps.
         rules: of the engine.
-        ranks: that share the experts, at least two.
+        ranks: that share the experts; one waits for none.
         concurrency: requests of a rank in flight in a closed loop.
     """
+    if ranks == 1:
+        return simulate(requests, times=times, rules=rules, concurrency=concurrency)
     rng = np.random.default_rng(SEED)
     every = [requests, *(of_a_peer(requests, rng=rng) for _ in range(ranks - 1))]
-    engines = [
-        engine_rank(one, times=times, rules=rules, concurrency=concurrency) for one in every
-    ]
+    engines = [engine_rank(one, times=times, rules=rules, concurrency=concurrency) for one in every]
     while len(engines[0].end_s) < len(requests.input_R):
         _turn(engines)
     return served_by(engines[0], requests)

@@ -18,8 +18,8 @@ session's request before went, or, where the router chooses among ranks, on the 
 prompt is computed whole. Of an instance that spreads its requests over ranks with a cache each,
 `found_ratio` says how many come to the right one.
 
-Not covered: ranks of an instance that wait for each other, loads that routers poll, transfers that
-wait for each other, memory of a decode instance that runs out as outputs grow.
+Not covered: ranks of an instance that wait for each other (lockstep.py), loads that routers poll,
+transfers that wait for each other, memory of a decode instance that runs out as outputs grow.
 
 Letters: R requests.
 """
