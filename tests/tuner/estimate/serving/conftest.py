@@ -46,6 +46,7 @@ def deployment(tmp_path: Path) -> Callable[..., Deployment]:
         engine: str = "vllm",
         device: str = "h100-sxm",
         nodes: int = 2,
+        devices_per_node: int = 8,
         traffic: str = "{rate: 5/s, input_tokens: 2000, output_tokens: 300}",
         slo: str = "{ttft: {p90: 1s}, tpot: {p90: 50ms}}",
         extra: str = "objective: devices",
@@ -55,7 +56,8 @@ def deployment(tmp_path: Path) -> Callable[..., Deployment]:
             "schema_version: 1\n"
             f"model: {MODELS / model}\n"
             "cluster:\n"
-            f"  pools: [{{name: gpus, device: {device}, nodes: {nodes}, devices_per_node: 8}}]\n"
+            f"  pools: [{{name: gpus, device: {device}, nodes: {nodes},"
+            f" devices_per_node: {devices_per_node}}}]\n"
             "goal:\n"
             "  kind: serve\n"
             f"  engine: {{name: {engine}}}\n"

@@ -9,6 +9,7 @@ import pytest
 
 from tuner.cli.serving_estimate_text import serving_estimate_text
 from tuner.errors import TunerError
+from tuner.units import format_s
 
 Made = Callable[..., Any]
 STARTS = {
@@ -239,3 +240,60 @@ def test_random_traffic_is_estimated_or_refused_in_a_line(deployment: Made) -> N
         with contextlib.suppress(TunerError):  # Such as requests longer than the model takes.
             made = deployment(engine=engine, traffic=traffic, slo=slo)
             serving_estimate_text(made.estimate(draw.choice(STARTS[engine])))
+
+
+def test_a_prompt_on_one_attention_data_rank_delays_what_runs_on_all(deployment: Made) -> None:
+    # DeepSeek-V4-Flash with one draft on 4 H200, DP 4: 17.0 ms a token at 16 requests of 10k and
+    # 1k tokens of a trace (ai-dynamo/dynamo, recipes/deepseek-v4/deepseek-v4-flash, 1.3.0).
+    command = (
+        "vllm serve m -dp 4 --enable-expert-parallel --kv-cache-dtype fp8 --max-num-seqs 64"
+        ' --speculative-config \'{"method": "mtp", "num_speculative_tokens": 1}\''
+    )
+    said = "would delay those that run on all: TPOT "
+
+    def result(outputs: str) -> Any:
+        traffic = f"{{concurrency: 16, input_tokens: 10000, output_tokens: {outputs}}}"
+        drafts = "speculative: {method: mtp, draft_tokens: 1, acceptance: 0.8}"
+        made = deployment(
+            traffic=traffic,
+            slo="{}",
+            model="deepseek-v4-flash",
+            device="h200-sxm",
+            extra=f"{drafts}\n  quantization: fp8_block_mxfp4",
+        )
+        return made.estimate(command)
+
+    equal = result("1000")
+    (note,) = (note for note in equal.notes if said in note)
+    spread = result(note.partition("'output_tokens: ")[2].rstrip("'"))
+    assert spread.load.tpot_s.mean == pytest.approx(0.0170, rel=0.35)
+    assert spread.load.tpot_s.mean > 1.25 * equal.load.tpot_s.mean
+    assert f"{said}{format_s(spread.load.tpot_s.mean)}" in note
+    assert not any(said in note for note in spread.notes)
+
+
+def test_nemotron_3_super_in_nvfp4_reads_as_many_bytes_as_its_checkpoint_has(
+    deployment: Made,
+) -> None:
+    # One DGX Spark, vLLM: 43.7 ms a token behind 7,234 of a prompt (vllm.ai, 2026-06-01); 69.5 GiB,
+    # and 16.29, 28.47 and 43.68 tokens/s of 1, 2 and 4 requests of 1,024 and 128 (kubis.ai,
+    # nemotron3-super-120b-topology-benchmark, 0.17.2).
+    for requests, input_tokens, output_tokens, tpot_s, error in (
+        (1, 7234, 124, 0.0437, 0.35),
+        (1, 1024, 128, 1 / 16.29, 0.1),
+        (2, 1024, 128, 2 / 28.47, 0.1),
+        (4, 1024, 128, 4 / 43.68, 0.15),
+    ):
+        made = deployment(
+            traffic=f"{{concurrency: {requests}, input_tokens: {input_tokens},"
+            f" output_tokens: {output_tokens}}}",
+            slo="{}",
+            model="nemotron-3-super",
+            device="gb10",
+            nodes=1,
+            devices_per_node=1,
+            extra="quantization: nvfp4",
+        )
+        found = made.estimate("vllm serve m --gpu-memory-utilization 0.85 --max-num-seqs 4")
+        assert found.load.tpot_s.mean == pytest.approx(tpot_s, rel=error)
+        assert found.memory.weight_bytes == pytest.approx(69.5 * 2**30, rel=0.03)

@@ -63,3 +63,24 @@ def test_parts_that_a_checkpoint_leaves_unquantised_are_in_bf16() -> None:
         update = {"released_weights": released, "unquantized": parts}
         found = goal_formats(goal, MODEL.model_copy(update=update))
         assert (found.attention, found.ffn, found.experts) == (attention, "nvfp4", "nvfp4")
+
+
+def test_nvfp4_of_nemotron_3_holds_mamba_and_shared_experts_in_fp8() -> None:
+    # NVIDIA/Model-Optimizer, modelopt_recipes/models/Nemotron-3-Super-120B-A12B/super-nvfp4.yaml.
+    goal = ServeGoal.model_validate(
+        {
+            "kind": "serve",
+            "engine": {"name": "vllm"},
+            "traffic": {"concurrency": 8, "input_tokens": 1000, "output_tokens": 100},
+            "quantization": "nvfp4",
+        }
+    )
+    folder = Path(__file__).parents[4] / "examples/models"
+    for name in ("nemotron-3-super", "nemotron-3-ultra", "nemotron-3-nano"):
+        found = goal_formats(goal, read_model(folder / name))
+        assert found.linear_projections == ("fp8", "fp8")
+        assert (found.attention, found.ffn, found.experts) == ("bf16", "fp8", "nvfp4")
+        assert found.latent_projections == "bf16"
+    other = goal_formats(goal, read_model(folder / "qwen3-next-80b-a3b"))
+    assert other.linear_projections == ("bf16", "bf16")
+    assert (other.ffn, other.latent_projections) == ("nvfp4", "nvfp4")
