@@ -162,7 +162,7 @@ class Predictor:
         if launch.prefix_ratio:
             cached_R = np.floor(launch.prefix_ratio * requests.input_R).astype(np.int64)
             requests = replace(requests, cached_R=np.minimum(cached_R, requests.input_R - 1))
-        ranks = lockstep_ranks(iteration, requests=len(requests.input_R))
+        ranks = lockstep_ranks(iteration, requests)
         served = simulate_ranks(
             requests, times=priced.times, rules=rules, ranks=ranks, concurrency=concurrency
         )

@@ -221,6 +221,12 @@ class Iteration:
         )
 
     @property
+    def waits_for_ranks(self) -> bool:
+        """Whether attention-data ranks, which share experts, read prompts when they come."""
+        has_ranks = self.degrees.attention_data > 1 and self.moe_layers > 0
+        return has_ranks and not self.traits.aligns_prompts
+
+    @property
     def busy_ranks(self) -> float:
         """Attention-data ranks that have tokens."""
         return max(self.degrees.attention_data * self.busy_ratio, 1.0)

@@ -32,7 +32,6 @@ from tuner.search.serve.demand import MOST_RUNNING
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.to_plan import tie_ratio
-from tuner.simulate.serving.client import lockstep_ranks
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.lengths import LengthKind, LengthLaw
@@ -337,7 +336,7 @@ def _equal_outputs(
     if traffic.concurrency is None:
         return
     is_burst = requests <= BURST_ROUNDS * traffic.concurrency
-    waits = option.role is Role.AGGREGATED and lockstep_ranks(option.iteration, requests=1) > 1
+    waits = option.role is Role.AGGREGATED and option.iteration.waits_for_ranks
     if not (is_burst or waits):
         return
     most = CHAT_TAIL * int(law.mean)

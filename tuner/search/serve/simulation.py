@@ -208,7 +208,7 @@ def simulate_rank(
         most_running=most_running,
         is_chunked=option.is_chunked,
     )
-    ranks = lockstep_ranks(option.iteration, requests=len(requests.input_R))
+    ranks = lockstep_ranks(option.iteration, requests)
     return simulate_ranks(requests, times=times, rules=rules, ranks=ranks, concurrency=concurrency)
 
 

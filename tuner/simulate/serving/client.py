@@ -28,7 +28,7 @@ from tuner.costs.serve.iteration import Iteration
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules
-from tuner.simulate.serving.load import Served
+from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.lockstep import MOST_RANKS
 from tuner.simulate.serving.steps import StepTimes
 
@@ -107,17 +107,14 @@ def engine_rules(
     )
 
 
-def lockstep_ranks(iteration: Iteration, *, requests: int) -> int:
-    """Return the ranks to simulate together, of those that wait for each other; 1: none does.
+def lockstep_ranks(iteration: Iteration, requests: Requests) -> int:
+    """Return the ranks to simulate together, each with as many requests; 1: none waits.
 
-    Args:
-        iteration: with its degrees.
-        requests: of each rank; many show their tail on few ranks.
+    Open loads are simulated on one rank, as the search prices instances.
     """
-    waits = iteration.moe_layers and not iteration.traits.aligns_prompts
-    if not waits or iteration.degrees.attention_data == 1:
+    if not iteration.waits_for_ranks or requests.arrival_s_R is not None:
         return 1
-    most = max(MOST_REQUESTS // max(requests, 1), 2)
+    most = max(MOST_REQUESTS // len(requests.input_R), 2)
     return min(iteration.degrees.attention_data, MOST_RANKS, most)
 
 

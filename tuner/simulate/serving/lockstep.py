@@ -9,8 +9,9 @@ Source: vLLM, pull requests 44558 and 51199 (an engine that reads a prompt takes
     iteration, for which the others wait; DeepSeek-R1 with DP 8: 275 ms between tokens, 32 without
     prompts); SGLang, pull request 35017 (ranks schedule locally and take part in one collective).
 
-Not covered: more ranks than `MOST_RANKS`, of which so many are simulated; a rank that gets what
-another has no room for.
+Not covered: open loads, whose rates the search finds without waits of ranks for each other; more
+ranks than `MOST_RANKS`, of which so many are simulated; a rank that gets what another has no room
+for.
 """
 
 from collections.abc import Sequence

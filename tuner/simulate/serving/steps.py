@@ -254,7 +254,7 @@ def step_times(
     halves = _halves(iteration, token_M, every_M) if iteration.two_batch_overlap else None
     open_M = iteration.linear_s(token_M) if halves is None else halves[0]
     alone = None
-    if halves is None and iteration.degrees.attention_data > 1 and iteration.moe_layers:
+    if halves is None and iteration.waits_for_ranks:
         alone_M = replace(iteration, busy_ratio=0.0).linear_s(token_M)
         alone = np.interp(every_M, token_M, alone_M).tolist()
     drafting = iteration.drafting
