@@ -99,7 +99,7 @@ class StepTimes:
     """That its last step yields too many on average."""
     halves: Halves | None = None
     stages: PipelineStages | None = None
-    alone_s: list[float] | None = None
+    isolated_s: list[float] | None = None
     """By tokens: as `linear_s`, where the ranks that share the experts have none; None: no rank
     shares them, or halves of steps hide each other."""
 
@@ -111,10 +111,10 @@ class StepTimes:
             tokens: of the slowest.
             others_ratio: tokens of the others over as many, mean.
         """
-        if self.alone_s is None:
+        if self.isolated_s is None:
             return seconds
         over, tokens = max(tokens / self.most_tokens, 1.0), min(tokens, self.most_tokens)
-        saved_s = over * (self.linear_s[tokens] - self.alone_s[tokens])
+        saved_s = over * (self.linear_s[tokens] - self.isolated_s[tokens])
         return seconds - (1.0 - others_ratio) * max(saved_s, 0.0)
 
     @property
@@ -253,10 +253,10 @@ def step_times(
     every_M = np.arange(most_tokens + 1, dtype=np.float64)
     halves = _halves(iteration, token_M, every_M) if iteration.two_batch_overlap else None
     open_M = iteration.linear_s(token_M) if halves is None else halves[0]
-    alone = None
+    isolated = None
     if halves is None and iteration.waits_for_ranks:
-        alone_M = replace(iteration, busy_ratio=0.0).linear_s(token_M)
-        alone = np.interp(every_M, token_M, alone_M).tolist()
+        isolated_M = replace(iteration, busy_ratio=0.0).linear_s(token_M)
+        isolated = np.interp(every_M, token_M, isolated_M).tolist()
     drafting = iteration.drafting
     drafts_N = draft_s(iteration, sequence_N, np.ones_like(sequence_N))
     return StepTimes(
@@ -275,7 +275,7 @@ def step_times(
         overshoot_tokens=0.0 if drafting is None else drafting.overshoot_tokens,
         halves=None if halves is None else halves[1],
         stages=_stages(iteration),
-        alone_s=alone,
+        isolated_s=isolated,
     )
 
 

@@ -26,10 +26,10 @@ def test_ranks_whose_requests_come_together_serve_them_as_one_rank_does() -> Non
     times = flat_times(token_s=1e-5, past_s=1e-8)
     for batching in Batching:
         rules = replace(RULES, batching=batching)
-        alone = simulate(requests, times=times, rules=rules, concurrency=8)
+        isolated = simulate(requests, times=times, rules=rules, concurrency=8)
         together = simulate_ranks(requests, times=times, rules=rules, ranks=4, concurrency=8)
-        assert together.end_s_R == pytest.approx(alone.end_s_R)
-        assert together.first_token_s_R == pytest.approx(alone.first_token_s_R)
+        assert together.end_s_R == pytest.approx(isolated.end_s_R)
+        assert together.first_token_s_R == pytest.approx(isolated.first_token_s_R)
 
 
 def test_prompts_of_every_rank_delay_the_outputs_of_each() -> None:
@@ -46,7 +46,7 @@ def test_prompts_of_every_rank_delay_the_outputs_of_each() -> None:
 def test_experts_compute_what_the_ranks_have_together() -> None:
     # Experts take 90 of a prompt's 100 ms where all four ranks read one, and 22.5 where one does.
     times = flat_times(step_s=0.0, token_s=1e-4)
-    times = replace(times, alone_s=[(0.1 + 0.9 / 4.0) * each_s for each_s in times.linear_s])
+    times = replace(times, isolated_s=[(0.1 + 0.9 / 4.0) * each_s for each_s in times.linear_s])
     assert times.together_s(0.1, 1000, others_ratio=1.0) == pytest.approx(0.1)
     assert times.together_s(0.1, 1000, others_ratio=0.0) == pytest.approx(0.0325)
     one = Requests(input_R=np.array([1000]), output_R=np.array([1]))
