@@ -200,11 +200,11 @@ def _memory_row(rank: PipelineRankMemory, *, is_peak: bool) -> tuple[object, ...
 
 
 def _verdict(estimate: Estimate) -> Iterator[str]:
-    where = (
-        f"pipeline rank {estimate.fullest_pipeline_rank} needs "
-        f"{format_bytes(estimate.peak_memory_bytes)}, "
-        f"{format_bytes(estimate.memory_limit_bytes)} may be used"
+    peak, limit = (
+        format_bytes(size) for size in (estimate.peak_memory_bytes, estimate.memory_limit_bytes)
     )
+    room = "more than a plan would use" if peak == limit else f"{limit} may be used"
+    where = f"pipeline rank {estimate.fullest_pipeline_rank} needs {peak}, {room}"
     on_device = estimate.peak_memory_bytes <= estimate.memory_limit_bytes
     where += f": {estimate.rests_on_samples}" if estimate.rests_on_samples else ""
     yield from labelled("fits" if on_device else "DOES NOT FIT", where)

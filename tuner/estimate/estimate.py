@@ -10,6 +10,7 @@ difference of the once-a-step part is exposed gradient reduction and parameter a
 ZeRO-2 and 3 move inside the passes is a part of the step's price.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Final
@@ -61,6 +62,8 @@ FP32_NOTE: Final = (
     "fp32: GEMMs are priced on vector units (PyTorch allows no TF32 unless the program does; those"
     " of Transformer Engine may use it), and parameters are their own master"
 )
+MOST_RISK: Final = 0.5
+"""Probability of running out of memory up to which a launch is said to fit."""
 LARGEST_BYTES: Final = 2.0**60
 """Of one device. More is a typing error in the launch and would overflow a record's integers."""
 
@@ -104,6 +107,8 @@ def estimate(
             f"{launch.source}: one device would hold {most_bytes:.1e} bytes, more than any"
             f" machine ({LARGEST_BYTES:.1e}); check its batch sizes and sequence length"
         )
+    risk = _risk(spec, priced, setup)
+    setup = _limited(setup, most_bytes, risk=risk)
     band, stretch, rests_on = band_and_notes(configuration, setup)
     ratios = setup.ratios(configuration).widened(stretch)
     checkpoints = price_checkpoints(spec, launch, priced, setup)
@@ -149,7 +154,7 @@ def estimate(
         peak_memory_bytes=peak,
         memory_limit_bytes=int(setup.memory_limit_bytes),
         memory_capacity_bytes=int(setup.memory_capacity_bytes),
-        **asdict(_risk(spec, priced, setup)),
+        **asdict(risk),
         assumed_run_s=loss_prices(spec.goal).assumed_run_s(priced.step_s),
         fits=on_device and (host is None or host.fits),
         host_memory=host,
@@ -296,6 +301,20 @@ def _risk(spec: Spec, priced: PricedConfiguration, setup: PricingSetup) -> Memor
         software=SOFTWARE_OF[priced.configuration.engine].software,
         prices=loss_prices(spec.goal),
     )
+
+
+def _limited(setup: PricingSetup, peak_bytes: float, *, risk: MemoryForecast) -> PricingSetup:
+    """Let a launch have what it needs where it is likelier to run than to run out.
+
+    A plan leaves memory for what it cannot foresee; a launch that runs today needs none. What the
+    spec states of a pool is kept.
+    """
+    pool = setup.pool
+    is_likely = risk.out_of_memory_probability < MOST_RISK and peak_bytes > setup.memory_limit_bytes
+    if not is_likely or "usable_memory_ratio" in pool.model_fields_set:
+        return setup
+    ratio = min(math.ceil(peak_bytes) / setup.memory_capacity_bytes, 1.0)
+    return replace(setup, pool=pool.model_copy(update={"usable_memory_ratio": ratio}))
 
 
 def launch_utilisation(priced: PricedConfiguration, setup: PricingSetup) -> Utilisation:

@@ -7,6 +7,7 @@ import pytest
 from tuner.estimate.estimate import estimate
 from tuner.estimate.records import Estimate
 from tuner.estimate.registry import read_launch
+from tuner.spec.cluster import Cluster
 from tuner.spec.spec import Spec
 from tuner.spec.tune import Adapters
 
@@ -172,11 +173,21 @@ def test_pairs_are_counted_as_sequences_and_advised_as_samples(
 
 
 def test_a_launch_that_trains_adapters_is_priced_as_such(spec_of: Callable[..., Spec]) -> None:
-    result = estimate(spec_of("qwen3-235b-a22b", nodes=1), read_launch(LORA))
+    spec = spec_of("qwen3-235b-a22b", nodes=1)
+    result = estimate(spec, read_launch(LORA))
     # 235B in bf16 over 8 expert ranks, attention over 4: "8 * 80GiB", of which all is taken where
     # all samples have the longest length.
     assert 74.0 < _peak_gib(result) < 79.6
     assert result.out_of_memory_probability < 0.5
+    assert result.fits
+    # What the spec states of a pool is kept, and a launch that it refuses says what that rests on.
+    (pool,) = spec.cluster.pools
+    stated = pool.model_copy(update={"usable_memory_ratio": 0.95})
+    refused = estimate(
+        spec.model_copy(update={"cluster": Cluster(pools=(stated,))}), read_launch(LORA)
+    )
+    assert not refused.fits
+    assert refused.rests_on_samples is not None
     assert any("LoRA adapters of rank 8 on all-linear of the launch" in one for one in result.notes)
     assert not any("train_type" in one for one in result.flags_ignored)
 
