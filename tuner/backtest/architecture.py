@@ -149,10 +149,10 @@ def _count(read: Architecture, key: str, *, default: float | None = None) -> flo
         if default is None:
             raise ValueError(f"arch_json: {key} is missing")
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"arch_json: {key} is not a number")
-    if not abs(value) <= sys.float_info.max:
-        raise ValueError(f"arch_json: {key} is not finite")
+    # Integers of JSON may be longer than any float.
+    is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    if isinstance(value, bool) or not isinstance(value, int | float) or not is_number:
+        raise ValueError(f"arch_json: {key} is not a finite number")
     is_optional = default == 0.0 or key in ("shared_ffn", "dense_layers", "q_lora_rank")
     if value != math.floor(value) or not (0.0 if is_optional else 1.0) <= value <= LARGEST:
         raise ValueError(f"arch_json: {key} {value:g} is not a whole number that can be")

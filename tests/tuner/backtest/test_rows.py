@@ -61,7 +61,7 @@ def test_a_deeply_nested_architecture_is_no_crash(tmp_path: Path) -> None:
 def test_a_number_beyond_any_float_is_no_crash(tmp_path: Path) -> None:
     cell = '"{""hidden"": 1' + "0" * 400 + '}"'
     (row,) = read_rows(_table(tmp_path, f"arch_json\n{cell}\n"))
-    with pytest.raises(ValueError, match="arch_json: hidden is not finite"):
+    with pytest.raises(ValueError, match="arch_json: hidden is not a finite number"):
         parse_shape(row)
 
 
