@@ -203,9 +203,10 @@ def _verdict(estimate: Estimate) -> Iterator[str]:
     peak, limit = (
         format_bytes(size) for size in (estimate.peak_memory_bytes, estimate.memory_limit_bytes)
     )
-    room = "more than a plan would use" if peak == limit else f"{limit} may be used"
-    where = f"pipeline rank {estimate.fullest_pipeline_rank} needs {peak}, {room}"
     on_device = estimate.peak_memory_bytes <= estimate.memory_limit_bytes
+    is_narrow = on_device and estimate.memory_limit_bytes - estimate.peak_memory_bytes <= 1
+    room = "more than a plan would use" if is_narrow else f"{limit} may be used"
+    where = f"pipeline rank {estimate.fullest_pipeline_rank} needs {peak}, {room}"
     where += f": {estimate.rests_on_samples}" if estimate.rests_on_samples else ""
     yield from labelled("fits" if on_device else "DOES NOT FIT", where)
     yield from host_lines(estimate.host_memory)

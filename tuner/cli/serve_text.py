@@ -314,7 +314,7 @@ def _near_miss(plan: ServePlan) -> Iterator[str]:
         f" ({format_s(one.seconds)}, SLO {format_s(one.limit_s)})"
         for one in near.missed
     )
-    compared = f"; {near.told}" * bool(near.told)
+    compared = f"; {near.comparison}" * bool(near.comparison)
     yield from labelled(
         "near miss",
         f"{short_serve(near.decision)} misses {missed}, less than the error band{compared}",

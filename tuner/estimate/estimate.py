@@ -10,7 +10,6 @@ difference of the once-a-step part is exposed gradient reduction and parameter a
 ZeRO-2 and 3 move inside the passes is a part of the step's price.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Final
@@ -107,8 +106,10 @@ def estimate(
             f"{launch.source}: one device would hold {most_bytes:.1e} bytes, more than any"
             f" machine ({LARGEST_BYTES:.1e}); check its batch sizes and sequence length"
         )
+    memory = _memory(priced)
+    peak = max(rank.total_bytes for rank in memory)
     risk = _risk(spec, priced, setup)
-    setup = _limited(setup, most_bytes, risk=risk)
+    setup = _limited(setup, peak, risk=risk)
     band, stretch, rests_on = band_and_notes(configuration, setup)
     ratios = setup.ratios(configuration).widened(stretch)
     checkpoints = price_checkpoints(spec, launch, priced, setup)
@@ -126,8 +127,6 @@ def estimate(
     tokens = configuration.global_batch * configuration.sequence
     low, high = (priced.step_s * factor for factor in band)
     per_device = tokens / configuration.devices
-    memory = _memory(priced)
-    peak = max(rank.total_bytes for rank in memory)
     on_device = peak <= setup.memory_limit_bytes
     return Estimate(
         source=launch.source,
@@ -303,7 +302,7 @@ def _risk(spec: Spec, priced: PricedConfiguration, setup: PricingSetup) -> Memor
     )
 
 
-def _limited(setup: PricingSetup, peak_bytes: float, *, risk: MemoryForecast) -> PricingSetup:
+def _limited(setup: PricingSetup, peak_bytes: int, *, risk: MemoryForecast) -> PricingSetup:
     """Let a launch have what it needs where it is likelier to run than to run out.
 
     A plan leaves memory for what it cannot foresee; a launch that runs today needs none. What the
@@ -313,7 +312,7 @@ def _limited(setup: PricingSetup, peak_bytes: float, *, risk: MemoryForecast) ->
     is_likely = risk.out_of_memory_probability < MOST_RISK and peak_bytes > setup.memory_limit_bytes
     if not is_likely or "usable_memory_ratio" in pool.model_fields_set:
         return setup
-    ratio = min(math.ceil(peak_bytes) / setup.memory_capacity_bytes, 1.0)
+    ratio = min((peak_bytes + 1) / setup.memory_capacity_bytes, 1.0)
     return replace(setup, pool=pool.model_copy(update={"usable_memory_ratio": ratio}))
 
 

@@ -189,7 +189,7 @@ class ServeNearMiss(Record):
     cost_per_hour: float | None = None
     missed: Annotated[tuple[MissedTarget, ...], Field(min_length=1)]
     """Targets that are missed, each by less than its band."""
-    told: str = ""
+    comparison: str = ""
     """How it compares with the chosen deployment; empty without one."""
 
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from tuner.cli.estimate_text import estimate_text
 from tuner.engines.ms_swift import read as swift
 from tuner.engines.peft import read as trainer
-from tuner.estimate.estimate import Estimate, estimate, shipped_residuals
+from tuner.estimate.estimate import estimate, shipped_residuals
+from tuner.estimate.records import Estimate
 from tuner.spec.spec import Spec
 
 MakeSpec = Callable[..., Spec]

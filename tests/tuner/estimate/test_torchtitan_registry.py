@@ -128,3 +128,12 @@ def test_checkpointing_by_operation_does_not_keep_what_nvfp4_gemms_return(
         assert priced.peak_memory_bytes / GIB == pytest.approx(gib, rel=0.1), name
         low, high = priced.step_time_s_band
         assert low < seconds < high
+
+
+def test_files_that_would_grow_or_return_no_configuration_are_not_read() -> None:
+    grown = "def f0():\n    return C.Config(a=1)\n" + "".join(
+        f"def f{i}():\n    return C.Config(a=f{i - 1}(), b=f{i - 1}())\n" for i in range(1, 40)
+    )
+    assert registered_sections(grown, module="own", name="f39") is None
+    replaced = "def f():\n    return replace(base(), compile=CompileConfig(enable=True))\n"
+    assert registered_sections(replaced, module="own", name="f") is None

@@ -9,6 +9,7 @@ github.com/pytorch/torchtitan of August 2026: config_registry.py, quantization/n
 import ast
 import copy
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ _MODULE: Final = re.compile(r"[A-Za-z_]\w*(?:[./][A-Za-z_]\w*){0,4}")
 _CALLED, _ARGUMENTS = "()", "*"
 """Keys of a call's name and positional arguments, beside its keywords."""
 _UNREAD: Final = object()
+MOST_VALUES: Final = 10_000
+"""Values of all functions of a file, each as often as it is called."""
 _CONVERTERS: Final = {"Float8Linear": "float8", "MXFP8Linear": "mx", "NVFP4Linear": "nvfp4"}
 _MODES: Final = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget"}
 
@@ -31,12 +34,15 @@ def registry_paths(module: str) -> Iterator[str]:
 def registered_sections(text: str, *, module: str, name: str) -> dict[str, Keys] | None:
     """Return what a function of such a file sets; None where it has no such function."""
     try:
-        parsed = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parsed = ast.parse(text)
         functions = {one.name: one for one in parsed.body if isinstance(one, ast.FunctionDef)}
         given = _Functions(functions).returned(name)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return None if given is None else _sections(given, module)
+    is_configuration = given is not None and str(given.get(_CALLED)).endswith("Config")
+    return _sections(given, module) if given is not None and is_configuration else None
 
 
 class _Functions:
@@ -45,6 +51,7 @@ class _Functions:
     def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:
         self._functions = functions
         self._known: dict[str, Keys | None] = {}
+        self._copied = 0
 
     def returned(self, name: str) -> Keys | None:
         """Return the table that a function returns; None where it returns none."""
@@ -52,6 +59,9 @@ class _Functions:
             self._known[name] = None  # A function that calls itself returns none.
             body = self._functions[name].body if name in self._functions else []
             self._known[name] = self._evaluated(body)
+        self._copied += _size(self._known[name])
+        if self._copied > MOST_VALUES:
+            raise ValueError("functions of functions hold more values than any configuration")
         return copy.deepcopy(self._known[name])
 
     def _evaluated(self, body: list[ast.stmt]) -> Keys | None:
@@ -85,6 +95,12 @@ class _Functions:
         return given | {_CALLED: called, _ARGUMENTS: [self._value(n, names) for n in node.args]}
 
 
+def _size(value: Any) -> int:
+    """Count the values of nested tables and lists."""
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + (sum(map(_size, inner)) if isinstance(value, dict | list) else 0)
+
+
 def _assign(names: Keys, target: ast.expr, value: Any) -> None:
     """Set a variable, or an attribute of the table that one holds."""
     path: list[str] = []
@@ -112,8 +128,9 @@ def _sections(given: Keys, module: str) -> dict[str, Keys]:
     sections["activation_checkpoint"] = {"mode": mode, **by_op, **_literals(policy)}
     spec = given.get("model_spec")
     sections["model"] = _model(spec, module) if isinstance(spec, dict) else {}
-    if sections["model"].get("converters") == ["float8"]:
-        sections["quantize"] = {"linear": {"float8": {"recipe_name": "rowwise"}}}
+    recipe = sections["model"].pop("float8_recipe", None)
+    if recipe is not None:
+        sections["quantize"] = {"linear": {"float8": {"recipe_name": recipe}}}
     return sections
 
 
@@ -137,11 +154,16 @@ def _model(spec: Keys, module: str) -> Keys:
     tables = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     model["converters"] = []
     for one in tables:
-        model["converters"] += [
-            kind for named, kind in _CONVERTERS.items() if one.get(_CALLED, "").startswith(named)
-        ]
+        called = str(one.get(_CALLED))
+        kind = next((own for name, own in _CONVERTERS.items() if called.startswith(name)), None)
+        if kind is None:
+            continue
+        model["converters"].append(kind)
+        if kind == "float8":
+            model["float8_recipe"] = _literals(one).get("recipe_name", "rowwise")
         # `nvfp4_bf16_tail_fqns(layers, share)` leaves the last layers in bf16.
         rest = one.get("fqns")
         shares = rest.get(_ARGUMENTS, ()) if isinstance(rest, dict) else ()
-        model["bf16_tail_fraction"] = next((one for one in shares if type(one) is float), 0.0)
+        if kind == "nvfp4":
+            model["bf16_tail_fraction"] = next((one for one in shares if type(one) is float), 0.0)
     return model

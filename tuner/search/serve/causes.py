@@ -9,8 +9,10 @@ keeps a device from serving more is room for KV caches or a target, whichever en
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from tuner.config.serve import Role
+from tuner.search.serve.demand import MOST_RUNNING
 from tuner.search.serve.islands import island_layouts
 from tuner.search.serve.options import Option
 from tuner.search.serve.program import (
@@ -28,9 +30,9 @@ from tuner.search.serve.solve_mode import (
 from tuner.spec.serving.goal import Mode
 from tuner.units import format_bytes, format_counted, format_s
 
-NO_LIMIT = 1e18
+NO_LIMIT: Final = 1e18
 """Bytes a second of a link that never binds."""
-LEAST_GAIN_RATIO = 1.01
+LEAST_GAIN_RATIO: Final = 1.01
 """Rate without limits of links over that with them, from which on links bind."""
 
 
@@ -106,6 +108,8 @@ def _too_few_devices(problem: ServeProblem, mode: Mode, priced: tuple[Option, ..
 def _batch_end(option: Option, problem: ServeProblem) -> str:
     """Say what ends the batch of an instance that decodes: KV room, or the target per token."""
     limit_s, most = problem.demand.tpot_s, option.running
+    if most >= min(MOST_RUNNING, problem.demand.most_at_once):
+        return f"batch: {most} sequences a rank, all that are in flight or priced"
     held = problem.demand.held_tokens
     curve = next(
         (

@@ -239,7 +239,8 @@ def at_stated_rate(
     """
     plan, demand, mode = solution.solved.outcome.solution, problem.demand, solution.mode
     is_other = solution.threshold is not None or solution.prefix_hit is not None
-    if is_other or plan is None or plan.rate_per_s < demand.rate_per_s:
+    least_per_s = demand.rate_per_s * (1.0 + problem.spec.goal.spare_ratio)
+    if is_other or plan is None or plan.rate_per_s < least_per_s:
         return None
     simulated = simulate_traffic(problem, mode, solution.groups, router=solution.router)
     if simulated.missed(problem.spec.goal.slo):

@@ -81,6 +81,8 @@ def make_serve_plan(
     if not solutions.fitting and spec.goal.objective != "rate":
         closest = find_closest(problem)
         solutions = held_after_all(problem, solutions, closest)
+        if closest is not None and closest.requests_per_s >= problem.demand.rate_per_s:
+            closest = None
     if not solutions.fitting:
         return _nothing(problem, solutions, closest, solve_s=solve_s, provenance=provenance)
     best, *others = solutions.fitting

@@ -59,10 +59,13 @@ from tuner.search.serve.routers import (
     stated_hits,
 )
 from tuner.search.serve.simulation import (
+    PER_RANK,
     InstanceGroup,
     SimulationResult,
+    busy_ratio,
     corrected_result,
     mix_results,
+    per_rank,
 )
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.goal import Mode
@@ -736,6 +739,7 @@ def simulate_traffic(
     groups: Sequence[InstanceGroup],
     *,
     router: RouterChoice | None = None,
+    may_stop: bool = True,
 ) -> SimulationResult:
     """Simulate the traffic on instances, on each island its share.
 
@@ -744,6 +748,7 @@ def simulate_traffic(
         mode: of the instances.
         groups: equal instances each.
         router: how requests are spread; None: the simplest that balances so many kinds.
+        may_stop: end where few requests miss a target already.
     """
     shares = island_shares(groups)
     if shares:
@@ -755,6 +760,7 @@ def simulate_traffic(
                 mode,
                 [replace(group, island="") for group in groups if group.island == name],
                 router=router,
+                may_stop=may_stop,
             )
             for name, share in shares.items()
         ]
@@ -765,22 +771,30 @@ def simulate_traffic(
         tuple((id(group.option), group.count, group.is_packed) for group in groups),
         router,
         problem.threshold,
+        may_stop,
         id(problem.demand),
         id(problem.spec.goal),
     )
     if key not in problem.simulation_cache:
-        simulated = _simulate(problem, mode, groups, router)
+        simulated = _simulate(problem, mode, groups, router, may_stop=may_stop)
         # What is kept keeps its key: no other object can have the same identity.
         problem.simulation_cache[key] = (simulated, (groups, problem.demand, problem.spec.goal))
     return problem.simulation_cache[key][0]
 
 
 def _simulate(
-    problem: ServeProblem, mode: Mode, groups: Sequence[InstanceGroup], router: RouterChoice
+    problem: ServeProblem,
+    mode: Mode,
+    groups: Sequence[InstanceGroup],
+    router: RouterChoice,
+    *,
+    may_stop: bool,
 ) -> SimulationResult:
     """Simulate the traffic; where few requests miss a target already, no more of them."""
     goal, demands = problem.spec.goal, [problem.demand]
-    if not goal.traffic.sets_its_rate:
+    busy = busy_ratio(groups, rate_per_s=problem.demand.rate_per_s)
+    whole = per_rank(goal, problem.demand, ranks=1.0, busy_ratio=busy)
+    if may_stop and not goal.traffic.sets_its_rate and whole > PER_RANK[0]:
         demands = [replace(problem.demand, is_sampled=True), *demands]
     for demand in demands:
         simulated = simulate_mode(

@@ -63,8 +63,7 @@ class FilledStep:
     tokens: int
     """Of prompts and of running sequences."""
     seconds: float
-    """Where every rank that shares its experts has as many tokens; 0 where it only accompanies a
-    longer one."""
+    """Where every rank that shares its experts has as many tokens; 0 without any."""
     running: int
     """Sequences that get a token."""
     done: tuple[int, ...]
@@ -209,7 +208,7 @@ class EngineRank:
     def ahead(self) -> tuple[int, float]:
         """Return the steps until a sequence ends or a request comes, and the seconds of each.
 
-        None where memory has run out: the sequence that came last is sent back first.
+        There are 0 where memory has run out: the sequence that came last is sent back first.
         """
         num = len(self.running)
         steps = self.running[0][0] - self.step
@@ -296,7 +295,8 @@ class EngineRank:
         """Return the step of a rank without prompts beside that of one with some."""
         num = len(self.running)
         tokens = -(-num // self.times.micro_batches) * self.times.checked_tokens
-        return FilledStep(tokens=tokens, seconds=0.0, running=num, done=())
+        seconds = self.times.decode_step_s(num, self.past / num) if num else 0.0
+        return FilledStep(tokens=tokens, seconds=seconds, running=num, done=())
 
     def complete(self, step: FilledStep) -> None:
         """Take in what a step gave; the clock stands at its end."""

@@ -24,7 +24,7 @@ from tuner.simulate.serving.load import Requests, Served, of_a_peer
 from tuner.simulate.serving.steps import StepTimes
 
 MOST_RANKS: Final = 8
-"""That are simulated together."""
+"""Ranks that are simulated together, at most."""
 SEED: Final = 20_251
 
 

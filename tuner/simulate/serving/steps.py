@@ -115,7 +115,7 @@ class StepTimes:
             return seconds
         over, tokens = max(tokens / self.most_tokens, 1.0), min(tokens, self.most_tokens)
         saved_s = over * (self.linear_s[tokens] - self.isolated_s[tokens])
-        return seconds - (1.0 - others_ratio) * max(saved_s, 0.0)
+        return max(seconds - (1.0 - others_ratio) * max(saved_s, 0.0), self.prompt_launch_s)
 
     @property
     def micro_batches(self) -> int:
