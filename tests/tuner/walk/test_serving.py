@@ -64,6 +64,10 @@ INSTANCES: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
         aggregated(attention_tp=8, attention_dp=1, moe_tp=8, ep=1),
         aggregated(attention_tp=4, attention_dp=1, moe_tp=4, ep=1, pp=2),
     ),
+    "dcp": (
+        aggregated(attention_tp=8, attention_dp=1, ep=8),
+        aggregated(attention_tp=8, attention_dp=1, ep=8, dcp=2),
+    ),
     "max_batch": (aggregated(), aggregated(max_batch=128)),
     "max_batched_tokens": (aggregated(), aggregated(max_batched_tokens=4096)),
     "chunked_prefill": (aggregated(), aggregated(chunked_prefill=False)),
@@ -132,6 +136,7 @@ ISLANDS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
 UNSAID: Final[Mapping[str, str]] = {
     "pool": "where a script is started decides it; estimate asks with --pool",
     "count": "a script is one instance; estimate asks with --instances",
+    "dcp": "no plan has context ranks; estimate alone reads them",
     "kv_tokens": "what the engine finds room for, counted anew by estimate",
     "prefill_share_ratio": "lies in the file that --pdmux-config-path names, beside the script",
     "from_pool": "where scripts are started decides it",

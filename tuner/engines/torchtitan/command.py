@@ -246,8 +246,8 @@ def _stated(
         )
     module = dict(flags).get("module") or ""
     files = filter(None, map(beside, registry_paths(module)))
-    found = (registered_sections(one, module=module, name=config) for one in files)
-    base = next(filter(None, found), None) or CONFIGS.get(config)
+    read = (registered_sections(one, module=module, name=config) for one in files)
+    base = next(filter(None, read), None) or CONFIGS.get(config)
     sections = copy.deepcopy(dict(base or _UNKNOWN))
     for word in words:
         if match := _CHECKPOINT.fullmatch(word):

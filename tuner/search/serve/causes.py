@@ -59,7 +59,7 @@ def binding_resource(problem: ServeProblem, mode: Mode) -> str:
     priced = next(iter(problem_variants(problem, mode)), problem).options.options
     for role in ROLES[mode]:
         if not any(option.role is role for option in priced):
-            return f"{role.value}: {_alone(problem, role)}"
+            return f"{role.value}: {_late_request(problem, role)}"
     best = max(most_of_pools(problem, mode), key=lambda one: rate_of(one, problem), default=None)
     if best is None:
         return _too_few_devices(problem, mode, priced)
@@ -84,7 +84,7 @@ def binding_resource(problem: ServeProblem, mode: Mode) -> str:
     return f"devices: {devices} serve {served}; {_batch_end(slowest, problem)}"
 
 
-def _alone(problem: ServeProblem, role: Role) -> str:
+def _late_request(problem: ServeProblem, role: Role) -> str:
     """Say why no instance of a role is priced."""
     options, demand = problem.options, problem.demand
     if role is not Role.DECODE and options.slowest_ttft_s > demand.ttft_s:
@@ -100,8 +100,8 @@ def _too_few_devices(problem: ServeProblem, mode: Mode, priced: tuple[Option, ..
     needed = " and ".join(f"{devices} for {role.value}" for role, devices in least.items())
     devices = sum(serving_pool.pool.num_devices for serving_pool in problem.serving_pools)
     if sum(least.values()) > devices:
-        held = format_counted(devices, "device")
-        return f"memory: one instance of each takes {needed}; the pools have {held}"
+        present = format_counted(devices, "device")
+        return f"memory: one instance of each takes {needed}; the pools have {present}"
     return f"KV transfers: no route joins instances of {' and '.join(r.value for r in least)}"
 
 
@@ -110,7 +110,7 @@ def _batch_end(option: Option, problem: ServeProblem) -> str:
     limit_s, most = problem.demand.tpot_s, option.running
     if most >= min(MOST_RUNNING, problem.demand.most_at_once):
         return f"batch: {most} sequences a rank, all that are in flight or priced"
-    held = problem.demand.held_tokens
+    tokens = problem.demand.held_tokens
     curve = next(
         (
             one
@@ -124,4 +124,4 @@ def _batch_end(option: Option, problem: ServeProblem) -> str:
     if curve is not None and most < curve.running_N[-1] and limit_s < math.inf:
         taken = f"{format_s(option.tpot_s)} of {format_s(limit_s)}"
         return f"TPOT: {most} sequences a rank take {taken} a token"
-    return f"KV room: {most} sequences of {held:,.0f} tokens a rank"
+    return f"KV room: {most} sequences of {tokens:,.0f} tokens a rank"

@@ -208,11 +208,11 @@ def held_after_all(
     stated = None if closest is None else solutions.of(closest.solution.mode)
     if closest is None or stated is None:
         return solutions
-    held = at_stated_rate(closest.solution, problem, stated=stated)
-    if held is None or solutions.refused[held.mode]:
+    chosen = at_stated_rate(closest.solution, problem, stated=stated)
+    if chosen is None or solutions.refused[chosen.mode]:
         return solutions
-    serving = tuple(held if one is stated else one for one in solutions.serving)
-    return replace(solutions, serving=serving, fitting=(held,))
+    serving = tuple(chosen if one is stated else one for one in solutions.serving)
+    return replace(solutions, serving=serving, fitting=(chosen,))
 
 
 def _traffic_words(less: ServeProblem, problem: ServeProblem) -> str:
