@@ -135,5 +135,7 @@ def test_files_that_would_grow_or_return_no_configuration_are_not_read() -> None
         f"def f{i}():\n    return C.Config(a=f{i - 1}(), b=f{i - 1}())\n" for i in range(1, 40)
     )
     assert registered_sections(grown, module="own", name="f39") is None
+    shared = "def f():\n    a = [C()]\n" + "    a = [a, a]\n" * 40 + "    return C.Config(a=a)\n"
+    assert registered_sections(shared, module="own", name="f") is not None
     replaced = "def f():\n    return replace(base(), compile=CompileConfig(enable=True))\n"
     assert registered_sections(replaced, module="own", name="f") is None

@@ -296,18 +296,18 @@ class Formats:
     """Of cached keys and values: bf16 or fp8."""
     head: str = "bf16"
     linear: str = ""
-    """Of the projections of linear attention; empty: those of other attention."""
+    """Format of the projections of linear attention; empty: those of other attention."""
     latent: str = ""
-    """Of the projections around the experts' latent width; empty: that of networks."""
+    """Format of the projections around the experts' latent width; empty: that of networks."""
 
     @property
     def linear_projections(self) -> tuple[str, str]:
-        """Of linear attention: those before it, and the one behind it."""
+        """Formats of the projections before linear attention, and of the one behind it."""
         return self.linear or self.attention, self.linear or self.output
 
     @property
     def latent_projections(self) -> str:
-        """Around the experts' latent width."""
+        """Format of the projections around the experts' latent width."""
         return self.latent or self.ffn
 
 

@@ -29,7 +29,7 @@ class InstanceDegrees:
     context: int = 1
     """Tensor ranks that share the positions of a cache (decode context parallelism)."""
     side_context: int = 1
-    """Those that share the positions of an indexer's keys and of a drafter's cache."""
+    """Context ranks that share the positions of an indexer's keys and of a drafter's cache."""
 
     def sharing(self, context: int, *, shares_side: bool) -> "InstanceDegrees":
         """Return the degrees with so many context ranks, which share all caches or the main one."""

@@ -69,7 +69,7 @@ SMALL_ZERO: Final = 2
 """Small kernels of token mixers, of linear ones, of networks, of experts and, on top, of those
 without weights: one sums a token's copies, one adds them to the output."""
 SUM_BYTES: Final = 4.0
-"""Of a softmax's sum, by which partial outputs are joined."""
+"""Bytes of a softmax's sum, by which partial outputs are joined."""
 CONNECTION_KERNELS: Final = 2
 """Of a hyper-connection."""
 SUSTAINED_FACTOR: Final = 1.1
@@ -222,7 +222,7 @@ class Iteration:
 
     @property
     def waits_for_ranks(self) -> bool:
-        """Whether attention-data ranks, which share experts, read prompts when they come."""
+        """Whether a rank's step waits for prompts of other ranks, which share its experts."""
         has_ranks = self.degrees.attention_data > 1 and self.moe_layers > 0
         return has_ranks and not self.traits.aligns_prompts
 
@@ -448,10 +448,11 @@ class Iteration:
         return total_Q + self.context_s(n_Q * self.checked_tokens)
 
     def context_s(self, m_Q: Floats) -> Floats:
-        """What all layers pass among context ranks for m tokens: queries, then partial outputs.
+        """Return seconds of what all layers pass among context ranks for m tokens.
 
         Model:   an all-gather of m queries of all heads; an all-gather of their sums from every
-                 rank and a reduce-scatter of m outputs, or one all-to-all of both
+                 rank and a reduce-scatter of m outputs, or one all-to-all of both, which moves what
+                 a reduce-scatter does and is priced as one
         Source:  vLLM 0.33.0, v1/attention/ops/dcp.py, `ag_rs` and `a2a`
         """
         ranks, total_Q = self.degrees.context, np.zeros_like(m_Q)
@@ -471,9 +472,10 @@ class Iteration:
         return total_Q
 
     def context_prompt_s(self, m_Q: Floats, before_Q: Floats) -> Floats:
-        """What context ranks pass for m tokens of a prompt behind so many read before.
+        """Return seconds of what context ranks pass for m tokens of a prompt behind those before.
 
         Compressed keys of what was read before are gathered; else queries and outputs are passed.
+        Not covered: simulations, whose prompts take no such time (simulate/serving/steps.py).
         """
         ranks, keys_Q = self.degrees.context, np.zeros_like(m_Q)
         if ranks == 1:

@@ -200,7 +200,7 @@ def kv_bytes_per_token(
 def layer_kv_bytes(
     own: DecoderAttention, formats: Formats, ranks: int, *, context: int = 1, side_context: int = 1
 ) -> float:
-    """Of one token in one layer of one device, by its share of the positions."""
+    """Return bytes of one token in one layer of one device, by its share of the positions."""
     share = 1.0
     if own.kind is AttentionKind.GROUPED:
         share = max(own.kv_heads / ranks, 1.0) / own.kv_heads

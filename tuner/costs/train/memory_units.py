@@ -98,7 +98,7 @@ class MemoryUnits:
     expert_weight_C: Floats
     """Weights of a layer's experts."""
     flattened_ratio_C: Floats
-    """Over the optimizer's bytes, what its step makes of gradients, themselves included."""
+    """Bytes of gradients and their copies in the optimizer's step, over the optimizer's own."""
 
 
 def unit_bytes(
@@ -377,7 +377,7 @@ def _outside(
 
 
 def _pipeline_groups(strategies: Strategies) -> Numbers:
-    """Count what a pipeline adds: its group, the model's and the optimizer's if alone without."""
+    """Count a pipeline's own group, and those of model and optimizer that it alone makes."""
     s = strategies
     return 1.0 + np.less_equal(s.tensor, 1.0) + np.less_equal(s.tensor * s.context * s.data, 1.0)
 

@@ -145,8 +145,8 @@ class EngineTraits:
     pages are taken as outputs grow, and where there are none left the newest request is preempted
     and recomputed."""
     draft_gaps_s: tuple[tuple[tuple[int, ...], float], ...] = ()
-    """By release from which it is so, the newest first: between two steps with drafts, what the
-    host does once it knows which of them were kept, beyond `scheduler_s`."""
+    """Seconds of the host between two steps with drafts, beyond `scheduler_s`, once it knows which
+    of them were kept; by the release from which it is so, the newest first."""
     aligns_prompts: bool = False
     """Attention-data ranks wait until all of them have prompts, and read them in one step."""
     client_s: float = 15e-3
@@ -172,7 +172,7 @@ class EngineTraits:
     has_context: bool = False
     """Tensor ranks can share the positions of a cache (decode context parallelism)."""
     shares_side_caches: bool = False
-    """They share an indexer's keys and a drafter's cache, too; else each rank keeps those whole."""
+    """Context ranks share an indexer's keys and a drafter's cache, too; else these are whole."""
     experts_like: Mapping[tuple[str, Generation], str] = field(default_factory=dict)
     """By type and device: the engine whose table holds other expert kernels that this one chooses
     from."""
@@ -193,7 +193,7 @@ class EngineTraits:
         return "bfloat16"
 
     def draft_gap_s(self, release: str = "") -> float:
-        """Return that gap of a release; of the newest where none or no number is named."""
+        """Return a release's seconds of `draft_gaps_s`; the newest's where no number is named."""
         number = _numbers(release)
         gaps = [gap_s for since, gap_s in self.draft_gaps_s if not number or since <= number]
         return gaps[0] if gaps else 0.0

@@ -18,8 +18,8 @@ _MODULE: Final = re.compile(r"[A-Za-z_]\w*(?:[./][A-Za-z_]\w*){0,4}")
 _CALLED, _ARGUMENTS = "()", "*"
 """Keys of a call's name and positional arguments, beside its keywords."""
 _UNREAD: Final = object()
-MOST_VALUES: Final = 10_000
-"""Values of all functions of a file, each as often as it is called."""
+MOST_TABLES: Final = 10_000
+"""Tables and lists of all functions of a file, each as often as it is called."""
 _CONVERTERS: Final = {"Float8Linear": "float8", "MXFP8Linear": "mx", "NVFP4Linear": "nvfp4"}
 _MODES: Final = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget"}
 
@@ -51,7 +51,7 @@ class _Functions:
     def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:
         self._functions = functions
         self._known: dict[str, Keys | None] = {}
-        self._copied = 0
+        self._num_copied = 0
 
     def returned(self, name: str) -> Keys | None:
         """Return the table that a function returns; None where it returns none."""
@@ -59,10 +59,12 @@ class _Functions:
             self._known[name] = None  # A function that calls itself returns none.
             body = self._functions[name].body if name in self._functions else []
             self._known[name] = self._evaluated(body)
-        self._copied += _size(self._known[name])
-        if self._copied > MOST_VALUES:
-            raise ValueError("functions of functions hold more values than any configuration")
-        return copy.deepcopy(self._known[name])
+        copied: dict[int, Any] = {}
+        table = copy.deepcopy(self._known[name], copied)
+        self._num_copied += len(copied)
+        if self._num_copied > MOST_TABLES:
+            raise ValueError("functions of functions hold more tables than any configuration")
+        return table
 
     def _evaluated(self, body: list[ast.stmt]) -> Keys | None:
         names: Keys = {}
@@ -93,12 +95,6 @@ class _Functions:
             return self.returned(called) or _UNREAD
         given = {one.arg: self._value(one.value, names) for one in node.keywords if one.arg}
         return given | {_CALLED: called, _ARGUMENTS: [self._value(n, names) for n in node.args]}
-
-
-def _size(value: Any) -> int:
-    """Count the values of nested tables and lists."""
-    inner = value.values() if isinstance(value, dict) else value
-    return 1 + (sum(map(_size, inner)) if isinstance(value, dict | list) else 0)
 
 
 def _assign(names: Keys, target: ast.expr, value: Any) -> None:

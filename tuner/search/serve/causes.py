@@ -106,7 +106,7 @@ def _too_few_devices(problem: ServeProblem, mode: Mode, priced: tuple[Option, ..
 
 
 def _batch_end(option: Option, problem: ServeProblem) -> str:
-    """Say what ends the batch of an instance that decodes: KV room, or the target per token."""
+    """Say what ends the batch of an instance that decodes: requests, KV room or the TPOT target."""
     limit_s, most = problem.demand.tpot_s, option.running
     if most >= min(MOST_RUNNING, problem.demand.most_at_once):
         return f"batch: {most} sequences a rank, all that are in flight or priced"

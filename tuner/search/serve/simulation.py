@@ -55,7 +55,7 @@ RELAXATIONS: Final = 3.0
 """Relaxation times of its queue that a rank is simulated for, up to the last size: exp(-3), 5 %, of
 an empty start is left after them."""
 MOST_REQUESTS: Final = 20_000
-"""Of all ranks in one simulation."""
+"""Requests of all ranks in one simulation."""
 MOST_SPREAD: Final = 5000
 """Requests whose lengths are spread over quantiles; more hold the tail by themselves."""
 SEED: Final = 20_251

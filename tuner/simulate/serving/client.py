@@ -37,8 +37,8 @@ ROUNDS: Final = 10
 DELAY_S: Final = 10e-3
 """From the end of a request until the client of a closed loop has sent the next one, mean."""
 STEPS_BEFORE_TOKEN: Final = 1.5
-MOST_REQUESTS: Final = 1500
-"""Of ranks that are simulated together, in all."""
+MOST_LOCKSTEP_REQUESTS: Final = 1500
+"""Requests of all ranks that are simulated together: an estimate stays within its 3 s."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -114,7 +114,7 @@ def lockstep_ranks(iteration: Iteration, requests: Requests) -> int:
     """
     if not iteration.waits_for_ranks or requests.arrival_s_R is not None:
         return 1
-    most = max(MOST_REQUESTS // len(requests.input_R), 2)
+    most = max(MOST_LOCKSTEP_REQUESTS // len(requests.input_R), 2)
     return min(iteration.degrees.attention_data, MOST_RANKS, most)
 
 

@@ -100,11 +100,11 @@ class StepTimes:
     halves: Halves | None = None
     stages: PipelineStages | None = None
     isolated_s: list[float] | None = None
-    """By tokens: as `linear_s`, where the ranks that share the experts have none; None: no rank
+    """Seconds as `linear_s`, where the ranks that share the experts have no tokens; None: no rank
     shares them, or halves of steps hide each other."""
 
     def together_s(self, seconds: float, tokens: int, *, others_ratio: float) -> float:
-        """A step of the slowest of ranks that share their experts.
+        """Return seconds of a step of ranks that share their experts, by the slowest.
 
         Args:
             seconds: where every one has as many tokens.
