@@ -32,8 +32,8 @@ from tuner.simulate.serving.client import (
     ClientOverhead,
     client_observed_ttft_s,
     engine_rules,
-    lockstep_ranks,
     prefill_step_seconds,
+    waiting_ranks,
 )
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Served, uniform_requests
@@ -162,7 +162,7 @@ class Predictor:
         if launch.prefix_ratio:
             cached_R = np.floor(launch.prefix_ratio * requests.input_R).astype(np.int64)
             requests = replace(requests, cached_R=np.minimum(cached_R, requests.input_R - 1))
-        ranks = lockstep_ranks(iteration, requests)
+        ranks = waiting_ranks(iteration)
         served = simulate_ranks(
             requests, times=priced.times, rules=rules, ranks=ranks, concurrency=concurrency
         )

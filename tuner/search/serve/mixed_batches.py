@@ -16,11 +16,15 @@ A rank that decodes n sequences must prefill q prompt tokens per step on average
 To both comes the attention of f prompts. In a pipeline a prompt holds up a round as long as its
 longest stage takes. Requests are taken to come one by one; bursts are what simulation is for.
 
+Where R attention-data ranks share experts, a prompt on one of them delays all (lockstep.py). If s
+of a rank's steps read prompts, 1 - (1 - s)^R of all steps do: R times as many while prompts seldom
+meet, as many where every rank reads all the time. Experts compute what the ranks have together.
+
 Letters: N numbers of sequences, P steps of a prompt.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +33,7 @@ from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.whole_step import attention_s, prompt_step_s, step_s, through_s
 from tuner.engines.serve_rules.traits import Batching
 from tuner.search.serve.demand import Demand
+from tuner.simulate.serving.lockstep import prompt_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +95,14 @@ def token_seconds(
         layers_s_N = through_s(iteration, chunk_N, np.zeros_like(chunk_N))
         isolated_s_N = np.maximum(layers_s_N, iteration.prompt_launch_s) + gap_s
         head_s_N = iteration.head_s(np.maximum(prompts_N, 1.0)) * np.minimum(prompts_N, 1.0)
-        reading_s_N = iteration.slot_ratio * read_N / chunk_N * isolated_s_N + head_s_N
-        return np.asarray((decode_s_N + reading_s_N + held_s_N) / iteration.tokens_per_step)
+        ratio_N = read_N / chunk_N
+        own_s_N = iteration.slot_ratio * isolated_s_N + (head_s_N + held_s_N) / ratio_N
+        share_N = ratio_N / (1.0 + ratio_N)
+        more_s_N = _reading_s(
+            iteration, share_N, decode_s_N, own_s_N - decode_s_N, tokens_N=chunk_N
+        )
+        step_s_N = (1.0 + ratio_N) * (decode_s_N + more_s_N)
+        return np.asarray(step_s_N / iteration.tokens_per_step)
     micro_N = np.maximum(running_N / stages, 1.0)
     checked_N = micro_N * iteration.checked_tokens
     chunk_N = np.minimum(unread_N, np.maximum(step_tokens - checked_N, 1.0))
@@ -100,7 +111,41 @@ def token_seconds(
     more_s_N = through_s(iteration, checked_N + chunk_N, seen_s_N)
     more_s_N = more_s_N - through_s(iteration, checked_N, seen_s_N)
     more_s_N = iteration.slot_ratio * more_s_N + gap_s - iteration.scheduler_s
-    return np.asarray((decode_s_N + share_N * more_s_N + held_s_N) / iteration.tokens_per_step)
+    more_s_N = more_s_N + held_s_N / share_N
+    reading_s_N = _reading_s(iteration, share_N, decode_s_N, more_s_N, tokens_N=checked_N + chunk_N)
+    return np.asarray((decode_s_N + reading_s_N) / iteration.tokens_per_step)
+
+
+def _reading_s(
+    iteration: Iteration,
+    share_N: Floats,
+    decode_s_N: Floats,
+    more_s_N: Floats,
+    *,
+    tokens_N: Floats,
+) -> Floats:
+    """Seconds that prompts add to a step on average, those that it waits for included.
+
+    Args:
+        iteration: the instance.
+        share_N: steps of a rank that read prompts.
+        decode_s_N: seconds of a step without any.
+        more_s_N: seconds of such a step beyond one without, if every rank reads at once.
+        tokens_N: of such a step.
+    """
+    if not iteration.waits_for_ranks:
+        return share_N * more_s_N
+    saved_s_N = np.zeros_like(share_N)
+    if not iteration.two_batch_overlap:
+        alone = replace(iteration, busy_ratio=0.0)
+        saved_s_N = np.maximum(iteration.linear_s(tokens_N) - alone.linear_s(tokens_N), 0.0)
+    shared = prompt_steps(
+        share_N,
+        ranks=iteration.degrees.attention_data,
+        least_s=decode_s_N + np.maximum(more_s_N - saved_s_N, 0.0),
+        full_s=decode_s_N + np.maximum(more_s_N, 0.0),
+    )
+    return np.asarray(shared.ratio * (shared.seconds - decode_s_N))
 
 
 def prompt_attention_s(iteration: Iteration, demand: Demand) -> float:

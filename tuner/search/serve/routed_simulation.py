@@ -8,6 +8,7 @@ simulated, where the numbers of instances have such a divisor.
 Letters: R requests.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -36,8 +37,14 @@ from tuner.search.serve.simulation import (
     to_simulation_result,
 )
 from tuner.simulate.serving.batching import Rules
-from tuner.simulate.serving.client import client_observed_ttft_s, engine_client, engine_rules
+from tuner.simulate.serving.client import (
+    client_observed_ttft_s,
+    engine_client,
+    engine_rules,
+    waiting_ranks,
+)
 from tuner.simulate.serving.load import Requests, Served
+from tuner.simulate.serving.lockstep import beside_peers
 from tuner.simulate.serving.routed import (
     PrefillInstances,
     RequestRouting,
@@ -88,6 +95,7 @@ def simulate_routed_mode(
         num_requests=_open_requests(serving, prefilling, 1, goal, demand) if is_open else 0,
     )
     requests = _requests(serving, every=every, prefilling=prefilling, goal=goal, demand=demand)
+    total_per_s = sum(group.rate_per_s for group in serving)
     kinds = [
         _instances(
             group,
@@ -96,6 +104,7 @@ def simulate_routed_mode(
             is_disaggregated=bool(prefilling),
             to_ranks=router.to_ranks,
             demand=demand,
+            rank_share=group.rate_per_s / (total_per_s * group.ranks),
         )
         for group in serving
     ]
@@ -210,9 +219,16 @@ def _instances(
     is_disaggregated: bool,
     to_ranks: bool,
     demand: Demand,
+    rank_share: float,
 ) -> RoutedInstances:
     option, ranks = group.option, group.option.degrees.attention_data
     places = ranks if to_ranks else 1
+    times = option_step_times(
+        option,
+        requests,
+        most_tokens=option.running + (1 if is_disaggregated else option.step_tokens),
+        most_running=option.running,
+    )
     if is_disaggregated:
         rules = Rules(
             batching=Batching.CHUNKED,
@@ -230,15 +246,18 @@ def _instances(
             most_running=option.running,
             is_chunked=option.is_chunked,
         )
+        times = beside_peers(
+            times,
+            requests=requests,
+            rules=rules,
+            ranks=waiting_ranks(option.iteration),
+            rate_per_s=rank_share * demand.rate_per_s if demand.concurrency is None else math.inf,
+            concurrency=rank_share * (demand.concurrency or math.inf),
+        )
     return RoutedInstances(
         count=group.count // every * places,
         ranks=ranks // places,
-        times=option_step_times(
-            option,
-            requests,
-            most_tokens=option.running + (1 if is_disaggregated else option.step_tokens),
-            most_running=option.running,
-        ),
+        times=times,
         rules=rules,
         weight=float(option.running * ranks // places),
         found_ratio=_found_ratio(group, demand),

@@ -34,8 +34,8 @@ from tuner.simulate.serving.client import (
     client_observed_ttft_s,
     engine_client,
     engine_rules,
-    lockstep_ranks,
     prefill_step_seconds,
+    waiting_ranks,
 )
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Requests, Served
@@ -209,7 +209,7 @@ def simulate_rank(
         most_running=most_running,
         is_chunked=option.is_chunked,
     )
-    ranks = lockstep_ranks(option.iteration, requests)
+    ranks = waiting_ranks(option.iteration)
     return simulate_ranks(requests, times=times, rules=rules, ranks=ranks, concurrency=concurrency)
 
 

@@ -28,8 +28,7 @@ from tuner.costs.serve.iteration import Iteration
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules
-from tuner.simulate.serving.load import Requests, Served
-from tuner.simulate.serving.lockstep import MOST_RANKS
+from tuner.simulate.serving.load import Served
 from tuner.simulate.serving.steps import StepTimes
 
 ROUNDS: Final = 10
@@ -37,8 +36,6 @@ ROUNDS: Final = 10
 DELAY_S: Final = 10e-3
 """From the end of a request until the client of a closed loop has sent the next one, mean."""
 STEPS_BEFORE_TOKEN: Final = 1.5
-MOST_LOCKSTEP_REQUESTS: Final = 1500
-"""Requests of all ranks that are simulated together: an estimate stays within its 3 s."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -107,15 +104,9 @@ def engine_rules(
     )
 
 
-def lockstep_ranks(iteration: Iteration, requests: Requests) -> int:
-    """Return the ranks to simulate together, each with as many requests; 1: none waits.
-
-    Open loads are simulated on one rank, as the search prices instances.
-    """
-    if not iteration.waits_for_ranks or requests.arrival_s_R is not None:
-        return 1
-    most = max(MOST_LOCKSTEP_REQUESTS // len(requests.input_R), 2)
-    return min(iteration.degrees.attention_data, MOST_RANKS, most)
+def waiting_ranks(iteration: Iteration) -> int:
+    """Return the ranks whose steps end together; 1: none waits for others."""
+    return iteration.degrees.attention_data if iteration.waits_for_ranks else 1
 
 
 def prefill_step_seconds(

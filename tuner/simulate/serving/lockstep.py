@@ -5,27 +5,71 @@ Where one does, the others take a step beside it, as long as its own: a prompt d
 sequences of every rank, and prompts that come one after the other to R ranks delay them R times.
 The experts then compute for the tokens that the ranks have together.
 
+A closed loop is simulated with its ranks together. Open loads are simulated on one rank, whose
+steps without prompts wait for those of the others as long as they do on average: where a rank reads
+prompts in a share s of its steps, one of R - 1 others reads in 1 - (1 - s)^(R - 1) of them.
+
 Source: vLLM, pull requests 44558 and 51199 (an engine that reads a prompt takes a much longer
     iteration, for which the others wait; DeepSeek-R1 with DP 8: 275 ms between tokens, 32 without
     prompts); SGLang, pull request 35017 (ranks schedule locally and take part in one collective).
 
-Not covered: open loads, whose rates the search finds without waits of ranks for each other; more
-ranks than `MOST_RANKS`, of which so many are simulated; a rank that gets what another has no room
-for.
+Not covered: more ranks than `MOST_RANKS` of a closed loop, of which so many are simulated; a rank
+that gets what another has no room for; bursts of an open load that come to all ranks at once.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
+from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import EngineRank, Rules, engine_rank, served_by, simulate
 from tuner.simulate.serving.load import Requests, Served, of_a_peer
 from tuner.simulate.serving.steps import StepTimes
 
 MOST_RANKS: Final = 8
 """Ranks that are simulated together, at most."""
+MOST_REQUESTS: Final = 1500
+"""Requests of all ranks that are simulated together: an estimate stays within its 3 s."""
+ROUNDS: Final = 100
+"""Rounds in which the mean wait of ranks settles, at most."""
+SETTLED: Final = 1e-4
 SEED: Final = 20_251
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSteps:
+    """Steps of ranks that wait for each other, of which some read prompts."""
+
+    ratio: Floats
+    """Steps in which any rank reads a prompt."""
+    others_ratio: Floats
+    """Share of the other ranks that read one in such a step, too."""
+    seconds: Floats
+    """Mean seconds of such a step."""
+
+
+def prompt_steps(own_ratio: Floats, *, ranks: int, least_s: Floats, full_s: Floats) -> PromptSteps:
+    """Return how often ranks read prompts, each of them in a share of its own steps.
+
+    The ranks are taken to be independent of each other, though long steps gather prompts.
+
+    Args:
+        own_ratio: steps of each rank that read prompts, 0 to 1.
+        ranks: that wait for each other, two or more.
+        least_s: seconds of a step in which one rank reads.
+        full_s: seconds of one in which all do.
+    """
+    own_ratio = np.clip(own_ratio, 1e-9, 1.0)
+    ratio = 1.0 - (1.0 - own_ratio) ** ranks
+    others_ratio = (ranks * own_ratio / ratio - 1.0) / (ranks - 1)
+    seconds = least_s + others_ratio * (full_s - least_s)
+    return PromptSteps(ratio=ratio, others_ratio=others_ratio, seconds=seconds)
 
 
 def simulate_ranks(
@@ -40,8 +84,121 @@ def simulate_ranks(
         ranks: that share the experts; one waits for none.
         concurrency: requests of a rank in flight in a closed loop.
     """
+    count = len(requests.input_R)
+    if requests.arrival_s_R is not None:
+        rate_per_s = count / max(float(requests.arrival_s_R[-1]), 1e-9)
+        times = beside_peers(
+            times, requests=requests, rules=rules, ranks=ranks, rate_per_s=rate_per_s
+        )
+        ranks = 1
     if ranks == 1:
         return simulate(requests, times=times, rules=rules, concurrency=concurrency)
+    ranks = min(ranks, MOST_RANKS, max(MOST_REQUESTS // count, 2))
+    return simulate_together(
+        requests, times=times, rules=rules, ranks=ranks, concurrency=concurrency
+    )
+
+
+def beside_peers(
+    times: StepTimes,
+    *,
+    requests: Requests,
+    rules: Rules,
+    ranks: int,
+    rate_per_s: float = math.inf,
+    concurrency: float = math.inf,
+) -> StepTimes:
+    """Return the steps of a rank that waits for prompts of its peers as long as it does on average.
+
+    Args:
+        times: of a rank whose peers have as many tokens.
+        requests: whose lengths all ranks have.
+        rules: of the engine.
+        ranks: that share the experts.
+        rate_per_s: requests of a rank; infinite: a closed loop.
+        concurrency: requests of a rank in flight in a closed loop.
+    """
+    load = _load(requests, times)
+    if ranks == 1 or not load.computed:
+        return times
+    is_mixed = rules.batching is not Batching.PREFILL_FIRST
+    most = min(float(rules.most_running), concurrency)
+    token_s, waiting = times.decode_step_s(1, load.past), times
+    for _ in range(ROUNDS):
+        running = min(rate_per_s * load.steps * token_s, most)
+        num = max(math.ceil(running), 1)
+        beside = num if is_mixed else 0
+        tokens = running / load.steps * load.read_ratio * load.computed
+        room = max(rules.step_tokens - beside * times.checked_tokens, 1)
+        chunk = min(max(round(tokens), load.computed), room)
+        decode_s = times.decode_step_s(num, load.past)
+        full_s = load.prompt_step_s(times, chunk, running=beside)
+        least_s = times.together_s(full_s, chunk, others_ratio=0.0)
+        ratio = min(tokens / chunk, 1.0)
+        own_ratio = ratio if is_mixed else ratio / (1.0 + ratio)
+        steps = prompt_steps(
+            np.array(own_ratio),
+            ranks=ranks,
+            least_s=np.array(max(least_s, decode_s)),
+            full_s=np.array(max(full_s, decode_s)),
+        )
+        more_s = float(steps.seconds) - decode_s
+        waits_ratio = (float(steps.ratio) - own_ratio) / max(1.0 - own_ratio, 1e-9)
+        waiting = replace(
+            times, waited_s=waits_ratio * more_s, others_ratio=float(steps.others_ratio)
+        )
+        last_s, token_s = token_s, decode_s + float(steps.ratio) * more_s
+        token_s /= 1.0 if is_mixed else 1.0 - own_ratio
+        if abs(token_s - last_s) <= SETTLED * token_s:
+            break
+    return waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """Mean request of a rank."""
+
+    before: int
+    """Tokens of its prompt that are in the prefix cache."""
+    computed: int
+    """Tokens of its prompt that are not."""
+    read_ratio: float
+    """Share of requests whose prompts are read here."""
+    past: float
+    """Tokens in the cache of a running sequence."""
+    steps: int
+    """Steps that its output takes."""
+
+    def prompt_step_s(self, times: StepTimes, tokens: int, *, running: int) -> float:
+        prompts = tokens / self.computed
+        seconds = times.prefill_s(self.before + self.computed) - times.prefill_s(self.before)
+        return times.mixed_s(
+            tokens, prompts * seconds, running=running, past=self.past, ended=math.ceil(prompts)
+        )
+
+
+def _load(requests: Requests, times: StepTimes) -> _Load:
+    read_R = np.ones(len(requests.input_R), dtype=bool)
+    if requests.prefilled_R is not None:
+        read_R = ~requests.prefilled_R
+    before = computed = 0
+    if read_R.any():
+        before = round(float(np.array(requests.cached)[read_R].mean()))
+        computed = max(round(float(requests.input_R[read_R].mean())) - before, 1)
+    outputs = max(float(requests.output_R.mean()) - 1.0, 1.0)
+    return _Load(
+        before=before,
+        computed=computed,
+        read_ratio=float(read_R.mean()),
+        past=float(requests.input_R.mean()) + 0.5 * outputs,
+        steps=times.steps_of(round(outputs)),
+    )
+
+
+def simulate_together(
+    requests: Requests, *, times: StepTimes, rules: Rules, ranks: int, concurrency: int = 1
+) -> Served:
+    """Serve requests on one of so many ranks, step by step with the others."""
     rng = np.random.default_rng(SEED)
     every = [requests, *(of_a_peer(requests, rng=rng) for _ in range(ranks - 1))]
     engines = [engine_rank(one, times=times, rules=rules, concurrency=concurrency) for one in every]

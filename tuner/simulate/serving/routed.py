@@ -18,8 +18,10 @@ session's request before went, or, where the router chooses among ranks, on the 
 prompt is computed whole. Of an instance that spreads its requests over ranks with a cache each,
 `found_ratio` says how many come to the right one.
 
-Not covered: ranks of an instance that wait for each other (lockstep.py), loads that routers poll,
-transfers that wait for each other, memory of a decode instance that runs out as outputs grow.
+Ranks that wait for each other do so as long as they do on average (lockstep.py, `beside_peers`).
+
+Not covered: loads that routers poll, transfers that wait for each other, memory of a decode
+instance that runs out as outputs grow.
 
 Letters: R requests.
 """

@@ -103,6 +103,11 @@ class StepTimes:
     """Seconds as `linear_s`, where the ranks that share the experts have no tokens; None: no rank
     shares them, or halves of steps hide each other."""
 
+    waited_s: float = 0.0
+    """Mean seconds that a step without prompts waits for those of ranks that share the experts."""
+    others_ratio: float = 1.0
+    """Tokens of those ranks over a rank's own in a step with prompts, mean."""
+
     def together_s(self, seconds: float, tokens: int, *, others_ratio: float) -> float:
         """Return seconds of a step of ranks that share their experts, by the slowest.
 
@@ -158,7 +163,7 @@ class StepTimes:
     def decode_step_s(self, sequences: int, past: float) -> float:
         """A step without prompts."""
         each = -(-sequences // self.micro_batches)
-        return self._round_s(
+        return self.waited_s + self._round_s(
             each * self.checked_tokens,
             self.attention_s(each, past),
             running=each,
@@ -199,14 +204,18 @@ class StepTimes:
         attention /= parts
         if each:
             attention += self.attention_s(each, past)
-        return self._round_s(
-            -(-tokens // parts) + each * self.checked_tokens,
+        held = -(-tokens // parts) + each * self.checked_tokens
+        seconds = self._round_s(
+            held,
             attention,
             running=each,
             heads=each + ended,
             reads=True,
             busy=max(parts, min(running, self.micro_batches)),
         )
+        if self.others_ratio == 1.0:
+            return seconds
+        return self.together_s(seconds, held, others_ratio=self.others_ratio)
 
     def _round_s(
         self, tokens: int, attention: float, *, running: int, heads: int, busy: int, reads: bool

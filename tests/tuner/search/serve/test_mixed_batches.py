@@ -16,6 +16,7 @@ from tuner.search.serve.mixed_batches import lasting_running, prompt_time, token
 from tuner.simulate.serving.batching import simulate
 from tuner.simulate.serving.client import engine_rules
 from tuner.simulate.serving.load import Requests
+from tuner.simulate.serving.lockstep import simulate_together
 from tuner.simulate.serving.steps import step_times
 
 
@@ -54,6 +55,44 @@ def test_the_steady_state_is_that_of_a_full_closed_loop(
     rate = 0.5 * count / float(span_s)
     lasting = min(running, lasting_running(own, asked, step_tokens=budget))
     assert lasting / (outputs * each_s) == pytest.approx(rate, rel=0.15)
+
+
+@each_row("engine", ["vllm", "sglang"])
+def test_waits_of_ranks_are_those_of_ranks_that_are_simulated_together(
+    iteration: Callable[..., Iteration], demand: Callable[..., Demand], engine: str
+) -> None:
+    budget = 8192
+    for ranks, running, inputs, outputs in (
+        (2, 24, 2000, 400),
+        (8, 8, 6000, 200),
+        (8, 24, 1000, 200),
+    ):
+        degrees = InstanceDegrees(attention_data=ranks, expert=ranks)
+        own = iteration("deepseek-v2-lite", engine=engine, degrees=degrees)
+        asked = demand(input_tokens=inputs, output_tokens=outputs)
+        each_s = float(token_seconds(own, counts(running), asked, step_tokens=budget)[0])
+        rng = np.random.default_rng(7)
+        served = simulate_together(
+            Requests(
+                input_R=np.full(20 * running, inputs),
+                output_R=rng.integers(outputs // 2, outputs + outputs // 2, 20 * running),
+            ),
+            times=step_times(
+                own,
+                most_tokens=budget + running,
+                most_sequences=running,
+                longest=inputs + 2 * outputs,
+            ),
+            rules=engine_rules(engine, step_tokens=budget, kv_tokens=1e9, most_running=running),
+            ranks=ranks,
+            concurrency=running,
+        )
+        middle = slice(5 * running, 15 * running)
+        span_s = served.end_s_R[middle].max() - served.arrival_s_R[middle].min()
+        assert running / (outputs * each_s) == pytest.approx(10 * running / span_s, rel=0.2)
+    # One rank, or ranks whose engine aligns their prompts, wait for none.
+    aligned = iteration("deepseek-v2-lite", engine="trtllm", degrees=degrees)
+    assert not aligned.waits_for_ranks
 
 
 def test_more_than_the_budget_has_steps_for_take_as_long_as_those_that_run(

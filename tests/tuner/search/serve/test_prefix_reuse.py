@@ -287,14 +287,14 @@ TRACE = Path(__file__).parents[5] / "shared/data/traces/mooncake_conversation_tr
 
 @pytest.mark.slow
 @pytest.mark.skipif(not TRACE.exists(), reason="needs the Mooncake conversation trace")
-def test_routing_to_ranks_saves_a_quarter_of_the_devices_of_a_published_conversation(
+def test_routing_to_ranks_saves_a_sixth_of_the_devices_of_a_published_conversation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Qwen3-30B-A3B on instances of DP 4 on H100, 20 requests a second of Mooncake's trace."""
+    """Qwen3-30B-A3B on instances of DP 4 on H100, 24 requests a second of Mooncake's trace."""
     path = tmp_path / "spec.yaml"
     text = SPEC.replace("ENGINE", "vllm").replace("trace.jsonl, prefix_hit: 0.9", f"{TRACE}")
     text = text.replace("mixtral-8x7b", "qwen3-30b-a3b").replace("nodes: 1", "nodes: 8")
-    path.write_text(text.replace("{trace:", "{rate: 20/s, trace:"))
+    path.write_text(text.replace("{trace:", "{rate: 24/s, trace:"))
     every = instance_degrees
     monkeypatch.setattr(
         options,
@@ -310,7 +310,6 @@ def test_routing_to_ranks_saves_a_quarter_of_the_devices_of_a_published_conversa
         assert plan.predicted.prefix_hits is not None
         devices.append(plan.decision.num_devices)
         hits.append(plan.predicted.prefix_hits.ratio)
-    assert devices[0] in (12, 13)
-    assert devices[1] == 16
-    assert 0.22 < hits[0] < 0.29
-    assert 0.10 < hits[1] < 0.13
+    assert devices == [20, 24]
+    assert 0.24 < hits[0] < 0.34
+    assert 0.11 < hits[1] < 0.17

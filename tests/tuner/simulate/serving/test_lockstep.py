@@ -9,7 +9,7 @@ from tests.tuner.simulate.serving.test_batching import flat_times, sample_reques
 from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.load import Requests, of_a_peer
-from tuner.simulate.serving.lockstep import simulate_ranks
+from tuner.simulate.serving.lockstep import simulate_ranks, simulate_together
 
 RULES = Rules(batching=Batching.CHUNKED, step_tokens=2000)
 
@@ -38,9 +38,38 @@ def test_prompts_of_every_rank_delay_the_outputs_of_each() -> None:
     times = flat_times(step_s=0.01, token_s=1e-4)
     requests = open_load(rate=0.5)
     for ranks in (1, 2, 4):
-        served = simulate_ranks(requests, times=times, rules=RULES, ranks=ranks)
         expected_s = 0.0101 / (1.0 - ranks * 0.5 * 0.1)
-        assert float(served.tpot_s_R.mean()) == pytest.approx(expected_s, rel=0.05)
+        for simulated in (simulate_ranks, simulate_together):
+            served = simulated(requests, times=times, rules=RULES, ranks=ranks)
+            assert float(served.tpot_s_R.mean()) == pytest.approx(expected_s, rel=0.05)
+
+
+def test_an_open_load_waits_as_long_as_where_every_rank_is_simulated() -> None:
+    times = flat_times(step_s=0.02, token_s=1e-4)
+    # Half of a prompt's seconds are experts', which compute for all ranks.
+    times = replace(times, isolated_s=[0.6 * each_s for each_s in times.linear_s])
+    for batching in (Batching.CHUNKED, Batching.PREFILL_FIRST):
+        rules = replace(RULES, batching=batching)
+        for rate in (0.3, 1.0, 2.0):
+            requests = open_load(rate=rate, seed=3)
+            alone = simulate(requests, times=times, rules=rules)
+            mean = simulate_ranks(requests, times=times, rules=rules, ranks=8)
+            together = simulate_together(requests, times=times, rules=rules, ranks=8)
+            tpot_s, ttft_s = (
+                float(all_R.mean()) for all_R in (together.tpot_s_R, together.ttft_s_R)
+            )
+            assert float(mean.tpot_s_R.mean()) == pytest.approx(tpot_s, rel=0.2)
+            assert float(mean.ttft_s_R.mean()) == pytest.approx(ttft_s, rel=0.25)
+            assert tpot_s > 1.1 * float(alone.tpot_s_R.mean())
+
+
+def test_ranks_that_read_no_prompts_do_not_wait() -> None:
+    times = flat_times(step_s=0.01, token_s=1e-4)
+    requests = open_load(rate=0.5)
+    requests = replace(requests, prefilled_R=np.ones(len(requests.input_R), dtype=bool))
+    served = simulate_ranks(requests, times=times, rules=RULES, ranks=8)
+    alone = simulate(requests, times=times, rules=RULES)
+    assert served.end_s_R == pytest.approx(alone.end_s_R)
 
 
 def test_experts_compute_what_the_ranks_have_together() -> None:
