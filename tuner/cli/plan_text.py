@@ -106,6 +106,7 @@ def explanation(plan: Plan, *, verbose: bool = False) -> str:
         "",
         "highest memory of a device, by pipeline rank",
         _rank_memory(plan.predicted),
+        *host_lines(plan.predicted.host_memory),
         "",
         *_where(plan.placement),
         "why this one",

@@ -165,6 +165,8 @@ def _headline(
     peak = max(predicted.peak_memory_bytes)
     rank = predicted.peak_memory_bytes.index(peak)
     yield "peak memory per device", size(peak, key=f"predicted.peak_memory_bytes.{rank}")
+    if predicted.host_memory is not None:
+        yield "host memory per node", size(predicted.host_memory.node_bytes)
     if predicted.mfu_ratio is not None:
         yield "MFU", share(predicted.mfu_ratio, key="predicted.mfu_ratio")
     yield "devices", number(decision.num_devices)

@@ -7,6 +7,7 @@ from typing import Any
 from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.plan_text import explanation, plan_text
+from tuner.config.host_memory import HostMemory
 from tuner.config.train_words import short_decision
 from tuner.goals.train_folder import read_plan
 from tuner.plans.train import Plan, Preference, Relaxation
@@ -58,6 +59,21 @@ def test_the_fastest_is_called_proven_only_where_the_certificate_says_so(
     assert f"fastest found  {fastest}" in texts["explain"]
     assert f"The fastest found is {said}: " in texts["page"]
     assert "The decision itself is within" in texts["page"]
+
+
+def test_memory_of_hosts_stands_on_every_view(
+    train_folder: Path, page_of: Page, parsed: Parsed
+) -> None:
+    plan = read_plan(train_folder)
+    assert plan.predicted is not None
+    held = HostMemory(parts={"optimizer": 514 << 30, "copies of checkpoints": 6 << 30})
+    plan = plan.model_copy(
+        update={"predicted": plan.predicted.model_copy(update={"host_memory": held})}
+    )
+    page = parsed(page_of(_page(plan))).text
+    assert "host memory per node" in page
+    for text in (plan_text(plan, folder=train_folder), explanation(plan), page):
+        assert "520 GiB" in unwrapped(text)
 
 
 def test_changes_are_captioned_by_what_they_would_bring(
