@@ -87,18 +87,19 @@ def test_once_time_is_up_the_closest_plan_is_the_first_that_serves(tmp_path: Pat
 
 @pytest.mark.slow
 def test_one_more_node_and_half_the_context_are_solved(tmp_path: Path) -> None:
-    plan = planned(tmp_path, extra=TOGETHER)
+    traffic = f"{{rate: 50/s, {LENGTHS}}}"
+    plan = planned(tmp_path, traffic=traffic, extra=TOGETHER)
     assert plan.decision is None
     ways = {way.change: way.decision for way in plan.relaxations}
     assert all(ways.values())
     more = ways["one more node of h100"]
     assert more is not None
-    own = planned(tmp_path, nodes=2, extra=TOGETHER)
+    own = planned(tmp_path, nodes=2, traffic=traffic, extra=TOGETHER)
     assert own.decision is not None
     assert more.num_devices == own.decision.num_devices
     half = ways["prompts and outputs half as long"]
     assert half is not None
-    shorter = "{rate: 60/s, input_tokens: 1000, output_tokens: 150}"
+    shorter = "{rate: 50/s, input_tokens: 1000, output_tokens: 150}"
     own = planned(tmp_path, traffic=shorter, extra=TOGETHER)
     assert own.decision is not None
     assert half.num_devices == own.decision.num_devices
