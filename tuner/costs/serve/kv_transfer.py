@@ -18,7 +18,7 @@ layer-wise transfer during prefill (Splitwise, arXiv 2311.18677), which no descr
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from profilers.kv_transfer.shards import CacheDegrees, CacheShape, Transfer, transfers
@@ -51,20 +51,19 @@ class KvPath:
     host_to_device_bytes_per_s: float | None = None
     conversion_bytes_per_s: float | None = None
 
-    def __post_init__(self) -> None:
-        if any(rate <= 0.0 for rate in self.rates) or self.latency_s < 0.0:
-            raise ValueError(f"rates must be positive and the latency not negative: {self}")
+    rates: tuple[float, ...] = field(init=False)
+    """Rates of the stages of the path, in order."""
 
-    @property
-    def rates(self) -> tuple[float, ...]:
-        """Of the stages of the path, in order."""
+    def __post_init__(self) -> None:
         stages = (
             self.device_to_host_bytes_per_s,
             self.conversion_bytes_per_s,
             self.network_bytes_per_s,
             self.host_to_device_bytes_per_s,
         )
-        return tuple(rate for rate in stages if rate is not None)
+        object.__setattr__(self, "rates", tuple(rate for rate in stages if rate is not None))
+        if any(rate <= 0.0 for rate in self.rates) or self.latency_s < 0.0:
+            raise ValueError(f"rates must be positive and the latency not negative: {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,17 +75,13 @@ StepObserver = Callable[[int, float, int], None]
 them, and the sequences, each of which takes as many more at every step as it yields."""
 
 
-def ignore_steps(steps: int, taken: float, running: int) -> None:
-    """Observe nothing."""
-
-
 @dataclass(slots=True)
 class EngineRank:
     """One attention-data rank of an engine at one moment."""
 
     times: StepTimes
     rules: Rules
-    observe: StepObserver
+    observe: StepObserver | None
     inputs: list[int]
     outputs: list[int]
     arrivals: list[tuple[float, int]]
@@ -112,14 +108,19 @@ class EngineRank:
     reserved: int = 0
     """Tokens of memory that are set aside; not counted where outputs take it as they grow."""
     since_poll: int = 0
+    grows: bool = field(init=False)
+    """Outputs take memory as they grow, until there is no more."""
     arrived_s: dict[int, float] = field(default_factory=dict)
     first_s: dict[int, float] = field(default_factory=dict)
     end_s: dict[int, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.grows = self.rules.preempts and not self.rules.reserves_output
+
     def turn(self) -> None:
         """Go on to the next moment at which something changes."""
         self.arrive()
-        joined = self.admit()
+        joined = self.admit() if self.waiting else 0
         if self.partial:
             self.prompt_step()
         elif joined:
@@ -144,7 +145,7 @@ class EngineRank:
         if not self.running:
             return max(self.now_s, self.arrivals[0][0]) if self.arrivals else math.inf
         num, steps = len(self.running), self.running[0][0] - self.step
-        if self.rules.preempts and not self.rules.reserves_output and num > 1:
+        if self.grows and num > 1:
             room = int((self.rules.kv_tokens - self.past) / (num * self.times.tokens_per_step))
             steps = max(min(steps, room), 0)
         middle = self.past / num + 0.5 * (steps - 1) * self.times.tokens_per_step
@@ -210,24 +211,24 @@ class EngineRank:
 
         There are 0 where memory has run out: the sequence that came last is sent back first.
         """
-        num = len(self.running)
-        steps = self.running[0][0] - self.step
-        if self.rules.preempts and not self.rules.reserves_output and num > 1:
-            room = int((self.rules.kv_tokens - self.past) / (num * self.times.tokens_per_step))
+        running, times, arrivals = self.running, self.times, self.arrivals
+        num, steps = len(running), running[0][0] - self.step
+        gained = times.tokens_per_step
+        if self.grows and num > 1:
+            room = int((self.rules.kv_tokens - self.past) / (num * gained))
             if room < 1:
                 self.preempt()
                 return 0, 0.0
             steps = min(steps, room)
-        if self.arrivals and self.arrivals[0][0] <= self.now_s:
+        coming_s = arrivals[0][0] if arrivals else math.inf
+        if coming_s <= self.now_s:
             steps = min(steps, max(self.rules.poll_steps - self.since_poll, 1))
         mean_past = self.past / num
-        gained = self.times.tokens_per_step
-        step_s = self.times.decode_step_s(num, mean_past + 0.5 * (steps - 1) * gained)
-        if self.arrivals and self.now_s < self.arrivals[0][0] < self.now_s + steps * step_s:
-            first_s = self.times.decode_step_s(num, mean_past)
-            wait_s = self.arrivals[0][0] - self.now_s
-            steps = min(max(math.ceil(wait_s / first_s), 1), steps)
-            step_s = self.times.decode_step_s(num, mean_past + 0.5 * (steps - 1) * gained)
+        step_s = times.decode_step_s(num, mean_past + 0.5 * (steps - 1) * gained)
+        if self.now_s < coming_s < self.now_s + steps * step_s:
+            first_s = times.decode_step_s(num, mean_past)
+            steps = min(max(math.ceil((coming_s - self.now_s) / first_s), 1), steps)
+            step_s = times.decode_step_s(num, mean_past + 0.5 * (steps - 1) * gained)
         return steps, step_s
 
     def preempt(self) -> None:
@@ -251,12 +252,14 @@ class EngineRank:
 
     def advance(self, steps: int) -> None:
         """Every running sequence gets so many tokens; those with their last leave."""
-        self.observe(steps, self.past + self.prompts, len(self.running))
+        running = self.running
+        if self.observe is not None:
+            self.observe(steps, self.past + self.prompts, len(running))
         self.step += steps
         self.since_poll += steps
-        self.past += steps * len(self.running) * self.times.tokens_per_step
-        while self.running and self.running[0][0] <= self.step:
-            _, request = heapq.heappop(self.running)
+        self.past += steps * len(running) * self.times.tokens_per_step
+        while running and running[0][0] <= self.step:
+            _, request = heapq.heappop(running)
             whole = self.times.steps_of(self.outputs[request] - 1)
             self.past -= self.inputs[request] + 1 + whole * self.times.tokens_per_step
             self.finish(request)
@@ -342,7 +345,7 @@ def simulate(
     times: StepTimes,
     rules: Rules,
     concurrency: int = 1,
-    observe: StepObserver = ignore_steps,
+    observe: StepObserver | None = None,
 ) -> Served:
     """Serve all requests on one rank.
 
@@ -365,7 +368,7 @@ def engine_rank(
     times: StepTimes,
     rules: Rules,
     concurrency: int = 1,
-    observe: StepObserver = ignore_steps,
+    observe: StepObserver | None = None,
 ) -> EngineRank:
     """Return a rank before its first request."""
     count = len(requests.input_R)

@@ -134,10 +134,11 @@ def prefill_step_seconds(
         while done < tokens:
             part = min(step_tokens, tokens - done)
             ended = int(done + part == tokens)
-            one_s, all_s = (
-                times.prompt_step_s(part, done, ended=ended) for times in (one_busy, all_busy)
-            )
-            total_s += one_s * (1.0 - share) + all_s * share
+            all_s = all_busy.prompt_step_s(part, done, ended=ended)
+            if share < 1.0:
+                one_s = one_busy.prompt_step_s(part, done, ended=ended)
+                all_s = one_s * (1.0 - share) + all_s * share
+            total_s += all_s
             done += part
         return total_s
 

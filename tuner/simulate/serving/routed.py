@@ -37,7 +37,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.simulate.serving.batching import EngineRank, Rules, ignore_steps
+from tuner.simulate.serving.batching import EngineRank, Rules
 from tuner.simulate.serving.disaggregated import prompts_of_step
 from tuner.simulate.serving.load import ClosedLoop, Requests, Served
 from tuner.simulate.serving.routing import Router
@@ -124,8 +124,12 @@ class _PrefillWorker:
 
     def read(self, inputs: list[int], misses: set[int], start_s: float) -> tuple[list[int], float]:
         """Read the next prompts; which, and when they are done."""
-        taken, _ = prompts_of_step(self.queue, inputs, ranks=self.prefills.ranks)
+        taken, longest = prompts_of_step(self.queue, inputs, ranks=self.prefills.ranks)
         busy = min(len(taken), self.prefills.ranks)
+        if misses.isdisjoint(taken):
+            step_s = self.prefills.prompt_s(longest, busy)
+            self.free_s = start_s + self.prefills.slot_ratio * step_s
+            return taken, start_s + step_s
         step_s = 0.0
         for prompt_s, is_miss in (
             (self.prefills.prompt_s, False),
@@ -201,7 +205,7 @@ class _RoutedSimulation:
         return EngineRank(
             times=kind.times,
             rules=kind.rules,
-            observe=ignore_steps,
+            observe=None,
             inputs=self.inputs,
             outputs=self.outputs,
             arrivals=[],
@@ -222,24 +226,36 @@ class _RoutedSimulation:
         if due_s < math.inf:
             heapq.heappush(self.due, (due_s, self.version[number], number))
 
-    def next_due(self) -> tuple[float, int]:
-        """When and which rank or worker is due first."""
-        while self.due and self.due[0][1] != self.version[self.due[0][2]]:
-            heapq.heappop(self.due)
-        return (self.due[0][0], self.due[0][2]) if self.due else (math.inf, -1)
+    def next_due_s(self) -> float:
+        """When a rank or worker is due first."""
+        due, version = self.due, self.version
+        while due and due[0][1] != version[due[0][2]]:
+            heapq.heappop(due)
+        return due[0][0] if due else math.inf
 
-    def turn(self, number: int, due_s: float) -> None:
-        """Let a rank or worker go on."""
+    def turn(self, until_s: float) -> None:
+        """Let the rank or worker that is due first go on, a rank until others are due, or then."""
+        due_s, _, number = heapq.heappop(self.due)
         ranks = len(self.ranks)
         if number >= ranks:
             self.read(number - ranks, due_s)
-        else:
-            rank, place = self.ranks[number], self.place_of_rank[number]
-            before = len(rank.end_s)
+            self.wake(number)
+            return
+        rank, place = self.ranks[number], self.place_of_rank[number]
+        before = len(rank.end_s)
+        others_s = self.due[0][0] if self.due else math.inf
+        while due_s <= until_s:
             rank.turn()
-            for request in list(islice(reversed(rank.end_s), len(rank.end_s) - before)):
-                self.finish(request, place, rank.end_s[request])
-        self.wake(number)
+            due_s = rank.due_s()
+            if len(rank.end_s) > before:
+                for request in list(islice(reversed(rank.end_s), len(rank.end_s) - before)):
+                    self.finish(request, place, rank.end_s[request])
+                break
+            if due_s >= others_s:
+                break
+        self.version[number] += 1
+        if due_s < math.inf:
+            heapq.heappush(self.due, (due_s, self.version[number], number))
 
     def read(self, worker: int, start_s: float) -> None:
         """Let a prefill worker read its next prompts, and hand their caches over."""
@@ -284,8 +300,10 @@ class _RoutedSimulation:
             self.offer(request, at_s)
             return
         self.reader[request], self.place[request] = place, decode.send()
-        self.workers[place].queue.append(request)
-        self.wake(len(self.ranks) + place)
+        queue = self.workers[place].queue
+        queue.append(request)
+        if len(queue) == 1:
+            self.wake(len(self.ranks) + place)
 
     def prefix_holder(self, request: int, count: int) -> int | None:
         """Return the instance with the request's prefix."""
@@ -352,12 +370,12 @@ def simulate_routed(
     else:
         simulation.coming = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
     while simulation.ended < count:
-        due_s, number = simulation.next_due()
         coming_s = simulation.coming[0][0] if simulation.coming else math.inf
-        kv_transfer_s_by_kind = simulation.transferred[0][0] if simulation.transferred else math.inf
-        if due_s <= min(coming_s, kv_transfer_s_by_kind):
-            simulation.turn(number, due_s)
-        elif kv_transfer_s_by_kind <= coming_s:
+        transferred_s = simulation.transferred[0][0] if simulation.transferred else math.inf
+        until_s = min(coming_s, transferred_s)
+        if simulation.next_due_s() <= until_s:
+            simulation.turn(until_s)
+        elif transferred_s <= coming_s:
             at_s, request = heapq.heappop(simulation.transferred)
             simulation.offer(request, at_s)
         else:

@@ -11,7 +11,7 @@ hides it; with a pipeline a step is a round of as many micro-batches as there ar
 Letters: M tokens, N sequences, P pasts.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -102,6 +102,24 @@ class StepTimes:
     isolated_s: list[float] | None = None
     """Seconds as `linear_s`, where the ranks that share the experts have no tokens; None: no rank
     shares them, or halves of steps hide each other."""
+    decode_only_s: list[tuple[list[float], float, float]] | None = field(init=False)
+    """By sequences of a step without prompts: attention over pasts, the other layers, and what
+    follows them; None: the step is two halves, or a round of a pipeline."""
+    micro_batches: int = field(init=False)
+    """Micro-batches that are under way at once."""
+
+    def __post_init__(self) -> None:
+        count = 1 if self.stages is None else self.stages.count
+        object.__setattr__(self, "micro_batches", count)
+        is_plain = self.halves is None and self.stages is None
+        by_sequences = [self._decode_only(n) for n in range(len(self.decode_s) if is_plain else 0)]
+        object.__setattr__(self, "decode_only_s", by_sequences or None)
+
+    def _decode_only(self, sequences: int) -> tuple[list[float], float, float]:
+        last_s = self.head_s[sequences]
+        if self.draft_s is not None and sequences:
+            last_s += self.draft_s[sequences]
+        return self.decode_s[sequences], self._linear_s(sequences * self.checked_tokens), last_s
 
     waited_s: float = 0.0
     """Mean seconds that a step without prompts waits for those of ranks that share the experts."""
@@ -121,11 +139,6 @@ class StepTimes:
         over, tokens = max(tokens / self.most_tokens, 1.0), min(tokens, self.most_tokens)
         saved_s = over * (self.linear_s[tokens] - self.isolated_s[tokens])
         return max(seconds - (1.0 - others_ratio) * max(saved_s, 0.0), self.prompt_launch_s)
-
-    @property
-    def micro_batches(self) -> int:
-        """That are under way at once."""
-        return 1 if self.stages is None else self.stages.count
 
     def steps_of(self, tokens: int) -> int:
         """Steps until a sequence has so many tokens, on average and whole.
@@ -162,6 +175,14 @@ class StepTimes:
 
     def decode_step_s(self, sequences: int, past: float) -> float:
         """A step without prompts."""
+        if self.decode_only_s is not None:
+            row, layers_s, last_s = self.decode_only_s[sequences]
+            place = past / self.past_step
+            low = int(place)
+            if low > len(row) - 2:
+                low = len(row) - 2
+            attention_s = row[low] + (row[low + 1] - row[low]) * (place - low)
+            return layers_s + attention_s + last_s + self.scheduler_s
         each = -(-sequences // self.micro_batches)
         return self.waited_s + self._round_s(
             each * self.checked_tokens,
@@ -222,18 +243,25 @@ class StepTimes:
     ) -> float:
         """A step of one micro-batch; with a pipeline a round of those under way."""
         gap_s = self.prompt_scheduler_s if reads else self.scheduler_s
-        # A prompt that must not be split may be longer than any step that was priced.
-        over, tokens = max(tokens / self.most_tokens, 1.0), min(tokens, self.most_tokens)
-        layers_s = over * self.linear_s[tokens] + attention
+        layers_s = self._linear_s(tokens) + attention
         layers_s = max(layers_s, self.prompt_launch_s) if reads else layers_s
-        last_s = self.head_s[min(heads, self.most_sequences)]
+        last_s = self.head_s[min(heads, len(self.decode_s) - 1)]
         if self.halves is not None:
-            layers_s += self.halves.exposed_s(tokens, attention)
+            layers_s += self.halves.exposed_s(min(tokens, self.most_tokens), attention)
         if self.draft_s is not None and running:
             last_s += self.draft_s[running]
         if self.stages is None:
             return layers_s + last_s + gap_s
+        tokens = min(tokens, self.most_tokens)
         return self.stages.round_s(layers_s, last_s, gap_s=gap_s, busy=busy, tokens=tokens)
+
+    def _linear_s(self, tokens: int) -> float:
+        """Everything but attention, head and scheduler, of so many tokens.
+
+        A prompt that must not be split may be longer than any step that was priced.
+        """
+        most = len(self.linear_s) - 1
+        return self.linear_s[tokens] if tokens <= most else tokens / most * self.linear_s[most]
 
 
 def step_times(
