@@ -28,7 +28,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.load import ClosedLoop, Requests, Served
@@ -56,8 +56,7 @@ class Rules:
     """Where memory is taken as outputs grow: sequences are sent back when there is no more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilledStep:
+class FilledStep(NamedTuple):
     """What a step of a rank holds where prompts are read, on it or on one that it waits for."""
 
     tokens: int
@@ -166,17 +165,16 @@ class EngineRank:
 
         Returns how many had been read elsewhere and run at once.
         """
-        joined = 0
-        room = self.rules.most_running - len(self.running) - len(self.partial)
+        joined, rules = 0, self.rules
+        room = rules.most_running - len(self.running) - len(self.partial)
         while self.waiting and room > 0:
             request = self.waiting[0]
             need = self.inputs[request]
-            taken = self.past + self.prompts + WATERMARK_RATIO * self.rules.kv_tokens
-            if self.rules.reserves_output:
+            taken = self.past + self.prompts + WATERMARK_RATIO * rules.kv_tokens
+            if rules.reserves_output:
                 need += self.outputs[request]
                 taken = self.reserved
-            is_idle = not (self.running or self.partial)
-            if taken + need > self.rules.kv_tokens and not is_idle:
+            if taken + need > rules.kv_tokens and (self.running or self.partial):
                 return joined
             self.waiting.popleft()
             self.reserved += self.inputs[request] + self.outputs[request]
@@ -279,15 +277,15 @@ class EngineRank:
 
     def filled(self) -> FilledStep:
         """Fill a step with prompts and running sequences."""
-        is_mixed = self.rules.batching is not Batching.PREFILL_FIRST
+        is_mixed, times = self.rules.batching is not Batching.PREFILL_FIRST, self.times
         num = len(self.running) if is_mixed else 0
-        each = -(-num // self.times.micro_batches)
-        tokens, seconds, done = self._fill(each * self.times.checked_tokens)
+        taken = -(-num // times.micro_batches) * times.checked_tokens
+        tokens, seconds, done = self._fill(taken)
         past = self.past / num if num else 0.0
-        parts = min(-(-tokens // self.rules.step_tokens), self.times.micro_batches)
+        parts = min(-(-tokens // self.rules.step_tokens), times.micro_batches)
         return FilledStep(
-            tokens=tokens + each * self.times.checked_tokens,
-            seconds=self.times.mixed_s(
+            tokens=tokens + taken,
+            seconds=times.mixed_s(
                 tokens, seconds, running=num, past=past, ended=len(done), parts=max(parts, 1)
             ),
             running=num,
@@ -296,9 +294,11 @@ class EngineRank:
 
     def accompanying(self) -> FilledStep:
         """Return the step of a rank without prompts beside that of one with some."""
-        num = len(self.running)
-        tokens = -(-num // self.times.micro_batches) * self.times.checked_tokens
-        seconds = self.times.decode_step_s(num, self.past / num) if num else 0.0
+        num, times = len(self.running), self.times
+        if not num:
+            return FilledStep(tokens=0, seconds=0.0, running=0, done=())
+        tokens = -(-num // times.micro_batches) * times.checked_tokens
+        seconds = times.decode_step_s(num, self.past / num)
         return FilledStep(tokens=tokens, seconds=seconds, running=num, done=())
 
     def complete(self, step: FilledStep) -> None:

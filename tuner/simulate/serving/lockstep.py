@@ -209,10 +209,14 @@ def simulate_together(
 
 def _turn(engines: Sequence[EngineRank]) -> None:
     """Go on to the next moment at which something changes on any rank."""
+    reads = False
     for engine in engines:
         engine.arrive()
-        engine.admit()
-    if any(engine.partial for engine in engines):
+        if engine.waiting:
+            engine.admit()
+        if engine.partial:
+            reads = True
+    if reads:
         _prompt_step(engines)
     elif any(engine.running for engine in engines):
         _jump(engines)
