@@ -124,16 +124,16 @@ def transfers(
         granule_tokens: tokens that stay together when senders share by tokens: a common multiple of
             both page sizes, so that no page has two writers.
     """
+    kept, wanted = (
+        [layers_of(shape, stage=stage, pipeline_degree=stages) for stage in range(stages)]
+        for stages in (sender.pipeline, receiver.pipeline)
+    )
+    sources = ranks(sender)
     return tuple(
         Transfer(sender=source, receiver=target, layers=layers, heads=heads, tokens=tokens)
         for target in ranks(receiver)
-        for source in ranks(sender)
-        if (
-            layers := _common(
-                layers_of(shape, stage=source.stage, pipeline_degree=sender.pipeline),
-                layers_of(shape, stage=target.stage, pipeline_degree=receiver.pipeline),
-            )
-        )
+        for source in sources
+        if (layers := _common(kept[source.stage], wanted[target.stage]))
         for heads, tokens in _shares(
             shape,
             source=source.tensor,

@@ -364,15 +364,16 @@ class ModelSpec(Record):
     @property
     def compressor_by_layer(self) -> tuple[Compressor | None, ...]:
         """The compressor of every layer; None: it has none."""
-        ratios = self.compress_ratios or (0,) * self.num_layers
-        return tuple(self.attention.compressor(ratio) for ratio in ratios)
+        if not self.compress_ratios:
+            return (None,) * self.num_layers
+        return tuple(self.attention.compressor(ratio) for ratio in self.compress_ratios)
 
     @property
     def each_layer(self) -> tuple[Layer, ...]:
         """What every layer is."""
         shared = self.shared_indexers or (False,) * self.num_layers
         parts = (self.mixer_by_layer, self.layers, self.windowed, self.compressor_by_layer, shared)
-        return tuple(Layer(*own) for own in zip(*parts, strict=True))
+        return tuple(map(Layer._make, zip(*parts, strict=True)))
 
     def part(self, kept: Sequence[int]) -> "ModelSpec":
         """Return a model of some of the layers."""

@@ -107,20 +107,26 @@ def rank_kv_bytes(
     each = shape.parts * shape.width * bytes_per_element
     if model.attention.kind == "shared_kv":
         each = entry_bytes(model.attention.head_dim)
-    cached = [layer for layer in model.each_layer if layer.mixer is Mixer.ATTENTION]
+    layer_bytes = [
+        _layer_bytes(model, layer, tokens=tokens, each=each)
+        for layer in model.each_layer
+        if layer.mixer is Mixer.ATTENTION
+    ]
     state = state_bytes_per_sequence(model, state_bytes=state_bytes, conv_bytes=CONV_STATE_BYTES)
 
     def moved(one: Transfer) -> float:
         share = len(one.tokens) / tokens
-        kept = sum(_layer_bytes(model, cached[at], tokens=tokens, each=each) for at in one.layers)
-        return len(one.heads) * share * kept
+        return len(one.heads) * share * sum(layer_bytes[one.layers.start : one.layers.stop])
 
+    sizes = [moved(one) for one in plan]
     return RankBytes(
-        sent=_peak_rank_bytes([(one.sender, moved(one)) for one in plan])
+        sent=_peak_rank_bytes([(one.sender, size) for one, size in zip(plan, sizes, strict=True)])
         + state / (prefill.tensor * prefill.pipeline),
-        received=_peak_rank_bytes([(one.receiver, moved(one)) for one in plan])
+        received=_peak_rank_bytes(
+            [(one.receiver, size) for one, size in zip(plan, sizes, strict=True)]
+        )
         + state / (decode.tensor * decode.pipeline),
-        whole=sum(moved(one) for one in plan) + state,
+        whole=sum(sizes) + state,
     )
 
 

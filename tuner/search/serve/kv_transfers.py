@@ -28,7 +28,7 @@ Not covered: NICs without GPUDirect (consumer devices); scale-up links that join
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Final, Literal
 
@@ -62,6 +62,8 @@ from tuner.spec.cluster import Link
 from tuner.spec.serving.read import ServeSpec
 
 Path = Literal["device", "host"]
+Side = tuple[str, int | None, CacheDegrees]
+"""Pool of an instance, tokens of its pages and ranks that keep its cache."""
 CONTAINER_PER_INSTANCE: Final = frozenset({"dynamo"})
 """Targets that start every instance in a container of its own."""
 
@@ -85,6 +87,8 @@ class KvTransfers:
     """Variables of a launch that was read; None: those of emitted files."""
     named: str = ""
     """Connector of such a launch; empty: the release's first."""
+    refused: dict[tuple[Side, Side], tuple[str, ...]] = field(default_factory=dict, init=False)
+    """Refusals so far, by pool, page and degrees of prefill and decode."""
 
     def link(self, sender: ServingPool, receiver: ServingPool) -> Link | None:
         """Return the link between two pools."""
@@ -201,6 +205,15 @@ class KvTransfers:
 
     def refusals(self, sender: Option, receiver: Option) -> tuple[str, ...]:
         """Say why the engine's release refuses the transfer between the two; empty: it does not."""
+        one, other = (
+            (option.serving_pool.pool.name, option.page_tokens, kept_by(option))
+            for option in (sender, receiver)
+        )
+        if (one, other) not in self.refused:
+            self.refused[one, other] = self._refusals(sender, receiver)
+        return self.refused[one, other]
+
+    def _refusals(self, sender: Option, receiver: Option) -> tuple[str, ...]:
         releases = self.pool_releases(sender.serving_pool, receiver.serving_pool)
         connector = self.connector(sender.serving_pool, receiver.serving_pool)
         who = f"{releases[0].title} {connector}"
