@@ -157,10 +157,21 @@ class ServingMachine:
     """Of the time of a rank's cores, what its engine computes in."""
     estimated: set[str] = field(default_factory=set)
     """Filled on use: operations that came from the datasheet."""
+    priced: dict[tuple[object, ...], Floats] = field(default_factory=dict, init=False, repr=False)
+    """Filled on use: seconds of operations so far, which instances that differ elsewhere share."""
 
     def seconds(self, op: Op) -> Floats:
         """Wall time: as measured, else from the datasheet, which `estimated` then names."""
-        return np.asarray(self._whole_core_s(op) / self.core_ratio)
+        if op.operation == "memory_bound":
+            return np.asarray(self._whole_core_s(op) / self.core_ratio)
+        sizes = [s.tobytes() if isinstance(s, np.ndarray) else s for s in op.axes.values()]
+        key = (op.operation, op.kind, op.dtype, op.direction, op.software, *op.axes, *sizes)
+        seconds_Q = self.priced.get(key)
+        if seconds_Q is None:
+            seconds_Q = np.asarray(self._whole_core_s(op) / self.core_ratio)
+            seconds_Q.setflags(write=False)
+            self.priced[key] = seconds_Q
+        return seconds_Q
 
     def _whole_core_s(self, op: Op) -> Floats:
         if op.operation == "memory_bound":
