@@ -239,7 +239,7 @@ def _notes(
         yield "the launch has no prefix cache, so every prompt is computed in full"
     demand = inputs.demand.on(launch.role, ranks=option.degrees.attention_data)
     if demand.request_ratio < 1.0 and launch.role is not Role.DECODE:
-        ratio = 1.0 - demand.computed_tokens / demand.input_tokens
+        ratio = 1.0 - demand.computed_ratio
         yield (
             f"{format_ratio(ratio)} of the prompt tokens are counted on in prefix caches, not"
             f" {format_ratio(goal.traffic.prefix_hit)}: a session has its own on one of"

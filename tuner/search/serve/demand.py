@@ -126,6 +126,11 @@ class Demand:
     """Whether a simulation of an open load ends after few requests, near saturation too."""
 
     @property
+    def computed_ratio(self) -> float:
+        """Share of a mean prompt's tokens that must be computed."""
+        return self.computed_tokens / self.input_tokens
+
+    @property
     def most_at_once(self) -> int:
         """Requests that an instance can have: those of a closed loop, else any number."""
         return sys.maxsize if self.concurrency is None else self.concurrency

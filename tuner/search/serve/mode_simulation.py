@@ -243,7 +243,7 @@ def _remote_s(
     demand: Demand,
 ) -> tuple[Floats, Floats]:
     """Seconds of each prompt on the remote side, and of its KV transfer to the local one."""
-    prompt_s = prompt_times(remote.option, demand, requests)
+    [prompt_s] = prompt_times(remote.option, requests, demand.computed_ratio)
     path = kv_transfers.path(remote.option, local.option)
     each = kv_transfers.moved(remote.option, local.option).peak_rank / kv_transfers.tokens
     busy = remote.option.degrees.attention_data

@@ -77,7 +77,7 @@ def length_thresholds(goal: ServeGoal, demand: Demand) -> tuple[LengthThreshold,
         SpecError: the trace cannot be used.
     """
     drawn = sample_requests(goal.traffic, count=PROMPTS, rng=np.random.default_rng(SEED))
-    ratio = demand.computed_tokens / demand.input_tokens
+    ratio = demand.computed_ratio
     whole_N = np.minimum(drawn.input_tokens_N, demand.most_tokens - 1)
     tokens_N = np.maximum(np.rint(whole_N * ratio), 1.0)
     thresholds = np.unique(np.floor(np.quantile(tokens_N, QUANTILES)))

@@ -281,12 +281,12 @@ def _prefills(
         )
         for other in serving
     ]
-    uncached = replace(demand, computed_tokens=demand.input_tokens)
+    prompt_s, whole_prompt_s = prompt_times(option, requests, demand.computed_ratio, 1.0)
     return PrefillInstances(
         count=group.count // every,
         ranks=option.degrees.attention_data,
-        prompt_s=prompt_times(option, demand, requests),
-        whole_prompt_s=prompt_times(option, uncached, requests),
+        prompt_s=prompt_s,
+        whole_prompt_s=whole_prompt_s,
         kv_transfer_s_by_kind=[
             lambda tokens, each=each, path=path: whole_s(each * tokens, path=path)  # type: ignore[misc]  # bound early
             for each, path in paths

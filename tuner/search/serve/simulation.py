@@ -16,6 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -307,7 +308,7 @@ def build_stations(
     return Stations(
         prefill_workers=prefill.count,
         prefill_ranks=prefill.option.degrees.attention_data,
-        prompt_s=prompt_times(prefill.option, demand, requests),
+        prompt_s=prompt_times(prefill.option, requests, demand.computed_ratio)[0],
         prefill_slot_ratio=prefill.option.iteration.slot_ratio,
         kv_transfer_s=lambda tokens: whole_s(each * tokens, path=path),
         decode_ranks=decode.ranks,
@@ -322,21 +323,33 @@ def build_stations(
     )
 
 
-def prompt_times(option: Option, demand: Demand, requests: Requests) -> Callable[[int, int], float]:
-    """Return the seconds of a prefill step by its longest prompt and its busy ranks."""
+def prompt_times(
+    option: Option, requests: Requests, *computed_ratios: float
+) -> list[Callable[[int, int], float]]:
+    """Return the seconds of a prefill step by its longest prompt and its busy ranks.
+
+    Args:
+        option: that prefills.
+        requests: all that come.
+        computed_ratios: of a prompt, one for each function; the rest is found in the prefix cache.
+    """
     longest = int(requests.input_R.max())
-    most = min(option.step_tokens, longest)
-    all_busy, one_busy = (
+    most, ranks = min(option.step_tokens, longest), option.degrees.attention_data
+    all_busy, *rest = (
         step_times(iteration, most_tokens=most, most_sequences=2, longest=longest)
-        for iteration in (option.iteration, replace(option.iteration, busy_ratio=0.0))
+        # No other rank may be idle where there is one.
+        for iteration in (option.iteration, replace(option.iteration, busy_ratio=0.0))[:ranks]
     )
-    return prefill_step_seconds(
-        all_busy,
-        one_busy,
-        ranks=option.degrees.attention_data,
-        step_tokens=most,
-        computed_ratio=demand.computed_tokens / demand.input_tokens,
-    )
+    return [
+        prefill_step_seconds(
+            all_busy,
+            rest[0] if rest else all_busy,
+            ranks=ranks,
+            step_tokens=most,
+            computed_ratio=computed_ratio,
+        )
+        for computed_ratio in computed_ratios
+    ]
 
 
 def sample_rank_requests(
@@ -369,7 +382,7 @@ def sample_rank_requests(
         *_spread(goal, drawn.input_tokens_N[own_R], drawn.output_tokens_N[own_R], rng=rng),
         most=most,
     )
-    found_ratio = (1.0 - demand.computed_tokens / demand.input_tokens) / demand.request_ratio
+    found_ratio = (1.0 - demand.computed_ratio) / demand.request_ratio
     cached = np.rint(inputs * found_ratio)
     if demand.request_ratio < 1.0:
         cached[rng.random(len(inputs)) >= demand.request_ratio] = 0.0
@@ -414,9 +427,13 @@ def _spread(
 def _quantiles(law: LengthLaw | None, drawn: Ints, *, rng: np.random.Generator) -> Ints:
     if law is None or law.kind is LengthKind.EMPIRICAL or len(drawn) > MOST_SPREAD:
         return drawn
-    count = len(drawn)
+    return rng.permutation(_every_quantile(law, len(drawn)))
+
+
+@lru_cache(maxsize=64)
+def _every_quantile(law: LengthLaw, count: int) -> Ints:
     values = [quantile_tokens(law, ratio=(place + 0.5) / count) for place in range(count)]
-    return rng.permutation(np.maximum(np.rint(values), 1).astype(np.int64))
+    return np.maximum(np.rint(values), 1).astype(np.int64)
 
 
 def clip_lengths(inputs: Ints, outputs: Ints, *, most: int) -> tuple[Ints, Ints]:

@@ -235,27 +235,27 @@ class _RoutedSimulation:
 
     def turn(self, until_s: float) -> None:
         """Let the rank or worker that is due first go on, a rank until others are due, or then."""
-        due_s, _, number = heapq.heappop(self.due)
-        ranks = len(self.ranks)
-        if number >= ranks:
-            self.read(number - ranks, due_s)
+        due = self.due
+        due_s, _, number = heapq.heappop(due)
+        if number >= len(self.ranks):
+            self.read(number - len(self.ranks), due_s)
             self.wake(number)
             return
-        rank, place = self.ranks[number], self.place_of_rank[number]
-        before = len(rank.end_s)
-        others_s = self.due[0][0] if self.due else math.inf
-        while due_s <= until_s:
+        rank = self.ranks[number]
+        end_s, before = rank.end_s, len(rank.end_s)
+        others_s = due[0][0] if due else math.inf
+        while True:
             rank.turn()
             due_s = rank.due_s()
-            if len(rank.end_s) > before:
-                for request in list(islice(reversed(rank.end_s), len(rank.end_s) - before)):
-                    self.finish(request, place, rank.end_s[request])
+            if due_s > until_s or due_s >= others_s or len(end_s) > before:
                 break
-            if due_s >= others_s:
-                break
+        if len(end_s) > before:
+            place = self.place_of_rank[number]
+            for request in list(islice(reversed(end_s), len(end_s) - before)):
+                self.finish(request, place, end_s[request])
         self.version[number] += 1
         if due_s < math.inf:
-            heapq.heappush(self.due, (due_s, self.version[number], number))
+            heapq.heappush(due, (due_s, self.version[number], number))
 
     def read(self, worker: int, start_s: float) -> None:
         """Let a prefill worker read its next prompts, and hand their caches over."""
@@ -369,14 +369,15 @@ def simulate_routed(
             simulation.submit(request, 0.0)
     else:
         simulation.coming = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
+    coming, transferred = simulation.coming, simulation.transferred
     while simulation.ended < count:
-        coming_s = simulation.coming[0][0] if simulation.coming else math.inf
-        transferred_s = simulation.transferred[0][0] if simulation.transferred else math.inf
-        until_s = min(coming_s, transferred_s)
+        until_s = coming_s = coming[0][0] if coming else math.inf
+        if transferred and transferred[0][0] < until_s:
+            until_s = transferred[0][0]
         if simulation.next_due_s() <= until_s:
             simulation.turn(until_s)
-        elif transferred_s <= coming_s:
-            at_s, request = heapq.heappop(simulation.transferred)
+        elif transferred and transferred[0][0] <= coming_s:
+            at_s, request = heapq.heappop(transferred)
             simulation.offer(request, at_s)
         else:
             simulation.arrive(prefill, decode)

@@ -58,6 +58,8 @@ class Router:
         count, outstanding = len(self.outstanding), self.outstanding
         if count == 1:
             return 0
+        if self.policy is RouterPolicy.LEAST_REQUESTS:
+            return outstanding.index(min(outstanding))
         match self.policy:
             case RouterPolicy.ROUND_ROBIN:
                 return sum(self.sent) % count
