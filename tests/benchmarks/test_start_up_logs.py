@@ -19,8 +19,6 @@ MISSES = {
     ("sglang-v4-pro-8-h200", "weights_gib"),
     # A release before V1: 3 GiB beside weights and activations, whose source is not known.
     ("vllm-llama-405b-8-h100", "kv_tokens"),
-    # 4.8 GiB of weights beside a workspace of 1.1 GiB are not explained.
-    ("vllm-glm-5.3-8-h200", "cache_gib"),
 }
 
 

@@ -171,17 +171,18 @@ def step_reserve(
 def sparse_workspace_bytes(iteration: Iteration, *, step_tokens: int, longest: int) -> float:
     """What prompts of sparse attention gather and score, 0 of other attention.
 
-    Model:   scores of 512 MiB; 5 s (c + p) b of keys that an indexer picks among, of an fp8 cache,
-             or 4 (s / r + w + m) d b of a window beside entries; in the same place 40 s / r (i + 4)
-             of an indexer's fp8 keys; 2 m s / r 4 of the numbers of entries where all are read
-             s tokens of the longest request, m of a step, r of an entry, b bytes of bf16
+    Model:   scores of 512 MiB; (5 s + m h) (c + p) b of keys that an indexer picks among, of an fp8
+             cache, and of queries, or 4 (s / r + w + m) d b of a window beside entries; in the same
+             place 40 s / r (i + 4) of an indexer's fp8 keys; m k 4 of the numbers that it picks,
+             2 m s / r 4 of those of entries where all are read
+             s tokens of the longest request, m of a step, r of an entry, b bytes of bf16, h heads
     Source:  vLLM 0.32.0, v1/attention/backends/mla/flashmla_sparse.py
              (`get_prefill_workspace_size`), indexer.py (`get_max_prefill_buffer_size`),
              v1/worker/workspace.py, models/deepseek_v4/nvidia/flashmla.py,
              models/deepseek_v4/sparse_mla.py (`c128a_prefill_buffer`),
              `VLLM_SPARSE_INDEXER_MAX_LOGITS_MB` of envs.py
     """
-    most = chosen = 0.0
+    most = chosen = picked = 0.0
     for group in iteration.decoder.layers:
         own = group.attention
         merged = own.compressor
@@ -189,15 +190,18 @@ def sparse_workspace_bytes(iteration: Iteration, *, step_tokens: int, longest: i
         if index is not None:
             scored = INDEX_PROMPTS * longest / (1 if merged is None else merged.ratio)
             most = max(most, scored * index.head_dim * INDEX_KEY_BYTES)
+            picked = step_tokens * index.top_k * INDEX_BYTES
         if own.kind is AttentionKind.SPARSE_LATENT:
-            keys = SPARSE_PROMPTS * longest * own.kv_elements
-            most = max(most, keys * (iteration.formats.kv == "fp8") * ELEMENT_BYTES)
+            heads = own.heads / iteration.degrees.attention_tensor
+            keys = SPARSE_PROMPTS * longest * (iteration.formats.kv == "fp8")
+            rows = keys + step_tokens * heads
+            most = max(most, rows * own.kv_elements * ELEMENT_BYTES)
         elif own.kind is AttentionKind.COMPRESSED and merged is not None:
             kept = longest / merged.ratio + own.window + step_tokens
             most = max(most, COMPRESSED_PROMPTS * kept * own.head_dim * ELEMENT_BYTES)
             if index is None:
                 chosen = 2.0 * step_tokens * longest / merged.ratio * INDEX_BYTES
-    return most + chosen + SCORE_BYTES if most else 0.0
+    return most + chosen + picked + SCORE_BYTES if most else 0.0
 
 
 def _communicator_bytes(iteration: Iteration) -> float:

@@ -101,6 +101,21 @@ def test_indexers_of_entries_gather_more_keys_than_attention_for_long_requests()
     assert long - short == pytest.approx(grown)
 
 
+def test_sparse_attention_over_fp8_keys_gathers_five_of_the_longest_requests() -> None:
+    own = iteration(decoder_of(read_model(MODELS / "glm-5")), FP8, attention_tensor=8, moe_tensor=8)
+    found = sparse_workspace_bytes(own, step_tokens=8192, longest=1_048_576)
+    # In bf16, beside the queries of 8 heads; numbers of 2,048 picked tokens, and their scores.
+    made = (8192 * 8 + 5 * 1_048_576) * 576 * 2 + 8192 * 2048 * 4
+    assert found == made + 512 * MIB
+    # vLLM 0.28 makes it as it makes GLM-5.3: 94.46 GiB are loaded on each of 8 H200, 88.6 GiB of
+    # them weights (vllm-project/recipes, pull request 893; without a maximal length).
+    assert made / GIB == pytest.approx(94.46 - 88.6, rel=0.02)
+    plain = sparse_workspace_bytes(
+        replace(own, formats=replace(FP8, kv="bf16")), step_tokens=8192, longest=1_048_576
+    )
+    assert plain == 40 * 1_048_576 * 132 + 8192 * 2048 * 4 + 512 * MIB
+
+
 def test_a_sampler_that_sorts_is_what_profiles_of_large_vocabularies_show() -> None:
     # vLLM before 0.21 sorts logits of the whole vocabulary on every rank, 38 bytes each.
     old = serve_traits()["vllm"].memory_rule("0.10.1")
