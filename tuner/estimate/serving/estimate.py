@@ -264,15 +264,22 @@ def _notes(
 def _logs_of_releases(inputs: EstimateInputs, option: Option) -> Iterator[str]:
     """Say what the last rule before the newest makes of the same cache that makes much else."""
     setting, rules = inputs.launch.setting, option.iteration.traits.memory
-    newest = logged_tokens(inputs, option, setting)
+    newest, fits = (
+        logged_tokens(inputs, option, setting),
+        not misfit_reason(inputs, option, setting),
+    )
     for older, newer in zip(rules[1:], rules, strict=False):
         release, since = (".".join(map(str, one.since)) for one in (older, newer))
-        tokens = logged_tokens(replace(inputs, release=release), option, setting)
-        if not inputs.release and abs(tokens - newest) > OTHER_LOG_RATIO * newest > 0:
+        earlier = replace(inputs, release=release)
+        tokens = logged_tokens(earlier, option, setting)
+        turns = fits == bool(misfit_reason(earlier, option, setting))
+        differs = turns or abs(tokens - newest) > OTHER_LOG_RATIO * newest > 0
+        if not inputs.release and differs:
+            first, last = ("does not start", "starts") if fits else ("starts", "does not")
             yield (
                 f"no release is stated: {inputs.launch.engine} before {since} logs {tokens:,}"
-                f" tokens of a rank's cache, the newest {newest:,}; goal.engine.version says which"
-                " counts"
+                f" tokens of a rank's cache{f' and {first}' * turns}, the newest"
+                f" {newest:,}{f' and {last}' * turns}; goal.engine.version says which counts"
             )
             return
 

@@ -134,6 +134,14 @@ def test_a_request_of_deepseek_v4_that_has_no_room_is_refused(deployment: Made) 
     assert not result.fits
     assert "room for one request of 30000 tokens" in result.misfit
     assert result.memory.cache_bytes == pytest.approx(5.44 * GIB, rel=0.1)
+    # Its source was an `LLM` object; a server has steps of 8,192 tokens (0.22, arg_utils.py).
+    assert made.estimate(steps).fits
+    # 12,288 tokens in flight have room, and from 0.26 on 24,576 do not.
+    said = made.estimate(f"{steps} --max-num-batched-tokens 12288").notes
+    said = next(note for note in said if note.startswith("no release is stated"))
+    assert re.search(
+        "before 0.26 logs 42,... tokens .* and starts, the newest .* and does not;", said
+    )
 
 
 def test_engines_resolve_the_type_of_a_cache_by_model_and_device(deployment: Made) -> None:

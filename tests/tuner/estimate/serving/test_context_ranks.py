@@ -45,7 +45,10 @@ def test_equal_keys_of_tensor_ranks_are_kept_once_over_context_ranks(deployment:
 
 
 def test_tokens_of_kimi_are_those_of_its_start_up_logs(deployment: Made) -> None:
-    # local-inference-lab/rtx6kpro, models/kimi-k26.md, without drafts.
+    # local-inference-lab/rtx6kpro, models/kimi-k26.md, without drafts. Its image is a build of its
+    # own that keeps scores of 64 splits for the heads of all context ranks and each token that is
+    # checked (kimi-k26-mtp-long-ctx-wip/README.md): 128 x 64 x 64 x 513 x 4 bytes, 1.0 GiB, over 8
+    # ranks, and 4.0 GiB with three drafts, which then has 1,822,464 tokens for our 3.5 million.
     made = deployment(model="kimi-k2.5", extra="quantization: int4", **PRO)
     for ranks, logged in ((1, 437_264), (4, 1_686_656), (8, 3_267_968)):
         tokens = made.estimate(f"{KIMI} -dcp {ranks}").logged_kv_tokens
