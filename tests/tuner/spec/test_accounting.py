@@ -49,12 +49,15 @@ ONE_OF_EACH = sorted({architecture_of(name): name for name in reversed(NAMES)}.v
 """A model of every architecture that is shipped."""
 
 LANGUAGE_MODELS = {
+    "Glm4vMoeForConditionalGeneration": "Glm4MoeForCausalLM",
     "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
     "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
+    "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-"""Of classes that read images, too: the class of what generates text."""
+"""Of classes that read images, too: a class with the parameters of what generates text."""
 
 Reference = Callable[[dict[str, Any]], int]
 

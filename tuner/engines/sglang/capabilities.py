@@ -277,6 +277,7 @@ SGLANG_0_5_23: Final = ServingCapabilities(
             "Qwen2MoeForCausalLM",
             "Qwen3MoeForCausalLM",
             "Qwen3NextForCausalLM",
+            "Qwen3VLMoeForConditionalGeneration",
             "Qwen3_5MoeForConditionalGeneration",
         }
     ),
@@ -289,10 +290,12 @@ SGLANG_0_5_23: Final = ServingCapabilities(
             "DeepseekV3ForCausalLM",
             "DeepseekV32ForCausalLM",
             "Glm4MoeForCausalLM",
+            "Glm4vMoeForConditionalGeneration",
             "GlmMoeDsaForCausalLM",
             "KimiK25ForConditionalGeneration",
             "Qwen2MoeForCausalLM",
             "Qwen3MoeForCausalLM",
+            "Qwen3VLMoeForConditionalGeneration",
         }
     ),
     shared_device_architectures=frozenset(

@@ -109,6 +109,7 @@ _ABSENT: Final = frozenset(
     {
         "DeepseekV2ForCausalLM",
         "Glm4MoeLiteForCausalLM",
+        "Glm4vMoeForConditionalGeneration",
         "KimiLinearForCausalLM",
         "Llama4ForCausalLM",
         "LongcatFlashForCausalLM",

@@ -310,6 +310,7 @@ VLLM_0_33: Final = ServingCapabilities(
             "NemotronHForCausalLM",
             "Qwen3MoeForCausalLM",
             "Qwen3NextForCausalLM",
+            "Qwen3VLMoeForConditionalGeneration",
             "Qwen3_5MoeForConditionalGeneration",
         }
     ),

@@ -172,8 +172,9 @@ def _deepseek_v4(fields: ConfigFields) -> ModelSpec:
     )
 
 
-def _kimi_k25(fields: ConfigFields) -> ModelSpec:
-    return _deepseek_v3(fields.text_config())
+def _beside_tower(read: Callable[[ConfigFields], ModelSpec]) -> Callable[[ConfigFields], ModelSpec]:
+    """Return the reader of a model that reads images, from that of its language model."""
+    return lambda fields: read(fields.text_config())
 
 
 def _latent_moe(
@@ -432,9 +433,10 @@ ARCHITECTURES: Final[Mapping[str, Callable[[ConfigFields], ModelSpec]]] = {
     "DeepseekV4ForCausalLM": _deepseek_v4,
     "Glm4MoeForCausalLM": _glm4_moe,
     "Glm4MoeLiteForCausalLM": _deepseek_v3,
+    "Glm4vMoeForConditionalGeneration": _beside_tower(_glm4_moe),
     "GlmMoeDsaForCausalLM": _sparse_deepseek,
     "GptOssForCausalLM": _gpt_oss,
-    "KimiK25ForConditionalGeneration": _kimi_k25,
+    "KimiK25ForConditionalGeneration": _beside_tower(_deepseek_v3),
     "KimiLinearForCausalLM": hybrids.kimi_linear,
     "Llama4ForCausalLM": _llama4,
     "Llama4ForConditionalGeneration": _llama4,
@@ -450,6 +452,8 @@ ARCHITECTURES: Final[Mapping[str, Callable[[ConfigFields], ModelSpec]]] = {
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
     "Qwen3NextForCausalLM": hybrids.qwen3_next,
+    "Qwen3VLForConditionalGeneration": _beside_tower(_qwen3),
+    "Qwen3VLMoeForConditionalGeneration": _beside_tower(_qwen3_moe),
     "Qwen3_5ForConditionalGeneration": hybrids.qwen3_5,
     "Qwen3_5MoeForConditionalGeneration": hybrids.qwen3_5_moe,
 }

@@ -399,10 +399,15 @@ def rope_theta(fields: ConfigFields, *, default: float) -> float:
     return fields.number("rope_theta", default=default)
 
 
+_USUAL_TOWER: Final = (27, 1152, 4304)
 _TOWERS: Final = {
-    "KimiK25ForConditionalGeneration": (27, 1152, 4304),
+    "Glm4vMoeForConditionalGeneration": (24, 1536, 10_944),
+    "KimiK25ForConditionalGeneration": _USUAL_TOWER,
     "Llama4ForConditionalGeneration": (34, 1408, 5632),
-    "Qwen3_5MoeForConditionalGeneration": (27, 1152, 4304),
+    "Qwen3VLForConditionalGeneration": _USUAL_TOWER,
+    "Qwen3VLMoeForConditionalGeneration": _USUAL_TOWER,
+    "Qwen3_5ForConditionalGeneration": _USUAL_TOWER,
+    "Qwen3_5MoeForConditionalGeneration": _USUAL_TOWER,
 }
 """Layers, width and inner width of published checkpoints, where `vision_config` leaves them out."""
 _TOWER_SIZES: Final = (
@@ -415,7 +420,9 @@ _TOWER_SIZES: Final = (
 def vision_elements(fields: ConfigFields, *, hidden: int) -> int:
     """Return the weights of a vision tower, 0 of a model that reads text alone.
 
-    Model:   L (4 v v + 2 v f) + 4 v (4 v + h) of what joins four patches into a token of width h
+    Model:   L (4 v v + 2 v f) + 4 v (4 v + h) of what joins four patches into a token of width h,
+             as often again as Qwen3-VL takes patches from layers inside (`deepstack`); of GLM-4.5V
+             L (4 v v + 3 v h) + 4 v h + h h + 3 h f, whose inner width is what joins them
     """
     usual = _TOWERS.get(fields.architecture)
     if usual is None:
@@ -426,4 +433,9 @@ def vision_elements(fields: ConfigFields, *, hidden: int) -> int:
         tower.size(next(filter(tower.has, names), names[0]), default=size)
         for names, size in zip(_TOWER_SIZES, usual, strict=True)
     )
-    return layers * (4 * width**2 + 2 * width * inner) + 4 * width * (4 * width + hidden)
+    if fields.architecture.startswith("Glm4v"):
+        blocks = layers * (4 * width**2 + 3 * width * hidden)
+        return blocks + hidden * (4 * width + hidden + 3 * inner)
+    joined = 1 + len(tower.typed_list("deepstack_visual_indexes", int) or ())
+    blocks = layers * (4 * width**2 + 2 * width * inner)
+    return blocks + joined * 4 * width * (4 * width + hidden)

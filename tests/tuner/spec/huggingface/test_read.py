@@ -466,3 +466,37 @@ def test_vision_towers_have_the_sizes_of_their_config_or_those_of_published_ones
             expected = layers * (4 * width**2 + 2 * width * inner) + joined
             assert read.vision_elements == expected
     failures.check()
+
+
+def test_vision_towers_have_the_weights_that_transformers_builds(tmp_path: Path) -> None:
+    import torch
+    import transformers
+    from transformers.models.glm4v_moe.modeling_glm4v_moe import Glm4vMoeVisionModel
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
+    from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
+
+    failures = Failures()
+    for text, name, built, stated in (
+        # GLM-4.5V and GLM-4.6V; Qwen3-VL, three layers of which join patches inside, too; and a
+        # tower as those of dense Qwen3.5, which join them once.
+        ("glm-4.5-air", "Glm4vMoe", Glm4vMoeVisionModel, {"intermediate_size": 10_944}),
+        ("qwen3-30b-a3b", "Qwen3VLMoe", Qwen3VLMoeVisionModel, {"out_hidden_size": 2048}),
+        ("qwen3-next-80b-a3b", "Qwen3_5", Qwen3_5VisionModel, {"out_hidden_size": 2048}),
+    ):
+        with failures.of(name):
+            fields = json.loads((MODELS / text / "config.json").read_text())
+            tower = getattr(transformers, f"{name}Config")().vision_config
+            for key, value in stated.items():
+                setattr(tower, key, value)
+            with torch.device("meta"):
+                weights = sum(one.numel() for one in built(tower).parameters())
+            config = {
+                "architectures": [f"{name}ForConditionalGeneration"],
+                "text_config": fields,
+                "vision_config": tower.to_dict(),
+            }
+            path = tmp_path / "config.json"
+            path.write_text(json.dumps(config))
+            # Biases, positions and what makes patches aside.
+            assert read_model(path).vision_elements == pytest.approx(weights, rel=0.02)
+    failures.check()
