@@ -90,7 +90,9 @@ def instance_block_pool(iteration: Iteration, rule: MemoryRule) -> BlockPool | N
     ranks = degrees.attention_tensor
     pool = block_pool(
         layers,
-        token_bytes=[layer_kv_bytes(one.attention, iteration.formats, ranks) for one in layers],
+        token_bytes=[
+            layer_kv_bytes(one.attention, iteration.cache_formats, ranks) for one in layers
+        ],
         ranks=ranks,
         state_bytes=rule.states.element_bytes(decoder.architecture),
         states=rule.states.per_request + iteration.checked_tokens - 1,
@@ -120,7 +122,7 @@ def instance_kv_bytes_per_token(
     iteration: Iteration, *, request_tokens: float | None = None
 ) -> float:
     """Of one device, the drafter's cache included; windows count for requests of that length."""
-    decoder, formats, degrees = iteration.decoder, iteration.formats, iteration.degrees
+    decoder, formats, degrees = iteration.decoder, iteration.cache_formats, iteration.degrees
     rule = iteration.traits.memory_rule()
     pool = None if request_tokens is None else instance_block_pool(iteration, rule)
     if pool is not None and request_tokens is not None:

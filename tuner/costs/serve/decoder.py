@@ -299,6 +299,8 @@ class Formats:
     """Format of the projections of linear attention; empty: those of other attention."""
     latent: str = ""
     """Format of the projections around the experts' latent width; empty: that of networks."""
+    packs_sparse: bool = True
+    """An fp8 cache of sparse attention keeps scales and bf16 positions beside each token."""
 
     @property
     def linear_projections(self) -> tuple[str, str]:

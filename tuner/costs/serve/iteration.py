@@ -198,6 +198,12 @@ class Iteration:
         """Share of all layers that the longest stage of the pipeline holds."""
         return stage_ratio(self.decoder, self.degrees)
 
+    @property
+    def cache_formats(self) -> Formats:
+        """Formats with the fp8 cache of sparse attention that the release keeps on this device."""
+        packs = self.traits.packs_sparse(self.machine.sheet.generation, self.release)
+        return replace(self.formats, packs_sparse=packs)
+
     @cached_property
     def attention_layers(self) -> tuple[tuple[int, AttentionLayer], ...]:
         """Counts and one layer of each kind."""

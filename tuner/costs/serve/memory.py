@@ -208,7 +208,8 @@ def layer_kv_bytes(
         return entry_bytes(own.kv_elements)
     width = 1.0 if formats.kv == "fp8" else 2.0
     each = own.kv_elements * share * width
-    if own.indexer is not None and formats.kv == "fp8" and own.kv_elements == _SPARSE_ELEMENTS:
+    is_packed = formats.packs_sparse and own.indexer is not None and formats.kv == "fp8"
+    if is_packed and own.kv_elements == _SPARSE_ELEMENTS:
         each = SPARSE_FP8_BYTES
     index = own.own_indexer.head_dim * INDEX_KEY_BYTES if own.own_indexer else 0.0
     return each / context + index / side_context

