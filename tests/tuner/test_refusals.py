@@ -1,6 +1,7 @@
 """Every shipped model on every target: planned, or refused in one line that names the rule."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -103,22 +104,26 @@ def test_an_absurdly_long_sequence_is_infeasible_and_no_crash(
     assert made.relaxations[0].limit == "memory_per_device"
 
 
-def test_the_copy_of_the_spec_that_the_quickstart_makes_for_gpus_can_be_read() -> None:
+def test_the_copies_of_the_spec_that_the_quickstart_makes_can_be_read() -> None:
     script = (ROOT / "examples/quickstart.sh").read_text(encoding="utf-8")
-    start = script.index("  sed -e")
+    start = script.index('  sed "${CHANGES')
     command = script[start : script.index('> "$OUT/spec.yaml"', start)]
-    copied = subprocess.run(
-        ["bash", "-c", command],
-        cwd=ROOT,
-        env=os.environ | {"GPUS": "1", "SPEC": "examples/quickstart/spec.yaml"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    # It is read from a folder beside examples/.
-    assert "devices_per_node: 1\n" in copied
-    for name in ("model: ../examples/", "path: ../examples/", "profile: profile\n"):
-        assert name in copied
+    for_gpus, emulated = re.findall(r"CHANGES=\(-e.*\)", script)
+    for changes, lines in (
+        (for_gpus, ("devices_per_node: 1\n", "precision: bf16\n")),
+        (emulated, ("devices_per_node: 2 ", "precision: fp32\n", "emit: [reference]\n")),
+    ):
+        copied = subprocess.run(
+            ["bash", "-c", f"{changes}\n{command}"],
+            cwd=ROOT,
+            env=os.environ | {"GPUS": "1", "SPEC": "examples/quickstart/spec.yaml"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        # It is read from a folder beside examples/.
+        for line in (*lines, "model: ../examples/", "path: ../examples/", "profile: profile\n"):
+            assert line in copied
 
 
 def test_being_terminated_is_an_exception_so_that_everything_is_cleaned_up() -> None:
