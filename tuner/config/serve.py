@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Size
@@ -66,11 +66,6 @@ class Instances(Record):
     """Of a device's multiprocessors, where prefill and decode share devices."""
     memory_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Share of free memory that the launch gives weights and cache; None: the engine's own."""
-
-    @model_serializer(mode="wrap")
-    def _stored(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Store context ranks where there are any, as no plan has them."""
-        return {name: one for name, one in dump(self).items() if (name, one) != ("dcp", 1)}
 
     @model_validator(mode="after")
     def _consistent(self) -> "Instances":

@@ -6,7 +6,8 @@ Each change of tuner/estimate/knobs.py is applied, dropped where a rule, the use
 target's manifest forbids it, and priced. Two calls of the analytic model suffice: one for single
 changes, one for pairs of changes of different knobs (of the gradient bucket sizes only the fastest
 is paired). A change is better if it fits and is faster by more than `LEAST_GAIN_RATIO`; for a
-launch that does not fit, any change that fits is better.
+launch that does not fit, any change that fits is better: those that leave memory as a plan does,
+else those that are likelier to run than to run out.
 
 The manifest may refuse a launch that runs nevertheless; a change is dropped only for refusals that
 it adds.
@@ -15,7 +16,8 @@ Not covered: three knobs at once that only save time; use `moetune plan`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 from tuner.config.train import TrainDecision
@@ -24,6 +26,7 @@ from tuner.engines.manifest import with_adapters, with_gradients
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.decision import to_decision
+from tuner.estimate.device_memory import fits_devices, leaves_reserve
 from tuner.estimate.environment import lines_to_set
 from tuner.estimate.flag_lines import flag_lines
 from tuner.estimate.knobs import BUCKET, OFFLOAD, KnobChange, knob_changes
@@ -72,18 +75,25 @@ class _Search:
     """Refusals of the manifest for the launch as it is."""
     host_copies: float
     """Bytes of a node's memory that copies of checkpoints take."""
+    fills_devices: bool = False
+    """Changes that make a launch fit may leave less memory than a plan does."""
 
     def is_better(self, one: PricedConfiguration) -> bool:
-        """Say whether a configuration beats the launch."""
+        """Say whether a configuration beats the launch, and leaves memory as a plan does.
+
+        A launch that leaves less is beaten by what needs no more than it.
+        """
         if not self.fits(one):
             return False
-        return not self.fits(self.baseline) or one.step_s < self.baseline.step_s * (
-            1 - LEAST_GAIN_RATIO
-        )
+        leaves_memory = leaves_reserve(one, self.setup)
+        if not self.fits(self.baseline):
+            return leaves_memory or self.fills_devices
+        leaves_memory |= bool(one.peak_bytes_P.max() <= self.baseline.peak_bytes_P.max())
+        return leaves_memory and one.step_s < self.baseline.step_s * (1 - LEAST_GAIN_RATIO)
 
     def fits(self, one: PricedConfiguration) -> bool:
         """Say whether every pipeline rank and every host has the memory."""
-        if float(one.peak_bytes_P.max()) > self.setup.memory_limit_bytes:
+        if not fits_devices(one, self.setup):
             return False
         limit = self.setup.host_limit_bytes
         return limit is None or one.host_bytes + self.host_copies <= limit
@@ -170,6 +180,9 @@ def find_changes(
     smallest, more = best_single or best_pair, 0
     if smallest is None and not fits:
         smallest, more = _with_more_knobs(search, to_pair, [*single, *pairs])
+    if smallest is None and not fits:
+        search = replace(search, fills_devices=True)
+        smallest = next(chain(_improvements(search, single), _improvements(search, pairs)), None)
     adds = (
         best_pair is not None
         and best_single is not None

@@ -29,6 +29,7 @@ from tuner.estimate.changes import LEAST_GAIN_RATIO, find_changes, manifest_refu
 from tuner.estimate.checkpoints import copies_of_launch, failure_notes, price_checkpoints
 from tuner.estimate.configuration import Configuration, build_configuration
 from tuner.estimate.decision import to_decision
+from tuner.estimate.device_memory import fits_devices, memory_forecast
 from tuner.estimate.flop_counts import (
     CONVENTION,
     FROZEN,
@@ -40,17 +41,15 @@ from tuner.estimate.flop_counts import (
 from tuner.estimate.legality import broken_rules
 from tuner.estimate.measured import band_and_notes
 from tuner.estimate.prices import (
-    SOFTWARE_OF,
     PricedConfiguration,
     PricingSetup,
     host_parts,
     price_configurations,
-    uneven_load_bytes,
 )
 from tuner.estimate.records import Estimate, ExposedRatios, PipelineRankMemory, Utilisation
 from tuner.estimate.stated_model import with_stated_tune
 from tuner.estimate.unpriced import unpriced_notes, unpriced_settings
-from tuner.search.train.memory_risk import MemoryForecast, forecast_memory, loss_prices
+from tuner.search.train.memory_risk import loss_prices
 from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
@@ -61,8 +60,6 @@ FP32_NOTE: Final = (
     "fp32: GEMMs are priced on vector units (PyTorch allows no TF32 unless the program does; those"
     " of Transformer Engine may use it), and parameters are their own master"
 )
-MOST_RISK: Final = 0.5
-"""Probability of running out of memory up to which a launch is said to fit."""
 LARGEST_BYTES: Final = 2.0**60
 """Of one device. More is a typing error in the launch and would overflow a record's integers."""
 
@@ -108,8 +105,7 @@ def estimate(
         )
     memory = _memory(priced)
     peak = max(rank.total_bytes for rank in memory)
-    risk = _risk(spec, priced, setup)
-    setup = _limited(setup, peak, risk=risk)
+    risk, on_device = memory_forecast(priced, setup), fits_devices(priced, setup)
     band, stretch, rests_on = band_and_notes(configuration, setup)
     ratios = setup.ratios(configuration).widened(stretch)
     checkpoints = price_checkpoints(spec, launch, priced, setup)
@@ -127,7 +123,6 @@ def estimate(
     tokens = configuration.global_batch * configuration.sequence
     low, high = (priced.step_s * factor for factor in band)
     per_device = tokens / configuration.devices
-    on_device = peak <= setup.memory_limit_bytes
     return Estimate(
         source=launch.source,
         engine=launch.engine,
@@ -151,10 +146,10 @@ def estimate(
         memory=memory,
         fullest_pipeline_rank=max(memory, key=lambda rank: rank.total_bytes).pipeline_rank,
         peak_memory_bytes=peak,
-        memory_limit_bytes=int(setup.memory_limit_bytes),
+        memory_limit_bytes=max(int(setup.memory_limit_bytes), peak if on_device else 0),
         memory_capacity_bytes=int(setup.memory_capacity_bytes),
         **asdict(risk),
-        assumed_run_s=loss_prices(spec.goal).assumed_run_s(priced.step_s),
+        assumed_run_s=setup.loss_prices.assumed_run_s(priced.step_s),
         fits=on_device and (host is None or host.fits),
         host_memory=host,
         rests_on_samples=None if on_device else _longest_samples(launch, configuration, setup),
@@ -188,7 +183,7 @@ def _longest_samples(
     if not launch.samples_vary or configuration.sequence != launch.sequence:
         return None
     (shortest,) = price_configurations((configuration.changed(sequence=1),), setup)
-    if shortest.peak_bytes_P.max() > setup.memory_limit_bytes:
+    if not fits_devices(shortest, setup):
         return None
     return (
         f"every sample is taken to have {launch.name('sequence')} {launch.sequence} tokens, the"
@@ -204,7 +199,7 @@ def _longest_note(
     if launch.samples_vary and configuration.sequence < longest:
         (priced,) = price_configurations((configuration.changed(sequence=longest),), setup)
         peak = float(priced.peak_bytes_P.max())
-        fits = "fits" if peak <= setup.memory_limit_bytes else "does not fit"
+        fits = "fits" if fits_devices(priced, setup) else "does not fit"
         yield f"a step of {longest} tokens a sample needs {format_bytes(peak)}, which {fits}"
 
 
@@ -238,6 +233,7 @@ def pricing_setup(
         measured=measured,
         engine=spec.goal.engine,
         adapters=spec.goal.adapters,
+        loss_prices=loss_prices(spec.goal),
     )
 
 
@@ -289,31 +285,6 @@ def _refuse_quantised(spec: Spec, configuration: Configuration) -> None:
             f"{configuration.source}: frozen weights in 4 bits (qlora) are priced on replicas of"
             " Transformers alone, not in this launch; price method: lora, or replicas"
         )
-
-
-def _risk(spec: Spec, priced: PricedConfiguration, setup: PricingSetup) -> MemoryForecast:
-    is_uneven = setup.expert_imbalance is None and setup.model.moe is not None
-    return forecast_memory(
-        priced.peak_bytes_P,
-        uneven_load_bytes(priced.configuration, setup) if is_uneven else 0.0,
-        capacity_bytes=setup.memory_capacity_bytes,
-        software=SOFTWARE_OF[priced.configuration.engine].software,
-        prices=loss_prices(spec.goal),
-    )
-
-
-def _limited(setup: PricingSetup, peak_bytes: int, *, risk: MemoryForecast) -> PricingSetup:
-    """Let a launch have what it needs where it is likelier to run than to run out.
-
-    A plan leaves memory for what it cannot foresee; a launch that runs today needs none. What the
-    spec states of a pool is kept.
-    """
-    pool = setup.pool
-    is_likely = risk.out_of_memory_probability < MOST_RISK and peak_bytes > setup.memory_limit_bytes
-    if not is_likely or "usable_memory_ratio" in pool.model_fields_set:
-        return setup
-    ratio = min((peak_bytes + 1) / setup.memory_capacity_bytes, 1.0)
-    return replace(setup, pool=pool.model_copy(update={"usable_memory_ratio": ratio}))
 
 
 def launch_utilisation(priced: PricedConfiguration, setup: PricingSetup) -> Utilisation:

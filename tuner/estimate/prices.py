@@ -47,7 +47,7 @@ from tuner.engines.reading.variables import ALLOCATOR
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.decision import to_decision
 from tuner.search.ratios import Ratios, ratios_for
-from tuner.search.train.memory_risk import uneven_bytes
+from tuner.search.train.memory_risk import LossPrices, uneven_bytes
 from tuner.search.train.regimes import (
     OF_TARGET,
     PricedRelease,
@@ -87,6 +87,8 @@ class PricingSetup:
     residuals: Residuals | None
     expert_imbalance: ExpertImbalance | None
     """From recorded routing; None: balanced experts."""
+    loss_prices: LossPrices
+    """Costs of running out of memory."""
     measured: MeasuredProfile | None = None
     """Of the pool; None: priced on the datasheet."""
     adapters: Adapters | None = None

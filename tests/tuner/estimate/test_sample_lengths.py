@@ -41,6 +41,20 @@ def test_a_shorter_length_of_the_spec_is_that_of_the_samples(spec_of: MakeSpec) 
     assert packed.rests_on_samples is None
 
 
+def test_the_longest_sample_is_said_to_fit_where_a_launch_of_such_samples_does(
+    spec_of: MakeSpec,
+) -> None:
+    said, fits = [], []
+    for longest in range(9_000, 18_000, 500):
+        command = COMMAND.replace("32768", f"{longest}")
+        (note,) = (n for n in _estimated(spec_of, 4700, command).notes if "a sample needs" in n)
+        said.append(note.endswith("which fits"))
+        fits.append(_estimated(spec_of, longest, command).fits)
+    assert said == fits
+    assert any(fits)
+    assert not all(fits)
+
+
 def test_a_refusal_says_that_it_rests_on_samples_of_the_longest_length(spec_of: MakeSpec) -> None:
     refused = _estimated(spec_of, 32768)
     assert not refused.fits

@@ -42,6 +42,18 @@ def eight_bits():
     config.model_spec = model_registry("8B", converters=[MXFP8LinearConverter.Config()])
     return config
 
+LENGTH: int = 2 * 1024
+LAYERS = DEPTH = 3
+
+def annotated() -> Trainer.Config:
+    steps: list[int]
+    batch: int = 5
+    config: Trainer.Config = plain()
+    config.training.seq_len = LENGTH
+    config.training.local_batch_size = config.training.microbatches = batch
+    config.parallelism.tensor_parallel_degree: int = DEPTH
+    return config
+
 def endless():
     return endless()
 """
@@ -64,6 +76,11 @@ def test_a_function_of_the_file_beside_says_what_a_config_sets() -> None:
     flags = " --training.local_batch_size 5"
     over = read(COMMAND + "plain" + flags, source="run.sh", beside=_beside(REGISTRY))
     assert over.micro_batch == 5
+
+
+def test_annotated_and_chained_assignments_and_constants_of_the_file_count() -> None:
+    launch = read(COMMAND + "annotated", source="run.sh", beside=_beside(REGISTRY))
+    assert (launch.micro_batch, launch.sequence, launch.tensor) == (5, 2048, 3)
 
 
 def test_sizes_in_tokens_are_read_as_sequences() -> None:

@@ -133,6 +133,8 @@ class Iteration:
     """Release of the engine; empty: the newest."""
     exchanges_outputs: bool = False
     """Context ranks pass outputs and their sums in one all-to-all; else sums are gathered first."""
+    aligns_prompts: bool | None = None
+    """Attention-data ranks wait until all of them have prompts; None: the engine's trait says."""
     redundant_experts: int = 0
     """Second copies of experts in every layer; where loads were recorded, those of their slots."""
 
@@ -230,7 +232,8 @@ class Iteration:
     def waits_for_ranks(self) -> bool:
         """Whether a rank's step waits for prompts of other ranks, which share its experts."""
         has_ranks = self.degrees.attention_data > 1 and self.moe_layers > 0
-        return has_ranks and not self.traits.aligns_prompts
+        aligns = self.traits.aligns_prompts if self.aligns_prompts is None else self.aligns_prompts
+        return has_ranks and not aligns
 
     @property
     def busy_ranks(self) -> float:

@@ -52,6 +52,8 @@ class InstanceKnobs:
     """Steps that only decode are one graph; None: as the engine does unasked."""
     exchanges_outputs: bool = False
     """Context ranks pass outputs in one all-to-all; without such ranks no matter."""
+    aligns_prompts: bool | None = None
+    """Attention-data ranks wait until all of them have prompts; None: as the engine is planned."""
     redundant_experts: int = 0
     """Redundant experts in every layer."""
 

@@ -87,13 +87,13 @@ def refuse_unpriced(flags: Flags, reasons: Mapping[str, str]) -> None:
 
     Args:
         flags: of the launch.
-        reasons: what a flag does, by its name: a number of ranks, or a switch.
+        reasons: what a flag does, by its name: a number of ranks (`...-size`), or a switch.
 
     Raises:
         SpecError: the launch has one.
     """
     for name, reason in reasons.items():
-        is_number = " ".join(flags.values.get(name, ("0",))).isdecimal()
+        is_number = name.endswith("-size")
         if (flags.number(name, least=0) or 0) > 1 if is_number else flags.is_on(name):
             raise SpecError(
                 f"{flags.source}: {shown_value(flags.said(name))} {reason}, which has no price;"

@@ -433,8 +433,10 @@ def _after_start(command: Command, server: ServerFlags) -> list[str] | None:
                 return None if is_other else list(words[at + len(start) :])
     entrypoint = _program(_entrypoint(words))
     verb = next((own[1] for own in server.starts if own[:-1] == (entrypoint,)), "")
-    if verb and verb in names:
-        return list(words[names.index(verb) + 1 :])
+    for at, word in enumerate(words):
+        # The verb follows the image; behind a flag the same word is a name or a path.
+        if verb and word == verb and words[at - 1][:1] != "-":
+            return list(words[at + 1 :])
     for at, name in enumerate(names):
         # An image that runs another program, or a shell, starts no server.
         if name.startswith(server.images) and words[at][:1] != "-" and words[at - 1] != "--name":

@@ -150,6 +150,8 @@ class ServingCapabilities:
     """All-to-all backends that two-batch overlap supports; empty: none."""
     overlap_needs_attention_dp: bool = False
     """Two-batch overlap needs attention data parallelism."""
+    overlap_takes_context: bool = True
+    """Two-batch overlap runs beside decode context parallelism."""
     a2a_architectures: frozenset[str] | None = None
     """Models whose expert layers support DeepEP and two-batch overlap; None: all with experts."""
     shared_device_architectures: frozenset[str] = frozenset()

@@ -129,6 +129,8 @@ def _overlap(
         )
     if engine.overlap_needs_attention_dp and group.attention_dp == 1:
         yield "two_batch_overlap needs attention_dp above 1"
+    if group.dcp > 1 and not engine.overlap_takes_context:
+        yield f"two_batch_overlap does not go with dcp {group.dcp}; leave one of them out"
     known = engine.a2a_architectures
     if known is not None and model.architecture not in known:
         yield f"two_batch_overlap is not built into {model.architecture}"

@@ -2,7 +2,8 @@
 
 The function that `--config` names returns `Trainer.Config(training=TrainingConfig(...), ...)`, or
 what another function of the file returns with some attributes set. The text is parsed and never
-run: a call is the table of its keywords, and what is no literal is left out. Read from
+run: a call is the table of its keywords, a name of the file's top level its number or text, and
+what is no literal is left out. Read from
 github.com/pytorch/torchtitan of August 2026: config_registry.py, quantization/nvfp4.py.
 """
 
@@ -38,7 +39,7 @@ def registered_sections(text: str, *, module: str, name: str) -> dict[str, Keys]
             warnings.simplefilter("ignore")
             parsed = ast.parse(text)
         functions = {one.name: one for one in parsed.body if isinstance(one, ast.FunctionDef)}
-        given = _Functions(functions).returned(name)
+        given = _Functions(functions, parsed.body).returned(name)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     is_configuration = given is not None and str(given.get(_CALLED)).endswith("Config")
@@ -48,10 +49,15 @@ def registered_sections(text: str, *, module: str, name: str) -> dict[str, Keys]
 class _Functions:
     """The functions of a file, each evaluated once."""
 
-    def __init__(self, functions: Mapping[str, ast.FunctionDef]) -> None:
+    def __init__(self, functions: Mapping[str, ast.FunctionDef], top: list[ast.stmt]) -> None:
         self._functions = functions
         self._known: dict[str, Keys | None] = {}
         self._num_copied = 0
+        self._constants: Keys = {}
+        for targets, value in map(_assigned, top):
+            if isinstance(value, ast.Constant | ast.Name | ast.BinOp):
+                for target in targets:
+                    _assign(self._constants, target, self._value(value, self._constants))
 
     def returned(self, name: str) -> Keys | None:
         """Return the table that a function returns; None where it returns none."""
@@ -67,13 +73,15 @@ class _Functions:
         return table
 
     def _evaluated(self, body: list[ast.stmt]) -> Keys | None:
-        names: Keys = {}
+        names = dict(self._constants)
         for statement in body:
-            if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-                _assign(names, statement.targets[0], self._value(statement.value, names))
-            elif isinstance(statement, ast.Return) and statement.value is not None:
-                value = self._value(statement.value, names)
-                return value if isinstance(value, dict) else None
+            if isinstance(statement, ast.Return) and statement.value is not None:
+                table = self._value(statement.value, names)
+                return table if isinstance(table, dict) else None
+            targets, value = _assigned(statement)
+            held = None if value is None else self._value(value, names)
+            for target in targets:
+                _assign(names, target, held)
         return None
 
     def _value(self, node: ast.expr, names: Keys) -> Any:
@@ -95,6 +103,15 @@ class _Functions:
             return self.returned(called) or _UNREAD
         given = {one.arg: self._value(one.value, names) for one in node.keywords if one.arg}
         return given | {_CALLED: called, _ARGUMENTS: [self._value(n, names) for n in node.args]}
+
+
+def _assigned(statement: ast.stmt) -> tuple[list[ast.expr], ast.expr | None]:
+    """Return what a statement assigns to, `x = y = 3` or `x: int = 3`, and the value."""
+    if isinstance(statement, ast.Assign):
+        return statement.targets, statement.value
+    if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        return [statement.target], statement.value
+    return [], None
 
 
 def _assign(names: Keys, target: ast.expr, value: Any) -> None:

@@ -129,6 +129,7 @@ TRTLLM_1_3: Final = ServingCapabilities(
     image="nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc27",
     options=frozenset(
         {
+            "attention_dp_config",
             "cache_transceiver_config",
             "cuda_graph_config",
             "disable_overlap_scheduler",

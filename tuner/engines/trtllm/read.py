@@ -48,6 +48,8 @@ _SLOTS: Final = "moe-config.load-balancer.num-slots"
 _MEMORY: Final = "kv-cache-config.free-gpu-memory-fraction"
 _HOST_CACHE: Final = "kv-cache-config.host-cache-size"
 _GRAPHS: Final = "cuda-graph-config"
+_BALANCE: Final = "attention-dp-config.enable-balance"
+"""Off by default, with 50 and 10 steps of waiting (llmapi/llm_args.py, AttentionDpConfig)."""
 _DRAFTS: Final = "speculative-config.max-draft-len"
 _METHOD: Final = "speculative-config.decoding-type"
 USUAL_BATCH: Final = 2048
@@ -81,6 +83,7 @@ SERVER: Final = ServerFlags(
             *BALANCERS,
             _MEMORY,
             _GRAPHS,
+            _BALANCE,
             _DRAFTS,
             _METHOD,
             "cache-transceiver-config",
@@ -105,6 +108,8 @@ SERVER: Final = ServerFlags(
     unpriced=frozenset(
         {
             _HOST_CACHE,
+            "attention-dp-config.batching-wait-iters",
+            "attention-dp-config.timeout-iters",
             "moe-config.backend",
             "moe-config.load-balancer.layer-updates-per-iter",
             "stream-interval",
@@ -181,6 +186,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             draft_tokens=flags.number(_DRAFTS, least=0) or 0,
             a2a_backend=_all_to_all(flags, degrees),
             graph_sequences=_captured(flags),
+            aligns_prompts=flags.is_on(_BALANCE),
             redundant_experts=redundant,
         ),
         host_bytes=host_sizes(flags, {_HOST_CACHE: 1.0}),

@@ -94,6 +94,8 @@ def options(
         "moe_tensor_parallel_size": group.moe_tp,
         "moe_expert_parallel_size": group.ep,
         "enable_attention_dp": group.attention_dp > 1,
+        # As its ranks are planned; off by default.
+        **({"attention_dp_config": {"enable_balance": True}} if group.attention_dp > 1 else {}),
         "gpus_per_node": shape.devices_per_node,
         "max_batch_size": group.max_batch,
         "max_num_tokens": max(group.max_batched_tokens, step_tokens(group)),

@@ -324,6 +324,7 @@ VLLM_0_33: Final = ServingCapabilities(
     drafting_pipeline_roles=frozenset({"aggregated", "prefill", "decode"}),
     overlap_backends=DEEPEP,
     overlap_needs_attention_dp=True,
+    overlap_takes_context=False,  # vllm 0.33.0, config/vllm.py
 )
 
 VLLM_0_33_ROCM: Final = replace(

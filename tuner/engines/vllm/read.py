@@ -351,7 +351,7 @@ def read(typed: Flags, around: Surroundings) -> ServingLaunch:
 
 def _check_context(flags: Flags, context: int) -> None:
     """Refuse what the engine refuses beside context ranks (0.33.0, config/vllm.py)."""
-    if context > 1 and flags.is_on("enable-dbo"):
+    if context > 1 and flags.is_on("enable-dbo") and not VLLM_0_33.overlap_takes_context:
         raise SpecError(
             f"{flags.source}: --enable-dbo with --{_CONTEXT} {context} is refused by the engine;"
             " leave one of them out"

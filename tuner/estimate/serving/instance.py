@@ -311,6 +311,7 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
         is_eager=setting.graph_sequences == 0,
         has_whole_graphs=setting.has_whole_graphs is True,
         exchanges_outputs=setting.exchanges_outputs,
+        aligns_prompts=setting.aligns_prompts,
         release=inputs.release,
     )
     ranks = inputs.launch.ffn_devices

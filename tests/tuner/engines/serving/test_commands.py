@@ -176,11 +176,13 @@ def test_trtllm_makes_every_device_a_rank_of_attention_or_none(
 ) -> None:
     options = _options(deepseek, aggregated())
     assert options["enable_attention_dp"] is True
+    assert options["attention_dp_config"] == {"enable_balance": True}
     assert options["tensor_parallel_size"] == 8
     assert options["moe_expert_parallel_size"] == 8
     assert options["max_batch_size"] == 64
     sliced = _options(deepseek, aggregated(attention_dp=1, attention_tp=8, ep=1, moe_tp=8))
     assert sliced["enable_attention_dp"] is False
+    assert "attention_dp_config" not in sliced
     assert sliced["tensor_parallel_size"] == sliced["moe_tensor_parallel_size"] == 8
 
 

@@ -127,7 +127,10 @@ def test_splits_without_a_price_are_refused_by_name(deployment: Made) -> None:
         ("python -m dynamo.vllm --model m -tp 4 --prefill-context-parallel-size 2", "nearest is 1"),
         ("sglang serve --model-path m --tp 8 --attn-cp-size 4", "the nearest is 1"),
         ("sglang serve --model-path m --tp 8 --moe-dp-size 2", "the nearest is 1"),
-        ("sglang serve --model-path m --tp 8 --enable-prefill-cp", "leave it out"),
+        *(
+            (f"sglang serve --model-path m --tp 8 --enable-prefill-cp{value}", "leave it out")
+            for value in ("", " 1", "=1", " true", "=True")
+        ),
         ("sglang serve --model-path m --tp 8 --enable-kv-cache-sharding", "leave it out"),
         ("trtllm-serve m --tp_size 4 --cp_size 2", "the nearest is 1"),
     ):
@@ -135,7 +138,21 @@ def test_splits_without_a_price_are_refused_by_name(deployment: Made) -> None:
             deployment().read(command)
     failures.check()
     assert deployment().read("vllm serve m -tp 4 -pcp 1").setting.degrees.context == 1
-    assert deployment().read("sglang serve --model-path m --attn-cp-size 1").engine == "sglang"
+    for off in ("--attn-cp-size 1", "--enable-prefill-cp false", "--enable-prefill-cp=0"):
+        assert deployment().read(f"sglang serve --model-path m {off}").engine == "sglang"
+
+
+def test_two_batch_overlap_is_no_change_of_a_launch_that_may_not_have_it(deployment: Made) -> None:
+    made = deployment(
+        model="deepseek-v3", device="h200-sxm", nodes=1, extra="quantization: fp8_block"
+    )
+    start = "vllm serve m -tp 4 -dp 2 --enable-expert-parallel --max-model-len 8192"
+    start += " --all2all-backend deepep_low_latency"
+    halves = "with two-batch overlap"
+    assert halves in {one.what for one in made.estimate(start).changes}
+    assert halves not in {one.what for one in made.estimate(f"{start} -dcp 2").changes}
+    with pytest.raises(SpecError, match="leave one of them out"):
+        made.read(f"{start} -dcp 2 --enable-dbo")
 
 
 def test_context_ranks_are_kept_or_changed_by_the_advice(deployment: Made) -> None:

@@ -51,6 +51,12 @@ def test_an_entry_point_of_the_command_counts_instead(deployment: Made) -> None:
             launch = deployment().read(f"docker run --gpus all --entrypoint {entrypoint} {rest}")
             assert launch.engine == engine
             assert launch.setting.degrees.attention_tensor == 8
+    # The program's verb follows the image; before it the same word names something else.
+    for named in ("--name serve", "--network serve", "-v /w/serve -w serve", "--label=serve"):
+        command = f"docker run {named} --entrypoint vllm a/serve:1 serve /models/serve -tp 4"
+        with failures.of(command):
+            assert deployment().read(command).setting.degrees.attention_tensor == 4
+            assert "--name" not in deployment().read(command).flags.ignored
     # A folder is no word of a server.
     launch = deployment().read("docker run -v /m/ --rm img:1 vllm serve /m/ -tp 2 --seed 3")
     assert launch.setting.degrees.attention_tensor == 2

@@ -165,3 +165,27 @@ def test_contradictions_are_one_line(read: Read, options: dict[str, Any], says: 
     with pytest.raises(SpecError, match=says) as caught:
         read(options)
     assert "\n" not in str(caught.value)
+
+
+def test_ranks_wait_for_prompts_together_where_the_launch_says_so(read: Read) -> None:
+    wide = {**PLAIN, "enable_attention_dp": True, "moe_expert_parallel_size": 8}
+    for config, aligns in (
+        (None, False),
+        ({"enable_balance": False, "timeout_iters": 50}, False),
+        ({"enable_balance": True, "batching_wait_iters": 10}, True),
+    ):
+        launch = read(wide | ({"attention_dp_config": config} if config else {}))
+        assert launch.setting.aligns_prompts is aligns
+        assert not any("enable" in flag and "balance" in flag for flag in launch.flags.ignored)
+
+
+def test_prompts_that_are_not_aligned_make_other_ranks_wait(deployment: Made) -> None:
+    made = deployment(
+        engine="trtllm",
+        nodes=1,
+        traffic="{rate: 30, input_tokens: 2000, output_tokens: 200}",
+    )
+    options = "trtllm-serve m --tp_size 8 --ep_size 8 --enable_attention_dp true"
+    apart = made.estimate(options)
+    aligned = made.estimate(f"{options} --attention_dp_config.enable_balance true")
+    assert aligned.load.tpot_s.mean < 0.97 * apart.load.tpot_s.mean
