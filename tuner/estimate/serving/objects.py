@@ -34,7 +34,7 @@ _IS_OBJECT: Final = re.compile(r"^(?:apiVersion|kind|services):(?:[ \t]|$)", re.
 _TEMPLATE: Final = re.compile(r"\{\{.*\}\}")
 _SCALARS: Final = (str, int, float)
 _SHELLS: Final = frozenset({"bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash"})
-_POD_NAME: Final = re.compile(r"\$\((\w+)\)")
+_POD_NAME: Final = re.compile(r"\$?\$\((\w+)\)")
 _STARTED: Final = re.compile(r"^start ([\w-]{1,80}) \d{1,6} ", re.MULTILINE)
 """A line of machine.sh (tuner/engines/launchers/local.py)."""
 _CONTAINERS: Final = ("containers", "mainContainer")
@@ -210,7 +210,10 @@ def _container(container: Mapping[str, Any], *, files: Mapping[str, str], maps: 
         script = files.get(named.rpartition("/")[2])
         if script is not None:
             return values + script
-    return values + _as_shell([_pod_variables(word, variables) for word in words], raw=words)
+    # All words at once, since what they grow to is bounded together.
+    text = "\0".join(words)
+    scripts = _pod_variables(text, variables, in_script=True).split("\0")
+    return values + _as_shell(_pod_variables(text, variables).split("\0"), raw=scripts)
 
 
 def _as_shell(words: list[str], *, raw: list[str]) -> str:
@@ -309,11 +312,7 @@ def _variables(entries: Any, maps: _Maps = MappingProxyType({})) -> dict[str, st
         if isinstance(value, _SCALARS):
             variables[one["name"]] = _pod_variables(str(value), variables)
             left -= len(variables[one["name"]])
-            if left < 0:
-                raise SpecError(
-                    f"a pod's variables hold more than {_MOST_CHARACTERS} characters, so it is no"
-                    " launch"
-                )
+            _check_bounded(left)
     return variables
 
 
@@ -321,9 +320,31 @@ def _exports(variables: Mapping[str, str]) -> str:
     return "".join(f"export {name}={shlex.quote(one)}\n" for name, one in variables.items())
 
 
-def _pod_variables(text: str, variables: Mapping[str, str]) -> str:
-    """Fill in a pod's $(NAME), which is no command's output; a shell does the unknown ones."""
-    return _POD_NAME.sub(lambda name: variables.get(name[1], f"${name[1]}"), text)
+def _check_bounded(left: int) -> None:
+    if left < 0:
+        raise SpecError(
+            f"a pod's variables hold more than {_MOST_CHARACTERS} characters, so it is no launch"
+        )
+
+
+def _pod_variables(text: str, variables: Mapping[str, str], *, in_script: bool = False) -> str:
+    """Fill in a pod's $(NAME), as Kubernetes does before a shell; $$(NAME) stands for its text.
+
+    A shell gets the unknown ones as variables; those of a script in small letters are commands.
+
+    Raises:
+        SpecError: variables that are named again and again fill more than any launch.
+    """
+    names = _POD_NAME.findall(text)
+    _check_bounded(_MOST_CHARACTERS - sum(len(variables.get(name, "")) for name in names))
+
+    def filled(found: re.Match[str]) -> str:
+        if found[0].startswith("$$"):
+            return found[0][1:]
+        is_command = in_script and not found[1].isupper()
+        return variables.get(found[1], found[0] if is_command else f"${found[1]}")
+
+    return _POD_NAME.sub(filled, text)
 
 
 def _words(part: Any) -> list[str]:

@@ -311,6 +311,35 @@ def test_variables_that_hold_each_other_many_times_are_refused(read: Callable[..
         read(MAPPED.replace("    env:\n", f"    env:\n{first}{chain}"))
 
 
+def _with_args(args: str, *, command: str, text: str = MAPPED) -> str:
+    (line,) = (line for line in text.splitlines() if line.startswith("    args: "))
+    return text.replace(line, f"    args: {args}").replace("[vllm, serve, m]", command)
+
+
+def test_words_that_name_variables_many_times_are_refused(read: Callable[..., Any]) -> None:
+    long = MAPPED.replace('value: "2"', f'value: "{"x" * 50_000}"')
+    for args in (f"['{'$(TP)' * 2000}']", f"[{'$(TP), ' * 2000}m]"):
+        with pytest.raises(SpecError, match="hold more than"):
+            read(_with_args(args, command="[vllm, serve, m]", text=long))
+
+
+def test_variables_of_a_pod_are_filled_in_before_its_shell_starts(
+    read: Callable[..., Any],
+) -> None:
+    for script, ranks in (
+        ("vllm serve m -tp $(TP)", 2),
+        ("N=1; if [ $(TP) -gt 1 ]; then N=$(TP); fi; vllm serve m -tp $N", 2),
+        ("vllm serve m -tp $(expr $(TP) + $(TP))", 4),
+        ("vllm serve m -tp $(SIZE)", 8),
+    ):
+        text = _with_args(f"['export SIZE=8; {script}']", command="[bash, -c]")
+        assert read(text).setting.degrees.attention_tensor == ranks, script
+    # Two dollars stand for one, and a command of the shell stays one.
+    for script in ("vllm serve m -tp $$(TP)", "vllm serve m -tp $(nproc)"):
+        with pytest.raises(SpecError, match="has no value here"):
+            read(_with_args(f"['{script}']", command="[bash, -c]"))
+
+
 def test_leader_worker_sets_state_their_size(read: Callable[..., Any]) -> None:
     text = APART.partition("---")[0].replace("8}", "1}").replace("size: 2", "size: 4")
     assert (

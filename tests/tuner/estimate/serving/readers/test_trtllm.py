@@ -183,9 +183,9 @@ def test_prompts_that_are_not_aligned_make_other_ranks_wait(deployment: Made) ->
     made = deployment(
         engine="trtllm",
         nodes=1,
-        traffic="{rate: 30, input_tokens: 2000, output_tokens: 200}",
+        traffic="{concurrency: 256, input_tokens: 1000, output_tokens: 200}",
     )
     options = "trtllm-serve m --tp_size 8 --ep_size 8 --enable_attention_dp true"
     apart = made.estimate(options)
     aligned = made.estimate(f"{options} --attention_dp_config.enable_balance true")
-    assert aligned.load.tpot_s.mean < 0.97 * apart.load.tpot_s.mean
+    assert aligned.load.tpot_s.p90 < 0.98 * apart.load.tpot_s.p90
