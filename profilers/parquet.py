@@ -8,8 +8,10 @@ and texts are read as words and numbers of words, whose length is summed before 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -75,6 +77,19 @@ def joined_texts(table: pa.Table) -> pa.Table:
             plain = table[field.name].cast(field.type.value_type)
             table = table.set_column(at, field.name, plain)
     return table
+
+
+def to_numbers(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
+    """Return a column of numbers as an array that cannot be written to.
+
+    Without blanks this takes no `to_numpy`, which imports pandas: half a second, in which a Ctrl-C
+    is lost.
+    """
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    numbers: npt.NDArray[Any] = (
+        whole.to_numpy(zero_copy_only=False) if whole.null_count else np.from_dlpack(whole)
+    )
+    return numbers
 
 
 def require_unique(names: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from profilers.errors import ProfileUnreadableError, first_problem
 from profilers.out_of_memory import raise_lack_of_memory
-from profilers.parquet import joined_texts, read_table, require_unique
+from profilers.parquet import joined_texts, read_table, require_unique, to_numbers
 from profilers.records import AXES, Case, Measurement, MeasurementStatus, Source
 
 if TYPE_CHECKING:
@@ -93,29 +93,31 @@ def read_columns(path: Path, *, operation: str, expected_rows: int) -> Columns:
     Raises:
         ProfileUnreadableError: the file is missing, damaged, too large, or not such a table.
     """
+    import pandas  # noqa: F401 - by pyarrow's scalars, which would lose a Ctrl-C in it
+
     try:
         table = _table(path, operation=operation, expected_rows=expected_rows)
         forward = pc.is_in(table["direction"], value_set=pa.array(["forward", ""]))
         table = table.filter(
             pc.and_(pc.equal(table["status"], MeasurementStatus.OK.value), forward)
         )
-        lengths = pc.list_value_length(table["times_s"]).to_numpy().astype(np.int64)
+        lengths = to_numbers(pc.list_value_length(table["times_s"])).astype(np.int64)
         if table.num_rows and lengths.min() < 1:
             raise ValueError("a row has no repeat")
         sources = pc.value_counts(table["source"]).to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise_lack_of_memory(error)
         raise ProfileUnreadableError(f"{path}: {_one_line(error)}; measure it again") from error
-    flat = table["times_s"].combine_chunks().flatten().to_numpy()
+    flat = to_numbers(table["times_s"].combine_chunks().flatten())
     row_T = np.repeat(np.arange(table.num_rows), lengths)
     flat = flat[np.lexsort((flat, row_T))]
     start_N = np.concatenate(([0], np.cumsum(lengths)))[:-1] if table.num_rows else lengths
     middle_s_N = 0.5 * (flat[start_N + (lengths - 1) // 2] + flat[start_N + lengths // 2])
     most = max(sources, key=lambda entry: entry["counts"], default={"values": Source.MEASURED})
     return Columns(
-        kind_N=table["kind"].to_numpy().astype(object),
-        dtype_N=table["dtype"].to_numpy().astype(object),
-        axes_N={axis: table[axis].to_numpy() for axis in AXES[operation]},
+        kind_N=np.array(table["kind"].to_pylist(), dtype=object),
+        dtype_N=np.array(table["dtype"].to_pylist(), dtype=object),
+        axes_N={axis: to_numbers(table[axis]) for axis in AXES[operation]},
         time_s_N=middle_s_N,
         source=Source(most["values"]),
     )

@@ -89,7 +89,7 @@ def read_columns(file: Path) -> Columns:
     """
     import pyarrow as pa
 
-    from profilers.parquet import MAX_FILE_BYTES, read_table
+    from profilers.parquet import MAX_FILE_BYTES, read_table, to_numbers
 
     try:
         require_regular(file, most_bytes=MAX_FILE_BYTES)
@@ -106,10 +106,10 @@ def read_columns(file: Path) -> Columns:
         column = table.column(name).combine_chunks()
         if pa.types.is_dictionary(column.type):
             words = np.array([*column.dictionary.to_pylist(), ""], dtype=object)
-            codes = column.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)
+            codes = to_numbers(column.indices.fill_null(len(words) - 1))
             by_column[name] = Words(word_W=words, word_of_N=codes)
         elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-            by_column[name] = column.fill_null(0).to_numpy(zero_copy_only=False)
+            by_column[name] = to_numbers(column.fill_null(0))
     return by_column
 
 

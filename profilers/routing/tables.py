@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from profilers.out_of_memory import raise_lack_of_memory
-from profilers.parquet import read_table
+from profilers.parquet import read_table, to_numbers
 
 MAX_FILE_BYTES: Final = 2**30
 VALUES: Final = "values"
@@ -79,14 +79,14 @@ def _array(
     if any(table.column(name).null_count for name in wanted):
         raise ValueError("a value is missing")
     for name, place in zip(axes, _places(shape[:-1]), strict=True):
-        if not np.array_equal(table.column(name).to_numpy(), place):
+        if not np.array_equal(to_numbers(table.column(name)), place):
             raise ValueError(f"column {name!r} does not count its rows in order")
     values = table.column(VALUES).combine_chunks()
     flat = values.flatten() if isinstance(values, pa.Array) else values.chunk(0).flatten()
     if flat.null_count or len(flat) != rows * shape[-1]:
         raise ValueError("a value is missing")
     # A copy: pyarrow's own memory is read-only, and goes when the table does.
-    return np.array(flat.to_numpy(zero_copy_only=False), dtype=dtype).reshape(shape)
+    return np.array(to_numbers(flat), dtype=dtype).reshape(shape)
 
 
 def _places(shape: tuple[int, ...]) -> list[npt.NDArray[np.int64]]:

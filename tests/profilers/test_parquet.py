@@ -1,6 +1,8 @@
 """Small files that decode to more than a machine holds."""
 
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from profilers.errors import ProfileUnreadableError
 from profilers.imports.aiconfigurator_columns import read_columns
-from profilers.parquet import joined_texts, read_table
+from profilers.parquet import joined_texts, read_table, to_numbers
 
 
 def _lists(values: int) -> pa.Table:
@@ -58,3 +60,23 @@ def test_texts_are_read_as_they_were_written(tmp_path: Path) -> None:
     for options in ({}, {"use_dictionary": False}, {"row_group_size": 2}):
         pq.write_table(pa.Table.from_pylist(rows), path, **options)
         assert joined_texts(read_table(path)).to_pylist() == rows
+
+
+def test_numbers_become_arrays_without_pandas(tmp_path: Path) -> None:
+    # pyarrow's own conversion imports it, and a Ctrl-C in that import is lost.
+    kinds = ("int32", "int64", "float32", "float64")
+    table = pa.table({kind: np.arange(5, dtype=kind) for kind in kinds})
+    pq.write_table(table, tmp_path / "numbers.parquet", row_group_size=2)
+    pq.write_table(table.slice(0, 0), tmp_path / "none.parquet")
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from profilers.parquet import read_table, to_numbers\n"
+        "numbers, none = (read_table(Path(f'{name}.parquet')) for name in ('numbers', 'none'))\n"
+        f"for kind in {kinds}:\n"
+        "    array = to_numbers(numbers.slice(1)[kind])\n"
+        "    assert (array.tolist(), array.dtype.name) == ([1, 2, 3, 4], kind)\n"
+        "    assert to_numbers(none[kind]).shape == (0,)\n"
+        "assert 'pandas' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    assert np.isnan(to_numbers(pa.array([1, None]))[1])

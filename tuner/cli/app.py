@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from types import FrameType
 from typing import Annotated, Final, NoReturn
 
@@ -38,7 +39,7 @@ from tuner.cli import (
 )
 from tuner.cli.panels import PanelCommand
 from tuner.cli.text import print_exact, print_stderr, print_text
-from tuner.errors import TunerError
+from tuner.errors import SpecError, TunerError
 
 INTERRUPTED: Final = 130
 SIGNALLED: Final = 128
@@ -161,6 +162,9 @@ def _invoke(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     if completion.is_completion_request():
         return completion.complete(command)
+    if {("-o", ""), ("--out", "")} & {*pairwise(arguments)} or {"--out="} & {*arguments}:
+        # A path of no letters would be the current folder.
+        raise SpecError("-o is empty; name what to write")
     try:
         with command.make_context("moetune", arguments) as context:
             command.invoke(context)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from solvers.placement.balance.check import LAUNCHES
-from tuner.cli.text import asides, labelled
+from tuner.cli.text import asides, labelled, typed
 from tuner.plans.place import (
     DispatchOutcome,
     LayerTimes,
@@ -347,4 +347,5 @@ def _tail(plan: PlacePlan, *, folder: Path, verbose: bool) -> Iterator[str]:
     yield from asides("notes", plan.provenance.notes, verbose=verbose)
     if plan.decision is not None:
         launch = ", ".join(f"launch/{name}" for name in dict.fromkeys(plan.emit))
-        yield f"written to {folder} ({launch or 'plan.json'}); next: moetune explain {folder}"
+        written = f"written to {folder} ({launch or 'plan.json'})"
+        yield f"{written}; next: moetune explain {typed(folder)}"

@@ -6,7 +6,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from tuner.cli.text import asides, breakdown_text, columns, format_times, host_lines, labelled
+from tuner.cli.text import (
+    asides,
+    breakdown_text,
+    columns,
+    format_times,
+    host_lines,
+    labelled,
+    typed,
+)
 from tuner.config.equal_stages import equal_stages
 from tuner.config.train import TrainDecision
 from tuner.config.train_words import (
@@ -84,8 +92,8 @@ def plan_text(plan: Plan, *, folder: Path, verbose: bool = False) -> str:
 
 def _next_step(plan: Plan, folder: Path) -> str:
     if plan.provenance.device_kind:
-        return f"moetune verify {folder}"
-    return f"moetune explain {folder}; launch files are in {folder / 'launch'}"
+        return f"moetune verify {typed(folder)}"
+    return f"moetune explain {typed(folder)}; launch files are in {folder / 'launch'}"
 
 
 def explanation(plan: Plan, *, verbose: bool = False) -> str:

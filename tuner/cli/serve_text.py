@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tuner.cli.text import asides, breakdown_text, columns, labelled
+from tuner.cli.text import asides, breakdown_text, columns, labelled, typed
 from tuner.config.serve import Instances, Role, ServeRouter
 from tuner.config.serve_words import (
     describe_kv_transfer,
@@ -53,7 +53,7 @@ def serve_text(plan: ServePlan, *, folder: Path, verbose: bool = False) -> str:
         *asides("not launchable", not_launchable, verbose=verbose or plan.decision is None),
         *asides("notes", plan.provenance.notes, verbose=verbose),
         "",
-        f"written to {folder}; next: moetune explain {folder}",
+        f"written to {folder}; next: moetune explain {typed(folder)}",
     ]
     return "\n".join(lines)
 

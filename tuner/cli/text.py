@@ -4,6 +4,7 @@ Names of files, hosts, pools and experts are untrusted. Characters that control 
 tabs, direction marks) are escaped here for all text.
 """
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from textwrap import wrap
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from tuner.plans.breakdown import breakdown_rows
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from profilers.records import Record
     from tuner.config.host_memory import HostMemory
 
@@ -76,6 +79,11 @@ def host_lines(host: "HostMemory | None") -> Iterator[str]:
     """Say what a node's memory holds, and whether that was checked."""
     if host is not None:
         yield from labelled("host memory" if host.fits else "DOES NOT FIT", host.words)
+
+
+def typed(path: "Path") -> str:
+    """Return a path as a shell's user types it, where it cannot be taken for an option."""
+    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
 def labelled(label: str, text: str) -> Iterator[str]:

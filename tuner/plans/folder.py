@@ -208,6 +208,10 @@ def _plan_bytes(folder: Path) -> bytes:
         raise PlanUnreadableError(
             f"{folder} holds no {PLAN_NAME}; write one with `moetune plan SPEC.yaml -o {folder}`"
         ) from error
+    except NotADirectoryError as error:
+        raise PlanUnreadableError(
+            f"{folder}: a plan is a folder; name the one that `moetune plan -o` wrote"
+        ) from error
     except OSError as error:
         raise PlanUnreadableError(f"{file}: {error.strerror}") from error
 
