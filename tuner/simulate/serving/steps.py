@@ -102,6 +102,10 @@ class StepTimes:
     isolated_s: list[float] | None = None
     """Seconds as `linear_s`, where the ranks that share the experts have no tokens; None: no rank
     shares them, or halves of steps hide each other."""
+    waited_s: float = 0.0
+    """Mean seconds that a step without prompts waits for those of ranks that share the experts."""
+    others_ratio: float = 1.0
+    """Tokens of those ranks over a rank's own in a step with prompts, mean."""
     decode_only_s: list[tuple[list[float], float, float]] | None = field(init=False)
     """By sequences of a step without prompts: attention over pasts, the other layers, and what
     follows them; None: the step is two halves, or a round of a pipeline."""
@@ -120,11 +124,6 @@ class StepTimes:
         if self.draft_s is not None and sequences:
             last_s += self.draft_s[sequences]
         return self.decode_s[sequences], self._linear_s(sequences * self.checked_tokens), last_s
-
-    waited_s: float = 0.0
-    """Mean seconds that a step without prompts waits for those of ranks that share the experts."""
-    others_ratio: float = 1.0
-    """Tokens of those ranks over a rank's own in a step with prompts, mean."""
 
     def together_s(self, seconds: float, tokens: int, *, others_ratio: float) -> float:
         """Return seconds of a step of ranks that share their experts, by the slowest.
@@ -182,7 +181,7 @@ class StepTimes:
             if low > len(row) - 2:
                 low = len(row) - 2
             attention_s = row[low] + (row[low + 1] - row[low]) * (place - low)
-            return layers_s + attention_s + last_s + self.scheduler_s
+            return layers_s + attention_s + last_s + self.scheduler_s + self.waited_s
         each = -(-sequences // self.micro_batches)
         return self.waited_s + self._round_s(
             each * self.checked_tokens,
