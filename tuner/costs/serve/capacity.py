@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES
@@ -192,13 +193,22 @@ def cache_tokens(
     reserve = step_reserve(
         iteration, step_tokens=step_tokens, running=running, rule=rule, longest=longest
     )
-    weights = instance_weight_bytes(iteration, rule)
+    weights, each = _fixed_bytes(iteration, release, request_tokens)
     room = room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)
-    each = max(instance_kv_bytes_per_token(iteration, request_tokens=request_tokens), 1e-9)
     usual = room.safe_bytes / each
     if usual >= least:
         return usual
     return max(usual, (FULL_RATIO * memory_bytes - 0.5 * reserve.total - weights) / each)
+
+
+@lru_cache(maxsize=64)
+def _fixed_bytes(
+    iteration: Iteration, release: str, request_tokens: float | None
+) -> tuple[float, float]:
+    """Bytes of one device's weights and of a token's cache, whatever its steps hold."""
+    weights = instance_weight_bytes(iteration, iteration.traits.memory_rule(release))
+    each = instance_kv_bytes_per_token(iteration, request_tokens=request_tokens)
+    return weights, max(each, 1e-9)
 
 
 def holds_whole(

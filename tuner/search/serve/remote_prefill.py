@@ -150,6 +150,10 @@ def _local(option: Option, threshold: LengthThreshold, demand: Demand) -> Iterat
         computed_tokens=tokens,
         output_tokens=demand.output_tokens / (1.0 - threshold.long_share),
     )
+    read_s = prompt_time(option.iteration, short, step_tokens=option.step_tokens).latency_s
+    first_s = client_ttft_s(option.iteration, demand, read_s=read_s)
+    if first_s > demand.ttft_s:
+        return
     running_N = np.unique(
         np.round(
             np.geomspace(
@@ -164,10 +168,8 @@ def _local(option: Option, threshold: LengthThreshold, demand: Demand) -> Iterat
     rate_N = np.where(tpot_s_N <= min(demand.tpot_s, LONGEST_S), rate_N, 0.0)
     fastest = int(rate_N.argmax())
     chosen = {int(np.searchsorted(running_N, part * running_N[fastest])) for part in FRACTIONS}
-    read_s = prompt_time(option.iteration, short, step_tokens=option.step_tokens).latency_s
-    first_s = client_ttft_s(option.iteration, demand, read_s=read_s)
     for at in sorted(chosen):
-        if rate_N[at] > 0.0 and first_s <= demand.ttft_s:
+        if rate_N[at] > 0.0:
             yield replace(
                 option,
                 role=Role.DECODE,
