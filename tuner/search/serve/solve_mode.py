@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
-from solvers.result import Status
+from solvers.instances.problem import InstancePlan, InstancesProblem
+from solvers.result import Outcome, Status
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.expert_loads import ExpertLoads
@@ -173,6 +174,8 @@ class ServeProblem:
         default_factory=dict
     )
     """Results so far, by mode, instances, router and threshold."""
+    outcomes: dict[InstancesProblem, Outcome[InstancePlan]] = field(default_factory=dict)
+    """Programs that were solved to the end so far."""
     simulated: "list[ModeSolution]" = field(default_factory=list)
     """Every solution that was simulated so far, whether it meets the targets or not."""
     hits: PrefixHits | None = None
@@ -682,8 +685,12 @@ def solve_program_of(
     )
     if program is None:
         return None
-    solved = solve_program(program, time_limit_s=problem.settings.time_limit_s / 4.0)
-    return None if solved.outcome.solution is None else solved
+    known = problem.outcomes.get(program.problem)
+    if known is None:
+        known = solve_program(program, time_limit_s=problem.settings.time_limit_s / 4.0).outcome
+        if known.status in (Status.OPTIMAL, Status.INFEASIBLE):
+            problem.outcomes[program.problem] = known
+    return None if known.solution is None else SolvedProgram(program=program, outcome=known)
 
 
 def _simulate_instances(
