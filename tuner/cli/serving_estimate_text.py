@@ -1,6 +1,6 @@
 """The text of a priced deployment: latency first, then what to change."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tuner.cli.serve_text import group_text, latency_text
 from tuner.cli.text import columns, host_lines, labelled, shortened
@@ -15,21 +15,27 @@ _GOOD = {True: "goodput ", False: ""}
 
 def serving_estimate_text(estimate: ServingHalf) -> str:
     """Describe the launch and what would beat it; both halves where there are two."""
-    if isinstance(estimate, ServingEstimate) and estimate.other is not None:
-        halves = (estimate.model_copy(update={"other": None}), estimate.other)
-        return "\n\n".join((*map(serving_estimate_text, halves), _together(*halves)))
-    return "\n".join(
-        [
-            *_what(estimate),
-            "",
-            *(_load(estimate, estimate.load) if estimate.load else ()),
-            *_memory(estimate),
-            "",
-            *_changes(estimate),
-            "",
-            *_listed(estimate),
-        ]
-    )
+    said = _said(estimate)
+    if not isinstance(estimate, ServingEstimate) or estimate.other is None:
+        return "\n".join((*_half(estimate), *_listed(said)))
+    other = _said(estimate.other)
+    both = {label: tuple(one for one in said[label] if one in other[label]) for label in said}
+    halves = [
+        "\n".join((*_half(half), *_listed(_without(own, both))))
+        for half, own in ((estimate, said), (estimate.other, other))
+    ]
+    together = "\n".join((_together(estimate, estimate.other), *_listed(both)))
+    return "\n\n".join((*(half.rstrip() for half in halves), together))
+
+
+def _half(estimate: ServingHalf) -> Iterator[str]:
+    yield from _what(estimate)
+    yield ""
+    yield from _load(estimate, estimate.load) if estimate.load else ()
+    yield from _memory(estimate)
+    yield ""
+    yield from _changes(estimate)
+    yield ""
 
 
 def _what(estimate: ServingHalf) -> Iterator[str]:
@@ -167,14 +173,25 @@ def _signed(ratio: float) -> str:
     return f"{'-' if ratio < 0 else '+'}{format_ratio(abs(ratio))}"
 
 
-def _listed(estimate: ServingHalf) -> Iterator[str]:
-    for refusal in estimate.refused_by:
-        yield from labelled("manifest", refusal)
-    if estimate.flags_unpriced:
-        yield from labelled("without price", shortened(estimate.flags_unpriced))
-    if estimate.flags_timeless:
-        yield from labelled("no effect", shortened(estimate.flags_timeless))
-    if estimate.flags_ignored:
-        yield from labelled("ignored", shortened(estimate.flags_ignored))
-    for note in estimate.notes:
-        yield from labelled("note", note)
+def _said(estimate: ServingHalf) -> dict[str, tuple[str, ...]]:
+    """Return what is listed of a launch, by label."""
+    return {
+        "manifest": estimate.refused_by,
+        "without price": estimate.flags_unpriced,
+        "no effect": estimate.flags_timeless,
+        "ignored": estimate.flags_ignored,
+        "note": estimate.notes,
+    }
+
+
+def _without(
+    said: Mapping[str, tuple[str, ...]], both: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    return {label: tuple(one for one in said[label] if one not in both[label]) for label in said}
+
+
+def _listed(said: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    for label, listed in said.items():
+        is_a_line_each = label in ("manifest", "note") or not listed
+        for text in listed if is_a_line_each else (shortened(listed),):
+            yield from labelled(label, text)

@@ -21,6 +21,7 @@ from tests.rows import each_row
 from tuner.__main__ import main, shadowed
 from tuner.cli import app as frame
 from tuner.cli.goals import METRICS, SERVING_FORMATS, TRAINING_FORMATS
+from tuner.cli.text import typed
 from tuner.engines.registry import metrics_folders
 from tuner.errors import OutputError, SpecError
 from tuner.estimate.registry import NAMES
@@ -276,3 +277,27 @@ def test_help_names_every_format() -> None:
     tables = ((TRAINING_FORMATS, NAMES), (SERVING_FORMATS, READERS), (METRICS, metrics))
     for named, names in tables:
         assert re.split(", | or ", named) == sorted(names)
+
+
+def test_a_path_of_no_letters_is_not_the_folder_at_hand(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ["plan", "s.yaml", "-o", ""],
+        ["report", "p", "--out", ""],
+        ["init", "--yes", "--out="],
+    ):
+        assert frame.run(words) == 2
+        assert capsys.readouterr().err == "moetune: -o is empty; name what to write\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_next_command_can_be_typed_whatever_a_folder_is_called() -> None:
+    for name, shown in (
+        ("plan", "plan"),
+        ("-p ü", "'./-p ü'"),
+        ("a b", "'a b'"),
+        ("/x/-o", "/x/-o"),
+    ):
+        assert typed(Path(name)) == shown

@@ -252,7 +252,7 @@ def test_a_missing_plan_a_folder_and_a_giant_are_one_line(
 ) -> None:
     with pytest.raises(PlanUnreadableError, match=r"holds no plan\.json; write one with"):
         read_plan(tmp_path / "nowhere")
-    with pytest.raises(PlanUnreadableError, match="Not a directory"):
+    with pytest.raises(PlanUnreadableError, match="a plan is a folder; name the one"):
         read_plan(planned / PLAN_NAME)
     monkeypatch.setattr(plan_folder, "MAX_PLAN_BYTES", 10)
     with pytest.raises(PlanUnreadableError, match="larger than any plan"):

@@ -148,6 +148,14 @@ def test_both_halves_of_a_deployment_are_priced_with_each_other(
     assert found.other.load.requests_per_s == pytest.approx(found.load.requests_per_s, rel=0.02)
     assert found.load.capacity_per_s > 1.5 * first.load.capacity_per_s
     text = serving_estimate_text(first)
+    # What is said of both halves is said once, behind them.
+    shared = {*first.notes, *first.flags_ignored} & {*second.notes, *second.flags_ignored}
+    assert shared
+    words, (_, behind) = " ".join(text.split()), text.split("\nboth halves    ")
+    for one in shared:
+        said = " ".join(one.split())
+        assert words.count(said) == 1, one
+        assert said in " ".join(behind.split())
     assert "both halves    10 devices" in text
     assert "the other half is the file's: 1 instance" in text
     (tmp_path / "launch.yaml").write_text(APART.replace("--tp $TP", "--tp 8"))
