@@ -42,7 +42,8 @@ SHOWN_REASONS = 4
 
 def serve_text(plan: ServePlan, *, folder: Path, verbose: bool = False) -> str:
     """What `moetune plan` prints of a deployment."""
-    not_launchable = list(_unlaunchable(plan, least_gain_ratio=SHOWN_RATIO))
+    least = 0.0 if verbose else SHOWN_RATIO
+    not_launchable = list(_unlaunchable(plan, least_gain_ratio=least))
     lines = [
         *_decision(plan),
         *_prediction(plan),
@@ -60,6 +61,7 @@ def serve_text(plan: ServePlan, *, folder: Path, verbose: bool = False) -> str:
 
 def serve_explanation(plan: ServePlan, *, verbose: bool = False) -> str:
     """What `moetune explain` prints of a deployment."""
+    least = 0.0 if verbose else SHOWN_RATIO
     lines = [
         *_decision(plan),
         *_step(plan),
@@ -70,9 +72,7 @@ def serve_explanation(plan: ServePlan, *, verbose: bool = False) -> str:
         *_near_miss(plan),
         *_front(plan),
         *_relaxations(plan),
-        *asides(
-            "not launchable", list(_unlaunchable(plan, least_gain_ratio=SHOWN_RATIO)), verbose=True
-        ),
+        *asides("not launchable", list(_unlaunchable(plan, least_gain_ratio=least)), verbose=True),
         *asides("notes", plan.provenance.notes, verbose=verbose),
     ]
     return "\n".join(lines)

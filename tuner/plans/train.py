@@ -272,7 +272,7 @@ class Unlaunchable(Record):
         """Why the feature cannot be launched, in words."""
         if self.condition:
             return f"{self.target} does not allow {self.condition}"
-        return f"{self.target} does not have it"
+        return f"{self.target} {'do' if ', ' in self.target else 'does'} not have it"
 
 
 class Provenance(Record):

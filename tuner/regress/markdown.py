@@ -8,6 +8,7 @@ import re
 from typing import Final
 
 from tuner.regress.records import FAILING, Check, ScenarioResult, ScenarioVerdict
+from tuner.units import format_counted
 
 _MARKUP: Final = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
 _LINKED: Final = re.compile(r"(@|:(?=//)|www(?=\.))", re.IGNORECASE)
@@ -23,7 +24,7 @@ def markdown(check: Check) -> str:
     lines = [
         f"## moetune check: {'failed' if check.failed else 'passed'}",
         "",
-        f"{len(check.scenarios)} scenarios{against}: {counts or 'none'}",
+        f"{format_counted(len(check.scenarios), 'scenario')}{against}: {counts or 'none'}",
         "",
         "| scenario | verdict | reason |",
         "|---|---|---|",

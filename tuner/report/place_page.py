@@ -12,7 +12,6 @@ from tuner.plans.place import (
     PlacePrediction,
     Verdict,
 )
-from tuner.plans.proof import gap_words
 from tuner.report.content import (
     Cell,
     File,
@@ -40,6 +39,7 @@ from tuner.report.place_figures import (
 )
 from tuner.report.provenance import provenance_section
 from tuner.spec.place import Objective
+from tuner.units import format_ratio
 from tuner.verify.placement_records import PlaceVerified
 
 
@@ -140,7 +140,8 @@ def _headline(
 def _proof(certificate: PlaceCertificate) -> str:
     if certificate.status == "optimal":
         return "Proven optimal under the model."
-    return f"Within {gap_words(certificate.gap_ratio)} of the proven lower bound."
+    gap = format_ratio(certificate.gap_ratio)
+    return f"The gap to the proven lower bound is {gap} of the objective."
 
 
 def _certificate(plan: PlacePlan) -> Iterator[tuple[str, Cell]]:

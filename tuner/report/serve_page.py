@@ -7,7 +7,6 @@ from typing import Final
 
 from tuner.config.serve import ServeDecision
 from tuner.config.serve_words import short_serve
-from tuner.plans.proof import gap_words
 from tuner.plans.serve import ServeCertificate, ServePlan, ServePrediction
 from tuner.report.content import (
     Cell,
@@ -36,7 +35,7 @@ from tuner.report.serve_figures import (
     use_figure,
 )
 from tuner.report.serve_trials import serve_trials_section, verdict_words
-from tuner.units import format_s
+from tuner.units import format_ratio, format_s
 from tuner.verify.deployments.records import ServeVerified
 
 SAME_RATIO: Final = 1e-6
@@ -142,7 +141,8 @@ def _proof(certificate: ServeCertificate) -> str:
     counted = f"{space.priced:,} instance configurations were priced, {space.illegal:,} are illegal"
     if certificate.status == "optimal":
         return f"Instance counts proven optimal under the model: {counted}.{ties}"
-    return f"Within {gap_words(certificate.gap_ratio)} of optimal under the model: {counted}.{ties}"
+    gap = format_ratio(certificate.gap_ratio)
+    return f"The gap to the bound is {gap} of the objective under the model: {counted}.{ties}"
 
 
 def _headline(
