@@ -1,6 +1,6 @@
 """The text of a priced deployment: latency first, then what to change."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from tuner.cli.serve_text import group_text, latency_text
 from tuner.cli.text import columns, host_lines, labelled, shortened
@@ -9,26 +9,26 @@ from tuner.estimate.serving.records import ServingChange, ServingEstimate, Servi
 from tuner.units import format_bytes, format_number, format_ratio, format_s
 
 SHOWN_CHANGES = 6
+_LISTED = {
+    **{"manifest": "refused_by", "without price": "flags_unpriced"},
+    **{"no effect": "flags_timeless", "ignored": "flags_ignored", "note": "notes"},
+}
 _GOOD = {True: "goodput ", False: ""}
 """Requests a second are good ones only where the spec states a target."""
 
 
 def serving_estimate_text(estimate: ServingHalf) -> str:
     """Describe the launch and what would beat it; both halves where there are two."""
-    said = _said(estimate)
     if not isinstance(estimate, ServingEstimate) or estimate.other is None:
-        return "\n".join((*_half(estimate), *_listed(said)))
-    other = _said(estimate.other)
-    both = {label: tuple(one for one in said[label] if one in other[label]) for label in said}
-    halves = [
-        "\n".join((*_half(half), *_listed(_without(own, both))))
-        for half, own in ((estimate, said), (estimate.other, other))
-    ]
-    together = "\n".join((_together(estimate, estimate.other), *_listed(both)))
-    return "\n\n".join((*(half.rstrip() for half in halves), together))
+        return "\n".join(_half(estimate))
+    one, two = estimate, estimate.other
+    both = (_together(one, two), *_listed(one, two, in_both=True))
+    return "\n\n".join(
+        "\n".join(part).rstrip() for part in (_half(one, two), _half(two, one), both)
+    )
 
 
-def _half(estimate: ServingHalf) -> Iterator[str]:
+def _half(estimate: ServingHalf, other: ServingHalf | None = None) -> Iterator[str]:
     yield from _what(estimate)
     yield ""
     yield from _load(estimate, estimate.load) if estimate.load else ()
@@ -36,6 +36,7 @@ def _half(estimate: ServingHalf) -> Iterator[str]:
     yield ""
     yield from _changes(estimate)
     yield ""
+    yield from _listed(estimate, other)
 
 
 def _what(estimate: ServingHalf) -> Iterator[str]:
@@ -173,25 +174,13 @@ def _signed(ratio: float) -> str:
     return f"{'-' if ratio < 0 else '+'}{format_ratio(abs(ratio))}"
 
 
-def _said(estimate: ServingHalf) -> dict[str, tuple[str, ...]]:
-    """Return what is listed of a launch, by label."""
-    return {
-        "manifest": estimate.refused_by,
-        "without price": estimate.flags_unpriced,
-        "no effect": estimate.flags_timeless,
-        "ignored": estimate.flags_ignored,
-        "note": estimate.notes,
-    }
-
-
-def _without(
-    said: Mapping[str, tuple[str, ...]], both: Mapping[str, tuple[str, ...]]
-) -> dict[str, tuple[str, ...]]:
-    return {label: tuple(one for one in said[label] if one not in both[label]) for label in said}
-
-
-def _listed(said: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    for label, listed in said.items():
-        is_a_line_each = label in ("manifest", "note") or not listed
+def _listed(
+    estimate: ServingHalf, other: ServingHalf | None = None, *, in_both: bool = False
+) -> Iterator[str]:
+    """Yield what is listed of a launch; of two halves what one or both have."""
+    for label, name in _LISTED.items():
+        theirs = getattr(other, name, ())
+        listed = [one for one in getattr(estimate, name) if (one in theirs) is in_both]
+        is_a_line_each = name in ("refused_by", "notes") or not listed
         for text in listed if is_a_line_each else (shortened(listed),):
             yield from labelled(label, text)

@@ -26,7 +26,6 @@ from tuner.engines.manifest import with_adapters, with_gradients
 from tuner.engines.reading.launch import LaunchSettings
 from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.decision import to_decision
-from tuner.estimate.device_memory import fits_devices, leaves_reserve
 from tuner.estimate.environment import lines_to_set
 from tuner.estimate.flag_lines import flag_lines
 from tuner.estimate.knobs import BUCKET, OFFLOAD, KnobChange, knob_changes
@@ -35,7 +34,9 @@ from tuner.estimate.prices import (
     TARGET_OF,
     PricedConfiguration,
     PricingSetup,
+    fits_devices,
     host_parts,
+    leaves_reserve,
     price_configurations,
 )
 from tuner.estimate.records import Change
@@ -79,10 +80,7 @@ class _Search:
     """Changes that make a launch fit may leave less memory than a plan does."""
 
     def is_better(self, one: PricedConfiguration) -> bool:
-        """Say whether a configuration beats the launch, and leaves memory as a plan does.
-
-        A launch that leaves less is beaten by what needs no more than it.
-        """
+        """Say whether a configuration beats the launch, and leaves memory as it or a plan does."""
         if not self.fits(one):
             return False
         leaves_memory = leaves_reserve(one, self.setup)

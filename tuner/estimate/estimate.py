@@ -29,7 +29,6 @@ from tuner.estimate.changes import LEAST_GAIN_RATIO, find_changes, manifest_refu
 from tuner.estimate.checkpoints import copies_of_launch, failure_notes, price_checkpoints
 from tuner.estimate.configuration import Configuration, build_configuration
 from tuner.estimate.decision import to_decision
-from tuner.estimate.device_memory import fits_devices, memory_forecast
 from tuner.estimate.flop_counts import (
     CONVENTION,
     FROZEN,
@@ -43,7 +42,9 @@ from tuner.estimate.measured import band_and_notes
 from tuner.estimate.prices import (
     PricedConfiguration,
     PricingSetup,
+    fits_devices,
     host_parts,
+    memory_forecast,
     price_configurations,
 )
 from tuner.estimate.records import Estimate, ExposedRatios, PipelineRankMemory, Utilisation

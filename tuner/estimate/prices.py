@@ -47,7 +47,12 @@ from tuner.engines.reading.variables import ALLOCATOR
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.decision import to_decision
 from tuner.search.ratios import Ratios, ratios_for
-from tuner.search.train.memory_risk import LossPrices, uneven_bytes
+from tuner.search.train.memory_risk import (
+    LossPrices,
+    MemoryForecast,
+    forecast_memory,
+    uneven_bytes,
+)
 from tuner.search.train.regimes import (
     OF_TARGET,
     PricedRelease,
@@ -73,6 +78,9 @@ SOFTWARE_OF: Final[Mapping[TrainingEngine, Relative]] = {
     engine: OF_TARGET[target] for engine, target in TARGET_OF.items()
 }
 """The engine's name in the residuals, and the generation whose constants it starts from."""
+
+MOST_RISK: Final = 0.5
+"""Probability of running out of memory up to which a launch is said to fit."""
 
 Price = TypeVar("Price", StepPrice, MemoryPrice)
 
@@ -444,3 +452,34 @@ def _column(price: Price, index: int) -> Price:
         column = min(index, value.shape[-1] - 1) if value.ndim else 0
         kept[one.name] = value[..., column : column + 1] if value.ndim else value
     return replace(price, **kept)
+
+
+def memory_forecast(priced: PricedConfiguration, setup: PricingSetup) -> MemoryForecast:
+    """Return the chance that a configuration runs out of memory, and what that costs."""
+    is_uneven = setup.expert_imbalance is None and setup.model.moe is not None
+    return forecast_memory(
+        priced.peak_bytes_P,
+        uneven_load_bytes(priced.configuration, setup) if is_uneven else 0.0,
+        capacity_bytes=setup.memory_capacity_bytes,
+        software=SOFTWARE_OF[priced.configuration.engine].software,
+        prices=setup.loss_prices,
+    )
+
+
+def leaves_reserve(priced: PricedConfiguration, setup: PricingSetup) -> bool:
+    """Say whether a configuration needs no more than a plan may use."""
+    return float(priced.peak_bytes_P.max()) <= setup.memory_limit_bytes
+
+
+def fits_devices(priced: PricedConfiguration, setup: PricingSetup) -> bool:
+    """Say whether every device has the memory that a configuration needs.
+
+    A plan leaves memory for what it cannot foresee; a launch that runs needs none, so it fits where
+    it is likelier to run than to run out. A share that the spec states is kept.
+    """
+    if leaves_reserve(priced, setup):
+        return True
+    is_stated = "usable_memory_ratio" in setup.pool.model_fields_set
+    if is_stated or float(priced.peak_bytes_P.max()) > setup.memory_capacity_bytes:
+        return False
+    return memory_forecast(priced, setup).out_of_memory_probability < MOST_RISK

@@ -211,16 +211,14 @@ def _container(container: Mapping[str, Any], *, files: Mapping[str, str], maps: 
         if script is not None:
             return values + script
     # All words at once, since what they grow to is bounded together.
-    text = "\0".join(words)
-    scripts = _pod_variables(text, variables, in_script=True).split("\0")
-    return values + _as_shell(_pod_variables(text, variables).split("\0"), raw=scripts)
+    return values + _as_shell(_pod_variables("\0".join(words), variables).split("\0"))
 
 
-def _as_shell(words: list[str], *, raw: list[str]) -> str:
+def _as_shell(words: list[str]) -> str:
     """Return words as shell text; what `bash -c` runs is shell text already."""
     at = next((at for at, word in enumerate(words) if re.fullmatch(r"-\w*c", word)), 0)
-    if words[:1] and words[0] in _SHELLS and raw[at + 1 :] and at:
-        return script_text([*raw[at + 1 : at + 3], *words[at + 3 :]])
+    if words[:1] and words[0] in _SHELLS and words[at + 1 :] and at:
+        return script_text(words[at + 1 :])
     return shlex.join(words)
 
 
@@ -235,7 +233,7 @@ def _service(name: str, service: Mapping[str, Any]) -> ServerText:
     values = _exports(_variables([{"name": key, "value": value} for key, value in pairs]))
     started = service.get("entrypoint") or service.get("image")
     words = [word for part in (started, service.get("command")) for word in _split(part)]
-    text = _as_shell(words, raw=words).replace("$$", "$")
+    text = _as_shell(words).replace("$$", "$")
     count = _count(_mapping(service, "deploy"), _count({"replicas": service.get("scale")}, 1))
     return ServerText(name=name, text=values + text, replicas=count)
 
@@ -327,24 +325,20 @@ def _check_bounded(left: int) -> None:
         )
 
 
-def _pod_variables(text: str, variables: Mapping[str, str], *, in_script: bool = False) -> str:
-    """Fill in a pod's $(NAME), as Kubernetes does before a shell; $$(NAME) stands for its text.
-
-    A shell gets the unknown ones as variables; those of a script in small letters are commands.
+def _pod_variables(text: str, variables: Mapping[str, str]) -> str:
+    """Fill in a pod's $(NAME), as Kubernetes does first; $$(NAME) is text, a shell's the unknown.
 
     Raises:
         SpecError: variables that are named again and again fill more than any launch.
     """
     names = _POD_NAME.findall(text)
     _check_bounded(_MOST_CHARACTERS - sum(len(variables.get(name, "")) for name in names))
-
-    def filled(found: re.Match[str]) -> str:
-        if found[0].startswith("$$"):
-            return found[0][1:]
-        is_command = in_script and not found[1].isupper()
-        return variables.get(found[1], found[0] if is_command else f"${found[1]}")
-
-    return _POD_NAME.sub(filled, text)
+    return _POD_NAME.sub(
+        lambda found: (
+            variables.get(found[1], f"${found[1]}") if found[0][1] == "(" else found[0][1:]
+        ),
+        text,
+    )
 
 
 def _words(part: Any) -> list[str]:
