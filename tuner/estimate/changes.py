@@ -17,7 +17,6 @@ Not covered: three knobs at once that only save time; use `moetune plan`.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Final
 
 from tuner.config.train import TrainDecision
@@ -178,9 +177,6 @@ def find_changes(
     smallest, more = best_single or best_pair, 0
     if smallest is None and not fits:
         smallest, more = _with_more_knobs(search, to_pair, [*single, *pairs])
-    if smallest is None and not fits:
-        search = replace(search, fills_devices=True)
-        smallest = next(chain(_improvements(search, single), _improvements(search, pairs)), None)
     adds = (
         best_pair is not None
         and best_single is not None
@@ -202,10 +198,13 @@ def _with_more_knobs(
     """Add knobs to the changes that need the least memory, until one fits.
 
     Returns:
-        The fastest that fits, of the fewest knobs, if any; and how many were priced.
+        The fastest that fits, of the fewest knobs, if any; and how many were priced. Where none
+        leaves memory as a plan does, one that fills the devices more.
     """
     reached, tried = start, 0
+    fills, full = None, replace(search, fills_devices=True)
     while reached:
+        fills = fills or next(_improvements(full, reached), None)
         kept: dict[frozenset[str], _PricedChange] = {}
         for one in sorted(reached, key=lambda one: float(one.priced.peak_bytes_P.max())):
             if len(kept) == _KEPT:
@@ -223,7 +222,7 @@ def _with_more_knobs(
         tried += len(reached)
         if best := next(_improvements(search, reached), None):
             return best, tried
-    return None, tried
+    return fills, tried
 
 
 def _changes_to_pair(

@@ -15,6 +15,7 @@ from tuner.estimate.registry import read_text
 from tuner.search.settings import SearchSettings
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.search import search
+from tuner.spec.cluster import Cluster
 from tuner.spec.spec import Spec
 
 MakeSpec = Callable[..., Spec]
@@ -79,6 +80,22 @@ def test_knobs_are_added_until_a_launch_fits(spec_of: MakeSpec) -> None:
     assert len(result.smallest_change.what) > 2
     assert result.smallest_change.peak_memory_bytes <= result.memory_limit_bytes
     assert result.best_pair is None
+
+
+def test_a_change_that_fills_the_devices_is_named_where_none_leaves_as_much_as_a_plan(
+    spec_of: MakeSpec,
+) -> None:
+    # The least that it can need is 6.57 GiB, which 0.95 of 6.92 GiB hold.
+    spec, gib = spec_of("llama-3.1-8b", nodes=1), 2**30
+    for memory_gib, fills in ((7.0, False), (6.88, True), (6.0, None)):
+        (pool,) = spec.cluster.pools
+        pool = pool.model_copy(update={"memory_per_device": int(memory_gib * gib)})
+        result = told(spec.model_copy(update={"cluster": Cluster(pools=(pool,))}), MEGATRON)
+        change = result.smallest_change
+        assert (change is None) is (fills is None), memory_gib
+        if change is not None:
+            assert (change.peak_memory_bytes > result.memory_limit_bytes) is fills, memory_gib
+            assert change.peak_memory_bytes <= result.memory_capacity_bytes
 
 
 def test_cheap_changes_are_named_before_dear_ones(spec_of: MakeSpec) -> None:
