@@ -275,6 +275,8 @@ class ModelSpec(Record):
     """Weights of the vision tower, always in bf16."""
     released_weights: str = ""
     """Type of the checkpoint's weights, as `goal.quantization` says it; empty: it states none."""
+    int4_bytes: Annotated[float, Field(gt=0.0)] = 0.5625
+    """Bytes of a weight that is served in int4, with the scale and zero point of its group."""
     unquantized: tuple[Literal["attention", "networks"], ...] = ()
     """Parts that a quantised checkpoint leaves in bf16: attention, dense and shared networks."""
     mtp_num_layers: Size = 0

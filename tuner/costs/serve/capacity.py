@@ -8,7 +8,7 @@ from typing import Final
 from tuner.costs.serve.all_to_all import ELEMENT_BYTES
 from tuner.costs.serve.cache_capacity import room_of
 from tuner.costs.serve.cache_groups import BlockPool, block_pool
-from tuner.costs.serve.decoder import BYTES, Decoder
+from tuner.costs.serve.decoder import Decoder
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import (
     expert_bytes,
@@ -43,7 +43,7 @@ def added_weight_bytes(iteration: Iteration, rule: MemoryRule | None = None) -> 
     if iteration.drafter is not None:
         one = replace(iteration.drafter.decoder, vocab=0)
         total += weight_bytes(one, formats, replace(degrees, pipeline=1))
-        total += 2.0 * decoder.hidden**2 * BYTES[formats.attention]
+        total += 2.0 * decoder.hidden**2 * formats.stored_bytes(formats.attention)
     if decoder.experts is not None:
         spare = iteration.spare_experts
         each = expert_bytes(decoder, formats)

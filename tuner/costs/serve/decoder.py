@@ -278,7 +278,8 @@ BYTES: Final[Mapping[str, float]] = {
     "mxfp4": 0.53125,
 }
 """Of one weight. nvfp4: half a byte and an fp8 scale per 16 (Pretraining LLMs with NVFP4,
-arXiv:2509.25149); int4_wo: half a byte and a bf16 scale per 32 (compressed-tensors);
+arXiv:2509.25149); int4_wo: half a byte and a bf16 scale per 32 (compressed-tensors),
+`Formats.int4_bytes` where a checkpoint groups otherwise;
 mxfp4: half a byte and a shared exponent per 32 (OCP Microscaling Formats 1.0)."""
 
 
@@ -301,6 +302,12 @@ class Formats:
     """Format of the projections around the experts' latent width; empty: that of networks."""
     packs_sparse: bool = True
     """An fp8 cache of sparse attention keeps scales and bf16 positions beside each token."""
+    int4_bytes: float = BYTES["int4_wo"]
+    """Bytes of an int4 weight in memory, by the groups of the checkpoint."""
+
+    def stored_bytes(self, dtype: str) -> float:
+        """Return the bytes of one stored weight of a format."""
+        return self.int4_bytes if dtype == "int4_wo" else BYTES[dtype]
 
     @property
     def linear_projections(self) -> tuple[str, str]:

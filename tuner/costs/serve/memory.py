@@ -59,14 +59,20 @@ def weight_bytes(
     """Of one device; `network_ranks`, or those of attention, share networks and the head."""
     ranks, hidden = degrees.attention_tensor, decoder.hidden
     together = network_ranks or ranks
-    table = decoder.vocab * hidden * BYTES[formats.head]
+    table = decoder.vocab * hidden * formats.stored_bytes(formats.head)
     # Stages at both ends of a pipeline have a copy each.
     has_head = not decoder.is_tied or degrees.pipeline > 1
     embedding_and_head = table / ranks + has_head * table / together
     total = decoder.vision_elements * BYTES["bf16"] / ranks
     for group in decoder.layers:
         layer = _mixer_bytes(group.attention, hidden, formats, ranks)
-        layer += decoder.matrices * hidden * group.dense_ffn * BYTES[formats.ffn] / together
+        layer += (
+            decoder.matrices
+            * hidden
+            * group.dense_ffn
+            * formats.stored_bytes(formats.ffn)
+            / together
+        )
         if group.has_experts:
             layer += _experts_bytes(decoder, formats, degrees, shared_ranks=together)
         layer += (group.has_mixer + group.has_network) * connection_bytes(decoder)
@@ -89,7 +95,12 @@ def connection_bytes(decoder: Decoder) -> float:
 def expert_bytes(decoder: Decoder, formats: Formats) -> float:
     """Of one routed expert of one layer."""
     ffn = 0 if decoder.experts is None else decoder.experts.ffn
-    return float(decoder.matrices) * decoder.expert_hidden * ffn * BYTES[formats.experts]
+    return (
+        float(decoder.matrices)
+        * decoder.expert_hidden
+        * ffn
+        * formats.stored_bytes(formats.experts)
+    )
 
 
 def _experts_bytes(
@@ -102,7 +113,9 @@ def _experts_bytes(
     shared = decoder.matrices * hidden * own.shared_ffn / shared_ranks
     latent = 2.0 * hidden * own.latent
     router = hidden * own.router_outputs * BYTES["bf16"]
-    around = shared * BYTES[formats.ffn] + latent * BYTES[formats.latent_projections]
+    around = shared * formats.stored_bytes(formats.ffn) + latent * formats.stored_bytes(
+        formats.latent_projections
+    )
     return routed + around + router
 
 
@@ -121,9 +134,9 @@ def stage_ratio(decoder: Decoder, degrees: InstanceDegrees) -> float:
 
 
 def _mixer_bytes(own: DecoderAttention, hidden: int, formats: Formats, ranks: int) -> float:
-    inner, outer = BYTES[formats.attention], BYTES[formats.output]
+    inner, outer = formats.stored_bytes(formats.attention), formats.stored_bytes(formats.output)
     if own.linear is not None:
-        inner, outer = (BYTES[dtype] for dtype in formats.linear_projections)
+        inner, outer = (formats.stored_bytes(dtype) for dtype in formats.linear_projections)
         shard = own.linear.shard(ranks)
         output = shard.value_dim * hidden
         return (linear_weights(shard, hidden=hidden) - output) * inner + output * outer

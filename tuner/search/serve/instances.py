@@ -111,6 +111,7 @@ def goal_formats(goal: ServeGoal, model: ModelSpec) -> Formats:
         kv=goal.kv_cache_dtype,
         linear="fp8" if is_mixed else "",
         latent="bf16" if is_mixed else "",
+        int4_bytes=model.int4_bytes,
     )
 
 

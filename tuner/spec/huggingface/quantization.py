@@ -35,6 +35,7 @@ _PARTS: Final[Mapping[WeightPart, re.Pattern[str]]] = {
     "networks": re.compile(r"(shared_experts?|mlp)(\W*|\W*down_proj.*)$"),
 }
 _LONGEST_NAME: Final = 200
+_INT4_GROUP: Final = 32
 _LAYER: Final = re.compile(r"layers\\?\.(\d+)")
 _COMPRESSED: Final[Mapping[str, str]] = {
     "float-quantized": "fp8",
@@ -86,6 +87,26 @@ def released_weights(config: Mapping[str, Any]) -> str:
     """Return the type that a `config.json` states for its weights; empty where it states none."""
     fields = _released_fields(config)
     return (_weight_type(fields) or "") if fields else ""
+
+
+def int4_weight_bytes(config: Mapping[str, Any]) -> float:
+    """Return the bytes of an int4 weight in a checkpoint's groups, of 32 where it states none.
+
+    Model:   1/2 + (2 + z / 2) / g: a 16-bit scale for each group of g weights, and z, a 4-bit zero
+             point unless weights are symmetric; channels (-1) have next to none of either
+    Source:  `group_size` with `zero_point` or `sym` of AWQ, GPTQ and AutoRound, with `symmetric` in
+             `config_groups` of compressed-tensors (vLLM 0.16.0, layers/quantization/awq.py,
+             gptq_marlin.py: `scales`, `qzeros`; compressed_tensors/schemes/
+             compressed_tensors_wNa16.py).
+    """
+    fields = _released_fields(config)
+    for own in (*_weights(fields), fields):
+        size, bits = own.get("group_size"), own.get("num_bits", own.get("bits"))
+        is_int4 = bits == 4 and own.get("type", "int") == "int"
+        if is_int4 and isinstance(size, int) and size:
+            is_symmetric = own.get("symmetric", own.get("sym", not own.get("zero_point")))
+            return 0.5 + (2.0 if is_symmetric else 2.5) / size * (size > 0)
+    return 0.5 + 2.0 / _INT4_GROUP
 
 
 def unquantized_parts(config: Mapping[str, Any], *, layers: int) -> tuple[WeightPart, ...]:

@@ -15,6 +15,7 @@ from tuner.spec.huggingface.architectures import ARCHITECTURES
 from tuner.spec.huggingface.fields import ConfigFields
 from tuner.spec.huggingface.parts import vision_elements
 from tuner.spec.huggingface.quantization import (
+    int4_weight_bytes,
     released_cache,
     released_weights,
     unquantized_parts,
@@ -42,6 +43,7 @@ def read_model(path: Path) -> ModelSpec:
         raise SpecError(f"{source}: {first_problem(error)}") from error
     return model.model_copy(
         update={
+            "int4_bytes": int4_weight_bytes(fields.values),
             "released_cache": released_cache(fields.values),
             "vision_elements": vision_elements(fields, hidden=model.hidden_size),
             "released_weights": released_weights(fields.values),

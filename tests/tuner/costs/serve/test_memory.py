@@ -38,6 +38,14 @@ def test_deepseek_weighs_what_its_parameters_do() -> None:
 
 def test_llama_weighs_what_its_parameters_do() -> None:
     assert weight_bytes(LLAMA_70B, BF16, InstanceDegrees()) == pytest.approx(2 * 70.55e9, rel=0.01)
+    # A public start of AWQ's groups of 128 with zero points on two ranks logs 18.55 GiB.
+    awq = Formats(
+        **dict.fromkeys(("attention", "output", "ffn", "experts"), "int4_wo"),
+        kv="bf16",
+        int4_bytes=0.51953125,
+    )
+    ranks = InstanceDegrees(attention_tensor=2)
+    assert weight_bytes(LLAMA_70B, awq, ranks) == pytest.approx(18.55 * 2**30, rel=0.01)
 
 
 def test_a_tied_head_weighs_nothing_on_one_stage(tmp_path: Path) -> None:

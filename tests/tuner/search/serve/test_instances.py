@@ -53,6 +53,7 @@ def test_parts_that_a_checkpoint_leaves_unquantised_are_in_bf16() -> None:
     )
     found = goal_formats(goal, MODEL.model_copy(update={"unquantized": ("networks",)}))
     assert (found.attention, found.ffn, found.experts) == ("fp8", "bf16", "fp8")
+    assert goal_formats(goal, MODEL.model_copy(update={"int4_bytes": 0.5})).int4_bytes == 0.5
     goal = goal.model_copy(update={"quantization": "nvfp4"})
     for released, parts, attention in (
         ("", (), "bf16"),

@@ -8,7 +8,11 @@ import pytest
 
 from tests.rows import Failures
 from tuner.errors import SpecError
-from tuner.spec.huggingface.quantization import released_quantization, unquantized_parts
+from tuner.spec.huggingface.quantization import (
+    int4_weight_bytes,
+    released_quantization,
+    unquantized_parts,
+)
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 
@@ -99,3 +103,22 @@ def test_lists_of_exceptions_name_the_parts_that_stay_in_bf16() -> None:
             assert set(unquantized_parts({"text_config": config}, layers=126)) == expected
     failures.check()
     assert unquantized_parts({}, layers=126) == ()
+
+
+def test_int4_weights_carry_the_scales_and_zero_points_of_their_groups() -> None:
+    packed = {"num_bits": 4, "type": "int", "group_size": 64, "symmetric": False}
+    cases: tuple[tuple[dict[str, Any], float], ...] = (
+        ({}, 0.5625),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, 0.51953125),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}, 0.515625),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1, "sym": True}, 0.5),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, 0.5625),
+        ({"config_groups": {"group_0": {"weights": packed}}}, 0.5390625),
+        ({"config_groups": {"group_0": {"weights": packed | {"type": "float"}}}}, 0.5625),
+        ({"quant_method": "awq", "bits": 4, "group_size": "128"}, 0.5625),
+    )
+    failures = Failures()
+    for fields, expected in cases:
+        with failures.of(fields):
+            assert int4_weight_bytes({"quantization_config": fields}) == expected
+    failures.check()
