@@ -79,9 +79,9 @@ class _Functions:
                 table = self._value(statement.value, names)
                 return table if isinstance(table, dict) else None
             targets, value = _assigned(statement)
-            held = None if value is None else self._value(value, names)
+            result = None if value is None else self._value(value, names)
             for target in targets:
-                _assign(names, target, held)
+                _assign(names, target, result)
         return None
 
     def _value(self, node: ast.expr, names: Keys) -> Any:

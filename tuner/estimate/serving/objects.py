@@ -334,8 +334,8 @@ def _pod_variables(text: str, variables: Mapping[str, str]) -> str:
     names = _POD_NAME.findall(text)
     _check_bounded(_MOST_CHARACTERS - sum(len(variables.get(name, "")) for name in names))
     return _POD_NAME.sub(
-        lambda found: (
-            variables.get(found[1], f"${found[1]}") if found[0][1] == "(" else found[0][1:]
+        lambda match: (
+            variables.get(match[1], f"${match[1]}") if match[0][1] == "(" else match[0][1:]
         ),
         text,
     )
