@@ -64,7 +64,8 @@ TRAITS: Final = EngineTraits(
     experts_like={("fp8_block", Generation.BLACKWELL): "sglang"},
 )
 """Admission: the default policy GUARANTEED_NO_EVICT. Prompts of ranks: as public recipes configure
-it (`attention_dp_config: enable_balance`, InferenceX, benchmarks/). Memory: `llmapi/llm_args.py`,
+it and emitted files do (`attention_dp_config: enable_balance`, InferenceX, benchmarks/); a launch
+that is read decides itself. Memory: `llmapi/llm_args.py`,
 `free_gpu_memory_fraction`; the share is of what the peak of a dry run leaves
 (_torch/pyexecutor/_util.py, `configure_kv_cache_capacity`), whose one or few prompts of
 `max_num_tokens` fill no sampler; that holds fp32 logits and probabilities (4 + 4;
