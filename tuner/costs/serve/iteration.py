@@ -50,6 +50,7 @@ from tuner.costs.serve.machine import (
     NODE_LATENCY_S,
     PIECES_LAYER_S,
     STREAM_RATIO,
+    WHOLE_LAYER_S,
     ServingMachine,
 )
 from tuner.costs.serve.memory import connection_bytes, stage_ratio
@@ -258,6 +259,7 @@ class Iteration:
         if seconds_Q is None:
             total_Q = np.sum(list(self.linear_parts(m_Q).values()), axis=0)
             seconds_Q = np.maximum(total_Q * self._sustained(m_Q), self._launched_s)
+            seconds_Q = seconds_Q + self._idle_s
             seconds_Q.setflags(write=False)
             self._linear_s[m_Q.tobytes()] = seconds_Q
         return seconds_Q
@@ -272,11 +274,17 @@ class Iteration:
         """Least seconds of a step for its launches; 0 where its host was measured."""
         if self.machine.host is not None:
             return 0.0
-        vendor = self.machine.sheet.generation.vendor
-        if self.is_eager:
-            return self.decoder.num_layers * EAGER_LAYER_S.get(vendor, 0.0)
-        is_whole = self.has_whole_graphs or vendor not in self.traits.graphs_in_pieces
-        return 0.0 if is_whole else self.decoder.num_layers * PIECES_LAYER_S
+        layer_s = EAGER_LAYER_S.get(self.machine.sheet.generation.vendor, 0.0)
+        return self.decoder.num_layers * layer_s * self.is_eager
+
+    @property
+    def _idle_s(self) -> float:
+        """Seconds of a step that its graphs leave a device idle; 0 where its host was measured."""
+        in_pieces = self.machine.sheet.generation.vendor in self.traits.graphs_in_pieces
+        if self.machine.host is not None or self.is_eager or not in_pieces:
+            return 0.0
+        layer_s = WHOLE_LAYER_S if self.has_whole_graphs else PIECES_LAYER_S
+        return self.decoder.num_layers * layer_s
 
     @property
     def has_eager_prompts(self) -> bool:

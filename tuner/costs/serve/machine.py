@@ -105,10 +105,15 @@ graphs takes as long at least. CUDA: 42 to 45 ms of 64 layers from 1 to 8 sequen
 (local-inference-lab/vllm, pull request 314), 22 ms of 28 layers, 13 with graphs (vllm-omni, issue
 7960). Ascend: 165 to 171 ms of 62 layers with experts, 56 with graphs (vllm-ascend, issue 7723),
 123 ms of 48 (GPUStack, performance lab, Qwen3-30B-A3B on 910B). ROCm's is CUDA's."""
-PIECES_LAYER_S: Final = 0.9e-3
-"""The same where graphs in pieces hold a step and the host launches what lies between them, as
-vLLM's does by default on Ascend (vllm-ascend, issue 5739): 56 ms of 62 layers (issue 7723), 58 of
-61 from one sequence (docs/source/tutorials/models/Kimi-K2-Thinking.md). Whole graphs have none."""
+PIECES_LAYER_S: Final = 0.75e-3
+WHOLE_LAYER_S: Final = 0.4e-3
+"""Seconds of a layer beyond its kernels where an engine's graphs may come in pieces, between which
+the host launches attention, as vLLM's do by default on Ascend (vllm-ascend, issue 5739), and where
+one graph holds the step there: devices idle meanwhile, so they add to kernels. A profile of
+Qwen3-30B-A3B on two 910B3 shows 0.83 ms a block, idle for 0.59 of it, with pieces (issue 9404); 58
+ms of 61 layers of one sequence (docs/source/tutorials/models/Kimi-K2-Thinking.md). One graph leaves
+0.31 to 0.46: 20 ms of 48 layers (Qwen3-30B-A3B) and of 36 (Qwen3-4B), 38 of 64 (Qwen3-32B; issue
+4656), 28 of 48 (Qwen3-Next, issue 6389), on four 910B."""
 EAGER_MIXERS: Final = 3.0
 """Host seconds of a mixer with latent keys or a state, over those of grouped attention or of a
 network, half a layer each. A prompt of 500 tokens delays others by 0.6 to 1.1 ms a layer (GLM-4.6,

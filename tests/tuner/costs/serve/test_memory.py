@@ -39,10 +39,9 @@ def test_deepseek_weighs_what_its_parameters_do() -> None:
 def test_llama_weighs_what_its_parameters_do() -> None:
     assert weight_bytes(LLAMA_70B, BF16, InstanceDegrees()) == pytest.approx(2 * 70.55e9, rel=0.01)
     # A public start of AWQ's groups of 128 with zero points on two ranks logs 18.55 GiB.
+    int4 = "int4_wo"
     awq = Formats(
-        **dict.fromkeys(("attention", "output", "ffn", "experts"), "int4_wo"),
-        kv="bf16",
-        int4_bytes=0.51953125,
+        attention=int4, output=int4, ffn=int4, experts=int4, kv="bf16", int4_bytes=0.51953125
     )
     ranks = InstanceDegrees(attention_tensor=2)
     assert weight_bytes(LLAMA_70B, awq, ranks) == pytest.approx(18.55 * 2**30, rel=0.01)
