@@ -39,6 +39,16 @@ EXPERT_KERNELS: Final[Mapping[str, int]] = {"nvfp4": 4}
 MOST_EXPERT_KERNELS: Final = 6
 """What grouped GEMMs of experts attain of the peak, and the kernels of a layer's experts: sort
 tokens, scale, multiply, activate, multiply, sum; those of nvfp4 scale and activate inside."""
+UNTUNED_S: Final = 0.2e-3
+"""Seconds of a layer's experts beyond their work where an engine has no tuned kernels for a vendor
+(`EngineTraits.untuned_experts`). One stream of SGLang 0.5.7 to 0.5.13 on MI300X lacks 0.27 ms a
+layer of DeepSeek-V3.1 and V3, 0.26 of MiniMax-M2 (4 devices), 0.16 of Qwen3-Coder-480B and 0.13 of
+MiniMax-M2.7 (2; pull request 31044), all in blocks of fp8, but 0.05 of bf16 (Llama-4, Kimi-Linear):
+sgl-project/sgl-cookbook, docs/autoregressive, at commit of 2026-05-01."""
+UNTUNED_INT4_RATIO: Final = 0.03
+"""Share of the memory's bandwidth at which such kernels read int4 experts to unpack: Kimi-K2.5 on 4
+MI350X takes 35.6 ms a token of one sequence, 191 of 16 (the same pages, Kimi-K2.5.md). A profile on
+8 shows 9.1 ms a GEMM from 128 tokens on, 0.01 of it (sgl-project/sglang, pull request 34460)."""
 SCALED: Final = frozenset({"fp8_block", "mxfp4", "int4_wo"})
 """Formats of weights with scales of blocks that are applied outside the units that multiply."""
 
@@ -246,7 +256,17 @@ class ServingMachine:
         is_scaled = op.dtype in SCALED or self._is_unpacked(op.dtype)
         ratio = SCALED_RATIO if is_scaled else GROUPED_RATIO
         kernels = EXPERT_KERNELS.get(op.dtype, MOST_EXPERT_KERNELS)
-        return np.asarray(kernels * LAUNCH_S + memory_Q + PEAK_RATIO / ratio * compute_Q)
+        start_s = kernels * LAUNCH_S
+        if self._are_untuned(op):
+            start_s += UNTUNED_S
+            if op.dtype == "int4_wo":
+                memory_Q = memory_Q * STREAM_RATIO / UNTUNED_INT4_RATIO
+        return np.asarray(start_s + memory_Q + PEAK_RATIO / ratio * compute_Q)
+
+    def _are_untuned(self, op: Op) -> bool:
+        traits = serve_traits().get(op.software.partition("@")[0])
+        untuned = frozenset() if traits is None else traits.untuned_experts
+        return (self.sheet.generation.vendor, op.dtype) in untuned
 
     def roofline_s(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> Floats:
         """Roofline time from the datasheet."""

@@ -133,6 +133,8 @@ class EngineTraits:
     eager_prompts: frozenset[str] | None = None
     """Kinds of token mixers whose prompts have no graph under any release, as those through stages
     and on devices without CUDA; None: no prompt waits for its host."""
+    untuned_experts: frozenset[tuple[Vendor, str]] = frozenset()
+    """Vendors and formats of weights for which the engine ships no tuned kernels of experts."""
     exposed_host_s: float = 0.0
     """Host work of a step that nothing hides where NCCL sends over the network: a CUDA graph holds
     a call of the host before each such collective or message (NCCL, src/enqueue.cc,

@@ -116,6 +116,7 @@ TRAITS: Final = EngineTraits(
     step_tokens=16384,
     scheduler_s=0.5e-3,
     exposed_host_s=EXPOSED_HOST_S,
+    untuned_experts=frozenset({(Vendor.AMD, "fp8_block"), (Vendor.AMD, "int4_wo")}),
     client_s=100e-3,
     memory=(_RECENT, _OLDER, replace(_OLDER, since=(0,), captures_prompts=False)),
     eager_prompts=frozenset({"kda", "compressed"}),

@@ -315,3 +315,27 @@ def test_gemms_take_the_share_of_the_peak_that_the_device_was_seen_to_sustain() 
         machine = ServingMachine(sheet=find_device(device), tables=None)
         taken_s = machine.seconds(Op(operation="gemm", dtype=dtype, axes=sides))
         assert float(taken_s) == pytest.approx(2.0 * 8192.0**3 / reached_per_s + 5e-6), device
+
+
+def test_experts_of_amd_without_tuned_kernels_start_late_and_read_int4_slowly() -> None:
+    machines = {
+        name: ServingMachine(sheet=find_device(name), tables=None)
+        for name in ("mi300x", "h200-sxm")
+    }
+    for device, engine, dtype, is_slower in (
+        ("mi300x", "sglang", "fp8_block", True),
+        ("mi300x", "sglang@0.5.9", "int4_wo", True),
+        ("mi300x", "sglang", "bf16", False),
+        ("mi300x", "vllm", "fp8_block", False),
+        ("h200-sxm", "sglang", "fp8_block", False),
+    ):
+        seconds = machines[device].seconds(experts(expert=1, dtype=dtype, software=engine))
+        assert (seconds[0] > 0.2e-3) == is_slower, (device, engine, dtype)
+    # DeepSeek-V3's layer of one token on 8 MI300X is 0.27 ms above its kernels; Kimi-K2.5's of 16
+    # on 4 MI350X takes about 2.9 ms (sgl-project/sgl-cookbook).
+    sizes = {"hidden": 7168, "ffn": 2048, "top_k": 8, "experts": 384, "tensor": 4, "expert": 1}
+    op = replace(
+        experts(expert=1, dtype="int4_wo", software="sglang"), axes={"tokens": AT, **sizes}
+    )
+    slow = ServingMachine(sheet=find_device("mi355x"), tables=None).seconds(op)
+    assert slow[0] == pytest.approx(2.9e-3, rel=0.2)
