@@ -96,6 +96,23 @@ def test_an_all_to_all_that_is_kept_adds_its_copies(spec_of: MakeSpec) -> None:
         assert _peak_gib(launch, spec) == pytest.approx(gib, rel=0.03)
 
 
+def test_a_command_before_june_2025_compiles_layers_and_scales_by_rows(spec_of: MakeSpec) -> None:
+    # pytorch/torchtitan#808, February 2025: 47.77 GiB and 1.27 s of 8 H100 of 96 GB.
+    spec = spec_of("llama-3.1-8b", nodes=1, device="h100-96gb-hbm2e", global_batch_size=8)
+    text = "[training]\nbatch_size = 2\nseq_len = 8192\ndata_parallel_shard_degree = -1\n"
+    words = "--training.batch_size 1 --training.compile --model.converters float8"
+    launch = torchtitan.read(
+        text + '[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "op"\n',
+        source="run.toml",
+        command_words=[*words.split(), "--float8.recipe_name", "rowwise"],
+    )
+    assert launch.compiled == {"model"}
+    assert (launch.fp8_recipe, launch.micro_batch) == ("blockwise", 1)
+    priced = _priced(launch, spec)
+    assert float(priced.peak_bytes_P.max()) / GIB == pytest.approx(47.77, rel=0.1)
+    assert float(priced.step_s) == pytest.approx(1.27, rel=0.1)
+
+
 def test_stages_of_fsdp2_hold_whole_gradients_whatever_they_gather_again(
     spec_of: MakeSpec,
 ) -> None:

@@ -41,7 +41,7 @@ _PIECE: Final = re.compile(
 )
 _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE: Final = re.compile(
-    r"\$(?:([A-Za-z_]\w*|\d|[@*])|\{([A-Za-z_]\w*|\d+|[@*])(?:\[[@*]\])?(?::?-([^{}]*))?\})"
+    r"\$(?:([A-Za-z_]\w*|\d|[@*#])|\{([A-Za-z_]\w*|\d+|[@*#])(?:\[[@*]\])?(?::?-([^{}]*))?\})"
 )
 _EXPR: Final = re.compile(
     r"(?:\$\(|`)expr ([\w${}]{1,80}(?: \\?[-+*/%] [\w${}]{1,80}){1,8})(?:\)|`)"
@@ -433,7 +433,8 @@ class _Variables:
             del self._words[name]
         if words:
             numbered = {str(at): (word,) for at, word in enumerate(words, start=1)}
-            self._words |= {"@": tuple(words), "*": tuple(words), **numbered}
+            count = (str(len(words)),)
+            self._words |= {"@": tuple(words), "*": tuple(words), "#": count, **numbered}
 
     def doubt(self, names: Iterable[str]) -> None:
         """Mark these variables as known only to a running shell from here on."""

@@ -130,7 +130,7 @@ def read(
     """
     command = None if _is_toml(text) else read_training_command(text, source=source, beside=beside)
     if command is None:
-        values = overridden(_toml(text, source=source), command_words, source=source)
+        values = _renewed(overridden(_toml(text, source=source), command_words, source=source))
         return read_sections(values, lambda given: _settings(given, {}, notes=()), source=source)
     settings = read_sections(
         command.sections,
@@ -194,11 +194,15 @@ def _toml(text: str, *, source: str) -> dict[str, Any]:
         raise SpecError(one_line(f"{source}: not valid TOML: {error}")) from error
     if not {"training", "parallelism"} & set(raw):
         raise SpecError(f"{source}: no [training] or [parallelism] section, so not torchtitan's")
-    return _renewed(raw)
+    return raw
 
 
 def _renewed(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the sections of a file of 2024 under today's names; newer ones as they are."""
+    """Return the sections of a file of 2024 under today's names; newer ones as they are.
+
+    Degrees left [training] and [experimental] on 18 March 2025 (torchtitan#980), two weeks before
+    the loss was compiled again (#1033; since e8977b0 of December 2024 it was not).
+    """
     sections = {name: dict(own) if isinstance(own, dict) else own for name, own in raw.items()}
     for (section, key), (new_section, new_key) in _FORMER.items():
         own = sections.get(section)
@@ -208,6 +212,10 @@ def _renewed(raw: dict[str, Any]) -> dict[str, Any]:
         target = sections.setdefault(new_section, {})
         if new_key == "converters":
             value = ["float8"] if value else []
+        if new_section == "parallelism":
+            layers_only = sections.setdefault("compile", {})
+            if isinstance(layers_only, dict):
+                layers_only.setdefault("components", ["model"])
         if isinstance(target, dict):
             target.setdefault(new_key, value)
     return {name: own for name, own in sections.items() if own != {} or raw.get(name) == {}}
@@ -479,7 +487,9 @@ def _precision(given: Sections) -> dict[str, Any]:
     elif any("mx" in name for name in converters):
         recipe = "mxfp8"
     elif any("float8" in name for name in converters):
-        named = given.word("quantize.linear.float8.recipe_name", default="tensorwise")
+        # The section was [float8] up to August 2025, and its key None by default.
+        former = given.word("float8.recipe_name", default="tensorwise")
+        named = given.word("quantize.linear.float8.recipe_name", default=former)
         recipe = "tensorwise" if named == "tensorwise" else "blockwise"
     precision = "bf16" if plain == "bfloat16" else "fp32"
     return {"precision": precision, "fp8_recipe": recipe, **opaque}

@@ -57,7 +57,10 @@ def test_the_script_of_the_repository_is_known_and_passes_its_arguments_on(tmp_p
     launch = tmp_path / "launch.sh"
     own = "#!/bin/bash\ntorchrun --nproc_per_node=4 -m torchtitan.train"
     own += ' --job.config_file ${CONFIG_FILE:-"none.toml"} --training.seq_len 2048 "$@"\n'
-    for script, sequence in ((None, 4096), (own, 2048)):
+    # Up to July 2025 the script looked whether it had any.
+    former = '#!/bin/bash\nmore=""\nif [ $# -ne 0 ]; then\n  more="$*"\nfi\n'
+    former += "torchrun torchtitan/train.py --job.config_file ${CONFIG_FILE} $more\n"
+    for script, sequence in ((None, 4096), (own, 2048), (former, 4096)):
         if script:
             (tmp_path / "run_train.sh").write_text(script)
         for wrapper in ("", "with-proxy "):
