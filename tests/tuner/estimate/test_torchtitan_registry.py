@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tuner.engines.reading.launch import Graphs
 from tuner.engines.torchtitan.config_registry import registered_sections, registry_paths
 from tuner.engines.torchtitan.read import read
 from tuner.errors import SpecError
@@ -92,6 +93,24 @@ def test_sizes_in_tokens_are_read_as_sequences() -> None:
     odd = " --training.num_tokens_per_microbatch_per_dp_rank 3000"
     with pytest.raises(SpecError, match=r"3000 is no multiple of .*max_context_length 2048"):
         read(COMMAND + "plain" + odd, source="run.sh", beside=_beside(REGISTRY))
+
+
+def test_a_step_is_one_graph_where_the_release_can_capture_it() -> None:
+    # 0.3's trainer refuses graphs in a pipeline and where the dispatch waits for the host.
+    for words, is_graph in (
+        ("llama3_8b", True),
+        ("llama3_8b --parallelism.pipeline_parallel_degree 2", False),
+        ("mine --parallelism.expert_parallel_degree 8", False),
+        ("deepseek_v3_16b_hybridep", True),
+        ("llama3_8b --training.disable_cuda_graphs", False),
+    ):
+        launch = read(COMMAND + words, source="run.sh")
+        assert (launch.cuda_graph is Graphs.FULL) is is_graph
+    # A file that names the switch nowhere is of before August 2026, when there were no graphs.
+    newer = REGISTRY + "\ndef varlen():\n    config.training.disable_cuda_graphs = True\n"
+    for text, is_graph in ((REGISTRY, False), (newer, True)):
+        launch = read(COMMAND + "plain", source="run.sh", beside=_beside(text))
+        assert (launch.cuda_graph is Graphs.FULL) is is_graph
 
 
 def test_what_no_file_says_of_a_config_is_the_specs(spec_of: MakeSpec) -> None:

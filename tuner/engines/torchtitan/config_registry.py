@@ -21,6 +21,7 @@ _CALLED, _ARGUMENTS = "()", "*"
 _UNREAD: Final = object()
 MOST_TABLES: Final = 10_000
 """Tables and lists of all functions of a file, each as often as it is called."""
+_GRAPHS: Final = "disable_cuda_graphs"
 _CONVERTERS: Final = {"Float8Linear": "float8", "MXFP8Linear": "mx", "NVFP4Linear": "nvfp4"}
 _MODES: Final = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget"}
 
@@ -43,7 +44,12 @@ def registered_sections(text: str, *, module: str, name: str) -> dict[str, Keys]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     is_configuration = given is not None and str(given.get(_CALLED)).endswith("Config")
-    return _sections(given, module) if given is not None and is_configuration else None
+    if given is None or not is_configuration:
+        return None
+    sections = _sections(given, module)
+    # Graphs are the default since August 2026, when every model with another case got the switch.
+    sections["training"].setdefault(_GRAPHS, _GRAPHS not in text)
+    return sections
 
 
 class _Functions:
@@ -133,7 +139,6 @@ def _sections(given: Keys, module: str) -> dict[str, Keys]:
     """Return the tables that a prediction reads, by the names of a TOML."""
     names = ("training", "parallelism", "compile", "checkpoint")
     sections = {name: _literals(given.get(name)) for name in names}
-    sections["training"] = {"disable_cuda_graphs": False} | sections["training"]
     policy = given.get("activation_checkpoint", {})
     kind = policy.get(_CALLED, "").partition(".")[0] if isinstance(policy, dict) else ""
     mode = "none" if policy is None else _MODES.get(kind, "selective")

@@ -258,10 +258,7 @@ def _settings(
         # They are kept from 6 September 2025 on (#1672); the key was renamed a fortnight before.
         "drops_exchanged": given.value(_ENABLED_IN_0_1) is not None,
         "dispatcher": _dispatcher(given),
-        # Release 0.3 captures a whole step by default; without the key it is an older release.
-        "cuda_graph": Graphs.NONE
-        if given.is_on("training.disable_cuda_graphs", default=True)
-        else Graphs.FULL,
+        "cuda_graph": _graphs(given, pipeline=pipeline, expert=expert),
         "a2a_overlap": overlaps and schedule == "DualPipeV" and pipeline > 1 and expert > 1,
         "overlap_grad_reduce": True,
         "overlap_param_gather": zero_stage > 0,
@@ -331,6 +328,19 @@ def _dispatcher(given: Sections) -> TokenDispatcher:
     return {"deepep": TokenDispatcher.DEEPEP, "hybridep": TokenDispatcher.HYBRIDEP}.get(
         word, TokenDispatcher.ALLTOALL
     )
+
+
+def _graphs(given: Sections, *, pipeline: int, expert: int) -> Graphs:
+    """Say whether a whole step is one graph; without the key it is a release before 0.3.
+
+    Release 0.3 (trainer.py, `_validate_cuda_graphs`) stops where it would be asked for with a
+    pipeline or with a dispatcher that waits for the host, which all but HybridEP do. A launch that
+    leaves the switch out with those is of an older state, which had no graphs (torchtitan#3559 of
+    13 August 2026).
+    """
+    is_off = given.is_on("training.disable_cuda_graphs", default=True)
+    waits = expert > 1 and _dispatcher(given) is not TokenDispatcher.HYBRIDEP
+    return Graphs.NONE if is_off or pipeline > 1 or waits else Graphs.FULL
 
 
 def _saving(given: Sections) -> dict[str, Any]:
