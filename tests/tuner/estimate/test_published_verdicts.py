@@ -106,7 +106,7 @@ def test_a_command_before_june_2025_compiles_layers_and_scales_by_rows(spec_of: 
         source="run.toml",
         command_words=[*words.split(), "--float8.recipe_name", "rowwise"],
     )
-    assert launch.compiled == {"model"}
+    assert set(launch.compiled or ()) == {"model"}
     assert (launch.fp8_recipe, launch.micro_batch) == ("blockwise", 1)
     priced = _priced(launch, spec)
     assert float(priced.peak_bytes_P.max()) / GIB == pytest.approx(47.77, rel=0.1)
