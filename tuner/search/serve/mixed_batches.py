@@ -137,8 +137,8 @@ def _reading_s(
         return share_N * more_s_N
     saved_s_N = np.zeros_like(share_N)
     if not iteration.two_batch_overlap:
-        alone = replace(iteration, busy_ratio=0.0)
-        saved_s_N = np.maximum(iteration.linear_s(tokens_N) - alone.linear_s(tokens_N), 0.0)
+        isolated = replace(iteration, busy_ratio=0.0)
+        saved_s_N = np.maximum(iteration.linear_s(tokens_N) - isolated.linear_s(tokens_N), 0.0)
     shared = prompt_steps(
         share_N,
         ranks=iteration.degrees.attention_data,

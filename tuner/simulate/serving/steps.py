@@ -224,9 +224,9 @@ class StepTimes:
         attention /= parts
         if each:
             attention += self.attention_s(each, past)
-        held = -(-tokens // parts) + each * self.checked_tokens
+        step_tokens = -(-tokens // parts) + each * self.checked_tokens
         seconds = self._round_s(
-            held,
+            step_tokens,
             attention,
             running=each,
             heads=each + ended,
@@ -235,7 +235,7 @@ class StepTimes:
         )
         if self.others_ratio == 1.0:
             return seconds
-        return self.together_s(seconds, held, others_ratio=self.others_ratio)
+        return self.together_s(seconds, step_tokens, others_ratio=self.others_ratio)
 
     def _round_s(
         self, tokens: int, attention: float, *, running: int, heads: int, busy: int, reads: bool
