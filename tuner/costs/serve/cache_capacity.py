@@ -53,6 +53,7 @@ def room_of(
     memory_bytes: float,
     ratio: float | None = None,
     cache_bytes: float | None = None,
+    filled_ratio: float = 1.0,
 ) -> Room:
     """Apply an engine's rule.
 
@@ -64,6 +65,7 @@ def room_of(
         ratio: the launch's share; None: the engine's own, and where that is none (SGLang) the one
             that a plan would state: all but what steps take and a twentieth.
         cache_bytes: that the launch states in place of a share.
+        filled_ratio: bytes of the cache over those that the engine divides among tokens.
     """
     visible = visible_bytes(memory_bytes)
     free = visible - reserve.context - reserve.communicators
@@ -85,6 +87,7 @@ def room_of(
         case MemoryFractionKind.OF_LEFT:
             cache = share * left
     left -= reserve.late
+    cache *= filled_ratio if cache > 0.0 else 1.0
     return Room(cache_bytes=cache, left_bytes=left, ratio=share)
 
 

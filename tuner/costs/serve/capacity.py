@@ -143,6 +143,15 @@ def instance_kv_bytes_per_token(
     return total
 
 
+def filled_ratio(iteration: Iteration, rule: MemoryRule) -> float:
+    """Return the bytes of a token in the cache over those that the engine counts for its room."""
+    decoder, degrees, formats = iteration.decoder, iteration.degrees, iteration.cache_formats
+    if not rule.sizes_plain_sparse:
+        return 1.0
+    plain = kv_bytes_per_token(decoder, replace(formats, packs_sparse=False), degrees)
+    return kv_bytes_per_token(decoder, formats, degrees) / plain if plain else 1.0
+
+
 def instance_state_bytes(iteration: Iteration) -> float:
     """Of one device, the states of linear attention of one running request."""
     decoder, rule = iteration.decoder, iteration.traits.memory_rule()

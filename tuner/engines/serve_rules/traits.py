@@ -101,6 +101,8 @@ class MemoryRule:
     states: StateRule = ONE_STATE
     blocks: BlockRule | None = None
     """None: each kind of layer has a pool of its own."""
+    sizes_plain_sparse: bool = False
+    """An fp8 cache of sparse attention gets room for a byte an element, whatever it then takes."""
     gathers_sparse: bool = False
     """Prompts of sparse attention gather keys of whole requests in bf16."""
     allocates_late: bool = False

@@ -93,7 +93,7 @@ states `--max-mamba-cache-size` for them; without it states get 0.9 / 1.9 of the
 (`--mamba-full-memory-ratio`). A prefix hit ends where a state was kept."""
 
 _RECENT: Final = MemoryRule(
-    since=(0, 5, 14),
+    since=(0, 5, 17),
     share=MemoryFractionKind.OF_FREE,
     ratio=None,
     sampler_bytes=12.0,
@@ -101,7 +101,10 @@ _RECENT: Final = MemoryRule(
     entry_window_pool_ratio=0.1,
     states=StateRule(per_request=STATE_SLOTS),
 )
-_OLDER: Final = replace(_RECENT, since=(0, 5, 10), states=StateRule(per_request=3))
+_SIZED: Final = replace(_RECENT, since=(0, 5, 14), sizes_plain_sparse=True)
+"""Up to 0.5.16 the room of a sparse cache is divided by a byte an element (`cell_size` of
+model_executor/pool_configurator.py and model_runner_kv_cache_mixin.py of the wheels)."""
+_OLDER: Final = replace(_SIZED, since=(0, 5, 10), states=StateRule(per_request=3))
 """Up to 0.5.13 `--mamba-scheduler-strategy auto` is `no_buffer` (server_args.py of the wheels)."""
 
 EXPOSED_HOST_S: Final = 7e-3
@@ -118,7 +121,7 @@ TRAITS: Final = EngineTraits(
     exposed_host_s=EXPOSED_HOST_S,
     untuned_experts=frozenset({(Vendor.AMD, "fp8_block"), (Vendor.AMD, "int4_wo")}),
     client_s=100e-3,
-    memory=(_RECENT, _OLDER, replace(_OLDER, since=(0,), captures_prompts=False)),
+    memory=(_RECENT, _SIZED, _OLDER, replace(_OLDER, since=(0,), captures_prompts=False)),
     eager_prompts=frozenset({"kda", "compressed"}),
     shares_networks=True,
     fp8_caches={
@@ -126,6 +129,10 @@ TRAITS: Final = EngineTraits(
         "DeepseekV4ForCausalLM": frozenset(Generation) - {Generation.ASCEND},
         "GlmMoeDsaForCausalLM": frozenset({Generation.BLACKWELL, Generation.BLACKWELL_RTX}),
     },
+    plain_sparse_since=dict.fromkeys(
+        (Generation.BLACKWELL, Generation.BLACKWELL_RTX, Generation.CDNA3, Generation.CDNA4),
+        (0, 5, 10),
+    ),
     mxfp4_multiples=(256, 64),
     computes_zero_copies=True,
     has_context=True,
@@ -140,6 +147,8 @@ KDA and DeepSeek-V4, through stages or on devices without CUDA (arg_groups/cuda_
 to 0.5.2 the share hung on the device alone, which is not covered. Under attention data parallelism
 embeddings are whole on every rank, heads and networks not (models/deepseek_v2.py, `parallel_group`
 "tp", `use_attn_tp_group`).
+Sparse caches in fp8: 0.5.10, server_args.py (`_set_default_nsa_backends`: TileLang on HIP, trtllm
+from compute capability 10 on) and `calculate_mla_kv_cache_dim`, which adds nothing for these two.
 Caches of type `auto`: arg_groups/overrides.py, `_dsa_kv_cache_dtype_default` (compute capability 10
 and newer) and `_deepseek_v4_kv_cache_dtype`.
 Padding:

@@ -24,6 +24,7 @@ from tuner.config.serve import Instances, Role
 from tuner.costs.serve.cache_capacity import Room, room_of
 from tuner.costs.serve.capacity import (
     admission_bytes,
+    filled_ratio,
     instance_block_pool,
     instance_kv_bytes_per_token,
     instance_state_bytes,
@@ -406,6 +407,7 @@ def _room(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) 
         memory_bytes=inputs.serving_pool.memory_bytes,
         ratio=ratio,
         cache_bytes=inputs.launch.cache_bytes,
+        filled_ratio=filled_ratio(iteration, rule),
     )
 
 

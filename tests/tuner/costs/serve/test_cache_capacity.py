@@ -1,13 +1,14 @@
 """Each engine's share of memory, by hand and against published logs."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tuner.backtest.serving.decoders import GPT_OSS_120B
 from tuner.costs.serve.cache_capacity import GIB, room_of, visible_bytes
-from tuner.costs.serve.capacity import padding_factor
-from tuner.costs.serve.decoder import Formats
+from tuner.costs.serve.capacity import filled_ratio, instance_kv_bytes_per_token, padding_factor
+from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
@@ -17,7 +18,9 @@ from tuner.devices.catalogue import find_device
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.traits import MemoryRule
 from tuner.engines.sglang.read import automatic_ratio, usual_captured
+from tuner.spec.huggingface.read import read_model
 
+MODELS = Path(__file__).parents[4] / "examples" / "models"
 RESERVE = Reserve(
     context=0.5 * GIB,
     communicators=1.5 * GIB,
@@ -122,3 +125,30 @@ def test_padded_experts_weigh_what_logs_of_gpt_oss_say() -> None:
 def test_what_cuda_shows_is_what_published_logs_say() -> None:
     for memory, shown in ((24, 23.55), (80, 79.2), (96, 95.0), (141, 139.8), (180, 178.4)):
         assert visible_bytes(memory * GIB) == pytest.approx(shown * GIB, rel=2e-3)
+
+
+def test_sglang_counts_and_keeps_sparse_caches_in_fp8_by_release_and_device() -> None:
+    # Up to 0.5.16 a layer's token counts as 576 + 132 bytes; until 0.5.10, and on Hopper, it takes
+    # 656 + 132. GLM-5 on 8 MI355X under 0.5.8 logs 186.77 GiB for 3,262,823 tokens of 78 layers.
+    logged_bytes = 186.77 * GIB / 3_262_823 / 78
+    assert logged_bytes == pytest.approx(788.0, rel=1e-3)
+    formats = replace(MXFP4, experts="fp8_block", kv="fp8")
+    for device, release, kept, counted in (
+        ("mi355x", "0.5.8", 788.0, 708.0),
+        ("mi355x", "0.5.18", 708.0, 708.0),
+        ("b200-sxm", "0.5.10", 708.0, 708.0),
+        ("b200-sxm", "", 708.0, 708.0),
+        ("h200-sxm", "0.5.16", 788.0, 708.0),
+        ("h200-sxm", "0.5.17", 788.0, 788.0),
+    ):
+        own = Iteration(
+            decoder=decoder_of(read_model(MODELS / "glm-5")),
+            formats=formats,
+            degrees=InstanceDegrees(attention_tensor=8),
+            engine="sglang",
+            machine=ServingMachine(sheet=find_device(device), tables=None),
+            release=release,
+        )
+        assert instance_kv_bytes_per_token(own) == pytest.approx(78 * kept), (device, release)
+        filled = filled_ratio(own, rule_of("sglang", release))
+        assert filled == pytest.approx(kept / counted), (device, release)

@@ -31,10 +31,14 @@ class Deployment:
             source="launch.sh",
         )
 
-    def estimate(self, text: str, *, instances: int = 1) -> ServingEstimate:
+    def estimate(self, text: str, *, instances: int = 1, release: str = "") -> ServingEstimate:
         serving_pool = price_serving_pool(pool_named(self.spec, None), ())
         return estimate_serving(
-            self.spec, self.read(text), serving_pool=serving_pool, instances=instances
+            self.spec,
+            self.read(text),
+            serving_pool=serving_pool,
+            instances=instances,
+            release=release,
         )
 
 
