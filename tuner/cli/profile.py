@@ -34,12 +34,6 @@ CASE_TYPES: Final = {
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def _folder(text: str) -> Path:
-    if not text:
-        raise TunerError("--out is empty: say where to write, moetune profile -o FOLDER")
-    return Path(text)
-
-
 @app.callback(invoke_without_command=True)
 def measure(
     context: typer.Context,
@@ -50,7 +44,6 @@ def measure(
             "-o",
             help="Folder of the profile.",
             show_default=False,
-            parser=_folder,
             metavar="PATH",
         ),
     ] = None,

@@ -202,5 +202,5 @@ def test_an_empty_folder_is_no_place_to_write(
     monkeypatch.chdir(tmp_path)
     assert frame.run(["profile", "-o", "", "--suite", "storage"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "--out is empty" in line
+    assert "-o is empty" in line
     assert list(tmp_path.iterdir()) == []

@@ -35,5 +35,5 @@ class NotedMachine(ServingMachine):
 
 def noting(machine: ServingMachine, lookups: Lookups) -> NotedMachine:
     """Return a machine that notes what is looked up."""
-    known = {one.name: getattr(machine, one.name) for one in fields(ServingMachine)}
+    known = {one.name: getattr(machine, one.name) for one in fields(ServingMachine) if one.init}
     return NotedMachine(lookups=lookups, **known)

@@ -88,5 +88,5 @@ class ReachedMachine(ServingMachine):
 
 def reached_machine(machine: ServingMachine, rates: ReachedRates) -> ReachedMachine:
     """Return a system that is priced at an engine's rates."""
-    known = {one.name: getattr(machine, one.name) for one in fields(ServingMachine)}
+    known = {one.name: getattr(machine, one.name) for one in fields(ServingMachine) if one.init}
     return ReachedMachine(**{**known, "host": rates.host, "estimated": set()}, rates=rates)
