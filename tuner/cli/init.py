@@ -10,7 +10,7 @@ import typer
 
 from tuner.cli.goals import checked_goal, draft_of
 from tuner.cli.options import SpecFlags, expanded
-from tuner.cli.text import print_exact, print_stderr, print_text, typed
+from tuner.cli.text import print_exact, print_stderr, print_text, quote_path
 from tuner.errors import SpecError, TunerError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def command(
     if as_json:
         print_exact(json.dumps(read_spec_keys(out), indent=2))
     else:
-        print_text(f"written to {out}; next: moetune plan {typed(out)} -o PLAN")
+        print_text(f"written to {out}; next: moetune plan {quote_path(out)} -o PLAN")
 
 
 def _prompt_for_values(

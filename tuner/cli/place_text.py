@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from solvers.placement.balance.check import LAUNCHES
-from tuner.cli.text import asides, labelled, typed
+from tuner.cli.text import asides, labelled, quote_path
 from tuner.plans.place import (
     DispatchOutcome,
     LayerTimes,
@@ -348,4 +348,4 @@ def _tail(plan: PlacePlan, *, folder: Path, verbose: bool) -> Iterator[str]:
     if plan.decision is not None:
         launch = ", ".join(f"launch/{name}" for name in dict.fromkeys(plan.emit))
         written = f"written to {folder} ({launch or 'plan.json'})"
-        yield f"{written}; next: moetune explain {typed(folder)}"
+        yield f"{written}; next: moetune explain {quote_path(folder)}"

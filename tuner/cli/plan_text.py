@@ -13,7 +13,7 @@ from tuner.cli.text import (
     format_times,
     host_lines,
     labelled,
-    typed,
+    quote_path,
 )
 from tuner.config.equal_stages import equal_stages
 from tuner.config.train import TrainDecision
@@ -92,8 +92,8 @@ def plan_text(plan: Plan, *, folder: Path, verbose: bool = False) -> str:
 
 def _next_step(plan: Plan, folder: Path) -> str:
     if plan.provenance.device_kind:
-        return f"moetune verify {typed(folder)}"
-    return f"moetune explain {typed(folder)}; launch files are in {folder / 'launch'}"
+        return f"moetune verify {quote_path(folder)}"
+    return f"moetune explain {quote_path(folder)}; launch files are in {folder / 'launch'}"
 
 
 def explanation(plan: Plan, *, verbose: bool = False) -> str:

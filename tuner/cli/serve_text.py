@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tuner.cli.text import asides, breakdown_text, columns, labelled, typed
+from tuner.cli.text import asides, breakdown_text, columns, labelled, quote_path
 from tuner.config.serve import Instances, Role, ServeRouter
 from tuner.config.serve_words import (
     describe_kv_transfer,
@@ -42,8 +42,7 @@ SHOWN_REASONS = 4
 
 def serve_text(plan: ServePlan, *, folder: Path, verbose: bool = False) -> str:
     """What `moetune plan` prints of a deployment."""
-    least = 0.0 if verbose else SHOWN_RATIO
-    not_launchable = list(_unlaunchable(plan, least_gain_ratio=least))
+    not_launchable = list(_unlaunchable(plan, verbose=verbose))
     lines = [
         *_decision(plan),
         *_prediction(plan),
@@ -54,14 +53,13 @@ def serve_text(plan: ServePlan, *, folder: Path, verbose: bool = False) -> str:
         *asides("not launchable", not_launchable, verbose=verbose or plan.decision is None),
         *asides("notes", plan.provenance.notes, verbose=verbose),
         "",
-        f"written to {folder}; next: moetune explain {typed(folder)}",
+        f"written to {folder}; next: moetune explain {quote_path(folder)}",
     ]
     return "\n".join(lines)
 
 
 def serve_explanation(plan: ServePlan, *, verbose: bool = False) -> str:
     """What `moetune explain` prints of a deployment."""
-    least = 0.0 if verbose else SHOWN_RATIO
     lines = [
         *_decision(plan),
         *_step(plan),
@@ -72,7 +70,7 @@ def serve_explanation(plan: ServePlan, *, verbose: bool = False) -> str:
         *_near_miss(plan),
         *_front(plan),
         *_relaxations(plan),
-        *asides("not launchable", list(_unlaunchable(plan, least_gain_ratio=least)), verbose=True),
+        *asides("not launchable", list(_unlaunchable(plan, verbose=verbose)), verbose=True),
         *asides("notes", plan.provenance.notes, verbose=verbose),
     ]
     return "\n".join(lines)
@@ -361,8 +359,12 @@ def _relaxations(plan: ServePlan) -> Iterator[str]:
             yield from labelled("relaxation", said)
 
 
-def _unlaunchable(plan: ServePlan, *, least_gain_ratio: float = 0.0) -> Iterator[str]:
-    """Features that no release launches, if they would save enough; all of an infeasible plan."""
+def _unlaunchable(plan: ServePlan, *, verbose: bool) -> Iterator[str]:
+    """Features that no release launches, if they would save enough; all with `verbose`.
+
+    An infeasible plan has all of them, too.
+    """
+    least_gain_ratio = 0.0 if verbose else SHOWN_RATIO
     for one in plan.unlaunchable:
         if plan.decision is not None and one.gain_ratio < least_gain_ratio and not one.rule:
             continue

@@ -10,9 +10,13 @@ from tuner.units import format_bytes, format_number, format_ratio, format_s
 
 SHOWN_CHANGES = 6
 _LISTED = {
-    **{"manifest": "refused_by", "without price": "flags_unpriced"},
-    **{"no effect": "flags_timeless", "ignored": "flags_ignored", "note": "notes"},
+    "manifest": "refused_by",
+    "without price": "flags_unpriced",
+    "no effect": "flags_timeless",
+    "ignored": "flags_ignored",
+    "note": "notes",
 }
+"""Fields of an estimate that are listed, by their label."""
 _GOOD = {True: "goodput ", False: ""}
 """Requests a second are good ones only where the spec states a target."""
 

@@ -81,7 +81,7 @@ def host_lines(host: "HostMemory | None") -> Iterator[str]:
         yield from labelled("host memory" if host.fits else "DOES NOT FIT", host.words)
 
 
-def typed(path: "Path") -> str:
+def quote_path(path: "Path") -> str:
     """Return a path as a shell's user types it, where it cannot be taken for an option."""
     return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
 

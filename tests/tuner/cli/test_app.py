@@ -21,7 +21,7 @@ from tests.rows import each_row
 from tuner.__main__ import main, shadowed
 from tuner.cli import app as frame
 from tuner.cli.goals import METRICS, SERVING_FORMATS, TRAINING_FORMATS
-from tuner.cli.text import typed
+from tuner.cli.text import quote_path
 from tuner.engines.registry import metrics_folders
 from tuner.errors import OutputError, SpecError
 from tuner.estimate.registry import NAMES
@@ -300,4 +300,4 @@ def test_the_next_command_can_be_typed_whatever_a_folder_is_called() -> None:
         ("a b", "'a b'"),
         ("/x/-o", "/x/-o"),
     ):
-        assert typed(Path(name)) == shown
+        assert quote_path(Path(name)) == shown

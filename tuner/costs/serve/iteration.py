@@ -255,17 +255,17 @@ class Iteration:
 
     def linear_s(self, m_Q: Floats) -> Floats:
         """Their sum, at the clocks that a device keeps; eager steps wait for their launches."""
-        seconds_Q = self._linear_s.get(m_Q.tobytes())
+        seconds_Q = self._linear_by_tokens.get(m_Q.tobytes())
         if seconds_Q is None:
             total_Q = np.sum(list(self.linear_parts(m_Q).values()), axis=0)
             seconds_Q = np.maximum(total_Q * self._sustained(m_Q), self._launched_s)
             seconds_Q = seconds_Q + self._idle_s
             seconds_Q.setflags(write=False)
-            self._linear_s[m_Q.tobytes()] = seconds_Q
+            self._linear_by_tokens[m_Q.tobytes()] = seconds_Q
         return seconds_Q
 
     @cached_property
-    def _linear_s(self) -> dict[bytes, Floats]:
+    def _linear_by_tokens(self) -> dict[bytes, Floats]:
         """Filled on use: seconds by tokens of steps."""
         return {}
 
@@ -316,12 +316,12 @@ class Iteration:
 
     def linear_split(self, m_Q: Floats) -> TokenSeconds:
         """The same seconds by what two halves of a step may hide of each other."""
-        if m_Q.tobytes() not in self._linear_split:
-            self._linear_split[m_Q.tobytes()] = self._split(m_Q)
-        return self._linear_split[m_Q.tobytes()]
+        if m_Q.tobytes() not in self._split_by_tokens:
+            self._split_by_tokens[m_Q.tobytes()] = self._split(m_Q)
+        return self._split_by_tokens[m_Q.tobytes()]
 
     @cached_property
-    def _linear_split(self) -> dict[bytes, TokenSeconds]:
+    def _split_by_tokens(self) -> dict[bytes, TokenSeconds]:
         """Filled on use: seconds by tokens of steps."""
         return {}
 

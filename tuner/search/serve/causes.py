@@ -59,7 +59,7 @@ def binding_resource(problem: ServeProblem, mode: Mode) -> str:
     priced = next(iter(problem_variants(problem, mode)), problem).options.options
     for role in ROLES[mode]:
         if not any(option.role is role for option in priced):
-            return f"{role.value}: {_late_request(problem, role)}"
+            return f"{role.value}: {_unpriced_cause(problem, role)}"
     best = max(most_of_pools(problem, mode), key=lambda one: rate_of(one, problem), default=None)
     if best is None:
         return _too_few_devices(problem, mode, priced)
@@ -84,7 +84,7 @@ def binding_resource(problem: ServeProblem, mode: Mode) -> str:
     return f"devices: {devices} serve {served}; {_batch_end(slowest, problem)}"
 
 
-def _late_request(problem: ServeProblem, role: Role) -> str:
+def _unpriced_cause(problem: ServeProblem, role: Role) -> str:
     """Say why no instance of a role is priced."""
     options, demand = problem.options, problem.demand
     if role is not Role.DECODE and options.slowest_ttft_s > demand.ttft_s:

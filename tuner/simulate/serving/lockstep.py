@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from tuner.costs.serve.curves import Floats
 from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import EngineRank, Rules, engine_rank, served_by, simulate
 from tuner.simulate.serving.load import Requests, Served, of_a_peer
@@ -34,12 +34,11 @@ MOST_RANKS: Final = 8
 """Ranks that are simulated together, at most."""
 MOST_REQUESTS: Final = 1500
 """Requests of all ranks that are simulated together: an estimate stays within its 3 s."""
-ROUNDS: Final = 100
-"""Rounds in which the mean wait of ranks settles, at most."""
-SETTLED: Final = 1e-4
+MOST_SETTLING_ROUNDS: Final = 100
+"""Rounds in which the mean seconds of a token settle, at most."""
+SETTLED_RATIO: Final = 1e-4
+"""Change of these seconds from round to round at which they are settled."""
 SEED: Final = 20_251
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,21 +117,23 @@ def beside_peers(
         rate_per_s: requests of a rank; infinite: a closed loop.
         concurrency: requests of a rank in flight in a closed loop.
     """
-    load = _load(requests, times)
-    if ranks == 1 or not load.computed:
+    if ranks == 1:
+        return times
+    mean = _mean_request(requests, times)
+    if not mean.computed:
         return times
     is_mixed = rules.batching is not Batching.PREFILL_FIRST
     most = min(float(rules.most_running), concurrency)
-    token_s, waiting = times.decode_step_s(1, load.past), times
-    for _ in range(ROUNDS):
-        running = min(rate_per_s * load.steps * token_s, most)
+    token_s, waited_s, others_ratio = times.decode_step_s(1, mean.past), 0.0, 1.0
+    for _ in range(MOST_SETTLING_ROUNDS):
+        running = min(rate_per_s * mean.steps * token_s, most)
         num = max(math.ceil(running), 1)
         beside = num if is_mixed else 0
-        tokens = running / load.steps * load.read_ratio * load.computed
+        tokens = running / mean.steps * mean.read_ratio * mean.computed
         room = max(rules.step_tokens - beside * times.checked_tokens, 1)
-        chunk = min(max(round(tokens), load.computed), room)
-        decode_s = times.decode_step_s(num, load.past)
-        full_s = load.prompt_step_s(times, chunk, running=beside)
+        chunk = min(max(round(tokens), mean.computed), room)
+        decode_s = times.decode_step_s(num, mean.past)
+        full_s = mean.prompt_step_s(times, chunk, running=beside)
         least_s = times.together_s(full_s, chunk, others_ratio=0.0)
         ratio = min(tokens / chunk, 1.0)
         own_ratio = ratio if is_mixed else ratio / (1.0 + ratio)
@@ -144,18 +145,16 @@ def beside_peers(
         )
         more_s = float(steps.seconds) - decode_s
         waits_ratio = (float(steps.ratio) - own_ratio) / max(1.0 - own_ratio, 1e-9)
-        waiting = replace(
-            times, waited_s=waits_ratio * more_s, others_ratio=float(steps.others_ratio)
-        )
+        waited_s, others_ratio = waits_ratio * more_s, float(steps.others_ratio)
         last_s, token_s = token_s, decode_s + float(steps.ratio) * more_s
         token_s /= 1.0 if is_mixed else 1.0 - own_ratio
-        if abs(token_s - last_s) <= SETTLED * token_s:
+        if abs(token_s - last_s) <= SETTLED_RATIO * token_s:
             break
-    return waiting
+    return replace(times, waited_s=waited_s, others_ratio=others_ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Load:
+class _MeanRequest:
     """Mean request of a rank."""
 
     before: int
@@ -170,6 +169,7 @@ class _Load:
     """Steps that its output takes."""
 
     def prompt_step_s(self, times: StepTimes, tokens: int, *, running: int) -> float:
+        """Price a step that reads so many tokens of such prompts beside running sequences."""
         prompts = tokens / self.computed
         seconds = times.prefill_s(self.before + self.computed) - times.prefill_s(self.before)
         return times.mixed_s(
@@ -177,7 +177,7 @@ class _Load:
         )
 
 
-def _load(requests: Requests, times: StepTimes) -> _Load:
+def _mean_request(requests: Requests, times: StepTimes) -> _MeanRequest:
     read_R = np.ones(len(requests.input_R), dtype=bool)
     if requests.prefilled_R is not None:
         read_R = ~requests.prefilled_R
@@ -186,7 +186,7 @@ def _load(requests: Requests, times: StepTimes) -> _Load:
         before = round(float(np.array(requests.cached)[read_R].mean()))
         computed = max(round(float(requests.input_R[read_R].mean())) - before, 1)
     outputs = max(float(requests.output_R.mean()) - 1.0, 1.0)
-    return _Load(
+    return _MeanRequest(
         before=before,
         computed=computed,
         read_ratio=float(read_R.mean()),
