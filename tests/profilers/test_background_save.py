@@ -33,7 +33,7 @@ def check_saves(directory: Path, *, device: str) -> None:
     delay = measured(directory, kind="delay", size=SIZES[1], device=device)
     assert all(row.status is MeasurementStatus.OK for row in (*saves, delay))
     assert min(saves[0].times_s) > 0.0
-    assert saves[0].median_s < saves[1].median_s
+    assert min(saves[0].times_s) < min(saves[1].times_s)
     # The computation cannot lose much more than the time of a save.
     assert min(delay.times_s) >= 0.0
     assert delay.median_s < 3.0 * saves[1].median_s

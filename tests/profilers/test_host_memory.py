@@ -33,7 +33,8 @@ def check_rates(directory: Path, *, device: str) -> None:
             measured(directory, kind=kind, size=size, device=device) for size in SIZES[:2]
         )
         assert small.status is large.status is MeasurementStatus.OK, kind
-        assert 0.0 < small.median_s < large.median_s, kind
+        # The quickest of each: beside other work a median says more of that than of the bytes.
+        assert 0.0 < min(small.times_s) < min(large.times_s), kind
         # Between 50 MB/s and 500 GB/s.
         assert 5e7 < SIZES[1] / large.median_s < 5e11, kind
 
