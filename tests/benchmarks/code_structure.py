@@ -6,7 +6,9 @@
                           and expert parallelism, micro-batch
     goal branches         files that ask for the kind of a goal: isinstance or a case of a type of
                           one goal, a comparison with a goal's name, a table by their names
-    knob files            files that name `a2a_overlap`, the example of a knob
+    knobs in engines      files of `tuner/engines/` that name one knob, the median over all of them
+                          (`Knob.field` of training, fields of serving's `Instances`)
+    knobs elsewhere       the same for all other files
     path to a price       product functions on the longest stack from `tuner.api.plan` to the price
                           of one kernel, over a plan of every goal that has kernels
     files of a plan       product files of which a function runs during those plans
@@ -29,13 +31,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from statistics import median
 from types import FrameType
 from typing import Any, Final
+
+from tests.test_line_budget import count_statements
 
 CHECKOUT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("tuner", "solvers", "profilers")
 GOALS: Final = ("train", "serve", "place")
-KNOB: Final = "a2a_overlap"
+NO_KNOBS: Final = frozenset({"role", "pool", "island", "count", "devices"})
+"""Fields of serving instances that say which and how many, not how they run."""
 DEGREES: Final[Mapping[str, str]] = {
     "tensor": r"tensor|tensor_model_parallel_size|tp",
     "pipeline": r"pipeline|pipeline_model_parallel_size|pp",
@@ -99,9 +105,9 @@ def static_measures(trees: Mapping[str, ast.Module]) -> Measures:
     return {
         "configuration types": [where for where, node in classes if _is_configuration(node)],
         "goal branches": [file for file, tree in trees.items() if _branches_on_goal(tree)],
-        "knob files": [file for file, tree in trees.items() if _names(tree, KNOB)],
+        **_knob_files(trees),
         "repeated class names": sorted(name for name, count in names.items() if count > 1),
-        "statements": sum(map(_statements, trees.values())),
+        "statements": sum(map(count_statements, trees.values())),
         "arrows": sorted(_arrows(trees)),
         "rooms": sorted({_room(file) for file in trees if file.startswith("tuner/")}),
         "files": len(trees),
@@ -151,25 +157,54 @@ def _is_goal_name(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and node.value in GOALS
 
 
-def _names(tree: ast.Module, knob: str) -> bool:
-    for node in ast.walk(tree):
-        said = (
+def _knob_files(trees: Mapping[str, ast.Module]) -> Measures:
+    """Count the files that name a knob, inside and outside `engines/`: the median of each."""
+    named = {file: _identifiers(tree) for file, tree in trees.items()}
+    inside = {file for file in named if file.startswith("tuner/engines/")}
+    counts = [
+        (
+            sum(knob in named[file] for file in inside),
+            sum(knob in named[file] for file in named.keys() - inside),
+        )
+        for knob in _knobs(trees)
+    ]
+    return {
+        "knobs": len(counts),
+        "knobs in engines": round(median(one for one, _ in counts)),
+        "knobs elsewhere": round(median(one for _, one in counts)),
+    }
+
+
+def _knobs(trees: Mapping[str, ast.Module]) -> list[str]:
+    training = [
+        str(keyword.value.value)
+        for node in ast.walk(trees["tuner/config/knobs.py"])
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Knob"
+        for keyword in node.keywords
+        if keyword.arg == "field" and isinstance(keyword.value, ast.Constant)
+    ]
+    serving = [
+        one.target.id
+        for node in trees["tuner/config/serve.py"].body
+        if isinstance(node, ast.ClassDef) and node.name == "Instances"
+        for one in node.body
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    ]
+    return [*training, *(field for field in serving if field not in NO_KNOBS)]
+
+
+def _identifiers(tree: ast.Module) -> set[Any]:
+    """Return the names, attributes, arguments and constants of a file."""
+    return {
+        value
+        for node in ast.walk(tree)
+        for value in (
             getattr(node, "attr", None),
             getattr(node, "id", None),
             getattr(node, "arg", None),
             node.value if isinstance(node, ast.Constant) else None,
         )
-        if knob in said:
-            return True
-    return False
-
-
-def _statements(tree: ast.Module) -> int:
-    return sum(
-        isinstance(node, ast.stmt)
-        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-        for node in ast.walk(tree)
-    )
+    }
 
 
 def _room(file: str) -> str:
