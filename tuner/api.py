@@ -10,7 +10,6 @@
     backtest, backtest_serving     compare predictions with measured runs
     verify, verify_place           launch candidates and choose by measurement
     verify_serve                   the same for deployments
-    verify_faults                  run a plan's reference step through faults
     report, rendered               a report on a plan, and its text
     check                          plan stored scenarios again and compare
     read_any_plan, read_verified   read a plan of any goal, or its trials, from its folder
@@ -62,7 +61,6 @@ from tuner.goals.verify import command_trials as command_trials
 from tuner.goals.verify import slurm_trials as slurm_trials
 from tuner.goals.verify import verify as verify
 from tuner.goals.verify import work_of as work_of
-from tuner.goals.verify_faults import verify_faults as verify_faults
 from tuner.goals.verify_serve import deployment_trials as deployment_trials
 from tuner.goals.verify_serve import verify_serve as verify_serve
 from tuner.plans.what_if import parse_changes as parse_changes

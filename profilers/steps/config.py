@@ -221,42 +221,21 @@ class SharedCheckpoints(Record):
     interval_steps: Count
 
 
-class HostCheckpoints(Record):
-    """Checkpoints in the memory of each node."""
-
-    folder: Annotated[str, Field(min_length=1)]
-    """Of a node, with `{node}` for its number: `/dev/shm/run/{node}`."""
-    interval_steps: Count
-    replicas: Annotated[int, Field(ge=0, le=2)] = 0
-    """Copies of every rank's state on the next nodes, sent to the rank at the same place there."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "HostCheckpoints":
-        if "{node}" not in self.folder:
-            raise ValueError(f"folder {self.folder!r} needs {{node}}: each node has its own memory")
-        return self
-
-    def folder_of(self, node: int) -> str:
-        """Return the folder of a node."""
-        return self.folder.replace("{node}", str(node))
-
-
 class Checkpoints(Record):
     """When a run saves its state, and where the next launch of it looks for that.
 
-    A launch continues from the newest checkpoint from which all ranks can restore, those in memory
-    only with the same split of the state; without any it begins at step 0.
+    A launch continues from the newest checkpoint from which all ranks can restore; without any it
+    begins at step 0.
     """
 
     total_steps: Count
     """Optimizer steps of the run, all launches together; `steps` and `warmup_steps` do not count,
     nothing is metered, and every step is an ordinary one."""
     shared: SharedCheckpoints
-    host: HostCheckpoints | None = None
     asynchronous: bool = False
     """Training waits for the copy to host buffers only; it is written beside the next steps."""
     kept: Count = 2
-    """Finished checkpoints that are kept on each level."""
+    """Finished checkpoints that are kept."""
 
 
 class StepConfig(Record):
@@ -320,7 +299,6 @@ class StepConfig(Record):
             raise ValueError("tensor must divide num_heads and num_kv_heads")
         if self.model.num_experts and self.model.num_experts % degrees.expert:
             raise ValueError(f"expert must divide num_experts {self.model.num_experts}")
-        self._check_checkpoints()
         moe_layers = sum(kind is LayerKind.MOE for kind in self.model.layers)
         loads = self.routing.load_ratio
         if loads and (
@@ -361,19 +339,6 @@ class StepConfig(Record):
                     f"with pipeline {degrees.pipeline}, the ranks of an expert group need as many"
                     f" microbatches each, not {group}"
                 )
-
-    def _check_checkpoints(self) -> None:
-        if self.checkpoints is None:
-            return
-        degrees, host = self.parallelism, self.checkpoints.host
-        if host is None or degrees.ranks_per_node is None:
-            return
-        nodes = -(-degrees.world // degrees.ranks_per_node)
-        if host.replicas >= nodes:
-            raise ValueError(
-                f"replicas {host.replicas} need {host.replicas + 1} nodes, {degrees.world} ranks of"
-                f" {degrees.ranks_per_node} a node are {nodes}"
-            )
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Every line holds `event`, `time_s` (seconds since 1970, of this host's clock) an
     group_joined        every rank is connected
     model_built         weights and optimizer exist
     checkpoint_skipped  level, step, reason: it is not complete, or damaged
-    restored            level, step, seconds; source: own, peer, shared; level none: begun at step 0
+    restored            level, step, seconds; level none: begun at step 0
     step_done           step, seconds, loss: the mean of the global batch, before the update
     save_began          level, step
     training_resumed    level, step, stall_s: training waited for so long

@@ -32,6 +32,14 @@ SERVING_FORMATS: Final = "sglang, trtllm or vllm"
 METRICS: Final = "deepspeed, megatron, ms-swift, peft, torchtitan"
 
 
+def _refuse_faults(scenario: Path | None) -> None:
+    if scenario is not None:
+        raise SpecError(
+            f"--faults {scenario}: verify makes no runs fail any more; `goal.reliability` forecasts"
+            " failures, and examples/profiles/epyc-faults holds what runs through them took"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """Options of `moetune plan`."""
@@ -255,9 +263,7 @@ class VerifyOptions:
     faults: Annotated[
         Path | None,
         typer.Option(
-            help="Instead of trials: run the plan's reference step through the faults of this"
-            " scenario, policy of checkpoints by policy, and compare with predictions.",
-            metavar="SCENARIO",
+            help="No longer run.", metavar="SCENARIO", hidden=True, callback=_refuse_faults
         ),
     ] = None
     resume: Annotated[

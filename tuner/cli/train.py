@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from tuner.verify.command import CommandLauncher
     from tuner.verify.slurm.launcher import SlurmLauncher
 
-VERIFY_OPTIONS: Final = (
-    *("--steps", "--budget", "--max-devices", "--storage", "--network"),
-    "--faults",
-)
+VERIFY_OPTIONS: Final = ("--steps", "--budget", "--max-devices", "--storage", "--network")
 PURPOSE: Final = "for plans that train"
 OTHER_LAUNCHER: Final = ""
 
@@ -84,9 +81,6 @@ def verify(folder: Path, options: VerifyOptions) -> None:
     Raises:
         TunerError: an option cannot be read.
     """
-    if options.faults is not None:
-        _verify_faults(folder, options.faults, as_json=options.as_json)
-        return
     from tuner.cli.trials import live_table
     from tuner.cli.verify_text import verified_text
     from tuner.goals.verify import verify as verify_plan
@@ -112,16 +106,6 @@ def verify(folder: Path, options: VerifyOptions) -> None:
         )
     print_result(verified, lambda one: verified_text(one, folder=folder), as_json=options.as_json)
     if verified.winner is None:
-        raise typer.Exit(1)
-
-
-def _verify_faults(folder: Path, scenario: Path, *, as_json: bool) -> None:
-    from tuner.cli.faults_text import faults_text
-    from tuner.goals.verify_faults import verify_faults
-
-    report = verify_faults(folder, scenario, on_message=_print_indented)
-    print_result(report, faults_text, as_json=as_json)
-    if not all(one.is_on_curve for one in report.results):
         raise typer.Exit(1)
 
 

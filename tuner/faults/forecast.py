@@ -26,7 +26,6 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from profilers.records import Record, Seconds
 from tuner.faults.interval import LEAST_EFFECTIVE_RATIO, interval_steps
 from tuner.faults.level_seconds import copied_bytes
-from tuner.faults.levels import SavePolicy
 from tuner.faults.reliability import FailureModel, Jobs, longest_wait_s
 from tuner.faults.run_shares import CheckpointLevels, Ratio, RunShares, Whole, run_shares
 from tuner.faults.spare_choice import SpareChoice
@@ -190,20 +189,6 @@ def writes_in_background(run: RunForecast, stated: Reliability) -> bool:
     if run.checkpoint_in_background is None:
         return bool(stated.checkpoint.asynchronous)
     return run.checkpoint_in_background
-
-
-def save_policy(run: RunForecast, stated: Reliability) -> SavePolicy | None:
-    """Return when a forecast run saves, as the simulation takes it; None where it does not."""
-    if run.checkpoint_interval_steps is None:
-        return None
-    levels = run.checkpoint_levels
-    host_steps = None if levels is None else levels.host_interval_steps
-    return SavePolicy(
-        host_interval_steps=host_steps,
-        shared_interval_steps=run.checkpoint_interval_steps,
-        replicas=0 if levels is None else levels.replicas,
-        asynchronous=writes_in_background(run, stated),
-    )
 
 
 def forecast_shares(

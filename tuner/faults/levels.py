@@ -16,8 +16,8 @@ Megatron-LM puts both into the queue of one process (`schedule_async_save`,
 training goes on; those for shared storage are copied from the device by that process, so that
 training waits until it gets to them (`preload_fn`).
 
-The renewal model (two_levels.py) and the simulation (simulation.py) read the same values, which
-hold no word of a spec: they may as well be measured.
+The renewal model (two_levels.py) and the tests' simulation of single runs read the same values,
+which hold no word of a spec: they may as well be measured.
 
 Sources: Moody et al., SC10 (levels, classes of failures); Wang et al., Gemini, SOSP 2023 (copies in
 the memory of peers).

@@ -1,1 +1,1 @@
-"""Checkpoints of the reference training step: on shared storage, and in the memory of nodes."""
+"""Checkpoints of the reference training step on shared storage."""

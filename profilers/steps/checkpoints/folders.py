@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
-STEP_FOLDER: Final = re.compile(r"step-(\d{8,})(?:-([0-9a-f]{16}))?")
+STEP_FOLDER: Final = re.compile(r"step-(\d{8,})")
 PARTIAL: Final = ".partial-"
 REMOVED: Final = ".removed-"
 
 
-def step_name(step: int, launch: str | None = None) -> str:
-    """Name the folder of a step, or those of one launch where several may save the same step."""
-    return f"step-{step:08d}" + (f"-{launch}" if launch else "")
+def step_name(step: int) -> str:
+    """Name the folder of a step."""
+    return f"step-{step:08d}"
 
 
 def partial_of(folder: Path) -> Path:
@@ -27,8 +27,8 @@ def partial_of(folder: Path) -> Path:
     return folder.with_name(PARTIAL + folder.name)
 
 
-def step_folders(inside: Path) -> Iterator[tuple[int, str, Path]]:
-    """List complete folders as step, launch (or nothing), path; none where there is no folder."""
+def step_folders(inside: Path) -> Iterator[tuple[int, Path]]:
+    """List complete folders by their steps; none where there is no folder."""
     try:
         folders = sorted(inside.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -36,7 +36,7 @@ def step_folders(inside: Path) -> Iterator[tuple[int, str, Path]]:
     for folder in folders:
         match = STEP_FOLDER.fullmatch(folder.name)
         if match is not None:
-            yield int(match[1]), match[2] or "", folder
+            yield int(match[1]), folder
 
 
 def begin(folder: Path) -> Path:
@@ -67,7 +67,7 @@ def remove(folder: Path) -> None:
 
 def keep_only(inside: Path, names: Collection[str]) -> None:
     """Remove all other checkpoints."""
-    for _, _, folder in list(step_folders(inside)):
+    for _, folder in list(step_folders(inside)):
         if folder.name not in names:
             remove(folder)
 

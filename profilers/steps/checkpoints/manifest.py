@@ -4,7 +4,7 @@ import zlib
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from profilers.records import Record
 from profilers.steps.config import Adapters, Size, StepConfig, TransformerShape
@@ -38,13 +38,6 @@ class RunIdentity(Record):
             if theirs[name] != value:
                 return f"{name} is {theirs[name]} there, {value} here"
         return None
-
-    def difference_from(self, stored: Any) -> str | None:
-        """Compare with what another file says; None where it says nothing that can be read."""
-        try:
-            return self.difference(RunIdentity.model_validate_json(stored))
-        except ValidationError:
-            return None
 
 
 class FileFacts(Record):

@@ -1,4 +1,4 @@
-"""The level on shared storage: PyTorch's distributed checkpoints, which any layout can read.
+"""Checkpoints on shared storage in PyTorch's distributed format, which any layout can read.
 
 A folder `step-00000012` holds `.metadata`, one `.distcp` file of each rank, both as PyTorch's
 `torch.distributed.checkpoint` writes and reads them, and `checkpoint.json` (manifest.py). Its
@@ -54,8 +54,6 @@ class SharedLevel:
         group: all ranks, on the host's memory.
     """
 
-    name = LEVEL
-
     def __init__(
         self,
         config: SharedCheckpoints,
@@ -88,7 +86,7 @@ class SharedLevel:
 
     def steps(self) -> list[int]:
         """List the steps that have a checkpoint, as the first rank sees them."""
-        own = [step for step, _, _ in step_folders(self._folder)] if self._is_first else []
+        own = [step for step, _ in step_folders(self._folder)] if self._is_first else []
         steps: list[int] = gather(own, self._group)[0]
         return steps
 
@@ -117,7 +115,7 @@ class SharedLevel:
 
     def resume(self, step: int) -> None:
         """Count the checkpoints up to the step that was restored, from wherever, as finished."""
-        folders = [folder.name for other, _, folder in step_folders(self._folder) if other <= step]
+        folders = [folder.name for other, folder in step_folders(self._folder) if other <= step]
         self._finished = folders[-self._kept :]
 
     def save(self, step: int, snapshot: Snapshot, emit: Emit) -> str | None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from profilers.steps.checkpoints.manifest import facts_of
@@ -58,9 +57,6 @@ class Run:
         *,
         total: int,
         shared: int = NEVER,
-        host: int | None = None,
-        per_node: int | None = None,
-        replicas: int = 0,
         kept: int = 2,
         asynchronous: bool = False,
         kill: Kill | None = None,
@@ -73,15 +69,7 @@ class Run:
             "kept": kept,
             "asynchronous": asynchronous,
         }
-        if host is not None:
-            checkpoints["host"] = {
-                "folder": str(self.folder / "host" / "{node}"),
-                "interval_steps": host,
-                "replicas": replicas,
-            }
         fields = fields | {"checkpoints": checkpoints}
-        if per_node is not None:
-            fields["parallelism"] = fields["parallelism"] | {"ranks_per_node": per_node}
         self.launches += 1
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "step.json"
@@ -106,9 +94,6 @@ class Run:
     @property
     def log(self) -> Path:
         return self.folder / "log"
-
-    def node(self, node: int) -> Path:
-        return self.folder / "host" / str(node)
 
     def losses(self) -> dict[int, float]:
         """Of the steps of the last launch."""
@@ -166,26 +151,21 @@ SAME_LAYOUT: Mapping[str, Fields] = {
 }
 
 
-ALL_SAVES = (("shared", True), ("host", False), ("shared", False), ("host", True))
-"""Levels, and whether they are written beside training."""
-
-
 def _resumed_equally(
-    run: Callable[[str], Run], name: str, fields: Fields, saves_of: Iterable[tuple[str, bool]]
+    run: Callable[[str], Run], name: str, fields: Fields, modes: Iterable[bool]
 ) -> list[str]:
-    """Continue a run of 4 steps to 6 from each level, and compare with 6 at once."""
+    """Continue a run of 4 steps to 6, saved beside training or not, and compare with 6 at once."""
     wrong = []
     unbroken = run(f"{name}/unbroken")
     assert not any(unbroken.launch(fields, total=6)), unbroken.log.read_text()
-    for level, asynchronous in saves_of:
-        broken = run(f"{name}/{level}-{asynchronous}")
-        saves: Fields = {level: 2, "asynchronous": asynchronous}
+    for asynchronous in modes:
+        broken = run(f"{name}/{asynchronous}")
         for total in (4, 6):
-            codes = broken.launch(fields, total=total, **saves)
+            codes = broken.launch(fields, total=total, shared=2, asynchronous=asynchronous)
             assert not any(codes), broken.log.read_text()
         expected = {step: loss for step, loss in unbroken.losses().items() if step > 4}
-        if broken.restored() != (level, 4) or broken.losses() != expected:
-            wrong.append(f"{name}, {level}, asynchronous {asynchronous}: {broken.losses()}")
+        if broken.restored() != ("shared", 4) or broken.losses() != expected:
+            wrong.append(f"{name}, asynchronous {asynchronous}: {broken.losses()}")
     return wrong
 
 
@@ -193,7 +173,7 @@ def test_the_same_layout_goes_on_to_the_bit(
     new_run: Callable[[str], Run], config: Callable[..., Fields]
 ) -> None:
     name = "data 2, expert 2, zero 1, loss-free"
-    assert not _resumed_equally(new_run, name, config(**SAME_LAYOUT[name]), ALL_SAVES[:2])
+    assert not _resumed_equally(new_run, name, config(**SAME_LAYOUT[name]), [True])
 
 
 @pytest.mark.slow
@@ -202,7 +182,7 @@ def test_every_layout_goes_on_to_the_bit(
 ) -> None:
     wrong = []
     for name, changed in SAME_LAYOUT.items():
-        wrong += _resumed_equally(new_run, name, config(**changed), ALL_SAVES)
+        wrong += _resumed_equally(new_run, name, config(**changed), [True, False])
     assert not wrong
 
 
@@ -310,8 +290,7 @@ def _kill_often(
     for seed, asynchronous in enumerate(modes):
         left += kills
         run = new_run(f"asynchronous {asynchronous}")
-        saves: Fields = {"shared": 2, "host": 1, "per_node": 1, "replicas": 1}
-        saves |= {"total": total, "asynchronous": asynchronous}
+        saves: Fields = {"shared": 2, "total": total, "asynchronous": asynchronous}
         for is_killed, lines in _killed(
             run, fields, saves, unbroken.losses(), kills=kills, seed=seed
         ):
@@ -336,7 +315,7 @@ def _killed(
         name, (event, longest_s) = [*PHASES.items()][number % len(PHASES)]
         kill = Kill(
             event=event,
-            level=None if event == "step_done" else draw.choice(["host", "shared"]),
+            level=None if event == "step_done" else "shared",
             rank=draw.randrange(2),
             times=draw.randint(1, 2),
             delay_s=None if longest_s is None else draw.uniform(0, longest_s),
@@ -353,17 +332,10 @@ def _killed(
     codes = run.launch(fields, **saves)
     assert not any(codes), run.log.read_text()
     wrong = _differences("the last launch", run, expected)
-    for folder in (run.shared, run.node(0), run.node(1)):
-        names = sorted(each.name[:13] for each in folder.iterdir())
-        interval = saves["shared"] if folder == run.shared else saves["host"]
-        # Both are due after every second step, and the upper level alone is written then.
-        saved_steps = [
-            step
-            for step in range(interval, saves["total"] + 1, interval)
-            if folder == run.shared or step % saves["shared"]
-        ]
-        if names != [f"step-{step:08d}" for step in saved_steps[-2:]]:
-            wrong.append(f"{folder} holds {names}")
+    names = sorted(each.name for each in run.shared.iterdir())
+    last = saves["total"] - saves["total"] % saves["shared"]
+    if names != [f"step-{step:08d}" for step in (last - saves["shared"], last)]:
+        wrong.append(f"{run.shared} holds {names}")
     yield False, wrong
 
 
@@ -389,100 +361,33 @@ def test_a_run_survives_a_hundred_kills_in_every_phase_of_a_save(
     _kill_often(new_run, config(data=2, expert=2), kills=7 * len(PHASES), modes=[True, False])
 
 
-def test_a_lost_node_gets_its_state_from_another(
-    new_run: Callable[[str], Run], config: Callable[..., Fields]
-) -> None:
-    fields = config(data=2, expert=2)
-    saves: Fields = {"shared": 2, "host": 1, "per_node": 1, "replicas": 1}
-    run = new_run("lost")
-    assert not any(run.launch(fields, total=6, **saves)), run.log.read_text()
-    expected = run.losses()
-    shutil.rmtree(run.shared)
-    shutil.rmtree(run.node(0))
-    shutil.rmtree(run.node(1))
-    assert not any(run.launch(fields, total=3, **saves)), run.log.read_text()
-    files = [
-        sorted(each.name for each in run.node(node).glob("step-00000003*/*")) for node in (0, 1)
-    ]
-    assert files == [["rank-00000.safetensors", "rank-00001.safetensors"]] * 2
-
-    shutil.rmtree(run.node(1))
-    assert not any(run.launch(fields, total=5, **saves)), run.log.read_text()
-    sources = [run.of_kind("restored", rank=rank)[0]["source"] for rank in range(2)]
-    assert (run.restored(), sources) == (("host", 3), ["own", "peer"])
-    assert run.losses() == {step: expected[step] for step in (4, 5)}
-    assert sorted(one.name for one in run.shared.iterdir()) == ["step-00000002", "step-00000004"]
-
-    # A copy that was damaged in memory is as good as none: the newest before it is taken.
-    shutil.rmtree(run.node(0))
-    (copy,) = run.node(1).glob("step-00000005*/rank-00000.safetensors")
-    copy.write_bytes(copy.read_bytes()[:-1] + b"x")
-    assert not any(run.launch(fields, total=5, **saves)), run.log.read_text()
-    assert run.restored() == ("shared", 4)
-    assert [one["step"] for one in run.of_kind("checkpoint_skipped")] == [5]
-    assert run.losses() == {5: expected[5]}
-
-    # The state of rank 1 is gone with its copies, that of rank 0 is not.
-    shutil.rmtree(run.node(1))
-    for copy in run.node(0).glob("*/rank-00001.safetensors"):
-        copy.unlink()
-    assert not any(run.launch(fields, total=6, **saves)), run.log.read_text()
-    assert run.restored() == ("shared", 4)
-    assert run.losses() == {step: expected[step] for step in (5, 6)}
-
-
-@pytest.mark.slow
-def test_copies_reach_nodes_with_fewer_ranks_and_two_other_nodes(
-    new_run: Callable[[str], Run], config: Callable[..., Fields]
-) -> None:
-    cases: Mapping[str, tuple[Fields, int, int, list[int]]] = {
-        "three ranks and one": ({"tensor": 2, "data": 2}, 3, 1, [0]),
-        "three nodes": (UNEVEN, 1, 2, [0, 2]),
-    }
-    wrong = []
-    for name, (changed, per_node, replicas, lost) in cases.items():
-        fields, run = config(**changed), new_run(name)
-        saves: Fields = {"host": 1, "per_node": per_node, "replicas": replicas}
-        assert not any(run.launch(fields, total=3, **saves)), run.log.read_text()
-        for node in lost:
-            shutil.rmtree(run.node(node))
-        codes = run.launch(fields, total=4, **saves)
-        assert not any(codes), run.log.read_text()
-        sources = [run.of_kind("restored", rank=rank)[0]["source"] for rank in range(len(codes))]
-        expected = ["peer" if rank // per_node in lost else "own" for rank in range(len(codes))]
-        if (run.restored(), sources) != (("host", 3), expected):
-            wrong.append(f"{name}: {run.restored()}, {sources}")
-    assert not wrong
-
-
 def test_a_full_disk_costs_a_checkpoint_and_nothing_else(
     new_run: Callable[[str], Run], config: Callable[..., Fields]
 ) -> None:
     fields, wrong = config(data=2), []
-    for level, asynchronous in (("shared", True), ("host", False)):
-        run = new_run(f"{level} {asynchronous}")
-        saves: Fields = {level: 2, "per_node": 1, "asynchronous": asynchronous}
-        codes = run.launch(fields, total=6, largest_file_bytes=2**16, **saves)
+    for asynchronous in (True, False):
+        run = new_run(f"{asynchronous}")
+        codes = run.launch(
+            fields, total=6, largest_file_bytes=2**16, shared=2, asynchronous=asynchronous
+        )
         assert not any(codes), run.log.read_text()
         failed = [one["step"] for one in run.of_kind("save_failed", rank=1)]
         durable = [one["step"] for one in run.of_kind("durable", rank=1)]
-        folders = [run.shared, run.node(0), run.node(1)]
-        names = {each.name[:13] for folder in folders for each in folder.glob("*")}
+        names = {each.name for each in run.shared.glob("*")}
         (said,) = run.log.read_text().splitlines()
         if (failed, durable, names) != ([2], [4, 6], {"step-00000004", "step-00000006"}):
-            wrong.append(f"{level}: {failed} failed, {durable} durable, left {names}")
-        if f"checkpoint of step 2 ({level}) failed: " not in said:
-            wrong.append(f"{level}: said {said}")
+            wrong.append(f"{asynchronous}: {failed} failed, {durable} durable, left {names}")
+        if "checkpoint of step 2 failed: " not in said:
+            wrong.append(f"{asynchronous}: said {said}")
     assert not wrong
 
 
 def test_other_programs_read_what_is_saved(
     new_run: Callable[[str], Run], config: Callable[..., Fields]
 ) -> None:
-    run, beside = new_run("read"), new_run("host")
+    run = new_run("read")
     codes = run.launch(config(data=2, expert=2), total=2, shared=2)
-    codes += beside.launch(config(data=2, expert=2), total=2, host=2, per_node=1)
-    assert not any(codes), run.log.read_text() + beside.log.read_text()
+    assert not any(codes), run.log.read_text()
     (folder,) = run.shared.iterdir()
     whole = run.folder / "whole.pt"
     dcp_to_torch_save(folder, whole)
@@ -491,11 +396,6 @@ def test_other_programs_read_what_is_saved(
     assert tensors["model.layers.0.attention.qkv.k"].shape == (16, 32)
     assert tensors["optimizer.step.head"].item() == 2
     assert tensors["optimizer.exp_avg_sq.head"].gt(0).all()
-    (file,) = beside.node(1).glob("*/*")
-    with safe_open(file, framework="pt") as opened:
-        assert opened.metadata()["step"] == "2"
-        experts = opened.get_tensor("model.layers.1.ffn.routed.down")
-    assert torch.equal(experts, tensors["model.layers.1.ffn.routed.down"][4:])
 
 
 class _Ends:
@@ -576,8 +476,7 @@ def test_another_runs_checkpoint_is_refused(
     new_run: Callable[[str], Run], config: Callable[..., Fields]
 ) -> None:
     run = new_run("another")
-    saved: Fields = {"shared": 2, "host": 1, "per_node": 1}
-    assert run.launch(config(), total=2, **saved) == [0], run.log.read_text()
+    assert run.launch(config(), total=2, shared=2) == [0], run.log.read_text()
     larger = config()
     larger["model"] |= {"moe_ffn_size": 32}
     wrong = []
@@ -586,10 +485,9 @@ def test_another_runs_checkpoint_is_refused(
         (config(seed=1), "seed is 0 there, 1 here"),
         (config(precision="fp64"), "state is fp32 there, fp64 here"),
     ):
-        for saves in ({"shared": 2}, saved):
-            run.log.unlink(missing_ok=True)
-            assert run.launch(fields, total=4, **saves) == [2], run.log.read_text()
-            (line,) = run.log.read_text().splitlines()
-            if said not in line:
-                wrong.append(f"{said!r} expected, not {line!r}")
+        run.log.unlink(missing_ok=True)
+        assert run.launch(fields, total=4, shared=2) == [2], run.log.read_text()
+        (line,) = run.log.read_text().splitlines()
+        if said not in line:
+            wrong.append(f"{said!r} expected, not {line!r}")
     assert not wrong

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tests.tuner.faults.simulation import Failure
 from tuner.faults.levels import CLASSES, FailureRates
-from tuner.faults.simulation import Failure
 
 DRAWN_AT_ONCE = 64
 """Failures; more is faster only in runs of more."""

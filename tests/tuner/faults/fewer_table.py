@@ -6,9 +6,9 @@ An hour between shared checkpoints, a loss of a node a day and repairs of half a
 from dataclasses import dataclass
 
 from tests.tuner.faults.level_table import Case, case, seconds
+from tests.tuner.faults.simulation import FewerNodesLayout, Layout, Run
 from tuner.faults.fewer_nodes import LayoutShares, Losses
 from tuner.faults.levels import FailureClass, Level, RunSeconds
-from tuner.faults.simulation import FewerNodesLayout, Layout, Run
 from tuner.faults.two_levels import host_lost_s, level_shares
 
 HOUR = 3600.0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.rows import Failures
-from tuner.faults.allocation import Allocation
+from tests.tuner.faults.allocation import Allocation
 
 
 def test_spare_idle_and_repaired_nodes_by_hand() -> None:

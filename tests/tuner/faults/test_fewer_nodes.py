@@ -11,6 +11,14 @@ from tests.rows import Failures
 from tests.tuner.faults.drawn_failures import drawn_failures
 from tests.tuner.faults.fewer_table import HOUR, STEP_S, TABLE, Row, row, shares_of
 from tests.tuner.faults.level_table import seconds
+from tests.tuner.faults.simulation import (
+    Failure,
+    FewerNodesLayout,
+    Layout,
+    Run,
+    SimulatedRun,
+    simulate,
+)
 from tuner.faults.fewer_nodes import (
     Losses,
     continued_run,
@@ -21,14 +29,6 @@ from tuner.faults.fewer_nodes import (
 from tuner.faults.levels import FailureClass, FailureRates, Level, SavePolicy
 from tuner.faults.reliability import FailureModel, HostLevel, Jobs, Storage, waiting_ratio
 from tuner.faults.run_shares import run_shares
-from tuner.faults.simulation import (
-    Failure,
-    FewerNodesLayout,
-    Layout,
-    Run,
-    SimulatedRun,
-    simulate,
-)
 
 MODEL_ERROR = 0.005
 """Of the share that trains, beside the error of a simulated mean."""

@@ -8,8 +8,8 @@ import pytest
 
 from tests.tuner.faults.drawn_failures import drawn_failures
 from tests.tuner.faults.level_table import TABLE, seconds
+from tests.tuner.faults.simulation import Failure, Run, Slowdown, simulate
 from tuner.faults.levels import FailureClass, FailureRates, Level, SavePolicy
-from tuner.faults.simulation import Failure, Run, Slowdown, simulate
 
 PROCESS, NODE, TOGETHER = FailureClass
 TWO = SavePolicy(host_interval_steps=2, shared_interval_steps=6, replicas=1)

@@ -11,9 +11,9 @@ from tests.rows import Failures
 from tests.tuner.faults.drawn_failures import drawn_failures
 from tests.tuner.faults.embedded_chain import training_share
 from tests.tuner.faults.level_table import TABLE, Case, case, seconds
+from tests.tuner.faults.simulation import Run, SimulatedRun, simulate
 from tuner.faults.interval import CheckpointCycle
 from tuner.faults.levels import FailureClass, FailureRates, Level, SavePolicy
-from tuner.faults.simulation import Run, SimulatedRun, simulate
 from tuner.faults.two_levels import host_lost_s, level_shares, queued_copies, unfinished
 
 PERIODS = (3, 11)

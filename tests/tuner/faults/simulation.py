@@ -35,7 +35,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tuner.faults.allocation import Allocation
+from tests.tuner.faults.allocation import Allocation
 from tuner.faults.levels import (
     CLASSES,
     FailureClass,

@@ -3,9 +3,7 @@
 A node is known by its slot. A spare node takes the slot of a lost one; where none is left the slot
 stays empty, and the nodes that are back fill those slots first that were emptied first. A layout of
 fewer nodes runs on the first slots that are not empty, and replaces a lost node by one that it
-leaves idle, at the same place. The simulation of a run and the supervisor of a real one
-(tuner/verify/faults/supervisor.py) keep the same books.
-"""
+leaves idle, at the same place."""
 
 import heapq
 from collections.abc import Sequence

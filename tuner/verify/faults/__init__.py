@@ -1,1 +1,0 @@
-"""Real runs that suffer faults, against what the models of checkpoints predict of them."""
