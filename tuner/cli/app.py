@@ -26,7 +26,6 @@ from tuner.cli import (
     calibrate,
     check,
     compare,
-    completion,
     doctor,
     estimate,
     explain,
@@ -38,7 +37,7 @@ from tuner.cli import (
     verify,
 )
 from tuner.cli.panels import PanelCommand
-from tuner.cli.text import print_exact, print_stderr, print_text
+from tuner.cli.text import print_stderr, print_text
 from tuner.errors import SpecError, TunerError
 
 INTERRUPTED: Final = 130
@@ -48,6 +47,8 @@ ENVIRONMENT: Final = 3
 UNUSABLE: Final = 2
 LONGEST_LINE: Final = 2000
 """Characters of an error message; a longer one loses its middle."""
+COMPLETION: Final = "_MOETUNE_COMPLETE"
+"""What a shell sets beside the typed words where it wants them completed; Typer ends then."""
 NO_MEMORY: Final = "no memory is left for this; free some, or raise the limit (ulimit -v)"
 
 NOT_UTF8: Final = "a file or folder has a name that is not UTF-8, which cannot be stored; rename it"
@@ -63,7 +64,6 @@ app = typer.Typer(
     name="moetune",
     help="Measure your machines, choose the Mixture-of-Experts configuration to launch, verify it.",
     rich_markup_mode=None,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -73,21 +73,7 @@ app = typer.Typer(
 def _options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-    show_completion: Annotated[
-        str, typer.Option(help="Print the completion script of bash, zsh or fish.", metavar="SHELL")
-    ] = "",
-    install_completion: Annotated[
-        str, typer.Option(help="Set completion up for bash, zsh or fish.", metavar="SHELL")
-    ] = "",
 ) -> None:
-    if show_completion:
-        print_exact(completion.script(show_completion))
-        raise typer.Exit
-    if install_completion:
-        print_text(
-            f"written to {completion.installed(install_completion)}; open a new shell to use it"
-        )
-        raise typer.Exit
     if version:
         from importlib.metadata import version as installed
 
@@ -160,8 +146,8 @@ def _leaving_by_an_exception() -> Iterator[None]:
 
 def _invoke(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
-    if completion.is_completion_request():
-        return completion.complete(command)
+    if os.environ.get(COMPLETION):
+        command.main(args=[], prog_name="moetune", complete_var=COMPLETION)
     if {("-o", ""), ("--out", "")} & {*pairwise(arguments)} or {"--out="} & {*arguments}:
         # A path of no letters would be the current folder.
         raise SpecError("-o is empty; name what to write")
