@@ -14,7 +14,7 @@ from typing import get_args
 
 import numpy as np
 
-from tuner.backtest.serving.decoders import LLAMA_70B
+from tests.tuner.decoders import LLAMA_70B
 from tuner.costs.serve.decoder import Formats
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration

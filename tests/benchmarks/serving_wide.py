@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from tuner.backtest.serving.decoders import DEEPSEEK_V3
+from tests.tuner.decoders import DEEPSEEK_V3
 from tuner.backtest.serving.tables import build_machines
 from tuner.costs.serve.decoder import Formats
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B, QWEN3_32B
+from tests.tuner.decoders import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B, QWEN3_32B
 from tuner.backtest.serving.launches import PublishedLaunch, parse_launch
 from tuner.backtest.serving.prediction import MeanLatency
 from tuner.backtest.serving.residuals import apply_residuals

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
+from tests.tuner.decoders import LLAMA_70B
 from tuner.backtest.serving.backtest import backtest_serving, predict_pairs
-from tuner.backtest.serving.decoders import LLAMA_70B
 from tuner.backtest.serving.tables import DATASHEET, build_machines
 from tuner.costs.serve.bands import bands_of
 from tuner.errors import SpecError

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from tuner.backtest.serving.decoders import DEEPSEEK_V3, MIXTRAL_8X7B, QWEN3_32B
+from tests.tuner.decoders import DEEPSEEK_V3, MIXTRAL_8X7B, QWEN3_32B
 from tuner.costs.serve.bands import (
     NEW_VENDOR,
     Bands,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.backtest.serving.decoders import GPT_OSS_120B
+from tests.tuner.decoders import GPT_OSS_120B
 from tuner.costs.serve.cache_capacity import GIB, room_of, visible_bytes
 from tuner.costs.serve.capacity import filled_ratio, instance_kv_bytes_per_token, padding_factor
 from tuner.costs.serve.decoder import Formats, decoder_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tuner.backtest.serving.decoders import DEEPSEEK_V3, GLM_5, LLAMA_8B, LLAMA_70B, QWEN35_397B
+from tests.tuner.decoders import DEEPSEEK_V3, GLM_5, LLAMA_8B, LLAMA_70B, QWEN35_397B
 from tuner.costs.ops import Op
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.rows import Failures, each_row
-from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B
+from tests.tuner.decoders import DEEPSEEK_V3, LLAMA_70B
 from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration

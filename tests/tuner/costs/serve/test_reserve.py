@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.backtest.serving.decoders import (
+from tests.tuner.decoders import (
     DEEPSEEK_V3,
     GPT_OSS_120B,
     LLAMA_8B,

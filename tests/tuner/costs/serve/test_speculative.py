@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rows import each_row
-from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B, MIXTRAL_8X7B
+from tests.tuner.decoders import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B, MIXTRAL_8X7B
 from tuner.costs.serve.decoder import AttentionKind, Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration

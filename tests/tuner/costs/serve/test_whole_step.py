@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tuner.backtest.serving.decoders import DEEPSEEK_V3, GLM_5, LLAMA_70B, QWEN35_397B
+from tests.tuner.decoders import DEEPSEEK_V3, GLM_5, LLAMA_70B, QWEN35_397B
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tuner.backtest.serving.decoders import LLAMA_8B
+from tests.tuner.decoders import LLAMA_8B
 from tuner.costs.serve.decoder import Formats
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration

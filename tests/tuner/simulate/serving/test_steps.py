@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.rows import Failures
-from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B
+from tests.tuner.decoders import DEEPSEEK_V3, LLAMA_70B
 from tuner.costs.serve.decoder import Formats
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
