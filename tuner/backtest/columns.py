@@ -167,7 +167,7 @@ def build_run(row: Row) -> PublishedRun:
         row=row,
         device=device,
         precision=precision,
-        software=engine_software(engine, release),
+        software=engine_software(engine, release, row),
         family=engine.family,
         memory_family=find_memory_family(engine, release, row),
         release=release,

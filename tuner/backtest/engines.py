@@ -217,8 +217,10 @@ def _titan_memory(release: str) -> str | None:
     )
 
 
-def engine_software(engine: SoftwareFamily, release: str) -> Software:
+def engine_software(engine: SoftwareFamily, release: str, row: Row) -> Software:
     """Return the software generation of the generic constants."""
+    if engine is _TITAN and "eager" in row.text("notes"):
+        return Software.TORCH_EAGER
     if engine is _BRIDGE and release:
         return software_of_container(release)
     return engine.software

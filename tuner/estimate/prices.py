@@ -31,7 +31,7 @@ from tuner.costs.train.columns_of import (
     shape_of_model,
     stages_of_layouts,
 )
-from tuner.costs.train.constants import GemmPrecision
+from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.costs.train.expert_capacity import kept_ratio
 from tuner.costs.train.expert_imbalance import ExpertImbalance
 from tuner.costs.train.host_memory import offloaded_bytes, pipeline_inside
@@ -130,13 +130,15 @@ class PricingSetup:
 
     def regime(self, configuration: Configuration) -> Regime:
         """Return the regime of a configuration's kernels and host."""
-        return regime_of(
+        regime = regime_of(
             (TARGET_OF[configuration.engine],),
             self.sheet,
             precision=configuration.priced_precision,
             has_experts=self.model.moe is not None,
             release=self.release(configuration).release,
         )
+        is_eager = configuration.compiled is not None and "model" not in configuration.compiled
+        return replace(regime, software=Software.TORCH_EAGER) if is_eager else regime
 
     def release(self, configuration: Configuration) -> PricedRelease:
         """Return the release of its engine that a configuration is priced for."""

@@ -52,6 +52,8 @@ class Software(StrEnum):
     """The same from containers 26.04 on."""
     TORCH_FSDP = "torch-fsdp"
     """Plain PyTorch modules under FSDP: llm-foundry, torchtitan, DeepSpeed ZeRO-3."""
+    TORCH_EAGER = "torch-eager"
+    """The same with layers that are not compiled: torchtitan by default."""
     TRANSFORMERS = "transformers"
     """Transformers' modules in eager mode, one kernel an operation (eager_blocks.py)."""
 
@@ -165,6 +167,9 @@ class Constants:
     gradient read twice for norm and update, low-precision copy, casts. [M]"""
     step_fixed_s: Numbers = 4e-3
     """Once a step: gradient norm, loss reduction, data, synchronisation. [T]"""
+    unhidden_launch_ratio: Numbers = 0.0
+    """Share of a layer's launches that its kernels wait for where its dispatch reads counts of
+    tokens back to the host. [T]"""
     straggler_factor: Numbers = 1.0
     """The slowest device's compute time over the typical one's."""
 
@@ -221,6 +226,7 @@ FITTED: Final = {
     "boundary_exposed_ratio": Prior(1.0, 0.3, 0.1, 2.0),
     "optimizer_bytes": Prior(45.0, 0.3, 12.0, 200.0),
     "step_fixed_s": Prior(4e-3, 0.7, 0.1e-3, 0.2),
+    "unhidden_launch_ratio": Prior(0.0, 0.3, 0.0, 1.0),
     "straggler_factor": Prior(1.0, 0.05, 1.0, 1.5),
 }
 """Name to default, spread of its logarithm, bounds. The default of a device, precision and
@@ -316,6 +322,17 @@ abstract of FlashAttention-3, 1.5 to 2 times faster in the forward pass."""
 UNFUSED: Final = 1.4
 """Bytes of plain PyTorch's element-wise kernels over those counted, which are of fused ones. [T]"""
 
+_EAGER: Final = 1.74
+"""The same of layers that are not compiled over compiled ones: 80 against 46 bytes per token and
+element of the hidden state in Llama 3 8B (rotary embedding in fp32 and complex numbers: 25 against
+5, activation and product apart: 35 against 21). [M] torchtitan 0.2.2, models/llama3; 2.5 by its
+runs of December 2024, whose norms were five kernels."""
+_TORCH_GROUPED: Final = {Generation.BLACKWELL: 0.73}
+"""`grouped_ratio` of torch._grouped_mm, before `residuals.json` scales it by 1.23 for kernels
+of Megatron's runs. [P] B200 in bf16, forward and backward pass, 1 to 8 experts, 128,000 rows of
+5,120 x 8,192 and 7,168 x 2,048: 33 to 38 % of the peak (torchao 0.14, prototype/moe_training);
+other GEMMs reach 44 %."""
+
 _SOFTWARE: Final[dict[Software, dict[str, float]]] = {
     # One kernel per operation from Python under autograd, with gradient hooks and timers, on hosts
     # of 2021: 20 to 25 us per launch. [T] Its cross entropy takes single steps in fp32: cast 6,
@@ -332,6 +349,14 @@ _SOFTWARE: Final[dict[Software, dict[str, float]]] = {
     Software.MEGATRON_2025: {"launch_s": 14e-6},
     Software.MEGATRON_2026: {"launch_s": 13e-6},
     Software.TORCH_FSDP: {"launch_s": 8e-6},
+    # The launches of Transformers' modules, which are Python's and autograd's, too. Grouped GEMMs
+    # are one kernel whatever the experts. [M]
+    Software.TORCH_EAGER: {
+        "launch_s": 30e-6,
+        "backward_launches": 1.25,
+        "expert_launches": 1.0,
+        "unhidden_launch_ratio": 1.0,
+    },
     # Modules in Python, one operation a kernel: 30 us a launch in the forward pass of two tiny
     # models on a host of 2025, 23 us in the backward pass, which launches 1.6 times as many. [T]
     # AdamW's fused kernel on bf16 weights and moments moves 14 bytes a parameter. [M]
@@ -362,11 +387,13 @@ def uncalibrated(
         collective_s=_COLLECTIVE.get(generation, FITTED["collective_s"].default),
         hop_s=_HOP.get(generation, FITTED["hop_s"].default),
     )
-    if software is Software.TORCH_FSDP:
+    if software in (Software.TORCH_FSDP, Software.TORCH_EAGER):
+        eager = _EAGER if software is Software.TORCH_EAGER else 1.0
         generic = replace(
             generic,
+            grouped_ratio=_TORCH_GROUPED.get(generation, generic.grouped_ratio),
             attention_ratio=_ATTENTION[generation] * _OLDER_ATTENTION.get(generation, 1.0),
-            memory_factor=_MEMORY[generation] * UNFUSED,
+            memory_factor=_MEMORY[generation] * UNFUSED * eager,
         )
     return replace(generic, **_SOFTWARE[software])
 

@@ -150,7 +150,10 @@ def _routed(setting: BlockInputs) -> Block:
     exposed_s = share * dispatch_combine_s
     recompute_whole = np.where(np.greater(pieces, 1.0), 1.0, s.recompute_moe)
     recompute_act = np.where(np.greater(recompute_whole, 0.0), 0.0, s.recompute_moe_act)
-    recomputed_s = recompute_whole * (whole.forward_s + exposed_s) + recompute_act * act_s
+    # Of grouped GEMMs no policy by operation keeps an output (activations.py).
+    kernels_share = np.maximum(recompute_whole, s.recompute_by_op)
+    recomputed_s = kernels_share * whole.forward_s + recompute_whole * exposed_s
+    recomputed_s = recomputed_s + np.where(s.recompute_by_op > 0.0, 0.0, recompute_act * act_s)
     return replace(
         whole,
         recomputed_s=recomputed_s,

@@ -186,6 +186,7 @@ OF_SOFTWARE: Final[Mapping[Software, MemoryConstants]] = {
     Software.MEGATRON_2025: MemoryConstants(),
     Software.MEGATRON_2026: MemoryConstants(),
     Software.TORCH_FSDP: _EAGER_LOSS,
+    Software.TORCH_EAGER: _EAGER_LOSS,
 }
 """By generation of software."""
 

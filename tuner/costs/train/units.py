@@ -241,9 +241,9 @@ def _moe_blocks(setting: BlockInputs) -> tuple[Block, Block]:
     return fixed, routed
 
 
-def _layer(setting: BlockInputs, block: Block) -> LayerCost:
+def _layer(setting: BlockInputs, block: Block, *, waits: Numbers = 0.0) -> LayerCost:
     """A layer to which full recomputation applies."""
-    return _cost(setting, block, full=_recomputed_share(setting.strategies))
+    return _cost(setting, block, full=_recomputed_share(setting.strategies), waits=waits)
 
 
 def _recomputed_share(s: Strategies) -> Numbers:
@@ -259,7 +259,9 @@ def _embedding_or_head(setting: BlockInputs, block: Block) -> LayerCost:
     return _cost(setting, block, full=0.0)
 
 
-def _cost(setting: BlockInputs, block: Block, *, full: Numbers) -> LayerCost:
+def _cost(setting: BlockInputs, block: Block, *, full: Numbers, waits: Numbers = 0.0) -> LayerCost:
+    """Price a block; kernels of a processor, and those where it waits, wait for every launch."""
+    waits = np.maximum(waits, setting.hardware.is_processor)
     slower = setting.constants.straggler_factor
     once_s = block.tensor_s + block.context_s + block.expert_s
     visible_s = once_s * slower
@@ -272,8 +274,8 @@ def _cost(setting: BlockInputs, block: Block, *, full: Numbers) -> LayerCost:
     launched_s = _launched_s(setting, block)
     repeated = repeated_s / np.maximum(kernels_s, 1e-30)
     launched_back_s = launched_s * (setting.constants.backward_launches + repeated)
-    waited_s = _waited_s(setting.hardware, kernels_s, launched_s)
-    waited_back_s = _waited_s(setting.hardware, kernels_back_s, launched_back_s)
+    waited_s = _waited_s(kernels_s, launched_s, waits=waits)
+    waited_back_s = _waited_s(kernels_back_s, launched_back_s, waits=waits)
     beside = setting.strategies.reference_forwards
     return LayerCost(
         forward_s=(1.0 + beside) * (kernels_s + waited_s + visible_s),
@@ -292,7 +294,7 @@ def _moe_layer(
 ) -> tuple[LayerCost, tuple[Numbers, Numbers]]:
     """A MoE layer at `expert_imbalance`, and the slopes of its passes in it."""
     s, own = setting.strategies, setting.constants
-    cost = _layer(setting, fixed + routed)
+    cost = _layer(setting, fixed + routed, waits=_reads_counts(setting))
     full = _recomputed_share(s)
     device_s = routed.forward_s + routed.expert_s
     recomputed_s = full * device_s + (1.0 - full) * routed.recomputed_s
@@ -308,11 +310,21 @@ def _launched_s(setting: BlockInputs, block: Block) -> Numbers:
     return own.launch_s * whole * (partly * block.launches + block.expert_launches)
 
 
-def _waited_s(machine: Hardware, device_s: Numbers, launched_s: Numbers) -> Numbers:
+def _reads_counts(setting: BlockInputs) -> Numbers:
+    """Share of the launches that kernels wait for because dispatch reads counts back.
+
+    The host needs the split sizes of an all-to-all, and what DeepEP received, before it launches
+    what follows; HybridEP's buffers have a fixed size (torchtitan, distributed/expert_parallel.py
+    and distributed/deepep of 0.2.2).
+    """
+    s = setting.strategies
+    is_read = np.greater(s.expert, 1.0) & np.equal(s.is_hybridep, 0.0)
+    return setting.constants.unhidden_launch_ratio * is_read
+
+
+def _waited_s(device_s: Numbers, launched_s: Numbers, *, waits: Numbers) -> Numbers:
     """Seconds that launches add to the kernels."""
-    return np.where(
-        np.greater(machine.is_processor, 0.0), launched_s, _larger(device_s, launched_s) - device_s
-    )
+    return waits * launched_s + (1.0 - waits) * (_larger(device_s, launched_s) - device_s)
 
 
 def _larger(device_s: Numbers, launched_s: Numbers) -> Numbers:

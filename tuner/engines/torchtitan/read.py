@@ -103,6 +103,8 @@ _FORMER: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     ("float8", "enable_float8_linear"): ("model", "converters"),
 }
 """Keys of torchtitan's files before release 0.1 (train_configs of 2024), by section: today's."""
+_OF_TRANSFORMERS: Final = "transformers_modeling_backend"
+"""The experiment that trains Transformers' own modules."""
 _ENABLED_IN_0_1: Final = "checkpoint.enable_checkpoint"
 """A switch of every file up to August 2025, which is `checkpoint.enable` since."""
 _MOST_PARTS: Final = 2000
@@ -292,7 +294,10 @@ def _settings(
 
 
 def _compiled(given: Sections) -> frozenset[str]:
-    """Return what is compiled: nothing by default; release 0.1 says it in [training]."""
+    """Return what is compiled: nothing by default; release 0.1 says it in [training].
+
+    Of Transformers' layers with experts it is the router alone (pull request 2679).
+    """
     is_on = given.is_on("compile.enable") or given.is_on("training.compile")
     components = given.value("compile.components")
     if components is None:
@@ -302,6 +307,11 @@ def _compiled(given: Sections) -> frozenset[str]:
             f"{given.source}: compile.components {shown_value(components)} is no list of 'model'"
             " and 'loss'"
         )
+    if (
+        given.value("model.name") == _OF_TRANSFORMERS
+        and given.number(SPELLED["expert"], default=1) > 1
+    ):
+        components = [name for name in components if name != "model"]
     return frozenset(map(str, components)) if is_on else frozenset()
 
 

@@ -150,7 +150,7 @@ class PeakErrors:
 
 def error_kind(software: Software, *, has_pipeline: bool) -> ErrorKind:
     """Return the kind of published runs that a run errs like."""
-    if software not in (Software.TORCH_FSDP, Software.TRANSFORMERS):
+    if software not in (Software.TORCH_FSDP, Software.TORCH_EAGER, Software.TRANSFORMERS):
         return ErrorKind.MEGATRON
     return ErrorKind.PYTORCH_PIPELINE if has_pipeline else ErrorKind.PYTORCH
 
