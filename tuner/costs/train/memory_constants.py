@@ -207,10 +207,10 @@ OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
     "deepspeed": replace(_FUSED_LOSS, gathers_master=0.0, flattens_gradients=1.0),
     # Around Transformers' own model and loss, in the allocator that its Trainer leaves as it is.
     "deepspeed-transformers": replace(
-        _FUSED_LOSS,
+        _EAGER_LOSS,
         gathers_master=0.0,
         flattens_gradients=1.0,
-        logit_bytes=float(_TRANSFORMERS.logit_bytes),
+        split_logit_bytes=0.0,
         unused_ratio=_TRANSFORMERS.unused_ratio,
         recompute_unused_ratio=_TRANSFORMERS.recompute_unused_ratio,
     ),

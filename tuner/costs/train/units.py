@@ -314,17 +314,18 @@ def _reads_counts(setting: BlockInputs) -> Numbers:
     """Share of the launches that kernels wait for because dispatch reads counts back.
 
     The host needs the split sizes of an all-to-all, and what DeepEP received, before it launches
-    what follows; HybridEP's buffers have a fixed size (torchtitan, distributed/expert_parallel.py
-    and distributed/deepep of 0.2.2).
+    what follows; HybridEP's buffers have a stated size (torchtitan, distributed/expert_parallel.py
+    of 0.2.2, distributed/deepep of main, `non_blocking_capacity_factor`).
     """
     s = setting.strategies
     is_read = np.greater(s.expert, 1.0) & np.equal(s.is_hybridep, 0.0)
-    return setting.constants.unhidden_launch_ratio * is_read
+    return np.where(is_read, setting.constants.unhidden_launch_ratio, 0.0)
 
 
 def _waited_s(device_s: Numbers, launched_s: Numbers, *, waits: Numbers) -> Numbers:
     """Seconds that launches add to the kernels."""
-    return waits * launched_s + (1.0 - waits) * (_larger(device_s, launched_s) - device_s)
+    longer_s = _larger(device_s, launched_s) - device_s
+    return waits * launched_s + (1.0 - waits) * longer_s
 
 
 def _larger(device_s: Numbers, launched_s: Numbers) -> Numbers:

@@ -388,6 +388,8 @@ def test_an_eager_loss_reserves_the_logits_a_second_time() -> None:
     )
     whole_bytes = np.asarray(constants.logit_bytes)
     assert whole_bytes.tolist() == [_reserved(whole)] * 2
+    # Transformers' loss under DeepSpeed: the segment of the bf16 logits holds no fp32 tensor.
+    assert OF_FAMILY["deepspeed-transformers"].logit_bytes == _reserved(whole)
     assert (whole_bytes + constants.split_logit_bytes).tolist() == [_reserved(split)] * 2
 
 
