@@ -76,6 +76,7 @@ def test_recomputed_operations_are_those_of_the_modules(spec_of: MakeSpec) -> No
     by_operation = own.model_copy(
         update={"recompute": Recompute.SELECTIVE, "recompute_by_op": True}
     )
-    assert 0.0 < recomputed_flop(by_operation, spec.model) < full / 2
+    # Half of all GEMMs but the grouped ones, which are repeated whole; attention is kept.
+    assert full / 2 < recomputed_flop(by_operation, spec.model) < full
     half = own.changed(recompute=Recompute.FULL, recompute_ratio=0.5)
     assert recomputed_flop(half, spec.model) == pytest.approx(full / 2)
