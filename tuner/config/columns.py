@@ -61,6 +61,8 @@ class Strategies:
     recompute_by_op: Numbers = 0.0
     """Torchtitan's selective checkpointing by operation: attention and every second GEMM of each
     layer are kept, the rest is recomputed."""
+    buffered_ratio: Numbers = 0.0
+    """Share of all copies that a rank could receive, which its buffers hold; 0: those that come."""
     opaque_gemm_ratio: Numbers = 0.0
     """Share of the layers whose GEMMs are operations that this does not know."""
     recompute_core_attention: Numbers = 0.0

@@ -42,7 +42,7 @@ from tuner.costs.train.prices import CAUSES_IN_PASSES, MemoryPrice, StepPrice
 from tuner.costs.train.shapes import Hardware, ModelShape, stacked
 from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Datasheet
-from tuner.engines.reading.launch import TrainingEngine
+from tuner.engines.reading.launch import TokenDispatcher, TrainingEngine
 from tuner.engines.reading.variables import ALLOCATOR
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.decision import to_decision
@@ -354,6 +354,7 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         reference_bytes=wide if config.reference_forwards and setup.adapters is None else 0.0,
         **recompute_columns(config.recompute_modules, full_ratio=config.recompute_ratio),
         recompute_by_op=float(config.recompute_by_op),
+        buffered_ratio=config.buffered_ratio * (config.dispatcher is TokenDispatcher.HYBRIDEP),
         opaque_gemm_ratio=config.opaque_gemm_ratio,
         has_flash_attention=float(config.has_fused_attention),
         logit_bytes=config.logit_bytes,

@@ -5,8 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from tuner.engines.torchtitan.read import read
+from tuner.errors import SpecError
 from tuner.estimate.estimate import estimate, shipped_residuals
 from tuner.estimate.records import Estimate
+from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.spec import Spec
 
 MakeSpec = Callable[..., Spec]
@@ -24,10 +26,11 @@ def launched(
     sections: str = "",
 ) -> Estimate:
     components = ", ".join(f'"{name}"' for name in compiled)
+    backend = f'expert_parallel_comm_backend = "{dispatcher}"' if dispatcher else ""
     text = (
         f"[training]\nlocal_batch_size = {batch}\nseq_len = {spec.goal.sequence_length}\n"
         f"[parallelism]\nexpert_parallel_degree = {expert}\n"
-        f'expert_parallel_comm_backend = "{dispatcher}"\n'
+        f"{backend}\n"
         f'[activation_checkpoint]\nmode = "{mode}"\nselective_ac_option = "op"\n'
         f"[compile]\nenable = true\ncomponents = [{components}]\n{sections}"
     )
@@ -99,6 +102,31 @@ def test_layers_of_transformers_with_experts_stay_eager(spec_of: MakeSpec) -> No
     assert 0.7 < found.step_time_s / 1.454 < 1.3
     assert found.peak_memory_bytes / 2**30 == pytest.approx(78.6, rel=0.1)
     assert of_titan.step_time_s < 0.6 * found.step_time_s
+
+
+def test_hybridep_runs_over_whole_buffers_or_waits_for_the_host(spec_of: MakeSpec) -> None:
+    """4 GB300, all layers checkpointed: 19,558 tokens/s, 74.7 GiB (torchtitan#3659)."""
+    spec = spec_of(LITE, nodes=1, device="gb300-nvl72", global_batch_size=16)
+    pool = Pool(name="pool", device="gb300-nvl72", nodes=1, devices_per_node=4)
+    spec = spec.model_copy(update={"cluster": Cluster(pools=(pool,))})
+    own = '[model]\nmoe_comm_backend = "hybridep"\n'
+
+    def found(said: str) -> Estimate:
+        sections = own + said
+        return launched(spec, batch=4, expert=4, mode="full", dispatcher="", sections=sections)
+
+    whole, half = (found(f"non_blocking_capacity_factor = {share}\n") for share in (1.0, 0.5))
+    low, high = whole.step_time_s_band
+    assert low < 16_384 / 19_558 < high
+    assert whole.peak_memory_bytes / 2**30 == pytest.approx(74.7, rel=0.05)
+    assert half.step_time_s < whole.step_time_s
+    assert half.peak_memory_bytes < whole.peak_memory_bytes
+    asking = found("")
+    assert asking.breakdown_s["host"] > 10.0 * whole.breakdown_s.get("host", 0.0)
+    assert asking.peak_memory_bytes <= half.peak_memory_bytes
+    for share in ("0.0", "2.0", "true", '"much"'):
+        with pytest.raises(SpecError, match="not above 0 and at most 1"):
+            found(f"non_blocking_capacity_factor = {share}\n")
 
 
 def test_checkpoints_by_operation_repeat_all_of_the_grouped_gemms(spec_of: MakeSpec) -> None:

@@ -97,6 +97,7 @@ from tuner.costs.train.adapters import (
     linear_matrices,
     network_matrices,
 )
+from tuner.costs.train.expert_capacity import buffer_rows
 from tuner.costs.train.shapes import ModelShape
 from tuner.costs.train.state import padded_vocab
 
@@ -489,7 +490,8 @@ def _moe(
 ) -> _Layer:
     width = strategies.element_bytes
     sent = own * model.top_k
-    received = sent * strategies.expert_tensor * strategies.expert_imbalance_p99
+    rows = np.maximum(buffer_rows(model, strategies), strategies.expert_imbalance_p99)
+    received = sent * strategies.expert_tensor * rows
     linear = _linear_bytes(strategies)
     copies = received * model.expert_hidden
     intermediate = received * model.moe_ffn / strategies.expert_tensor

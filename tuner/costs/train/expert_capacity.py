@@ -12,12 +12,21 @@ Spreads of recorded loads: 0.63 of DeepSeek-V3 (256 experts, 58 layers), which k
 as does the median of 15 recorded layers of OLMoE (64 experts; 0.49 to 0.91). Mixtral's 8 experts
 keep 0.91 to 0.98 (0.96 at the median of 9 layers), which is a spread of 0.11.
 
+HybridEP that reads no counts back has buffers of tokens x ranks x min(local experts, k) x a share.
+Element-wise kernels run over all of them, grouped GEMMs do not (torchtitan of June 2026,
+distributed/deepep/hybridep.py; pull request 3659).
+
 Not covered: models whose loads a recording states; it bounds them by the capacity.
 """
 
 import math
 from statistics import NormalDist
 from typing import Final
+
+import numpy as np
+
+from tuner.config.columns import Numbers, Strategies
+from tuner.costs.train.shapes import ModelShape
 
 MANY_EXPERTS: Final = 64
 """Experts from which on loads spread as widely as in the recordings of 64 and 256 experts."""
@@ -33,3 +42,9 @@ def kept_ratio(capacity: float, *, num_experts: int) -> float:
     return below((math.log(capacity) - half) / spread) + capacity * below(
         -(math.log(capacity) + half) / spread
     )
+
+
+def buffer_rows(model: ModelShape, s: Strategies) -> Numbers:
+    """Return rows of the buffers that experts read over the copies that come on average."""
+    most = np.minimum(model.experts / s.expert, model.top_k) / np.maximum(model.top_k, 1.0)
+    return s.buffered_ratio * s.expert * most

@@ -27,6 +27,7 @@ from tuner.costs.ops import BF16, trained_experts
 from tuner.costs.train.adapter_blocks import adapter_blocks, expert_adapters
 from tuner.costs.train.adapters import network_matrices
 from tuner.costs.train.collectives import all_gather_s, all_to_all_s, bus_bytes_per_s
+from tuner.costs.train.expert_capacity import buffer_rows
 from tuner.costs.train.limited_routing import reached_places
 from tuner.costs.train.parts import (
     BACKWARD_BYTES,
@@ -138,7 +139,8 @@ def _routed(setting: BlockInputs) -> Block:
         np.greater(s.fused_grouped_mlp, 0.0), own.fused_moe_factor, own.moe_memory_factor
     )
     per_byte = factor / own.memory_factor * copies
-    act_s = setting.memory_bound_s(per_byte * (1.0 + inner / width) * s.element_bytes * width)
+    rows = per_byte * np.maximum(buffer_rows(m, s) / s.expert_imbalance, 1.0)
+    act_s = setting.memory_bound_s(rows * (1.0 + inner / width) * s.element_bytes * width)
     permute_s = setting.memory_bound_s(per_byte * 6.0 * s.element_bytes * m.expert_hidden)
     moved = Block(
         forward_s=permute_s + act_s,

@@ -6,7 +6,7 @@ model, the machine, the constants, and of a strategy on
     sequence, micro_batch, tensor, context, expert, expert_tensor, sequence_parallel, element_bytes,
     every recompute_* field, chunks, has_flash_attention, dropout, a2a_overlap, is_deepep,
     is_hybridep, overlap_tensor, partial_graph, full_graph, fused_grouped_mlp,
-    expert_imbalance, gradient_bytes, reference_forwards
+    expert_imbalance, buffered_ratio, gradient_bytes, reference_forwards
 
 but not on pipeline, virtual_pipeline, data, num_microbatches, zero_stage or the layout. (Groups of
 tensor, context and expert parallelism lie inside those of data and pipeline parallelism in
@@ -313,12 +313,12 @@ def _launched_s(setting: BlockInputs, block: Block) -> Numbers:
 def _reads_counts(setting: BlockInputs) -> Numbers:
     """Share of the launches that kernels wait for because dispatch reads counts back.
 
-    The host needs the split sizes of an all-to-all, and what DeepEP received, before it launches
-    what follows; HybridEP's buffers have a stated size (torchtitan, distributed/expert_parallel.py
-    of 0.2.2, distributed/deepep of main, `non_blocking_capacity_factor`).
+    The host needs the split sizes of an all-to-all, and what DeepEP or HybridEP received, before it
+    launches what follows, unless buffers have a stated size (torchtitan, distributed/
+    expert_parallel.py of 0.2.2, distributed/deepep of main, `non_blocking_capacity_factor`).
     """
     s = setting.strategies
-    is_read = np.greater(s.expert, 1.0) & np.equal(s.is_hybridep, 0.0)
+    is_read = np.greater(s.expert, 1.0) & np.equal(s.buffered_ratio, 0.0)
     return np.where(is_read, setting.constants.unhidden_launch_ratio, 0.0)
 
 

@@ -216,6 +216,9 @@ class LaunchSettings(Record):
     cuda_graph: Graphs = Graphs.NONE
     compiled: frozenset[Literal["model", "loss"]] | None = None
     """What torchtitan compiles, a loss in chunks included; absent: as its plans assume."""
+    buffered_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Share of all copies that a rank could receive, which HybridEP's buffers hold without asking
+    how many come; 0: it asks."""
     drops_exchanged: bool = False
     """Whether checkpointing by operation repeats the all-to-alls of experts."""
     flash_attention: bool = True

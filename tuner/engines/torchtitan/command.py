@@ -117,6 +117,7 @@ CONFIGS: Final[Mapping[str, Mapping[str, Keys]]] = {
         training=_DEEPSEEK,
         parallelism={"pipeline_parallel_schedule": _INTERLEAVED, "expert_parallel_degree": 8},
         moe_comm_backend="hybridep",
+        non_blocking_capacity_factor=1.0,
     ),
     "deepseek_v3_671b": _DEEPSEEK_671B,
     "deepseek_v3_671b_float8": _in_8_bits(_DEEPSEEK_671B, "float8"),

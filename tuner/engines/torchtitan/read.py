@@ -260,6 +260,7 @@ def _settings(
         # They are kept from 6 September 2025 on (#1672); the key was renamed a fortnight before.
         "drops_exchanged": given.value(_ENABLED_IN_0_1) is not None,
         "dispatcher": _dispatcher(given),
+        "buffered_ratio": _buffered(given),
         "cuda_graph": _graphs(given, pipeline=pipeline, expert=expert),
         "a2a_overlap": overlaps and schedule == "DualPipeV" and pipeline > 1 and expert > 1,
         "overlap_grad_reduce": True,
@@ -338,6 +339,20 @@ def _dispatcher(given: Sections) -> TokenDispatcher:
     return {"deepep": TokenDispatcher.DEEPEP, "hybridep": TokenDispatcher.HYBRIDEP}.get(
         word, TokenDispatcher.ALLTOALL
     )
+
+
+def _buffered(given: Sections) -> float:
+    """Return the share of the worst case that HybridEP's buffers hold; 0: it asks what comes."""
+    name = "model.non_blocking_capacity_factor"
+    share = given.value(name)
+    if share is None:
+        return 0.0
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise SpecError(
+            f"{given.source}: {name} {shown_value(share)} is not above 0 and at most 1; without it"
+            " HybridEP asks how many copies come"
+        )
+    return float(share)
 
 
 def _graphs(given: Sections, *, pipeline: int, expert: int) -> Graphs:
