@@ -84,6 +84,11 @@ class Configuration(LaunchSettings):
         return self.flash_attention and not (self.engine.is_megatron and self.precision == "fp32")
 
     @property
+    def has_eager_layers(self) -> bool:
+        """Whether torchtitan is told to leave its layers uncompiled."""
+        return self.compiled is not None and "model" not in self.compiled
+
+    @property
     def embedding_loss_layers(self) -> tuple[int, int]:
         """Layers that the embedding and the loss count as when layers are divided."""
         return self.embedding_as_layers, self.loss_as_layers

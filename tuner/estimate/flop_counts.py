@@ -53,8 +53,8 @@ def frozen_flop(config: Configuration, model: ModelSpec) -> float:
 def recomputed_flop(config: Configuration, model: ModelSpec) -> float:
     """Recomputed FLOPs of one step.
 
-    torchtitan's per-operation checkpointing keeps attention and every second GEMM that is not
-    grouped.
+    torchtitan's per-operation checkpointing keeps attention and every second GEMM, in eager mode
+    grouped ones excepted.
     """
     forward = forward_flop_per_token(
         with_mtp(model, config.mtp_layers), sequence_length=config.sequence
@@ -63,8 +63,9 @@ def recomputed_flop(config: Configuration, model: ModelSpec) -> float:
         recomputed = config.recompute_ratio * (forward.total - forward.head)
         return _tokens(config) * recomputed
     if config.recompute_by_op:
-        whole, kept = forward.total + forward.routed_experts, forward.head + forward.attention_core
-        return _tokens(config) * 0.5 * (whole - kept)
+        repeated = forward.total - forward.head - forward.attention_core
+        repeated += forward.routed_experts if config.has_eager_layers else 0.0
+        return _tokens(config) * 0.5 * repeated
     by_module = {
         "core_attn": forward.attention_core,
         "mlp": forward.dense_ffn,

@@ -137,8 +137,9 @@ class PricingSetup:
             has_experts=self.model.moe is not None,
             release=self.release(configuration).release,
         )
-        is_eager = configuration.compiled is not None and "model" not in configuration.compiled
-        return replace(regime, software=Software.TORCH_EAGER) if is_eager else regime
+        if not configuration.has_eager_layers:
+            return regime
+        return replace(regime, software=Software.TORCH_EAGER)
 
     def release(self, configuration: Configuration) -> PricedRelease:
         """Return the release of its engine that a configuration is priced for."""

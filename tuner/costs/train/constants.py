@@ -170,6 +170,10 @@ class Constants:
     unhidden_launch_ratio: Numbers = 0.0
     """Share of a layer's launches that its kernels wait for where its dispatch reads counts of
     tokens back to the host. [T]"""
+    repeated_experts_ratio: Numbers = 0.5
+    """Share of routed experts' kernels that checkpointing by operation repeats: half, as of other
+    GEMMs, where what compiled code returns is kept; all in eager mode. [M] torchtitan 0.2.1,
+    `_op_sac_save_list`, which has `inductor_compiled_code` and no grouped GEMM."""
     straggler_factor: Numbers = 1.0
     """The slowest device's compute time over the typical one's."""
 
@@ -227,6 +231,7 @@ FITTED: Final = {
     "optimizer_bytes": Prior(45.0, 0.3, 12.0, 200.0),
     "step_fixed_s": Prior(4e-3, 0.7, 0.1e-3, 0.2),
     "unhidden_launch_ratio": Prior(0.0, 0.3, 0.0, 1.0),
+    "repeated_experts_ratio": Prior(0.5, 0.3, 0.5, 1.0),
     "straggler_factor": Prior(1.0, 0.05, 1.0, 1.5),
 }
 """Name to default, spread of its logarithm, bounds. The default of a device, precision and
@@ -356,6 +361,7 @@ _SOFTWARE: Final[dict[Software, dict[str, float]]] = {
         "backward_launches": 1.25,
         "expert_launches": 1.0,
         "unhidden_launch_ratio": 1.0,
+        "repeated_experts_ratio": 1.0,
     },
     # Modules in Python, one operation a kernel: 30 us a launch in the forward pass of two tiny
     # models on a host of 2025, 23 us in the backward pass, which launches 1.6 times as many. [T]

@@ -152,10 +152,10 @@ def _routed(setting: BlockInputs) -> Block:
     exposed_s = share * dispatch_combine_s
     recompute_whole = np.where(np.greater(pieces, 1.0), 1.0, s.recompute_moe)
     recompute_act = np.where(np.greater(recompute_whole, 0.0), 0.0, s.recompute_moe_act)
-    # Of grouped GEMMs no policy by operation keeps an output (activations.py).
-    kernels_share = np.maximum(recompute_whole, s.recompute_by_op)
-    recomputed_s = kernels_share * whole.forward_s + recompute_whole * exposed_s
-    recomputed_s = recomputed_s + np.where(s.recompute_by_op > 0.0, 0.0, recompute_act * act_s)
+    recomputed_s = recompute_whole * (whole.forward_s + exposed_s) + recompute_act * act_s
+    # Half of everything is repeated by operation (units.py).
+    beyond_half = s.recompute_by_op * (2.0 * own.repeated_experts_ratio - 1.0)
+    recomputed_s = np.maximum(recomputed_s, beyond_half * whole.forward_s)
     return replace(
         whole,
         recomputed_s=recomputed_s,
