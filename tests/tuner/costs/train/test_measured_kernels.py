@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.tuner.costs.train.test_zero_experts import HARDWARE, setting
 from tuner.config.columns import Strategies
 from tuner.costs.ops import Op, trained_experts, trained_gemm
+from tuner.costs.prices.datasheet import DatasheetPrices
+from tuner.costs.train.calibration import Regime, constants_of, shipped
 from tuner.costs.train.collectives import Group, all_gather_s, all_to_all_s
 from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
 from tuner.costs.train.constants import GemmPrecision, Software, uncalibrated
@@ -142,3 +145,24 @@ def added_to_s(block: Block) -> float:
 
 def _nano() -> ModelShape:
     return shape_of_model(read_model(MODELS / "nemotron-3-nano"), mtp_layers=0)
+
+
+def test_grouped_gemms_of_pytorch_take_what_b200_took() -> None:
+    """torch._grouped_mm and both gradients in bf16, torchao 0.14, prototype/moe_training."""
+    regime = Regime(
+        device=B200.name,
+        generation=Generation.BLACKWELL,
+        precision=GemmPrecision.BF16,
+        software=Software.TORCH_FSDP,
+        family="torchtitan",
+        model_kind="experts",
+    )
+    prices = DatasheetPrices(hardware=EIGHT_B200, constants=constants_of([regime], shipped()))
+    for experts, hidden, ffn, measured_s in (
+        (4.0, 5120.0, 8192.0, 39.19e-3),
+        (8.0, 5120.0, 8192.0, 37.70e-3),
+        (1.0, 7168.0, 2048.0, 13.06e-3),
+    ):
+        both = trained_experts(experts, 128e3 / experts, hidden=hidden, ffn=ffn, inner=ffn)
+        priced_s = sum(float(np.ravel(prices.seconds(op))[0]) for op in both) / 2.0
+        assert priced_s == pytest.approx(measured_s, rel=0.12)
