@@ -28,6 +28,7 @@ single-batch overlap of the LongCat team's own engine); vLLM 0.33.0 and SGLang 0
 after the other (models/longcat_flash.py).
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -43,6 +44,7 @@ from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serve.machine import (
     BALANCED,
+    COMPILED_LAYER_S,
     EAGER_LAYER_S,
     EAGER_MIXERS,
     LAUNCH_S,
@@ -128,6 +130,8 @@ class Iteration:
     """Recorded; None: those of the kernel tables."""
     is_eager: bool = False
     """No graph holds the steps: the host launches their kernels one by one."""
+    graph_sequences: float = math.inf
+    """Running sequences of the largest step that a graph holds; larger ones wait for the host."""
     has_whole_graphs: bool = False
     """One graph holds a decode step also where the engine makes them in pieces unasked."""
     release: str = ""
@@ -277,6 +281,20 @@ class Iteration:
         layer_s = EAGER_LAYER_S.get(self.machine.sheet.generation.vendor, 0.0)
         return self.decoder.num_layers * layer_s * self.is_eager
 
+    @cached_property
+    def layers_launch_s(self) -> float:
+        """Seconds in which the host launches all layers; 0 where it was measured."""
+        vendor = self.machine.sheet.generation.vendor
+        if self.machine.host is not None:
+            return 0.0
+        if self.traits.compiles_layers and vendor in COMPILED_LAYER_S:
+            return self.decoder.num_layers * COMPILED_LAYER_S[vendor]
+        halves = sum(
+            group.count * (group.has_network + _eager_mixer(group.attention.kind))
+            for group in self.decoder.layers
+        )
+        return 0.5 * halves * EAGER_LAYER_S.get(vendor, 0.0)
+
     @property
     def _idle_s(self) -> float:
         """Seconds of a step that its graphs leave a device idle; 0 where its host was measured."""
@@ -299,16 +317,14 @@ class Iteration:
             or any(group.attention.kind in kinds for group in self.decoder.layers)
         )
 
-    @property
-    def prompt_launch_s(self) -> float:
-        """Least seconds of the layers of a step with prompts, for what no graph launches."""
-        if not self.has_eager_prompts or self.machine.host is not None:
-            return 0.0
-        halves = sum(
-            group.count * (group.has_network + _eager_mixer(group.attention.kind))
-            for group in self.decoder.layers
-        )
-        return 0.5 * halves * EAGER_LAYER_S.get(self.machine.sheet.generation.vendor, 0.0)
+    def prompt_launch_s(self, m_Q: Floats) -> Floats:
+        """Least seconds of the layers of a step of m tokens with prompts, without a graph."""
+        is_eager_Q = (m_Q > self.traits.graph_tokens) & self.has_eager_prompts
+        return np.where(is_eager_Q, self.layers_launch_s, 0.0)
+
+    def decode_launch_s(self, n_Q: Floats) -> Floats:
+        """Least seconds of the layers of a step of n sequences without prompts."""
+        return np.where(n_Q > self.graph_sequences, self.layers_launch_s, 0.0)
 
     def _sustained(self, m_Q: Floats) -> Floats:
         """The factor on a step of m tokens; 1 where whole steps were measured."""

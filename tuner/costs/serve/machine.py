@@ -115,6 +115,10 @@ graphs takes as long at least. CUDA: 42 to 45 ms of 64 layers from 1 to 8 sequen
 (local-inference-lab/vllm, pull request 314), 22 ms of 28 layers, 13 with graphs (vllm-omni, issue
 7960). Ascend: 165 to 171 ms of 62 layers with experts, 56 with graphs (vllm-ascend, issue 7723),
 123 ms of 48 (GPUStack, performance lab, Qwen3-30B-A3B on 910B). ROCm's is CUDA's."""
+COMPILED_LAYER_S: Final[Mapping[Vendor, float]] = {Vendor.NVIDIA: 0.45e-3, Vendor.AMD: 0.45e-3}
+"""The same of a compiled layer, whose norms, activations and quantisations are fewer kernels, and
+whose mixer is one call. With 0.35 to 0.5 ms a layer for prompts beyond graphs, published runs of
+vLLM on B200, B300 and H200 are nearer and those on H100 as near as without, each by itself."""
 PIECES_LAYER_S: Final = 0.75e-3
 WHOLE_LAYER_S: Final = 0.4e-3
 """Seconds of a layer beyond its kernels where an engine's graphs may come in pieces, between which

@@ -46,7 +46,7 @@ def step_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
     stages = iteration.degrees.pipeline
     micro_Q = np.maximum(n_Q / stages, 1.0)
     tokens_Q = micro_Q * iteration.checked_tokens
-    layers_Q = through_s(iteration, tokens_Q, attention_s(iteration, micro_Q, past_Q))
+    layers_Q = decode_layers_s(iteration, micro_Q, attention_s(iteration, micro_Q, past_Q))
     last_Q = iteration.head_s(micro_Q) + draft_s(iteration, micro_Q, past_Q)
     busy_Q = np.minimum(n_Q, stages)
     return round_s(iteration, layers_Q, last_Q, busy_Q) + iteration.passed_s(tokens_Q)
@@ -59,7 +59,7 @@ def prompt_step_s(iteration: Iteration, m_Q: Floats, before_Q: Floats) -> Floats
     `iteration.slot_ratio` of it.
     """
     layers_Q = through_s(iteration, m_Q, _part_s(iteration, m_Q, before_Q))
-    total_Q = np.maximum(layers_Q, iteration.prompt_launch_s)
+    total_Q = np.maximum(layers_Q, iteration.prompt_launch_s(m_Q))
     total_Q = total_Q + iteration.passed_s(m_Q) + iteration.head_s(np.ones_like(m_Q))
     total_Q = total_Q + iteration.context_prompt_s(m_Q, before_Q)
     if iteration.drafter is not None:
@@ -105,6 +105,12 @@ def through_s(iteration: Iteration, m_Q: Floats, attention_Q: Floats) -> Floats:
     covered_Q = halves["cover"] + halves_share(iteration) * attention_Q
     exposed_Q = np.maximum(halves["hidden"] - covered_Q, halves["held"])
     return np.asarray(halves["open"] + attention_Q + exposed_Q)
+
+
+def decode_layers_s(iteration: Iteration, n_Q: Floats, attention_Q: Floats) -> Floats:
+    """All layers for a step of n sequences without prompts, launched or replayed."""
+    layers_Q = through_s(iteration, n_Q * iteration.checked_tokens, attention_Q)
+    return np.maximum(layers_Q, iteration.decode_launch_s(n_Q))
 
 
 def halves_share(iteration: Iteration) -> float:

@@ -48,6 +48,8 @@ class InstanceKnobs:
     """All-to-all backend of the experts, by a plan's names."""
     graph_sequences: int | None = None
     """Of the largest CUDA graph of a rank, 0 without any; None: as the engine does."""
+    graphed_sequences: int | None = None
+    """Up to which every decode step of a rank has a graph; None: up to the largest graph."""
     has_whole_graphs: bool | None = None
     """Steps that only decode are one graph; None: as the engine does unasked."""
     exchanges_outputs: bool = False

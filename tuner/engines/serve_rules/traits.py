@@ -135,6 +135,11 @@ class EngineTraits:
     eager_prompts: frozenset[str] | None = None
     """Kinds of token mixers whose prompts have no graph under any release, as those through stages
     and on devices without CUDA; None: no prompt waits for its host."""
+    compiles_layers: bool = False
+    """Layers without a graph are compiled all the same, where the device's vendor has a compiler.
+    """
+    graph_tokens: int = 0
+    """Of the largest step with prompts that a graph holds where others are without."""
     untuned_experts: frozenset[tuple[Vendor, str]] = frozenset()
     """Vendors and formats of weights for which the engine ships no tuned kernels of experts."""
     exposed_host_s: float = 0.0

@@ -51,12 +51,14 @@ TRAITS: Final = EngineTraits(
     step_tokens=8192,
     scheduler_s=0.5e-3,
     aligns_prompts=True,
+    eager_prompts=frozenset(),
     memory=(
         MemoryRule(
             share=MemoryFractionKind.OF_LEFT,
             ratio=0.9,
             sampler_bytes=8.0,
             allocates_late=True,
+            captures_prompts=False,
             states=StateRule(bf16_architectures=frozenset({"Qwen3NextForCausalLM"})),
         ),
     ),

@@ -48,6 +48,9 @@ _SLOTS: Final = "moe-config.load-balancer.num-slots"
 _MEMORY: Final = "kv-cache-config.free-gpu-memory-fraction"
 _HOST_CACHE: Final = "kv-cache-config.host-cache-size"
 _GRAPHS: Final = "cuda-graph-config"
+_PADDING: Final = "cuda-graph-config.enable-padding"
+UNPADDED: Final = 32
+"""Largest batch up to which every size has a graph of its own."""
 _BALANCE: Final = "attention-dp-config.enable-balance"
 """Off by default, with 50 and 10 steps of waiting (llmapi/llm_args.py, AttentionDpConfig)."""
 _DRAFTS: Final = "speculative-config.max-draft-len"
@@ -83,6 +86,7 @@ SERVER: Final = ServerFlags(
             *BALANCERS,
             _MEMORY,
             _GRAPHS,
+            _PADDING,
             _BALANCE,
             _DRAFTS,
             _METHOD,
@@ -118,7 +122,6 @@ SERVER: Final = ServerFlags(
     timeless=frozenset(
         {
             "backend",
-            "cuda-graph-config.enable-padding",
             "gpus-per-node",
             "host",
             "model",
@@ -186,6 +189,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             draft_tokens=flags.number(_DRAFTS, least=0) or 0,
             a2a_backend=_all_to_all(flags, degrees),
             graph_sequences=_captured(flags),
+            graphed_sequences=_graphed(flags),
             aligns_prompts=flags.is_on(_BALANCE),
             redundant_experts=redundant,
         ),
@@ -256,11 +260,21 @@ def _role(flags: Flags) -> Role:
     return Role.PREFILL if flags.is_on("disable-overlap-scheduler") else Role.DECODE
 
 
-def _captured(flags: Flags) -> int | None:
+def _captured(flags: Flags) -> int:
     """Return the sequences of the largest graph (`CudaGraphConfig`); 0 without graphs."""
     if flags.values.get(_GRAPHS) == ("null",):
         return 0
     return flags.number("cuda-graph-config.max-batch-size", least=0) or 128
+
+
+def _graphed(flags: Flags) -> int:
+    """Return the sequences up to which every decode step has a graph.
+
+    Without padding a batch needs a graph of its own size: those to 32, then powers of two
+    (`_generate_cuda_graph_batch_sizes` of llmapi/llm_args.py, 1.0 to 1.3.0rc27).
+    """
+    captured = _captured(flags)
+    return captured if flags.is_on(_PADDING) else min(captured, UNPADDED)
 
 
 def _all_to_all(flags: Flags, degrees: InstanceDegrees) -> str:

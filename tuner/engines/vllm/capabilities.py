@@ -104,6 +104,7 @@ _RECENT: Final = MemoryRule(
     share=MemoryFractionKind.OF_DEVICE,
     ratio=0.92,
     sampler_bytes=14.0,
+    captures_prompts=False,
     counts_graphs=True,
     wants_whole_length=True,
     # vllm-project/vllm#38270, of March 2026: config/compilation.py.
@@ -140,6 +141,9 @@ TRAITS: Final = EngineTraits(
     graphs_in_pieces=frozenset({Vendor.HUAWEI}),
     exposed_host_s=7e-3,  # tuner/engines/sglang/capabilities.py has the steps.
     reserves_output=False,
+    eager_prompts=frozenset(),
+    compiles_layers=True,
+    graph_tokens=512,
     memory=(
         _RECENT,
         replace(_RECENT, since=(0, 20), blocks=BlockRule(overlaps_steps=False)),

@@ -310,6 +310,7 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
         a2a_backend=_all_to_all_backend(setting),
         redundant_experts=setting.redundant_experts,
         is_eager=setting.graph_sequences == 0,
+        graph_sequences=_graph_sequences(setting),
         has_whole_graphs=setting.has_whole_graphs is True,
         exchanges_outputs=setting.exchanges_outputs,
         aligns_prompts=setting.aligns_prompts,
@@ -326,6 +327,13 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
     return remote_ffn_step(
         ffn, setting.degrees, inputs.serving_pool, halves=setting.two_batch_overlap
     )
+
+
+def _graph_sequences(setting: InstanceKnobs) -> float:
+    """Return the sequences up to which every decode step has a graph."""
+    own = setting.graphed_sequences
+    own = setting.graph_sequences if own is None else own
+    return math.inf if own is None else own
 
 
 def _loads(inputs: EstimateInputs, setting: InstanceKnobs) -> ExpertLoads | None:

@@ -30,7 +30,13 @@ import numpy as np
 
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.whole_step import attention_s, prompt_step_s, step_s, through_s
+from tuner.costs.serve.whole_step import (
+    attention_s,
+    decode_layers_s,
+    prompt_step_s,
+    step_s,
+    through_s,
+)
 from tuner.engines.serve_rules.traits import Batching
 from tuner.search.serve.demand import Demand
 from tuner.simulate.serving.lockstep import prompt_steps
@@ -93,7 +99,7 @@ def token_seconds(
     if traits.batching is Batching.PREFILL_FIRST:
         chunk_N = np.minimum(unread_N, float(step_tokens))
         layers_s_N = through_s(iteration, chunk_N, np.zeros_like(chunk_N))
-        isolated_s_N = np.maximum(layers_s_N, iteration.prompt_launch_s) + gap_s
+        isolated_s_N = np.maximum(layers_s_N, iteration.prompt_launch_s(chunk_N)) + gap_s
         head_s_N = iteration.head_s(np.maximum(prompts_N, 1.0)) * np.minimum(prompts_N, 1.0)
         ratio_N = read_N / chunk_N
         own_s_N = iteration.slot_ratio * isolated_s_N + (head_s_N + held_s_N) / ratio_N
@@ -108,11 +114,12 @@ def token_seconds(
     chunk_N = np.minimum(unread_N, np.maximum(step_tokens - checked_N, 1.0))
     share_N = read_N / chunk_N
     seen_s_N = attention_s(iteration, micro_N, np.full_like(micro_N, demand.past_tokens))
-    more_s_N = through_s(iteration, checked_N + chunk_N, seen_s_N)
-    more_s_N = more_s_N - through_s(iteration, checked_N, seen_s_N)
+    both_N = checked_N + chunk_N
+    more_s_N = np.maximum(through_s(iteration, both_N, seen_s_N), iteration.prompt_launch_s(both_N))
+    more_s_N = more_s_N - decode_layers_s(iteration, micro_N, seen_s_N)
     more_s_N = iteration.slot_ratio * more_s_N + gap_s - iteration.scheduler_s
     more_s_N = more_s_N + held_s_N / share_N
-    reading_s_N = _reading_s(iteration, share_N, decode_s_N, more_s_N, tokens_N=checked_N + chunk_N)
+    reading_s_N = _reading_s(iteration, share_N, decode_s_N, more_s_N, tokens_N=both_N)
     return np.asarray((decode_s_N + reading_s_N) / iteration.tokens_per_step)
 
 

@@ -11,6 +11,7 @@ hides it; with a pipeline a step is a round of as many micro-batches as there ar
 Letters: M tokens, N sequences, P pasts.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -87,8 +88,12 @@ class StepTimes:
     scheduler_s: float
     prompt_scheduler_s: float
     """Between steps that hold prompts."""
-    prompt_launch_s: float = 0.0
-    """Least seconds of the layers of a step that holds prompts."""
+    layers_launch_s: float = 0.0
+    """Least seconds of the layers of a step without a graph."""
+    graph_tokens: float = math.inf
+    """Of the largest step with prompts that has one."""
+    graph_sequences: float = math.inf
+    """Of the largest step without prompts that has one."""
     draft_s: list[float] | None = None
     """By sequences: what drafts for them."""
     checked_tokens: int = 1
@@ -137,7 +142,8 @@ class StepTimes:
             return seconds
         over, tokens = max(tokens / self.most_tokens, 1.0), min(tokens, self.most_tokens)
         saved_s = over * (self.linear_s[tokens] - self.isolated_s[tokens])
-        return max(seconds - (1.0 - others_ratio) * max(saved_s, 0.0), self.prompt_launch_s)
+        least_s = self.layers_launch_s if tokens > self.graph_tokens else 0.0
+        return max(seconds - (1.0 - others_ratio) * max(saved_s, 0.0), least_s)
 
     def steps_of(self, tokens: int) -> int:
         """Steps until a sequence has so many tokens, on average and whole.
@@ -180,8 +186,10 @@ class StepTimes:
             low = int(place)
             if low > len(row) - 2:
                 low = len(row) - 2
-            attention_s = row[low] + (row[low + 1] - row[low]) * (place - low)
-            return layers_s + attention_s + last_s + self.scheduler_s + self.waited_s
+            layers_s += row[low] + (row[low + 1] - row[low]) * (place - low)
+            if sequences > self.graph_sequences:
+                layers_s = max(layers_s, self.layers_launch_s)
+            return layers_s + last_s + self.scheduler_s + self.waited_s
         each = -(-sequences // self.micro_batches)
         return self.waited_s + self._round_s(
             each * self.checked_tokens,
@@ -243,7 +251,8 @@ class StepTimes:
         """A step of one micro-batch; with a pipeline a round of those under way."""
         gap_s = self.prompt_scheduler_s if reads else self.scheduler_s
         layers_s = self._linear_s(tokens) + attention
-        layers_s = max(layers_s, self.prompt_launch_s) if reads else layers_s
+        if tokens > self.graph_tokens if reads else running > self.graph_sequences:
+            layers_s = max(layers_s, self.layers_launch_s)
         last_s = self.head_s[min(heads, len(self.decode_s) - 1)]
         if self.halves is not None:
             layers_s += self.halves.exposed_s(min(tokens, self.most_tokens), attention)
@@ -304,7 +313,9 @@ def step_times(
         prompt_step=float(prompt_P[1]),
         scheduler_s=iteration.scheduler_s,
         prompt_scheduler_s=iteration.prompt_scheduler_s,
-        prompt_launch_s=iteration.prompt_launch_s,
+        layers_launch_s=iteration.layers_launch_s,
+        graph_tokens=iteration.traits.graph_tokens if iteration.has_eager_prompts else math.inf,
+        graph_sequences=iteration.graph_sequences,
         draft_s=None if drafting is None else np.interp(every_N, sequence_N, drafts_N).tolist(),
         checked_tokens=iteration.checked_tokens,
         tokens_per_step=iteration.tokens_per_step,
