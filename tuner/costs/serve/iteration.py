@@ -132,6 +132,8 @@ class Iteration:
     """No graph holds the steps: the host launches their kernels one by one."""
     graph_sequences: float = math.inf
     """Running sequences of the largest step that a graph holds; larger ones wait for the host."""
+    stream_s: float = 0.0
+    """What the server's process takes to stream a token of a rank's running sequence."""
     has_whole_graphs: bool = False
     """One graph holds a decode step also where the engine makes them in pieces unasked."""
     release: str = ""
@@ -262,7 +264,8 @@ class Iteration:
         seconds_Q = self._linear_by_tokens.get(m_Q.tobytes())
         if seconds_Q is None:
             total_Q = np.sum(list(self.linear_parts(m_Q).values()), axis=0)
-            seconds_Q = np.maximum(total_Q * self._sustained(m_Q), self._launched_s)
+            least_s = self.layers_launch_s if self.is_eager else 0.0
+            seconds_Q = np.maximum(total_Q * self._sustained(m_Q), least_s)
             seconds_Q = seconds_Q + self._idle_s
             seconds_Q.setflags(write=False)
             self._linear_by_tokens[m_Q.tobytes()] = seconds_Q
@@ -273,21 +276,13 @@ class Iteration:
         """Filled on use: seconds by tokens of steps."""
         return {}
 
-    @property
-    def _launched_s(self) -> float:
-        """Least seconds of a step for its launches; 0 where its host was measured."""
-        if self.machine.host is not None:
-            return 0.0
-        layer_s = EAGER_LAYER_S.get(self.machine.sheet.generation.vendor, 0.0)
-        return self.decoder.num_layers * layer_s * self.is_eager
-
     @cached_property
     def layers_launch_s(self) -> float:
         """Seconds in which the host launches all layers; 0 where it was measured."""
         vendor = self.machine.sheet.generation.vendor
         if self.machine.host is not None:
             return 0.0
-        if self.traits.compiles_layers and vendor in COMPILED_LAYER_S:
+        if self.traits.compiles_layers and not self.is_eager and vendor in COMPILED_LAYER_S:
             return self.decoder.num_layers * COMPILED_LAYER_S[vendor]
         halves = sum(
             group.count * (group.has_network + _eager_mixer(group.attention.kind))

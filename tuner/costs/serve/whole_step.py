@@ -49,7 +49,8 @@ def step_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
     layers_Q = decode_layers_s(iteration, micro_Q, attention_s(iteration, micro_Q, past_Q))
     last_Q = iteration.head_s(micro_Q) + draft_s(iteration, micro_Q, past_Q)
     busy_Q = np.minimum(n_Q, stages)
-    return round_s(iteration, layers_Q, last_Q, busy_Q) + iteration.passed_s(tokens_Q)
+    step_Q = round_s(iteration, layers_Q, last_Q, busy_Q) + iteration.passed_s(tokens_Q)
+    return np.maximum(step_Q, n_Q * iteration.tokens_per_step * iteration.stream_s)
 
 
 def prompt_step_s(iteration: Iteration, m_Q: Floats, before_Q: Floats) -> Floats:

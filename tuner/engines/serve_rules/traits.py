@@ -135,6 +135,9 @@ class EngineTraits:
     eager_prompts: frozenset[str] | None = None
     """Kinds of token mixers whose prompts have no graph under any release, as those through stages
     and on devices without CUDA; None: no prompt waits for its host."""
+    stream_s: float = 0.0
+    """Seconds of the server's one process for a token that it streams: its fastest published run
+    with chats that all begin at once. Others take up to twice as long."""
     compiles_layers: bool = False
     """Layers without a graph are compiled all the same, where the device's vendor has a compiler.
     """

@@ -114,10 +114,17 @@ creating Penny, part 3, 2025); DeepSeek-R1 by SGLang and vLLM, 1 and 32 sequence
 kernels (tenstorrent/tt-inference-server, issue 356) and, for vLLM of that time, 8 ms of graphs in
 pieces (vllm, pull request 25444)."""
 
+DRAFT_GAP_S: Final = 1.5e-3
+"""Until 0.5.11 made SGLANG_ENABLE_SPEC_V2 its default (environ.py of the wheels) nothing else ran
+beside a step with drafts: one request to Llama-3.1-8B with five drafts takes 12.1 ms a step without
+it and 11.0 with it (pull request 11398), DeepSeek-R1 with three on 8 H200 16.3 and 14.4 (12128);
+Qwen3-8B in fp8 with two takes 1.0 ms more than its kernels (GPUStack, performance lab)."""
+
 TRAITS: Final = EngineTraits(
     batching=Batching.PREFILL_FIRST,
     step_tokens=16384,
     scheduler_s=0.5e-3,
+    draft_gaps_s=(((0, 5, 11), 0.0), ((0,), DRAFT_GAP_S)),
     exposed_host_s=EXPOSED_HOST_S,
     untuned_experts=frozenset({(Vendor.AMD, "fp8_block"), (Vendor.AMD, "int4_wo")}),
     client_s=100e-3,

@@ -503,7 +503,7 @@ def _notes(
     graphs = flags.number("cuda-graph-max-bs-decode")
     if graphs is not None and running is not None and graphs < running:
         notes.append(
-            f"decode steps of more than {graphs} sequences run without graphs, which has no price"
+            f"decode steps of more than {graphs} sequences wait for their kernels' launches"
         )
     if copies > 1:
         notes.append(

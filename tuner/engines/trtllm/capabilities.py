@@ -52,12 +52,14 @@ TRAITS: Final = EngineTraits(
     scheduler_s=0.5e-3,
     aligns_prompts=True,
     eager_prompts=frozenset(),
+    stream_s=0.15e-3,
     memory=(
         MemoryRule(
             share=MemoryFractionKind.OF_LEFT,
             ratio=0.9,
             sampler_bytes=8.0,
             allocates_late=True,
+            window_pool_ratio=1.0,
             captures_prompts=False,
             states=StateRule(bf16_architectures=frozenset({"Qwen3NextForCausalLM"})),
         ),

@@ -48,6 +48,7 @@ _SLOTS: Final = "moe-config.load-balancer.num-slots"
 _MEMORY: Final = "kv-cache-config.free-gpu-memory-fraction"
 _HOST_CACHE: Final = "kv-cache-config.host-cache-size"
 _GRAPHS: Final = "cuda-graph-config"
+_STREAMED: Final = "stream-interval"
 _PADDING: Final = "cuda-graph-config.enable-padding"
 UNPADDED: Final = 32
 """Largest batch up to which every size has a graph of its own."""
@@ -87,6 +88,7 @@ SERVER: Final = ServerFlags(
             _MEMORY,
             _GRAPHS,
             _PADDING,
+            _STREAMED,
             _BALANCE,
             _DRAFTS,
             _METHOD,
@@ -116,7 +118,6 @@ SERVER: Final = ServerFlags(
             "attention-dp-config.timeout-iters",
             "moe-config.backend",
             "moe-config.load-balancer.layer-updates-per-iter",
-            "stream-interval",
         }
     ),
     timeless=frozenset(
@@ -190,6 +191,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             a2a_backend=_all_to_all(flags, degrees),
             graph_sequences=_captured(flags),
             graphed_sequences=_graphed(flags),
+            streamed_tokens=(flags.number(_STREAMED) or 1) / degrees.attention_data,
             aligns_prompts=flags.is_on(_BALANCE),
             redundant_experts=redundant,
         ),

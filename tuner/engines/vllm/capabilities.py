@@ -143,6 +143,7 @@ TRAITS: Final = EngineTraits(
     reserves_output=False,
     eager_prompts=frozenset(),
     compiles_layers=True,
+    stream_s=0.05e-3,
     graph_tokens=512,
     memory=(
         _RECENT,

@@ -136,13 +136,13 @@ SERVER: Final = ServerFlags(
             "spec-method",
             "spec-tokens",
             "speculative-config",
+            *("api-server-count", "stream-interval"),
             "tensor-parallel-size",
         }
     ),
     unpriced=frozenset(
         {
             *("O0", "O1", "O2", "O3", "optimization-level"),
-            "api-server-count",
             "async-scheduling",
             "compilation-config",
             "cpu-offload-gb",
@@ -311,6 +311,7 @@ def read(typed: Flags, around: Surroundings) -> ServingLaunch:
             a2a_backend=_all_to_all(flags, degrees),
             two_batch_overlap=flags.is_on("enable-dbo"),
             graph_sequences=_captured(flags),
+            streamed_tokens=_streamed(flags, ranks=degrees.attention_data),
             has_whole_graphs=_whole_graphs(flags),
             exchanges_outputs=_exchanges_outputs(flags, around),
             redundant_experts=redundant,
@@ -407,6 +408,12 @@ def _captured(flags: Flags) -> int | None:
         return 0
     most = flags.number("max-cudagraph-capture-size", least=0)
     return None if most is None else most // (_drafting(flags)[0] + 1)
+
+
+def _streamed(flags: Flags, *, ranks: int) -> float:
+    """Return tokens that are streamed at once; each rank has a process unless a launch says so."""
+    processes = flags.number("api-server-count") or ranks
+    return (flags.number("stream-interval") or 1) * processes / ranks
 
 
 def _graph_mode(flags: Flags) -> str:
@@ -573,7 +580,7 @@ def _notes(flags: Flags, *, running: int, has_experts: bool, data: int) -> list[
     graphs = flags.number("max-cudagraph-capture-size", least=0)
     if graphs is not None and running > 0 and graphs < running * (_drafting(flags)[0] + 1):
         notes.append(
-            f"decode steps of more than {graphs} tokens run without graphs, which has no price"
+            f"decode steps of more than {graphs} tokens wait for their kernels' launches"
         )
     backend = flags.word("all2all-backend")
     if backend and backend not in _ALL2ALL:

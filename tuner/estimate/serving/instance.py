@@ -39,7 +39,7 @@ from tuner.costs.serve.reserve import Reserve, step_reserve
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.engines.reading.serve_launch import InstanceKnobs, ServingLaunch
 from tuner.engines.reading.weight_methods import check_bits
-from tuner.engines.registry import engine_file
+from tuner.engines.registry import engine_file, serve_traits
 from tuner.engines.serve_capabilities import release_on
 from tuner.engines.serve_rules.rules import nodes_needed
 from tuner.engines.serve_rules.traits import MemoryFractionKind
@@ -310,7 +310,8 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
         a2a_backend=_all_to_all_backend(setting),
         redundant_experts=setting.redundant_experts,
         is_eager=setting.graph_sequences == 0,
-        graph_sequences=_graph_sequences(setting),
+        graph_sequences=_graph_sequences(inputs, setting),
+        stream_s=serve_traits()[inputs.launch.engine].stream_s / setting.streamed_tokens,
         has_whole_graphs=setting.has_whole_graphs is True,
         exchanges_outputs=setting.exchanges_outputs,
         aligns_prompts=setting.aligns_prompts,
@@ -329,10 +330,18 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
     )
 
 
-def _graph_sequences(setting: InstanceKnobs) -> float:
-    """Return the sequences up to which every decode step has a graph."""
-    own = setting.graphed_sequences
+def _graph_sequences(inputs: EstimateInputs, setting: InstanceKnobs) -> float:
+    """Return the sequences up to which every decode step has a graph.
+
+    Where a launch states none, SGLang chooses by memory; what others do unasked is beyond traffics
+    that keep their hosts busy.
+    """
+    own, engine = setting.graphed_sequences, inputs.launch.engine
     own = setting.graph_sequences if own is None else own
+    if own is None and serve_traits()[engine].memory_rule(inputs.release).ratio is None:
+        own = engine_file(engine, "read").usual_captured(
+            inputs.serving_pool.memory_bytes, devices=setting.degrees.devices
+        )
     return math.inf if own is None else own
 
 

@@ -92,6 +92,8 @@ class StepTimes:
     """Least seconds of the layers of a step without a graph."""
     graph_tokens: float = math.inf
     """Of the largest step with prompts that has one."""
+    stream_s: float = 0.0
+    """Least seconds of a step for each sequence that gets its tokens streamed."""
     graph_sequences: float = math.inf
     """Of the largest step without prompts that has one."""
     draft_s: list[float] | None = None
@@ -189,9 +191,10 @@ class StepTimes:
             layers_s += row[low] + (row[low + 1] - row[low]) * (place - low)
             if sequences > self.graph_sequences:
                 layers_s = max(layers_s, self.layers_launch_s)
-            return layers_s + last_s + self.scheduler_s + self.waited_s
+            step_s = layers_s + last_s + self.scheduler_s + self.waited_s
+            return max(step_s, sequences * self.stream_s)
         each = -(-sequences // self.micro_batches)
-        return self.waited_s + self._round_s(
+        step_s = self.waited_s + self._round_s(
             each * self.checked_tokens,
             self.attention_s(each, past),
             running=each,
@@ -199,6 +202,7 @@ class StepTimes:
             reads=False,
             busy=min(sequences, self.micro_batches),
         )
+        return max(step_s, sequences * self.stream_s)
 
     def prompt_step_s(self, tokens: int, before: float, *, ended: int = 1) -> float:
         """A step that reads so many tokens of one prompt alone, behind those read before.
@@ -241,6 +245,7 @@ class StepTimes:
             reads=True,
             busy=max(parts, min(running, self.micro_batches)),
         )
+        seconds = max(seconds, running * self.stream_s)
         if self.others_ratio == 1.0:
             return seconds
         return self.together_s(seconds, step_tokens, others_ratio=self.others_ratio)
@@ -316,6 +321,7 @@ def step_times(
         layers_launch_s=iteration.layers_launch_s,
         graph_tokens=iteration.traits.graph_tokens if iteration.has_eager_prompts else math.inf,
         graph_sequences=iteration.graph_sequences,
+        stream_s=iteration.stream_s * iteration.tokens_per_step,
         draft_s=None if drafting is None else np.interp(every_N, sequence_N, drafts_N).tolist(),
         checked_tokens=iteration.checked_tokens,
         tokens_per_step=iteration.tokens_per_step,

@@ -11,7 +11,7 @@ from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.machine import HostTimes, ServingMachine
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.costs.serve.whole_step import draft_s, halves_s, prompt_step_s, step_s
 from tuner.devices.catalogue import find_device
@@ -22,6 +22,7 @@ FP8 = Formats(
 N = np.array([1.0, 4.0, 32.0, 128.0, 512.0])
 PAST = np.full_like(N, 2000.0)
 SHEET = find_device("h200-sxm")
+HOST = HostTimes(step_s=1e-3, tensor_step_s=0.0, sequence_s=0.0, request_s=0.0)
 
 
 def iteration(decoder: Decoder, **named: int) -> Iteration:
@@ -194,13 +195,38 @@ def test_prompts_without_a_graph_wait_for_their_launches() -> None:
         one = iteration(DEEPSEEK_V3, attention_tensor=8, moe_tensor=8)
         one = replace(one, release=release)
         # DeepSeek-R1 on 8 B200 with SGLang 0.5.6: prompts delay others' tokens by 97 ms.
-        assert one.prompt_launch_s == pytest.approx(least_s)
+        assert one.prompt_launch_s(few)[0] == pytest.approx(least_s)
         assert float(prompt_step_s(one, few, none)[0]) > least_s
         assert float(one.linear_s(few)[0]) < 61 * 4 * 0.35e-3
     grouped = replace(TENSOR, release="0.5.8")
-    assert grouped.prompt_launch_s == pytest.approx(80 * 0.7e-3)
-    # Through stages, and without CUDA, no release has graphs of prompts; other engines' wait less.
-    assert iteration(LLAMA_70B, attention_tensor=4, pipeline=2).prompt_launch_s > 0.0
+    assert grouped.prompt_launch_s(few)[0] == pytest.approx(80 * 0.7e-3)
+    # Through stages, and without CUDA, no release has graphs of prompts.
+    staged = iteration(LLAMA_70B, attention_tensor=4, pipeline=2)
+    assert staged.prompt_launch_s(few)[0] > 0.0
     mi300x = ServingMachine(sheet=find_device("mi300x"), tables=None)
-    assert replace(TENSOR, machine=mi300x).prompt_launch_s > 0.0
-    assert replace(TENSOR, machine=mi300x, engine="vllm").prompt_launch_s == 0.0
+    assert replace(TENSOR, machine=mi300x).prompt_launch_s(few)[0] > 0.0
+    # TensorRT-LLM has none of prompts; vLLM of 512 tokens at most, and compiles the others.
+    sizes = np.array([1.0, 512.0, 513.0])
+    for engine, layer_s in (("trtllm", [0.7e-3] * 3), ("vllm", [0.0, 0.0, 0.45e-3])):
+        launched_s = replace(TENSOR, engine=engine).prompt_launch_s(sizes)
+        assert launched_s == pytest.approx(80 * np.array(layer_s))
+    measured = replace(TENSOR, engine="trtllm", machine=replace(mi300x, host=HOST))
+    assert measured.prompt_launch_s(few)[0] == 0.0
+
+
+def test_steps_of_more_sequences_than_graphs_hold_wait_for_their_launches() -> None:
+    one = replace(iteration(DEEPSEEK_V3, attention_tensor=8, moe_tensor=8), engine="trtllm")
+    graphed = replace(one, graph_sequences=32.0)
+    # The kernels of 4,096 sequences take longer than their launches.
+    sizes = np.array([32.0, 33.0, 4096.0])
+    plain_s, least_s = step_s(one, sizes, PAST[:3]), 61 * 4 * 0.35e-3
+    stepped_s = step_s(graphed, sizes, PAST[:3])
+    assert stepped_s[[0, 2]] == pytest.approx(plain_s[[0, 2]])
+    assert plain_s[1] < least_s < stepped_s[1] < least_s + 5e-3
+
+
+def test_a_step_takes_as_long_as_its_tokens_are_streamed() -> None:
+    streamed = replace(DATA, stream_s=1e-3)
+    assert step_s(streamed, N, PAST) == pytest.approx(np.maximum(step_s(DATA, N, PAST), 1e-3 * N))
+    drafted = replace(streamed, drafting=Drafting(draft_tokens=1, acceptance=1.0))
+    assert step_s(drafted, N, PAST)[-1] == pytest.approx(2e-3 * N[-1])

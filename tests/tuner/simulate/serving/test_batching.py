@@ -199,6 +199,7 @@ def test_more_in_flight_never_lowers_the_time_per_token() -> None:
 
 def test_steps_with_prompts_take_at_least_their_launches() -> None:
     plain = flat_times()
-    slow = replace(plain, prompt_launch_s=0.5)
-    assert slow.prompt_step_s(1, 0.0) >= 0.5
+    slow = replace(plain, layers_launch_s=0.5, graph_tokens=1.0)
+    assert slow.prompt_step_s(1, 0.0) == plain.prompt_step_s(1, 0.0)
+    assert slow.prompt_step_s(2, 0.0) >= 0.5
     assert slow.decode_step_s(1, 1.0) == plain.decode_step_s(1, 1.0)

@@ -41,6 +41,10 @@ DENSE = Iteration(
 DRAFTING = Drafting(draft_tokens=3, acceptance=0.7)
 KINDS = {
     "plain": DATA,
+    "few graphs": replace(DATA, graph_sequences=64.0, stream_s=3e-3),
+    "few graphs in stages": replace(
+        DENSE, degrees=InstanceDegrees(pipeline=2), graph_sequences=32.0, stream_s=1e-3
+    ),
     "drafting": replace(DATA, drafting=DRAFTING),
     "halves": replace(DATA, two_batch_overlap=True),
     "both": replace(DATA, two_batch_overlap=True, drafting=DRAFTING),

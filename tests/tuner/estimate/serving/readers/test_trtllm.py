@@ -84,10 +84,24 @@ def test_everything_else_that_counts_is_read(read: Read) -> None:
     setting = launch.setting
     assert (setting.running, setting.step_tokens, setting.is_chunked) == (64, 4096, True)
     assert (setting.page_tokens, setting.graph_sequences, setting.draft_tokens) == (64, 32, 3)
+    assert (setting.graphed_sequences, setting.streamed_tokens) == (32, 1.0)
     assert (launch.kv_cache_dtype, launch.memory_ratio) == ("fp8", 0.85)
     assert (launch.max_model_len, launch.draft_method) == (8192, DraftMethod.MTP)
     assert launch.role is Role.AGGREGATED
     assert launch.flags.ignored == ("--print-iter-log true",)
+
+
+def test_batches_have_graphs_of_their_own_size_unless_they_are_padded(read: Read) -> None:
+    for graphs, largest, every in (
+        ({}, 128, 32),
+        ({"max_batch_size": 16}, 16, 16),
+        ({"max_batch_size": 512}, 512, 32),
+        ({"max_batch_size": 512, "enable_padding": True}, 512, 512),
+    ):
+        setting = read(PLAIN | {"cuda_graph_config": graphs}).setting
+        assert (setting.graph_sequences, setting.graphed_sequences) == (largest, every), graphs
+    wide = {"moe_expert_parallel_size": 8, "enable_attention_dp": True, "stream_interval": 20}
+    assert read(PLAIN | wide).setting.streamed_tokens == pytest.approx(20 / 8)
 
 
 def test_switches_of_the_command_take_no_value_and_those_of_a_file_take_one(read: Read) -> None:
@@ -183,9 +197,9 @@ def test_prompts_that_are_not_aligned_make_other_ranks_wait(deployment: Made) ->
     made = deployment(
         engine="trtllm",
         nodes=1,
-        traffic="{concurrency: 256, input_tokens: 1000, output_tokens: 200}",
+        traffic="{rate: 10/s, input_tokens: 4000, output_tokens: 200}",
     )
     options = "trtllm-serve m --tp_size 8 --ep_size 8 --enable_attention_dp true"
     apart = made.estimate(options)
     aligned = made.estimate(f"{options} --attention_dp_config.enable_balance true")
-    assert aligned.load.tpot_s.p90 < 0.98 * apart.load.tpot_s.p90
+    assert aligned.load.tpot_s.p90 < 0.8 * apart.load.tpot_s.p90

@@ -71,6 +71,25 @@ def test_everything_else_that_counts_is_read(deployment: Made) -> None:
     assert "--tensor-parallel-size 2" in launch.flags.understood
 
 
+@each_row(
+    ("options", "streamed"),
+    [
+        ("", 1.0),
+        ("--stream-interval 4", 4.0),
+        ("--api-server-count 2", 2.0),
+        # Eight ranks have eight servers unless a launch says otherwise.
+        ("-dp 8 -ep", 1.0),
+        ("-dp 8 -ep --api-server-count 2 --stream-interval 2", 0.5),
+    ],
+)
+def test_the_servers_of_ranks_stream_so_many_tokens_at_once(
+    deployment: Made, options: str, streamed: float
+) -> None:
+    launch = deployment().read(f"vllm serve m {options}")
+    assert launch.setting.streamed_tokens == streamed
+    assert not launch.flags.unpriced
+
+
 def test_a_stated_cache_counts_in_place_of_a_share(deployment: Made) -> None:
     sizes = {"10737418240": 10 * 2**30, "10G": 10 * 2**30, "25.5g": 25_500_000_000}
     for stated, size in sizes.items():
