@@ -177,11 +177,11 @@ def kv_bytes_per_token(
 ) -> float:
     """Of one token on one device, as a share of a request of so many; None: every layer keeps all.
 
-    Engines keep what they must of windows: vLLM's hybrid cache manager, TensorRT-LLM's
-    `max_attention_window`. SGLang's pool of windowed layers has a stated share of the tokens of the
-    other pool. With `request_tokens` what a request keeps whatever its length is shared by its
-    tokens, too. Windows beside compressors are never kept whole: without such a pool they are part
-    of what a request keeps.
+    vLLM's hybrid cache manager keeps what it must of windows. SGLang's pool of windowed layers has
+    a stated share of the tokens of the other pool, TensorRT-LLM's as many as the other, unless
+    `max_attention_window` says less (_torch/pyexecutor/resource_manager.py). With `request_tokens`
+    what a request keeps whatever its length is shared by its tokens, too. Windows beside
+    compressors are never kept whole: without such a pool they are part of what a request keeps.
     """
     total = 0.0
     for group in decoder.layers:

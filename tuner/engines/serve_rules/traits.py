@@ -139,8 +139,7 @@ class EngineTraits:
     """Seconds of the server's one process for a token that it streams: its fastest published run
     with chats that all begin at once. Others take up to twice as long."""
     compiles_layers: bool = False
-    """Layers without a graph are compiled all the same, where the device's vendor has a compiler.
-    """
+    """Layers without a graph are compiled, where the device's vendor has a compiler."""
     graph_tokens: int = 0
     """Of the largest step with prompts that a graph holds where others are without."""
     untuned_experts: frozenset[tuple[Vendor, str]] = frozenset()

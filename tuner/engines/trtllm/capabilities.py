@@ -19,7 +19,8 @@ tensorrt_llm/_torch/modules/fused_moe/communication of github.com/NVIDIA/TensorR
   on Blackwell, BF16 on Hopper (deployment-guide-for-gpt-oss-on-trtllm). DeepSeek-V4 runs on
   Blackwell alone, and its disaggregated serving is untested (docs/source/models/
   supported-models.md, note 11).
-- A prefill instance cannot overlap its scheduler.
+- A prefill instance cannot overlap its scheduler. Prompts have no graph, nor unpadded batches.
+- One process streams 4,009 tokens/s at most of GPUStack's performance lab (Qwen3-14B on H100).
 - `speculative_config` of type MTP drafts `max_draft_len` tokens with the model's MTP layers;
   another draft model needs a path in the options file, which a plan does not have.
 - `tokens_per_block` is a power of two (docs/source/features/kvcache.md).

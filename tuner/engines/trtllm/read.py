@@ -50,8 +50,7 @@ _HOST_CACHE: Final = "kv-cache-config.host-cache-size"
 _GRAPHS: Final = "cuda-graph-config"
 _STREAMED: Final = "stream-interval"
 _PADDING: Final = "cuda-graph-config.enable-padding"
-UNPADDED: Final = 32
-"""Largest batch up to which every size has a graph of its own."""
+UNPADDED: Final = 32  # Every size up to it has a graph of its own.
 _BALANCE: Final = "attention-dp-config.enable-balance"
 """Off by default, with 50 and 10 steps of waiting (llmapi/llm_args.py, AttentionDpConfig)."""
 _DRAFTS: Final = "speculative-config.max-draft-len"

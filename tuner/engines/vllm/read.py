@@ -579,9 +579,7 @@ def _notes(flags: Flags, *, running: int, has_experts: bool, data: int) -> list[
         notes.append("--all2all-backend takes effect only under --enable-expert-parallel")
     graphs = flags.number("max-cudagraph-capture-size", least=0)
     if graphs is not None and running > 0 and graphs < running * (_drafting(flags)[0] + 1):
-        notes.append(
-            f"decode steps of more than {graphs} tokens wait for their kernels' launches"
-        )
+        notes.append(f"decode steps of more than {graphs} tokens wait for their kernels' launches")
     backend = flags.word("all2all-backend")
     if backend and backend not in _ALL2ALL:
         notes.append(f"--all2all-backend {backend[:40]} is priced as an all-to-all like DeepEP's")

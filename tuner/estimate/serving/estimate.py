@@ -54,6 +54,8 @@ CHAT_TAIL: Final = 8
 """Longest output over the mean: `vllm bench serve` and SGLang's client cut ShareGPT to outputs of
 about 200 tokens, and to at most 2,048 with the prompt."""
 OTHER_LENGTHS_RATIO: Final = 1.25
+STREAMED_RATIO: Final = 2.0
+"""Most of what published servers take for a token that they stream, over what is priced."""
 
 
 def pool_named(spec: ServeSpec, name: str | None) -> Pool:
@@ -120,6 +122,9 @@ def estimate_serving(
         mode=_MODE.get(launch.role, "disaggregated"),
         decoder=inputs.decoder,
     )
+    tokens_per_s = load.output_tokens_per_s / inputs.instances if load else 0.0
+    streams_s = tokens_per_s * option.iteration.stream_s / option.degrees.attention_data
+    high_ratio = around.tpot.high_ratio * (STREAMED_RATIO if streams_s > 0.5 else 1.0)
     return ServingEstimate(
         source=launch.source,
         engine=launch.engine,
@@ -133,7 +138,9 @@ def estimate_serving(
         load=load,
         has_slo=inputs.goal.slo.is_stated,
         ttft_s_band=_band(load.ttft_s if load else None, around.ttft),
-        tpot_s_band=_band(load.tpot_s if load else None, around.tpot),
+        tpot_s_band=_band(
+            load.tpot_s if load else None, replace(around.tpot, high_ratio=high_ratio)
+        ),
         memory=memory,
         host_memory=host,
         kv_tokens=int(max(option.kv_tokens, 0.0) * option.degrees.attention_data),
@@ -156,6 +163,8 @@ def estimate_serving(
             *launch.notes,
             *_notes(inputs, option, load, spec=spec),
             *filter(None, (around.note,)),
+            *["the server streams tokens most of the time: others take twice as long"]
+            * (streams_s > 0.5),
         ),
     )
 

@@ -331,17 +331,11 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
 
 
 def _graph_sequences(inputs: EstimateInputs, setting: InstanceKnobs) -> float:
-    """Return the sequences up to which every decode step has a graph.
-
-    Where a launch states none, SGLang chooses by memory; what others do unasked is beyond traffics
-    that keep their hosts busy.
-    """
-    own, engine = setting.graphed_sequences, inputs.launch.engine
-    own = setting.graph_sequences if own is None else own
+    """Return the sequences up to which a decode step has a graph, as stated or by memory."""
+    own, engine = setting.graphed_sequences or setting.graph_sequences, inputs.launch.engine
     if own is None and serve_traits()[engine].memory_rule(inputs.release).ratio is None:
-        own = engine_file(engine, "read").usual_captured(
-            inputs.serving_pool.memory_bytes, devices=setting.degrees.devices
-        )
+        find, bytes_ = engine_file(engine, "read").usual_captured, inputs.serving_pool.memory_bytes
+        own = find(bytes_, devices=setting.degrees.devices)
     return math.inf if own is None else own
 
 
