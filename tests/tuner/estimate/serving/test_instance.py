@@ -18,6 +18,7 @@ STARTS = {
     "trtllm": ("trtllm-serve serve m --tp_size 4 --max_num_tokens 8192",),
 }
 FP8_BLOCK = "quantization: fp8_block"
+MXFP4 = "quantization: mxfp4"
 
 
 def test_prefill_alone_and_prompts_longer_than_a_step_are_estimated(deployment: Made) -> None:
@@ -126,6 +127,21 @@ def test_a_burst_of_equal_outputs_says_how_long_one_of_chats_takes(deployment: M
     assert spread.load.requests_per_s == pytest.approx(1000 / 67.25, rel=0.25)
     for other in (result("200", requests=""), spread):
         assert not any("spread as those of chats" in note for note in other.notes)
+
+
+def test_a_band_holds_servers_that_stream_slower(deployment: Made) -> None:
+    said = "the server streams tokens most of the time"
+    for engine, start in (("vllm", "vllm serve m -tp 4"), ("trtllm", STARTS["trtllm"][0])):
+        ratios = []
+        for concurrency in (4, 1000):
+            traffic = f"{{concurrency: {concurrency}, input_tokens: 200, output_tokens: 200}}"
+            made = deployment(
+                engine=engine, model="gpt-oss-20b", traffic=traffic, slo="{}", extra=MXFP4
+            )
+            result = made.estimate(start)
+            ratios.append(result.tpot_s_band[1] / result.load.tpot_s.mean)
+            assert any(said in note for note in result.notes) == (concurrency == 1000)
+        assert ratios[1] == pytest.approx(2.0 * ratios[0])
 
 
 def test_a_short_run_is_of_so_many_requests_and_reaches_what_the_launch_can(
