@@ -94,15 +94,15 @@ def token_seconds(
     prompts_N = running_N * iteration.tokens_per_step / demand.output_tokens
     read_N = prompts_N * demand.computed_tokens
     unread_N = np.maximum(read_N, demand.computed_tokens)
-    held_s_N = iteration.slot_ratio * prompt_attention_s(iteration, demand) * prompts_N
+    held_s_N = prompt_attention_s(iteration, demand) * prompts_N
     gap_s = iteration.prompt_scheduler_s
     if traits.batching is Batching.PREFILL_FIRST:
         chunk_N = np.minimum(unread_N, float(step_tokens))
-        layers_s_N = through_s(iteration, chunk_N, np.zeros_like(chunk_N))
+        ratio_N = read_N / chunk_N
+        layers_s_N = through_s(iteration, chunk_N, np.zeros_like(chunk_N)) + held_s_N / ratio_N
         isolated_s_N = np.maximum(layers_s_N, iteration.prompt_launch_s(chunk_N)) + gap_s
         head_s_N = iteration.head_s(np.maximum(prompts_N, 1.0)) * np.minimum(prompts_N, 1.0)
-        ratio_N = read_N / chunk_N
-        own_s_N = iteration.slot_ratio * isolated_s_N + (head_s_N + held_s_N) / ratio_N
+        own_s_N = iteration.slot_ratio * isolated_s_N + head_s_N / ratio_N
         share_N = ratio_N / (1.0 + ratio_N)
         more_s_N = _reading_s(
             iteration, share_N, decode_s_N, own_s_N - decode_s_N, tokens_N=chunk_N
@@ -115,10 +115,10 @@ def token_seconds(
     share_N = read_N / chunk_N
     seen_s_N = attention_s(iteration, micro_N, np.full_like(micro_N, demand.past_tokens))
     both_N = checked_N + chunk_N
-    more_s_N = np.maximum(through_s(iteration, both_N, seen_s_N), iteration.prompt_launch_s(both_N))
+    layers_s_N = through_s(iteration, both_N, seen_s_N) + held_s_N / share_N
+    more_s_N = np.maximum(layers_s_N, iteration.prompt_launch_s(both_N))
     more_s_N = more_s_N - decode_layers_s(iteration, micro_N, seen_s_N)
     more_s_N = iteration.slot_ratio * more_s_N + gap_s - iteration.scheduler_s
-    more_s_N = more_s_N + held_s_N / share_N
     reading_s_N = _reading_s(iteration, share_N, decode_s_N, more_s_N, tokens_N=both_N)
     return np.asarray((decode_s_N + reading_s_N) / iteration.tokens_per_step)
 
@@ -145,7 +145,8 @@ def _reading_s(
     saved_s_N = np.zeros_like(share_N)
     if not iteration.two_batch_overlap:
         isolated = replace(iteration, busy_ratio=0.0)
-        saved_s_N = np.maximum(iteration.linear_s(tokens_N) - isolated.linear_s(tokens_N), 0.0)
+        least_s_N = np.maximum(isolated.linear_s(tokens_N), iteration.prompt_launch_s(tokens_N))
+        saved_s_N = np.maximum(iteration.linear_s(tokens_N) - least_s_N, 0.0)
     shared = prompt_steps(
         share_N,
         ranks=iteration.degrees.attention_data,
