@@ -29,7 +29,7 @@ from tuner.config.columns import Numbers
 from tuner.costs.ops import Op, gemm
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind
-from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.machine import LAUNCH_S, ServingMachine
 from tuner.costs.serve.mixer_ops import Gemm, MixerOps, join_words
 from tuner.costs.serve.work import work
 
@@ -39,6 +39,8 @@ class AttentionLayer(MixerOps):
     """One layer on one rank, and the machine that prices it."""
 
     machine: ServingMachine
+    indexer_launches: float = 0.0
+    """Kernels of an indexer beside its GEMMs and scores (`EngineTraits.indexer_kernels`)."""
 
     @property
     def projection_gemms(self) -> tuple[Gemm, ...]:
@@ -150,6 +152,8 @@ class AttentionLayer(MixerOps):
     def _sparse_parts_s(self, m_Q: Floats, parts: Iterable[Op]) -> Floats:
         """Sum the parts of a module for m tokens: projections, and those of attention."""
         around_Q = self._gemms_s(self.gemms, m_Q) + self._absorbed_gemms_s(m_Q)
+        if self.attention.own_indexer is not None:
+            around_Q = around_Q + self.indexer_launches * LAUNCH_S
         return np.asarray(sum((self.machine.seconds(op) for op in parts), start=around_Q))
 
     def _delta_s(self, phase: str, m_Q: Floats) -> Floats | None:

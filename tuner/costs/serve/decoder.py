@@ -16,7 +16,7 @@ from typing import Final
 
 from profilers.steps.config import LayerKind
 from tuner.spec.linear_attention import LinearAttention
-from tuner.spec.model import Attention, Layer, Mixer, ModelSpec, Moe
+from tuner.spec.model import Attention, Layer, Mixer, ModelSpec, Moe, QkNorm
 from tuner.spec.sparse_attention import Compressor, Indexer
 
 
@@ -74,6 +74,9 @@ class DecoderAttention:
     """Tokens that are looked back on; 0: all."""
     window_is_chunk: bool = False
     """Tokens look back inside consecutive chunks of `window` tokens (Llama-4)."""
+    norms_all_heads: bool = False
+    """Queries and keys are normed over all heads at once, so that tensor ranks add their squares
+    (OLMoE, MiniMax-M2)."""
     architecture: str = ""
     """The class that sparse modules are measured under."""
 
@@ -410,4 +413,5 @@ def _attention_of(source: Attention, *, architecture: str) -> DecoderAttention:
         head_dim=source.head_dim,
         value_dim=source.head_dim,
         has_gate=source.has_output_gate,
+        norms_all_heads=source.qk_norm is QkNorm.FULL,
     )

@@ -71,6 +71,11 @@ SMALL_MOE: Final = 4
 SMALL_ZERO: Final = 2
 """Small kernels of token mixers, of linear ones, of networks, of experts and, on top, of those
 without weights: one sums a token's copies, one adds them to the output."""
+SMALL_NORMS: Final = 2
+SQUARES_BYTES: Final = 8.0
+"""Norms of queries and keys over the heads of all ranks: a kernel that sums a token's squares, in
+fp32, an all-reduce of both sums, and a kernel that scales (SGLang 0.5.8, models/minimax_m2.py,
+`MiniMaxM2RMSNormTP.forward_qk`; vLLM 0.33.0, the class of that name)."""
 SUM_BYTES: Final = 4.0
 """Bytes of a softmax's sum, by which partial outputs are joined."""
 CONNECTION_KERNELS: Final = 2
@@ -230,6 +235,7 @@ class Iteration:
                     state_bytes=states.element_bytes(self.decoder.architecture),
                     context=self.degrees.context,
                     side_context=self.degrees.side_context,
+                    indexer_launches=self.traits.indexer_launches(self.release),
                 ),
             )
             for group in self.decoder.layers
@@ -366,6 +372,10 @@ class Iteration:
             return {"exchange": nothing_Q, "small": nothing_Q} | parts
         small = SMALL_MIXER if group.attention.linear is None else SMALL_LINEAR
         all_to_all_Q = self._reduced_s(m_Q) + parts.get("exchange", nothing_Q)
+        if group.attention.norms_all_heads:
+            small += SMALL_NORMS
+            squares_Q = self._passed_s("all_reduce", SQUARES_BYTES * m_Q, self.degrees.attention_tensor)
+            all_to_all_Q = all_to_all_Q + squares_Q
         small_Q = self._small_s(m_Q, small) + parts.get("small", nothing_Q)
         return parts | {"exchange": all_to_all_Q, "small": small_Q}
 

@@ -130,6 +130,7 @@ TRAITS: Final = EngineTraits(
     client_s=100e-3,
     memory=(_RECENT, _SIZED, _OLDER, replace(_OLDER, since=(0,), captures_prompts=False)),
     eager_prompts=frozenset({"kda", "compressed"}),
+    indexer_kernels=(((0, 5, 14), 4), ((0,), 12)),
     shares_networks=True,
     fp8_caches={
         "DeepseekV32ForCausalLM": frozenset({Generation.BLACKWELL, Generation.BLACKWELL_RTX}),
@@ -158,6 +159,8 @@ Sparse caches in fp8: 0.5.10, server_args.py (`_set_default_nsa_backends`: TileL
 from compute capability 10 on) and `calculate_mla_kv_cache_dim`, which adds nothing for these two.
 Caches of type `auto`: arg_groups/overrides.py, `_dsa_kv_cache_dtype_default` (compute capability 10
 and newer) and `_deepseek_v4_kv_cache_dtype`.
+Indexers: of 0.5.8 (layers/attention/nsa/nsa_indexer.py) a norm, angles, two copies, two rotations,
+two scalings to fp8 and one of the heads' weights, the store, what deep_gemm plans, and the choice.
 Padding:
 `quantization/mxfp4.py`. The first step of a prompt runs without a graph on the host's time, which
 counts as the client's."""
