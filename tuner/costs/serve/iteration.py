@@ -45,6 +45,7 @@ from tuner.costs.serve.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serve.machine import (
     BALANCED,
     COMPILED_LAYER_S,
+    EAGER_DELTAS,
     EAGER_LAYER_S,
     EAGER_MIXERS,
     LAUNCH_S,
@@ -97,6 +98,8 @@ def sustained_factor(m_Q: Floats) -> Floats:
 
 def _eager_mixer(kind: AttentionKind) -> float:
     """Host seconds of a token mixer without a graph, over those of a network."""
+    if kind in (AttentionKind.GATED_DELTA, AttentionKind.KDA):
+        return EAGER_DELTAS
     return {AttentionKind.NONE: 0.0, AttentionKind.GROUPED: 1.0}.get(kind, EAGER_MIXERS)
 
 
@@ -374,7 +377,9 @@ class Iteration:
         all_to_all_Q = self._reduced_s(m_Q) + parts.get("exchange", nothing_Q)
         if group.attention.norms_all_heads:
             small += SMALL_NORMS
-            squares_Q = self._passed_s("all_reduce", SQUARES_BYTES * m_Q, self.degrees.attention_tensor)
+            squares_Q = self._passed_s(
+                "all_reduce", SQUARES_BYTES * m_Q, self.degrees.attention_tensor
+            )
             all_to_all_Q = all_to_all_Q + squares_Q
         small_Q = self._small_s(m_Q, small) + parts.get("small", nothing_Q)
         return parts | {"exchange": all_to_all_Q, "small": small_Q}

@@ -129,11 +129,28 @@ ms of 61 layers of one sequence (docs/source/tutorials/models/Kimi-K2-Thinking.m
 0.31 to 0.46: 20 ms of 48 layers (Qwen3-30B-A3B) and of 36 (Qwen3-4B), 38 of 64 (Qwen3-32B; issue
 4656), 28 of 48 (Qwen3-Next, issue 6389), on four 910B."""
 EAGER_MIXERS: Final = 3.0
-"""Host seconds of a mixer with latent keys or a state, over those of grouped attention or of a
-network, half a layer each. A prompt of 500 tokens delays others by 0.6 to 1.1 ms a layer (GLM-4.6,
-MiniMax-M2.5, Qwen3-235B), 1.6 of latent attention (DeepSeek-R1, GLM-4.7-Flash), 1.6 to 3.1 of
-delta rules (Qwen3-Coder-Next): sgl-cookbook, docs/autoregressive, P99 over median of ITL at 16
-requests, SGLang 0.5.6 to 0.5.8 on B200."""
+EAGER_DELTAS: Final = 6.0
+"""Host seconds of a mixer with latent keys or a state, and of a delta rule, whose chunks take some
+ten launches of Triton, over those of grouped attention or of a network, half a layer each. A prompt
+of 500 tokens delays others by 0.6 to 1.1 ms a layer (GLM-4.6, MiniMax-M2.5, Qwen3-235B), 1.6 of
+latent attention (DeepSeek-R1, GLM-4.7-Flash), 1.5 to 2.7 of delta rules (Qwen3-Next, Kimi-Linear,
+Qwen3-Coder-Next; mean TPOT over median ITL at 16 and 100 requests): sgl-cookbook,
+docs/autoregressive, P99 over median of ITL at 16 requests, SGLang 0.5.6 to 0.5.8 on B200 and
+MI300X."""
+ALL_REDUCE_S: Final = 7e-6
+TWO_STAGE_S: Final = 6e-6
+TWO_STAGE_BYTES: Final = 2.0**18
+OWN_BYTES_PER_S: Final = 350e9
+"""Of an engine's own all-reduce inside a CUDA graph: its start, what a second stage adds between
+more than two ranks, the buffer from which on it is paid in full, and the rate of its copies. Eight
+ranks take 5 to 8, 16 to 26, 21 to 29 and 34 to 47 us for 16 KiB, 512 KiB, 2 and 4 MiB on A100, H100
+and B200 with SGLang 0.5.9; SGLang 0.5.14, vLLM 0.24 and TensorRT-LLM 1.3.0rc20 are within half of
+it (aiconfigurator-core 0.12.0, custom_allreduce_perf). NCCL starts a pass in 5 us times log2 of the
+ranks (there, nccl_perf: 7 to 12 us for 4 ranks, 11 to 19 for 8)."""
+PAIR: Final = 2
+LINKED_BYTES_PER_S: Final = 100e9
+"""Devices with slower links than this sit on PCIe, where engines leave the all-reduce of more than
+two to NCCL (vLLM, device_communicators/custom_all_reduce.py; SGLang has the same)."""
 STATE_S: Final = 3e-6
 """Start of a kernel that updates states: one H200 takes 4.3 to 5.9 us for one sequence of 2 to 8 MB
 (mamba_ssm's selective_state_update, flash-linear-attention's fused_recurrent_gated_delta_rule).
@@ -142,8 +159,12 @@ SCAN_KERNELS: Final = 5
 """Of a prompt's scan in chunks: decays, scores, states of chunks, passing them on, outputs
 (mamba_ssm, ops/triton/ssd_combined.py)."""
 SMALL_S: Final = 1.5e-6
+ROCM_SMALL_S: Final = 5e-6
 SMALL_RATIO: Final = 0.7
-"""Of a memory-bound kernel inside a CUDA graph: its start, and what it reaches of the bandwidth."""
+"""Of a memory-bound kernel inside a graph: its start, and what it reaches of the bandwidth. ROCm's
+graphs leave as much between small kernels as between others: one sequence lacked 0.03 to 0.07 ms a
+layer on MI300X and MI350X at CUDA's start (seven models of sgl-cookbook, with SGLang 0.5.7 to
+0.5.9)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,10 +213,15 @@ class ServingMachine:
             self.priced[key] = seconds_Q
         return seconds_Q
 
+    @property
+    def small_s(self) -> float:
+        """Start of a memory-bound kernel inside a graph."""
+        return ROCM_SMALL_S if self.sheet.generation.vendor is Vendor.AMD else SMALL_S
+
     def _whole_core_s(self, op: Op) -> Floats:
         if op.operation == "memory_bound":
             rate = SMALL_RATIO * self.sheet.memory_bytes_per_s
-            return SMALL_S + np.asarray(op.axes["bytes"]) / rate
+            return self.small_s + np.asarray(op.axes["bytes"]) / rate
         if op.operation == "collective":
             return self._collective_s(op)
         measured_Q = self.measured_s(op)
@@ -410,9 +436,16 @@ class ServingMachine:
             fastest_Q = np.min([curve.seconds(bytes_Q) for curve in curves], axis=0)
             return np.asarray(fastest_Q * scale)
         self.estimated.add(kind)
-        factor = 2.0 if kind == "all_reduce" else 1.0
+        passes = 2.0 if kind == "all_reduce" else 1.0
+        moved_Q = passes * (1.0 - 1.0 / ranks) * bytes_Q
         rate = STREAM_RATIO * self.sheet.scale_up_bytes_per_s
-        return 2.0 * LAUNCH_S + factor * (1.0 - 1.0 / ranks) * bytes_Q / rate
+        nccl_Q = passes * LAUNCH_S * math.log2(ranks) + moved_Q / rate
+        is_linked = self.sheet.scale_up_bytes_per_s >= LINKED_BYTES_PER_S
+        if kind != "all_reduce" or (ranks > PAIR and not is_linked):
+            return np.asarray(nccl_Q)
+        stage_Q = TWO_STAGE_S * np.minimum(bytes_Q / TWO_STAGE_BYTES, 1.0) * (ranks > PAIR)
+        own_Q = ALL_REDUCE_S + stage_Q + moved_Q / min(rate, OWN_BYTES_PER_S)
+        return np.asarray(np.minimum(own_Q, nccl_Q))
 
     def _measured_ranks(self, kind: str) -> set[int]:
         if self.tables is None:

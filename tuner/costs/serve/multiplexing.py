@@ -45,7 +45,7 @@ from tuner.costs.serve.attention import AttentionLayer
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import AttentionKind
 from tuner.costs.serve.iteration import Iteration
-from tuner.costs.serve.machine import SMALL_S, ServingMachine
+from tuner.costs.serve.machine import ServingMachine
 from tuner.costs.serve.work import Work, work
 
 PORT_BYTES_PER_S: Final = 67e9
@@ -92,7 +92,8 @@ class SharedMachine(ServingMachine):
         if op.operation in ("gemm", "moe"):
             return whole_Q * self.stretch(*work(op), dtype=op.dtype)
         if op.operation == "memory_bound":
-            return SMALL_S + (whole_Q - SMALL_S) * self.stretch(*work(op), dtype="bf16")
+            start_s = self.small_s
+            return start_s + (whole_Q - start_s) * self.stretch(*work(op), dtype="bf16")
         return whole_Q
 
 

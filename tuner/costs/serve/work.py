@@ -87,8 +87,8 @@ def most_activated(op: Op) -> Floats:
 
     Ranks meet behind their experts, so that the one that reads most keeps the others waiting.
 
-    Model:   a + z sqrt(a (1 - a R / E)), E / R at most: a of `even_activated`, and z the mean of the
-             largest of R normal deviations, by Blom's quantile (R - 0.375) / (R + 0.25)
+    Model:   a + z sqrt(a (1 - a R / E)), E / R at most: a of `even_activated`, and z the mean of
+             the largest of R normal deviations, by Blom's quantile (R - 0.375) / (R + 0.25)
     Error:   against draws of 4 to 10 of 128 to 512 experts, for 2 to 16 ranks: within 7 % from 8
              tokens on, up to 16 % less for one or two
     """
