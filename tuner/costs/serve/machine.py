@@ -25,7 +25,7 @@ from tuner.costs.serve.attention_tables import measured_attention_s
 from tuner.costs.serve.curves import Floats, SizeCurve
 from tuner.costs.serve.network_collectives import network_collective_s
 from tuner.costs.serve.tables import A2aCurves, KernelTables, Key
-from tuner.costs.serve.work import experts_work, most_activated, work
+from tuner.costs.serve.work import even_activated, experts_work, most_activated, work
 from tuner.devices.datasheet import Datasheet, Vendor
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
@@ -246,7 +246,8 @@ class ServingMachine:
     def rated_s(self, op: Op) -> Floats:
         """Wall time from the datasheet."""
         if op.operation == "moe":
-            return self.rated_experts_s(op, reached_Q=most_activated(op))
+            reached = even_activated if op.kind.endswith(BALANCED) else most_activated
+            return self.rated_experts_s(op, reached_Q=reached(op))
         if op.operation in ("linear_update", "linear_scan"):
             return self._rated_linear_s(op)
         if op.operation in FP8_CORES:

@@ -4,13 +4,13 @@ Letters: Q query points.
 """
 
 from collections.abc import Callable, Mapping
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 
 from tuner.costs.ops import Op
 from tuner.costs.prices.linear_scan import scan_bytes, scan_flop
+from tuner.costs.serve.afd import most_loaded_activated
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import BYTES
 
@@ -83,22 +83,17 @@ in nvfp4 on 8 B200 with EP 8, 9.5 without, but 11.9 and 8.8 in fp8 (InferenceX, 
 
 
 def most_activated(op: Op) -> Floats:
-    """Distinct experts that the rank with most of them reads under uniform routing.
-
-    Ranks meet behind their experts, so that the one that reads most keeps the others waiting.
-
-    Model:   a + z sqrt(a (1 - a R / E)), E / R at most: a of `even_activated`, and z the mean of
-             the largest of R normal deviations, by Blom's quantile (R - 0.375) / (R + 0.25)
-    Error:   against draws of 4 to 10 of 128 to 512 experts, for 2 to 16 ranks: within 7 % from 8
-             tokens on, up to 16 % less for one or two
-    """
-    even_Q, ranks = even_activated(op), float(op.axes["expert"])
-    if ranks <= 1.0 or op.dtype in UNEQUAL_HIDDEN:
-        return even_Q
-    own = op.axes["experts"] / ranks
-    largest = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
-    spread_Q = np.sqrt(np.maximum(even_Q * (1.0 - even_Q / own), 0.0))
-    return np.asarray(np.clip(even_Q + largest * spread_Q, min(1.0, own), own))
+    """Distinct experts that the rank with most of them reads, for which the others wait."""
+    axes, ranks = op.axes, round(float(op.axes["expert"]))
+    if ranks == 1 or op.dtype in UNEQUAL_HIDDEN:
+        return even_activated(op)
+    return most_loaded_activated(
+        slots=max(round(float(axes["experts"])) // ranks, 1),
+        experts=round(float(axes["experts"])),
+        top_k=float(axes["top_k"]),
+        tokens_Q=np.maximum(axes["tokens"], 1.0),
+        devices=ranks,
+    )
 
 
 Axes = Mapping[str, Floats]
