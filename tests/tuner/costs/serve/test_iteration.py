@@ -6,13 +6,20 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tests.tuner.decoders import DEEPSEEK_V3, GLM_5, LLAMA_8B, LLAMA_70B, QWEN35_397B
+from tests.tuner.decoders import (
+    DEEPSEEK_V3,
+    GLM_5,
+    LLAMA_8B,
+    LLAMA_70B,
+    MINIMAX_M2,
+    QWEN35_397B,
+)
 from tuner.costs.ops import Op
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration, sustained_factor
-from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.machine import ALL_REDUCE_S, LAUNCH_S, ServingMachine
 from tuner.devices.catalogue import find_device
 
 FP8 = Formats(
@@ -92,3 +99,34 @@ def test_second_copies_of_experts_level_their_load(monkeypatch: pytest.MonkeyPat
     replace(own, redundant_experts=32).linear_parts(np.array([64.0]))
     assert set(seen[: len(seen) // 2]) == {"power_law_1.01"}
     assert set(seen[len(seen) // 2 :]) == {"balanced"}
+
+
+def test_norms_over_all_heads_meet_once_more_where_ranks_share_them() -> None:
+    plain = replace(MINIMAX_M2.layers[0].attention, norms_all_heads=False)
+    other = replace(MINIMAX_M2, layers=(replace(MINIMAX_M2.layers[0], attention=plain),))
+    assert MINIMAX_M2.layers[0].attention.norms_all_heads
+    for tensor, all_reduces in ((1, 0), (8, 1)):
+        own, without = (
+            iteration(one, attention_tensor=tensor, expert=tensor).linear_parts(ONE)
+            for one in (MINIMAX_M2, other)
+        )
+        more_s = float((own["exchange"] - without["exchange"])[0])
+        assert more_s == pytest.approx(62 * all_reduces * ALL_REDUCE_S, rel=1e-3)
+        assert own["small"] > without["small"]
+
+
+def test_an_indexer_has_the_kernels_of_the_engines_release() -> None:
+    own = iteration(GLM_5, attention_tensor=8)
+    past = np.array([1000.0])
+    older, newest = (
+        float(replace(own, release=release).decode_s(ONE, past)[0]) for release in ("0.5.8", "")
+    )
+    assert older - newest == pytest.approx(78 * 8 * LAUNCH_S)
+
+
+def test_prompts_of_delta_rules_wait_longest_for_their_host() -> None:
+    # A prompt of 500 tokens delays others by 1.5 to 2.7 ms a layer (60 of them) of Qwen3-Next's
+    # kinds, 1.6 of DeepSeek-R1's (61): SGLang 0.5.6 to 0.5.8 on B200.
+    for decoder, low_ms, high_ms in ((QWEN35_397B, 90.0, 162.0), (DEEPSEEK_V3, 70.0, 100.0)):
+        own = replace(iteration(decoder, attention_tensor=8), release="0.5.8")
+        assert low_ms < own.prompt_launch_s * 1e3 < high_ms

@@ -8,7 +8,7 @@ import pytest
 
 from profilers.arrays import Arrays
 from tests.tuner.costs.serve.testing import kernel_tables
-from tuner.costs.ops import Op, gemm
+from tuner.costs.ops import Op, gemm, memory_bound
 from tuner.costs.serve.machine import (
     BALANCED,
     LAUNCH_S,
@@ -339,3 +339,57 @@ def test_experts_of_amd_without_tuned_kernels_start_late_and_read_int4_slowly() 
     )
     slow = ServingMachine(sheet=find_device("mi355x"), tables=None).seconds(op)
     assert slow[0] == pytest.approx(2.9e-3, rel=0.2)
+
+
+def test_all_reduces_take_what_engines_own_kernels_were_measured_to() -> None:
+    # Microseconds of SGLang 0.5.9's kernels in a CUDA graph (aiconfigurator-core 0.12.0).
+    measured = {
+        "a100-80gb-sxm": {4: (6.1, 14.5, 26.3), 8: (8.0, 19.9, 28.5)},
+        "h100-sxm": {4: (4.9, 11.4, 18.6), 8: (5.6, 15.8, 20.9)},
+        "h200-sxm": {4: (4.8, 10.5, 17.8), 8: (5.6, 14.9, 20.2)},
+        "b200-sxm": {4: (7.8, 17.7, 27.8), 8: (8.3, 25.9, 28.9)},
+    }
+    num_bytes = np.array([2.0**15, 2.0**19, 2.0**21])
+    for name, by_ranks in measured.items():
+        machine = ServingMachine(sheet=find_device(name), tables=None)
+        for ranks, seconds in by_ranks.items():
+            rated = machine.seconds(reduction(num_bytes, ranks=ranks)) * 1e6
+            assert np.all(np.abs(np.log(rated / np.array(seconds))) < np.log(1.66))
+
+
+def test_ranks_on_pcie_and_other_collectives_start_as_nccl_does() -> None:
+    # NCCL 2.29.2 of one KiB to 16: 13 us for 4 RTX PRO 6000 and 26 for 8, 7 to 12 us for an
+    # all-gather of 4 of NVLink's, 11 to 20 of 8 (aiconfigurator-core 0.12.0).
+    few = np.array([1024.0])
+    workstation = ServingMachine(sheet=find_device("rtx-pro-6000"), tables=None)
+    for ranks, least_us in ((4, 13.0), (8, 25.0)):
+        assert workstation.seconds(reduction(few, ranks=ranks))[0] * 1e6 > least_us
+    hopper = ServingMachine(sheet=H200, tables=None)
+    for ranks, low_us, high_us in ((4, 7.0, 12.0), (8, 11.0, 20.0)):
+        gathered = collective("all_gather", few, ranks=ranks, software="vllm")
+        assert low_us < hopper.seconds(gathered)[0] * 1e6 < high_us
+
+
+def test_expert_ranks_wait_for_the_one_that_reads_most() -> None:
+    machine = ServingMachine(sheet=H200, tables=None)
+    sizes = {"hidden": 3072, "ffn": 1536, "top_k": 8, "experts": 256, "tensor": 1, "expert": 8}
+    waiting = Op(
+        operation="moe", kind=LOAD, dtype="fp8_block", axes={"tokens": AT, **sizes}, software="vllm"
+    )
+    read = 3.0 * 3072 * 1536 / (0.8 * 4.8e12)
+    more = machine.seconds(waiting) - machine.seconds(replace(waiting, kind=BALANCED))
+    # Sixteen tokens reach 12.7 of 32 experts on average and 16.6 on the busiest of eight ranks.
+    assert float(more[0]) == pytest.approx(3.9 * read, rel=0.05)
+    spread = replace(waiting, axes={**waiting.axes, "tensor": 8, "expert": 1})
+    assert machine.seconds(spread) == machine.seconds(replace(spread, kind=BALANCED))
+    fourth = replace(waiting, dtype="nvfp4")
+    assert machine.seconds(fourth) == machine.seconds(replace(fourth, kind=BALANCED))
+
+
+def test_small_kernels_of_rocm_start_later() -> None:
+    none = memory_bound(np.array([0.0]))
+    instinct, hopper = (
+        ServingMachine(sheet=find_device(name), tables=None) for name in ("mi300x", "h200-sxm")
+    )
+    assert instinct.seconds(none)[0] == pytest.approx(5e-6)
+    assert hopper.seconds(none)[0] == pytest.approx(1.5e-6)
