@@ -15,9 +15,9 @@ distinct combinations once and gathers with `UnitCosts.taken`.
 
 The host launches every kernel; a device with shorter kernels waits. Seconds of a pass are the
 smooth maximum (d^4 + l^4)^(1/4) of the device's kernels d and the launches l, since queues absorb
-part of the difference; on a processor, which runs its kernels itself, their sum. Exposed
-collectives are added: they wait for the slowest host, so no host runs ahead during them. The
-exponent is ours.
+part of the difference; on a processor, which runs its kernels itself, and in eager layers whose
+dispatch reads counts back, their sum. Exposed collectives are added: they wait for the slowest
+host, so no host runs ahead during them. The exponent is ours.
 
 Letters: C columns. Not covered: hosts that are slower on some ranks.
 """
