@@ -8,7 +8,10 @@ whose state is that of transformers 5.24.0, accelerate 1.15.0 and llamafactory 0
   (accelerator.py, `prepare_model`; utils/fsdp_utils.py, `fsdp2_prepare_model`). FSDP gathers them
   in bf16, replicas compute under autocast.
 - Frozen parameters keep the type that they were loaded in: bf16 in LLaMA-Factory, `--dtype` in TRL,
-  which is float32 unless it is stated.
+  which is float32 unless it is stated. Without mixed precision, so do the trained ones, their
+  moments and what is computed.
+- bitsandbytes' 8-bit AdamW has two bytes of moments a parameter; its paged forms count as on the
+  device, which they leave where it is full.
 - ms-swift 4.6.0 loads `--torch_dtype`, bf16 here unless it is stated, and trains all weights in it
   (swift/pipelines/train/tuner.py); adapters are fp32, or `--lora_dtype` (swift/tuners/peft.py).
 
@@ -93,7 +96,18 @@ _CHECKPOINTING: Final = (
     "activation_checkpointing",
     "checkpoint_activations",
 )
-_ADAMW: Final = (None, "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")
+_ADAMW: Final = (
+    *(None, "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"),
+    *("paged_adamw", "paged_adamw_32bit"),
+)
+_ADAMW_8BIT: Final = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
+_LOW: Final[Mapping[str, Literal["bf16", "fp16"]]] = {
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float16": "fp16",
+    "fp16": "fp16",
+}
+"""Types of weights of 16 bits, as programs spell them."""
 _ADAPTING: Final = (
     *("use_lora", "use_peft", "use_peft_lora", "lora_enable"),
     *("lora", "q_lora", "use_qlora"),
@@ -187,7 +201,7 @@ def _obstacles(
             yield "do_predict alone", "it trains nothing"
         if (stage := given.value("stage")) not in ("sft", "pt"):
             yield f"stage {shown_value(stage)}", "only the trained model may take part; sft and pt"
-    if (optimizer := given.value("optim")) not in _ADAMW:
+    if (optimizer := given.value("optim")) not in (*_ADAMW, *_ADAMW_8BIT):
         yield f"optim {shown_value(optimizer)}", _OTHER_STATE
     model = "model" if program is SWIFT else "model_name_or_path"
     if named := _QUANTISED.search(str(given.value(model) or "")):
@@ -249,6 +263,7 @@ def _common(given: Sections, program: TrainerProgram, shared: Distribution) -> d
         "sequence": given.number(length, default=1) if length else None,
         "samples_vary": program is not OWN_LOOP and not _is_packed(given, program),
         "tune": _tune(given, program),
+        "moments_bytes": 2 if given.value("optim") in _ADAMW_8BIT else None,
         "flash_attention": not any(kernel in ("disabled", "eager") for kernel in kernels),
         "logit_bytes": _LIGER_LOGIT_BYTES if _has_liger(given) else 0.0,
     }
@@ -308,15 +323,18 @@ def _own_arguments(given: Sections) -> ProgramArguments:
 def _transformers(given: Sections, program: TrainerProgram, shared: Distribution) -> LaunchSettings:
     """Return the launch of replicas or FSDP."""
     common, precision = _common(given, program, shared), _precision(given, program, shared)
-    is_full = common["tune"] == FULL
+    is_full = not isinstance(common["tune"], Adapters)
     is_low = given.is_on("pure_bf16")
     loaded = given.value("torch_dtype") or given.value("dtype")
     if is_full:
-        # FSDP casts what is trained; scripts load fp32 unless they say otherwise.
-        is_low |= loaded in ("bfloat16", "bf16", "auto") and not shared.zero_stage
+        # FSDP casts what is trained under mixed precision; scripts load fp32 unless they say so.
+        is_cast = shared.zero_stage and _mixed_precision(given, program, shared)
+        is_low |= (loaded in _LOW or loaded == "auto") and not is_cast
     else:
         is_low |= loaded not in ("float32", "fp32")
     stored: Literal[2, 4] = 2 if is_low and precision != "fp32" else 4
+    if is_full and stored == 2 and shared.zero_stage:
+        common |= {"master_bytes": 2, "moments_bytes": common["moments_bytes"] or 4}
     return LaunchSettings(
         engine=TrainingEngine.TRANSFORMERS,
         source=given.source,
@@ -334,6 +352,16 @@ def _transformers(given: Sections, program: TrainerProgram, shared: Distribution
 def _precision(
     given: Sections, program: TrainerProgram, shared: Distribution
 ) -> Literal["bf16", "fp16", "fp32"]:
+    mixed = _mixed_precision(given, program, shared)
+    if mixed:
+        return mixed
+    return _LOW.get(str(given.value("torch_dtype") or given.value("dtype")), "fp32")
+
+
+def _mixed_precision(
+    given: Sections, program: TrainerProgram, shared: Distribution
+) -> Literal["bf16", "fp16", ""]:
+    """Return the type of mixed precision; empty: everything has the type of the weights."""
     # What ms-swift is not told follows from its type: bf16, or fp16 for the two others.
     own = _PRECISIONS[given.value("torch_dtype") != "bfloat16"] if program is SWIFT else ""
     on = [name for name in _PRECISIONS if given.is_on(name, default=name == own)]
@@ -345,7 +373,7 @@ def _precision(
     is_default = program is TRL and not on and given.value("bf16") is None
     if given.is_on("pure_bf16") or is_default or on == ["bf16"]:
         return "bf16"
-    return "fp16" if on else "fp32"
+    return "fp16" if on else ""
 
 
 def _recomputes(given: Sections, program: TrainerProgram, shared: Distribution) -> bool:

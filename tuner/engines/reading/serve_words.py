@@ -259,7 +259,8 @@ def _with_inner(commands: Sequence[Command], *, source: str) -> Iterator[Command
         if not inner:
             yield command
         for text in inner:
-            for one in shell_text(text, source=source).commands:
+            inherited = _container_variables(words)
+            for one in shell_text(text, source=source, environment=inherited).commands:
                 is_conditional = command.is_conditional or one.is_conditional
                 yield Command(words=one.words, is_conditional=is_conditional)
 
@@ -272,6 +273,14 @@ def _entrypoint(words: Sequence[str]) -> str:
     """Return what `docker run` starts in place of the image's own program; empty: that."""
     followed = zip((word.partition("=") for word in words), [*words[1:], ""], strict=False)
     return next((own[2] or after for own, after in followed if own[0] == "--entrypoint"), "")
+
+
+def _container_variables(words: Sequence[str]) -> dict[str, str]:
+    """Return what `docker run -e NAME=VALUE` hands to the program that it starts."""
+    stated = [word.partition("=")[2] for word in words if word.startswith("--env=")]
+    stated += [after for own, after in itertools.pairwise(words) if own in ("-e", "--env")]
+    named = (one.partition("=") for one in stated)
+    return {name: value for name, is_set, value in named if is_set}
 
 
 def _listed_flags(commands: Sequence[Command], *, source: str, server: ServerFlags) -> Flags | None:

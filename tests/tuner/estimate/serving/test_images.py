@@ -51,6 +51,12 @@ def test_an_entry_point_of_the_command_counts_instead(deployment: Made) -> None:
             launch = deployment().read(f"docker run --gpus all --entrypoint {entrypoint} {rest}")
             assert launch.engine == engine
             assert launch.setting.degrees.attention_tensor == 8
+    # Its shell has the variables that the command states.
+    command = "docker run --env=SEQS=16 -e TP=4 --entrypoint /bin/bash img:1"
+    launch = deployment().read(
+        f"{command} -lc 'exec vllm serve m -tp ${{TP}} --max-num-seqs $SEQS'"
+    )
+    assert launch.setting.degrees.attention_tensor == 4
     # The program's verb follows the image; before it the same word names something else.
     for named in ("--name serve", "--network serve", "-v /w/serve -w serve", "--label=serve"):
         command = f"docker run {named} --entrypoint vllm a/serve:1 serve /models/serve -tp 4"
