@@ -1,4 +1,4 @@
-"""The rooms of the house keep to their budgets of statements (`tests/line_budget.toml`).
+"""Groups of modules, called rooms, keep to budgets of statements (`tests/line_budget.toml`).
 
 All rooms together have no spare ratio: code that moves into tests or data does not become less.
 `python -m tests.test_line_budget [--since COMMIT]` prints every room beside its budget, with its

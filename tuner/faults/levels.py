@@ -17,7 +17,7 @@ training goes on; those for shared storage are copied from the device by that pr
 training waits until it gets to them (`preload_fn`).
 
 The renewal model (two_levels.py) and the tests' simulation of single runs read the same values,
-which hold no word of a spec: they may as well be measured.
+which hold no word of a spec.
 
 Sources: Moody et al., SC10 (levels, classes of failures); Wang et al., Gemini, SOSP 2023 (copies in
 the memory of peers).
@@ -101,7 +101,7 @@ class SavePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSeconds:
-    """Durations of one run, planned or measured, in seconds."""
+    """Durations of one run in seconds."""
 
     step_s: float
     stall_s: Mapping[Level, float]
@@ -118,15 +118,6 @@ class RunSeconds:
             raise ValueError(f"a step of {self.step_s} s must be above zero")
         if not all(0.0 <= value < math.inf for value in values):
             raise ValueError(f"durations {values} s cannot be below zero")
-
-    def scaled(self, factor: float) -> "RunSeconds":
-        """Return them on a machine on which everything takes so many times longer."""
-        return RunSeconds(
-            step_s=self.step_s * factor,
-            stall_s={level: value * factor for level, value in self.stall_s.items()},
-            durable_after_s={key: value * factor for key, value in self.durable_after_s.items()},
-            restart_s={key: value * factor for key, value in self.restart_s.items()},
-        )
 
     def stopped_s(self, level: Level, *, asynchronous: bool) -> float:
         """Seconds that one checkpoint stops training."""

@@ -26,6 +26,7 @@ LARGEST_SIZE = 2**24
 MOST_LAYERS = 1_000
 """Eight times the deepest published models; planning time grows with the square of the layers."""
 MOST_TOP_K = 1_000
+MOST_EXPERTS = 10_000
 """Most experts per token, a hundred times those of published models; bounds the pricing time."""
 LONGEST_POSITION = 2**31
 
@@ -155,7 +156,7 @@ class Attention(Record):
 class Moe(Record):
     """The MoE block of a layer."""
 
-    num_experts: Count
+    num_experts: Annotated[int, Field(ge=1, le=MOST_EXPERTS)]
     """With weights."""
     top_k: Annotated[int, Field(ge=1, le=MOST_TOP_K)]
     """Experts that the router chooses for a token, those without weights included."""

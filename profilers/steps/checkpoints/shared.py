@@ -114,7 +114,7 @@ class SharedLevel:
         return attempt(lambda: load_pieces(folder, wanted, files=manifest.files), self._group)
 
     def resume(self, step: int) -> None:
-        """Count the checkpoints up to the step that was restored, from wherever, as finished."""
+        """Count the checkpoints up to the step that was restored as finished."""
         folders = [folder.name for other, folder in step_folders(self._folder) if other <= step]
         self._finished = folders[-self._kept :]
 

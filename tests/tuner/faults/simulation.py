@@ -1,19 +1,19 @@
 """A run with failures, event by event: steps, checkpoints, background writes, restarts.
 
-Failures are given, e.g. those that a real run was made to suffer, or drawn from a seed. The rules
+Failures are given or drawn from a seed. The rules
 are those of tuner/faults/levels.py; the formulas of two_levels.py are not used, so that each can be
 held against the other.
 
     save     a checkpoint is due after the last step of its interval, not after that of the run.
              Copies are written one after the other, of whichever level: one on hosts waits for its
              turn while training goes on, and before one on shared storage training waits until all
-             others are durable (levels.py); or before either, as in the reference step
+             others are durable (levels.py); or before either
     failure  copies that are not durable by then are lost, and those on hosts where the failure
              takes them. If all nodes that hold a node's copy are lost before it is back, that
              counts as one failure of them together. Nodes exchange copies in groups of neighbours,
              0 with 1, 2 with 3 where there is one replica (as with a replication jump of one node
              in NVIDIA's resiliency extension), and copies are back when training goes on; or each
-             sends its own to the next ones around (as the reference step), and a node that was
+             sends its own to the next ones around, and a node that was
              lost has none until the next checkpoint on hosts is durable
     restart  from the newest copy that is left, or the start of the run; a failure during it begins
              it again

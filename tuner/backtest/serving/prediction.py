@@ -208,6 +208,7 @@ class Predictor:
             iteration.busy_ratio,
             iteration.drafting,
             iteration.has_eager_prompts,
+            iteration.release,
             longest,
             most,
             tokens,

@@ -116,8 +116,8 @@ graphs takes as long at least. CUDA: 42 to 45 ms of 64 layers from 1 to 8 sequen
 7960). Ascend: 165 to 171 ms of 62 layers with experts, 56 with graphs (vllm-ascend, issue 7723),
 123 ms of 48 (GPUStack, performance lab, Qwen3-30B-A3B on 910B). ROCm's is CUDA's."""
 COMPILED_LAYER_S: Final[Mapping[Vendor, float]] = {Vendor.NVIDIA: 0.45e-3, Vendor.AMD: 0.45e-3}
-"""The same of a compiled layer, whose norms, activations and quantisations are fewer kernels, and
-whose mixer is one call. With 0.35 to 0.5 ms a layer for prompts beyond graphs, published runs of
+"""Host seconds of a compiled layer: its norms, activations and quantisations are fewer kernels, and
+its mixer is one call. With 0.35 to 0.5 ms a layer for prompts beyond graphs, published runs of
 vLLM on B200, B300 and H200 are nearer and those on H100 as near as without, each by itself."""
 PIECES_LAYER_S: Final = 0.75e-3
 WHOLE_LAYER_S: Final = 0.4e-3
@@ -141,7 +141,7 @@ ALL_REDUCE_S: Final = 7e-6
 TWO_STAGE_S: Final = 6e-6
 TWO_STAGE_BYTES: Final = 2.0**18
 OWN_BYTES_PER_S: Final = 350e9
-"""Of an engine's own all-reduce inside a CUDA graph: its start, what a second stage adds between
+"""An engine's own all-reduce inside a CUDA graph: its start, what a second stage adds between
 more than two ranks, the buffer from which on it is paid in full, and the rate of its copies. Eight
 ranks take 5 to 8, 16 to 26, 21 to 29 and 34 to 47 us for 16 KiB, 512 KiB, 2 and 4 MiB on A100, H100
 and B200 with SGLang 0.5.9; SGLang 0.5.14, vLLM 0.24 and TensorRT-LLM 1.3.0rc20 are within half of
@@ -161,7 +161,7 @@ SCAN_KERNELS: Final = 5
 SMALL_S: Final = 1.5e-6
 ROCM_SMALL_S: Final = 5e-6
 SMALL_RATIO: Final = 0.7
-"""Of a memory-bound kernel inside a graph: its start, and what it reaches of the bandwidth. ROCm's
+"""A memory-bound kernel inside a graph: its start, and what it reaches of the bandwidth. ROCm's
 graphs leave as much between small kernels as between others: one sequence lacked 0.03 to 0.07 ms a
 layer on MI300X and MI350X at CUDA's start (seven models of sgl-cookbook, with SGLang 0.5.7 to
 0.5.9)."""
@@ -442,7 +442,8 @@ class ServingMachine:
         rate = STREAM_RATIO * self.sheet.scale_up_bytes_per_s
         nccl_Q = passes * LAUNCH_S * math.log2(ranks) + moved_Q / rate
         is_linked = self.sheet.scale_up_bytes_per_s >= LINKED_BYTES_PER_S
-        if kind != "all_reduce" or (ranks > PAIR and not is_linked):
+        has_own = kind == "all_reduce" and self.sheet.generation.vendor is not Vendor.HUAWEI
+        if not has_own or (ranks > PAIR and not is_linked):
             return np.asarray(nccl_Q)
         stage_Q = TWO_STAGE_S * np.minimum(bytes_Q / TWO_STAGE_BYTES, 1.0) * (ranks > PAIR)
         own_Q = ALL_REDUCE_S + stage_Q + moved_Q / min(rate, OWN_BYTES_PER_S)

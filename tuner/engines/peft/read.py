@@ -106,8 +106,9 @@ _LOW: Final[Mapping[str, Literal["bf16", "fp16"]]] = {
     "bf16": "bf16",
     "float16": "fp16",
     "fp16": "fp16",
+    "auto": "bf16",
 }
-"""Types of weights of 16 bits, as programs spell them."""
+"""Types of weights of 16 bits, as programs spell them; `auto` is that of the checkpoint."""
 _ADAPTING: Final = (
     *("use_lora", "use_peft", "use_peft_lora", "lora_enable"),
     *("lora", "q_lora", "use_qlora"),
@@ -282,6 +283,11 @@ def _deepspeed(given: Sections, program: TrainerProgram, shared: Distribution) -
             spelled=_BATCH_NAMES,
         )
     update = _common(given, program, shared)
+    if update["moments_bytes"]:
+        raise SpecError(
+            f"{given.source}: optim {shown_value(given.value('optim'))} is not priced under"
+            " DeepSpeed, whose JSON may name another; replicas and FSDP are"
+        )
     update["has_transformers_loss"] = arguments.is_trainer
     launch = read_deepspeed(text, source=name, arguments=arguments)
     update["understood"] = tuple(f"{name}: {said}" for said in launch.understood)
@@ -323,13 +329,14 @@ def _own_arguments(given: Sections) -> ProgramArguments:
 def _transformers(given: Sections, program: TrainerProgram, shared: Distribution) -> LaunchSettings:
     """Return the launch of replicas or FSDP."""
     common, precision = _common(given, program, shared), _precision(given, program, shared)
-    is_full = not isinstance(common["tune"], Adapters)
+    is_mixed = bool(_mixed_precision(given, program, shared))
     is_low = given.is_on("pure_bf16")
     loaded = given.value("torch_dtype") or given.value("dtype")
+    # Where the goal says what is trained it may be adapters, which PEFT keeps in fp32.
+    is_full = common["tune"] == FULL or (common["tune"] is None and loaded in _LOW and not is_mixed)
     if is_full:
         # FSDP casts what is trained under mixed precision; scripts load fp32 unless they say so.
-        is_cast = shared.zero_stage and _mixed_precision(given, program, shared)
-        is_low |= (loaded in _LOW or loaded == "auto") and not is_cast
+        is_low |= loaded in _LOW and not (shared.zero_stage and is_mixed)
     else:
         is_low |= loaded not in ("float32", "fp32")
     stored: Literal[2, 4] = 2 if is_low and precision != "fp32" else 4

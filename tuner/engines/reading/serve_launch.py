@@ -49,7 +49,7 @@ class InstanceKnobs:
     graph_sequences: int | None = None
     """Of the largest CUDA graph of a rank, 0 without any; None: as the engine does."""
     graphed_sequences: int | None = None
-    """Up to which every decode step of a rank has a graph; None: up to the largest graph."""
+    """Sequences up to which every decode step of a rank has a graph; None: those of the largest."""
     streamed_tokens: float = 1.0
     """Tokens of a sequence that a process streams at once, over the ranks that it streams for."""
     has_whole_graphs: bool | None = None

@@ -277,10 +277,13 @@ def _entrypoint(words: Sequence[str]) -> str:
 
 def _container_variables(words: Sequence[str]) -> dict[str, str]:
     """Return what `docker run -e NAME=VALUE` hands to the program that it starts."""
-    stated = [word.partition("=")[2] for word in words if word.startswith("--env=")]
-    stated += [after for own, after in itertools.pairwise(words) if own in ("-e", "--env")]
-    named = (one.partition("=") for one in stated)
-    return {name: value for name, is_set, value in named if is_set}
+    if not {"docker", "podman"} & {_program(word) for word in words[:2]}:
+        return {}
+    stated = [word.removeprefix("--env=") for word in words if word.startswith("--env=")]
+    stated += [after for flag, after in itertools.pairwise(words) if flag in ("-e", "--env")]
+    stated += [word[2:] for word in words if re.match(r"-e\w+=", word)]
+    pairs = (text.partition("=") for text in stated)
+    return {name: value for name, is_set, value in pairs if is_set}
 
 
 def _listed_flags(commands: Sequence[Command], *, source: str, server: ServerFlags) -> Flags | None:

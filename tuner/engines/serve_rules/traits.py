@@ -136,12 +136,13 @@ class EngineTraits:
     """Kinds of token mixers whose prompts have no graph under any release, as those through stages
     and on devices without CUDA; None: no prompt waits for its host."""
     stream_s: float = 0.0
-    """Seconds of the server's one process for a token that it streams: its fastest published run
-    with chats that all begin at once. Others take up to twice as long."""
+    """Seconds of the server's one process for a token that it streams: less than its fastest
+    published run with chats that all begin at once, whose steps take some of them. Others take up
+    to twice as long."""
     compiles_layers: bool = False
     """Layers without a graph are compiled, where the device's vendor has a compiler."""
     graph_tokens: int = 0
-    """Of the largest step with prompts that a graph holds where others are without."""
+    """Tokens of the largest step with prompts that a graph holds where others are without."""
     untuned_experts: frozenset[tuple[Vendor, str]] = frozenset()
     """Vendors and formats of weights for which the engine ships no tuned kernels of experts."""
     exposed_host_s: float = 0.0

@@ -54,6 +54,7 @@ CHAT_TAIL: Final = 8
 """Longest output over the mean: `vllm bench serve` and SGLang's client cut ShareGPT to outputs of
 about 200 tokens, and to at most 2,048 with the prompt."""
 OTHER_LENGTHS_RATIO: Final = 1.25
+MOST_OF_THE_TIME: Final = 0.5
 STREAMED_RATIO: Final = 2.0
 """Most of what published servers take for a token that they stream, over what is priced."""
 
@@ -123,8 +124,9 @@ def estimate_serving(
         decoder=inputs.decoder,
     )
     tokens_per_s = load.output_tokens_per_s / inputs.instances if load else 0.0
-    streams_s = tokens_per_s * option.iteration.stream_s / option.degrees.attention_data
-    high_ratio = around.tpot.high_ratio * (STREAMED_RATIO if streams_s > 0.5 else 1.0)
+    streaming_ratio = tokens_per_s * option.iteration.stream_s / option.degrees.attention_data
+    streams_mostly = streaming_ratio > MOST_OF_THE_TIME
+    high_ratio = around.tpot.high_ratio * (STREAMED_RATIO if streams_mostly else 1.0)
     return ServingEstimate(
         source=launch.source,
         engine=launch.engine,
@@ -164,7 +166,7 @@ def estimate_serving(
             *_notes(inputs, option, load, spec=spec),
             *filter(None, (around.note,)),
             *["the server streams tokens most of the time: others take twice as long"]
-            * (streams_s > 0.5),
+            * streams_mostly,
         ),
     )
 

@@ -91,11 +91,11 @@ class StepTimes:
     layers_launch_s: float = 0.0
     """Least seconds of the layers of a step without a graph."""
     graph_tokens: float = math.inf
-    """Of the largest step with prompts that has one."""
+    """Tokens of the largest step with prompts that has one."""
     stream_s: float = 0.0
     """Least seconds of a step for each sequence that gets its tokens streamed."""
     graph_sequences: float = math.inf
-    """Of the largest step without prompts that has one."""
+    """Sequences of the largest step without prompts that has one."""
     draft_s: list[float] | None = None
     """By sequences: what drafts for them."""
     checked_tokens: int = 1

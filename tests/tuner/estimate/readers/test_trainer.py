@@ -135,6 +135,7 @@ def test_state_has_the_type_of_the_weights_without_mixed_precision(spec_of: Make
     fsdp = f"torchrun --nproc_per_node 8 train.py --fsdp full_shard{_BATCHES}"
     for flags, each in (
         ("--torch_dtype bfloat16", 8),
+        ("--torch_dtype auto", 8),
         ("--torch_dtype bfloat16 --bf16", 16),
         ("--torch_dtype bfloat16 --optim paged_adamw_8bit", 6),
         ("--bf16 --optim adamw_bnb_8bit", 10),
@@ -146,6 +147,12 @@ def test_state_has_the_type_of_the_weights_without_mixed_precision(spec_of: Make
         rank = estimate(spec, settings).memory[0]
         state = rank.weight_bytes + rank.gradient_bytes + rank.optimizer_bytes
         assert state == pytest.approx(each * 8.03e9 / 8, rel=0.01), flags
+
+
+def test_8_bit_moments_are_refused_where_deepspeeds_file_decides() -> None:
+    command = f"llamafactory-cli train --stage sft --deepspeed zero.json{_BATCHES}"
+    with pytest.raises(SpecError, match=r"optim 'adamw_8bit' is not priced under DeepSpeed"):
+        launch(f"{command} --optim adamw_8bit", zero_json="{}")
 
 
 def test_no_change_of_adapters_is_advised_that_their_engine_lacks(spec_of: MakeSpec) -> None:

@@ -52,7 +52,7 @@ def test_an_entry_point_of_the_command_counts_instead(deployment: Made) -> None:
             assert launch.engine == engine
             assert launch.setting.degrees.attention_tensor == 8
     # Its shell has the variables that the command states.
-    command = "docker run --env=SEQS=16 -e TP=4 --entrypoint /bin/bash img:1"
+    command = "docker run --env=SEQS=16 -eTP=4 --entrypoint /bin/bash img:1"
     launch = deployment().read(
         f"{command} -lc 'exec vllm serve m -tp ${{TP}} --max-num-seqs $SEQS'"
     )
