@@ -77,7 +77,7 @@ def test_only_pytorchs_pipelines_are_a_kind_of_their_own() -> None:
     assert kinds[Software.TORCH_FSDP, True] is ErrorKind.PYTORCH_PIPELINE
     assert kinds[Software.TORCH_FSDP, False] is ErrorKind.PYTORCH
     assert kinds[Software.TRANSFORMERS, False] is ErrorKind.PYTORCH
-    of_pytorch = (Software.TORCH_FSDP, Software.TRANSFORMERS)
+    of_pytorch = (Software.TORCH_FSDP, Software.TORCH_EAGER, Software.TRANSFORMERS)
     others = {kind for (software, _), kind in kinds.items() if software not in of_pytorch}
     assert others == {ErrorKind.MEGATRON}
 
