@@ -59,10 +59,15 @@ def read_rooms() -> tuple[Room, ...]:
 
 
 def room_of(path: str, rooms: Iterable[Room]) -> str:
-    """Return the name of the first room with a glob that matches; empty where none has."""
-    return next(
-        (room.name for room in rooms if any(fnmatch(path, glob) for glob in room.globs)), ""
-    )
+    """Return the name of the first room with a glob that matches.
+
+    Raises:
+        LookupError: none has.
+    """
+    for room in rooms:
+        if any(fnmatch(path, glob) for glob in room.globs):
+            return room.name
+    raise LookupError(f"{path} is in no room of {BUDGETS.name}")
 
 
 def count_statements(tree: ast.AST) -> int:
@@ -97,7 +102,7 @@ def sizes(rooms: tuple[Room, ...]) -> dict[str, Size]:
 
 
 def too_large(rooms: tuple[Room, ...], found: dict[str, Size]) -> list[str]:
-    """Name the rooms beyond their budgets, and the house where all rooms together are."""
+    """Name the rooms beyond their budgets, and all of them together where that is beyond theirs."""
     budget = sum(room.statements for room in rooms)
     together = sum(size.statements for size in found.values())
     counted = [

@@ -12,7 +12,7 @@ from tuner.backtest.known_models import SHIPPED
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.spec.huggingface.read import read_model
 
-_FOLDERS: Final = {
+FOLDERS: Final = {
     "deepseek-r1": "deepseek-v3",
     "deepseek-v3": "deepseek-v3",
     "deepseek-v3.2": "deepseek-v3.2",
@@ -40,8 +40,8 @@ _FOLDERS: Final = {
 def find_decoder(path: str) -> Decoder | None:
     """Return the model that a path names; None where it is not known, or its config not there."""
     name = path.rsplit("/", 1)[-1].lower()
-    words = [word for word in _FOLDERS if word in name]
-    return shipped_decoder(_FOLDERS[max(words, key=len)]) if words else None
+    words = [word for word in FOLDERS if word in name]
+    return shipped_decoder(FOLDERS[max(words, key=len)]) if words else None
 
 
 @cache

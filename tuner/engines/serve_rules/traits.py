@@ -234,7 +234,7 @@ class EngineTraits:
 
 def _of_release(stated: tuple[tuple[tuple[int, ...], float], ...], release: str) -> float:
     number = _numbers(release)
-    return next((one for since, one in stated if not number or since <= number), 0.0)
+    return next((value for since, value in stated if not number or since <= number), 0.0)
 
 
 def _numbers(release: str) -> tuple[int, ...]:

@@ -256,7 +256,8 @@ class StepTimes:
         """A step of one micro-batch; with a pipeline a round of those under way."""
         gap_s = self.prompt_scheduler_s if reads else self.scheduler_s
         layers_s = self._linear_s(tokens) + attention
-        if tokens > self.graph_tokens if reads else running > self.graph_sequences:
+        has_graph = tokens <= self.graph_tokens if reads else running <= self.graph_sequences
+        if not has_graph:
             layers_s = max(layers_s, self.layers_launch_s)
         last_s = self.head_s[min(heads, len(self.decode_s) - 1)]
         if self.halves is not None:

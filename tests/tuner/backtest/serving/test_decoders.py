@@ -1,7 +1,7 @@
 """Which model a published row means, and in which formats its checkpoint is stored."""
 
 from tests.tuner.decoders import KIMI_K2
-from tuner.backtest.serving.decoders import _FOLDERS, checkpoint_formats, find_decoder
+from tuner.backtest.serving.decoders import FOLDERS, checkpoint_formats, find_decoder
 
 
 def test_a_path_names_the_longest_match() -> None:
@@ -14,7 +14,7 @@ def test_a_path_names_the_longest_match() -> None:
     }
     found = {path: find_decoder(path) for path in names}
     assert {path: one and one.name for path, one in found.items()} == names
-    assert all(find_decoder(word) for word in _FOLDERS)
+    assert all(find_decoder(word) for word in FOLDERS)
 
 
 def test_checkpoints_keep_what_they_did_not_quantise() -> None:
