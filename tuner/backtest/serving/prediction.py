@@ -110,7 +110,7 @@ class Predictor:
             launch.decoder,
             launch.formats,
             InstanceDegrees(),
-            states=reading.traits.memory_rule().states.sent,
+            states=reading.memory_rule.states.sent,
         )
         nic_bytes_per_s = reading.machine.sheet.scale_out_bytes_per_s
         path = KvPath(
@@ -187,7 +187,6 @@ class Predictor:
                 running=concurrency,
                 request_tokens=float(longest),
                 least=2.0 * longest,
-                release=iteration.release,
             ),
         )
 
@@ -207,7 +206,7 @@ class Predictor:
             iteration.experts_table,
             iteration.busy_ratio,
             iteration.drafting,
-            iteration.has_eager_prompts,
+            iteration.largest_prompt_graph,
             iteration.release,
             longest,
             most,

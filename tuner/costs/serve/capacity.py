@@ -26,17 +26,17 @@ FULL_RATIO: Final = 0.95
 """The most that recipes give an engine (InferenceX, `--mem-fraction-static 0.95`)."""
 
 
-def instance_weight_bytes(iteration: Iteration, rule: MemoryRule | None = None) -> float:
+def instance_weight_bytes(iteration: Iteration) -> float:
     """Of one device, the drafter and spare copies of experts included; None: the newest rule."""
     degrees, shares = iteration.degrees, iteration.traits.shares_networks
     ranks = degrees.attention_tensor
     if shares and not is_dispatched(iteration):
         ranks *= degrees.attention_data
     own = weight_bytes(iteration.decoder, iteration.formats, degrees, network_ranks=ranks)
-    return own + added_weight_bytes(iteration, rule)
+    return own + added_weight_bytes(iteration)
 
 
-def added_weight_bytes(iteration: Iteration, rule: MemoryRule | None = None) -> float:
+def added_weight_bytes(iteration: Iteration) -> float:
     """Beyond the model's own weights: what drafts, spare copies of experts, angles of positions."""
     decoder, formats, degrees = iteration.decoder, iteration.formats, iteration.degrees
     total = rotary_bytes(iteration)
@@ -48,7 +48,7 @@ def added_weight_bytes(iteration: Iteration, rule: MemoryRule | None = None) -> 
         spare = iteration.spare_experts
         each = expert_bytes(decoder, formats)
         shards = degrees.moe_tensor * degrees.expert * degrees.pipeline
-        padded = iteration.num_slots * (padding_factor(iteration, rule) - 1.0)
+        padded = iteration.num_slots * (padding_factor(iteration) - 1.0)
         total += (spare + padded) * each * iteration.moe_layers / shards
     return total
 
@@ -70,9 +70,9 @@ def rotary_bytes(iteration: Iteration) -> float:
     return table * ELEMENT_BYTES
 
 
-def padding_factor(iteration: Iteration, rule: MemoryRule | None = None) -> float:
+def padding_factor(iteration: Iteration) -> float:
     """Bytes of an expert as its kernels store it, over those of the checkpoint."""
-    own, rule = iteration.decoder.experts, rule or iteration.traits.memory_rule()
+    own, rule = iteration.decoder.experts, iteration.memory_rule
     generation = iteration.machine.sheet.generation
     align = rule.mxfp4_multiples.get(generation, iteration.traits.mxfp4_multiples)
     if own is None or align is None or iteration.formats.experts != "mxfp4":
@@ -82,8 +82,9 @@ def padding_factor(iteration: Iteration, rule: MemoryRule | None = None) -> floa
     return padded / (hidden * ffn)
 
 
-def instance_block_pool(iteration: Iteration, rule: MemoryRule) -> BlockPool | None:
+def instance_block_pool(iteration: Iteration) -> BlockPool | None:
     """Return the blocks of one device; None where every layer has a pool, or keeps the same."""
+    rule = iteration.memory_rule
     if rule.blocks is None:
         return None
     decoder, degrees, drafter = iteration.decoder, iteration.degrees, iteration.drafter
@@ -104,14 +105,12 @@ def instance_block_pool(iteration: Iteration, rule: MemoryRule) -> BlockPool | N
     return pool.sharing(degrees.context, block_ratio=stage_ratio(decoder, degrees))
 
 
-def admission_bytes(
-    iteration: Iteration, rule: MemoryRule, *, tokens: float, step_tokens: int
-) -> float:
+def admission_bytes(iteration: Iteration, *, tokens: float, step_tokens: int) -> float:
     """Bytes of one device that a request of so many tokens may take while its prompt is computed.
 
     Where layers share blocks windows keep what is in flight, too.
     """
-    pool = instance_block_pool(iteration, rule)
+    pool, rule = instance_block_pool(iteration), iteration.memory_rule
     if pool is None or rule.blocks is None:
         return tokens * instance_kv_bytes_per_token(iteration, request_tokens=tokens)
     stages = iteration.degrees.pipeline
@@ -124,8 +123,8 @@ def instance_kv_bytes_per_token(
 ) -> float:
     """Of one device, the drafter's cache included; windows count for requests of that length."""
     decoder, formats, degrees = iteration.decoder, iteration.cache_formats, iteration.degrees
-    rule = iteration.traits.memory_rule()
-    pool = None if request_tokens is None else instance_block_pool(iteration, rule)
+    rule = iteration.memory_rule
+    pool = None if request_tokens is None else instance_block_pool(iteration)
     if pool is not None and request_tokens is not None:
         return pool.request_bytes(request_tokens) / request_tokens
     total = kv_bytes_per_token(
@@ -143,10 +142,10 @@ def instance_kv_bytes_per_token(
     return total
 
 
-def filled_ratio(iteration: Iteration, rule: MemoryRule) -> float:
+def filled_ratio(iteration: Iteration) -> float:
     """Return the bytes of a token in the cache over those that the engine counts for its room."""
     decoder, degrees, formats = iteration.decoder, iteration.degrees, iteration.cache_formats
-    if not rule.sizes_plain_sparse:
+    if not iteration.memory_rule.sizes_plain_sparse:
         return 1.0
     plain = kv_bytes_per_token(decoder, replace(formats, packs_sparse=False), degrees)
     return kv_bytes_per_token(decoder, formats, degrees) / plain if plain else 1.0
@@ -154,7 +153,7 @@ def filled_ratio(iteration: Iteration, rule: MemoryRule) -> float:
 
 def instance_state_bytes(iteration: Iteration) -> float:
     """Of one device, the states of linear attention of one running request."""
-    decoder, rule = iteration.decoder, iteration.traits.memory_rule()
+    decoder, rule = iteration.decoder, iteration.memory_rule
     if all(group.attention.linear is None for group in decoder.layers):
         return 0.0
     return state_bytes_per_request(
@@ -180,7 +179,6 @@ def cache_tokens(
     request_tokens: float | None = None,
     longest: int = 0,
     least: float = 0.0,
-    release: str = "",
 ) -> float:
     """Tokens that one attention-data rank can hold; not above 0 where the weights do not fit.
 
@@ -196,14 +194,12 @@ def cache_tokens(
         longest: tokens of the longest request that the engine takes; 0: not known.
         least: tokens that a launch that runs at all must have had room for. Where the rule leaves
             no room for them it was given more: 0.95 of the memory and half the reserve.
-        release: of the engine; empty: the newest.
     """
-    rule = iteration.traits.memory_rule(release)
-    reserve = step_reserve(
-        iteration, step_tokens=step_tokens, running=running, rule=rule, longest=longest
+    reserve = step_reserve(iteration, step_tokens=step_tokens, running=running, longest=longest)
+    weights, each = _fixed_bytes(iteration, request_tokens)
+    room = room_of(
+        iteration.memory_rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes
     )
-    weights, each = _fixed_bytes(iteration, release, request_tokens)
-    room = room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)
     usual = room.safe_bytes / each
     if usual >= least:
         return usual
@@ -211,11 +207,9 @@ def cache_tokens(
 
 
 @lru_cache(maxsize=64)
-def _fixed_bytes(
-    iteration: Iteration, release: str, request_tokens: float | None
-) -> tuple[float, float]:
+def _fixed_bytes(iteration: Iteration, request_tokens: float | None) -> tuple[float, float]:
     """Bytes of one device's weights and of a token's cache, whatever its steps hold."""
-    weights = instance_weight_bytes(iteration, iteration.traits.memory_rule(release))
+    weights = instance_weight_bytes(iteration)
     each = instance_kv_bytes_per_token(iteration, request_tokens=request_tokens)
     return weights, max(each, 1e-9)
 
@@ -223,16 +217,14 @@ def _fixed_bytes(
 def holds_whole(
     iteration: Iteration, *, memory_bytes: float, step_tokens: int, running: int, tokens: int
 ) -> bool:
-    """Say whether one request of so many tokens has room, where the engine's newest wants that."""
-    rule = iteration.traits.memory_rule()
+    """Say whether one request of so many tokens has room, where the engine's release wants that."""
+    rule = iteration.memory_rule
     if not rule.wants_whole_length:
         return True
-    reserve = step_reserve(
-        iteration, step_tokens=step_tokens, running=running, rule=rule, longest=tokens
-    )
-    weights = instance_weight_bytes(iteration, rule)
+    reserve = step_reserve(iteration, step_tokens=step_tokens, running=running, longest=tokens)
+    weights = instance_weight_bytes(iteration)
     room = room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)
-    needed = admission_bytes(iteration, rule, tokens=float(tokens), step_tokens=step_tokens)
+    needed = admission_bytes(iteration, tokens=float(tokens), step_tokens=step_tokens)
     return room.safe_bytes >= needed
 
 
@@ -240,9 +232,9 @@ def stated_ratio(
     iteration: Iteration, *, memory_bytes: float, step_tokens: int, running: int
 ) -> float | None:
     """The share of memory that a plan's launch must state for its cache; None: the engine's own."""
-    rule = iteration.traits.memory_rule()
+    rule = iteration.memory_rule
     if rule.ratio is not None:
         return None
-    reserve = step_reserve(iteration, step_tokens=step_tokens, running=running, rule=rule)
+    reserve = step_reserve(iteration, step_tokens=step_tokens, running=running)
     weights = instance_weight_bytes(iteration)
     return room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes).ratio

@@ -63,7 +63,7 @@ from tuner.costs.serve.zero_experts import computed_copies, computed_loads
 from tuner.devices.datasheet import Vendor
 from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
-from tuner.engines.serve_rules.traits import EngineTraits
+from tuner.engines.serve_rules.traits import EngineTraits, MemoryRule
 
 SMALL_MIXER: Final = 1
 SMALL_LINEAR: Final = 2
@@ -224,7 +224,7 @@ class Iteration:
     @cached_property
     def attention_layers(self) -> tuple[tuple[int, AttentionLayer], ...]:
         """Counts and one layer of each kind."""
-        states = self.traits.memory_rule().states
+        states = self.memory_rule.states
         return tuple(
             (
                 group.count,
@@ -269,13 +269,11 @@ class Iteration:
         return parts
 
     def linear_s(self, m_Q: Floats) -> Floats:
-        """Their sum, at the clocks that a device keeps; eager steps wait for their launches."""
+        """Their sum, at the clocks that a device keeps."""
         seconds_Q = self._linear_by_tokens.get(m_Q.tobytes())
         if seconds_Q is None:
             total_Q = np.sum(list(self.linear_parts(m_Q).values()), axis=0)
-            least_s = self.layers_launch_s if self.is_eager else 0.0
-            seconds_Q = np.maximum(total_Q * self._sustained(m_Q), least_s)
-            seconds_Q = seconds_Q + self._idle_s
+            seconds_Q = total_Q * self._sustained(m_Q) + self._idle_s
             seconds_Q.setflags(write=False)
             self._linear_by_tokens[m_Q.tobytes()] = seconds_Q
         return seconds_Q
@@ -303,32 +301,49 @@ class Iteration:
     def _idle_s(self) -> float:
         """Seconds of a step that its graphs leave a device idle; 0 where its host was measured."""
         in_pieces = self.machine.sheet.generation.vendor in self.traits.graphs_in_pieces
-        if self.machine.host is not None or self.is_eager or not in_pieces:
+        if self.machine.host is not None or not self.has_graphs or not in_pieces:
             return 0.0
         layer_s = WHOLE_LAYER_S if self.has_whole_graphs else PIECES_LAYER_S
         return self.decoder.num_layers * layer_s
 
     @property
-    def has_eager_prompts(self) -> bool:
-        """Whether steps that read prompts have no graph, though those that only decode have."""
+    def has_graphs(self) -> bool:
+        """Whether graphs hold any steps; DeepEP's normal kernels wait for counts on the host.
+
+        Engines switch graphs off beside them: vLLM in `config/compilation.py`, SGLang in
+        `_handle_a2a_moe` of its server's arguments.
+        """
+        waits = self.a2a_backend is A2aBackend.NORMAL and self.degrees.attention_data > 1
+        return not (self.is_eager or waits)
+
+    @property
+    def largest_graph(self) -> float:
+        """Sequences of the largest step without prompts that a graph holds."""
+        return self.graph_sequences if self.has_graphs else 0.0
+
+    @property
+    def largest_prompt_graph(self) -> float:
+        """Tokens of the largest step with prompts that a graph holds, or that waits for no host."""
         kinds = self.traits.eager_prompts
         if kinds is None:
-            return False
-        return (
-            not self.traits.memory_rule(self.release).captures_prompts
+            return math.inf
+        if not self.has_graphs:
+            return 0.0
+        is_eager = (
+            not self.memory_rule.captures_prompts
             or self.degrees.pipeline > 1
             or self.machine.sheet.generation.vendor is not Vendor.NVIDIA
             or any(group.attention.kind in kinds for group in self.decoder.layers)
         )
+        return self.traits.graph_tokens if is_eager else math.inf
 
     def prompt_launch_s(self, m_Q: Floats) -> Floats:
         """Least seconds of the layers of a step of m tokens with prompts, without a graph."""
-        is_eager_Q = (m_Q > self.traits.graph_tokens) & self.has_eager_prompts
-        return np.where(is_eager_Q, self.layers_launch_s, 0.0)
+        return np.where(m_Q > self.largest_prompt_graph, self.layers_launch_s, 0.0)
 
     def decode_launch_s(self, n_Q: Floats) -> Floats:
         """Least seconds of the layers of a step of n sequences without prompts."""
-        return np.where(n_Q > self.graph_sequences, self.layers_launch_s, 0.0)
+        return np.where(n_Q > self.largest_graph, self.layers_launch_s, 0.0)
 
     def _sustained(self, m_Q: Floats) -> Floats:
         """The factor on a step of m tokens; 1 where whole steps were measured."""
@@ -591,6 +606,11 @@ class Iteration:
     def traits(self) -> EngineTraits:
         """How the engine batches."""
         return serve_traits()[self.engine]
+
+    @property
+    def memory_rule(self) -> MemoryRule:
+        """How the engine's release divides a device's memory."""
+        return self.traits.memory_rule(self.release)
 
     @property
     def scheduler_s(self) -> float:

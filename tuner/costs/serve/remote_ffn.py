@@ -164,8 +164,7 @@ def ffn_bytes(ffn: Iteration, *, step_tokens: int, running: int) -> float:
 
 def ffn_fits(ffn: Iteration, *, memory_bytes: float, step_tokens: int, running: int) -> bool:
     """Whether a device of the FFN server holds its weights beside its steps; it has no cache."""
-    rule = ffn.traits.memory_rule()
-    reserve = step_reserve(ffn, step_tokens=step_tokens, running=running, rule=rule)
+    reserve = step_reserve(ffn, step_tokens=step_tokens, running=running)
     weights = ffn_weight_bytes(ffn)
-    room = room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)
+    room = room_of(ffn.memory_rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)
     return room.left_bytes >= 0.0

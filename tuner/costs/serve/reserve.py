@@ -44,7 +44,6 @@ from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.memory import stage_ratio
 from tuner.costs.serve.work import INDEX_KEY_BYTES
-from tuner.engines.serve_rules.traits import MemoryRule
 from tuner.spec.linear_attention import LINEAR_KINDS
 
 MIB: Final = 2.0**20
@@ -120,7 +119,6 @@ def step_reserve(
     step_tokens: int,
     running: int,
     captured: int | None = None,
-    rule: MemoryRule | None = None,
     longest: int = 0,
     moves_cache: bool = False,
 ) -> Reserve:
@@ -131,12 +129,11 @@ def step_reserve(
         step_tokens: of a step of one rank at most.
         running: sequences of one rank at most.
         captured: sequences of the largest CUDA graph, 0 without any; None: as the engine does.
-        rule: of the engine's release; None: of the newest.
         longest: tokens of the longest request that the engine takes; 0: not known.
         moves_cache: the server sends or receives caches.
     """
-    rule = rule or iteration.traits.memory_rule()
-    most = min(running, MOST_CAPTURED) if captured is None else min(captured, running)
+    rule = iteration.memory_rule
+    most = min(running, MOST_CAPTURED if captured is None else captured) * iteration.has_graphs
     checked = iteration.checked_tokens
     steps = partial(
         activation_bytes,

@@ -139,6 +139,8 @@ class EngineTraits:
     """Seconds of the server's one process for a token that it streams: less than its fastest
     published run with chats that all begin at once, whose steps take some of them. Others take up
     to twice as long."""
+    streams_by_rank: bool = True
+    """Each attention-data rank has such a process; else one serves them all."""
     compiles_layers: bool = False
     """Layers without a graph are compiled, where the device's vendor has a compiler."""
     graph_tokens: int = 0
@@ -210,6 +212,10 @@ class EngineTraits:
         if dtype != "bf16" or is_sure or model.attention.kind == "shared_kv":
             return word
         return "bfloat16"
+
+    def rank_stream_s(self, ranks: int) -> float:
+        """Return the seconds in which a token of every rank's sequence is streamed."""
+        return self.stream_s * (1 if self.streams_by_rank else ranks)
 
     def packs_sparse(self, generation: Generation, release: str = "") -> bool:
         """Say whether an fp8 cache of sparse attention has scales and bf16 positions, too."""

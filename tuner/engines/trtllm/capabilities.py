@@ -54,6 +54,7 @@ TRAITS: Final = EngineTraits(
     aligns_prompts=True,
     eager_prompts=frozenset(),
     stream_s=0.15e-3,
+    streams_by_rank=False,
     memory=(
         MemoryRule(
             share=MemoryFractionKind.OF_LEFT,

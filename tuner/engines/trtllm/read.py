@@ -190,7 +190,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             a2a_backend=_all_to_all(flags, degrees),
             graph_sequences=_captured(flags),
             graphed_sequences=_graphed(flags),
-            streamed_tokens=(flags.number(_STREAMED) or 1) / degrees.attention_data,
+            streamed_tokens=flags.number(_STREAMED) or 1,
             aligns_prompts=flags.is_on(_BALANCE),
             redundant_experts=redundant,
         ),

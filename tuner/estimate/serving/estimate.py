@@ -281,9 +281,9 @@ def _logs_of_releases(inputs: EstimateInputs, option: Option) -> Iterator[str]:
     )
     for older, newer in zip(rules[1:], rules, strict=False):
         release, since = (".".join(map(str, one.since)) for one in (older, newer))
-        earlier = replace(inputs, release=release)
-        tokens = logged_tokens(earlier, option, setting)
-        turns = fits == bool(misfit_reason(earlier, option, setting))
+        earlier = replace(option, iteration=replace(option.iteration, release=release))
+        tokens = logged_tokens(inputs, earlier, setting)
+        turns = fits == bool(misfit_reason(inputs, earlier, setting))
         differs = turns or abs(tokens - newest) > OTHER_LOG_RATIO * newest > 0
         if not inputs.release and differs:
             first, last = ("does not start", "starts") if fits else ("starts", "does not")

@@ -298,6 +298,7 @@ def price_option(inputs: EstimateInputs, setting: InstanceKnobs) -> Option:
 
 def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
     """Return the step model of an instance; of an attention server, with its FFN server's."""
+    data = setting.degrees.attention_data
     own = Iteration(
         decoder=inputs.decoder,
         formats=inputs.formats,
@@ -311,7 +312,7 @@ def _iteration(inputs: EstimateInputs, setting: InstanceKnobs) -> Iteration:
         redundant_experts=setting.redundant_experts,
         is_eager=setting.graph_sequences == 0,
         graph_sequences=_graph_sequences(inputs, setting),
-        stream_s=serve_traits()[inputs.launch.engine].stream_s / setting.streamed_tokens,
+        stream_s=serve_traits()[inputs.launch.engine].rank_stream_s(data) / setting.streamed_tokens,
         has_whole_graphs=setting.has_whole_graphs is True,
         exchanges_outputs=setting.exchanges_outputs,
         aligns_prompts=setting.aligns_prompts,
@@ -382,7 +383,7 @@ def launch_reserve(inputs: EstimateInputs, iteration: Iteration, setting: Instan
     An engine that profiles no step takes only what waits: whole prompts of the spec's traffic.
     """
     captured = 0 if inputs.launch.role is Role.PREFILL else setting.graph_sequences
-    rule, demand = iteration.traits.memory_rule(inputs.release), inputs.demand
+    rule, demand = iteration.memory_rule, inputs.demand
     waiting = min(demand.concurrency or setting.running, setting.running) * demand.longest_input
     is_whole = rule.share is MemoryFractionKind.OF_FREE and not setting.is_chunked
     return step_reserve(
@@ -390,19 +391,14 @@ def launch_reserve(inputs: EstimateInputs, iteration: Iteration, setting: Instan
         step_tokens=min(setting.step_tokens, waiting) if is_whole else setting.step_tokens,
         running=min(setting.running, MOST_RUNNING),
         captured=captured,
-        rule=rule,
         longest=inputs.demand.most_tokens,
         moves_cache=inputs.launch.role is not Role.AGGREGATED,
     )
 
 
-def _weights(inputs: EstimateInputs, iteration: Iteration) -> float:
-    return instance_weight_bytes(iteration, iteration.traits.memory_rule(inputs.release))
-
-
 def _room(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) -> Room:
     """How the engine divides a device's memory under the launch's settings."""
-    ratio, rule = inputs.launch.memory_ratio, iteration.traits.memory_rule(inputs.release)
+    ratio, rule = inputs.launch.memory_ratio, iteration.memory_rule
     if ratio is None and rule.ratio is None:
         ratio = engine_file(iteration.engine, "read").own_memory_ratio(
             iteration,
@@ -413,12 +409,12 @@ def _room(inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs) 
         )
     return room_of(
         rule,
-        weights=_weights(inputs, iteration),
+        weights=instance_weight_bytes(iteration),
         reserve=launch_reserve(inputs, iteration, setting),
         memory_bytes=inputs.serving_pool.memory_bytes,
         ratio=ratio,
         cache_bytes=inputs.launch.cache_bytes,
-        filled_ratio=filled_ratio(iteration, rule),
+        filled_ratio=filled_ratio(iteration),
     )
 
 
@@ -433,8 +429,8 @@ def largest_share(inputs: EstimateInputs) -> float | None:
     setting, iteration = inputs.launch.setting, _launched(inputs)
     room = partial(
         room_of,
-        iteration.traits.memory_rule(inputs.release),
-        weights=_weights(inputs, iteration),
+        iteration.memory_rule,
+        weights=instance_weight_bytes(iteration),
         reserve=launch_reserve(inputs, iteration, setting),
         memory_bytes=inputs.serving_pool.memory_bytes,
     )
@@ -459,7 +455,7 @@ def _longest_held(
     return bisect_right(
         range(1, inputs.demand.most_tokens + 1),
         room.cache_bytes,
-        key=lambda tokens: _admission_bytes(inputs, loaded, setting, tokens=tokens),
+        key=lambda tokens: _admission_bytes(loaded, setting, tokens=tokens),
     )
 
 
@@ -492,7 +488,7 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
     if inputs.launch.cache_bytes is not None:
         share = "the stated cache size"
     if room.cache_bytes <= 0.0:
-        weights = format_bytes(int(_weights(inputs, loaded)))
+        weights = format_bytes(int(instance_weight_bytes(loaded)))
         if room.left_bytes <= 0.0:
             return f"{weights} of weights a device leave no room for a KV cache, whatever the share"
         return f"{share} leaves no KV cache beside {weights} of weights a device"
@@ -534,8 +530,8 @@ def _states_misfit(
     inputs: EstimateInputs, loaded: Iteration, setting: InstanceKnobs, *, room: Room, share: str
 ) -> str:
     """Why graphs of so many sequences lack blocks for their states; empty where they do not."""
-    rule = loaded.traits.memory_rule(inputs.release)
-    pool = instance_block_pool(loaded, rule)
+    rule = loaded.memory_rule
+    pool = instance_block_pool(loaded)
     has_graphs = setting.graph_sequences != 0 and setting.has_whole_graphs is not False
     if pool is None or not rule.wants_state_blocks or not has_graphs:
         return ""
@@ -553,11 +549,10 @@ def _whole_length_misfit(
     inputs: EstimateInputs, loaded: Iteration, setting: InstanceKnobs, *, room: Room, share: str
 ) -> str:
     """Why the longest request of the engine does not fit at its start; empty where it does."""
-    wants_whole = loaded.traits.memory_rule(inputs.release).wants_whole_length
-    if not wants_whole or inputs.launch.shortens_length:
+    if not loaded.memory_rule.wants_whole_length or inputs.launch.shortens_length:
         return ""
     whole = inputs.demand.most_tokens
-    needed = _admission_bytes(inputs, loaded, setting, tokens=whole)
+    needed = _admission_bytes(loaded, setting, tokens=whole)
     if needed <= room.cache_bytes:
         return ""
     longest_held = _longest_held(inputs, loaded, setting, room=room)
@@ -569,11 +564,8 @@ def _whole_length_misfit(
     )
 
 
-def _admission_bytes(
-    inputs: EstimateInputs, iteration: Iteration, setting: InstanceKnobs, *, tokens: int
-) -> float:
-    rule = iteration.traits.memory_rule(inputs.release)
-    return admission_bytes(iteration, rule, tokens=float(tokens), step_tokens=setting.step_tokens)
+def _admission_bytes(iteration: Iteration, setting: InstanceKnobs, *, tokens: int) -> float:
+    return admission_bytes(iteration, tokens=float(tokens), step_tokens=setting.step_tokens)
 
 
 def _share_words(inputs: EstimateInputs) -> str:
@@ -583,12 +575,12 @@ def _share_words(inputs: EstimateInputs) -> str:
 def logged_tokens(inputs: EstimateInputs, option: Option, setting: InstanceKnobs) -> int:
     """Tokens of a rank's KV cache as the engine logs them: of the longest requests."""
     loaded = _loaded(inputs, option.iteration, setting)
-    rule, room = loaded.traits.memory_rule(inputs.release), _room(inputs, loaded, setting)
+    rule, room = loaded.memory_rule, _room(inputs, loaded, setting)
     longest = inputs.demand.most_tokens
     if inputs.launch.state_ratio is not None:
         return int(max(_tokens(inputs, loaded, room, request_tokens=float(longest)), 0.0))
-    each = _admission_bytes(inputs, loaded, setting, tokens=longest) / longest
-    pool = instance_block_pool(loaded, rule)
+    each = _admission_bytes(loaded, setting, tokens=longest) / longest
+    pool = instance_block_pool(loaded)
     if pool is not None and rule.blocks is not None and rule.blocks.logs_groups:
         each = pool.token_bytes
     tokens, most = int(max(room.cache_bytes / each, 0.0)), inputs.launch.most_cached_tokens
@@ -695,7 +687,7 @@ def device_memory(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
     if inputs.launch.state_ratio is not None:
         cached = _room(inputs, iteration, setting).cache_bytes
     return ServingMemory(
-        weight_bytes=int(_weights(inputs, iteration)),
+        weight_bytes=int(instance_weight_bytes(iteration)),
         cache_bytes=int(max(cached, 0.0)),
         reserve_bytes=int(launch_reserve(inputs, iteration, setting).total),
         device_bytes=int(inputs.serving_pool.memory_bytes),

@@ -30,6 +30,7 @@ from tuner.costs.serve.remote_ffn import (
     ffn_fits,
     peer_link,
 )
+from tuner.engines.registry import serve_traits
 from tuner.search.serve.choices import TokenBudget
 from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.dominance import drop_dominated
@@ -69,6 +70,7 @@ def price_afd_options(
     decoder: Decoder,
     formats: Formats,
     engine: str,
+    release: str = "",
     demand: Demand,
     loads: ExpertLoads | None,
     page_by_pool: Mapping[str, int],
@@ -81,6 +83,7 @@ def price_afd_options(
         decoder: the model.
         formats: its storage.
         engine: that serves.
+        release: of the engine; empty: the newest.
         demand: the traffic.
         loads: of the experts, as recorded; None: those of the kernel tables.
         page_by_pool: tokens of a page, where it is not the engine's own.
@@ -98,6 +101,8 @@ def price_afd_options(
                 engine=engine,
                 machine=serving_pool.machine,
                 a2a_backend=A2aBackend.ALLGATHER,
+                stream_s=serve_traits()[engine].rank_stream_s(own.attention_data),
+                release=release,
                 loads=_borne(loads, decoder, ranks=ffn_degrees.expert),
             )
             if not _has_room(ffn, serving_pool, peers=own.devices / ffn_degrees.devices, running=1):
@@ -181,6 +186,8 @@ def remote_ffn_step(
         engine=ffn.engine,
         machine=serving_pool.machine,
         two_batch_overlap=halves,
+        stream_s=ffn.stream_s,
+        release=ffn.release,
         ffn=ffn,
         link=link,
     )

@@ -60,13 +60,14 @@ def launchable_options(
         loads: of the experts, as recorded; None: those of the kernel tables.
     """
     pages = page_by_pool(spec, serving_pools)
-    parts = []
-    for release in dict.fromkeys(
-        release_on(spec.goal, serving_pool.pool).title for serving_pool in serving_pools
-    ):
-        own = tuple(
-            one for one in serving_pools if release_on(spec.goal, one.pool).title == release
+    by_release: dict[str, list[ServingPool]] = {}
+    for serving_pool in serving_pools:
+        by_release.setdefault(release_on(spec.goal, serving_pool.pool).title, []).append(
+            serving_pool
         )
+    parts = []
+    for own in map(tuple, by_release.values()):
+        release = release_on(spec.goal, own[0].pool)
         choices = build_choices(spec, own, demand=demand)
         copies = replace(choices.copies, loads=loads)
         parts += [
@@ -74,7 +75,8 @@ def launchable_options(
                 sharing,
                 decoder=decoder,
                 formats=formats,
-                engine=release_on(spec.goal, own[0].pool).name,
+                engine=release.name,
+                release=release.release,
                 demand=demand,
                 roles=sharing_roles,
                 choices=replace(choices, copies=copies, page_by_pool=pages),
@@ -129,11 +131,13 @@ def launchable_afd_options(
     )
     if AFD not in spec.goal.modes or not having:
         return PricedAfdUnits()
+    release = release_on(spec.goal, having[0].pool)
     return price_afd_options(
         having,
         decoder=decoder,
         formats=formats,
-        engine=release_on(spec.goal, having[0].pool).name,
+        engine=release.name,
+        release=release.release,
         demand=demand,
         loads=loads,
         page_by_pool=page_by_pool(spec, serving_pools),

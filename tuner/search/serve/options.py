@@ -191,6 +191,7 @@ def price_options(
     decoder: Decoder,
     formats: Formats,
     engine: str,
+    release: str = "",
     demand: Demand,
     roles: tuple[Role, ...],
     choices: Choices | None = None,
@@ -203,6 +204,7 @@ def price_options(
         decoder: the model.
         formats: its storage.
         engine: that serves.
+        release: of the engine; empty: the newest.
         demand: the traffic.
         roles: of the instances.
         choices: what varies beside the degrees; None: the engine's usual budget alone.
@@ -213,7 +215,7 @@ def price_options(
     illegal: Counter[str] = Counter()
     refused: dict[Role, Counter[str]] = {role: Counter() for role in roles}
     least_tpot_s = least_ttft_s = float("inf")
-    plain = (decoder, formats, engine)
+    plain = (decoder, formats, engine, release)
     for candidate in _candidates(serving_pools, plain, choices or usual_choices(engine), demand):
         own = [role for role in roles if candidate.suits(role)]
         if not len(candidate.running_N):
@@ -357,11 +359,11 @@ class _Candidate:
 
 def _candidates(
     serving_pools: tuple[ServingPool, ...],
-    plain: tuple[Decoder, Formats, str],
+    plain: tuple[Decoder, Formats, str, str],
     choices: Choices,
     demand: Demand,
 ) -> Iterator[_Candidate]:
-    decoder, formats, engine = plain
+    decoder, formats, engine, release = plain
     for serving_pool in serving_pools:
         needs_stages = True
         for degrees in instance_degrees(
@@ -376,6 +378,8 @@ def _candidates(
                 degrees=degrees,
                 engine=engine,
                 machine=serving_pool.machine,
+                stream_s=serve_traits()[engine].rank_stream_s(degrees.attention_data),
+                release=release,
             )
             for iteration, (drafting, a2a_backend, overlaps) in product(
                 _with_expert_copies(plain_iteration, serving_pool.pool, choices),

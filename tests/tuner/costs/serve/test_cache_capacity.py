@@ -110,13 +110,13 @@ def test_padded_experts_weigh_what_logs_of_gpt_oss_say() -> None:
         engine="vllm",
         machine=ServingMachine(sheet=find_device("h100-sxm"), tables=None),
     )
-    marlin, triton = own.traits.memory_rule("0.10.1"), own.traits.memory_rule("0.14.1")
-    assert padding_factor(own, marlin) == pytest.approx(3072 * 2944 / 2880**2)
-    assert padding_factor(own, triton) == padding_factor(own) == pytest.approx(3072 / 2880)
+    marlin, triton = replace(own, release="0.10.1"), replace(own, release="0.14.1")
+    assert padding_factor(marlin) == pytest.approx(3072 * 2944 / 2880**2)
+    assert padding_factor(triton) == padding_factor(own) == pytest.approx(3072 / 2880)
     experts = 36 * 128 * 3 * 2880**2 * 0.53125
     plain = weight_bytes(GPT_OSS_120B, MXFP4, InstanceDegrees())
-    for rule, logged in ((marlin, 65.97), (triton, 64.38)):
-        total = plain + (padding_factor(own, rule) - 1.0) * experts
+    for released, logged in ((marlin, 65.97), (triton, 64.38)):
+        total = plain + (padding_factor(released) - 1.0) * experts
         assert total == pytest.approx(logged * GIB, rel=0.01)
     ampere = replace(own, machine=ServingMachine(sheet=find_device("a100-80gb-sxm"), tables=None))
     assert padding_factor(ampere) == pytest.approx(3072 * 2944 / 2880**2)
@@ -150,5 +150,4 @@ def test_sglang_counts_and_keeps_sparse_caches_in_fp8_by_release_and_device() ->
             release=release,
         )
         assert instance_kv_bytes_per_token(own) == pytest.approx(78 * kept), (device, release)
-        filled = filled_ratio(own, rule_of("sglang", release))
-        assert filled == pytest.approx(kept / counted), (device, release)
+        assert filled_ratio(own) == pytest.approx(kept / counted), (device, release)

@@ -33,7 +33,6 @@ from tuner.costs.serve.reserve import (
 )
 from tuner.costs.serve.speculative import Drafting
 from tuner.devices.catalogue import find_device
-from tuner.engines.registry import serve_traits
 from tuner.spec.huggingface.read import read_model
 
 FP8 = Formats(
@@ -72,11 +71,9 @@ def test_activations_of_a_dense_model_by_hand() -> None:
 
 
 def test_tensorrt_llm_makes_anew_what_its_dry_run_held_and_samples_a_full_batch() -> None:
-    rule = serve_traits()["trtllm"].memory_rule()
-    own = iteration(GPT_OSS_120B, MXFP4)
+    own = replace(iteration(GPT_OSS_120B, MXFP4), engine="trtllm")
     few, many = (
-        step_reserve(own, step_tokens=8192, running=running, captured=8, rule=rule)
-        for running in (8, 1024)
+        step_reserve(own, step_tokens=8192, running=running, captured=8) for running in (8, 1024)
     )
     assert few.activations == many.activations
     # Graphs of 1, 2, 4 and 8 sequences, and eight rows of logits, in bf16 and fp32.
@@ -86,7 +83,7 @@ def test_tensorrt_llm_makes_anew_what_its_dry_run_held_and_samples_a_full_batch(
     hidden = 3 * 2 * 8192 * 2880
     more = 1024 * 201_088 * 8 - (many.activations - hidden)
     assert many.late - many.graphs == pytest.approx(more)
-    moving = step_reserve(own, step_tokens=8192, running=8, captured=8, rule=rule, moves_cache=True)
+    moving = step_reserve(own, step_tokens=8192, running=8, captured=8, moves_cache=True)
     assert moving.buffers == 3 * 512 * MIB == pytest.approx(moving.late - moving.graphs)
 
 
@@ -118,18 +115,17 @@ def test_sparse_attention_over_fp8_keys_gathers_five_of_the_longest_requests() -
 
 def test_a_sampler_that_sorts_is_what_profiles_of_large_vocabularies_show() -> None:
     # vLLM before 0.21 sorts logits of the whole vocabulary on every rank, 38 bytes each.
-    old = serve_traits()["vllm"].memory_rule("0.10.1")
     for decoder, running, seen in (
         # "PyTorch activation peak memory 1.26GiB" (pull request 10511, 256 sequences).
         (LLAMA_8B, 256, 1.26),
         # 0.9 x 79.2 - 65.97 of weights + 2.14 that was missing (issue 23278).
         (GPT_OSS_120B, 1024, 7.4),
     ):
-        own = iteration(decoder, BF16)
-        found = step_reserve(own, step_tokens=8192, running=running, rule=old).activations
+        own = replace(iteration(decoder, BF16), engine="vllm", release="0.10.1")
+        found = step_reserve(own, step_tokens=8192, running=running).activations
         assert found == pytest.approx(seen * GIB, rel=0.05)
     # As many tokens as sequences leave it as it is (issue 27508: 7.5 GiB).
-    few = step_reserve(iteration(GPT_OSS_120B, BF16), step_tokens=1024, running=1024, rule=old)
+    few = step_reserve(own, step_tokens=1024, running=1024)
     assert few.activations == pytest.approx(7.4 * GIB, rel=0.05)
 
 

@@ -230,3 +230,12 @@ def test_a_step_takes_as_long_as_its_tokens_are_streamed() -> None:
     assert step_s(streamed, N, PAST) == pytest.approx(np.maximum(step_s(DATA, N, PAST), 1e-3 * N))
     drafted = replace(streamed, drafting=Drafting(draft_tokens=1, acceptance=1.0))
     assert step_s(drafted, N, PAST)[-1] == pytest.approx(2e-3 * N[-1])
+
+
+def test_steps_beside_the_normal_kernels_of_deepep_have_no_graph_on_any_engine() -> None:
+    for engine, layer_s in (("sglang", 4 * 0.35e-3), ("trtllm", 4 * 0.35e-3), ("vllm", 0.45e-3)):
+        few, normal = (
+            float(step_s(replace(DATA, engine=engine, a2a_backend=own), N[:1], PAST[:1])[0])
+            for own in (A2aBackend.LOW_LATENCY, A2aBackend.NORMAL)
+        )
+        assert normal > 61 * layer_s > few, engine

@@ -73,11 +73,19 @@ WIDE = {
     "extra": f"{ONE_GROUP}\n  quantization: fp8_block",
 }
 """On 24 H100, over which 256 experts are even with eight copies."""
+STREAMING = {
+    **WIDE,
+    "engine": "trtllm",
+    "device": "h200-sxm",
+    "nodes": 1,
+    "traffic": "{rate: 5.8/s, input_tokens: 200, output_tokens: 1000}",
+}
+"""One process streams the tokens of all attention-data ranks, which decides their TPOT."""
 
 
 @each_row(
     ("spec_of", "copies"),
-    [({"extra": ONE_GROUP}, 0), ({"extra": ONE_GROUP, "engine": "trtllm"}, 0), (WIDE, 8)],
+    [({"extra": ONE_GROUP}, 0), (STREAMING, 0), (WIDE, 8)],
 )
 def test_a_plan_of_one_group_is_predicted_as_it_was_planned(
     tmp_path: Path, deployment: Callable[..., object], spec_of: dict[str, object], copies: int
