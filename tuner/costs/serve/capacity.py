@@ -178,7 +178,8 @@ def cache_tokens(
     running: int,
     request_tokens: float | None = None,
     longest: int = 0,
-    least: float = 0.0,
+    least: float = -math.inf,
+    moves_cache: bool = False,
 ) -> float:
     """Tokens that one attention-data rank can hold; not above 0 where the weights do not fit.
 
@@ -192,10 +193,17 @@ def cache_tokens(
         running: sequences of one rank at most.
         request_tokens: length of requests, for layers that do not keep all of them; None: they do.
         longest: tokens of the longest request that the engine takes; 0: not known.
-        least: tokens that a launch that runs at all must have had room for. Where the rule leaves
-            no room for them it was given more: 0.95 of the memory and half the reserve.
+        least: tokens that a launch that ran must have had room for. Where the rule leaves no room
+            for them it was given more: 0.95 of the memory and half the reserve.
+        moves_cache: the server sends or receives caches.
     """
-    reserve = step_reserve(iteration, step_tokens=step_tokens, running=running, longest=longest)
+    reserve = step_reserve(
+        iteration,
+        step_tokens=step_tokens,
+        running=running,
+        longest=longest,
+        moves_cache=moves_cache,
+    )
     weights, each = _fixed_bytes(iteration, request_tokens)
     room = room_of(
         iteration.memory_rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes

@@ -269,7 +269,7 @@ def decode_options(
     """
     pages = {} if page_tokens is None else {serving_pool.pool.name: page_tokens}
     choices = Choices(budgets=(budget,), page_by_pool=pages)
-    (candidate,) = _with_budgets(serving_pool, iteration, choices, demand)
+    *_, candidate = _with_budgets(serving_pool, iteration, choices, demand)
     if not len(candidate.running_N):
         return (), NO_ROOM
     made, reason, _ = _price_decode(candidate, demand)
@@ -314,6 +314,8 @@ class _Candidate:
     """Seconds of a step without prompts with them."""
     is_first: bool
     """Of the budgets, which do not matter to who reads no prompts."""
+    moves_cache: bool | None
+    """It hands caches over or takes them; None: the engine needs no memory for that."""
 
     def prompt(self, demand: Demand) -> PromptTime:
         """Return a prompt alone, its latency as a client sees it."""
@@ -326,7 +328,20 @@ class _Candidate:
         """Whether the candidate is worth pricing in a role."""
         if self.iteration.a2a_backend in UNFIT.get(role, ()):
             return False
+        if self.moves_cache is (role is Role.AGGREGATED):
+            return False
         return self.is_first or role is not Role.DECODE
+
+    def cache_tokens(self, demand: Demand, *, running: int) -> float:
+        """Return the tokens of a rank's cache beside steps with so many sequences."""
+        return _cache_tokens(
+            self.iteration,
+            self.serving_pool,
+            self.budget,
+            demand,
+            running=running,
+            moves_cache=self.moves_cache,
+        )
 
     def option(
         self,
@@ -348,9 +363,7 @@ class _Candidate:
             rate_per_s=rate_per_s,
             ttft_s=ttft_s,
             tpot_s=tpot_s,
-            kv_tokens=_cache_tokens(
-                self.iteration, self.serving_pool, self.budget, demand, running=running
-            ),
+            kv_tokens=self.cache_tokens(demand, running=running),
             step_tokens=self.budget.tokens,
             is_chunked=self.budget.is_chunked,
             page_tokens=self.page_tokens,
@@ -417,9 +430,13 @@ def _with_budgets(
     serving_pool: ServingPool, iteration: Iteration, choices: Choices, demand: Demand
 ) -> Iterator[_Candidate]:
     priced: dict[int, tuple[Floats, Floats]] = {}
-    for number, budget in enumerate(choices.budgets):
-        cache = _cache_tokens(iteration, serving_pool, budget, demand, running=1)
-        most = _most_sequences(iteration, serving_pool, budget, demand)
+    moves = (False, True) if iteration.memory_rule.allocates_late else (None,)
+    for (number, budget), moves_cache in product(enumerate(choices.budgets), moves):
+        tokens = partial(
+            _cache_tokens, iteration, serving_pool, budget, demand, moves_cache=moves_cache
+        )
+        cache = tokens(running=1)
+        most = _most_sequences(iteration, serving_pool, budget, demand, tokens=tokens)
         longest = demand.longest_input + demand.longest_output
         if cache < longest or not _holds_whole(iteration, serving_pool, budget, demand, running=1):
             priced[most] = np.zeros(0), np.zeros(0)
@@ -435,6 +452,7 @@ def _with_budgets(
             running_N=running_N,
             decode_s_N=decode_s_N,
             is_first=number == 0,
+            moves_cache=moves_cache,
         )
 
 
@@ -445,6 +463,7 @@ def _cache_tokens(
     demand: Demand,
     *,
     running: int,
+    moves_cache: bool | None,
 ) -> float:
     """Tokens of a rank's cache beside what steps with so many sequences take of memory."""
     return cache_tokens(
@@ -454,6 +473,7 @@ def _cache_tokens(
         running=running,
         request_tokens=demand.held_tokens,
         longest=demand.most_tokens,
+        moves_cache=moves_cache is True,
     )
 
 
@@ -476,13 +496,18 @@ def _holds_whole(
 
 
 def _most_sequences(
-    iteration: Iteration, serving_pool: ServingPool, budget: TokenBudget, demand: Demand
+    iteration: Iteration,
+    serving_pool: ServingPool,
+    budget: TokenBudget,
+    demand: Demand,
+    *,
+    tokens: Callable[..., float],
 ) -> int:
     """Most sequences that fit into what the steps of so many leave of memory; 1 at least."""
     low, high = 1, min(MOST_RUNNING, demand.most_at_once) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        cache = _cache_tokens(iteration, serving_pool, budget, demand, running=middle)
+        cache = tokens(running=middle)
         has_room = most_running(cache, demand, engine=iteration.engine) >= middle
         has_room = has_room and _holds_whole(
             iteration, serving_pool, budget, demand, running=middle
@@ -496,7 +521,12 @@ def device_memory_bytes(option: Option, demand: Demand) -> int:
     iteration = option.iteration
     cached_tokens = min(option.running * demand.held_tokens, option.kv_tokens)
     each = instance_kv_bytes_per_token(iteration, request_tokens=demand.held_tokens)
-    steps = step_reserve(iteration, step_tokens=option.step_tokens, running=option.running)
+    steps = step_reserve(
+        iteration,
+        step_tokens=option.step_tokens,
+        running=option.running,
+        moves_cache=option.role is not Role.AGGREGATED,
+    )
     return int(instance_weight_bytes(iteration) + cached_tokens * each + steps.total)
 
 
@@ -517,13 +547,7 @@ def _price_role(
         return (), SLOW_PROMPT, None
     if role is Role.PREFILL:
         first_s, rate = prompt.latency_s, data / prompt.busy_s
-        cache = _cache_tokens(
-            candidate.iteration,
-            candidate.serving_pool,
-            candidate.budget,
-            demand,
-            running=PREFILL_PLACES,
-        )
+        cache = candidate.cache_tokens(demand, running=PREFILL_PLACES)
         most = min(PREFILL_PLACES, demand.most_at_once)
         places = int(np.clip(cache // demand.longest_input, 1.0, most))
         isolated = candidate.option(

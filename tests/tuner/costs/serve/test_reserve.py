@@ -178,10 +178,14 @@ def test_the_cap_counts_drafts_and_is_a_power_of_two() -> None:
 
 
 def test_larger_budgets_and_batches_leave_fewer_tokens() -> None:
-    def held(step_tokens: int, running: int) -> float:
-        return cache_tokens(WIDE, memory_bytes=141e9, step_tokens=step_tokens, running=running)
+    def held(step_tokens: int, running: int, memory_bytes: float = 141e9) -> float:
+        return cache_tokens(
+            WIDE, memory_bytes=memory_bytes, step_tokens=step_tokens, running=running
+        )
 
     assert held(2048, 64) > held(8192, 64) > held(8192, 256) > 0.0
+    # The weights fit into 109 GB; beside a share that a launch can state no cache does.
+    assert held(2048, 8, memory_bytes=109e9) < 0.0 < held(2048, 8, memory_bytes=111e9)
 
 
 def test_a_drafter_takes_weights_and_cache() -> None:

@@ -1,11 +1,13 @@
 """Emitted scripts estimate to the plan that they were emitted for."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.rows import each_row
+from tests.rows import Failures, each_row
 from tests.tuner.engines.serving.testing import (
     aggregated,
     disaggregated,
@@ -13,13 +15,18 @@ from tests.tuner.engines.serving.testing import (
     shared_device,
 )
 from tuner.config.serve import Role, ServeDecision
+from tuner.costs.serve.whole_step import prompt_step_s, step_s
 from tuner.engines.reading.serve_launch import Surroundings
 from tuner.engines.serving.scripts import emit
 from tuner.engines.serving.shape import group_shapes
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
+from tuner.estimate.serving.instance import build_inputs, price_option
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan, VerifiedServing
+from tuner.search.serve.instances import to_instances
+from tuner.search.serve.solve_mode import build_serve_problem
+from tuner.search.settings import SearchSettings
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.read import read_serve_spec
 
@@ -28,6 +35,10 @@ EXAMPLES = Path(__file__).parents[4] / "examples"
 
 def scripts(verified: VerifiedServing) -> dict[str, str]:
     return {str(file.path): file.text for file in emit(verified, None)}
+
+
+def _beside(texts: dict[str, str], word: str) -> str | None:
+    return texts.get(word.rpartition("/")[2])
 
 
 def as_verified(plan: ServePlan) -> VerifiedServing:
@@ -103,7 +114,7 @@ def test_a_plan_of_one_group_is_predicted_as_it_was_planned(
         surroundings(spec, pool),
         engine=spec.goal.engine.name,
         source="aggregated.sh",
-        beside=lambda word: texts.get(word.rpartition("/")[2]),
+        beside=partial(_beside, texts),
     )
     assert shape.group.redundant_experts == launch.setting.redundant_experts == copies
     result = estimate_serving(
@@ -115,6 +126,67 @@ def test_a_plan_of_one_group_is_predicted_as_it_was_planned(
     assert result.load.tpot_s == plan.predicted.tpot_s
     assert result.load.keeps_up
     assert not result.load.missed
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_options_of_a_search_have_the_price_and_the_cache_of_their_own_launches(
+    tmp_path: Path, deployment: Callable[..., object], engine: str
+) -> None:
+    goal = {"quantization": "fp8_block", "max_model_len": 8192}
+    keys = "".join(f"\n  {key}: {value}" for key, value in goal.items())
+    traffic, slo = "{rate: 10/s, input_tokens: 2000, output_tokens: 500}", "{tpot: {p90: 100ms}}"
+    deployment(
+        model="deepseek-v3",
+        engine=engine,
+        device="h200-sxm",
+        nodes=4,
+        traffic=traffic,
+        slo=slo,
+        extra=f"objective: devices{keys}",
+    )
+    spec = read_serve_spec(tmp_path / "spec.yaml")
+    pool = pool_named(spec, None)
+    serving_pool = price_serving_pool(pool, ())
+    options = build_serve_problem(spec, (serving_pool,), SearchSettings()).options.options
+    by_role = {role: [one for one in options if one.role is role] for role in Role}
+    failures = Failures()
+    for number in range(4):
+        whole, first, last = (
+            by_role[role][number * len(by_role[role]) // 4]
+            for role in (Role.AGGREGATED, Role.PREFILL, Role.DECODE)
+        )
+        halves = (*to_instances(first, count=1), *to_instances(last, count=1))
+        for decision, chosen in (
+            (ServeDecision(mode="aggregated", instances=to_instances(whole, count=1)), (whole,)),
+            (disaggregated().model_copy(update={"instances": halves}), (first, last)),
+        ):
+            verified = sample_serving(
+                spec.model, decision, engine=engine, goal=goal, devices={"gpus": "h200-sxm"}
+            )
+            texts = scripts(verified)
+            for shape, option in zip(group_shapes(verified), chosen, strict=True):
+                launch = read_serving_text(
+                    texts[f"{shape.name}.sh"],
+                    surroundings(spec, pool),
+                    engine=engine,
+                    source=shape.name,
+                    beside=partial(_beside, texts),
+                )
+                inputs = build_inputs(launch, spec=spec, serving_pool=serving_pool)
+                read = price_option(inputs, launch.setting)
+                with failures.of(option.role, option.degrees, option.iteration.a2a_backend):
+                    assert launch.setting.running == option.running
+                    assert read.kv_tokens == pytest.approx(option.kv_tokens, rel=0.03)
+                    own, planned = read.iteration, option.iteration
+                    past, sizes = np.full(3, 2250.0), np.array([1.0, 2.0, option.running])
+                    if option.role is not Role.PREFILL:
+                        seconds = step_s(planned, sizes, past)
+                        assert step_s(own, sizes, past) == pytest.approx(seconds)
+                    tokens = np.array([100.0, 2000.0, option.step_tokens])
+                    if option.role is not Role.DECODE:
+                        seconds = prompt_step_s(planned, tokens, past)
+                        assert prompt_step_s(own, tokens, past) == pytest.approx(seconds)
+    failures.check()
 
 
 DRAFTS = {"draft_tokens": 2, "acceptance": 0.7}
