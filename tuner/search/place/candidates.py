@@ -147,8 +147,10 @@ def node_local_replicas(
     """Place all replicas of an expert on one node, a candidate for a linear program.
 
     Such replicas are near only to the ranks that hold them, so the program steers all other tokens.
-    EPLB's hierarchical policy with each expert as a group of its own places them so. The search
-    models an even split only.
+    EPLB's hierarchical policy with each expert as a group of its own places them so. It is then
+    the candidate beside EPLB's policies: the search models an even split only and overfits the few
+    passes that programs are solved for (1.106 against 1.104 times the mean load on hold-out passes
+    of six drawn recordings, EPLB's better policy 1.116).
     """
     experts = evidence[0].recording.num_experts
     is_uniform = (ranks.slots_G == ranks.slots_G[0]).all() and experts % ranks.num_nodes == 0
