@@ -245,7 +245,6 @@ def test_every_method_solves_or_returns_unknown() -> None:
         "lpt": Status.FEASIBLE,
         "eplb": Status.FEASIBLE,
         "cp_sat": Status.UNKNOWN,
-        "milp": Status.UNKNOWN,
     }
 
 
