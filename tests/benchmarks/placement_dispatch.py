@@ -76,6 +76,7 @@ from tuner.goals.place_plan import place
 from tuner.search.place.candidates import eplb_baseline
 from tuner.search.place.evaluation import whole_tokens
 from tuner.search.place.evidence import WorkloadEvidence, split_recordings
+from tuner.search.place.known_table import place_on_table
 
 MODELS: Final = Path(__file__).parents[2] / "examples/models"
 WIDE: Final = Path(__file__).parents[2] / "examples/routing"
@@ -243,7 +244,7 @@ def lines(case: Case, size: Size, work: Path, engine: ExpertLocation | None) -> 
     evidence, ranks = plans["even plan"].evidence, plans["even plan"].ranks
     placements = {"eplb": eplb_baseline((evidence,), ranks=ranks, groups=None).placement}
     placements |= {name: plan.placement for name, plan in plans.items()}
-    placements |= oracles(evidence, ranks, size)
+    placements |= oracles(evidence, ranks, size, beside=placements["static plan"])
     mean_LE = evidence.holdout_PLE.mean(axis=0)
     problem = BalanceProblem(load_WLE=mean_LE[None], weight_W=np.ones(1), ranks=ranks)
     bound = float(layer_bounds(problem).sum() / problem.mean_WL.sum())
@@ -269,8 +270,13 @@ def lines(case: Case, size: Size, work: Path, engine: ExpertLocation | None) -> 
     ]
 
 
-def oracles(evidence: WorkloadEvidence, ranks: Ranks, size: Size) -> dict[str, Placement]:
-    """Place for the mean of the hold-out passes themselves, in a plan's time."""
+def oracles(
+    evidence: WorkloadEvidence, ranks: Ranks, size: Size, *, beside: Placement
+) -> dict[str, Placement]:
+    """Place for the mean of the hold-out passes themselves, in a plan's time.
+
+    Under `static` for the engine's own table, on which the plan stays where it is the better one.
+    """
     load_LE = evidence.holdout_PLE.mean(axis=0)
     result = {}
     for name, dispatch in (
@@ -283,6 +289,9 @@ def oracles(evidence: WorkloadEvidence, ranks: Ranks, size: Size) -> dict[str, P
         solved = BALANCE.solve(problem, time_limit_s=size.time_limit_s)
         assert solved.solution is not None
         result[name] = solved.solution
+        if dispatch is ReplicaDispatch.STATIC:
+            bases = (solved.solution, beside)
+            result[name] = place_on_table(problem, bases, time_limit_s=size.time_limit_s)
     return result
 
 

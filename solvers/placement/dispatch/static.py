@@ -53,14 +53,22 @@ def _split(case: DispatchCase) -> Floats:
 
 def targets(case: DispatchCase) -> Iterator[tuple[int, int, Ints]]:
     """Yield, for each replicated expert, the rank whose replica each source rank uses."""
-    ranks, streams = case.ranks, _Streams(case.seed, num_ranks=case.ranks.num_ranks)
+    streams = Streams(case.seed, num_ranks=case.ranks.num_ranks)
     for layer, expert_S in enumerate(case.placement.expert_LS):
-        for expert in np.flatnonzero(np.bincount(expert_S) > 1).tolist():
-            host_R = ranks.rank_S[np.flatnonzero(expert_S == expert)]
-            yield layer, expert, host_R[_replica_H(host_R, ranks=ranks, streams=streams)]
+        for expert, target_H in layer_targets(expert_S, ranks=case.ranks, streams=streams):
+            yield layer, expert, target_H
 
 
-def _replica_H(host_R: Ints, *, ranks: Ranks, streams: "_Streams") -> Ints:
+def layer_targets(
+    expert_S: Ints, *, ranks: Ranks, streams: "Streams"
+) -> Iterator[tuple[int, Ints]]:
+    """Yield the same of one layer, advancing the streams that earlier layers have advanced."""
+    for expert in np.flatnonzero(np.bincount(expert_S) > 1).tolist():
+        host_R = ranks.rank_S[np.flatnonzero(expert_S == expert)]
+        yield expert, host_R[_replica_H(host_R, ranks=ranks, streams=streams)]
+
+
+def _replica_H(host_R: Ints, *, ranks: Ranks, streams: "Streams") -> Ints:
     replica_H = nearest_H(host_R, ranks=ranks)
     far = np.flatnonzero(replica_H == FAR).tolist()
     if far:
@@ -80,13 +88,23 @@ def _assigned(replicas: int, *, sources: int, stream: random.Random) -> Sequence
     return order
 
 
-class _Streams:
+class Streams:
     """A stream of each rank; ranks that have drawn for the same experts share one."""
 
     def __init__(self, seed: int, *, num_ranks: int) -> None:
         self._streams = [random.Random(seed)]
         self._stream_of = [0] * num_ranks
         self._members = [set(range(num_ranks))]
+
+    def copy(self) -> "Streams":
+        """Return streams that go on from here by themselves."""
+        other = Streams(0, num_ranks=len(self._stream_of))
+        other._streams = [random.Random() for _ in self._streams]
+        for mine, of_other in zip(self._streams, other._streams, strict=True):
+            of_other.setstate(mine.getstate())
+        other._stream_of = list(self._stream_of)
+        other._members = [set(one) for one in self._members]
+        return other
 
     def of(self, drawing: Sequence[int]) -> Iterator[tuple[list[int], random.Random]]:
         """Yield the ranks that draw now by the stream that they share, apart from the others."""

@@ -28,6 +28,7 @@ from tuner.search.place.cost import (
     seconds_error,
 )
 from tuner.search.place.evidence import WorkloadEvidence, mean_load_LE
+from tuner.search.place.known_table import apply_known_table
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.passes import is_per_pass
 from tuner.search.place.prices import Pricing
@@ -84,11 +85,13 @@ def to_certificate(
             **_proven(value, 1.0), dispatch=dispatch, solve_s=solve_s, method=method
         )
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-    layers = certificates(problem, chosen)
+    bounds = [one.bound for one in certificates(problem, chosen)]
+    # The bounds of layers are about loads, and hold for any split over slots.
+    problem, chosen = apply_known_table(spec, problem, chosen, dispatch)
     return PlaceCertificate(
         **_proven(objective(problem, chosen), outcome.bound),
         objective_error=standard_error(problem, chosen),
-        layers=_layers(spec, [one.objective for one in layers], [one.bound for one in layers]),
+        layers=_layers(spec, [one.objective for one in certificates(problem, chosen)], bounds),
         dispatch=solved_dispatch(dispatch).value,
         solve_s=solve_s,
         method=method,
@@ -182,7 +185,7 @@ def binding_constraint(
         )
     if dispatch in PASS_BY_PASS:
         return _binding_program(spec, evidence, chosen, dispatch)
-    value_WL = layer_times(problem, chosen)
+    value_WL = layer_times(*apply_known_table(spec, problem, chosen, dispatch))
     if value_WL.sum() <= EVEN_ENOUGH * bound_WL.sum():
         return "the mean load: no rank can have less than its share"
     if (

@@ -47,8 +47,8 @@ quarter of their spread."""
 
 SEEDS: Final = DRAWS
 """Tables of `static`, the engine's own seed first. A recording seldom has all layers that the
-engine's random stream covers, so the engine's table is usually unknown. As many as draws, so that
-each draw has its own table."""
+engine's random stream covers, so the engine's table is usually unknown (where it is known:
+`known_table.py`). As many as draws, so that each draw has its own table."""
 
 MOST_PASSES: Final = 8
 """Fit passes that rules are chosen on: a linear program is solved for each."""

@@ -39,6 +39,7 @@ from tuner.search.place.deadline import MIN_LP_S, limit_holdout_passes, limit_no
 from tuner.search.place.dispatch_choice import compared_dispatches, made_for
 from tuner.search.place.dispatch_gain import dispatch_gain
 from tuner.search.place.evidence import WorkloadEvidence, split_recordings
+from tuner.search.place.known_table import table_note
 from tuner.search.place.launch_noise import launch_noise
 from tuner.search.place.links import LinkCosts, LinkSource, links_between
 from tuner.search.place.methods import automatic_note, no_placement_reason
@@ -352,6 +353,7 @@ def _notes(
         others=(*result.candidates.values(), result.baseline.placement),
     )
     yield from assumption_notes(spec, problem.evidence, result.dispatch, result.baseline)
+    yield from table_note(spec, problem.evidence, result.scores.chosen, result.dispatch)
     yield from result.notes
     yield from holdout.notes
 
