@@ -27,7 +27,6 @@ from tuner.search.place.evidence import (
     WorkloadEvidence,
     load_WLE,
     mean_load_LE,
-    part_BWLE,
     scatter_BWLE,
     variance_WLE,
     weight_W,
@@ -84,7 +83,6 @@ def balance_problem(
         active_load=active_load,
         migration=migration,
         dispatch=solved_dispatch(dispatch),
-        part_BWLE=part_BWLE(evidence),
         variance_WLE=variance_WLE(evidence),
         scatter_BWLE=scatter_BWLE(evidence),
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from solvers.placement.balance.check import LAUNCH_SEED, launch_times, objective
 from solvers.placement.balance.objective import robust_slope, value_of
-from solvers.placement.balance.starts import drawn_times, with_parts
+from solvers.placement.balance.starts import drawn_times
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.costs.place.expert_layer import LayerSeconds
 from tuner.search.place.candidates import balance_problem
@@ -66,7 +66,7 @@ def ordering_cost(
 ) -> float:
     """Return what candidates are ordered by: the cost, or its mean over drawn loads or launches.
 
-    Where near replicas come first, the search uses parts of the passes or drawn loads
+    Where near replicas come first, the search uses drawn loads
     (`starts.py`). The launches differ from those of the cost, and the loads from those of the
     search.
     """
@@ -78,9 +78,8 @@ def ordering_cost(
     if not problem.dispatch.is_near:
         return cost
     problem, placement = apply_known_table(spec, problem, placement, dispatch)
-    split_problem = with_parts(problem)
-    time_WL = drawn_times(split_problem, placement, seed=CHOICE_SEED, draws=CHOICE_DRAWS)
-    return value_of(split_problem, time_WL)
+    time_WL = drawn_times(problem, placement, seed=CHOICE_SEED, draws=CHOICE_DRAWS)
+    return value_of(problem, time_WL)
 
 
 def active_load_of(goal: PlaceGoal, pricing: Pricing | None) -> float:
