@@ -103,7 +103,10 @@ class BalanceProblem:
         if self.load_WLE.ndim != 3 or 0 in self.load_WLE.shape:
             raise ValueError("loads are [workloads][layers][experts], none of them empty")
         num_workloads, _, num_experts = self.load_WLE.shape
-        _check_loads(self.load_WLE, "workload")
+        if not np.isfinite(self.load_WLE).all() or (self.load_WLE < 0.0).any():
+            raise ValueError("every load must be a non-negative number")
+        if (self.load_WLE.sum(axis=-1) <= 0.0).any():
+            raise ValueError("every layer of every workload needs some load")
         if self.weight_W.shape != (num_workloads,) or not (self.weight_W > 0.0).all():
             raise ValueError("every workload needs a positive weight")
         if abs(float(self.weight_W.sum()) - 1.0) > 1e-9:
@@ -172,10 +175,3 @@ class BalanceProblem:
     def mean_WL(self) -> Floats:
         """Time of every rank if the load could be spread perfectly."""
         return np.asarray(self.load_WLE.sum(axis=2) / self.ranks.speed_G.sum())
-
-
-def _check_loads(loads: Floats, of: str) -> None:
-    if not np.isfinite(loads).all() or (loads < 0.0).any():
-        raise ValueError("every load must be a non-negative number")
-    if (loads.sum(axis=-1) <= 0.0).any():
-        raise ValueError(f"every layer of every {of} needs some load")

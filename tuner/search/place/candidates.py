@@ -34,9 +34,8 @@ from tuner.search.place.evidence import (
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.methods import solve_balance, solve_chain, solve_coactivation
 from tuner.search.place.passes import is_per_pass, scoring_passes
-from tuner.search.place.sampled import Tokens
 from tuner.search.place.token_levels import link_levels
-from tuner.search.place.transitions import flow_MEE
+from tuner.search.place.transitions import Tokens, flow_MEE
 from tuner.spec.place import Objective, PlaceGoal, TrafficObjective
 from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec

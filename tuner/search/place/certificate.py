@@ -32,8 +32,8 @@ from tuner.search.place.known_table import apply_known_table
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.passes import is_per_pass
 from tuner.search.place.prices import Pricing
-from tuner.search.place.sampled import Tokens
 from tuner.search.place.traffic import placement_traffic, problem_scale
+from tuner.search.place.transitions import Tokens
 from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
 from tuner.units import format_ratio

@@ -17,8 +17,8 @@ from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.passes import is_per_pass
 from tuner.search.place.prices import Pricing
-from tuner.search.place.sampled import Tokens
 from tuner.search.place.traffic import broken_limits, placement_traffic
+from tuner.search.place.transitions import Tokens
 from tuner.spec.files import shown_path
 from tuner.spec.place import Objective
 from tuner.spec.place_method import Method
