@@ -22,7 +22,6 @@ from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.registry import BALANCE, COACTIVATION
 from solvers.result import Claim, Outcome, Status
 from tuner.errors import SpecError
-from tuner.search.place.evaluation import evaluate
 from tuner.search.place.evidence import (
     WorkloadEvidence,
     load_WLE,
@@ -33,7 +32,7 @@ from tuner.search.place.evidence import (
 )
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.methods import solve_balance, solve_chain, solve_coactivation
-from tuner.search.place.passes import is_per_pass, scoring_passes
+from tuner.search.place.passes import fit_imbalances, is_per_pass
 from tuner.search.place.token_levels import link_levels
 from tuner.search.place.transitions import Tokens, flow_MEE
 from tuner.spec.place import Objective, PlaceGoal, TrafficObjective
@@ -122,7 +121,10 @@ def eplb_baseline(
     values = {name: float(largest_L.sum()) for name, largest_L in largest.items()}
     if len(rules) > 1 and is_per_pass(dispatch):
         values = {
-            name: _imbalance(evidence, placement, ranks=ranks, dispatch=dispatch)
+            name: float(
+                weight_W(evidence)
+                @ fit_imbalances(evidence, placement, ranks=ranks, dispatch=dispatch)
+            )
             for name, placement in rules.items()
         }
     best = min(values, key=lambda name: values[name])
@@ -156,19 +158,6 @@ def node_local_replicas(
     if dispatch != "near_lp" or ranks.num_nodes == 1 or not (is_uniform and free):
         return {}
     return {"replicas on one node": eplb(mean_load_LE(evidence), ranks=ranks, num_groups=experts)}
-
-
-def _imbalance(
-    evidence: Sequence[WorkloadEvidence], placement: Placement, *, ranks: Ranks, dispatch: str
-) -> float:
-    """Return the mean imbalance of the fit passes under a rule that acts pass by pass."""
-    values = [
-        evaluate(
-            placement, load_PLE=scoring_passes(one, dispatch), ranks=ranks, dispatch=dispatch
-        ).imbalance
-        for one in evidence
-    ]
-    return float(weight_W(evidence) @ np.array(values))
 
 
 def solve_objective(

@@ -15,7 +15,7 @@ from tuner.search.place.candidates import balance_problem
 from tuner.search.place.evaluation import arrivals, evaluate, evaluate_loads
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.known_table import apply_known_table
-from tuner.search.place.passes import is_per_pass, scoring_passes
+from tuner.search.place.passes import fit_imbalances, is_per_pass, scoring_passes
 from tuner.search.place.prices import Pricing
 from tuner.spec.place import Dispatch, Objective, PlaceGoal
 from tuner.spec.place_read import PlaceSpec
@@ -49,7 +49,11 @@ def fit_cost(
     """
     if spec.goal.objective is not Objective.LAYER_TIME or pricing is None:
         if is_per_pass(dispatch):
-            return robust(spec, evidence, fit_imbalances(spec, evidence, placement, dispatch))
+            return robust(
+                spec,
+                evidence,
+                fit_imbalances(evidence, placement, ranks=spec.ranks, dispatch=dispatch),
+            )
         problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
         return objective(*apply_known_table(spec, problem, placement, dispatch), seed=seed)
     layers_WL = fit_layers_WL(spec, evidence, placement, pricing, dispatch, seed=seed)
@@ -87,21 +91,6 @@ def active_load_of(goal: PlaceGoal, pricing: Pricing | None) -> float:
     if pricing is None or goal.objective is not Objective.LAYER_TIME:
         return 0.0
     return pricing.active_load
-
-
-def fit_imbalances(
-    spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
-    placement: Placement,
-    dispatch: str,
-) -> list[float]:
-    """Return each workload's imbalance under a dispatch rule that acts pass by pass."""
-    return [
-        evaluate(
-            placement, load_PLE=scoring_passes(one, dispatch), ranks=spec.ranks, dispatch=dispatch
-        ).imbalance
-        for one in evidence
-    ]
 
 
 def fit_layers_WL(
