@@ -37,7 +37,7 @@ SWEEPS: Final = 256
 SWEEPS_PER_CHECK: Final = 4
 
 
-def slot_splits(case: DispatchCase, *, sweeps: int = SWEEPS) -> Floats:
+def slot_splits(case: DispatchCase) -> Floats:
     """Return the best share of its expert for each slot's rank in every pass, `[P][L][S]`.
 
     Of several best splits the flattest that is found; an expert without tokens is split evenly. A
@@ -47,13 +47,13 @@ def slot_splits(case: DispatchCase, *, sweeps: int = SWEEPS) -> Floats:
     share_PLS = np.empty((passes, layers, case.ranks.num_slots))
     pool = _pool(case)
     pass_Q = np.arange(passes)
-    for sweep in range(sweeps):
+    for sweep in range(SWEEPS):
         _sweep(pool)
-        if sweep % SWEEPS_PER_CHECK and sweep + 1 < sweeps:
+        if sweep % SWEEPS_PER_CHECK and sweep + 1 < SWEEPS:
             continue
         largest_I = (pool.load_IG / pool.speed_G)[:, :-1].max(axis=1)
         done_I = largest_I <= _bound_I(pool) * (1.0 + TOLERANCE)
-        done_Q = done_I.reshape(layers, -1).all(axis=0) | (sweep + 1 == sweeps)
+        done_Q = done_I.reshape(layers, -1).all(axis=0) | (sweep + 1 == SWEEPS)
         if not done_Q.any():
             continue
         for place in np.flatnonzero(done_Q):
