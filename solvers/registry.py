@@ -72,7 +72,6 @@ BALANCE: Final[Family[BalanceProblem, Placement]] = Family(
         "lpt": "solvers.placement.balance.lpt:solve",
         "eplb": "solvers.placement.balance.eplb:solve",
         "cp_sat": "solvers.placement.balance.cp_sat:solve",
-        "milp": "solvers.placement.balance.milp:solve",
     },
     default="local_search",
     check=balance_check,

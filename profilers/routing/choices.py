@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from profilers.routing.overrides import Naming
 from profilers.routing.recording import Counts, Floats, Recording
+from profilers.routing.sums import stacked
 from profilers.routing.validation import MOST_CELLS, recording_of
 
 Ids = npt.NDArray[np.int32]
@@ -85,16 +86,14 @@ class Tally:
         if not self._counts:
             raise ValueError("holds no token; record while serving some")
         layers = list(self.layers)
-        passes = sorted({number for number, _ in self._counts})
-        sources = sorted({source for source, _ in self._sources})
         return recording_of(
-            self._stacked(self._counts, passes, layers),
+            stacked(self._counts, layers),
             naming=naming,
             row_ids=layers,
             model=model,
             workload=workload,
             top_k=self._top_k,
-            source_SRE=self._stacked(self._sources, sources, layers),
+            source_SRE=stacked(self._sources, layers),
             transition_MEE=self._squares(list(itertools.pairwise(layers))),
             coactivation_REE=self._squares([(layer, layer) for layer in layers]),
             token_RTK=self._tokens(layers),
@@ -220,15 +219,6 @@ class Tally:
             # A choice beside itself is no pair.
             square[:, np.arange(self._experts), np.arange(self._experts)] = 0.0
         return square
-
-    def _stacked(
-        self, table: Mapping[tuple[int, int], Counts], firsts: list[int], layers: list[int]
-    ) -> Counts:
-        stacked = np.zeros((len(firsts), len(layers), self._experts), dtype=np.int64)
-        place, row_of = ({each: at for at, each in enumerate(ids)} for ids in (firsts, layers))
-        for (first, layer), row in table.items():
-            stacked[place[first], row_of[layer]] = row
-        return stacked
 
 
 def with_choices(counts: Recording, tally: Tally, *, layers: tuple[int, ...]) -> Recording:

@@ -17,7 +17,6 @@ from profilers.routing.recording import Recording
 
 FORMATS: Final[Mapping[str, str]] = {
     "routing-json": "profilers.routing.plain_json:read",
-    "routing-csv": "profilers.routing.csv_counts:read",
     "sglang": "profilers.routing.sglang:read",
     "trtllm": "profilers.routing.trtllm:read",
     "megatron-trace": "profilers.routing.megatron_trace:read",
@@ -74,14 +73,13 @@ def recognised(path: Path) -> str:
 
 
 def _kind_of_folder(path: Path) -> str | None:
-    from profilers.routing import ascend, csv_counts, megatron_trace, sglang, trtllm
+    from profilers.routing import ascend, megatron_trace, sglang, trtllm
 
     if (path / trtllm.META).exists():
         return "trtllm"
     for kind, pattern in (
         ("megatron-trace", megatron_trace.TRACES),
         ("sglang", sglang.DUMPS),
-        ("routing-csv", csv_counts.FILES),
     ):
         if next(path.glob(pattern), None) is not None:
             return kind
@@ -100,8 +98,7 @@ def _kind_of_file(path: Path) -> str | None:
         return "eplb"
     if head.startswith((b"PK", b"\x80")):
         return _kind_of_archive(path)
-    first = head.split(b"\n", 1)[0]
-    return "routing-csv" if b"layer_id" in first and b"expert_id" in first else None
+    return None
 
 
 def _kind_of_object(values: Mapping[str, Any]) -> str | None:

@@ -3,7 +3,7 @@
 F passes, or source ranks   L layers   E experts
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -38,10 +38,15 @@ class Sums:
 
     def table(self, layers: Sequence[int]) -> Counts:
         """The sums as [F, L, E], passes or ranks in ascending order."""
-        firsts = sorted({first for first, _ in self._rows})
-        num_experts = next(iter(self._rows.values())).size
-        count_FLE = np.zeros((len(firsts), len(layers), num_experts), dtype=np.int64)
-        place, row = ({each: at for at, each in enumerate(ids)} for ids in (firsts, layers))
-        for (first, layer), count_E in self._rows.items():
-            count_FLE[place[first], row[layer]] = count_E
-        return count_FLE
+        return stacked(self._rows, layers)
+
+
+def stacked(rows: Mapping[tuple[int, int], Counts], layers: Sequence[int]) -> Counts:
+    """Stack the counts of passes, or of ranks, and layers as [F, L, E]; 0 where there are none."""
+    firsts = sorted({first for first, _ in rows})
+    num_experts = next(iter(rows.values())).size
+    count_FLE = np.zeros((len(firsts), len(layers), num_experts), dtype=np.int64)
+    place, row_of = ({each: at for at, each in enumerate(ids)} for ids in (firsts, layers))
+    for (first, layer), count_E in rows.items():
+        count_FLE[place[first], row_of[layer]] = count_E
+    return count_FLE

@@ -11,12 +11,22 @@ import itertools
 
 import numpy as np
 
-from solvers.placement.ranks import Ints, Placement
+from solvers.placement.ranks import Floats, Ints, Placement
 
 
 def placed(rank_LE: Ints) -> Placement:
     """Return the placement in which each rank's slots hold its experts, ascending."""
     return Placement(expert_LS=np.argsort(rank_LE, axis=1, kind="stable").astype(np.int64))
+
+
+def forbid_swaps(
+    changed_EE: Floats, *, rank_E: Ints, load_E: Floats, load_G: Floats, most_load: float
+) -> None:
+    """Set the change of swaps on one rank, or above the largest load of a rank, to infinity."""
+    changed_EE[rank_E[:, None] == rank_E] = np.inf
+    room_E = most_load - load_G[rank_E]
+    more_EE = load_E[:, None] - load_E
+    changed_EE[(more_EE > room_E) | (-more_EE > room_E[:, None])] = np.inf
 
 
 def all_assignments(slots_G: tuple[int, ...]) -> Ints:

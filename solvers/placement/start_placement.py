@@ -2,8 +2,8 @@
 
     L layers   E experts   G ranks   S = E slots   X assignments of the experts of one layer
 
-Longest first (Graham, SIAM J. Appl. Math. 17(2), 1969): experts by falling load, each to the rank
-with least load among those with a free slot; all layers at once. A layer that still breaks its
+Longest first (`balance/lpt.py`): experts by falling load, each to the rank with least load among
+those with a free slot; all layers at once. A layer that still breaks its
 limit is repaired: the swap between its most-loaded rank and any other that leaves the smaller
 maximum is made as long as one helps, then a few random swaps restart it. Where a layer has few
 assignments all are tried, which proves that a layer cannot fit; elsewhere "found none" proves
@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from solvers.placement.balance.lpt import packed
 from solvers.placement.ranks import Floats, Ints, Ranks
 from solvers.placement.single import all_assignments
 
@@ -67,18 +68,10 @@ def fit(load_LE: Floats, ranks: Ranks, most_load_L: Floats | None) -> StartPlace
 
 def longest_first(load_LE: Floats, ranks: Ranks) -> Ints:
     """Return rank_LE: experts by falling load, each to the least loaded rank with a free slot."""
-    num_layers, num_experts = load_LE.shape
-    layers_L = np.arange(num_layers)
-    order_LE = np.argsort(-load_LE, axis=1, kind="stable")
-    load_LG = np.zeros((num_layers, ranks.num_ranks))
-    free_LG = np.tile(ranks.slots_G, (num_layers, 1))
-    rank_LE = np.empty((num_layers, num_experts), dtype=np.int64)
-    for place in range(num_experts):
-        expert_L = order_LE[:, place]
-        rank_L = np.where(free_LG > 0, load_LG, np.inf).argmin(axis=1)
-        rank_LE[layers_L, expert_L] = rank_L
-        load_LG[layers_L, rank_L] += load_LE[layers_L, expert_L]
-        free_LG[layers_L, rank_L] -= 1
+    equal = Ranks(slots_G=ranks.slots_G, node_G=ranks.node_G, speed_G=np.ones(ranks.num_ranks))
+    expert_LS = packed(load_LE, np.ones(load_LE.shape, dtype=np.int64), equal)
+    rank_LE = np.empty_like(expert_LS)
+    np.put_along_axis(rank_LE, expert_LS, np.broadcast_to(ranks.rank_S, expert_LS.shape), axis=1)
     return rank_LE
 
 

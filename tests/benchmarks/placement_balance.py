@@ -33,12 +33,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from solvers.placement.balance import check
-from solvers.placement.balance.certificate import gap_ratio
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.ranks import Floats, Placement, Ranks
 from solvers.registry import BALANCE
-from tests.solvers.placement.balance.testing import even_weights, families
+from tests.solvers.placement.balance.testing import even_weights, families, gap_ratio
 
 LAYERS, EXPERTS, SEED = 58, 256, 2024
 ONE_WORKLOAD = ((32, 9), (72, 4), (64, 5))

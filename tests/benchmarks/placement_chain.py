@@ -166,9 +166,7 @@ def scaled(layers: int, *, time_limit_s: float) -> dict[str, Any]:
         latent_clusters(np.random.default_rng(0), num_layers=layers, num_experts=8, ranks=ranks),
         measure=Measure.MOST_LOADED_PAIR,
     )
-    clusters, clusters_s, _ = timed(
-        lambda: balanced_clusters(problem, equal_cluster_size=True, time_limit_s=time_limit_s)
-    )
+    clusters, clusters_s, _ = timed(lambda: balanced_clusters(problem, time_limit_s=time_limit_s))
     if clusters.number_LE is None:
         raise ValueError("CBC found no clusters in time")
     cluster_LE = clusters.number_LE

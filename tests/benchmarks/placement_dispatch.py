@@ -56,9 +56,8 @@ from profilers.routing.store import read_recording
 from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.problem import BalanceProblem, ReplicaDispatch
 from solvers.placement.dispatch.case import DispatchCase, split_loads
-from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.sampling import expected_loads
-from solvers.placement.dispatch.static import ENGINE_SEED
+from solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
 from solvers.placement.ranks import Floats, Placement, Ranks
 from solvers.registry import BALANCE
 from tests.benchmarks.dispatch_results import (
@@ -310,9 +309,7 @@ def evaluate(
         "near": largest(expected_loads("near_dynamic", case)),
         "static": largest(engine_loads(case, engine)),
     }
-    seeds = [
-        largest(rank_loads("static", replace(case, seed=1000 + seed))) for seed in range(size.seeds)
-    ]
+    seeds = [largest(rank_loads(replace(case, seed=1000 + seed))) for seed in range(size.seeds)]
     return loads | {
         "static mean": float(np.mean(seeds)),
         "static sd": float(np.std(seeds)),
@@ -344,7 +341,7 @@ def noisy(
 def engine_loads(case: DispatchCase, engine: ExpertLocation | None) -> Floats:
     """Loads under the table that the engine makes of the placement."""
     if engine is None:
-        return rank_loads("static", case)
+        return rank_loads(case)
     ranks = case.ranks
     target_HLE = engine.targets(
         json.dumps({"physical_to_logical_map": case.placement.expert_LS.tolist()}),

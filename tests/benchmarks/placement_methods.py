@@ -1,6 +1,6 @@
 """Results of the methods by size; run as `python tests/benchmarks/placement_methods.py`.
 
-1. Balance: CP-SAT and CBC on log-normal loads, beside the local search, and the integers of their
+1. Balance: CP-SAT on log-normal loads, beside the local search, and the integers of their
    program per layer (`MOST_CHOICES` in tuner/search/place/methods.py).
 2. MoETuner's second program on clusters of experts in order, by ranks and layers, and its pairings
    (`MOST_PAIRINGS`).
@@ -37,7 +37,7 @@ SLOTS: Final = 2
 
 
 def balanced(case: tuple[int, int, int], *, time_limit_s: float) -> Iterator[str]:
-    """Solve loads of some layers by every method and report the results."""
+    """Solve loads of some layers by both methods and report the results."""
     experts, ranks, slots = case
     rng = np.random.default_rng(0)
     problem = BalanceProblem(
@@ -46,7 +46,7 @@ def balanced(case: tuple[int, int, int], *, time_limit_s: float) -> Iterator[str
         ranks=Ranks.uniform(ranks=ranks, slots_per_rank=slots),
     )
     choices = experts * ranks * (ranks * slots - experts + 1)
-    for method in ("local_search", "cp_sat", "milp"):
+    for method in ("local_search", "cp_sat"):
         result = BALANCE.solve(problem, method=method, time_limit_s=LAYERS * time_limit_s)
         above = f"{result.objective / result.bound - 1.0:.2%} above its bound"
         yield (

@@ -420,7 +420,6 @@ PRINTED: Final = """sh -c 'test -f "$0" && head -c 4000000 "$0"' {plan}/log.txt"
 """The user's own command must not wait for a pipe."""
 RECORDINGS: Final = {
     "plain": ("routing-json", "/a.json"),
-    "csv": ("routing-csv", ""),
     "sglang": ("sglang", ""),
     "sglang-json": ("sglang", "/a.json"),
     "trtllm": ("trtllm", ""),
@@ -609,11 +608,6 @@ def _recording(folder: Path, name: str) -> None:
         np.save(folder / "a.npy", counts)
     elif name == "npz":
         np.savez_compressed(folder / "a.npz", weight=counts)
-    elif name == "csv":
-        cells = ((layer, expert) for layer in range(4) for expert in range(8))
-        rows = (f"{layer},{expert},{counts[0, layer, expert]}" for layer, expert in cells)
-        file = folder / "expert_distribution_rank0_timestamp1.5.csv"
-        file.write_text("\n".join(("layer_id,expert_id,count", *rows)) + "\n")
     elif name == "trtllm":
         (folder / "meta_info.json").write_text('{"num_experts": 8, "num_experts_per_token": 2}')
         _safetensors(folder / "rank0.safetensors", {f"1_{at}": counts[0, at] for at in range(4)})

@@ -16,8 +16,6 @@ class Method(StrEnum):
     """Replica counts, then a tabu search of every layer: `auto` of balance and layer_time."""
     CP_SAT = "cp_sat"
     """An integer program of every layer, solved by OR-Tools' CP-SAT; few experts."""
-    CBC = "cbc"
-    """The same program, solved by CBC; few experts."""
     RESTARTS = "restarts"
     """HierMoE's swaps from several starts and after random kicks: `auto` of co_activation."""
     SWAPS = "swaps"
@@ -30,13 +28,17 @@ class Method(StrEnum):
     MOETUNER = "moetuner"
     """MoETuner's two integer programs, experts to clusters and clusters to ranks, by CBC."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> "Method | None":
+        """Read the name of the same program's former second backend, for one release."""
+        return cls.CP_SAT if value == "cbc" else None
+
 
 _FOR_LOADS: Final = (
     Method.AUTO,
     Method.EPLB,
     Method.LOCAL_SEARCH,
     Method.CP_SAT,
-    Method.CBC,
 )
 
 METHODS: Final[Mapping[str, tuple[Method, ...]]] = {

@@ -10,8 +10,6 @@ CVaR they sum to the objective, and the bounds to a number that may lie below `b
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from solvers.placement.balance import check
 from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.objective import layer_weights, robust_slope
@@ -42,9 +40,3 @@ def certificates(problem: BalanceProblem, placement: Placement) -> tuple[LayerCe
         LayerCertificate(objective=float(objective), bound=float(least))
         for objective, least in zip(factor_W @ time_WL, factor_W @ bound_WL, strict=True)
     )
-
-
-def gap_ratio(problem: BalanceProblem, placement: Placement) -> float:
-    """Mean over workloads of sum_l largest rank time / sum_l bound - 1."""
-    time_W = check.layer_times(problem, placement).sum(axis=1)
-    return float(np.mean(time_W / layer_bounds(problem).sum(axis=1)) - 1.0)

@@ -3,7 +3,9 @@
     L layers   E experts   G ranks   S slots   U units: nodes, or ranks where there is one node
     J groups of units, two
 
-Cut the units in two groups. An expert with a replica on every unit of one group is near to all its
+Cut the units in two groups (of three, two would be far from an expert, each with a stream that
+draws for both: at 72 ranks of 4 slots no better than one replica a node on all, on recordings of
+256 experts). An expert with a replica on every unit of one group is near to all its
 ranks and far from all others. So the ranks of a group draw for the same experts, one after another,
 and share one stream (`dispatch/static.py`): the other group's ranks share one assignment, of
 which the replicas get equal numbers, or numbers that differ by one. Nothing else varies. Such an
@@ -14,8 +16,6 @@ other copies: a `ReplicaSpread` fills every slot with experts on a group and on 
 shapes have none.
 """
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,10 +27,6 @@ from solvers.placement.ranks import Floats, Ints, Placement
 
 MOST_EVERYWHERE = 1
 """Experts on all units, with which slots may come out even."""
-
-GROUPS = 2
-"""Of three, two would be far from an expert, each with a stream that draws for both: at 72 ranks of
-4 slots no better than one replica a node on all, on recordings of 256 experts."""
 
 Domain = npt.NDArray[np.bool_]
 """Where an expert may be put, [L][G][E]."""
@@ -52,35 +48,22 @@ def layout_of(problem: BalanceProblem) -> ReplicaSpread | None:
     """Return the most even layout that fills the slots; None where there is none."""
     units = int(replica_groups(problem).max()) + 1
     spare = problem.ranks.num_slots - problem.num_experts
-    sizes = tuple(len(part) for part in np.array_split(np.arange(units), GROUPS))[::-1]
+    sizes = (units // 2, units - units // 2)
     if sizes[0] < 2:
         return None
     for everywhere in range(MOST_EVERYWHERE + 1):
+        left = spare - everywhere * (units - 1)
+        # A group's expert takes a spare slot on each of its units but one.
         fitting = [
-            one
-            for one in _numbers(spare - everywhere * (units - 1), sizes)
-            if sum(one) + everywhere <= problem.num_experts
+            (first, rest // (sizes[1] - 1))
+            for first, rest in enumerate(range(left, -1, 1 - sizes[0]))
+            if rest % (sizes[1] - 1) == 0
+            and first + rest // (sizes[1] - 1) + everywhere <= problem.num_experts
         ]
         if fitting:
-            even = min(fitting, key=lambda one: _unevenness(one, sizes))
+            even = min(fitting, key=lambda one: abs(one[0] / sizes[0] - one[1] / sizes[1]))
             return ReplicaSpread(sizes=sizes, on_group=even, everywhere=everywhere)
     return None
-
-
-def _numbers(spare: int, sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield numbers of experts on groups that take exactly the spare slots."""
-    if spare < 0:
-        return
-    ranges = [range(spare // (size - 1) + 1) for size in sizes[:-1]]
-    for some in itertools.product(*ranges):
-        left = spare - sum(number * (size - 1) for number, size in zip(some, sizes, strict=False))
-        if left >= 0 and left % (sizes[-1] - 1) == 0:
-            yield (*some, left // (sizes[-1] - 1))
-
-
-def _unevenness(numbers: tuple[int, ...], sizes: tuple[int, ...]) -> float:
-    ratios = [number / size for number, size in zip(numbers, sizes, strict=True)]
-    return max(ratios) - min(ratios)
 
 
 def group_start(problem: BalanceProblem) -> tuple[Placement, Domain] | None:

@@ -27,6 +27,7 @@ from solvers.placement.balance.moves import best_overwrite, best_swap
 from solvers.placement.balance.objective import largest_times, layer_weights, robust_slope
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.balance.state import State
+from solvers.placement.matching import augmented
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 
 MOST_CHOICES = 64
@@ -52,7 +53,17 @@ class _Choice:
 
 def moved(current: Placement, new: Placement, ranks: Ranks) -> int:
     """Experts, over all layers and ranks, that a rank must load because it lacked them."""
-    return int(_moved_L(current.expert_LS, new.expert_LS, ranks).sum())
+    return int(loaded_LG(current, new, ranks=ranks).sum())
+
+
+def loaded_LG(
+    current: Placement, new: Placement, *, ranks: Ranks, current_ranks: Ranks | None = None
+) -> Ints:
+    """Count the experts that each rank must load; `current_ranks` None: the same slots."""
+    last_expert = int(max(current.expert_LS.max(), new.expert_LS.max()))
+    had_LGE = _experts_of_ranks(current.expert_LS, current_ranks or ranks, last_expert)
+    has_LGE = _experts_of_ranks(new.expert_LS, ranks, last_expert)
+    return np.asarray((has_LGE & ~had_LGE).sum(axis=2))
 
 
 def relabelled(
@@ -83,41 +94,10 @@ def relabelled(
             expert_KC = expert_S[slot_KC]
             # Twins on one rank count twice here and once in `moved`: a rename is never worse off.
             kept_KK = held_LGE[layer][rank_K][:, expert_KC].sum(axis=2)
-            rank_of_K = cheapest_assignment(-kept_KK.astype(np.float64))
+            rank_of_K = augmented(kept_KK.T.astype(np.float64))
             expert_LS[layer, slot_KC[rank_of_K]] = expert_KC
     renamed = Placement(expert_LS=expert_LS)
     return min((renamed, new), key=lambda placement: moved(current, placement, ranks))
-
-
-def cheapest_assignment(cost_KK: Floats) -> Ints:
-    """Return for each column the row it gets, one each, so that the sum of costs is least."""
-    size = len(cost_KK)
-    price_row, price_column = np.zeros(size + 1), np.zeros(size + 1)
-    row_of = np.full(size + 1, -1)
-    for row in range(size):
-        # Shortest augmenting path from `row`; column `size` is where it starts.
-        row_of[size], column = row, size
-        least = np.full(size, np.inf)
-        came_from = np.full(size, size)
-        is_done = np.zeros(size + 1, dtype=bool)
-        while row_of[column] >= 0:
-            is_done[column] = True
-            here = row_of[column]
-            reduced = cost_KK[here] - price_row[here] - price_column[:size]
-            shorter = (reduced < least) & ~is_done[:size]
-            least[shorter], came_from[shorter] = reduced[shorter], column
-            open_least = np.where(is_done[:size], np.inf, least)
-            nearest = int(open_least.argmin())
-            step = open_least[nearest]
-            price_row[row_of[is_done]] += step
-            price_column[is_done] -= step
-            least[~is_done[:size]] -= step
-            column = nearest
-        while column != size:
-            before = int(came_from[column])
-            row_of[column] = row_of[before]
-            column = before
-    return np.asarray(row_of[:size], dtype=np.int64)
 
 
 def within_limit(
@@ -150,7 +130,7 @@ def within_limit(
         return free
     weight_W = robust_slope(problem, _imbalances(problem, free)) * layer_weights(problem)
     choices_L = _downhill(problem, bound_WL, weight_W, deadline_s)
-    moved_L = _moved_L(current.expert_LS, free.expert_LS, problem.ranks)
+    moved_L = loaded_LG(current, free, ranks=ranks).sum(axis=1)
     value_L = _values(problem, free, weight_W)
     for layer, choices in enumerate(choices_L):
         choices.append(
@@ -179,7 +159,7 @@ def _downhill(
     open_N = layers_L
     for _ in range(MOST_CHOICES):
         placed = Placement(expert_LS=state.expert_LS.copy())
-        moved_L = _moved_L(current.expert_LS, placed.expert_LS, problem.ranks)
+        moved_L = loaded_LG(current, placed, ranks=problem.ranks).sum(axis=1)
         value_L = _values(problem, placed, weight_W)
         for layer in open_N:
             choices_L[layer].append(
@@ -250,14 +230,6 @@ def _knapsack(choices_L: list[list[_Choice]], limit: int) -> list[_Choice]:
         picked.append(choice)
         left -= choice.moved
     return picked[::-1]
-
-
-def _moved_L(before_LS: Ints, after_LS: Ints, ranks: Ranks) -> Ints:
-    num_experts = int(max(before_LS.max(), after_LS.max()))
-    before_LGE, after_LGE = (
-        _experts_of_ranks(expert_LS, ranks, num_experts) for expert_LS in (before_LS, after_LS)
-    )
-    return np.asarray((after_LGE & ~before_LGE).sum(axis=(1, 2)))
 
 
 def _experts_of_ranks(

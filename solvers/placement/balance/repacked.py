@@ -121,7 +121,6 @@ def of_slots(problem: BalanceProblem, placement: Placement, split_LEG: Floats) -
         problem,
         dispatch=ReplicaDispatch.NEAR,
         migration=None,
-        part_BWLE=None,
         load_WLE=taken(problem.load_WLE, share_LS),
         variance_WLE=None if variance is None else taken(variance, np.square(share_LS)),
         scatter_BWLE=None if scatter is None else taken(scatter, share_LS),

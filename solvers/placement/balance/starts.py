@@ -103,10 +103,6 @@ LOADS_STREAM: Final = 1
 CLAIM_SEED: Final = 20_232
 """Of the launches of the claimed objective, which the checker compares with its own."""
 
-LEAST_DISTANCE: Final = 0.05
-"""Share of tokens on other experts in other passes above which parts are evaluated: below it they
-cost more search time than they gain."""
-
 GROUPS_RATIO: Final = 0.2
 """Of the time, for replicas on whole groups of nodes, where dispatch is static."""
 
@@ -157,7 +153,6 @@ def search_near(
     searched = SEARCH_RATIO - GROUPS_RATIO * is_static - DRAWS_RATIO * is_drawn
     last_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
     deadline_s = last_s - (SEARCH_RATIO - searched) * time_limit_s
-    whole, problem = problem, with_parts(problem)
     candidates: list[Placement] = []
     even = search(
         dataclasses.replace(problem, dispatch=ReplicaDispatch.EVEN, migration=None),
@@ -166,9 +161,6 @@ def search_near(
         most_steps=most_steps,
     )
     cautions = CAUTIONS if problem.dispatch is ReplicaDispatch.STATIC else (LOADS_CAUTION,)
-    if problem.num_workloads > whole.num_workloads:
-        # Every step of many parts is long: fewer starts, searched for longer.
-        cautions = cautions[:1]
     rule = eplb(planning_loads(problem), ranks=problem.ranks)
     starting: list[Callable[[], Placement]] = [
         partial(start_placement, problem, ceiling=ceiling) for ceiling in CEILINGS
@@ -209,7 +201,7 @@ def search_near(
     guessed_CWL = np.stack([largest_times(problem, one.expert_LS) for one in candidates])
     last = [best_layers(problem, candidates, guessed_CWL), even, rule]
     last += grouped
-    if is_drawn and problem.num_workloads == whole.num_workloads:
+    if is_drawn:
         on_draws = search(
             with_draws(problem),
             time_limit_s=max(last_s - time.perf_counter(), 0.0),
@@ -247,31 +239,6 @@ def _grouped(
     return [placement]
 
 
-def with_parts(problem: BalanceProblem) -> BalanceProblem:
-    """Return the problem with its parts as workloads, where they differ enough to count.
-
-    Their mean differs from that of as many other passes by about their distance / sqrt(parts).
-    Worst case and CVaR are about workloads, not about passes, and keep theirs.
-    """
-    parts = problem.part_BWLE
-    whole_problem = dataclasses.replace(problem, part_BWLE=None)
-    if parts is None or not _is_of_means(problem):
-        return whole_problem
-    size = parts.sum(axis=3, keepdims=True)
-    mean_WLE = problem.load_WLE / problem.load_WLE.sum(axis=2, keepdims=True)
-    distance = float(np.abs(parts / size - mean_WLE).sum(axis=3).mean())
-    if distance < LEAST_DISTANCE * np.sqrt(len(parts)):
-        return whole_problem
-    return dataclasses.replace(
-        whole_problem,
-        variance_WLE=None,
-        scatter_BWLE=None,
-        robust=Robust.MEAN,
-        load_WLE=np.concatenate(list(parts)),
-        weight_W=np.tile(problem.weight_W, len(parts)) / len(parts),
-    )
-
-
 def with_draws(problem: BalanceProblem) -> BalanceProblem:
     """Return the problem with drawn loads of other passes as workloads, and their opposites."""
     rng = np.random.default_rng((SEED, SEARCH_STREAM))
@@ -279,7 +246,6 @@ def with_draws(problem: BalanceProblem) -> BalanceProblem:
     load_DWLE = np.concatenate([problem.load_WLE + change_DWLE, problem.load_WLE - change_DWLE])
     return dataclasses.replace(
         problem,
-        part_BWLE=None,
         variance_WLE=None,
         scatter_BWLE=None,
         robust=Robust.MEAN,

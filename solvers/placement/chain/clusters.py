@@ -12,8 +12,8 @@ costs and nodes are ignored; annealing is for that.
 
 import numpy as np
 
-from solvers.placement.chain.matching import augmented
 from solvers.placement.greedy_groups import grown_groups
+from solvers.placement.matching import augmented
 from solvers.placement.ranks import Floats, Ints
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solvers.placement.chain.hierarchy import Hierarchy
-from solvers.placement.chain.matching import best_matchings, best_values
+from solvers.placement.matching import best_matchings, best_values
 from solvers.placement.ranks import Floats, Ints
 
 Group = tuple[int, ...]

@@ -2,7 +2,7 @@
 
     L layers   E experts   G ranks, and as many clusters a layer   load(l, e)   flow(l, e, f)
 
-First, each layer by itself, experts to clusters, none of them empty:
+First, each layer by itself, experts to clusters, each of the slots of one rank:
 
     minimise    sum_c |T_c - mean|            T_c = sum_e load_e x[c, e],  sum_c x[c, e] = 1
 
@@ -10,16 +10,14 @@ Then clusters to ranks, one to one in every layer, with C = flow between cluster
 
     minimise    sum_l M_l,   M_l >= sum_{g,h} C[c, d] cost[g, h] z[c, d, g, h]        all c, d
                 sum_h z[c, d, g, h] = y[l, c, g],   sum_g z[c, d, g, h] = y[l + 1, d, h]
-                sum_{l,c} size[l, c] y[l, c, g] = E L / G                             all g
 
-x and y are binary. The paper's cost is 1 / bandwidth, 0 on a rank. The last row is memory over the
-whole model; where sizes allow no equality, ranks may miss it by `SPARE_EXPERTS`. With the
-measure TOTAL the sum of all terms takes the place of the M. `equal_cluster_size` gives every
-cluster the slots of one rank in every layer, as engines with fixed slots need; `solve` does so, and
-adds the load limits to the first program; where CBC finds nothing within them in half of a layer's
-time, it solves without them, and experts are swapped by load alone until the limit holds. The
-heaviest expert is put into cluster 0 where clusters
-are alike, which cuts symmetry only.
+x and y are binary. The paper's cost is 1 / bandwidth, 0 on a rank. With the measure TOTAL the sum
+of all terms takes the place of the M. The paper's clusters may differ in size, as long as a rank
+has as many experts over all layers; engines give a rank as many slots in every layer, so clusters
+do here. `solve` adds the load limits to the first program; where CBC finds nothing within them in
+half of a layer's time, it solves without them, and experts are swapped by load alone until the
+limit holds. The heaviest expert is put into cluster 0 where clusters are alike, which cuts symmetry
+only.
 
 The first program looks at no flow and the second cannot break clusters up, so their optima one
 after the other prove nothing about the chain: the bound of `solve` is that of `bound.py`. How far
@@ -50,8 +48,6 @@ SCALE: Final = 1e4
 """Typical cost in the models' units: CBC's absolute tolerance of 1e-5 is then 1e-9 of it."""
 TOLERANCE_RATIO: Final = 1e-6
 """By which limits are widened in the model, so that CBC's tolerances cut off nothing allowed."""
-SPARE_EXPERTS: Final = 1
-"""By which a rank may miss its E L / G experts where cluster sizes cannot meet them."""
 CLUSTER_RATIO: Final = 0.3
 """Of the time, for the first program, shared by the layers."""
 SHORTEST_RUN_S: Final = 0.05
@@ -76,10 +72,7 @@ def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Cl
     """Return the placement of both programs with equal clusters, if CBC finds one in time."""
     deadline_s = time.perf_counter() + time_limit_s
     clusters = balanced_clusters(
-        problem,
-        equal_cluster_size=True,
-        time_limit_s=CLUSTER_RATIO * time_limit_s,
-        threads=threads,
+        problem, time_limit_s=CLUSTER_RATIO * time_limit_s, threads=threads
     )
     if clusters.number_LE is None:
         bound = math.inf if clusters.status is Status.INFEASIBLE else -math.inf
@@ -100,15 +93,13 @@ def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Cl
 
 
 def balanced_clusters(
-    problem: ChainProblem, *, equal_cluster_size: bool, time_limit_s: float, threads: int = 1
+    problem: ChainProblem, *, time_limit_s: float, threads: int = 1
 ) -> ProgramSolution:
     """Solve the first program: the cluster of each expert, and what its sum is at least."""
     each_s = max(SHORTEST_RUN_S, time_limit_s / problem.num_layers)
     rows, bound, worst = [], 0.0, Status.OPTIMAL
     for layer in range(problem.num_layers):
-        one_layer = _layer_clusters(
-            problem, layer, equal_cluster_size=equal_cluster_size, limit_s=each_s, threads=threads
-        )
+        one_layer = _layer_clusters(problem, layer, limit_s=each_s, threads=threads)
         if one_layer.number_LE is None:
             return one_layer
         worst = worst if one_layer.status is Status.OPTIMAL else Status.FEASIBLE
@@ -124,12 +115,8 @@ def clusters_to_ranks(
     flow_TCC = cluster_flows(problem, cluster_LE)
     most = float(problem.cost_GG.max()) * float(flow_TCC.max(initial=0.0))
     scale = SCALE / most if most > 0.0 else 1.0
-    for spare_experts in (0, SPARE_EXPERTS):
-        model, y = _rank_model(problem, cluster_LE, flow_TCC * scale)
-        _add_memory(model, problem, cluster_LE, y, spare_experts)
-        result = _solve_with_cbc(model, time_limit_s, threads)
-        if result.status is not Status.INFEASIBLE:
-            break
+    model, y = _rank_model(problem, flow_TCC * scale)
+    result = _solve_with_cbc(model, time_limit_s, threads)
     if not result.status.has_solution:
         return ProgramSolution(status=result.status, number_LE=None, bound=-math.inf)
     number_LC = np.array([_chosen(list(zip(*y_CG, strict=True)), result) for y_CG in y])
@@ -145,20 +132,17 @@ def cluster_flows(problem: ChainProblem, cluster_LE: Ints) -> Floats:
 
 
 def _layer_clusters(
-    problem: ChainProblem, layer: int, *, equal_cluster_size: bool, limit_s: float, threads: int
+    problem: ChainProblem, layer: int, *, limit_s: float, threads: int
 ) -> ProgramSolution:
     """Solve the first program of one layer."""
     load_E = problem.load_LE[layer]
     scale = SCALE / float(load_E.sum()) if load_E.any() else 1.0
-    limit = None
-    if equal_cluster_size and problem.most_load_L is not None:
-        limit = float(problem.most_load_L[layer])
-    model, x = _cluster_model(problem, layer, scale, equal_cluster_size=equal_cluster_size)
+    limit = None if problem.most_load_L is None else float(problem.most_load_L[layer])
+    model, x = _cluster_model(problem, layer, scale)
     result = _solve_with_cbc(model, limit_s if limit is None else limit_s / 2.0, threads)
     is_repaired = limit is not None and result.status is Status.UNKNOWN
     if is_repaired:
-        free = replace(problem, most_load_L=None)
-        model, x = _cluster_model(free, layer, scale, equal_cluster_size=equal_cluster_size)
+        model, x = _cluster_model(replace(problem, most_load_L=None), layer, scale)
         result = _solve_with_cbc(model, limit_s / 2.0, threads)
     if not result.status.has_solution:
         return ProgramSolution(status=result.status, number_LE=None, bound=-math.inf)
@@ -171,7 +155,7 @@ def _layer_clusters(
 
 
 def _cluster_model(
-    problem: ChainProblem, layer: int, scale: float, *, equal_cluster_size: bool
+    problem: ChainProblem, layer: int, scale: float
 ) -> tuple[pulp.LpProblem, Choices]:
     slots_G = problem.ranks.slots_G
     load_E = (problem.load_LE[layer] * scale).tolist()
@@ -187,22 +171,18 @@ def _cluster_model(
         tokens = pulp.LpAffineExpression(zip(x[c], load_E, strict=True))
         model += tokens - mean <= deviation[c]
         model += mean - tokens <= deviation[c]
-        if equal_cluster_size:
-            model += pulp.lpSum(x[c]) == int(slots_G[c])
-        else:
-            model += pulp.lpSum(x[c]) >= 1
-        if equal_cluster_size and problem.most_load_L is not None:
+        model += pulp.lpSum(x[c]) == int(slots_G[c])
+        if problem.most_load_L is not None:
             limit = float(problem.most_load_L[layer]) * scale
             model += tokens <= limit * (1.0 + TOLERANCE_RATIO)
-    if not equal_cluster_size or (slots_G == slots_G[0]).all():
+    if (slots_G == slots_G[0]).all():
         model += x[0][int(np.argmax(load_E))] == 1
     return model, x
 
 
-def _rank_model(
-    problem: ChainProblem, cluster_LE: Ints, flow_TCC: Floats
-) -> tuple[pulp.LpProblem, list[Choices]]:
+def _rank_model(problem: ChainProblem, flow_TCC: Floats) -> tuple[pulp.LpProblem, list[Choices]]:
     ranks, layers = range(problem.ranks.num_ranks), range(problem.num_layers)
+    slots_G = problem.ranks.slots_G
     model = pulp.LpProblem("ranks", pulp.LpMinimize)
     y = [
         [[model.add_variable(f"y{layer}_{c}_{g}", cat=pulp.LpBinary) for g in ranks] for c in ranks]
@@ -217,6 +197,8 @@ def _rank_model(
         for number in ranks:
             model += pulp.lpSum(y_CG[number]) == 1
             model += pulp.lpSum(y_CG[c][number] for c in ranks) == 1
+        for c, g in np.argwhere(slots_G[:, None] != slots_G).tolist():
+            model += y_CG[c][g] == 0
     return model, y
 
 
@@ -253,36 +235,6 @@ def _pair_cost(
     for term in terms:
         model += term <= most
     return pulp.LpAffineExpression(most)
-
-
-def _add_memory(
-    model: pulp.LpProblem,
-    problem: ChainProblem,
-    cluster_LE: Ints,
-    y: list[Choices],
-    spare_experts: int,
-) -> None:
-    """As many experts on each rank over all layers as it has slots, or nearly."""
-    slots_G = problem.ranks.slots_G
-    count = len(slots_G)
-    size_LC = np.array([np.bincount(row_E, minlength=count) for row_E in cluster_LE])
-    if (size_LC == slots_G).all() and (slots_G == slots_G[0]).all():
-        return
-    if (size_LC == slots_G).all():
-        for y_CG in y:
-            for c, g in itertools.product(range(count), range(count)):
-                if slots_G[c] != slots_G[g]:
-                    model += y_CG[c][g] == 0
-        return
-    for g in range(count):
-        placed_experts = pulp.LpAffineExpression(
-            (y_CG[c][g], int(size_C[c]))
-            for y_CG, size_C in zip(y, size_LC, strict=True)
-            for c in range(count)
-        )
-        wanted = int(slots_G[g]) * problem.num_layers
-        model += placed_experts >= wanted - spare_experts
-        model += placed_experts <= wanted + spare_experts
 
 
 def _solve_with_cbc(model: pulp.LpProblem, time_limit_s: float, threads: int) -> CbcResult:

@@ -21,6 +21,7 @@ import numpy as np
 
 from solvers.placement.chain.problem import ChainProblem
 from solvers.placement.ranks import Floats, Ints
+from solvers.placement.single import forbid_swaps
 from solvers.placement.start_placement import rank_loads
 
 LEAST_GAIN_RATIO: Final = 1e-9
@@ -52,15 +53,16 @@ def changes_EE(problem: ChainProblem, rank_LE: Ints, layer: int) -> Floats:
 def _swap_best(problem: ChainProblem, rank_LE: Ints, layer: int) -> bool:
     rank_E = rank_LE[layer]
     changed_EE = changes_EE(problem, rank_LE, layer)
-    changed_EE[rank_E[:, None] == rank_E] = np.inf
-    if problem.most_load_L is not None:
-        load_E = problem.load_LE[layer]
-        load_G = rank_loads(load_E[None], rank_E[None], problem.ranks.num_ranks)[0]
-        room_E = problem.most_load_L[layer] - load_G[rank_E]
-        more_EE = load_E[:, None] - load_E
-        changed_EE[(more_EE > room_E) | (-more_EE > room_E[:, None])] = np.inf
+    load_E = problem.load_LE[layer]
+    forbid_swaps(
+        changed_EE,
+        rank_E=rank_E,
+        load_E=load_E,
+        load_G=rank_loads(load_E[None], rank_E[None], problem.ranks.num_ranks)[0],
+        most_load=np.inf if problem.most_load_L is None else float(problem.most_load_L[layer]),
+    )
     one, two = divmod(int(changed_EE.argmin()), len(rank_E))
-    scale = float(problem.cost_GG.max()) * float(problem.load_LE[layer].sum())
+    scale = float(problem.cost_GG.max()) * float(load_E.sum())
     if not changed_EE[one, two] < -LEAST_GAIN_RATIO * scale:
         return False
     rank_E[[one, two]] = rank_E[[two, one]]

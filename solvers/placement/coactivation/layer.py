@@ -10,6 +10,7 @@ import numpy as np
 from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.coactivation.swaps import Tables, changes_EE
 from solvers.placement.ranks import Floats, Ints
+from solvers.placement.single import forbid_swaps
 from solvers.placement.start_placement import rank_loads
 
 
@@ -44,11 +45,13 @@ class Layer:
     def allowed_changes_EE(self) -> Floats:
         """By how much each swap changes the cost; infinite where a limit forbids it."""
         changed_EE = changes_EE(self.tables_H, self.total_cost_H, self.peak_cost_H)
-        changed_EE[self.rank_E[:, None] == self.rank_E] = np.inf
-        if np.isfinite(self.most_load):
-            room_E = self.most_load - self.load_G[self.rank_E]
-            more_EE = self.load_E[:, None] - self.load_E
-            changed_EE[(more_EE > room_E) | (-more_EE > room_E[:, None])] = np.inf
+        forbid_swaps(
+            changed_EE,
+            rank_E=self.rank_E,
+            load_E=self.load_E,
+            load_G=self.load_G,
+            most_load=self.most_load,
+        )
         return changed_EE
 
     def swap(self, one: int, two: int) -> None:

@@ -15,11 +15,6 @@ from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.ranks import Floats, Ints
 
 
-def rank_loads(case: DispatchCase) -> Floats:
-    """Return token copies of each rank, `[P][L][G]`."""
-    return schedule(case)[0]
-
-
 def activated_experts(case: DispatchCase) -> Ints:
     """Return the distinct experts that each rank reads, `[P][L][G]`."""
     return schedule(case)[1]

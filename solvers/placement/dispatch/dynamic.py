@@ -16,11 +16,6 @@ from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.ranks import Floats
 
 
-def rank_loads(case: DispatchCase) -> Floats:
-    """Return one draw of token copies of each rank, `[P][L][G]`; see `drawn`."""
-    return drawn(case)[0]
-
-
 def drawn(case: DispatchCase) -> tuple[Floats, Floats]:
     """Return one draw of token copies and of the experts that any reach, both `[P][L][G]`.
 

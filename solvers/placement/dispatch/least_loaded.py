@@ -59,11 +59,6 @@ class LeastLoadedPlan:
     """Experts whose weights a rank gets."""
 
 
-def rank_loads(case: DispatchCase) -> Floats:
-    """Return token copies of each rank, `[P][L][G]`, with the knobs of the paper's experiments."""
-    return plan(case, knobs=LeastLoaded()).load_PLG
-
-
 def plan(case: DispatchCase, *, knobs: LeastLoaded) -> LeastLoadedPlan:
     """Plan every pass and layer.
 

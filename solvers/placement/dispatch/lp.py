@@ -12,74 +12,48 @@ Method:  the flattest split minimises sum_g load(g)^2 / speed(g), and its larges
          up to a common level (water-filling), in every instance at once.
 Proof:   by duality T >= load of the experts whose hosts all lie in A / speed of A, for any set A of
          ranks. The ranks above a level are tried as A: at the flattest split one of those sets
-         reaches T. An instance is done when the two agree to `TOLERANCE`; the few that converge too
-         slowly go to the linear program itself (lp_glop.py).
+         reaches T. An instance is done when the two agree to `TOLERANCE`, or after `SWEEPS`.
 Source:  the linear program is that of DeepSeek's LPLB and of SGLang's `--ep-dispatch-algorithm lp`;
          the method is ours. Engines stop their interior-point iterations early and then draw
          tokens by the fractions, so they reach T only on average.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from solvers.placement.dispatch.case import DispatchCase, split_loads
-from solvers.placement.dispatch.kept import by_rank, by_slot
-from solvers.placement.dispatch.lp_glop import flattest_loads
+from solvers.placement.dispatch.kept import by_slot
 from solvers.placement.ranks import Floats, Ints
 
 TOLERANCE: Final = 1e-6
 """Largest relative distance of a largest load from its proven bound."""
 
 SWEEPS: Final = 256
-"""Rounds over all experts before the linear program takes over."""
+"""Rounds over all experts at most."""
 
 SWEEPS_PER_CHECK: Final = 4
 
-BATCH_PASSES: Final = 128
-"""Passes poured at a time, which bounds memory."""
 
+def slot_splits(case: DispatchCase) -> Floats:
+    """Return the best share of its expert for each slot's rank in every pass, `[P][L][S]`.
 
-def rank_loads(case: DispatchCase, *, sweeps: int = SWEEPS) -> Floats:
-    """Return token copies of each rank, `[P][L][G]`, at the best split of every pass and layer."""
-    starts = range(0, len(case.load_PLE), BATCH_PASSES)
-    batches = (
-        replace(case, load_PLE=case.load_PLE[start : start + BATCH_PASSES]) for start in starts
-    )
-    return np.concatenate([_batch_loads(batch, sweeps=sweeps) for batch in batches])
-
-
-def split(case: DispatchCase, *, sweeps: int = SWEEPS) -> Floats:
-    """Return the best shares of each expert's token copies by rank, `[L][E][G]`, for one pass.
-
-    Of several best splits the flattest that is found; an expert without tokens is split evenly.
-
-    Raises:
-        ValueError: the case has more than one pass.
-    """
-    if len(case.load_PLE) != 1:
-        raise ValueError("shares are of one pass")
-    return by_rank(case, slot_splits(case, sweeps=sweeps)[0])
-
-
-def slot_splits(case: DispatchCase, *, sweeps: int = SWEEPS) -> Floats:
-    """Return the same for every pass, as the share of its expert on each slot's rank, `[P][L][S]`.
-
-    A pass is poured until all of its layers are done, whatever the others need.
+    Of several best splits the flattest that is found; an expert without tokens is split evenly. A
+    pass is poured until all of its layers are done, whatever the others need.
     """
     passes, layers = case.load_PLE.shape[:2]
     share_PLS = np.empty((passes, layers, case.ranks.num_slots))
     pool = _pool(case)
     pass_Q = np.arange(passes)
-    for sweep in range(sweeps):
+    for sweep in range(SWEEPS):
         _sweep(pool)
-        if sweep % SWEEPS_PER_CHECK and sweep + 1 < sweeps:
+        if sweep % SWEEPS_PER_CHECK and sweep + 1 < SWEEPS:
             continue
         largest_I = (pool.load_IG / pool.speed_G)[:, :-1].max(axis=1)
         done_I = largest_I <= _bound_I(pool) * (1.0 + TOLERANCE)
-        done_Q = done_I.reshape(layers, -1).all(axis=0) | (sweep + 1 == sweeps)
+        done_Q = done_I.reshape(layers, -1).all(axis=0) | (sweep + 1 == SWEEPS)
         if not done_Q.any():
             continue
         for place in np.flatnonzero(done_Q):
@@ -115,8 +89,6 @@ def _split_of(case: DispatchCase, pool: "_Pool") -> Floats:
 class _Pool:
     """Instances that are not done. Rank G is padding: its load is infinite."""
 
-    instance_I: Ints
-    """Their positions among all."""
     fixed_IG: Floats
     """Load of the experts that have one host."""
     load_IG: Floats
@@ -129,7 +101,6 @@ class _Pool:
     def only(self, kept_I: npt.NDArray[np.bool_]) -> "_Pool":
         """Return the instances named."""
         return _Pool(
-            instance_I=self.instance_I[kept_I],
             fixed_IG=self.fixed_IG[kept_I],
             load_IG=self.load_IG[kept_I],
             amount_IK=self.amount_IK[kept_I],
@@ -137,32 +108,6 @@ class _Pool:
             poured_K_IX=tuple(poured[kept_I] for poured in self.poured_K_IX),
             speed_G=self.speed_G,
         )
-
-
-def _batch_loads(case: DispatchCase, *, sweeps: int) -> Floats:
-    passes, layers = case.load_PLE.shape[:2]
-    pool = _pool(case)
-    load_IG = pool.load_IG[:, :-1].copy()
-    for sweep in range(sweeps):
-        if not len(pool.instance_I):
-            break
-        _sweep(pool)
-        if sweep % SWEEPS_PER_CHECK == 0:
-            largest_I = (pool.load_IG / pool.speed_G)[:, :-1].max(axis=1)
-            done_I = largest_I <= _bound_I(pool) * (1.0 + TOLERANCE)
-            load_IG[pool.instance_I[done_I]] = pool.load_IG[done_I, :-1]
-            pool = pool.only(~done_I)
-    for place, instance in enumerate(pool.instance_I):
-        load_IG[instance] = flattest_loads(
-            fixed_G=pool.fixed_IG[place],
-            speed_G=pool.speed_G[:-1],
-            amounts_K=pool.amount_IK[place],
-            hosts_K=tuple(
-                hosts[place][hosts[place] < case.ranks.num_ranks] for hosts in pool.hosts_K_IX
-            ),
-        )
-    by_layer = load_IG.reshape(layers, passes, case.ranks.num_ranks)
-    return np.ascontiguousarray(by_layer.transpose(1, 0, 2))
 
 
 def _pool(case: DispatchCase) -> _Pool:
@@ -195,7 +140,6 @@ def _pool(case: DispatchCase) -> _Pool:
         hosts_K_IX.append(hosts_IX)
         poured_K_IX.append(poured_IX)
     return _Pool(
-        instance_I=np.arange(len(load_IG)),
         fixed_IG=fixed_IG,
         load_IG=load_IG,
         amount_IK=amount_IK,

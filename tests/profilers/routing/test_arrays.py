@@ -90,47 +90,6 @@ def test_an_array_larger_than_what_is_read_is_refused(
     assert "unpacks to 2000 bytes" in refusal(tmp_path / "b.npz")
 
 
-HEADER = "layer_id,expert_id,count\n"
-
-
-def test_csv_files_are_ranks_and_moments(tmp_path: Path) -> None:
-    names = ("rank0_timestamp100.5", "rank1_timestamp100.5", "rank0_timestamp99.5")
-    for name, rows in zip(names, ("1,0,5\n1,1,2\n", "1,2,7\n", "1,0,1\n"), strict=True):
-        (tmp_path / f"expert_distribution_{name}.csv").write_text(HEADER + rows)
-    found = read_recording(tmp_path)
-    assert found.layer_ids == (1,)
-    assert found.count_PLE.tolist() == [[[1, 0, 0]], [[5, 2, 7]]]
-    assert found.source_SLE is not None
-    assert found.source_SLE.tolist() == [[[6, 2, 0]], [[0, 0, 7]]]
-
-
-def test_a_csv_file_of_any_name_is_known_by_its_columns(tmp_path: Path) -> None:
-    file = tmp_path / "x"
-    file.write_text("count,layer_id,expert_id\r\n5,2,0\r\n1,3,1\r\n0,4,1\r\n")
-    found = read_recording(file)
-    assert (found.layer_ids, found.count_PLE.tolist()) == ((2, 3), [[[5, 0], [0, 1]]])
-
-
-@each_row(
-    ("rows", "reason"),
-    [
-        ("", "holds no count"),
-        ("1,0,-5\n", "line 2: count is '-5'"),
-        ("1,0,nan\n", "line 2: count is 'nan'"),
-        ("1,0\n", "has 2 cells of 3"),
-        ("1,0,5\n1,0,6\n", "line 3: layer 1, expert 0 came before"),
-        ("1,100000,5\n", "expert 100000 is too large"),
-        ("1,0,9999999999999999999\n", "must be a whole number"),
-        ("1,0," + "5" * 5000, "no text of"),
-    ],
-)
-def test_each_wrong_csv_line_is_named(
-    tmp_path: Path, refusal: Refusal, rows: str, reason: str
-) -> None:
-    (tmp_path / "a.csv").write_text(HEADER + rows)
-    assert reason in refusal(tmp_path / "a.csv")
-
-
 def ascend_map() -> dict[str, Any]:
     """Two layers on two devices of two slots; three experts, 0 twice in the first layer."""
     slots = [[[0, 1], [2, 0]], [[2, 1], [1, 0]]]

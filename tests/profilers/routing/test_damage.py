@@ -35,11 +35,6 @@ def tensor(folder: Path) -> None:
     torch.save(torch.from_numpy(COUNTS), folder / "a.pt")
 
 
-def csv(folder: Path) -> None:
-    rows = (f"{row},{expert},{COUNTS[0, row, expert]}" for row in range(4) for expert in range(8))
-    (folder / "a.csv").write_text("\n".join(("layer_id,expert_id,count", *rows)))
-
-
 def sglang(folder: Path) -> None:
     record = {
         "forward_pass_id": 1,
@@ -102,7 +97,7 @@ def damaged(content: bytes, rng: np.random.Generator) -> bytes:
 @each_row(
     "write",
     [
-        *(plain, numpy_array, numpy_archive, tensor, csv, sglang, trtllm, megatron, ascend, stored),
+        *(plain, numpy_array, numpy_archive, tensor, sglang, trtllm, megatron, ascend, stored),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

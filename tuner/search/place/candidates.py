@@ -22,22 +22,19 @@ from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.registry import BALANCE, COACTIVATION
 from solvers.result import Claim, Outcome, Status
 from tuner.errors import SpecError
-from tuner.search.place.evaluation import evaluate
 from tuner.search.place.evidence import (
     WorkloadEvidence,
     load_WLE,
     mean_load_LE,
-    part_BWLE,
     scatter_BWLE,
     variance_WLE,
     weight_W,
 )
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.methods import solve_balance, solve_chain, solve_coactivation
-from tuner.search.place.passes import is_per_pass, scoring_passes
-from tuner.search.place.sampled import Tokens
+from tuner.search.place.passes import fit_imbalances, is_per_pass
 from tuner.search.place.token_levels import link_levels
-from tuner.search.place.transitions import flow_MEE
+from tuner.search.place.transitions import Tokens, flow_MEE
 from tuner.spec.place import Objective, PlaceGoal, TrafficObjective
 from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
@@ -84,7 +81,6 @@ def balance_problem(
         active_load=active_load,
         migration=migration,
         dispatch=solved_dispatch(dispatch),
-        part_BWLE=part_BWLE(evidence),
         variance_WLE=variance_WLE(evidence),
         scatter_BWLE=scatter_BWLE(evidence),
     )
@@ -125,7 +121,10 @@ def eplb_baseline(
     values = {name: float(largest_L.sum()) for name, largest_L in largest.items()}
     if len(rules) > 1 and is_per_pass(dispatch):
         values = {
-            name: _imbalance(evidence, placement, ranks=ranks, dispatch=dispatch)
+            name: float(
+                weight_W(evidence)
+                @ fit_imbalances(evidence, placement, ranks=ranks, dispatch=dispatch)
+            )
             for name, placement in rules.items()
         }
     best = min(values, key=lambda name: values[name])
@@ -147,8 +146,10 @@ def node_local_replicas(
     """Place all replicas of an expert on one node, a candidate for a linear program.
 
     Such replicas are near only to the ranks that hold them, so the program steers all other tokens.
-    EPLB's hierarchical policy with each expert as a group of its own places them so. The search
-    models an even split only.
+    EPLB's hierarchical policy with each expert as a group of its own places them so. It is then
+    the candidate beside EPLB's policies: the search models an even split only and overfits the few
+    passes that programs are solved for (1.106 against 1.104 times the mean load on hold-out passes
+    of six drawn recordings, EPLB's better policy 1.116).
     """
     experts = evidence[0].recording.num_experts
     is_uniform = (ranks.slots_G == ranks.slots_G[0]).all() and experts % ranks.num_nodes == 0
@@ -157,19 +158,6 @@ def node_local_replicas(
     if dispatch != "near_lp" or ranks.num_nodes == 1 or not (is_uniform and free):
         return {}
     return {"replicas on one node": eplb(mean_load_LE(evidence), ranks=ranks, num_groups=experts)}
-
-
-def _imbalance(
-    evidence: Sequence[WorkloadEvidence], placement: Placement, *, ranks: Ranks, dispatch: str
-) -> float:
-    """Return the mean imbalance of the fit passes under a rule that acts pass by pass."""
-    values = [
-        evaluate(
-            placement, load_PLE=scoring_passes(one, dispatch), ranks=ranks, dispatch=dispatch
-        ).imbalance
-        for one in evidence
-    ]
-    return float(weight_W(evidence) @ np.array(values))
 
 
 def solve_objective(

@@ -21,7 +21,6 @@ from tuner.plans.place import LayerOutcome, PlaceCertificate
 from tuner.search.place.candidates import TRAFFIC, EplbBaseline, balance_problem, solved_dispatch
 from tuner.search.place.cost import (
     fit_bound_WL,
-    fit_imbalances,
     fit_seconds,
     robust,
     robust_weights,
@@ -30,10 +29,10 @@ from tuner.search.place.cost import (
 from tuner.search.place.evidence import WorkloadEvidence, mean_load_LE
 from tuner.search.place.known_table import apply_known_table
 from tuner.search.place.links import LinkCosts
-from tuner.search.place.passes import is_per_pass
+from tuner.search.place.passes import fit_imbalances, is_per_pass
 from tuner.search.place.prices import Pricing
-from tuner.search.place.sampled import Tokens
 from tuner.search.place.traffic import placement_traffic, problem_scale
+from tuner.search.place.transitions import Tokens
 from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
 from tuner.units import format_ratio
@@ -80,7 +79,9 @@ def to_certificate(
         )
     if is_per_pass(dispatch):
         # Tokens or weights move pass by pass, so the mean load is the only bound.
-        value = robust(spec, evidence, fit_imbalances(spec, evidence, chosen, dispatch))
+        value = robust(
+            spec, evidence, fit_imbalances(evidence, chosen, ranks=spec.ranks, dispatch=dispatch)
+        )
         return PlaceCertificate(
             **_proven(value, 1.0), dispatch=dispatch, solve_s=solve_s, method=method
         )
@@ -204,7 +205,7 @@ def _binding_program(
 ) -> str:
     """Compare the linear program with near replicas first and without them."""
     value, free = (
-        robust(spec, evidence, fit_imbalances(spec, evidence, chosen, rule))
+        robust(spec, evidence, fit_imbalances(evidence, chosen, ranks=spec.ranks, dispatch=rule))
         for rule in (dispatch, "lp")
     )
     if value <= EVEN_ENOUGH:

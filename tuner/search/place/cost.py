@@ -8,14 +8,14 @@ import numpy as np
 
 from solvers.placement.balance.check import LAUNCH_SEED, launch_times, objective
 from solvers.placement.balance.objective import robust_slope, value_of
-from solvers.placement.balance.starts import drawn_times, with_parts
+from solvers.placement.balance.starts import drawn_times
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.costs.place.expert_layer import LayerSeconds
 from tuner.search.place.candidates import balance_problem
 from tuner.search.place.evaluation import arrivals, evaluate, evaluate_loads
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.known_table import apply_known_table
-from tuner.search.place.passes import is_per_pass, scoring_passes
+from tuner.search.place.passes import fit_imbalances, is_per_pass, scoring_passes
 from tuner.search.place.prices import Pricing
 from tuner.spec.place import Dispatch, Objective, PlaceGoal
 from tuner.spec.place_read import PlaceSpec
@@ -49,7 +49,11 @@ def fit_cost(
     """
     if spec.goal.objective is not Objective.LAYER_TIME or pricing is None:
         if is_per_pass(dispatch):
-            return robust(spec, evidence, fit_imbalances(spec, evidence, placement, dispatch))
+            return robust(
+                spec,
+                evidence,
+                fit_imbalances(evidence, placement, ranks=spec.ranks, dispatch=dispatch),
+            )
         problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
         return objective(*apply_known_table(spec, problem, placement, dispatch), seed=seed)
     layers_WL = fit_layers_WL(spec, evidence, placement, pricing, dispatch, seed=seed)
@@ -66,7 +70,7 @@ def ordering_cost(
 ) -> float:
     """Return what candidates are ordered by: the cost, or its mean over drawn loads or launches.
 
-    Where near replicas come first, the search uses parts of the passes or drawn loads
+    Where near replicas come first, the search uses drawn loads
     (`starts.py`). The launches differ from those of the cost, and the loads from those of the
     search.
     """
@@ -78,9 +82,8 @@ def ordering_cost(
     if not problem.dispatch.is_near:
         return cost
     problem, placement = apply_known_table(spec, problem, placement, dispatch)
-    split_problem = with_parts(problem)
-    time_WL = drawn_times(split_problem, placement, seed=CHOICE_SEED, draws=CHOICE_DRAWS)
-    return value_of(split_problem, time_WL)
+    time_WL = drawn_times(problem, placement, seed=CHOICE_SEED, draws=CHOICE_DRAWS)
+    return value_of(problem, time_WL)
 
 
 def active_load_of(goal: PlaceGoal, pricing: Pricing | None) -> float:
@@ -88,21 +91,6 @@ def active_load_of(goal: PlaceGoal, pricing: Pricing | None) -> float:
     if pricing is None or goal.objective is not Objective.LAYER_TIME:
         return 0.0
     return pricing.active_load
-
-
-def fit_imbalances(
-    spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
-    placement: Placement,
-    dispatch: str,
-) -> list[float]:
-    """Return each workload's imbalance under a dispatch rule that acts pass by pass."""
-    return [
-        evaluate(
-            placement, load_PLE=scoring_passes(one, dispatch), ranks=spec.ranks, dispatch=dispatch
-        ).imbalance
-        for one in evidence
-    ]
 
 
 def fit_layers_WL(

@@ -13,8 +13,8 @@ from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.known_table import place_on_table, uses_known_table
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.prices import Pricing
-from tuner.search.place.sampled import Tokens
 from tuner.search.place.traffic import traffic_on
+from tuner.search.place.transitions import Tokens
 from tuner.search.settings import Deadline
 from tuner.spec.place_read import PlaceSpec
 

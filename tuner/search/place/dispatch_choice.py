@@ -35,7 +35,7 @@ from tuner.engines.place_rules import (
 from tuner.plans.place import DispatchOutcome, MadeFor
 from tuner.search.place.comparison import source_loads
 from tuner.search.place.cost import robust, robust_weights
-from tuner.search.place.evaluation import whole_tokens
+from tuner.search.place.evaluation import evaluate_loads, whole_tokens
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.launch_noise import is_table_known
 from tuner.spec.place_read import PlaceSpec
@@ -259,7 +259,9 @@ def _given_counts(spec: PlaceSpec, rule: str, case: DispatchCase) -> float:
         loads = [rank_loads(replace(case, seed=ENGINE_SEED + seed)) for seed in _seeds(spec, rule)]
     else:
         loads = [expected_loads(rule, case)]
-    return float(np.mean([_imbalance_P(spec, load_PLG).mean() for load_PLG in loads]))
+    return float(
+        np.mean([evaluate_loads(load_PLG, ranks=spec.ranks).imbalance for load_PLG in loads])
+    )
 
 
 def _seeds(spec: PlaceSpec, rule: str) -> range:
@@ -299,7 +301,7 @@ def _sampled_imbalance_D(spec: PlaceSpec, rule: str, case: DispatchCase) -> Floa
         splits = fixed or [shares(one)]
         for _ in range(draws_a_pass):
             load_draws.append(draw(one, splits[len(load_draws) % len(splits)], rng))
-    return _imbalance_P(spec, np.stack(load_draws))
+    return evaluate_loads(np.stack(load_draws), ranks=spec.ranks).imbalance_P
 
 
 def _significant_gain(
@@ -340,12 +342,6 @@ def _spread(one: WorkloadEvidence) -> Floats:
     load_PLE = one.whole_PLE[: one.num_fit_passes] if one.is_split else one.fit_LE[None]
     most = min(MOST_PASSES, len(load_PLE))
     return load_PLE[np.linspace(0, len(load_PLE) - 1, most).round().astype(np.int64)]
-
-
-def _imbalance_P(spec: PlaceSpec, load_PLG: Floats) -> Floats:
-    largest_PL = (load_PLG / spec.ranks.speed_G).max(axis=2)
-    mean_PL = load_PLG.sum(axis=2) / spec.ranks.speed_G.sum()
-    return np.asarray(largest_PL.sum(axis=1) / mean_PL.sum(axis=1))
 
 
 def _offers(spec: PlaceSpec, placement: Placement | None = None) -> list[tuple[DispatchOffer, str]]:

@@ -15,9 +15,8 @@ from solvers.placement.dispatch.activated import schedule
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.least_loaded import LeastLoaded
 from solvers.placement.dispatch.least_loaded import plan as least_loaded_plan
-from solvers.placement.dispatch.registry import rank_loads
-from solvers.placement.dispatch.sampling import SPLITS, expected_loads
-from solvers.placement.dispatch.static import ENGINE_SEED
+from solvers.placement.dispatch.sampling import expected_loads
+from solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.plans.place import Band, PassSpread
 from tuner.spec.place import Dispatch
@@ -101,9 +100,10 @@ def evaluate(
         moved = least_loaded_plan(case, knobs=LeastLoaded())
         copies_PLG, active_PLG = moved.load_PLG, moved.active_PLG.astype(np.float64)
         weights_PLG = np.maximum(moved.sent_PLG, moved.received_PLG).astype(np.float64)
+    elif dispatch == Dispatch.STATIC.value:
+        copies_PLG = rank_loads(case)
     else:
-        is_expected = dispatch in SPLITS and dispatch != Dispatch.STATIC.value
-        copies_PLG = (expected_loads if is_expected else rank_loads)(dispatch, case)
+        copies_PLG = expected_loads(dispatch, case)
     return evaluate_loads(copies_PLG, ranks=ranks, active_PLG=active_PLG, weights_PLG=weights_PLG)
 
 

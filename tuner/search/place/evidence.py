@@ -19,10 +19,10 @@ from profilers.routing.recording import Recording
 from solvers.placement.ranks import Floats, Ints
 from tuner.spec.place_read import PlaceSpec
 
-PARTS: Final = 8
-"""Parts of the fit passes."""
-PART_PASSES: Final = 2
-"""Minimum passes of a part."""
+BATCHES: Final = 8
+"""Batches of the fit passes that their dispersion is measured between."""
+BATCH_PASSES: Final = 2
+"""Minimum passes of a batch."""
 MAX_BATCHES: Final = 64
 """Maximum batches of passes whose deviations are kept."""
 
@@ -37,8 +37,6 @@ class WorkloadEvidence:
     """Mean over the fit passes."""
     holdout_PLE: Floats
     """The hold-out passes."""
-    part_BLE: Floats | None
-    """Means of parts of the fit passes, in order; None where they are too few."""
     variance_LE: Floats
     """Of the mean of the hold-out passes around `fit_LE`; see `load_variance`."""
     scatter_BLE: Floats | None
@@ -125,7 +123,6 @@ def _of_recording(
         weight_ratio=weight_ratio,
         fit_LE=fit_PLE.mean(axis=0) * (size / _copies_per_pass(fit_PLE)),
         holdout_PLE=holdout_PLE.astype(np.float64) * scale,
-        part_BLE=_parts(fit_PLE, size=size) if is_split else None,
         variance_LE=variance_LE,
         scatter_BLE=load_scatter(fit_PLE, variance_LE=variance_LE),
         whole_PLE=counted_PLE.astype(np.float64) * (size / _copies_per_pass(counted_PLE)),
@@ -138,14 +135,6 @@ def _of_recording(
         fit_LTK=fit_LTK,
         holdout_LTK=holdout_LTK,
     )
-
-
-def _parts(fit_PLE: Ints, *, size: float) -> Floats | None:
-    """Return means of equal parts of the passes, each as long as the mean of all."""
-    if len(fit_PLE) < PARTS * PART_PASSES:
-        return None
-    means = [part.mean(axis=0) for part in np.array_split(fit_PLE, PARTS)]
-    return np.stack([mean * (size / float(mean.sum(axis=1).mean())) for mean in means])
 
 
 def load_variance(fit_PLE: Ints, *, holdout_copies: Ints, size: float) -> Floats:
@@ -168,7 +157,7 @@ def load_variance(fit_PLE: Ints, *, holdout_copies: Ints, size: float) -> Floats
     copies_L = fit_PLE.sum(axis=(0, 2)).astype(np.float64)
     share_LE = fit_PLE.sum(axis=0) / copies_L[:, None]
     dispersion_L = np.ones(len(copies_L))
-    batches = min(PARTS, len(fit_PLE))
+    batches = min(BATCHES, len(fit_PLE))
     if batches > 1:
         count_BLE = np.stack(
             [part.sum(axis=0) for part in np.array_split(fit_PLE, batches)]
@@ -188,7 +177,7 @@ def load_scatter(fit_PLE: Ints, *, variance_LE: Floats) -> Floats | None:
     of batches of passes keep both. They are scaled so that their sum over a layer's experts equals
     that of `load_variance`, which extrapolates to longer batches.
     """
-    if len(fit_PLE) < PARTS * PART_PASSES:
+    if len(fit_PLE) < BATCHES * BATCH_PASSES:
         return None
     batches = np.array_split(fit_PLE, min(MAX_BATCHES, len(fit_PLE)))
     count_BLE = np.stack([one.sum(axis=0) for one in batches]).astype(np.float64)
@@ -243,12 +232,6 @@ def scatter_BWLE(evidence: Sequence[WorkloadEvidence]) -> Floats | None:
     most = max(len(one_BLE) for one_BLE in scatters)
     padded = [np.pad(one, ((0, most - len(one)), (0, 0), (0, 0))) for one in scatters]
     return np.stack(padded, axis=1)
-
-
-def part_BWLE(evidence: Sequence[WorkloadEvidence]) -> Floats | None:
-    """Stack the parts of the fit passes; None where a workload has none."""
-    parts = [one.part_BLE for one in evidence if one.part_BLE is not None]
-    return np.stack(parts, axis=1) if len(parts) == len(evidence) else None
 
 
 def weight_W(evidence: Sequence[WorkloadEvidence]) -> Floats:

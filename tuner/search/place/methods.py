@@ -31,7 +31,6 @@ from tuner.units import format_ratio
 SOLVERS: Final[Mapping[Method, str]] = {
     Method.LOCAL_SEARCH: "local_search",
     Method.CP_SAT: "cp_sat",
-    Method.CBC: "milp",
     Method.RESTARTS: "restarts",
     Method.SWAPS: "swap",
     Method.EXACT: "exact",
@@ -127,7 +126,7 @@ def balance_refusal(problem: BalanceProblem, method: Method) -> str | None:
     """Return in one line why a method cannot take the problem; None: it can."""
     if method is Method.EPLB and problem.migration is not None:
         return "keeps no limit on moved experts; drop the limit, or take auto"
-    if method not in (Method.CP_SAT, Method.CBC):
+    if method is not Method.CP_SAT:
         return None
     if problem.dispatch.is_near:
         return (

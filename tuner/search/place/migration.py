@@ -7,24 +7,10 @@ anywhere), over the scale-up links otherwise.
 
 import numpy as np
 
-from solvers.placement.ranks import Ints, Placement, Ranks
+from solvers.placement.balance.migration import loaded_LG
+from solvers.placement.ranks import Placement, Ranks
 from tuner.costs.place.expert_layer import ExpertMachine
 from tuner.plans.place import MigrationCost
-
-
-def loaded_G(
-    current: Placement, new: Placement, *, ranks: Ranks, current_ranks: Ranks | None = None
-) -> Ints:
-    """Experts that each rank must load, over all layers; `current_ranks` None: the same slots."""
-    loaded = np.zeros(ranks.num_ranks, dtype=np.int64)
-    rank_S = ranks.rank_S
-    before_rank_S = rank_S if current_ranks is None else current_ranks.rank_S
-    num_experts = int(max(current.expert_LS.max(), new.expert_LS.max())) + 1
-    for before_S, after_S in zip(current.expert_LS, new.expert_LS, strict=True):
-        had = np.unique(before_rank_S * num_experts + before_S)
-        has = np.unique(rank_S * num_experts + after_S)
-        np.add.at(loaded, np.setdiff1d(has, had) // num_experts, 1)
-    return loaded
 
 
 def migration_cost(
@@ -48,8 +34,8 @@ def migration_cost(
         machine: its links price the transfer; None where none are known.
         step_gain_ratio: share of a whole pass that is saved; None where time is not priced.
     """
-    loaded = loaded_G(current, new, ranks=ranks, current_ranks=current_ranks)
-    moved = int(loaded.sum())
+    loaded_G = loaded_LG(current, new, ranks=ranks, current_ranks=current_ranks).sum(axis=0)
+    moved = int(loaded_G.sum())
     if expert_bytes is None:
         return MigrationCost(moved_experts=moved)
     moved_bytes = int(moved * expert_bytes)
@@ -60,7 +46,7 @@ def migration_cost(
         if ranks.num_nodes == 1
         else machine.hardware.scale_out_bytes_per_s
     )
-    transfer_s = float(loaded.max()) * expert_bytes / float(np.max(rate))
+    transfer_s = float(loaded_G.max()) * expert_bytes / float(np.max(rate))
     pays = step_gain_ratio is not None and step_gain_ratio > 0.0
     return MigrationCost(
         moved_experts=moved,

@@ -1,11 +1,13 @@
 """The fit passes that placements are scored on under a dispatch rule."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
-from solvers.placement.ranks import Floats
+from solvers.placement.ranks import Floats, Placement, Ranks
+from tuner.search.place.evaluation import evaluate
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.spec.place import Dispatch
 from tuner.spec.place_dispatch import UNLAUNCHED
@@ -35,3 +37,15 @@ def scoring_passes(one: WorkloadEvidence, dispatch: str) -> Floats:
     taken = np.linspace(0, len(fit_PLE) - 1, most).round().astype(np.int64)
     is_drawn = dispatch == Dispatch.ACTIVATED.value and not one.is_counted
     return fit_PLE[taken if is_drawn else np.unique(taken)]
+
+
+def fit_imbalances(
+    evidence: Sequence[WorkloadEvidence], placement: Placement, *, ranks: Ranks, dispatch: str
+) -> list[float]:
+    """Return each workload's imbalance on its scoring passes, under a rule that acts on each."""
+    return [
+        evaluate(
+            placement, load_PLE=scoring_passes(one, dispatch), ranks=ranks, dispatch=dispatch
+        ).imbalance
+        for one in evidence
+    ]

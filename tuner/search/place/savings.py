@@ -9,11 +9,11 @@ workloads' mean is the root sum of squares, each weighted by its share of the co
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from solvers.placement.ranks import Placement
+from solvers.placement.ranks import Floats, Placement
 from tuner.search.place.candidates import EplbBaseline
 from tuner.search.place.comparison import PlacementComparison, PricedComparison
 from tuner.search.place.evidence import WorkloadEvidence
@@ -50,62 +50,33 @@ def time_gain(
     pricing: Pricing,
 ) -> Gain:
     """Return the share of the expert layers' seconds that is saved."""
-    weights = [one.weight_ratio for one in evidence]
-    before = [float(one.current.pass_P.mean()) for one in priced]
-    after = [float(one.planned.pass_P.mean()) for one in priced]
-    noises = [
-        gain_noise(times.current.pass_P, times.planned.pass_P, counted=_counted(one, comparison))
-        for one, comparison, times in zip(evidence, comparisons, priced, strict=True)
-    ]
-    before_s, after_s = np.dot(weights, before), np.dot(weights, after)
-    eplb = [float(one.eplb.pass_P.mean()) for one in priced]
-    eplb_noises = [
-        gain_noise(times.eplb.pass_P, times.planned.pass_P, counted=_counted(one, comparison))
-        for one, comparison, times in zip(evidence, comparisons, priced, strict=True)
-    ]
-    eplb_s = np.dot(weights, eplb)
+    costs = [(one.current.pass_P, one.eplb.pass_P, one.planned.pass_P) for one in priced]
+    gain = _gain(evidence, costs, _counted(evidence, comparisons), "time in the expert layers")
+    before_s = sum(
+        one.weight_ratio * float(current_P.mean())
+        for one, (current_P, _, _) in zip(evidence, costs, strict=True)
+    )
     top_k = pricing.machine.moe.computed_top_k
     # Assume that layers without a recording are as imbalanced as the recorded ones.
     layers = pricing.machine.model.num_moe_layers / len(spec.layer_ids)
     rest_s = sum(
-        weight * pricing.whole_pass_s(tokens=float(one.holdout_PLE.sum(axis=2).mean()) / top_k)
-        for weight, one in zip(weights, evidence, strict=True)
+        one.weight_ratio
+        * pricing.whole_pass_s(tokens=float(one.holdout_PLE.sum(axis=2).mean()) / top_k)
+        for one in evidence
     )
-    return Gain(
-        gain_ratio=float(1.0 - after_s / before_s),
-        noise_ratio=_together(weights, before, noises),
-        step_gain_ratio=float(layers * (before_s - after_s) / (rest_s + layers * before_s)),
-        saved="time in the expert layers",
-        eplb_gain_ratio=float(1.0 - eplb_s / before_s),
-        eplb_noise_ratio=float(_together(weights, eplb, eplb_noises) * eplb_s / before_s),
-    )
+    saved_s = layers * gain.gain_ratio * before_s
+    return replace(gain, step_gain_ratio=saved_s / (rest_s + layers * before_s))
 
 
 def load_gain(
     evidence: Sequence[WorkloadEvidence], comparisons: Sequence[PlacementComparison]
 ) -> Gain:
     """Return the share of the most-loaded ranks' load that is saved."""
-    weights = [one.weight_ratio for one in evidence]
-    before = [comparison.current.imbalance for comparison in comparisons]
-    after = [comparison.planned.imbalance for comparison in comparisons]
-    eplb = [comparison.eplb.imbalance for comparison in comparisons]
-    eplb_noises = [
-        gain_noise(
-            comparison.eplb.imbalance_P,
-            comparison.planned.imbalance_P,
-            counted=_counted(one, comparison),
-        )
-        for one, comparison in zip(evidence, comparisons, strict=True)
+    costs = [
+        (one.current.imbalance_P, one.eplb.imbalance_P, one.planned.imbalance_P)
+        for one in comparisons
     ]
-    eplb_share = float(np.dot(weights, eplb) / np.dot(weights, before))
-    return Gain(
-        gain_ratio=float(1.0 - np.dot(weights, after) / np.dot(weights, before)),
-        noise_ratio=_together(weights, before, load_noises(evidence, comparisons)),
-        step_gain_ratio=None,
-        saved="load on the most-loaded ranks",
-        eplb_gain_ratio=1.0 - eplb_share,
-        eplb_noise_ratio=_together(weights, eplb, eplb_noises) * eplb_share,
-    )
+    return _gain(evidence, costs, _counted(evidence, comparisons), "load on the most-loaded ranks")
 
 
 def load_noises(
@@ -113,12 +84,8 @@ def load_noises(
 ) -> list[float]:
     """Return the uncertainty of each workload's change of load."""
     return [
-        gain_noise(
-            comparison.current.imbalance_P,
-            comparison.planned.imbalance_P,
-            counted=_counted(one, comparison),
-        )
-        for one, comparison in zip(evidence, comparisons, strict=True)
+        gain_noise(one.current.imbalance_P, one.planned.imbalance_P, counted=counted)
+        for one, counted in zip(comparisons, _counted(evidence, comparisons), strict=True)
     ]
 
 
@@ -131,46 +98,70 @@ def traffic_gain(
     links: LinkCosts,
 ) -> Gain:
     """Return the share of the traffic that is saved; its noise is that of the sampled tokens."""
-    before, eplb, after = traffic[spec.goal.objective.value]
+    costs, counted = [], []
+    for one in evidence:
+        is_summed = spec.goal.objective is Objective.LAYER_CHAIN and not has_holdout_transitions(
+            one
+        )
+        counted.append(_chain_tokens(one) if is_summed else math.inf)
+        current_P, eplb_P, after_P = (
+            np.ones(1) if is_summed else batch_traffic(spec, one, placement, baseline, links)
+            for placement in (spec.current, baseline.placement, chosen)
+        )
+        costs.append((current_P, eplb_P, after_P))
+    return _gain(evidence, costs, counted, "traffic", totals=traffic[spec.goal.objective.value])
+
+
+def _gain(
+    evidence: Sequence[WorkloadEvidence],
+    costs: Sequence[tuple[Floats, Floats, Floats]],
+    counted: Sequence[float],
+    saved: str,
+    *,
+    totals: tuple[float, float, float] | None = None,
+) -> Gain:
+    """Compare the costs of hold-out passes under the current placement, EPLB's and the plan's.
+
+    Args:
+        evidence: every workload.
+        costs: of each pass of each workload, under the three placements.
+        counted: recorded events of each workload, `verdict.gain_noise`.
+        saved: what is saved, in words.
+        totals: the three costs over all workloads; None: the weighted means of `costs`.
+    """
+    weights = [one.weight_ratio for one in evidence]
+    means = [[float(cost_P.mean()) for cost_P in each] for each in zip(*costs, strict=True)]
+    before, eplb, after = totals or (float(np.dot(weights, each)) for each in means)
     noise, eplb_noise = (
-        _traffic_noise(spec, evidence, beside, chosen, baseline, links)
-        for beside in (spec.current, baseline.placement)
+        _together(
+            weights,
+            means[place],
+            [
+                gain_noise(each[place], each[2], counted=events)
+                for each, events in zip(costs, counted, strict=True)
+            ],
+        )
+        for place in (0, 1)
     )
+    eplb_share = eplb / before if before > 0.0 else 0.0
     return Gain(
         gain_ratio=1.0 - after / before if before > 0.0 else 0.0,
         noise_ratio=noise,
         step_gain_ratio=None,
-        saved="traffic",
-        eplb_gain_ratio=1.0 - eplb / before if before > 0.0 else 0.0,
-        eplb_noise_ratio=eplb_noise * eplb / before if before > 0.0 else 0.0,
+        saved=saved,
+        eplb_gain_ratio=1.0 - eplb_share if before > 0.0 else 0.0,
+        eplb_noise_ratio=eplb_noise * eplb_share,
     )
 
 
-def _traffic_noise(
-    spec: PlaceSpec,
-    evidence: Sequence[WorkloadEvidence],
-    beside: Placement,
-    chosen: Placement,
-    baseline: EplbBaseline,
-    links: LinkCosts,
-) -> float:
-    noises, costs = [], []
-    for one in evidence:
-        if spec.goal.objective is Objective.LAYER_CHAIN and not has_holdout_transitions(one):
-            noises.append(gain_noise(np.ones(1), np.ones(1), counted=_chain_tokens(one)))
-            costs.append(1.0)
-            continue
-        beside_P, after_P = (
-            batch_traffic(spec, one, placement, baseline, links) for placement in (beside, chosen)
-        )
-        noises.append(gain_noise(beside_P, after_P, counted=math.inf))
-        costs.append(float(beside_P.mean()))
-    return _together([one.weight_ratio for one in evidence], costs, noises)
-
-
-def _counted(one: WorkloadEvidence, comparison: PlacementComparison) -> float:
-    """Recorded token copies on most-loaded ranks, all hold-out passes and layers."""
-    return float(comparison.planned.copies_PLG.max(axis=2).sum()) * one.recorded_ratio
+def _counted(
+    evidence: Sequence[WorkloadEvidence], comparisons: Sequence[PlacementComparison]
+) -> list[float]:
+    """Recorded token copies on most-loaded ranks, all hold-out passes and layers, by workload."""
+    return [
+        float(comparison.planned.copies_PLG.max(axis=2).sum()) * one.recorded_ratio
+        for one, comparison in zip(evidence, comparisons, strict=True)
+    ]
 
 
 def _chain_tokens(one: WorkloadEvidence) -> float:

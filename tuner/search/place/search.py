@@ -32,7 +32,6 @@ from tuner.search.place.deadline import (
 )
 from tuner.search.place.dispatch_choice import allowed_rules, choose_dispatch
 from tuner.search.place.evidence import WorkloadEvidence, mean_load_LE
-from tuner.search.place.folds import two_fold_costs
 from tuner.search.place.known_table import place_on_table, uses_known_table
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.methods import is_automatic, merge_candidates, solve_with_automatic
@@ -62,24 +61,18 @@ class TimeShares:
     """The main search."""
     second_search: float
     """The search under another dispatch rule, where the first placement shows that to be best."""
-    two_fold: float
-    """Searches on halves of the fit passes, scored on the other halves."""
     leave_one_out: float
     """Plans without each workload in turn."""
     scoring: float = 0.0
     """Linear programs of the fit passes."""
-    two_fold_programs: float = 0.0
-    """Linear programs of the halves."""
 
 
-PLAIN: Final = TimeShares(main=0.5, second_search=0.15, two_fold=0.0, leave_one_out=0.15)
+PLAIN: Final = TimeShares(main=0.5, second_search=0.15, leave_one_out=0.15)
 PROGRAMS: Final = TimeShares(
     main=0.3,
     second_search=0.1,
-    two_fold=0.05,
     leave_one_out=0.05,
-    scoring=0.15,
-    two_fold_programs=0.1,
+    scoring=0.3,
 )
 """Where linear programs may have to be solved, which takes longer than the search."""
 
@@ -161,7 +154,7 @@ def search(problem: PlaceProblem, *, dispatch: str) -> SearchResult | Outcome[Pl
             migration=problem.migration,
             time_limit_s=deadline.share_s(others_share),
         )
-    candidates |= steps.extra_candidates(dispatch)
+    candidates = steps.extra_candidates(dispatch) or candidates
     scores = steps.score_candidates(candidates, baseline, dispatch)
     choice = choose_dispatch(spec, scored_evidence, scores.chosen, planned=dispatch)
     if choice.rule != dispatch:
@@ -177,7 +170,7 @@ def search(problem: PlaceProblem, *, dispatch: str) -> SearchResult | Outcome[Pl
                     candidates, second_candidates, goal=goal, dispatch=dispatch
                 )
                 outcome = second_search
-        candidates |= steps.extra_candidates(dispatch)
+        candidates = steps.extra_candidates(dispatch) or candidates
         scores = steps.score_candidates(candidates, baseline, dispatch)
     return SearchResult(
         outcome=outcome,
@@ -246,16 +239,7 @@ class _SearchSteps:
     def score_candidates(
         self, candidates: Mapping[str, Placement], baseline: EplbBaseline, dispatch: str
     ) -> CandidateScores:
-        problem, deadline = self.problem, self.problem.deadline
-        two_fold = two_fold_costs(
-            problem.spec,
-            problem.evidence,
-            self._objective(baseline, dispatch),
-            dispatch,
-            time_limit_s=deadline.share_s(self.shares.two_fold),
-            passes_s=max(deadline.share_s(self.shares.two_fold_programs), MIN_LP_S),
-            pass_s=self.pass_s,
-        )
+        problem = self.problem
         return score_candidates(
             problem.spec,
             self.scored_evidence,
@@ -264,7 +248,6 @@ class _SearchSteps:
             problem.pricing,
             problem.links,
             dispatch,
-            two_fold,
         )
 
     def _objective(self, baseline: EplbBaseline, dispatch: str) -> "partial[Outcome[Placement]]":

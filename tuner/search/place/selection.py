@@ -17,8 +17,8 @@ from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.links import LinkCosts
 from tuner.search.place.passes import is_per_pass
 from tuner.search.place.prices import Pricing
-from tuner.search.place.sampled import Tokens
 from tuner.search.place.traffic import broken_limits, placement_traffic
+from tuner.search.place.transitions import Tokens
 from tuner.spec.files import shown_path
 from tuner.spec.place import Objective
 from tuner.spec.place_method import Method
@@ -62,12 +62,8 @@ def score_candidates(
     pricing: Pricing | None,
     links: LinkCosts,
     dispatch: str,
-    two_fold: Mapping[str, float],
 ) -> CandidateScores:
     """Order the candidates, EPLB's and the current placement by cost; the goal's method first.
-
-    With two-fold costs the order is by those; a candidate without one is assumed to be overfitted
-    as much as the worst of the others.
 
     Raises:
         SpecError: no placement found can be launched with the dispatch that the goal names.
@@ -88,15 +84,10 @@ def score_candidates(
             name: fit_cost(spec, evidence, one, pricing, dispatch) for name, one in named.items()
         }
         broken = dict.fromkeys(named, "")
-    if two_fold:
-        by_method = {name: two_fold.get(name.removesuffix(f" for {dispatch}")) for name in named}
-        worst = max(cost / values[name] for name, cost in by_method.items() if cost is not None)
-        ordered_by = {name: cost or worst * values[name] for name, cost in by_method.items()}
-    else:
-        ordered_by = {
-            name: ordering_cost(spec, evidence, one, values[name], dispatch, pricing)
-            for name, one in named.items()
-        }
+    ordered_by = {
+        name: ordering_cost(spec, evidence, one, values[name], dispatch, pricing)
+        for name, one in named.items()
+    }
     misfits = launch_misfits(spec, named, dispatch)
     order = sorted(
         named,
@@ -114,7 +105,7 @@ def score_candidates(
         placements={name: named[name] for name in order},
         values=values,
         ordered_by=ordered_by,
-        order_is_of=_order_is_of(spec, dispatch, is_two_fold=bool(two_fold)),
+        order_is_of=_order_is_of(spec, dispatch),
         broken=broken,
     )
 
@@ -131,10 +122,8 @@ def _name_candidates(
     return named
 
 
-def _order_is_of(spec: PlaceSpec, dispatch: str, *, is_two_fold: bool) -> str:
+def _order_is_of(spec: PlaceSpec, dispatch: str) -> str:
     """Describe what candidates are ordered by, where that is not the objective itself."""
-    if is_two_fold:
-        return "on held-out fit passes"
     solved = solved_dispatch(dispatch)
     if spec.goal.objective is Objective.LAYER_TIME and solved is ReplicaDispatch.STATIC:
         return "over other launches"

@@ -31,8 +31,14 @@ from tuner.search.place.candidates import (
 )
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.links import LinkCosts
-from tuner.search.place.sampled import Tokens, sampled_LTK
-from tuner.search.place.transitions import flow_MEE, has_holdout_transitions, pairs_MEE, shares_MEE
+from tuner.search.place.transitions import (
+    Tokens,
+    flow_MEE,
+    has_holdout_transitions,
+    pairs_MEE,
+    sampled_LTK,
+    shares_MEE,
+)
 from tuner.spec.place import Objective, TrafficObjective
 from tuner.spec.place_read import PlaceSpec
 

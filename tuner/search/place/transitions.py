@@ -1,4 +1,4 @@
-"""Transitions between the experts of consecutive layers: fit, hold-out, or all recorded.
+"""Sampled tokens and their transitions between consecutive layers: fit, hold-out, or all.
 
     T tokens   K experts of a token   E experts   M = L - 1 pairs of consecutive recorded layers
 
@@ -7,12 +7,33 @@ tokens and the last ones hold-out tokens; every pair of a token's choices counts
 that keeps only sums over all passes is evaluated on what was planned from.
 """
 
+from enum import StrEnum
+
 import numpy as np
 
 from solvers.placement.ranks import Floats, Ints
 from tuner.errors import SpecError
 from tuner.search.place.evidence import WorkloadEvidence
-from tuner.search.place.sampled import Tokens, sampled_LTK
+
+
+class Tokens(StrEnum):
+    """Which of the sampled tokens."""
+
+    FIT = "fit"
+    HOLDOUT = "holdout"
+    ALL = "all"
+
+
+def sampled_LTK(one: WorkloadEvidence, tokens: Tokens) -> Ints:
+    """Return chosen experts of sampled tokens, [L][T][K]."""
+    samples_LTK = {
+        Tokens.FIT: one.fit_LTK,
+        Tokens.HOLDOUT: one.holdout_LTK,
+        Tokens.ALL: one.recording.token_LTK,
+    }[tokens]
+    if samples_LTK is None:
+        raise ValueError(f"{one.name!r} holds no sampled tokens")
+    return np.asarray(samples_LTK, dtype=np.int64)
 
 
 def has_holdout_transitions(one: WorkloadEvidence) -> bool:

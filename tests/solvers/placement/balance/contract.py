@@ -59,7 +59,7 @@ BALANCE = Contract(
         }
     ),
     often=5,
-    exact=frozenset({"cp_sat", "milp"}),
+    exact=frozenset({"cp_sat"}),
     covers=_covers,
     tolerance=1e-6,
     bound=bound,
@@ -70,6 +70,5 @@ BALANCE = Contract(
         "lpt": (Status.FEASIBLE,),
         "eplb": (Status.FEASIBLE,),
         "cp_sat": (Status.FEASIBLE, Status.UNKNOWN),
-        "milp": (Status.FEASIBLE, Status.UNKNOWN),
     },
 )

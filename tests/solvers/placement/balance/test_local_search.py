@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from solvers.placement.balance import check, eplb, local_search
 from solvers.placement.balance.bound import bound
-from solvers.placement.balance.certificate import certificates, gap_ratio
+from solvers.placement.balance.certificate import certificates
 from solvers.placement.balance.problem import BalanceProblem, Robust
 from solvers.placement.ranks import Placement, Ranks
 from solvers.registry import BALANCE
-from tests.solvers.placement.balance.testing import even_weights, families
+from tests.solvers.placement.balance.testing import even_weights, families, gap_ratio
 
 LONG_S = 60.0
 """Never reached: the steps end the search."""

@@ -1,7 +1,6 @@
 import dataclasses
 
 import numpy as np
-import pytest
 
 from solvers.placement.balance.problem import BalanceProblem, Robust
 from solvers.placement.ranks import Ranks
@@ -9,8 +8,7 @@ from solvers.registry import BALANCE
 from solvers.result import Status
 
 
-@pytest.mark.parametrize("method", ["cp_sat", "milp"])
-def test_exact_methods_say_so_when_they_leave_a_problem_out(method: str) -> None:
+def test_cp_sat_says_so_when_it_leaves_a_problem_out() -> None:
     # CVaR of seven workloads has up to 5040 slopes; the mean of seven has one.
     rng = np.random.default_rng(0)
     mean = BalanceProblem(
@@ -20,7 +18,7 @@ def test_exact_methods_say_so_when_they_leave_a_problem_out(method: str) -> None
     )
     cvar = dataclasses.replace(mean, robust=Robust.CVAR)
     solved, left_out = (
-        BALANCE.solve(problem, method=method, time_limit_s=60.0) for problem in (mean, cvar)
+        BALANCE.solve(problem, method="cp_sat", time_limit_s=60.0) for problem in (mean, cvar)
     )
     assert solved.status is Status.OPTIMAL
     assert left_out.status is Status.UNKNOWN

@@ -11,6 +11,8 @@ point the same way are alike. Counts have no noise: they stand for long recordin
 
 import numpy as np
 
+from solvers.placement.balance import check
+from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.problem import BalanceProblem, Migration, Robust
 from solvers.placement.ranks import Floats, Placement, Ranks
 
@@ -83,3 +85,9 @@ def _any_placement(
         spare = rng.integers(0, num_experts, size=num_slots - num_experts)
         rows.append(rng.permutation(np.concatenate([np.arange(num_experts), spare])))
     return Placement(expert_LS=np.stack(rows).astype(np.int64))
+
+
+def gap_ratio(problem: BalanceProblem, placement: Placement) -> float:
+    """Return the mean over workloads of sum_l largest rank time / sum_l bound - 1."""
+    time_W = check.layer_times(problem, placement).sum(axis=1)
+    return float(np.mean(time_W / layer_bounds(problem).sum(axis=1)) - 1.0)

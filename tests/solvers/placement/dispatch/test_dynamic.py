@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from solvers.placement.dispatch.case import DispatchCase
-from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.ranks import Placement, Ranks
-from tests.solvers.placement.dispatch.testing import sample_case
+from tests.solvers.placement.dispatch.testing import rank_loads, sample_case
 
 RANKS = Ranks.uniform(ranks=4, slots_per_rank=2)
 

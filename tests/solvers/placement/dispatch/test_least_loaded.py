@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.least_loaded import LeastLoaded, plan
-from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.ranks import Placement, Ranks
 from tests.solvers.placement.dispatch.testing import sample_case
 
@@ -102,7 +101,7 @@ def test_replicas_are_refused_with_the_way_out() -> None:
     ranks = Ranks.uniform(ranks=2, slots_per_rank=3)
     case = sample_case(passes=1, layers=1, experts=4, ranks=ranks, seed=0)
     with pytest.raises(ValueError, match="6 slots for 4 experts, give it one slot an expert"):
-        rank_loads("least_loaded", case)
+        plan(case, knobs=FREE)
 
 
 def test_a_capacity_below_the_mean_is_refused() -> None:

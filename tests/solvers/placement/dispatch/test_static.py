@@ -4,8 +4,7 @@ import numpy as np
 
 from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.nearest import FAR, expected_split, nearest_H
-from solvers.placement.dispatch.registry import rank_loads
-from solvers.placement.dispatch.static import targets
+from solvers.placement.dispatch.static import rank_loads, targets
 from solvers.placement.ranks import Placement, Ranks
 from tests.solvers.placement.dispatch.testing import sample_case
 
@@ -93,7 +92,7 @@ def test_draws_vary_about_the_expected_load() -> None:
         ranks = Ranks.uniform(ranks=16, slots_per_rank=5, ranks_per_node=ranks_per_node)
         case = sample_case(passes=1, layers=3, experts=64, ranks=ranks, seed=3)
         expected = split_loads(case, expected_split(case))
-        drawn = np.stack([rank_loads("static", replace(case, seed=seed)) for seed in range(64)])
+        drawn = np.stack([rank_loads(replace(case, seed=seed)) for seed in range(64)])
         np.testing.assert_allclose(expected.sum(), case.load_PLE.sum())
         error = np.abs(drawn.mean(axis=0) - expected) / np.maximum(drawn.std(axis=0), 1e-9)
         # Standard errors of a mean of 64 draws: 48 of them, the largest of which stays below 4.
@@ -111,7 +110,7 @@ def test_sources_that_send_more_load_the_replica_they_use() -> None:
         ranks=Ranks.uniform(ranks=2, slots_per_rank=1),
         source_HLE=np.array([[[30.0]], [[10.0]]]),
     )
-    assert rank_loads("static", case)[:, 0].tolist() == [[6.0, 2.0], [3.0, 1.0]]
+    assert rank_loads(case)[:, 0].tolist() == [[6.0, 2.0], [3.0, 1.0]]
 
 
 def test_an_expert_that_no_source_sent_is_taken_as_sent_by_all() -> None:
@@ -121,4 +120,4 @@ def test_an_expert_that_no_source_sent_is_taken_as_sent_by_all() -> None:
         ranks=Ranks.uniform(ranks=2, slots_per_rank=1),
         source_HLE=np.zeros((2, 1, 1)),
     )
-    assert rank_loads("static", case)[0, 0].tolist() == [4.0, 4.0]
+    assert rank_loads(case)[0, 0].tolist() == [4.0, 4.0]

@@ -1,12 +1,32 @@
 """Cases for tests and benchmarks of dispatch rules, and draws of their loads."""
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
+from solvers.placement.dispatch import static
+from solvers.placement.dispatch.activated import schedule
 from solvers.placement.dispatch.case import DispatchCase, split_loads
-from solvers.placement.dispatch.sampling import PASS_BY_PASS, draw, splits_of
+from solvers.placement.dispatch.dynamic import drawn
+from solvers.placement.dispatch.least_loaded import LeastLoaded, plan
+from solvers.placement.dispatch.sampling import PASS_BY_PASS, draw, expected_loads, splits_of
 from solvers.placement.ranks import Floats, Placement, Ranks
+
+RULES: Final = ("even", "static", "dynamic", "lp", "activated", "least_loaded")
+
+
+def rank_loads(rule: str, case: DispatchCase) -> Floats:
+    """Return the token copies of each rank under a rule as engines and papers state it."""
+    if rule == "static":
+        return static.rank_loads(case)
+    if rule == "dynamic":
+        return drawn(case)[0]
+    if rule == "activated":
+        return schedule(case)[0]
+    if rule == "least_loaded":
+        return plan(case, knobs=LeastLoaded()).load_PLG
+    return expected_loads(rule, case)
 
 
 def sample_case(

@@ -14,8 +14,8 @@ from tuner.search.place.candidates import eplb_baseline
 from tuner.search.place.certificate import to_certificate
 from tuner.search.place.evidence import split_recordings
 from tuner.search.place.links import LinkSource, links_between
-from tuner.search.place.sampled import Tokens
 from tuner.search.place.traffic import placement_traffic, problem_scale
+from tuner.search.place.transitions import Tokens
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 
 TOKENS, LAYERS, EXPERTS = 240, 3, 8

@@ -110,13 +110,13 @@ def test_what_orders_alternatives_is_stated_next_to_the_objective(tmp_path: Path
         placements={"eplb": first, "local_search": second},
         values={"eplb": 1.25, "local_search": 1.225},
         ordered_by={"eplb": 1.3, "local_search": 1.326},
-        order_is_of="on held-out fit passes",
+        order_is_of="over drawn loads of other passes",
         broken={"eplb": "", "local_search": ""},
     )
     (alternative,) = to_alternatives(spec, evidence, scores, "near_lp")
     assert alternative.objective == 1.225
     assert alternative.lost_by == (
-        "2.00 % less of the objective; on held-out fit passes, which decides, 2.00 % more"
+        "2.00 % less of the objective; over drawn loads of other passes, which decides, 2.00 % more"
     )
     (plain,) = to_alternatives(
         spec, evidence, replace(scores, order_is_of="", ordered_by=scores.values), "near_lp"

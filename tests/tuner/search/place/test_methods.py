@@ -128,6 +128,11 @@ def test_every_method_has_a_solver_and_serves_an_objective() -> None:
     assert set(METHODS) == {objective.value for objective in Objective}
 
 
+def test_the_former_name_of_the_integer_program_is_read(plan: Plan) -> None:
+    goal = "  ranks: 4\n  ranks_per_node: 4\n  slots_per_rank: 3\n  method: cbc\n"
+    assert plan(goal, limit_s=0.5).goal.method is Method.CP_SAT
+
+
 def test_the_automatic_choice_is_noted_next_to_a_worse_method(plan: Plan) -> None:
     goal = "  objective: layer_chain\n  ranks: 4\n  ranks_per_node: 2\n"
     found = plan(f"{goal}  method: eplb\n")
@@ -151,7 +156,7 @@ def test_methods_that_cannot_serve_are_refused_in_one_line(tmp_path: Path, plan:
     cases = {
         "  ranks: 4\n  method: swaps\n": (
             "method 'swaps' does not serve objective balance but co_activation; take auto, eplb,"
-            " local_search, cp_sat, cbc"
+            " local_search, cp_sat"
         ),
         "  ranks: 4\n  method: fastest\n": "'auto', 'eplb', 'local_search'",
         f"{wide}  slots_per_rank: 5\n  method: cp_sat\n": (
@@ -205,4 +210,4 @@ def test_an_automatic_choice_of_the_same_solver_is_not_solved_twice(plan: Plan) 
     )
     assert methods.is_automatic(Method.ANNEALING, wide)
     assert not methods.is_automatic(Method.MOETUNER, wide)
-    assert not methods.is_automatic(Method.CBC, None)
+    assert not methods.is_automatic(Method.CP_SAT, None)

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from solvers.placement.balance.migration import loaded_LG
 from solvers.placement.ranks import Placement, Ranks
-from tuner.search.place.migration import loaded_G, migration_cost
+from tuner.search.place.migration import migration_cost
 
 RANKS = Ranks.uniform(ranks=2, slots_per_rank=3)
 
@@ -13,27 +14,27 @@ def table(*rows: list[int]) -> Placement:
 
 
 def test_another_slot_of_the_same_rank_is_no_move() -> None:
-    loaded = loaded_G(table([0, 1, 2, 3, 0, 1]), table([2, 1, 0, 1, 3, 0]), ranks=RANKS)
-    assert loaded.tolist() == [0, 0]
+    loaded = loaded_LG(table([0, 1, 2, 3, 0, 1]), table([2, 1, 0, 1, 3, 0]), ranks=RANKS)
+    assert loaded.tolist() == [[0, 0]]
 
 
 def test_a_rank_loads_what_it_lacked() -> None:
     before, after = table([0, 1, 2, 3, 0, 1]), table([0, 3, 2, 3, 2, 1])
     # Rank 0 lacked 3, rank 1 lacked 2.
-    assert loaded_G(before, after, ranks=RANKS).tolist() == [1, 1]
+    assert loaded_LG(before, after, ranks=RANKS).tolist() == [[1, 1]]
 
 
 def test_a_second_copy_on_the_same_rank_is_not_loaded_twice() -> None:
     before, after = table([0, 1, 2, 3, 0, 1]), table([3, 3, 2, 0, 1, 0])
-    assert loaded_G(before, after, ranks=RANKS).tolist() == [1, 0]
+    assert loaded_LG(before, after, ranks=RANKS).tolist() == [[1, 0]]
 
 
 def test_more_slots_than_today_are_loaded_where_they_hold_something_new() -> None:
     today = Ranks.uniform(ranks=2, slots_per_rank=2)
-    loaded = loaded_G(
+    loaded = loaded_LG(
         table([0, 1, 2, 3]), table([0, 1, 2, 2, 3, 0]), ranks=RANKS, current_ranks=today
     )
-    assert loaded.tolist() == [1, 1]
+    assert loaded.tolist() == [[1, 1]]
 
 
 def test_moves_are_sized_where_a_model_is_known_and_priced_where_a_machine_is() -> None:

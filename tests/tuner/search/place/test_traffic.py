@@ -14,13 +14,13 @@ from tuner.search.place import candidates
 from tuner.search.place.candidates import coactivation_problem, eplb_baseline
 from tuner.search.place.evidence import split_recordings
 from tuner.search.place.links import LinkCosts, LinkSource, links_between
-from tuner.search.place.sampled import Tokens
 from tuner.search.place.traffic import (
     batch_traffic,
     placement_traffic,
     problem_scale,
     workload_traffic,
 )
+from tuner.search.place.transitions import Tokens
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 
 

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from solvers.placement.chain.matching import augmented, best_matchings, best_values
+from solvers.placement.matching import augmented, best_matchings, best_values
 
 
 def test_every_matching_is_as_good_as_any() -> None:
