@@ -46,8 +46,7 @@ ROLES: Final[dict[Mode, tuple[Role, ...]]] = {
     "prefill_offload": (Role.PREFILL, Role.DECODE),
     "attention_expert": (Role.PREFILL, Role.DECODE),
 }
-"""Of a mode's program. An AFD unit decodes (afd_options.py); where the release launches none, AFD
-has no program (afd_unlaunched.py)."""
+"""Of a mode's program. An AFD unit decodes (afd_options.py)."""
 OBJECTIVE: Final = {
     "cost": InstanceObjective.COST,
     "devices": InstanceObjective.DEVICES,
