@@ -10,7 +10,7 @@ from typing import get_args
 
 from tuner.engines.serve_capabilities import modes_on, release_on
 from tuner.engines.serve_rules.rules import ROLES, absent_mode
-from tuner.plans.serve import PUBLISHED_MODES, ServeModeResult, ServeUnlaunchable
+from tuner.plans.serve import ServeModeResult
 from tuner.search.serve.causes import binding_resource
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.preference import (
@@ -24,7 +24,6 @@ from tuner.search.serve.remote_prefill import length_thresholds
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.search.serve.to_plan import describe_missed, describe_solution, solution_refusals
 from tuner.spec.serving.goal import Mode
-from tuner.units import format_counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,6 +36,11 @@ class ModeSolutions:
     """Of each, what the release refuses."""
     fitting: tuple[ModeSolution, ...]
     """Those that meet the targets and can be launched, best first."""
+
+    @property
+    def best(self) -> ModeSolution | None:
+        """The best of those."""
+        return self.fitting[0] if self.fitting else None
 
     @property
     def launched(self) -> tuple[ModeSolution, ...]:
@@ -69,7 +73,7 @@ def mode_table(solutions: ModeSolutions, problem: ServeProblem) -> tuple[ServeMo
 
 
 def _mode_row(mode: Mode, solutions: ModeSolutions, problem: ServeProblem) -> ServeModeResult:
-    mode_solution, best = solutions.of(mode), _best(solutions)
+    mode_solution, best = solutions.of(mode), solutions.best
     if mode_solution is None:
         return ServeModeResult(mode=mode, status="none", told=explain_no_solution(mode, problem))
     refusals = solutions.refused[mode]
@@ -107,28 +111,6 @@ def _mode_row(mode: Mode, solutions: ModeSolutions, problem: ServeProblem) -> Se
     )
 
 
-def unlaunchable_modes(
-    solutions: ModeSolutions, problem: ServeProblem
-) -> tuple[ServeUnlaunchable, ...]:
-    """Name modes that no release launches, with what they would save."""
-    best, goal = _best(solutions), problem.spec.goal
-    lines = []
-    for one in solutions.serving:
-        refusals = solutions.refused[one.mode]
-        if not refusals or one.missed:
-            continue
-        beside = format_counted(one.devices, "device") if best is None else lost_by(one, best, goal)
-        gained = 0.0 if best is None else gain_ratio(_worth(one, problem), best, goal)
-        guess = "" if one.mode in PUBLISHED_MODES else "; no published run backs this mode"
-        lines.append(
-            ServeUnlaunchable(
-                feature=f"{describe_solution(one)}: {beside}; {refusals[0]}{guess}",
-                gain_ratio=max(gained, 0.0),
-            )
-        )
-    return tuple(lines)
-
-
 def explain_no_solution(mode: Mode, problem: ServeProblem) -> str:
     """Say why a mode serves nothing."""
     serving_pools, links = problem.serving_pools, problem.spec.cluster.links
@@ -150,10 +132,6 @@ def explain_no_solution(mode: Mode, problem: ServeProblem) -> str:
         if role in ROLES[mode]:
             return line
     return binding_resource(problem, mode)
-
-
-def _best(solutions: ModeSolutions) -> ModeSolution | None:
-    return solutions.fitting[0] if solutions.fitting else None
 
 
 def _worth(mode_solution: ModeSolution, problem: ServeProblem) -> float:

@@ -175,11 +175,12 @@ def test_tensor_degrees_that_a_release_refuses_to_pair_are_groups_of_their_own(
     (line,) = problem.kv_transfers.refusals(wide, receiver)
     assert "the wider prefill exceeds 4 key-value heads" in line
     options = tuple(one for one in problem.options.options if one.role is not Role.AGGREGATED)
-    ways = build_kv_routes(options, problem.kv_transfers, problem.serving_pools, may_refuse=True)
+    ways = build_kv_routes(options, problem.kv_transfers, problem.serving_pools)
     ends = {(route.sender, route.receiver) for route in ways.routes}
     assert (ways.group(half), ways.group(receiver)) in ends
     assert (ways.group(wide), ways.group(receiver)) not in ends
-    every = build_kv_routes(options, problem.kv_transfers, problem.serving_pools, may_refuse=False)
+    free = replace(problem.kv_transfers, refuses=False)
+    every = build_kv_routes(options, free, problem.serving_pools)
     assert (every.group(wide), every.group(receiver)) in {
         (route.sender, route.receiver) for route in every.routes
     }
@@ -187,9 +188,7 @@ def test_tensor_degrees_that_a_release_refuses_to_pair_are_groups_of_their_own(
 
 def test_degrees_that_hand_over_alike_are_one_group(tmp_path: Path) -> None:
     problem = asked(spec_of(tmp_path, pools=B200, links="[]"))
-    ways = build_kv_routes(
-        problem.options.options, problem.kv_transfers, problem.serving_pools, may_refuse=True
-    )
+    ways = build_kv_routes(problem.options.options, problem.kv_transfers, problem.serving_pools)
     assert [group.name for group in ways.groups] == [
         "prefill@b200/tp1-2-4-8",
         "decode@b200/tp1-2-4-8",
