@@ -485,23 +485,21 @@ def feature_tasks(outcome: SearchOutcome, settings: SearchSettings) -> dict[str,
 
 
 def unlaunchable(
-    outcome: SearchOutcome, step_s_of: Mapping[str, float | None]
+    able: Capabilities, best_s: float, step_s_of: Mapping[str, float | None]
 ) -> tuple[Unlaunchable, ...]:
     """Return the features that the targets lack and that would gain, most first.
 
     Args:
-        outcome: of the search over what can be launched.
-        step_s_of: result of each of `feature_tasks`.
+        able: of the targets.
+        best_s: of a step that can be launched.
+        step_s_of: of one with each feature, as `feature_tasks` find it.
     """
-    if outcome.solutions is None:
-        return ()
-    best_s = float(outcome.solutions.step_s[0])
-    names = ", ".join(name for name in outcome.problem.capabilities.names if name not in WRAPPERS)
+    names = ", ".join(name for name in able.names if name not in WRAPPERS)
     missing = []
     for feature, step_s in step_s_of.items():
         gain = 0.0 if step_s is None else 1.0 - step_s / best_s
         if gain > WORTH_NAMING_RATIO:
-            condition = _condition(feature, step_s, outcome.problem.capabilities)
+            condition = _condition(feature, step_s, able)
             missing.append(
                 Unlaunchable(target=names, feature=feature, gain_ratio=gain, condition=condition)
             )
@@ -517,7 +515,7 @@ def _condition(feature: str, step_s: float | None, able: Capabilities) -> str:
 
 
 def with_features(capabilities: Capabilities) -> dict[str, Capabilities]:
-    """The manifest with one feature more, for each that it lacks."""
+    """Return the manifest with one feature more, for each that it lacks."""
     manifests = {}
     for feature, names in FEATURES.items():
         more: dict[str, Any] = {name: getattr(EVERYTHING, name) for name in names}

@@ -30,7 +30,10 @@ SETTINGS = SearchSettings(clock=time.perf_counter, time_limit_s=60.0, top=3)
 def lacking(outcome: SearchOutcome) -> tuple[Unlaunchable, ...]:
     """What the targets lack, searched in this process."""
     tasks = feature_tasks(outcome, SETTINGS)
-    return unlaunchable(outcome, {feature: task() for feature, task in tasks.items()})
+    assert outcome.solutions is not None
+    best_s = float(outcome.solutions.step_s[0])
+    step_s_of = {feature: task() for feature, task in tasks.items()}
+    return unlaunchable(outcome.problem.capabilities, best_s, step_s_of)
 
 
 @each_row(
