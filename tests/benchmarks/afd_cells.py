@@ -1,7 +1,6 @@
-"""Decode step of attention-FFN disaggregation: vLLM's plugin beside Janus's model.
+"""Decode step of attention-FFN disaggregation as vLLM's plugin runs it, beside aggregated devices.
 
-For the same devices and requests: Janus (tuner/costs/serve/afd_step.py: two-phase all-to-all,
-shared experts overlapped), the plugin with one batch and with two-batch overlap
+For the same devices and requests: the plugin with one batch and with two-batch overlap
 (tuner/costs/serve/remote_ffn.py), and an aggregated instance on as many devices. Kernels are the
 datasheet's, so the figures are reproducible:
 
@@ -15,22 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.costs.serve.afd_step import (
-    activation_bytes,
-    attention_seconds,
-    expert_seconds,
-    experts_of,
-    step_seconds,
-)
-from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
-from tuner.costs.serve.two_phase import two_phase_s
 from tuner.costs.serve.whole_step import step_s
 from tuner.devices.catalogue import find_device
 from tuner.search.serve.afd_options import remote_ffn_step
-from tuner.search.serve.afd_units import side_of
 from tuner.search.serve.options import ServingPool
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
@@ -65,36 +55,8 @@ def serving_pool() -> ServingPool:
     )
 
 
-def janus_s(decoder: Decoder, here: ServingPool, attention: int, experts: int) -> np.ndarray:
-    """Seconds of a step by Janus's model, by requests of an attention device."""
-    n = np.array(REQUESTS)
-    one = Iteration(
-        decoder=decoder,
-        formats=FORMATS,
-        degrees=InstanceDegrees(),
-        engine="vllm",
-        machine=here.machine,
-    )
-    all_to_all_s = two_phase_s(
-        attention * n,
-        row_bytes=activation_bytes(decoder),
-        attention=side_of(here, attention),
-        experts=side_of(here, experts),
-    )
-    expert_s = expert_seconds(
-        decoder,
-        FORMATS,
-        attention * n,
-        devices=experts,
-        machine=here.machine,
-        engine="vllm",
-    )
-    own = attention_seconds(one, n, past_tokens=PAST)
-    return step_seconds(own, expert_s, all_to_all_s, layers=decoder.moe_layers)
-
-
 def rows() -> Iterator[tuple[str, int, int, float, list[float]]]:
-    """Yield model, devices, requests, and milliseconds: Janus, one batch, halves, together."""
+    """Yield model, devices, requests, and milliseconds: one batch, halves, together."""
     here = serving_pool()
     for name, attention, experts in CASES:
         decoder = decoder_of(read_model(MODELS / name))
@@ -114,17 +76,18 @@ def rows() -> Iterator[tuple[str, int, int, float, list[float]]]:
             for halves in (False, True)
         ]
         every = attention + experts
-        ranks = max(size for size in range(1, every + 1) if experts_of(decoder).num % size == 0)
+        num = decoder.experts.num if decoder.experts else 1
+        ranks = max(size for size in range(1, every + 1) if num % size == 0)
         together = replace(ffn, degrees=InstanceDegrees(attention_data=ranks, expert=ranks))
         aggregated_s = step_s(together, n * attention / ranks, past)
         for at, requests in enumerate(REQUESTS):
-            result = (janus_s(decoder, here, attention, experts), *plugin, aggregated_s)
+            result = (*plugin, aggregated_s)
             yield name, attention, experts, requests, [1e3 * float(one[at]) for one in result]
 
 
 def table() -> Iterator[str]:
     """Yield the lines to print, in milliseconds a step."""
-    yield f"{'model':16} {'A + F':7} {'n':>4} {'Janus':>9} {'one':>9} {'halves':>9} {'together':>9}"
+    yield f"{'model':16} {'A + F':7} {'n':>4} {'one':>9} {'halves':>9} {'together':>9}"
     for name, attention, experts, requests, result in rows():
         times = " ".join(f"{value:9.1f}" for value in result)
         yield f"{name:16} {attention:2} + {experts:2} {requests:4.0f} {times}"

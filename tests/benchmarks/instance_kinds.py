@@ -77,7 +77,7 @@ def compare_kinds(mode: Mode, rate: int, profiles: Sequence[Path]) -> dict[str, 
     result: ModeSolution | None = None
     for name, router in (("one", one_kind), ("several", by_load)):
         started_s = cpu_s()
-        solved = solve_instances(problem, mode, goal_spare(problem), router=router, may_refuse=True)
+        solved = solve_instances(problem, mode, goal_spare(problem), router=router)
         result = solve_with_router(problem, mode, router, result)
         if solved is None or result is None:
             raise RuntimeError(f"{mode} at {rate}/s: nothing serves it")

@@ -6,11 +6,9 @@ from tests.benchmarks.afd_cells import REQUESTS, rows
 def test_a_cell_takes_longer_than_as_many_devices_that_hold_both() -> None:
     result = list(rows())
     assert {requests for *_, requests, _ in result} == set(REQUESTS)
-    for name, attention, experts, requests, (janus, one, halves, together) in result:
+    for name, attention, experts, requests, (one, halves, together) in result:
         at = f"{name} {attention} + {experts}, {requests:.0f} requests"
         # Of a step without halves one side is idle while the other works.
         # Devices that hold both wait for their host too where they span nodes.
         assert one > together, at
         assert halves > together, at
-        # Both models are of the same kernels: they differ by the way between, and what hides it.
-        assert 0.6 < one / janus < 1.6, at

@@ -64,10 +64,9 @@ def joint(
             "disaggregated",
             problem.options.options,
             serving_pools=problem.serving_pools,
-            kv_transfers=problem.kv_transfers,
+            kv_transfers=replace(problem.kv_transfers, refuses=may_refuse),
             demand=problem.demand,
             spare=goal_spare(problem),
-            may_refuse=may_refuse,
             most_kinds=1,
             islands=islands,
         )

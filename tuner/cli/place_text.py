@@ -41,7 +41,7 @@ def place_explanation(plan: PlacePlan, *, verbose: bool = False) -> str:
         lines += labelled("alternative", f"{one.method}: {one.lost_by}")
     for relaxation in plan.relaxations:
         lines += labelled("relaxation", relaxation)
-    return "\n".join((*lines, *asides("notes", plan.provenance.notes, verbose=verbose)))
+    return "\n".join((*lines, *_asides(plan, verbose=verbose)))
 
 
 def place_verified_text(verified: PlaceVerified) -> str:
@@ -340,11 +340,17 @@ def _name(workload: str, width: int) -> str:
     return f"{short:<{width}}"
 
 
+def _asides(plan: PlacePlan, *, verbose: bool) -> Iterator[str]:
+    # All lines: a goal that names such a rule asks what it would gain.
+    yield from asides("not launchable", plan.unlaunchable, verbose=True)
+    yield from asides("notes", plan.provenance.notes, verbose=verbose)
+
+
 def _tail(plan: PlacePlan, *, folder: Path, verbose: bool) -> Iterator[str]:
     yield ""
     for mark in plan.made_for:
         yield from labelled("made for", f"{mark.words}; plan again when one of these changes")
-    yield from asides("notes", plan.provenance.notes, verbose=verbose)
+    yield from _asides(plan, verbose=verbose)
     if plan.decision is not None:
         launch = ", ".join(f"launch/{name}" for name in dict.fromkeys(plan.emit))
         written = f"written to {folder} ({launch or 'plan.json'})"

@@ -37,6 +37,9 @@ class Strategies:
     """HSDP: ranks that state is sharded over; 0: all of them."""
     element_bytes: Numbers = 2.0
     """Of an activation."""
+    dispatch_bytes: Numbers = 0.0
+    """Of an activation that dispatch sends to the experts, and of its gradient; 0: as
+    `element_bytes`."""
     logit_bytes: Numbers = 0.0
     """Bytes of a logit at the head's backward pass; 0: as the software's memory constants say."""
     linear_bytes: Numbers = 0.0

@@ -211,6 +211,10 @@ class Capabilities:
     """Experts multiply rows as they fall, not in whole blocks."""
     dispatchers: frozenset[str] = DISPATCHERS
     dispatchers_with_pipeline: frozenset[str] = DISPATCHERS
+    fp8_dispatch: bool = False
+    """Where experts compute in fp8, dispatch sends activations and gradients in it, with a scale a
+    block; combine stays in 16 bits. DeepSeek-V3's own trainer does (arXiv:2412.19437, section
+    3.3.3). DeepEP takes such a pair; Megatron-LM hands it one bf16 tensor (its issue 3578)."""
     a2a_overlap: Conditions | None = None
     """Dispatch and combine can overlap with another micro-batch's computation; None: never."""
 
@@ -276,7 +280,7 @@ A decision has a switch of the same name.
 
 def anything(name: str) -> Capabilities:
     """Return a manifest without limits."""
-    return Capabilities(names=(name,), unequal_microbatches=True, **CONDITIONAL)
+    return Capabilities(names=(name,), unequal_microbatches=True, fp8_dispatch=True, **CONDITIONAL)
 
 
 def restricted(*names: ModelFeature, **limits: Any) -> frozenset[Restriction]:

@@ -295,6 +295,8 @@ class PlacePlan(Record):
     alternatives: tuple[PlaceAlternative, ...] = ()
     relaxations: tuple[str, ...] = ()
     """The objective with more slots, or another limit: solved again."""
+    unlaunchable: tuple[str, ...] = ()
+    """What the goal's dispatch rule gains, where no engine has it."""
     provenance: PlaceProvenance
     files: tuple[str, ...] = ()
     made_for: tuple[MadeFor, ...] = ()

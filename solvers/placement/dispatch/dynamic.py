@@ -16,8 +16,8 @@ from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.ranks import Floats
 
 
-def drawn(case: DispatchCase) -> tuple[Floats, Floats]:
-    """Return one draw of token copies and of the experts that any reach, both `[P][L][G]`.
+def rank_loads(case: DispatchCase) -> Floats:
+    """Return one draw of token copies of each rank, `[P][L][G]`.
 
     Raises:
         ValueError: a load is no whole number of tokens.
@@ -39,5 +39,4 @@ def drawn(case: DispatchCase) -> tuple[Floats, Floats]:
             load_PLS[:, layer, slots] = rng.multinomial(tokens_PLE[:, layer, chosen_E], chances)
     first_G = case.ranks.first_slot_G
     loads: Floats = np.add.reduceat(load_PLS, first_G, axis=2)
-    active: Floats = np.add.reduceat((load_PLS > 0.0).astype(np.float64), first_G, axis=2)
-    return loads, active
+    return loads

@@ -1,24 +1,19 @@
-"""AFD (attention-FFN disaggregation) of decode: closed forms.
+"""Distinct experts that the most-loaded device reads in decode, in closed form.
 
 An expert device is bound by memory in decode, so a layer waits for the device that must read the
 most distinct experts. Recorded routing decides (solvers/placement/dispatch/activated.py
 counts it for a placement); the forms here are for uniform routing, for pruning before that.
 
-Source: Janus (arXiv:2512.13525), its performance model; the residual of the steady state is as
-reported by third parties.
+Source: Janus (arXiv:2512.13525), its performance model.
 
 Letters: Q query points, J distinct experts read, 0 to all slots.
 """
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from tuner.costs.serve.curves import Floats
-
-STEADY_TOLERANCE = 1e-9
-"""Relative width at which the bisection of the steady state ends."""
 
 
 def most_loaded_activated(
@@ -51,27 +46,6 @@ def most_loaded_activated(
     )
     below_JQ = np.minimum(np.cumsum(np.exp(log_share_JQ), axis=0), 1.0)
     return np.asarray(np.sum(1.0 - below_JQ[:-1] ** devices, axis=0))
-
-
-def steady_batch(
-    *, tokens_per_s: float, tpot_s: Callable[[float], float], most: float
-) -> float | None:
-    """Requests in flight when tokens arrive as fast as they are made; None where they pile up.
-
-    Model:   Little's law, B = rate TPOT(B); 1 where even one request alone is not in flight always
-    Valid:   a TPOT that grows more slowly than its batch, so that B - rate TPOT(B) only grows.
-    """
-    if tokens_per_s < 0.0 or most < 1.0:
-        raise ValueError(f"tokens_per_s {tokens_per_s} must be at least 0, most {most} at least 1")
-    if most < tokens_per_s * tpot_s(most):
-        return None
-    if tokens_per_s * tpot_s(1.0) <= 1.0:
-        return 1.0
-    low, high = 1.0, most
-    while high - low > STEADY_TOLERANCE * high:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if middle < tokens_per_s * tpot_s(middle) else (low, middle)
-    return high
 
 
 def _log_unread(experts: int, top_k: float) -> float:

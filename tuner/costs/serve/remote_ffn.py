@@ -13,8 +13,8 @@
 
 The plugin sends the hidden states of every layer, layers with dense networks too, to one FFN rank;
 that rank's server finds the experts by its own all-gather and reduce-scatter. So tokens travel
-twice, unlike in Janus (two_phase.py), whose shared experts besides run on attention devices while
-tokens travel; here they are part of the FFN block and nothing but the other half hides it.
+twice, unlike in Janus (arXiv:2512.13525), whose shared experts besides run on attention devices
+while tokens travel; here they are part of the FFN block and nothing but the other half hides it.
 
 Source: vllm-project/afd-plugin at 1de1a99, read at the stored commits nearest to it:
 afd_plugin/connectors/gpu/p2p.py (`recv_attn_output` receives from its peers in order and

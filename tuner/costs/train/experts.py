@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tuner.config.columns import Numbers, Strategies
+from tuner.config.columns import Numbers
 from tuner.costs.ops import BF16, trained_experts
 from tuner.costs.train.adapter_blocks import adapter_blocks, expert_adapters
 from tuner.costs.train.adapters import network_matrices
@@ -74,11 +74,6 @@ def expert_launches(setting: BlockInputs) -> Numbers:
     is_each = setting.is_narrow | np.greater(setting.strategies.sequential_experts, 0.0)
     of_one = setting.constants.expert_launches * np.where(is_each, 1.0, 0.5)
     return of_one * setting.model.experts / setting.strategies.expert
-
-
-def isolated(strategies: Strategies) -> Strategies:
-    """Return strategies whose dispatch and combine overlap nothing."""
-    return replace(strategies, a2a_overlap=0.0)
 
 
 def _shared_experts(setting: BlockInputs) -> Block:
@@ -176,7 +171,10 @@ def _dispatch_combine_s(setting: BlockInputs, *, sent: Numbers) -> Numbers:
     group = setting.groups.expert
     ranks, inside = group.ranks, group.inside
     domains = ranks / inside
-    row_bytes = s.element_bytes * m.expert_hidden * s.expert_imbalance
+    # Of a value on its way there and back, in the mean: both take as long as that twice.
+    out_bytes = np.where(np.greater(s.dispatch_bytes, 0.0), s.dispatch_bytes, s.element_bytes)
+    moved_bytes = 0.5 * (out_bytes + s.element_bytes)
+    row_bytes = moved_bytes * m.expert_hidden * s.expert_imbalance
     tokens = sent / np.maximum(m.top_k, 1.0)
     plain_in = sent * (inside - 1.0) / ranks
     plain_out = sent * (ranks - inside) / ranks

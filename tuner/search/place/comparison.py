@@ -61,6 +61,24 @@ def evaluate_workload(
     )
 
 
+def price_workload(
+    spec: PlaceSpec,
+    one: WorkloadEvidence,
+    placement: Placement,
+    evaluation: Evaluation,
+    pricing: Pricing,
+) -> LayerSeconds:
+    """Price a placement on the hold-out passes of one workload."""
+    return pricing.price(
+        placement,
+        evaluation,
+        load_PLE=one.holdout_PLE,
+        ranks=placement_ranks(spec, placement),
+        token_LTK=one.holdout_LTK,
+        is_counted=one.is_counted,
+    )
+
+
 def source_loads(spec: PlaceSpec, one: WorkloadEvidence) -> Floats | None:
     """Token copies by source rank; None unless as many ranks were recorded as are planned."""
     source_SLE = one.recording.source_SLE
@@ -113,22 +131,11 @@ def price_comparisons(
     pricing: Pricing,
 ) -> tuple[PricedComparison, ...]:
     """Price the hold-out passes of every workload."""
-
-    def price(one: WorkloadEvidence, placement: Placement, evaluation: Evaluation) -> LayerSeconds:
-        return pricing.price(
-            placement,
-            evaluation,
-            load_PLE=one.holdout_PLE,
-            ranks=placement_ranks(spec, placement),
-            token_LTK=one.holdout_LTK,
-            is_counted=one.is_counted,
-        )
-
     return tuple(
         PricedComparison(
-            current=price(one, spec.current, comparison.current),
-            eplb=price(one, baseline.placement, comparison.eplb),
-            planned=price(one, chosen, comparison.planned),
+            current=price_workload(spec, one, spec.current, comparison.current, pricing),
+            eplb=price_workload(spec, one, baseline.placement, comparison.eplb, pricing),
+            planned=price_workload(spec, one, chosen, comparison.planned, pricing),
         )
         for one, comparison in pairs(evidence, comparisons)
     )

@@ -297,8 +297,17 @@ def _plan(
         alternatives=holdout.alternatives,
         provenance=provenance,
     )
+    gains = dispatch_gain(
+        spec,
+        evidence,
+        holdout.comparisons,
+        problem.pricing,
+        chosen=result.scores.chosen,
+        others=(*result.candidates.values(), result.baseline.placement),
+    )
     return plan.model_copy(
         update={
+            "unlaunchable": tuple(gains),
             "relaxations": _relaxations(problem, result, objective=certificate.objective or 0.0),
             "provenance": provenance.model_copy(
                 update={
@@ -342,16 +351,8 @@ def _notes(
     holdout: _HoldoutResult,
     certificate: PlaceCertificate,
 ) -> Iterator[str]:
-    spec, evidence = problem.spec, holdout.evidence
+    spec = problem.spec
     yield from automatic_note(spec.goal, certificate.objective or 0.0, holdout.alternatives)
-    yield from dispatch_gain(
-        spec,
-        evidence,
-        holdout.comparisons,
-        problem.pricing,
-        chosen=result.scores.chosen,
-        others=(*result.candidates.values(), result.baseline.placement),
-    )
     yield from assumption_notes(spec, problem.evidence, result.dispatch, result.baseline)
     yield from table_note(spec, problem.evidence, result.scores.chosen, result.dispatch)
     yield from result.notes

@@ -41,15 +41,13 @@ from tuner.search.reference.space import Enumeration
 from tuner.search.reference.unrecorded_layers import load_ratios
 from tuner.search.settings import SearchSettings
 from tuner.search.to_plan import to_plan, without_decision
+from tuner.search.train.relaxations import unlaunchable
 from tuner.search.train.rules import BATCH_RULES
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes
 
 MOST_TIES = 64
 """Alternatives inside the error band that are listed; the certificate counts all of them."""
-
-WORTH_NAMING_RATIO = 5e-3
-"""A missing feature that would gain less is not worth a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,17 +281,13 @@ def _unlaunchable(
     problem: ProfiledProblem, best: SolvedCandidate, settings: SearchSettings
 ) -> tuple[Unlaunchable, ...]:
     """Price what the targets lack, one feature at a time, by searching with it."""
-    unlaunchable = []
-    for feature, capable in _missing(problem.capabilities).items():
-        result = replace(problem, capabilities=capable).search(replace(settings, top=1))
-        objective_s = result.certificate.objective
-        if objective_s is None:
-            continue
-        gain = 1.0 - objective_s / best.objective_s
-        if gain > WORTH_NAMING_RATIO:
-            names = ", ".join(problem.capabilities.names)
-            unlaunchable.append(Unlaunchable(target=names, feature=feature, gain_ratio=gain))
-    return tuple(unlaunchable)
+    objective_s_of = {
+        feature: replace(problem, capabilities=capable)
+        .search(replace(settings, top=1))
+        .certificate.objective
+        for feature, capable in _missing(problem.capabilities).items()
+    }
+    return unlaunchable(problem.capabilities, best.objective_s, objective_s_of)
 
 
 def _missing(capabilities: Capabilities) -> Mapping[str, Capabilities]:

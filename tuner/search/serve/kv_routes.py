@@ -39,7 +39,6 @@ def build_kv_routes(
     kv_transfers: KvTransfers,
     serving_pools: tuple[ServingPool, ...],
     *,
-    may_refuse: bool,
     islands: Mapping[str, str] = MappingProxyType({}),
 ) -> KvRoutes:
     """Group options and connect the groups.
@@ -48,7 +47,6 @@ def build_kv_routes(
         options: of the roles of one mode.
         kv_transfers: paths and refusals of pairs of options.
         serving_pools: pools.
-        may_refuse: leave out what the engine's release refuses.
         islands: of pools, by name, where each has a router of its own.
     """
     kinds: dict[Key, Option] = {}
@@ -61,7 +59,7 @@ def build_kv_routes(
         for into, other in kinds.items()
         if other.role is Role.DECODE and kv_transfers.reach(one.serving_pool, other.serving_pool)
         if islands.get(out[1]) == islands.get(into[1])
-        if not (may_refuse and kv_transfers.refusals(one, other))
+        if not (kv_transfers.refuses and kv_transfers.refusals(one, other))
     }
     members: dict[tuple[Role, str, Others], list[Key]] = {}
     for key in kinds:

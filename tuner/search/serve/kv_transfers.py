@@ -83,6 +83,8 @@ class KvTransfers:
     """Only instances of different pools are connected."""
     is_packed: bool = False
     """Instances that are connected share a machine, in pools of several machines, too."""
+    refuses: bool = True
+    """Pairs that the engine's release refuses are left out."""
     environment: Mapping[str, str] | None = None
     """Variables of a launch that was read; None: those of emitted files."""
     named: str = ""

@@ -14,7 +14,7 @@ from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.engines.serve_capabilities import release_on, target_refusals
 from tuner.engines.serve_rules.afd import afd_refusals
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
-from tuner.engines.serve_rules.rules import ROLES, group_refusals
+from tuner.engines.serve_rules.rules import ROLES, absent_mode, group_refusals
 from tuner.errors import SpecError
 from tuner.search.serve.afd_options import PricedAfdUnits, price_afd_options
 from tuner.search.serve.choices import Choices, engine_budgets
@@ -123,14 +123,15 @@ def launchable_afd_options(
     demand: Demand,
     loads: ExpertLoads | None = None,
 ) -> PricedAfdUnits:
-    """Price AFD units; none where they are not requested or no release has them."""
+    """Price AFD units where they are requested, those of releases that have none as refused."""
+    if AFD not in spec.goal.modes:
+        return PricedAfdUnits()
     having = tuple(
         serving_pool
         for serving_pool in serving_pools
         if AFD in release_on(spec.goal, serving_pool.pool).modes
     )
-    if AFD not in spec.goal.modes or not having:
-        return PricedAfdUnits()
+    having = having or serving_pools
     release = release_on(spec.goal, having[0].pool)
     return price_afd_options(
         having,
@@ -148,6 +149,9 @@ def launchable_afd_options(
 def release_refuses(option: Option, spec: ServeSpec) -> str:
     """Say in a line why the engine's release does not launch an option; empty: it does."""
     engine = release_on(spec.goal, option.serving_pool.pool)
+    is_afd = isinstance(option.iteration, RemoteFfnIteration)
+    if is_afd and AFD not in engine.modes:
+        return absent_mode(engine, AFD)
     if spec.goal.placement is not None and option.role is not Role.PREFILL:
         loads = option.iteration.loads
         if loads is None or option.degrees.expert != len(loads.slots_R):
@@ -165,7 +169,7 @@ def release_refuses(option: Option, spec: ServeSpec) -> str:
             generation=generation,
         )
     ]
-    if isinstance(option.iteration, RemoteFfnIteration) and (lines := target_refusals(spec.emit)):
+    if is_afd and (lines := target_refusals(spec.emit)):
         return lines[0]
     if engine.afd is not None:
         generations = {option.serving_pool.pool.name: generation}

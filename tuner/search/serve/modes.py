@@ -6,12 +6,11 @@ release launches are named with what they would save; the rest state why they ar
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, get_args
+from typing import get_args
 
 from tuner.engines.serve_capabilities import modes_on, release_on
 from tuner.engines.serve_rules.rules import ROLES, absent_mode
-from tuner.plans.serve import PUBLISHED_MODES, ServeModeResult, ServeUnlaunchable
-from tuner.search.serve.afd_unlaunched import AfdDeployment, describe_afd, size_afd
+from tuner.plans.serve import ServeModeResult
 from tuner.search.serve.causes import binding_resource
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.preference import (
@@ -22,12 +21,9 @@ from tuner.search.serve.preference import (
     rank_solutions,
 )
 from tuner.search.serve.remote_prefill import length_thresholds
-from tuner.search.serve.solve_mode import ModeSolution, ServeProblem, goal_spare
+from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.search.serve.to_plan import describe_missed, describe_solution, solution_refusals
 from tuner.spec.serving.goal import Mode
-from tuner.units import format_counted
-
-NO_AFD_RATE: Final = "the highest rate of AFD (attention-FFN disaggregation) is not solved for"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,9 +36,11 @@ class ModeSolutions:
     """Of each, what the release refuses."""
     fitting: tuple[ModeSolution, ...]
     """Those that meet the targets and can be launched, best first."""
-    afd: AfdDeployment | str | None
-    """AFD where no release launches it, or why it is infeasible; None: not requested, or solved
-    above."""
+
+    @property
+    def best(self) -> ModeSolution | None:
+        """The best of those."""
+        return self.fitting[0] if self.fitting else None
 
     @property
     def launched(self) -> tuple[ModeSolution, ...]:
@@ -66,34 +64,16 @@ def solve_modes(problem: ServeProblem) -> ModeSolutions:
     fitting = rank_solutions(
         [one for one in serving if not one.missed and not refused[one.mode]], problem
     )
-    afd: AfdDeployment | str | None = None
-    if _is_afd_unlaunchable(problem) and problem.spec.goal.objective == "rate":
-        afd = NO_AFD_RATE
-    elif _is_afd_unlaunchable(problem):
-        spare = fitting[0].spare if fitting else goal_spare(problem)
-        afd = size_afd(problem, spare_ratio=spare.most_ratio)
-    return ModeSolutions(serving=serving, refused=refused, fitting=fitting, afd=afd)
-
-
-def _is_afd_unlaunchable(problem: ServeProblem) -> bool:
-    """Whether AFD is requested and no release launches it."""
-    mode = "attention_expert"
-    is_requested = mode in problem.spec.goal.modes
-    return is_requested and mode not in modes_on(problem.spec.goal, problem.spec.cluster)
+    return ModeSolutions(serving=serving, refused=refused, fitting=fitting)
 
 
 def mode_table(solutions: ModeSolutions, problem: ServeProblem) -> tuple[ServeModeResult, ...]:
     """Return a line for every mode."""
-    return tuple(
-        _afd_row(solutions, problem)
-        if mode == "attention_expert" and _is_afd_unlaunchable(problem)
-        else _mode_row(mode, solutions, problem)
-        for mode in requested_modes(problem)
-    )
+    return tuple(_mode_row(mode, solutions, problem) for mode in requested_modes(problem))
 
 
 def _mode_row(mode: Mode, solutions: ModeSolutions, problem: ServeProblem) -> ServeModeResult:
-    mode_solution, best = solutions.of(mode), _best(solutions)
+    mode_solution, best = solutions.of(mode), solutions.best
     if mode_solution is None:
         return ServeModeResult(mode=mode, status="none", told=explain_no_solution(mode, problem))
     refusals = solutions.refused[mode]
@@ -131,63 +111,6 @@ def _mode_row(mode: Mode, solutions: ModeSolutions, problem: ServeProblem) -> Se
     )
 
 
-def _afd_row(solutions: ModeSolutions, problem: ServeProblem) -> ServeModeResult:
-    afd = solutions.afd
-    if not isinstance(afd, AfdDeployment):
-        return ServeModeResult(mode="attention_expert", status="none", told=afd or "")
-    return ServeModeResult(
-        mode="attention_expert",
-        status="unlaunchable",
-        devices=afd.devices,
-        cost_per_hour=afd.price_per_hour or None,
-        ttft_s=afd.ttft_s,
-        tpot_s=afd.tpot_s,
-        gain_ratio=_afd_gain(afd, solutions, problem),
-        told=describe_afd(afd, problem, against=""),
-    )
-
-
-def _afd_gain(afd: AfdDeployment, solutions: ModeSolutions, problem: ServeProblem) -> float | None:
-    best, goal = _best(solutions), problem.spec.goal
-    if best is None:
-        return None
-    worth = afd.price_per_hour if goal.objective == "cost" else float(afd.devices)
-    return gain_ratio(worth, best, goal)
-
-
-def unlaunchable_modes(
-    solutions: ModeSolutions, problem: ServeProblem
-) -> tuple[ServeUnlaunchable, ...]:
-    """Name modes that no release launches, with what they would save."""
-    best, goal = _best(solutions), problem.spec.goal
-    lines = []
-    if isinstance(solutions.afd, AfdDeployment):
-        against = "" if best is None else f", the chosen plan takes {best.devices}"
-        if best is not None and goal.objective == "cost":
-            price = solutions.afd.price_per_hour
-            against += f"; {price:.4g} an hour, the chosen plan {_worth(best, problem):.4g}"
-        lines.append(
-            ServeUnlaunchable(
-                feature=describe_afd(solutions.afd, problem, against=against),
-                gain_ratio=max(_afd_gain(solutions.afd, solutions, problem) or 0.0, 0.0),
-            )
-        )
-    for one in solutions.serving:
-        refusals = solutions.refused[one.mode]
-        if not refusals or one.missed:
-            continue
-        beside = format_counted(one.devices, "device") if best is None else lost_by(one, best, goal)
-        gained = 0.0 if best is None else gain_ratio(_worth(one, problem), best, goal)
-        guess = "" if one.mode in PUBLISHED_MODES else "; no published run backs this mode"
-        lines.append(
-            ServeUnlaunchable(
-                feature=f"{describe_solution(one)}: {beside}; {refusals[0]}{guess}",
-                gain_ratio=max(gained, 0.0),
-            )
-        )
-    return tuple(lines)
-
-
 def explain_no_solution(mode: Mode, problem: ServeProblem) -> str:
     """Say why a mode serves nothing."""
     serving_pools, links = problem.serving_pools, problem.spec.cluster.links
@@ -209,10 +132,6 @@ def explain_no_solution(mode: Mode, problem: ServeProblem) -> str:
         if role in ROLES[mode]:
             return line
     return binding_resource(problem, mode)
-
-
-def _best(solutions: ModeSolutions) -> ModeSolution | None:
-    return solutions.fitting[0] if solutions.fitting else None
 
 
 def _worth(mode_solution: ModeSolution, problem: ServeProblem) -> float:

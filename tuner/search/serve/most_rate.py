@@ -50,21 +50,22 @@ PREFILL_SPARES: Final = (0.25, 0.5, 1.0)
 
 
 def solve_goal(
-    problem: ServeProblem, mode: Mode, *, may_refuse: bool = True
+    problem: ServeProblem, mode: Mode, *, before: ModeSolution | None = None
 ) -> ModeSolution | None:
-    """Solve a mode by the goal's objective.
+    """Solve a mode by the goal's objective; None where nothing serves or beats `before`.
 
     Args:
         problem: of the mode.
         mode: to solve.
-        may_refuse: leave out KV transfers that the engine's release refuses.
+        before: what the solution has to beat; None: nothing.
     """
 
     def behind_routers(variant: ServeProblem) -> ModeSolution | None:
-        solution: ModeSolution | None = None
-        for router in planned_routers(variant.spec, mode):
-            solution = solve_behind(variant, mode, router, solution, may_refuse=may_refuse)
-        return solution
+        solution = before
+        for router in variant.routers or planned_routers(variant.spec, mode):
+            solution = solve_behind(variant, mode, router, solution)
+        is_before = solution and before and solution.groups is before.groups
+        return None if is_before else solution
 
     return solve_with_remaining_hits(problem, mode, behind_routers)
 
@@ -74,8 +75,6 @@ def solve_behind(
     mode: Mode,
     router: RouterChoice,
     before: ModeSolution | None,
-    *,
-    may_refuse: bool = True,
 ) -> ModeSolution | None:
     """Solve a mode by the goal's objective behind one router, where that may beat the best so far.
 
@@ -84,11 +83,10 @@ def solve_behind(
         mode: to solve.
         router: how requests are spread.
         before: the best so far; returned where nothing is better.
-        may_refuse: leave out KV transfers that the engine's release refuses.
     """
     if problem.spec.goal.objective == "rate":
-        return _most_rate_with(problem, mode, router, before, may_refuse=may_refuse)
-    return solve_with_router(problem, mode, router, before, may_refuse=may_refuse)
+        return _most_rate_with(problem, mode, router, before)
+    return solve_with_router(problem, mode, router, before)
 
 
 def _most_rate_with(
@@ -96,12 +94,10 @@ def _most_rate_with(
     mode: Mode,
     router: RouterChoice,
     before: ModeSolution | None,
-    *,
-    may_refuse: bool,
 ) -> ModeSolution | None:
     """Find the instances with the highest rate behind one router."""
     least = goal_spare(problem)
-    first = solve_variants(problem, mode, least, router=router, may_refuse=may_refuse)
+    first = solve_variants(problem, mode, least, router=router)
     if not first:
         return before
     best = before
@@ -111,7 +107,7 @@ def _most_rate_with(
             continue
         best = _faster(best, one)
         for other, spare in _other_programs(variant, one, mode):
-            resolved = solve_instances(other, mode, spare, router=router, may_refuse=may_refuse)
+            resolved = solve_instances(other, mode, spare, router=router)
             if resolved is not None:
                 best = _faster(
                     best, _fastest_rate(other, resolved, spare, router, above_per_s=_rate(best))

@@ -7,8 +7,8 @@ from tuner.plans.serve import PrefixReuse, ServeCertificate, ServePlan, ServePro
 from tuner.search.serve.certificate import to_certificate, to_space
 from tuner.search.serve.demand import PrefixHits
 from tuner.search.serve.front import pareto_front
-from tuner.search.serve.missing_routers import missing_routers
-from tuner.search.serve.modes import ModeSolutions, mode_table, solve_modes, unlaunchable_modes
+from tuner.search.serve.granted import unlaunchable
+from tuner.search.serve.modes import ModeSolutions, mode_table, solve_modes
 from tuner.search.serve.most_rate import at_rate
 from tuner.search.serve.near_miss import near_miss
 from tuner.search.serve.options import ServingPool
@@ -24,7 +24,6 @@ from tuner.search.serve.prefix_reuse import (
     reuse_key,
     with_reuse,
 )
-from tuner.search.serve.refused import refused_afd_units, refused_kv_transfers, refused_vendors
 from tuner.search.serve.relaxations import (
     Closest,
     at_held_rate,
@@ -102,13 +101,7 @@ def make_serve_plan(
         binding_constraint=binding_constraint(best, problem),
         alternatives=tuple(to_alternatives(best, others, problem)),
         near_miss=near_miss(problem, solutions),
-        unlaunchable=(
-            *unlaunchable_modes(solutions, problem),
-            *refused_kv_transfers(problem, best),
-            *refused_afd_units(problem, best, solutions.of("attention_expert")),
-            *missing_routers(problem, best),
-            *refused_vendors(problem, best),
-        ),
+        unlaunchable=tuple(unlaunchable(problem, solutions)),
         modes=mode_table(solutions, problem),
         prefix_reuse=reuse,
         pareto=pareto_front(problem, solutions),
@@ -181,7 +174,7 @@ def _nothing(
         binding_constraint=explain_infeasible(problem, solutions, closest),
         near_miss=near_miss(problem, solutions),
         relaxations=tuple(solve_relaxations(problem, closest)),
-        unlaunchable=(*unlaunchable_modes(solutions, problem), *refused_vendors(problem, None)),
+        unlaunchable=tuple(unlaunchable(problem, solutions)),
         modes=mode_table(solutions, problem),
         pareto=pareto_front(problem, solutions),
         provenance=provenance,

@@ -56,11 +56,7 @@ def worst_objective(solution: ModeSolution, problem: ServeProblem) -> float:
         (
             solved.outcome.objective
             for variant in problem_variants(problem, solution.mode)
-            if (
-                solved := solve_instances(
-                    variant, solution.mode, spare, router=solution.router, may_refuse=True
-                )
-            )
+            if (solved := solve_instances(variant, solution.mode, spare, router=solution.router))
             is not None
         ),
         default=math.inf,

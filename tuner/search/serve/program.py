@@ -46,8 +46,7 @@ ROLES: Final[dict[Mode, tuple[Role, ...]]] = {
     "prefill_offload": (Role.PREFILL, Role.DECODE),
     "attention_expert": (Role.PREFILL, Role.DECODE),
 }
-"""Of a mode's program. An AFD unit decodes (afd_options.py); where the release launches none, AFD
-has no program (afd_unlaunched.py)."""
+"""Of a mode's program. An AFD unit decodes (afd_options.py)."""
 OBJECTIVE: Final = {
     "cost": InstanceObjective.COST,
     "devices": InstanceObjective.DEVICES,
@@ -116,7 +115,6 @@ def build_program(
     kv_transfers: KvTransfers,
     demand: Demand,
     spare: Spare,
-    may_refuse: bool = True,
     most_rate: bool = False,
     most_kinds: int = 1,
     islands: Mapping[str, str] = MappingProxyType({}),
@@ -130,7 +128,6 @@ def build_program(
         kv_transfers: paths and refusals of pairs of options.
         demand: the traffic.
         spare: capacity beyond it.
-        may_refuse: leave out the routes that the engine's release refuses.
         most_kinds: of instances in one role, of one island where there are several.
         islands: of pools, by name, where each has a router of its own.
         most_rate: maximise the request rate of all pools instead of meeting the demand.
@@ -139,9 +136,7 @@ def build_program(
     chosen = tuple(option for option in options if option.role in roles)
     if any(all(option.role is not role for option in chosen) for role in roles):
         return None
-    kv_routes = build_kv_routes(
-        chosen, kv_transfers, serving_pools, may_refuse=may_refuse, islands=islands
-    )
+    kv_routes = build_kv_routes(chosen, kv_transfers, serving_pools, islands=islands)
     if Role.DECODE in roles and not kv_routes.routes:
         return None
     objective = InstanceObjective.RATE if most_rate else OBJECTIVE[kv_transfers.spec.goal.objective]

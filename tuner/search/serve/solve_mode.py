@@ -180,14 +180,16 @@ class ServeProblem:
     """Every solution that was simulated so far, whether it meets the targets or not."""
     hits: PrefixHits | None = None
     """What prefix caches hold of recorded prompts; None: the share that the traffic states."""
+    routers: tuple[RouterChoice, ...] = ()
+    """In place of those that the stacks have; empty: theirs."""
     restriction: "Callable[[ServeProblem], ServeProblem] | None" = None
-    """Restricts the instances; applied again when the traffic is repriced. None: no restriction."""
+    """Changes what may be used; applied again when the traffic is repriced. None: no change."""
 
 
 def restrict_problem(
     problem: ServeProblem, restriction: Callable[[ServeProblem], ServeProblem]
 ) -> ServeProblem:
-    """Restrict the instances of a problem, also after its traffic is repriced."""
+    """Change what a problem may use, also after its traffic is repriced."""
     return replace(restriction(problem), restriction=restriction)
 
 
@@ -384,15 +386,14 @@ def _with_hits(problem: ServeProblem, hit: float) -> ServeProblem:
 
 
 def solve_variants(
-    problem: ServeProblem, mode: Mode, spare: Spare, *, router: RouterChoice, may_refuse: bool
+    problem: ServeProblem, mode: Mode, spare: Spare, *, router: RouterChoice
 ) -> list[tuple[ServeProblem, SolvedProgram]]:
     """Solve every variant of a problem that is feasible, least objective first."""
     variants = [
         (variant, solved)
         for whole in problem_variants(problem, mode)
         for variant in _by_rank_count(whole, router)
-        if (solved := solve_instances(variant, mode, spare, router=router, may_refuse=may_refuse))
-        is not None
+        if (solved := solve_instances(variant, mode, spare, router=router)) is not None
     ]
     return sorted(variants, key=lambda pair: pair[1].outcome.objective)
 
@@ -415,8 +416,6 @@ def solve_with_router(
     mode: Mode,
     router: RouterChoice,
     before: ModeSolution | None,
-    *,
-    may_refuse: bool = True,
 ) -> ModeSolution | None:
     """Solve a mode with one router policy, where that may beat the best solution so far.
 
@@ -425,10 +424,9 @@ def solve_with_router(
         mode: to solve.
         router: how requests are spread.
         before: the best so far; returned where nothing costs less.
-        may_refuse: leave out KV transfers that the engine's release refuses.
     """
     least = goal_spare(problem)
-    first = solve_variants(problem, mode, least, router=router, may_refuse=may_refuse)
+    first = solve_variants(problem, mode, least, router=router)
     if not first:
         return before
     bound = min(solved.outcome.bound for _, solved in first)
@@ -440,14 +438,14 @@ def solve_with_router(
         if not _may_be_better(solved, best):
             break
         base = _simulate_instances(variant, solved, least, router)
-        one = _find_least_spare(variant, base, best, may_refuse=may_refuse)
+        one = _find_least_spare(variant, base, best)
         one = replace(one, missed_without_spare=base.missed)
         kept, best = best, _better(best, one)
         for tighter in _tighter_if_missed(variant, base, one):
-            resolved = solve_instances(tighter, mode, least, router=router, may_refuse=may_refuse)
+            resolved = solve_instances(tighter, mode, least, router=router)
             if resolved is not None and _may_be_better(resolved, best):
                 tighter_base = _simulate_instances(tighter, resolved, least, router)
-                tight = _find_least_spare(tighter, tighter_base, best, may_refuse=may_refuse)
+                tight = _find_least_spare(tighter, tighter_base, best)
                 best = _better(best, replace(tight, missed_without_spare=base.missed))
         if variant.threshold is not None and not best.missed and best is not kept:
             break
@@ -512,13 +510,13 @@ def goal_spare(problem: ServeProblem) -> Spare:
 
 
 def _find_least_spare(
-    problem: ServeProblem, base: ModeSolution, before: ModeSolution | None, *, may_refuse: bool
+    problem: ServeProblem, base: ModeSolution, before: ModeSolution | None
 ) -> ModeSolution:
     """Raise spare capacity until the targets hold or nothing is gained, then bisect it down."""
     mode, solution = base.mode, base
 
     def at(spare: Spare) -> ModeSolution | None:
-        return solve_and_simulate(problem, mode, spare, base.router, before, may_refuse=may_refuse)
+        return solve_and_simulate(problem, mode, spare, base.router, before)
 
     low = solution.spare
     while solution.missed:
@@ -574,32 +572,26 @@ def solve_and_simulate(
     spare: Spare,
     router: RouterChoice,
     before: ModeSolution | None,
-    *,
-    may_refuse: bool = True,
 ) -> ModeSolution | None:
     """Solve one problem with that spare capacity, and simulate it.
 
     None where it is infeasible, or costs no less than the best so far.
     """
-    solved = solve_instances(problem, mode, spare, router=router, may_refuse=may_refuse)
+    solved = solve_instances(problem, mode, spare, router=router)
     if solved is None or not _may_be_better(solved, before):
         return None
     return _simulate_instances(problem, solved, spare, router)
 
 
 def solve_instances(
-    problem: ServeProblem, mode: Mode, spare: Spare, *, router: RouterChoice, may_refuse: bool
+    problem: ServeProblem, mode: Mode, spare: Spare, *, router: RouterChoice
 ) -> SolvedProgram | None:
     """Choose instances behind one router, or in islands of one vendor each where that is less."""
     layouts = ({},) if problem.cell_pool else island_layouts(problem.spec, mode)
     candidates = [
         solved
         for islands in layouts
-        if (
-            solved := _solve_layout(
-                problem, mode, spare, router=router, may_refuse=may_refuse, islands=islands
-            )
-        )
+        if (solved := _solve_layout(problem, mode, spare, router=router, islands=islands))
     ]
     if not candidates:
         return None
@@ -618,7 +610,6 @@ def _solve_layout(
     spare: Spare,
     *,
     router: RouterChoice,
-    may_refuse: bool,
     islands: Mapping[str, str],
 ) -> SolvedProgram | None:
     """Allow as many kinds of instances per role as the router can balance.
@@ -626,9 +617,7 @@ def _solve_layout(
     Modes whose routing is not planned take two kinds where one does not serve the traffic.
     """
     for kinds in (router.most_kinds,) if mode in ROUTED else (1, 2):
-        solved = solve_program_of(
-            problem, mode, spare, islands=islands, may_refuse=may_refuse, most_kinds=kinds
-        )
+        solved = solve_program_of(problem, mode, spare, islands=islands, most_kinds=kinds)
         if solved is not None:
             return solved
     return None
@@ -640,7 +629,6 @@ def solve_program_of(
     spare: Spare,
     *,
     islands: Mapping[str, str],
-    may_refuse: bool = True,
     most_kinds: int = 1,
     most_rate: bool = False,
 ) -> SolvedProgram | None:
@@ -651,7 +639,6 @@ def solve_program_of(
         mode: to solve.
         spare: capacity beyond the traffic.
         islands: of pools, by name, where each has a router of its own.
-        may_refuse: leave out KV transfers that the engine's release refuses.
         most_kinds: of instances in one role, of one island where there are several.
         most_rate: maximise the request rate of all pools instead of meeting the demand.
     """
@@ -664,7 +651,6 @@ def solve_program_of(
                 mode,
                 spare,
                 islands={},
-                may_refuse=may_refuse,
                 most_kinds=most_kinds,
                 most_rate=is_most,
             ),
@@ -678,7 +664,6 @@ def solve_program_of(
         kv_transfers=problem.kv_transfers,
         demand=problem.demand,
         spare=spare,
-        may_refuse=may_refuse,
         most_rate=most_rate,
         most_kinds=most_kinds,
         islands=islands,

@@ -68,7 +68,7 @@ def solution_refusals(solution: ModeSolution, problem: ServeProblem) -> tuple[st
     """Return why the engine's release does not launch a solution."""
     spec = problem.spec
     own = target_refusals(spec.emit) if solution.mode == "attention_expert" else ()
-    return own + refusals(
+    refused = refusals(
         main_release(spec.goal, spec.cluster),
         to_decision(solution, problem),
         model=spec.model,
@@ -80,6 +80,7 @@ def solution_refusals(solution: ModeSolution, problem: ServeProblem) -> tuple[st
         },
         releases=problem.kv_transfers.releases,
     )
+    return (*refused, *own)
 
 
 def to_decision(solution: ModeSolution, problem: ServeProblem) -> ServeDecision:

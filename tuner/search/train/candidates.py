@@ -102,6 +102,7 @@ def to_strategies(
         sequence=float(problem.sequence_length),
         num_microbatches=num_microbatches(problem, candidates.rows).astype(np.float64),
         sequence_parallel=((rows["tensor"] > 1.0) & has_sequence).astype(np.float64),
+        dispatch_bytes=problem.dispatch_bytes,
         linear_bytes=problem.linear_bytes,
         gradient_bytes=problem.gradient_bytes,
         shard_ranks=_shard_ranks(options, candidates),

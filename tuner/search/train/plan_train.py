@@ -187,7 +187,9 @@ def make_analytic_plan(
         ),
         **by_layout(best.decision, formatter.alternatives(choice, top=settings.top)),
         pareto=formatter.pareto(),
-        unlaunchable=unlaunchable(outcome, step_s_of) if with_unlaunchable else (),
+        unlaunchable=unlaunchable(
+            problem.capabilities, float(outcome.solutions.step_s[0]), step_s_of
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from tuner.costs.ops import Prices
 from tuner.costs.train.constants import Constants, Software
@@ -11,6 +12,10 @@ from tuner.costs.train.shapes import Hardware, ModelShape
 from tuner.engines.manifest import Capabilities
 from tuner.spec.model import ModelSpec
 from tuner.spec.search import Search
+
+FP8_BYTES: Final = 1.0 + 4.0 / 128.0
+"""Bytes of a value in fp8 and of its part of a scale: fp32 per 128 values; MXFP8's byte per 32 is
+as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,6 +56,12 @@ class TrainProblem:
     """What a plan may use of a node's memory beside the devices'; None: not known."""
     devices_per_node: int = 8
     """Consecutive ranks that share it."""
+
+    @property
+    def dispatch_bytes(self) -> float:
+        """Bytes of a value on its way to the experts; 0: those of an activation."""
+        is_narrow = self.capabilities.fp8_dispatch and "fp8" in self.precision
+        return FP8_BYTES if is_narrow and self.model.num_moe_layers else 0.0
 
     @property
     def capacity_bytes(self) -> float:

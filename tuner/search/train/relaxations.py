@@ -1,7 +1,8 @@
 """Relaxations where nothing is legal or nothing fits, and features that the targets lack.
 
 Each result is a search of its own with one thing given up: a rule, a limit of the user's, memory,
-or a gap in the targets' manifests. Nothing is extrapolated from the first search.
+or a gap in the targets' manifests. Nothing is extrapolated from the first search. A feature that
+changes no decisions but their prices has the best ones priced again, so its gain is a lower bound.
 """
 
 import math
@@ -53,7 +54,6 @@ from tuner.search.train.rules import (
 from tuner.search.train.search import search
 from tuner.search.train.search_result import solution_fields
 from tuner.search.train.space_size import SearchedSpace, by_facts, only_adds, space
-from tuner.search.train.unsupported_dispatch import dispatch_gains
 from tuner.units import format_bytes
 
 PARTIALS_AT_ONCE: Final = 256
@@ -64,6 +64,9 @@ MOST_MIN_MEMORY_OPTIONS: Final = 12
 
 WORTH_NAMING_RATIO: Final = 5e-3
 """A missing feature that would gain less is not worth a line."""
+
+MOST_REPRICED: Final = 16
+"""Best decisions that are priced again where a feature changes prices alone."""
 
 NOT_SEARCHED: Final = math.inf
 """Seconds of a step with a feature that there was no time to search for."""
@@ -92,6 +95,7 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "zero-bubble schedule": ("zero_bubble_needs_virtual_pipeline",),
     **{knob.words: (knob.field,) for knob in FEATURE_KNOBS},
     "dispatchers deepep and hybridep": ("dispatchers", "dispatchers_with_pipeline"),
+    "dispatch in fp8 with block scales, combine in bf16 (DeepSeek-V3)": ("fp8_dispatch",),
     "expert tensor parallelism": ("expert_tensor_parallel",),
     "parallel folding": ("expert_folding",),
     "ZeRO sharding": ("zero_stages", "zero_stages_with_pipeline"),
@@ -445,6 +449,8 @@ def feature_tasks(outcome: SearchOutcome, settings: SearchSettings) -> dict[str,
         below_s=float(outcome.solutions.step_s[0]) * (1.0 - WORTH_NAMING_RATIO),
         watch=ignore_progress,
     )
+    best = outcome.solutions.candidates
+    best = best.taken(np.arange(min(MOST_REPRICED, len(best))))
     known = SearchedSpace(problem=problem, options=outcome.options)
     deadline = settings.begin()
     # All features together take no longer than the search itself may. Half of that is split into
@@ -457,6 +463,10 @@ def feature_tasks(outcome: SearchOutcome, settings: SearchSettings) -> dict[str,
             return NOT_SEARCHED
         left_s -= share_s * later
         more = replace(problem, capabilities=able)
+        if more.dispatch_bytes != problem.dispatch_bytes:
+            # No new decisions, and all are faster: the best ones are priced again.
+            repriced = price(more, outcome.options, best, is_moved_to_fit=True)
+            return float(repriced.step_s.min())
         left_out = known if only_adds(more, problem) else None
         limited = replace(better, time_limit_s=max(share_s, left_s))
         rerun = search(more, limited, known=left_out)
@@ -475,23 +485,21 @@ def feature_tasks(outcome: SearchOutcome, settings: SearchSettings) -> dict[str,
 
 
 def unlaunchable(
-    outcome: SearchOutcome, step_s_of: Mapping[str, float | None]
+    able: Capabilities, best_s: float, step_s_of: Mapping[str, float | None]
 ) -> tuple[Unlaunchable, ...]:
     """Return the features that the targets lack and that would gain, most first.
 
     Args:
-        outcome: of the search over what can be launched.
-        step_s_of: result of each of `feature_tasks`.
+        able: of the targets.
+        best_s: of a step that can be launched.
+        step_s_of: of one with each feature, as `feature_tasks` find it.
     """
-    if outcome.solutions is None:
-        return ()
-    best_s = float(outcome.solutions.step_s[0])
-    names = ", ".join(name for name in outcome.problem.capabilities.names if name not in WRAPPERS)
+    names = ", ".join(name for name in able.names if name not in WRAPPERS)
     missing = []
-    for feature, step_s in (*step_s_of.items(), *dispatch_gains(outcome)):
+    for feature, step_s in step_s_of.items():
         gain = 0.0 if step_s is None else 1.0 - step_s / best_s
         if gain > WORTH_NAMING_RATIO:
-            condition = _condition(feature, step_s, outcome.problem.capabilities)
+            condition = _condition(feature, step_s, able)
             missing.append(
                 Unlaunchable(target=names, feature=feature, gain_ratio=gain, condition=condition)
             )
@@ -507,7 +515,7 @@ def _condition(feature: str, step_s: float | None, able: Capabilities) -> str:
 
 
 def with_features(capabilities: Capabilities) -> dict[str, Capabilities]:
-    """The manifest with one feature more, for each that it lacks."""
+    """Return the manifest with one feature more, for each that it lacks."""
     manifests = {}
     for feature, names in FEATURES.items():
         more: dict[str, Any] = {name: getattr(EVERYTHING, name) for name in names}

@@ -5,10 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from solvers.placement.dispatch import static
+from solvers.placement.dispatch import dynamic, static
 from solvers.placement.dispatch.activated import schedule
 from solvers.placement.dispatch.case import DispatchCase, split_loads
-from solvers.placement.dispatch.dynamic import drawn
 from solvers.placement.dispatch.least_loaded import LeastLoaded, plan
 from solvers.placement.dispatch.sampling import PASS_BY_PASS, draw, expected_loads, splits_of
 from solvers.placement.ranks import Floats, Placement, Ranks
@@ -21,7 +20,7 @@ def rank_loads(rule: str, case: DispatchCase) -> Floats:
     if rule == "static":
         return static.rank_loads(case)
     if rule == "dynamic":
-        return drawn(case)[0]
+        return dynamic.rank_loads(case)
     if rule == "activated":
         return schedule(case)[0]
     if rule == "least_loaded":

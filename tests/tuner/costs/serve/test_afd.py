@@ -3,7 +3,7 @@ import pytest
 
 from tests.rows import each_row
 from tests.tuner.formulas import mean_activated, most_activated
-from tuner.costs.serve.afd import most_loaded_activated, steady_batch
+from tuner.costs.serve.afd import most_loaded_activated
 
 
 def test_janus_numbers_for_160_experts_on_eight_devices() -> None:
@@ -53,18 +53,6 @@ def test_the_most_loaded_device_of_many_tokens_reads_all_its_experts() -> None:
     assert dense_Q[0] == pytest.approx(2.0)
     with pytest.raises(ValueError, match="devices 0"):
         most_loaded_activated(slots=4, experts=8, top_k=2, tokens_Q=np.ones(1), devices=0)
-
-
-def test_a_steady_batch_keeps_up_with_arrivals() -> None:
-    # TPOT 20 ms + 0.1 ms a request: at 1,000 tokens/s, B = 20 + 0.1 B.
-    def tpot_s(batch: float) -> float:
-        return 0.020 + 1e-4 * batch
-
-    steady = steady_batch(tokens_per_s=1000.0, tpot_s=tpot_s, most=512)
-    assert steady == pytest.approx(20.0 / 0.9)
-    assert steady_batch(tokens_per_s=10.0, tpot_s=tpot_s, most=512) == 1.0
-    # 0.020 r + 1e-4 r B reaches B at r = 1e4 only for ever larger B.
-    assert steady_batch(tokens_per_s=1e4, tpot_s=tpot_s, most=512) is None
 
 
 @each_row(

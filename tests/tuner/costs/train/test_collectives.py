@@ -127,3 +127,19 @@ def test_distinct_places_count_what_a_balanced_draw_reaches() -> None:
     columns = distinct_places(np.array([8.0, 8.0]), np.array([8.0, 64.0]), np.array([2.0, 1.0]))
     # One expert per place: k places. One expert chosen: one place.
     assert columns == pytest.approx([2.0, 1.0])
+
+
+# HierMoE (arXiv 2508.09591), table II: percent of token copies that are duplicates, measured with
+# 128 experts, by (places, top_k).
+PUBLISHED_PERCENT = {
+    (32, 2): 2, (32, 4): 4, (32, 6): 7, (32, 8): 9,
+    (16, 2): 3, (16, 4): 9, (16, 6): 14, (16, 8): 18,
+    (8, 2): 6, (8, 4): 17, (8, 6): 27, (8, 8): 34,
+    (4, 2): 12, (4, 4): 32, (4, 6): 46, (4, 8): 55,
+}  # fmt: skip
+
+
+def test_duplicates_are_within_1_6_points_of_the_published_table() -> None:
+    for (places, top_k), percent in PUBLISHED_PERCENT.items():
+        reached = float(distinct_places(float(places), 128.0, float(top_k)))
+        assert 100.0 * (1.0 - reached / top_k) == pytest.approx(percent, abs=1.6)

@@ -170,7 +170,7 @@ def test_a_release_without_the_plugin_sizes_the_mode_and_names_the_one_with_it(
     plan = _planned(tmp_path, version="0.33.0", modes="disaggregated, attention_expert", nodes=8)
     (own,) = (one for one in plan.modes if one.mode == "attention_expert")
     assert own.status == "unlaunchable"
-    assert "vllm 0.30.0+afd does as an experiment" in own.told
+    assert "vllm 0.30.0+afd has it, as an experiment" in own.told
 
 
 def test_a_target_that_starts_no_afd_units_leaves_the_mode_out(tmp_path: Path) -> None:

@@ -101,9 +101,7 @@ def test_one_machine_sends_over_its_links_at_what_the_connector_reaches(spec: Sp
             moving_s = own.moved(*pair).peak_rank / wanted
             assert own.seconds(*pair) == pytest.approx(KV_TRANSFER_LATENCY_S + moving_s)
         # Half of the devices send.
-        routes = build_kv_routes(
-            problem.options.options, own, problem.serving_pools, may_refuse=True
-        )
+        routes = build_kv_routes(problem.options.options, own, problem.serving_pools)
         if routes.links:
             devices = pool.pool.num_devices
             assert routes.links[0].bytes_per_s == pytest.approx(0.5 * wanted * devices), changes

@@ -175,11 +175,12 @@ def test_tensor_degrees_that_a_release_refuses_to_pair_are_groups_of_their_own(
     (line,) = problem.kv_transfers.refusals(wide, receiver)
     assert "the wider prefill exceeds 4 key-value heads" in line
     options = tuple(one for one in problem.options.options if one.role is not Role.AGGREGATED)
-    ways = build_kv_routes(options, problem.kv_transfers, problem.serving_pools, may_refuse=True)
+    ways = build_kv_routes(options, problem.kv_transfers, problem.serving_pools)
     ends = {(route.sender, route.receiver) for route in ways.routes}
     assert (ways.group(half), ways.group(receiver)) in ends
     assert (ways.group(wide), ways.group(receiver)) not in ends
-    every = build_kv_routes(options, problem.kv_transfers, problem.serving_pools, may_refuse=False)
+    free = replace(problem.kv_transfers, refuses=False)
+    every = build_kv_routes(options, free, problem.serving_pools)
     assert (every.group(wide), every.group(receiver)) in {
         (route.sender, route.receiver) for route in every.routes
     }
@@ -187,10 +188,30 @@ def test_tensor_degrees_that_a_release_refuses_to_pair_are_groups_of_their_own(
 
 def test_degrees_that_hand_over_alike_are_one_group(tmp_path: Path) -> None:
     problem = asked(spec_of(tmp_path, pools=B200, links="[]"))
-    ways = build_kv_routes(
-        problem.options.options, problem.kv_transfers, problem.serving_pools, may_refuse=True
-    )
+    ways = build_kv_routes(problem.options.options, problem.kv_transfers, problem.serving_pools)
     assert [group.name for group in ways.groups] == [
         "prefill@b200/tp1-2-4-8",
         "decode@b200/tp1-2-4-8",
     ]
+
+
+def test_a_pair_that_the_connector_refuses_is_named_where_it_would_save(tmp_path: Path) -> None:
+    # Prefill on 8 tensor ranks is quick enough, but vLLM's NIXL refuses it beside decode on 4.
+    pool = "{name: h100, device: h100-sxm, nodes: 4, devices_per_node: 8}"
+    path = spec_of(tmp_path, pools=pool, links="[]", model="qwen3-235b-a22b")
+    goal = (
+        path.read_text()
+        .replace(
+            "rate: 20/s, input_tokens: 4000, output_tokens: 400",
+            "rate: 2/s, input_tokens: 8000, output_tokens: 100",
+        )
+        .replace("ttft: {p90: 400ms}", "ttft: {p90: 300ms}")
+        .replace("objective: cost", "objective: devices\n  quantization: fp8")
+    )
+    path.write_text(goal)
+    plan = planned(path)
+    assert plan.decision is not None
+    (named,) = plan.unlaunchable
+    assert "h100 to h100: tensor degrees 8 (prefill) and 4 (decode)" in named.feature
+    assert f"20 devices, the chosen one takes {plan.decision.num_devices}" in named.feature
+    assert named.gain_ratio == pytest.approx(1.0 - 20 / plan.decision.num_devices)

@@ -2,7 +2,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from profilers.steps.config import Recompute
@@ -22,7 +21,6 @@ from tuner.search.train.relaxations import (
 )
 from tuner.search.train.search import search
 from tuner.search.train.search_result import price_solution
-from tuner.search.train.unsupported_dispatch import dispatch_gains
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]
@@ -32,7 +30,10 @@ SETTINGS = SearchSettings(clock=time.perf_counter, time_limit_s=60.0, top=3)
 def lacking(outcome: SearchOutcome) -> tuple[Unlaunchable, ...]:
     """What the targets lack, searched in this process."""
     tasks = feature_tasks(outcome, SETTINGS)
-    return unlaunchable(outcome, {feature: task() for feature, task in tasks.items()})
+    assert outcome.solutions is not None
+    best_s = float(outcome.solutions.step_s[0])
+    step_s_of = {feature: task() for feature, task in tasks.items()}
+    return unlaunchable(outcome.problem.capabilities, best_s, step_s_of)
 
 
 @each_row(
@@ -220,33 +221,10 @@ def test_no_feature_is_searched_for_after_the_time(make_problem: MakeProblem) ->
     assert {task() for task in late.values()} == {NOT_SEARCHED}
 
 
-def test_exchanges_that_nothing_launches_are_priced_on_the_best_rows(
-    make_problem: MakeProblem,
-) -> None:
-    problem = make_problem("deepseek-v2-lite", devices=16)
-    slow = replace(problem.hardware, scale_out_bytes_per_s=5e9)
-    limits = Search(
-        a2a_overlap=(False,), dispatcher=("alltoall",), expert_model_parallel_size=(16,)
-    )
-    outcome = search(replace(problem, hardware=slow, limits=limits), SETTINGS)
-    assert outcome.solutions is not None
-    gains = dict(dispatch_gains(outcome))
-    best_s = float(outcome.solutions.step_s[0])
-    assert all(0.0 < step_s <= best_s * (1.0 + 1e-9) for step_s in gains.values())
-    hierarchical, pipelined = sorted(gains, key=lambda words: words.startswith("pipelined"))
-    # Two nodes: six copies of a token cross as one where each node gets one.
-    assert hierarchical == "de-duplicated all-to-all in 2 levels (HierMoE)"
-    assert gains[hierarchical] < 0.9 * best_s
-    assert "pieces forward" in pipelined
-    assert gains[pipelined] < best_s
-    listed = {one.feature: one.gain_ratio for one in lacking(outcome)}
-    assert listed[hierarchical] == pytest.approx(1.0 - gains[hierarchical] / best_s)
-
-
 def test_dispatch_in_fp8_saves_its_share_of_the_bytes_that_go_out(
     make_problem: MakeProblem,
 ) -> None:
-    problem = make_problem("deepseek-v2-lite", devices=16)
+    problem = make_problem("deepseek-v2-lite", devices=16, capabilities=MEGATRON_0_18)
     slow = replace(problem.hardware, scale_out_bytes_per_s=5e9)
     limits = Search(
         a2a_overlap=(False,),
@@ -254,30 +232,24 @@ def test_dispatch_in_fp8_saves_its_share_of_the_bytes_that_go_out(
         expert_model_parallel_size=(16,),
         pipeline_model_parallel_size=(1,),
         recompute=(Recompute.NONE,),
+        schedule=("1f1b",),
+        cuda_graph=("none",),
     )
     problem = replace(problem, hardware=slow, limits=limits)
 
-    def saved(precision: str) -> dict[str, float]:
+    def saved(precision: str) -> list[float]:
         outcome = search(replace(problem, precision=precision), replace(SETTINGS, top=1))
         assert outcome.solutions is not None
-        one = outcome.solutions.taken(np.array([0]))
         exchange_s = number(price_solution(outcome, 0).step.expert_s)
-        best_s = float(one.step_s[0])
-        return {
-            words: (best_s - step_s) / exchange_s
-            for words, step_s in dispatch_gains(replace(outcome, solutions=one))
-            if "fp8" in words
-        }
+        best_s = float(outcome.solutions.step_s[0])
+        return [
+            one.gain_ratio * best_s / exchange_s for one in lacking(outcome) if "fp8" in one.feature
+        ]
 
-    assert saved("bf16") == {}
-    (ratio,) = saved("fp8-blockwise").values()
+    assert saved("bf16") == []
+    (ratio,) = saved("fp8-blockwise")
     # Out and back are as many bytes: of 2 + 2 bytes a value 1 + 4/128 + 2 remain; latency stays.
     assert 0.22 < ratio <= (2.0 - (1.0 + 4.0 / 128.0)) / 4.0
-
-
-def test_a_dense_model_exchanges_nothing(make_problem: MakeProblem) -> None:
-    outcome = search(make_problem("llama-3.1-8b", devices=16), SETTINGS)
-    assert list(dispatch_gains(outcome)) == []
 
 
 def test_a_target_that_lacks_nothing_has_nothing_unlaunchable(make_problem: MakeProblem) -> None:
