@@ -37,10 +37,7 @@ LAYOUT: Final[Family[LayoutProblem, Layout]] = Family(
 
 PARTITION: Final[Family[PartitionProblem, Partition]] = Family(
     name="partition",
-    methods={
-        "exact": "solvers.partition.exact:solve",
-        "milp": "solvers.partition.milp:solve",
-    },
+    methods={"exact": "solvers.partition.exact:solve"},
     default="exact",
     check=partition_check,
 )
