@@ -44,10 +44,7 @@ PARTITION: Final[Family[PartitionProblem, Partition]] = Family(
 
 RANK_PLACEMENT: Final[Family[RankPlacementProblem, RankPlacement]] = Family(
     name="rank placement",
-    methods={
-        "annealing": "solvers.rank_placement.annealing:solve",
-        "milp": "solvers.rank_placement.milp:solve",
-    },
+    methods={"annealing": "solvers.rank_placement.annealing:solve"},
     default="annealing",
     check=rank_placement_check,
 )

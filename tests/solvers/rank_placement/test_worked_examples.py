@@ -1,12 +1,14 @@
 import numpy as np
 import pytest
 
+from solvers.rank_placement import annealing
 from solvers.rank_placement.bound import lower_bound_s
 from solvers.rank_placement.check import objective
 from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
 from solvers.registry import RANK_PLACEMENT
 from solvers.result import Status
 from tests.solvers.rank_placement import brute_force
+from tests.solvers.rank_placement.contract import RANK_PLACEMENT as RANK_PLACEMENT_CONTRACT
 from tests.solvers.rank_placement.testing import racks, tiny_problem
 
 TIME_LIMIT_S = 60.0
@@ -35,6 +37,18 @@ def test_equal_inputs_give_equal_placements() -> None:
     problem = racks(np.random.default_rng(3), num_racks=2, nodes_per_rack=3, pipelines=2)
     first, second = (RANK_PLACEMENT.solve(problem, time_limit_s=TIME_LIMIT_S) for _ in range(2))
     assert first.solution == second.solution
+
+
+def test_annealing_misses_no_optimum_among_few_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(annealing, "MOST_ORDERS", 0)
+    missed = []
+    for seed in RANK_PLACEMENT_CONTRACT.first:
+        best = RANK_PLACEMENT_CONTRACT.best(seed)
+        problem = RANK_PLACEMENT_CONTRACT.instance(seed)
+        annealed = RANK_PLACEMENT.solve(problem, time_limit_s=TIME_LIMIT_S)
+        if annealed.objective > best.objective * (1 + 1e-9) or annealed.bound > best.objective:
+            missed.append((seed, annealed, best))
+    assert not missed
 
 
 def test_equal_nodes_and_links_need_no_search() -> None:
