@@ -51,10 +51,7 @@ RANK_PLACEMENT: Final[Family[RankPlacementProblem, RankPlacement]] = Family(
 
 INSTANCES: Final[Family[InstancesProblem, InstancePlan]] = Family(
     name="instances",
-    methods={
-        "milp": "solvers.instances.milp:solve",
-        "cp_sat": "solvers.instances.cp_sat:solve",
-    },
+    methods={"milp": "solvers.instances.milp:solve"},
     default="milp",
     check=instances_check,
 )

@@ -75,13 +75,9 @@ INSTANCES = Contract(
         }
     ),
     often=2,
-    exact=frozenset({"milp", "cp_sat"}),
+    exact=frozenset({"milp"}),
     tolerance=2e-6,
     broken=_broken,
     large=lambda: mixed_pool(objective=InstanceObjective.DEVICE_TIME),
-    hurried={
-        "milp": (Status.FEASIBLE, Status.UNKNOWN),
-        "cp_sat": (Status.FEASIBLE, Status.UNKNOWN),
-    },
-    unbounded=frozenset({"cp_sat"}),
+    hurried={"milp": (Status.FEASIBLE, Status.UNKNOWN)},
 )
