@@ -32,6 +32,7 @@ def run_cp_sat(
     threads: int,
     other_method: str | None = None,
     linearization_level: int | None = None,
+    presolve: bool = True,
 ) -> tuple[Status, cp_model.CpSolver]:
     """Search once, from a fixed seed; return the status and the solver, which holds the values.
 
@@ -41,6 +42,7 @@ def run_cp_sat(
         threads: of it.
         other_method: of the family, named where CP-SAT refuses the model.
         linearization_level: None: CP-SAT's own.
+        presolve: whether the model is simplified first.
 
     Raises:
         BackendFailedError: CP-SAT refuses the model.
@@ -49,6 +51,7 @@ def run_cp_sat(
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.num_workers = threads
     solver.parameters.random_seed = SEED
+    solver.parameters.cp_model_presolve = presolve
     if linearization_level is not None:
         solver.parameters.linearization_level = linearization_level
     solver.parameters.catch_sigint_signal = False

@@ -26,12 +26,8 @@ from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
 
 LAYOUT: Final[Family[LayoutProblem, Layout]] = Family(
     name="layout",
-    methods={
-        "exact": "solvers.layout.exact:solve",
-        "milp": "solvers.layout.milp:solve",
-        "cp_sat": "solvers.layout.cp_sat:solve",
-    },
-    default="milp",
+    methods={"exact": "solvers.layout.exact:solve"},
+    default="exact",
     check=layout_check,
 )
 
