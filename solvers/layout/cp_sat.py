@@ -35,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 from ortools.sat.python import cp_model
 
+from solvers.arrays import LARGEST_BYTES
 from solvers.cp_sat import run_cp_sat
 from solvers.layout import check
 from solvers.layout.fixed_cuts import even_layout, fastest_options
@@ -44,7 +45,7 @@ from solvers.layout.patterns import (
     least_objective_s,
     patterns_of_stages,
 )
-from solvers.layout.problem import LARGEST_BYTES, Layout, LayoutProblem
+from solvers.layout.problem import Layout, LayoutProblem
 from solvers.result import Claim, Status
 
 ROUNDING_TOLERANCE = 1e-7

@@ -33,11 +33,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from solvers.arrays import freeze, freeze_bytes, freeze_numbers
+
 Seconds = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.int64]
 Rates = npt.NDArray[np.float64]
-
-LARGEST_BYTES = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +102,15 @@ class RankPlacementProblem:
         np.fill_diagonal(rates_NN, np.inf)
         if not (rates_NN > 0.0).all():
             raise ValueError("bytes_per_s_NN must be positive between every two nodes")
-        self._freeze("bytes_per_s_NN", rates_NN)
-        self._freeze_numbers("stage_s_N", nodes)
-        self._freeze_numbers("gradient_bytes_S", self.stages)
+        freeze(self, "bytes_per_s_NN", rates_NN)
+        freeze_numbers(self, "stage_s_N", (nodes,))
+        freeze_numbers(self, "gradient_bytes_S", (self.stages,))
         for name in ("all_to_all_bytes_S", "block_gradient_bytes_S"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, np.zeros(self.stages))
-            self._freeze_numbers(name, self.stages)
-        self._freeze_bytes("stage_bytes_S", self.stages, round_up=True)
-        self._freeze_bytes("memory_limit_bytes_N", nodes, round_up=False)
+            freeze_numbers(self, name, (self.stages,))
+        freeze_bytes(self, "stage_bytes_S", (self.stages,))
+        freeze_bytes(self, "memory_limit_bytes_N", (nodes,), is_limit=True)
 
     @property
     def num_nodes(self) -> int:
@@ -138,19 +138,3 @@ class RankPlacementProblem:
     def rounds(self) -> float:
         """How often a step pays the hops of a whole pipeline."""
         return max(1.0, self.num_microbatches / self.stages)
-
-    def _freeze_numbers(self, name: str, length: int) -> None:
-        array = np.array(getattr(self, name), dtype=np.float64)
-        if array.shape != (length,) or not (np.isfinite(array).all() and (array >= 0.0).all()):
-            raise ValueError(f"{name} must be {length} numbers, at least 0")
-        self._freeze(name, array)
-
-    def _freeze_bytes(self, name: str, length: int, *, round_up: bool) -> None:
-        self._freeze_numbers(name, length)
-        array = getattr(self, name)
-        rounded = np.ceil(array) if round_up else np.floor(array)
-        self._freeze(name, np.minimum(rounded, LARGEST_BYTES).astype(np.int64))
-
-    def _freeze(self, name: str, array: npt.NDArray[np.generic]) -> None:
-        array.setflags(write=False)
-        object.__setattr__(self, name, array)
