@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from solvers.instances.counts import CountsModel
 from solvers.instances.dominance import undominated
 from solvers.instances.flows import at_lower_rate, first_cuts, max_flow_plan
-from solvers.instances.linear import WHOLE, least_per_s
-from solvers.instances.problem import InstanceObjective, InstancePlan, InstancesProblem
+from solvers.instances.problem import SHORTFALL_RATIO, InstancePlan, InstancesProblem
 from solvers.result import Status
+
+WHOLE = 1.0 - SHORTFALL_RATIO
+"""Keeps rounding from cutting off the chosen plan."""
 
 AGREEMENT_RATIO = 1e-7
 """How near the counts' limit and what they serve must come: above the rounding to whole units."""
@@ -54,8 +56,10 @@ def alternatives(
 ) -> Alternatives:
     """Find up to `most` plans whose objective exceeds the chosen plan's by `band_ratio` at most."""
     deadline_s = time.perf_counter() + time_limit_s
-    columns, least = undominated(problem), _least_per_s(problem, chosen, band_ratio=band_ratio)
-    rate_is_free = problem.objective is InstanceObjective.RATE
+    columns, least = undominated(problem), problem.least_per_s
+    rate_is_free = not problem.objective.rate_is_fixed
+    if rate_is_free:
+        least = max(least, chosen.rate_per_s / (1.0 + band_ratio) * WHOLE)
     weight = sum(w * n for w, n in zip(problem.weight_J, chosen.count_J, strict=True))
     most_weight = None if rate_is_free else weight * (1.0 + band_ratio) / WHOLE
     cuts, steps = list(first_cuts(problem)), COARSEST_STEPS
@@ -81,13 +85,3 @@ def alternatives(
         else:
             listed.append(served.plan if rate_is_free else at_lower_rate(served.plan, least))
     return Alternatives(plans=tuple(listed), is_complete=False)
-
-
-def _least_per_s(problem: InstancesProblem, chosen: InstancePlan, *, band_ratio: float) -> float:
-    match problem.objective:
-        case InstanceObjective.COST | InstanceObjective.DEVICES:
-            return least_per_s(problem)
-        case InstanceObjective.RATE:
-            return max(least_per_s(problem), chosen.rate_per_s / (1.0 + band_ratio) * WHOLE)
-        case InstanceObjective.DEVICE_TIME | InstanceObjective.SPENDING:
-            return chosen.rate_per_s * WHOLE
