@@ -27,8 +27,6 @@ DEPLOYMENTS = "Serving plans"
 BUDGET = "Budget"
 LAUNCHERS = "Launchers"
 SHARING = "Resume and parallel workers"
-FORMER_SOLVERS: Final = ("milp", "cp_sat", "exact")
-"""Names that `plan --solver` had for layouts."""
 TRAINING_FORMATS: Final = "deepspeed, megatron, megatron-bridge, ms-swift, torchtitan or trainer"
 """Names of the formats' tables, which --help does not wait for; tests compare them."""
 SERVING_FORMATS: Final = "sglang, trtllm or vllm"
@@ -36,13 +34,10 @@ METRICS: Final = "deepspeed, megatron, ms-swift, peft, torchtitan"
 
 
 def _note_solver(solver: str | None) -> None:
-    if solver is None:
-        return
-    if solver not in FORMER_SOLVERS:
-        raise SpecError(f"--solver {solver}: not one of {', '.join(FORMER_SOLVERS)}")
-    print_stderr(
-        f"--solver {solver}: ignored, layouts have one solver; the next release refuses the option"
-    )
+    if solver is not None:
+        print_stderr(
+            f"--solver {solver}: ignored, layouts have one solver; the next release refuses it"
+        )
 
 
 def _refuse_faults(scenario: Path | None) -> None:

@@ -127,7 +127,6 @@ def test_a_former_layout_solver_is_noted_in_one_line(
 @each_row(
     ("options", "line"),
     [
-        (["--solver", "bogus"], "moetune: --solver bogus: not one of milp, cp_sat, exact"),
         (["--time-limit", "60"], "moetune: --time-limit: '60' has no unit"),
         (["--time-limit", "1 fortnight"], "moetune: --time-limit: "),
         (["--time-limit", "0s"], "moetune: --time-limit: '0s' must be more than nothing"),
