@@ -204,10 +204,6 @@ class InstancesProblem:
         """The role of a column."""
         return self.groups[self.columns[column].group].role
 
-    def columns_of(self, role: InstanceRole) -> tuple[int, ...]:
-        """The columns of a role."""
-        return tuple(j for j in range(len(self.columns)) if self.role_of(j) is role)
-
     def kinds(self) -> tuple[tuple[InstanceRole, tuple[int, ...]], ...]:
         """The columns of each role of each island, of which `max_kinds` may be in use."""
         by_role: dict[tuple[InstanceRole, int], list[int]] = {}
