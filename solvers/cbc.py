@@ -119,7 +119,7 @@ def _read_run(
     if not solution.exists():
         last_line = (log.strip() or "no output").splitlines()[-1]
         raise BackendFailedError(
-            f"CBC wrote no solution ({last_line}); choose another method, e.g. 'exact'"
+            f"CBC wrote no solution ({last_line}); reinstall PuLP, which carries the program"
         )
     return _CbcFiles(solution=solution.read_text(), log=log)
 
@@ -170,7 +170,7 @@ def _run(
             process.wait(timeout=time_limit_s + GRACE_S)
         except OSError as error:
             raise BackendFailedError(
-                f"CBC cannot be started ({error}); choose another method, e.g. 'exact'"
+                f"CBC cannot be started ({error}); reinstall PuLP, which carries the program"
             ) from error
         except subprocess.TimeoutExpired:
             return False

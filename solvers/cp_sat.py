@@ -30,8 +30,9 @@ def run_cp_sat(
     *,
     time_limit_s: float,
     threads: int,
-    other_method: str,
+    other_method: str | None = None,
     linearization_level: int | None = None,
+    presolve: bool = True,
 ) -> tuple[Status, cp_model.CpSolver]:
     """Search once, from a fixed seed; return the status and the solver, which holds the values.
 
@@ -39,8 +40,9 @@ def run_cp_sat(
         model: what is solved.
         time_limit_s: for the search.
         threads: of it.
-        other_method: named where CP-SAT refuses the model.
+        other_method: of the family, named where CP-SAT refuses the model.
         linearization_level: None: CP-SAT's own.
+        presolve: whether the model is simplified first.
 
     Raises:
         BackendFailedError: CP-SAT refuses the model.
@@ -49,6 +51,7 @@ def run_cp_sat(
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.num_workers = threads
     solver.parameters.random_seed = SEED
+    solver.parameters.cp_model_presolve = presolve
     if linearization_level is not None:
         solver.parameters.linearization_level = linearization_level
     solver.parameters.catch_sigint_signal = False
@@ -63,8 +66,6 @@ def run_cp_sat(
             raise
     status = STATUS_OF_CP_SAT.get(code)
     if status is None:
-        raise BackendFailedError(
-            f"CP-SAT refused the model ({solver.status_name(code)}); choose another method, "
-            f"e.g. {other_method!r}"
-        )
+        way_out = f"; choose another method, e.g. {other_method!r}" if other_method else ""
+        raise BackendFailedError(f"CP-SAT refused the model ({solver.status_name(code)}){way_out}")
     return status, solver

@@ -26,41 +26,28 @@ from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
 
 LAYOUT: Final[Family[LayoutProblem, Layout]] = Family(
     name="layout",
-    methods={
-        "exact": "solvers.layout.exact:solve",
-        "milp": "solvers.layout.milp:solve",
-        "cp_sat": "solvers.layout.cp_sat:solve",
-    },
-    default="milp",
+    methods={"exact": "solvers.layout.exact:solve"},
+    default="exact",
     check=layout_check,
 )
 
 PARTITION: Final[Family[PartitionProblem, Partition]] = Family(
     name="partition",
-    methods={
-        "exact": "solvers.partition.exact:solve",
-        "milp": "solvers.partition.milp:solve",
-    },
+    methods={"exact": "solvers.partition.exact:solve"},
     default="exact",
     check=partition_check,
 )
 
 RANK_PLACEMENT: Final[Family[RankPlacementProblem, RankPlacement]] = Family(
     name="rank placement",
-    methods={
-        "annealing": "solvers.rank_placement.annealing:solve",
-        "milp": "solvers.rank_placement.milp:solve",
-    },
+    methods={"annealing": "solvers.rank_placement.annealing:solve"},
     default="annealing",
     check=rank_placement_check,
 )
 
 INSTANCES: Final[Family[InstancesProblem, InstancePlan]] = Family(
     name="instances",
-    methods={
-        "milp": "solvers.instances.milp:solve",
-        "cp_sat": "solvers.instances.cp_sat:solve",
-    },
+    methods={"milp": "solvers.instances.milp:solve"},
     default="milp",
     check=instances_check,
 )

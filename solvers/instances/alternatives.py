@@ -2,24 +2,37 @@
 
 An alternative serves no less than the chosen plan, or for RATE no less within the band, weighs at
 most the band more, and has no instance that it could do without (no plan among them contains
-another). Weights are those of the objective, devices for RATE. They are found one by one by the
-cuts of `cp_sat.py`; each found plan, and all that contain it, are then excluded. Because the
-lightest comes first, none is missed: an excluded plan contains one that was found.
+another). Weights are those of the objective, devices for RATE. They are found one by one, by
+Benders' decomposition (Numerische Mathematik 4, 1962):
 
-Only undominated columns are used (`dominance.py`).
+    1. find the lightest counts under the cuts so far (`counts.py`);
+    2. route as many requests as these counts can serve (`flows.py`): a plan and a cut;
+    3. where that is too few, add the cut and go back to 1; otherwise exclude the plan and all that
+       contain it. Because the lightest comes first, none is missed: an excluded plan contains one
+       that was found.
+
+A cut leaves out the counts that it came from, so it ends. Only undominated columns are used
+(`dominance.py`).
 """
 
-import math
 import time
 from dataclasses import dataclass
 
 from solvers.instances.counts import CountsModel
-from solvers.instances.cp_sat import AGREEMENT_RATIO, Units, size_per_s
 from solvers.instances.dominance import undominated
 from solvers.instances.flows import at_lower_rate, first_cuts, max_flow_plan
-from solvers.instances.linear import WHOLE, Linear, least_per_s
-from solvers.instances.problem import InstanceObjective, InstancePlan, InstancesProblem
+from solvers.instances.problem import SHORTFALL_RATIO, InstancePlan, InstancesProblem
 from solvers.result import Status
+
+WHOLE = 1.0 - SHORTFALL_RATIO
+"""Keeps rounding from cutting off the chosen plan."""
+
+AGREEMENT_RATIO = 1e-7
+"""How near the counts' limit and what they serve must come: above the rounding to whole units."""
+
+COARSEST_STEPS, FINER, FINEST_STEPS = 10**4, 10**3, 10**10
+"""Units in the least rate: coarse, since that is fast, until they hide a cut; the finest round by
+far less than 1e-7."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,51 +56,32 @@ def alternatives(
 ) -> Alternatives:
     """Find up to `most` plans whose objective exceeds the chosen plan's by `band_ratio` at most."""
     deadline_s = time.perf_counter() + time_limit_s
-    columns = undominated(problem)
-    linear = _alternatives_program(problem, chosen, band_ratio=band_ratio)
-    limit = math.inf
-    if problem.objective is not InstanceObjective.RATE:
-        limit = _weight(linear, chosen) * (1.0 + band_ratio) / WHOLE
-    size = size_per_s(problem, columns, linear)
-    units, cuts = Units(size), list(first_cuts(problem))
+    columns, least = undominated(problem), problem.least_per_s
+    rate_is_free = not problem.objective.rate_is_fixed
+    if rate_is_free:
+        least = max(least, chosen.rate_per_s / (1.0 + band_ratio) * WHOLE)
+    weight = sum(w * n for w, n in zip(problem.weight_J, chosen.count_J, strict=True))
+    most_weight = None if rate_is_free else weight * (1.0 + band_ratio) / WHOLE
+    cuts, steps = list(first_cuts(problem)), COARSEST_STEPS
+    seen: set[tuple[int, ...]] = set()
     listed: list[InstancePlan] = []
     while len(listed) < most and (left_s := deadline_s - time.perf_counter()) > 0.0:
-        model = CountsModel(problem, columns, linear, size_per_s=size, unit_per_s=units.unit_per_s)
+        model = CountsModel(problem, columns, most_weight=most_weight)
         for cut in cuts:
-            model.add_cut(cut)
+            model.add_cut(cut, least_per_s=least, unit_per_s=least / steps)
         for plan in listed:
             model.forbid_as_many(plan.count_J)
-        counted = model.run(time_limit_s=left_s, threads=threads)
-        if counted.status is Status.INFEASIBLE or counted.bound > limit:
+        status, count_J = model.run(time_limit_s=left_s, threads=threads)
+        if status is Status.INFEASIBLE:
             return Alternatives(plans=tuple(listed), is_complete=True)
-        if counted.status is not Status.OPTIMAL:
+        if status is not Status.OPTIMAL:
             break
-        units.watch(counted.count_J)
-        served = max_flow_plan(problem, counted.count_J)
-        if served.plan.rate_per_s < linear.least_per_s * (1.0 - AGREEMENT_RATIO):
+        if count_J in seen:
+            steps = min(steps * FINER, FINEST_STEPS)
+        seen.add(count_J)
+        served = max_flow_plan(problem, count_J)
+        if served.plan.rate_per_s < least * (1.0 - AGREEMENT_RATIO):
             cuts.append(served.cut)
-            continue
-        if _weight(linear, served.plan) > limit:
-            return Alternatives(plans=tuple(listed), is_complete=True)
-        rate_is_free = problem.objective is InstanceObjective.RATE
-        listed.append(
-            served.plan if rate_is_free else at_lower_rate(served.plan, linear.least_per_s)
-        )
+        else:
+            listed.append(served.plan if rate_is_free else at_lower_rate(served.plan, least))
     return Alternatives(plans=tuple(listed), is_complete=False)
-
-
-def _alternatives_program(
-    problem: InstancesProblem, chosen: InstancePlan, *, band_ratio: float
-) -> Linear:
-    match problem.objective:
-        case InstanceObjective.COST | InstanceObjective.DEVICES:
-            rate_per_s = least_per_s(problem)
-        case InstanceObjective.RATE:
-            rate_per_s = max(least_per_s(problem), chosen.rate_per_s / (1.0 + band_ratio) * WHOLE)
-        case InstanceObjective.DEVICE_TIME | InstanceObjective.SPENDING:
-            rate_per_s = chosen.rate_per_s * WHOLE
-    return Linear(weight_J=problem.weight_J, reward=0.0, least_per_s=rate_per_s)
-
-
-def _weight(linear: Linear, plan: InstancePlan) -> float:
-    return sum(w * count for w, count in zip(linear.weight_J, plan.count_J, strict=True))

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 
 from solvers.instances.problem import (
-    SECONDS_PER_HOUR,
     SHORTFALL_RATIO,
     InstanceObjective,
     InstancePlan,
@@ -34,18 +33,13 @@ def violations(problem: InstancesProblem, plan: InstancePlan) -> tuple[str, ...]
 
 def objective(problem: InstancesProblem, plan: InstancePlan) -> float:
     """What the plan costs; the formulas are in `problem.py`."""
-    provided = plan.rate_per_s / (1.0 + problem.spare_ratio)
     match problem.objective:
         case InstanceObjective.COST:
             return price_per_hour(problem, plan)
         case InstanceObjective.DEVICES:
             return float(sum(devices(problem, plan)))
         case InstanceObjective.RATE:
-            return 1.0 / provided
-        case InstanceObjective.DEVICE_TIME:
-            return sum(devices(problem, plan)) / provided
-        case InstanceObjective.SPENDING:
-            return price_per_hour(problem, plan) / SECONDS_PER_HOUR / provided
+            return (1.0 + problem.spare_ratio) / plan.rate_per_s
 
 
 def devices(problem: InstancesProblem, plan: InstancePlan) -> tuple[int, ...]:

@@ -1,9 +1,12 @@
 """The rows of `problem.py` as an integer program, solved by CBC through PuLP.
 
-Dominated columns are removed first (`dominance.py`), objectives become linear
-programs (`linear.py`). Rates are written in units of a rate that the pools can about reach, and
-links in shares of what they carry, so that CBC's tolerance on a row, 1e-7, lies far inside
-`SHORTFALL_RATIO`. Kinds in use are binary columns beside the counts, where they are limited.
+Dominated columns are removed first (`dominance.py`). COST and DEVICES are the least weight at the
+required rate. For RATE a first program maximises the rate; a bound b on it bounds the objective by
+(1 + spare) / b. A second one, the fewest devices at that rate, takes out idle instances.
+
+Rates are written in units of a rate that the pools can about reach, and links in shares of what
+they carry, so that CBC's tolerance on a row, 1e-7, lies far inside `SHORTFALL_RATIO`. Kinds in use
+are binary columns beside the counts, where they are limited.
 
 Proves optimality and infeasibility up to CBC's tolerances, which are taken off the bound.
 Exponential in the worst case; pools of tens of devices take a fraction of a second.
@@ -21,7 +24,6 @@ from pulp.apis.coin_api import pulp_cbc_path
 from solvers.cbc import run_cbc
 from solvers.instances.dominance import undominated
 from solvers.instances.flows import at_lower_rate, max_flow_plan
-from solvers.instances.linear import Linear, solve_by
 from solvers.instances.problem import InstancePlan, InstanceRole, InstancesProblem
 from solvers.result import Claim, Status
 
@@ -49,16 +51,30 @@ def solve(
     if reach_per_s == 0.0:
         return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
 
-    def solve_linear(linear: Linear) -> Claim[InstancePlan]:
-        is_fixed = not linear.reward and linear.least_per_s > 0.0
-        unit_per_s = linear.least_per_s
-        if not is_fixed:
-            unit_per_s = max(unit_per_s, LEAST_UNIT_RATIO * reach_per_s)
-        model = _InstanceProgram(problem, columns, linear, unit_per_s)
-        left_s = max(SHORTEST_RUN_S, deadline_s - time.perf_counter())
-        return model.run(time_limit_s=left_s, threads=threads)
+    def lightest(least_per_s: float) -> Claim[InstancePlan]:
+        program = _InstanceProgram(
+            problem, columns, problem.weight_J, least_per_s=least_per_s, unit_per_s=least_per_s
+        )
+        return program.run(time_limit_s=deadline_s - time.perf_counter(), threads=threads)
 
-    return solve_by(problem, solve_linear)
+    if problem.objective.rate_is_fixed:
+        return lightest(problem.least_per_s)
+    unit_per_s = max(problem.least_per_s, LEAST_UNIT_RATIO * reach_per_s)
+    program = _InstanceProgram(
+        problem, columns, None, least_per_s=problem.least_per_s, unit_per_s=unit_per_s
+    )
+    fastest = program.run(time_limit_s=deadline_s - time.perf_counter(), threads=threads)
+    if fastest.status is Status.INFEASIBLE:
+        return fastest
+    bound = (1.0 + problem.spare_ratio) / -fastest.bound if fastest.bound < 0.0 else math.inf
+    plan = fastest.solution
+    if plan is not None and plan.rate_per_s == 0.0:
+        if fastest.status is Status.OPTIMAL:
+            return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
+        return Claim(status=Status.UNKNOWN, solution=None, bound=bound)
+    if plan is not None:
+        plan = lightest(plan.rate_per_s).solution or plan
+    return Claim(status=fastest.status, solution=plan, bound=bound)
 
 
 def reachable_per_s(problem: InstancesProblem, columns: Iterable[int]) -> float:
@@ -73,13 +89,19 @@ def reachable_per_s(problem: InstancesProblem, columns: Iterable[int]) -> float:
 
 
 class _InstanceProgram:
-    """One linear program with its columns; a resource of one run."""
+    """The least weight at a rate, or the most rate where nothing weighs; a resource of one run."""
 
     def __init__(
-        self, problem: InstancesProblem, columns: tuple[int, ...], linear: Linear, unit_per_s: float
+        self,
+        problem: InstancesProblem,
+        columns: tuple[int, ...],
+        weight_J: tuple[float, ...] | None,
+        *,
+        least_per_s: float,
+        unit_per_s: float,
     ) -> None:
-        self.problem, self.columns, self.linear = problem, columns, linear
-        self.unit_per_s = unit_per_s
+        self.problem, self.columns, self.weight_J = problem, columns, weight_J
+        self.least_per_s, self.unit_per_s = least_per_s, unit_per_s
         self.program = pulp.LpProblem("instances", pulp.LpMinimize)
         self.count_J = {
             j: self.program.add_variable(
@@ -91,9 +113,9 @@ class _InstanceProgram:
             self.program.add_variable(f"y{e}", lowBound=0.0) for e in range(len(problem.routes))
         ]
         self.aggregated = self.program.add_variable("a", lowBound=0.0)
-        least = linear.least_per_s / unit_per_s
+        least = least_per_s / unit_per_s
         self.rate = self.program.add_variable(
-            "r", lowBound=least, upBound=None if linear.reward else least
+            "r", lowBound=least, upBound=None if weight_J is None else least
         )
         self._price()
         self._serve()
@@ -101,12 +123,14 @@ class _InstanceProgram:
         self._limit_kinds()
 
     def _price(self) -> None:
-        linear = self.linear
-        reward = linear.reward * self.unit_per_s
-        self.reward, self.size = reward, max(reward, *(linear.weight_J[j] for j in self.columns))
+        if self.weight_J is None:
+            self.size = self.unit_per_s
+            self.program += -SCALED_OBJECTIVE * self.rate
+            return
+        self.size = max(self.weight_J[j] for j in self.columns)
         scale = SCALED_OBJECTIVE / self.size
-        weighed = [(count, linear.weight_J[j] * scale) for j, count in self.count_J.items()]
-        self.program += pulp.LpAffineExpression([*weighed, (self.rate, -reward * scale)])
+        weighed = [(count, self.weight_J[j] * scale) for j, count in self.count_J.items()]
+        self.program += pulp.LpAffineExpression(weighed)
 
     def _serve(self) -> None:
         problem, routes = self.problem, self.problem.routes
@@ -139,7 +163,7 @@ class _InstanceProgram:
 
     def _capacity(self, groups: set[int]) -> pulp.LpAffineExpression:
         # At a fixed rate no instance serves more than all of it, which keeps every number near 1.
-        most_per_s = math.inf if self.linear.reward else self.unit_per_s
+        most_per_s = math.inf if self.weight_J is None else self.unit_per_s
         members = [
             (count, min(self.problem.columns[j].rate_per_s, most_per_s) / self.unit_per_s)
             for j, count in self.count_J.items()
@@ -169,18 +193,18 @@ class _InstanceProgram:
             self.program += pulp.lpSum(used) <= problem.max_kinds
 
     def run(self, *, time_limit_s: float, threads: int) -> Claim[InstancePlan]:
-        """Solve; the claim is about the linear objective."""
+        """Solve; the claim is about the weight, or about the rate below zero."""
         result = run_cbc(
             executable=pulp_cbc_path,
             write_model=self.program.writeMPS,
-            time_limit_s=time_limit_s,
+            time_limit_s=max(SHORTEST_RUN_S, time_limit_s),
             threads=threads,
         )
         if result.status is Status.INFEASIBLE:
             return Claim(status=result.status, solution=None, bound=math.inf)
         plan = self._plan(result.value_of_column) if result.status.has_solution else None
         bound = result.bound * self.size / SCALED_OBJECTIVE
-        bound -= RELATIVE_TOLERANCE * max(abs(bound), self.reward)
+        bound -= RELATIVE_TOLERANCE * max(abs(bound), self.unit_per_s * (self.weight_J is None))
         return Claim(status=result.status, solution=plan, bound=bound)
 
     def _plan(self, value: Mapping[str, float]) -> InstancePlan:
@@ -188,4 +212,4 @@ class _InstanceProgram:
         for j in self.columns:
             counts[j] = round(value.get(f"n{j}", 0.0))
         plan = max_flow_plan(self.problem, tuple(counts)).plan
-        return plan if self.linear.reward else at_lower_rate(plan, self.linear.least_per_s)
+        return plan if self.weight_J is None else at_lower_rate(plan, self.least_per_s)

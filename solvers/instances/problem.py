@@ -26,10 +26,8 @@ state: queueing is covered by `spare_ratio` and by a simulation afterwards, not 
 
 Objectives, all to be minimised:
 
-    COST, DEVICES           sum_j weight[j] n_j, weight the price or the devices
-    RATE                    (1 + spare) / r, seconds per request: the most requests from the pools
-    DEVICE_TIME, SPENDING   (1 + spare) sum_j weight[j] n_j / r, device-seconds or money a request:
-                            the most requests per device or per money (goodput per device)
+    COST, DEVICES   sum_j weight[j] n_j, weight the price or the devices
+    RATE            (1 + spare) / r, seconds per request: the most requests from the pools
 
 Source: the form follows "P-D disaggregated inference on multi-vendor GPUs" (arXiv:2509.17542),
 whose own program is not public, and DistServe (arXiv:2401.09670) and P/D-Serve (arXiv:2408.08147),
@@ -52,8 +50,6 @@ Value = TypeVar("Value")
 SHORTFALL_RATIO = 1e-6
 """A row that is missed by less than this share is met: floating point, not serving."""
 
-SECONDS_PER_HOUR = 3600.0
-
 
 class InstanceRole(StrEnum):
     """What an instance does for its requests."""
@@ -75,20 +71,11 @@ class InstanceObjective(StrEnum):
     """Devices at the demanded rate."""
     RATE = "rate"
     """Seconds per request, with all pools."""
-    DEVICE_TIME = "device_time"
-    """Device-seconds per request."""
-    SPENDING = "spending"
-    """Money per request."""
 
     @property
     def rate_is_fixed(self) -> bool:
         """Whether the demand is served and no more."""
-        return self in (InstanceObjective.COST, InstanceObjective.DEVICES)
-
-    @property
-    def needs_prices(self) -> bool:
-        """Whether columns must have a price."""
-        return self in (InstanceObjective.COST, InstanceObjective.SPENDING)
+        return self is not InstanceObjective.RATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,23 +189,20 @@ class InstancesProblem:
         return self.demand_per_s * (1.0 + self.spare_ratio)
 
     @property
+    def least_per_s(self) -> float:
+        """The required rate less half of what may fall short; the other half is for rounding."""
+        return self.required_per_s * (1.0 - 0.5 * SHORTFALL_RATIO)
+
+    @property
     def weight_J(self) -> tuple[float, ...]:
-        """What one instance of each column adds to the sum in the objective."""
+        """What one instance of each column weighs: its price for COST, else its devices."""
         if self.objective is InstanceObjective.COST:
             return tuple(column.price_per_hour for column in self.columns)
-        if self.objective is InstanceObjective.SPENDING:
-            hour = SECONDS_PER_HOUR / (1.0 + self.spare_ratio)
-            return tuple(column.price_per_hour / hour for column in self.columns)
-        each = 1.0 + self.spare_ratio if self.objective is InstanceObjective.DEVICE_TIME else 1.0
-        return tuple(sum(column.devices_P) * each for column in self.columns)
+        return tuple(float(sum(column.devices_P)) for column in self.columns)
 
     def role_of(self, column: int) -> InstanceRole:
         """The role of a column."""
         return self.groups[self.columns[column].group].role
-
-    def columns_of(self, role: InstanceRole) -> tuple[int, ...]:
-        """The columns of a role."""
-        return tuple(j for j in range(len(self.columns)) if self.role_of(j) is role)
 
     def kinds(self) -> tuple[tuple[InstanceRole, tuple[int, ...]], ...]:
         """The columns of each role of each island, of which `max_kinds` may be in use."""
@@ -264,7 +248,7 @@ class InstancesProblem:
             lambda one: 0.0 < one.rate_per_s < math.inf and 0.0 <= one.price_per_hour < math.inf,
             "rate_per_s must be positive and price_per_hour at least 0, both finite",
         )
-        if self.objective.needs_prices:
+        if self.objective is InstanceObjective.COST:
             _require(
                 self.columns,
                 lambda one: one.price_per_hour > 0.0,

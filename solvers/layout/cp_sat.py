@@ -1,13 +1,27 @@
-"""The program of `milp.py` over stage patterns in integers, solved by OR-Tools' CP-SAT.
+"""Integer program over stage patterns, where devices run several stages, solved by CP-SAT.
 
-Order of runs and exclusivity are clauses instead of rows; memory is exact, because bytes are
-integers. Times become integer multiples of a unit, rounded *down*, so that the solver's bound,
-times the unit, is a valid lower bound on the true step time. The unit is chosen so that all
-rounding together moves the objective by less than 1e-7 of its least possible value; only where that
-would overflow 64 bits is it coarser, and the claim's bound says so.
+    minimise    (m - 1/v) * peak + (1/v) * sum_{s,n} time[s, n] x[s, n]
+    such that   sum_n x[s, n] = 1                                       each stage is one pattern
+                sum_{s,n} layers[s, n, r] x[s, n] = length[r]           every layer is placed
+                peak >= sum_{s on d, n} time[s, n] x[s, n]              each device d
+                x[s, n] => done[s, r]                  n holds run r+1, which waits until r is done
+                x[s, n] => not done[s - 1, r]          n holds run r
+                done[s - 1, r] => done[s, r]
+                x[s, n] => global[o], exactly one global[o]         n is under option o, if uniform
+                sum_{s on d, n} held[s, n] x[s, n] + transient[d] <= limit[d]
+                transient[d] >= sum_n transient[s, n] x[s, n]           each stage s of d
 
-Proves optimality (within that rounding) and infeasibility (exactly). One thread and a fixed seed
-give the same result every time, unless the time limit ends the search. An interrupt stops the
+x, done and global are booleans. Choosing whole patterns instead of counts and options makes the
+relaxation the convex hull of each stage. Memory is exact, because bytes are integers.
+
+Times become integer multiples of a unit, rounded *down*, so that the solver's bound, times the
+unit, is a valid lower bound on the true step time. The unit is chosen so that all rounding together
+moves the objective by less than 1e-7 of its least possible value; only where that would overflow 64
+bits is it coarser, and the claim's bound says so.
+
+Proves optimality (within that rounding) and infeasibility (exactly). The search starts from even
+stages under their best options, which replace a layout that is no better. One thread and a fixed
+seed give the same result every time, unless the time limit ends the search. An interrupt stops the
 search and is re-raised.
 
 Letters: R runs, O options, S stages, D devices, N patterns of one stage.
@@ -21,15 +35,17 @@ import numpy as np
 import numpy.typing as npt
 from ortools.sat.python import cp_model
 
+from solvers.arrays import LARGEST_BYTES
 from solvers.cp_sat import run_cp_sat
+from solvers.layout import check
+from solvers.layout.fixed_cuts import even_layout, fastest_options
 from solvers.layout.patterns import (
     StagePatterns,
     layout_of_choice,
     least_objective_s,
     patterns_of_stages,
 )
-from solvers.layout.problem import LARGEST_BYTES, Layout, LayoutProblem
-from solvers.layout.start import better_of, even_start
+from solvers.layout.problem import Layout, LayoutProblem
 from solvers.result import Claim, Status
 
 ROUNDING_TOLERANCE = 1e-7
@@ -39,21 +55,24 @@ Columns = list[list[cp_model.IntVar]]
 
 
 def solve(problem: LayoutProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Layout]:
-    """Return CP-SAT's best layout with a proven lower bound on the step time."""
+    """Return the best layout with a proven lower bound on the step time; the cuts must be free."""
     patterns = patterns_of_stages(problem)
     if not all(len(stage) for stage in patterns):
         return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
     model, x_SN = _model_of_layouts(problem, patterns)
-    if problem.stages_per_device > 1:
-        _limit_memory(model, problem, patterns, x_SN, extra=0)
+    _limit_memory(model, problem, patterns, x_SN, extra=0)
     unit_s = _unit_s(problem, patterns)
     _minimise_time(model, problem, patterns, x_SN, unit_s)
-    start = even_start(problem)
+    start = fastest_options(even_layout(problem)).solution
     if start is not None:
         _hint(model, patterns, x_SN, start)
     claim = _run(model, patterns, x_SN, time_limit_s=time_limit_s, threads=threads)
     bound = max(claim.bound * unit_s / problem.stages_per_device, least_objective_s(problem))
-    return better_of(problem, dataclasses.replace(claim, bound=bound), start)
+    if start is None or claim.status in (Status.OPTIMAL, Status.INFEASIBLE):
+        return dataclasses.replace(claim, bound=bound)
+    found = (start,) if claim.solution is None else (claim.solution, start)
+    best = min(found, key=lambda layout: check.objective(problem, layout))
+    return Claim(status=Status.FEASIBLE, solution=best, bound=bound)
 
 
 def least_extra_bytes(
@@ -209,7 +228,11 @@ def _run(
         BackendFailedError: CP-SAT refuses the model.
     """
     status, solver = run_cp_sat(
-        model, time_limit_s=time_limit_s, threads=threads, other_method="exact"
+        model,
+        time_limit_s=time_limit_s,
+        threads=threads,
+        linearization_level=2,  # relaxations over patterns are nearly tight
+        presolve=False,  # takes all of 10 s where patterns are thousands, and finds little
     )
     if status is Status.INFEASIBLE:
         return Claim(status=status, solution=None, bound=math.inf)

@@ -1,4 +1,4 @@
-"""Our own exact method: shortest paths over cut points, walked down along the bottleneck.
+"""Shortest paths over cut points, walked down along the bottleneck; else an integer program.
 
 One stage per device (v = 1). A stage's best option is settled locally: the fastest that fits. What
 is left is to choose the cut points that minimise total + (m - 1) * peak. Under a ceiling on the
@@ -10,8 +10,8 @@ the totals still to come, can beat that layout. This is the chains-to-chains pro
 paths as distinct stage times, in practice a handful. A uniform option repeats the walk per option
 with a common incumbent.
 
-Several stages per device: solved when the layout is fixed (`fixed_cuts.py`), otherwise UNKNOWN,
-because devices then couple the intervals.
+Several stages per device couple the intervals: solved where the layout is fixed (`fixed_cuts.py`),
+otherwise by CP-SAT (`cp_sat.py`), which the time limit may end.
 
 Proves optimality and infeasibility. Letters: O options, S stages, A and B cut points 0..L.
 """
@@ -59,12 +59,15 @@ class _Path:
 
 
 def solve(problem: LayoutProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Layout]:
-    """Return the proven optimum, or UNKNOWN where stages share devices and cuts are free."""
+    """Return the proven optimum, or the best layout found in time with a lower bound."""
+    deadline_s = time.perf_counter() + time_limit_s
     if problem.stages_per_device == 1:
-        return _walk_every_option_set(problem, time.perf_counter() + time_limit_s)
+        return _walk_every_option_set(problem, deadline_s)
     if problem.fixed_layout is not None:
         return fastest_options(problem)
-    return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
+    from solvers.layout import cp_sat  # OR-Tools is loaded only where it is needed.
+
+    return cp_sat.solve(problem, time_limit_s=time_limit_s, threads=threads)
 
 
 def _walk_every_option_set(problem: LayoutProblem, deadline_s: float) -> Claim[Layout]:

@@ -1,8 +1,8 @@
-"""Patterns of a stage: the columns that the integer programs choose from.
+"""Patterns of a stage: what the integer program of `cp_sat.py` chooses from.
 
 A pattern is how many layers of each run a stage holds and under which option. Identical layers make
-most intervals the same pattern, so there are few: the integer programs pick one pattern per stage,
-count layers, and keep the runs in order. Patterns that do not fit an empty device are not made, nor
+most intervals the same pattern, so there are few: the program picks one per stage, counts
+layers, and keeps the runs in order. Patterns that do not fit an empty device are not made, nor
 those that another pattern with the same layers dominates in time and memory.
 
 Letters: R runs, O options, C distinct contents, N patterns of one stage.
@@ -32,9 +32,9 @@ class StagePatterns:
 
 def patterns_of_stages(problem: LayoutProblem) -> tuple[StagePatterns, ...]:
     """Tabulate the patterns of every stage, in execution order."""
+    layers_CR = _contents(problem)
     return tuple(
-        _patterns_of_stage(problem, stage, layers_CR)
-        for stage, layers_CR in enumerate(_contents_of_stages(problem))
+        _patterns_of_stage(problem, stage, layers_CR) for stage in range(problem.num_stages)
     )
 
 
@@ -45,20 +45,6 @@ def layout_of_choice(patterns: tuple[StagePatterns, ...], chosen: list[int]) -> 
         layers_SR=tuple(tuple(stage.layers_NR[n].tolist()) for stage, n in picked),
         option_S=tuple(int(stage.option_N[n]) for stage, n in picked),
     )
-
-
-def overfull_devices(
-    problem: LayoutProblem, patterns: tuple[StagePatterns, ...], chosen: list[int]
-) -> list[int]:
-    """The devices whose memory limit the chosen patterns overstep."""
-    overfull = []
-    for device, limit in enumerate(problem.memory_limit_bytes_D.tolist()):
-        stages = problem.stages_of_device(device)
-        resident = sum(int(patterns[s].resident_bytes_N[chosen[s]]) for s in stages)
-        transient = max(int(patterns[s].transient_bytes_N[chosen[s]]) for s in stages)
-        if resident + transient > limit:
-            overfull.append(device)
-    return overfull
 
 
 def least_objective_s(problem: LayoutProblem) -> float:
@@ -74,17 +60,13 @@ def least_objective_s(problem: LayoutProblem) -> float:
     return weight_of_peak * total_s / problem.num_devices + total_s / per_device
 
 
-def _contents_of_stages(problem: LayoutProblem) -> list[npt.NDArray[np.int64]]:
-    """The distinct layer counts [C, R] that each stage may hold."""
+def _contents(problem: LayoutProblem) -> npt.NDArray[np.int64]:
+    """The distinct layer counts [C, R] that a stage may hold."""
     run_of_layer = np.repeat(np.arange(problem.num_runs), problem.run_lengths)
     before_BR = np.zeros((problem.num_layers + 1, problem.num_runs), dtype=np.int64)
     before_BR[1:] = np.cumsum(run_of_layer[:, None] == np.arange(problem.num_runs), axis=0)
-    if problem.fixed_layout is not None:
-        cuts = np.cumsum((0, *problem.fixed_layout))
-        return list(np.diff(before_BR[cuts], axis=0)[:, None, :])
     start, stop = np.triu_indices(len(before_BR), k=problem.min_layers_per_stage)
-    contents_CR = np.unique(before_BR[stop] - before_BR[start], axis=0)
-    return [contents_CR] * problem.num_stages
+    return np.unique(before_BR[stop] - before_BR[start], axis=0)
 
 
 def _patterns_of_stage(
@@ -117,21 +99,13 @@ def _beaten_CO(
     resident_CO: Bytes,
     transient_CO: Bytes,
 ) -> npt.NDArray[np.bool_]:
-    """Where another option that fits is nowhere worse; the first of equals is kept.
-
-    A stage with a device to itself competes with nobody for memory: only time counts then.
-    """
+    """Where another option that fits is nowhere worse; the first of equals is kept."""
     beaten_CO = np.zeros_like(fits_CO)
-    memory_counts = problem.stages_per_device > 1
     for other in range(problem.num_options):
         others = np.s_[:, other : other + 1]
-        no_worse = fits_CO[others] & (time_s_CO[others] <= time_s_CO)
-        better = time_s_CO[others] < time_s_CO
-        if memory_counts:
-            no_worse &= (resident_CO[others] <= resident_CO) & (
-                transient_CO[others] <= transient_CO
-            )
-            better |= (resident_CO[others] < resident_CO) | (transient_CO[others] < transient_CO)
-        earlier = other < np.arange(problem.num_options)
-        beaten_CO |= no_worse & (better | earlier)
+        no_worse, better = fits_CO[others], other < np.arange(problem.num_options)
+        for cost_CO in (time_s_CO, resident_CO, transient_CO):
+            no_worse = no_worse & (cost_CO[others] <= cost_CO)
+            better = better | (cost_CO[others] < cost_CO)
+        beaten_CO |= no_worse & better
     return beaten_CO

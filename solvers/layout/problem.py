@@ -33,11 +33,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from solvers.arrays import LARGEST_BYTES, freeze_bytes, freeze_numbers
+
 Seconds = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.int64]
-
-LARGEST_BYTES = 2**52
-"""No device holds more (281 TB), which leaves 64-bit integers room for every sum of bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +89,14 @@ class LayoutProblem:
         runs, options, stages = len(self.run_lengths), len(self.options), len(self.device_of_stage)
         self._check_counts()
         per_layer, per_stage = (runs, options), (stages,)
-        self._freeze_times("time_s_RO", per_layer)
-        self._freeze_times("fixed_time_s_S", per_stage)
-        self._freeze_bytes("static_bytes_R", (runs,))
-        self._freeze_bytes("fixed_bytes_S", per_stage)
-        self._freeze_bytes("saved_bytes_RO", per_layer)
-        self._freeze_bytes("fixed_saved_bytes_S", per_stage)
-        self._freeze_bytes("transient_bytes_RO", per_layer)
-        self._freeze_bytes("memory_limit_bytes_D", (self.num_devices,), round_up=False)
+        freeze_numbers(self, "time_s_RO", per_layer)
+        freeze_numbers(self, "fixed_time_s_S", per_stage)
+        freeze_bytes(self, "static_bytes_R", (runs,))
+        freeze_bytes(self, "fixed_bytes_S", per_stage)
+        freeze_bytes(self, "saved_bytes_RO", per_layer)
+        freeze_bytes(self, "fixed_saved_bytes_S", per_stage)
+        freeze_bytes(self, "transient_bytes_RO", per_layer)
+        freeze_bytes(self, "memory_limit_bytes_D", (self.num_devices,), is_limit=True)
         self._check_layout_rules()
         self._check_sums_are_exact()
 
@@ -150,22 +149,6 @@ class LayoutProblem:
             raise ValueError(f"in_flight_S {self.in_flight_S} needs {self.num_stages} counts >= 0")
         if self.num_microbatches < 1:
             raise ValueError(f"num_microbatches {self.num_microbatches} must be at least 1")
-
-    def _freeze_times(self, name: str, shape: tuple[int, ...]) -> None:
-        times = np.array(getattr(self, name), dtype=np.float64)
-        if times.shape != shape or not np.isfinite(times).all() or (times < 0.0).any():
-            raise ValueError(f"{name} must be finite seconds >= 0 of shape {shape}")
-        times.setflags(write=False)
-        object.__setattr__(self, name, times)
-
-    def _freeze_bytes(self, name: str, shape: tuple[int, ...], *, round_up: bool = True) -> None:
-        given = np.array(getattr(self, name))
-        whole = np.ceil(given) if round_up else np.minimum(np.floor(given), LARGEST_BYTES)
-        if whole.shape != shape or not ((whole >= 0) & (whole <= LARGEST_BYTES)).all():
-            raise ValueError(f"{name} must be bytes in 0..2^52 of shape {shape}")
-        frozen = whole.astype(np.int64)
-        frozen.setflags(write=False)
-        object.__setattr__(self, name, frozen)
 
     def _check_layout_rules(self) -> None:
         fewest = self.min_layers_per_stage

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from solvers.arrays import LARGEST_BYTES
 from solvers.errors import RejectedClaimError
 from solvers.layout import check
 from solvers.layout.fixed_cuts import (
@@ -34,7 +35,7 @@ from solvers.layout.intervals import (
     layout_of_cuts,
     memory_bytes_ABO,
 )
-from solvers.layout.problem import LARGEST_BYTES, Layout, LayoutProblem
+from solvers.layout.problem import Layout, LayoutProblem
 
 NEVER = 2 * LARGEST_BYTES
 """Overflow of an interval that the stage may not hold: above every real one."""

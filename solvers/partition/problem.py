@@ -29,11 +29,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from solvers.arrays import LARGEST_BYTES, freeze_bytes, freeze_numbers
+
 Seconds = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.int64]
-
-LARGEST_BYTES = 2**52
-"""No stage holds more, which leaves 64-bit integers room for every sum of bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +84,13 @@ class PartitionProblem:
         time_s_PL = np.array(self.time_s_PL, dtype=np.float64)
         if time_s_PL.ndim != 2 or time_s_PL.shape[0] != pools or not time_s_PL.shape[1]:
             raise ValueError(f"time_s_PL is {time_s_PL.shape}, must be [{pools}, layers]")
-        self._freeze_times("time_s_PL", time_s_PL.shape, finite=True)
-        self._freeze_times("hop_s_PP", (pools, pools), finite=False)
-        self._freeze_bytes("static_bytes_PL", time_s_PL.shape, round_up=True)
-        self._freeze_bytes("saved_bytes_PL", time_s_PL.shape, round_up=True)
-        self._freeze_bytes("memory_limit_bytes_P", (pools,), round_up=False)
+        freeze_numbers(self, "time_s_PL", time_s_PL.shape)
+        freeze_numbers(self, "hop_s_PP", (pools, pools), finite=False)
+        flights = max(1, min(self.num_microbatches, self.max_stages))
+        most = LARGEST_BYTES // (self.num_layers * (flights + 1))
+        freeze_bytes(self, "static_bytes_PL", time_s_PL.shape, most=most)
+        freeze_bytes(self, "saved_bytes_PL", time_s_PL.shape, most=most)
+        freeze_bytes(self, "memory_limit_bytes_P", (pools,), is_limit=True)
 
     @property
     def num_pools(self) -> int:
@@ -109,31 +110,3 @@ class PartitionProblem:
     def in_flight(self, stages_behind: int) -> int:
         """Micro-batches that a stage holds when this many stages follow it."""
         return min(stages_behind + 1, self.num_microbatches)
-
-    def _freeze_times(self, name: str, shape: tuple[int, ...], *, finite: bool) -> None:
-        array = np.array(getattr(self, name), dtype=np.float64)
-        if array.shape != shape:
-            raise ValueError(f"{name} is {array.shape}, must be {shape}")
-        usable = np.isfinite(array) if finite else ~np.isnan(array)
-        if not (usable.all() and (array >= 0.0).all()):
-            raise ValueError(f"{name} must hold seconds, at least 0")
-        self._freeze(name, array)
-
-    def _freeze_bytes(self, name: str, shape: tuple[int, ...], *, round_up: bool) -> None:
-        array = np.array(getattr(self, name), dtype=np.float64)
-        if array.shape != shape:
-            raise ValueError(f"{name} is {array.shape}, must be {shape}")
-        if not (np.isfinite(array).all() and (array >= 0.0).all()):
-            raise ValueError(f"{name} must hold bytes, at least 0")
-        rounded = np.ceil(array) if round_up else np.floor(array)
-        flights = max(1, min(self.num_microbatches, self.max_stages))
-        largest = LARGEST_BYTES // (shape[-1] * (flights + 1))
-        if round_up and rounded.max(initial=0.0) > largest:
-            raise ValueError(
-                f"{name} holds {rounded.max():.0f} bytes, at most {largest} are counted"
-            )
-        self._freeze(name, np.minimum(rounded, LARGEST_BYTES).astype(np.int64))
-
-    def _freeze(self, name: str, array: npt.NDArray[np.generic]) -> None:
-        array.setflags(write=False)
-        object.__setattr__(self, name, array)

@@ -1,7 +1,8 @@
-"""Simulated annealing over the order of nodes, then the best swaps until none helps.
+"""Every order of few nodes; simulated annealing over those of many, then swaps until none helps.
 
 The state is an order of all nodes; the first R S fill the pipelines row by row, the rest are spare.
-Each step reverses a stretch, moves one node, swaps two, moves a stretch, or moves it reversed, with
+Up to `MOST_ORDERS` orders are tried one by one, which proves the best. Where there are more, each
+step reverses a stretch, moves one node, swaps two, moves a stretch, or moves it reversed, with
 equal probability; a step that is worse by d is taken with probability exp(-d / temperature). The
 temperature falls from a share of the first cost to a thousandth of that. The five moves are those
 of Pipette (DATE 2024, arXiv:2405.18093); its stopping rule is a wall clock, ours a number of steps
@@ -13,14 +14,13 @@ alone. The start is the best of three: the nodes as numbered, and two that follo
 nodes are merged along the fastest links first (single linkage, Sibson, The Computer Journal 16(1),
 1973), which lines up every rack at every level, and the line is cut into rings, or into pipelines.
 
-Where memory differs, the start can be the order that puts the stages with the most memory on the
-nodes with the most, which fits if any placement does; steps that break memory are not taken.
-Infeasibility is therefore proven. Optimality is, where the cost meets the bound of `bound.py`;
+Optimality is proven where all orders were tried or the cost meets the bound of `bound.py`;
 otherwise FEASIBLE.
 
 Letters: N nodes in the order of the state, R pipelines, S stages, B pipelines of a block, G blocks.
 """
 
+import itertools
 import math
 import time
 
@@ -32,6 +32,8 @@ from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
 from solvers.result import Claim, Status
 
 SEED = 20_240_518
+MOST_ORDERS = 5_040
+"""Orders that take less time than annealing as many nodes: seven nodes, or four of eight."""
 STEPS_PER_NODE = 1_500
 MOST_STEPS = 150_000
 FIRST_TEMPERATURE_RATIO = 0.02
@@ -58,24 +60,17 @@ class _Cost:
         self.slowness_NN = slowness_NN
         self.volume_S = _ring_share(problem.pipelines) * problem.gradient_bytes_S
         blocks = problem.pipelines // problem.block
-        self.far_volume_S = _ring_share(blocks) * problem.block_gradients_S
-        self.has_all_to_all = problem.block > 1 and bool(problem.all_to_all_S.any())
-        self.has_tight_memory = bool(
-            problem.stage_bytes_S.max() > problem.memory_limit_bytes_N.min()
-        )
+        self.far_volume_S = _ring_share(blocks) * problem.block_gradient_bytes_S
+        self.has_all_to_all = problem.block > 1 and bool(problem.all_to_all_bytes_S.any())
 
     def __call__(self, order_N: Order) -> tuple[float, float]:
-        """Seconds of a step, and those plus the means; both `inf` where memory is broken."""
+        """Seconds of a step, and those plus the means."""
         node_RS = order_N[: self.problem.num_used_nodes].reshape(self.shape)
-        if self.has_tight_memory:
-            room_RS = self.problem.memory_limit_bytes_N[node_RS]
-            if (room_RS < self.problem.stage_bytes_S).any():
-                return math.inf, math.inf
-        computing_RS = self.problem.stage_s_N[node_RS]
+        pipeline_R = np.zeros(self.shape[0])
         if self.has_all_to_all:
-            computing_RS = computing_RS + self._all_to_all_s_RS(node_RS)
-        pipeline_R = computing_RS.sum(axis=1)
-        pipeline_R = pipeline_R + (self.problem.num_microbatches - 1) * computing_RS.max(axis=1)
+            sending_RS = self._all_to_all_s_RS(node_RS)
+            repeats = self.problem.num_microbatches - 1
+            pipeline_R = sending_RS.sum(axis=1) + repeats * sending_RS.max(axis=1)
         if self.shape[1] > 1:
             pipeline_R = pipeline_R + self.hop_s_NN[node_RS[:, :-1], node_RS[:, 1:]].sum(axis=1)
         cost, mean = float(pipeline_R.max()), float(pipeline_R.mean())
@@ -103,7 +98,7 @@ class _Cost:
         # The diagonal is infinitely fast, so that a node sends itself for nothing.
         slow_GBBS = self.slowness_NN[nodes_GBS[:, :, None], nodes_GBS[:, None, :]]
         slowest_GS = slow_GBBS.sum(axis=2).max(axis=1)
-        seconds_RS: Seconds = np.repeat(self.problem.all_to_all_S * slowest_GS, block, axis=0)
+        seconds_RS: Seconds = np.repeat(self.problem.all_to_all_bytes_S * slowest_GS, block, axis=0)
         return seconds_RS
 
 
@@ -112,19 +107,19 @@ def solve(
 ) -> Claim[RankPlacement]:
     """Return the best order met, with the lower bound of the matrix."""
     deadline_s = time.perf_counter() + time_limit_s
-    fitting = _fitting(problem)
-    if fitting is None:
-        return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
     cost, bound = _Cost(problem), lower_bound_s(problem)
-    start = min((fitting, *_following_links(problem)), key=lambda order: cost(order)[0])
-    rng = np.random.default_rng(SEED)
+    listed = np.arange(problem.num_nodes)
+    start = min((listed, *_following_links(problem)), key=lambda order: cost(order)[0])
     enough = bound * (1.0 + TOLERANCE_RATIO)
-    order, value = _anneal(cost, start, rng, enough=enough, deadline_s=deadline_s)
-    order, value = _swap(cost, order, value, enough=enough, deadline_s=deadline_s)
     R, S = cost.shape
+    if math.perm(problem.num_nodes, R * S) <= MOST_ORDERS:
+        order, value, bound = _best_of_all(cost, start, bound=bound, deadline_s=deadline_s)
+    else:
+        order, value = _anneal(cost, start, enough=enough, deadline_s=deadline_s)
+        order, value = _swap(cost, order, value, enough=enough, deadline_s=deadline_s)
     cells = order[: R * S].reshape(R, S).tolist()
     placement = RankPlacement(node_RS=tuple(tuple(nodes) for nodes in cells))
-    status = Status.OPTIMAL if value <= enough else Status.FEASIBLE
+    status = Status.OPTIMAL if value <= bound * (1.0 + TOLERANCE_RATIO) else Status.FEASIBLE
     return Claim(status=status, solution=placement, bound=min(bound, value))
 
 
@@ -157,25 +152,24 @@ def _following_links(problem: RankPlacementProblem) -> tuple[Order, Order]:
     return rings, pipelines
 
 
-def _fitting(problem: RankPlacementProblem) -> Order | None:
-    """The nodes as they are numbered where all fit, else by memory; nothing where none can."""
-    R, S = problem.pipelines, problem.stages
-    order = np.arange(problem.num_nodes)
-    needed_RS = np.broadcast_to(problem.stage_bytes_S, (R, S))
-    if (problem.memory_limit_bytes_N[order[: R * S]].reshape(R, S) >= needed_RS).all():
-        return order
-    by_memory = np.argsort(-problem.memory_limit_bytes_N, kind="stable")
-    by_need = np.argsort(-needed_RS.ravel(), kind="stable")
-    if (problem.memory_limit_bytes_N[by_memory[: R * S]] < needed_RS.ravel()[by_need]).any():
-        return None
-    order[by_need] = by_memory[: R * S]
-    order[R * S :] = by_memory[R * S :]
-    return order
+def _best_of_all(
+    cost: _Cost, start: Order, *, bound: float, deadline_s: float
+) -> tuple[Order, float, float]:
+    """Try every order while time lasts; also return the bound, raised to the best of all."""
+    best, best_s = start, cost(start)[0]
+    every = itertools.permutations(range(len(start)), cost.problem.num_used_nodes)
+    for number, nodes in enumerate(every):
+        if number % CLOCK_STEPS == 0 and time.perf_counter() >= deadline_s:
+            return best, best_s, bound
+        order = np.array(nodes)
+        value_s, _ = cost(order)
+        if value_s < best_s:
+            best, best_s = order, value_s
+    return best, best_s, best_s
 
 
-def _anneal(
-    cost: _Cost, start: Order, rng: np.random.Generator, *, enough: float, deadline_s: float
-) -> tuple[Order, float]:
+def _anneal(cost: _Cost, start: Order, *, enough: float, deadline_s: float) -> tuple[Order, float]:
+    rng = np.random.default_rng(SEED)
     here, (best_s, here_s) = start, cost(start)
     best = here
     if len(start) < 2:

@@ -2,17 +2,17 @@
 
 Pipelines. Every hop leaves a node of its own, so the R (S - 1) hops together cost at least the sum
 of that many smallest row minima of the hop matrix, and the slowest pipeline at least the mean. The
-same mean holds for computing: the R S fastest nodes are used at best, and the sum of the pipelines'
-slowest nodes is least when they are cut in order of speed into blocks of S. Apart from the mean,
-some pipeline holds the slowest node that must be used.
+same mean holds for the all-to-all: the R S fastest nodes are used at best, and the sum of the
+pipelines' slowest nodes is least when they are cut in order of speed into blocks of S. Apart from
+the mean, some pipeline holds the slowest node that must be used.
 
 Rings. At a threshold t keep the links that are at least as fast. A ring lies in one connected part,
 so parts of size n hold at most n // R rings; where these are fewer than S, some ring needs a link
 slower than t. The slowest t that allows S rings bounds the slowest link of the slowest ring, and at
 least the lightest gradients pass it.
 
-All-to-all. Whatever nodes share its block, a node sends to as many others, so its computing lasts
-longer by at least that many of its fastest links for the stage with the fewest all-to-all bytes.
+All-to-all. Whatever nodes share its block, a node sends to as many others, so its all-to-all takes
+at least that many of its fastest links for the stage with the fewest all-to-all bytes.
 
 Reductions over blocks. There are B times as many rings, each B times shorter. A stage with the
 slowest ring still needs both of its reductions, the other at best over the fastest link of all.
@@ -35,7 +35,7 @@ def lower_bound_s(problem: RankPlacementProblem) -> float:
 def _pipelines_s(problem: RankPlacementProblem) -> float:
     R, S = problem.pipelines, problem.stages
     repeats = problem.num_microbatches - 1
-    fastest = np.sort(problem.stage_s_N + _all_to_all_s_N(problem))[: R * S]
+    fastest = np.sort(_all_to_all_s_N(problem))[: R * S]
     block_sum = float(fastest.reshape(R, S)[:, -1].sum())
     leaving_N = np.sort(_hop_s_NN(problem).min(axis=1)) if S > 1 else np.zeros(problem.num_nodes)
     hops = problem.rounds * float(leaving_N[: R * (S - 1)].sum())
@@ -57,7 +57,7 @@ def _all_to_all_s_N(problem: RankPlacementProblem) -> npt.NDArray[np.float64]:
     slowness_NN = np.sort(1.0 / problem.bytes_per_s_NN, axis=1)
     # The first column is the node itself, which is infinitely near.
     seconds_N: npt.NDArray[np.float64] = slowness_NN[:, : problem.block].sum(axis=1)
-    return float(problem.all_to_all_S.min()) * seconds_N
+    return float(problem.all_to_all_bytes_S.min()) * seconds_N
 
 
 def _rings_s(problem: RankPlacementProblem) -> float:
@@ -68,7 +68,7 @@ def _rings_s(problem: RankPlacementProblem) -> float:
     np.fill_diagonal(rates_NN, 0.0)
     fastest = float(rates_NN.max())
     all_bytes = 2.0 * (R - 1) / R * float(problem.gradient_bytes_S.min())
-    far_bytes = 2.0 * (R // B - 1) / (R // B) * float(problem.block_gradients_S.min())
+    far_bytes = 2.0 * (R // B - 1) / (R // B) * float(problem.block_gradient_bytes_S.min())
     all_s = all_bytes / _slowest_link(rates_NN, nodes=R, rings=S) + far_bytes / fastest
     if far_bytes <= 0.0:
         return all_s

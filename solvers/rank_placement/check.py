@@ -42,7 +42,7 @@ def all_to_all_s(
             )
             for here in block
         )
-        yield float(problem.all_to_all_S[stage]) * slowest
+        yield float(problem.all_to_all_bytes_S[stage]) * slowest
 
 
 def gradient_s(problem: RankPlacementProblem, placement: RankPlacement) -> tuple[float, ...]:
@@ -51,7 +51,7 @@ def gradient_s(problem: RankPlacementProblem, placement: RankPlacement) -> tuple
     for stage, nodes in enumerate(zip(*placement.node_RS, strict=True)):
         places = [nodes[place :: problem.block] for place in range(problem.block)]
         far = max(
-            _ring_s(problem, ring, float(problem.block_gradients_S[stage])) for ring in places
+            _ring_s(problem, ring, float(problem.block_gradient_bytes_S[stage])) for ring in places
         )
         seconds.append(_ring_s(problem, nodes, float(problem.gradient_bytes_S[stage])) + far)
     return tuple(seconds)
@@ -70,17 +70,13 @@ def _ring_s(problem: RankPlacementProblem, ring: tuple[int, ...], summed_bytes: 
 def _pipeline_s(
     problem: RankPlacementProblem, nodes: tuple[int, ...], *, all_to_all_s: tuple[float, ...]
 ) -> float:
-    computing = [
-        float(problem.stage_s_N[node]) + exchanging
-        for node, exchanging in zip(nodes, all_to_all_s, strict=True)
-    ]
     hops = sum(
         problem.hop_bytes / float(problem.bytes_per_s_NN[here, there])
         + problem.hop_bytes / float(problem.bytes_per_s_NN[there, here])
         for here, there in itertools.pairwise(nodes)
     )
     repeats = problem.num_microbatches - 1
-    return sum(computing) + repeats * max(computing) + problem.rounds * hops
+    return sum(all_to_all_s) + repeats * max(all_to_all_s) + problem.rounds * hops
 
 
 def _shape_violations(problem: RankPlacementProblem, placement: RankPlacement) -> Iterator[str]:
@@ -99,12 +95,3 @@ def _node_violations(problem: RankPlacementProblem, placement: RankPlacement) ->
     for node, times in sorted(count.items()):
         if times > 1:
             yield f"node {node} runs {times} stages, at most 1"
-    for pipeline, nodes in enumerate(placement.node_RS):
-        for stage, node in enumerate(nodes):
-            needed = int(problem.stage_bytes_S[stage])
-            limit = int(problem.memory_limit_bytes_N[node])
-            if needed > limit:
-                yield (
-                    f"stage {stage} of pipeline {pipeline} needs {needed} bytes, node {node} has "
-                    f"{limit}"
-                )

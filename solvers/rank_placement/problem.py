@@ -1,15 +1,15 @@
-"""Which node runs which stage of which pipeline, on a cluster with different links and nodes.
+"""Which node runs which stage of which pipeline, on a cluster whose links differ.
 
 R pipelines of S stages each need R S of N nodes; a node runs one stage of one pipeline, with its
 tensor-parallel group and part of the data parallelism inside. A pipeline sends activations from
 node to node; the nodes of the same stage all-reduce their gradients around a ring, in the order of
 the pipelines. Nominally equal links differ in practice, so bandwidths are a measured matrix.
+Nodes are identical otherwise: any runs any stage in the same time.
 
-Objective (to be minimised): seconds of one optimizer step,
+Objective (to be minimised): seconds of one optimizer step that links take,
 
-    step = max_r [ sum_s c(r,s) + (m - 1) max_s c(r,s) + max(1, m / S) sum_s hop(r,s) ]
-           + max_s [ G_s + H_s ]
-    c(r,s)   = stage_s[u] + X_bs,   u its node, b its block
+    step = max_r [ sum_s X_bs + (m - 1) max_s X_bs + max(1, m / S) sum_s hop(r,s) ]
+           + max_s [ G_s + H_s ],   b the block of pipeline r
     X_bs     = all_to_all_bytes[s] max over the block's nodes u of sum_v 1 / w(u, v), v its others
     hop(r,s) = hop_bytes (1 / w(u, v) + 1 / w(v, u)),   u and v the nodes of stages s and s + 1
     G_s      = 2 (R - 1) / R gradient_bytes[s] max over the ring's links (u, v) of 1 / w(u, v)
@@ -22,10 +22,10 @@ more are in flight: each batch of S passes forward and back before the next star
 DATE 2024 (arXiv:2405.18093), its latency model and its cost of a placement. Ours are: blocks, with
 one message after the other, the upper end of what an all-to-all takes; every stage's ring is
 priced, not the first alone; both directions of a link count; m / S is taken as it is rather than
-rounded down; nodes may differ in speed and memory, and be more than are needed.
+rounded down; nodes may be more than are needed.
 
 Letters: N nodes, R pipelines, S stages, B pipelines of a block. Not covered: two stages on one
-node, interleaving, transfers that run beside others.
+node, interleaving, transfers that run beside others, nodes that differ in speed or memory.
 """
 
 from dataclasses import dataclass
@@ -33,11 +33,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Seconds = npt.NDArray[np.float64]
-Bytes = npt.NDArray[np.int64]
-Rates = npt.NDArray[np.float64]
+from solvers.arrays import freeze, freeze_numbers
 
-LARGEST_BYTES = 2**62
+Rates = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,30 +62,25 @@ class RankPlacementProblem:
     """Of one pipeline."""
     bytes_per_s_NN: Rates
     """From the row's node to the column's, as measured; the diagonal is ignored."""
-    stage_s_N: Seconds
-    """Forward and backward of one micro-batch of one stage on each node."""
     hop_bytes: float
     """Bytes of one micro-batch from a stage to the next, over all links of a node together."""
     gradient_bytes_S: Rates
     """What a node all-reduces in its ring, over all links of a node together."""
-    stage_bytes_S: Bytes
-    """What each device must hold of a stage."""
-    memory_limit_bytes_N: Bytes
-    """What each device of a node has."""
-    block: int = 1
+    block: int
     """B: pipelines whose nodes form an all-to-all group; a divisor of R, 1 where none crosses
     nodes."""
-    all_to_all_bytes_S: Rates | None = None
-    """What a node sends each other node of its block in one micro-batch; absent: nothing."""
-    block_gradient_bytes_S: Rates | None = None
-    """What a node all-reduces with those at its position in the other blocks; absent: nothing."""
+    all_to_all_bytes_S: Rates
+    """What a node sends each other node of its block in one micro-batch."""
+    block_gradient_bytes_S: Rates
+    """What a node all-reduces with those at its position in the other blocks."""
 
     def __post_init__(self) -> None:
         if min(self.pipelines, self.stages, self.num_microbatches) < 1:
             raise ValueError("pipelines, stages and num_microbatches must be at least 1")
         if self.block < 1 or self.pipelines % self.block:
             raise ValueError(f"blocks of {self.block} do not divide {self.pipelines} pipelines")
-        nodes = len(np.atleast_1d(np.asarray(self.stage_s_N)))
+        rates_NN = np.array(self.bytes_per_s_NN, dtype=np.float64)
+        nodes = len(rates_NN)
         if nodes < self.num_used_nodes:
             raise ValueError(
                 f"{self.pipelines} pipelines of {self.stages} stages need "
@@ -96,26 +89,19 @@ class RankPlacementProblem:
             )
         if not 0.0 <= self.hop_bytes < np.inf:
             raise ValueError(f"hop_bytes {self.hop_bytes} must be at least 0")
-        rates_NN = np.array(self.bytes_per_s_NN, dtype=np.float64)
         if rates_NN.shape != (nodes, nodes):
             raise ValueError(f"bytes_per_s_NN is {rates_NN.shape}, must be [{nodes}, {nodes}]")
         np.fill_diagonal(rates_NN, np.inf)
         if not (rates_NN > 0.0).all():
             raise ValueError("bytes_per_s_NN must be positive between every two nodes")
-        self._freeze("bytes_per_s_NN", rates_NN)
-        self._freeze_numbers("stage_s_N", nodes)
-        self._freeze_numbers("gradient_bytes_S", self.stages)
-        for name in ("all_to_all_bytes_S", "block_gradient_bytes_S"):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, np.zeros(self.stages))
-            self._freeze_numbers(name, self.stages)
-        self._freeze_bytes("stage_bytes_S", self.stages, round_up=True)
-        self._freeze_bytes("memory_limit_bytes_N", nodes, round_up=False)
+        freeze(self, "bytes_per_s_NN", rates_NN)
+        for name in ("gradient_bytes_S", "all_to_all_bytes_S", "block_gradient_bytes_S"):
+            freeze_numbers(self, name, (self.stages,))
 
     @property
     def num_nodes(self) -> int:
         """N."""
-        return len(self.stage_s_N)
+        return len(self.bytes_per_s_NN)
 
     @property
     def num_used_nodes(self) -> int:
@@ -123,34 +109,6 @@ class RankPlacementProblem:
         return self.pipelines * self.stages
 
     @property
-    def all_to_all_S(self) -> Rates:
-        """`all_to_all_bytes_S`, the default filled in."""
-        assert self.all_to_all_bytes_S is not None
-        return self.all_to_all_bytes_S
-
-    @property
-    def block_gradients_S(self) -> Rates:
-        """`block_gradient_bytes_S`, the default filled in."""
-        assert self.block_gradient_bytes_S is not None
-        return self.block_gradient_bytes_S
-
-    @property
     def rounds(self) -> float:
         """How often a step pays the hops of a whole pipeline."""
         return max(1.0, self.num_microbatches / self.stages)
-
-    def _freeze_numbers(self, name: str, length: int) -> None:
-        array = np.array(getattr(self, name), dtype=np.float64)
-        if array.shape != (length,) or not (np.isfinite(array).all() and (array >= 0.0).all()):
-            raise ValueError(f"{name} must be {length} numbers, at least 0")
-        self._freeze(name, array)
-
-    def _freeze_bytes(self, name: str, length: int, *, round_up: bool) -> None:
-        self._freeze_numbers(name, length)
-        array = getattr(self, name)
-        rounded = np.ceil(array) if round_up else np.floor(array)
-        self._freeze(name, np.minimum(rounded, LARGEST_BYTES).astype(np.int64))
-
-    def _freeze(self, name: str, array: npt.NDArray[np.generic]) -> None:
-        array.setflags(write=False)
-        object.__setattr__(self, name, array)

@@ -1,8 +1,8 @@
 """Speed of choosing instances of a mixed pool: `python tests/benchmarks/instances.py`.
 
 16 H100, 32 L40S and 8 H20; 306 columns, of which about a third is undominated; three roles, links
-of 100 Gbit/s between every two pools, attention and experts on one pool or two. For every method
-and objective, without and with a limit of one kind of instance a role: the objective, the gap and
+of 100 Gbit/s between every two pools, attention and experts on one pool or two. For every
+objective, without and with a limit of one kind of instance a role: the objective, the gap and
 the seconds. Columns are plausible numbers drawn by a seed, not measurements (solvers/instances/
 testing.py). Both wall and processor seconds are printed, CBC's included; with other load on the
 machine only the latter are comparable.
@@ -36,7 +36,6 @@ def processor_s() -> float:
 
 
 def solved(
-    method: str,
     objective: InstanceObjective,
     *,
     max_kinds: int | None,
@@ -46,9 +45,8 @@ def solved(
     """Choose instances once."""
     problem = mixed_pool(seed, objective=objective, max_kinds=max_kinds)
     wall_s, used_s = time.perf_counter(), processor_s()
-    outcome = INSTANCES.solve(problem, method=method, time_limit_s=time_limit_s)
+    outcome = INSTANCES.solve(problem, time_limit_s=time_limit_s)
     return {
-        "method": method,
         "objective": objective.value,
         "max_kinds": max_kinds,
         "seed": seed,
@@ -86,12 +84,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT_S)
-    parser.add_argument("--methods", nargs="+", default=list(INSTANCES.methods))
     given = parser.parse_args()
     solves = [
-        solved(method, objective, max_kinds=max_kinds, seed=seed, time_limit_s=given.time_limit)
+        solved(objective, max_kinds=max_kinds, seed=seed, time_limit_s=given.time_limit)
         for seed in range(given.seeds)
-        for method in given.methods
         for objective in InstanceObjective
         for max_kinds in (None, 1)
     ]
@@ -102,7 +98,7 @@ def main() -> None:
     for one in solves:
         kinds = "any kinds" if one["max_kinds"] is None else f"{one['max_kinds']} kind a role"
         sys.stdout.write(
-            f"{one['method']:6} {one['objective']:11} {kinds:13} seed {one['seed']}: "
+            f"{one['objective']:11} {kinds:13} seed {one['seed']}: "
             f"{one['undominated']} of {one['columns']} columns, {one['status']} "
             f"{one['value']:.6g}, gap {one['gap_ratio']:.1e}, {one['wall_s']:.2f} s, "
             f"{one['cpu_s']:.2f} s of the processor\n"

@@ -13,7 +13,7 @@ from tests.rows import each_row
 
 @each_row("max_kinds", [None, 1])
 def test_a_mixed_pool_is_solved_to_optimality(max_kinds: int | None) -> None:
-    one = solved("milp", InstanceObjective.COST, max_kinds=max_kinds, seed=0, time_limit_s=100.0)
+    one = solved(InstanceObjective.COST, max_kinds=max_kinds, seed=0, time_limit_s=100.0)
     assert (one["status"], one["columns"]) == ("optimal", 306)
     assert one["gap_ratio"] <= 1e-6
 
@@ -22,7 +22,7 @@ def test_a_mixed_pool_is_solved_to_optimality(max_kinds: int | None) -> None:
 def test_a_mixed_pool_is_solved_to_optimality_for_every_objective() -> None:
     script = Path(__file__).with_name("instances.py")
     done = subprocess.run(
-        [sys.executable, str(script), "--json", "--methods", "milp", "--time-limit", "100"],
+        [sys.executable, str(script), "--json", "--time-limit", "100"],
         capture_output=True,
         text=True,
         timeout=280,
@@ -36,7 +36,7 @@ def test_a_mixed_pool_is_solved_to_optimality_for_every_objective() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout)
-    assert len(report["solves"]) == 10
+    assert len(report["solves"]) == 6
     for one in report["solves"]:
         assert one["status"] == "optimal"
         assert one["gap_ratio"] <= 1e-6

@@ -71,8 +71,6 @@ class Contract(Generic[Problem, Solution]):
     """An instance that takes longer than `SHORT_S`."""
     hurried: Mapping[str, tuple[Status, ...]]
     """How each method may end on it."""
-    unbounded: frozenset[str] = frozenset()
-    """The methods that may have proven nothing by then; the others have a bound above 0."""
 
     @functools.cache  # noqa: B019 - contracts live as long as the tests
     def instance(self, seed: int) -> Problem:

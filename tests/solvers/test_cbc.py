@@ -113,7 +113,7 @@ def test_an_interrupt_while_the_program_starts_leaves_no_process(
 
 def test_a_broken_program_is_named_and_not_taken_for_a_result(tmp_path: Path) -> None:
     fake = program(tmp_path / "cbc", "echo out of licences\n")
-    with pytest.raises(BackendFailedError, match="no solution \\(out of licences\\); choose"):
+    with pytest.raises(BackendFailedError, match="no solution \\(out of licences\\); reinstall"):
         run_cbc(executable=fake, write_model=Path.touch, time_limit_s=5.0, threads=1)
 
 

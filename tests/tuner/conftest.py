@@ -251,7 +251,7 @@ def bound_spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     roomy = _write_spec(folder, pool={"devices_per_node": 2}, **changes)
     _store_profile(folder / "profile", _profile_for(roomy))
-    unbound = api.plan(roomy, method="exact").plan.predicted
+    unbound = api.plan(roomy).plan.predicted
     assert unbound is not None
     memory_bytes = int(0.9 * max(unbound.peak_memory_bytes) / USABLE_RATIO)
     pool = {"devices_per_node": 2, "memory_per_device": f"{memory_bytes}B"}
@@ -261,7 +261,7 @@ def bound_spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def bound_plan(bound_spec: Path) -> Path:
     """The folder of its plan; read only, see `planned`."""
-    made = api.plan(bound_spec, method="exact")
+    made = api.plan(bound_spec)
     folder = bound_spec.parent / "plan"
     write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
     return folder

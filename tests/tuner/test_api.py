@@ -13,7 +13,6 @@ from profilers.errors import ProfileUnreadableError
 from profilers.machine import fingerprint
 from profilers.records import Profile
 from profilers.store import write_header
-from solvers.errors import UnknownSolverError
 from tests.profilers.testing import fake_machine, fake_profile
 from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher
@@ -44,7 +43,7 @@ SMALL: Fields = {
 
 
 def _plan(spec: Path, *profiles: Path) -> api.Planned:
-    return api.plan_training(spec, profiles=profiles, method="exact")
+    return api.plan_training(spec, profiles=profiles)
 
 
 def _on(profile: Profile, **changes: Any) -> Profile:
@@ -287,12 +286,6 @@ def test_every_size_that_planning_asks_for_is_listed_beforehand(
     assert _plan(spec).plan.provenance.extrapolated == ()
 
 
-def test_an_unknown_solver_is_refused_where_no_profile_is_read_too(tiny_spec: Spec) -> None:
-    spec = tiny_spec(pool={"profile": None, "device": "H200", "memory_per_device": None})
-    with pytest.raises(UnknownSolverError, match="'bogus' is not one of"):
-        api.plan(spec, method="bogus")
-
-
 PLACE = f"""\
 schema_version: 1
 goal:
@@ -344,7 +337,7 @@ def test_a_profile_may_stand_for_a_list_of_one(
 ) -> None:
     one = store_profile(tmp_path / "one", analytic_profile)
     spec = tiny_spec(search=SMALL)
-    made = api.plan(str(spec), profiles=str(one), method="exact")
+    made = api.plan(str(spec), profiles=str(one))
     assert isinstance(made, api.Planned)
     assert made.profiles == {"here": one}
-    assert made.plan.decision == api.plan(spec, profiles=[one], method="exact").plan.decision
+    assert made.plan.decision == api.plan(spec, profiles=[one]).plan.decision

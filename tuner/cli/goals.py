@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, cast
 import typer
 
 from tuner.cli.options import VerboseFlag, seconds
+from tuner.cli.text import print_stderr
 from tuner.errors import SpecError
 
 if TYPE_CHECKING:
@@ -30,6 +31,13 @@ TRAINING_FORMATS: Final = "deepspeed, megatron, megatron-bridge, ms-swift, torch
 """Names of the formats' tables, which --help does not wait for; tests compare them."""
 SERVING_FORMATS: Final = "sglang, trtllm or vllm"
 METRICS: Final = "deepspeed, megatron, ms-swift, peft, torchtitan"
+
+
+def _note_solver(solver: str | None) -> None:
+    if solver is not None:
+        print_stderr(
+            f"--solver {solver}: ignored, layouts have one solver; the next release refuses it"
+        )
 
 
 def _refuse_faults(scenario: Path | None) -> None:
@@ -60,10 +68,7 @@ class PlanOptions:
     ] = "60s"
     solver: Annotated[
         str | None,
-        typer.Option(
-            help="Layout solver of a plan on a profile of the reference step: milp (CBC, the "
-            "default), cp_sat or exact."
-        ),
+        typer.Option(callback=_note_solver, hidden=True, help="Ignored: a layout has one."),
     ] = None
     uncalibrated: UncalibratedFlag = False
     csv: Annotated[
@@ -81,15 +86,6 @@ class PlanOptions:
     def time_limit_s(self) -> float:
         """Limit of the search."""
         return seconds(self.time_limit, option="--time-limit")
-
-    def refuse_solver(self, *, goal: str) -> None:
-        """Refuse a layout solver where no training run is planned.
-
-        Raises:
-            SpecError: one is stated.
-        """
-        if self.solver is not None:
-            raise SpecError(f"--solver {self.solver}: a {goal} has no layout; leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,6 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[PlacePlan, Callable[..., st
     from tuner.goals.place_folder import write_place_plan
     from tuner.goals.place_plan import place
 
-    options.refuse_solver(goal="placement")
     with planning_progress(
         "placing",
         text="reading recordings, solving, evaluating hold-out passes",

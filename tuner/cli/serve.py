@@ -25,7 +25,6 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[ServePlan, Callable[..., st
     from tuner.goals.serve_folder import write_serve_plan
     from tuner.goals.serve_plan import deploy
 
-    options.refuse_solver(goal="deployment")
     with planning_progress(
         "planning",
         text="pricing instances, solving, simulating the traffic",

@@ -34,7 +34,6 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[Plan, Callable[..., str]]":
             profiles=tuple(options.profile or ()),
             top=options.top,
             time_limit_s=options.time_limit_s,
-            method=options.solver,
             calibrated=not options.uncalibrated,
             processes=len(usable_cores()),
             watch=watch,

@@ -15,7 +15,6 @@ from profilers.files import read_bounded
 from profilers.imports.link_matrix import link_matrix_csv
 from profilers.records import Profile, ProfileHeader
 from profilers.store import holds_profile, read_header, read_profile
-from solvers.registry import LAYOUT
 from tuner.costs.residuals import Residual
 from tuner.engines.capabilities import TARGETS, WRAPPERS, Capabilities, intersection, programs
 from tuner.engines.manifest import of_model, with_adapters
@@ -70,7 +69,6 @@ def plan_training(
     profiles: AnyPath | Sequence[AnyPath] = (),
     top: int = 5,
     time_limit_s: float = 60.0,
-    method: str | None = None,
     calibrated: bool = True,
     with_unlaunchable: bool = True,
     processes: int = 1,
@@ -90,8 +88,6 @@ def plan_training(
         profiles: stored profiles, matched to pools by device; without them the spec's own.
         top: how many decisions to return at least.
         time_limit_s: for the search, and for each further search that the plan needs.
-        method: layout solver of a plan on a profile of the reference step, see solvers/registry.py;
-            None: the integer program. The search on the analytic model has one method.
         calibrated: whether datasheets are corrected by the residuals that ship.
         with_unlaunchable: whether to search for what each feature that the targets lack would gain;
             up to half of the time on the analytic model; nothing else of the plan depends on it.
@@ -103,7 +99,6 @@ def plan_training(
         watch: gets every stage of a search on the analytic model.
 
     Raises:
-        UnknownSolverError: no layout solver has that name.
         SpecError: the spec is unusable, or asks for what this version cannot price.
         ProfileUnreadableError: a profile is missing or damaged.
         OutsideProfileError: the profile lacks an operation that the model needs.
@@ -111,11 +106,9 @@ def plan_training(
     started_s = clock()
     spec_path = Path(spec_path)
     profiles = to_paths(profiles)
-    LAYOUT.solver(method or "milp")
     spec = read_spec(spec_path)
     settings = SearchSettings(
         top=top,
-        method=method or "milp",
         processes=processes,
         time_limit_s=time_limit_s,
         clock=clock,
@@ -123,11 +116,6 @@ def plan_training(
     )
     measured = _accelerators(spec, profiles)
     if measured is not None:
-        if method is not None:
-            raise SpecError(
-                f"--solver {method}: only plans on a profile of the reference step choose a layout"
-                f" solver, and {spec_path.name} is planned by the analytic model; leave it out"
-            )
         planned = _plan_on_the_model(
             spec,
             measured,

@@ -47,8 +47,6 @@ class SearchSettings:
     """Decisions that are slower than the best by at most this share are found and counted."""
     below_s: float = math.inf
     """Slower steps are not searched for; a bound then covers faster ones only."""
-    method: str = "exact"
-    """A layout or partition solver of solvers/registry.py."""
     processes: int = 1
     """Processes for follow-up searches side by side; one search is one process."""
     time_limit_s: float = 60.0

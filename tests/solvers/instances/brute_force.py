@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from solvers.instances import check
-from solvers.instances.linear import least_per_s
 from solvers.instances.problem import InstancePlan, InstanceRole, InstancesProblem
 from solvers.result import Claim, Status
 
@@ -40,7 +39,7 @@ def plans(problem: InstancesProblem) -> Iterator[InstancePlan]:
         if not _fit(problem, counts):
             continue
         plan = max_flow_plan(problem, counts)
-        if plan.rate_per_s == 0.0 or plan.rate_per_s < least_per_s(problem):
+        if plan.rate_per_s == 0.0 or plan.rate_per_s < problem.least_per_s:
             continue
         if problem.objective.rate_is_fixed:
             plan = _at_lower_rate(plan, min(1.0, problem.required_per_s / plan.rate_per_s))

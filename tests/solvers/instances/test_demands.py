@@ -2,6 +2,7 @@
 
 import pytest
 
+from solvers.instances.alternatives import alternatives
 from solvers.instances.problem import (
     Column,
     ColumnGroup,
@@ -44,3 +45,6 @@ def test_next_to_nothing_takes_one_instance_of_each_role() -> None:
         assert outcome.solution is not None
         assert outcome.solution.count_J == (1, 1, 0)
         assert outcome.solution.rate_per_s == pytest.approx(demand_per_s)
+        near = alternatives(problem, outcome.solution, band_ratio=0.5, most=9, time_limit_s=60.0)
+        assert {plan.count_J for plan in near.plans} == {(1, 1, 0), (0, 0, 1)}
+        assert near.is_complete

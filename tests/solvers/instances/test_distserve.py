@@ -88,7 +88,6 @@ def fewest_devices(
     decode: Mapping[Degrees, float],
     *,
     devices: int,
-    objective: InstanceObjective = InstanceObjective.DEVICE_TIME,
 ) -> tuple[dict[Degrees, int], dict[Degrees, int], float]:
     """Return the instances of each phase, and the objective."""
     options = [(0, *one) for one in prefill.items()] + [(1, *one) for one in decode.items()]
@@ -109,7 +108,7 @@ def fewest_devices(
             for phase, (ranks, stages), rate in options
         ),
         routes=(Route(sender=0, receiver=1),),
-        objective=objective,
+        objective=InstanceObjective.RATE,
         max_kinds=1,
     )
     outcome = INSTANCES.solve(problem, time_limit_s=60.0)
@@ -140,7 +139,7 @@ def test_tensor_ranks_win_below_the_load_that_the_formulas_cross_at() -> None:
 def test_its_example_is_split_two_to_one() -> None:
     prefill, decode, seconds = fewest_devices({(1, 1): 5.6}, {(1, 1): 10.0}, devices=3)
     assert (prefill, decode) == ({(1, 1): 2}, {(1, 1): 1})
-    assert 1.0 / seconds == pytest.approx(3.3, abs=0.05)
+    assert 1.0 / seconds / 3 == pytest.approx(3.3, abs=0.05)
 
 
 def test_its_placements_come_out_of_its_constants() -> None:
@@ -160,5 +159,5 @@ def test_its_placements_come_out_of_its_constants() -> None:
         if model == "OPT-66B":
             assert set(many[0]) == {(4, 1)}
             # Low node affinity: a pair on each machine of eight, and no cache on a NIC.
-            machine = fewest_devices(prefill, decode, devices=8, objective=InstanceObjective.RATE)
+            machine = fewest_devices(prefill, decode, devices=8)
             assert machine[:2] == ({(4, 1): 1}, {(2, 2): 1})

@@ -22,10 +22,6 @@ def _features(problem: LayoutProblem, best: Outcome[Layout]) -> Iterable[str]:
     yield f"fewest {problem.min_layers_per_stage}"
 
 
-def _covers(method: str, problem: LayoutProblem) -> bool:
-    return method != "exact" or problem.stages_per_device == 1 or problem.fixed_layout is not None
-
-
 def _broken(problem: LayoutProblem, layout: Layout) -> Layout:
     """One more layer of the first run than there is."""
     more, *others = layout.layers_SR
@@ -50,13 +46,8 @@ LAYOUT = Contract(
         }
     ),
     often=6,
-    exact=frozenset({"exact", "milp", "cp_sat"}),
-    covers=_covers,
+    exact=frozenset({"exact"}),
     broken=_broken,
     large=interleaved_problem,
-    hurried={
-        "exact": (Status.UNKNOWN,),
-        "milp": (Status.FEASIBLE,),
-        "cp_sat": (Status.FEASIBLE,),
-    },
+    hurried={"exact": (Status.FEASIBLE,)},
 )

@@ -1,14 +1,16 @@
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 
-import numpy as np
 import pytest
 from ortools.sat.python import cp_model
 
 from solvers.layout import cp_sat
+from solvers.layout.problem import LayoutProblem
 from solvers.registry import LAYOUT
-from tests.solvers.layout.testing import interleaved_problem, tiny_problem
+from solvers.result import Status
+from tests.solvers.layout.testing import interleaved_problem
 
 
 def test_an_interrupt_stops_the_search_and_is_raised() -> None:
@@ -46,9 +48,27 @@ def test_an_interrupt_that_meets_a_starting_search_stops_it_too(
     assert len(stops) > 1
 
 
-def test_one_thread_gives_the_same_layout_every_time() -> None:
-    problem = tiny_problem(np.random.default_rng(11))
-    first, second = (
-        LAYOUT.solve(problem, method="cp_sat", time_limit_s=60.0).solution for _ in range(2)
+@pytest.mark.parametrize(("spare_bytes", "step_s"), [(0, 2.0), (-1, 11.0)])
+def test_one_byte_too_many_is_seen(
+    two_stages: Callable[..., LayoutProblem], spare_bytes: int, step_s: float
+) -> None:
+    # Two stages of one device, two layers of 1 s and 5 GB, or of 10 s and nothing: both fast take
+    # 10 GB and 2 s.
+    problem = two_stages(
+        run_lengths=(2,),
+        device_of_stage=(0, 0),
+        time_s_RO=[[1.0, 10.0]],
+        fixed_time_s_S=[0.0, 0.0],
+        static_bytes_R=[0],
+        fixed_bytes_S=[0, 0],
+        saved_bytes_RO=[[5_000_000_000, 0]],
+        fixed_saved_bytes_S=[0, 0],
+        transient_bytes_RO=[[0, 0]],
+        in_flight_S=(1, 1),
+        memory_limit_bytes_D=[10_000_000_000 + spare_bytes],
+        num_microbatches=1,
+        min_layers_per_stage=1,
     )
-    assert first == second
+    outcome = LAYOUT.solve(problem, time_limit_s=60.0)
+    assert outcome.status is Status.OPTIMAL
+    assert outcome.objective == pytest.approx(step_s)

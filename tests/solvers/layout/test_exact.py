@@ -1,9 +1,7 @@
-import numpy as np
-
 from solvers.layout import exact
 from solvers.registry import LAYOUT
 from solvers.result import Status
-from tests.solvers.layout.testing import interleaved_problem, large_problem
+from tests.solvers.layout.testing import large_problem
 
 
 def test_out_of_time_it_keeps_an_honest_bound() -> None:
@@ -12,12 +10,6 @@ def test_out_of_time_it_keeps_an_honest_bound() -> None:
     proven = exact.solve(large_problem(), time_limit_s=60.0)
     assert outcome.status is Status.FEASIBLE
     assert outcome.bound < proven.bound <= outcome.objective
-
-
-def test_says_unknown_where_devices_couple_the_cuts() -> None:
-    claim = exact.solve(interleaved_problem(), time_limit_s=60.0)
-    assert claim.status is Status.UNKNOWN
-    assert claim.bound == -np.inf
 
 
 def test_one_stage_is_the_fastest_option_that_fits() -> None:

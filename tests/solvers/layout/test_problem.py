@@ -4,7 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from solvers.layout.problem import LARGEST_BYTES, LayoutProblem
+from solvers.arrays import LARGEST_BYTES
+from solvers.layout.problem import LayoutProblem
 from tests.solvers.refusals import unrefused
 
 MakeProblem = Callable[..., LayoutProblem]

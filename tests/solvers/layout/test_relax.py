@@ -45,9 +45,9 @@ def test_names_the_device_and_the_bytes(two_stages: MakeProblem) -> None:
     relaxation = nearest_relaxation(problem, time_limit_s=1.0)
     assert (relaxation.extra_bytes, relaxation.device) == (12, 1)
     relaxed = with_extra_memory(problem, extra_bytes=12)
-    assert LAYOUT.solve(relaxed, method="exact", time_limit_s=1.0).status is Status.OPTIMAL
+    assert LAYOUT.solve(relaxed, time_limit_s=1.0).status is Status.OPTIMAL
     one_less = with_extra_memory(problem, extra_bytes=11)
-    assert LAYOUT.solve(one_less, method="exact", time_limit_s=1.0).status is Status.INFEASIBLE
+    assert LAYOUT.solve(one_less, time_limit_s=1.0).status is Status.INFEASIBLE
 
 
 def test_a_problem_with_a_solution_needs_nothing() -> None:

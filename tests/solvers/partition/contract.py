@@ -47,11 +47,8 @@ PARTITION = Contract(
         }
     ),
     often=5,
-    exact=frozenset({"exact", "milp"}),
+    exact=frozenset({"exact"}),
     broken=_broken,
     large=two_pools,
-    hurried={
-        "exact": (Status.OPTIMAL, Status.UNKNOWN),
-        "milp": (Status.FEASIBLE, Status.UNKNOWN),
-    },
+    hurried={"exact": (Status.OPTIMAL, Status.UNKNOWN)},
 )

@@ -90,11 +90,11 @@ def test_an_impossible_problem_cannot_be_made(make: Make) -> None:
         ({"max_stages_P": (1, -1)}, "must be a count for each pool"),
         ({"num_microbatches": 0}, "must be at least 1"),
         ({"time_s_PL": [[1.0]]}, r"must be \[2, layers\]"),
-        ({"time_s_PL": [[1.0, 2.0, float("nan")]] * 2}, "must hold seconds"),
-        ({"hop_s_PP": [[0.0, -1.0], [0.0, 0.0]]}, "must hold seconds"),
-        ({"static_bytes_PL": [[1, 2], [1, 2]]}, "static_bytes_PL is"),
-        ({"saved_bytes_PL": [[-1, 2, 3], [1, 2, 3]]}, "must hold bytes"),
-        ({"static_bytes_PL": [[1e16, 2, 3], [1, 2, 3]]}, "are counted"),
+        ({"time_s_PL": [[1.0, 2.0, float("nan")]] * 2}, "time_s_PL must be finite"),
+        ({"hop_s_PP": [[0.0, -1.0], [0.0, 0.0]]}, "hop_s_PP must be numbers"),
+        ({"static_bytes_PL": [[1, 2], [1, 2]]}, "static_bytes_PL must be bytes"),
+        ({"saved_bytes_PL": [[-1, 2, 3], [1, 2, 3]]}, "saved_bytes_PL must be bytes"),
+        ({"static_bytes_PL": [[1e16, 2, 3], [1, 2, 3]]}, "static_bytes_PL must be bytes in"),
     )
     assert unrefused(make, rows) == []
 

@@ -35,7 +35,7 @@ def test_a_link_that_is_too_slow_leaves_its_pool_out() -> None:
 
 
 def test_out_of_time_is_never_called_optimal() -> None:
-    outcome = PARTITION.solve(two_pools(), method="exact", time_limit_s=1e-6)
+    outcome = PARTITION.solve(two_pools(), time_limit_s=1e-6)
     assert outcome.status is Status.UNKNOWN
 
 

@@ -12,24 +12,20 @@ SHAPES = ((1, 2), (1, 4), (2, 1), (2, 2), (2, 2), (3, 1), (4, 1), (4, 1), (4, 1)
 
 
 def tiny_problem(rng: np.random.Generator) -> RankPlacementProblem:
-    """A random instance small enough to try everything, sometimes without a solution."""
+    """A random instance small enough to try everything."""
     pipelines, stages = SHAPES[rng.integers(len(SHAPES))]
     nodes = pipelines * stages + int(rng.integers(0, 2))
     rates_NN = 1e9 * rng.integers(1, 9, size=(nodes, nodes)).astype(np.float64)
     if rng.random() < 0.5:
         rates_NN = np.minimum(rates_NN, rates_NN.T)
-    is_tight = rng.random() < 0.4
     block = int(rng.choice([size for size in range(1, pipelines + 1) if pipelines % size == 0]))
     return RankPlacementProblem(
         pipelines=pipelines,
         stages=stages,
         num_microbatches=int(rng.integers(1, 9)),
         bytes_per_s_NN=rates_NN,
-        stage_s_N=1e-3 * rng.integers(5, 8, size=nodes).astype(np.float64),
         hop_bytes=1e6 * float(rng.integers(0, 9)),
         gradient_bytes_S=1e6 * rng.integers(0, 30, size=stages).astype(np.float64),
-        stage_bytes_S=rng.integers(1, 9, size=stages),
-        memory_limit_bytes_N=rng.integers(4, 12, size=nodes) if is_tight else np.full(nodes, 9),
         block=block,
         all_to_all_bytes_S=1e6 * rng.integers(0, 5, size=stages).astype(np.float64),
         block_gradient_bytes_S=1e6 * rng.integers(0, 20, size=stages).astype(np.float64),
@@ -49,9 +45,9 @@ def racks(
         stages=stages,
         num_microbatches=4 * stages,
         bytes_per_s_NN=rates_NN * rng.uniform(0.9, 1.0, size=(nodes, nodes)),
-        stage_s_N=np.full(nodes, 0.05),
         hop_bytes=64e6,
         gradient_bytes_S=np.full(stages, 8e9),
-        stage_bytes_S=np.ones(stages, dtype=np.int64),
-        memory_limit_bytes_N=np.ones(nodes, dtype=np.int64),
+        block=1,
+        all_to_all_bytes_S=np.zeros(stages),
+        block_gradient_bytes_S=np.zeros(stages),
     )

@@ -56,7 +56,7 @@ def sheet_spec(tmp_path: Path) -> Callable[..., Path]:
 
 
 def _plan(spec: Path, out: Path, *options: str) -> int:
-    return frame.run(["plan", str(spec), "-o", str(out), "--solver", "exact", *options])
+    return frame.run(["plan", str(spec), "-o", str(out), *options])
 
 
 def test_it_says_the_decision_what_is_proven_and_what_binds(
@@ -116,25 +116,17 @@ def test_what_does_not_fit_is_exit_code_1_with_the_nearest_way_out(
     assert "the plan has nothing to launch" in capsys.readouterr().err
 
 
-def test_a_solver_that_changes_nothing_is_refused(
-    sheet_spec: Callable[..., Path], tmp_path: Path, capsys: Captured
+def test_a_former_layout_solver_is_noted_in_one_line(
+    bound_spec: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    examples = SHEET_SPEC.parents[2]
-    for spec, why in (
-        (sheet_spec(), "is planned by the analytic model"),
-        (examples / "serving" / "mixed-pool.yaml", "a deployment has no layout"),
-        (examples / "placement" / "balance.yaml", "a placement has no layout"),
-    ):
-        assert _plan(spec, tmp_path / "plan") == 2, spec
-        said = unwrapped(capsys.readouterr().err)
-        assert "--solver exact: " in said
-        assert why in said
+    assert _plan(bound_spec, tmp_path / "plan", "--solver", "milp") == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("--solver milp: ignored, ")
 
 
 @each_row(
     ("options", "line"),
     [
-        (["--solver", "bogus"], "moetune: layout method 'bogus' is not one of exact, milp"),
         (["--time-limit", "60"], "moetune: --time-limit: '60' has no unit"),
         (["--time-limit", "1 fortnight"], "moetune: --time-limit: "),
         (["--time-limit", "0s"], "moetune: --time-limit: '0s' must be more than nothing"),
@@ -177,7 +169,7 @@ def test_a_place_that_cannot_be_written_is_exit_code_3(
 def test_help_lists_every_option(capsys: Captured) -> None:
     assert frame.run(["plan", "--help"]) == 0
     text = capsys.readouterr().out
-    for option in ("--out", "--profile", "--top", "--time-limit", "--solver", "--json"):
+    for option in ("--out", "--profile", "--top", "--time-limit", "--json"):
         assert option in text
 
 

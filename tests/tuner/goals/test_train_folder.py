@@ -32,7 +32,7 @@ Spec = Callable[..., Path]
 @pytest.fixture(scope="session")
 def made(bound_spec: Path) -> api.Planned:
     """The plan that `bound_plan` holds, in memory."""
-    return api.plan(bound_spec, method="exact")
+    return api.plan(bound_spec)
 
 
 def _write(folder: Path, made: api.Planned, plan: Plan | None = None) -> Plan:
@@ -159,7 +159,7 @@ from tuner.cli.app import run
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 for out in {outs}:
-    print(run(["plan", {spec!r}, "-o", out, "--solver", "exact"]))
+    print(run(["plan", {spec!r}, "-o", out]))
 """
 
 

@@ -64,7 +64,6 @@ def make_case(
         chosen: dict[str, Any] = {
             "top": 3,
             "time_limit_s": 60.0,
-            "method": "exact",
             "clock": time.perf_counter,
         }
         return SearchCase(

@@ -17,7 +17,6 @@ links that get slower when others are busy.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +29,6 @@ from tuner.costs.train.columns_of import nic_bytes_per_s
 from tuner.errors import SpecError
 from tuner.search.nodes.traffic import NodeTraffic
 from tuner.spec.cluster import Cluster, Pool
-
-MOST_PROVEN_NODES: Final = 6
-"""Nodes up to which the integer program closes the gap in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +97,7 @@ def order_nodes(
     uniform_s = _exposed_s(
         sent.problem(np.full_like(rates_NN, usual)), _as_listed(sent), sent.hidden_s
     )
-    method = "milp" if len(links.nodes) <= MOST_PROVEN_NODES else "annealing"
-    outcome = RANK_PLACEMENT.solve(problem, method=method, time_limit_s=time_limit_s)
+    outcome = RANK_PLACEMENT.solve(problem, time_limit_s=time_limit_s)
     tried = [_as_listed(sent), *(_placed(sent, links, nodes) for nodes in known)]
     if outcome.solution is not None:
         tried.append(outcome.solution)

@@ -80,18 +80,14 @@ class NodeTraffic:
         return self.nodes_of_stage * self.groups
 
     def problem(self, bytes_per_s_NN: Floats) -> RankPlacementProblem:
-        """Build the problem, for identical nodes with enough memory for any stage."""
-        nodes = len(bytes_per_s_NN)
+        """Build the problem."""
         return RankPlacementProblem(
             pipelines=self.nodes_of_stage,
             stages=self.groups,
             num_microbatches=self.num_microbatches,
             bytes_per_s_NN=bytes_per_s_NN,
-            stage_s_N=np.zeros(nodes),
             hop_bytes=self.hop_bytes,
             gradient_bytes_S=self.gradient_bytes_S,
-            stage_bytes_S=np.zeros(self.groups, dtype=np.int64),
-            memory_limit_bytes_N=np.zeros(nodes, dtype=np.int64),
             block=self.block,
             all_to_all_bytes_S=self.all_to_all_bytes_S,
             block_gradient_bytes_S=self.block_gradient_bytes_S,

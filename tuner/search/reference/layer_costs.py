@@ -17,7 +17,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from solvers.layout.problem import LARGEST_BYTES, LayoutProblem
+from solvers.arrays import LARGEST_BYTES
+from solvers.layout.problem import LayoutProblem
 from tuner.costs.prices.profile import ProfilePrices
 from tuner.costs.reference.layer_time import (
     PartSeconds,

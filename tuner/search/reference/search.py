@@ -203,7 +203,6 @@ class _BranchAndBound:
     def _solve(self, problem: LayoutProblem) -> Outcome[Layout]:
         return LAYOUT.solve(
             problem,
-            method=self._settings.method,
             time_limit_s=max(self._deadline.left_s, SHORTEST_SOLVE_S),
         )
 
@@ -247,7 +246,7 @@ class _BranchAndBound:
             bound_s=min(bounds_s, default=math.inf),
             within_band=sum(one.objective_s <= self._tie_s() for one in solutions[1:]),
             solve_s=self._begun.elapsed_s,
-            method=self._settings.method,
+            method=LAYOUT.default,
         )
 
     def _record(self, candidate: Candidate, outcome: Outcome[Layout]) -> None:

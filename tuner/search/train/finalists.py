@@ -118,7 +118,7 @@ def refine_finalist(search: SearchOutcome, index: int, *, time_limit_s: float) -
     detail = price_in_layout(search, one, to_stages(model, np.array(layers)[:, None]))
     variants = recompute_variants(search, one, step_s=_step_s(detail))
     program = layout_problem(search, variants)
-    outcome = LAYOUT.solve(program, method="exact", time_limit_s=time_limit_s)
+    outcome = LAYOUT.solve(program, time_limit_s=time_limit_s)
     if outcome.solution is not None:
         chosen = variants.taken(np.array([outcome.solution.option_S[0]]))
         solved = tuple(sum(layers_R) for layers_R in outcome.solution.layers_SR)

@@ -1,9 +1,13 @@
+import math
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from solvers.layout import exact
+from solvers.layout.problem import Layout
+from solvers.result import Claim, Status
 from tuner.plans.proof import certificate_line
 from tuner.plans.train import Plan
 from tuner.units import format_ratio
@@ -127,10 +131,13 @@ def test_ties_are_listed_as_ties_and_others_say_why_they_lost(make_case: MakeCas
     assert len(plan.runners_up) >= 5
 
 
-def test_a_search_without_verdict_has_no_plan_and_no_made_up_reason(make_case: MakeCase) -> None:
-    # The exact method leaves interleaved pipelines with free cuts open.
+def test_a_search_without_verdict_has_no_plan_and_no_made_up_reason(
+    make_case: MakeCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unsolved: Claim[Layout] = Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)
+    monkeypatch.setattr(exact, "solve", lambda problem, **_: unsolved)
     limits = {"pipeline_model_parallel_size": [2], "virtual_pipeline_model_parallel_size": [2]}
-    plan = make_case(settings={"method": "exact"}, search=limits).plan()
+    plan = make_case(search=limits).plan()
     assert plan.certificate.status == "unknown"
     assert plan.decision is None
     space = plan.certificate.space
@@ -183,9 +190,7 @@ def test_the_reference_step_lacks_nothing_that_is_priced(make_case: MakeCase) ->
 def test_two_runs_make_the_same_plan(make_case: MakeCase) -> None:
     texts = []
     for _ in range(2):
-        plan = make_case(
-            settings={"method": "milp"}, machine={"memory_limit_bytes": 9_000_000}
-        ).plan()
+        plan = make_case(machine={"memory_limit_bytes": 9_000_000}).plan()
         same = plan.certificate.model_copy(update={"solve_s": 0.0})
         texts.append(plan.model_copy(update={"certificate": same}).model_dump_json())
     assert texts[0] == texts[1]

@@ -52,7 +52,7 @@ def made(
             search=SEARCH | (search or {}),
         )
         store_profile(tmp_path / "profile", profile_for(spec))
-        return api.plan(spec, method="exact")
+        return api.plan(spec)
 
     return make
 

@@ -65,7 +65,7 @@ def test_the_integer_program_never_makes_a_row_slower(outcome: SearchOutcome) ->
 def test_the_program_counts_a_pipeline_as_the_closed_form_does(outcome: SearchOutcome) -> None:
     assert outcome.solutions is not None
     one = outcome.solutions.candidates.taken(np.array([0]))
-    layout_outcome = LAYOUT.solve(layout_problem(outcome, one), method="exact", time_limit_s=30.0)
+    layout_outcome = LAYOUT.solve(layout_problem(outcome, one), time_limit_s=30.0)
     step = price_solution(outcome, 0).step
     rest_s = float(np.ravel(step.once_s)[0])
     # What the closed form adds beside both: sending between stages.

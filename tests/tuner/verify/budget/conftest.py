@@ -62,7 +62,7 @@ def wide(
     )
     profile = profile_for(path)
     store_profile(folder / "profile", profile)
-    plan = api.plan(path, method="exact", top=CANDIDATES).plan
+    plan = api.plan(path, top=CANDIDATES).plan
     plan = plan.model_copy(
         update={"alternatives": plan.runners_up[: CANDIDATES - 1], "variants": ()}
     )

@@ -50,7 +50,7 @@ def eight_plan(
         emit=("reference", "megatron-lm", "slurm"),
     )
     store_profile(folder / "profile", profile_for(path))
-    made = api.plan(path, method="exact")
+    made = api.plan(path)
     write_plan(folder / "plan", made.plan, spec=made.spec, profiles=made.profiles)
     return folder / "plan"
 

@@ -32,7 +32,7 @@ def roomy(
     """The folder of a plan for two devices with all of their memory."""
     spec = write_spec(tmp_path, pool={"devices_per_node": 2}, emit=("reference",))
     store_profile(tmp_path / "profile", profile_for(spec))
-    made = api.plan(spec, method="exact")
+    made = api.plan(spec)
     write_plan(tmp_path / "plan", made.plan, spec=made.spec, profiles=made.profiles)
     return tmp_path / "plan"
 

@@ -121,7 +121,7 @@ def solve_chain(
     between_s, problem = _problem(candidate, _part(cluster, candidate.chosen))
     bounds_s = []
     for _ in range(TIGHTENINGS + 1):
-        outcome = PARTITION.solve(problem, method="exact", time_limit_s=time_limit_s)
+        outcome = PARTITION.solve(problem, time_limit_s=time_limit_s)
         bounds_s.append(outcome.bound + candidate.least_fixed_s)
         if outcome.solution is None:
             break
