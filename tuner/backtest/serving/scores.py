@@ -75,7 +75,7 @@ def _harnesses(pairs: Sequence[Pair], *, read: Read) -> dict[str, Errors]:
     for pair in pairs:
         if pair.launch.is_disaggregated:
             continue
-        for harness in ("all", pair.launch.harness.value):
+        for harness in ("all", pair.launch.harness):
             groups.setdefault(f"{pair.launch.generation}|{harness}", []).append(pair)
     return {name: _errors(groups[name], read=read, refused=0) for name in sorted(groups)}
 
