@@ -319,7 +319,8 @@ def _number(cells: Cells, name: str) -> float:
 def main(path: str) -> int:
     """Write the documented table."""
     rows = read_published(Path(path))
-    writer = csv.DictWriter(sys.stdout, list(dict.fromkeys(name for row in rows for name in row)))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return 0
