@@ -38,6 +38,7 @@ Formats are those of the quantised checkpoints (`quantization_config`, `hf_quant
 import csv
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -48,11 +49,13 @@ from tuner.backtest.serving.launches import (
     BLANK,
     SYSTEMS,
     Cells,
+    MissingError,
     PublishedLaunch,
     find_decoder,
+    parse_launch,
     release_version,
 )
-from tuner.backtest.serving.rows import read_cells
+from tuner.backtest.serving.rows import MEASURED, read_cells
 from tuner.costs.serve.decoder import Decoder
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
@@ -63,6 +66,8 @@ NAMES: Final = {
     "llama-3.3-70b": "llama-3.1-70b",
 }
 """Models that are others by architecture, by the beginning of their names."""
+DIGITS: Final = 6
+"""Digits of a measurement; one source prints all that a float has, another rounds."""
 ROUND_TOKENS: Final = 1000
 """Prompts of multiples of this distinguish two undocumented load drivers."""
 STREAM_STEPS: Final = 10.0
@@ -95,8 +100,36 @@ class Harness(StrEnum):
 
 
 def read_published(path: Path) -> tuple[Cells, ...]:
-    """Read a published table as a documented one."""
-    return tuple(map(documented, read_cells(path)))
+    """Read a published table as a documented one, each measurement once."""
+    return distinct(tuple(map(documented, read_cells(path))))
+
+
+def distinct(rows: Sequence[Cells]) -> tuple[Cells, ...]:
+    """Return the first row of each measurement that can be read, else the first."""
+    chosen: dict[tuple[str, ...], int] = {}
+    for number, cells in enumerate(rows):
+        measured = tuple(_digits(cells.get(name, "")) for name in MEASURED)
+        key = measured if all(measured) else (str(number),)
+        known = chosen.setdefault(key, number)
+        if known != number and not _is_readable(rows[known]) and _is_readable(cells):
+            chosen[key] = number
+    return tuple(rows[number] for number in sorted(chosen.values()))
+
+
+def _digits(text: str) -> str:
+    """Return a figure as far as sources agree on its digits; empty where there is none."""
+    try:
+        return f"{float(text):.{DIGITS}g}"
+    except ValueError:
+        return ""
+
+
+def _is_readable(cells: Cells) -> bool:
+    try:
+        parse_launch(cells, number=1)
+    except MissingError:
+        return False
+    return True
 
 
 def documented(cells: Cells) -> Cells:

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.benchmarks.published_training import read_published
+from tests.benchmarks.release_scatter import recipes_of
 from tuner.arrays import Floats
 from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import PublishedRun, build_runs
 from tuner.backtest.prices import run_regime
-from tuner.backtest.releases import recipes_of
 from tuner.calibrate.calibration import build_problem, held_out_keys
 from tuner.calibrate.cross_validation import MOST_FOLDS, assign_folds, held_out
 from tuner.calibrate.fit import fit

@@ -1,6 +1,6 @@
 """Published serving rows: what their publishers knew and did not print."""
 
-from tests.benchmarks.published_serving import as_unseen, documented
+from tests.benchmarks.published_serving import as_unseen, distinct, documented
 from tests.rows import each_row
 from tuner.backtest.serving.launches import PublishedLaunch, parse_launch
 
@@ -146,3 +146,18 @@ def test_only_equal_output_lengths_keep_sglang_in_lock_step() -> None:
 )
 def test_a_row_that_lacks_something_stays_as_it_is(cells: dict[str, str]) -> None:
     assert documented({**PLAIN, **cells}) == {**PLAIN, **cells}
+
+
+def test_repeated_measurements_count_once_by_a_readable_row() -> None:
+    blind, seen, again = ({**PLAIN, "id": name} for name in ("blind", "seen", "again"))
+    rows = ({**blind, "tp_size": ""}, seen, again, {**PLAIN, "id": "x", "silicon_ttft_ms": ""})
+    assert [row["id"] for row in distinct(rows)] == ["seen", "x"]
+
+
+def test_a_measurement_that_one_source_rounds_is_the_same() -> None:
+    def measured(ttft: str, tpot: str) -> dict[str, str]:
+        return {**PLAIN, "silicon_ttft_ms": ttft, "silicon_tpot_ms": tpot}
+
+    exact, rounded = measured("80.512345678", "11.2512349"), measured("80.51234", "11.25123")
+    other = measured("80.6", "11.25123")
+    assert distinct((exact, rounded, other)) == (exact, other)

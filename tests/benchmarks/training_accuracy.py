@@ -16,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.benchmarks.published_training import read_published
+from tests.benchmarks.release_scatter import release_scatter, scatter_text
 from tuner.backtest.columns import PublishedRun
 from tuner.backtest.errors import ScoredRow, summarise_errors
 from tuner.backtest.prediction import ResidualSet, backtest, case_key, tokens_per_step
 from tuner.backtest.records import Errors
-from tuner.backtest.releases import release_scatter
 from tuner.calibrate.calibration import Calibration, calibrate
-from tuner.cli.backtest_text import scatter_text
 
 Floats = npt.NDArray[np.float64]
 

@@ -1,6 +1,6 @@
 """Errors of predicted latencies, per source and harness, and of choices among strategies.
 
-Measurements count once, however many rows repeat them. Strategies are compared at equal load: rows
+Strategies are compared at equal load: rows
 equal in system, engine, model, precision, lengths and concurrency; several measurements of one
 strategy count as their median. A pair is clear when its measurements differ by more than 10 %.
 """
