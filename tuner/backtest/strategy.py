@@ -5,7 +5,7 @@
 - ep of a model with experts: as many as a server has devices, as far as that divides, until
   tuner/backtest/assumptions.py chooses; etp: 1.
 - micro-batch: 1. Global batch: one micro-batch per replica. Sequence: the architecture's.
-- flags: off.
+- flags: off where they are blank.
 
 Recomputed are Megatron's modules by name, joined by +; `full` is every layer as a whole;
 `selective` is the core of attention in Megatron-LM (arXiv:2205.05198) and, in torchtitan, all but

@@ -219,19 +219,19 @@ def _formats(cells: Cells, decoder: Decoder) -> Formats:
 
 
 def release_version(release: str) -> tuple[int, ...]:
-    """Version numbers of a release; nightly builds count as new, an unstated release as old."""
+    """Return a release's numbers; nightly builds count as new, an unstated release as old."""
     if release.startswith("nightly"):
         return (999,)
     return tuple(int(word) for word in re.findall(r"\d+", release)[:2])
 
 
 def _sequence_s(engine: str, release: str) -> float:
-    """Host seconds per sequence and step of an engine whose scheduler waits for each step."""
+    """Return host seconds per sequence and step that an engine pays without scheduling ahead."""
     return SEQUENCE_S if engine == "vllm" and release_version(release) < ASYNCHRONOUS else 0.0
 
 
 def _drafting(cells: Cells) -> Drafting | None:
-    """Drafts that a row states; most tables do not say, and a blank is none."""
+    """Return the drafts that a row states; a blank is none."""
     drafts = _whole(cells, "draft_tokens", default=0)
     if drafts == 0:
         return None
@@ -311,7 +311,7 @@ def _number(cells: Cells, name: str) -> float:
 
 
 def _optional(cells: Cells, name: str) -> float:
-    """A number; blank: 0."""
+    """Return a number; blank: 0."""
     return 0.0 if cells.get(name, "").strip() in BLANK else _number(cells, name)
 
 
@@ -330,7 +330,7 @@ def _length(cells: Cells, name: str) -> int:
 
 
 def _ratio(cells: Cells, name: str) -> float:
-    """A share from 0 to 1; blank: 0."""
+    """Return a share from 0 to 1; blank: 0."""
     value = _optional(cells, name)
     if value > 1.0:
         raise MissingError(f"{name} {value:g} is not a share of 0 to 1")
