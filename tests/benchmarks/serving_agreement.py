@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.benchmarks.published_serving import Harness, read_published
+from tests.benchmarks.published_serving import Harness, documented
 from tuner.backtest.serving.launches import MissingError, PublishedLaunch, parse_launch
 from tuner.backtest.serving.prediction import Predictor
+from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.tables import build_machines
 from tuner.config.serve import Role
 from tuner.costs.serve.capacity import cache_tokens
@@ -136,7 +137,7 @@ def both_ways(runs: Path, profiles: Sequence[Path], *, every: int = 1) -> tuple[
         The rows, and how many were left out for what only their recipe says.
     """
     launches = []
-    for number, cells in enumerate(read_published(runs), start=1):
+    for number, cells in enumerate(map(documented, read_cells(runs)), start=1):
         try:
             launch = parse_launch(cells, number=number)
         except MissingError:

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tests.benchmarks.published_serving import documented
+from tests.benchmarks.published_serving import distinct, documented
 from tuner.backtest.serving import launches, prediction
 from tuner.backtest.serving.backtest import predict_pairs
 from tuner.backtest.serving.launches import Cells
@@ -96,7 +96,7 @@ def summarise_errors(
     with ExitStack() as stack:
         for module, name, value in patches:
             stack.enter_context(patch.object(module, name, value))
-        pairs = predict_pairs([*map(documented, rows)], profiles=folders).pairs
+        pairs = predict_pairs(distinct([*map(documented, rows)]), profiles=folders).pairs
     result: dict[tuple[str, str], list[float]] = {}
     for pair in pairs:
         launch = pair.launch
