@@ -6,15 +6,12 @@ octaves, from all measured points and near badly predicted ones: the largest err
 the distance. Under the covariance of profilers/interpolation.py the standard deviation grows with
 that root; to weigh it by leave-one-out errors: Le Gratiet and Cannamela, Technometrics 57, 2015. So
 points gather where operands leave a cache or a collective changes its protocol. The score is
-divided by the root of the cost of a session: otherwise half of the time would go to the largest
+divided by the root of the cost of a case: otherwise half of the time would go to the largest
 tenth of the sizes. The round sizes of a grid predict each other, but not rows that leave a vector
 partly empty, so a series counts as unknown until it has `MIN_SAMPLED` other sizes.
 
 Every `HOLDOUT_EVERY`-th size is drawn uniformly at random instead and left out of all fits until
 the end: the hold-out sizes that measure the error in between (profilers/held_out.py).
-
-New sizes alternate with measured ones that look disturbed (profilers/noise/revisits.py). Hold-out
-sizes are all measured in two sessions, whatever they took, so that their times are not selected.
 
 Letters: N points of a line, A axes.
 """
@@ -29,8 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profilers.interpolation import KernelCurve, fit_rows
-from profilers.noise.policy import QUIET, NoisePolicy
-from profilers.noise.revisits import Revisits
 from profilers.records import AXES, Case, Measurement
 from profilers.sampled_sizes import SIZES, Line, drawn, lines, listed
 from profilers.series import BY_GROUP, together_s
@@ -64,25 +59,11 @@ class Infill:
     holdout: set[str] = field(default_factory=set)
     """Ids of the hold-out cases, which are left out of fits."""
     cost_s: Callable[[Case], float] = field(default=lambda _case: 1.0)
-    """Seconds of a session of a case."""
-    noise: NoisePolicy = QUIET
-    """Says whether sizes are measured again."""
-    gains: Mapping[str, float] = field(default_factory=dict)
-    """Of further sessions, by case (profilers/noise/selection.py); grows likewise."""
-    _revisits: Revisits = field(init=False)
-    _new_holdout: list[Case] = field(init=False, default_factory=list)
-    """Hold-out sizes measured in one session."""
+    """Seconds that a case takes."""
     _sampled: set[str] = field(init=False, default_factory=set)
     """Ids of sizes between those of the grid that are in the fits."""
     _proposed: int = field(init=False, default=0)
     _queue: list[Case] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._revisits = Revisits(gains=self.gains)
-
-    def noise_summary(self) -> str:
-        """Say that something disturbs the machine if further sessions were much faster."""
-        return self._revisits.summary()
 
     def next(self) -> Case | None:
         """Choose the next size to measure; None if there is nothing between the sizes."""
@@ -95,8 +76,7 @@ class Infill:
         known = {line: cases for line, cases in lines(fitted).items() if _is_open(cases)}
         if not known:
             return []
-        left_out = _left_out(fitted)
-        errors = _errors(left_out, known)
+        errors = _errors(_left_out(fitted), known)
         mean_ratio = self._mean_ratio(known, errors)
         self.error_ratio = float(np.mean(list(mean_ratio.values())))
         taken = {line: list(cases) for line, cases in known.items()}
@@ -106,7 +86,6 @@ class Infill:
         count = BATCH
         if self._proposed:
             count = max(BATCH, round(BATCH_RATIO * sum(map(len, known.values()))))
-        repeated = self._choose_repeated(known, left_out, errors, num_new=count)
         chosen: list[Case] = []
         for _ in range(count):
             self._proposed += 1
@@ -115,7 +94,6 @@ class Infill:
                 if case.id in seen:
                     continue
                 self.holdout.add(case.id)
-                self._new_holdout.append(case)
             else:
                 line = max(names, key=lambda one: mean_ratio[one] / math.sqrt(len(taken[one])))
                 case = _farthest(
@@ -131,7 +109,7 @@ class Infill:
                 self._sampled.add(case.id)
             seen.add(case.id)
             chosen.append(case)
-        return _interleave(chosen, repeated)
+        return chosen
 
     def _mean_ratio(
         self, known: Mapping[Line, Sequence[Case]], errors: Mapping[Line, Floats]
@@ -150,37 +128,6 @@ class Infill:
             )
             for (kind, dtype, fixed), errors_N in errors.items()
         }
-
-    def _choose_repeated(
-        self,
-        known: Mapping[Line, Sequence[Case]],
-        left_out: Mapping[str, Sequence[float]],
-        errors: Mapping[Line, Floats],
-        *,
-        num_new: int,
-    ) -> list[Case]:
-        if not self.noise.revisits:
-            return []
-        always, self._new_holdout = self._new_holdout, []
-        return self._revisits.choose(
-            [
-                (case, max(left_out.get(_name_of(case), (0.0,))))
-                for cases in known.values()
-                for case in cases
-            ],
-            always=always,
-            cost_s=self.cost_s,
-            num_new=num_new,
-            error_ratio=float(np.mean([errors_N.mean() for errors_N in errors.values()])),
-        )
-
-
-def _interleave(first: Sequence[Case], second: Sequence[Case]) -> list[Case]:
-    """Both in their order, evenly spread among each other: time may run out in between."""
-    places = [
-        ((n + 0.5) / len(cases), case) for cases in (first, second) for n, case in enumerate(cases)
-    ]
-    return [case for _, case in sorted(places, key=lambda place: place[0])]
 
 
 def _farthest(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from profilers.clock import Clock
-from profilers.noise.policy import QUIET, NoisePolicy
+from profilers.pace import BY_ITSELF, Pace
 from profilers.records import Case, Measurement
 from profilers.team import Team
 
@@ -30,8 +30,8 @@ class Setting:
     rendezvous: str = ""
     """Where further processes of the ranks connect, `file:PATH` or `tcp:HOST:PORT`; empty: there is
     one rank."""
-    noise: NoisePolicy = QUIET
-    """How timing reacts to other load on the host."""
+    pace: Pace = BY_ITSELF
+    """How the ranks of a host pace their repeats."""
 
 
 class Benchmark(Protocol):

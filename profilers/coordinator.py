@@ -19,8 +19,6 @@ from profilers.clock import HostClock
 from profilers.errors import MachineMismatchError, ProfilerError
 from profilers.held_out import checked
 from profilers.job import Job
-from profilers.noise.policy import QUIET, NoisePolicy
-from profilers.noise.selection import CaseSession
 from profilers.progress import ProgressEvent
 from profilers.records import (
     Case,
@@ -59,8 +57,6 @@ SHARE_RATIO = 2.0
 earlier tables left over is for sizes in between, not for the most expensive cases of the last
 table."""
 WRITE_EVERY_S = 10.0
-REPORTED_RATIO = 1.05
-"""A smaller mean slowdown is not reported."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,17 +98,12 @@ class MeasuredTable:
             for row in schedule.rows
             if row.status is not MeasurementStatus.OK
         }
-        slower = (
-            f"cases took {schedule.slowdown:.2f} times as long as undisturbed, which is taken out"
-        )
         notes = [
             self.benchmark.note(),
-            slower if schedule.slowdown >= REPORTED_RATIO else "",
             f"{_cases(schedule.skipped)} skipped: the time budget was spent"
             if schedule.skipped
             else "",
             f"{_cases(len(errors))} failed, e.g. {min(errors.values())}" if errors else "",
-            second_pass.infill.noise_summary() if with_holdout and second_pass else "",
         ]
         errors_at_holdout = (
             checked(schedule.rows, left_out=second_pass.infill.holdout)
@@ -139,12 +130,9 @@ class ProfileOnDisk:
     deadline_s: float
     weight: float
     """Of all tables together."""
-    noise: NoisePolicy = QUIET
 
     @classmethod
-    def open(
-        cls, job: Job, *, machine: Machine, weight: float, noise: NoisePolicy = QUIET
-    ) -> "ProfileOnDisk":
+    def open(cls, job: Job, *, machine: Machine, weight: float) -> "ProfileOnDisk":
         """Start a profile, or continue the one to resume."""
         out = Path(job.out)
         known: dict[str, tuple[Measurement, ...]] = {}
@@ -170,7 +158,6 @@ class ProfileOnDisk:
             known=known,
             deadline_s=deadline_s(job, now_s=HostClock().now_s()),
             weight=weight,
-            noise=noise,
         )
 
     def begin_table(self, benchmark: Benchmark, *, later: Sequence[Benchmark]) -> MeasuredTable:
@@ -188,13 +175,7 @@ class ProfileOnDisk:
             self.with_info(benchmark.operation, TableInfo(rows=0, complete=False, seconds=0.0))
         now_s = HostClock().now_s()
         left_s = max(0.0, self.deadline_s - now_s)
-        infill = Infill(
-            rows=schedule.rows,
-            rng=np.random.default_rng(SEED),
-            gains=schedule.selection.gains,
-            cost_s=schedule.cost_s,
-            noise=self.noise,
-        )
+        infill = Infill(rows=schedule.rows, rng=np.random.default_rng(SEED), cost_s=schedule.cost_s)
         return MeasuredTable(
             benchmark=benchmark,
             schedule=schedule,
@@ -213,7 +194,7 @@ class ProfileOnDisk:
         """Write a table, then the header that counts it."""
         operation = table.benchmark.operation
         before = self.header.tables.get(operation)
-        if before and before.complete and not table.schedule.selection.is_changed:
+        if before and before.complete and not table.schedule.is_changed:
             return self
         write_table(Path(self.job.out), table.schedule.rows, operation=operation)
         return self.with_info(operation, info)
@@ -247,8 +228,6 @@ class Coordinator:
     """In its first pass."""
     tables: list[MeasuredTable] = field(default_factory=list)
     """Whose first pass is over."""
-    undisturbed_s: float = 0.0
-    """Seconds of the sentinel's work undisturbed, as known so far; 0 without one."""
     skipped_end_s: float | None = None
     """Until when the second pass measures cases that the first one skipped; None before it."""
 
@@ -257,10 +236,9 @@ class Coordinator:
         self.table = self.profile.begin_table(benchmark, later=later) if self.profile else None
         return self.table
 
-    def add(self, table: MeasuredTable, session: CaseSession) -> None:
-        """Add a session, and write the table every `WRITE_EVERY_S` seconds."""
-        table.schedule.add(session)
-        self.undisturbed_s = session.undisturbed_s or self.undisturbed_s
+    def add(self, table: MeasuredTable, rows: Sequence[Measurement]) -> None:
+        """Add the rows of a case, and write the table every `WRITE_EVERY_S` seconds."""
+        table.schedule.add(rows)
         now_s = HostClock().now_s()
         if now_s - table.written_s >= WRITE_EVERY_S:
             self._write(table)
@@ -288,13 +266,15 @@ class Coordinator:
             [table.second_pass for table in self.tables], left_s=left_s
         )
 
-    def add_infill(self, place: int, session: CaseSession, *, seconds: float) -> MeasuredTable:
+    def add_infill(
+        self, place: int, rows: Sequence[Measurement], *, seconds: float
+    ) -> MeasuredTable:
         """Add what the second pass measured."""
         table = self.tables[place]
         table.spent_s += seconds
         if table.second_pass:
             table.second_pass.spent_s += seconds
-        self.add(table, session)
+        self.add(table, rows)
         return table
 
     def close(self) -> ProfileHeader | None:
@@ -312,9 +292,6 @@ class Coordinator:
                     self._write(table)
 
     def _write(self, table: MeasuredTable, *, with_holdout: bool = False) -> None:
-        selection = table.schedule.selection
-        if self.undisturbed_s and selection.undisturbed_s:
-            selection.rescale(self.undisturbed_s)
         is_done = table is not self.table
         seconds = table.spent_s if is_done else HostClock().now_s() - table.started_s
         info = table.info(

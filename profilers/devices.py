@@ -4,7 +4,7 @@ Covers CUDA devices and processors. One rank drives one accelerator.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +27,6 @@ CYCLES_PER_S: Final = 3e9
 """No slower than the clock of any accelerator, so that it is held long enough."""
 QUEUED_RUNS: Final = 32
 """CUDA queues 1,024 launches before the host waits; a run makes up to 30 of them."""
-
-GEMM_SIZE: Final = 48
-GEMMS: Final = 12
 
 
 class DeviceClock:
@@ -99,17 +96,6 @@ def _start_autograd(device: torch.device) -> None:
 def clock_of(device: torch.device) -> Clock:
     """The clock to time kernels of this device with."""
     return DeviceClock() if device.type == "cuda" else HostClock()
-
-
-def small_gemms() -> Callable[[], object]:
-    """Some small GEMMs on the processor; mostly calls."""
-    left, right = torch.randn(2, GEMM_SIZE, GEMM_SIZE)
-
-    def run() -> None:
-        for _ in range(GEMMS):
-            left @ right
-
-    return run
 
 
 def cache_bytes(device: torch.device) -> int:

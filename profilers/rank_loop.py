@@ -24,17 +24,16 @@ from pathlib import Path
 from profilers.benchmark import Benchmark, Setting
 from profilers.clock import HostClock
 from profilers.coordinator import Coordinator, ProfileOnDisk
-from profilers.devices import clock_of, pick_device, small_gemms
+from profilers.devices import clock_of, pick_device
 from profilers.errors import LostPeersError, RankError
 from profilers.heartbeat import GONE_S, Heartbeat
 from profilers.job import Job
 from profilers.links.team import ConnectedTeam, cores_of, share_cores
 from profilers.machine import fingerprint
-from profilers.noise.policy import NoisePolicy, choose_policy
-from profilers.noise.selection import CaseSession
+from profilers.pace import choose_pace
 from profilers.progress import Progress
 from profilers.ranks import RankInfo
-from profilers.records import Machine, ProfileHeader
+from profilers.records import Machine, Measurement, ProfileHeader
 from profilers.registry import load_suite
 from profilers.schedule import Step
 from profilers.team import SingleRank, Team
@@ -75,21 +74,14 @@ def run_rank(
     machine = fingerprint(device_kind=device.type, world=team.world, local_world=team.local_world)
     if isinstance(team, ConnectedTeam):
         machine = _with_hosts(machine, team)
-    clock = clock_of(device)
     setting = Setting(
         device=str(device),
         dtypes=job.dtypes or (("bf16",) if device.type == "cuda" else ("fp32", "bf16")),
         team=team,
-        clock=clock,
+        clock=clock_of(device),
         directory=Path(job.storage_directory or job.out),
         rendezvous=team.rendezvous if isinstance(team, ConnectedTeam) else "",
-        noise=choose_policy(
-            device.type,
-            team=team,
-            clock=clock,
-            takes_turns=machine.takes_turns,
-            make_work=small_gemms,
-        ),
+        pace=choose_pace(device.type, team=team, takes_turns=machine.takes_turns),
     )
     on_case_done = alive if heart is None else heart.case_done
     try:
@@ -169,18 +161,9 @@ def _measure_all(
     setting.team.barrier()
     if setting.team.rank == 0:
         weight = sum(benchmark.weight for benchmark in benchmarks)
-        coordinator.profile = ProfileOnDisk.open(
-            job, machine=machine, weight=weight, noise=setting.noise
-        )
-    loop = _RankLoop(
-        team=setting.team,
-        coordinator=coordinator,
-        progress=progress,
-        alive=alive,
-        noise=setting.noise,
-    )
+        coordinator.profile = ProfileOnDisk.open(job, machine=machine, weight=weight)
+    loop = _RankLoop(team=setting.team, coordinator=coordinator, progress=progress, alive=alive)
     try:
-        setting.noise.begin_run(budget_s=job.budget_s)
         for index, benchmark in enumerate(benchmarks):
             loop.table(benchmark, later=benchmarks[index + 1 :])
         loop.measure_between(benchmarks)
@@ -188,8 +171,6 @@ def _measure_all(
         # A lost rank, Ctrl-C, a cancelled job: what was measured so far is kept.
         coordinator.save()
         raise
-    finally:
-        setting.noise.end_run()
     return coordinator.close()
 
 
@@ -201,15 +182,14 @@ class _RankLoop:
     coordinator: Coordinator
     progress: Progress
     alive: Callable[[], None]
-    noise: NoisePolicy
 
     def table(self, benchmark: Benchmark, *, later: Sequence[Benchmark]) -> None:
         """Measure the first pass of a table."""
         table = self.coordinator.begin(benchmark, later=later)
         while step := self.team.decided(table.next_step() if table else None):
-            session = self._measure_case(benchmark, step)
+            rows = self._measure_case(benchmark, step)
             if table:
-                self.coordinator.add(table, session)
+                self.coordinator.add(table, rows)
                 self.progress(table.event(step))
         self.coordinator.end()
 
@@ -218,21 +198,16 @@ class _RankLoop:
         while chosen := self.team.decided(self.coordinator.next_infill()):
             place, step = chosen
             begun_s = HostClock().now_s()
-            session = self._measure_case(benchmarks[place], step)
+            rows = self._measure_case(benchmarks[place], step)
             if self.coordinator.profile is not None:
                 seconds = HostClock().now_s() - begun_s
-                table = self.coordinator.add_infill(place, session, seconds=seconds)
+                table = self.coordinator.add_infill(place, rows, seconds=seconds)
                 self.progress(table.event(step))
 
-    def _measure_case(self, benchmark: Benchmark, step: Step) -> CaseSession:
-        self.noise.begin_case(benchmark.operation)
+    def _measure_case(self, benchmark: Benchmark, step: Step) -> list[Measurement]:
         own = benchmark.measure(step.case, budget_s=step.budget_s)
         self.alive()
-        return CaseSession(
-            rows=tuple(row for from_one in self.team.gathered(own) for row in from_one),
-            undisturbed_s=self.noise.session_undisturbed_s,
-            slowdown=self.noise.session_slowdown,
-        )
+        return [row for from_rank in self.team.gathered(own) for row in from_rank]
 
 
 def _one_line(error: Exception) -> str:

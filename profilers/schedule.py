@@ -11,14 +11,12 @@ tables leave time for it.
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
-from profilers.noise.selection import CaseSession, RowSelection
 from profilers.records import Case, Measurement, MeasurementStatus
 from profilers.sampled_sizes import listed
 from profilers.work import work
@@ -30,7 +28,7 @@ RUNS_PER_CASE = 7.0
 LONG_RUNS_PER_CASE = 5.0
 """...and of cases whose runs last `LONG_CASE_S`, directions together (profilers/timing.py)."""
 SESSION_S = 0.01
-"""The least time of a session: operands, decisions, repeats of a run that takes no time."""
+"""The least time of a case: operands, decisions, repeats of a run that takes no time."""
 LONG_CASE_S = 0.015
 TYPICAL_WORK_US = 4000
 """Between two collectives of a step."""
@@ -58,7 +56,8 @@ class TableSchedule:
     """Those known already; grows as the table is measured (`add`)."""
     grid_case_s: float = MAX_CASE_S
     """Time for repeats of one case of the grid, at most."""
-    selection: RowSelection = field(init=False)
+    is_changed: bool = field(init=False, default=False)
+    """Whether rows were added."""
     _queue: list[Case] = field(init=False)
     _skipped: list[Case] = field(init=False, default_factory=list)
     _requested: set[Key] = field(init=False)
@@ -77,7 +76,6 @@ class TableSchedule:
         known |= self._requested
         grid = [case for case in distinct(self.grid) if key(case) not in known]
         self._queue = sorted(requested, key=estimated_cost) + sorted(grid, key=_grid_order)
-        self.selection = RowSelection(rows=self.rows)
 
     @property
     def remaining(self) -> int:
@@ -88,11 +86,6 @@ class TableSchedule:
     def skipped(self) -> int:
         """Cases that there was no time for."""
         return len(self._skipped)
-
-    @property
-    def slowdown(self) -> float:
-        """How many times longer than undisturbed sessions took, on average; not in the rows."""
-        return statistics.fmean(self.selection.slowdowns) if self.selection.slowdowns else 1.0
 
     @property
     def skipped_ratio(self) -> float:
@@ -115,9 +108,10 @@ class TableSchedule:
             return Step(case=case, budget_s=min(most_s, share_s))
         return None
 
-    def add(self, session: CaseSession) -> None:
-        """Add one session of a case."""
-        self.selection.add(session)
+    def add(self, rows: Sequence[Measurement]) -> None:
+        """Add the rows of one case, of all ranks."""
+        self.rows += rows
+        self.is_changed = True
 
     def next_skipped(self, *, left_s: float) -> Step | None:
         """Choose the cheapest skipped case that ends within `left_s` seconds, if any."""
@@ -139,7 +133,7 @@ class TableSchedule:
         return run_s * (LONG_RUNS_PER_CASE if run_s >= LONG_CASE_S else RUNS_PER_CASE)
 
     def cost_s(self, case: Case) -> float:
-        """Seconds of a short session of a case, including the time beside its runs."""
+        """Seconds of the fewest runs of a case, including the time beside its runs."""
         return SESSION_S + self.expected_s(case)
 
     def _update_run_times(self) -> None:
@@ -150,7 +144,7 @@ class TableSchedule:
                 cost = estimated_cost(row.case)
                 # Arrival skew is stored without the work before the collective.
                 worked_s = row.case.axes.get("work_us", 0) * 1e-6
-                taken_s = row.median_s * self.slowdown + worked_s
+                taken_s = row.median_s + worked_s
                 name = key(row.case)
                 self._case_s[name] = self._case_s.get(name, 0.0) + taken_s
                 series[cost] = max(series.get(cost, 0.0), self._case_s[name])

@@ -13,8 +13,7 @@ from profilers.adaptive import Infill
 from profilers.schedule import Step, TableSchedule
 
 INFILL_S = 0.008
-"""Time for repeats of one size, here and in a grid that is refined here: another size, or another
-session, adds more."""
+"""Time for repeats of one size, here and in a grid that is refined here: another size adds more."""
 SKIPPED_RATIO = 0.5
 """Of the time of the pass, at most, for cases that the first one skipped."""
 MAX_MISSES = 8

@@ -7,7 +7,7 @@ The accelerator is held (`Clock.hold`) while the host queues a repeat: a backwar
 to 300 us, and kernels that are shorter would be timed as what the host needs to start them (an
 H200: 31 us instead of 2 for a small GEMM). In a step the host runs ahead of the device.
 
-On an accelerator that is all (`noise.policy.QUIET`). On a processor the policy may ask for more:
+On an accelerator, and of a single rank, that is all. Several ranks on one host keep a `Pace`:
 
     repeat_s           Where ranks take turns on too few cores, a repeat lasts many turns: a short
                        run is either not interrupted at all or waits for a whole turn of another
@@ -16,12 +16,10 @@ On an accelerator that is all (`noise.policy.QUIET`). On a processor the policy 
                        repeat beside an idle neighbour differs from one beside a busy one. They
                        start every batch of repeats together, run equally often and stop together;
                        the slowest decides. Each keeps its own times.
-    sentinel           A reading before and after each repeat shows how slow the core is; that is
-                       taken out of the repeat (profilers/noise/sentinel.py).
 
-Readings and messages displace most of a run's code and operands from the caches, where the runs of
-a step find theirs. With either, runs are looped up to `LOOPED_S`. (The many forwards that a looped
-backward needs displace each other's results instead.)
+Messages displace most of a run's code and operands from the caches, where the runs of a step find
+theirs. With them, runs are looped up to `LOOPED_S`. (The many forwards that a looped backward needs
+displace each other's results instead.)
 
 Repeats that waited for the kernel to map pages are left out while others remain. The heap of a step
 has stopped growing (profilers/heap.py); that of a process that measures one size after the other
@@ -38,13 +36,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from profilers.clock import MAX_LOOPS, Clock
-from profilers.noise.policy import QUIET, NoisePolicy
+from profilers.pace import BY_ITSELF, Pace
 from profilers.team import AllReduceMax
 
 SHORT_S = 50e-6
-"""Shorter runs are looped inside one repeat: the marks themselves would be seen. With readings or
-messages between repeats all below `LOOPED_S` are: on an AMD EPYC kernels of 20 us took 50 to 60
-right after a reading, and 40 to 50 right after a message."""
+"""Shorter runs are looped inside one repeat: the marks themselves would be seen. With messages
+between repeats all below `LOOPED_S` are: on an AMD EPYC kernels of 20 us took 40 to 50 right after
+a message."""
 LOOPED_S = 1e-3
 """How long a looped repeat lasts at least, as far as that many runs fit in memory at once and can
 be queued (`Clock.most_queued`): long compared with an interrupt."""
@@ -91,7 +89,7 @@ def measure(
     *,
     clock: Clock,
     budget_s: float,
-    noise: NoisePolicy = QUIET,
+    pace: Pace = BY_ITSELF,
     min_repeats: int = 5,
     settled_repeats: int = 0,
     long_repeats: int = 0,
@@ -103,16 +101,14 @@ def measure(
     At least `min_repeats` are taken whatever the budget; warm-ups come on top. Those that waited
     for pages are left out, so fewer may be returned, but at least two. Fewer than `settled_repeats`
     do not count as settled. For runs longer than `LONG_S`, `long_repeats` are enough after one
-    warm-up, unless the policy sets a length of repeats. If mapping pages leaves fewer than two,
-    twice as many are taken, and all count if that does not help.
-
-    With a sentinel, repeats are what they would take undisturbed.
+    warm-up, unless the pace sets a length of repeats. If mapping pages leaves fewer than two, twice
+    as many are taken, and all count if that does not help.
     """
     return measure_fresh(
         lambda: run,
         clock=clock,
         budget_s=budget_s,
-        noise=noise,
+        pace=pace,
         min_repeats=min_repeats,
         settled_repeats=settled_repeats,
         long_repeats=long_repeats,
@@ -126,7 +122,7 @@ def measure_fresh(
     *,
     clock: Clock,
     budget_s: float,
-    noise: NoisePolicy = QUIET,
+    pace: Pace = BY_ITSELF,
     max_loops: int = MAX_LOOPS,
     min_repeats: int = 5,
     settled_repeats: int = 0,
@@ -141,27 +137,25 @@ def measure_fresh(
     A backward pass needs this: each one consumes the graph of a forward of its own.
     """
     start_s = clock.now_s()
-    most_warm_s = LONG_S if long_repeats and not noise.shares_cores else math.inf
-    warm_s, whole_s, queued_s = _warm_up(fresh, clock=clock, noise=noise, most_s=most_warm_s)
+    most_warm_s = LONG_S if long_repeats and not pace.shares_cores else math.inf
+    warm_s, whole_s, queued_s = _warm_up(fresh, clock=clock, pace=pace, most_s=most_warm_s)
     if warm_s >= most_warm_s:
         min_repeats = long_repeats
-    short_s = LOOPED_S if noise.cools_caches else SHORT_S
+    short_s = LOOPED_S if pace.cools_caches else SHORT_S
     max_loops = min(max_loops, clock.most_queued)
-    loops = min(max_loops, loops_per_repeat(warm_s, short_s=short_s, repeat_s=noise.repeat_s))
-    if noise.shares_cores:
+    loops = min(max_loops, loops_per_repeat(warm_s, short_s=short_s, repeat_s=pace.repeat_s))
+    if pace.shares_cores:
         # Preparing a run can take far longer than the run.
         loops = max(1, min(loops, int(budget_s / min_repeats / max(whole_s, warm_s, 1e-9))))
-    elif noise.cools_caches and loops > 1:
+    elif pace.cools_caches and loops > 1:
         # The first runs found neither their code nor all operands in the caches.
         (looped,) = _repeats(fresh, clock=clock, count=1, loops=loops, queued_s=queued_s)
-        looped_s, _ = in_step(noise.all_reduce_max, (looped.seconds, 0.0))
+        looped_s, _ = in_step(pace.all_reduce_max, (looped.seconds, 0.0))
         loops = min(max_loops, loops_per_repeat(min(warm_s, looped_s), short_s=short_s))
     repeats: list[_Repeat] = []
     while len(repeats) < max_repeats:
-        count = noise.batch(min(min_repeats, max_repeats - len(repeats)))
-        repeats += _repeats(
-            fresh, clock=clock, count=count, loops=loops, queued_s=queued_s, noise=noise
-        )
+        count = min(min_repeats, max_repeats - len(repeats))
+        repeats += _repeats(fresh, clock=clock, count=count, loops=loops, queued_s=queued_s)
         # One that waits for the device, as `.item()` does, takes as long as it is held.
         queued_s = min(queued_s, *(repeat.queued_s for repeat in repeats))
         counting_s = _counting_s(repeats)
@@ -171,7 +165,7 @@ def measure_fresh(
         if len(repeats) < 2 * min_repeats and _without_faults(repeats) < MIN_WITHOUT_FAULTS:
             # No rank stops before this one has more.
             spread = math.inf
-        spread, spent_s = in_step(noise.all_reduce_max, (spread, clock.now_s() - start_s))
+        spread, spent_s = in_step(pace.all_reduce_max, (spread, clock.now_s() - start_s))
         is_over = spread <= target_spread or spent_s >= budget_s
         if len(repeats) >= min_repeats and spread < math.inf and is_over:
             break
@@ -203,7 +197,7 @@ def spread_of_median(times_s: Sequence[float]) -> float:
 
 
 def _warm_up(
-    fresh: Callable[[], Callable[[], object]], *, clock: Clock, noise: NoisePolicy, most_s: float
+    fresh: Callable[[], Callable[[], object]], *, clock: Clock, pace: Pace, most_s: float
 ) -> tuple[float, float, float]:
     """Run until two runs in a row are within a factor 2; the last one's seconds.
 
@@ -219,7 +213,7 @@ def _warm_up(
         if run.waited_for_pages:
             (run,) = _repeats(fresh, clock=clock, count=1, loops=1, queued_s=queued_s)
         queued_s = min(queued_s or run.queued_s, run.queued_s)
-        return in_step(noise.all_reduce_max, (run.seconds, clock.now_s() - start_s))
+        return in_step(pace.all_reduce_max, (run.seconds, clock.now_s() - start_s))
 
     last_s, whole_s = once()
     for _ in range(MAX_WARMUPS - 1):
@@ -260,16 +254,11 @@ def _repeats(
     count: int,
     loops: int,
     queued_s: float,
-    noise: NoisePolicy = QUIET,
 ) -> tuple[_Repeat, ...]:
-    """Repeat, and take out what a sentinel saw; the host is expected to queue a run in `queued_s`.
-
-    With a sentinel repeats come one by one, as it also judges by its last readings.
-    """
-    pairs, mapped, readings_s, queues_s = [], [], [], []
+    """Repeat; the host is expected to queue a run in `queued_s`."""
+    pairs, mapped, queues_s = [], [], []
     for _ in range(count):
         runs = [fresh() for _ in range(loops)]
-        before_s = noise.read_s()
         faults = clock.page_faults()
         clock.hold(min(HOLD_RATIO * queued_s * loops, MAX_HOLD_S))
         begin_s = clock.now_s()
@@ -279,14 +268,11 @@ def _repeats(
         pairs.append((first, clock.mark()))
         queues_s.append((clock.now_s() - begin_s) / loops)
         mapped.append(clock.page_faults() - faults)
-        readings_s.append((before_s, noise.read_s()))
     return tuple(
         _Repeat(
-            seconds=lasted_s / noise.slowdown(*readings, lasted_s=lasted_s) / loops,
+            seconds=lasted_s / loops,
             queued_s=queue_s,
             waited_for_pages=pages * PAGE_S > PAGES_RATIO * lasted_s,
         )
-        for lasted_s, pages, readings, queue_s in zip(
-            clock.between_s(pairs), mapped, readings_s, queues_s, strict=True
-        )
+        for lasted_s, pages, queue_s in zip(clock.between_s(pairs), mapped, queues_s, strict=True)
     )

@@ -20,7 +20,7 @@ from profilers.clock import Clock
 from profilers.devices import free_bytes, is_out_of_memory, release_memory
 from profilers.kernels import optimizer
 from profilers.kernels.autograd import MAX_SETS, PLACED_SETS, Prepared
-from profilers.noise.policy import QUIET, NoisePolicy
+from profilers.pace import BY_ITSELF, Pace
 from profilers.records import Case, Direction, Measurement, MeasurementStatus
 from profilers.sampled_sizes import SIZES
 from profilers.timing import PeerFailedError, measure, measure_fresh
@@ -122,7 +122,7 @@ class KernelBenchmark:
             budget_s=budget_s,
             free_bytes=free_bytes(device, local_world=self.setting.team.local_world),
             rank=self.setting.team.rank,
-            noise=self.setting.noise,
+            pace=self.setting.pace,
         )
         release_memory(device)
         return rows
@@ -136,7 +136,7 @@ def measure_kernel(
     budget_s: float,
     free_bytes: int,
     rank: int,
-    noise: NoisePolicy = QUIET,
+    pace: Pace = BY_ITSELF,
 ) -> tuple[Measurement, ...]:
     """Time both directions of a case, on as many sets of operands as time allows, and never raise.
 
@@ -145,7 +145,7 @@ def measure_kernel(
     """
     directions: tuple[Direction, ...] = ("forward", "backward") if case.direction else ("",)
     needed = live_bytes(case)
-    least_free = -noise.all_reduce_max((-float(free_bytes),))[0]
+    least_free = -pace.all_reduce_max((-float(free_bytes),))[0]
     if needed > least_free:
         error = f"needs about {needed:.3g} bytes, {least_free:.3g} are free"
         return tuple(
@@ -156,7 +156,7 @@ def measure_kernel(
         clock=clock,
         budget_s=budget_s / len(directions),
         most_at_once=max(1, int(GRAPHS_RATIO * least_free / max(needed, 1.0))),
-        noise=noise,
+        pace=pace,
     )
     times: dict[Direction, tuple[float, ...]] = {}
     status, line = MeasurementStatus.FAILED, ""
@@ -168,7 +168,7 @@ def measure_kernel(
         line = "a peer failed"
     except Exception as error:  # a failing kernel becomes a row
         # The peers wait for this rank's message.
-        noise.all_reduce_max((math.inf, math.inf))
+        pace.all_reduce_max((math.inf, math.inf))
         status = (
             MeasurementStatus.OUT_OF_MEMORY if is_out_of_memory(error) else MeasurementStatus.FAILED
         )
@@ -189,7 +189,7 @@ class _Timing:
     budget_s: float
     most_at_once: int
     """Runs of a repeat whose preparation is alive at once."""
-    noise: NoisePolicy
+    pace: Pace
 
     def of(self, prepared: Prepared, direction: Direction) -> tuple[float, ...]:
         if direction == "backward" and prepared.backward is not None:
@@ -201,7 +201,7 @@ class _Timing:
                 min_repeats=PLACED_SETS,
                 settled_repeats=MAX_SETS,
                 long_repeats=LONG_REPEATS,
-                noise=self.noise,
+                pace=self.pace,
             )
         return measure(
             prepared.forward,
@@ -210,7 +210,7 @@ class _Timing:
             min_repeats=PLACED_SETS,
             settled_repeats=MAX_SETS,
             long_repeats=LONG_REPEATS,
-            noise=self.noise,
+            pace=self.pace,
         )
 
 

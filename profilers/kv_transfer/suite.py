@@ -117,7 +117,7 @@ class ConversionBenchmark:
             budget_s=budget_s,
             free_bytes=free_bytes(device, local_world=team.local_world),
             rank=team.rank,
-            noise=replace(self.setting.noise, repeat_s=0.0),
+            pace=replace(self.setting.pace, repeat_s=0.0),
         )
         release_memory(device)
         return rows

@@ -106,15 +106,15 @@ class ArrivalSkewBenchmark:
             device=torch.device(self.setting.device),
             team=team,
         )
-        wanted_s, takes_turns = axes["work_us"] * 1e-6, self.setting.noise.shares_cores
-        round_s = synchronised.round_s(at_least_s=self.setting.noise.repeat_s)
+        wanted_s, takes_turns = axes["work_us"] * 1e-6, self.setting.pace.shares_cores
+        round_s = synchronised.round_s(at_least_s=self.setting.pace.repeat_s)
         rounds = team.decided(max(1, round(wanted_s / round_s)))
         isolated_s = synchronised.intervals_s(BASELINE_REPEATS, rounds=0)[1]
         blocks = num_blocks(budget_s, interval_s=(2.0 if takes_turns else 1.0) * wanted_s)
         work_s, total_s = [], []
         for number in range(blocks):
             if takes_turns and number % math.ceil(blocks / RUNS) == 0:
-                run_s = max(self.setting.noise.repeat_s, BLOCK * wanted_s)
+                run_s = max(self.setting.pace.repeat_s, BLOCK * wanted_s)
                 round_s = synchronised.round_s(at_least_s=run_s)
             block = synchronised.intervals_s(BLOCK, rounds=rounds)
             work_s.append(rounds * round_s if takes_turns else block[0])

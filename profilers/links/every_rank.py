@@ -13,7 +13,7 @@ import torch
 
 from profilers.benchmark import Setting
 from profilers.devices import is_out_of_memory
-from profilers.noise.policy import QUIET, NoisePolicy
+from profilers.pace import BY_ITSELF, Pace
 from profilers.records import Case, Measurement, MeasurementStatus
 from profilers.timing import measure
 
@@ -65,9 +65,9 @@ class EveryRankBenchmark:
             clock=self.setting.clock,
             budget_s=budget_s,
             min_repeats=10,
-            noise=QUIET
+            pace=BY_ITSELF
             if anybody_failed
-            else NoisePolicy(all_reduce_max=self.setting.noise.all_reduce_max),
+            else Pace(all_reduce_max=self.setting.pace.all_reduce_max),
         )
         return (Measurement(case=case, rank=team.rank, times_s=times_s),)
 

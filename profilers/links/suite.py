@@ -22,7 +22,7 @@ from profilers.links.groups import HIERARCHICAL, Shape, shapes
 from profilers.links.hierarchical import stages
 from profilers.links.pairs import PairBenchmark
 from profilers.links.team import ConnectedTeam
-from profilers.noise.policy import NoisePolicy
+from profilers.pace import Pace
 from profilers.records import Case, Measurement, MeasurementStatus
 from profilers.team import Team
 from profilers.timing import measure
@@ -94,9 +94,9 @@ class CollectiveBenchmark:
             status = MeasurementStatus.FAILED if status is MeasurementStatus.OK else status
             return _once(team, _ended(case, status=status, error=error or "a peer failed"))
         clock = TeamClock(team=team, clock=self.setting.clock)
-        # The clock synchronises the ranks; of the policy only the length of a repeat is left.
-        noise = NoisePolicy(repeat_s=self.setting.noise.repeat_s)
-        times_s = measure(run, clock=clock, budget_s=budget_s, noise=noise)
+        # The clock synchronises the ranks; of the pace only the length of a repeat is left.
+        pace = Pace(repeat_s=self.setting.pace.repeat_s)
+        times_s = measure(run, clock=clock, budget_s=budget_s, pace=pace)
         return _once(team, Measurement(case=case, times_s=times_s))
 
     def _prepared(self, case: Case, team: ConnectedTeam) -> Run:

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/ratio_bands.py RUNS.csv
 
-Reads a table in the layout of `moetune backtest`. Every run is predicted by a fit without its whole
+Reads a published table (published_training.py). Every run is predicted by a fit without its whole
 setting (one model, device, precision and release of one source), and every band of ratios is tested
 on the pairs of a setting that it was made without. Prints, by generation of device, experts or none
 and same kernels or not, the band, the number of settings and its coverage; the same for pairs of
@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tests.benchmarks.published_training import read_published
+from tests.benchmarks.release_scatter import recipes_of
 from tuner.arrays import Floats
 from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import PublishedRun, build_runs
 from tuner.backtest.prices import run_regime
-from tuner.backtest.releases import recipes_of
-from tuner.backtest.rows import read_rows
 from tuner.calibrate.calibration import build_problem, held_out_keys
 from tuner.calibrate.cross_validation import MOST_FOLDS, assign_folds, held_out
 from tuner.calibrate.fit import fit
@@ -51,7 +51,8 @@ def _say(line: str) -> None:
 
 def main(path: str) -> int:
     """Print every figure and return 1 if any misses its aim."""
-    runs = with_assumptions([one for one in build_runs(read_rows(Path(path)))[0] if one.measured_s])
+    rows = read_published(Path(path))
+    runs = with_assumptions([one for one in build_runs(rows)[0] if one.measured_s])
     problem, _ = build_problem(runs, tuple(run_regime(run) for run in runs), TERMS)
     whole, keys = fit(problem), held_out_keys(runs)
     strata = [run.family for run in runs]

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/serving_accuracy.py RUNS.csv [TABLES]
 
-Reads a table in the layout of `moetune backtest`, and kernels from TABLES (profiles or a folder of
+Reads a published table (published_serving.py), and kernels from TABLES (profiles or a folder of
 aiconfigurator's tables), else from datasheets. Prints first the accuracy for a new
 pair (model, engine): every pair is held out in turn, predicted without what only its rows have
 shown, and compared with bands made without it; beside them the former bands, deciles by engine of
@@ -22,13 +22,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tests.benchmarks.published_serving import Harness, read_published
 from tests.benchmarks.serving_band_fit import METRICS, Regime, Row, interval_score, regimes_of
 from tests.benchmarks.serving_unseen import unseen_rows
 from tuner.backtest.records import Errors
 from tuner.backtest.serving.backtest import predict_pairs
-from tuner.backtest.serving.launches import Harness
 from tuner.backtest.serving.residuals import scale_latency
-from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.scores import Pair, summarise_metric, tpot, ttft
 from tuner.calibrate.serving import held_out
 
@@ -58,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print every figure and return 1 if any misses its aim."""
     started_s, cpu_s = time.perf_counter(), time.process_time()
     predicted = predict_pairs(
-        read_cells(Path(arguments[0])), profiles=[Path(a) for a in arguments[1:]]
+        read_published(Path(arguments[0])), profiles=[Path(a) for a in arguments[1:]]
     )
     pairs = [pair for pair in predicted.pairs if not pair.launch.is_disaggregated]
     hopper = [pair for pair in pairs if pair.launch.generation == "hopper"]
@@ -207,11 +206,11 @@ def _deciles(regime: Regime, metric: str) -> tuple[Floats, Floats]:
 
 
 def _recipes(pairs: Sequence[Pair]) -> list[Pair]:
-    return [pair for pair in pairs if pair.launch.harness is Harness.INFERENCEX]
+    return [pair for pair in pairs if pair.launch.harness == Harness.INFERENCEX]
 
 
 def _others(pairs: Sequence[Pair]) -> list[Pair]:
-    return [pair for pair in pairs if pair.launch.harness is not Harness.INFERENCEX]
+    return [pair for pair in pairs if pair.launch.harness != Harness.INFERENCEX]
 
 
 def _errors(pairs: Sequence[Pair]) -> tuple[Errors, Errors]:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.backtest.serving.launches import Harness, MissingError, PublishedLaunch, parse_launch
+from tests.benchmarks.published_serving import Harness, documented
+from tuner.backtest.serving.launches import MissingError, PublishedLaunch, parse_launch
 from tuner.backtest.serving.prediction import Predictor
-from tuner.backtest.serving.recipes import find_recipe
 from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.tables import build_machines
 from tuner.config.serve import Role
@@ -49,14 +49,13 @@ class Both:
 
 def is_plain(launch: PublishedLaunch) -> bool:
     """Whether a launch is determined by its columns and its engine."""
-    recipe = find_recipe(launch)
     return (
-        launch.harness is Harness.INFERENCEX
+        launch.harness == Harness.INFERENCEX
         and not launch.is_disaggregated
-        and not recipe.sequence_s
-        and not recipe.stream_steps
-        and not recipe.experts_table
-        and recipe.poll_steps == 1
+        and not launch.sequence_s
+        and not launch.stream_steps
+        and not launch.experts_table
+        and launch.poll_steps == 1
     )
 
 
@@ -65,7 +64,7 @@ def option_of(launch: PublishedLaunch, machine: ServingMachine) -> Option:
     degrees = launch.sides[0].degrees
     traits = serve_traits()[launch.engine]
     concurrency = -(-launch.concurrency // degrees.attention_data)
-    step_tokens = find_recipe(launch).step_tokens or traits.step_tokens
+    step_tokens = launch.step_tokens or traits.step_tokens
     is_chunked = traits.batching is not Batching.WHOLE
     if not is_chunked:
         step_tokens = max(step_tokens, concurrency + launch.input_tokens + 64)
@@ -103,7 +102,7 @@ def option_of(launch: PublishedLaunch, machine: ServingMachine) -> Option:
 
 def planned_s(launch: PublishedLaunch, machine: ServingMachine) -> tuple[float, float]:
     """Mean TTFT and TPOT of a row's launch and load, as a plan predicts them."""
-    least = find_recipe(launch).least_ratio
+    least = launch.length_ratio
     lengths = {
         name: {"kind": "uniform", "low": max(round(least * most), 1), "high": most}
         for name, most in (
@@ -138,12 +137,12 @@ def both_ways(runs: Path, profiles: Sequence[Path], *, every: int = 1) -> tuple[
         The rows, and how many were left out for what only their recipe says.
     """
     launches = []
-    for number, cells in enumerate(read_cells(runs), start=1):
+    for number, cells in enumerate(map(documented, read_cells(runs)), start=1):
         try:
             launch = parse_launch(cells, number=number)
         except MissingError:
             continue
-        if launch.generation == "hopper" and launch.harness is Harness.INFERENCEX:
+        if launch.generation == "hopper" and launch.harness == Harness.INFERENCEX:
             launches.append(launch)
     plain = [launch for launch in launches if is_plain(launch)]
     result = []

@@ -3,7 +3,7 @@
 Errors of one pair are related, so that deciles of rows say how far the next row of a known pair
 lies and little about the first row of a new one. Pairs are therefore what counts: every pair
 weighs one, however many rows it has, and the band of a new pair comes from the other pairs as they
-are predicted by whoever has not seen them (`find_recipe`, `is_unseen`).
+are predicted by whoever has not seen them (`published_serving.as_unseen`).
 
     of the same engine                      1
     of another engine                       OTHER_ENGINE times
@@ -40,7 +40,8 @@ from typing import Final, get_args
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.serving.launches import Harness, PublishedLaunch
+from tests.benchmarks.published_serving import Harness
+from tuner.backtest.serving.launches import PublishedLaunch
 from tuner.backtest.serving.prediction import MeanLatency
 from tuner.costs.serve.bands import (
     Coverage,
@@ -97,7 +98,7 @@ class Row:
     def setting(self) -> str:
         """What two layouts share that differ in nothing else, but for lengths and concurrency."""
         one = self.launch
-        machine = (one.system, one.release, one.harness.value, repr(one.formats))
+        machine = (one.system, one.release, one.harness, repr(one.formats))
         return "|".join((self.pair, *machine))
 
     def log(self, metric: str, *, is_new: bool) -> float:

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/serving_bands.py RUNS.csv [TABLES] [-o tuner/costs/serve/bands.json]
 
-Reads a table in the layout of `moetune backtest` and predicts every launch on Hopper and Blackwell
+Reads a published table (published_serving.py) and predicts every launch on Hopper and Blackwell
 that states what is needed: from kernels (TABLES) and, without
 any table, from the datasheet only; each once with everything known and once as if no row of its
 model and engine were known. Prints and stores the bands of tests/benchmarks/serving_band_fit.py,
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from tests.benchmarks.published_serving import read_published
 from tests.benchmarks.serving_band_fit import (
     STATED,
     ratio_band,
@@ -25,7 +26,6 @@ from tests.benchmarks.serving_band_fit import (
 from tests.benchmarks.serving_unseen import datasheet_rows, unseen_rows
 from tuner.backtest.rows import table_digest
 from tuner.backtest.serving.backtest import predict_pairs
-from tuner.backtest.serving.rows import read_cells
 from tuner.costs.serve.bands import StoredBands
 from tuner.output import entries_json
 from tuner.spec.serving.goal import EngineName
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         out = Path(inputs[at + 1])
         del inputs[at : at + 2]
     runs, folders = Path(inputs[0]), [Path(one) for one in inputs[1:]]
-    predicted = predict_pairs(read_cells(runs), profiles=folders)
+    predicted = predict_pairs(read_published(runs), profiles=folders)
     rows = [*unseen_rows(predicted, folders), *datasheet_rows(predicted)]
     regimes = regimes_of(rows)
     made = [stored_bands(regime) for regime in regimes]

@@ -19,7 +19,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tuner.backtest.serving import prediction, recipes
+from tests.benchmarks.published_serving import distinct, documented
+from tuner.backtest.serving import launches, prediction
 from tuner.backtest.serving.backtest import predict_pairs
 from tuner.backtest.serving.launches import Cells
 from tuner.backtest.serving.rows import read_cells
@@ -47,7 +48,7 @@ def _scheduler(factor: float) -> Patches:
 
 def _client(seconds: float, *engines: str) -> Patches:
     made = {name: replace(serve_traits()[name], client_s=seconds) for name in engines}
-    return _with(made, client, recipes)
+    return _with(made, client, prediction)
 
 
 VARIANTS: Mapping[str, Mapping[str, Patches]] = {
@@ -61,14 +62,14 @@ VARIANTS: Mapping[str, Mapping[str, Patches]] = {
         f"{steps:g}": [(client, "STEPS_BEFORE_TOKEN", steps)] for steps in (0.5, 1.0, 3.0)
     },
     "host seconds a sequence": {
-        f"{1e6 * seconds:g} us": [(recipes, "SEQUENCE_S", seconds)]
+        f"{1e6 * seconds:g} us": [(launches, "SEQUENCE_S", seconds)]
         for seconds in (0.0, 12e-6, 40e-6)
     },
     "clocks of a busy device": {
         f"{factor:g}": [(iteration, "SUSTAINED_FACTOR", factor)] for factor in (1.0, 1.2)
     },
     "client delay": {
-        f"{1e3 * seconds:g} ms": [(recipes, "DELAY_S", seconds)] for seconds in (3e-3, 30e-3)
+        f"{1e3 * seconds:g} ms": [(prediction, "DELAY_S", seconds)] for seconds in (3e-3, 30e-3)
     },
     "scheduler": {"half": _scheduler(0.5)},
 }
@@ -95,12 +96,12 @@ def summarise_errors(
     with ExitStack() as stack:
         for module, name, value in patches:
             stack.enter_context(patch.object(module, name, value))
-        pairs = predict_pairs(rows, profiles=folders).pairs
+        pairs = predict_pairs(distinct([*map(documented, rows)]), profiles=folders).pairs
     result: dict[tuple[str, str], list[float]] = {}
     for pair in pairs:
         launch = pair.launch
         if not launch.is_disaggregated:
-            key = (f"{launch.decoder.network}|{launch.engine}", launch.harness.value)
+            key = (f"{launch.decoder.network}|{launch.engine}", launch.harness)
             result.setdefault(key, []).append(_size(pair))
     return {key: float(np.mean(sizes)) for key, sizes in result.items()}
 

@@ -1,15 +1,14 @@
 """Published launches predicted twice: with all that is known, and as if their pair were new."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from tests.benchmarks.published_serving import as_unseen
 from tests.benchmarks.serving_band_fit import Row
 from tuner.backtest.serving.backtest import PredictedLaunches
-from tuner.backtest.serving.launches import SYSTEMS, PublishedLaunch
+from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.prediction import Predictor
-from tuner.backtest.serving.recipes import find_recipe
 from tuner.backtest.serving.tables import build_machines
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
@@ -26,13 +25,15 @@ def unseen_rows(predicted: PredictedLaunches, folders: Sequence[Path]) -> tuple[
         folders: where its kernels are from.
     """
     pairs = [pair for pair in predicted.pairs if pair.launch.generation in GENERATIONS]
-    changed = {pair.launch.system for pair in pairs if _changes(pair.launch)}
-    predictor = Predictor(machines=build_machines(sorted(changed), folders)[0], is_unseen=True)
+    changed = {pair.launch.system for pair in pairs if as_unseen(pair.launch) != pair.launch}
+    predictor = Predictor(machines=build_machines(sorted(changed), folders)[0])
     return tuple(
         Row(
             launch=pair.launch,
             seen=pair.latency,
-            unseen=predictor.latency(pair.launch) if _changes(pair.launch) else pair.latency,
+            unseen=pair.latency
+            if as_unseen(pair.launch) == pair.launch
+            else predictor.latency(as_unseen(pair.launch)),
             kernels="tables",
         )
         for pair in pairs
@@ -44,14 +45,9 @@ def datasheet_rows(predicted: PredictedLaunches) -> Iterator[Row]:
     launches = [pair.launch for pair in predicted.pairs if pair.launch.generation in GENERATIONS]
     for system in sorted({launch.system for launch in launches}):
         machine = ServingMachine(sheet=find_device(SYSTEMS[system]), tables=None)
-        seen = Predictor(machines={system: machine})
-        unseen = replace(seen, is_unseen=True)
+        predictor = Predictor(machines={system: machine})
         for launch in launches:
             if launch.system == system:
-                latency = seen.latency(launch)
-                other = unseen.latency(launch) if _changes(launch) else latency
-                yield Row(launch=launch, seen=latency, unseen=other, kernels="datasheet")
-
-
-def _changes(launch: PublishedLaunch) -> bool:
-    return find_recipe(launch) != find_recipe(launch, is_unseen=True)
+                latency, other = predictor.latency(launch), as_unseen(launch)
+                unseen = latency if other == launch else predictor.latency(other)
+                yield Row(launch=launch, seen=latency, unseen=unseen, kernels="datasheet")

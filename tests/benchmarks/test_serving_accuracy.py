@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.published_serving import documented
 from tests.benchmarks.serving_accuracy import after_launches
 from tuner.backtest.serving.launches import parse_launch
 from tuner.backtest.serving.prediction import MeanLatency
@@ -50,7 +51,7 @@ def launches_of_one_model(count: int) -> list[Pair]:
     """Launches that take twice the predicted time."""
     line = LINE.format(id=1, model="Llama-3.1-8B")
     cells = dict(zip(HEADER.split(","), line.split(","), strict=True))
-    launch = parse_launch(cells, number=1)
+    launch = parse_launch(documented(cells), number=1)
     latency = MeanLatency(ttft_s=launch.ttft_s / 2.0, tpot_s=launch.tpot_s / 2.0)
     return [Pair(launch=launch, latency=latency)] * count
 

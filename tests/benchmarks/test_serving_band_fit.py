@@ -8,6 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from tests.benchmarks.published_serving import Harness, documented
 from tests.benchmarks.serving_band_fit import (
     OTHER_ENGINE,
     STATED,
@@ -21,7 +22,7 @@ from tests.benchmarks.serving_band_fit import (
     stored_bands,
     widenings,
 )
-from tuner.backtest.serving.launches import Harness, RoleWorkers, parse_launch
+from tuner.backtest.serving.launches import RoleWorkers, parse_launch
 from tuner.backtest.serving.prediction import MeanLatency
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.spec.serving.goal import EngineName
@@ -45,7 +46,7 @@ LEVELS = dict.fromkeys(get_args(EngineName), STATED)
 
 def row(pair: int, ratio: float, *, engine: str = "vllm", tensor: int = 4) -> Row:
     """A launch of its own model with a given ratio of measured to predicted."""
-    one = parse_launch(CELLS, number=1)
+    one = parse_launch(documented(CELLS), number=1)
     latency = MeanLatency(ttft_s=one.ttft_s / ratio, tpot_s=one.tpot_s / ratio)
     made = replace(
         one,

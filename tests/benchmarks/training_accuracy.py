@@ -2,7 +2,7 @@
 
     python tests/benchmarks/training_accuracy.py RUNS.csv
 
-Reads a table in the layout of `moetune backtest`. Prints errors of the generic constants, then of
+Reads a published table (published_training.py). Prints errors of the generic constants, then of
 constants fitted without the runs that they predict, recipes (`group`) held out in turn, and models
 and cells where the table requires them; last the coverage of error bands on held-out recipes.
 Figures that miss their aim are marked. Exit code 1: a figure misses.
@@ -15,14 +15,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tests.benchmarks.published_training import read_published
+from tests.benchmarks.release_scatter import release_scatter, scatter_text
 from tuner.backtest.columns import PublishedRun
 from tuner.backtest.errors import ScoredRow, summarise_errors
 from tuner.backtest.prediction import ResidualSet, backtest, case_key, tokens_per_step
 from tuner.backtest.records import Errors
-from tuner.backtest.releases import release_scatter
-from tuner.backtest.rows import read_rows
 from tuner.calibrate.calibration import Calibration, calibrate
-from tuner.cli.backtest_text import scatter_text
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,7 +36,7 @@ def _say(line: str) -> None:
 
 def main(path: str) -> int:
     """Print every figure and return 1 if any misses its aim."""
-    rows = read_rows(Path(path))
+    rows = read_published(Path(path))
     made = calibrate(rows, origin="benchmark", data_sha256="")
     generic = np.log(made.problem.price(made.problem.generic_KC) / made.problem.measured_C)
     missed = [*_uncalibrated(made, generic), *_calibrated(made), *_choice(made, generic)]

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/training_memory.py RUNS.csv
 
-Reads a table in the layout of `moetune backtest`. Megatron-LM prints the largest bytes allocated,
+Reads a published table (published_training.py). Megatron-LM prints the largest bytes allocated,
 torchtitan the largest reserved; each row is compared with what its software prints. Where a row
 does not state recomputation, the public settings of its software are assumed, or else none if that
 fits, and full if it does not.
@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tests.benchmarks.published_training import documented
 from tuner.backtest.columns import PublishedRun, build_runs, stack_runs
 from tuner.backtest.rows import Row, read_rows
 from tuner.costs.train.constants import Software
@@ -82,7 +83,7 @@ def _say(line: str) -> None:
 
 def rows_of(path: Path) -> tuple[Row, ...]:
     """Read the table, and complete one page's rows by what is known of them."""
-    return tuple(
+    completed = (
         replace(
             row,
             texts={**row.texts, **STRONG_SCALING},
@@ -92,6 +93,7 @@ def rows_of(path: Path) -> tuple[Row, ...]:
         else row
         for row in read_rows(path)
     )
+    return tuple(map(documented, completed))
 
 
 def with_recompute(run: PublishedRun, *, full: bool) -> PublishedRun:

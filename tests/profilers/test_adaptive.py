@@ -1,5 +1,4 @@
 import math
-from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -7,11 +6,7 @@ import numpy as np
 from profilers.adaptive import BATCH, HOLDOUT_EVERY, MIN_SAMPLED, Infill
 from profilers.held_out import checked
 from profilers.interpolation import fit_rows
-from profilers.noise.policy import QUIET, NoisePolicy
-from profilers.noise.revisits import MAX_SESSIONS
-from profilers.noise.selection import CaseSession
 from profilers.records import AXES, Case, Measurement, MeasurementStatus
-from profilers.schedule import TableSchedule
 from tests.profilers.testing import gemm_row
 
 KNEE_BYTES = 2**20
@@ -37,45 +32,15 @@ def row(case: Case, law: Law) -> Measurement:
     return Measurement(case=case, times_s=(law(case),))
 
 
-SINGLE_SESSION = NoisePolicy(revisits=False)
-
-
-def add_infill(
-    rows: list[Measurement], law: Law, *, count: int, seed: int = 0, noise: NoisePolicy = QUIET
-) -> Infill:
-    """Measure `count` sizes, new ones or known ones."""
-    schedule = TableSchedule(requested=[], grid=[], rows=rows)
-    infill = Infill(
-        rows=rows,
-        rng=np.random.default_rng(seed),
-        gains=schedule.selection.gains,
-        noise=noise,
-    )
+def add_infill(rows: list[Measurement], law: Law, *, count: int) -> Infill:
+    """Measure `count` further sizes."""
+    infill = Infill(rows=rows, rng=np.random.default_rng(0))
     for _ in range(count):
         case = infill.next()
         if case is None:
             break
-        schedule.add(CaseSession(rows=[row(case, law)]))
+        rows.append(row(case, law))
     return infill
-
-
-class Disturbed:
-    """A law on a machine with neighbours: so many sessions in ten take half as long again."""
-
-    def __init__(self, law: Law, *, in_ten: int) -> None:
-        self._law = law
-        self._in_ten = in_ten
-        self._chance = np.random.default_rng(5)
-        self.measured: list[str] = []
-
-    def __call__(self, case: Case) -> float:
-        self.measured.append(case.id)
-        is_slow = self._chance.random() < 0.1 * self._in_ten
-        return self._law(case) * (1.5 if is_slow else 1.0)
-
-
-def mean_error(rows: list[Measurement], law: Law) -> float:
-    return float(np.mean([math.log(row.expected_s / law(row.case)) for row in rows]))
 
 
 def worst_error(rows: list[Measurement], law: Law) -> float:
@@ -121,78 +86,9 @@ def test_a_badly_known_series_gets_more_points_than_a_well_known_one() -> None:
 
 def test_every_sixth_size_is_a_holdout_size() -> None:
     rows = [row(sent(2**power), knee_s) for power in (10, 15, 22, 26)]
-    infill = add_infill(rows, knee_s, count=2 * BATCH, noise=SINGLE_SESSION)
+    infill = add_infill(rows, knee_s, count=2 * BATCH)
     assert len(infill.holdout) == 2 * BATCH // HOLDOUT_EVERY
     assert infill.holdout <= {r.case.id for r in rows}
-
-
-def test_without_a_sentinel_the_fastest_session_of_a_disturbed_size_counts() -> None:
-    rows = [row(copied(2**power), knee_s) for power in range(10, 27)]
-    rows[8] = Measurement(case=rows[8].case, times_s=(1.7 * knee_s(rows[8].case),))
-    add_infill(rows, knee_s, count=BATCH)
-    assert rows[8].expected_s == knee_s(rows[8].case)
-
-
-def test_a_disturbed_collective_is_measured_again_and_all_its_sessions_count() -> None:
-    rows = [row(sent(2**power), knee_s) for power in range(10, 27)]
-    usual_s = knee_s(rows[8].case)
-    rows[8] = Measurement(case=rows[8].case, times_s=(1.7 * usual_s,))
-    add_infill(rows, knee_s, count=BATCH)
-    assert rows[8].times_s[0] == 1.7 * usual_s
-    assert set(rows[8].times_s[1:]) == {usual_s}
-
-
-def test_further_sessions_remove_most_of_what_neighbours_add() -> None:
-    def begun(law: Law) -> list[Measurement]:
-        return [row(copied(2**power), law) for power in range(10, 27)]
-
-    once, again = Disturbed(knee_s, in_ten=4), Disturbed(knee_s, in_ten=4)
-    by_once, by_again = begun(once), begun(again)
-    add_infill(by_once, once, count=10 * BATCH, noise=SINGLE_SESSION)
-    add_infill(by_again, again, count=10 * BATCH)
-    assert mean_error(by_again, knee_s) < 0.5 * mean_error(by_once, knee_s)
-    assert max(Counter(again.measured).values()) <= MAX_SESSIONS
-    # Ranks in turns disturb each other in a step as well.
-    assert max(Counter(once.measured).values()) == 1
-
-
-def test_with_a_sentinel_further_sessions_average_out_what_it_missed() -> None:
-    chance = np.random.default_rng(3)
-
-    def scattered(case: Case) -> float:
-        return knee_s(case) * math.exp(0.15 * chance.normal())
-
-    rows = [row(copied(2**power), scattered) for power in range(10, 27)]
-    schedule = TableSchedule(requested=[], grid=[], rows=rows)
-    infill = Infill(rows=rows, rng=np.random.default_rng(0), gains=schedule.selection.gains)
-    for _ in range(20 * BATCH):
-        case = infill.next()
-        assert case is not None
-        schedule.add(CaseSession(rows=[row(case, scattered)], undisturbed_s=1.0))
-    away_N = np.array([math.log(r.expected_s / knee_s(r.case)) for r in rows])
-    is_again_N = np.array([len(r.times_s) > 1 for r in rows])
-    assert is_again_N.mean() >= 0.2
-    # On both sides of the truth: the fastest of them would lie below it.
-    assert abs(away_N[is_again_N].mean()) < 0.05
-    assert np.abs(away_N[is_again_N]).mean() < np.abs(away_N[~is_again_N]).mean()
-
-
-def test_an_undisturbed_table_spends_most_sessions_on_new_sizes() -> None:
-    rows = [row(sent(2**power), knee_s) for power in range(10, 27)]
-    begun = len(rows)
-    calm = Disturbed(knee_s, in_ten=0)
-    add_infill(rows, calm, count=10 * BATCH)
-    assert len(rows) - begun > 0.6 * len(calm.measured)
-
-
-def test_holdout_sizes_are_all_measured_twice_whatever_they_took() -> None:
-    rows = [row(sent(2**power), knee_s) for power in range(10, 27)]
-    calm = Disturbed(knee_s, in_ten=0)
-    infill = add_infill(rows, calm, count=10 * BATCH)
-    counts = Counter(calm.measured)
-    early = [name for name in calm.measured[: 6 * BATCH] if name in infill.holdout]
-    assert len(set(early)) > 5
-    assert {counts[name] for name in early} == {2}
 
 
 def test_sizes_that_fits_have_seen_are_no_checks_of_them() -> None:
@@ -223,26 +119,12 @@ def test_a_grid_of_round_sizes_counts_as_unknown_until_others_were_seen() -> Non
 def test_cheap_sizes_are_preferred_where_they_add_as_much() -> None:
     def mean_octave(cost_s: Callable[[Case], float]) -> float:
         rows = [row(sent(2**power), knee_s) for power in (10, 18, 26)]
-        infill = Infill(
-            rows=rows, rng=np.random.default_rng(0), cost_s=cost_s, noise=SINGLE_SESSION
-        )
+        infill = Infill(rows=rows, rng=np.random.default_rng(0), cost_s=cost_s)
         found = [infill.next() for _ in range(BATCH)]
         return float(np.mean([math.log2(case.axes["bytes"]) for case in found if case]))
 
     by_size = mean_octave(lambda case: 0.01 + case.axes["bytes"] / 2**20)
     assert by_size < mean_octave(lambda _case: 1.0) - 1.0
-
-
-def test_new_and_repeated_sizes_alternate() -> None:
-    rows = [row(sent(2**power), knee_s) for power in range(10, 27)]
-    # Every second one was disturbed.
-    rows[::2] = [Measurement(case=r.case, times_s=(2.0 * r.median_s,)) for r in rows[::2]]
-    infill = Infill(rows=rows, rng=np.random.default_rng(0))
-    begun = {r.case.id for r in rows}
-    first = [case.id in begun for case in (infill.next() for _ in range(BATCH)) if case]
-    assert 2 <= sum(first) <= BATCH - 2
-    # They do not all come at the end, or at the start.
-    assert 0 < first.index(True) < BATCH // 2
 
 
 def test_nothing_lies_between_equal_sizes() -> None:

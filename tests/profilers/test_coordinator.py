@@ -6,8 +6,7 @@ import pytest
 from profilers.coordinator import CLOSING_S, Coordinator, ProfileOnDisk, deadline_s
 from profilers.errors import MachineMismatchError
 from profilers.job import Job
-from profilers.noise.selection import CaseSession
-from profilers.records import AXES, Case, Measurement
+from profilers.records import Measurement
 from profilers.schedule import Step
 from profilers.store import read_header, read_profile
 from tests.profilers.testing import FakeBenchmark, fake_machine, gemm_case, gemm_row
@@ -17,8 +16,8 @@ def job(out: Path = Path("out"), *, budget_s: float = 60.0, begun_s: float | Non
     return Job(out=str(out), suites=("kernels",), budget_s=budget_s, begun_s=begun_s)
 
 
-def session(benchmark: FakeBenchmark, step: Step) -> CaseSession:
-    return CaseSession(rows=benchmark.measure(step.case, budget_s=step.budget_s))
+def measured(benchmark: FakeBenchmark, step: Step) -> tuple[Measurement, ...]:
+    return benchmark.measure(step.case, budget_s=step.budget_s)
 
 
 def test_starting_the_ranks_and_writing_are_part_of_the_budget() -> None:
@@ -42,14 +41,14 @@ def test_what_the_second_pass_measured_is_saved_and_tables_stay_complete(tmp_pat
     table = coordinator.begin(benchmark, later=())
     assert table is not None
     while step := table.next_step():
-        coordinator.add(table, session(benchmark, step))
+        coordinator.add(table, measured(benchmark, step))
     coordinator.end()
     assert read_header(tmp_path).tables["gemm"].complete
     for _ in range(12):
         chosen = coordinator.next_infill()
         assert chosen is not None
         place, step = chosen
-        coordinator.add_infill(place, session(benchmark, step), seconds=0.0)
+        coordinator.add_infill(place, measured(benchmark, step), seconds=0.0)
     coordinator.save()
     kept = read_profile(tmp_path)
     assert kept.header.tables["gemm"].complete
@@ -85,14 +84,14 @@ def test_a_table_that_was_cut_short_gets_its_cases_in_the_second_pass(tmp_path: 
     table = coordinator.begin(benchmark, later=())
     assert table is not None
     while step := table.next_step():
-        coordinator.add(table, session(benchmark, step))
+        coordinator.add(table, measured(benchmark, step))
     coordinator.end()
     assert read_header(tmp_path).tables["gemm"].note == "1 case skipped: the time budget was spent"
     chosen = coordinator.next_infill()
     assert chosen is not None
     place, step = chosen
     assert step.case.axes["m"] == 10**5
-    coordinator.add_infill(place, session(benchmark, step), seconds=0.0)
+    coordinator.add_infill(place, measured(benchmark, step), seconds=0.0)
     assert coordinator.next_infill() is None
     header = coordinator.close()
     assert header is not None
@@ -122,42 +121,14 @@ def test_headers_of_earlier_releases_hold_no_holdout_errors(tmp_path: Path) -> N
     coordinator = Coordinator(
         profile=ProfileOnDisk.open(job(tmp_path), machine=fake_machine(), weight=1.0)
     )
-    rows: list[Measurement] = [gemm_row(16, 1.0)]
     table = coordinator.begin(FakeBenchmark(listed=()), later=())
     assert table is not None
-    coordinator.add(table, CaseSession(rows=rows))
+    coordinator.add(table, [gemm_row(16, 1.0)])
     coordinator.end()
     stored = json.loads((tmp_path / "profile.json").read_text())
     assert stored["tables"]["gemm"].pop("checked") is None
     (tmp_path / "profile.json").write_text(json.dumps(stored))
     assert read_header(tmp_path).tables["gemm"].checked is None
-
-
-def test_all_tables_are_scaled_to_the_undisturbed_machine_and_say_how_slow_it_was(
-    tmp_path: Path,
-) -> None:
-    coordinator = Coordinator(
-        profile=ProfileOnDisk.open(job(tmp_path), machine=fake_machine(), weight=2.0)
-    )
-    for operation, undisturbed_s in (("gemm", 1.4e-4), ("attention", 1e-4)):
-        table = coordinator.begin(FakeBenchmark(listed=(), operation=operation), later=())
-        assert table is not None
-        case = gemm_case(8).model_copy(update={"operation": operation})
-        if operation == "attention":
-            axes = dict.fromkeys(AXES["attention"], 8)
-            case = Case(operation=operation, dtype="fp32", direction="forward", axes=axes)
-        row = Measurement(case=case, times_s=(1.4e-3,))
-        coordinator.add(table, CaseSession(rows=[row], undisturbed_s=undisturbed_s))
-        coordinator.end()
-    # Interrupted here, the run has seen what the machine does undisturbed.
-    coordinator.save()
-    kept = read_profile(tmp_path, with_incomplete=True)
-    (gemm,), (attention,) = kept.rows("gemm"), kept.rows("attention")
-    assert gemm.times_s == pytest.approx((1e-3,))
-    assert attention.times_s == (1.4e-3,)
-    tables = kept.header.tables
-    assert "took 1.40 times as long as undisturbed" in tables["gemm"].note
-    assert "undisturbed" not in tables["attention"].note
 
 
 def test_what_a_resumed_run_adds_to_a_table_that_had_all_its_cases_is_written(
@@ -171,11 +142,11 @@ def test_what_a_resumed_run_adds_to_a_table_that_had_all_its_cases_is_written(
         table = coordinator.begin(benchmark, later=())
         assert table is not None
         while step := table.next_step():
-            coordinator.add(table, session(benchmark, step))
+            coordinator.add(table, measured(benchmark, step))
         coordinator.end()
         if resumed:
-            faster = CaseSession(rows=[Measurement(case=gemm_case(16), times_s=(1e-9,))])
-            coordinator.add_infill(0, faster, seconds=0.0)
+            coordinator.add_infill(0, [gemm_row(32, 1e-9)], seconds=0.0)
         coordinator.close()
     kept = {row.case.axes["m"]: row.times_s for row in read_profile(tmp_path).measurements}
-    assert kept[16] == (1e-9,)
+    assert kept[32] == (1e-9,)
+    assert len(kept) == 3

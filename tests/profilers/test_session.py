@@ -30,7 +30,6 @@ from profilers.job import Job
 from profilers.launch import run_workers
 from profilers.links.collectives import BUILDERS
 from profilers.links.matrix import links_of
-from profilers.noise.cores import Cores
 from profilers.progress import ProgressEvent
 from profilers.records import Case, MeasurementStatus, ProfileHeader
 from profilers.session import measure_profile
@@ -349,23 +348,6 @@ def test_a_single_rank_has_no_collectives_and_says_so(tmp_path: Path) -> None:
     assert "no links" in header.tables["collective"].note
     assert header.tables["rendezvous"].rows == 0
     assert "waits for nobody" in header.tables["rendezvous"].note
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity here")
-def test_a_single_rank_may_use_all_its_cores_when_it_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entered, enter = [], Cores.enter
-
-    def spied(cores: Cores, number: int) -> None:
-        enter(cores, number)
-        entered.append(os.sched_getaffinity(0))
-
-    monkeypatch.setattr(Cores, "enter", spied)
-    before = os.sched_getaffinity(0)
-    measure_profile(tmp_path, suites=("storage",), budget_s=1.0, device="cpu", environment=ALONE)
-    assert entered
-    assert os.sched_getaffinity(0) == before
 
 
 def test_a_budget_too_small_is_noted(tmp_path: Path) -> None:

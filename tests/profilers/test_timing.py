@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profilers.noise.policy import NoisePolicy
-from profilers.noise.sentinel import Sentinel
+from profilers.pace import Pace
 from profilers.timing import (
     LONG_S,
     PeerFailedError,
@@ -73,7 +72,7 @@ def test_a_repeat_lasts_as_long_as_requested() -> None:
         next(count)
         clock.advance(2**-10)
 
-    times_s = measure(run, clock=clock, budget_s=1.0, noise=NoisePolicy(repeat_s=2**-4))
+    times_s = measure(run, clock=clock, budget_s=1.0, pace=Pace(repeat_s=2**-4))
     assert times_s == pytest.approx((2**-10,) * 5)
     assert next(count) == 2 + 5 * 64
 
@@ -87,7 +86,7 @@ def test_rare_pauses_count_where_runs_take_turns() -> None:
                 task(clock, *durations_s),
                 clock=clock,
                 budget_s=1.0,
-                noise=NoisePolicy(repeat_s=repeat_s),
+                pace=Pace(repeat_s=repeat_s),
             )
         )
         for clock, repeat_s in ((FakeClock(), 0.0), (FakeClock(), 0.1))
@@ -104,7 +103,7 @@ def test_only_so_many_prepared_runs_are_alive_at_once() -> None:
         held.append(1)
         return lambda: clock.advance(0.001)
 
-    measure_fresh(fresh, clock=clock, budget_s=1.0, noise=NoisePolicy(repeat_s=0.1), max_loops=7)
+    measure_fresh(fresh, clock=clock, budget_s=1.0, pace=Pace(repeat_s=0.1), max_loops=7)
     assert len(held) == 2 + 5 * 7
 
 
@@ -117,7 +116,7 @@ def test_long_preparations_leave_room_for_fewer_runs_in_a_repeat() -> None:
         clock.advance(0.009)
         return lambda: clock.advance(0.001)
 
-    times_s = measure_fresh(fresh, clock=clock, budget_s=1.0, noise=NoisePolicy(repeat_s=0.1))
+    times_s = measure_fresh(fresh, clock=clock, budget_s=1.0, pace=Pace(repeat_s=0.1))
     assert times_s == pytest.approx((0.001,) * 5)
     # A second for five repeats of runs that last 10 ms with what prepares them: 20 of each.
     assert len(held) == pytest.approx(2 + 5 * 20, abs=5)
@@ -134,10 +133,7 @@ def test_a_long_run_is_warm_at_once_and_needs_few_repeats() -> None:
     assert len(measure(run, clock=clock, budget_s=0.0, min_repeats=4, long_repeats=3)) == 3
     assert next(count) == 1 + 3
     # Where a repeat has to last, its length has to be known.
-    assert (
-        len(measure(run, clock=clock, budget_s=0.0, min_repeats=4, noise=NoisePolicy(repeat_s=1.0)))
-        == 4
-    )
+    assert len(measure(run, clock=clock, budget_s=0.0, min_repeats=4, pace=Pace(repeat_s=1.0))) == 4
 
 
 def test_few_repeats_are_not_settled_however_equal() -> None:
@@ -191,88 +187,6 @@ def test_every_repeat_lies_within_the_durations(durations_s: list[float], budget
     assert max(times_s) <= max(durations_s) * (1 + slack) + 1e-9
 
 
-class FakeSentinel(Sentinel):
-    """A machine that is twice as slow at times, and a sentinel that sees it."""
-
-    def __init__(self, clock: FakeClock, slow: Callable[[float], bool]) -> None:
-        self._clock = clock
-        self._slow = slow
-        self.readings = 0
-        self.lasted_s: list[float] = []
-
-    def run(self, seconds: float) -> Callable[[], None]:
-        return lambda: self._clock.advance(
-            seconds * (2.0 if self._slow(self._clock.now_s()) else 1)
-        )
-
-    def read_s(self) -> float:
-        self.readings += 1
-        return 2.0 if self._slow(self._clock.now_s()) else 1.0
-
-    def slowdown(self, before_s: float, after_s: float, *, lasted_s: float) -> float:
-        self.lasted_s.append(lasted_s)
-        return math.sqrt(before_s * after_s)
-
-
-def test_the_slowdown_is_taken_out_of_every_repeat() -> None:
-    clock = FakeClock()
-    # The third repeat begins in time and ends in the spell.
-    machine = FakeSentinel(clock, lambda now_s: now_s > 0.0575)
-    times_s = measure(
-        machine.run(0.01),
-        clock=clock,
-        budget_s=0.0,
-        min_repeats=5,
-        noise=NoisePolicy(sentinel=machine),
-    )
-    assert times_s == pytest.approx((0.01,) * 3 + (0.01 / math.sqrt(2.0), 0.01))
-    # Before and after each.
-    assert machine.readings == 10
-
-
-def test_a_sentinel_is_read_after_a_repeat_is_prepared() -> None:
-    clock = FakeClock()
-    # Slow only while a forward pass is prepared.
-    in_forward = [False]
-    machine = FakeSentinel(clock, lambda _now_s: in_forward[0])
-
-    def fresh() -> Callable[[], object]:
-        in_forward[0] = True
-        clock.advance(0.02)
-        in_forward[0] = False
-        return machine.run(0.01)
-
-    times_s = measure_fresh(fresh, clock=clock, budget_s=0.0, noise=NoisePolicy(sentinel=machine))
-    assert times_s == pytest.approx((0.01,) * 5)
-    assert machine.lasted_s == pytest.approx([0.01] * 5)
-
-
-def test_a_repeat_of_many_runs_lasts_as_long_as_all_of_them() -> None:
-    clock = FakeClock()
-    machine = FakeSentinel(clock, lambda _now_s: True)
-    times_s = measure(
-        machine.run(1e-5), clock=clock, budget_s=0.0, noise=NoisePolicy(sentinel=machine)
-    )
-    assert times_s == pytest.approx((1e-5,) * 5)
-    assert min(machine.lasted_s) >= 1e-3
-
-
-@each_row("run_s", [20e-6, 60e-6, 300e-6])
-def test_the_effect_of_a_reading_on_the_caches_hardly_counts(run_s: float) -> None:
-    clock = FakeClock()
-    machine = FakeSentinel(clock, lambda _now_s: False)
-    readings, runs = [-1], itertools.count()
-
-    def run() -> None:
-        # Right after a reading it takes 40 us longer, and so do the first runs of all.
-        is_cold = machine.readings > readings[-1] or next(runs) < 3
-        clock.advance(run_s + (40e-6 if is_cold else 0.0))
-        readings.append(machine.readings)
-
-    times_s = measure(run, clock=clock, budget_s=0.0, noise=NoisePolicy(sentinel=machine))
-    assert times_s == pytest.approx((run_s,) * 5, rel=0.05)
-
-
 @each_row("run_s", [20e-6, 60e-6, 300e-6])
 def test_the_effect_of_a_message_on_the_caches_hardly_counts(run_s: float) -> None:
     clock = FakeClock()
@@ -286,21 +200,18 @@ def test_the_effect_of_a_message_on_the_caches_hardly_counts(run_s: float) -> No
         clock.advance(run_s + (40e-6 if is_cold[0] else 0.0))
         is_cold[0] = False
 
-    times_s = measure(
-        run, clock=clock, budget_s=0.0, noise=NoisePolicy(all_reduce_max=all_reduce_max)
-    )
+    times_s = measure(run, clock=clock, budget_s=0.0, pace=Pace(all_reduce_max=all_reduce_max))
     assert times_s == pytest.approx((run_s,) * 5, rel=0.05)
 
 
 def test_an_interrupt_while_the_loop_is_sized_makes_it_no_shorter() -> None:
     clock = FakeClock()
-    machine = FakeSentinel(clock, lambda _now_s: False)
     runs = itertools.count()
 
     def run() -> None:
         clock.advance(2**-12 + (4e-3 if next(runs) == 3 else 0.0))
 
-    measure(run, clock=clock, budget_s=0.0, noise=NoisePolicy(sentinel=machine))
+    measure(run, clock=clock, budget_s=0.0, pace=Pace(all_reduce_max=lambda own: own))
     # 1 ms / 244 us = 4.1
     assert next(runs) == 2 + 5 + 5 * 5
 
@@ -367,7 +278,7 @@ def test_a_failing_peer_ends_a_measurement_in_lockstep() -> None:
             task(clock, 0.001),
             clock=clock,
             budget_s=1.0,
-            noise=NoisePolicy(all_reduce_max=lambda own: (own[0], math.inf)),
+            pace=Pace(all_reduce_max=lambda own: (own[0], math.inf)),
         )
 
 

@@ -2,15 +2,14 @@
 
 from typing import Final
 
-from tuner.backtest.serving.decoders import shipped_decoder
-from tuner.costs.serve.decoder import Decoder
+from tuner.backtest.known_models import SHIPPED
+from tuner.costs.serve.decoder import Decoder, decoder_of
+from tuner.spec.huggingface.read import read_model
 
 
 def shipped(folder: str) -> Decoder:
     """Return a model that ships."""
-    decoder = shipped_decoder(folder)
-    assert decoder is not None, folder
-    return decoder
+    return decoder_of(read_model(SHIPPED / folder))
 
 
 DEEPSEEK_V3: Final = shipped("deepseek-v3")

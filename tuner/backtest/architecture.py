@@ -2,11 +2,10 @@
 
 Missing values follow the family: without a gate (GPT, MPT) the LM head shares the embedding's
 weights, the FFN is 4 * hidden wide and the vocabulary GPT-2's, padded to 51,200;
-with experts and no count of leading dense layers there are none; multi-token prediction belongs to
-DeepSeek-V3 as Megatron trains it.
+with experts and no count of leading dense layers there are none.
 
-Where `arch_json` is blank, the model's shipped config is taken (known_models.py): hybrids with
-state-space layers, which `arch_json` cannot say, are read from it alone.
+Where `arch_json` has no dimensions, the model's shipped config is taken (known_models.py): hybrids
+with state-space layers, which `arch_json` cannot say, are read from it alone.
 """
 
 import math
@@ -16,17 +15,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from tuner.backtest.known_models import find_model, name_words
+from tuner.backtest.known_models import find_model
 from tuner.backtest.rows import Architecture, Row
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.shapes import ModelShape
 from tuner.spec.model import MOST_TOP_K
 
 GPT_VOCAB: Final = 51_200.0
+BESIDE_CONFIG: Final = ("mtp_layers", "seq")
+"""Keys that a shipped config does not answer."""
 LARGEST: Final = 1e7
 """Of any dimension; more is a typing error."""
-SUPER_BF16_LAYERS: Final = 14.0
-"""Layers at its end that Nemotron-3 Super keeps in bf16 beside NVFP4."""
 GPT_OSS_WINDOW: Final = 128.0
 """Tokens; gpt-oss model card, 2025: every second layer looks back on 128 tokens, with sinks."""
 
@@ -38,11 +37,11 @@ def parse_shape(row: Row) -> ModelShape:
         ValueError: the architecture is absent, incomplete or impossible.
     """
     read = row.architecture
-    if not read:
+    if set(read) <= set(BESIDE_CONFIG):
         model = find_model(row.text("model"))
         if model is None:
             raise ValueError(f"no arch_json, and {row.text('model') or 'the model'} is not known")
-        mtp_layers = _mtp_layers(row)
+        mtp_layers = _count(read, "mtp_layers", default=0.0)
         shape = shape_of_model(model, mtp_layers=round(mtp_layers))
         return replace(shape, mtp_is_repeated=float(mtp_layers > 1.0))
     hidden, heads = _count(read, "hidden"), _count(read, "heads")
@@ -85,49 +84,10 @@ def parse_shape(row: Row) -> ModelShape:
         top_k=_count(read, "topk") if experts else 0.0,
         moe_ffn=_count(read, "moe_ffn") if experts else 0.0,
         shared_ffn=_count(read, "shared_ffn", default=0.0),
-        mtp_layers=_count(read, "mtp_layers", default=_mtp_layers(row)),
+        mtp_layers=_count(read, "mtp_layers", default=0.0),
     )
     _check(shape)
     return shape
-
-
-def _mtp_layers(row: Row) -> float:
-    """DeepSeek-V3 is trained with one such layer unless notes say otherwise, Nemotron-3 with two.
-
-    By the FLOP per token that Megatron-Bridge prints: DeepSeek-V3 260 GFLOP with it, 250 without;
-    Nemotron-3 Super 84.7, Ultra 359, 3.5 Lightning 28.1 with two, which are one layer's weights
-    applied twice (`mtp_use_repeated_layer`), and Nano 22.3 with none.
-    """
-    notes = row.text("notes")
-    if "w/o MTP" in notes:
-        return 0.0
-    words = _nemotron_words(row)
-    if "nemotron" in words and words & {"super", "ultra", "lightning"}:
-        return 2.0
-    by_default = row.source in ("megatron-bridge", "deepseek-v3-paper")
-    is_deepseek = row.text("model").lower().replace("-", "").startswith("deepseekv3")
-    return float("w/ MTP" in notes or (is_deepseek and by_default))
-
-
-def bf16_share(row: Row, shape: ModelShape) -> float:
-    """Return the share of a row's layers that stay in bf16, whatever its precision.
-
-    Nemotron-3 Super in NVFP4 keeps its last 14 layers and its multi-token prediction there, two
-    layers each (Megatron-Bridge v0.4.0, scripts/performance/configs/nemotronh: te_quant.cfg and
-    nemotron_3_llm_pretrain.py).
-    """
-    is_super = {"nemotron", "super"} <= _nemotron_words(row)
-    if not (is_super and "nvfp4" in row.text("precision").lower()):
-        return 0.0
-    predicting = 2.0 * float(shape.mtp_layers)
-    layers = float(shape.dense_layers + shape.moe_layers) + predicting
-    return (SUPER_BF16_LAYERS + predicting) / layers
-
-
-def _nemotron_words(row: Row) -> frozenset[str]:
-    """Words of a Nemotron-3 model's name; none of other models'."""
-    words = frozenset(name_words(row.text("model")))
-    return words if {"nemotron", "3"} <= words and "llama" not in words else frozenset()
 
 
 def _check(shape: ModelShape) -> None:

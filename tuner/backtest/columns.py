@@ -5,21 +5,17 @@ What a row leaves blank is chosen by one rule each (tuner/backtest/strategy.py),
 tuner/backtest/assumptions.py.
 
 A row without a usable time or setup becomes no column and keeps its reason.
-
-The network bandwidth between servers is the datasheet's usual NIC of one device, unless the source
-states another, in its notes ("1600 Gbps node-node interconnect") or in its documentation.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.adapters import adapter_columns, engine_with_adapters
-from tuner.backtest.architecture import bf16_share, parse_shape
+from tuner.backtest.adapters import adapter_columns
+from tuner.backtest.architecture import parse_shape
 from tuner.backtest.engines import (
     engine_software,
     find_memory_family,
@@ -35,20 +31,10 @@ from tuner.config.columns import Strategies
 from tuner.costs.train.columns_of import matmul_peak
 from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.costs.train.shapes import Hardware, ModelShape, Stages, stacked, taken
-from tuner.devices.catalogue import DEVICES, find_device
+from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import UnknownDeviceError
 
-SAME_MEMORY = 0.02
-"""Share by which a driver's figure may differ from the datasheet's."""
-
-STATED_GBIT_PER_S: Final[Mapping[str, float]] = {
-    # `inter_node_bandwidth` in the vTrain repository's configurations (config/*/*.json).
-    "vtrain-single": 800.0,
-    "vtrain-multi": 800.0,
-}
-"""Of one server of 8 devices, by source."""
-_IN_NOTES: Final = re.compile(r"(\d{2,5}) ?Gbps node-node")
 _GBIT_BYTES: Final = 1e9 / 8.0
 
 
@@ -150,10 +136,8 @@ def build_run(row: Row) -> PublishedRun:
     shape = parse_shape(row)
     device = _device_of(row)
     engine, release = identify_engine(row)
-    adapters = adapter_columns(row, shape, engine)
-    engine = engine_with_adapters(row, engine) if adapters else engine
     precision = parse_precision(row)
-    strategy, counts, assumed = build_strategy(row, shape, device, engine, release)
+    strategy, counts, assumed = build_strategy(row, shape, device, engine)
     tokens = float(
         strategy.micro_batch * strategy.num_microbatches * strategy.data * strategy.sequence
     )
@@ -175,11 +159,13 @@ def build_run(row: Row) -> PublishedRun:
         strategy=replace(
             strategy,
             linear_bytes=float(engine.keeps_quantized and precision is not GemmPrecision.BF16),
-            **adapters,
+            **adapter_columns(row, shape),
         ),
         hardware=replace(
             device_hardware(device, precision),
-            matmul_flop_per_s=_mixed_peak(device, precision, bf16_share=bf16_share(row, shape)),
+            matmul_flop_per_s=_mixed_peak(
+                device, precision, bf16_share=row.number_or("bf16_share", 0.0)
+            ),
             scale_out_bytes_per_s=_scale_out_bandwidth(row, device),
         ),
         counts=counts,
@@ -205,19 +191,9 @@ def _device_of(row: Row) -> Datasheet:
     if not name:
         raise ValueError("gpu is missing")
     try:
-        return _by_memory(name) or find_device(name)
+        return find_device(name)
     except UnknownDeviceError as error:
         raise ValueError(str(error).split(";")[0]) from error
-
-
-def _by_memory(name: str) -> Datasheet | None:
-    """Return the device of an unstated name that its stated memory identifies."""
-    stated = re.search(r"unstated.*?(\d+) GiB", name)
-    if stated is None:
-        return None
-    wanted = float(stated.group(1)) * 2.0**30
-    near = [one for one in DEVICES.values() if abs(one.memory_bytes / wanted - 1.0) < SAME_MEMORY]
-    return near[0] if len(near) == 1 else None
 
 
 def device_hardware(device: Datasheet, precision: GemmPrecision) -> Hardware:
@@ -240,7 +216,13 @@ def device_hardware(device: Datasheet, precision: GemmPrecision) -> Hardware:
 
 
 def _mixed_peak(device: Datasheet, precision: GemmPrecision, *, bf16_share: float) -> float:
-    """Return the mean peak of linear layers, a share of which stays in bf16."""
+    """Return the mean peak of linear layers, a share of which stays in bf16.
+
+    Raises:
+        ValueError: the share is above 1.
+    """
+    if bf16_share > 1.0:
+        raise ValueError(f"bf16_share {bf16_share:g} is not a share of 0 to 1")
     narrow, wide = matmul_peak(device, precision), device.flop_per_s["bf16"]
     if not bf16_share:
         return narrow
@@ -249,8 +231,6 @@ def _mixed_peak(device: Datasheet, precision: GemmPrecision, *, bf16_share: floa
 
 def _scale_out_bandwidth(row: Row, device: Datasheet) -> float:
     """Return the network bandwidth of one device, in bytes per second and direction."""
-    match = _IN_NOTES.search(row.text("notes"))
-    gbit_per_s = float(match.group(1)) if match else STATED_GBIT_PER_S.get(row.source)
-    if gbit_per_s is None:
+    if "node_gbit_per_s" not in row.numbers:
         return device.scale_out_bytes_per_s
-    return gbit_per_s * _GBIT_BYTES / device.devices_per_node
+    return row.numbers["node_gbit_per_s"] * _GBIT_BYTES / device.devices_per_node

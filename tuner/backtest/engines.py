@@ -1,8 +1,8 @@
-"""Facts about the software of a published row, beyond what its source prints.
+"""Facts about the software of a row, beyond what its columns state.
 
 The generation of training software determines what no table states: whether attention is fused,
-whether gradients are fp32, what is overlapped. The generation follows from `release`, and
-from `source` where that is blank; nothing else depends on who published a row.
+whether gradients are fp32, what is overlapped. It follows from `release`, or from a `source` that
+is named like it.
 """
 
 import re
@@ -12,6 +12,7 @@ from typing import Final
 
 from tuner.backtest.rows import Row
 from tuner.costs.train.constants import GemmPrecision, Software, software_of_container, version_of
+from tuner.costs.train.memory_constants import OF_FAMILY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class SoftwareFamily:
     """Where TP > 1."""
     dropout: float = 0.0
     gradient_bytes: float = 4.0
-    """Of a main gradient."""
+    """Bytes of an element of the main gradient."""
     zero_stage: float = 1.0
     """Where the row states none."""
     recompute: str = ""
@@ -41,10 +42,6 @@ class SoftwareFamily:
     """Linear layers save their inputs in the GEMMs' precision for the backward pass."""
     reports_reserved: bool = False
     """Prints reserved memory of the allocator, not allocated memory."""
-    is_local_batch: bool = False
-    """`mbs` is a rank's batch; pipelines cut it into single sequences."""
-    sequence: float = 0.0
-    """Tokens of a sequence where neither row nor architecture says; 0: none is usual."""
 
 
 _MEGATRON_2022: Final = SoftwareFamily(
@@ -59,22 +56,11 @@ _MEGATRON_2022: Final = SoftwareFamily(
 """Megatron-LM before flash attention and before the distributed optimizer was usual."""
 _MEGATRON_DEEPSPEED: Final = replace(_MEGATRON_2022, family="megatron-deepspeed")
 _VTRAIN: Final = replace(_MEGATRON_DEEPSPEED, family="vtrain", gradient_bytes=2.0)
-"""vTrain's table of one node. Its times repeat what vTrain's own predictor makes of stage
-boundaries and of all-reduces beyond 1 GiB (VIA-Research/vTrain, src/predictor.py): they were
-assembled from kernels traced on one device; gradients are reduced in fp16 there. The host under a
+"""Times of one node that vTrain's own predictor assembled from kernels traced on one device
+(VIA-Research/vTrain, src/predictor.py); gradients are reduced in fp16 there. The host under a
 profiler is not that of the runs on several nodes."""
 _MEGATRON_LM: Final = SoftwareFamily(
     family="megatron-lm", software=Software.MEGATRON_2025, keeps_quantized=True
-)
-_SIMUMAX: Final = replace(_MEGATRON_LM, overlaps_gradients=False)
-"""Its launch scripts set neither `--overlap-grad-reduce` nor `--overlap-param-gather`
-(MooreThreads/SimuMax, v1.2, simu_tools/megatron_scripts/scripts)."""
-_MEGATRON_2023: Final = SoftwareFamily(
-    family="megatron-2023", software=Software.MEGATRON_2025, sequence=2048.0
-)
-"""The baseline of MegaScale (arXiv:2402.15627): GPT, sequences of 2,048 tokens."""
-_MEGASCALE: Final = SoftwareFamily(
-    family="megascale", software=Software.MEGATRON_2025, sequence=2048.0
 )
 _BRIDGE: Final = SoftwareFamily(
     family="nemo",
@@ -98,34 +84,10 @@ _TITAN: Final = SoftwareFamily(
     family="torchtitan",
     software=Software.TORCH_FSDP,
     zero_stage=3.0,
-    is_local_batch=True,
     reports_reserved=True,
     recompute="recompute_by_op",
-    sequence=8192.0,
 )
-_FOUNDRY: Final = SoftwareFamily(family="llm-foundry", software=Software.TORCH_FSDP, zero_stage=3.0)
 _UNSTATED: Final = SoftwareFamily(family="unstated", software=Software.MEGATRON_2025)
-
-OF_SOURCE: Final[Mapping[str, SoftwareFamily]] = {
-    "vtrain-single": _VTRAIN,
-    "vtrain-multi": _MEGATRON_DEEPSPEED,
-    "megatron-seqsel-paper": _MEGATRON_2022,
-    "megascale-paper": _MEGATRON_2023,
-    "simumax-b200": _SIMUMAX,
-    "megatron-lm": _MEGATRON_LM,
-    "mbridge-skills": _BRIDGE,
-    "megatron-bridge": _BRIDGE,
-    "nemo-longctx": _BRIDGE,
-    "nemo-automodel": _AUTOMODEL,
-    "torchtitan": _TITAN,
-    "torchtitan-fork-pr": _TITAN,
-    "llm-foundry": _FOUNDRY,
-    "llama3-paper": SoftwareFamily(
-        family="llama3", software=Software.MEGATRON_2025, counts_full_square=False
-    ),
-    "deepseek-v3-paper": SoftwareFamily(family="deepseek-v3", software=Software.MEGATRON_2025),
-}
-"""By source, where the release is blank."""
 
 OF_RELEASE: Final[Mapping[str, SoftwareFamily]] = {
     "nemo": _BRIDGE,
@@ -136,44 +98,34 @@ OF_RELEASE: Final[Mapping[str, SoftwareFamily]] = {
     "megatron-deepspeed": _MEGATRON_DEEPSPEED,
     "automodel": _AUTOMODEL,
     "torchtitan": _TITAN,
-    "llm-foundry": _FOUNDRY,
+    "llm-foundry": SoftwareFamily(
+        family="llm-foundry", software=Software.TORCH_FSDP, zero_stage=3.0
+    ),
+    "megatron-2022": _MEGATRON_2022,
+    "megatron-2023": SoftwareFamily(family="megatron-2023", software=Software.MEGATRON_2025),
+    "megascale": SoftwareFamily(family="megascale", software=Software.MEGATRON_2025),
+    "vtrain": _VTRAIN,
+    "llama3": SoftwareFamily(
+        family="llama3", software=Software.MEGATRON_2025, counts_full_square=False
+    ),
+    "deepseek-v3": SoftwareFamily(family="deepseek-v3", software=Software.MEGATRON_2025),
 }
-"""By the name in a release tag `name-version`."""
+"""By `release`, whole or as the name in `name-version`."""
 
-_DATED_PAGE: Final = re.compile(r"_(20\d\d)-?(\d\d)_")
-"""torchtitan names its pages of measurements by month."""
-_CONTAINER: Final = re.compile(r"NeMo (?:container )?(\d\d\.\d\d)")
-"""NeMo's pages name their containers above the tables."""
 _FIRST_YEAR: Final = 2024
 """Releases from here on are months, not versions; torchtitan was published in 2024."""
-_PLAIN_ALLOCATOR: Final = ("llama3-8b_h200_202506_trainy-whitefiber",)
-"""torchtitan's pages whose printed command starts torchrun itself, not run_train.sh, which is what
-sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
-_KEEPS_ACTIVATIONS: Final = ("gpt-oss", "gpt oss")
-"""Models whose AutoModel benchmark recomputes nothing (`activation_checkpointing` is off, NeMo
-AutoModel, examples/llm_benchmark/gpt_oss)."""
-_LINEAR_LOSS: Final = ("nemotron v3 ultra",)
-"""Models whose AutoModel benchmark computes the loss without writing logits: `loss_fn` is
-FusedLinearCrossEntropy (NeMo AutoModel, examples/llm_benchmark/nemotron)."""
 _RELEASE: Final = re.compile(r"([a-z][a-z0-9-]*?)[-=@: ]?v?(\d+(?:\.\d+){0,3})?")
 
 
 def identify_engine(row: Row) -> tuple[SoftwareFamily, str]:
     """Return a row's engine and its release, which is empty where none is known."""
-    match = _RELEASE.fullmatch(row.text("release").lower())
-    named = OF_RELEASE.get(match.group(1)) if match else None
-    engine = named or OF_SOURCE.get(row.source, _UNSTATED)
-    if engine is _MEGATRON_2023 and row.text("notes").startswith("MegaScale"):
-        engine = _MEGASCALE
-    if engine is _AUTOMODEL and row.text("model").lower().startswith(_KEEPS_ACTIVATIONS):
-        engine = replace(engine, recompute="")
-    container = _CONTAINER.search(row.text("notes"))
-    if engine is _BRIDGE and not row.text("release") and container:
-        return engine, container.group(1)
-    dated = _DATED_PAGE.search(row.text("url"))
-    if engine is _TITAN and not row.text("release") and dated:
-        return engine, f"{dated.group(1)}.{dated.group(2)}"
-    return engine, (match.group(2) or "") if match else row.text("release")[:32]
+    text = row.text("release").lower() or row.source.lower()
+    if text in OF_RELEASE or not row.text("release"):
+        return OF_RELEASE.get(text, _UNSTATED), ""
+    match = _RELEASE.fullmatch(text)
+    if match is None:
+        return _UNSTATED, row.text("release")[:32]
+    return OF_RELEASE.get(match.group(1), _UNSTATED), match.group(2) or ""
 
 
 _TITAN_MEMORY: Final = (
@@ -191,14 +143,15 @@ def find_memory_family(engine: SoftwareFamily, release: str, row: Row) -> str:
 
     torchtitan without a month or version is priced as its newest release; `states_memory` says so.
     """
-    if engine == _AUTOMODEL and row.text("model").lower().startswith(_LINEAR_LOSS):
+    if engine is _AUTOMODEL and row.flags.get("fused_loss"):
         return f"{engine.family}-linear-loss"
     if engine is not _TITAN:
         return engine.family
-    compiled = "-compiled" if "torch.compile" in row.text("notes") else ""
-    is_plain = any(page in row.text("url") for page in _PLAIN_ALLOCATOR)
-    kept = _titan_memory(release)
-    return f"{engine.family}{kept or ''}{compiled}{'-segments' if is_plain else ''}"
+    compiled = "-compiled" if row.flags.get("compiled") else ""
+    name = f"{engine.family}{_titan_memory(release) or ''}{compiled}"
+    in_segments = f"{name}-segments"
+    has_usual_allocator = not row.flags.get("expandable_segments", True)
+    return in_segments if has_usual_allocator and in_segments in OF_FAMILY else name
 
 
 def states_memory(engine: SoftwareFamily, release: str) -> bool:
@@ -219,7 +172,7 @@ def _titan_memory(release: str) -> str | None:
 
 def engine_software(engine: SoftwareFamily, release: str, row: Row) -> Software:
     """Return the software generation of the generic constants."""
-    if engine is _TITAN and "eager" in row.text("notes"):
+    if engine is _TITAN and not row.flags.get("compiled", True):
         return Software.TORCH_EAGER
     if engine is _BRIDGE and release:
         return software_of_container(release)

@@ -8,8 +8,9 @@ from typing import Final
 
 COLUMNS: Final[Mapping[str, str]] = {
     "id": "stable name of the row",
-    "source": "where it was published; implies the software where `release` is blank",
-    "model": "name of the model",
+    "source": "where it was published, which errors are reported by; a software's name implies it "
+    "where `release` is blank",
+    "model": "name of the model; one of examples/models needs no arch_json",
     "arch_json": "architecture: hidden, layers, heads, kv_heads, head_dim, ffn, glu, vocab, seq, "
     "tied, qk_norm; experts, topk, moe_ffn, shared_ffn, dense_layers; attn: mla with q_lora_rank, "
     "kv_lora_rank, qk_head_dim, qk_rope_dim, v_head_dim; mtp_layers",
@@ -27,7 +28,8 @@ COLUMNS: Final[Mapping[str, str]] = {
     "etp": "tensor parallel degree of the experts; blank: 1",
     "zero_or_fsdp": "DDP, ZeRO-1 .. ZeRO-3, FSDP, FSDP=<ranks>, FSDP-FULL_SHARD, "
     "FSDP-SHARD_GRAD_OP",
-    "recompute": "none, full, selective, or modules joined by +",
+    "recompute": "none, full, selective, or modules joined by +; blank: the software's "
+    "default, and more where that does not fit",
     "precision": "bf16, fp16, fp8, fp8-rowwise, MXFP8, NVFP4, ...",
     "tokens_per_sec_per_gpu": "measured",
     "tflops_per_gpu": "measured, model FLOP in the source's convention",
@@ -35,20 +37,33 @@ COLUMNS: Final[Mapping[str, str]] = {
     "step_time_s": "measured",
     "peak_mem_gib": "measured, GiB of the device with the highest peak",
     "status": "out_of_memory: the run did not fit",
-    "workload": "pretrain, sft, lora, ...; lora trains adapters as its recipe has them",
+    "workload": "pretrain, sft, lora, ...; lora trains adapters of lora_rank on lora_targets",
+    "lora_rank": "rank of the adapters",
+    "lora_targets": "what has adapters, joined by +: qkv (fused), q, k, v, o, gate, up, down, "
+    "experts",
     "group": "rows that are the same recipe; cross-validation keeps them together",
-    "notes": "conditions, e.g. w/o MTP, EP overlap on, MegaScale",
+    "notes": "for readers",
     "url": "where it was published",
-    "release": "software and its version, e.g. nemo-26.04",
-    "recipe_match": "exact, layout, near, none: how far the flags below are known",
+    "release": "software and its version, e.g. nemo-26.04; blank: Megatron-LM of 2025",
+    "recipe_match": "exact, layout: blanks below are off; near, none: what stands there is a "
+    "guess, and more is recomputed where that does not fit",
     "recompute_modules": "modules joined by +",
     "recompute_num_layers": "layers that are recomputed as a whole",
-    "dispatcher": "alltoall, deepep, hybridep",
+    "dispatcher": "alltoall, deepep, hybridep; blank: alltoall",
     "a2a_overlap": "true, false",
     "cuda_graph": "none, local, transformer_engine, full_iteration",
     "cuda_graph_scope": "what is captured, joined by +",
     "cpu_offload_layers": "layers whose activations live in host memory",
     "fused_grouped_mlp": "true, false",
+    "overlap_grad_reduce": "true, false: gradients and parameters move behind the passes; blank: "
+    "the software's default",
+    "tensor_overlap": "true, false: asynchronous tensor parallelism; blank: the software's default",
+    "compiled": "true, false: torch.compile",
+    "expandable_segments": "true, false: PyTorch's allocator has them; blank: the software's "
+    "default",
+    "fused_loss": "true, false: the loss is computed without writing logits",
+    "bf16_share": "share of the layers that stay in bf16 beside a narrower precision",
+    "node_gbit_per_s": "network of one server, Gbit/s; blank: the device's usual one",
 }
 """What a table may hold, and what it means; everything else is ignored."""
 
@@ -64,6 +79,7 @@ COUNTS: Final = (
     "dp",
     "ep",
     "etp",
+    "lora_rank",
 )
 """Whole numbers from 1 on."""
 OPTIONAL_COUNTS: Final = ("recompute_num_layers", "cpu_offload_layers")
@@ -74,8 +90,18 @@ QUANTITIES: Final = (
     "mfu",
     "step_time_s",
     "peak_mem_gib",
+    "bf16_share",
+    "node_gbit_per_s",
 )
 """Numbers above 0."""
-FLAGS: Final = ("a2a_overlap", "fused_grouped_mlp")
+FLAGS: Final = (
+    "a2a_overlap",
+    "fused_grouped_mlp",
+    "overlap_grad_reduce",
+    "tensor_overlap",
+    "compiled",
+    "expandable_segments",
+    "fused_loss",
+)
 TRUE: Final = ("true", "1", "yes")
 FALSE: Final = ("false", "0", "no")

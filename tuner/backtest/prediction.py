@@ -15,8 +15,7 @@ from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import PublishedRun, build_runs
 from tuner.backtest.errors import ScoredRow, summarise_errors
 from tuner.backtest.prices import Peaks, build_pricer, run_memory_constants, run_regime
-from tuner.backtest.records import Backtest, BacktestRow, Errors, ReleaseScatter
-from tuner.backtest.releases import release_scatter
+from tuner.backtest.records import Backtest, BacktestRow, Errors
 from tuner.backtest.rows import Row
 from tuner.costs.train.calibration import Regime, Residuals, band_of, constants_of
 
@@ -92,21 +91,8 @@ def backtest(
         ),
         total=summarise_errors(scored),
         moe_total=summarise_errors([one for _, one in moe]),
-        release_scatter=_release_scatter(tuple(predicted.values())),
         rows=result_rows,
     )
-
-
-def _release_scatter(predicted: Sequence[PredictedRun]) -> dict[str, ReleaseScatter]:
-    by_kind = {
-        name: [one for one in predicted if bool(one.run.shape.experts) == has_experts]
-        for name, has_experts in (("moe", True), ("dense", False))
-    }
-    scatter = {
-        name: release_scatter([one.run for one in some], np.array([one.step_s for one in some]))
-        for name, some in by_kind.items()
-    }
-    return {name: one for name, one in scatter.items() if one is not None}
 
 
 def predictions(

@@ -7,8 +7,8 @@ from pydantic import Field
 from profilers.records import Record
 from tuner.tables import Rows
 
-SCHEMA_VERSION = 1
-# 1: first release.
+SCHEMA_VERSION = 2
+# 1: first release. 2: without the scatter of recipes between releases.
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -47,25 +47,6 @@ class Errors(Record):
     memory_median_ape: float | None
     memory_p90_ape: float | None
     memory_max_ape: float | None
-
-
-class ReleaseScatter(Record):
-    """Recipes that were published under several releases, and how far their times differ."""
-
-    recipes: Count
-    rows: Count
-    """Runs of these recipes."""
-    spread_median: float
-    """Slowest over fastest release of a recipe, median over recipes."""
-    spread_p90: float
-    far_ratio: float
-    """Share of the recipes whose spread is more than 1.25."""
-    one_number_p90_ape: float
-    """Error on these runs of each recipe's geometric mean: only the scatter between releases."""
-    p90_ape: float
-    """Error of the predictions on these runs."""
-    means_p90_ape: float
-    """Error of the predictions' geometric means per recipe: without the scatter."""
 
 
 class BacktestRow(Record):
@@ -110,7 +91,4 @@ class Backtest(Record):
     total: Errors
     moe_total: Errors
     """All rows of models with experts."""
-    release_scatter: dict[str, ReleaseScatter] = Field(default_factory=dict)
-    """Of models with experts (`moe`) and of the others (`dense`), where recipes were published
-    under several releases."""
     rows: Rows[BacktestRow]

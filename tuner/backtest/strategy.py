@@ -4,9 +4,8 @@
   a blank cp is what is missing.
 - ep of a model with experts: as many as a server has devices, as far as that divides, until
   tuner/backtest/assumptions.py chooses; etp: 1.
-- micro-batch: 1. Global batch: one micro-batch per replica. Sequence: the architecture's, else the
-  software's usual one.
-- flags of Megatron-Bridge rows whose recipe is not known: tuner/backtest/flags.py.
+- micro-batch: 1. Global batch: one micro-batch per replica. Sequence: the architecture's.
+- flags: off where they are blank.
 
 Recomputed are Megatron's modules by name, joined by +; `full` is every layer as a whole;
 `selective` is the core of attention in Megatron-LM (arXiv:2205.05198) and, in torchtitan, all but
@@ -18,7 +17,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from tuner.backtest.engines import SoftwareFamily, parse_precision
-from tuner.backtest.flags import RowFlags, read_flags
 from tuner.backtest.rows import Row
 from tuner.backtest.stages import divide_layers
 from tuner.config.columns import Strategies
@@ -26,14 +24,6 @@ from tuner.config.knobs import COLUMN_OF_MODULE
 from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.costs.train.shapes import ModelShape
 from tuner.devices.datasheet import Datasheet
-
-INTERLEAVED_CHUNKS = 2.0
-"""Of torchtitan's interleaved schedule, where a row names the schedule and not its depth."""
-
-COUNTED_TOO_OFTEN: Final[Mapping[str, float]] = {"nemo-longctx": 4.0}
-"""By source, devices that are printed for each that runs. NeMo's page of long sequences prints four
-times tp * pp * cp * dp in every row of B200: its two runs with cp 1 equal those "without CP", so cp
-is right, and two batches, of 8 and 4 sequences, do not divide by a dp four times as large."""
 
 Fields = Mapping[str, float]
 """Of `Strategies`."""
@@ -44,13 +34,15 @@ FIELD_OF_MODULE: Final[Mapping[str, str]] = {
     **COLUMN_OF_MODULE,
 }
 """Module to the field of `Strategies` with its recomputed share."""
+GUESSED: Final = ("near", "none")
+"""Matches of a recipe that leave its flags open."""
 NOTHING: Final = ("none", "off", "false")
 ALSO: Final = ("sp",)
 """Other words in the column: sequence parallelism."""
 
 
 def build_strategy(
-    row: Row, shape: ModelShape, device: Datasheet, engine: SoftwareFamily, release: str
+    row: Row, shape: ModelShape, device: Datasheet, engine: SoftwareFamily
 ) -> tuple[Strategies, tuple[int, ...], tuple[str, ...]]:
     """Return the strategy, layers per stage, and the columns that a rule filled.
 
@@ -58,7 +50,7 @@ def build_strategy(
         ValueError: the degrees, the batch or a flag cannot be.
     """
     degrees, assumed = _degrees_of(row)
-    sequence, micro_batch, num_microbatches, filled = _batch_of_row(row, degrees, engine, release)
+    sequence, micro_batch, num_microbatches, filled = _batch_of_row(row, degrees)
     assumed += filled
     stage, shard_ranks = _sharding(row, engine, degrees)
     expert, expert_tensor, filled = _expert_degrees(row, shape, degrees, device)
@@ -68,15 +60,19 @@ def build_strategy(
         mtp_layers=int(shape.mtp_layers),
         num_stages=int(degrees["pipeline"] * degrees["virtual_pipeline"]),
     )
-    flags, filled = read_flags(row, shape, device, release=release)
+    flags, filled = _flags_of(row, has_experts=bool(shape.experts))
     assumed += filled
     recompute = _read_recompute(
         row,
         stage_layers=sum(counts) / degrees["pipeline"],
         by_op=engine.family == "torchtitan",
     )
-    if recompute is None and not flags.knows_recompute:
+    is_open = recompute is None and not _knows_recipe(row)
+    if is_open or row.text("recipe_match") in GUESSED:
         assumed += ("recompute",)
+    if recompute is None:
+        recompute = {engine.recompute: 1.0} if engine.recompute else {}
+    overlaps_gradients = float(row.flags.get("overlap_grad_reduce", engine.overlaps_gradients))
     is_parallel_sequence = degrees["tensor"] > 1.0 and (
         engine.sequence_parallel or "sp" in row.text("recompute").split("+")
     )
@@ -95,20 +91,22 @@ def build_strategy(
             weight_bytes=1.0 if _shards_quantized(row, engine, stage) else 2.0,
             has_flash_attention=float(engine.has_flash_attention),
             dropout=engine.dropout,
-            overlap_gradients=float(engine.overlaps_gradients),
-            overlap_parameters=float(engine.overlaps_gradients),
+            overlap_gradients=overlaps_gradients,
+            overlap_parameters=overlaps_gradients,
             overlap_tensor=float(
-                parse_precision(row) in engine.overlaps_tensor
-                and degrees["tensor"] > 1.0
-                and not shape.experts
-            )
-            or float("async TP" in row.text("notes") or "AsyncTP" in row.text("notes")),
+                row.flags.get(
+                    "tensor_overlap",
+                    parse_precision(row) in engine.overlaps_tensor
+                    and degrees["tensor"] > 1.0
+                    and not shape.experts,
+                )
+            ),
             embedding_loss_as_layers=float(embedding_loss_count),
             activation_offload=min(
                 1.0, row.number_or("cpu_offload_layers", 0.0) * degrees["pipeline"] / sum(counts)
             ),
-            **flags.fields,
-            **_recompute_fields(recompute, flags, engine),
+            **flags,
+            **recompute,
         ),
         counts,
         tuple(dict.fromkeys(assumed)),
@@ -129,17 +127,13 @@ def _degrees_of(row: Row) -> tuple[Fields, tuple[str, ...]]:
     missing = devices / (tensor * pipeline * context * data)
     if missing > 1.0 and missing % 1.0 == 0.0 and "cp" not in row.numbers:
         context *= missing
-    elif missing == COUNTED_TOO_OFTEN.get(row.source):
-        assumed += ("num_gpus",)
-        devices /= missing
     if data < 1.0 or data % 1.0 or tensor * pipeline * context * data != devices:
         raise ValueError(
             f"tp {tensor:g} * pp {pipeline:g} * cp {context:g}"
             + (f" * dp {data:g}" if "dp" in row.numbers else "")
             + f" does not divide num_gpus {devices:g}"
         )
-    usual = INTERLEAVED_CHUNKS if "Interleaved" in row.text("notes") else 1.0
-    chunks = row.number_or("vpp", usual) if pipeline > 1.0 else 1.0
+    chunks = row.number_or("vpp", 1.0) if pipeline > 1.0 else 1.0
     degrees = {
         "tensor": tensor,
         "context": context,
@@ -150,22 +144,47 @@ def _degrees_of(row: Row) -> tuple[Fields, tuple[str, ...]]:
     return degrees, assumed
 
 
-def _recompute_fields(
-    printed: dict[str, float] | None, flags: RowFlags, engine: SoftwareFamily
-) -> dict[str, float]:
-    if printed is not None:
-        return printed
-    return {engine.recompute: 1.0} if engine.recompute else flags.recompute
+def _knows_recipe(row: Row) -> bool:
+    """Whether a row states every flag that its recipe sets: what is blank is off."""
+    return row.text("recipe_match") in ("exact", "layout") or "a2a_overlap" in row.flags
 
 
-def _batch_of_row(
-    row: Row, degrees: Fields, engine: SoftwareFamily, release: str
-) -> tuple[float, float, float, tuple[str, ...]]:
+def _flags_of(row: Row, *, has_experts: bool) -> tuple[Fields, tuple[str, ...]]:
+    """Return dispatcher, overlap, CUDA graphs and fusion, and the columns that are blank.
+
+    Raises:
+        ValueError: a flag has a value that is not known.
+    """
+    dispatcher, graph = row.text("dispatcher").lower(), row.text("cuda_graph").lower()
+    if dispatcher not in ("", "alltoall", "allgather", "flex", "deepep", "hybridep"):
+        raise ValueError(f"dispatcher {dispatcher[:40]!r} is none of alltoall, deepep, hybridep")
+    if graph not in ("", "none", "local", "transformer_engine", "full_iteration"):
+        raise ValueError(
+            f"cuda_graph {graph[:40]!r} is none of none, local, transformer_engine, full_iteration"
+        )
+    scope = row.text("cuda_graph_scope").lower()
+    is_full = graph == "full_iteration" or (graph == "local" and scope == "full_iteration")
+    fields = {
+        "a2a_overlap": float(has_experts and row.flags.get("a2a_overlap", False)),
+        "is_deepep": float(dispatcher == "deepep"),
+        "is_hybridep": float(dispatcher == "hybridep"),
+        "full_graph": float(is_full),
+        "partial_graph": float(graph in ("local", "transformer_engine") and not is_full),
+        "fused_grouped_mlp": float(row.flags.get("fused_grouped_mlp", False)),
+    }
+    if row.text("recipe_match") in GUESSED:
+        return fields, ("dispatcher", "a2a_overlap", "cuda_graph", "fused_grouped_mlp")
+    if _knows_recipe(row) or not has_experts:
+        return fields, ()
+    return fields, ("a2a_overlap",) if dispatcher else ("dispatcher", "a2a_overlap")
+
+
+def _batch_of_row(row: Row, degrees: Fields) -> tuple[float, float, float, tuple[str, ...]]:
     """Return sequence, micro-batch and number of micro-batches."""
     assumed: tuple[str, ...] = ()
     sequence = row.number_or("seq", 0.0)
     if not sequence:
-        printed = row.architecture.get("seq", engine.sequence)
+        printed = row.architecture.get("seq")
         if isinstance(printed, bool) or not isinstance(printed, int | float) or printed < 1:
             raise ValueError("seq is missing")
         sequence, assumed = float(printed), ("seq",)
@@ -178,15 +197,6 @@ def _batch_of_row(
             raise ValueError("gbs and mbs are missing")
         total = micro_batch * degrees["data"]
         assumed += ("gbs",)
-    if engine.is_local_batch and degrees["pipeline"] > 1.0:
-        # In 2024 a batch was cut into as many micro-batches as a pipeline has ranks, however many
-        # stages each holds (build_pipeline_schedule of commit 9dec370; as many as stages from
-        # commit 90567fc of January 2025 on), later into single sequences
-        # (torchtitan's pipeline_parallel_microbatches, ..._microbatch_size).
-        per_rank = micro_batch / degrees["pipeline"]
-        is_early = release.startswith("2024") and per_rank >= 1.0 and per_rank % 1.0 == 0.0
-        micro_batch = per_rank if is_early else 1.0
-        assumed += ("mbs",)
     num_microbatches = total / (micro_batch * degrees["data"])
     if num_microbatches < 1.0 or num_microbatches % 1.0:
         raise ValueError(

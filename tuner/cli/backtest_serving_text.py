@@ -11,11 +11,9 @@ from tuner.cli.text import columns
 
 def serving_text(backtest: ServingBacktest) -> str:
     """Return errors of both latencies per source and harness, choices, and what is left out."""
-    distinct = backtest.table_rows - backtest.copies
     tables = ", ".join(f"{system}: {origin}" for system, origin in backtest.tables.items())
     parts = [
-        f"{backtest.table_rows} rows hold {distinct} distinct measurements; residuals: "
-        f"{backtest.residuals}\nkernels: {tables or 'none'}",
+        f"{backtest.table_rows} rows; residuals: {backtest.residuals}\nkernels: {tables or 'none'}",
         *_metric("TPOT", backtest.tpot),
         *_metric("TTFT", backtest.ttft),
         f"inside the printed band: {percent(backtest.tpot_coverage_ratio)} of TPOT, "
@@ -74,5 +72,5 @@ def _left_out(backtest: ServingBacktest) -> str:
     return left_out_text(
         UnpredictedRow(id=row.id, source=row.source, reason=row.reason)
         for row in backtest.rows
-        if row.reason and row.copy_of is None
+        if row.reason
     )

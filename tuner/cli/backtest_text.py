@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tuner.backtest.records import Backtest, Errors, ReleaseScatter
+from tuner.backtest.records import Backtest, Errors
 from tuner.calibrate.records import CalibrationReport
 from tuner.cli.left_out import UnpredictedRow, left_out_text
 from tuner.cli.text import columns
@@ -25,14 +25,6 @@ def backtest_text(backtest: Backtest) -> str:
         parts.append(
             errors_table("models with experts", {**backtest.moe_only, "total": backtest.moe_total})
         )
-    parts += [
-        scatter_text(name, one)
-        for name, one in (
-            ("models with experts", backtest.release_scatter.get("moe")),
-            ("other models", backtest.release_scatter.get("dense")),
-        )
-        if one is not None
-    ]
     if backtest.generations:
         parts.append(errors_table("by generation", backtest.generations))
     parts.append(_memory(backtest))
@@ -40,18 +32,6 @@ def backtest_text(backtest: Backtest) -> str:
         parts.append(f"inside the printed band: {percent(backtest.coverage_ratio)} of runs")
     parts.append(_left_out(backtest))
     return "\n\n".join(part for part in parts if part)
-
-
-def scatter_text(name: str, scatter: ReleaseScatter) -> str:
-    """Return how much recipes vary between releases, and the errors on the same runs."""
-    return (
-        f"between releases, {name}: {scatter.recipes} recipes ran under several,"
-        f" {scatter.rows} runs; slowest over fastest {scatter.spread_median:.2f} median,"
-        f" {scatter.spread_p90:.2f} P90, more than 1.25 in {percent(scatter.far_ratio)} of them\n"
-        f"  P90 on these runs {percent(scatter.p90_ape)}; of one number per recipe (scatter alone)"
-        f" {percent(scatter.one_number_p90_ape)}; of the recipes' means (without scatter) "
-        f"{percent(scatter.means_p90_ape)}"
-    )
 
 
 def report_text(report: CalibrationReport) -> str:

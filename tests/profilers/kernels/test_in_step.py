@@ -8,7 +8,7 @@ import pytest
 
 from profilers.kernels.autograd import Prepared
 from profilers.kernels.suite import measure_kernel
-from profilers.noise.policy import NoisePolicy
+from profilers.pace import Pace
 from profilers.records import Measurement, MeasurementStatus
 from profilers.team import AllReduceMax
 from tests.profilers.testing import FakeClock, gemm_case
@@ -49,7 +49,7 @@ def _measured(
             budget_s=budget_s,
             free_bytes=free_bytes[rank],
             rank=rank,
-            noise=NoisePolicy(all_reduce_max=all_reduce_max),
+            pace=Pace(all_reduce_max=all_reduce_max),
         )
 
     with ThreadPoolExecutor(RANKS) as pool:

@@ -1,9 +1,10 @@
-"""Published fine-tuning runs: what their recipes train."""
+"""Fine-tuning runs: the adapters that their rows state."""
 
 from dataclasses import replace
 
 import pytest
 
+from tests.rows import each_row
 from tuner.backtest.columns import build_run
 from tuner.backtest.prediction import ResidualSet, predictions
 from tuner.backtest.rows import Row, parse_row
@@ -34,11 +35,14 @@ BRIDGE = {
     "recipe_match": "exact",
     "cuda_graph": "transformer_engine",
     "cuda_graph_scope": "mlp",
+    "lora_rank": "16",
+    "lora_targets": "qkv",
 }
 """Megatron-Bridge's performance-summary-archive.md, NeMo container 26.06."""
 AUTOMODEL = {
     "id": "h100",
     "source": "nemo-automodel",
+    "release": "automodel",
     "model": "LLAMA3_70B",
     "arch_json": LLAMA_70B,
     "gpu": "DGX-H100",
@@ -51,6 +55,8 @@ AUTOMODEL = {
     "precision": "bf16",
     "step_time_s": "15.00",
     "workload": "lora",
+    "lora_rank": "16",
+    "lora_targets": "q+k+v+o+gate+up+down",
 }
 """NeMo AutoModel's performance-summary.mdx."""
 
@@ -60,25 +66,26 @@ def row_of(cells: dict[str, str], **changes: str) -> Row:
     return parse_row(list(merged), list(merged.values()), number=1)
 
 
-def test_megatron_bridge_adapts_the_fused_queries_keys_and_values() -> None:
-    run = build_run(row_of(BRIDGE))
-    own = run.strategy
+def test_stated_targets_have_adapters() -> None:
+    own = build_run(row_of(BRIDGE)).strategy
     assert (own.adapter_rank, own.fused_qkv_adapters, own.adapts_q, own.adapts_v) == (16, 1, 1, 1)
     assert (own.adapts_o, own.adapts_up) == (0, 0)
-
-
-def test_automodel_adapts_every_projection_and_checkpoints_on_several_devices() -> None:
-    run = build_run(row_of(AUTOMODEL))
-    own = run.strategy
+    own = build_run(row_of(AUTOMODEL)).strategy
     assert (own.adapter_rank, own.fused_qkv_adapters, own.adapts_o, own.adapts_up) == (16, 0, 1, 1)
     assert own.recompute_full == 1.0
-    alone = row_of(AUTOMODEL, num_gpus="1", tp="1", zero_or_fsdp="FSDP=1")
-    assert build_run(alone).strategy.recompute_full == 0.0
 
 
-def test_adapters_that_nobody_states_are_not_guessed() -> None:
-    with pytest.raises(ValueError, match="rank and targets of torchtitan are not known"):
-        build_run(row_of(AUTOMODEL, source="torchtitan"))
+@each_row(
+    ("cells", "reason"),
+    [
+        ({"lora_rank": ""}, "lora_rank and lora_targets are needed"),
+        ({"lora_targets": ""}, "lora_rank and lora_targets are needed"),
+        ({"lora_targets": "q+linear"}, "lora_targets 'linear' is none of qkv, q, k"),
+    ],
+)
+def test_adapters_that_a_row_does_not_state_are_refused(cells: dict[str, str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        build_run(row_of(AUTOMODEL, **cells))
 
 
 def test_both_are_predicted_within_a_tenth_though_nothing_was_fitted_to_them() -> None:

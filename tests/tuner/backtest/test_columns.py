@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import each_row
 from tuner.backtest.columns import build_run, build_runs, stack_runs
-from tuner.backtest.engines import OF_RELEASE, OF_SOURCE
+from tuner.backtest.engines import OF_RELEASE
 from tuner.backtest.rows import Row, read_rows
 from tuner.costs.train.constants import GemmPrecision, Software
 from tuner.costs.train.memory_constants import BY_GENERATION, OF_FAMILY
@@ -54,9 +55,7 @@ def test_data_parallelism_is_what_the_devices_leave(rows: dict[str, Row]) -> Non
     assert "vpp" in run.assumed
 
 
-def test_degrees_that_give_fewer_devices_leave_context_parallelism_or_the_devices(
-    rows: dict[str, Row],
-) -> None:
+def test_degrees_that_give_fewer_devices_leave_context_parallelism(rows: dict[str, Row]) -> None:
     # TP 4 * DP 1 on 8 devices: two ranks share a sequence, if the row does not say otherwise.
     dense = rows["dense-c"]
     numbers = {**dense.numbers, "dp": 1.0}
@@ -67,14 +66,6 @@ def test_degrees_that_give_fewer_devices_leave_context_parallelism_or_the_device
     contradictory = replace(dense, numbers={**numbers, "cp": 1.0})
     with pytest.raises(ValueError, match="dp 1 does not divide num_gpus 8"):
         build_run(contradictory)
-    # NeMo's page prints four devices for each of these runs: 16 of 4, with 420 TFLOP/s of each.
-    texts = {**dense.texts, "source": "nemo-longctx", "release": "", "notes": "NeMo 25.04.rc2 best"}
-    long = replace(contradictory, texts=texts)
-    run = build_run(_with(long, num_gpus=16.0))
-    assert (run.strategy.context, run.strategy.data, run.strategy.world) == (1.0, 1.0, 4.0)
-    assert "num_gpus" in run.assumed
-    assert run.release == "25.04"
-    assert run.measured_s == pytest.approx(2.0 * (build_run(dense).measured_s or 0.0))
 
 
 def test_seconds_come_from_what_was_printed(rows: dict[str, Row]) -> None:
@@ -96,17 +87,42 @@ def test_what_ran_out_of_memory_needs_no_time(rows: dict[str, Row]) -> None:
     assert build_run(rows["too-big"]).measured_s is None
 
 
-def test_flags_of_a_known_recipe_are_taken_and_others_follow_the_majority(
-    rows: dict[str, Row],
-) -> None:
+def test_blank_flags_of_a_recipe_are_off_and_guesses_are_named(rows: dict[str, Row]) -> None:
     known, guessed = build_run(rows["moe-a"]), build_run(rows["moe-b"])
-    for run in (known, guessed):
-        assert run.strategy.is_hybridep == 1.0
-        assert run.strategy.partial_graph == 1.0
+    assert (known.strategy.is_hybridep, known.strategy.partial_graph) == (1.0, 1.0)
+    assert (guessed.strategy.is_hybridep, guessed.strategy.partial_graph) == (0.0, 0.0)
+    assert known.knows_recompute
     assert "dispatcher" not in known.assumed
-    assert {"ep", "dispatcher", "cuda_graph", "recompute"} <= set(guessed.assumed)
+    assert {"ep", "dispatcher", "a2a_overlap", "recompute"} <= set(guessed.assumed)
     # A GB200 tray has 4 devices, and 4 divides both 8 ranks and 128 experts.
     assert guessed.strategy.expert == 4.0
+    texts = {**rows["moe-a"].texts, "recipe_match": "near", "recompute": "mla_up_proj"}
+    near = build_run(replace(rows["moe-a"], texts=texts))
+    assert near.strategy.recompute_mla_up_proj == near.strategy.is_hybridep == 1.0
+    assert {"dispatcher", "cuda_graph", "recompute"} <= set(near.assumed)
+
+
+@each_row(
+    ("flag", "field"),
+    [("overlap_grad_reduce", "overlap_gradients"), ("tensor_overlap", "overlap_tensor")],
+)
+def test_a_stated_overlap_replaces_the_software_s(
+    rows: dict[str, Row], flag: str, field: str
+) -> None:
+    for stated in (False, True):
+        run = build_run(replace(rows["dense-b"], flags={flag: stated}))
+        assert float(getattr(run.strategy, field)) == float(stated)
+
+
+def test_a_stated_network_and_layers_in_bf16_count(rows: dict[str, Row]) -> None:
+    run = build_run(_with(rows["moe-a"], node_gbit_per_s=1600.0, bf16_share=0.5))
+    # 200 GB/s for the four devices of a tray.
+    assert run.hardware.scale_out_bytes_per_s == 50e9
+    wide, narrow = run.device.flop_per_s["bf16"], run.device.flop_per_s["fp8"]
+    expected = 2.0 / (1.0 / wide + 1.0 / narrow)
+    assert run.hardware.matmul_flop_per_s == pytest.approx(expected)
+    with pytest.raises(ValueError, match=r"bf16_share 1\.5 is not a share of 0 to 1"):
+        build_run(_with(rows["moe-a"], bf16_share=1.5))
 
 
 def test_recipes_overlap_tensor_parallelism_but_in_nvfp4(rows: dict[str, Row]) -> None:
@@ -140,19 +156,6 @@ def test_release_and_precision_choose_software_and_peak(rows: dict[str, Row]) ->
     assert run.hardware.matmul_flop_per_s == run.device.flop_per_s["fp8"]
 
 
-def test_times_put_together_from_a_trace_are_not_taken_for_runs_on_several_nodes(
-    rows: dict[str, Row],
-) -> None:
-    row = rows["dense-a"]
-    one, several = (
-        build_run(replace(row, texts={**row.texts, "source": source, "release": ""}))
-        for source in ("vtrain-single", "vtrain-multi")
-    )
-    assert one.software is several.software is Software.MEGATRON_2021
-    assert one.family != several.family
-    assert one.strategy.gradient_bytes == 2.0
-
-
 def test_degrees_that_cannot_be_are_refused(rows: dict[str, Row]) -> None:
     with pytest.raises(ValueError, match="ep 5 does not divide 128 experts"):
         build_run(_with(rows["moe-a"], ep=5.0))
@@ -171,44 +174,29 @@ def test_columns_keep_the_order_of_the_runs(rows: dict[str, Row]) -> None:
     assert batch.stages.head_SC[:, 1].tolist() == [0.0, 1.0]
 
 
-def test_torchtitan_of_2024_cut_a_batch_into_as_many_micro_batches_as_ranks(
+def test_memory_of_torchtitan_goes_by_what_is_compiled_and_its_allocator(
     rows: dict[str, Row],
 ) -> None:
-    def cut(month: str, local: float, notes: str) -> tuple[float, ...]:
-        url = f"https://github.com/pytorch/torchtitan/benchmarks/llama3_h100_{month}_torchtitan.md"
-        texts = {**rows["dense-a"].texts, "source": "torchtitan", "release": ""}
-        row = replace(rows["dense-a"], texts={**texts, "url": url, "notes": notes})
-        at = build_run(_with(row, pp=4.0, cp=1.0, dp=2.0, mbs=local, gbs=2.0 * local)).strategy
-        fields = (at.micro_batch, at.num_microbatches, at.virtual_pipeline)
-        return tuple(float(field) for field in fields)
+    def family(release: str, **flags: bool) -> str:
+        texts = {**rows["dense-a"].texts, "release": release}
+        return build_run(replace(rows["dense-a"], texts=texts, flags=flags)).memory_family
 
-    assert cut("202412", 16.0, "1F1B") == (4.0, 4.0, 1.0)
-    assert cut("202412", 16.0, "Interleaved 1F1B") == (4.0, 4.0, 2.0)
-    assert cut("202412", 6.0, "1F1B") == (1.0, 6.0, 1.0)
-    assert cut("202506", 16.0, "Interleaved 1F1B") == (1.0, 16.0, 2.0)
-
-
-def test_pages_that_start_torchrun_themselves_leave_the_allocator_as_it_is(
-    rows: dict[str, Row],
-) -> None:
-    def family(page: str) -> str:
-        texts = {"source": "torchtitan", "release": "", "notes": "torch.compile", "url": page}
-        row = replace(rows["dense-a"], texts={**rows["dense-a"].texts, **texts})
-        return build_run(row).memory_family
-
-    assert (
-        family("llama3-8b_h200_202506_trainy-whitefiber.md") == "torchtitan-2025-compiled-segments"
-    )
-    assert family("asyncTP_llama3_h100_2025-06_torchtitan.md") == "torchtitan-2025-compiled"
-    assert family("llama3_h100_202412_torchtitan.md") == "torchtitan-2024-compiled"
+    assert family("torchtitan-2025.06", compiled=True) == "torchtitan-2025-compiled"
+    in_segments = family("torchtitan-2025.06", compiled=True, expandable_segments=False)
+    assert in_segments == "torchtitan-2025-compiled-segments"
+    # Nothing is known of segments in 2024.
+    assert family("torchtitan-2024.12", expandable_segments=False) == "torchtitan-2024"
+    assert family("automodel", fused_loss=True) == "automodel-linear-loss"
+    eager = replace(rows["dense-a"], texts={**rows["dense-a"].texts, "release": "torchtitan-0.2.1"})
+    assert build_run(replace(eager, flags={"compiled": False})).software is Software.TORCH_EAGER
 
 
 def test_memory_of_torchtitan_goes_by_month_or_version_and_an_unknown_one_is_named(
     rows: dict[str, Row],
 ) -> None:
     def family(release: str) -> tuple[str, bool]:
-        texts = {**rows["dense-a"].texts, "source": "torchtitan", "release": release}
-        run = build_run(replace(rows["dense-a"], texts={**texts, "url": "", "notes": ""}))
+        texts = {**rows["dense-a"].texts, "release": release}
+        run = build_run(replace(rows["dense-a"], texts=texts))
         return run.memory_family, "release" in run.assumed
 
     assert {
@@ -218,22 +206,18 @@ def test_memory_of_torchtitan_goes_by_month_or_version_and_an_unknown_one_is_nam
             "torchtitan-0.2.0",
             "torchtitan-0.2.1",
             "torchtitan-0.3",
-            "",
+            "torchtitan",
         )
     } == {
         "torchtitan-0.1.0": ("torchtitan-2025", False),
         "torchtitan-0.2.0": ("torchtitan-2025", False),
         "torchtitan-0.2.1": ("torchtitan", False),
         "torchtitan-0.3": ("torchtitan", False),
-        "": ("torchtitan", True),
+        "torchtitan": ("torchtitan", True),
     }
 
-    def by_page(month: str) -> str:
-        texts = {**rows["dense-a"].texts, "source": "torchtitan", "release": "", "notes": ""}
-        url = f"llama3_h100_{month}_torchtitan.md"
-        return build_run(replace(rows["dense-a"], texts={**texts, "url": url})).memory_family
-
-    assert [by_page(month) for month in ("202412", "202505", "202506", "202510", "202511")] == [
+    months = ("2024.12", "2025.05", "2025.06", "2025.10", "2025.11")
+    assert [family(f"torchtitan-{month}")[0] for month in months] == [
         "torchtitan-2024",
         "torchtitan-2024",
         "torchtitan-2025",
@@ -243,6 +227,18 @@ def test_memory_of_torchtitan_goes_by_month_or_version_and_an_unknown_one_is_nam
 
 
 def test_every_software_that_runs_or_targets_name_has_constants_of_memory() -> None:
-    engines = {one.family for one in (*OF_SOURCE.values(), *OF_RELEASE.values())}
+    engines = {one.family for one in OF_RELEASE.values()}
     engines |= {relative.family for relative in OF_TARGET.values()}
     assert engines <= {*OF_FAMILY, *BY_GENERATION}
+
+
+def test_a_source_that_is_a_software_s_name_implies_it_where_no_release_is_given(
+    rows: dict[str, Row],
+) -> None:
+    def family(**texts: str) -> str:
+        row = rows["dense-a"]
+        return build_run(replace(row, texts={**row.texts, "release": "", **texts})).family
+
+    assert family(source="torchtitan") == "torchtitan"
+    assert family(source="torchtitan", release="nemo-26.04") == "nemo"
+    assert family(source="lab") == "unstated"

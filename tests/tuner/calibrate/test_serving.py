@@ -14,6 +14,7 @@ from tuner.costs.serve.decoder import Decoder
 
 CELLS = {
     "silicon_data_source": "db-dump/1; silicon_concurrency=8",
+    "harness": "inferencex",
     "backend": "vllm",
     "model_path": "meta-llama/Llama-3.1-70B",
     "system": "h200_sxm",

@@ -1,8 +1,6 @@
 """Errors of predicted TTFT and TPOT over a table of measured serving runs.
 
-Rows are read as launches (launches.py); repeated measurements are dropped, the rest is predicted
-(prediction.py) and scored (scores.py). Of rows with the same measurement, one that can be predicted
-is used.
+Rows are read as launches (launches.py), predicted (prediction.py) and scored (scores.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,26 +22,24 @@ from tuner.backtest.serving.tables import build_machines
 from tuner.costs.serve.bands import bands_of
 
 UNCALIBRATED = "uncalibrated"
-DIGITS = 6
-"""Of a measurement; one source prints all that a float has, another rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedLaunches:
-    """Every distinct measurement that was predicted, and the result of every row."""
+    """Every measurement that was predicted, and the result of every row."""
 
     pairs: tuple[Pair, ...]
     refused: tuple[str, ...]
-    """Source of every distinct measurement that cannot be read."""
+    """Source of every measurement that cannot be read."""
     eligible: int
-    """Distinct measurements all of whose columns are known, whether an engine runs them or not."""
+    """Measurements all of whose columns are known, whether an engine runs them or not."""
     tables: dict[str, str]
     residuals: str
     rows: tuple[ServingBacktestRow, ...]
 
 
 def predict_pairs(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> PredictedLaunches:
-    """Predict every distinct measurement that can be read.
+    """Predict every measurement that can be read.
 
     Args:
         rows: of the table.
@@ -52,29 +48,23 @@ def predict_pairs(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> Pr
     files = [path for path in profiles if path.suffix == ".json"]
     residuals = read_serving_residuals(files[-1]) if files else None
     read = [_read(cells, number) for number, cells in enumerate(rows, start=1)]
-    first = _first_of(rows, read)
-    chosen = [number for number in range(len(rows)) if first[number] == number]
-    launches = {n: launch for n in chosen if isinstance(launch := read[n], PublishedLaunch)}
+    launches = {n: one for n, one in enumerate(read) if isinstance(one, PublishedLaunch)}
     folders = [path for path in profiles if path.suffix != ".json"]
     latencies, origins = _latencies(launches, folders)
-    result_rows: list[ServingBacktestRow] = []
-    pairs: list[Pair] = []
-    for number, (cells, launch) in enumerate(zip(rows, read, strict=True)):
-        latency, copy_of = None, None
-        if first[number] != number:
-            copy_of = _id(rows[first[number]], first[number])
-        elif number in launches:
-            latency = apply_residuals(latencies[number], launches[number], residuals)
-            pairs.append(Pair(launch=launches[number], latency=latency))
-        result_rows.append(_to_row(cells, launch, number=number, latency=latency, copy_of=copy_of))
-    refused = [number for number in chosen if number not in launches]
+    latencies = {
+        number: apply_residuals(latency, launches[number], residuals)
+        for number, latency in latencies.items()
+    }
     return PredictedLaunches(
-        pairs=tuple(pairs),
-        refused=tuple(_source(rows[number]) for number in refused),
-        eligible=len(pairs) + sum(isinstance(read[number], OddError) for number in refused),
+        pairs=tuple(Pair(launch=one, latency=latencies[n]) for n, one in launches.items()),
+        refused=tuple(_source(rows[n]) for n in range(len(rows)) if n not in launches),
+        eligible=sum(isinstance(one, PublishedLaunch | OddError) for one in read),
         tables=origins,
         residuals=residuals.origin if residuals else UNCALIBRATED,
-        rows=tuple(result_rows),
+        rows=tuple(
+            _to_row(cells, launch, number=number, latency=latencies.get(number))
+            for number, (cells, launch) in enumerate(zip(rows, read, strict=True))
+        ),
     )
 
 
@@ -95,13 +85,12 @@ def _latencies(
 
 
 def backtest_serving(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> ServingBacktest:
-    """Predict every distinct measurement that can be read, and compute the errors."""
+    """Predict every measurement that can be read, and compute the errors."""
     predicted = predict_pairs(rows, profiles=profiles)
     return ServingBacktest(
         tables=predicted.tables,
         residuals=predicted.residuals,
         table_rows=len(rows),
-        copies=sum(row.copy_of is not None for row in predicted.rows),
         ttft=summarise_metric(predicted.pairs, read=ttft, refused=predicted.refused),
         tpot=summarise_metric(predicted.pairs, read=tpot, refused=predicted.refused),
         ttft_coverage_ratio=_inside(
@@ -131,31 +120,6 @@ def _read(cells: Cells, number: int) -> PublishedLaunch | MissingError:
         return error
 
 
-def _measured(cells: Cells) -> tuple[str, str]:
-    """The measured pair, as far as sources agree on its digits; empty where there is none."""
-    return _digits(cells.get("silicon_ttft_ms", "")), _digits(cells.get("silicon_tpot_ms", ""))
-
-
-def _digits(text: str) -> str:
-    try:
-        return f"{float(text):.{DIGITS}g}"
-    except ValueError:
-        return ""
-
-
-def _first_of(rows: Sequence[Cells], read: Sequence[PublishedLaunch | MissingError]) -> list[int]:
-    """For every row, the first readable row with the same measurement."""
-    first: dict[tuple[str, str], int] = {}
-    for number, (cells, launch) in enumerate(zip(rows, read, strict=True)):
-        known = first.setdefault(_measured(cells), number)
-        if isinstance(read[known], MissingError) and isinstance(launch, PublishedLaunch):
-            first[_measured(cells)] = number
-    return [
-        first[_measured(cells)] if all(_measured(cells)) else number
-        for number, cells in enumerate(rows)
-    ]
-
-
 def _id(cells: Cells, number: int) -> str:
     return cells.get("id", "") or f"row-{number + 1}"
 
@@ -169,8 +133,7 @@ def _to_row(
     launch: PublishedLaunch | MissingError,
     *,
     number: int,
-    latency: MeanLatency | None = None,
-    copy_of: str | None = None,
+    latency: MeanLatency | None,
 ) -> ServingBacktestRow:
     is_read = isinstance(launch, PublishedLaunch)
     ttft_band = tpot_band = None
@@ -191,7 +154,6 @@ def _to_row(
         id=_id(cells, number),
         source=launch.source if isinstance(launch, PublishedLaunch) else _source(cells),
         reason=None if is_read else str(launch),
-        copy_of=copy_of,
         predicted_ttft_s=latency.ttft_s if latency else None,
         ttft_band=ttft_band,
         measured_ttft_s=launch.ttft_s if isinstance(launch, PublishedLaunch) else None,

@@ -1,38 +1,25 @@
-"""Parses a row of published serving measurements into its launch.
+"""Parses a row of a table of serving measurements into its launch.
 
-The columns state what a recipe requested; some recipes state combinations that no engine runs.
-These are corrected:
-
-    TP or DP 16 or 64 with experts split 4 x 4 or 8 x 8   4 or 8 devices, EP 4 or 8 (the product of
-                                                          both is stated)
-    vLLM TP = DP = t, EP = t^2                            t devices, EP t
-    vLLM MiniMax; TensorRT-LLM R1 on H200                 EP over all ranks
-    attention data parallelism                            EP over all ranks
-    blank degrees of experts                              MoE-TP over all tensor ranks
-    blank attention data parallelism                      ranks of experts over tensor ranks
-
-The load is a closed loop at the concurrency that `silicon_data_source` names. Rows of dated tables
-and of the database follow the InferenceX harness (github.com/SemiAnalysisAI/InferenceX); others
-come from drivers that are not documented, of which there are at least two: one sends prompts whose
-lengths are powers of two, one prompts of round thousands of tokens.
+The load is a closed loop at the concurrency that `silicon_data_source` names. What a recipe sets
+beyond the degrees stands in columns of its own; a blank is the engine's usual setting. The model is
+the one of `examples/models` that `model_path` names.
 
 A row that lacks a column that a prediction needs is refused, and the reason names the column; so is
-one whose weights no device of its system holds.
+one whose ranks cannot share its experts, and one whose weights no device of its system holds.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from functools import cache
 from typing import Final
 
-from tuner.backtest.serving.decoders import checkpoint_formats, find_decoder
-from tuner.costs.serve.decoder import Decoder, Formats
+from tuner.backtest.known_models import find_model
+from tuner.costs.serve.decoder import BYTES, Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.memory import weight_bytes
 from tuner.costs.serve.speculative import Drafting, DraftMethod
 from tuner.devices.catalogue import find_device
-from tuner.devices.datasheet import Generation
 from tuner.engines.registry import serve_traits
 from tuner.units import format_bytes
 
@@ -53,26 +40,27 @@ SYSTEMS: Final[Mapping[str, str]] = {
 }
 """Device descriptions by system name."""
 
+FORMATS: Final[Mapping[str, tuple[str, str]]] = {
+    "bf16": ("bf16", "bf16"),
+    "fp8": ("fp8", "fp8_block"),
+    "fp4": ("nvfp4", "nvfp4"),
+    "mxfp4": ("bf16", "mxfp4"),
+    "int4": ("bf16", "int4_wo"),
+}
+"""Formats of dense layers and of experts, by precision, where `formats` is blank."""
+CACHE_FORMATS: Final = ("bf16", "fp8")
+USUAL_LENGTH_RATIO: Final = 0.95
+"""Shortest length, as a share of the nominal one, where a row states none."""
+SEQUENCE_S: Final = 25e-6
+"""Host seconds per running sequence and step where nothing hides them; 20 to 45 us are seen."""
+ASYNCHRONOUS: Final = (0, 14)
+"""First release of vLLM that schedules the next step while one runs."""
 MOST_CONCURRENCY: Final = 65_536
 LONGEST_TOKENS: Final = 1_048_576
 MOST_DRAFTS: Final = 16
-ROUND_TOKENS: Final = 1000
-"""Prompts of multiples of this distinguish two undocumented load drivers."""
 BLANK: Final = ("", "0", "0.0")
-"""Cells that mean a degree is not set."""
+"""Cells that mean that a degree is not set."""
 _CONCURRENCY: Final = re.compile(r"silicon_concurrency=(\d{1,7})\b")
-_INFERENCEX: Final = re.compile(r"^(db-dump|source_file=(\d{4}-\d\d-\d\d|kimi|qwen3\.5)[^/]*\.csv)")
-
-
-class Harness(StrEnum):
-    """What drove the load."""
-
-    INFERENCEX = "inferencex"
-    """Ten times the concurrency in all, lengths even in 0.8 to 1 of the nominal."""
-    OTHER = "other"
-    """Not documented; its lengths are powers of two."""
-    ROUND = "round"
-    """Not documented; its lengths are round thousands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +84,8 @@ class PublishedLaunch:
     input_tokens: int
     output_tokens: int
     concurrency: int
-    harness: Harness
+    harness: str
+    """Name of the load driver."""
     sides: tuple[RoleWorkers, ...]
     """One of an aggregated launch; prefill and decode of a disaggregated one."""
     ttft_s: float
@@ -104,6 +93,18 @@ class PublishedLaunch:
     prefix_ratio: float = 0.0
     """Share of every prompt that is in the prefix cache."""
     drafting: Drafting | None = None
+    length_ratio: float = USUAL_LENGTH_RATIO
+    """Shortest length as a share of the nominal one; lengths are even between the two."""
+    poll_steps: int = 1
+    """Steps between two looks for new requests."""
+    stream_steps: float = 0.0
+    """Steps that a token waits to be streamed."""
+    sequence_s: float = 0.0
+    """Host seconds per running sequence and step."""
+    step_tokens: int | None = None
+    """Token budget of a step; None: the engine's usual one."""
+    experts_table: str = ""
+    """Table of the measured expert kernels; empty: the engine's newest."""
 
     @property
     def is_disaggregated(self) -> bool:
@@ -112,22 +113,17 @@ class PublishedLaunch:
 
     @property
     def generation(self) -> str:
-        """Of the device."""
+        """Generation of the device."""
         return find_device(SYSTEMS[self.system]).generation.value
 
     @property
-    def is_blackwell(self) -> bool:
-        """On a B or GB system."""
-        return self.generation == Generation.BLACKWELL
-
-    @property
     def devices(self) -> int:
-        """In all."""
+        """Devices of all sides."""
         return sum(side.degrees.devices * side.workers for side in self.sides)
 
     @property
     def source(self) -> str:
-        """What its errors are reported under."""
+        """Name that its errors are reported under."""
         mode = "disagg" if self.is_disaggregated else "agg"
         return f"{self.system}|{self.engine}|{mode}"
 
@@ -159,51 +155,83 @@ def parse_launch(cells: Cells, *, number: int) -> PublishedLaunch:
     decoder = find_decoder(path)
     if decoder is None:
         raise MissingError(f"model_path {path[:60]!r} is not known")
-    precision = cells.get("precision", "").strip().lower()
-    formats = checkpoint_formats(
-        decoder,
-        precision=precision,
-        engine=engine,
-        is_blackwell=find_device(SYSTEMS[system]).generation is Generation.BLACKWELL,
-    )
-    if formats is None:
-        raise MissingError(f"precision {precision[:20]!r} is not known")
-    provenance = cells.get("silicon_data_source", "")
-    stated_concurrency = _CONCURRENCY.search(provenance)
+    formats = _formats(cells, decoder)
+    stated_concurrency = _CONCURRENCY.search(cells.get("silicon_data_source", ""))
     if stated_concurrency is None or not 1 <= int(stated_concurrency.group(1)) <= MOST_CONCURRENCY:
         raise MissingError(
             f"silicon_data_source states no silicon_concurrency of 1 to {MOST_CONCURRENCY}"
         )
     is_split = _text(cells, "mode") == "disagg"
-    sides = _sides(cells, decoder, engine) if is_split else (_side(cells, "", decoder, engine),)
+    sides = tuple(
+        _side(cells, role, decoder) for role in (("prefill_", "decode_") if is_split else ("",))
+    )
     _check_weights(sides, decoder, formats, system)
+    release = cells.get("backend_version", "")
     return PublishedLaunch(
         id=cells.get("id", "") or f"row-{number}",
         system=system,
         engine=engine,
-        release=cells.get("backend_version", ""),
+        release=release,
         decoder=decoder,
         formats=formats,
         input_tokens=_length(cells, "isl"),
         output_tokens=_length(cells, "osl"),
         concurrency=int(stated_concurrency.group(1)),
-        harness=_harness(provenance, input_tokens=_length(cells, "isl")),
+        harness=cells.get("harness", "").strip()[:40] or "other",
         sides=sides,
         ttft_s=_number(cells, "silicon_ttft_ms") * 1e-3,
         tpot_s=_number(cells, "silicon_tpot_ms") * 1e-3,
         prefix_ratio=_ratio(cells, "prefix_hit"),
         drafting=_drafting(cells),
+        length_ratio=_ratio(cells, "length_ratio") or USUAL_LENGTH_RATIO,
+        poll_steps=_whole(cells, "poll_steps", default=1),
+        stream_steps=_optional(cells, "stream_steps"),
+        sequence_s=_optional(cells, "sequence_us") / 1e6 or _sequence_s(engine, release),
+        step_tokens=_whole(cells, "step_tokens", default=0) or None,
+        experts_table=cells.get("experts_table", "").strip(),
     )
 
 
-def _harness(provenance: str, *, input_tokens: int) -> Harness:
-    if _INFERENCEX.match(provenance):
-        return Harness.INFERENCEX
-    return Harness.OTHER if input_tokens % ROUND_TOKENS else Harness.ROUND
+@cache
+def find_decoder(path: str) -> Decoder | None:
+    """Return the model of `examples/models` that a path names, or None."""
+    model = find_model(path.rsplit("/", 1)[-1])
+    return decoder_of(model) if model is not None else None
+
+
+def _formats(cells: Cells, decoder: Decoder) -> Formats:
+    """Return the formats that a row states, or those of its precision; a blank one is bf16."""
+    precision = cells.get("precision", "").strip().lower() or "bf16"
+    if precision not in FORMATS:
+        raise MissingError(f"precision {precision[:20]!r} is not known")
+    dense, experts = FORMATS[precision]
+    if decoder.experts is not None and precision == "fp8":
+        dense = experts
+    text = cells.get("formats", "").strip()
+    names = text.split("/") if text else [dense, dense, dense, experts, "bf16"]
+    if len(names) != 5 or not set(names) <= set(BYTES) or names[-1] not in CACHE_FORMATS:
+        raise MissingError(
+            f"formats {text[:60]!r} are not four of {', '.join(BYTES)} and one of"
+            f" {', '.join(CACHE_FORMATS)}, joined by /"
+        )
+    attention, output, ffn, of_experts, kv = names
+    return Formats(attention=attention, output=output, ffn=ffn, experts=of_experts, kv=kv)
+
+
+def release_version(release: str) -> tuple[int, ...]:
+    """Return a release's numbers; nightly builds count as new, an unstated release as old."""
+    if release.startswith("nightly"):
+        return (999,)
+    return tuple(int(word) for word in re.findall(r"\d+", release)[:2])
+
+
+def _sequence_s(engine: str, release: str) -> float:
+    """Return host seconds per sequence and step that an engine pays without scheduling ahead."""
+    return SEQUENCE_S if engine == "vllm" and release_version(release) < ASYNCHRONOUS else 0.0
 
 
 def _drafting(cells: Cells) -> Drafting | None:
-    """Drafts that a row states; most tables do not say, and a blank is none."""
+    """Return the drafts that a row states; a blank is none."""
     drafts = _whole(cells, "draft_tokens", default=0)
     if drafts == 0:
         return None
@@ -217,69 +245,33 @@ def _drafting(cells: Cells) -> Drafting | None:
     return Drafting(draft_tokens=drafts, acceptance=acceptance, method=DraftMethod(method))
 
 
-def _sides(cells: Cells, decoder: Decoder, engine: str) -> tuple[RoleWorkers, ...]:
-    sides = []
-    for role in ("prefill_", "decode_"):
-        workers = _count(cells, f"{role}num_workers")
-        side = _side(cells, role, decoder, engine)
-        sides.append(RoleWorkers(degrees=side.degrees, workers=workers))
-    return tuple(sides)
-
-
-def _side(cells: Cells, role: str, decoder: Decoder, engine: str) -> RoleWorkers:
-    system = cells.get("system", "")
+def _side(cells: Cells, role: str, decoder: Decoder) -> RoleWorkers:
+    workers = _count(cells, f"{role}num_workers") if role else 1
     tensor = _count(cells, f"{role}tp_size")
-    data = _data(cells, role, decoder, tensor=tensor)
-    pipeline = max(_whole(cells, f"{role}pp_size", default=1), 1)
-    moe_tensor = max(_whole(cells, f"{role}moe_tp_size", default=tensor), 1)
-    expert = max(_whole(cells, f"{role}moe_ep_size", default=1), 1)
-    if moe_tensor == expert > 1 and max(tensor, data) == moe_tensor * expert:
-        tensor, data = min(tensor, moe_tensor), min(data, moe_tensor)
-        moe_tensor = 1
-    elif engine == "vllm" and tensor == data > 1 and expert == tensor * data:
-        data, expert, moe_tensor = 1, tensor, 1
+    data = _whole(cells, f"{role}attention_dp_size", default=1)
     heads = max(group.attention.heads for group in decoder.layers)
     if heads % tensor:
         raise OddError(f"{role}tp_size {tensor} does not divide {heads} heads")
     ranks = tensor * data
+    expert = _whole(cells, f"{role}moe_ep_size", default=1)
+    moe_tensor = _whole(cells, f"{role}moe_tp_size", default=max(ranks // expert, 1))
     if decoder.experts is None:
         moe_tensor, expert = ranks, 1
-    elif _splits_experts_whole(decoder, engine, system, is_worker=bool(role)):
-        moe_tensor, expert = 1, ranks
-    elif data > 1:
-        # Under attention data parallelism experts are split by EP.
-        moe_tensor, expert = 1, ranks
     elif moe_tensor * expert != ranks:
-        # Copies of one measurement disagree; experts are spread over all ranks of the worker.
-        expert = min(expert, ranks) if expert > 1 or data > 1 else 1
-        moe_tensor = max(ranks // expert, 1)
+        raise OddError(
+            f"{role}moe_tp_size {moe_tensor} * {role}moe_ep_size {expert} is not {role}tp_size"
+            f" {tensor} * {role}attention_dp_size {data}"
+        )
     return RoleWorkers(
         degrees=InstanceDegrees(
             attention_tensor=tensor,
             attention_data=data,
             moe_tensor=moe_tensor,
             expert=expert,
-            pipeline=pipeline,
-        )
+            pipeline=_whole(cells, f"{role}pp_size", default=1),
+        ),
+        workers=workers,
     )
-
-
-def _data(cells: Cells, role: str, decoder: Decoder, *, tensor: int) -> int:
-    """Attention-data ranks; a blank follows from the ranks that share the experts."""
-    if cells.get(f"{role}attention_dp_size", "").strip() not in BLANK:
-        return _count(cells, f"{role}attention_dp_size")
-    if decoder.experts is None:
-        return 1
-    sliced = _whole(cells, f"{role}moe_tp_size", default=1)
-    ranks = sliced * _whole(cells, f"{role}moe_ep_size", default=1)
-    if ranks <= tensor:
-        return 1
-    if ranks % tensor:
-        raise OddError(
-            f"{role}attention_dp_size is blank, and {ranks} ranks of experts are no multiple of"
-            f" {role}tp_size {tensor}"
-        )
-    return ranks // tensor
 
 
 def _check_weights(
@@ -300,14 +292,6 @@ def _check_weights(
             )
 
 
-def _splits_experts_whole(decoder: Decoder, engine: str, system: str, *, is_worker: bool) -> bool:
-    """Whether the recipe splits experts by EP whatever the columns say."""
-    if engine == "vllm":
-        return decoder.name == "minimax-m2"
-    is_recipe = engine == "trtllm" and decoder.name == "deepseek-v3" and not is_worker
-    return is_recipe and system == "h200_sxm"
-
-
 def _text(cells: Cells, name: str) -> str:
     value = cells.get(name, "").strip()
     if not value:
@@ -326,6 +310,11 @@ def _number(cells: Cells, name: str) -> float:
     return value
 
 
+def _optional(cells: Cells, name: str) -> float:
+    """Return a number; blank: 0."""
+    return 0.0 if cells.get(name, "").strip() in BLANK else _number(cells, name)
+
+
 def _count(cells: Cells, name: str) -> int:
     value = _number(cells, name)
     if value != int(value):
@@ -341,8 +330,8 @@ def _length(cells: Cells, name: str) -> int:
 
 
 def _ratio(cells: Cells, name: str) -> float:
-    """A share from 0 to 1; blank: 0."""
-    value = 0.0 if cells.get(name, "").strip() in BLANK else _number(cells, name)
+    """Return a share from 0 to 1; blank: 0."""
+    value = _optional(cells, name)
     if value > 1.0:
         raise MissingError(f"{name} {value:g} is not a share of 0 to 1")
     return value

@@ -1,7 +1,7 @@
 """TTFT and TPOT of a launch: prices its steps and simulates its load.
 
 Both are means over requests as seen by clients (tuner/simulate/serving/client.py), with the polling
-and streaming of the launch's recipe (recipes.py).
+and streaming that the row states.
 
 Disaggregated launches: prompts wait for a prefill rank, their KV cache is transferred, and they
 join the decode ranks.
@@ -17,7 +17,6 @@ from typing import Final
 import numpy as np
 
 from tuner.backtest.serving.launches import PublishedLaunch, RoleWorkers
-from tuner.backtest.serving.recipes import Recipe, find_recipe
 from tuner.costs.serve.capacity import cache_tokens
 from tuner.costs.serve.engine import InstanceDegrees
 from tuner.costs.serve.iteration import Iteration
@@ -28,6 +27,7 @@ from tuner.engines.registry import serve_traits
 from tuner.engines.serve_rules.traits import Batching
 from tuner.simulate.serving.batching import Rules
 from tuner.simulate.serving.client import (
+    DELAY_S,
     ROUNDS,
     ClientOverhead,
     client_observed_ttft_s,
@@ -69,8 +69,6 @@ class Predictor:
 
     machines: dict[str, ServingMachine]
     steps: dict[tuple[object, ...], Priced] = field(default_factory=dict)
-    is_unseen: bool = False
-    """Predict every launch as if no row of its model and engine were known."""
 
     def latency(self, launch: PublishedLaunch) -> MeanLatency:
         """Predict one launch."""
@@ -78,27 +76,26 @@ class Predictor:
             return self._disaggregated(launch)
         return self._aggregated(launch)
 
-    def _iteration(self, launch: PublishedLaunch, side: RoleWorkers, recipe: Recipe) -> Iteration:
+    def _iteration(self, launch: PublishedLaunch, side: RoleWorkers) -> Iteration:
         return Iteration(
             decoder=launch.decoder,
             formats=launch.formats,
             degrees=side.degrees,
             engine=launch.engine,
             machine=self.machines[launch.system],
-            sequence_s=recipe.sequence_s,
-            experts_table=recipe.experts_table,
+            sequence_s=launch.sequence_s,
+            experts_table=launch.experts_table,
             drafting=launch.drafting,
             release=launch.release if launch.release[:1].isdigit() else UNNAMED_RELEASE,
         )
 
     def _disaggregated(self, launch: PublishedLaunch) -> MeanLatency:
-        recipe = find_recipe(launch, is_unseen=self.is_unseen)
         prefill, decode = launch.sides
-        reading = self._iteration(launch, prefill, recipe)
-        writing = self._iteration(launch, decode, recipe)
+        reading = self._iteration(launch, prefill)
+        writing = self._iteration(launch, decode)
         ranks = decode.workers * decode.degrees.attention_data
         most = -(-launch.concurrency // ranks)
-        rules = self._rules(launch, writing, recipe, most)
+        rules = self._rules(launch, writing, most)
         decoding = self._times(launch, writing, most, replace(rules, step_tokens=most))
         shared = replace(rules, step_tokens=launch.input_tokens)
         prompts = self._times(launch, reading, 1, shared)
@@ -136,27 +133,26 @@ class Predictor:
             ROUNDS * launch.concurrency,
             input_tokens=launch.input_tokens,
             output_tokens=launch.output_tokens,
-            least_ratio=recipe.least_ratio,
+            least_ratio=launch.length_ratio,
             seed=launch.concurrency,
         )
         served = simulate_disaggregated(requests, stations=stations, concurrency=launch.concurrency)
         estimated = prompts.estimated | decoding.estimated
-        return mean_latency(served, recipe, estimated=tuple(sorted(estimated)))
+        return mean_latency(served, launch, estimated=tuple(sorted(estimated)))
 
     def _aggregated(self, launch: PublishedLaunch) -> MeanLatency:
         side = launch.sides[0]
-        recipe = find_recipe(launch, is_unseen=self.is_unseen)
-        iteration = self._iteration(launch, side, recipe)
+        iteration = self._iteration(launch, side)
         data = side.degrees.attention_data
         concurrency = max(-(-launch.concurrency // data), 1)
-        rules = self._rules(launch, iteration, recipe, concurrency)
+        rules = self._rules(launch, iteration, concurrency)
         priced = self._times(launch, iteration, concurrency, rules)
         requests = uniform_requests(
             ROUNDS * concurrency,
             input_tokens=launch.input_tokens,
             output_tokens=launch.output_tokens,
-            least_ratio=recipe.least_ratio,
-            delay_s=recipe.delay_s,
+            least_ratio=launch.length_ratio,
+            delay_s=DELAY_S,
             seed=launch.concurrency,
         )
         if launch.prefix_ratio:
@@ -166,20 +162,18 @@ class Predictor:
         served = simulate_ranks(
             requests, times=priced.times, rules=rules, ranks=ranks, concurrency=concurrency
         )
-        return mean_latency(served, recipe, estimated=tuple(sorted(priced.estimated)))
+        return mean_latency(served, launch, estimated=tuple(sorted(priced.estimated)))
 
-    def _rules(
-        self, launch: PublishedLaunch, iteration: Iteration, recipe: Recipe, concurrency: int
-    ) -> Rules:
+    def _rules(self, launch: PublishedLaunch, iteration: Iteration, concurrency: int) -> Rules:
         traits = serve_traits()[launch.engine]
         longest = launch.input_tokens + launch.output_tokens
-        step_tokens = recipe.step_tokens or traits.step_tokens
+        step_tokens = launch.step_tokens or traits.step_tokens
         if traits.batching is Batching.WHOLE:
             step_tokens = max(step_tokens, concurrency + launch.input_tokens + 64)
         return engine_rules(
             launch.engine,
             step_tokens=step_tokens,
-            poll_steps=recipe.poll_steps,
+            poll_steps=launch.poll_steps,
             kv_tokens=cache_tokens(
                 iteration,
                 memory_bytes=iteration.machine.sheet.memory_bytes,
@@ -225,9 +219,13 @@ class Predictor:
         return self.steps[key]
 
 
-def mean_latency(served: Served, recipe: Recipe, *, estimated: tuple[str, ...]) -> MeanLatency:
-    """Means, as seen by a client."""
+def mean_latency(
+    served: Served, launch: PublishedLaunch, *, estimated: tuple[str, ...]
+) -> MeanLatency:
+    """Return means as a client sees them."""
     tpot_s = float(np.mean(served.tpot_s_R)) if (served.output_R > 1).any() else 0.0
-    client = ClientOverhead(overhead_s=recipe.client_s, stream_steps=recipe.stream_steps)
+    client = ClientOverhead(
+        overhead_s=serve_traits()[launch.engine].client_s, stream_steps=launch.stream_steps
+    )
     ttft_s = float(np.mean(client_observed_ttft_s(served, client=client)))
     return MeanLatency(ttft_s=ttft_s, tpot_s=tpot_s, estimated=estimated)

@@ -8,8 +8,8 @@ from profilers.records import Record
 from tuner.backtest.records import Errors
 from tuner.tables import Rows
 
-SCHEMA_VERSION = 1
-# 1: first release.
+SCHEMA_VERSION = 2
+# 1: first release. 2: every row counts, whether another repeats its measurement or not.
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -26,7 +26,7 @@ class Order(Record):
 
 
 class Metric(Errors):
-    """Errors of one latency over all distinct measurements.
+    """Errors of one latency over all measurements.
 
     Rank correlation and choice are over parallel strategies at equal load.
     """
@@ -47,8 +47,6 @@ class ServingBacktestRow(Record):
     """system|engine|mode; empty where the row cannot be read."""
     reason: str | None
     """Why nothing is predicted."""
-    copy_of: str | None
-    """The row whose measurement this one repeats; the errors count there."""
     predicted_ttft_s: float | None
     ttft_band: tuple[float, float] | None
     """Seconds within which four launches of five are measured."""
@@ -71,8 +69,6 @@ class ServingBacktest(Record):
     residuals: str
     """`uncalibrated`, or what the residuals were fitted to."""
     table_rows: Count
-    copies: Count
-    """Rows that repeat the measurement of another."""
     ttft: Metric
     tpot: Metric
     ttft_coverage_ratio: float | None

@@ -45,7 +45,7 @@ class ServingResiduals(Record):
 
 def factor_key(launch: PublishedLaunch) -> str:
     """Key of a launch's factors."""
-    return f"{launch.engine}|{launch.harness.value}"
+    return f"{launch.engine}|{launch.harness}"
 
 
 def scale_latency(latency: MeanLatency, *, tpot: float, ttft: float) -> MeanLatency:

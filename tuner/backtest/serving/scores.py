@@ -1,6 +1,6 @@
 """Errors of predicted latencies, per source and harness, and of choices among strategies.
 
-Measurements count once, however many rows repeat them. Strategies are compared at equal load: rows
+Strategies are compared at equal load: rows
 equal in system, engine, model, precision, lengths and concurrency; several measurements of one
 strategy count as their median. A pair is clear when its measurements differ by more than 10 %.
 """
@@ -75,7 +75,7 @@ def _harnesses(pairs: Sequence[Pair], *, read: Read) -> dict[str, Errors]:
     for pair in pairs:
         if pair.launch.is_disaggregated:
             continue
-        for harness in ("all", pair.launch.harness.value):
+        for harness in ("all", pair.launch.harness):
             groups.setdefault(f"{pair.launch.generation}|{harness}", []).append(pair)
     return {name: _errors(groups[name], read=read, refused=0) for name in sorted(groups)}
 

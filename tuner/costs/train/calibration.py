@@ -11,6 +11,7 @@ generation and kind the band is that of groups that were left out, and its note 
 
 The corrections that ship, `residuals.json`, were written by
 
+    python -m tests.benchmarks.published_training PUBLISHED.csv > RUNS.csv
     moetune calibrate datasheets RUNS.csv -o tuner/costs/train/residuals.json
 
 over published runs; each states its number of runs.

@@ -26,22 +26,6 @@ def test_a_device_without_tables_is_predicted_from_its_datasheet_and_marked(row:
     assert judged.tpot.sources["h200_sxm|vllm|agg"].predicted == 1
 
 
-def test_repeated_measurements_count_once_by_a_readable_row(row: Row) -> None:
-    copies = [row(id="blind", tp_size=""), row(id="seen"), row(id="again")]
-    judged = backtest_serving(copies)
-    assert judged.copies == 2
-    assert judged.tpot.rows == judged.tpot.predicted == 1
-    assert [one.copy_of for one in judged.rows] == ["seen", None, "seen"]
-    assert judged.rows[0].reason == "tp_size is blank"
-
-
-def test_a_measurement_that_one_source_rounds_is_the_same(row: Row) -> None:
-    exact = row(silicon_ttft_ms="80.512345678", silicon_tpot_ms="11.2512349")
-    rounded = row(silicon_ttft_ms="80.51234", silicon_tpot_ms="11.25123")
-    other = row(silicon_ttft_ms="80.6", silicon_tpot_ms="11.25123")
-    assert backtest_serving([exact, rounded, other]).copies == 1
-
-
 def test_what_is_refused_is_counted_with_its_reason(row: Row) -> None:
     rows = [
         row(),

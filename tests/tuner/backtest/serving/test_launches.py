@@ -6,7 +6,6 @@ import pytest
 
 from tests.rows import each_row
 from tuner.backtest.serving.launches import (
-    Harness,
     MissingError,
     OddError,
     PublishedLaunch,
@@ -29,36 +28,26 @@ def test_a_plain_row_by_hand(row: Row) -> None:
     assert (launch.concurrency, launch.devices, launch.source) == (8, 4, "h200_sxm|vllm|agg")
     assert launch.ttft_s == pytest.approx(0.0805)
     assert launch.tpot_s == pytest.approx(0.01125)
-    assert launch.harness is Harness.INFERENCEX
-    assert launch.formats.kv == "fp8"
+    assert launch.harness == "other"
 
 
 @each_row(
     ("cells", "read"),
     [
-        # The columns state the product of both expert degrees as the devices.
-        (("sglang", "DeepSeek-R1", "64", "1", "8", "8"), (8, 1, 1, 8)),
-        (("sglang", "Qwen3-235B-A22B-FP8", "16", "1", "4", "4"), (4, 1, 1, 4)),
-        (("trtllm", "DeepSeek-R1", "1", "64", "8", "8"), (1, 8, 1, 8)),
-        # Both kinds of attention parallelism with their product for the experts.
-        (("vllm", "Qwen3-235B-A22B-FP8", "4", "4", "1", "16"), (4, 1, 1, 4)),
-        # Recipes that give every rank whole experts.
-        (("vllm", "MiniMax-M2.5", "8", "1", "8", "1"), (8, 1, 1, 8)),
-        (("trtllm", "DeepSeek-V3", "8", "1", "8", "1"), (8, 1, 1, 8)),
-        (("sglang", "DeepSeek-V3", "8", "1", "8", "1"), (8, 1, 8, 1)),
-        # Ranks that attend to different sequences have whole experts.
-        (("sglang", "DeepSeek-V3", "1", "8", "8", "1"), (1, 8, 1, 8)),
+        (("MiniMax-M2.5", "8", "1", "", "8"), (8, 1, 1, 8)),
+        (("DeepSeek-V3", "8", "1", "", ""), (8, 1, 8, 1)),
+        (("DeepSeek-V3", "1", "8", "1", "8"), (1, 8, 1, 8)),
+        (("DeepSeek-V3", "2", "4", "2", "4"), (2, 4, 2, 4)),
         # Blank degrees of a dense model.
-        (("vllm", "Qwen3-32B", "2", "", "", ""), (2, 1, 2, 1)),
+        (("Qwen3-32B", "2", "", "", ""), (2, 1, 2, 1)),
     ],
 )
-def test_what_recipes_write_is_read_as_what_runs(
+def test_degrees_are_those_of_the_columns(
     row: Row, cells: tuple[str, ...], read: tuple[int, ...]
 ) -> None:
-    engine, model, tensor, data, moe_tensor, expert = cells
+    model, tensor, data, moe_tensor, expert = cells
     result = degrees(
         row(
-            backend=engine,
             model_path=model,
             tp_size=tensor,
             attention_dp_size=data,
@@ -67,6 +56,57 @@ def test_what_recipes_write_is_read_as_what_runs(
         )
     )
     assert result == read
+
+
+def test_ranks_that_cannot_share_the_experts_are_refused(row: Row) -> None:
+    cells = row(model_path="DeepSeek-V3", tp_size="4", moe_tp_size="4", moe_ep_size="4")
+    with pytest.raises(OddError, match="moe_tp_size 4 \\* moe_ep_size 4 is not tp_size 4"):
+        parse_launch(cells, number=1)
+
+
+def test_settings_of_a_recipe_are_columns_and_blanks_are_the_engine_s(row: Row) -> None:
+    plain = parse_launch(row(), number=1)
+    assert (plain.harness, plain.length_ratio, plain.step_tokens) == ("other", 0.95, None)
+    assert (plain.poll_steps, plain.stream_steps, plain.sequence_s) == (1, 0.0, 0.0)
+    stated = {
+        "harness": "ours",
+        "length_ratio": "1",
+        "step_tokens": "4096",
+        "poll_steps": "10",
+        "stream_steps": "2.5",
+        "sequence_us": "40",
+    }
+    launch = parse_launch(row(**stated), number=1)
+    assert (launch.harness, launch.length_ratio, launch.step_tokens) == ("ours", 1.0, 4096)
+    assert (launch.poll_steps, launch.stream_steps, launch.sequence_s) == (10, 2.5, 40e-6)
+
+
+@each_row(
+    ("release", "waits"),
+    [("0.12.0", True), ("", True), ("0.14.1", False), ("nightly-5b8c30", False)],
+)
+def test_vllm_pays_per_sequence_until_it_schedules_ahead(
+    row: Row, release: str, waits: bool
+) -> None:
+    assert (parse_launch(row(backend_version=release), number=1).sequence_s > 0.0) is waits
+
+
+@each_row(
+    ("model", "precision", "stated", "read"),
+    [
+        ("Qwen3-32B", "", "", ("bf16", "bf16", "bf16")),
+        ("Qwen3-32B", "fp8", "", ("fp8", "fp8_block", "bf16")),
+        ("DeepSeek-V3", "fp8", "", ("fp8_block", "fp8_block", "bf16")),
+        ("gpt-oss-120b", "mxfp4", "", ("bf16", "mxfp4", "bf16")),
+        ("Kimi-K2", "fp4", "bf16/bf16/nvfp4/nvfp4/fp8", ("bf16", "nvfp4", "fp8")),
+    ],
+)
+def test_formats_are_stated_or_those_of_the_precision(
+    row: Row, model: str, precision: str, stated: str, read: tuple[str, ...]
+) -> None:
+    cells = row(model_path=model, precision=precision, formats=stated, tp_size="8", moe_tp_size="")
+    formats = parse_launch(cells, number=1).formats
+    assert (formats.attention, formats.experts, formats.kv) == read
 
 
 @each_row(
@@ -84,6 +124,8 @@ def test_what_recipes_write_is_read_as_what_runs(
         ("model_path", "someone/else", "not known"),
         ("backend", "llama.cpp", "none that is modelled"),
         ("precision", "fp3", "not known"),
+        ("formats", "fp8", "are not four of bf16, fp8"),
+        ("formats", "fp8/fp8/fp8/fp8/nvfp4", "one of bf16, fp8, joined by /"),
         ("attention_dp_size", "x", "not a number"),
         ("prefix_hit", "1.5", "not a share of 0 to 1"),
         ("draft_tokens", "2", "draft_acceptance is blank"),
@@ -96,24 +138,6 @@ def test_a_row_that_lacks_something_is_refused_by_name(
     with pytest.raises(MissingError, match=reason) as caught:
         parse_launch(row(**{column: cell}), number=1)
     assert not isinstance(caught.value, OddError)
-
-
-def test_a_blank_attention_data_degree_follows_from_the_ranks_of_experts(row: Row) -> None:
-    qwen = {
-        "model_path": "Qwen/Qwen3-235B-A22B-FP8",
-        "system": "h200_sxm",
-        "precision": "fp8",
-        "attention_dp_size": "",
-    }
-    for tensor, sliced, whole, data in (("1", "1", "8", 8), ("2", "1", "8", 4), ("8", "2", "4", 1)):
-        cells = qwen | {"tp_size": tensor, "moe_tp_size": sliced, "moe_ep_size": whole}
-        side = parse_launch(row(**cells), number=1).sides[0]
-        assert side.degrees.attention_data == data, tensor
-        assert side.degrees.devices == 8
-    with pytest.raises(OddError, match="8 ranks of experts are no multiple of tp_size 3"):
-        parse_launch(
-            row(**qwen | {"tp_size": "3", "moe_tp_size": "1", "moe_ep_size": "8"}), number=1
-        )
 
 
 def test_weights_that_no_device_holds_are_refused(row: Row) -> None:
@@ -147,20 +171,6 @@ def test_a_disaggregated_row_needs_its_workers(row: Row) -> None:
     assert launch.devices == 24
     with pytest.raises(MissingError, match="decode_num_workers is blank"):
         parse_launch(row(mode="disagg", **{**sides, "decode_num_workers": ""}), number=1)
-
-
-def test_one_model_has_three_names(row: Row) -> None:
-    names = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3", "nvidia/DeepSeek-V3.1-NVFP4")
-    result = {
-        parse_launch(row(model_path=name, tp_size="8"), number=1).decoder.name for name in names
-    }
-    assert result == {"deepseek-v3"}
-
-
-def test_a_blank_precision_is_bf16(row: Row) -> None:
-    launch = parse_launch(row(model_path="Qwen/Qwen3-32B", precision=""), number=1)
-    assert launch.formats.ffn == "bf16"
-    assert launch.formats.kv == "bf16"
 
 
 def test_a_row_may_state_drafts_and_prefix_hits(row: Row) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.benchmarks.release_scatter import recipes_of, release_scatter
 from tuner.backtest.columns import PublishedRun, build_run
-from tuner.backtest.releases import recipes_of, release_scatter
 from tuner.backtest.rows import read_rows
 
-RUNS = Path(__file__).parent / "runs.csv"
+RUNS = Path(__file__).parents[1] / "tuner/backtest/runs.csv"
 
 
 def _run(release: str, seconds: float, **numbers: float) -> PublishedRun:

@@ -15,13 +15,14 @@ error of the recipes' own means says what is left, missing terms. Letters: C run
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from tuner.arrays import Floats
 from tuner.backtest.columns import PublishedRun
-from tuner.backtest.records import ReleaseScatter
+from tuner.cli.backtest_text import percent
 
 LAYOUT: Final = (
     *("sequence", "micro_batch", "num_microbatches", "tensor", "context", "pipeline"),
@@ -30,6 +31,38 @@ LAYOUT: Final = (
 """Fields of a strategy that a recipe is known by."""
 FAR: Final = 1.25
 """A spread larger than the noise of one machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseScatter:
+    """Recipes that were published under several releases, and how far their times differ."""
+
+    recipes: int
+    rows: int
+    """Runs of these recipes."""
+    spread_median: float
+    """Slowest over fastest release of a recipe, median over recipes."""
+    spread_p90: float
+    far_ratio: float
+    """Share of the recipes whose spread is more than 1.25."""
+    one_number_p90_ape: float
+    """Error on these runs of each recipe's geometric mean: only the scatter between releases."""
+    p90_ape: float
+    """Error of the predictions on these runs."""
+    means_p90_ape: float
+    """Error of the predictions' geometric means per recipe: without the scatter."""
+
+
+def scatter_text(name: str, scatter: ReleaseScatter) -> str:
+    """Return how much recipes vary between releases, and the errors on the same runs."""
+    return (
+        f"between releases, {name}: {scatter.recipes} recipes ran under several,"
+        f" {scatter.rows} runs; slowest over fastest {scatter.spread_median:.2f} median,"
+        f" {scatter.spread_p90:.2f} P90, more than 1.25 in {percent(scatter.far_ratio)} of them\n"
+        f"  P90 on these runs {percent(scatter.p90_ape)}; of one number per recipe (scatter alone)"
+        f" {percent(scatter.one_number_p90_ape)}; of the recipes' means (without scatter) "
+        f"{percent(scatter.means_p90_ape)}"
+    )
 
 
 def release_scatter(runs: Sequence[PublishedRun], predicted_s_C: Floats) -> ReleaseScatter | None:
