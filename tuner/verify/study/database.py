@@ -320,7 +320,7 @@ def _open_server(
     passwords = (parsed.password, *(one for name in SECRETS for one in query.get(name, ())))
     place = StudyPlace(
         name=shown.render_as_string(hide_password=True),
-        remedy="move the folder of trials away to join that study",
+        remedy="move the folder of trials away to join that study, or use another database",
         secrets=tuple(filter(None, passwords)),
     )
     idle = f"-c idle_in_transaction_session_timeout={TRANSACTION_S}s"
