@@ -9,7 +9,9 @@ import contextlib
 import io
 import json
 import shutil
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -230,7 +232,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind(
             name="trial",
             folder="verified",
-            files=("trials/0*.json", "trials/study.journal"),
+            files=("trials/0*.json", "trials/study.db"),
             commands=((*VERIFY, "--resume"), ("report", "{in}", "--no-what-if")),
             writes_input=True,
         ),
@@ -396,7 +398,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind(
             name="study",
             folder="study",
-            files=("trials/study.journal",),
+            files=("trials/study.db",),
             commands=(_VERIFY_ON, _VERIFY_ON, _VERIFY_ON, explain[0]),
             writes_input=True,
         ),
@@ -772,6 +774,8 @@ def _study(base: Path) -> None:
     """Leave a study as after a kill: one finished trial, one claimed by a dead worker."""
     shutil.copytree(base / "verified", base / "study")
     (base / "study" / "trials" / "0001.json").unlink()
-    journal = base / "study" / "trials" / "study.journal"
-    lines = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join(lines[:-2]))
+    with closing(sqlite3.connect(base / "study" / "trials" / "study.db")) as study, study:
+        study.execute("UPDATE trials SET state = 'RUNNING' WHERE number = 1")
+        study.execute("DELETE FROM trial_user_attributes WHERE key = 'record' AND trial_id = 2")
+        left = '{"worker": null, "renewals": 0}'
+        study.execute(f"UPDATE trial_user_attributes SET value_json = '{left}' WHERE key = 'lease'")

@@ -1,5 +1,6 @@
 """Mutations of an input: its bytes, its values, its keys, the file itself, a text argument."""
 
+import contextlib
 import copy
 import csv
 import io
@@ -8,7 +9,9 @@ import math
 import os
 import random
 import shutil
+import sqlite3
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -252,52 +255,27 @@ def _spoil_json(rng: random.Random, file: Path) -> str:
     return how
 
 
-def _spoil_journal(rng: random.Random, file: Path) -> str:
-    """Corrupt a line of Optuna's journal: its values, embedded text, its place."""
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    at = rng.randrange(len(lines))
-    way = rng.choice(("value", "value", "value", "code", "study", "text", "swap", "twice", "drop"))
-    if way == "value":
-        lines[at], how = spoilt_value(rng, lines[at])
-        way = f"{way}, {how}"
-    elif way == "code":
-        lines[at]["op_code"] = rng.choice((*range(-1, 12), *NUMBERS))
-    elif way == "study":
-        field = rng.choice(("study_name", "directions", "study_id", "user_attr"))
-        lines[at][field] = a_value(rng) if rng.random() < 0.5 else rng.choice(_OF_A_STUDY)
-    elif way == "text":
-        held = {"distributions": {name: _distribution(rng) for name in ("degrees", "option")}}
-        lines[at] |= held
-    elif way == "swap":
-        other = rng.randrange(len(lines))
-        lines[at], lines[other] = lines[other], lines[at]
-    elif way == "twice":
-        lines[at:at] = [lines[at]] * rng.choice((1, 2, 500))
-    else:
-        del lines[at]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return f"line {at}: {way}"
-
-
-_OF_A_STUDY: Final[tuple[Any, ...]] = (
-    "another",
-    [0],
-    [1, 1],
-    [2],
-    [3],
-    7,
-    {"withdrawn": 5},
-    {"withdrawn": ["a", None]},
-    {"withdrawn": [0, 10**30]},
-)
-
-
-def _distribution(rng: random.Random) -> str:
-    name = rng.choice(("CategoricalDistribution", "FloatDistribution", "IntDistribution", "os"))
-    choices = rng.choice((["planned"], ["choice 0"], [], [None], [[1]], list(range(3)), "planned"))
-    bounds = {"low": rng.choice(NUMBERS), "high": rng.choice(NUMBERS), "step": None, "log": False}
-    attributes = {"choices": choices} if name.startswith("Cat") else bounds
-    return json.dumps({"name": name, "attributes": attributes})
+def _spoil_database(rng: random.Random, file: Path) -> str:
+    """Corrupt a cell of a table of Optuna's: its value, its row, its whole column."""
+    with closing(sqlite3.connect(file)) as database, database:
+        listed = database.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        table = rng.choice(sorted(name for (name,) in listed))
+        columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+        column, value = rng.choice(columns), a_value(rng)
+        if column == "value_json" and rng.random() < 0.8:
+            held = rng.choice(
+                database.execute(f"SELECT {column} FROM {table}").fetchall() or [("1",)]
+            )
+            value = spoilt_value(rng, json.loads(held[0]))[0]
+        if not isinstance(value, str | float | None):
+            value = json.dumps(value)
+        where = rng.choice(("", " WHERE rowid = 1", " WHERE rowid = 2"))
+        spoilt = f"UPDATE OR IGNORE {table} SET {column} = :value{where}"
+        how = rng.choice((*[spoilt] * 4, f"DELETE FROM {table}{where}", f"DROP TABLE {table}"))
+        # Numbers beyond SQLite's and lone surrogates are refused by it.
+        with contextlib.suppress(sqlite3.Error, OverflowError, UnicodeError):
+            database.execute(how, {"value": value})
+    return f"{how}: {value!r}"[:200]
 
 
 def _spoil_yaml(rng: random.Random, file: Path) -> str:
@@ -503,7 +481,7 @@ def _spoil_tensor(rng: random.Random, file: Path) -> str:
 _STRUCTURED: Final[Mapping[str, Callable[[random.Random, Path], str]]] = {
     ".json": _spoil_json,
     ".jsonl": _spoil_json,
-    ".journal": _spoil_journal,
+    ".db": _spoil_database,
     ".yaml": _spoil_yaml,
     ".csv": _spoil_csv,
     ".parquet": _spoil_parquet,

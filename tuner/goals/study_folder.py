@@ -1,6 +1,6 @@
 """The Optuna study of a plan: where it is stored, where its trials run, and joining it.
 
-    trials/study.journal*        shared by all who see the folder; or a database instead
+    trials/study.db              shared by all who see the folder; or a database instead
     trials/NNNN.json             the trial records
     trials/under-way/NNNN/       running trials that outlive their process (Slurm jobs)
 
@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from profilers.files import read_bounded
+from tuner.errors import PlanUnreadableError
 from tuner.plans.folder import (
-    JOURNAL_NAME,
     MAX_PLAN_BYTES,
     PLAN_NAME,
+    STUDY_NAME,
     TRIALS_NAME,
     trial_file,
     write_trial,
@@ -39,7 +40,6 @@ from tuner.verify.records import TrialRecord, read_trials
 if TYPE_CHECKING:
     # Optuna is imported when a study is opened.
     from tuner.verify.search import StudySearch
-    from tuner.verify.study.store import Store
 
 RUNNING_NAME: Final = "under-way"
 """In the folder of trials: those that outlive this process."""
@@ -64,7 +64,7 @@ def opened_study(
         by: what runs trials that outlive this process; None where none do.
         scratch: folder of the folders of trials.
         resume: keep what earlier processes did.
-        storage: URL of a database; empty: a journal in the folder.
+        storage: URL of a database; empty: a file in the folder.
         on_message: gets a line when others are waited for or have taken a trial over.
 
     Raises:
@@ -72,9 +72,9 @@ def opened_study(
         OutputError: the folder cannot be written.
         StudyError: the study cannot be reached or locked.
     """
-    from tuner.verify.search import join_study
-    from tuner.verify.study.claims import StudyCallbacks
-    from tuner.verify.study.membership import EarlierTrials
+    from tuner.verify.search import StudySearch
+    from tuner.verify.study.database import open_study
+    from tuner.verify.study.shared import StudyCallbacks, former_trials, join_workers
 
     sha256 = plan_sha256(folder)
 
@@ -82,48 +82,34 @@ def opened_study(
         write_trial(folder, record, log=_log_of(record, trial_folder(scratch, record.number)))
         shutil.rmtree(trial_folder(scratch, record.number), ignore_errors=True)
 
+    def copy(record: TrialRecord) -> None:
+        if not trial_file(folder, record.number).exists():
+            write_trial(folder, record)
+
     def adopt(proposal: Proposal) -> bool:
         return by is not None and adopt_trial(scratch, by, proposal, plan_sha256=sha256)
 
     finished = read_trials(folder / TRIALS_NAME)
     running = read_running_trials(scratch, plan_sha256=sha256) if by else ()
-    left = EarlierTrials(
-        finished=finished,
-        running=running,
-        may_go_on=resume or bool(storage),
-        refusal=_refusal(folder, finished),
-    )
-    outside = StudyCallbacks(
-        write=write,
-        is_written=lambda number: trial_file(folder, number).is_file(),
-        adopt=adopt,
+    may_join = resume or bool(storage)
+    if (finished or running) and not may_join:
+        raise PlanUnreadableError(_refusal(folder, finished))
+    database = open_study(
+        storage or folder / TRIALS_NAME / STUDY_NAME,
+        study_name=f"moetune-verify-{sha256[:32]}",
+        former=former_trials(finished, running),
         on_message=on_message,
     )
-    store = _store(
-        folder, storage, study_name=f"moetune-verify-{sha256[:32]}", on_message=on_message
-    )
-    with join_study(space, store=store, left=left, outside=outside) as study:
+    outside = StudyCallbacks(write=write, copy=copy, adopt=adopt, on_message=on_message)
+    with join_workers(database, finished=finished, outside=outside, may_join=may_join) as shared:
+        study = StudySearch(space, shared)
         if by is not None:
-            study.sweep(lambda numbers: sweep(scratch, by, but=numbers))
+            sweep(scratch, by, running=study.running)
         yield study
 
 
 def _log_of(record: TrialRecord, folder: Path) -> str:
     return "" if record.status == "ok" else kept_log(folder)
-
-
-def _store(
-    folder: Path, storage: str, *, study_name: str, on_message: Callable[[str], None]
-) -> "Store":
-    """Return where the study of a plan lives."""
-    if storage:
-        from tuner.verify.study.postgres import PostgresStore
-
-        return PostgresStore(storage, study_name=study_name, on_message=on_message)
-    from tuner.verify.study.journal import JournalStore
-
-    journal = folder / TRIALS_NAME / JOURNAL_NAME
-    return JournalStore(journal, study_name=study_name, on_message=on_message)
 
 
 def _refusal(folder: Path, finished: Sequence[TrialRecord]) -> str:

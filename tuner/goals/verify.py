@@ -82,7 +82,7 @@ def verify(
         watcher: called for every launch.
         launch: starts the reference step.
         by: runs trials instead: Slurm jobs, or the user's own command.
-        storage: URL of a PostgreSQL database that holds the study; empty: a journal in the folder.
+        storage: URL of a PostgreSQL database that holds the study; empty: a file in the folder.
         on_message: gets a line when this call waits for other processes or loses a trial to one.
         budget: of this call's trials; then scaled-down jobs may replace full-scale ones.
         clock: of the budget.

@@ -3,7 +3,7 @@
     plan.json               the plan; written last, so that a folder with one is complete
     used/                   what it was made from
     launch/<target>/        files that start the job
-    trials/NNNN.json        one record per launch; study.journal* is Optuna's
+    trials/NNNN.json        one record per launch; study.db is Optuna's
     verified.json           the results of the trials
     fewer-nodes/            of training plans: another folder of a plan, for one node less
 
@@ -36,10 +36,9 @@ PLAN_NAME: Final = "plan.json"
 VERIFIED_NAME: Final = "verified.json"
 TRIALS_NAME: Final = "trials"
 FEWER_NODES: Final = "fewer-nodes"
-JOURNAL_NAME: Final = "study.journal"
-WORKERS_SUFFIX: Final = ".workers"
-"""Of the folder of workers beside a journal."""
-WORKERS_NAME: Final = f"{JOURNAL_NAME}{WORKERS_SUFFIX}"
+STUDY_NAME: Final = "study.db"
+FORMER_STUDY: Final = "study.journal"
+"""How the names of a study's files began in earlier releases; one of them is a folder."""
 MOST_NAME_BYTES: Final = 255
 OWN_FOLDERS: Final = ("launch", "used", "report", TRIALS_NAME, FEWER_NODES)
 STAGED_PREFIX: Final = ".moetune-"
@@ -279,7 +278,7 @@ def read_trials_as(kind: type[AnyRecord], trials: Path) -> tuple[AnyRecord, ...]
 
 
 def _read_trial(kind: type[AnyRecord], file: Path) -> AnyRecord:
-    remedy = "delete it to launch that trial again"
+    remedy = "delete it and go on with --resume"
     try:
         return kind.model_validate_json(read_bounded(file, most_bytes=MAX_RECORD_BYTES))
     except TooLargeError as error:
@@ -335,7 +334,7 @@ def _require_own(folder: Path, names: Iterable[str]) -> None:
         place = folder / name
         if linked := linked_folder(folder, name):
             reason = f"{str(linked)!r} is a link"
-        elif place.is_dir() and not place.is_symlink() and place.name != WORKERS_NAME:
+        elif place.is_dir() and not place.is_symlink() and not place.name.startswith(FORMER_STUDY):
             reason = f"{str(place)!r} is a folder"
         else:
             continue
@@ -400,7 +399,7 @@ def _remove_empty(folder: Path, name: str) -> None:
 def _trial_files(folder: Path) -> frozenset[str]:
     """Return what a verification has written beside a plan; a new one starts without."""
     numbered = "[0-9][0-9][0-9][0-9]"
-    patterns = (f"{numbered}.json", f"{numbered}.log", f"{JOURNAL_NAME}*")
+    patterns = (f"{numbered}.json", f"{numbered}.log", f"{STUDY_NAME}*", f"{FORMER_STUDY}*")
     matches = (file for one in patterns for file in (folder / TRIALS_NAME).glob(one))
-    files = (file for file in matches if file.name == WORKERS_NAME or not file.is_dir())
+    files = (file for file in matches if file.name.startswith(FORMER_STUDY) or not file.is_dir())
     return frozenset(str(file.relative_to(folder)) for file in files) | {VERIFIED_NAME}

@@ -8,7 +8,7 @@ numbered by the study, so several verifications may share the parent folder.
 """
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -88,10 +88,20 @@ def adopt_trial(
     return False
 
 
-def sweep(place: Path, launcher: DurableLauncher, *, but: Collection[int]) -> None:
-    """Remove the folders of trials that are not running."""
-    kept = {trial_folder(place, number) for number in but}
-    for folder in sorted(place.glob("[0-9]*")):
+def sweep(
+    place: Path, launcher: DurableLauncher, *, running: Callable[[], Collection[int]]
+) -> None:
+    """Remove the folders of trials that are not running.
+
+    Args:
+        place: folder of all running trials.
+        launcher: runs them.
+        running: returns the numbers of the running trials of all workers.
+    """
+    # Listed first: the folder of a trial comes after its claim.
+    folders = sorted(place.glob("[0-9]*"))
+    kept = {trial_folder(place, number) for number in running()}
+    for folder in folders:
         if folder not in kept:
             _remove(folder, launcher)
 

@@ -1,41 +1,39 @@
-"""Chooses the next decision to launch: an Optuna study seeded with the plan's own proposals.
+"""Chooses the next decision to launch: the plan's own proposals, then Optuna's sampler.
 
-Ask and tell, so that the loop is the caller's. Seeds come first, in order; then TPE proposes points
-of the neighbourhood, with the excess over the memory limit as its constraint. Decisions that were
-launched already, are being launched, cannot be launched by a target or do not fit are told to the
-study and never launched; once the sampler repeats itself, the remaining decision with the shortest
+Seeds come first, in order; then TPE proposes points of the neighbourhood, with the excess over the
+memory limit as its constraint. It works on a copy of the study in memory, to which every decision
+is told that needs no launch: it was launched already, is being launched, cannot be launched by a
+target or does not fit. Once the sampler repeats itself, the remaining decision with the shortest
 predicted step is next.
 
 study/ holds how the study is stored, how several processes share it, and what becomes of the trials
-of a process that died.
+of a process that died. The loop is the caller's: propose, launch, record.
 """
 
+import functools
+import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.trial import Trial
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState
 
 from tuner.config.train import TrainDecision
 from tuner.verify.budget.scale import Scale
 from tuner.verify.neighbourhood import PLANNED, DecisionSpace, Point
 from tuner.verify.proposal import Origin, Proposal
 from tuner.verify.records import TrialRecord
-from tuner.verify.study.claims import (
+from tuner.verify.study.shared import (
     FAILED_S,
-    SamplePoint,
     SharedStudy,
-    StudyCallbacks,
     StudySnapshot,
+    Wanted,
     sampler_value_s,
 )
-from tuner.verify.study.membership import EarlierTrials, Sampling, join_workers
-from tuner.verify.study.store import Store
 
 EXCESS: Final = "excess_bytes"
 
@@ -67,19 +65,22 @@ class Waiting:
 
 
 RequestSource = Callable[[StudySnapshot], Sequence[LaunchRequest]]
-"""Returns what to launch next, best first; an empty result ends the trials. Called exclusively."""
+"""Returns what to launch next, best first; an empty result ends the trials."""
 
 
 class StudySearch:
     """Proposes decisions and takes results, for this worker of a shared study."""
 
-    def __init__(
-        self, neighbourhood: DecisionSpace, shared: SharedStudy, *, sampling: Sampling
-    ) -> None:
+    def __init__(self, neighbourhood: DecisionSpace, shared: SharedStudy, *, seed: int = 0) -> None:
         self._neighbourhood = neighbourhood
         self._shared = shared
-        self._sampling = sampling
         self._seeds = neighbourhood.seeds()
+        self._sampler = _sampler(seed)
+        self._space = {
+            "degrees": CategoricalDistribution(tuple(neighbourhood.candidates)),
+            "option": CategoricalDistribution(neighbourhood.option_names),
+        }
+        self._excess_bytes = functools.cache(neighbourhood.excess_bytes)
         self._known: dict[TrainDecision, TrialRecord] = {}
         self._open: frozenset[TrainDecision] = frozenset()
         self._smaller: frozenset[tuple[TrainDecision, Scale]] = frozenset()
@@ -91,37 +92,31 @@ class StudySearch:
         """Every trial that ended, by number, as of the last proposal."""
         return tuple(self._shared.records[number] for number in sorted(self._shared.records))
 
-    def next(self, requests: RequestSource) -> Proposal | Waiting | None:
+    def propose(self, requests: RequestSource) -> Proposal | Waiting | None:
         """Claim the first request that is possible; None if nothing is left and all have ended."""
-
-        def claimed() -> Proposal | Waiting | None:
-            progress = self._shared.look()
+        while True:
+            seen = self._shared.look()
             if self._shared.taken_over:
-                return self._shared.taken_over[0]
-            self._know(progress)
-            granted = (self._granted(wish) for wish in requests(progress))
-            proposal = next((one for one in granted if one is not None), None)
-            if proposal is None and progress.open:
-                return Waiting(open=progress.open)
-            return proposal
+                return self._shared.taken_over.pop(0)
+            self._know(seen)
+            granted = (self._granted(wish) for wish in requests(seen))
+            wanted = next((one for one in granted if one is not None), None)
+            if wanted is None:
+                return Waiting(open=seen.open) if seen.open else None
+            proposal = self._shared.claim(wanted, seen)
+            if proposal is not None:
+                self._pause_s = FIRST_PAUSE_S
+                return proposal
+            # Of workers that claim at the same moment, not all shall do so again.
+            time.sleep(random.uniform(0.0, FIRST_PAUSE_S))
 
-        proposal_or_wait = self._shared.exclusively(claimed)
-        if isinstance(proposal_or_wait, Proposal):
-            self._shared.hold(proposal_or_wait)
-            self._pause_s = FIRST_PAUSE_S
-        return proposal_or_wait
+    def record(self, proposal: Proposal, record: TrialRecord) -> bool:
+        """Store the record of a launch; False if another worker took the trial over."""
+        return self._shared.record(proposal, record)
 
-    def report(self, proposal: Proposal, record: TrialRecord) -> bool:
-        """Report the record of a launch; False if another worker took the trial over."""
-        return self._shared.complete(proposal, record)
-
-    def sweep(self, remove: Callable[[frozenset[int]], None]) -> None:
-        """Call `remove` with the numbers of the running trials, to clean up all others."""
-
-        def swept() -> None:
-            remove(frozenset(proposal.number for proposal in self._shared.look().open))
-
-        self._shared.exclusively(swept)
+    def running(self) -> frozenset[int]:
+        """Return the numbers of the running trials of all workers."""
+        return frozenset(proposal.number for proposal in self._shared.look().open)
 
     def wait(self, waiting: Waiting, pause: Callable[[float], None] = time.sleep) -> None:
         """Wait for trials of other workers, longer from call to call; print a message once."""
@@ -132,75 +127,79 @@ class StudySearch:
         pause(self._pause_s)
         self._pause_s = min(1.5 * self._pause_s, LONGEST_PAUSE_S)
 
-    def _know(self, progress: StudySnapshot) -> None:
+    def _know(self, seen: StudySnapshot) -> None:
         """Remember finished and running trials; scaled-down jobs separately."""
-        records = progress.records
+        records = seen.records
         self._known = {one.decision: one for one in records if one.scale is None}
-        self._open = frozenset(one.decision for one in progress.open if one.scale is None)
-        trials: list[TrialRecord | Proposal] = [*records, *progress.open]
+        self._open = frozenset(one.decision for one in seen.open if one.scale is None)
+        trials: list[TrialRecord | Proposal] = [*records, *seen.open]
         self._smaller = frozenset(
             (one.decision, one.scale) for one in trials if one.scale is not None
         )
 
-    def _granted(self, wish: LaunchRequest) -> Proposal | None:
+    def _granted(self, wish: LaunchRequest) -> Wanted | None:
         if wish.decision is None:
             return self._new()
         if wish.scale is not None:
-            if wish.origin != "repeat" and (wish.decision, wish.scale) in self._smaller:
+            is_known = (wish.decision, wish.scale) in self._smaller
+        else:
+            is_known = wish.decision in self._known
+            if wish.decision in self._open or self._neighbourhood.find_point(wish.decision) is None:
                 return None
-            wanted = {"decision": wish.decision, "scale": wish.scale, "origin": wish.origin}
-            # The sampler gets no scaled-down jobs: their step times are not comparable.
-            return self._shared.claim(wanted, SamplePoint())
-        if wish.decision in self._open:
+        if is_known and wish.origin != "repeat":
             return None
-        if wish.origin != "repeat" and wish.decision in self._known:
-            return None
-        place = self._sampling.sample_point(wish.decision)
-        if not place.params:
-            return None
-        return self._shared.claim({"decision": wish.decision, "origin": wish.origin}, place)
+        return {"decision": wish.decision, "scale": wish.scale, "origin": wish.origin}
 
-    def _new(self) -> Proposal | None:
-        """Claim a decision that was not launched yet; None if all were."""
+    def _new(self) -> Wanted | None:
+        """Return a decision that was not launched yet; None if all were."""
         seed = next(filter(self._is_new, self._seeds), None)
-        if seed is not None:
-            return self._at(seed)
+        point = seed or self._sampled() or self._fastest_left()
+        decision = None if point is None else self._neighbourhood.decision_at(point)
+        if point is None or decision is None:
+            return None
+        return {"decision": decision, "origin": self._origin(point)}
+
+    def _sampled(self) -> Point | None:
+        """Return a new point of the sampler; None once it repeats itself."""
+        study = optuna.create_study(sampler=self._sampler)
+        study.add_trials(filter(None, map(self._sampler_trial, (*self._known, *self._open))))
         for _ in range(MOST_REPEATS):
-            proposal = self._sampled(self._shared.study.ask(dict(self._sampling.space)))
-            if proposal is not None:
-                return proposal
-        fastest = self._fastest_left()
-        return None if fastest is None else self._at(fastest)
-
-    def _at(self, point: Point) -> Proposal | None:
-        decision = self._neighbourhood.decision_at(point)
-        if decision is None:
-            return None
-        wanted = {"decision": decision, "origin": self._origin(point)}
-        return self._shared.claim(wanted, self._sampling.sample_point(decision))
-
-    def _sampled(self, trial: Trial) -> Proposal | None:
-        """Turn a sampled trial into a proposal; tell its value if it needs no launch."""
-        point = Point(degrees=trial.params["degrees"], option=trial.params["option"])
-        decision = self._neighbourhood.decision_at(point)
-        if decision is None or decision in self._open:
-            self._shared.fail(trial.number)
-            return None
-        excess = self._neighbourhood.excess_bytes(decision)
-        trial.set_constraint(EXCESS, excess)
-        known = self._known.get(decision)
-        if known is None and excess <= 0:
-            wanted = {"decision": decision, "origin": self._origin(point)}
-            return self._shared.claim_sampled(trial, wanted)
-        self._shared.study.tell(trial, FAILED_S if known is None else sampler_value_s(known))
+            trial = study.ask(dict(self._space))
+            point = Point(degrees=trial.params["degrees"], option=trial.params["option"])
+            decision = self._neighbourhood.decision_at(point)
+            if self._is_new(point):
+                return point
+            if decision is None or decision in self._open:
+                study.tell(trial, state=TrialState.FAIL)
+            else:
+                trial.set_constraint(EXCESS, self._excess_bytes(decision))
+                study.tell(trial, self._value_s(decision))
         return None
+
+    def _sampler_trial(self, decision: TrainDecision) -> FrozenTrial | None:
+        """Return the trial of a decision, as the sampler sees it."""
+        point = self._neighbourhood.find_point(decision)
+        if point is None:
+            return None
+        is_open = decision in self._open
+        return optuna.trial.create_trial(
+            state=TrialState.RUNNING if is_open else TrialState.COMPLETE,
+            value=None if is_open else self._value_s(decision),
+            params={"degrees": point.degrees, "option": point.option},
+            distributions=dict(self._space),
+            constraints={EXCESS: self._excess_bytes(decision)},
+        )
+
+    def _value_s(self, decision: TrainDecision) -> float:
+        known = self._known.get(decision)
+        return FAILED_S if known is None else sampler_value_s(known)
 
     def _is_new(self, point: Point) -> bool:
         """Whether the decision at the point can be launched, fits and is new."""
         decision = self._neighbourhood.decision_at(point)
         if decision is None or decision in self._known or decision in self._open:
             return False
-        return self._neighbourhood.excess_bytes(decision) <= 0
+        return self._excess_bytes(decision) <= 0
 
     def _fastest_left(self) -> Point | None:
         decisions = self._neighbourhood
@@ -217,46 +216,6 @@ class StudySearch:
         if point.option != PLANNED:
             return "neighbour"
         return "plan" if point == self._seeds[0] else "alternative"
-
-
-@contextmanager
-def join_study(
-    neighbourhood: DecisionSpace,
-    *,
-    store: Store,
-    left: EarlierTrials,
-    outside: StudyCallbacks,
-    seed: int = 0,
-    **how: Any,
-) -> Iterator[StudySearch]:
-    """Join the study of a neighbourhood.
-
-    Args:
-        neighbourhood: where decisions may lie.
-        store: of the study.
-        left: trials of earlier workers in this worker's folder.
-        outside: side effects outside of the study.
-        seed: of the sampler.
-        how: further arguments of `join_workers`.
-    """
-    space: dict[str, BaseDistribution] = {
-        "degrees": CategoricalDistribution(tuple(neighbourhood.candidates)),
-        "option": CategoricalDistribution(neighbourhood.option_names),
-    }
-
-    def sample_point(decision: TrainDecision) -> SamplePoint:
-        point = neighbourhood.find_point(decision)
-        if point is None:
-            return SamplePoint()
-        return SamplePoint(
-            params={"degrees": point.degrees, "option": point.option},
-            space=space,
-            constraints={EXCESS: neighbourhood.excess_bytes(decision)},
-        )
-
-    sampling = Sampling(space=space, sampler=_sampler(seed), sample_point=sample_point)
-    with join_workers(store, sampling=sampling, left=left, outside=outside, **how) as shared:
-        yield StudySearch(neighbourhood, shared, sampling=sampling)
 
 
 def _sampler(seed: int) -> optuna.samplers.TPESampler:

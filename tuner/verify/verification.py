@@ -41,7 +41,7 @@ from tuner.verify.records import Accuracy, Trial, TrialRecord, Verified
 if TYPE_CHECKING:
     # Optuna is imported where a study is opened, not where records are read.
     from tuner.verify.search import LaunchRequest, StudySearch
-    from tuner.verify.study.claims import StudySnapshot
+    from tuner.verify.study.shared import StudySnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def run_trials(
 
     with running_launches(effort.parallel, stop=stop) as flights:
         while True:
-            next_step = study.next(requests) if flights.has_room else None
+            next_step = study.propose(requests) if flights.has_room else None
             if isinstance(next_step, Proposal):
                 request = _launch(jobs, next_step, effort, scratch, study.records, spending)
                 begin(request.folder, next_step)
@@ -121,7 +121,7 @@ def run_trials(
             elif len(flights):
                 ended, result = flights.wait_for_first()
                 record = to_record(_option(jobs, ended), ended, result)
-                if study.report(ended, record):
+                if study.record(ended, record):
                     watcher.ended(record)
             elif next_step is None:
                 return study.records

@@ -100,7 +100,7 @@ def test_a_damaged_record_is_one_line_that_names_it(
     assert frame.run(["verify", str(planned), "--resume"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "0000.json" in line
-    assert "delete it to launch that trial again" in line
+    assert "delete it and go on with --resume" in line
 
 
 def test_a_slower_first_choice_is_said_with_its_regret(

@@ -31,7 +31,8 @@ def test_a_new_plan_takes_the_place_of_all_files_of_the_former(tmp_path: Path) -
     write(folder, LAUNCH, "launch/slurm/job.sh", "used/spec.yaml")
     trials = folder / "trials"
     (trials / "study.journal.workers").mkdir(parents=True)
-    for name in ("0001.json", "0001.log", "study.journal", "study.journal.workers/1", "mine"):
+    former = ("study.journal", "study.journal.workers/1")
+    for name in ("0001.json", "0001.log", "study.db", *former, "mine"):
         (trials / name).write_text("{}")
     for name in ("verified.json", "notes.txt"):
         (folder / name).write_text("{}")

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,21 @@ from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import read_plan, read_used_profile, write_plan
-from tuner.plans.folder import JOURNAL_NAME, TRIALS_NAME, trial_file, write_trial
+from tuner.plans.folder import STUDY_NAME, TRIALS_NAME, write_trial
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, Verified
-from tuner.verify.search import StudySearch, join_study
-from tuner.verify.study.claims import StudyCallbacks
-from tuner.verify.study.journal import JournalStore
-from tuner.verify.study.membership import EarlierTrials
-from tuner.verify.study.worker import Worker, this_worker
+from tuner.verify.search import StudySearch
+from tuner.verify.study.database import open_study
+from tuner.verify.study.lease import Worker, this_worker
+from tuner.verify.study.shared import StudyCallbacks, former_trials, join_workers
 from tuner.verify.verification import Effort, Watcher
 
 DecisionSpace = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]
 Verify = Callable[..., Verified]
 Join = Callable[..., StudySearch]
+Joined = Callable[..., AbstractContextManager[StudySearch]]
 
 
 @pytest.fixture(scope="session")
@@ -132,33 +132,44 @@ def ghost() -> Callable[[], Worker]:
 
 
 @pytest.fixture
-def join(ghost: Callable[[], Worker]) -> Iterator[Join]:
-    """Join a folder's journal as a worker that others take for killed: join(space, folder)."""
+def joined(ghost: Callable[[], Worker]) -> Joined:
+    """Join a folder's study as a worker that others take for killed, until the block is left."""
+
+    @contextmanager
+    def study(
+        neighbourhood: Neighbourhood,
+        folder: Path,
+        finished: Sequence[TrialRecord] = (),
+        *,
+        where: Path | str = "",
+        name: str = "test",
+        running: Sequence[Proposal] = (),
+        write: Callable[[TrialRecord], None] | None = None,
+        on_message: Callable[[str], None] = lambda _line: None,
+        adopt: Callable[[Proposal], bool] = lambda _proposal: False,
+        **how: Any,
+    ) -> Iterator[StudySearch]:
+        outside = StudyCallbacks(
+            write=write or (lambda record: write_trial(folder, record)),
+            copy=lambda record: write_trial(folder, record),
+            adopt=adopt,
+            on_message=on_message,
+        )
+        database = open_study(
+            where or folder / TRIALS_NAME / STUDY_NAME,
+            study_name=name,
+            former=former_trials(finished, running),
+            on_message=on_message,
+        )
+        what: dict[str, Any] = {"worker": ghost()} | how
+        with join_workers(database, finished=finished, outside=outside, **what) as shared:
+            yield StudySearch(neighbourhood, shared)
+
+    return study
+
+
+@pytest.fixture
+def join(joined: Joined) -> Iterator[Join]:
+    """Join likewise until the end of the test: join(space, folder)."""
     with ExitStack() as left_at_the_end:
-
-        def joined(
-            neighbourhood: Neighbourhood,
-            folder: Path,
-            finished: Sequence[TrialRecord] = (),
-            *,
-            write: Callable[[TrialRecord], None] | None = None,
-            on_message: Callable[[str], None] = lambda _line: None,
-            adopt: Callable[[Proposal], bool] = lambda _proposal: False,
-            **how: Any,
-        ) -> StudySearch:
-            journal = folder / TRIALS_NAME / JOURNAL_NAME
-            outside = StudyCallbacks(
-                write=write or (lambda record: write_trial(folder, record)),
-                is_written=lambda number: trial_file(folder, number).is_file(),
-                adopt=adopt,
-                on_message=on_message,
-            )
-            what: dict[str, Any] = {
-                "worker": ghost(),
-                "left": EarlierTrials(finished=finished),
-            } | how
-            store = JournalStore(journal, study_name="test", on_message=on_message)
-            context = join_study(neighbourhood, store=store, outside=outside, **what)
-            return left_at_the_end.enter_context(context)
-
-        yield joined
+        yield lambda *what, **how: left_at_the_end.enter_context(joined(*what, **how))

@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tuner.plans.folder import JOURNAL_NAME, TRIALS_NAME
+from tuner.plans.folder import STUDY_NAME, TRIALS_NAME
 from tuner.verify.durable_trials import adopt_trial, note, read_running_trials, sweep, trial_folder
 from tuner.verify.launcher import Launch, LaunchResult
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
 from tuner.verify.search import LaunchRequest, StudySearch
-from tuner.verify.study.claims import StudySnapshot
-from tuner.verify.study.membership import EarlierTrials
-from tuner.verify.study.worker import this_worker
+from tuner.verify.study.lease import this_worker
+from tuner.verify.study.shared import StudySnapshot
 
 DecisionSpace = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]
@@ -58,7 +57,7 @@ def _anything(_progress: StudySnapshot) -> list[LaunchRequest]:
 
 
 def _proposed(study: StudySearch) -> Proposal:
-    result = study.next(_anything)
+    result = study.propose(_anything)
     assert isinstance(result, Proposal)
     return result
 
@@ -74,11 +73,11 @@ def test_the_job_of_a_dead_worker_goes_on_under_its_number(
     begun = _proposed(join(space(planned), planned))
     folder = jobs.begin(place, begun)
     next_one = join(space(planned), planned, adopt=_adopting(jobs, place), worker=this_worker())
-    next_one.sweep(lambda numbers: sweep(place, jobs, but=numbers))
+    sweep(place, jobs, running=next_one.running)
     assert _proposed(next_one) == begun
     assert _proposed(next_one).decision != begun.decision
     assert jobs.alive == {folder}
-    assert next_one.report(begun, record(begun.number, decision=begun.decision))
+    assert next_one.record(begun, record(begun.number, decision=begun.decision))
 
 
 def test_a_job_that_has_gone_frees_its_decision_and_leaves_no_folder(
@@ -102,7 +101,7 @@ def test_jobs_of_a_worker_that_lives_are_left_alone(
     begun = _proposed(join(space(planned), planned, worker=this_worker()))
     folder = jobs.begin(place, begun)
     beside = join(space(planned), planned, adopt=_adopting(jobs, place), worker=this_worker())
-    beside.sweep(lambda numbers: sweep(place, jobs, but=numbers))
+    sweep(place, jobs, running=beside.running)
     assert _proposed(beside).decision != begun.decision
     assert jobs.alive == {folder}
     assert folder.is_dir()
@@ -114,10 +113,10 @@ def test_a_job_outlives_the_loss_of_the_study(
     jobs = Jobs()
     begun = _proposed(join(space(planned), planned))
     jobs.begin(place, begun)
-    (planned / TRIALS_NAME / JOURNAL_NAME).unlink()
-    left = EarlierTrials(running=read_running_trials(place, plan_sha256=PLAN))
+    (planned / TRIALS_NAME / STUDY_NAME).unlink()
+    running = read_running_trials(place, plan_sha256=PLAN)
     next_one = join(
-        space(planned), planned, left=left, adopt=_adopting(jobs, place), worker=this_worker()
+        space(planned), planned, running=running, adopt=_adopting(jobs, place), worker=this_worker()
     )
     assert _proposed(next_one) == begun
 
@@ -130,6 +129,6 @@ def test_what_belongs_to_another_plan_is_ended(
     strange = Proposal(number=7, decision=_proposed(study).decision, origin="plan")
     folder = jobs.begin(place, strange, plan_sha256="b" * 64)
     assert read_running_trials(place, plan_sha256=PLAN) == ()
-    study.sweep(lambda numbers: sweep(place, jobs, but=numbers))
+    sweep(place, jobs, running=study.running)
     assert not jobs.alive
     assert not folder.exists()

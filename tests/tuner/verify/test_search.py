@@ -1,23 +1,16 @@
 """The study: what it proposes, and what is left of it after kills and damage."""
 
-import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from tests.rows import each_row
 from tuner.config.train import TrainDecision
-from tuner.plans.folder import JOURNAL_NAME, TRIALS_NAME
+from tuner.plans.folder import STUDY_NAME, TRIALS_NAME
 from tuner.spec.search import Search
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
 from tuner.verify.search import LaunchRequest, StudySearch, Waiting
-from tuner.verify.study.claims import StudySnapshot
+from tuner.verify.study.shared import StudySnapshot
 
 DecisionSpace = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]
@@ -36,7 +29,7 @@ def _anything(_progress: StudySnapshot) -> list[LaunchRequest]:
 
 
 def _next(study: StudySearch) -> Proposal | None:
-    result = study.next(_anything)
+    result = study.propose(_anything)
     assert not isinstance(result, Waiting)
     return result
 
@@ -51,7 +44,7 @@ def _run(
             return
         number = proposal.number
         reply = record(number, measured_s=1.0 + number, decision=proposal.decision)
-        study.report(proposal, reply)
+        study.record(proposal, reply)
         yield proposal, reply
 
 
@@ -102,140 +95,25 @@ def test_a_killed_trial_of_the_plan_itself_is_the_first_to_be_launched_again(
     planned: Path, space: DecisionSpace, join: Join
 ) -> None:
     one = space(planned)
-    lost = _next(join(one, planned))
-    repeated = _next(join(one, planned))
-    assert lost is not None
-    assert repeated is not None
-    assert repeated.decision == lost.decision == one.plan.decision
-    assert repeated.number > lost.number
+    proposals = [_next(join(one, planned)) for _ in range(4)]
+    assert [proposal and proposal.decision for proposal in proposals] == [one.plan.decision] * 4
+    assert [proposal and proposal.number for proposal in proposals] == [0, 1, 2, 3]
+    assert {proposal and proposal.origin for proposal in proposals} == {"plan"}
 
 
-def test_many_kills_do_not_use_the_seeds_up(
-    planned: Path, space: DecisionSpace, join: Join
-) -> None:
-    one = space(planned)
-    for _ in range(4):
-        proposal = _next(join(one, planned))
-        assert proposal is not None
-        assert proposal.origin == "plan"
-
-
-def test_a_record_that_was_not_told_any_more_counts(
+def test_a_study_that_is_no_more_is_made_anew_from_the_records(
     planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
-    one = space(planned)
-    proposal = _next(join(one, planned))
-    assert proposal is not None
-    written = record(proposal.number, decision=proposal.decision)
-    repeated = _next(join(one, planned, [written]))
-    assert repeated is not None
-    assert repeated.decision != proposal.decision
-    assert repeated.number != written.number
-
-
-def _journal(planned: Path) -> Path:
-    return planned / TRIALS_NAME / JOURNAL_NAME
-
-
-def _half_a_line(data: bytes) -> bytes:
-    return data[:-7]
-
-
-def _half_of_all(data: bytes) -> bytes:
-    return data[: len(data) // 2]
-
-
-def _zeros_at_the_end(data: bytes) -> bytes:
-    return data[:-7] + bytes(4096)
-
-
-def _garbage_inside(data: bytes) -> bytes:
-    return data.replace(b'"op_code":', b"\xff\xfe", 3)
-
-
-def _no_beginning(data: bytes) -> bytes:
-    return b"".join(data.splitlines(keepends=True)[1:])
-
-
-def _another_story(_data: bytes) -> bytes:
-    return json.dumps({"op_code": "x"}).encode() + b"\n"
-
-
-def _a_list(_data: bytes) -> bytes:
-    return b"[1]\n[2]\n"
-
-
-def _nothing(_data: bytes) -> bytes:
-    return b""
-
-
-@each_row(
-    "damage",
-    [
-        _half_a_line,
-        _half_of_all,
-        _zeros_at_the_end,
-        _garbage_inside,
-        _no_beginning,
-        _another_story,
-        _a_list,
-        _nothing,
-    ],
-)
-def test_a_damaged_journal_is_rebuilt_from_the_records(
-    bound_plan: Path,
-    tmp_path: Path,
-    space: DecisionSpace,
-    record: Record,
-    damage: Callable[[bytes], bytes],
-    join: Join,
-) -> None:
-    planned = Path(shutil.copytree(bound_plan, tmp_path / damage.__name__))
     one = space(planned)
     finished = [reply for _, reply in _run(join(one, planned), record, 5)]
-    journal = _journal(planned)
-    before = damage(journal.read_bytes())
-    journal.write_bytes(before)
-    more = list(_run(join(one, planned, finished), record, 3))
-    launched = [reply.decision for reply in finished]
-    assert len({*launched, *(proposal.decision for proposal, _ in more)}) == 8
-    numbers = {reply.number for reply in finished}
-    assert not numbers & {proposal.number for proposal, _ in more}
-    # Optuna reads these two without complaint; only what they lack is told again.
-    if damage not in (_nothing, _no_beginning):
-        assert journal.with_name(f"{JOURNAL_NAME}.damaged").read_bytes() == before
-    # What was rebuilt is whole, and goes on.
-    everything = [*finished, *(reply for _, reply in more)]
-    assert len(list(_run(join(one, planned, everything), record, 1))) == 1
-
-
-def test_every_damaged_journal_is_kept(
-    planned: Path, space: DecisionSpace, record: Record, join: Join
-) -> None:
-    one = space(planned)
-    finished = [reply for _, reply in _run(join(one, planned), record, 2)]
-    journal = _journal(planned)
-    for written in (b"first", b"second", b"third"):
-        journal.write_bytes(written)
-        assert _next(join(one, planned, finished)) is not None
-    kept = {file.name: file.read_bytes() for file in journal.parent.glob("*.damaged*")}
-    name = f"{JOURNAL_NAME}.damaged"
-    assert kept == {name: b"first", f"{name}-2": b"second", f"{name}-3": b"third"}
-
-
-def test_a_journal_cut_at_any_byte_is_survived(
-    planned: Path, space: DecisionSpace, record: Record, join: Join
-) -> None:
-    one = space(planned)
-    finished = [reply for _, reply in _run(join(one, planned), record, 2)]
-    journal = _journal(planned)
-    data = journal.read_bytes()
-    for end in range(0, len(data), 97):
-        journal.write_bytes(data[:end])
-        proposal = _next(join(one, planned, finished))
-        assert proposal is not None
-        assert proposal.decision not in {reply.decision for reply in finished}
-        assert proposal.number not in {reply.number for reply in finished}
+    study = planned / TRIALS_NAME / STUDY_NAME
+    for is_empty in (False, True):
+        study.unlink()
+        if is_empty:
+            study.touch()
+        finished += [reply for _, reply in _run(join(one, planned, finished), record, 3)]
+    assert len({reply.decision for reply in finished}) == 11
+    assert [reply.number for reply in finished] == list(range(11))
 
 
 def test_records_with_gaps_keep_their_numbers(
@@ -261,7 +139,7 @@ def test_a_record_of_no_known_point_keeps_its_number_and_is_not_repeated(
     assert proposal.number == 1
 
 
-def test_a_study_of_other_choices_is_begun_anew(
+def test_a_study_of_other_choices_goes_on(
     planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
     one = space(planned)
@@ -270,33 +148,3 @@ def test_a_study_of_other_choices_is_begun_anew(
     proposal = _next(join(other, planned, finished))
     assert proposal is not None
     assert proposal.decision not in {reply.decision for reply in finished}
-
-
-def test_a_lock_that_a_killed_process_left_blocks_nobody(
-    planned: Path,
-    space: DecisionSpace,
-    record: Record,
-    monkeypatch: pytest.MonkeyPatch,
-    join: Join,
-) -> None:
-    # Optuna's own lock would be waited for without end here: the path is relative.
-    monkeypatch.chdir(planned.parent)
-    folder = Path(planned.name)
-    one = space(folder)
-    finished = [reply for _, reply in _run(join(one, folder), record, 1)]
-    lock = folder / TRIALS_NAME / f"{JOURNAL_NAME}.lock"
-    assert lock.is_file()
-    child = os.fork()
-    if child == 0:
-        _hold_and_die(lock)
-    os.waitpid(child, 0)
-    assert _next(join(one, folder, finished)) is not None
-
-
-def _hold_and_die(lock: Path) -> Any:
-    import fcntl
-    import signal
-
-    descriptor = os.open(lock, os.O_RDWR)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -90,7 +90,7 @@ def test_resume_launches_only_what_has_no_record(
     assert [one.num_devices for one in outcome.trials] == [8, 16]
     assert (folder / "trials/0000.json").read_bytes() == before
     (folder / "trials/0001.json").write_text(before.decode()[:-20])
-    with pytest.raises(PlanUnreadableError, match=r"0001\.json.*delete it to launch that trial"):
+    with pytest.raises(PlanUnreadableError, match=r"0001\.json.*delete it and go on with"):
         verify(folder, server(), client(), resume=True)
 
 

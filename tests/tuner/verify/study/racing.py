@@ -24,15 +24,12 @@ from pathlib import Path
 from tuner import api
 from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import read_plan, read_used_profile
-from tuner.plans.folder import trial_file, write_trial
+from tuner.plans.folder import STUDY_NAME, TRIALS_NAME, trial_file, write_trial
 from tuner.verify.launcher import EngineMetrics, Launch, LaunchResult
 from tuner.verify.neighbourhood import Neighbourhood
-from tuner.verify.search import join_study
-from tuner.verify.study.claims import StudyCallbacks
-from tuner.verify.study.journal import JournalStore
-from tuner.verify.study.membership import EarlierTrials
-from tuner.verify.study.postgres import PostgresStore
-from tuner.verify.study.store import Store
+from tuner.verify.search import StudySearch
+from tuner.verify.study.database import open_study
+from tuner.verify.study.shared import StudyCallbacks, join_workers
 from tuner.verify.verification import Effort, Watcher, run_trials
 
 LAUNCH_S = 0.004
@@ -51,10 +48,9 @@ def main() -> None:
     parser.add_argument("--peaceful", type=int, default=0)
     requested = parser.parse_args()
     space = _around(requested.plan)
-    if requested.storage:
-        # What Optuna imports when a database is opened, once for all workers.
-        for name in ("alembic.command", "optuna.storages._rdb.models", "psycopg"):
-            importlib.import_module(name)
+    # What Optuna imports when a database is opened, once for all workers.
+    for name in ("alembic.command", "optuna.storages._rdb.models", "psycopg"):
+        importlib.import_module(name)
     rng = random.Random(0)
     for race in range(requested.races):
         folder = requested.out / f"race-{race}"
@@ -113,19 +109,23 @@ def _work(space: Neighbourhood, folder: Path, requested: argparse.Namespace, ind
             status="ok", reason="", report=None, wall_s=0.0, metrics=EngineMetrics(steps_s=steps_s)
         )
 
-    # Where a database is shared, folders are not.
+    # Where a server is shared, folders are not.
     own = folder / f"plan-{index}" if requested.storage else folder / "plan"
     outside = StudyCallbacks(
         write=lambda record: write_trial(own, record),
-        is_written=lambda number: trial_file(own, number).is_file(),
+        copy=lambda record: write_trial(own, record),
         adopt=lambda _proposal: False,
         on_message=_print_message,
     )
-    store = _store(requested.storage, own, name=str(folder))
-    with join_study(space, store=store, left=EarlierTrials(), outside=outside) as study:
+    database = open_study(
+        requested.storage or own / TRIALS_NAME / STUDY_NAME,
+        study_name=str(folder),
+        on_message=_print_message,
+    )
+    with join_workers(database, finished=(), outside=outside) as shared:
         records = run_trials(
             space,
-            study,
+            StudySearch(space, shared),
             effort=Effort(trials=requested.trials, steps=3),
             launch=launch,
             scratch=own / "scratch",
@@ -136,14 +136,6 @@ def _work(space: Neighbourhood, folder: Path, requested: argparse.Namespace, ind
             raise FileNotFoundError(trial_file(own, record.number))
     seen = [[one.number, one.status, _name(one.decision)] for one in records]
     (folder / f"saw-{os.getpid()}").write_text(json.dumps(seen))
-
-
-def _store(storage: str, own: Path, *, name: str) -> Store:
-    if storage:
-        return PostgresStore(storage, study_name=name, on_message=_print_message)
-    return JournalStore(
-        own / "trials" / "study.journal", study_name="race", on_message=_print_message
-    )
 
 
 def _print_message(line: str) -> None:

@@ -1,0 +1,125 @@
+"""What lies where the study of a folder belongs is one, or is refused in one line."""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from tuner.errors import OutputError, PlanUnreadableError, StudyError, TunerError
+from tuner.verify.study import database
+from tuner.verify.study.database import open_study
+from tuner.verify.study.shared import LEASE
+
+RUNNING = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={LEASE: 0})
+
+
+def _open(file: Path) -> database.StudyDatabase:
+    return open_study(file, study_name="test", former=[RUNNING], on_message=lambda _line: None)
+
+
+def test_devices_pipes_and_folders_in_place_of_its_files_are_refused_unread(tmp_path: Path) -> None:
+    makers: dict[str, Callable[[Path], None]] = {
+        "endless": lambda place: place.symlink_to("/dev/zero"),
+        "pipe": os.mkfifo,
+        "folder": Path.mkdir,
+    }
+    for maker, make in makers.items():
+        for suffix in ("", "-journal", "-wal"):
+            file = tmp_path / f"{maker}{suffix}" / "study.db"
+            file.parent.mkdir()
+            place = file.with_name(f"study.db{suffix}")
+            make(place)
+            with pytest.raises(PlanUnreadableError) as refused:
+                _open(file)
+            assert str(refused.value).startswith(f"{place}: "), place
+            assert "--resume" in str(refused.value)
+
+
+def test_a_file_that_holds_no_study_of_this_plan_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "{a}?b%20 #c" / "study.db"
+    with closing(_open(file)) as study:
+        assert len(study.trials()) == 1
+    sound = file.read_bytes()
+    statements = {
+        "other tables": "CREATE TABLE x (a)",
+        "no tables": "DROP TABLE trials",
+        "another name": "UPDATE studies SET study_name = 'x'",
+        "another release": "UPDATE alembic_version SET version_num = 'v9'",
+        "no text": "UPDATE version_info SET library_version = CAST(X'86' AS TEXT)",
+        "state": "UPDATE trials SET state = 'x'",
+        "direction": "UPDATE study_directions SET direction = 'x'",
+        "time": "UPDATE trials SET datetime_start = 'x'",
+        "deep": f"UPDATE trial_user_attributes SET value_json = '{'[' * 100_000}'",
+        "no JSON": "UPDATE trial_user_attributes SET value_json = 'x'",
+        "parameter": "INSERT INTO trial_params VALUES (1, 1, 'x', 0, '{\"name\": \"os\"}')",
+    }
+    failures = []
+    for name, statement in statements.items():
+        file.write_bytes(b"" if name == "other tables" else sound)
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute(statement)
+        failures += _refused(file, name)
+    for name, content in {
+        "text": b"no database\n" * 100,
+        "half": sound[: len(sound) // 2],
+        "zeros": sound[:5000] + bytes(40_000) + sound[45_000:],
+        "journal": b'{"op_code": 0, "worker_id": "x", "study_name": "test"}\n',
+    }.items():
+        file.write_bytes(content)
+        failures += _refused(file, name)
+    assert failures == []
+    file.write_bytes(sound)
+    os.truncate(file, 2**40)
+    with pytest.raises(PlanUnreadableError, match="larger than"):
+        _open(file)
+
+
+def _refused(file: Path, name: str) -> list[str]:
+    try:
+        with closing(_open(file)) as study:
+            study.persist(study.trials)
+    except TunerError as error:
+        line = str(error)
+        is_sound = isinstance(error, PlanUnreadableError) and "\n" not in line
+        return [] if is_sound and "move study.db away" in line else [f"{name}: {line}"]
+    except Exception as error:
+        return [f"{name}: {error!r}"]
+    return [f"{name}: taken for the study of this plan"]
+
+
+def test_a_full_or_locked_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "study.db"
+    monkeypatch.setattr(database, "TRANSACTION_S", 0.05)
+    with closing(_open(file)) as study:
+        with closing(sqlite3.connect(file, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StudyError, match="database is locked; if its file system has no"):
+                study.persist(lambda: study.add(RUNNING))
+        assert study.persist(lambda: study.add(RUNNING)) == 1
+        full = sqlite3.connect
+
+        def connected(*what: object, **how: object) -> sqlite3.Connection:
+            connection: sqlite3.Connection = full(*what, **how)  # type: ignore[call-overload]  # as given
+            connection.execute("PRAGMA max_page_count = 1")
+            return connection
+
+        monkeypatch.setattr(sqlite3, "connect", connected)
+        with closing(_open(file)) as crowded, pytest.raises(OutputError, match="disk is full"):
+            crowded.persist(lambda: crowded.complete(0, 1.0, record="x" * 500_000))
+        assert len(study.trials()) == 2
+
+
+def test_a_trial_ends_once_and_a_lease_is_swapped_once(tmp_path: Path) -> None:
+    with closing(_open(tmp_path / "study.db")) as one, closing(_open(tmp_path / "study.db")) as two:
+        assert one.compare_and_swap(0, LEASE, before=0, after={"a": 1})
+        assert not two.compare_and_swap(0, LEASE, before=0, after={"a": 2})
+        assert two.trials()[0].user_attrs[LEASE] == {"a": 1}
+        assert two.complete(0, 1.5)
+        one.fail(0)
+        assert not one.complete(0, 2.5, record=1)
+        assert (one.trials()[0].state, one.trials()[0].value) == (TrialState.COMPLETE, 1.5)

@@ -1,0 +1,344 @@
+"""A study that several workers share: a trial is launched by one of them, and counts once.
+
+    a trial of the study    running, with a claim (what is launched) and a lease (by whom, lease.py)
+                            complete, with a record: the result; never changed again
+                            failed: no result, and its decision is free again
+
+Nothing is locked between transactions. A worker claims by adding a trial: its number says whether
+another one was added since the worker looked, and then it fails its own and looks again. A result
+is written to the trial, the trial is completed, which the database lets happen once, and then the
+record goes into the worker's folder; what a worker did not do before it died, the next one does.
+The lease of a dead worker is swapped for one's own, which one worker at most succeeds in: the
+trial continues here if its launcher supports that, otherwise it fails. A suspended worker whose
+trial was taken over finds its lease gone, and drops its result.
+
+`Study.optimize` would not do: it asks its sampler for each trial, while repeats, budgets and other
+workers decide here what is next; and Optuna's heartbeats fail a trial that could be continued, and
+never one whose worker died before the first heartbeat.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+from pydantic import ValidationError
+
+from profilers.records import Record
+from tuner.errors import PlanUnreadableError, StudyError, TunerError
+from tuner.verify.proposal import Proposal
+from tuner.verify.records import TrialRecord
+from tuner.verify.study.database import StudyDatabase
+from tuner.verify.study.lease import Lease, LeaseWatch, Worker, renewal_thread, this_worker
+
+Stored = TypeVar("Stored", bound=Record)
+
+Wanted = Mapping[str, Any]
+"""The fields of a proposal without its number."""
+
+CLAIM: Final = "claim"
+LEASE: Final = "lease"
+RECORD: Final = "record"
+
+MOST_TRIALS: Final = 10_000
+"""Trials of a study; numbers of a damaged record are larger."""
+
+FAILED_S: Final = 1e9
+"""Value of a failed launch: slower than anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudySnapshot:
+    """What a worker saw of a study."""
+
+    records: tuple[TrialRecord, ...]
+    """Of every finished trial, of any worker, by number."""
+    open: tuple[Proposal, ...]
+    """Running trials of any worker."""
+    num_trials: int = 0
+    """Trials in any state; the number of the next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyCallbacks:
+    """Side effects outside of a study."""
+
+    write: Callable[[TrialRecord], None]
+    """Writes the record of a trial that this worker ran, and its log, into this worker's folder."""
+    copy: Callable[[TrialRecord], None]
+    """Writes the record of another worker's trial into this worker's folder if it is not there."""
+    adopt: Callable[[Proposal], bool]
+    """Whether the trial of a dead worker can continue here; ends its leftovers if not."""
+    on_message: Callable[[str], None]
+    """Gets messages for the user."""
+
+
+class SharedStudy:
+    """A shared study, from the view of one worker."""
+
+    def __init__(
+        self,
+        database: StudyDatabase,
+        *,
+        outside: StudyCallbacks,
+        worker: Worker,
+        watch: LeaseWatch,
+    ) -> None:
+        self.records: dict[int, TrialRecord] = {}
+        """By number; `look` adds finished trials."""
+        self.taken_over: list[Proposal] = []
+        """Trials of dead workers that continue here and were not proposed yet."""
+        self.on_message = outside.on_message
+        self._database = database
+        self._outside = outside
+        self._worker = worker
+        self._watch = watch
+        self._mine: set[int] = set()
+        self._guard = threading.RLock()
+        """Held from reading a lease of this worker to renewing it: two threads do so."""
+
+    def look(self) -> StudySnapshot:
+        """Settle trials of dead workers, and return the progress."""
+        return self._database.persist(self._look)
+
+    def claim(self, wanted: Wanted, seen: StudySnapshot) -> Proposal | None:
+        """Start a trial; None if another worker has started one since the snapshot."""
+        proposal = Proposal(number=seen.num_trials, **wanted)
+        attributes = {
+            CLAIM: proposal.model_dump(mode="json", exclude={"number"}),
+            LEASE: Lease(worker=self._worker).model_dump(mode="json"),
+        }
+        trial = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes)
+
+        def claimed() -> bool:
+            number = self._database.add(trial)
+            if number == proposal.number:
+                self._mine.add(number)
+                return True
+            self._database.fail(number)
+            return False
+
+        return proposal if self._database.persist(claimed) else None
+
+    def record(self, proposal: Proposal, record: TrialRecord) -> bool:
+        """Store a result; False if another worker has taken the trial over."""
+        number = proposal.number
+
+        def stored() -> bool:
+            with self._guard:
+                trial = self._database.trials()[number]
+                is_mine = not trial.state.is_finished() and self._renewed(trial)
+            if is_mine:
+                what = {RECORD: record.model_dump(mode="json")}
+                return self._database.complete(number, sampler_value_s(record), **what)
+            # Ours, if the connection broke after it was stored.
+            return trial.state is TrialState.COMPLETE and recorded(trial) == record
+
+        counts = self._database.persist(stored)
+        self._mine.discard(number)
+        if counts:
+            self.records[number] = record
+            self._outside.write(record)
+        else:
+            self.on_message(
+                f"trial {number}: another process took it over while this one did not renew its"
+                " lease; the result here is dropped"
+            )
+        return counts
+
+    def renew(self) -> None:
+        """Renew the leases of this worker, and observe those of the others."""
+        # Tried again in some seconds; whatever is wrong, the main thread meets it, too.
+        with contextlib.suppress(TunerError):
+            self._database.persist(self._renew, once=True)
+
+    def leave(self) -> None:
+        """Give the running trials of this worker up, so that others need not wait for its lease."""
+
+        def left() -> None:
+            for trial in self._running():
+                if trial.number in self._mine:
+                    self._swap_lease(trial, Lease())
+
+        with contextlib.suppress(TunerError):
+            self._database.persist(left, once=True)
+
+    def _look(self) -> StudySnapshot:
+        for trial in self._renew():
+            self._settle(trial)
+        # Read at once, so that the number of trials vouches for all that is said about them.
+        trials = self._database.trials()
+        for trial in trials:
+            if trial.number not in self.records and trial.state is TrialState.COMPLETE:
+                record = recorded(trial)
+                if record is None:
+                    continue
+                self.records[trial.number] = record
+                self._outside.copy(record)
+        return StudySnapshot(
+            records=tuple(self.records[number] for number in sorted(self.records)),
+            open=tuple(_claimed(one) for one in trials if one.state is TrialState.RUNNING),
+            num_trials=len(trials),
+        )
+
+    def _renew(self) -> list[FrozenTrial]:
+        with self._guard:
+            running = self._running()
+            for trial in running:
+                if trial.number in self._mine:
+                    self._renewed(trial)
+        self._watch.observe({trial.number: _lease(trial) for trial in running})
+        return running
+
+    def _running(self) -> list[FrozenTrial]:
+        return [one for one in self._database.trials() if one.state is TrialState.RUNNING]
+
+    def _settle(self, trial: FrozenTrial) -> None:
+        """Continue or end a running trial if its worker is dead."""
+        lease, number = _lease(trial), trial.number
+        was_interrupted = lease.worker == self._worker
+        is_dead = was_interrupted or self._watch.has_ended(number, lease)
+        if number in self._mine or not is_dead:
+            return
+        if not self._swap_lease(trial, Lease(worker=self._worker)):
+            return
+        record, proposal = recorded(trial), _claimed(trial)
+        if record is not None:
+            self._database.complete(number, sampler_value_s(record))
+        elif not was_interrupted and self._outside.adopt(proposal):
+            self._mine.add(number)
+            self.taken_over.append(proposal)
+        else:
+            self._database.fail(number)
+
+    def _renewed(self, trial: FrozenTrial) -> bool:
+        """Renew the lease of a trial; False if it is another worker's."""
+        lease = _lease(trial)
+        renewed = Lease(worker=self._worker, renewals=lease.renewals + 1)
+        return lease.worker == self._worker and self._swap_lease(trial, renewed)
+
+    def _swap_lease(self, trial: FrozenTrial, lease: Lease) -> bool:
+        before, after = trial.user_attrs.get(LEASE), lease.model_dump(mode="json")
+        return self._database.compare_and_swap(trial.number, LEASE, before=before, after=after)
+
+
+@contextmanager
+def join_workers(
+    database: StudyDatabase,
+    *,
+    finished: Sequence[TrialRecord],
+    outside: StudyCallbacks,
+    may_join: bool = True,
+    worker: Worker | None = None,
+    watch: LeaseWatch | None = None,
+) -> Iterator[SharedStudy]:
+    """Work on a study, and leave it at the end.
+
+    Args:
+        database: that holds the study; closed at the end.
+        finished: records in this worker's folder.
+        outside: side effects outside of the study.
+        may_join: whether other workers may be at work; otherwise they are an error.
+        worker: that joins; by default this process.
+        watch: of the leases of the other workers.
+
+    Raises:
+        PlanUnreadableError: the folder holds records of another study.
+        StudyError: the study cannot be reached, or another worker runs and may not be joined.
+        OutputError: the folder or the file cannot be written.
+    """
+    watch = watch or LeaseWatch()
+    shared = SharedStudy(database, outside=outside, worker=worker or this_worker(), watch=watch)
+    with contextlib.closing(database):
+        seen, place = shared.look(), database.place
+        for record in finished:
+            if shared.records.get(record.number) != record:
+                raise PlanUnreadableError(
+                    f"trial {record.number} in the plan's folder is not trial {record.number} of"
+                    f" the study in {place.name}: {place.remedy}"
+                )
+        if seen.open and not may_join:
+            raise StudyError(
+                f"another `moetune verify` is at work on {place.name}; add --resume to join it, or"
+                " wait for it"
+            )
+        try:
+            with renewal_thread(shared.renew, lease_s=watch.lease_s):
+                yield shared
+        finally:
+            shared.leave()
+
+
+def former_trials(
+    finished: Sequence[TrialRecord], running: Sequence[Proposal]
+) -> tuple[FrozenTrial, ...]:
+    """Return the trials that a new study begins with, by number.
+
+    Args:
+        finished: records of earlier workers.
+        running: trials that may have outlived their workers.
+
+    Raises:
+        PlanUnreadableError: a number is beyond those of any study.
+    """
+    records = {record.number: record for record in finished}
+    proposals = {proposal.number: proposal for proposal in running}
+    numbers = range(1 + max((*records, *proposals), default=-1))
+    if len(numbers) > MOST_TRIALS:
+        raise PlanUnreadableError(
+            f"a trial has the number {numbers[-1]}, and a study holds {MOST_TRIALS:,} trials: move"
+            " its record away and go on with --resume"
+        )
+    return tuple(_former(records.get(one), proposals.get(one)) for one in numbers)
+
+
+def _former(record: TrialRecord | None, running: Proposal | None) -> FrozenTrial:
+    if record is not None:
+        attributes = {RECORD: record.model_dump(mode="json")}
+        value_s = sampler_value_s(record)
+        return optuna.trial.create_trial(value=value_s, user_attrs=attributes)
+    if running is None:
+        return optuna.trial.create_trial(state=TrialState.FAIL)
+    attributes = {
+        CLAIM: running.model_dump(mode="json", exclude={"number"}),
+        LEASE: Lease().model_dump(mode="json"),
+    }
+    return optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes)
+
+
+def sampler_value_s(record: TrialRecord) -> float:
+    """Return a trial's value for the sampler, in seconds."""
+    return FAILED_S if record.measured_step_s is None else record.measured_step_s
+
+
+def recorded(trial: FrozenTrial) -> TrialRecord | None:
+    """Return the record of a trial; None if there is none yet.
+
+    Raises:
+        StudyError: it cannot be read here.
+    """
+    if RECORD not in trial.user_attrs:
+        return None
+    return _stored(trial, RECORD, TrialRecord, number=trial.number)
+
+
+def _claimed(trial: FrozenTrial) -> Proposal:
+    return _stored(trial, CLAIM, Proposal, number=trial.number)
+
+
+def _lease(trial: FrozenTrial) -> Lease:
+    return _stored(trial, LEASE, Lease)
+
+
+def _stored(trial: FrozenTrial, name: str, kind: type[Stored], **fields: object) -> Stored:
+    try:
+        return kind.model_validate({**trial.user_attrs[name], **fields})
+    except (ValidationError, LookupError, TypeError) as error:
+        raise StudyError(
+            f"trial {trial.number} of the study: its {name} was written by another release of"
+            " moetune; use the same one everywhere"
+        ) from error
