@@ -1,4 +1,4 @@
-"""Exact search over all legal degrees: branch and bound outside, an integer program inside.
+"""Exact search over all legal degrees: branch and bound outside, a solver of layouts inside.
 
 Each legal combination of degrees is a candidate with its own layout problem. Candidates are solved
 in the order of their lower bounds. Once a bound exceeds the threshold (the K best and every tie of

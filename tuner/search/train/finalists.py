@@ -72,7 +72,7 @@ class SimulatedOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Finalist:
-    """A row with the integer program's layout, recomputation and chunks."""
+    """A row with the solver's layout, recomputation and chunks."""
 
     candidate: Candidates
     """A single one."""

@@ -17,7 +17,7 @@ first and the last, which have embedding and head (`interleaved_layers`).
 
 Letters: C candidates of one pipeline size p and v stages a device, P devices, S = p v stages in
 execution order, L layers, K candidates for P. Not covered: recomputation that differs between
-stages, which is left to the integer program (tuner/search/train/finalists.py).
+stages, which is left to the solver of layouts (tuner/search/train/finalists.py).
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """From a spec on described devices to a plan: build the problem, search, refine, certify.
 
 The search ranks rows by the closed form of a step. The best of them are simulated pass by pass, and
-the objective is the longer of the two (finalists.py). The integer program may move layers and
+the objective is the longer of the two (finalists.py). The solver of layouts may move layers and
 recomputation of the very best; its solution is priced and simulated like the others. Of the
 decisions that the model cannot tell from the fastest, another one may be preferred (preference.py).
 
@@ -79,7 +79,7 @@ from tuner.search.train.ties import count_ties, pool_band, pool_ratios
 from tuner.spec.spec import Spec
 
 NUM_FINALISTS = 3
-"""Rows whose layout the integer program refines."""
+"""Rows whose layout the solver of layouts refines."""
 
 
 def make_analytic_plan(

@@ -22,7 +22,7 @@ counts every decision once; `open` is what the time limit left. Work is done in 
 size, and the threshold is updated after each.
 
 Letters: C candidates, D dispatch settings, A axes. Not covered: options that differ between stages;
-the integer program decides those for the finalists (finalists.py).
+the solver of layouts decides those for the finalists (finalists.py).
 """
 
 import math
