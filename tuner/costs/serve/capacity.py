@@ -27,7 +27,7 @@ FULL_RATIO: Final = 0.95
 
 
 def instance_weight_bytes(iteration: Iteration) -> float:
-    """Of one device, the drafter and spare copies of experts included; None: the newest rule."""
+    """Return the bytes of one device's weights, drafter and spare copies of experts included."""
     degrees, shares = iteration.degrees, iteration.traits.shares_networks
     ranks = degrees.attention_tensor
     if shares and not is_dispatched(iteration):

@@ -65,7 +65,8 @@ def prompt_step_s(iteration: Iteration, m_Q: Floats, before_Q: Floats) -> Floats
     total_Q = total_Q + iteration.context_prompt_s(m_Q, before_Q)
     if iteration.drafter is not None:
         one = iteration.drafter
-        total_Q = total_Q + one.linear_s(m_Q) + one.joined_s(m_Q) + _part_s(one, m_Q, before_Q)
+        layers_Q = one.linear_s(m_Q) + _part_s(one, m_Q, before_Q)
+        total_Q = total_Q + np.maximum(layers_Q, one.prompt_launch_s(m_Q)) + one.joined_s(m_Q)
     return np.asarray(total_Q + iteration.prompt_scheduler_s)
 
 
@@ -89,12 +90,13 @@ def draft_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
     if one is None or drafting is None:
         return np.zeros_like(n_Q)
     tokens_Q = n_Q * drafting.checked_tokens
-    first_Q = one.linear_s(tokens_Q) + one.joined_s(tokens_Q) + one.head_s(n_Q)
-    first_Q = first_Q + iteration.draft_attention_s(n_Q, past_Q)
+    least_Q = one.decode_launch_s(n_Q)
+    layers_Q = one.linear_s(tokens_Q) + iteration.draft_attention_s(n_Q, past_Q)
+    first_Q = np.maximum(layers_Q, least_Q) + one.joined_s(tokens_Q) + one.head_s(n_Q)
     if drafting.draft_tokens == 1:
         return first_Q
-    further_Q = one.linear_s(n_Q) + one.joined_s(n_Q) + one.head_s(n_Q)
-    further_Q = further_Q + one.decode_s(n_Q, past_Q)
+    layers_Q = one.linear_s(n_Q) + one.decode_s(n_Q, past_Q)
+    further_Q = np.maximum(layers_Q, least_Q) + one.joined_s(n_Q) + one.head_s(n_Q)
     return np.asarray(first_Q + (drafting.draft_tokens - 1) * further_Q)
 
 

@@ -521,14 +521,12 @@ def misfit_reason(inputs: EstimateInputs, option: Option, setting: InstanceKnobs
             f"{share} leaves {cache} of cache a device: a rank's cache of"
             f" {int(option.kv_tokens)} tokens has no room for a request of {longest} tokens"
         )
-    return _states_misfit(inputs, loaded, setting, room=room, share=share) or (
+    return _states_misfit(loaded, setting, room=room, share=share) or (
         _whole_length_misfit(inputs, loaded, setting, room=room, share=share)
     )
 
 
-def _states_misfit(
-    inputs: EstimateInputs, loaded: Iteration, setting: InstanceKnobs, *, room: Room, share: str
-) -> str:
+def _states_misfit(loaded: Iteration, setting: InstanceKnobs, *, room: Room, share: str) -> str:
     """Why graphs of so many sequences lack blocks for their states; empty where they do not."""
     rule = loaded.memory_rule
     pool = instance_block_pool(loaded)

@@ -239,3 +239,8 @@ def test_steps_beside_the_normal_kernels_of_deepep_have_no_graph_on_any_engine()
             for own in (A2aBackend.LOW_LATENCY, A2aBackend.NORMAL)
         )
         assert normal > 61 * layer_s > few, engine
+    eager = replace(DATA, engine="sglang", is_eager=True)
+    drafted = replace(eager, drafting=Drafting(draft_tokens=2, acceptance=0.7))
+    longer_s = step_s(drafted, N[:1], PAST[:1]) - step_s(eager, N[:1], PAST[:1])
+    # Two passes of a drafter with one layer.
+    assert longer_s[0] > 2 * 4 * 0.35e-3
