@@ -66,6 +66,6 @@ def run_cp_sat(
             raise
     status = STATUS_OF_CP_SAT.get(code)
     if status is None:
-        way_out = f"; choose another method, e.g. {other_method!r}" if other_method else ""
-        raise BackendFailedError(f"CP-SAT refused the model ({solver.status_name(code)}){way_out}")
+        advice = f"; choose another method, e.g. {other_method!r}" if other_method else ""
+        raise BackendFailedError(f"CP-SAT refused the model ({solver.status_name(code)}){advice}")
     return status, solver

@@ -21,7 +21,7 @@ done
 setup_environment dev
 export OMP_NUM_THREADS=1
 # The tests start hundreds of processes: without compiled files each would compile what it imports.
-unset PYTHONDONTWRITEBYTECODE
+unset PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED
 
 step() {
   local name="$1" code=0 start=$SECONDS

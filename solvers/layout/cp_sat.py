@@ -70,8 +70,8 @@ def solve(problem: LayoutProblem, *, time_limit_s: float, threads: int = 1) -> C
     bound = max(claim.bound * unit_s / problem.stages_per_device, least_objective_s(problem))
     if start is None or claim.status in (Status.OPTIMAL, Status.INFEASIBLE):
         return dataclasses.replace(claim, bound=bound)
-    found = (start,) if claim.solution is None else (claim.solution, start)
-    best = min(found, key=lambda layout: check.objective(problem, layout))
+    layouts = (start,) if claim.solution is None else (claim.solution, start)
+    best = min(layouts, key=lambda layout: check.objective(problem, layout))
     return Claim(status=Status.FEASIBLE, solution=best, bound=bound)
 
 

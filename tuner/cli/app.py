@@ -115,8 +115,8 @@ def _run(arguments: Sequence[str]) -> int:
         print_stderr()
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has seen enough; what is still buffered must not fail at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has seen enough.
+        _drop_unwritable()
         return 0
     except Exception as error:
         refusal = _refusal(error)
@@ -124,7 +124,16 @@ def _run(arguments: Sequence[str]) -> int:
             raise
         message, code = refusal
         print_stderr(f"moetune: {_shortened(' '.join(message.split()))}")
+        _drop_unwritable()
     return code
+
+
+def _drop_unwritable() -> None:
+    """Drop what is buffered for a stdout that takes nothing, on which Python would fail at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

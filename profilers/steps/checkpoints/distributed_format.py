@@ -51,6 +51,13 @@ BROKEN: Final = (
 """What reading a damaged pickle, or tensors from other places than it says, raises."""
 
 
+def _member(kind: Any, name: str) -> Any:
+    """Look up a memory format as `getattr`, by which Python 3.11.0 to 3.11.3 write enumerations."""
+    if kind is not metadata._MEM_FORMAT_ENCODING:
+        raise pickle.UnpicklingError("it asks for builtins.getattr")
+    return metadata._MEM_FORMAT_ENCODING[name]
+
+
 def _allowed() -> dict[tuple[str, str], Any]:
     classes: list[type] = [
         metadata.Metadata,
@@ -65,6 +72,7 @@ def _allowed() -> dict[tuple[str, str], Any]:
     ]
     allowed: dict[tuple[str, str], Any] = {(one.__module__, one.__name__): one for one in classes}
     allowed["torch", "Size"] = torch.Size
+    allowed["builtins", "getattr"] = _member
     allowed["torch.serialization", "_get_layout"] = torch.serialization._get_layout
     # The writer stores where it wrote, as a path of its Python release.
     for module in ("pathlib", "pathlib._local"):

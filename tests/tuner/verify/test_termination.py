@@ -28,8 +28,8 @@ Deaf = Callable[..., subprocess.Popen[str]]
 
 LONG_S = 60.0
 DEAF = """
-import signal, time
-signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n"))
 print("deaf", flush=True)
 while True:
     time.sleep(600)
@@ -203,9 +203,9 @@ def test_who_wrote_over_its_environment_is_known_by_its_session(tmp_path: Path) 
 
 
 SHARING = DEAF.replace(
-    "import signal, time",
+    "import os, signal, time",
     """
-import signal, time
+import os, signal, time
 from multiprocessing.shared_memory import SharedMemory
 print(SharedMemory(create=True, size=4096).name, flush=True)""",
 )
