@@ -16,6 +16,7 @@ from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.search.serve.afd_options import BUDGET, PricedAfdUnits, price_afd_options, sides_of
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instances
+from tuner.search.serve.modes import explain_no_solution
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
 from tuner.search.settings import SearchSettings
@@ -208,6 +209,15 @@ def test_afd_units_are_priced_by_the_engine_of_their_own_pool(tmp_path: Path) ->
     releases = releases_by_pool(problem.spec.goal, problem.spec.cluster.pools)
     assert priced == {(pool, one.name, one.release) for pool, one in releases.items()}
     assert {engine for _, engine, _ in priced} == {"vllm", "sglang"}
+
+
+def test_traffic_that_no_afd_units_serve_is_told_by_what_the_pools_lack(tmp_path: Path) -> None:
+    for model, told in (
+        ("qwen3-30b-a3b", "devices: 16 serve at most"),
+        ("llama-3.1-8b", "the model has no experts"),
+    ):
+        problem = _problem(tmp_path, model=model, pools=TWO_POOLS)
+        assert explain_no_solution("attention_expert", problem).startswith(told)
 
 
 def test_a_target_that_starts_no_afd_units_leaves_the_mode_out(tmp_path: Path) -> None:
