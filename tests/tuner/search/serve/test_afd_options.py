@@ -14,6 +14,7 @@ from tuner.engines.serve_writers import emit_all_serving, unlaunchable
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.search.serve.afd_options import BUDGET, PricedAfdUnits, price_afd_options, sides_of
+from tuner.search.serve.certificate import to_space
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.modes import explain_no_solution
@@ -209,6 +210,8 @@ def test_afd_units_are_priced_by_the_engine_of_their_own_pool(tmp_path: Path) ->
     releases = releases_by_pool(problem.spec.goal, problem.spec.cluster.pools)
     assert priced == {(pool, one.name, one.release) for pool, one in releases.items()}
     assert {engine for _, engine, _ in priced} == {"vllm", "sglang"}
+    # No release has the mode: what it refuses is in no space.
+    assert to_space(problem, ()).illegal_by == problem.options.illegal_by
 
 
 def test_traffic_that_no_afd_units_serve_is_told_by_what_the_pools_lack(tmp_path: Path) -> None:
