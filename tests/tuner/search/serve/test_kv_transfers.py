@@ -11,12 +11,16 @@ from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
+from tuner.search.serve.assumptions import plan_assumptions
+from tuner.search.serve.choices import usual_choices
 from tuner.search.serve.kv_routes import build_kv_routes
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
 from tuner.search.settings import SearchSettings
+from tuner.spec.accounting import state_bytes_per_sequence
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.read import read_serve_spec
+from tuner.units import format_bytes
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 
@@ -33,6 +37,7 @@ def spec_of(
     pools: str = f"{H20}, {B200}",
     links: str = LINK.format("h20", "b200"),
     model: str = "mixtral-8x7b",
+    engines: str = "{}",
 ) -> Path:
     path = folder / "spec.yaml"
     path.write_text(
@@ -42,6 +47,7 @@ def spec_of(
         "goal:\n"
         "  kind: serve\n"
         f"  engine: {{name: {engine}}}\n"
+        f"  engines: {engines}\n"
         "  traffic: {rate: 20/s, input_tokens: 4000, output_tokens: 400}\n"
         "  slo: {ttft: {p90: 400ms}, tpot: {p90: 30ms}}\n"
         "  modes: [disaggregated]\n"
@@ -102,6 +108,32 @@ def test_bytes_and_seconds_are_those_of_the_pair(tmp_path: Path) -> None:
         moving.append(own.seconds(*ends) - KV_TRANSFER_LATENCY_S)
     assert moving[0] == pytest.approx(whole / cards[0])
     assert moving[0] == pytest.approx(2.0 * moving[1])
+
+
+def test_states_are_sent_as_the_release_of_their_own_pool_keeps_them(tmp_path: Path) -> None:
+    engines = "{h20: {name: sglang}}"
+    problem = asked(spec_of(tmp_path, model="qwen3-next-80b-a3b", engines=engines))
+    model, transfers = problem.spec.model, problem.kv_transfers
+    ends = {
+        (role, pool): option(problem, role, pool, tensor=2)
+        for role in (Role.PREFILL, Role.DECODE)
+        for pool in ("h20", "b200")
+    }
+    moved = {
+        pool: transfers.moved(ends[Role.PREFILL, pool], ends[Role.DECODE, pool]).whole
+        for pool in ("h20", "b200")
+    }
+    # SGLang keeps states in fp32, vLLM those of this model in bf16.
+    states = [state_bytes_per_sequence(model, state_bytes=element) for element in (4.0, 2.0)]
+    assert moved["h20"] - moved["b200"] == pytest.approx(states[0] - states[1])
+    choices = usual_choices("vllm")
+    said = " ".join(plan_assumptions(problem.spec, problem.demand, choices))
+    for size, dtype, title in (
+        (states[0], "fp32", transfers.releases["h20"].title),
+        (states[1], "bf16", transfers.releases["b200"].title),
+    ):
+        line = f"{format_bytes(size)} of a request, whatever its length, in {dtype}"
+        assert title in said.partition(line)[2].partition(" at most")[0]
 
 
 def test_copies_of_a_latent_count_on_the_link(tmp_path: Path) -> None:
