@@ -135,9 +135,7 @@ def price_afd_options(
 
 def merge_afd_units(parts: Sequence[PricedAfdUnits]) -> PricedAfdUnits:
     """Return the AFD units of pools that different releases serve, as one."""
-    illegal: Counter[str] = Counter()
-    for part in parts:
-        illegal.update(part.illegal_by)
+    illegal = sum((Counter(part.illegal_by) for part in parts), Counter[str]())
     return PricedAfdUnits(
         options=tuple(option for part in parts for option in part.options),
         refused=tuple(option for part in parts for option in part.refused),
