@@ -9,7 +9,6 @@ import pytest
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
-from tuner.engines.serve_capabilities import releases_by_pool
 from tuner.engines.serve_writers import emit_all_serving, unlaunchable
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan, VerifiedServing
@@ -179,11 +178,11 @@ def test_a_release_without_the_plugin_sizes_the_mode_and_names_the_one_with_it(
     assert "vllm 0.30.0+afd has it, as an experiment" in own.told
 
 
-def _problem(folder: Path, *, model: str, pools: str, rest: str = "") -> ServeProblem:
+def _problem(folder: Path, *, model: str = "qwen3-30b-a3b", rest: str = "") -> ServeProblem:
     path = folder / "spec.yaml"
     path.write_text(
         f"schema_version: 1\nmodel: {MODELS / model}\n"
-        f"cluster: {{pools: [{pools}], links: [{{between: [a, b], bandwidth: 400Gbit/s,"
+        f"cluster: {{pools: [{TWO_POOLS}], links: [{{between: [a, b], bandwidth: 400Gbit/s,"
         " latency: 10us}]}\n"
         "goal:\n  kind: serve\n  engine: {name: vllm}\n"
         "  traffic: {rate: 9000/s, input_tokens: 2000, output_tokens: 200}\n"
@@ -202,25 +201,21 @@ TWO_POOLS = ", ".join(
 
 def test_afd_units_are_priced_by_the_engine_of_their_own_pool(tmp_path: Path) -> None:
     engines = "  engines: {b: {name: sglang}}\n"
-    problem = _problem(tmp_path, model="qwen3-30b-a3b", pools=TWO_POOLS, rest=engines)
-    priced = {
-        (one.serving_pool.pool.name, one.iteration.engine, one.iteration.release)
-        for one in problem.afd_units.refused
-    }
-    releases = releases_by_pool(problem.spec.goal, problem.spec.cluster.pools)
-    assert priced == {(pool, one.name, one.release) for pool, one in releases.items()}
-    assert {engine for _, engine, _ in priced} == {"vllm", "sglang"}
+    problem = _problem(tmp_path, rest=engines)
+    assert {
+        (one.serving_pool.pool.name, one.iteration.engine) for one in problem.afd_units.refused
+    } == {("a", "vllm"), ("b", "sglang")}
     # No release has the mode: what it refuses is in no space.
     assert to_space(problem, ()).illegal_by == problem.options.illegal_by
 
 
 def test_traffic_that_no_afd_units_serve_is_told_by_what_the_pools_lack(tmp_path: Path) -> None:
-    for model, told in (
-        ("qwen3-30b-a3b", "devices: 16 serve at most"),
-        ("llama-3.1-8b", "the model has no experts"),
-    ):
-        problem = _problem(tmp_path, model=model, pools=TWO_POOLS)
-        assert explain_no_solution("attention_expert", problem).startswith(told)
+    told = [
+        explain_no_solution("attention_expert", _problem(tmp_path, model=model))
+        for model in ("qwen3-30b-a3b", "llama-3.1-8b")
+    ]
+    assert told[0].startswith("devices: 16 serve at most")
+    assert told[1] == "the model has no experts"
 
 
 def test_a_target_that_starts_no_afd_units_leaves_the_mode_out(tmp_path: Path) -> None:
