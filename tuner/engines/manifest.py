@@ -212,8 +212,8 @@ class Capabilities:
     dispatchers: frozenset[str] = DISPATCHERS
     dispatchers_with_pipeline: frozenset[str] = DISPATCHERS
     fp8_dispatch: bool = False
-    """Where experts compute in fp8, dispatch sends activations and gradients in it, with a scale a
-    block; combine stays in 16 bits. DeepSeek-V3's own trainer does (arXiv:2412.19437, section
+    """Dispatch sends activations and gradients in fp8, with a scale a block, where experts compute
+    in fp8; combine stays in 16 bits. DeepSeek-V3's own trainer does (arXiv:2412.19437, section
     3.3.3). DeepEP takes such a pair; Megatron-LM hands it one bf16 tensor (its issue 3578)."""
     a2a_overlap: Conditions | None = None
     """Dispatch and combine can overlap with another micro-batch's computation; None: never."""

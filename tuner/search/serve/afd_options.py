@@ -16,7 +16,7 @@ the plugin accepts; expert tensor parallelism; units over several domains that e
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -129,6 +129,16 @@ def price_afd_options(
     return PricedAfdUnits(
         options=drop_dominated(launched),
         refused=drop_dominated(refused),
+        illegal_by=dict(illegal.most_common()),
+    )
+
+
+def merge_afd_units(parts: Sequence[PricedAfdUnits]) -> PricedAfdUnits:
+    """Return the AFD units of pools that different releases serve, as one."""
+    illegal = sum((Counter(part.illegal_by) for part in parts), Counter[str]())
+    return PricedAfdUnits(
+        options=tuple(option for part in parts for option in part.options),
+        refused=tuple(option for part in parts for option in part.refused),
         illegal_by=dict(illegal.most_common()),
     )
 

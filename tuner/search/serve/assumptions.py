@@ -5,6 +5,7 @@ from typing import Final
 
 from tuner.costs.serve.machine import LOAD
 from tuner.engines.registry import serve_traits
+from tuner.engines.serve_capabilities import releases_by_pool
 from tuner.search.reasons import zero_experts_note
 from tuner.search.serve.choices import Choices
 from tuner.search.serve.demand import Demand
@@ -76,15 +77,17 @@ def _states(spec: ServeSpec) -> Iterator[str]:
     """Say what linear attention keeps, and what that does to prefix caches."""
     if spec.model.linear is None:
         return
-    states = serve_traits()[spec.goal.engine.name].memory_rule().states
-    element = states.element_bytes(spec.model.architecture)
-    size = format_bytes(state_bytes_per_sequence(spec.model, state_bytes=element))
-    dtype = "fp32" if element == 4.0 else "bf16"
-    yield (
-        f"linear attention keeps {size} of a request, whatever its length, in {dtype}; memory has"
-        f" room for {format_counted(states.per_request, 'such state')} of every running request, as"
-        " the engine keeps them at most"
-    )
+    releases = releases_by_pool(spec.goal, spec.cluster.pools).values()
+    for release in {release.title: release for release in releases}.values():
+        states = serve_traits()[release.name].memory_rule(release.release).states
+        element = states.element_bytes(spec.model.architecture)
+        size = format_bytes(state_bytes_per_sequence(spec.model, state_bytes=element))
+        dtype = "fp32" if element == 4.0 else "bf16"
+        yield (
+            f"linear attention keeps {size} of a request, whatever its length, in {dtype}; memory"
+            f" has room for {format_counted(states.per_request, 'such state')} of every running"
+            f" request, as {release.title} keeps them at most"
+        )
     yield (
         "a prefix is found up to where its state was kept: block ids of a trace are not counted as"
         " hits, a stated prefix_hit is taken as such"

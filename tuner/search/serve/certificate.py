@@ -6,6 +6,7 @@ from typing import Final
 
 from solvers.instances.problem import InstancePlan
 from solvers.result import Outcome, Status
+from tuner.engines.serve_capabilities import modes_on
 from tuner.plans.serve import ServeCertificate, ServeSpace
 from tuner.search.serve.modes import ModeSolutions
 from tuner.search.serve.preference import objective_value
@@ -72,11 +73,16 @@ def _covers(launched: Sequence[ModeSolution]) -> str:
 
 
 def to_space(problem: ServeProblem, serving: Sequence[ModeSolution]) -> ServeSpace:
-    """Count what was priced: instance options, and those that single modes add."""
+    """Count what was priced: instance options, and those that single modes add.
+
+    AFD units that a release without the mode refuses are in no space.
+    """
     own = [one for one in serving if one.mode in ("shared_device", "prefill_offload")]
     afd_units = problem.afd_units
     added = sum(len(one.solved.program.options) for one in own) + len(afd_units.options)
-    illegal = Counter(problem.options.illegal_by) + Counter(afd_units.illegal_by)
+    illegal = Counter(problem.options.illegal_by)
+    if "attention_expert" in modes_on(problem.spec.goal, problem.spec.cluster):
+        illegal.update(afd_units.illegal_by)
     return ServeSpace(
         priced=len(problem.options.options) + added,
         bounded=problem.options.beaten,

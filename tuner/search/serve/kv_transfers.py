@@ -77,8 +77,8 @@ class KvTransfers:
     """By pool."""
     tokens: int
     """Of the mean request whose bytes are known."""
-    bytes_of: Mapping[tuple[CacheDegrees, CacheDegrees], RankBytes]
-    """By degrees of prefill and decode."""
+    bytes_of: Mapping[tuple[str, CacheDegrees, CacheDegrees], RankBytes]
+    """Bytes of that request by the pool that prefills and the degrees of prefill and decode."""
     between_pools: bool = False
     """Only instances of different pools are connected."""
     is_packed: bool = False
@@ -146,7 +146,7 @@ class KvTransfers:
 
     def moved(self, sender: Option, receiver: Option) -> RankBytes:
         """Bytes of a mean request."""
-        return self.bytes_of[kept_by(sender), kept_by(receiver)]
+        return self.bytes_of[sender.serving_pool.pool.name, kept_by(sender), kept_by(receiver)]
 
     def path(self, sender: Option, receiver: Option) -> KvPath:
         """Rates at which the most-loaded rank's bytes pass each stage."""
@@ -275,24 +275,31 @@ class KvTransfers:
 def build_kv_transfers(
     spec: ServeSpec, *, input_tokens: float, options: tuple[Option, ...]
 ) -> KvTransfers:
-    """Count the bytes of every pair of degrees."""
-    degrees = tuple(dict.fromkeys(kept_by(option) for option in options))
+    """Count the bytes of every pair of degrees, with states as the pool's release keeps them."""
+    senders = dict.fromkeys((option.serving_pool.pool.name, kept_by(option)) for option in options)
+    receivers = dict.fromkeys(degrees for _, degrees in senders)
     tokens = max(1, round(input_tokens))
-    states = serve_traits()[spec.goal.engine.name].memory_rule().states
+    releases = releases_by_pool(spec.goal, spec.cluster.pools)
+    state_bytes = {
+        pool: serve_traits()[release.name]
+        .memory_rule(release.release)
+        .states.element_bytes(spec.model.architecture)
+        for pool, release in releases.items()
+    }
     return KvTransfers(
         spec=spec,
-        releases=releases_by_pool(spec.goal, spec.cluster.pools),
+        releases=releases,
         tokens=tokens,
         bytes_of={
-            (one, other): rank_kv_bytes(
+            (pool, sender, receiver): rank_kv_bytes(
                 spec.model,
-                prefill=one,
-                decode=other,
+                prefill=sender,
+                decode=receiver,
                 tokens=tokens,
                 bytes_per_element=1.0 if spec.goal.kv_cache_dtype == "fp8" else 2.0,
-                state_bytes=states.element_bytes(spec.model.architecture),
+                state_bytes=state_bytes[pool],
             )
-            for one, other in product(degrees, degrees)
+            for (pool, sender), receiver in product(senders, receivers)
         },
     )
 

@@ -1,6 +1,6 @@
 """The instance options that a spec allows and the engine's release launches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -16,7 +16,11 @@ from tuner.engines.serve_rules.afd import afd_refusals
 from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
 from tuner.engines.serve_rules.rules import ROLES, absent_mode, group_refusals
 from tuner.errors import SpecError
-from tuner.search.serve.afd_options import PricedAfdUnits, price_afd_options
+from tuner.search.serve.afd_options import (
+    PricedAfdUnits,
+    merge_afd_units,
+    price_afd_options,
+)
 from tuner.search.serve.choices import Choices, engine_budgets
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.expert_copies import ExpertCopies
@@ -60,15 +64,9 @@ def launchable_options(
         loads: of the experts, as recorded; None: those of the kernel tables.
     """
     pages = page_by_pool(spec, serving_pools)
-    by_release: dict[str, list[ServingPool]] = {}
-    for serving_pool in serving_pools:
-        by_release.setdefault(release_on(spec.goal, serving_pool.pool).title, []).append(
-            serving_pool
-        )
     parts = []
-    for own in map(tuple, by_release.values()):
-        release = release_on(spec.goal, own[0].pool)
-        choices = build_choices(spec, own, demand=demand)
+    for release, pools in _pools_by_release(spec, serving_pools):
+        choices = build_choices(spec, pools, demand=demand)
         copies = replace(choices.copies, loads=loads)
         parts += [
             price_options(
@@ -82,16 +80,27 @@ def launchable_options(
                 choices=replace(choices, copies=copies, page_by_pool=pages),
                 refuse=lambda option: release_refuses(option, spec),
             )
-            for sharing, sharing_roles in _core_shares(spec, own, roles)
+            for sharing, sharing_roles in _core_shares(release, pools, roles)
         ]
     return merge_options(parts, roles=roles)
 
 
+def _pools_by_release(
+    spec: ServeSpec, serving_pools: Iterable[ServingPool]
+) -> Iterator[tuple[ServingCapabilities, tuple[ServingPool, ...]]]:
+    """Yield every release with the pools that it serves on."""
+    pools_of: dict[str, list[ServingPool]] = {}
+    for serving_pool in serving_pools:
+        title = release_on(spec.goal, serving_pool.pool).title
+        pools_of.setdefault(title, []).append(serving_pool)
+    for pools in pools_of.values():
+        yield release_on(spec.goal, pools[0].pool), tuple(pools)
+
+
 def _core_shares(
-    spec: ServeSpec, serving_pools: tuple[ServingPool, ...], roles: tuple[Role, ...]
+    release: ServingCapabilities, serving_pools: tuple[ServingPool, ...], roles: tuple[Role, ...]
 ) -> Iterator[tuple[tuple[ServingPool, ...], tuple[Role, ...]]]:
     """Yield the pools of one release as roles have them: whole, or beside a thread that polls."""
-    release = release_on(spec.goal, serving_pools[0].pool)
     polled = tuple(role for role in roles if has_polling_thread(release, role))
     whole = tuple(role for role in roles if role not in polled)
     if whole:
@@ -126,23 +135,23 @@ def launchable_afd_options(
     """Price AFD units where they are requested, those of releases that have none as refused."""
     if AFD not in spec.goal.modes:
         return PricedAfdUnits()
-    having = tuple(
-        serving_pool
-        for serving_pool in serving_pools
-        if AFD in release_on(spec.goal, serving_pool.pool).modes
-    )
-    having = having or serving_pools
-    release = release_on(spec.goal, having[0].pool)
-    return price_afd_options(
-        having,
-        decoder=decoder,
-        formats=formats,
-        engine=release.name,
-        release=release.release,
-        demand=demand,
-        loads=loads,
-        page_by_pool=page_by_pool(spec, serving_pools),
-        refuse=lambda option: release_refuses(option, spec),
+    having = [pool for pool in serving_pools if AFD in release_on(spec.goal, pool.pool).modes]
+    pages = page_by_pool(spec, serving_pools)
+    return merge_afd_units(
+        [
+            price_afd_options(
+                pools,
+                decoder=decoder,
+                formats=formats,
+                engine=release.name,
+                release=release.release,
+                demand=demand,
+                loads=loads,
+                page_by_pool=pages,
+                refuse=lambda option: release_refuses(option, spec),
+            )
+            for release, pools in _pools_by_release(spec, having or serving_pools)
+        ]
     )
 
 

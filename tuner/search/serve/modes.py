@@ -113,25 +113,41 @@ def _mode_row(mode: Mode, solutions: ModeSolutions, problem: ServeProblem) -> Se
 
 def explain_no_solution(mode: Mode, problem: ServeProblem) -> str:
     """Say why a mode serves nothing."""
-    serving_pools, links = problem.serving_pools, problem.spec.cluster.links
-    if mode == "prefill_offload":
-        if len(serving_pools) < 2:
-            return "there is no second pool to prefill long prompts"
-        if not links:
-            return "no link joins the pools, so that no cache gets from one to another"
-        if not length_thresholds(problem.spec.goal, problem.demand):
-            return "all prompts are equally long, so that no length separates them"
-    if mode == "attention_expert" and problem.afd_units.illegal_by:
-        return next(iter(problem.afd_units.illegal_by))
+    if mode == "prefill_offload" and (line := _no_offload(problem)):
+        return line
+    if mode == "attention_expert" and (line := _no_afd_units(problem)):
+        return line
     if problem.options.slowest_tpot_s == float("inf"):
         return "memory: no parallel layout of the model leaves room for one request"
     goal, pools = problem.spec.goal, problem.spec.cluster.pools
-    if mode not in modes_on(goal, problem.spec.cluster):
+    # AFD units that a release without the mode refuses are solved, too.
+    if mode != "attention_expert" and mode not in modes_on(goal, problem.spec.cluster):
         return absent_mode(release_on(goal, pools[0]), mode)
     for role, line in problem.refused.items():
         if role in ROLES[mode]:
             return line
     return binding_resource(problem, mode)
+
+
+def _no_offload(problem: ServeProblem) -> str:
+    """Say why no prompts can be prefilled elsewhere; empty: they can."""
+    if len(problem.serving_pools) < 2:
+        return "there is no second pool to prefill long prompts"
+    if not problem.spec.cluster.links:
+        return "no link joins the pools, so that no cache gets from one to another"
+    if not length_thresholds(problem.spec.goal, problem.demand):
+        return "all prompts are equally long, so that no length separates them"
+    return ""
+
+
+def _no_afd_units(problem: ServeProblem) -> str:
+    """Say why no AFD unit serves, whether a release launches it or not; empty: some do."""
+    units = problem.afd_units
+    if problem.decoder.experts is None:
+        return "the model has no experts"
+    if units.options or units.refused:
+        return ""
+    return next(iter(units.illegal_by), "no pool has devices for both sides of an AFD unit")
 
 
 def _worth(mode_solution: ModeSolution, problem: ServeProblem) -> float:

@@ -62,31 +62,14 @@ def solve_goal(
 
     def behind_routers(variant: ServeProblem) -> ModeSolution | None:
         solution = before
+        is_rate = variant.spec.goal.objective == "rate"
+        solve = _most_rate_with if is_rate else solve_with_router
         for router in variant.routers or planned_routers(variant.spec, mode):
-            solution = solve_behind(variant, mode, router, solution)
+            solution = solve(variant, mode, router, solution)
         is_before = solution and before and solution.groups is before.groups
         return None if is_before else solution
 
     return solve_with_remaining_hits(problem, mode, behind_routers)
-
-
-def solve_behind(
-    problem: ServeProblem,
-    mode: Mode,
-    router: RouterChoice,
-    before: ModeSolution | None,
-) -> ModeSolution | None:
-    """Solve a mode by the goal's objective behind one router, where that may beat the best so far.
-
-    Args:
-        problem: of the mode.
-        mode: to solve.
-        router: how requests are spread.
-        before: the best so far; returned where nothing is better.
-    """
-    if problem.spec.goal.objective == "rate":
-        return _most_rate_with(problem, mode, router, before)
-    return solve_with_router(problem, mode, router, before)
 
 
 def _most_rate_with(

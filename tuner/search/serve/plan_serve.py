@@ -7,7 +7,6 @@ from tuner.plans.serve import PrefixReuse, ServeCertificate, ServePlan, ServePro
 from tuner.search.serve.certificate import to_certificate, to_space
 from tuner.search.serve.demand import PrefixHits
 from tuner.search.serve.front import pareto_front
-from tuner.search.serve.granted import unlaunchable
 from tuner.search.serve.modes import ModeSolutions, mode_table, solve_modes
 from tuner.search.serve.most_rate import at_rate
 from tuner.search.serve.near_miss import near_miss
@@ -46,6 +45,7 @@ from tuner.search.serve.to_plan import (
     to_prediction,
     unseen_hits,
 )
+from tuner.search.serve.unlaunchable import unlaunchable
 from tuner.search.settings import SearchSettings
 from tuner.spec.serving.read import ServeSpec
 

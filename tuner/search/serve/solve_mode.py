@@ -181,7 +181,7 @@ class ServeProblem:
     hits: PrefixHits | None = None
     """What prefix caches hold of recorded prompts; None: the share that the traffic states."""
     routers: tuple[RouterChoice, ...] = ()
-    """In place of those that the stacks have; empty: theirs."""
+    """Router choices to plan with; empty: those of the stacks."""
     restriction: "Callable[[ServeProblem], ServeProblem] | None" = None
     """Changes what may be used; applied again when the traffic is repriced. None: no change."""
 

@@ -441,7 +441,11 @@ def feature_tasks(outcome: SearchOutcome, settings: SearchSettings) -> dict[str,
     problem = outcome.problem
     if outcome.solutions is None:
         return {}
-    able_of = with_features(problem.capabilities)
+    able_of = {
+        feature: able
+        for feature, able in with_features(problem.capabilities).items()
+        if _may_gain(problem, able)
+    }
     better = replace(
         settings,
         top=1,
@@ -482,6 +486,13 @@ def feature_tasks(outcome: SearchOutcome, settings: SearchSettings) -> dict[str,
         feature: partial(step_s, able, later=len(able_of) - 1 - index)
         for index, (feature, able) in enumerate(able_of.items())
     }
+
+
+def _may_gain(problem: TrainProblem, able: Capabilities) -> bool:
+    """Whether a feature can change a step: fp8 dispatch cannot without experts in fp8."""
+    is_same = able.fp8_dispatch == problem.capabilities.fp8_dispatch
+    more = replace(problem, capabilities=able)
+    return is_same or more.dispatch_bytes != problem.dispatch_bytes
 
 
 def unlaunchable(

@@ -97,7 +97,7 @@ def _facts_of(code: int) -> Facts:
     )
 
 
-PRICED: Final = ("uneven_layout", "empty_stages", "sequence_parallel")
+PRICED: Final = ("uneven_layout", "empty_stages", "sequence_parallel", "fp8_dispatch")
 """Fields of a manifest that prices depend on; all others make rules."""
 
 

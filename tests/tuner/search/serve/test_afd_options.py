@@ -10,14 +10,19 @@ from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.engines.serve_writers import emit_all_serving, unlaunchable
-from tuner.goals.serve_plan import deploy
+from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.search.serve.afd_options import BUDGET, PricedAfdUnits, price_afd_options, sides_of
+from tuner.search.serve.certificate import to_space
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instances
+from tuner.search.serve.modes import explain_no_solution
 from tuner.search.serve.options import Option, ServingPool
+from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
+from tuner.search.settings import SearchSettings
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
+from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 FP8 = Formats(attention="fp8", output="fp8", ffn="fp8", experts="fp8", kv="bf16")
@@ -171,6 +176,46 @@ def test_a_release_without_the_plugin_sizes_the_mode_and_names_the_one_with_it(
     (own,) = (one for one in plan.modes if one.mode == "attention_expert")
     assert own.status == "unlaunchable"
     assert "vllm 0.30.0+afd has it, as an experiment" in own.told
+
+
+def _problem(folder: Path, *, model: str = "qwen3-30b-a3b", rest: str = "") -> ServeProblem:
+    path = folder / "spec.yaml"
+    path.write_text(
+        f"schema_version: 1\nmodel: {MODELS / model}\n"
+        f"cluster: {{pools: [{TWO_POOLS}], links: [{{between: [a, b], bandwidth: 400Gbit/s,"
+        " latency: 10us}]}\n"
+        "goal:\n  kind: serve\n  engine: {name: vllm}\n"
+        "  traffic: {rate: 9000/s, input_tokens: 2000, output_tokens: 200}\n"
+        "  slo: {ttft: {p90: 3s}, tpot: {p90: 100ms}}\n"
+        f"  max_model_len: 8192\n  modes: [disaggregated, attention_expert]\n{rest}"
+    )
+    spec = read_serve_spec(path)
+    pools_of_spec = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+    return build_serve_problem(spec, pools_of_spec, SearchSettings())
+
+
+TWO_POOLS = ", ".join(
+    f"{{name: {name}, device: h200-sxm, nodes: 1, devices_per_node: 8}}" for name in "ab"
+)
+
+
+def test_afd_units_are_priced_by_the_engine_of_their_own_pool(tmp_path: Path) -> None:
+    engines = "  engines: {b: {name: sglang}}\n"
+    problem = _problem(tmp_path, rest=engines)
+    assert {
+        (one.serving_pool.pool.name, one.iteration.engine) for one in problem.afd_units.refused
+    } == {("a", "vllm"), ("b", "sglang")}
+    # No release has the mode: what it refuses is in no space.
+    assert to_space(problem, ()).illegal_by == problem.options.illegal_by
+
+
+def test_traffic_that_no_afd_units_serve_is_told_by_what_the_pools_lack(tmp_path: Path) -> None:
+    told = [
+        explain_no_solution("attention_expert", _problem(tmp_path, model=model))
+        for model in ("qwen3-30b-a3b", "llama-3.1-8b")
+    ]
+    assert told[0].startswith("devices: 16 serve at most")
+    assert told[1] == "the model has no experts"
 
 
 def test_a_target_that_starts_no_afd_units_leaves_the_mode_out(tmp_path: Path) -> None:

@@ -11,12 +11,16 @@ from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
+from tuner.search.serve.assumptions import plan_assumptions
+from tuner.search.serve.choices import usual_choices
 from tuner.search.serve.kv_routes import build_kv_routes
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem
 from tuner.search.settings import SearchSettings
+from tuner.spec.accounting import state_bytes_per_sequence
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.read import read_serve_spec
+from tuner.units import format_bytes
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 
@@ -33,6 +37,7 @@ def spec_of(
     pools: str = f"{H20}, {B200}",
     links: str = LINK.format("h20", "b200"),
     model: str = "mixtral-8x7b",
+    engines: str = "{}",
 ) -> Path:
     path = folder / "spec.yaml"
     path.write_text(
@@ -42,6 +47,7 @@ def spec_of(
         "goal:\n"
         "  kind: serve\n"
         f"  engine: {{name: {engine}}}\n"
+        f"  engines: {engines}\n"
         "  traffic: {rate: 20/s, input_tokens: 4000, output_tokens: 400}\n"
         "  slo: {ttft: {p90: 400ms}, tpot: {p90: 30ms}}\n"
         "  modes: [disaggregated]\n"
@@ -102,6 +108,25 @@ def test_bytes_and_seconds_are_those_of_the_pair(tmp_path: Path) -> None:
         moving.append(own.seconds(*ends) - KV_TRANSFER_LATENCY_S)
     assert moving[0] == pytest.approx(whole / cards[0])
     assert moving[0] == pytest.approx(2.0 * moving[1])
+
+
+def test_states_are_sent_as_the_release_of_their_own_pool_keeps_them(tmp_path: Path) -> None:
+    engines = "{h20: {name: sglang}}"
+    problem = asked(spec_of(tmp_path, model="qwen3-next-80b-a3b", engines=engines))
+    moved = [
+        problem.kv_transfers.moved(
+            *(option(problem, role, pool, tensor=2) for role in (Role.PREFILL, Role.DECODE))
+        ).whole
+        for pool in ("h20", "b200")
+    ]
+    # SGLang keeps states in fp32, vLLM those of this model in bf16.
+    states = [
+        state_bytes_per_sequence(problem.spec.model, state_bytes=element) for element in (4.0, 2.0)
+    ]
+    assert moved[0] - moved[1] == pytest.approx(states[0] - states[1])
+    notes = list(plan_assumptions(problem.spec, problem.demand, usual_choices("vllm")))
+    for size, words in zip(states, (("fp32", "sglang"), ("bf16", "vllm")), strict=True):
+        assert any(all(word in note for word in (format_bytes(size), *words)) for note in notes)
 
 
 def test_copies_of_a_latent_count_on_the_link(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The most requests a second of given devices: a closed case, and what is simulated around it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tuner.goals.registry import goal_of
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.modes import solve_modes
-from tuner.search.serve.most_rate import RATE_STEP, at_rate, solve_behind, solve_goal
+from tuner.search.serve.most_rate import RATE_STEP, at_rate, solve_goal
 from tuner.search.serve.routers import router_choices
 from tuner.search.serve.solve_mode import (
     ServeProblem,
@@ -126,7 +127,7 @@ def test_several_kinds_behind_a_router_that_follows_load_serve_more_than_one(spe
     pools = ", {name: h20, device: h20, nodes: 2, devices_per_node: 1}"
     problem = question_of_spec(spec(nodes=2, more_pools=pools))
     one_kind, by_load = router_choices(problem.spec.goal, problem.spec.emit, "aggregated")
-    one = solve_behind(problem, "aggregated", one_kind, None)
+    one = solve_goal(replace(problem, routers=(one_kind,)), "aggregated")
     found = solve_goal(problem, "aggregated")
     assert one is not None
     assert found is not None

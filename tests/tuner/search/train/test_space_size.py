@@ -59,7 +59,9 @@ def test_what_a_feature_adds_has_its_fastest_decision(make_problem: MakeProblem)
         known = SearchedSpace(problem=problem, options=base.options)
         for feature, able in with_features(LITTLE).items():
             more = replace(problem, capabilities=able)
-            assert only_adds(more, problem), feature
+            assert only_adds(more, problem) is not able.fp8_dispatch, feature
+            if able.fp8_dispatch:
+                continue
             whole, added = search(more, below), search(more, below, known=known)
             if whole.solutions is None or added.solutions is None:
                 wrong += [(name, feature)] * (whole.solutions is not added.solutions)

@@ -1,7 +1,7 @@
 """What engines, their routers and connectors lack, and what it would save.
 
 A mode that is refused is solved already. Every other lack is the least change of the problem that
-lifts it (`Grant`), and the problem is solved again with it by the search that plans:
+lifts it (`Change`), and the problem is solved again with it by the search that plans:
 
     a KV transfer           between instances that the connector refuses
     an AFD unit             of sizes that the plugin refuses
@@ -13,6 +13,7 @@ lifts it (`Grant`), and the problem is solved again with it by the search that p
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Final
 
@@ -44,53 +45,56 @@ WEIGHTED: Final = RouterPolicy.WEIGHTED_LEAST_REQUESTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Grant:
+class Change:
     """The least change that lets a mode use what is lacking."""
 
     mode: Mode
+    """Mode that the changed problem is solved in."""
     change: Callable[[ServeProblem], ServeProblem]
+    """Lifts what is lacking."""
     than: ModeSolution | None = None
-    """Named where it beats this; None: whatever it takes."""
+    """Solution that the changed problem's has to beat to be named; None: it is named anyway."""
     lacking: str = ""
-    """Who lacks what; empty: what the release refuses of the solution."""
+    """Software and the feature it lacks; empty: what the release refuses of the solution."""
     where: str = ""
-    """What is granted, of a grant that is named whatever it takes."""
+    """Name of the changed deployment, where a change is named without a solution to beat."""
     words: str = ""
-    """Said of the solution."""
+    """Words that follow the description of the solution."""
 
 
 def unlaunchable(problem: ServeProblem, solutions: ModeSolutions) -> Iterator[ServeUnlaunchable]:
     """Name everything that is not launchable, with what it would save against the chosen plan."""
     best = solutions.best
-    for one in solutions.serving:
-        if (lines := solutions.refused[one.mode]) and not one.missed:
-            guess = "" if one.mode in PUBLISHED_MODES else "; no published run backs this mode"
-            yield _named(problem, one, best, what=describe_solution(one), why=lines[0] + guess)
-    grants = [] if best is None else [*_rules(problem, solutions, best), *_routers(problem, best)]
-    for grant in (*grants, *_vendors(problem)):
-        yield from _granted(problem, grant, best)
+    for solution in solutions.serving:
+        if (lines := solutions.refused[solution.mode]) and not solution.missed:
+            is_published = solution.mode in PUBLISHED_MODES
+            why = lines[0] + ("" if is_published else "; no published run backs this mode")
+            yield _named(problem, solution, best, what=describe_solution(solution), why=why)
+    changes = [] if best is None else [*_rules(problem, solutions, best), *_routers(problem, best)]
+    for change in (*changes, *_vendors(problem)):
+        yield from _changed(problem, change, best)
 
 
-def _granted(
-    problem: ServeProblem, grant: Grant, best: ModeSolution | None
+def _changed(
+    problem: ServeProblem, change: Change, best: ModeSolution | None
 ) -> Iterator[ServeUnlaunchable]:
-    """Solve the problem with a grant; nothing where that saves nothing that was to be named."""
-    changed = restrict_problem(problem, grant.change)
-    solution = solve_goal(changed, grant.mode, before=grant.than)
-    if grant.than is None:
-        own = _named(problem, solution, best, what=grant.where, why=grant.lacking)
-        yield own.model_copy(update={"rule": _rule(grant.lacking) or "layout"})
+    """Solve the changed problem; nothing where that saves nothing that was to be named."""
+    changed = restrict_problem(problem, change.change)
+    solution = solve_goal(changed, change.mode, before=change.than)
+    if change.than is None:
+        named = _named(problem, solution, best, what=change.where, why=change.lacking)
+        yield named.model_copy(update={"rule": _rule(change.lacking) or "layout"})
         return
     if solution is None or solution.missed:
         return
     refused = solution_refusals(solution, problem)
     goal, why = problem.spec.goal, next(iter(refused), "")
-    # A rule between vendors is named by its own grant.
-    if bool(why) == bool(grant.lacking) or _rule(why):
+    # A rule between vendors is named by a change of its own.
+    if bool(why) == bool(change.lacking) or _rule(why):
         return
-    if gain_ratio(objective_value(solution, goal), grant.than, goal) > LEAST_GAIN_RATIO:
-        what = describe_solution(solution) + grant.words
-        yield _named(problem, solution, best, what=what, why=grant.lacking or why)
+    if gain_ratio(objective_value(solution, goal), change.than, goal) > LEAST_GAIN_RATIO:
+        what = describe_solution(solution) + change.words
+        yield _named(problem, solution, best, what=what, why=change.lacking or why)
 
 
 def _named(
@@ -122,18 +126,18 @@ def _rule(line: str) -> str:
     return line.partition(": rule ")[2].partition(":")[0]
 
 
-def _rules(problem: ServeProblem, solutions: ModeSolutions, best: ModeSolution) -> Iterator[Grant]:
+def _rules(problem: ServeProblem, solutions: ModeSolutions, best: ModeSolution) -> Iterator[Change]:
     """Yield what the release refuses of KV transfers and AFD units."""
     pairs = _pairs(problem)
     if "disaggregated" in problem.spec.goal.modes and any(pairs):
-        yield Grant(mode="disaggregated", change=_every_transfer, than=best)
-    own = solutions.of("attention_expert")
-    if own is not None and problem.afd_units.options and problem.afd_units.refused:
-        words = f", where launched AFD units take {own.devices}"
-        yield Grant(mode="attention_expert", change=_every_unit, than=own, words=words)
+        yield Change(mode="disaggregated", change=_every_transfer, than=best)
+    launched = solutions.of("attention_expert")
+    if launched is not None and problem.afd_units.options and problem.afd_units.refused:
+        words = f", where launched AFD units take {launched.devices}"
+        yield Change(mode="attention_expert", change=_every_unit, than=launched, words=words)
 
 
-def _routers(problem: ServeProblem, best: ModeSolution) -> Iterator[Grant]:
+def _routers(problem: ServeProblem, best: ModeSolution) -> Iterator[Change]:
     """Yield modes whose routers know no weights; for sessions they would look for prefixes too."""
     spec = problem.spec
     goal = spec.goal
@@ -155,37 +159,36 @@ def _routers(problem: ServeProblem, best: ModeSolution) -> Iterator[Grant]:
             most_kinds=MOST_KINDS,
         )
         if lacking:
-            yield Grant(
+            yield Change(
                 mode=mode,
-                change=lambda one, router=router: replace(one, routers=(router,)),  # type: ignore[misc]  # bound early
+                change=partial(_behind, router=router),
                 than=best,
                 lacking=lacking + " of prefill and decode instances" * is_disaggregated,
                 words=" behind a router with weights",
             )
 
 
-def _vendors(problem: ServeProblem) -> Iterator[Grant]:
+def _vendors(problem: ServeProblem) -> Iterator[Change]:
     """Yield every pair of pools of two vendors of which the release joins no instances."""
     if "disaggregated" not in problem.spec.goal.modes:
         return
     for sender, receiver in product(problem.serving_pools, problem.serving_pools):
-        vendors = [one.machine.sheet.generation.vendor for one in (sender, receiver)]
-        if vendors[0] is vendors[1] or not problem.kv_transfers.reach(sender, receiver):
+        vendors = {pool.machine.sheet.generation.vendor for pool in (sender, receiver)}
+        if len(vendors) == 1 or not problem.kv_transfers.reach(sender, receiver):
             continue
-
-        def between(
-            one: ServeProblem, sender: ServingPool = sender, receiver: ServingPool = receiver
-        ) -> ServeProblem:
-            return _every_transfer(_between(one, sender=sender, receiver=receiver))
-
+        between = partial(_between, sender=sender, receiver=receiver)
         lines = _pairs(between(problem))
         if lines and all(lines):
-            yield Grant(
+            yield Change(
                 mode="disaggregated",
                 change=between,
                 where=f"prefill on {sender.pool.name} and decode on {receiver.pool.name}",
                 lacking=lines[0][0],
             )
+
+
+def _behind(problem: ServeProblem, *, router: RouterChoice) -> ServeProblem:
+    return replace(problem, routers=(router,))
 
 
 def _every_transfer(problem: ServeProblem) -> ServeProblem:
@@ -199,14 +202,15 @@ def _every_unit(problem: ServeProblem) -> ServeProblem:
 
 
 def _between(problem: ServeProblem, *, sender: ServingPool, receiver: ServingPool) -> ServeProblem:
-    """Return the problem with prefill on one pool and decode on another."""
+    """Return the problem with prefill on one pool, decode on another and every transfer."""
     pool_of = {Role.PREFILL: sender.pool.name, Role.DECODE: receiver.pool.name}
     kept = tuple(
         option
         for option in problem.options.options
         if pool_of.get(option.role) == option.serving_pool.pool.name
     )
-    return replace(problem, options=replace(problem.options, options=kept))
+    options = replace(problem.options, options=kept)
+    return _every_transfer(replace(problem, options=options))
 
 
 def _pairs(problem: ServeProblem) -> list[tuple[str, ...]]:
@@ -216,8 +220,8 @@ def _pairs(problem: ServeProblem) -> list[tuple[str, ...]]:
         for option in problem.options.options
     }.values()
     return [
-        problem.kv_transfers.refusals(one, other)
-        for one, other in product(kinds, kinds)
-        if one.role is Role.PREFILL and other.role is Role.DECODE
-        if problem.kv_transfers.reach(one.serving_pool, other.serving_pool)
+        problem.kv_transfers.refusals(sender, receiver)
+        for sender, receiver in product(kinds, kinds)
+        if sender.role is Role.PREFILL and receiver.role is Role.DECODE
+        if problem.kv_transfers.reach(sender.serving_pool, receiver.serving_pool)
     ]
