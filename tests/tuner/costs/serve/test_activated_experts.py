@@ -3,7 +3,7 @@ import pytest
 
 from tests.rows import each_row
 from tests.tuner.formulas import mean_activated, most_activated
-from tuner.costs.serve.afd import most_loaded_activated
+from tuner.costs.serve.activated_experts import most_loaded_activated
 
 
 def test_janus_numbers_for_160_experts_on_eight_devices() -> None:
