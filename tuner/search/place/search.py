@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from solvers.placement.balance.problem import Migration
+from solvers.placement.balance.problem import Migration, ReplicaDispatch
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Placement
 from solvers.result import Outcome
@@ -154,12 +154,12 @@ def search(problem: PlaceProblem, *, dispatch: str) -> SearchResult | Outcome[Pl
             migration=problem.migration,
             time_limit_s=deadline.share_s(others_share),
         )
-    candidates = steps.extra_candidates(dispatch) or candidates
+    candidates = steps.with_local_replicas(candidates, dispatch)
     scores = steps.score_candidates(candidates, baseline, dispatch)
     choice = choose_dispatch(spec, scored_evidence, scores.chosen, planned=dispatch)
     if choice.rule != dispatch:
         # The rule is chosen once; placements are solved, scored and evaluated under it.
-        needs_second = solved_dispatch(choice.rule) != solved_dispatch(dispatch)
+        needs_second = steps.searched_for(choice.rule) not in (None, steps.searched_for(dispatch))
         dispatch = choice.rule
         baseline = steps.eplb_baseline(dispatch)
         second_s = deadline.share_s(shares.second_search)
@@ -170,7 +170,7 @@ def search(problem: PlaceProblem, *, dispatch: str) -> SearchResult | Outcome[Pl
                     candidates, second_candidates, goal=goal, dispatch=dispatch
                 )
                 outcome = second_search
-        candidates = steps.extra_candidates(dispatch) or candidates
+        candidates = steps.with_local_replicas(candidates, dispatch)
         scores = steps.score_candidates(candidates, baseline, dispatch)
     return SearchResult(
         outcome=outcome,
@@ -214,9 +214,20 @@ class _SearchSteps:
             self.scored_evidence, ranks=ranks, groups=goal.expert_groups, dispatch=dispatch
         )
 
-    def extra_candidates(self, dispatch: str) -> dict[str, Placement]:
-        goal, ranks = self.problem.spec.goal, self.problem.spec.ranks
-        return node_local_replicas(self.problem.evidence, goal=goal, ranks=ranks, dispatch=dispatch)
+    def searched_for(self, dispatch: str) -> ReplicaDispatch | None:
+        """Return the rule that a search places for; None: replicas on one node stand for it."""
+        is_balance = self.problem.spec.goal.objective is Objective.BALANCE
+        is_idle = is_balance and self.with_local_replicas({}, dispatch)
+        return None if is_idle else solved_dispatch(dispatch)
+
+    def with_local_replicas(
+        self, found: Mapping[str, Placement], dispatch: str
+    ) -> dict[str, Placement]:
+        goal, evidence = self.problem.spec.goal, self.problem.evidence
+        local = node_local_replicas(
+            evidence, goal=goal, ranks=self.problem.spec.ranks, dispatch=dispatch
+        )
+        return {**local} if local and goal.objective is Objective.BALANCE else {**found, **local}
 
     def solve(
         self, baseline: EplbBaseline, dispatch: str, time_limit_s: float
@@ -232,8 +243,13 @@ class _SearchSteps:
                 links=self.problem.links,
             )
         by = partial(self._objective(baseline, dispatch), self.problem.evidence, dispatch=dispatch)
+        # EPLB's rule takes no time; what a search would take is left to evaluation.
+        method = Method.EPLB if self.searched_for(dispatch) is None else goal.method
         return solve_with_automatic(
-            by, goal=goal, time_limit_s=time_limit_s, is_same=is_automatic(goal.method, chain)
+            by,
+            goal=goal.model_copy(update={"method": method}),
+            time_limit_s=time_limit_s,
+            is_same=is_automatic(goal.method, chain),
         )
 
     def score_candidates(
