@@ -1,6 +1,5 @@
 """Kernel curves that are formulas, for prices worked out by hand, and closed forms of papers."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -98,26 +97,3 @@ def crossover_load(speed_up: float) -> float:
         pipeline = prefill_ttft_s(rate_per_s=load, prefill_s=1.0, stages=2)
         low, high = (low, load) if tensor > pipeline else (load, high)
     return high
-
-
-def mean_activated(*, slots: int, experts: int, top_k: int, batch_tokens: float) -> float:
-    """Distinct experts that a device of so many slots reads on average in one layer.
-
-    Model:   C (1 - (1 - k / E)^B): a token misses an expert with probability 1 - k / E
-    Source:  Janus (arXiv:2512.13525).
-    Valid:   uniform and independent routing, each expert on one device.
-    """
-    return slots * (1.0 - math.pow(1.0 - top_k / experts, batch_tokens))
-
-
-def most_activated(
-    *, slots: int, experts: int, top_k: int, batch_tokens: float, devices: int
-) -> float:
-    """Bound on the mean of the most-loaded device's distinct experts in one layer.
-
-    Model:   min(C, a + sqrt(2 a ln n) + 1), a the mean of one device
-    Source:  Janus (arXiv:2512.13525), as reported by third parties.
-    Valid:   as `mean_activated`; loose by a third where few tokens meet many experts.
-    """
-    mean = mean_activated(slots=slots, experts=experts, top_k=top_k, batch_tokens=batch_tokens)
-    return min(float(slots), mean + math.sqrt(2.0 * mean * math.log(devices)) + 1.0)

@@ -1,8 +1,8 @@
 """Figures that papers on serving print, from the functions that plans are made of.
 
 Others stand beside the code that they are about: crossovers of DistServe in costs/serve/
-test_queueing.py, shares and rates of Prefill-as-a-Service in test_offload.py, the bound of Janus in
-test_afd.py, operating points of instance programs in solvers/instances/test_published.py.
+test_queueing.py, shares and rates of Prefill-as-a-Service in test_offload.py, operating points of
+instance programs in solvers/instances/test_published.py.
 """
 
 from pathlib import Path

@@ -342,7 +342,7 @@ def _name(workload: str, width: int) -> str:
 
 def _asides(plan: PlacePlan, *, verbose: bool) -> Iterator[str]:
     # All lines: a goal that names such a rule asks what it would gain.
-    yield from asides("not launchable", plan.unlaunchable, verbose=True)
+    yield from asides("not launchable", [one.words for one in plan.unlaunchable], verbose=True)
     yield from asides("notes", plan.provenance.notes, verbose=verbose)
 
 

@@ -16,6 +16,7 @@ from profilers.steps.config import Count, Size
 from tuner.config.place import PlaceDecision
 from tuner.spec.cluster import Cluster
 from tuner.spec.place import PlaceGoal
+from tuner.units import format_ratio
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -269,6 +270,20 @@ class PlaceAlternative(Record):
     lost_by: str
 
 
+class PlaceUnlaunchable(Record):
+    """A dispatch rule that no engine has."""
+
+    feature: str
+    gain_ratio: float
+    """Share of the priced time (or of the largest loads, without a price) that the rule saves
+    beside the best placement found without it, on hold-out passes."""
+
+    @property
+    def words(self) -> str:
+        """The rule and its gain in one line."""
+        return f"{self.feature} (would save {format_ratio(self.gain_ratio)})"
+
+
 class PlaceProvenance(Record):
     """The inputs of the plan."""
 
@@ -295,8 +310,8 @@ class PlacePlan(Record):
     alternatives: tuple[PlaceAlternative, ...] = ()
     relaxations: tuple[str, ...] = ()
     """The objective with more slots, or another limit: solved again."""
-    unlaunchable: tuple[str, ...] = ()
-    """What the goal's dispatch rule gains, where no engine has it."""
+    unlaunchable: tuple[PlaceUnlaunchable, ...] = ()
+    """The goal's dispatch rule, where no engine has it and it gains enough to be named."""
     provenance: PlaceProvenance
     files: tuple[str, ...] = ()
     made_for: tuple[MadeFor, ...] = ()

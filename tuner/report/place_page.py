@@ -98,7 +98,7 @@ def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
                     bounds_figure(plan.certificate),
                     _alternatives(plan),
                     _dispatches(predicted),
-                    Notes(notes=tuple(f"Not launchable: {one}" for one in plan.unlaunchable))
+                    Notes(notes=tuple(f"Not launchable: {one.words}" for one in plan.unlaunchable))
                     if plan.unlaunchable
                     else None,
                     _marks(plan),

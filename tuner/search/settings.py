@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from tuner.search.progress import ProgressListener, ignore_progress
 
+WORTH_NAMING_RATIO = 5e-3
+"""Gain of a feature that no target has, below which it is not worth a line."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:

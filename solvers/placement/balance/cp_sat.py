@@ -60,7 +60,7 @@ class _LayerBlock:
     """Layers that are solved together, with every number of the program."""
 
     cost_WLER: Floats
-    """Of one of r + 1 copies, relative to the workload's mean over all layers."""
+    """Cost of one copy of an expert that has r + 1, over the workload's mean summed over layers."""
     slope_KW: Floats
     speed_G: Floats
     slots_G: Ints

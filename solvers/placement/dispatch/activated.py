@@ -15,11 +15,6 @@ from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.ranks import Floats, Ints
 
 
-def activated_experts(case: DispatchCase) -> Ints:
-    """Return the distinct experts that each rank reads, `[P][L][G]`."""
-    return schedule(case)[1]
-
-
 def schedule(case: DispatchCase) -> tuple[Floats, Ints]:
     """Return token copies and activated experts of each rank, both `[P][L][G]`."""
     shape = (len(case.load_PLE), case.num_layers, case.ranks.num_ranks)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tuner.costs.ops import Op
 from tuner.costs.prices.linear_scan import scan_bytes, scan_flop
-from tuner.costs.serve.afd import most_loaded_activated
+from tuner.costs.serve.activated_experts import most_loaded_activated
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.decoder import BYTES
 

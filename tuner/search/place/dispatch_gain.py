@@ -4,13 +4,14 @@ Without it engines draw a replica for each token (`dynamic`): the best placement
 evaluated and priced as placements are under every other rule.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from solvers.placement.dispatch.least_loaded import LeastLoaded
 from solvers.placement.ranks import Floats, Placement
+from tuner.plans.place import PlaceUnlaunchable
 from tuner.search.place.comparison import (
     PlacementComparison,
     evaluate_workload,
@@ -20,6 +21,7 @@ from tuner.search.place.cost import fit_cost
 from tuner.search.place.evaluation import Evaluation
 from tuner.search.place.evidence import WorkloadEvidence
 from tuner.search.place.prices import Pricing
+from tuner.search.settings import WORTH_NAMING_RATIO
 from tuner.spec.place import Dispatch
 from tuner.spec.place_dispatch import UNLAUNCHED
 from tuner.spec.place_read import PlaceSpec
@@ -48,37 +50,33 @@ def dispatch_gain(
     pricing: Pricing | None,
     *,
     chosen: Placement,
-    others: Sequence[Placement],
-) -> Iterator[str]:
-    """Describe the goal's rule and its gain, one line each; nothing where an engine has it.
+    candidates: Sequence[Placement],
+) -> tuple[tuple[PlaceUnlaunchable, ...], tuple[str, ...]]:
+    """Return the goal's rule with its gain, and notes on what it does; nothing if an engine has it.
+
+    The rule is left out where it gains too little to be named.
 
     Args:
         spec: what to plan.
-        evidence: hold-out passes are reported, fit passes choose among `others`.
+        evidence: hold-out passes are reported, fit passes choose among `candidates`.
         comparisons: the current placement, EPLB's and the plan's, under the goal's rule.
         pricing: of seconds; None: loads are compared.
         chosen: the plan's placement.
-        others: candidates for a runtime without the rule.
+        candidates: for a runtime without the rule, the plan's placement among them.
     """
     rule = spec.goal.dispatch
     if rule is None or rule not in UNLAUNCHED:
-        return
-    yield f"{RULES[rule]}; no engine that is written for has the rule {rule.value!r}"
+        return (), ()
     launched = Dispatch.DYNAMIC.value
-    best = min(
-        (chosen, *others), key=lambda each: fit_cost(spec, evidence, each, pricing, launched)
-    )
+    best = min(candidates, key=lambda each: fit_cost(spec, evidence, each, pricing, launched))
     after = [comparison.planned for comparison in comparisons]
     without = [evaluate_workload(spec, one, best, launched) for one in evidence]
     weights = np.array([one.weight_ratio for one in evidence])
     if pricing is None:
-        loads = [np.dot(weights, [one.imbalance for one in each]) for each in (after, without)]
-        yield (
-            f"a runtime with it would have {loads[0]:.3f} times the mean load on its most-loaded"
-            f" ranks; without it the best placement found has {loads[1]:.3f}"
-        )
+        costs = [np.dot(weights, [one.imbalance for one in each]) for each in (after, without)]
+        shown = [f"{cost:.3f} times the mean load on the most-loaded ranks" for cost in costs]
     else:
-        seconds = [
+        costs = [
             sum(
                 one.weight_ratio
                 * float(price_workload(spec, one, placement, under, pricing).pass_P.mean())
@@ -86,31 +84,27 @@ def dispatch_gain(
             )
             for placement, each in ((chosen, after), (best, without))
         ]
-        yield (
-            f"a runtime with it would take {format_s(seconds[0])} in the expert layers of a pass;"
-            f" without it the best placement found takes {format_s(seconds[1])}"
-        )
-    if rule is Dispatch.ACTIVATED:
-        yield _experts_read(comparisons, weights)
-    else:
-        yield _weights_sent(after, weights, is_priced=pricing is not None)
+        shown = [f"{format_s(cost)} in the expert layers of a pass" for cost in costs]
+    feature = f"dispatch {rule.value}: {RULES[rule]}; no engine that is written for has it"
+    lacking = PlaceUnlaunchable(feature=feature, gain_ratio=float(1.0 - costs[0] / costs[1]))
+    return (lacking,) * (lacking.gain_ratio > WORTH_NAMING_RATIO), (
+        f"with the rule {rule.value!r}: {shown[0]}; without it, on the best placement found:"
+        f" {shown[1]}",
+        _experts_read(comparisons, weights)
+        if rule is Dispatch.ACTIVATED
+        else _weights_sent(after, weights, is_priced=pricing is not None),
+    )
 
 
 def _experts_read(comparisons: Sequence[PlacementComparison], weights: Floats) -> str:
     before, eplb, after = (
-        float(np.dot(weights, [_most_read(one) for one in each]))
+        float(np.dot(weights, [np.asarray(one.active_PLG).max(axis=2).mean() for one in each]))
         for each in zip(*((one.current, one.eplb, one.planned) for one in comparisons), strict=True)
     )
     return (
         f"experts that the most-loaded rank reads in a layer: {before:.2f} before, {eplb:.2f} EPLB,"
         f" {after:.2f} plan"
     )
-
-
-def _most_read(evaluation: Evaluation) -> float:
-    if evaluation.active_PLG is None:
-        raise ValueError("the rule does not say which experts are read")
-    return float(evaluation.active_PLG.max(axis=2).mean())
 
 
 def _weights_sent(evaluations: Sequence[Evaluation], weights: Floats, *, is_priced: bool) -> str:

@@ -297,21 +297,25 @@ def _plan(
         alternatives=holdout.alternatives,
         provenance=provenance,
     )
-    gains = dispatch_gain(
+    unlaunchable, gain_notes = dispatch_gain(
         spec,
         evidence,
         holdout.comparisons,
         problem.pricing,
         chosen=result.scores.chosen,
-        others=(*result.candidates.values(), result.baseline.placement),
+        candidates=tuple(result.scores.placements.values()),
     )
     return plan.model_copy(
         update={
-            "unlaunchable": tuple(gains),
+            "unlaunchable": unlaunchable,
             "relaxations": _relaxations(problem, result, objective=certificate.objective or 0.0),
             "provenance": provenance.model_copy(
                 update={
-                    "notes": (*provenance.notes, *_notes(problem, result, holdout, certificate))
+                    "notes": (
+                        *provenance.notes,
+                        *gain_notes,
+                        *_notes(problem, result, holdout, certificate),
+                    )
                 }
             ),
         }

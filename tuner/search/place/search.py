@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from solvers.placement.balance.problem import Migration
+from solvers.placement.balance.problem import Migration, ReplicaDispatch
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Placement
 from solvers.result import Outcome
@@ -94,7 +94,6 @@ class SearchResult:
     """The chosen placement with all candidates, and the dispatch rule it was solved for."""
 
     outcome: Outcome[Placement]
-    candidates: Mapping[str, Placement]
     baseline: EplbBaseline
     dispatch: str
     scores: CandidateScores
@@ -130,9 +129,7 @@ def search(problem: PlaceProblem, *, dispatch: str) -> SearchResult | Outcome[Pl
             pass_s=pass_s,
             time_s=max(deadline.share_s(shares.scoring), MIN_LP_S),
         )
-    steps = _SearchSteps(
-        problem=problem, scored_evidence=scored_evidence, shares=shares, pass_s=pass_s
-    )
+    steps = _SearchSteps(problem=problem, scored_evidence=scored_evidence)
     baseline = steps.eplb_baseline(dispatch)
     is_layer_time = goal.objective is Objective.LAYER_TIME and goal.method is Method.AUTO
     others_share = shares.main * OTHERS_SHARE * is_layer_time
@@ -154,12 +151,11 @@ def search(problem: PlaceProblem, *, dispatch: str) -> SearchResult | Outcome[Pl
             migration=problem.migration,
             time_limit_s=deadline.share_s(others_share),
         )
-    candidates = steps.extra_candidates(dispatch) or candidates
     scores = steps.score_candidates(candidates, baseline, dispatch)
     choice = choose_dispatch(spec, scored_evidence, scores.chosen, planned=dispatch)
     if choice.rule != dispatch:
         # The rule is chosen once; placements are solved, scored and evaluated under it.
-        needs_second = solved_dispatch(choice.rule) != solved_dispatch(dispatch)
+        needs_second = steps.searched_for(choice.rule) not in (None, steps.searched_for(dispatch))
         dispatch = choice.rule
         baseline = steps.eplb_baseline(dispatch)
         second_s = deadline.share_s(shares.second_search)
@@ -170,11 +166,9 @@ def search(problem: PlaceProblem, *, dispatch: str) -> SearchResult | Outcome[Pl
                     candidates, second_candidates, goal=goal, dispatch=dispatch
                 )
                 outcome = second_search
-        candidates = steps.extra_candidates(dispatch) or candidates
         scores = steps.score_candidates(candidates, baseline, dispatch)
     return SearchResult(
         outcome=outcome,
-        candidates=candidates,
         baseline=baseline,
         dispatch=dispatch,
         scores=scores,
@@ -205,8 +199,6 @@ class _SearchSteps:
 
     problem: PlaceProblem
     scored_evidence: tuple[WorkloadEvidence, ...]
-    shares: TimeShares
-    pass_s: float
 
     def eplb_baseline(self, dispatch: str) -> EplbBaseline:
         goal, ranks = self.problem.spec.goal, self.problem.spec.ranks
@@ -214,26 +206,54 @@ class _SearchSteps:
             self.scored_evidence, ranks=ranks, groups=goal.expert_groups, dispatch=dispatch
         )
 
-    def extra_candidates(self, dispatch: str) -> dict[str, Placement]:
-        goal, ranks = self.problem.spec.goal, self.problem.spec.ranks
-        return node_local_replicas(self.problem.evidence, goal=goal, ranks=ranks, dispatch=dispatch)
+    def searched_for(self, dispatch: str) -> ReplicaDispatch | None:
+        """Return the rule that a search places for; None: replicas on one node stand for it."""
+        is_idle = (
+            self.problem.spec.goal.objective is Objective.BALANCE
+            and self.with_local_replicas({}, dispatch)
+        )
+        return None if is_idle else solved_dispatch(dispatch)
+
+    def with_local_replicas(
+        self, found: Mapping[str, Placement], dispatch: str
+    ) -> dict[str, Placement]:
+        goal, evidence = self.problem.spec.goal, self.problem.evidence
+        local = node_local_replicas(
+            evidence, goal=goal, ranks=self.problem.spec.ranks, dispatch=dispatch
+        )
+        return {**local} if local and goal.objective is Objective.BALANCE else {**found, **local}
 
     def solve(
         self, baseline: EplbBaseline, dispatch: str, time_limit_s: float
     ) -> tuple[Outcome[Placement], dict[str, Placement]]:
-        goal = self.problem.spec.goal
+        problem, goal = self.problem, self.problem.spec.goal
         chain = None
         if goal.objective is Objective.LAYER_CHAIN:
             chain = chain_problem(
-                self.problem.evidence,
+                problem.evidence,
                 goal=goal,
-                ranks=self.problem.spec.ranks,
+                ranks=problem.spec.ranks,
                 baseline=baseline,
-                links=self.problem.links,
+                links=problem.links,
             )
-        by = partial(self._objective(baseline, dispatch), self.problem.evidence, dispatch=dispatch)
+        by = partial(
+            solve_objective,
+            problem.evidence,
+            ranks=problem.spec.ranks,
+            baseline=baseline,
+            dispatch=dispatch,
+            links=problem.links,
+            active_load=active_load_of(goal, problem.pricing),
+            migration=problem.migration,
+            place_on_table=place_on_table if uses_known_table(problem.spec, dispatch) else None,
+        )
+        # EPLB's rule takes no time; what a search would take is left to evaluation.
+        method = Method.EPLB if self.searched_for(dispatch) is None else goal.method
         return solve_with_automatic(
-            by, goal=goal, time_limit_s=time_limit_s, is_same=is_automatic(goal.method, chain)
+            by,
+            goal=goal.model_copy(update={"method": method}),
+            time_limit_s=time_limit_s,
+            is_same=is_automatic(goal.method, chain),
         )
 
     def score_candidates(
@@ -243,21 +263,9 @@ class _SearchSteps:
         return score_candidates(
             problem.spec,
             self.scored_evidence,
-            candidates,
+            self.with_local_replicas(candidates, dispatch),
             baseline,
             problem.pricing,
             problem.links,
             dispatch,
-        )
-
-    def _objective(self, baseline: EplbBaseline, dispatch: str) -> "partial[Outcome[Placement]]":
-        problem = self.problem
-        return partial(
-            solve_objective,
-            ranks=problem.spec.ranks,
-            baseline=baseline,
-            links=problem.links,
-            active_load=active_load_of(problem.spec.goal, problem.pricing),
-            migration=problem.migration,
-            place_on_table=place_on_table if uses_known_table(problem.spec, dispatch) else None,
         )

@@ -32,7 +32,7 @@ from tuner.search.reasons import (
     nearest_value,
     printed_bytes,
 )
-from tuner.search.settings import SearchSettings
+from tuner.search.settings import WORTH_NAMING_RATIO, SearchSettings
 from tuner.search.train.axes import Choice, Facts, OptionRule, RecomputeChoice
 from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates
@@ -61,9 +61,6 @@ PARTIALS_AT_ONCE: Final = 256
 
 MOST_MIN_MEMORY_OPTIONS: Final = 12
 """Options per degrees that are tried to find the least memory."""
-
-WORTH_NAMING_RATIO: Final = 5e-3
-"""A missing feature that would gain less is not worth a line."""
 
 MOST_REPRICED: Final = 16
 """Best decisions that are priced again where a feature changes prices alone."""

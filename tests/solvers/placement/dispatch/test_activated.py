@@ -1,6 +1,6 @@
 import numpy as np
 
-from solvers.placement.dispatch.activated import activated_experts, schedule
+from solvers.placement.dispatch.activated import schedule
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.ranks import Placement, Ranks
 from tests.solvers.placement.dispatch.testing import sample_case
@@ -22,7 +22,7 @@ def test_a_replicated_expert_goes_whole_to_the_rank_with_the_fewest_activated() 
 def test_it_reads_each_activated_expert_once() -> None:
     ranks = Ranks.uniform(ranks=4, slots_per_rank=4)
     case = sample_case(passes=6, layers=3, experts=10, ranks=ranks, seed=2, tokens=0.7)
-    active = activated_experts(case)
+    _, active = schedule(case)
     assert np.array_equal(active.sum(axis=2), (case.load_PLE > 0.0).sum(axis=2))
     # Splitting would read an activated expert on every host.
     split = (case.load_PLE > 0.0).transpose(1, 0, 2).astype(np.int64) @ (case.copies_LEG > 0)

@@ -10,10 +10,12 @@ import pytest
 from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording
 from solvers.placement.ranks import Placement, Ranks
+from tuner.cli.place_text import place_text
 from tuner.engines.place_writers import emit_placement
 from tuner.errors import SpecError
 from tuner.goals.place_plan import place
 from tuner.plans.place import PlacePlan, VerifiedPlacement
+from tuner.report.place_page import PlaceEvidence, place_report
 from tuner.search.place.comparison import PlacementComparison, evaluate_workload
 from tuner.search.place.dispatch_gain import dispatch_gain
 from tuner.search.place.evaluation import evaluate
@@ -81,27 +83,31 @@ def test_every_dispatch_rule_plans_and_is_certified(tmp_path: Path) -> None:
         proven = plan.certificate
         if proven.objective is None or proven.bound is None or proven.bound > proven.objective:
             wrong.append((rule.value, proven))
-        said = (*plan.unlaunchable, *plan.provenance.notes)
-        if len([note for note in said if f"rule {rule.value!r}" in note]) != 1:
-            wrong.append((rule.value, said))
+        notes = plan.provenance.notes
+        if len([note for note in notes if f"rule {rule.value!r}" in note]) != 1:
+            wrong.append((rule.value, notes))
     assert not wrong
 
 
 def test_experts_that_are_read_set_the_time_of_the_activated_rule(tmp_path: Path) -> None:
     goal = f"{DECODE}  tokens_per_pass: 16\n  dispatch: activated\n"
     plan = planned(tmp_path, goal, priced=True, slots=4)
-    (read,) = (note for note in plan.unlaunchable if note.startswith("experts that"))
+    (read,) = (note for note in plan.provenance.notes if note.startswith("experts that"))
     before, _, after = (float(one) for one in re.findall(r"\d+\.\d+", read))
     assert after <= before
-    (taken,) = (note for note in plan.unlaunchable if note.startswith("a runtime with it"))
+    (taken,) = (note for note in plan.provenance.notes if note.startswith("with the rule"))
     with_s, without_s = (float(one) for one in re.findall(r"(\d+\.?\d*) .s\b", taken))
-    assert with_s < without_s
+    (lacking,) = plan.unlaunchable
+    assert lacking.gain_ratio == pytest.approx(1.0 - with_s / without_s, abs=0.01)
+    page = place_report(plan, PlaceEvidence(maps=(), files=(), verified=None, what_if=None))
+    assert f"Not launchable: {lacking.words}" in str(page)
+    assert lacking.words in " ".join(place_text(plan, folder=tmp_path).split())
 
 
 def test_weights_that_least_loaded_sends_are_counted_in_seconds(tmp_path: Path) -> None:
     goal = "  objective: layer_time\n  tokens_per_pass: 20000\n  dispatch: least_loaded\n"
     plan = planned(tmp_path, goal, priced=True, slots=2, skew=1.2)
-    (note,) = (note for note in plan.unlaunchable if note.startswith("the most-loaded rank sends"))
+    (note,) = (note for note in plan.provenance.notes if note.startswith("the most-loaded rank"))
     assert note.endswith(
         "their transfer is counted, after the all-to-all and not overlapped with it"
     )
@@ -112,7 +118,7 @@ def test_weights_that_least_loaded_sends_are_counted_in_seconds(tmp_path: Path) 
     (times,) = plan.predicted.layer_times
     assert times.exchange_after_s > 4 * experts * 352e6 / 450e9
     plan = planned(tmp_path, "  dispatch: least_loaded\n", priced=False, slots=2, skew=1.2)
-    (note,) = (note for note in plan.unlaunchable if note.startswith("the most-loaded rank sends"))
+    (note,) = (note for note in plan.provenance.notes if note.startswith("the most-loaded rank"))
     assert note.endswith("their transfer is not counted; name `model` and `cluster` for it")
     assert plan.certificate.bound == 1.0
 
@@ -139,22 +145,20 @@ def test_placements_for_runtimes_without_the_rule_are_chosen_on_fit_passes(tmp_p
         return Placement(expert_LS=np.tile(np.array(experts), (4, 1)))
 
     for_fit, for_holdout = placed(0, 2, 1, 3, 4, 5, 6, 7), placed(0, 1, 2, 3, 4, 5, 6, 7)
-    comparisons = [
-        PlacementComparison(current=evaluation, eplb=evaluation, planned=evaluation)
-        for evaluation in (evaluate_workload(spec, evidence[0], for_fit, "least_loaded"),)
-    ]
-    lines = dispatch_gain(
-        spec,
-        evidence,
-        comparisons,
-        None,
-        chosen=for_fit,
-        others=(for_holdout, for_fit),
-    )
-    (line,) = (line for line in lines if "without it the best placement found" in line)
-    # Judged: both heavy experts on one rank of four.
+    # Judged: both heavy experts on one rank of four. As an engine splits tokens, nothing is gained.
     mean = (2 * heavy + 6 * light) / 4
-    assert line.endswith(f"the best placement found has {2 * heavy / mean:.3f}")
+    for rule, listed in (("least_loaded", 1), ("dynamic", 0)):
+        evaluation = evaluate_workload(spec, evidence[0], for_fit, rule)
+        unlaunchable, (line, _) = dispatch_gain(
+            spec,
+            evidence,
+            [PlacementComparison(current=evaluation, eplb=evaluation, planned=evaluation)],
+            None,
+            chosen=for_fit,
+            candidates=(for_holdout, for_fit),
+        )
+        assert f"the best placement found: {2 * heavy / mean:.3f} times the mean" in line
+        assert len(unlaunchable) == listed
 
 
 def test_experts_that_are_read_are_counted_by_hand() -> None:

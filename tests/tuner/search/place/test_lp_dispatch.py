@@ -30,9 +30,14 @@ goal:
   workloads: [{name: skewed, path: skewed.json}]
 emit: [sglang]
 """
+GOAL += f"model: {Path(__file__).parents[4] / 'examples' / 'models' / 'deepseek-v2-lite'}\n"
+MACHINE = """\
+cluster:
+  pools: [{name: h100, device: h100-sxm, nodes: 4, devices_per_node: 2}]
+"""
 
 
-def plan_of_skewed_passes(folder: Path) -> PlacePlan:
+def plan_of_skewed_passes(folder: Path, goal: str = GOAL) -> PlacePlan:
     """Two layers of 64 experts: a steady part of the load is skewed, another varies by pass."""
     rng = np.random.default_rng(1)
     steady_LE = rng.gamma(0.5, size=(2, 64))
@@ -48,15 +53,15 @@ def plan_of_skewed_passes(folder: Path) -> PlacePlan:
         json.dumps(
             {
                 "num_logical_experts": 64,
-                "top_k": 8,
-                "layer_ids": [0, 1],
+                "top_k": 6,
+                "layer_ids": [1, 2],
                 "logical_count": np.sum(passes, axis=0).tolist(),
                 "passes": np.array(passes).tolist(),
             }
         )
     )
     spec = folder / "spec.yaml"
-    spec.write_text(GOAL)
+    spec.write_text(goal)
     return place(spec, time_limit_s=1.0).plan
 
 
@@ -93,6 +98,22 @@ def test_a_plan_under_the_linear_program_is_scored_by_it_and_is_not_above_eplb(
     load_PLG = expected_loads("near_lp", case)
     ratio = load_PLG.max(axis=2).sum(axis=1) / load_PLG.mean(axis=2).sum(axis=1)
     assert certificate.objective == pytest.approx(ratio.mean(), rel=1e-3)
+
+
+def test_replicas_on_one_node_stand_for_the_search_of_loads_and_beside_that_of_time(
+    tmp_path: Path,
+) -> None:
+    plan_of_time = plan_of_skewed_passes(
+        tmp_path, GOAL.replace("objective: balance", "objective: layer_time") + MACHINE
+    )
+    balance, layer_time = (
+        {plan.certificate.method, *(one.method for one in plan.alternatives)}
+        for plan in (plan_of_skewed_passes(tmp_path), plan_of_time)
+    )
+    searched = {"local_search", "balance of copies"}
+    assert layer_time >= {"replicas on one node", *searched}
+    assert "replicas on one node" in balance
+    assert not balance & searched
 
 
 def grouped_goal(folder: Path, seed: int) -> Path:

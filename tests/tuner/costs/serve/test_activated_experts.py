@@ -2,44 +2,24 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tests.tuner.formulas import mean_activated, most_activated
-from tuner.costs.serve.afd import most_loaded_activated
-
-
-def test_janus_numbers_for_160_experts_on_eight_devices() -> None:
-    # 20 slots each, six of 160 experts a token, 16 tokens: mean 9.15, bound 16.3.
-    mean = mean_activated(slots=20, experts=160, top_k=6, batch_tokens=16)
-    bound = most_activated(slots=20, experts=160, top_k=6, batch_tokens=16, devices=8)
-    assert mean == pytest.approx(9.15, abs=0.01)
-    assert bound == pytest.approx(16.3, abs=0.05)
+from tuner.costs.serve.activated_experts import most_loaded_activated
 
 
 @each_row(("devices", "tokens"), [(8, 16), (8, 64), (16, 16), (4, 2)])
-def test_the_bound_lies_above_what_uniform_routing_does(devices: int, tokens: int) -> None:
+def test_the_most_loaded_device_reads_what_uniform_routing_does(devices: int, tokens: int) -> None:
     rng = np.random.default_rng(5)
     experts, top_k, draws = 160, 6, 300
     slots = experts // devices
-    busiest, means = [], []
+    busiest = []
     for _ in range(draws):
         chosen = rng.random((tokens, experts)).argpartition(top_k, axis=1)[:, :top_k]
         read = np.zeros(experts, dtype=bool)
         read[chosen] = True
-        of_device = read.reshape(devices, slots).sum(axis=1)
-        busiest.append(of_device.max())
-        means.append(of_device.mean())
-    mean = mean_activated(slots=slots, experts=experts, top_k=top_k, batch_tokens=tokens)
-    assert float(np.mean(means)) == pytest.approx(mean, rel=0.02)
-    bound = most_activated(
-        slots=slots, experts=experts, top_k=top_k, batch_tokens=tokens, devices=devices
-    )
-    assert np.mean(busiest) < bound <= slots
-    if (devices, tokens) == (8, 16):
-        assert float(np.mean(busiest)) == pytest.approx(12.1, abs=0.15)
+        busiest.append(read.reshape(devices, slots).sum(axis=1).max())
     near = most_loaded_activated(
         slots=slots, experts=experts, top_k=top_k, tokens_Q=np.array([tokens]), devices=devices
     )
     assert near[0] == pytest.approx(np.mean(busiest), rel=0.05)
-    assert mean < near[0] < bound
 
 
 def test_the_most_loaded_device_of_many_tokens_reads_all_its_experts() -> None:

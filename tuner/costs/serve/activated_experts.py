@@ -1,8 +1,8 @@
-"""Distinct experts that the most-loaded device reads in decode, in closed form.
+"""Distinct experts that the most-loaded device reads under uniform routing, in closed form.
 
-An expert device is bound by memory in decode, so a layer waits for the device that must read the
-most distinct experts. Recorded routing decides (solvers/placement/dispatch/activated.py
-counts it for a placement); the forms here are for uniform routing, for pruning before that.
+Expert layers are bound by memory in decode, so each waits for the device that must read the most
+distinct experts. work.py prices expert layers by it; expert_loads.py has the form for recorded
+shares.
 
 Source: Janus (arXiv:2512.13525), its performance model.
 
@@ -19,13 +19,13 @@ from tuner.costs.serve.curves import Floats
 def most_loaded_activated(
     *, slots: int, experts: int, top_k: float, tokens_Q: Floats, devices: int
 ) -> Floats:
-    """Mean of the most-loaded device's distinct experts in one layer, for a decision.
+    """Return the most-loaded device's distinct experts in one layer, the mean over draws.
 
     Model:   sum over j < C of 1 - F(j)^n, F of Binomial(C, 1 - (1 - k / E)^B): the mean of the
              largest of n counts, with experts and devices taken as independent of each other
     Valid:   uniform and independent routing, each expert on one device. Choosing k of E without
              repetition ties experts slightly to each other, which only narrows the counts.
-    Error:   below 5 % against drawn routing, tests/tuner/costs/serve/test_afd.py.
+    Error:   below 5 % against drawn routing, tests/tuner/costs/serve/test_activated_experts.py.
     """
     if devices < 1:
         raise ValueError(f"devices {devices} must be at least 1")
