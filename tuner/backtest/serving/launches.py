@@ -96,7 +96,7 @@ class PublishedLaunch:
     length_ratio: float = USUAL_LENGTH_RATIO
     """Shortest length as a share of the nominal one; lengths are even between the two."""
     poll_steps: int = 1
-    """Steps between two looks for new requests."""
+    """Steps between two polls for new requests."""
     stream_steps: float = 0.0
     """Steps that a token waits to be streamed."""
     sequence_s: float = 0.0
