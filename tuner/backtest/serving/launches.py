@@ -154,7 +154,9 @@ def parse_launch(cells: Cells, *, number: int) -> PublishedLaunch:
     path = _text(cells, "model_path")
     decoder = find_decoder(path)
     if decoder is None:
-        raise MissingError(f"model_path {path[:60]!r} is not known")
+        raise MissingError(
+            f"model_path {path[:60]!r} is none of examples/models; name the one of its architecture"
+        )
     formats = _formats(cells, decoder)
     stated_concurrency = _CONCURRENCY.search(cells.get("silicon_data_source", ""))
     if stated_concurrency is None or not 1 <= int(stated_concurrency.group(1)) <= MOST_CONCURRENCY:
