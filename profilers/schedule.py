@@ -27,8 +27,8 @@ RUNS_PER_CASE = 7.0
 """Warm-ups and the least repeats..."""
 LONG_RUNS_PER_CASE = 5.0
 """...and of cases whose runs last `LONG_CASE_S`, directions together (profilers/timing.py)."""
-SESSION_S = 0.01
-"""The least time of a case: operands, decisions, repeats of a run that takes no time."""
+CASE_OVERHEAD_S = 0.01
+"""Seconds that a case takes beside its runs, for operands and decisions."""
 LONG_CASE_S = 0.015
 TYPICAL_WORK_US = 4000
 """Between two collectives of a step."""
@@ -134,7 +134,7 @@ class TableSchedule:
 
     def cost_s(self, case: Case) -> float:
         """Seconds of the fewest runs of a case, including the time beside its runs."""
-        return SESSION_S + self.expected_s(case)
+        return CASE_OVERHEAD_S + self.expected_s(case)
 
     def _update_run_times(self) -> None:
         """Read the rows added since the last call; of a case's ranks the first one counts."""

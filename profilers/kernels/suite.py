@@ -2,7 +2,7 @@
 
 All ranks measure the same kernel at the same time, each on its own operands, because ranks of one
 node share memory bandwidth and power; every rank's row is kept. On processors they repeat in
-lockstep, so that none finds its neighbours busy in one session and idle in the next; what one of
+lockstep, so that none finds its neighbours busy in one repeat and idle in the next; what one of
 them cannot measure, none does.
 """
 
@@ -60,7 +60,7 @@ TOUCHED_RATIO = 1 / 16
 LIVE_COPIES = 4.0
 """Forward traffic times this bounds the memory alive in a backward pass."""
 LONG_REPEATS = 3
-"""Of a long run, in one session."""
+"""Repeats of a long run."""
 GRAPHS_RATIO = 0.1
 """Of the free memory, for the forward passes of all runs of one repeat."""
 

@@ -24,6 +24,12 @@ FORMATS: Final[Mapping[str, str]] = {
     "eplb": "profilers.routing.eplb_arrays:read",
 }
 
+FORMER: Final = (
+    "counts in CSV, as SGLang wrote them before 0.4.6.post5, are read no more: convert them to"
+    " routing-json (layer_ids, num_logical_experts, logical_count [layers][experts])"
+)
+"""The way out for a format that earlier releases read."""
+
 HEAD_BYTES: Final = 4096
 """Of a file that are read; the first line of a trace identifies it well within them."""
 
@@ -42,7 +48,9 @@ def read_as(kind: str, path: Path, *, naming: Naming) -> Recording:
         RecordingUnreadableError: the dump is missing, damaged or not usable; one line says why.
     """
     if kind not in FORMATS:
-        raise UnknownNameError(f"routing format {kind!r} is not one of {', '.join(FORMATS)}")
+        raise UnknownNameError(
+            f"routing format {kind!r} is not one of {', '.join(FORMATS)}; {FORMER}"
+        )
     module, _, attribute = FORMATS[kind].partition(":")
     reader = cast("Reader", getattr(import_module(module), attribute))
     try:
@@ -67,7 +75,8 @@ def recognised(path: Path) -> str:
         raise RecordingUnreadableError(f"{path}: {' '.join(str(error).split())[:300]}") from error
     if kind is None:
         raise RecordingUnreadableError(
-            f"{path} is no recording of routing that is known; those are {', '.join(FORMATS)}"
+            f"{path} is no recording of routing that is known; those are {', '.join(FORMATS)};"
+            f" {FORMER}"
         )
     return kind
 

@@ -31,7 +31,7 @@ SCALED_OBJECTIVE = 1e4
 """The objective's size in the model's units; CBC's absolute tolerance of 1e-5 is 1e-9 of it."""
 
 RELATIVE_TOLERANCE = 1e-7
-"""Of the objective's size, taken off every bound."""
+"""Share of the objective's size that is taken off every bound."""
 
 LEAST_UNIT_RATIO = 1e-5
 """A free rate has a unit of no less of what the pools reach, which keeps coefficients below

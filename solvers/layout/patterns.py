@@ -99,7 +99,7 @@ def _beaten_CO(
     resident_CO: Bytes,
     transient_CO: Bytes,
 ) -> npt.NDArray[np.bool_]:
-    """Where another option that fits is nowhere worse; the first of equals is kept."""
+    """Mark options than which another that fits is nowhere worse; the first of equals is kept."""
     beaten_CO = np.zeros_like(fits_CO)
     for other in range(problem.num_options):
         others = np.s_[:, other : other + 1]

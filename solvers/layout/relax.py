@@ -5,15 +5,13 @@ When no layout fits, the least uniform addition to the memory limits that lets o
     extra = min over layouts and options of max over devices of (memory - limit), at least 0
 
 One stage per device: a bottleneck path over interval tables, exact. A fixed layout: the
-minimum-memory options of each device, exact. Otherwise CP-SAT minimises the addition; where its
-time runs out, `bound_bytes` is a lower bound. The layout has minimum memory, not minimum time:
-solve `with_extra_memory` for the plan.
+minimum-memory options of each device, exact. Otherwise CP-SAT minimises the addition as far as its
+time lasts. The layout has minimum memory, not minimum time: solve `with_extra_memory` for the plan.
 
 Letters: O options, S stages, D devices, A and B cut points 0..L.
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,8 +45,6 @@ class MemoryRelaxation:
 
     extra_bytes: int
     """Added to the limit of every device; 0 when the problem has a solution as it is."""
-    bound_bytes: int
-    """No smaller addition can do; equal to `extra_bytes` when that is proven."""
     device: int
     """The device whose limit is overstepped most."""
     layout: Layout
@@ -110,7 +106,7 @@ def _min_memory_options(problem: LayoutProblem) -> Layout:
 
 
 def _search(problem: LayoutProblem, *, time_limit_s: float) -> MemoryRelaxation:
-    """Where devices couple the cuts: start from even stages and let CP-SAT improve on them."""
+    """Search where devices couple the cuts: from even stages, which CP-SAT improves on."""
     from solvers.layout import cp_sat  # OR-Tools is loaded only where it is needed.
 
     start = _checked(problem, _min_memory_options(even_layout(problem)))
@@ -119,15 +115,11 @@ def _search(problem: LayoutProblem, *, time_limit_s: float) -> MemoryRelaxation:
     claim = cp_sat.least_extra_bytes(
         problem, most_extra_bytes=start.extra_bytes, time_limit_s=time_limit_s
     )
-    bound = max(0, math.ceil(claim.bound))
-    if claim.solution is None:
-        return dataclasses.replace(start, bound_bytes=bound)
-    relaxed = _checked(problem, claim.solution)
-    return dataclasses.replace(relaxed, bound_bytes=min(bound, relaxed.extra_bytes))
+    return start if claim.solution is None else _checked(problem, claim.solution)
 
 
 def _checked(problem: LayoutProblem, layout: Layout) -> MemoryRelaxation:
-    """Build the relaxation of a layout from the checker's numbers; the bound is taken as proven."""
+    """Build the relaxation of a layout from the checker's numbers."""
     overflow_D = [
         needed - int(limit)
         for needed, limit in zip(
@@ -140,7 +132,6 @@ def _checked(problem: LayoutProblem, layout: Layout) -> MemoryRelaxation:
         raise RejectedClaimError(f"the relaxed layout is not allowed: {broken[0]}")
     return MemoryRelaxation(
         extra_bytes=extra,
-        bound_bytes=extra,
         device=overflow_D.index(max(overflow_D)),
         layout=layout,
     )

@@ -37,9 +37,9 @@ MOST_ORDERS = 5_040
 STEPS_PER_NODE = 1_500
 MOST_STEPS = 150_000
 FIRST_TEMPERATURE_RATIO = 0.02
-"""Of the start's cost."""
+"""First temperature as a share of the start's cost."""
 LAST_TEMPERATURE_RATIO = 1e-3
-"""Of the first temperature."""
+"""Last temperature as a share of the first."""
 TOLERANCE_RATIO = 1e-9
 """A cost this near to the bound meets it."""
 CLOCK_STEPS = 64

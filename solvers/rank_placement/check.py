@@ -13,7 +13,7 @@ from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
 def violations(problem: RankPlacementProblem, placement: RankPlacement) -> tuple[str, ...]:
     """Every broken rule as one line with its numbers; empty when the placement is allowed."""
     broken_shape = tuple(_shape_violations(problem, placement))
-    return broken_shape or tuple(_node_violations(problem, placement))
+    return broken_shape or tuple(_node_violations(placement))
 
 
 def objective(problem: RankPlacementProblem, placement: RankPlacement) -> float:
@@ -90,7 +90,7 @@ def _shape_violations(problem: RankPlacementProblem, placement: RankPlacement) -
                 yield f"pipeline {pipeline} runs on node {node}, there are {problem.num_nodes}"
 
 
-def _node_violations(problem: RankPlacementProblem, placement: RankPlacement) -> Iterator[str]:
+def _node_violations(placement: RankPlacement) -> Iterator[str]:
     count = Counter(node for nodes in placement.node_RS for node in nodes)
     for node, times in sorted(count.items()):
         if times > 1:

@@ -59,7 +59,7 @@ class RankPlacementProblem:
     stages: int
     """S."""
     num_microbatches: int
-    """Of one pipeline."""
+    """Micro-batches of one pipeline in a step."""
     bytes_per_s_NN: Rates
     """From the row's node to the column's, as measured; the diagonal is ignored."""
     hop_bytes: float

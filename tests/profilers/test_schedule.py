@@ -1,9 +1,9 @@
 from profilers.records import Case, Measurement
 from profilers.schedule import (
+    CASE_OVERHEAD_S,
     LONG_RUNS_PER_CASE,
     MAX_CASE_S,
     RUNS_PER_CASE,
-    SESSION_S,
     TableSchedule,
     distinct,
     key,
@@ -97,7 +97,7 @@ def test_short_runs_are_expected_to_be_repeated_more_often() -> None:
 
 def test_a_session_costs_its_runs_and_an_overhead() -> None:
     course = schedule(requested=[], grid=[], rows=[gemm_row(64, 0.01)])
-    assert course.cost_s(gemm_case(64)) == SESSION_S + RUNS_PER_CASE * 0.01
+    assert course.cost_s(gemm_case(64)) == CASE_OVERHEAD_S + RUNS_PER_CASE * 0.01
 
 
 def test_directions_are_one_case() -> None:

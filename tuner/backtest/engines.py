@@ -122,10 +122,11 @@ def identify_engine(row: Row) -> tuple[SoftwareFamily, str]:
     text = row.text("release").lower() or row.source.lower()
     if text in OF_RELEASE or not row.text("release"):
         return OF_RELEASE.get(text, _UNSTATED), ""
+    of_source = OF_RELEASE.get(row.source.lower(), _UNSTATED)
     match = _RELEASE.fullmatch(text)
     if match is None:
-        return _UNSTATED, row.text("release")[:32]
-    return OF_RELEASE.get(match.group(1), _UNSTATED), match.group(2) or ""
+        return of_source, row.text("release")[:32]
+    return OF_RELEASE.get(match.group(1), of_source), match.group(2) or ""
 
 
 _TITAN_MEMORY: Final = (

@@ -9,7 +9,7 @@ from typing import Final
 COLUMNS: Final[Mapping[str, str]] = {
     "id": "stable name of the row",
     "source": "where it was published, which errors are reported by; a software's name implies it "
-    "where `release` is blank",
+    "where `release` names none",
     "model": "name of the model; one of examples/models needs no arch_json",
     "arch_json": "architecture: hidden, layers, heads, kv_heads, head_dim, ffn, glu, vocab, seq, "
     "tied, qk_norm; experts, topk, moe_ffn, shared_ffn, dense_layers; attn: mla with q_lora_rank, "

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, cast
 import typer
 
 from tuner.cli.options import VerboseFlag, seconds
-from tuner.cli.text import print_stderr
 from tuner.errors import SpecError
 
 if TYPE_CHECKING:
@@ -31,13 +30,6 @@ TRAINING_FORMATS: Final = "deepspeed, megatron, megatron-bridge, ms-swift, torch
 """Names of the formats' tables, which --help does not wait for; tests compare them."""
 SERVING_FORMATS: Final = "sglang, trtllm or vllm"
 METRICS: Final = "deepspeed, megatron, ms-swift, peft, torchtitan"
-
-
-def _note_solver(solver: str | None) -> None:
-    if solver is not None:
-        print_stderr(
-            f"--solver {solver}: ignored, layouts have one solver; the next release refuses it"
-        )
 
 
 def _refuse_faults(scenario: Path | None) -> None:
@@ -68,7 +60,7 @@ class PlanOptions:
     ] = "60s"
     solver: Annotated[
         str | None,
-        typer.Option(callback=_note_solver, hidden=True, help="Ignored: a layout has one."),
+        typer.Option(hidden=True, help="Former choice of the solver of a layout."),
     ] = None
     uncalibrated: UncalibratedFlag = False
     csv: Annotated[

@@ -31,10 +31,17 @@ def command(
 
     The plan has a certificate: proven optimal under the model, or a bound and a gap.
     """
+    from tuner.goals.registry import kind_or_first
     from tuner.spec.kind import goal_kind
 
     with _spec(spec, flags) as path:
-        written, text = commands_of(goal_kind(path)).plan(path, options)
+        kind = kind_or_first(goal_kind(path))
+        if options.solver is not None and kind != "train":
+            raise SpecError(
+                f"--solver {options.solver}: a plan of goal.kind {kind!r} solves no layout; leave"
+                " it out"
+            )
+        written, text = commands_of(kind).plan(path, options)
         print_result(
             written,
             lambda one: text(one, folder=options.out, verbose=options.verbose),

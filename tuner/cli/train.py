@@ -34,10 +34,13 @@ def plan(spec: Path, options: PlanOptions) -> "tuple[Plan, Callable[..., str]]":
             profiles=tuple(options.profile or ()),
             top=options.top,
             time_limit_s=options.time_limit_s,
+            method=options.solver,
             calibrated=not options.uncalibrated,
             processes=len(usable_cores()),
             watch=watch,
         )
+    if options.solver is not None:
+        print_stderr(made.plan.provenance.notes[0])
     return write_planned(options.out, made), plan_text
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from profilers.files import read_bounded
 from profilers.imports.link_matrix import link_matrix_csv
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 NODE_ORDER_SHARE = 0.25
 """Of the time limit, for putting the nodes of one pool in order."""
+FORMER_SOLVERS: Final = ("exact", "milp", "cp_sat")
+"""Values of `method`, which choose nothing any more and are read for one release."""
 
 
 def version() -> str:
@@ -69,6 +71,7 @@ def plan_training(
     profiles: AnyPath | Sequence[AnyPath] = (),
     top: int = 5,
     time_limit_s: float = 60.0,
+    method: str | None = None,
     calibrated: bool = True,
     with_unlaunchable: bool = True,
     processes: int = 1,
@@ -88,6 +91,8 @@ def plan_training(
         profiles: stored profiles, matched to pools by device; without them the spec's own.
         top: how many decisions to return at least.
         time_limit_s: for the search, and for each further search that the plan needs.
+        method: former choice of a layout's solver on a profile of the reference step, which the
+            plan's first note says is ignored; the next release refuses it.
         calibrated: whether datasheets are corrected by the residuals that ship.
         with_unlaunchable: whether to search for what each feature that the targets lack would gain;
             up to half of the time on the analytic model; nothing else of the plan depends on it.
@@ -99,7 +104,8 @@ def plan_training(
         watch: gets every stage of a search on the analytic model.
 
     Raises:
-        SpecError: the spec is unusable, or asks for what this version cannot price.
+        SpecError: the spec is unusable, or asks for what this version cannot price; or `method` is
+            none of the former names, or stated where no profile of the reference step is used.
         ProfileUnreadableError: a profile is missing or damaged.
         OutsideProfileError: the profile lacks an operation that the model needs.
     """
@@ -115,6 +121,11 @@ def plan_training(
         watch=watch,
     )
     measured = _accelerators(spec, profiles)
+    if method is not None and (measured is not None or method not in FORMER_SOLVERS):
+        raise SpecError(
+            f"--solver {method}: only a plan on a profile of the reference step reads it, as one of"
+            f" {', '.join(FORMER_SOLVERS)}; leave it out"
+        )
     if measured is not None:
         planned = _plan_on_the_model(
             spec,
@@ -147,6 +158,9 @@ def plan_training(
         device_kind={pool.name: profile.header.machine.device_kind},
         extrapolated=(),
         residual=residual,
+        notes=()
+        if method is None
+        else (f"--solver {method}: ignored, layouts have one solver; the next release refuses it",),
     )
     planned = _plan_on_the_step(spec, profile, residual, settings=settings, provenance=provenance)
     made = with_planning_time(planned.plan, wall_s=clock() - started_s)
@@ -254,7 +268,10 @@ def _plan_on_the_step(
     def plan_one(own: Spec, text: bytes) -> Plan:
         priced = price(own.cluster.pools[0])
         notes = reference_notes(own, priced.pool, profile, priced.machine)
-        its = {"spec_sha256": hashlib.sha256(text).hexdigest(), "notes": notes}
+        its = {
+            "spec_sha256": hashlib.sha256(text).hexdigest(),
+            "notes": (*provenance.notes, *notes),
+        }
         return priced.plan(own, settings=settings, provenance=provenance.model_copy(update=its))
 
     decided = decide_spare_nodes(spec, price=price, settings=settings)

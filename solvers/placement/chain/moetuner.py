@@ -16,8 +16,8 @@ of all terms takes the place of the M. The paper's clusters may differ in size, 
 has as many experts over all layers; engines give a rank as many slots in every layer, so clusters
 do here. `solve` adds the load limits to the first program; where CBC finds nothing within them in
 half of a layer's time, it solves without them, and experts are swapped by load alone until the
-limit holds. The heaviest expert is put into cluster 0 where clusters are alike, which cuts symmetry
-only.
+limit holds. The heaviest expert is put into cluster 0 where clusters are identical, which cuts
+symmetry only.
 
 The first program looks at no flow and the second cannot break clusters up, so their optima one
 after the other prove nothing about the chain: the bound of `solve` is that of `bound.py`. How far

@@ -98,8 +98,10 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, refusal: Refusal) -> None:
 
 
 def test_what_is_unknown_or_absent_is_refused(tmp_path: Path, refusal: Refusal) -> None:
-    (tmp_path / "a").write_text("hello")
-    assert "no recording of routing that is known" in refusal(tmp_path / "a")
+    # The counts that SGLang's first recorder wrote: the refusal names the way out.
+    (tmp_path / "a").write_text("layer_id,expert_id,count\n3,0,12\n")
+    assert "before 0.4.6.post5, are read no more: convert them" in refusal(tmp_path / "a")
+    assert "before 0.4.6.post5, are read no more: convert them" in refusal(tmp_path)
     assert "No such file" in refusal(tmp_path / "b")
     (tmp_path / "c").write_text('{"goal": 1}')
     assert "no recording of routing that is known" in refusal(tmp_path / "c")

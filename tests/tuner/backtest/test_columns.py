@@ -232,13 +232,16 @@ def test_every_software_that_runs_or_targets_name_has_constants_of_memory() -> N
     assert engines <= {*OF_FAMILY, *BY_GENERATION}
 
 
-def test_a_source_that_is_a_software_s_name_implies_it_where_no_release_is_given(
+def test_a_source_that_is_a_software_s_name_implies_it_where_the_release_names_none(
     rows: dict[str, Row],
 ) -> None:
-    def family(**texts: str) -> str:
+    def engine(source: str, release: str) -> tuple[str, str]:
         row = rows["dense-a"]
-        return build_run(replace(row, texts={**row.texts, "release": "", **texts})).family
+        run = build_run(replace(row, texts={**row.texts, "source": source, "release": release}))
+        return run.family, run.release
 
-    assert family(source="torchtitan") == "torchtitan"
-    assert family(source="torchtitan", release="nemo-26.04") == "nemo"
-    assert family(source="lab") == "unstated"
+    assert engine("torchtitan", "") == ("torchtitan", "")
+    assert engine("torchtitan", "nemo-26.04") == ("nemo", "26.04")
+    assert engine("torchtitan", "2025.06") == ("torchtitan", "2025.06")
+    assert engine("megatron-bridge", "25.09") == ("nemo", "25.09")
+    assert engine("lab", "25.09") == ("unstated", "25.09")

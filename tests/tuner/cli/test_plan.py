@@ -122,11 +122,28 @@ def test_a_former_layout_solver_is_noted_in_one_line(
     assert _plan(bound_spec, tmp_path / "plan", "--solver", "milp") == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("--solver milp: ignored, ")
+    assert line in api.plan(bound_spec, method="milp").plan.provenance.notes
+
+
+def test_a_solver_that_changes_nothing_is_refused(
+    sheet_spec: Spec, tmp_path: Path, capsys: Captured
+) -> None:
+    for spec, why in (
+        (sheet_spec(), "only a plan on a profile of the reference step reads it"),
+        ("serving/mixed-pool.yaml", "a plan of goal.kind 'serve' solves no layout"),
+        ("placement/balance.yaml", "a plan of goal.kind 'place' solves no layout"),
+    ):
+        assert _plan(SHEET_SPEC.parents[2] / spec, tmp_path / "plan", "--solver", "exact") == 2, (
+            spec
+        )
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"moetune: --solver exact: {why}")
 
 
 @each_row(
     ("options", "line"),
     [
+        (["--solver", "zzz"], "moetune: --solver zzz: only a plan on a profile of the reference "),
         (["--time-limit", "60"], "moetune: --time-limit: '60' has no unit"),
         (["--time-limit", "1 fortnight"], "moetune: --time-limit: "),
         (["--time-limit", "0s"], "moetune: --time-limit: '0s' must be more than nothing"),

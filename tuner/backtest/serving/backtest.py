@@ -10,7 +10,6 @@ from pathlib import Path
 from tuner.backtest.serving.launches import (
     Cells,
     MissingError,
-    OddError,
     PublishedLaunch,
     parse_launch,
 )
@@ -31,8 +30,6 @@ class PredictedLaunches:
     pairs: tuple[Pair, ...]
     refused: tuple[str, ...]
     """Source of every measurement that cannot be read."""
-    eligible: int
-    """Measurements all of whose columns are known, whether an engine runs them or not."""
     tables: dict[str, str]
     residuals: str
     rows: tuple[ServingBacktestRow, ...]
@@ -58,7 +55,6 @@ def predict_pairs(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> Pr
     return PredictedLaunches(
         pairs=tuple(Pair(launch=one, latency=latencies[n]) for n, one in launches.items()),
         refused=tuple(_source(rows[n]) for n in range(len(rows)) if n not in launches),
-        eligible=sum(isinstance(one, PublishedLaunch | OddError) for one in read),
         tables=origins,
         residuals=residuals.origin if residuals else UNCALIBRATED,
         rows=tuple(

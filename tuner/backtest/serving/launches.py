@@ -96,7 +96,7 @@ class PublishedLaunch:
     length_ratio: float = USUAL_LENGTH_RATIO
     """Shortest length as a share of the nominal one; lengths are even between the two."""
     poll_steps: int = 1
-    """Steps between two looks for new requests."""
+    """Steps between two polls for new requests."""
     stream_steps: float = 0.0
     """Steps that a token waits to be streamed."""
     sequence_s: float = 0.0
@@ -154,7 +154,9 @@ def parse_launch(cells: Cells, *, number: int) -> PublishedLaunch:
     path = _text(cells, "model_path")
     decoder = find_decoder(path)
     if decoder is None:
-        raise MissingError(f"model_path {path[:60]!r} is not known")
+        raise MissingError(
+            f"model_path {path[:60]!r} is none of examples/models; name the one of its architecture"
+        )
     formats = _formats(cells, decoder)
     stated_concurrency = _CONCURRENCY.search(cells.get("silicon_data_source", ""))
     if stated_concurrency is None or not 1 <= int(stated_concurrency.group(1)) <= MOST_CONCURRENCY:

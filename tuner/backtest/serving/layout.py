@@ -29,7 +29,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "harness": "name of the load driver: errors and factors are kept apart by it; blank: other",
     "length_ratio": "shortest prompt and output as a share of isl and osl; blank: 0.95",
     "step_tokens": "optional: token budget of a step; blank: the engine's",
-    "poll_steps": "optional: steps between two looks for new requests; blank: 1",
+    "poll_steps": "optional: steps between two polls for new requests; blank: 1",
     "stream_steps": "optional: steps that a token waits to be streamed; blank: 0",
     "sequence_us": "optional: host microseconds per running sequence and step; blank: the engine's",
     "experts_table": "optional: table of the expert kernels, e.g. vllm@0.19.0; blank: the newest",

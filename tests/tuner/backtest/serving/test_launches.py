@@ -121,7 +121,7 @@ def test_formats_are_stated_or_those_of_the_precision(
         ("silicon_data_source", "a; silicon_concurrency=9999999", "of 1 to 65536"),
         ("silicon_tpot_ms", "nan", "not above 0"),
         ("system", "tpu", "not known"),
-        ("model_path", "someone/else", "not known"),
+        ("model_path", "someone/else", "name the one of its architecture"),
         ("backend", "llama.cpp", "none that is modelled"),
         ("precision", "fp3", "not known"),
         ("formats", "fp8", "are not four of bf16, fp8"),
