@@ -215,13 +215,13 @@ class _SearchSteps:
         return None if is_idle else solved_dispatch(dispatch)
 
     def with_local_replicas(
-        self, found: Mapping[str, Placement], dispatch: str
+        self, placements: Mapping[str, Placement], dispatch: str
     ) -> dict[str, Placement]:
         goal, evidence = self.problem.spec.goal, self.problem.evidence
         local = node_local_replicas(
             evidence, goal=goal, ranks=self.problem.spec.ranks, dispatch=dispatch
         )
-        return {**local} if local and goal.objective is Objective.BALANCE else {**found, **local}
+        return {**local} if local and goal.objective is Objective.BALANCE else {**placements, **local}
 
     def solve(
         self, baseline: EplbBaseline, dispatch: str, time_limit_s: float
