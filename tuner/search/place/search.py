@@ -221,7 +221,9 @@ class _SearchSteps:
         local = node_local_replicas(
             evidence, goal=goal, ranks=self.problem.spec.ranks, dispatch=dispatch
         )
-        return {**local} if local and goal.objective is Objective.BALANCE else {**placements, **local}
+        return (
+            {**local} if local and goal.objective is Objective.BALANCE else {**placements, **local}
+        )
 
     def solve(
         self, baseline: EplbBaseline, dispatch: str, time_limit_s: float
