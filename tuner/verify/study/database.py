@@ -36,7 +36,7 @@ from optuna.exceptions import OptunaError, StorageInternalError, UpdateFinishedT
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from profilers.files import require_regular
+from profilers.files import read_bounded, require_regular
 from tuner.errors import (
     EnvironmentMissingError,
     OutputError,
@@ -74,6 +74,10 @@ CREATION_KEY: Final = 7_236_010
 UNWRITABLE: Final = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")
 UNLOCKED: Final = ("SQLITE_BUSY", "SQLITE_IOERR", "SQLITE_PROTOCOL")
 """How the names of errors begin that say nothing about a file's content."""
+
+SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
+"""End of a journal that names another one, which SQLite deletes with it; written only by
+transactions on several files. Source: https://sqlite.org/fileformat.html#the_rollback_journal"""
 
 COMPARE_AND_SWAP: Final = (
     "UPDATE trial_user_attributes SET value_json = :after"
@@ -381,13 +385,20 @@ def _begin_immediately(connection: "Connection") -> None:
 
 
 def _require_file(path: Path, place: StudyPlace) -> None:
-    """Refuse files that would block or never end, such as pipes and devices."""
+    """Refuse files that would block or never end, and those that make SQLite change others."""
     try:
         require_regular(path, most_bytes=MOST_BYTES)
+        is_journal = path.name.endswith("-journal")
+        leads_away = is_journal and read_bounded(path, most_bytes=MOST_BYTES).endswith(
+            SUPER_JOURNAL
+        )
     except FileNotFoundError:
-        pass
+        leads_away = False
     except OSError as error:
         raise PlanUnreadableError(f"{path}: {error.strerror}; {place.remedy}") from error
+    # SQLite writes through links, and looks for the journal beside their targets.
+    if leads_away or path.is_symlink():
+        raise PlanUnreadableError(f"{path}: names another file; {place.remedy}")
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import struct
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,7 @@ from tuner.verify.study import database
 from tuner.verify.study.database import open_study
 from tuner.verify.study.shared import LEASE
 
+ENDINGS = ("", "-journal", "-wal", "-shm")
 RUNNING = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={LEASE: 0})
 
 
@@ -38,6 +40,49 @@ def test_devices_pipes_and_folders_in_place_of_its_files_are_refused_unread(tmp_
                 _open(file)
             assert str(refused.value).startswith(f"{place}: "), place
             assert "--resume" in str(refused.value)
+
+
+def _journal(*, num_pages: int, names: str = "") -> bytes:
+    """Return a journal that SQLite plays back: it leaves the first pages of its file.
+
+    Source: https://sqlite.org/fileformat.html#the_rollback_journal
+    """
+    header = bytes.fromhex("d9d505f920a163d7") + struct.pack(">5I", 0, 0, num_pages, 512, 4096)
+    record, name = b"", names.encode()
+    if name:
+        record = struct.pack(f">I{len(name)}sII", 2**18 + 1, name, len(name), sum(name))
+        record += header[:8]
+    return header.ljust(512, b"\0") + record
+
+
+def test_a_study_of_others_makes_sqlite_touch_no_file_elsewhere(tmp_path: Path) -> None:
+    file, victim = tmp_path / "study.db", tmp_path / "victim"
+    _open(file).close()
+    sound = file.read_bytes()
+    victim.write_bytes(b"dear")
+
+    def name_it(place: Path) -> None:
+        place.write_bytes(_journal(num_pages=len(sound) // 4096, names=str(victim)))
+
+    def link_it(place: Path) -> None:
+        place.unlink(missing_ok=True)
+        place.symlink_to(victim)
+
+    def link_nowhere(place: Path) -> None:
+        place.unlink(missing_ok=True)
+        place.symlink_to(tmp_path / "new")
+
+    makers = [("-journal", name_it)]
+    makers += [(end, link) for end in ENDINGS for link in (link_it, link_nowhere)]
+    for suffix, make in makers:
+        place = tmp_path / f"study.db{suffix}"
+        make(place)
+        with pytest.raises(PlanUnreadableError, match=r"move study\.db away") as refused:
+            _open(file)
+        assert str(refused.value).startswith(f"{place}: names another file"), place
+        assert victim.read_bytes() == b"dear"
+        assert not (tmp_path / "new").exists()
+        place.unlink()
 
 
 def test_a_file_that_holds_no_study_of_this_plan_is_refused(tmp_path: Path) -> None:
