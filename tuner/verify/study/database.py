@@ -16,8 +16,11 @@ must share PostgreSQL. Passwords are read like libpq does: from the URL, PGPASSW
 ~/.pgpass. Prefer the latter; command lines are visible to everybody on a node. No message or record
 contains one.
 
-Not covered: databases other than these; a worker that is stopped (SIGSTOP) in the milliseconds of a
-transaction, which blocks the others for a minute.
+A worker that is stopped (SIGSTOP) in the milliseconds of a transaction blocks the others on SQLite
+until it goes on or ends. They retry for `PATIENCE_S`, and so they do after an I/O error of the file
+system; PostgreSQL ends such a transaction after `TRANSACTION_S`.
+
+Not covered: databases other than these.
 """
 
 import contextlib
@@ -60,7 +63,7 @@ TRANSACTION_S: Final = 60
 """Time after which a transaction is given up, waited for (SQLite) or idle (PostgreSQL)."""
 
 PATIENCE_S: Final = 600.0
-"""Time that a server may not respond during a study, from the first failure on; as for Slurm's
+"""Time that a database may not respond during a study, from the first failure on; as for Slurm's
 controller."""
 
 PAUSE_S: Final = 1.0
@@ -100,7 +103,7 @@ _MALFORMED: Final = "not a URL like postgresql://user@host:5432/database"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPlace:
-    """Where a study is, for messages."""
+    """The place of a study, with what messages say about it."""
 
     name: str
     """Path or URL; never with a password."""
@@ -108,6 +111,8 @@ class StudyPlace:
     """What to do where it does not hold the study of the plan's folder."""
     secrets: tuple[str, ...] = ()
     """Texts that no message may contain."""
+    transient: tuple[str, ...] = ("",)
+    """How the names of errors begin after which actions run again; a server's have none."""
 
     def line(self, error: BaseException) -> str:
         """Return the first line of a driver's message, without secrets."""
@@ -121,8 +126,7 @@ class StudyPlace:
         message, cause = f"{self.name}: {self.line(error)}", _cause(error)
         if not isinstance(cause, sqlite3.Error):
             return StudyError(message)
-        # Text that cannot be decoded has none.
-        code = getattr(cause, "sqlite_errorname", "")
+        code = _error_name(error)
         if code.startswith(UNWRITABLE):
             return OutputError(message)
         if code.startswith(UNLOCKED):
@@ -152,12 +156,10 @@ class StudyDatabase:
         place: StudyPlace,
         *,
         study_name: str,
-        patience_s: float,
         on_message: Callable[[str], None],
     ) -> None:
         self.place = place
         self._storage = storage
-        self._patience_s = patience_s
         self._on_message = on_message
         try:
             with place.readable():
@@ -207,29 +209,29 @@ class StudyDatabase:
             self._storage.set_trial_state_values(self._trial_id(number), TrialState.FAIL)
 
     def persist(self, action: Callable[[], Result], *, once: bool = False) -> Result:
-        """Run an action on the database, again while its server does not respond.
+        """Run an action on the database, again while it does not respond.
 
         Args:
-            action: is idempotent, for a server may have done what it did not confirm.
+            action: is idempotent, for a database may have done what it did not confirm.
             once: do not run it again.
 
         Raises:
             OutputError: the file cannot be written.
             PlanUnreadableError: the file is damaged.
-            StudyError: the file cannot be locked, or the server stays away.
+            StudyError: the file stays locked, or the server away.
         """
         failed_s: list[float] = []
         while True:
             try:
                 return action()
             except _database_errors() as error:
-                if once or not self._patience_s:
+                if once or not _error_name(error).startswith(self.place.transient):
                     raise self.place.refusal(error) from error
                 failed_s.append(time.monotonic())
                 reason = f"({self.place.line(error)})"
-                if failed_s[-1] - failed_s[0] > self._patience_s:
+                if failed_s[-1] - failed_s[0] > PATIENCE_S:
                     raise StudyError(
-                        f"{self.place.name} did not respond for {format_s(self._patience_s)}"
+                        f"{self.place.name} did not respond for {format_s(PATIENCE_S)}"
                         f" {reason}; run the same command again when it does"
                     ) from error
                 if len(failed_s) == 1:
@@ -258,7 +260,7 @@ def open_study(
         where: a file of SQLite, or the URL `postgresql://user@host:port/database`.
         study_name: of the study in the database.
         former: trials that a new study begins with, by number.
-        on_message: gets a line when a server does not respond.
+        on_message: gets a line when the database does not respond.
 
     Raises:
         SpecError: the URL is not of PostgreSQL.
@@ -270,14 +272,10 @@ def open_study(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if isinstance(where, Path):
         place, storage = _open_file(where, study_name, former)
-        patience_s = 0.0
     else:
         place, storage = _open_server(where, study_name, former)
-        patience_s = PATIENCE_S
     try:
-        return StudyDatabase(
-            storage, place, study_name=study_name, patience_s=patience_s, on_message=on_message
-        )
+        return StudyDatabase(storage, place, study_name=study_name, on_message=on_message)
     except _database_errors() as error:
         raise place.refusal(error) from error
 
@@ -290,6 +288,7 @@ def _open_file(
     place = StudyPlace(
         name=str(file),
         remedy=f"move {file.name} away and go on with --resume, which makes it from the records",
+        transient=UNLOCKED,
     )
     for suffix in ("", "-journal", "-wal", "-shm"):
         _require_file(file.with_name(f"{file.name}{suffix}"), place)
@@ -405,6 +404,11 @@ def _cause(error: BaseException) -> BaseException:
     """Return the driver's error behind one of Optuna or SQLAlchemy."""
     cause = error.__cause__ if isinstance(error, OptunaError) and error.__cause__ else error
     return getattr(cause, "orig", None) or cause
+
+
+def _error_name(error: BaseException) -> str:
+    """Return SQLite's name of an error; text that cannot be decoded has none."""
+    return getattr(_cause(error), "sqlite_errorname", "")
 
 
 def _database_errors() -> tuple[type[Exception], ...]:

@@ -20,8 +20,10 @@ ENDINGS = ("", "-journal", "-wal", "-shm")
 RUNNING = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={LEASE: 0})
 
 
-def _open(file: Path) -> database.StudyDatabase:
-    return open_study(file, study_name="test", former=[RUNNING], on_message=lambda _line: None)
+def _open(
+    file: Path, on_message: Callable[[str], None] = lambda _line: None
+) -> database.StudyDatabase:
+    return open_study(file, study_name="test", former=[RUNNING], on_message=on_message)
 
 
 def test_devices_pipes_and_folders_in_place_of_its_files_are_refused_unread(tmp_path: Path) -> None:
@@ -138,14 +140,25 @@ def _refused(file: Path, name: str) -> list[str]:
 
 
 def test_a_full_or_locked_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "study.db"
-    monkeypatch.setattr(database, "TRANSACTION_S", 0.05)
-    with closing(_open(file)) as study:
-        with closing(sqlite3.connect(file, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StudyError, match="database is locked; if its file system has no"):
-                study.persist(lambda: study.add(RUNNING))
+    file, said = tmp_path / "study.db", list[str]()
+    for name, value_s in {"TRANSACTION_S": 0.05, "PATIENCE_S": 0.1, "PAUSE_S": 0.0}.items():
+        monkeypatch.setattr(database, name, value_s)
+    other = sqlite3.connect(file, isolation_level=None)
+
+    def go_on(line: str) -> None:
+        said.append(line)
+        if len(said) == 2:
+            other.execute("ROLLBACK")
+
+    with closing(other), closing(_open(file, on_message=go_on)) as study:
+        # A worker that was stopped in a transaction.
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StudyError, match="database is locked; if its file system has no"):
+            _open(file)
+        with pytest.raises(StudyError, match="did not respond for 100 ms"):
+            study.persist(lambda: study.add(RUNNING))
         assert study.persist(lambda: study.add(RUNNING)) == 1
+        assert said == [f"{file} does not respond (database is locked); retrying"] * 2
         full = sqlite3.connect
 
         def connected(*what: object, **how: object) -> sqlite3.Connection:
