@@ -200,8 +200,8 @@ class SharedStudy:
     def _settle(self, trial: FrozenTrial) -> None:
         """Continue or end a running trial if its worker is dead."""
         lease, number = _lease(trial), trial.number
-        was_interrupted = lease.worker == self._worker
-        is_dead = was_interrupted or self._watch.has_ended(number, lease)
+        # Of this worker, if the connection broke after a claim or a swap.
+        is_dead = lease.worker == self._worker or self._watch.has_ended(number, lease)
         if number in self._mine or not is_dead:
             return
         if not self._swap_lease(trial, Lease(worker=self._worker)):
@@ -209,7 +209,7 @@ class SharedStudy:
         record, proposal = recorded(trial), _claimed(trial)
         if record is not None:
             self._database.complete(number, sampler_value_s(record))
-        elif not was_interrupted and self._outside.adopt(proposal):
+        elif self._outside.adopt(proposal):
             self._mine.add(number)
             self.taken_over.append(proposal)
         else:
