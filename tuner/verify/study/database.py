@@ -338,8 +338,11 @@ def _open_server(
             connection.execute(text(f"SELECT pg_advisory_xact_lock({CREATION_KEY})"))
             storage = RDBStorage(plain, engine_kwargs=settings)
             study = optuna.create_study(study_name=study_name, storage=storage, load_if_exists=True)
-            if not study.get_trials(deepcopy=False):
-                study.add_trials(former)
+            trials = study.get_trials(deepcopy=False)
+            begun = former[: len(trials)]
+            # A worker may have been killed while it added them.
+            if list(map(_content, trials)) == list(map(_content, begun)):
+                study.add_trials(former[len(begun) :])
     except ImportError as error:
         raise EnvironmentMissingError(
             "--storage needs a driver of PostgreSQL: pip install 'moetune[postgres]'"
@@ -350,6 +353,10 @@ def _open_server(
         # The driver takes the parameters of a URL as they are.
         raise SpecError(f"--storage: {place.line(error)}; {_MALFORMED}") from error
     return place, storage
+
+
+def _content(trial: FrozenTrial) -> tuple[object, ...]:
+    return trial.state, trial.values, trial.user_attrs
 
 
 def _begin(file: Path, study_name: str, former: Sequence[FrozenTrial]) -> None:
