@@ -56,7 +56,7 @@ class StudySnapshot:
     """What a worker saw of a study."""
 
     records: tuple[TrialRecord, ...]
-    """Of every finished trial, of any worker, by number."""
+    """Records of all finished trials of all workers, by number."""
     open: tuple[Proposal, ...]
     """Running trials of any worker."""
     num_trials: int = 0
@@ -253,20 +253,21 @@ def join_workers(
     """
     watch = watch or LeaseWatch()
     shared = SharedStudy(database, outside=outside, worker=worker or this_worker(), watch=watch)
+    place = database.place
     with contextlib.closing(database):
-        seen, place = shared.look(), database.place
-        for record in finished:
-            if shared.records.get(record.number) != record:
-                raise PlanUnreadableError(
-                    f"trial {record.number} in the plan's folder is not trial {record.number} of"
-                    f" the study in {place.name}: {place.remedy}"
-                )
-        if seen.open and not may_join:
-            raise StudyError(
-                f"another `moetune verify` is at work on {place.name}; add --resume to join it, or"
-                " wait for it"
-            )
         try:
+            seen = shared.look()
+            for record in finished:
+                if shared.records.get(record.number) != record:
+                    raise PlanUnreadableError(
+                        f"trial {record.number} in the plan's folder is not trial {record.number}"
+                        f" of the study in {place.name}: {place.remedy}"
+                    )
+            if seen.open and not may_join:
+                raise StudyError(
+                    f"another `moetune verify` is at work on {place.name}; add --resume to join it,"
+                    " or wait for it"
+                )
             with renewal_thread(shared.renew, lease_s=watch.lease_s):
                 yield shared
         finally:

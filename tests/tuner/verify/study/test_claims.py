@@ -146,6 +146,17 @@ def test_a_study_that_somebody_is_at_is_joined_only_when_asked_to(
     assert _proposed(join(space(planned), planned, worker=this_worker())).number > begun.number
 
 
+def test_a_worker_that_may_not_join_gives_back_what_it_took(
+    planned: Path, space: DecisionSpace, join: Join, ghost: Callable[[], Worker]
+) -> None:
+    near = space(planned)
+    _proposed(join(near, planned, worker=this_worker()))
+    dead = _proposed(join(near, planned, worker=ghost()))
+    with pytest.raises(StudyError, match="add --resume to join"):
+        join(near, planned, may_join=False, adopt=bool, worker=this_worker())
+    assert _proposed(join(near, planned, adopt=bool, worker=this_worker())) == dead
+
+
 def test_the_trial_of_a_worker_that_left_is_free_at_once(
     planned: Path, space: DecisionSpace, join: Join, joined: Joined
 ) -> None:
