@@ -294,8 +294,7 @@ def _open_file(
         _require_file(file.with_name(f"{file.name}{suffix}"), place)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not (file.exists() and file.stat().st_size):
-            _begin(file, study_name, former)
+        _begin(file, study_name, former)
         # By the creator and not by the URL, in which Optuna replaces braces.
         with place.readable():
             storage = RDBStorage(
@@ -360,21 +359,30 @@ def _content(trial: FrozenTrial) -> tuple[object, ...]:
 
 
 def _begin(file: Path, study_name: str, former: Sequence[FrozenTrial]) -> None:
-    """Write a new study into a file, in one transaction, unless another worker has."""
-    memory = RDBStorage("sqlite://")
-    study = optuna.create_study(study_name=study_name, storage=memory)
-    study.add_trials(former)
-    with memory.engine.connect() as connection, closing(_connected(file)) as disk:
-        source = connection.connection.driver_connection
-        if source is None:
-            raise StudyError(f"{file}: no connection")
+    """Write a new study into a file without tables, in one transaction.
+
+    Its size does not tell: a kill in the transaction leaves pages, which its journal takes back.
+    """
+    with closing(_connected(file)) as disk:
         disk.execute("BEGIN IMMEDIATE")
         if disk.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
-            # The first and the last line are the transaction's.
-            for line in list(source.iterdump())[1:-1]:
+            for line in _statements(study_name, former):
                 disk.execute(line)
         disk.execute("COMMIT")
+
+
+def _statements(study_name: str, former: Sequence[FrozenTrial]) -> list[str]:
+    """Return the statements that write a new study."""
+    memory = RDBStorage("sqlite://")
+    optuna.create_study(study_name=study_name, storage=memory).add_trials(former)
+    with memory.engine.connect() as connection:
+        source = connection.connection.driver_connection
+        if source is None:
+            raise StudyError(f"{study_name}: no connection")
+        # The first and the last line are the transaction's.
+        lines = list(source.iterdump())[1:-1]
     memory.engine.dispose()
+    return lines
 
 
 def _connected(file: Path) -> sqlite3.Connection:

@@ -87,6 +87,14 @@ def test_a_study_of_others_makes_sqlite_touch_no_file_elsewhere(tmp_path: Path) 
         place.unlink()
 
 
+def test_a_study_whose_creation_was_cut_off_is_created(tmp_path: Path) -> None:
+    file = tmp_path / "study.db"
+    _open(file).close()
+    (tmp_path / "study.db-journal").write_bytes(_journal(num_pages=0))
+    with closing(_open(file)) as study:
+        assert len(study.trials()) == 1
+
+
 def test_a_file_that_holds_no_study_of_this_plan_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "{a}?b%20 #c" / "study.db"
     with closing(_open(file)) as study:
