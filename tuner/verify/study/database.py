@@ -287,7 +287,7 @@ def _open_file(
 
     place = StudyPlace(
         name=str(file),
-        remedy=f"move {file.name} away and go on with --resume, which makes it from the records",
+        remedy=f"move {file.name}* away and go on with --resume, which makes it from the records",
         transient=UNLOCKED,
     )
     for suffix in ("", "-journal", "-wal", "-shm"):
