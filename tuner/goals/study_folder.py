@@ -83,8 +83,11 @@ def opened_study(
         shutil.rmtree(trial_folder(scratch, record.number), ignore_errors=True)
 
     def copy(record: TrialRecord) -> None:
-        if not trial_file(folder, record.number).exists():
-            write_trial(folder, record)
+        if trial_file(folder, record.number).exists():
+            return
+        if is_joining and not storage:
+            on_message(_missing(folder, record.number, resume=resume))
+        write_trial(folder, record)
 
     def adopt(proposal: Proposal) -> bool:
         return by is not None and adopt_trial(scratch, by, proposal, plan_sha256=sha256)
@@ -100,8 +103,10 @@ def opened_study(
         former=former_trials(finished, running),
         on_message=on_message,
     )
+    is_joining = True
     outside = StudyCallbacks(write=write, copy=copy, adopt=adopt, on_message=on_message)
     with join_workers(database, finished=finished, outside=outside, may_join=may_join) as shared:
+        is_joining = False
         study = StudySearch(space, shared)
         if by is not None:
             sweep(scratch, by, running=study.running)
@@ -110,6 +115,16 @@ def opened_study(
 
 def _log_of(record: TrialRecord, folder: Path) -> str:
     return "" if record.status == "ok" else kept_log(folder)
+
+
+def _missing(folder: Path, trial: int, *, resume: bool) -> str:
+    """Return the line about a finished trial without a record; an error unless resumed."""
+    line = f"{folder / TRIALS_NAME / STUDY_NAME} holds trial {trial}, whose record is missing"
+    if not resume:
+        raise PlanUnreadableError(
+            f"{line}: add --resume to write it again, or delete {STUDY_NAME} to measure anew"
+        )
+    return f"{line} and written again; to measure it again, delete its record and {STUDY_NAME}"
 
 
 def _refusal(folder: Path, finished: Sequence[TrialRecord]) -> str:

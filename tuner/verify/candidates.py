@@ -54,7 +54,8 @@ class PlanCandidates:
         if known is None:
             raise PlanUnreadableError(
                 f"a trial launched {short_decision(decision)}, which this plan does not name:"
-                " delete its record and study.db in trials/ and go on with --resume"
+                " delete its record and study.db in trials/, take another database if --storage"
+                " names one, and go on with --resume"
             )
         return known
 

@@ -75,6 +75,7 @@ class StudySearch:
         self._neighbourhood = neighbourhood
         self._shared = shared
         self._seeds = neighbourhood.seeds()
+        self._seed = seed
         self._sampler = _sampler(seed)
         self._space = {
             "degrees": CategoricalDistribution(tuple(neighbourhood.candidates)),
@@ -82,7 +83,7 @@ class StudySearch:
         }
         self._excess_bytes = functools.cache(neighbourhood.excess_bytes)
         self._known: dict[TrainDecision, TrialRecord] = {}
-        self._open: frozenset[TrainDecision] = frozenset()
+        self._open: tuple[TrainDecision, ...] = ()
         self._smaller: frozenset[tuple[TrainDecision, Scale]] = frozenset()
         self._pause_s = FIRST_PAUSE_S
         self._has_reported = False
@@ -131,7 +132,10 @@ class StudySearch:
         """Remember finished and running trials; scaled-down jobs separately."""
         records = seen.records
         self._known = {one.decision: one for one in records if one.scale is None}
-        self._open = frozenset(one.decision for one in seen.open if one.scale is None)
+        self._open = tuple(one.decision for one in seen.open if one.scale is None)
+        if self._open:
+            # One worker at most claims a number, so no two of them sample alike.
+            self._sampler = _sampler(self._seed + seen.num_trials)
         trials: list[TrialRecord | Proposal] = [*records, *seen.open]
         self._smaller = frozenset(
             (one.decision, one.scale) for one in trials if one.scale is not None

@@ -1,7 +1,9 @@
 """Trials that outlive their process: who goes on with them, and who leaves them alone."""
 
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
 from tuner.verify.search import LaunchRequest, StudySearch
+from tuner.verify.study import database
+from tuner.verify.study.database import StudyDatabase
 from tuner.verify.study.lease import this_worker
 from tuner.verify.study.shared import StudySnapshot
 
@@ -78,6 +82,31 @@ def test_the_job_of_a_dead_worker_goes_on_under_its_number(
     assert _proposed(next_one).decision != begun.decision
     assert jobs.alive == {folder}
     assert next_one.record(begun, record(begun.number, decision=begun.decision))
+
+
+def test_a_job_goes_on_when_the_database_fails_after_its_lease_was_taken(
+    planned: Path, space: DecisionSpace, join: Join, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, swap, said = Jobs(), StudyDatabase.compare_and_swap, list[str]()
+    begun = _proposed(join(space(planned), planned))
+    jobs.begin(place, begun)
+    broken = sqlite3.OperationalError("disk I/O error")
+    broken.sqlite_errorname = "SQLITE_IOERR_READ"
+
+    def failing(*what: Any, **named: Any) -> bool:
+        assert swap(*what, **named)
+        monkeypatch.setattr(StudyDatabase, "compare_and_swap", swap)
+        raise broken
+
+    monkeypatch.setattr(database, "PAUSE_S", 0.0)
+    monkeypatch.setattr(StudyDatabase, "compare_and_swap", failing)
+    how = {"adopt": _adopting(jobs, place), "on_message": said.append}
+    next_one = join(space(planned), planned, worker=this_worker(), **how)
+    assert [line.partition(" does not respond ")[2] for line in said] == [
+        "(disk I/O error); retrying"
+    ]
+    assert _proposed(next_one) == begun
+    assert jobs.alive
 
 
 def test_a_job_that_has_gone_frees_its_decision_and_leaves_no_folder(

@@ -1,15 +1,21 @@
 """The study: what it proposes, and what is left of it after kills and damage."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import FrozenTrial, TrialState
 
 from tuner.config.train import TrainDecision
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME
 from tuner.spec.search import Search
-from tuner.verify.neighbourhood import Neighbourhood
+from tuner.verify.neighbourhood import Neighbourhood, Point
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
 from tuner.verify.search import LaunchRequest, StudySearch, Waiting
+from tuner.verify.study.lease import this_worker
 from tuner.verify.study.shared import StudySnapshot
 
 DecisionSpace = Callable[..., Neighbourhood]
@@ -70,6 +76,35 @@ def test_the_sampler_never_repeats_nor_exceeds_memory(
     assert len(set(proposed)) == 24
     assert len(one.seeds()) < 24
     assert all(one.excess_bytes(decision) <= 0 for decision in proposed)
+
+
+def test_workers_sample_differently_and_from_running_trials_by_number(
+    planned: Path, space: DecisionSpace, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, asked = space(planned), list[list[dict[str, Any]]]()
+    workers = [join(near, planned, worker=this_worker()) for _ in range(3)]
+    begun = [_next(workers[0]) for _ in set(map(near.decision_at, near.seeds()))]
+    points = [near.find_point(one.decision) for one in begun if one is not None]
+    add, ask = optuna.Study.add_trials, optuna.Study.ask
+
+    def added(study: optuna.Study, trials: Iterable[FrozenTrial]) -> None:
+        known = list(trials)
+        asked.append([])
+        in_order = [Point(**one.params) for one in known if one.state is TrialState.RUNNING]
+        assert in_order[: len(points)] == points
+        add(study, known)
+
+    def noted(study: optuna.Study, *what: Any) -> optuna.Trial:
+        trial = ask(study, *what)
+        asked[-1].append(trial.params)
+        return trial
+
+    monkeypatch.setattr(optuna.Study, "add_trials", added)
+    monkeypatch.setattr(optuna.Study, "ask", noted)
+    for worker in workers[1:]:
+        _next(worker)
+    first, second = asked
+    assert first[0] != second[0]
 
 
 def test_it_stops_when_everything_that_fits_was_launched(

@@ -16,8 +16,11 @@ must share PostgreSQL. Passwords are read like libpq does: from the URL, PGPASSW
 ~/.pgpass. Prefer the latter; command lines are visible to everybody on a node. No message or record
 contains one.
 
-Not covered: databases other than these; a worker that is stopped (SIGSTOP) in the milliseconds of a
-transaction, which blocks the others for a minute.
+A worker that is stopped (SIGSTOP) in the milliseconds of a transaction blocks the others on SQLite
+until it goes on or ends. They retry for `PATIENCE_S`, and so they do after an I/O error of the file
+system; PostgreSQL ends such a transaction after `TRANSACTION_S`.
+
+Not covered: databases other than these.
 """
 
 import contextlib
@@ -36,7 +39,7 @@ from optuna.exceptions import OptunaError, StorageInternalError, UpdateFinishedT
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from profilers.files import require_regular
+from profilers.files import read_bounded, require_regular
 from tuner.errors import (
     EnvironmentMissingError,
     OutputError,
@@ -60,7 +63,7 @@ TRANSACTION_S: Final = 60
 """Time after which a transaction is given up, waited for (SQLite) or idle (PostgreSQL)."""
 
 PATIENCE_S: Final = 600.0
-"""Time that a server may not respond during a study, from the first failure on; as for Slurm's
+"""Time that a database may not respond during a study, from the first failure on; as for Slurm's
 controller."""
 
 PAUSE_S: Final = 1.0
@@ -74,6 +77,10 @@ CREATION_KEY: Final = 7_236_010
 UNWRITABLE: Final = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")
 UNLOCKED: Final = ("SQLITE_BUSY", "SQLITE_IOERR", "SQLITE_PROTOCOL")
 """How the names of errors begin that say nothing about a file's content."""
+
+SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
+"""End of a journal that names another one, which SQLite deletes with it; written only by
+transactions on several files. Source: https://sqlite.org/fileformat.html#the_rollback_journal"""
 
 COMPARE_AND_SWAP: Final = (
     "UPDATE trial_user_attributes SET value_json = :after"
@@ -96,7 +103,7 @@ _MALFORMED: Final = "not a URL like postgresql://user@host:5432/database"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPlace:
-    """Where a study is, for messages."""
+    """The place of a study, with what messages say about it."""
 
     name: str
     """Path or URL; never with a password."""
@@ -104,6 +111,8 @@ class StudyPlace:
     """What to do where it does not hold the study of the plan's folder."""
     secrets: tuple[str, ...] = ()
     """Texts that no message may contain."""
+    transient: tuple[str, ...] = ("",)
+    """How the names of errors begin after which actions run again; a server's have none."""
 
     def line(self, error: BaseException) -> str:
         """Return the first line of a driver's message, without secrets."""
@@ -117,8 +126,7 @@ class StudyPlace:
         message, cause = f"{self.name}: {self.line(error)}", _cause(error)
         if not isinstance(cause, sqlite3.Error):
             return StudyError(message)
-        # Text that cannot be decoded has none.
-        code = getattr(cause, "sqlite_errorname", "")
+        code = _error_name(error)
         if code.startswith(UNWRITABLE):
             return OutputError(message)
         if code.startswith(UNLOCKED):
@@ -148,12 +156,10 @@ class StudyDatabase:
         place: StudyPlace,
         *,
         study_name: str,
-        patience_s: float,
         on_message: Callable[[str], None],
     ) -> None:
         self.place = place
         self._storage = storage
-        self._patience_s = patience_s
         self._on_message = on_message
         try:
             with place.readable():
@@ -203,29 +209,29 @@ class StudyDatabase:
             self._storage.set_trial_state_values(self._trial_id(number), TrialState.FAIL)
 
     def persist(self, action: Callable[[], Result], *, once: bool = False) -> Result:
-        """Run an action on the database, again while its server does not respond.
+        """Run an action on the database, again while it does not respond.
 
         Args:
-            action: is idempotent, for a server may have done what it did not confirm.
+            action: is idempotent, for a database may have done what it did not confirm.
             once: do not run it again.
 
         Raises:
             OutputError: the file cannot be written.
             PlanUnreadableError: the file is damaged.
-            StudyError: the file cannot be locked, or the server stays away.
+            StudyError: the file stays locked, or the server away.
         """
         failed_s: list[float] = []
         while True:
             try:
                 return action()
             except _database_errors() as error:
-                if once or not self._patience_s:
+                if once or not _error_name(error).startswith(self.place.transient):
                     raise self.place.refusal(error) from error
                 failed_s.append(time.monotonic())
                 reason = f"({self.place.line(error)})"
-                if failed_s[-1] - failed_s[0] > self._patience_s:
+                if failed_s[-1] - failed_s[0] > PATIENCE_S:
                     raise StudyError(
-                        f"{self.place.name} did not respond for {format_s(self._patience_s)}"
+                        f"{self.place.name} did not respond for {format_s(PATIENCE_S)}"
                         f" {reason}; run the same command again when it does"
                     ) from error
                 if len(failed_s) == 1:
@@ -254,7 +260,7 @@ def open_study(
         where: a file of SQLite, or the URL `postgresql://user@host:port/database`.
         study_name: of the study in the database.
         former: trials that a new study begins with, by number.
-        on_message: gets a line when a server does not respond.
+        on_message: gets a line when the database does not respond.
 
     Raises:
         SpecError: the URL is not of PostgreSQL.
@@ -266,14 +272,10 @@ def open_study(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if isinstance(where, Path):
         place, storage = _open_file(where, study_name, former)
-        patience_s = 0.0
     else:
         place, storage = _open_server(where, study_name, former)
-        patience_s = PATIENCE_S
     try:
-        return StudyDatabase(
-            storage, place, study_name=study_name, patience_s=patience_s, on_message=on_message
-        )
+        return StudyDatabase(storage, place, study_name=study_name, on_message=on_message)
     except _database_errors() as error:
         raise place.refusal(error) from error
 
@@ -285,14 +287,14 @@ def _open_file(
 
     place = StudyPlace(
         name=str(file),
-        remedy=f"move {file.name} away and go on with --resume, which makes it from the records",
+        remedy=f"move {file.name}* away and go on with --resume, which makes it from the records",
+        transient=UNLOCKED,
     )
     for suffix in ("", "-journal", "-wal", "-shm"):
         _require_file(file.with_name(f"{file.name}{suffix}"), place)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not (file.exists() and file.stat().st_size):
-            _begin(file, study_name, former)
+        _begin(file, study_name, former)
         # By the creator and not by the URL, in which Optuna replaces braces.
         with place.readable():
             storage = RDBStorage(
@@ -335,8 +337,11 @@ def _open_server(
             connection.execute(text(f"SELECT pg_advisory_xact_lock({CREATION_KEY})"))
             storage = RDBStorage(plain, engine_kwargs=settings)
             study = optuna.create_study(study_name=study_name, storage=storage, load_if_exists=True)
-            if not study.get_trials(deepcopy=False):
-                study.add_trials(former)
+            trials = study.get_trials(deepcopy=False)
+            begun = former[: len(trials)]
+            # A worker may have been killed while it added them.
+            if list(map(_content, trials)) == list(map(_content, begun)):
+                study.add_trials(former[len(begun) :])
     except ImportError as error:
         raise EnvironmentMissingError(
             "--storage needs a driver of PostgreSQL: pip install 'moetune[postgres]'"
@@ -349,22 +354,35 @@ def _open_server(
     return place, storage
 
 
+def _content(trial: FrozenTrial) -> tuple[object, ...]:
+    return trial.state, trial.values, trial.user_attrs
+
+
 def _begin(file: Path, study_name: str, former: Sequence[FrozenTrial]) -> None:
-    """Write a new study into a file, in one transaction, unless another worker has."""
-    memory = RDBStorage("sqlite://")
-    study = optuna.create_study(study_name=study_name, storage=memory)
-    study.add_trials(former)
-    with memory.engine.connect() as connection, closing(_connected(file)) as disk:
-        source = connection.connection.driver_connection
-        if source is None:
-            raise StudyError(f"{file}: no connection")
+    """Write a new study into a file without tables, in one transaction.
+
+    Its size does not tell: a kill in the transaction leaves pages, which its journal takes back.
+    """
+    with closing(_connected(file)) as disk:
         disk.execute("BEGIN IMMEDIATE")
         if disk.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
-            # The first and the last line are the transaction's.
-            for line in list(source.iterdump())[1:-1]:
+            for line in _statements(study_name, former):
                 disk.execute(line)
         disk.execute("COMMIT")
+
+
+def _statements(study_name: str, former: Sequence[FrozenTrial]) -> list[str]:
+    """Return the statements that write a new study."""
+    memory = RDBStorage("sqlite://")
+    optuna.create_study(study_name=study_name, storage=memory).add_trials(former)
+    with memory.engine.connect() as connection:
+        source = connection.connection.driver_connection
+        if source is None:
+            raise StudyError(f"{study_name}: no connection")
+        # The first and the last line are the transaction's.
+        lines = list(source.iterdump())[1:-1]
     memory.engine.dispose()
+    return lines
 
 
 def _connected(file: Path) -> sqlite3.Connection:
@@ -381,19 +399,31 @@ def _begin_immediately(connection: "Connection") -> None:
 
 
 def _require_file(path: Path, place: StudyPlace) -> None:
-    """Refuse files that would block or never end, such as pipes and devices."""
+    """Refuse files that would block or never end, and those that make SQLite change others."""
     try:
         require_regular(path, most_bytes=MOST_BYTES)
+        is_journal = path.name.endswith("-journal")
+        leads_away = is_journal and read_bounded(path, most_bytes=MOST_BYTES).endswith(
+            SUPER_JOURNAL
+        )
     except FileNotFoundError:
-        pass
+        leads_away = False
     except OSError as error:
         raise PlanUnreadableError(f"{path}: {error.strerror}; {place.remedy}") from error
+    # SQLite writes through links, and looks for the journal beside their targets.
+    if leads_away or path.is_symlink():
+        raise PlanUnreadableError(f"{path}: names another file; {place.remedy}")
 
 
 def _cause(error: BaseException) -> BaseException:
     """Return the driver's error behind one of Optuna or SQLAlchemy."""
     cause = error.__cause__ if isinstance(error, OptunaError) and error.__cause__ else error
     return getattr(cause, "orig", None) or cause
+
+
+def _error_name(error: BaseException) -> str:
+    """Return SQLite's name of an error; text that cannot be decoded has none."""
+    return getattr(_cause(error), "sqlite_errorname", "")
 
 
 def _database_errors() -> tuple[type[Exception], ...]:

@@ -13,7 +13,6 @@ import contextlib
 import os
 import re
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +39,6 @@ class Worker(Record):
     """A process that works on a study."""
 
     token: Annotated[str, Field(pattern=rf"^{WORKER_TOKEN.pattern}$")]
-    host: Text
     place: Text
     """Boot id of the machine and PID namespace; empty if unknown."""
     pid: int
@@ -60,7 +58,6 @@ def this_worker() -> Worker:
     """Describe this process, with a unique token."""
     return Worker(
         token=secrets.token_hex(16),
-        host=socket.gethostname()[:300],
         place=_place(),
         pid=os.getpid(),
         started=_started(os.getpid()) or 0,

@@ -56,7 +56,7 @@ class StudySnapshot:
     """What a worker saw of a study."""
 
     records: tuple[TrialRecord, ...]
-    """Of every finished trial, of any worker, by number."""
+    """Records of all finished trials of all workers, by number."""
     open: tuple[Proposal, ...]
     """Running trials of any worker."""
     num_trials: int = 0
@@ -200,8 +200,8 @@ class SharedStudy:
     def _settle(self, trial: FrozenTrial) -> None:
         """Continue or end a running trial if its worker is dead."""
         lease, number = _lease(trial), trial.number
-        was_interrupted = lease.worker == self._worker
-        is_dead = was_interrupted or self._watch.has_ended(number, lease)
+        # Of this worker, if the connection broke after a claim or a swap.
+        is_dead = lease.worker == self._worker or self._watch.has_ended(number, lease)
         if number in self._mine or not is_dead:
             return
         if not self._swap_lease(trial, Lease(worker=self._worker)):
@@ -209,7 +209,7 @@ class SharedStudy:
         record, proposal = recorded(trial), _claimed(trial)
         if record is not None:
             self._database.complete(number, sampler_value_s(record))
-        elif not was_interrupted and self._outside.adopt(proposal):
+        elif self._outside.adopt(proposal):
             self._mine.add(number)
             self.taken_over.append(proposal)
         else:
@@ -253,20 +253,21 @@ def join_workers(
     """
     watch = watch or LeaseWatch()
     shared = SharedStudy(database, outside=outside, worker=worker or this_worker(), watch=watch)
+    place = database.place
     with contextlib.closing(database):
-        seen, place = shared.look(), database.place
-        for record in finished:
-            if shared.records.get(record.number) != record:
-                raise PlanUnreadableError(
-                    f"trial {record.number} in the plan's folder is not trial {record.number} of"
-                    f" the study in {place.name}: {place.remedy}"
-                )
-        if seen.open and not may_join:
-            raise StudyError(
-                f"another `moetune verify` is at work on {place.name}; add --resume to join it, or"
-                " wait for it"
-            )
         try:
+            seen = shared.look()
+            for record in finished:
+                if shared.records.get(record.number) != record:
+                    raise PlanUnreadableError(
+                        f"trial {record.number} in the plan's folder is not trial {record.number}"
+                        f" of the study in {place.name}: {place.remedy}"
+                    )
+            if seen.open and not may_join:
+                raise StudyError(
+                    f"another `moetune verify` is at work on {place.name}; add --resume to join it,"
+                    " or wait for it"
+                )
             with renewal_thread(shared.renew, lease_s=watch.lease_s):
                 yield shared
         finally:

@@ -146,6 +146,17 @@ def test_a_study_that_somebody_is_at_is_joined_only_when_asked_to(
     assert _proposed(join(space(planned), planned, worker=this_worker())).number > begun.number
 
 
+def test_a_worker_that_may_not_join_gives_back_what_it_took(
+    planned: Path, space: DecisionSpace, join: Join, ghost: Callable[[], Worker]
+) -> None:
+    near = space(planned)
+    _proposed(join(near, planned, worker=this_worker()))
+    dead = _proposed(join(near, planned, worker=ghost()))
+    with pytest.raises(StudyError, match="add --resume to join"):
+        join(near, planned, may_join=False, adopt=bool, worker=this_worker())
+    assert _proposed(join(near, planned, adopt=bool, worker=this_worker())) == dead
+
+
 def test_the_trial_of_a_worker_that_left_is_free_at_once(
     planned: Path, space: DecisionSpace, join: Join, joined: Joined
 ) -> None:
@@ -163,7 +174,7 @@ def test_records_that_are_not_of_the_study_are_refused(
     assert _answer(one, proposal, record)
     (kept,) = read_trials(planned / TRIALS_NAME)
     for strange in (kept.model_copy(update={"measured_step_s": 9.0}), record(7)):
-        with pytest.raises(PlanUnreadableError, match=rf"move {STUDY_NAME} away and go on with"):
+        with pytest.raises(PlanUnreadableError, match=rf"move {STUDY_NAME}\* away and go on with"):
             join(space(planned), planned, [strange])
     # The way out that the line names.
     (planned / TRIALS_NAME / STUDY_NAME).unlink()

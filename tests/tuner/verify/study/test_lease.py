@@ -29,9 +29,9 @@ class Clock:
 
 
 def _elsewhere(renewals: int) -> Lease:
-    return Lease(
-        worker=Worker(token="a" * 32, host="x", place="boot", pid=1, started=1)
-    ).model_copy(update={"renewals": renewals})
+    return Lease(worker=Worker(token="a" * 32, place="boot", pid=1, started=1)).model_copy(
+        update={"renewals": renewals}
+    )
 
 
 def _observe(watch: LeaseWatch, clock: Clock, counts: list[int]) -> bool:

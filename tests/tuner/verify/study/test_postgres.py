@@ -19,7 +19,7 @@ from tuner.verify.search import LaunchRequest, RequestSource, StudySearch
 from tuner.verify.study import database
 from tuner.verify.study.database import StudyDatabase, open_study
 from tuner.verify.study.lease import this_worker
-from tuner.verify.study.shared import StudySnapshot
+from tuner.verify.study.shared import StudySnapshot, former_trials
 
 DecisionSpace = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]
@@ -145,6 +145,19 @@ def test_folders_that_are_not_shared_hold_the_same_records_and_no_password(
     # A folder of another study is not mixed in.
     with pytest.raises(PlanUnreadableError, match="move the folder of trials away"):
         join(near, tmp_path / "three", [record(0, measured_s=9.0)], where=served.url)
+
+
+@pytest.mark.slow
+def test_a_study_whose_creator_was_killed_is_completed_by_the_next(
+    served: Server, planned: Path, tmp_path: Path, space: DecisionSpace, record: Record, join: Join
+) -> None:
+    records = [record(0), record(2, measured_s=None), record(3)]
+    begun = former_trials(records, [])[:3]
+    open_study(served.url, study_name="killed", former=begun, on_message=_silent).close()
+    for _ in range(2):
+        study = join(space(planned), tmp_path, records, where=served.url, name="killed")
+        assert list(study.records) == records
+    assert _proposed(study).number == 4
 
 
 @pytest.mark.slow
