@@ -63,6 +63,7 @@ NEIGHBOURS = 32
 CHUNK = 256
 """Predictions whose distances to all points are in memory at once."""
 TOLERANCE_RATIO = 1.05
+COINCIDENT_NOISE = 1e-9
 
 
 class Curve(Protocol):
@@ -238,13 +239,21 @@ def _kriged(octaves_NA: Floats, residual_N: Floats) -> tuple[float, Floats, Floa
     for length_octaves in LENGTHS_OCTAVES if is_tuned else (LENGTH_OCTAVES,):
         covariance_NN = _covariance(octaves_NA, octaves_NA, length_octaves=length_octaves)
         for noise_ratio in NOISE_RATIOS if is_tuned else (0.0,):
-            inverse_NN = np.linalg.inv(covariance_NN + noise_ratio * np.eye(count))
+            inverse_NN = _inverse(covariance_NN + noise_ratio * np.eye(count))
             pull_N = inverse_NN @ residual_N
             left_out_N = pull_N / np.diag(inverse_NN)
             error = float(np.mean(np.abs(left_out_N)))
             if error < best_error - 1e-12:
                 best_error, chosen = error, (length_octaves, pull_N, left_out_N)
     return chosen
+
+
+def _inverse(covariance_NN: Floats) -> Floats:
+    """Invert a covariance; points whose logarithms are the same number get a little noise."""
+    try:
+        return np.asarray(np.linalg.inv(covariance_NN), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        return _inverse(covariance_NN + COINCIDENT_NOISE * np.eye(len(covariance_NN)))
 
 
 def _fit_collective(series: Series, axes_NA: Floats, seconds_N: Floats) -> CollectiveCurve:
