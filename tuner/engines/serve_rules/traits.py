@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, Literal
 
 from tuner.devices.datasheet import Generation, Vendor
@@ -243,6 +244,7 @@ def _of_release(stated: tuple[tuple[tuple[int, ...], float], ...], release: str)
     return next((value for since, value in stated if not number or since <= number), 0.0)
 
 
+@lru_cache(maxsize=64)
 def _numbers(release: str) -> tuple[int, ...]:
     """Leading numbers of a release: `0.10.1rc2` is 0, 10, 1."""
     numbers: list[int] = []
