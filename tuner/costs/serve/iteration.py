@@ -311,7 +311,7 @@ class Iteration:
         """Whether graphs hold any steps; DeepEP's normal kernels wait for counts on the host.
 
         Engines switch graphs off beside them: vLLM in `config/compilation.py`, SGLang in
-        `_handle_a2a_moe` of its server's arguments.
+        `_handle_a2a_moe` of its server's arguments; files for TensorRT-LLM state none.
         """
         waits = self.a2a_backend is A2aBackend.NORMAL and self.degrees.attention_data > 1
         return not (self.is_eager or waits)
@@ -329,13 +329,13 @@ class Iteration:
             return math.inf
         if not self.has_graphs:
             return 0.0
-        is_eager = (
+        waits_for_host = (
             not self.memory_rule.captures_prompts
             or self.degrees.pipeline > 1
             or self.machine.sheet.generation.vendor is not Vendor.NVIDIA
             or any(group.attention.kind in kinds for group in self.decoder.layers)
         )
-        return self.traits.graph_tokens if is_eager else math.inf
+        return self.traits.graph_tokens if waits_for_host else math.inf
 
     def prompt_launch_s(self, m_Q: Floats) -> Floats:
         """Least seconds of the layers of a step of m tokens with prompts, without a graph."""
