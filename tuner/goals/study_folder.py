@@ -33,7 +33,7 @@ from tuner.verify.durable_trials import (
     trial_folder,
 )
 from tuner.verify.kept_logs import kept_log
-from tuner.verify.neighbourhood import DecisionSpace
+from tuner.verify.neighbourhood import TrainSpace
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, read_trials
 
@@ -48,7 +48,7 @@ RUNNING_NAME: Final = "under-way"
 @contextmanager
 def opened_study(
     folder: Path,
-    space: DecisionSpace,
+    space: TrainSpace,
     *,
     by: DurableLauncher | None,
     scratch: Path,
@@ -74,7 +74,12 @@ def opened_study(
     """
     from tuner.verify.search import StudySearch
     from tuner.verify.study.database import open_study
-    from tuner.verify.study.shared import StudyCallbacks, former_trials, join_workers
+    from tuner.verify.study.shared import (
+        TRAINING,
+        StudyCallbacks,
+        former_trials,
+        join_workers,
+    )
 
     sha256 = plan_sha256(folder)
 
@@ -105,7 +110,9 @@ def opened_study(
     )
     is_joining = True
     outside = StudyCallbacks(write=write, copy=copy, adopt=adopt, on_message=on_message)
-    with join_workers(database, finished=finished, outside=outside, may_join=may_join) as shared:
+    with join_workers(
+        database, kind=TRAINING, finished=finished, outside=outside, may_join=may_join
+    ) as shared:
         is_joining = False
         study = StudySearch(space, shared)
         if by is not None:

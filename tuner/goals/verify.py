@@ -39,7 +39,7 @@ from tuner.verify.launcher import Launch, Launcher, TrialLauncher, launch_locall
 from tuner.verify.launches import engine_of, total_steps
 from tuner.verify.leftovers import end_leftovers, register_scratch
 from tuner.verify.metrics import find_adapter
-from tuner.verify.neighbourhood import DecisionSpace, Neighbourhood
+from tuner.verify.neighbourhood import Neighbourhood, TrainSpace
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.slurm.launcher import SlurmLauncher, SlurmTimeouts
@@ -249,7 +249,7 @@ def _used_routing(folder: Path) -> RoutingRecord | None:
     return read_routing(file) if file.is_file() else None
 
 
-def decision_space(made: Plan, profile: Profile | None) -> DecisionSpace:
+def decision_space(made: Plan, profile: Profile | None) -> TrainSpace:
     """Return the launchable decisions: a measured plan's neighbourhood, or those that it names."""
     if profile is None:
         return PlanCandidates(plan=made)
@@ -307,7 +307,7 @@ def _write_launch_files(launch: Launch) -> None:
     write_files(launch.folder, files.contents, executable=files.executable)
 
 
-def _prior(made: Plan, space: DecisionSpace) -> Residual:
+def _prior(made: Plan, space: TrainSpace) -> Residual:
     """Return the residual that the predictions include already."""
     if isinstance(space, Neighbourhood):
         return space.machine.residual

@@ -20,6 +20,7 @@ from tuner.search.reference.layer_costs import CandidateCosts, PricedMachine
 from tuner.search.reference.options import RecomputeOption, options
 from tuner.search.reference.predict import predict
 from tuner.spec.search import Search
+from tuner.verify.proposal import Decision
 
 PLANNED = "planned"
 """The option that the plan itself chose for a candidate, stage by stage."""
@@ -33,29 +34,40 @@ class Point:
     option: str
 
 
-class DecisionSpace(Protocol):
-    """The launchable decisions of a study, with their predictions."""
+class DecisionSpace(Protocol[Decision]):
+    """The launchable decisions of a study, of one kind; what the search over them needs."""
+
+    @property
+    def candidates(self) -> Mapping[str, Decision]:
+        """The plan's choice and its runners-up by name, best first."""
+
+    @property
+    def option_names(self) -> tuple[str, ...]:
+        """The options that each candidate may run with, `PLANNED` first."""
+
+    def decision_at(self, point: Point) -> Decision | None:
+        """Return the decision at a point; None where nothing can be launched."""
+
+    def find_point(self, decision: Decision) -> Point | None:
+        """Return the point of a decision; None if it has none."""
+
+    def predicted_step_s(self, point: Point) -> float:
+        """Predict what `LaunchRecord.sampled_value` would be at a point."""
+
+    def excess_bytes(self, decision: Decision) -> int:
+        """Bytes by which a decision exceeds the memory limit; it is proposed if none."""
+
+    def seeds(self) -> tuple[Point, ...]:
+        """Return the points to launch first, in order; the plan's choice leads."""
+
+
+class TrainSpace(DecisionSpace[TrainDecision], Protocol):
+    """The launchable decisions of a training plan, with their predictions."""
 
     @property
     def plan(self) -> Plan: ...
 
-    @property
-    def candidates(self) -> Mapping[str, TrainDecision]: ...
-
-    @property
-    def option_names(self) -> tuple[str, ...]: ...
-
-    def decision_at(self, point: Point) -> TrainDecision | None: ...
-
-    def find_point(self, decision: TrainDecision) -> Point | None: ...
-
-    def predicted_step_s(self, point: Point) -> float: ...
-
     def predicted(self, decision: TrainDecision) -> TrainPrediction: ...
-
-    def excess_bytes(self, decision: TrainDecision) -> int: ...
-
-    def seeds(self) -> tuple[Point, ...]: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,12 @@
-"""A decision that a study proposes to launch."""
+"""A decision that a study proposes to launch: a training run's, or a deployment's.
 
-from typing import Literal
+What is generic here, in the study and in the search over it is a training run's unless another kind
+is named: `Proposal` is `Proposal[TrainDecision]`.
+"""
+
+from typing import Generic, Literal
+
+from typing_extensions import TypeVar
 
 from profilers.records import Record
 from profilers.steps.config import Size
@@ -9,14 +15,21 @@ from tuner.verify.budget.scale import Scale
 
 Origin = Literal["plan", "neighbour", "alternative", "sampler", "repeat"]
 
+Decision = TypeVar("Decision", bound=Record, default=TrainDecision)
 
-class Proposal(Record):
+
+class Proposal(Record, Generic[Decision]):
     """A decision to launch, and the trial of the study that expects its result."""
 
     number: Size
     """Of the study's trial."""
-    decision: TrainDecision
+    decision: Decision
     """Of the whole job."""
     scale: Scale | None = None
     """The scaled-down job to launch instead."""
     origin: Origin
+
+    @property
+    def job(self) -> tuple[Decision, Scale | None]:
+        """The decision, and the scaled-down job to launch instead of it."""
+        return self.decision, self.scale

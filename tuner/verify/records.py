@@ -1,13 +1,17 @@
-"""Trial records, one file each, and the conclusion of a verification.
+"""Trial records, one file each, and the conclusion of a verification of training.
+
+Every kind of decision has a record of its own with what a launch of it measured; the study and the
+loop know `LaunchRecord` (a deployment's is in tuner/verify/deployments/records.py).
 
 A trial's file is written when the trial has ended and never changed, so a killed verification loses
 at most the running trial. `verified.json` is derived from the files.
 """
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Generic, Literal
 
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from profilers.records import Record, Seconds
 from profilers.steps.config import Size
@@ -17,7 +21,7 @@ from tuner.plans.folder import read_trials_as
 from tuner.plans.train import Band
 from tuner.tables import Rows
 from tuner.verify.budget.scale import Scale
-from tuner.verify.proposal import Origin
+from tuner.verify.proposal import Decision, Origin
 
 SCHEMA_VERSION: Final = 1
 # 1: first release.
@@ -25,21 +29,39 @@ SCHEMA_VERSION: Final = 1
 TrialStatus = Literal["ok", "out_of_memory", "timeout", "crashed"]
 
 
-class TrialRecord(Record):
-    """`trials/NNNN.json`: one launch that ended."""
+class LaunchRecord(Record, Generic[Decision]):
+    """`trials/NNNN.json`: one launch that ended, of any kind of decision."""
 
     schema_version: Literal[1] = 1
     number: Size
     """Of the Optuna trial."""
     origin: Origin
     """Who proposed it; a repeat launches a decision once more."""
-    decision: TrainDecision
+    decision: Decision
     """Of the whole job."""
-    scale: Scale | None = None
-    """The scaled-down job that was launched instead; all other fields are about it."""
     status: TrialStatus
     reason: str = ""
     """One line when the status is not ok."""
+    wall_s: Seconds
+    """The whole launch, start-up included."""
+    engine: str
+
+    @property
+    def job(self) -> tuple[Decision, Scale | None]:
+        """The decision, and the scaled-down job that was launched instead of it."""
+        return self.decision, None
+
+    @property
+    def sampled_value(self) -> float | None:
+        """What the sampler minimises; None if nothing was measured."""
+        raise NotImplementedError
+
+
+class TrialRecord(LaunchRecord[TrainDecision]):
+    """One launch of a training run."""
+
+    scale: Scale | None = None
+    """The scaled-down job that was launched instead; all other fields are about it."""
     predicted_step_s: Seconds
     predicted_communication_s: Seconds
     """The communication in it; recalibration scales the two parts."""
@@ -55,11 +77,21 @@ class TrialRecord(Record):
     """Largest memory use of a device, if the engine reports it."""
     measured_loads: tuple[tuple[int, ...], ...] = ()
     """[MoE layers][experts]: token copies of the last step."""
-    wall_s: Seconds
-    """The whole launch, start-up included."""
-    engine: str
     release: str
     device: str
+
+    @property
+    def job(self) -> tuple[TrainDecision, Scale | None]:
+        """The decision, and the scaled-down job that was launched instead of it."""
+        return self.decision, self.scale
+
+    @property
+    def sampled_value(self) -> float | None:
+        """Seconds of a step; None if nothing was measured."""
+        return self.measured_step_s
+
+
+AnyRecord = TypeVar("AnyRecord", bound=LaunchRecord[Any], default=TrialRecord)
 
 
 class Extrapolated(Record):

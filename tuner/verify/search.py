@@ -6,6 +6,10 @@ is told that needs no launch: it was launched already, is being launched, cannot
 target or does not fit. Once the sampler repeats itself, the remaining decision with the shortest
 predicted step is next.
 
+The search is over decisions of one kind. A space of another kind implements
+`neighbourhood.DecisionSpace`, its records extend `records.LaunchRecord`, and both are named where
+the study is joined (`study.shared.TrialKind`).
+
 study/ holds how the study is stored, how several processes share it, and what becomes of the trials
 of a process that died. The loop is the caller's: propose, launch, record.
 """
@@ -16,17 +20,16 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic
 
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.config.train import TrainDecision
 from tuner.verify.budget.scale import Scale
 from tuner.verify.neighbourhood import PLANNED, DecisionSpace, Point
-from tuner.verify.proposal import Origin, Proposal
-from tuner.verify.records import TrialRecord
+from tuner.verify.proposal import Decision, Origin, Proposal
+from tuner.verify.records import AnyRecord
 from tuner.verify.study.shared import (
     FAILED_S,
     SharedStudy,
@@ -46,10 +49,10 @@ LONGEST_PAUSE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRequest:
+class LaunchRequest(Generic[Decision]):
     """A launch that the caller wants next."""
 
-    decision: TrainDecision | None = None
+    decision: Decision | None = None
     """None: a new decision of the sampler."""
     scale: Scale | None = None
     """The scaled-down job to launch instead of the decision."""
@@ -58,20 +61,26 @@ class LaunchRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Waiting(Generic[Decision]):
     """Nothing can be launched before running trials have ended."""
 
-    open: tuple[Proposal, ...]
+    open: tuple[Proposal[Decision], ...]
 
 
-RequestSource = Callable[[StudySnapshot], Sequence[LaunchRequest]]
+RequestSource = Callable[[StudySnapshot[Decision, AnyRecord]], Sequence[LaunchRequest[Decision]]]
 """Returns what to launch next, best first; an empty result ends the trials."""
 
 
-class StudySearch:
+class StudySearch(Generic[Decision, AnyRecord]):
     """Proposes decisions and takes results, for this worker of a shared study."""
 
-    def __init__(self, neighbourhood: DecisionSpace, shared: SharedStudy, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        neighbourhood: DecisionSpace[Decision],
+        shared: SharedStudy[Decision, AnyRecord],
+        *,
+        seed: int = 0,
+    ) -> None:
         self._neighbourhood = neighbourhood
         self._shared = shared
         self._seeds = neighbourhood.seeds()
@@ -82,18 +91,20 @@ class StudySearch:
             "option": CategoricalDistribution(neighbourhood.option_names),
         }
         self._excess_bytes = functools.cache(neighbourhood.excess_bytes)
-        self._known: dict[TrainDecision, TrialRecord] = {}
-        self._open: tuple[TrainDecision, ...] = ()
-        self._smaller: frozenset[tuple[TrainDecision, Scale]] = frozenset()
+        self._known: dict[Decision, AnyRecord] = {}
+        self._open: tuple[Decision, ...] = ()
+        self._smaller: frozenset[tuple[Decision, Scale | None]] = frozenset()
         self._pause_s = FIRST_PAUSE_S
         self._has_reported = False
 
     @property
-    def records(self) -> tuple[TrialRecord, ...]:
+    def records(self) -> tuple[AnyRecord, ...]:
         """Every trial that ended, by number, as of the last proposal."""
         return tuple(self._shared.records[number] for number in sorted(self._shared.records))
 
-    def propose(self, requests: RequestSource) -> Proposal | Waiting | None:
+    def propose(
+        self, requests: RequestSource[Decision, AnyRecord]
+    ) -> Proposal[Decision] | Waiting[Decision] | None:
         """Claim the first request that is possible; None if nothing is left and all have ended."""
         while True:
             seen = self._shared.look()
@@ -111,7 +122,7 @@ class StudySearch:
             # Of workers that claim at the same moment, not all shall do so again.
             time.sleep(random.uniform(0.0, FIRST_PAUSE_S))
 
-    def record(self, proposal: Proposal, record: TrialRecord) -> bool:
+    def record(self, proposal: Proposal[Decision], record: AnyRecord) -> bool:
         """Store the record of a launch; False if another worker took the trial over."""
         return self._shared.record(proposal, record)
 
@@ -119,7 +130,7 @@ class StudySearch:
         """Return the numbers of the running trials of all workers."""
         return frozenset(proposal.number for proposal in self._shared.look().open)
 
-    def wait(self, waiting: Waiting, pause: Callable[[float], None] = time.sleep) -> None:
+    def wait(self, waiting: Waiting[Decision], pause: Callable[[float], None] = time.sleep) -> None:
         """Wait for trials of other workers, longer from call to call; print a message once."""
         if self._pause_s == LONGEST_PAUSE_S and not self._has_reported:
             count = len(waiting.open)
@@ -128,20 +139,18 @@ class StudySearch:
         pause(self._pause_s)
         self._pause_s = min(1.5 * self._pause_s, LONGEST_PAUSE_S)
 
-    def _know(self, seen: StudySnapshot) -> None:
+    def _know(self, seen: StudySnapshot[Decision, AnyRecord]) -> None:
         """Remember finished and running trials; scaled-down jobs separately."""
-        records = seen.records
-        self._known = {one.decision: one for one in records if one.scale is None}
+        jobs = [(*one.job, one) for one in seen.records]
+        self._known = {decision: one for decision, scale, one in jobs if scale is None}
         self._open = tuple(one.decision for one in seen.open if one.scale is None)
         if self._open:
             # One worker at most claims a number, so no two of them sample alike.
             self._sampler = _sampler(self._seed + seen.num_trials)
-        trials: list[TrialRecord | Proposal] = [*records, *seen.open]
-        self._smaller = frozenset(
-            (one.decision, one.scale) for one in trials if one.scale is not None
-        )
+        trials = [*(one.job for one in seen.records), *(one.job for one in seen.open)]
+        self._smaller = frozenset(job for job in trials if job[1] is not None)
 
-    def _granted(self, wish: LaunchRequest) -> Wanted | None:
+    def _granted(self, wish: LaunchRequest[Decision]) -> Wanted | None:
         if wish.decision is None:
             return self._new()
         if wish.scale is not None:
@@ -180,7 +189,7 @@ class StudySearch:
                 study.tell(trial, self._value_s(decision))
         return None
 
-    def _sampler_trial(self, decision: TrainDecision) -> FrozenTrial | None:
+    def _sampler_trial(self, decision: Decision) -> FrozenTrial | None:
         """Return the trial of a decision, as the sampler sees it."""
         point = self._neighbourhood.find_point(decision)
         if point is None:
@@ -194,7 +203,7 @@ class StudySearch:
             constraints={EXCESS: self._excess_bytes(decision)},
         )
 
-    def _value_s(self, decision: TrainDecision) -> float:
+    def _value_s(self, decision: Decision) -> float:
         known = self._known.get(decision)
         return FAILED_S if known is None else sampler_value_s(known)
 

@@ -33,7 +33,7 @@ from tuner.verify.flights import running_launches
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.launcher import Launch, TrialLauncher, never_hopeless
 from tuner.verify.launches import build_launch, run_launch, to_record
-from tuner.verify.neighbourhood import DecisionSpace
+from tuner.verify.neighbourhood import TrainSpace
 from tuner.verify.proposal import Origin, Proposal
 from tuner.verify.recalibration import fitted_residual, recalibrated_step_s
 from tuner.verify.records import Accuracy, Trial, TrialRecord, Verified
@@ -69,7 +69,7 @@ class Watcher:
 
 
 def run_trials(
-    neighbourhood: DecisionSpace,
+    neighbourhood: TrainSpace,
     study: "StudySearch",
     *,
     effort: Effort,
@@ -130,7 +130,7 @@ def run_trials(
 
 
 def _requests(
-    progress: "StudySnapshot", *, space: DecisionSpace, effort: Effort, spending: Spending | None
+    progress: "StudySnapshot", *, space: TrainSpace, effort: Effort, spending: Spending | None
 ) -> list["LaunchRequest"]:
     """Return what to launch next: new decisions, then repeats of the two fastest."""
     from tuner.verify.search import LaunchRequest
@@ -177,7 +177,7 @@ def _retries(
     ]
 
 
-def _origin(space: DecisionSpace, decision: TrainDecision) -> Origin:
+def _origin(space: TrainSpace, decision: TrainDecision) -> Origin:
     if decision == space.plan.decision:
         return "plan"
     return "alternative" if decision in space.candidates.values() else "neighbour"
@@ -303,7 +303,7 @@ def _open_order(records: Sequence[TrialRecord]) -> tuple[str, ...]:
     return ("the two fastest differ by less than the noise of their steps: a tie",)
 
 
-def verified_plan(neighbourhood: DecisionSpace, verified: Verified) -> VerifiedPlan:
+def verified_plan(neighbourhood: TrainSpace, verified: Verified) -> VerifiedPlan:
     """Wrap a plan with its evidence; launch files are for the winner.
 
     Raises:

@@ -19,7 +19,7 @@ from tuner.verify.records import TrialRecord, Verified
 from tuner.verify.search import StudySearch
 from tuner.verify.study.database import open_study
 from tuner.verify.study.lease import Worker, this_worker
-from tuner.verify.study.shared import StudyCallbacks, former_trials, join_workers
+from tuner.verify.study.shared import TRAINING, StudyCallbacks, former_trials, join_workers
 from tuner.verify.verification import Effort, Watcher
 
 DecisionSpace = Callable[..., Neighbourhood]
@@ -162,7 +162,9 @@ def joined(ghost: Callable[[], Worker]) -> Joined:
             on_message=on_message,
         )
         what: dict[str, Any] = {"worker": ghost()} | how
-        with join_workers(database, finished=finished, outside=outside, **what) as shared:
+        with join_workers(
+            database, kind=TRAINING, finished=finished, outside=outside, **what
+        ) as shared:
             yield StudySearch(neighbourhood, shared)
 
     return study

@@ -18,13 +18,13 @@ from tuner.spec.spec import Spec
 from tuner.units import format_s
 from tuner.verify.budget.measured import measured_prices
 from tuner.verify.budget.trial_options import Price
-from tuner.verify.neighbourhood import DecisionSpace, Neighbourhood
+from tuner.verify.neighbourhood import Neighbourhood, TrainSpace
 
 SAME_RATIO = 1e-3
 """Tolerance within which two predictions of a decision come from the same model."""
 
 
-def build_pricer(space: DecisionSpace, *, used: Path) -> Price | None:
+def build_pricer(space: TrainSpace, *, used: Path) -> Price | None:
     """Return a pricer that matches the plan's model; None if there is none.
 
     Args:

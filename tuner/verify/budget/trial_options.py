@@ -13,7 +13,7 @@ from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.budget.jobs import TrialJob, build_job
 from tuner.verify.budget.obstacles import Obstacle
 from tuner.verify.budget.scale import Scale, launchable_scales, scaled_plan, why_none
-from tuner.verify.neighbourhood import DecisionSpace
+from tuner.verify.neighbourhood import TrainSpace
 
 Price = Callable[[Plan, TrainDecision], TrainPrediction]
 """Predicts a decision of the plan or of a scaled-down plan."""
@@ -33,7 +33,7 @@ class TrialOption:
 class TrialOptions:
     """Options by candidate, priced on demand."""
 
-    space: DecisionSpace
+    space: TrainSpace
     price: Price | None = None
     """None: only full-scale jobs can be priced and launched."""
     max_devices: int | None = None

@@ -22,16 +22,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import ValidationError
 
 from profilers.records import Record
+from tuner.config.train import TrainDecision
 from tuner.errors import PlanUnreadableError, StudyError, TunerError
-from tuner.verify.proposal import Proposal
-from tuner.verify.records import TrialRecord
+from tuner.verify.proposal import Decision, Proposal
+from tuner.verify.records import AnyRecord, LaunchRecord, TrialRecord
 from tuner.verify.study.database import StudyDatabase
 from tuner.verify.study.lease import Lease, LeaseWatch, Worker, renewal_thread, this_worker
 
@@ -52,48 +53,61 @@ FAILED_S: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudySnapshot:
+class TrialKind(Generic[Decision, AnyRecord]):
+    """The kind of decision of a study: what its tables hold."""
+
+    proposal: type[Proposal[Decision]]
+    record: type[AnyRecord]
+
+
+TRAINING: Final = TrialKind(proposal=Proposal[TrainDecision], record=TrialRecord)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudySnapshot(Generic[Decision, AnyRecord]):
     """What a worker saw of a study."""
 
-    records: tuple[TrialRecord, ...]
+    records: tuple[AnyRecord, ...]
     """Records of all finished trials of all workers, by number."""
-    open: tuple[Proposal, ...]
+    open: tuple[Proposal[Decision], ...]
     """Running trials of any worker."""
     num_trials: int = 0
     """Trials in any state; the number of the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyCallbacks:
+class StudyCallbacks(Generic[Decision, AnyRecord]):
     """Side effects outside of a study."""
 
-    write: Callable[[TrialRecord], None]
+    write: Callable[[AnyRecord], None]
     """Writes the record of a trial that this worker ran, and its log, into this worker's folder."""
-    copy: Callable[[TrialRecord], None]
+    copy: Callable[[AnyRecord], None]
     """Writes the record of another worker's trial into this worker's folder if it is not there."""
-    adopt: Callable[[Proposal], bool]
+    adopt: Callable[[Proposal[Decision]], bool]
     """Whether the trial of a dead worker can continue here; ends its leftovers if not."""
     on_message: Callable[[str], None]
     """Gets messages for the user."""
 
 
-class SharedStudy:
+class SharedStudy(Generic[Decision, AnyRecord]):
     """A shared study, from the view of one worker."""
 
     def __init__(
         self,
         database: StudyDatabase,
         *,
-        outside: StudyCallbacks,
+        kind: TrialKind[Decision, AnyRecord],
+        outside: StudyCallbacks[Decision, AnyRecord],
         worker: Worker,
         watch: LeaseWatch,
     ) -> None:
-        self.records: dict[int, TrialRecord] = {}
+        self.records: dict[int, AnyRecord] = {}
         """By number; `look` adds finished trials."""
-        self.taken_over: list[Proposal] = []
+        self.taken_over: list[Proposal[Decision]] = []
         """Trials of dead workers that continue here and were not proposed yet."""
         self.on_message = outside.on_message
         self._database = database
+        self._kind = kind
         self._outside = outside
         self._worker = worker
         self._watch = watch
@@ -101,13 +115,15 @@ class SharedStudy:
         self._guard = threading.RLock()
         """Held from reading a lease of this worker to renewing it: two threads do so."""
 
-    def look(self) -> StudySnapshot:
+    def look(self) -> StudySnapshot[Decision, AnyRecord]:
         """Settle trials of dead workers, and return the progress."""
         return self._database.persist(self._look)
 
-    def claim(self, wanted: Wanted, seen: StudySnapshot) -> Proposal | None:
+    def claim(
+        self, wanted: Wanted, seen: StudySnapshot[Decision, AnyRecord]
+    ) -> Proposal[Decision] | None:
         """Start a trial; None if another worker has started one since the snapshot."""
-        proposal = Proposal(number=seen.num_trials, **wanted)
+        proposal = self._kind.proposal(number=seen.num_trials, **wanted)
         attributes = {
             CLAIM: proposal.model_dump(mode="json", exclude={"number"}),
             LEASE: Lease(worker=self._worker).model_dump(mode="json"),
@@ -124,7 +140,7 @@ class SharedStudy:
 
         return proposal if self._database.persist(claimed) else None
 
-    def record(self, proposal: Proposal, record: TrialRecord) -> bool:
+    def record(self, proposal: Proposal[Decision], record: AnyRecord) -> bool:
         """Store a result; False if another worker has taken the trial over."""
         number = proposal.number
 
@@ -136,7 +152,7 @@ class SharedStudy:
                 what = {RECORD: record.model_dump(mode="json")}
                 return self._database.complete(number, sampler_value_s(record), **what)
             # Ours, if the connection broke after it was stored.
-            return trial.state is TrialState.COMPLETE and recorded(trial) == record
+            return trial.state is TrialState.COMPLETE and self._recorded(trial) == record
 
         counts = self._database.persist(stored)
         self._mine.discard(number)
@@ -167,21 +183,21 @@ class SharedStudy:
         with contextlib.suppress(TunerError):
             self._database.persist(left, once=True)
 
-    def _look(self) -> StudySnapshot:
+    def _look(self) -> StudySnapshot[Decision, AnyRecord]:
         for trial in self._renew():
             self._settle(trial)
         # Read at once, so that the number of trials vouches for all that is said about them.
         trials = self._database.trials()
         for trial in trials:
             if trial.number not in self.records and trial.state is TrialState.COMPLETE:
-                record = recorded(trial)
+                record = self._recorded(trial)
                 if record is None:
                     continue
                 self.records[trial.number] = record
                 self._outside.copy(record)
         return StudySnapshot(
             records=tuple(self.records[number] for number in sorted(self.records)),
-            open=tuple(_claimed(one) for one in trials if one.state is TrialState.RUNNING),
+            open=tuple(self._claimed(one) for one in trials if one.state is TrialState.RUNNING),
             num_trials=len(trials),
         )
 
@@ -206,7 +222,7 @@ class SharedStudy:
             return
         if not self._swap_lease(trial, Lease(worker=self._worker)):
             return
-        record, proposal = recorded(trial), _claimed(trial)
+        record, proposal = self._recorded(trial), self._claimed(trial)
         if record is not None:
             self._database.complete(number, sampler_value_s(record))
         elif self._outside.adopt(proposal):
@@ -225,21 +241,32 @@ class SharedStudy:
         before, after = trial.user_attrs.get(LEASE), lease.model_dump(mode="json")
         return self._database.compare_and_swap(trial.number, LEASE, before=before, after=after)
 
+    def _recorded(self, trial: FrozenTrial) -> AnyRecord | None:
+        """Return the record of a trial; None if there is none yet."""
+        if RECORD not in trial.user_attrs:
+            return None
+        return _stored(trial, RECORD, self._kind.record, number=trial.number)
+
+    def _claimed(self, trial: FrozenTrial) -> Proposal[Decision]:
+        return _stored(trial, CLAIM, self._kind.proposal, number=trial.number)
+
 
 @contextmanager
 def join_workers(
     database: StudyDatabase,
     *,
-    finished: Sequence[TrialRecord],
-    outside: StudyCallbacks,
+    kind: TrialKind[Decision, AnyRecord],
+    finished: Sequence[AnyRecord],
+    outside: StudyCallbacks[Decision, AnyRecord],
     may_join: bool = True,
     worker: Worker | None = None,
     watch: LeaseWatch | None = None,
-) -> Iterator[SharedStudy]:
+) -> Iterator[SharedStudy[Decision, AnyRecord]]:
     """Work on a study, and leave it at the end.
 
     Args:
         database: that holds the study; closed at the end.
+        kind: of decision.
         finished: records in this worker's folder.
         outside: side effects outside of the study.
         may_join: whether other workers may be at work; otherwise they are an error.
@@ -252,7 +279,9 @@ def join_workers(
         OutputError: the folder or the file cannot be written.
     """
     watch = watch or LeaseWatch()
-    shared = SharedStudy(database, outside=outside, worker=worker or this_worker(), watch=watch)
+    shared = SharedStudy(
+        database, kind=kind, outside=outside, worker=worker or this_worker(), watch=watch
+    )
     place = database.place
     with contextlib.closing(database):
         try:
@@ -275,7 +304,7 @@ def join_workers(
 
 
 def former_trials(
-    finished: Sequence[TrialRecord], running: Sequence[Proposal]
+    finished: Sequence[LaunchRecord[Any]], running: Sequence[Proposal[Any]]
 ) -> tuple[FrozenTrial, ...]:
     """Return the trials that a new study begins with, by number.
 
@@ -297,7 +326,7 @@ def former_trials(
     return tuple(_former(records.get(one), proposals.get(one)) for one in numbers)
 
 
-def _former(record: TrialRecord | None, running: Proposal | None) -> FrozenTrial:
+def _former(record: LaunchRecord[Any] | None, running: Proposal[Any] | None) -> FrozenTrial:
     if record is not None:
         attributes = {RECORD: record.model_dump(mode="json")}
         value_s = sampler_value_s(record)
@@ -311,24 +340,9 @@ def _former(record: TrialRecord | None, running: Proposal | None) -> FrozenTrial
     return optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes)
 
 
-def sampler_value_s(record: TrialRecord) -> float:
-    """Return a trial's value for the sampler, in seconds."""
-    return FAILED_S if record.measured_step_s is None else record.measured_step_s
-
-
-def recorded(trial: FrozenTrial) -> TrialRecord | None:
-    """Return the record of a trial; None if there is none yet.
-
-    Raises:
-        StudyError: it cannot be read here.
-    """
-    if RECORD not in trial.user_attrs:
-        return None
-    return _stored(trial, RECORD, TrialRecord, number=trial.number)
-
-
-def _claimed(trial: FrozenTrial) -> Proposal:
-    return _stored(trial, CLAIM, Proposal, number=trial.number)
+def sampler_value_s(record: LaunchRecord[Any]) -> float:
+    """Return a trial's value for the sampler, in seconds of a step where it trains."""
+    return FAILED_S if record.sampled_value is None else record.sampled_value
 
 
 def _lease(trial: FrozenTrial) -> Lease:

@@ -29,7 +29,7 @@ from tuner.verify.launcher import EngineMetrics, Launch, LaunchResult
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.search import StudySearch
 from tuner.verify.study.database import open_study
-from tuner.verify.study.shared import StudyCallbacks, join_workers
+from tuner.verify.study.shared import TRAINING, StudyCallbacks, join_workers
 from tuner.verify.verification import Effort, Watcher, run_trials
 
 LAUNCH_S = 0.004
@@ -122,7 +122,7 @@ def _work(space: Neighbourhood, folder: Path, requested: argparse.Namespace, ind
         study_name=str(folder),
         on_message=_print_message,
     )
-    with join_workers(database, finished=(), outside=outside) as shared:
+    with join_workers(database, kind=TRAINING, finished=(), outside=outside) as shared:
         records = run_trials(
             space,
             StudySearch(space, shared),
