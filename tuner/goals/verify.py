@@ -38,6 +38,7 @@ from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.launcher import Launch, Launcher, TrialLauncher, launch_locally, reference_trials
 from tuner.verify.launches import engine_of, total_steps
 from tuner.verify.leftovers import end_leftovers, register_scratch
+from tuner.verify.loop import run_trials
 from tuner.verify.metrics import find_adapter
 from tuner.verify.neighbourhood import Neighbourhood, TrainSpace
 from tuner.verify.proposal import Proposal
@@ -46,13 +47,7 @@ from tuner.verify.slurm.launcher import SlurmLauncher, SlurmTimeouts
 from tuner.verify.slurm.options import parse_options
 from tuner.verify.slurm.queue import check_programs
 from tuner.verify.trial_network import Network, TrialNetwork
-from tuner.verify.verification import (
-    Effort,
-    Watcher,
-    conclude,
-    run_trials,
-    verified_plan,
-)
+from tuner.verify.verification import Effort, TrainTrials, Watcher, conclude, verified_plan
 
 
 def verify(
@@ -144,18 +139,18 @@ def verify(
             if durable is not None:
                 note(trial, proposal, plan_sha256=plan_sha256(folder))
 
-        records = run_trials(
-            space,
-            study,
+        runs = TrainTrials(
+            jobs=possible,
             effort=effort,
             launch=trials,
             scratch=scratch,
             watcher=watcher,
             begin=begin,
             stop=by.stop if by is not None else lambda: None,
-            possible=possible,
             spending=spending,
-            failures=failures,
+        )
+        records = run_trials(
+            study, runs, trials=effort.trials, parallel=effort.parallel, failures=failures
         )
         stopped = failures.stop_notes(records, trials=effort.trials)
         # After identical failures the budget is not the reason that trials were not started.

@@ -4,6 +4,7 @@ What is generic here, in the study and in the search over it is a training run's
 is named: `Proposal` is `Proposal[TrainDecision]`.
 """
 
+from dataclasses import dataclass
 from typing import Generic, Literal
 
 from typing_extensions import TypeVar
@@ -33,3 +34,15 @@ class Proposal(Record, Generic[Decision]):
     def job(self) -> tuple[Decision, Scale | None]:
         """The decision, and the scaled-down job to launch instead of it."""
         return self.decision, self.scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest(Generic[Decision]):
+    """A launch that the loop wants next."""
+
+    decision: Decision | None = None
+    """None: a new decision of the sampler."""
+    scale: Scale | None = None
+    """The scaled-down job to launch instead of the decision."""
+    origin: Origin = "repeat"
+    """Origin of a named decision; only a repeat may have been launched before."""

@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tuner.verify.budget.scale import Scale
 from tuner.verify.neighbourhood import PLANNED, DecisionSpace, Point
-from tuner.verify.proposal import Decision, Origin, Proposal
+from tuner.verify.proposal import Decision, LaunchRequest, Origin, Proposal
 from tuner.verify.records import AnyRecord
 from tuner.verify.study.shared import (
     FAILED_S,
@@ -46,18 +46,6 @@ MOST_REPEATS: Final = 16
 FIRST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 1.0
 """Longest polling interval for trials of other workers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRequest(Generic[Decision]):
-    """A launch that the caller wants next."""
-
-    decision: Decision | None = None
-    """None: a new decision of the sampler."""
-    scale: Scale | None = None
-    """The scaled-down job to launch instead of the decision."""
-    origin: Origin = "repeat"
-    """Origin of a named decision; only a repeat may have been launched before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,22 +1,14 @@
-"""The verification loop: propose, launch, record, conclude.
+"""Trials of training runs and their conclusion.
 
-    for each proposal of the study, until there are enough trials:
-        launch it; tell the study, which keeps its record
-    after two failures for the same reason, start no more
-    if only other processes still run trials, wait for them
-    while the two fastest are a tie within noise, repeat them
-    recalibrate each trial from the others; name the winner and the regret of the first choice
-
-A trial that hangs, runs out of memory or crashes is a result like any other. Side effects enter as
-arguments: the launcher and the study. Several processes may run this loop on one study: `Effort`
-counts the trials of all, and each concludes from all records.
+`TrainTrials` launches them in the loop of tuner/verify/loop.py. The conclusion recalibrates each
+trial from the others, and names the winner and the regret of the first choice. Side effects enter
+as arguments: the launcher and the study.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,21 +18,18 @@ from tuner.errors import StudyError
 from tuner.plans.train import Plan, TrialSummary, VerifiedPlan
 from tuner.verify.budget.estimates import estimates, pooled_by_scale
 from tuner.verify.budget.scheduler import Spending
-from tuner.verify.budget.trial_options import TrialOption, TrialOptions
+from tuner.verify.budget.trial_options import TrialOptions
 from tuner.verify.durable_trials import trial_folder
 from tuner.verify.evidence import contenders, is_tie, measured_s, slower_than
-from tuner.verify.flights import running_launches
-from tuner.verify.identical_failures import FailureWatch
-from tuner.verify.launcher import Launch, TrialLauncher, never_hopeless
+from tuner.verify.launcher import TrialLauncher, never_hopeless
 from tuner.verify.launches import build_launch, run_launch, to_record
 from tuner.verify.neighbourhood import TrainSpace
-from tuner.verify.proposal import Origin, Proposal
+from tuner.verify.proposal import LaunchRequest, Origin, Proposal
 from tuner.verify.recalibration import fitted_residual, recalibrated_step_s
 from tuner.verify.records import Accuracy, Trial, TrialRecord, Verified
 
 if TYPE_CHECKING:
     # Optuna is imported where a study is opened, not where records are read.
-    from tuner.verify.search import LaunchRequest, StudySearch
     from tuner.verify.study.shared import StudySnapshot
 
 
@@ -68,160 +57,83 @@ class Watcher:
     """After a launch: its record, already written."""
 
 
-def run_trials(
-    neighbourhood: TrainSpace,
-    study: "StudySearch",
-    *,
-    effort: Effort,
-    launch: TrialLauncher,
-    scratch: Path,
-    watcher: Watcher,
-    begin: Callable[[Path, Proposal], None] = lambda _folder, _proposal: None,
-    stop: Callable[[], None] = lambda: None,
-    possible: TrialOptions | None = None,
-    spending: Spending | None = None,
-    failures: FailureWatch | None = None,
-) -> tuple[TrialRecord, ...]:
-    """Launch proposals until there are enough trials or nothing new is left.
+@dataclass(kw_only=True, eq=False)
+class TrainTrials:
+    """`TrialRuns` of training runs."""
 
-    Args:
-        neighbourhood: where decisions lie.
-        study: proposes decisions and keeps their records.
-        effort: how much to launch.
-        launch: runs one trial.
-        scratch: folder of the folders of trials.
-        watcher: called for every launch.
-        begin: called before a launch, with the folder of its trial.
-        stop: ends parallel launches if this is left by an exception.
-        possible: what smaller jobs may be launched; None: whole ones only.
-        spending: a budget that decides what is launched; None: `effort` alone does.
-        failures: stops the trials after identical failures.
+    jobs: TrialOptions
+    """The full-scale and scaled-down jobs that may be launched."""
+    effort: Effort
+    launch: TrialLauncher
+    scratch: Path
+    """Folder of the folders of trials."""
+    watcher: Watcher
+    begin: Callable[[Path, Proposal], None] = lambda _folder, _proposal: None
+    """Called before a launch, with the folder of its trial."""
+    stop: Callable[[], None] = lambda: None
+    spending: Spending | None = None
+    """A budget that decides what is launched; None: `effort` alone does."""
 
-    Returns:
-        The records of all trials of the study, by number, whichever process launched them.
-    """
-    jobs = possible or TrialOptions(space=neighbourhood)
-    watch = failures or FailureWatch()
-    wanted = partial(_requests, space=neighbourhood, effort=effort, spending=spending)
+    def start(
+        self, proposal: Proposal, records: Sequence[TrialRecord]
+    ) -> Callable[[], TrialRecord]:
+        """Prepare a trial; return what runs it to its record."""
+        option = self.jobs.option(proposal.decision, proposal.scale)
+        if option is None:
+            raise StudyError(
+                f"trial {proposal.number} is of a scaled-down job that this plan cannot price; use"
+                " one release of moetune everywhere"
+            )
+        request = build_launch(
+            option,
+            timed_steps=self.effort.steps,
+            folder=trial_folder(self.scratch, proposal.number),
+            latest_s=math.inf if self.spending is None else self.spending.latest_s(),
+            hopeless=slower_than(_whole(records)) if proposal.scale is None else never_hopeless,
+        )
+        self.begin(request.folder, proposal)
+        self.watcher.started(request.decision, request.predicted.step_time_s)
+        return lambda: to_record(option, proposal, run_launch(self.launch, request))
 
-    def requests(progress: "StudySnapshot") -> list["LaunchRequest"]:
-        if watch.is_over(progress.records):
-            return []
-        retries = _retries(progress, watch, jobs) if _trials_left(progress, effort) else []
-        return [*retries, *wanted(progress)]
-
-    with running_launches(effort.parallel, stop=stop) as flights:
-        while True:
-            next_step = study.propose(requests) if flights.has_room else None
-            if isinstance(next_step, Proposal):
-                request = _launch(jobs, next_step, effort, scratch, study.records, spending)
-                begin(request.folder, next_step)
-                watcher.started(request.decision, request.predicted.step_time_s)
-                flights.start(next_step, partial(run_launch, launch, request))
-            elif len(flights):
-                ended, result = flights.wait_for_first()
-                record = to_record(_option(jobs, ended), ended, result)
-                if study.record(ended, record):
-                    watcher.ended(record)
-            elif next_step is None:
-                return study.records
-            else:
-                study.wait(next_step)
-
-
-def _requests(
-    progress: "StudySnapshot", *, space: TrainSpace, effort: Effort, spending: Spending | None
-) -> list["LaunchRequest"]:
-    """Return what to launch next: new decisions, then repeats of the two fastest."""
-    from tuner.verify.search import LaunchRequest
-
-    records = progress.records
-    trials = _trials_left(progress, effort)
-    running = [(one.decision, one.scale) for one in progress.open]
-    requests = []
-    if spending is None or spending.holds_everything(records, trials=trials):
-        has_room = spending is None or spending.has_room(running)
-        requests += [LaunchRequest()] if trials and has_room else []
-    else:
+    def new(self, progress: "StudySnapshot", *, trials: int) -> list[LaunchRequest]:
+        """Return the new decisions to launch next."""
+        records, spending = progress.records, self.spending
+        running = [one.job for one in progress.open]
+        if spending is None or spending.holds_everything(records, trials=trials):
+            has_room = spending is None or spending.has_room(running)
+            return [LaunchRequest()] if trials and has_room else []
         choice = spending.next(records, running=running, trials=trials)
-        if choice is not None:
-            origin = _origin(space, choice.job.candidate)
-            job = choice.job
-            requests.append(LaunchRequest(decision=job.candidate, scale=job.scale, origin=origin))
-    repeat = None if progress.open else _repeat_of_closest(_whole(records), effort)
-    if repeat is None or (spending is not None and not spending.affords(repeat, records)):
-        return requests
-    return [*requests, LaunchRequest(decision=repeat)]
+        if choice is None:
+            return []
+        decision, space = choice.job.candidate, self.jobs.space
+        origin: Origin = "plan" if decision == space.plan.decision else "neighbour"
+        if origin == "neighbour" and decision in space.candidates.values():
+            origin = "alternative"
+        return [LaunchRequest(decision=decision, scale=choice.job.scale, origin=origin)]
 
+    def retry(self, failed: TrialRecord) -> bool:
+        """Whether a failed trial of an earlier call fits the devices of this one."""
+        return (failed.scale or failed.decision).num_devices <= self.jobs.most_devices
 
-def _trials_left(progress: "StudySnapshot", effort: Effort) -> int:
-    begun = len([one for one in progress.records if one.origin != "repeat"]) + len(progress.open)
-    return max(0, effort.trials - begun)
+    def repeat(self, records: Sequence[TrialRecord]) -> TrainDecision | None:
+        """Return the one of the two fastest to repeat while they are a tie within noise."""
+        repeated = [one.decision for one in _whole(records) if one.origin == "repeat"]
+        closest = contenders(_whole(records))
+        if closest is None or len(repeated) >= 2 * self.effort.repeats:
+            return None
+        decision = min(closest, key=lambda one: repeated.count(one.decision)).decision
+        if self.spending is not None and not self.spending.affords(decision, records):
+            return None
+        return decision
 
-
-def _retries(
-    progress: "StudySnapshot", watch: FailureWatch, jobs: TrialOptions
-) -> list["LaunchRequest"]:
-    """Return the identical failures of an earlier call, to retry each once."""
-    from tuner.verify.search import LaunchRequest
-
-    failed = watch.to_repeat(progress.records)
-    last = max((one.number for one in failed), default=-1)
-    begun = [(one.decision, one.scale) for one in progress.records if one.number > last]
-    begun += [(one.decision, one.scale) for one in progress.open]
-    failed_jobs = dict.fromkeys((one.decision, one.scale) for one in failed)
-    return [
-        LaunchRequest(decision=decision, scale=scale, origin="repeat")
-        for decision, scale in failed_jobs
-        if (decision, scale) not in begun and (scale or decision).num_devices <= jobs.most_devices
-    ]
-
-
-def _origin(space: TrainSpace, decision: TrainDecision) -> Origin:
-    if decision == space.plan.decision:
-        return "plan"
-    return "alternative" if decision in space.candidates.values() else "neighbour"
+    def ended(self, record: TrialRecord) -> None:
+        """Report a trial whose record is written."""
+        self.watcher.ended(record)
 
 
 def _whole(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
     """Return the full-scale trials."""
     return tuple(one for one in records if one.scale is None)
-
-
-def _repeat_of_closest(records: Sequence[TrialRecord], effort: Effort) -> TrainDecision | None:
-    """Return the one of the two fastest to repeat while they are a tie within noise."""
-    repeated_decisions = [one.decision for one in records if one.origin == "repeat"]
-    closest = contenders(records)
-    if closest is None or len(repeated_decisions) >= 2 * effort.repeats:
-        return None
-    return min(closest, key=lambda one: repeated_decisions.count(one.decision)).decision
-
-
-def _option(jobs: TrialOptions, proposal: Proposal) -> TrialOption:
-    option = jobs.option(proposal.decision, proposal.scale)
-    if option is None:
-        raise StudyError(
-            f"trial {proposal.number} is of a scaled-down job that this plan cannot price; use one"
-            " release of moetune everywhere"
-        )
-    return option
-
-
-def _launch(
-    jobs: TrialOptions,
-    proposal: Proposal,
-    effort: Effort,
-    scratch: Path,
-    records: Sequence[TrialRecord],
-    spending: Spending | None,
-) -> Launch:
-    return build_launch(
-        _option(jobs, proposal),
-        timed_steps=effort.steps,
-        folder=trial_folder(scratch, proposal.number),
-        latest_s=math.inf if spending is None else spending.latest_s(),
-        hopeless=slower_than(_whole(records)) if proposal.scale is None else never_hopeless,
-    )
 
 
 def conclude(

@@ -11,9 +11,9 @@ from tuner.plans.folder import STUDY_NAME, TRIALS_NAME
 from tuner.verify.durable_trials import adopt_trial, note, read_running_trials, sweep, trial_folder
 from tuner.verify.launcher import Launch, LaunchResult
 from tuner.verify.neighbourhood import Neighbourhood
-from tuner.verify.proposal import Proposal
+from tuner.verify.proposal import LaunchRequest, Proposal
 from tuner.verify.records import TrialRecord
-from tuner.verify.search import LaunchRequest, StudySearch
+from tuner.verify.search import StudySearch
 from tuner.verify.study import database
 from tuner.verify.study.database import StudyDatabase
 from tuner.verify.study.lease import this_worker

@@ -12,9 +12,9 @@ from tuner.config.train import TrainDecision
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME
 from tuner.spec.search import Search
 from tuner.verify.neighbourhood import Neighbourhood, Point
-from tuner.verify.proposal import Proposal
+from tuner.verify.proposal import LaunchRequest, Proposal
 from tuner.verify.records import TrialRecord
-from tuner.verify.search import LaunchRequest, StudySearch, Waiting
+from tuner.verify.search import StudySearch, Waiting
 from tuner.verify.study.lease import this_worker
 from tuner.verify.study.shared import StudySnapshot
 

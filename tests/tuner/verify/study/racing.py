@@ -25,12 +25,14 @@ from tuner import api
 from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import read_plan, read_used_profile
 from tuner.plans.folder import STUDY_NAME, TRIALS_NAME, trial_file, write_trial
+from tuner.verify.budget.trial_options import TrialOptions
 from tuner.verify.launcher import EngineMetrics, Launch, LaunchResult
+from tuner.verify.loop import run_trials
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.search import StudySearch
 from tuner.verify.study.database import open_study
 from tuner.verify.study.shared import TRAINING, StudyCallbacks, join_workers
-from tuner.verify.verification import Effort, Watcher, run_trials
+from tuner.verify.verification import Effort, TrainTrials, Watcher
 
 LAUNCH_S = 0.004
 KILL_WITHIN_S = 0.4
@@ -123,14 +125,14 @@ def _work(space: Neighbourhood, folder: Path, requested: argparse.Namespace, ind
         on_message=_print_message,
     )
     with join_workers(database, kind=TRAINING, finished=(), outside=outside) as shared:
-        records = run_trials(
-            space,
-            StudySearch(space, shared),
+        runs = TrainTrials(
+            jobs=TrialOptions(space=space),
             effort=Effort(trials=requested.trials, steps=3),
             launch=launch,
             scratch=own / "scratch",
             watcher=Watcher(started=lambda _decision, _s: None, ended=lambda _record: None),
         )
+        records = run_trials(StudySearch(space, shared), runs, trials=requested.trials)
     for record in records:
         if not trial_file(own, record.number).is_file():
             raise FileNotFoundError(trial_file(own, record.number))

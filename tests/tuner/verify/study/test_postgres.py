@@ -13,9 +13,9 @@ from tests.rows import each_row
 from tuner.errors import PlanUnreadableError, SpecError, StudyError
 from tuner.plans.folder import trial_file
 from tuner.verify.neighbourhood import Neighbourhood
-from tuner.verify.proposal import Proposal
+from tuner.verify.proposal import LaunchRequest, Proposal
 from tuner.verify.records import TrialRecord, read_trials
-from tuner.verify.search import LaunchRequest, RequestSource, StudySearch
+from tuner.verify.search import RequestSource, StudySearch
 from tuner.verify.study import database
 from tuner.verify.study.database import StudyDatabase, open_study
 from tuner.verify.study.lease import this_worker

@@ -12,10 +12,8 @@ from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher, decision_of
 from tuner import api
 from tuner.config.train import TrainDecision
-from tuner.goals.train_folder import read_plan
-from tuner.verify.flights import running_launches
 from tuner.verify.launcher import Hopeless, LaunchResult, never_hopeless
-from tuner.verify.proposal import Proposal
+from tuner.verify.loop import launch_threads
 from tuner.verify.verification import Effort, Watcher
 
 Launcher = Callable[..., FakeLauncher]
@@ -51,9 +49,7 @@ def test_two_launches_meet_and_no_decision_is_launched_twice(planned: Path) -> N
 
 
 @each_row("error", [KeyboardInterrupt, SystemExit, ValueError])
-def test_what_flies_is_told_to_stop_when_the_loop_is_left(
-    planned: Path, error: type[BaseException]
-) -> None:
+def test_what_flies_is_told_to_stop_when_the_loop_is_left(error: type[BaseException]) -> None:
     stopped = threading.Event()
     ended: list[bool] = []
 
@@ -61,13 +57,9 @@ def test_what_flies_is_told_to_stop_when_the_loop_is_left(
         ended.append(stopped.wait(60.0))
         return CRASHED
 
-    decision = read_plan(planned).decision
-    assert decision is not None
-    proposal = Proposal(number=0, decision=decision, origin="plan")
-
     def loop() -> None:
-        with running_launches(2, stop=stopped.set) as flights:
-            flights.start(proposal, run)
+        with launch_threads(2, stop=stopped.set) as threads:
+            threads.submit(run)
             raise error
 
     with pytest.raises(error):
@@ -75,21 +67,13 @@ def test_what_flies_is_told_to_stop_when_the_loop_is_left(
     assert ended == [True]
 
 
-def test_an_error_of_one_launch_is_raised_where_its_end_is_awaited(planned: Path) -> None:
-    decision = read_plan(planned).decision
-    assert decision is not None
-
+@each_row("parallel", [1, 2])
+def test_an_error_of_one_launch_is_raised_where_its_end_is_awaited(parallel: int) -> None:
     def run() -> LaunchResult:
         raise ValueError("refused")
 
-    proposal = Proposal(number=0, decision=decision, origin="plan")
-
-    def loop(parallel: int) -> None:
-        with running_launches(parallel, stop=lambda: None) as flights:
-            flights.start(proposal, run)
-            assert len(flights) == 1
-            flights.wait_for_first()
-
-    for parallel in (1, 2):
-        with pytest.raises(ValueError, match="refused"):
-            loop(parallel)
+    with (
+        pytest.raises(ValueError, match="refused"),
+        launch_threads(parallel, stop=lambda: None) as threads,
+    ):
+        threads.submit(run).result()

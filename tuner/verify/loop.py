@@ -1,0 +1,157 @@
+"""The trial loop of every kind of decision: propose, launch, record, until nothing is left.
+
+    for each proposal of the study, until there are enough trials:
+        launch it; tell the study, which keeps its record
+    after two failures for the same reason, start no more
+    if only other processes still run trials, wait for them
+    while a repeat may change the conclusion, repeat
+
+A trial that hangs, runs out of memory or crashes is a result like any other. What differs between
+training runs and deployments enters as `TrialRuns`. Several processes may run this loop on one
+study: the trials of all count, and each concludes from all records.
+
+A single launch runs in this thread, where Ctrl-C interrupts its wait. Several run in threads; an
+exception in this thread, Ctrl-C included, tells them to stop and waits until they have ended their
+processes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+
+from tuner.verify.identical_failures import FailureWatch
+from tuner.verify.proposal import Decision, LaunchRequest, Proposal
+from tuner.verify.records import AnyRecord
+
+if TYPE_CHECKING:
+    # Optuna is imported where a study is opened, not where records are read.
+    from tuner.verify.search import StudySearch
+    from tuner.verify.study.shared import StudySnapshot
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class TrialRuns(Protocol[Decision, AnyRecord]):
+    """How decisions of one kind are launched, and which of them."""
+
+    def start(
+        self, proposal: Proposal[Decision], records: Sequence[AnyRecord]
+    ) -> Callable[[], AnyRecord]:
+        """Prepare a trial; return what runs it to its record, perhaps in another thread."""
+
+    def new(
+        self, progress: "StudySnapshot[Decision, AnyRecord]", *, trials: int
+    ) -> Sequence[LaunchRequest[Decision]]:
+        """Return the new decisions to launch next, of which `trials` may still begin."""
+
+    def retry(self, failed: AnyRecord) -> bool:
+        """Whether a failed trial of an earlier call can be launched again."""
+
+    def repeat(self, records: Sequence[AnyRecord]) -> Decision | None:
+        """Return the decision whose repetition may change the conclusion."""
+
+    def ended(self, record: AnyRecord) -> None:
+        """Report a trial whose record is written."""
+
+    def stop(self) -> None:
+        """End parallel launches after an exception."""
+
+
+def run_trials(
+    study: "StudySearch[Decision, AnyRecord]",
+    runs: TrialRuns[Decision, AnyRecord],
+    *,
+    trials: int,
+    parallel: int = 1,
+    failures: FailureWatch | None = None,
+) -> tuple[AnyRecord, ...]:
+    """Launch proposals until there are enough trials or nothing new is left.
+
+    Args:
+        study: proposes decisions and keeps their records.
+        runs: launches them.
+        trials: most decisions to launch, those of earlier calls included.
+        parallel: launches at once.
+        failures: stops the trials after identical failures.
+
+    Returns:
+        The records of all trials of the study, by number, whichever process launched them.
+    """
+    watch = failures or FailureWatch()
+
+    def requests(
+        progress: "StudySnapshot[Decision, AnyRecord]",
+    ) -> list[LaunchRequest[Decision]]:
+        if watch.is_over(progress.records):
+            return []
+        begun = sum(one.origin != "repeat" for one in progress.records) + len(progress.open)
+        left = max(0, trials - begun)
+        wanted = [
+            *(_retries(progress, watch, runs) if left else ()),
+            *runs.new(progress, trials=left),
+        ]
+        repeat = None if progress.open else runs.repeat(progress.records)
+        return wanted if repeat is None else [*wanted, LaunchRequest(decision=repeat)]
+
+    running: dict[Future[AnyRecord], Proposal[Decision]] = {}
+    with launch_threads(parallel, stop=runs.stop) as threads:
+        while True:
+            next_step = study.propose(requests) if len(running) < parallel else None
+            if isinstance(next_step, Proposal):
+                running[threads.submit(runs.start(next_step, study.records))] = next_step
+            elif running:
+                ended, _ = wait(running, return_when=FIRST_COMPLETED)
+                first = min(ended, key=lambda one: running[one].number)
+                proposal, record = running.pop(first), first.result()
+                if study.record(proposal, record):
+                    runs.ended(record)
+            elif next_step is None:
+                return study.records
+            else:
+                study.wait(next_step)
+
+
+def _retries(
+    progress: "StudySnapshot[Decision, AnyRecord]",
+    watch: FailureWatch,
+    runs: TrialRuns[Decision, AnyRecord],
+) -> list[LaunchRequest[Decision]]:
+    """Return the identical failures of an earlier call, to retry each once."""
+    failed = watch.to_repeat(progress.records)
+    last = max((one.number for one in failed), default=-1)
+    begun = [one.job for one in progress.records if one.number > last]
+    begun += [one.job for one in progress.open]
+    return [
+        LaunchRequest(decision=decision, scale=scale, origin="repeat")
+        for decision, scale in dict.fromkeys(one.job for one in failed if runs.retry(one))
+        if (decision, scale) not in begun
+    ]
+
+
+class ThisThread(Executor):
+    """Runs what is submitted at once, where Ctrl-C interrupts it."""
+
+    def submit(
+        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Result]:
+        """Return the finished run."""
+        ended: Future[Result] = Future()
+        ended.set_result(fn(*args, **kwargs))
+        return ended
+
+
+@contextmanager
+def launch_threads(parallel: int, *, stop: Callable[[], None]) -> Iterator[Executor]:
+    """Yield what runs launches; `stop` ends parallel ones if this is left by an exception."""
+    if parallel == 1:
+        yield ThisThread()
+        return
+    with ThreadPoolExecutor(max_workers=parallel) as threads:
+        try:
+            yield threads
+        except BaseException:
+            stop()
+            raise
